@@ -1,0 +1,145 @@
+"""The trace of one profiling session, parsed and trusted.
+
+Decoders build a `Trace` at the edge and check everything there is to check; the code behind them
+trusts these types.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+FORWARD_COMPUTE: Final = "forward-compute"
+BACKWARD_COMPUTE: Final = "backward-compute"
+WGRAD_COMPUTE: Final = "backward-wgrad-compute"
+FORWARD_SEND: Final = "forward-send"
+FORWARD_RECV: Final = "forward-recv"
+BACKWARD_SEND: Final = "backward-send"
+BACKWARD_RECV: Final = "backward-recv"
+PARAMS_ALL_GATHER: Final = "params-all-gather"
+GRADS_REDUCE_SCATTER: Final = "grads-reduce-scatter"
+SEPARATE_ALL_REDUCE: Final = "separate-grads-all-reduce"
+LAYERNORM_ALL_REDUCE: Final = "layernorm-grads-all-reduce"
+EMBEDDING_ALL_REDUCE: Final = "embedding-grads-all-reduce"
+OPTIMIZER_CLIP: Final = "optimizer-clip-main-grad"
+OPTIMIZER: Final = "optimizer"
+GC: Final = "gc"
+
+# The position of a name is its code in `Trace.op`. Stored traces carry names, so the order may change.
+KNOWN_OP_TYPES: Final[tuple[str, ...]] = (
+    FORWARD_COMPUTE,
+    BACKWARD_COMPUTE,
+    WGRAD_COMPUTE,
+    FORWARD_SEND,
+    FORWARD_RECV,
+    BACKWARD_SEND,
+    BACKWARD_RECV,
+    PARAMS_ALL_GATHER,
+    GRADS_REDUCE_SCATTER,
+    SEPARATE_ALL_REDUCE,
+    LAYERNORM_ALL_REDUCE,
+    EMBEDDING_ALL_REDUCE,
+    OPTIMIZER_CLIP,
+    OPTIMIZER,
+    GC,
+    "tp-all-gather",
+    "tp-reduce-scatter",
+    "tp-all-reduce",
+)
+
+# NDTimeline's other names for the same operations (trace-format page of docs/).
+OP_TYPE_ALIASES: Final[Mapping[str, str]] = {
+    "unshard-all-gather": PARAMS_ALL_GATHER,
+    "grad-reduce-scatter": GRADS_REDUCE_SCATTER,
+    "grad-all-reduce": GRADS_REDUCE_SCATTER,
+    "tp-allgather": "tp-all-gather",
+    "tp-reducescatter": "tp-reduce-scatter",
+    "tp-allreduce": "tp-all-reduce",
+}
+
+# Absent microbatch, model chunk or order.
+ABSENT: Final = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """Parallelism of a job: ``world = dp * pp * tp * cp`` ranks, `vpp` model chunks a stage."""
+
+    dp: int
+    pp: int
+    tp: int = 1
+    cp: int = 1
+    vpp: int = 1
+
+    @property
+    def world(self) -> int:
+        """Return the number of ranks."""
+        return self.dp * self.pp * self.tp * self.cp
+
+    @property
+    def workers(self) -> int:
+        """Return the number of DP × PP cells."""
+        return self.dp * self.pp
+
+
+@dataclass(frozen=True, slots=True)
+class SessionMeta:
+    """What the sender says about a session besides its operations.
+
+    `hosts` and `gpus` map a global rank to a host name and to a GPU's name or index.
+    """
+
+    sizes: Sizes
+    trial_name: str | None = None
+    run_id: str | None = None
+    hosts: Mapping[int, str] = field(default_factory=dict)
+    gpus: Mapping[int, str] = field(default_factory=dict)
+    labels: Mapping[str, str] = field(default_factory=dict)
+    extra: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Trace:
+    """All operations of one session as columns of equal length.
+
+    Parameters
+    ----------
+    meta : SessionMeta
+    op_names : tuple of str
+        Name of each code in `op`: `KNOWN_OP_TYPES` first, then unknown types of this trace.
+    rank, dp, pp : int32 arrays, shape (operations,)
+        Global rank; DP rank; pipeline stage.
+    step : int64 array
+        Training step.
+    op : int16 array
+        Operation type, an index into `op_names`.
+    mb, mc : int32 arrays
+        Microbatch; model chunk within the stage (virtual stage). `ABSENT` where not recorded.
+    order : int32 array
+        0-based position among the operations of the same (rank, step, op), by start.
+        Unique there, without gaps unless the recorder lost operations.
+    start_ns, duration_ns : int64 arrays
+        Start and duration. Starts are host clock readings, or relative to the earliest start of
+        their step when `step_relative`.
+    """
+
+    meta: SessionMeta
+    op_names: tuple[str, ...]
+    rank: NDArray[np.int32]
+    dp: NDArray[np.int32]
+    pp: NDArray[np.int32]
+    step: NDArray[np.int64]
+    op: NDArray[np.int16]
+    mb: NDArray[np.int32]
+    mc: NDArray[np.int32]
+    order: NDArray[np.int32]
+    start_ns: NDArray[np.int64]
+    duration_ns: NDArray[np.int64]
+    step_relative: bool
+
+    def __len__(self) -> int:
+        return len(self.op)

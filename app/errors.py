@@ -1,0 +1,127 @@
+"""Domain errors with stable codes.
+
+A code is part of the public contract: clients, tests and runbooks match on it, so it never changes
+its meaning. Nothing here knows of HTTP; `app/api/problems.py` maps codes to statuses.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any, ClassVar
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """One fault in an input and where it is.
+
+    Parameters
+    ----------
+    code : str
+        Stable, machine-readable, snake case: ``negative_duration``.
+    message : str
+        One sentence for a person.
+    row, line : int or None
+        0-based row of a columnar body; 1-based line of a text body.
+    column : str or None
+        Name of the column or key.
+    """
+
+    code: str
+    message: str
+    row: int | None = None
+    line: int | None = None
+    column: str | None = None
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the fault without the positions that it does not have."""
+        return {key: value for key, value in asdict(self).items() if value is not None}
+
+
+class PacelineError(Exception):
+    """Base of every error that Paceline raises on purpose.
+
+    Parameters
+    ----------
+    message : str
+        One sentence for a person.
+    code : str, optional
+        Overrides the class's code where one class covers several.
+    faults : tuple of Fault, optional
+        The first faults with their positions.
+    """
+
+    code: ClassVar[str] = "internal"
+
+    def __init__(
+        self, message: str, *, code: str | None = None, faults: tuple[Fault, ...] = ()
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.stable_code = code or self.code
+        self.faults = faults
+
+
+class InvalidTraceError(PacelineError):
+    """The bytes are not a trace that can be stored: refused, nothing is kept."""
+
+    code = "trace.invalid"
+
+
+class InvalidMetadataError(PacelineError):
+    """The metadata of a session is missing, malformed or contradicts itself."""
+
+    code = "metadata.invalid"
+
+
+class BodyTooLargeError(PacelineError):
+    """A body, or what it decompresses to, is over a limit."""
+
+    code = "body.too_large"
+
+
+class UnsupportedFormatError(PacelineError):
+    """The bytes are in none of the accepted formats."""
+
+    code = "trace.unknown_format"
+
+
+class UnanalyzableError(PacelineError):
+    """A stored trace that no verdict can come from; its session ends `discarded`."""
+
+    code = "trace.unanalyzable"
+
+
+class NotFoundError(PacelineError):
+    """There is no such thing, or the caller may not know of it."""
+
+    code = "not_found"
+
+
+class ConflictError(PacelineError):
+    """The request contradicts what is stored."""
+
+    code = "conflict"
+
+
+class BusyError(PacelineError):
+    """The server is behind; try again after a while."""
+
+    code = "busy"
+
+
+class LostClaimError(PacelineError):
+    """Another worker owns the task by now; what was computed must not be stored."""
+
+    code = "task.lost_claim"
+
+
+class InstanceRunningError(PacelineError):
+    """Another process serves this data directory."""
+
+    code = "instance.running"
+
+
+class StartupError(PacelineError):
+    """A part of Paceline did not start."""
+
+    code = "startup.failed"
