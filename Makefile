@@ -1,0 +1,130 @@
+# Everything a user or a developer runs. Each target does its own set-up; what it takes is
+# Python 3.11 or later, make and a package index. `make help` lists the targets.
+
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check --no-input
+# Used by `make lock` only, where no uv is on PATH.
+UV_VERSION := 0.13.8
+# PostgreSQL's oldest supported version, where its binaries are installed (Debian's place).
+POSTGRES_15_BIN ?= /usr/lib/postgresql/15/bin
+# Extra arguments: `make test PYTEST_ARGS="-x"`, `make demo ARGS="--port 9000"`.
+PYTEST_ARGS ?=
+ARGS ?=
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.SUFFIXES:
+.PHONY: help install install-dev demo serve test test-unit test-integration test-e2e test-golden \
+	test-postgres-15 check lint format types imports bench lock upgrade image clean
+
+help: ## List the targets
+	@sed -n 's/^\([a-z0-9-]*\):.*## \(.*\)$$/\1\t\2/p' $(firstword $(MAKEFILE_LIST)) \
+		| awk -F '\t' '{ printf "  %-18s %s\n", $$1, $$2 }'
+
+# ---- installation ------------------------------------------------------------------------------
+# Stamps inside the environment: it is made once, and filled again only when a lock file, or the
+# entry points in a pyproject.toml, changed.
+
+install: $(VENV)/.installed ## Create .venv with the `paceline` command in it
+
+install-dev: $(VENV)/.installed-dev ## The same, plus what tests and checks need
+
+$(VENV)/.created:
+	@python=$$(PYTHON='$(PYTHON)' scripts/find-python.sh) \
+		&& echo "Creating $(VENV) with $$($$python --version)" \
+		&& $$python -m venv --clear $(VENV)
+	@touch $@
+
+$(VENV)/.installed: $(VENV)/.created requirements/build.txt requirements/runtime.txt pyproject.toml
+	@echo "Installing Paceline into $(VENV) (about 120 MB to download the first time)"
+	@$(PIP) install --require-hashes -r requirements/build.txt -r requirements/runtime.txt
+	@$(PIP) install --no-deps --no-build-isolation --editable .
+	@touch $@
+
+$(VENV)/.installed-dev: $(VENV)/.installed requirements/dev.txt client/pyproject.toml
+	@echo "Installing the development tools into $(VENV)"
+	@$(PIP) install --require-hashes -r requirements/dev.txt
+	@$(PIP) install --no-deps --no-build-isolation --editable client
+	@touch $@
+
+# ---- running -----------------------------------------------------------------------------------
+
+demo: install ## Serve with an embedded database and synthetic sessions; prints the address
+	@exec $(BIN)/paceline demo $(ARGS)
+
+serve: install ## Serve with an embedded database
+	@exec $(BIN)/paceline serve $(ARGS)
+
+# ---- tests -------------------------------------------------------------------------------------
+
+test: check ## All checks and tests that this machine allows, as CI runs them
+	@$(BIN)/pytest --cov $(PYTEST_ARGS)
+	@if [ -x "$(POSTGRES_15_BIN)/postgres" ]; then \
+		echo "Integration tests again, on PostgreSQL 15"; \
+		PACELINE_TEST_POSTGRES_BIN="$(POSTGRES_15_BIN)" $(BIN)/pytest tests/integration $(PYTEST_ARGS); \
+	elif [ -n "$${PACELINE_REQUIRE_ALL:-}" ]; then \
+		echo "PACELINE_REQUIRE_ALL: there is no PostgreSQL 15 in $(POSTGRES_15_BIN)" >&2; exit 1; \
+	else \
+		echo "Not run on PostgreSQL 15: no binaries in $(POSTGRES_15_BIN)"; \
+	fi
+
+test-unit: install-dev ## Unit tests alone: seconds, no server
+	@$(BIN)/pytest tests/unit $(PYTEST_ARGS)
+
+test-golden: install-dev ## Against the published results (PACELINE_REFERENCE_DATA names the folder)
+	@$(BIN)/pytest tests/golden $(PYTEST_ARGS)
+
+test-integration: install-dev ## With real PostgreSQL and Redis servers, which the tests start
+	@$(BIN)/pytest tests/integration $(PYTEST_ARGS)
+
+test-postgres-15: install-dev ## Integration tests on the oldest supported PostgreSQL
+	@PACELINE_TEST_POSTGRES_BIN="$(POSTGRES_15_BIN)" $(BIN)/pytest tests/integration $(PYTEST_ARGS)
+
+test-e2e: install-dev ## In a real browser
+	@$(BIN)/pytest tests/e2e $(PYTEST_ARGS)
+
+# ---- checks ------------------------------------------------------------------------------------
+
+check: lint types imports ## All static checks
+
+lint: install-dev ## Style and formatting, changing nothing
+	@$(BIN)/ruff check
+	@$(BIN)/ruff format --check
+
+types: install-dev ## Types
+	@$(BIN)/mypy
+
+imports: install-dev ## The direction of imports
+	@$(BIN)/lint-imports
+
+format: install-dev ## Format, and repair what can be repaired
+	@$(BIN)/ruff format
+	@$(BIN)/ruff check --fix
+
+# ---- the rest ----------------------------------------------------------------------------------
+
+bench: install-dev ## Measure speed and memory side by side with plain decoding and plain storing
+	@$(BIN)/python -m benchmarks.run $(ARGS)
+
+image: ## Build the container image
+	docker build --tag paceline .
+
+UPGRADE :=
+lock: $(VENV)/.created ## Write the lock files from pyproject.toml, keeping versions that still fit
+	@command -v uv >/dev/null || $(PIP) install uv==$(UV_VERSION)
+	@PATH="$$PATH:$(abspath $(BIN))" && export PATH UV_CUSTOM_COMPILE_COMMAND="make lock" && \
+	compile() { uv pip compile --quiet --no-config --universal --python-version 3.11 \
+		--generate-hashes --no-emit-index-url --no-emit-find-links $(UPGRADE) "$$@"; } && \
+	compile pyproject.toml --all-extras --output-file requirements/runtime.txt && \
+	compile requirements/build.in --constraints requirements/runtime.txt \
+		--output-file requirements/build.txt && \
+	compile pyproject.toml --all-extras --group dev --constraints requirements/runtime.txt \
+		--constraints requirements/build.txt --output-file requirements/dev.txt
+
+upgrade: ## Write the lock files with the newest versions that fit
+	@$(MAKE) --no-print-directory lock UPGRADE=--upgrade
+
+clean: ## Remove the virtual environment and what tools left behind
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis \
+		.coverage htmlcov dist build
