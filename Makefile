@@ -27,8 +27,10 @@ help: ## List the targets
 # entry points in a pyproject.toml, changed.
 
 install: $(VENV)/.installed ## Create .venv with the `paceline` command in it
+	@:
 
 install-dev: $(VENV)/.installed-dev ## The same, plus what tests and checks need
+	@:
 
 $(VENV)/.created:
 	@python=$$(PYTHON='$(PYTHON)' scripts/find-python.sh) \
@@ -41,6 +43,7 @@ $(VENV)/.installed: $(VENV)/.created requirements/build.txt requirements/runtime
 	@$(PIP) install --require-hashes -r requirements/build.txt -r requirements/runtime.txt
 	@$(PIP) install --no-deps --no-build-isolation --editable .
 	@touch $@
+	@echo "Ready: $(BIN)/paceline, or make demo"
 
 $(VENV)/.installed-dev: $(VENV)/.installed requirements/dev.txt client/pyproject.toml
 	@echo "Installing the development tools into $(VENV)"
@@ -117,6 +120,8 @@ lock: $(VENV)/.created ## Write the lock files from pyproject.toml, keeping vers
 	compile() { uv pip compile --quiet --no-config --universal --python-version 3.11 \
 		--generate-hashes --no-emit-index-url --no-emit-find-links $(UPGRADE) "$$@"; } && \
 	compile pyproject.toml --all-extras --output-file requirements/runtime.txt && \
+	compile pyproject.toml --extra server --constraints requirements/runtime.txt \
+		--output-file requirements/server.txt && \
 	compile requirements/build.in --constraints requirements/runtime.txt \
 		--output-file requirements/build.txt && \
 	compile pyproject.toml --all-extras --group dev --constraints requirements/runtime.txt \
