@@ -1,0 +1,118 @@
+"""What the operations of a healthy job take, drawn from its cost model."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from app.analysis.synthesis.execution import Work
+from app.analysis.synthesis.program import CODES, Program
+from app.analysis.synthesis.randomness import stream
+from app.analysis.trace.model import (
+    BACKWARD_COMPUTE,
+    BACKWARD_RECV,
+    BACKWARD_SEND,
+    EMBEDDING_ALL_REDUCE,
+    FORWARD_COMPUTE,
+    FORWARD_RECV,
+    FORWARD_SEND,
+    GC,
+    GRADS_REDUCE_SCATTER,
+    LAYERNORM_ALL_REDUCE,
+    OPTIMIZER,
+    OPTIMIZER_CLIP,
+    PARAMS_ALL_GATHER,
+    SEPARATE_ALL_REDUCE,
+)
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from app.analysis.synthesis.job import JobModel
+
+COMPUTATION = (FORWARD_COMPUTE, BACKWARD_COMPUTE, OPTIMIZER)
+PIPELINE_TRANSFERS = (FORWARD_SEND, FORWARD_RECV, BACKWARD_SEND, BACKWARD_RECV)
+
+
+def healthy_work(job: JobModel, program: Program, seed: int) -> Work:
+    """Draw the durations and launch delays of all steps of `job` without any injection."""
+    duration = np.repeat(
+        _nominal_ns(job, program)[:, None, None], job.steps * job.sizes.dp, axis=1
+    ).reshape(len(program), job.steps, job.sizes.dp)
+    _vary_computation(job, program, duration, stream(seed, "computation"))
+    _vary_transfers(job, program, duration, stream(seed, "transfers"))
+    return Work(program, duration, _launch_delays(job, program, stream(seed, "launches")))
+
+
+def _nominal_ns(job: JobModel, program: Program) -> NDArray[np.float64]:
+    costs, vpp = job.costs, job.sizes.vpp
+    collectives = vpp * job.buckets
+    by_type = {
+        FORWARD_COMPUTE: costs.forward_ns / vpp,
+        BACKWARD_COMPUTE: costs.backward_ns / vpp,
+        **dict.fromkeys(PIPELINE_TRANSFERS, costs.p2p_ns),
+        PARAMS_ALL_GATHER: costs.params_ns / collectives,
+        GRADS_REDUCE_SCATTER: costs.grads_ns / collectives,
+        SEPARATE_ALL_REDUCE: costs.separate_ns,
+        LAYERNORM_ALL_REDUCE: costs.layernorm_ns,
+        EMBEDDING_ALL_REDUCE: costs.embedding_ns,
+        OPTIMIZER_CLIP: costs.clip_ns,
+        OPTIMIZER: costs.optimizer_ns,
+        GC: 0.0,
+    }
+    table = np.zeros(max(CODES.values()) + 1)
+    for name, nominal in by_type.items():
+        table[CODES[name]] = nominal
+    nominal_ns: NDArray[np.float64] = table[program.op]
+    passes = program.of_types(FORWARD_COMPUTE, BACKWARD_COMPUTE)
+    first = passes & (program.stage == 0) & (program.chunk == 0)
+    last = passes & (program.stage == job.sizes.pp - 1) & (program.chunk == vpp - 1)
+    # Both are shares of a whole stage, however many chunks it has.
+    nominal_ns[first] *= 1 + costs.embedding_fraction * vpp
+    nominal_ns[last] *= 1 + costs.loss_fraction * vpp
+    return nominal_ns
+
+
+def _vary_computation(
+    job: JobModel, program: Program, duration: NDArray[np.float64], rng: np.random.Generator
+) -> None:
+    speed = _lognormal(rng, job.costs.worker_noise, (job.sizes.pp, 1, job.sizes.dp))
+    mask = program.of_types(*COMPUTATION)
+    shape = (int(mask.sum()), job.steps, job.sizes.dp)
+    duration[mask] *= _lognormal(rng, job.costs.compute_noise, shape) * speed[program.stage[mask]]
+
+
+def _vary_transfers(
+    job: JobModel, program: Program, duration: NDArray[np.float64], rng: np.random.Generator
+) -> None:
+    costs, steps, dp = job.costs, job.steps, job.sizes.dp
+    transfers = ~program.of_types(*COMPUTATION, GC)
+    for group in program.groups:
+        members = list(group.members)
+        if not transfers[members[0]]:
+            continue
+        # The members move the same data: one draw for all of them, then each one's own way to end.
+        shape = (steps, 1 if group.across_dp else dp)
+        common = _lognormal(rng, costs.transfer_noise, shape)
+        unlucky = rng.random(shape) < costs.tail_probability
+        common *= np.where(unlucky, 1 + rng.pareto(costs.tail_shape, shape), 1.0)
+        duration[members] *= common
+        duration[members] += rng.exponential(costs.member_jitter_ns, (len(members), steps, dp))
+
+
+def _launch_delays(
+    job: JobModel, program: Program, rng: np.random.Generator
+) -> NDArray[np.float64]:
+    steps, dp = job.steps, job.sizes.dp
+    delay = rng.exponential(job.costs.launch_overhead_ns, (len(program), steps, dp))
+    # The stages of a DP rank read the same batch at the same time.
+    delay[list(program.first)] += rng.exponential(job.costs.data_loading_ns, (steps, dp))
+    return delay
+
+
+def _lognormal(
+    rng: np.random.Generator, sigma: float, shape: tuple[int, ...]
+) -> NDArray[np.float64]:
+    """Return factors of mean 1."""
+    return rng.lognormal(-sigma * sigma / 2, sigma, shape)

@@ -1,0 +1,298 @@
+"""A job's step as a program: its operations, what each waits for, who moves data together.
+
+Semantics
+---------
+Every DP rank runs the same program. A worker (DP rank d, stage p) has six streams: computation,
+DP collectives, forward-send, forward-recv, backward-send, backward-recv. An operation is launched
+when everything below has ended, plus its launch delay; without anything to wait for, at the step's
+start, which is one instant for all workers.
+
+* every operation: the operation before it on its stream;
+* a computation: its receive, unless its input is computed on the same stage or is the batch; a
+  chunk's first forward: the chunk's last params-all-gather. Collectives of params come first on
+  their stream, chunk by chunk;
+* a send: its computation;
+* a receive: the computation of the same direction that comes right before its own on that stage
+  (the first receive of a direction has none). The first backward-recv of a stage also waits for
+  the second-to-last forward-compute before the stage's first backward, if there are two;
+* the end of the step is a chain on every stage: last computation → gc → layernorm-grads-all-reduce
+  → embedding-grads-all-reduce (first and last stage, PP > 1) → separate-grads-all-reduce →
+  grads-reduce-scatters, chunk by chunk → optimizer-clip-main-grad → optimizer. An absent
+  type is left out and takes no time;
+* where separate-grads-all-reduce is executed, gradients overlap: a chunk's first reduce-scatter
+  waits for the chunk's last backward, reduce-scatters stand on the DP stream in the order of
+  those backwards, are not in the chain, and the chain's first operation after gc waits for the last
+  of them. In this case the chain's separate-grads-all-reduce also keeps to the DP stream.
+
+Groups: a send with its receive; params, gradients and separate gradients of one stage over all DP
+ranks; embedding of first and last stage within a DP rank; optimizer-clip of all workers. A group's
+transfer begins when its last member has been launched; a member ends at that instant plus its own
+transfer duration. layernorm-grads-all-reduce is a group of the tensor-parallel ranks, which are
+inside a worker: it starts moving when launched, like a computation.
+
+The i-th send of a stage and direction pairs with the i-th receive of its neighbor; with virtual
+stages the last stage's chunk c sends to the first stage's chunk c + 1. gc has no duration.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from app.analysis.synthesis.schedule import Computation, stage_order
+from app.analysis.trace.model import (
+    ABSENT,
+    BACKWARD_COMPUTE,
+    BACKWARD_RECV,
+    BACKWARD_SEND,
+    EMBEDDING_ALL_REDUCE,
+    FORWARD_COMPUTE,
+    FORWARD_RECV,
+    FORWARD_SEND,
+    GC,
+    GRADS_REDUCE_SCATTER,
+    KNOWN_OP_TYPES,
+    LAYERNORM_ALL_REDUCE,
+    OPTIMIZER,
+    OPTIMIZER_CLIP,
+    PARAMS_ALL_GATHER,
+    SEPARATE_ALL_REDUCE,
+)
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from app.analysis.synthesis.job import JobModel
+
+CODES = {name: code for code, name in enumerate(KNOWN_OP_TYPES)}
+_DP_STREAM = "dp"
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Operations of a step that start moving data together, on one DP rank or on all of them."""
+
+    members: tuple[int, ...]
+    across_dp: bool
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Program:
+    """The operations of one step; row i of every column and of `after` is operation i.
+
+    Parameters
+    ----------
+    op : int16 array
+        Index into `KNOWN_OP_TYPES`.
+    stage, microbatch, chunk : int32 arrays
+        Place of the operation; `ABSENT` where an operation has no microbatch or no chunk.
+    after : tuple of tuples of int
+        The operations that each waits for.
+    groups : tuple of Group
+        Every operation is in exactly one.
+    first : tuple of int
+        Operation of each stage that waits for the step's batch.
+    """
+
+    op: NDArray[np.int16]
+    stage: NDArray[np.int32]
+    microbatch: NDArray[np.int32]
+    chunk: NDArray[np.int32]
+    after: tuple[tuple[int, ...], ...]
+    groups: tuple[Group, ...]
+    first: tuple[int, ...]
+
+    def __len__(self) -> int:
+        return len(self.op)
+
+    def of_types(self, *names: str) -> NDArray[np.bool_]:
+        """Return which operations are of the named types."""
+        return np.isin(self.op, [CODES[name] for name in names])
+
+
+def build_program(job: JobModel) -> Program:
+    """Return the program of one step of `job`."""
+    builder = _Builder(job)
+    for stage in range(job.sizes.pp):
+        builder.add_stage(stage)
+    return builder.finish()
+
+
+@dataclass(slots=True)
+class _Stage:
+    """What the builder remembers of the stage at hand."""
+
+    index: int
+    streams: dict[str, int] = field(default_factory=dict)
+    last_of_direction: dict[bool, int] = field(default_factory=dict)
+    params: dict[int, int] = field(default_factory=dict)
+    overlapped: int | None = None
+
+
+class _Builder:
+    def __init__(self, job: JobModel) -> None:
+        self.job = job
+        self.rows: list[tuple[int, int, int, int]] = []
+        self.after: list[tuple[int, ...]] = []
+        self.first: list[int] = []
+        self.grouped: dict[tuple[object, ...], list[int]] = defaultdict(list)
+
+    def add(  # noqa: PLR0913 - one operation has this many properties
+        self,
+        op: str,
+        stage: _Stage,
+        after: tuple[int | None, ...],
+        *,
+        stream: str | None = None,
+        place: tuple[int, int] = (ABSENT, ABSENT),
+        group: tuple[object, ...] | None = None,
+    ) -> int:
+        index = len(self.rows)
+        self.rows.append((CODES[op], stage.index, *place))
+        previous = stage.streams.get(stream) if stream is not None else None
+        self.after.append(tuple(sorted({a for a in (*after, previous) if a is not None})))
+        if stream is not None:
+            stage.streams[stream] = index
+        self.grouped[group or (op, index)].append(index)
+        return index
+
+    def add_stage(self, index: int) -> None:
+        stage = _Stage(index)
+        job = self.job
+        order = stage_order(job, index)
+        if PARAMS_ALL_GATHER in job.op_types:
+            for chunk in range(job.sizes.vpp):
+                stage.params[chunk] = self._collectives(PARAMS_ALL_GATHER, stage, chunk, ())
+        forwards_first = next(i for i, c in enumerate(order) if not c.forward)
+        remaining = dict.fromkeys(range(job.sizes.vpp), job.microbatches)
+        gate: int | None = None
+        for position, computation in enumerate(order):
+            node = self._computation(stage, computation, gate)
+            if position == forwards_first - 2:
+                gate = node
+            if computation.forward:
+                continue
+            remaining[computation.chunk] -= 1
+            if self._overlapped and not remaining[computation.chunk]:
+                stage.overlapped = self._collectives(
+                    GRADS_REDUCE_SCATTER, stage, computation.chunk, (node,)
+                )
+        self._end_of_step(stage)
+
+    @property
+    def _overlapped(self) -> bool:
+        return {SEPARATE_ALL_REDUCE, GRADS_REDUCE_SCATTER} <= self.job.op_types
+
+    def _collectives(
+        self, op: str, stage: _Stage, chunk: int, after: tuple[int | None, ...]
+    ) -> int:
+        """Add one collective for each bucket of a chunk; return the last."""
+        node = ABSENT
+        for bucket in range(self.job.buckets):
+            node = self.add(
+                op,
+                stage,
+                after if bucket == 0 else (),
+                stream=_DP_STREAM,
+                place=(ABSENT, chunk),
+                group=("dp", op, stage.index, chunk, bucket),
+            )
+        return node
+
+    def _computation(self, stage: _Stage, this: Computation, gate: int | None) -> int:
+        job, forward = self.job, this.forward
+        last_virtual = job.sizes.pp * job.sizes.vpp - 1
+        virtual = this.chunk * job.sizes.pp + stage.index
+        place = (this.microbatch, this.chunk)
+        send_op, recv_op = (
+            (FORWARD_SEND, FORWARD_RECV) if forward else (BACKWARD_SEND, BACKWARD_RECV)
+        )
+        receives = virtual > 0 if forward else virtual < last_virtual
+        sends = virtual < last_virtual if forward else virtual > 0
+        # The link is named by its lower virtual stage.
+        incoming, outgoing = (virtual - 1, virtual) if forward else (virtual, virtual - 1)
+        recv: int | None = None
+        if receives:
+            first_gate = gate if not forward and recv_op not in stage.streams else None
+            recv = self.add(
+                recv_op,
+                stage,
+                (stage.last_of_direction.get(forward), first_gate),
+                stream=recv_op,
+                place=place,
+                group=("pair", forward, incoming, this.microbatch),
+            )
+        params = stage.params.pop(this.chunk, None) if forward else None
+        node = self.add(
+            FORWARD_COMPUTE if forward else BACKWARD_COMPUTE,
+            stage,
+            (recv, params),
+            stream="compute",
+            place=place,
+        )
+        if len(self.first) == stage.index:
+            self.first.append(node if recv is None else recv)
+        stage.last_of_direction[forward] = node
+        if sends:
+            self.add(
+                send_op,
+                stage,
+                (node,),
+                stream=send_op,
+                place=place,
+                group=("pair", forward, outgoing, this.microbatch),
+            )
+        return node
+
+    def _end_of_step(self, stage: _Stage) -> None:
+        job, types = self.job, self.job.op_types
+        tail = stage.streams["compute"]
+        if GC in types:
+            tail = self.add(GC, stage, (tail,))
+        if LAYERNORM_ALL_REDUCE in types:
+            tail = self.add(LAYERNORM_ALL_REDUCE, stage, self._ending(stage, tail))
+        edge = stage.index in (0, job.sizes.pp - 1)
+        if EMBEDDING_ALL_REDUCE in types and job.sizes.pp > 1 and edge:
+            tail = self.add(
+                EMBEDDING_ALL_REDUCE, stage, self._ending(stage, tail), group=("embedding",)
+            )
+        if SEPARATE_ALL_REDUCE in types:
+            tail = self.add(
+                SEPARATE_ALL_REDUCE,
+                stage,
+                self._ending(stage, tail),
+                stream=_DP_STREAM,
+                group=("dp", SEPARATE_ALL_REDUCE, stage.index),
+            )
+        if GRADS_REDUCE_SCATTER in types and not self._overlapped:
+            for chunk in range(job.sizes.vpp):
+                tail = self._collectives(GRADS_REDUCE_SCATTER, stage, chunk, (tail,))
+        if OPTIMIZER_CLIP in types:
+            tail = self.add(OPTIMIZER_CLIP, stage, self._ending(stage, tail), group=("dp", "clip"))
+        if OPTIMIZER in types:
+            self.add(OPTIMIZER, stage, self._ending(stage, tail))
+
+    @staticmethod
+    def _ending(stage: _Stage, tail: int) -> tuple[int | None, ...]:
+        """Return what the next link of the end-of-step chain waits for."""
+        overlapped, stage.overlapped = stage.overlapped, None
+        return (tail, overlapped)
+
+    def finish(self) -> Program:
+        columns = np.array(self.rows, np.int32).T
+        groups = tuple(
+            Group(members=tuple(members), across_dp=key[0] == "dp")
+            for key, members in self.grouped.items()
+        )
+        return Program(
+            op=columns[0].astype(np.int16),
+            stage=columns[1],
+            microbatch=columns[2],
+            chunk=columns[3],
+            after=tuple(self.after),
+            groups=groups,
+            first=tuple(self.first),
+        )
