@@ -1,0 +1,75 @@
+"""A real HTTP server that answers what a test tells it to and keeps what it was sent."""
+
+from __future__ import annotations
+
+import json
+import threading
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+ACCEPTED = {"session": "01", "url": "/api/v1/sessions/01", "state": "queued"}
+
+
+@dataclass
+class Answer:
+    """One answer of the server; without a status it hangs up."""
+
+    status: int | None = 202
+    document: Any = field(default_factory=lambda: ACCEPTED)
+    headers: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass
+class Request:
+    path: str
+    headers: dict[str, str]
+    body: bytes
+
+
+class Receiver:
+    """Answers with `answers` in turn, then with 202."""
+
+    def __init__(self) -> None:
+        self.answers: list[Answer] = []
+        self.requests: list[Request] = []
+        receiver = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                body = self.rfile.read(int(self.headers["Content-Length"]))
+                receiver.requests.append(Request(self.path, dict(self.headers), body))
+                answer = receiver.answers.pop(0) if receiver.answers else Answer()
+                if answer.status is None:
+                    self.close_connection = True
+                    return
+                content = json.dumps(answer.document).encode()
+                self.send_response(answer.status)
+                for name, value in answer.headers.items():
+                    self.send_header(name, value)
+                self.send_header("Content-Length", str(len(content)))
+                self.end_headers()
+                self.wfile.write(content)
+
+            def log_message(self, *args: object) -> None:
+                pass
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self.server.server_port}"
+
+
+@pytest.fixture
+def receiver(monkeypatch: pytest.MonkeyPatch) -> Iterator[Receiver]:
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    receiver = Receiver()
+    thread = threading.Thread(target=receiver.server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    yield receiver
+    receiver.server.shutdown()
+    receiver.server.server_close()
+    thread.join()

@@ -1,0 +1,179 @@
+from __future__ import annotations
+
+import gzip
+import json
+import logging
+import threading
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from paceline_client import Recorder, RetryPolicy
+from paceline_client.body import Operation, SessionBody
+
+from .conftest import Answer
+
+if TYPE_CHECKING:
+    from .conftest import Receiver
+
+META = {"dp": 2, "pp": 1, "tp": 1, "cp": 1, "vpp": 1, "world": 2}
+QUICK = RetryPolicy(give_up_after_s=10, first_wait_s=0.001, longest_wait_s=0.01, timeout_s=10)
+GIVE_UP_AT_ONCE = RetryPolicy(give_up_after_s=0, timeout_s=10)
+
+
+def lines(body: bytes) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in gzip.decompress(body).splitlines()]
+
+
+def record(recorder: Recorder, number: int) -> None:
+    recorder.op(
+        number % 2, "forward-compute", 10**18 + number, 5, step=1, dp=number % 2, pp=0, mb=number
+    )
+
+
+def test_a_session_arrives_as_a_header_and_a_line_for_each_operation(receiver: Receiver) -> None:
+    recorder = Recorder(receiver.url, "llama", META, retry=QUICK)
+    recorder.op(0, "forward-compute", 10**18, 7, step=3, dp=0, pp=0, mb=2, mc=1)
+    recorder.op(1, "optimizer", 10**18 + 9, 8, step=3, dp=1, pp=0)
+    recorder.finish()
+    outcome = recorder.wait(30)
+
+    assert outcome is not None
+    assert outcome.error is None
+    assert (outcome.recorded, outcome.dropped) == (2, 0)
+    (request,) = receiver.requests
+    header, first, second = lines(request.body)
+    assert header == META
+    assert first == {
+        "rank": 0, "dp": 0, "pp": 0, "step": 3, "op": "forward-compute",
+        "start_ns": 10**18, "duration_ns": 7, "mb": 2, "mc": 1,
+    }  # fmt: skip
+    assert second == {
+        "rank": 1, "dp": 1, "pp": 0, "step": 3, "op": "optimizer",
+        "start_ns": 10**18 + 9, "duration_ns": 8,
+    }  # fmt: skip
+
+
+def test_equal_sessions_are_equal_bytes_so_that_sending_twice_is_harmless(
+    receiver: Receiver,
+) -> None:
+    for _ in range(2):
+        recorder = Recorder(receiver.url, "llama", META, retry=QUICK)
+        for number in range(1000):
+            record(recorder, number)
+        recorder.finish()
+        assert recorder.wait(30) is not None
+
+    first, second = receiver.requests
+    assert first.body == second.body
+
+
+def test_operations_of_several_threads_all_arrive(receiver: Receiver) -> None:
+    recorder = Recorder(receiver.url, "llama", META, retry=QUICK)
+
+    def train(start: int) -> None:
+        for number in range(start, start + 500):
+            record(recorder, number)
+
+    threads = [threading.Thread(target=train, args=(start,)) for start in (0, 500, 1000)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    recorder.finish()
+    outcome = recorder.wait(30)
+
+    assert outcome is not None
+    assert (outcome.recorded, outcome.dropped) == (1500, 0)
+    assert sorted(line["mb"] for line in lines(receiver.requests[0].body)[1:]) == list(range(1500))
+
+
+def test_a_full_buffer_drops_and_counts(receiver: Receiver) -> None:
+    recorder = Recorder(receiver.url, "llama", META, buffer_operations=0, retry=QUICK)
+    for number in range(10):
+        record(recorder, number)
+    recorder.finish()
+    outcome = recorder.wait(30)
+
+    assert outcome is not None
+    assert (outcome.recorded, outcome.dropped) == (0, 10)
+    assert len(lines(receiver.requests[0].body)) == 1
+
+
+def test_a_body_over_its_limit_drops_and_counts_the_rest() -> None:
+    # Incompressible enough that zlib hands out bytes between two batches.
+    random = np.random.default_rng(1)
+    body = SessionBody(META, max_bytes=4096)
+    left_out = 0
+    for _ in range(100):
+        starts = random.integers(0, 2**62, 256)
+        left_out += body.add(Operation(0, 0, 0, 1, "gc", start, 1, None, None) for start in starts)
+    whole = body.close()
+
+    kept = len(lines(whole)) - 1
+    assert left_out > 0
+    assert kept + left_out == 25_600
+    assert len(whole) < 200_000
+
+
+def test_values_that_are_no_integers_are_dropped_and_counted(receiver: Receiver) -> None:
+    recorder = Recorder(receiver.url, "llama", META, retry=QUICK)
+    recorder.op(0, "gc", 1.5, 1, step=1, dp=0, pp=0)  # type: ignore[arg-type]
+    recorder.op(0, None, 1, 1, step=1, dp=0, pp=0)  # type: ignore[arg-type]
+    recorder.op(np.int32(0), "gc", np.int64(1), np.int64(1), step=1, dp=0, pp=0)
+    recorder.finish()
+    outcome = recorder.wait(30)
+
+    assert outcome is not None
+    assert (outcome.recorded, outcome.dropped) == (1, 2)
+    assert lines(receiver.requests[0].body)[1]["start_ns"] == 1
+
+
+def test_operations_after_the_end_are_dropped_and_counted(receiver: Receiver) -> None:
+    recorder = Recorder(receiver.url, "llama", META, retry=QUICK)
+    recorder.finish()
+    assert recorder.wait(30) is not None
+    record(recorder, 0)
+
+    assert recorder.outcome().dropped == 1
+
+
+def test_a_refusal_is_told_and_logged_and_raises_nothing(
+    receiver: Receiver, caplog: pytest.LogCaptureFixture
+) -> None:
+    receiver.answers = [Answer(status=422, document={"code": "trace.invalid", "detail": "no rows"})]
+    with caplog.at_level(logging.WARNING, "paceline_client"):
+        recorder = Recorder(receiver.url, "llama", META, retry=QUICK)
+        recorder.finish()
+        outcome = recorder.wait(30)
+
+    assert outcome is not None
+    assert outcome.delivery is None
+    assert outcome.error is not None
+    assert outcome.error.endswith("422 [trace.invalid]: no rows")
+    assert outcome.error in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("server", "meta"),
+    [("nowhere", META), ("http://127.0.0.1:1", {"dp": object()}), ("http://[", META)],
+)
+def test_a_recorder_that_cannot_send_records_nothing_and_says_why(
+    server: str, meta: dict[str, Any]
+) -> None:
+    recorder = Recorder(server, "llama", meta, retry=GIVE_UP_AT_ONCE)
+    record(recorder, 0)
+    recorder.finish()
+    outcome = recorder.wait(30)
+
+    assert outcome is not None
+    assert outcome.error is not None
+    assert (outcome.recorded, outcome.dropped) == (0, 1)
+
+
+def test_waiting_ends_with_its_time() -> None:
+    recorder = Recorder("http://127.0.0.1:1", "llama", META, retry=GIVE_UP_AT_ONCE)
+
+    assert recorder.wait(0.01) is None
+    recorder.finish()
+    assert recorder.wait(30) is not None
