@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import uuid
+import uuid  # noqa: TC003 - SQLAlchemy reads the annotations at run time
 from datetime import datetime
-from typing import Any
+from typing import Any, Final
 
 from sqlalchemy import (
     BigInteger,
@@ -34,6 +34,10 @@ SESSION_STATES = (
     "failed",
 )
 TASK_STATES = ("queued", "running", "done", "dead")
+
+# What a task run's `kind` may be; its subject is a session.
+ANALYZE_SESSION: Final = "analyze_session"
+TASK_KINDS = (ANALYZE_SESSION,)
 
 
 class Base(DeclarativeBase):

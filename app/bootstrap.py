@@ -1,0 +1,57 @@
+"""Builds the adapters of a process: the only place where they meet."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from app.broker import TASK_NAME, make_celery
+from app.db.engine import make_engine
+from app.db.unit_of_work import UnitOfWork
+from app.errors import StartupError
+from app.services.container import Container
+from app.services.dispatch import Dispatcher
+from app.services.session_task import ANALYSIS
+
+if TYPE_CHECKING:
+    import uuid
+
+    from app.settings import Settings
+
+__all__ = ["Container", "build"]
+
+
+def build(settings: Settings, *, application_name: str = "paceline") -> Container:
+    """Return the container of this process; connects to nothing yet.
+
+    Parameters
+    ----------
+    settings : Settings
+        `database_url` must be set: the embedded database's, where there is no other.
+    application_name : str
+        What ``pg_stat_activity`` calls this process.
+
+    Raises
+    ------
+    StartupError
+        If there is no database URL, or a wrong one.
+    """
+    if settings.database_url is None:
+        raise StartupError(
+            "There is no database: set PACELINE_DATABASE_URL, or run `paceline serve`."
+        )
+    engine = make_engine(settings.database_url, application_name=application_name)
+    celery = make_celery(settings)
+    kinds = {kind.name: kind for kind in (ANALYSIS,)}
+
+    def send(run_id: uuid.UUID, kind: str) -> None:
+        queue = kinds[kind].queue
+        celery.send_task(TASK_NAME, args=[str(run_id)], exchange="", routing_key=queue)
+
+    dispatcher = Dispatcher(send)
+    return Container(
+        settings=settings,
+        engine=engine,
+        uow=lambda: UnitOfWork(engine, dispatcher.publish),
+        dispatcher=dispatcher,
+        kinds=kinds,
+    )

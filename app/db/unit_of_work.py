@@ -1,0 +1,125 @@
+"""One transaction, and the messages that may go out once it has committed."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final, Self
+
+from sqlalchemy import Engine, func, select, text
+from sqlalchemy.dialects.postgresql import insert
+from sqlalchemy.orm import Session
+
+from app.db.models import TaskRun
+
+if TYPE_CHECKING:
+    from datetime import datetime
+    from types import TracebackType
+
+# The channel of PostgreSQL's NOTIFY that carries the id of a session whose state changed.
+SESSION_CHANNEL: Final = "paceline_session"
+
+# The open row that made an insert do nothing may be finished before it is looked up; then the
+# insert succeeds the next time. Losing that race more than a few times in a row means a bug, and
+# an endless loop would hide it.
+ENQUEUE_TRIES: Final = 5
+
+Publish = Callable[[uuid.UUID, str], None]
+
+
+class UnitOfWork:
+    """A context manager that owns one transaction.
+
+    Entered, it has `session` and `now`; a clean exit commits, an exception rolls back. What was
+    enqueued is handed to `publish` after the commit and only then: a message for a row that is not
+    there yet would be thrown away by the worker.
+
+    Parameters
+    ----------
+    engine : Engine
+        Where the connection comes from.
+    publish : callable
+        Takes the id of a task run and its kind; must not block and must not fail.
+    """
+
+    def __init__(self, engine: Engine, publish: Publish) -> None:
+        # Objects stay readable after the commit: services return them as values.
+        self.session = Session(engine, expire_on_commit=False)
+        self._publish = publish
+        self._to_publish: dict[uuid.UUID, str] = {}
+        self._now: datetime | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        with self.session:
+            if kind is not None:
+                return
+            self.session.commit()
+        for run_id, task_kind in self._to_publish.items():
+            self._publish(run_id, task_kind)
+
+    @property
+    def now(self) -> datetime:
+        """Return the database's time of this transaction, read once."""
+        if self._now is None:
+            self._now = self.session.execute(select(func.now())).scalar_one()
+        return self._now
+
+    def enqueue(self, kind: str, subject_id: uuid.UUID) -> uuid.UUID:
+        """Record that there is work to do, in this transaction, and publish it after the commit.
+
+        Parameters
+        ----------
+        kind : str
+            What is to be done: a name of `app.db.models.TASK_KINDS`.
+        subject_id : UUID
+            What it is to be done to.
+
+        Returns
+        -------
+        UUID
+            The task run: a new one, or the open one of the same kind and subject.
+        """
+        for _ in range(ENQUEUE_TRIES):
+            run_id = self.session.execute(
+                insert(TaskRun)
+                .values(
+                    id=uuid.uuid4(), kind=kind, subject_id=subject_id, state="queued", attempt=0
+                )
+                .on_conflict_do_nothing(
+                    index_elements=["kind", "subject_id"],
+                    index_where=text("state IN ('queued', 'running')"),
+                )
+                .returning(TaskRun.id)
+            ).scalar()
+            if run_id is None:
+                run_id = self.session.execute(
+                    select(TaskRun.id).where(
+                        TaskRun.kind == kind,
+                        TaskRun.subject_id == subject_id,
+                        TaskRun.state.in_(("queued", "running")),
+                    )
+                ).scalar()
+            if run_id is not None:
+                self.publish_after_commit(run_id, kind)
+                return run_id
+        raise RuntimeError(f"no task run of {kind} for {subject_id} could be made or found")
+
+    def publish_after_commit(self, run_id: uuid.UUID, kind: str) -> None:
+        """Nudge a worker towards a task run once this transaction has committed."""
+        self._to_publish[run_id] = kind
+
+    def notify_session(self, session_id: uuid.UUID) -> None:
+        """Tell listeners, on commit, that a session's state changed.
+
+        Commits that notify take one lock of the whole database; a transaction that runs often
+        (a chunk of a trace) must not call this.
+        """
+        self.session.execute(select(func.pg_notify(SESSION_CHANNEL, str(session_id))))

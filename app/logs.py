@@ -1,0 +1,74 @@
+"""Logging: one line an event, to standard error, as JSON or for a person to read."""
+
+from __future__ import annotations
+
+import logging
+import logging.config
+import sys
+from typing import TYPE_CHECKING
+
+import structlog
+
+if TYPE_CHECKING:
+    from structlog.typing import Processor
+
+
+def configure_logging(*, json: bool, level: str) -> None:
+    """Set up structlog, and the standard library's loggers to come out the same way.
+
+    Standard output stays free: it carries results only.
+
+    Parameters
+    ----------
+    json : bool
+        One JSON object a line, for a log collector; otherwise colored text.
+    level : str
+        The least level that is written: ``debug``, ``info``, ``warning``, ``error``.
+    """
+    shared: list[Processor] = [
+        structlog.contextvars.merge_contextvars,
+        structlog.stdlib.add_logger_name,
+        structlog.stdlib.add_log_level,
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+        structlog.processors.StackInfoRenderer(),
+    ]
+    renderers: list[Processor] = (
+        [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
+        if json
+        else [structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())]
+    )
+    logging.config.dictConfig(
+        {
+            "version": 1,
+            # Loggers are made at import, before this runs; they must keep working.
+            "disable_existing_loggers": False,
+            "formatters": {
+                "structlog": {
+                    "()": structlog.stdlib.ProcessorFormatter,
+                    "foreign_pre_chain": shared,
+                    "processors": [
+                        structlog.stdlib.ProcessorFormatter.remove_processors_meta,
+                        *renderers,
+                    ],
+                }
+            },
+            "handlers": {
+                "stderr": {
+                    "class": "logging.StreamHandler",
+                    "stream": "ext://sys.stderr",
+                    "formatter": "structlog",
+                }
+            },
+            "root": {"handlers": ["stderr"], "level": level.upper()},
+        }
+    )
+    structlog.configure(
+        processors=[
+            structlog.stdlib.filter_by_level,
+            *shared,
+            structlog.stdlib.ProcessorFormatter.wrap_for_formatter,
+        ],
+        logger_factory=structlog.stdlib.LoggerFactory(),
+        wrapper_class=structlog.stdlib.BoundLogger,
+        cache_logger_on_first_use=True,
+    )

@@ -1,0 +1,146 @@
+"""Use case: analyze a stored session and keep its report.
+
+Everything that the analysis brings (report, state, headline, the end of the task run, the
+notification) is one transaction at the end. Run twice, it gives one result.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from sqlalchemy import select
+
+from app.analysis.report import Analysis, analyze, with_identity
+from app.analysis.trace.metadata import parse_metadata
+from app.analysis.trace.storage import unpack
+from app.db.blobs import read_blob
+from app.db.models import Job, Session
+from app.errors import NotFoundError, UnanalyzableError
+from app.services.report_store import delete_report, replace_report
+from app.services.session_task import move_session
+from app.services.task_runs import Claim, finish
+
+if TYPE_CHECKING:
+    import uuid
+
+    from app.analysis.trace.model import Trace
+    from app.services.container import Container
+
+# The replay does not match the recording closely enough for a verdict (paper, section 2.4).
+LOW_FIDELITY: Final = "report.low_fidelity"
+
+# A chat message and a row of the fleet page have room for two.
+HEADLINE_CAUSES: Final = 2
+
+
+@dataclass(frozen=True, slots=True)
+class _Loaded:
+    trace: Trace
+    job: str
+
+
+def analyze_session(container: Container, claim: Claim) -> None:
+    """Read the trace of a claim's session, analyze it and store what came out.
+
+    Raises
+    ------
+    LostClaimError
+        If another worker took the task over meanwhile; nothing is stored.
+    NotFoundError
+        If the session was deleted meanwhile.
+    """
+    loaded = _load(container, claim.subject_id)
+    try:
+        analysis = analyze(loaded.trace)
+    except UnanalyzableError as error:
+        _discard(container, claim, error)
+    else:
+        _store(container, claim, analysis, loaded.job)
+
+
+def _load(container: Container, session_id: uuid.UUID) -> _Loaded:
+    with container.uow() as tx:
+        row = tx.session.execute(
+            select(Session.meta, Session.trace_blob, Job.name)
+            .join(Job, Job.id == Session.job_id)
+            .where(Session.id == session_id)
+        ).one_or_none()
+        if row is None:
+            raise NotFoundError(f"session {session_id} is gone")
+        parts = list(read_blob(tx, row.trace_blob))
+    return _Loaded(unpack(parts, parse_metadata(row.meta)), row.name)
+
+
+def _discard(container: Container, claim: Claim, error: UnanalyzableError) -> None:
+    with container.uow() as tx:
+        finish(tx, claim)
+        delete_report(tx, claim.subject_id)
+        move_session(
+            tx,
+            claim.subject_id,
+            state="discarded",
+            reason_code=error.stable_code,
+            reason=error.message,
+            reason_detail={"faults": [fault.as_dict() for fault in error.faults]},
+        )
+
+
+def _store(container: Container, claim: Claim, analysis: Analysis, job: str) -> None:
+    document = with_identity(analysis.document, job=job, session=str(claim.subject_id))
+    fidelity = document["fidelity"]
+    ci95 = document["slowdown_ci95"] or [None, None]
+    with container.uow() as tx:
+        finish(tx, claim)
+        replace_report(tx, claim.subject_id, document, analysis.heatmaps)
+        move_session(
+            tx,
+            claim.subject_id,
+            state="analyzed" if fidelity["verdict"] else "no_verdict",
+            reason_code=None if fidelity["verdict"] else LOW_FIDELITY,
+            reason=fidelity["reason"],
+            reason_detail=None,
+            slowdown=document["slowdown"],
+            slowdown_low=ci95[0],
+            slowdown_high=ci95[1],
+            waste=document["waste"],
+            gpu_hours_lost=document["gpu_hours_lost"],
+            discrepancy=fidelity["discrepancy"],
+            headline=headline(document),
+        )
+
+
+def headline(document: dict[str, Any]) -> dict[str, Any]:
+    """Return what lists and alerts show of a report, so that they need not read it."""
+    by_optype = {name: value for name, value in document["by_optype"].items() if value is not None}
+    return {
+        "sentence": document["verdict"]["sentence"],
+        "level": document["verdict"]["level"],
+        "worst": _worst_worker(document),
+        "m_w": document["m_w"]["rem"],
+        "m_s": document["m_s"]["rem"],
+        "fb_correlation": document["fb_correlation"]["pearson"],
+        "top_optype": max(by_optype, key=by_optype.__getitem__, default=None),
+        "causes": document["causes"][:HEADLINE_CAUSES],
+        "sizes": document["sizes"],
+    }
+
+
+def _worst_worker(document: dict[str, Any]) -> dict[str, Any] | None:
+    cells = [
+        (value, dp, pp)
+        for dp, row in enumerate(document["by_worker"]["exact"])
+        for pp, value in enumerate(row)
+        if value is not None
+    ]
+    if not cells:
+        return None
+    slowdown, dp, pp = max(cells, key=lambda cell: cell[0])
+    rank = document["workers"]["rank"][dp][pp]
+    return {
+        "dp": dp,
+        "pp": pp,
+        "rank": rank,
+        "host": document["hosts"].get(str(rank)),
+        "slowdown": slowdown,
+    }

@@ -1,0 +1,42 @@
+"""Alembic's entry: runs the revisions on a connection handed in, or on PACELINE_DATABASE_URL."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from alembic import context
+
+from app.db.engine import make_engine
+from app.db.models import Base
+from app.errors import StartupError
+from app.settings import Settings
+
+if TYPE_CHECKING:
+    from sqlalchemy import Connection
+
+
+def run(connection: Connection) -> None:
+    """Run what was asked for in one transaction: a revision that fails leaves nothing behind."""
+    context.configure(connection=connection, target_metadata=Base.metadata, compare_type=True)
+    with context.begin_transaction():
+        context.run_migrations()
+
+
+def main() -> None:
+    """Use the caller's connection (`app.db.migrate`), or open one for the `alembic` command."""
+    if context.is_offline_mode():
+        raise StartupError("Migrations read the database they run on; --sql is not supported.")
+    connection: Connection | None = context.config.attributes.get("connection")
+    if connection is not None:
+        run(connection)
+        return
+    url = Settings().database_url
+    if url is None:
+        raise StartupError("Set PACELINE_DATABASE_URL to the database that alembic is to work on.")
+    engine = make_engine(url)
+    with engine.connect() as own:
+        run(own)
+    engine.dispose()
+
+
+main()
