@@ -29,8 +29,8 @@ OPTIMIZER_CLIP: Final = "optimizer-clip-main-grad"
 OPTIMIZER: Final = "optimizer"
 GC: Final = "gc"
 
-# The position of a name is its code in `Trace.op`. Stored traces carry names, so the order may change.
-KNOWN_OP_TYPES: Final[tuple[str, ...]] = (
+# What the what-if engine replays. Other types are kept, counted and reported.
+REPLAYED_OP_TYPES: Final[tuple[str, ...]] = (
     FORWARD_COMPUTE,
     BACKWARD_COMPUTE,
     WGRAD_COMPUTE,
@@ -46,6 +46,11 @@ KNOWN_OP_TYPES: Final[tuple[str, ...]] = (
     OPTIMIZER_CLIP,
     OPTIMIZER,
     GC,
+)
+
+# The position of a name is its code in `Trace.op`. Stored traces carry names: it may change.
+KNOWN_OP_TYPES: Final[tuple[str, ...]] = (
+    *REPLAYED_OP_TYPES,
     "tp-all-gather",
     "tp-reduce-scatter",
     "tp-all-reduce",

@@ -1,0 +1,221 @@
+"""The report of a session, schema ``paceline.report/1``: what pages, API and command line show."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from app.analysis.diagnosis.attribution import attribute, verdict
+from app.analysis.mitigation.predictions import predict_fixes
+from app.analysis.trace.model import REPLAYED_OP_TYPES, Trace
+from app.analysis.whatif.layout import FloatArray
+from app.analysis.whatif.metrics import (
+    MERGED_TYPES,
+    Contribution,
+    Metrics,
+    Replayed,
+    measure,
+    prepare_replay,
+    present_types,
+)
+from app.analysis.whatif.microbatches import compute_ratios, forward_backward
+from app.errors import Fault, UnanalyzableError
+
+SCHEMA: Final = "paceline.report/1"
+
+# A replay further than this from the recording says nothing about the recording (paper, section 6).
+DISCREPANCY_LIMIT: Final = 0.05
+# Fewer steps say little about the job: medians and the bootstrap need a population.
+MIN_STEPS: Final = 10
+# Points of the forward-backward scatter that travel with the report.
+SAMPLE_POINTS: Final = 700
+SECONDS_AN_HOUR: Final = 3600
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Analysis:
+    """What the analysis of a session gives.
+
+    Parameters
+    ----------
+    document : dict
+        The report as JSON types, without NaN or infinities. `job` and `session` are None; whoever
+        knows them fills them in.
+    heatmaps : float32 array, shape (steps, dp, pp)
+        Slowdown of each step if only this worker kept its recorded durations (exact S_w), the
+        steps in the order of ``document["steps"]["analyzed"]``.
+    """
+
+    document: dict[str, Any]
+    heatmaps: NDArray[np.float32]
+
+
+def analyze(trace: Trace) -> Analysis:
+    """Replay a session with and without stragglers and report what that says.
+
+    Raises
+    ------
+    UnanalyzableError
+        No verdict can come from the trace: ``trace.rank_missing``, ``trace.no_complete_step``,
+        ``trace.too_few_steps``, ``trace.transfers_unmatched``, ``trace.dependency_cycle``…
+    """
+    replayed = prepare_replay(trace)
+    _require_steps(replayed)
+    metrics = measure(replayed)
+    ideal = metrics.ideal_s[:, None, None]
+    return Analysis(
+        document=_document(trace, replayed, metrics),
+        heatmaps=(metrics.by_worker / ideal).astype(np.float32),
+    )
+
+
+def _require_steps(replayed: Replayed) -> None:
+    complete = len(replayed.layout.steps)
+    if complete >= MIN_STEPS:
+        return
+    dropped = replayed.layout.dropped
+    raise UnanalyzableError(
+        f"{complete} complete steps, at least {MIN_STEPS} are needed",
+        code="trace.too_few_steps",
+        faults=tuple(
+            Fault("dropped_step", f"Step {item.step}: {item.reason}") for item in dropped[:10]
+        ),
+    )
+
+
+def _document(trace: Trace, replayed: Replayed, metrics: Metrics) -> dict[str, Any]:
+    layout, sizes = replayed.layout, trace.meta.sizes
+    slowdown, discrepancy = metrics.slowdown, metrics.discrepancy
+    waste = 1 - 1 / slowdown
+    exact = metrics.relative(metrics.by_worker)
+    by_dp, by_pp = metrics.relative(metrics.by_dp), metrics.relative(metrics.by_pp)
+    by_optype = {name: float(metrics.relative(s)) for name, s in metrics.by_optype.items()}
+    forward_ratio, backward_ratio = compute_ratios(replayed)
+    correlation = forward_backward(replayed)
+    trusted = discrepancy <= DISCREPANCY_LIMIT
+    causes = attribute(metrics, correlation.pearson, layout.pp) if trusted else []
+    fixes = predict_fixes(replayed, metrics) if trusted else []
+    steps = metrics.ideal_s[:, None]
+    document = {
+        "schema": SCHEMA,
+        "job": None,
+        "session": None,
+        "trial_name": trace.meta.trial_name,
+        "sizes": {
+            "dp": sizes.dp,
+            "pp": sizes.pp,
+            "tp": sizes.tp,
+            "cp": sizes.cp,
+            "vpp": sizes.vpp,
+            "world": sizes.world,
+        },
+        "hosts": {str(rank): host for rank, host in trace.meta.hosts.items()},
+        "gpus": {str(rank): gpu for rank, gpu in trace.meta.gpus.items()},
+        "workers": {"rank": layout.ranks.tolist()},
+        "steps": {
+            "analyzed": layout.steps.tolist(),
+            "dropped": [{"step": item.step, "reason": item.reason} for item in layout.dropped],
+        },
+        "coverage": _coverage(trace, replayed, metrics),
+        "clocks": {"aligned": False, "absolute": not trace.step_relative},
+        "fidelity": {
+            "discrepancy": discrepancy,
+            "limit": DISCREPANCY_LIMIT,
+            "verdict": trusted,
+            "reason": None if trusted else _distrust(metrics),
+        },
+        "slowdown": slowdown,
+        "slowdown_ci95": list(metrics.slowdown_interval()),
+        "waste": waste,
+        "gpu_hours_lost": sizes.world
+        * float((metrics.simulated_s - metrics.ideal_s).sum())
+        / SECONDS_AN_HOUR,
+        "gpu_hours_lost_per_hour": sizes.world * waste,
+        "launch_slowdown": float(metrics.recorded_s.mean() / metrics.simulated_s.mean()),
+        "launch_by_optype": _merged_launch(metrics.launch_by_optype),
+        "k50": metrics.k50,
+        "step_times": {
+            "recorded": metrics.recorded_s.tolist(),
+            "simulated": metrics.simulated_s.tolist(),
+            "ideal": metrics.ideal_s.tolist(),
+        },
+        "step_slowdown": (metrics.simulated_s / metrics.ideal_s).tolist(),
+        "by_optype": by_optype,
+        "waste_by_optype": {name: 1 - 1 / value for name, value in by_optype.items()},
+        "by_dp": by_dp.tolist(),
+        "by_pp": by_pp.tolist(),
+        "per_step": {
+            "by_optype": {
+                name: (times / metrics.ideal_s).tolist()
+                for name, times in metrics.by_optype.items()
+            },
+            "by_dp": (metrics.by_dp / steps).T.tolist(),
+            "by_pp": (metrics.by_pp / steps).T.tolist(),
+            "launch_slowdown": (metrics.recorded_s / metrics.simulated_s).tolist(),
+        },
+        "by_worker": {
+            "exact": exact.tolist(),
+            "approximate": np.minimum(by_dp[:, None], by_pp[None, :]).tolist(),
+            "forward_ratio": _finite(forward_ratio),
+            "backward_ratio": _finite(backward_ratio),
+        },
+        "m_w": {
+            **_contribution(metrics.m_w),
+            "workers": [list(worker) for worker in metrics.worst],
+        },
+        "m_s": _contribution(metrics.m_s),
+        "fb_correlation": correlation.as_document(SAMPLE_POINTS),
+        "causes": [cause.as_document() for cause in causes],
+        "recommendations": [fix.as_document() for fix in fixes],
+    }
+    document["verdict"] = verdict(document, causes)
+    return document
+
+
+def _coverage(trace: Trace, replayed: Replayed, metrics: Metrics) -> dict[str, Any]:
+    present = set(present_types(replayed.layout))
+    counts = np.bincount(trace.op, minlength=len(trace.op_names)).tolist()
+    known = len(REPLAYED_OP_TYPES)
+    return {
+        "ranks_expected": trace.meta.sizes.workers,
+        "ranks_present": int(replayed.layout.ranks.size),
+        "operations": len(trace),
+        "operations_replayed": int(replayed.layout.start_ns.size),
+        "unknown_op_types": {
+            name: count
+            for name, count in zip(trace.op_names[known:], counts[known:], strict=True)
+            if count
+        },
+        "absent_op_types": [name for name in REPLAYED_OP_TYPES if name not in present],
+        "clamped_transfers": replayed.durations.clamped,
+        "clamped_launch_delays": metrics.clamped_delays,
+    }
+
+
+def _merged_launch(shares: dict[str, float]) -> dict[str, float]:
+    merged: Counter[str] = Counter()
+    for name, value in shares.items():
+        merged[MERGED_TYPES.get(name, name)] += value  # type: ignore[assignment]  # counts seconds
+    return dict(merged)
+
+
+def _contribution(share: Contribution) -> dict[str, float | None]:
+    return {"rem": share.rem, "add": share.add, "trem_s": share.rem_s, "tadd_s": share.add_s}
+
+
+def _finite(values: FloatArray) -> list[list[float | None]]:
+    return [[x if math.isfinite(x) else None for x in row] for row in values.tolist()]
+
+
+def _distrust(metrics: Metrics) -> str:
+    """Say in words what keeps the replay from the recording."""
+    name, share = max(metrics.launch_by_optype.items(), key=lambda item: item[1])
+    return (
+        f"The replay differs from the recording by {metrics.discrepancy:.1%}, the limit is "
+        f"{DISCREPANCY_LIMIT:.0%}. Most of it: launches of {name} come late, {share:.1%} of a step."
+    )

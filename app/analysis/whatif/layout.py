@@ -1,0 +1,261 @@
+"""Operations laid out densely: one row an operation of the step, one column a (step, DP rank).
+
+All DP ranks and all steps of one shape run the same operations, so a session is a matrix
+``[node, step, DP rank]``, where a *node* is one operation of a step's pipeline, (op type, stage,
+order). Everything behind this module works on whole rows of that matrix.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from app.analysis.trace.model import REPLAYED_OP_TYPES, Trace
+from app.errors import Fault, UnanalyzableError
+
+FloatArray = NDArray[np.float64]
+IntArray = NDArray[np.int64]
+
+MAX_NAMED_FAULTS = 10
+
+
+@dataclass(frozen=True, slots=True)
+class DroppedStep:
+    """A step that is left out, and why."""
+
+    step: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Nodes:
+    """Operations of one step on one DP rank, sorted by op type, stage and order.
+
+    Every array has the shape (nodes,). `mb` and `mc` are those of the template lane.
+    """
+
+    op: NDArray[np.int16]
+    pp: NDArray[np.int32]
+    order: NDArray[np.int32]
+    mb: NDArray[np.int32]
+    mc: NDArray[np.int32]
+
+    def __len__(self) -> int:
+        return len(self.op)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Layout:
+    """Steps of one shape as dense matrices.
+
+    Parameters
+    ----------
+    op_names : tuple of str
+        Name of each op code.
+    nodes : Nodes
+    steps : int64 array, shape (steps,)
+        The analyzed steps, ascending.
+    start_ns, duration_ns : float64 arrays, shape (nodes, steps, dp)
+        Recorded start, relative to the step's earliest start, and recorded duration.
+    ranks : int32 array, shape (dp, pp)
+        The global rank that each cell is analyzed from.
+    dropped : tuple of DroppedStep
+    """
+
+    op_names: tuple[str, ...]
+    nodes: Nodes
+    steps: IntArray
+    start_ns: FloatArray
+    duration_ns: FloatArray
+    ranks: NDArray[np.int32]
+    dropped: tuple[DroppedStep, ...]
+
+    @property
+    def dp(self) -> int:
+        """Return the number of DP ranks."""
+        return self.ranks.shape[0]
+
+    @property
+    def pp(self) -> int:
+        """Return the number of pipeline stages."""
+        return self.ranks.shape[1]
+
+    def codes(self, *names: str) -> list[int]:
+        """Return the codes of the named op types."""
+        return [self.op_names.index(name) for name in names]
+
+
+def lay_out(trace: Trace) -> Layout:
+    """Arrange a trace's operations by node, step and DP rank.
+
+    Each DP × PP cell is represented by its lowest traced rank. The shape of a step is how many
+    operations of each type each stage runs; the most frequent shape is analyzed, steps of another
+    shape or with operations missing are dropped by name.
+
+    Raises
+    ------
+    UnanalyzableError
+        ``trace.rank_missing`` where a cell sent nothing at all; ``trace.no_complete_step``.
+    """
+    ranks = _analyzed_ranks(trace)
+    rows = _rows_of(trace, ranks)
+    dp, pp = ranks.shape
+    steps, step_index = _index_steps(trace.step if rows is None else trace.step[rows])
+    columns = [trace.op, trace.pp, trace.dp, trace.order]
+    op, stage, dp_rank, order = (c if rows is None else c[rows] for c in columns)
+
+    op_count = len(trace.op_names)
+    lane = step_index * dp + dp_rank
+    kind = op.astype(np.int64) * pp + stage
+    counts = np.bincount(
+        lane * (op_count * pp) + kind, minlength=len(steps) * dp * op_count * pp
+    ).reshape(len(steps), dp, op_count * pp)
+    shape = _most_frequent_shape(counts)
+    kept, dropped = _split_steps(trace, steps, counts, shape)
+
+    first_node = np.concatenate(([0], np.cumsum(shape)))
+    kept_index = np.full(len(steps), -1, dtype=np.int64)
+    kept_index[kept] = np.arange(len(kept))
+    keep_all = len(kept) == len(steps)
+    column = lane if keep_all else kept_index[step_index] * dp + dp_rank
+    position = (first_node[kind] + order) * (len(kept) * dp) + column
+    starts, durations = (
+        (trace.start_ns, trace.duration_ns)
+        if rows is None
+        else (trace.start_ns[rows], trace.duration_ns[rows])
+    )
+    inside = order < shape[kind]
+    if not keep_all:
+        inside &= kept_index[step_index] >= 0
+    if not inside.all():
+        position, starts, durations = position[inside], starts[inside], durations[inside]
+
+    size = (int(first_node[-1]), len(kept), dp)
+    filled = np.zeros(size, dtype=bool)
+    filled.ravel()[position] = True
+    start_ns = np.empty(size, dtype=np.int64)
+    start_ns.ravel()[position] = starts
+    duration_ns = np.empty(size)
+    duration_ns.ravel()[position] = durations
+    complete = filled.all(axis=(0, 2))
+    if not complete.all():
+        dropped += [
+            DroppedStep(int(step), "operations are numbered with gaps")
+            for step in steps[kept][~complete]
+        ]
+        kept = kept[complete]
+        start_ns, duration_ns = start_ns[:, complete], duration_ns[:, complete]
+    if len(kept) == 0:
+        raise UnanalyzableError(
+            "No step is complete on all workers",
+            code="trace.no_complete_step",
+            faults=tuple(
+                Fault("incomplete_step", f"Step {d.step}: {d.reason}")
+                for d in dropped[:MAX_NAMED_FAULTS]
+            ),
+        )
+    start_ns -= start_ns.min(axis=(0, 2))[None, :, None]
+    return Layout(
+        op_names=trace.op_names,
+        nodes=_name_nodes(trace, int(steps[kept[0]]), ranks[0], shape),
+        steps=steps[kept],
+        start_ns=start_ns.astype(np.float64),
+        duration_ns=duration_ns,
+        ranks=ranks,
+        dropped=tuple(sorted(dropped, key=lambda item: item.step)),
+    )
+
+
+def _analyzed_ranks(trace: Trace) -> NDArray[np.int32]:
+    """Return the lowest traced rank of each cell, shape (dp, pp)."""
+    sizes = trace.meta.sizes
+    cell = trace.dp.astype(np.int64) * sizes.pp + trace.pp
+    lowest = np.full(sizes.workers, np.iinfo(np.int32).max, dtype=np.int32)
+    np.minimum.at(lowest, cell, trace.rank)
+    missing = np.flatnonzero(lowest == np.iinfo(np.int32).max)
+    if len(missing):
+        cells = [(int(c // sizes.pp), int(c % sizes.pp)) for c in missing[:MAX_NAMED_FAULTS]]
+        listed = ", ".join(f"({d}, {p})" for d, p in cells)
+        raise UnanalyzableError(
+            f"{len(missing)} of {sizes.workers} workers sent nothing: (DP rank, stage) {listed}",
+            code="trace.rank_missing",
+            faults=tuple(
+                Fault("rank_missing", f"DP rank {d}, stage {p} sent nothing") for d, p in cells
+            ),
+        )
+    return lowest.reshape(sizes.dp, sizes.pp)
+
+
+def _rows_of(trace: Trace, ranks: NDArray[np.int32]) -> IntArray | None:
+    """Return the replayed operations of the analyzed ranks; None where that is every row."""
+    analyzed = ranks[trace.dp, trace.pp] == trace.rank
+    analyzed &= trace.op < len(REPLAYED_OP_TYPES)
+    return None if analyzed.all() else np.flatnonzero(analyzed)
+
+
+def _index_steps(step: IntArray) -> tuple[IntArray, IntArray]:
+    """Return the distinct steps and each row's index into them.
+
+    Recorders write long runs of one step, so only where the step changes is looked up.
+    """
+    change = np.flatnonzero(step[1:] != step[:-1]) + 1
+    heads = np.concatenate(([0], change))
+    steps, inverse = np.unique(step[heads], return_inverse=True)
+    lengths = np.diff(np.concatenate((heads, [len(step)])))
+    return steps, np.repeat(inverse, lengths)
+
+
+def _most_frequent_shape(counts: IntArray) -> IntArray:
+    """Return the shape that most (step, DP rank) lanes have; of equals the earliest."""
+    lanes = counts.reshape(-1, counts.shape[-1])
+    if (lanes == lanes[0]).all():
+        return lanes[0]
+    shapes, first, frequency = np.unique(lanes, axis=0, return_index=True, return_counts=True)
+    best = min(range(len(shapes)), key=lambda i: (-frequency[i], first[i]))
+    return np.asarray(shapes[best])
+
+
+def _split_steps(
+    trace: Trace, steps: IntArray, counts: IntArray, shape: IntArray
+) -> tuple[IntArray, list[DroppedStep]]:
+    """Return the indices of the steps of the given shape, and the others with their reason."""
+    matches = (counts == shape).all(axis=(1, 2))
+    dropped = []
+    pp = trace.meta.sizes.pp
+    for index in np.flatnonzero(~matches):
+        differs = counts[index] != shape
+        dp_rank, kind = (int(i) for i in np.argwhere(differs)[0])
+        name, stage = trace.op_names[kind // pp], kind % pp
+        found, expected = int(counts[index, dp_rank, kind]), int(shape[kind])
+        where = "on every DP rank" if differs[:, kind].all() else f"on DP rank {dp_rank}"
+        dropped.append(
+            DroppedStep(
+                int(steps[index]),
+                f"{found} instead of {expected} {name} on stage {stage} {where}",
+            )
+        )
+    return np.flatnonzero(matches), dropped
+
+
+def _name_nodes(trace: Trace, step: int, stage_ranks: NDArray[np.int32], shape: IntArray) -> Nodes:
+    """Return what each node is; microbatch and chunk as DP rank 0 recorded them in `step`."""
+    pp = len(stage_ranks)
+    kind = np.repeat(np.arange(len(shape)), shape)
+    first = np.concatenate(([0], np.cumsum(shape)))
+    order = np.arange(len(kind)) - first[kind]
+    lane = np.flatnonzero((trace.step == step) & (trace.dp == 0))
+    lane = lane[trace.rank[lane] == stage_ranks[trace.pp[lane]]]
+    lane = lane[trace.op[lane] < len(REPLAYED_OP_TYPES)]
+    at = first[trace.op[lane].astype(np.int64) * pp + trace.pp[lane]] + trace.order[lane]
+    mb = np.full(len(kind), -1, dtype=np.int32)
+    mc = np.full(len(kind), -1, dtype=np.int32)
+    mb[at], mc[at] = trace.mb[lane], trace.mc[lane]
+    return Nodes(
+        op=(kind // pp).astype(np.int16),
+        pp=(kind % pp).astype(np.int32),
+        order=order.astype(np.int32),
+        mb=mb,
+        mc=mc,
+    )

@@ -1,0 +1,286 @@
+"""Variants of a session: which operations keep their recorded duration, and what the rest gets."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from app.analysis.whatif.durations import Durations
+from app.analysis.whatif.layout import FloatArray, Layout
+from app.analysis.whatif.replay import Couple, Program, across_dp, replay
+
+# Elements that one NumPy call works on. Fewer, and calling costs more than computing; more, and
+# the ends that are alive no longer fit in the cache of a core.
+BATCH_ELEMENTS = 16_384
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Keep:
+    """The operations that keep their recorded durations; all others become ideal.
+
+    Parameters
+    ----------
+    cells : bool array, shape (dp, pp)
+        Workers whose operations are kept.
+    types : bool array, shape (op codes,)
+        Op types that are kept.
+    """
+
+    cells: NDArray[np.bool_]
+    types: NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class KeptVariants:
+    """Variants as rows of arrays ``[lane or partner, variant, step, DP rank]``.
+
+    The first axis has the length 1, or 2 where each lane is replayed against one ideal partner
+    that stands for all other DP ranks; only the lane keeps recorded durations.
+    """
+
+    durations: Durations
+    rows: int
+    partners: int
+    steps: slice
+    # for each node the variants that keep it, on all DP ranks or on some
+    whole: Sequence[tuple[int, ...]]
+    partial: Sequence[tuple[tuple[int, NDArray[np.bool_]], ...]]
+
+    def launch(self, node: int, after: FloatArray) -> FloatArray:
+        """Launch at once."""
+        del node
+        return after
+
+    def end(self, node: int, begin: FloatArray) -> FloatArray:
+        """Add the recorded or the ideal duration."""
+        whole, partial = self.whole[node], self.partial[node]
+        ideal = self.durations.ideal_ns[node]
+        if not whole and not partial:
+            return begin + ideal
+        recorded = self.durations.recorded_ns[node, self.steps]
+        if self.partners == 1 and len(whole) == self.rows:
+            return begin + recorded
+        begin = np.broadcast_to(begin, (begin.shape[0], self.rows, *begin.shape[2:]))
+        end = np.empty((self.partners, self.rows, *recorded.shape))
+        np.add(begin, ideal, out=end)
+        for row in whole:
+            np.add(begin[0, row], recorded, out=end[0, row])
+        for row, cells in partial:
+            np.add(begin[0, row], recorded, out=end[0, row], where=cells)
+        return end
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DelayedVariants:
+    """One variant an op type: recorded durations, and that type is launched late as recorded.
+
+    `delay_ns` is the launch delay, shape (nodes, steps, dp); `rows` gives the variant of each node.
+    """
+
+    durations: Durations
+    delay_ns: FloatArray
+    rows: NDArray[np.int64]
+    count: int
+    steps: slice
+
+    def launch(self, node: int, after: FloatArray) -> FloatArray:
+        """Launch late in the variant of the node's type."""
+        delay = self.delay_ns[node, self.steps]
+        late = np.empty((1, self.count, *delay.shape))
+        late[:] = after
+        late[0, self.rows[node]] += delay
+        return late
+
+    def end(self, node: int, begin: FloatArray) -> FloatArray:
+        """Add the recorded duration."""
+        return begin + self.durations.recorded_ns[node, self.steps]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ReplacedVariants:
+    """Recorded durations but for some nodes, whose durations are given, shape (steps, dp)."""
+
+    durations: Durations
+    replaced_ns: Mapping[int, FloatArray]
+    steps: slice
+
+    def launch(self, node: int, after: FloatArray) -> FloatArray:
+        """Launch at once."""
+        del node
+        return after
+
+    def end(self, node: int, begin: FloatArray) -> FloatArray:
+        """Add the replaced or the recorded duration."""
+        replaced = self.replaced_ns.get(node)
+        if replaced is None:
+            return begin + self.durations.recorded_ns[node, self.steps]
+        return begin + replaced[self.steps]
+
+
+def across_partners(launch: FloatArray) -> FloatArray:
+    """Return the later launch of each lane and its ideal partner, which are the first axis."""
+    return launch.max(axis=0, keepdims=True)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Simulator:
+    """Replays variants of one layout.
+
+    Results are step times in ns, the steps in the layout's order.
+    """
+
+    layout: Layout
+    durations: Durations
+    program: Program
+    _every_type: NDArray[np.bool_] = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_every_type", np.ones(len(self.layout.op_names), dtype=bool))
+
+    def keep(
+        self, *, cells: NDArray[np.bool_] | None = None, types: Sequence[str] | None = None
+    ) -> Keep:
+        """Return what keeps the given cells and op types; everything where nothing is given."""
+        if cells is None:
+            cells = np.ones((self.layout.dp, self.layout.pp), dtype=bool)
+        kept = self._every_type
+        if types is not None:
+            kept = np.zeros(len(kept), dtype=bool)
+            kept[self.layout.codes(*types)] = True
+        return Keep(cells, kept)
+
+    def step_times(self, keeps: Sequence[Keep]) -> FloatArray:
+        """Replay variants on all DP ranks.
+
+        Returns
+        -------
+        float64 array, shape (variants, steps)
+        """
+        times = np.empty((len(keeps), len(self.layout.steps)))
+        lanes = len(self.layout.steps) * self.layout.dp
+        size = max(1, BATCH_ELEMENTS // lanes)
+        for first in range(0, len(keeps), size):
+            batch = keeps[first : first + size]
+            rows = self._rows(batch)
+            for steps in self._step_blocks(len(batch)):
+                variants = KeptVariants(self.durations, len(batch), 1, steps, *rows)
+                end = replay(self.program, variants, across_dp)
+                times[first : first + size, steps] = end.max(axis=-1)[0]
+        return times
+
+    def ideal_step_time(self) -> float:
+        """Return the step time with every operation ideal; one lane stands for all."""
+        none = self.keep(cells=np.zeros((self.layout.dp, self.layout.pp), dtype=bool))
+        variants = KeptVariants(self.durations, 1, 1, slice(0, 1), *self._rows([none]))
+        return float(replay(self.program, variants).max())
+
+    def lone_lanes(self) -> tuple[FloatArray, FloatArray]:
+        """Replay every worker, and every DP rank, as the only one that keeps its durations.
+
+        With everything else ideal, the other DP ranks are equal at all times: one ideal partner,
+        met at the collectives, stands for all of them. So each (step, DP rank) lane is replayed
+        against a partner of its own, and all workers of a stage cost one such replay.
+
+        Returns
+        -------
+        by_worker : float64 array, shape (steps, dp, pp)
+        by_dp : float64 array, shape (steps, dp)
+        """
+        layout = self.layout
+        kept = [self.keep(cells=_stage(layout, stage)) for stage in range(layout.pp)]
+        kept.append(self.keep())
+        partners = 2 if layout.dp > 1 else 1
+        couple: Couple = across_partners if layout.dp > 1 else across_dp
+        times = np.empty((len(kept), len(layout.steps), layout.dp))
+        lanes = len(layout.steps) * layout.dp
+        size = max(1, BATCH_ELEMENTS // (partners * lanes))
+        for first in range(0, len(kept), size):
+            batch = kept[first : first + size]
+            rows = self._rows(batch)
+            for steps in self._step_blocks(partners * len(batch)):
+                variants = KeptVariants(self.durations, len(batch), partners, steps, *rows)
+                times[first : first + size, steps] = replay(self.program, variants, couple).max(
+                    axis=0
+                )
+        return np.moveaxis(times[:-1], 0, -1), times[-1]
+
+    def delayed_step_times(self, types: Sequence[str], delay_ns: FloatArray) -> FloatArray:
+        """Replay recorded durations with the launch delays of one op type at a time.
+
+        Returns
+        -------
+        float64 array, shape (types, steps)
+        """
+        codes = self.layout.codes(*types)
+        row_of = np.full(len(self.layout.op_names), -1, dtype=np.int64)
+        row_of[codes] = np.arange(len(codes))
+        rows = row_of[self.layout.nodes.op]
+        return self._blocked(
+            lambda steps: DelayedVariants(self.durations, delay_ns, rows, len(codes), steps),
+            len(codes),
+        )
+
+    def replaced_step_times(self, replaced_ns: Mapping[int, FloatArray]) -> FloatArray:
+        """Replay recorded durations with those of some nodes replaced, shape (steps, dp) each.
+
+        Returns
+        -------
+        float64 array, shape (steps,)
+        """
+        return self._blocked(lambda steps: ReplacedVariants(self.durations, replaced_ns, steps), 1)[
+            0
+        ]
+
+    def _blocked(
+        self, variants: Callable[[slice], DelayedVariants | ReplacedVariants], rows: int
+    ) -> FloatArray:
+        times = np.empty((rows, len(self.layout.steps)))
+        for steps in self._step_blocks(rows):
+            end = replay(self.program, variants(steps), across_dp)
+            times[:, steps] = end.max(axis=-1)
+        return times
+
+    def _step_blocks(self, rows: int) -> list[slice]:
+        """Cut the steps so that a block of all rows and DP ranks stays in the cache."""
+        count = len(self.layout.steps)
+        size = max(1, BATCH_ELEMENTS // (rows * self.layout.dp))
+        return [slice(first, min(first + size, count)) for first in range(0, count, size)]
+
+    def _rows(
+        self, keeps: Sequence[Keep]
+    ) -> tuple[
+        list[tuple[int, ...]],
+        list[tuple[tuple[int, NDArray[np.bool_]], ...]],
+    ]:
+        """Return for each node the variants that keep all, and that keep some of its DP ranks."""
+        nodes = self.layout.nodes
+        by_kind: dict[
+            tuple[int, int],
+            tuple[tuple[int, ...], tuple[tuple[int, NDArray[np.bool_]], ...]],
+        ] = {}
+        whole, partial = [], []
+        for kind in zip(nodes.op.tolist(), nodes.pp.tolist(), strict=True):
+            if kind not in by_kind:
+                op, stage = kind
+                kept = [
+                    (row, keep.cells[:, stage])
+                    for row, keep in enumerate(keeps)
+                    if keep.types[op] and keep.cells[:, stage].any()
+                ]
+                by_kind[kind] = (
+                    tuple(row for row, cells in kept if cells.all()),
+                    tuple((row, cells) for row, cells in kept if not cells.all()),
+                )
+            rows, cells = by_kind[kind]
+            whole.append(rows)
+            partial.append(cells)
+        return whole, partial
+
+
+def _stage(layout: Layout, stage: int) -> NDArray[np.bool_]:
+    cells = np.zeros((layout.dp, layout.pp), dtype=bool)
+    cells[:, stage] = True
+    return cells
