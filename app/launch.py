@@ -1,4 +1,6 @@
-"""Become another program that dies with its parent. Run by its path, with nothing to import:
+"""Become another program that dies with its parent.
+
+Run by its path; nothing else of the project is needed:
 
     python -I -S launch.py --parent PID [--uid N --gid N] [--chdir DIR] [--parent-death SIGNAL]
         -- PROGRAM ARGUMENT…

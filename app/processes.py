@@ -2,18 +2,32 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
 import subprocess
 import sys
+import threading
+import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, Final
+
+import structlog
 
 if TYPE_CHECKING:
-    import signal
     from collections.abc import Mapping, Sequence
 
-_LAUNCHER = Path(__file__).with_name("launch.py")
+_LAUNCHER: Final = Path(__file__).with_name("launch.py")
+
+# A child that dies at once must not fill the log or the process table, yet a single crash should
+# cost no visible time.
+_FIRST_BACKOFF_S: Final = 0.5
+_LAST_BACKOFF_S: Final = 30.0
+_HEALTHY_AFTER_S: Final = 60.0
+_POLL_S: Final = 0.02
+
+_log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,3 +111,121 @@ def spawn(  # noqa: PLR0913 - each is one property of a process
         start_new_session=True,
         pass_fds=pass_fds,
     )
+
+
+def follow_lifeline() -> None:
+    """End this process when the one that started it with a `lifeline` ends, however it ends.
+
+    The standard input is then a pipe whose other end only that process holds, so the end of the
+    input means its death: also for what this process forks from any thread, which the kernel's
+    parent-death signal would not cover. Call it once, first thing.
+    """
+    # Libraries close and replace the standard input, in particular after a fork.
+    lifeline = os.dup(0)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
+
+    def watch() -> None:
+        while os.read(lifeline, 1):
+            pass
+        if os.getpgrp() == os.getpid():
+            os.killpg(0, signal.SIGKILL)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def start_watching() -> None:
+        threading.Thread(target=watch, name="lifeline", daemon=True).start()
+
+    start_watching()
+    os.register_at_fork(after_in_child=start_watching)
+
+
+class SupervisedChild:
+    """A child process with what it forks: started again when it dies, stopped as a whole.
+
+    Start it from the main thread; see `spawn`.
+
+    Parameters
+    ----------
+    name : str
+        What logs call it.
+    command : sequence of str
+        Program, as an absolute path, and its arguments; it calls `follow_lifeline`.
+    environment : mapping of str to str
+        Its whole environment.
+    """
+
+    def __init__(self, name: str, command: Sequence[str], environment: Mapping[str, str]) -> None:
+        self.name = name
+        self._command = command
+        self._environment = environment
+        self._process: subprocess.Popen[bytes] | None = None
+        self._lifeline = -1
+        self._started_s = 0.0
+        self._restart_at_s = 0.0
+        self._backoff_s = _FIRST_BACKOFF_S
+
+    def tend(self) -> None:
+        """Start it if it is due, and clean up behind it if it died."""
+        now_s = time.monotonic()
+        if self._process is None:
+            if now_s >= self._restart_at_s:
+                self._start(now_s)
+            return
+        if not _has_ended(self._process):
+            return
+        status = self._reap(self._process)
+        if now_s - self._started_s >= _HEALTHY_AFTER_S:
+            self._backoff_s = _FIRST_BACKOFF_S
+        self._restart_at_s = now_s + self._backoff_s
+        _log.warning("child ended", child=self.name, status=status, restart_in_s=self._backoff_s)
+        self._backoff_s = min(self._backoff_s * 2, _LAST_BACKOFF_S)
+
+    def ask_to_stop(self) -> None:
+        """Send SIGTERM to the child; it is up to the child to stop what it forked."""
+        if self._process is not None:
+            self._process.terminate()
+
+    def wait_or_kill(self, deadline_s: float) -> None:
+        """Wait until `deadline_s` on the monotonic clock, then kill the child and all it forked."""
+        if self._process is None:
+            return
+        while not _has_ended(self._process) and time.monotonic() < deadline_s:
+            time.sleep(_POLL_S)
+        self._reap(self._process)
+
+    def _start(self, now_s: float) -> None:
+        read_end, write_end = os.pipe()
+        try:
+            self._process = spawn(
+                self._command,
+                parent_death=signal.SIGKILL,
+                environment=self._environment,
+                stdin=read_end,
+            )
+        except BaseException:
+            os.close(write_end)
+            raise
+        finally:
+            os.close(read_end)
+        self._lifeline = write_end
+        self._started_s = now_s
+        _log.info("child started", child=self.name, pid=self._process.pid)
+
+    def _reap(self, process: subprocess.Popen[bytes]) -> int:
+        # The group is killed while its leader is not yet reaped: until then its number cannot have
+        # passed to a stranger.
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, signal.SIGKILL)
+        status = process.wait()
+        os.close(self._lifeline)
+        self._process = None
+        return status
+
+
+def _has_ended(process: subprocess.Popen[bytes]) -> bool:
+    """Return whether our child has ended, without reaping it where the system can tell."""
+    if hasattr(os, "waitid"):
+        look = os.WEXITED | os.WNOHANG | os.WNOWAIT
+        return os.waitid(os.P_PID, process.pid, look) is not None
+    return process.poll() is not None  # macOS before Python 3.13

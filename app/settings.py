@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import Field
+from pydantic import Field, field_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 MIB = 1024 * 1024
@@ -58,3 +58,19 @@ class Settings(BaseSettings):
     analysis_time_limit_s: int = 900
     analysis_memory_limit_kib: int = 8 * 1024 * 1024
     heartbeat_interval_s: float = 5.0
+
+    @field_validator("allowed_hosts", mode="before")
+    @classmethod
+    def _split(cls, value: object) -> object:
+        """Take a list of names as the environment writes it: separated by commas."""
+        if isinstance(value, str):
+            return tuple(name.strip() for name in value.split(",") if name.strip())
+        return value
+
+    def environment(self) -> dict[str, str]:
+        """Return the variables from which a child process reads these settings."""
+        return {
+            f"PACELINE_{name.upper()}": ",".join(value) if isinstance(value, tuple) else str(value)
+            for name, value in self
+            if value is not None
+        }

@@ -29,6 +29,7 @@ from app.launch import EXIT_DIRECTORY_CLOSED
 from app.processes import Account, launch_command, spawn
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
     from types import TracebackType
 
     from app.db.postgres_binaries import Binaries
@@ -109,8 +110,13 @@ class EmbeddedPostgres:
         """Return the server's exit status, or None while it runs."""
         return 0 if self._server is None else self._server.poll()
 
-    def start(self) -> None:
+    def start(self, give_up: Callable[[], bool] = lambda: False) -> None:
         """Start the server and wait until it answers.
+
+        Parameters
+        ----------
+        give_up : callable
+            Asked while the server recovers from a crash, which may take minutes.
 
         Raises
         ------
@@ -130,13 +136,13 @@ class EmbeddedPostgres:
             server_lock = self._take_server_lock()
             try:
                 self._remove_stale_pid_file()
-                self._create_cluster()
+                self._create_cluster(server_lock)
                 self._socket_dir = self._make_socket_dir()
                 self._write_access_rules()
                 self._server = self._launch(server_lock)
             finally:
                 os.close(server_lock)
-            self._wait_until_ready()
+            self._wait_until_ready(give_up)
             self.url = self._create_database()
         except BaseException:
             self.stop()
@@ -259,7 +265,7 @@ class EmbeddedPostgres:
 
     # -- preparing -------------------------------------------------------------------------------
 
-    def _create_cluster(self) -> None:
+    def _create_cluster(self, server_lock: int) -> None:
         assert self._binaries is not None  # noqa: S101 - chosen before anything runs
         if self._cluster.exists():
             return
@@ -283,6 +289,7 @@ class EmbeddedPostgres:
             "--no-instructions",
             *locale,
             *durability,
+            pass_fds=(server_lock,),
         )
         if result.returncode != 0:
             shutil.rmtree(scratch)
@@ -366,7 +373,9 @@ class EmbeddedPostgres:
             command += ["-c", f"{name}={value}"]
         if self._log.exists():
             self._log.replace(self._log.with_suffix(".log.1"))
-        with self._log.open("wb") as log:
+        # Not for everybody: it quotes statements.
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
+        with os.fdopen(os.open(self._log, flags, 0o600), "wb") as log:
             return spawn(
                 command,
                 account=self._account,
@@ -377,7 +386,7 @@ class EmbeddedPostgres:
                 pass_fds=(server_lock,),
             )
 
-    def _wait_until_ready(self) -> None:
+    def _wait_until_ready(self, give_up: Callable[[], bool]) -> None:
         assert self._server is not None  # noqa: S101 - called after the launch
         deadline = time.monotonic() + _READY_LIMIT_S
         while True:
@@ -389,6 +398,8 @@ class EmbeddedPostgres:
                     raise StartupError(
                         f"The database did not start: {self._last_words()}"
                     ) from error
+                if give_up():
+                    raise StartupError("The start of the database was interrupted.") from error
                 if time.monotonic() > deadline:
                     raise StartupError(
                         f"The database does not answer after {_READY_LIMIT_S:.0f} s: {error}"
@@ -412,16 +423,21 @@ class EmbeddedPostgres:
         host = quote(str(self._socket_dir), safe="")
         return f"postgresql+psycopg://{ROLE}@/{DATABASE}?host={host}&port=5432"
 
-    def _run(self, program: str, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    def _run(
+        self, program: str, *arguments: str | Path, pass_fds: Sequence[int] = ()
+    ) -> subprocess.CompletedProcess[str]:
         return subprocess.run(  # noqa: S603 - our own argument list
             launch_command(
                 [self._program(program), *arguments],
                 account=self._account,
                 directory=self.data_dir,
+                parent_death=signal.SIGKILL,
             ),
             capture_output=True,
             text=True,
             env=_server_environment(),
+            start_new_session=True,  # a Ctrl-C in the terminal is for us alone
+            pass_fds=pass_fds,
             check=False,
         )
 
