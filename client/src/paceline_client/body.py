@@ -91,7 +91,7 @@ class SessionBody:
             f'{{"rank":{index(operation.rank)},"dp":{index(operation.dp)}'
             f',"pp":{index(operation.pp)},"step":{index(operation.step)},"op":{name}'
             f',"start_ns":{index(operation.start_ns)}'
-            f',"duration_ns":{index(operation.duration_ns)}'
+            f',"dur_ns":{index(operation.duration_ns)}'
         )
         if operation.mb is not None:
             line += f',"mb":{index(operation.mb)}'

@@ -46,11 +46,11 @@ def test_a_session_arrives_as_a_header_and_a_line_for_each_operation(receiver: R
     assert header == META
     assert first == {
         "rank": 0, "dp": 0, "pp": 0, "step": 3, "op": "forward-compute",
-        "start_ns": 10**18, "duration_ns": 7, "mb": 2, "mc": 1,
+        "start_ns": 10**18, "dur_ns": 7, "mb": 2, "mc": 1,
     }  # fmt: skip
     assert second == {
         "rank": 1, "dp": 1, "pp": 0, "step": 3, "op": "optimizer",
-        "start_ns": 10**18 + 9, "duration_ns": 8,
+        "start_ns": 10**18 + 9, "dur_ns": 8,
     }  # fmt: skip
 
 
