@@ -31,7 +31,8 @@ def record(
     collectives no microbatch.
     """
     ids = step_ids(job.steps, rng)
-    begin_ns = _step_begins_ns(ids, execution.step_times_ns())
+    # Launch overhead comes before the first launch, so this is a bit more than the step time.
+    begin_ns = _step_begins_ns(ids, execution.end_ns.max(axis=(0, 2)))
     recorded = ~program.of_types(*job.unrecorded)
     pairs = program.of_types(*PIPELINE_TRANSFERS)
     chunk = np.where(pairs, ABSENT, program.chunk)
@@ -87,10 +88,10 @@ def step_ids(steps: int, rng: np.random.Generator) -> NDArray[np.int64]:
     return ids
 
 
-def _step_begins_ns(ids: NDArray[np.int64], times_ns: NDArray[np.int64]) -> NDArray[np.int64]:
+def _step_begins_ns(ids: NDArray[np.int64], ends_ns: NDArray[np.int64]) -> NDArray[np.int64]:
     """Return when each sampled step begins; those between them take the mean time."""
-    between = (np.diff(ids) - 1) * int(times_ns.mean())
-    begins = np.concatenate([[0], np.cumsum(times_ns[:-1] + between)])
+    between = (np.diff(ids) - 1) * int(ends_ns.mean())
+    begins = np.concatenate([[0], np.cumsum(ends_ns[:-1] + between)])
     begins_ns: NDArray[np.int64] = EPOCH_NS + begins.astype(np.int64)
     return begins_ns
 

@@ -1,0 +1,185 @@
+"""Named jobs with known truth, sized for a demonstration: at most 60,000 operations each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from app.analysis.synthesis.injections import (
+    GarbageCollection,
+    Injection,
+    SequenceLengths,
+    SlowDataLoading,
+    SlowLink,
+    SlowWorker,
+    StageImbalance,
+)
+from app.analysis.synthesis.job import CostModel, JobModel, Schedule
+from app.analysis.synthesis.randomness import stream
+from app.analysis.synthesis.synthesize import SyntheticSession, synthesize
+from app.analysis.trace.model import Sizes
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from app.analysis.synthesis.injections import Worker
+
+_MS: Final = 1e6
+
+Draw = Callable[[JobModel, np.random.Generator], tuple[Injection, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """A job and what goes wrong with it.
+
+    Parameters
+    ----------
+    name : str
+        As in ``paceline synth NAME``.
+    summary : str
+        One sentence for a person.
+    job : JobModel
+    draw : callable
+        Returns the injections; workers at fault are drawn from the generator.
+    """
+
+    name: str
+    summary: str
+    job: JobModel
+    draw: Draw
+
+    def synthesize(self, seed: int) -> SyntheticSession:
+        """Return the scenario's session; equal seeds give equal sessions."""
+        injections = self.draw(self.job, stream(seed, "scenario", self.name))
+        return synthesize(self.job, injections, seed=seed)
+
+
+def _any_worker(job: JobModel, rng: np.random.Generator) -> Worker:
+    return int(rng.integers(job.sizes.dp)), int(rng.integers(job.sizes.pp))
+
+
+def _inner_worker(job: JobModel, rng: np.random.Generator) -> Worker:
+    """Return a worker that is not on the last stage, whose load would be another explanation."""
+    return int(rng.integers(job.sizes.dp)), int(rng.integers(job.sizes.pp - 1))
+
+
+_SCENARIOS: Final = (
+    Scenario(
+        name="healthy",
+        summary="A balanced job on good hardware.",
+        job=JobModel(
+            sizes=Sizes(dp=8, pp=4, tp=8),
+            microbatches=8,
+            steps=20,
+            costs=CostModel(forward_ns=62 * _MS, backward_ns=131 * _MS),
+            name="dense-70b",
+        ),
+        draw=lambda _job, _rng: (),
+    ),
+    Scenario(
+        name="slow-worker",
+        summary="One worker computes 1.7 times as slowly as its peers.",
+        job=JobModel(
+            sizes=Sizes(dp=8, pp=8, tp=8),
+            microbatches=16,
+            steps=8,
+            costs=CostModel(forward_ns=48 * _MS, backward_ns=97 * _MS),
+            name="dense-180b",
+        ),
+        draw=lambda job, rng: (SlowWorker(_inner_worker(job, rng), factor=1.7),),
+    ),
+    Scenario(
+        name="stage-imbalance",
+        summary="The last stage has as many layers as the others and the loss layer besides.",
+        job=JobModel(
+            sizes=Sizes(dp=6, pp=4, tp=4),
+            microbatches=16,
+            steps=16,
+            costs=CostModel(forward_ns=55 * _MS, backward_ns=118 * _MS),
+            name="dense-34b",
+        ),
+        draw=lambda _job, _rng: (StageImbalance(),),
+    ),
+    Scenario(
+        name="sequence-lengths",
+        summary="Microbatches of 32k tokens packed from very different sequences.",
+        job=JobModel(
+            sizes=Sizes(dp=8, pp=4, tp=4, cp=2),
+            microbatches=8,
+            steps=24,
+            costs=CostModel(forward_ns=140 * _MS, backward_ns=290 * _MS),
+            name="long-context-32k",
+        ),
+        draw=lambda _job, _rng: (SequenceLengths(),),
+    ),
+    Scenario(
+        name="garbage-collection",
+        summary="The Python interpreter stops for a quarter of a second on random workers.",
+        job=JobModel(
+            sizes=Sizes(dp=16, pp=4, tp=4),
+            microbatches=8,
+            steps=18,
+            costs=CostModel(forward_ns=70 * _MS, backward_ns=148 * _MS),
+            name="moe-8x22b",
+        ),
+        draw=lambda _job, _rng: (GarbageCollection(250 * _MS, pauses=0.12, growth=0.6),),
+    ),
+    Scenario(
+        name="network",
+        summary="One worker's network link runs at an eighth of its speed.",
+        job=JobModel(
+            sizes=Sizes(dp=8, pp=4, tp=8),
+            microbatches=12,
+            steps=16,
+            costs=CostModel(forward_ns=45 * _MS, backward_ns=92 * _MS, p2p_ns=2.5 * _MS),
+            name="dense-13b",
+        ),
+        draw=lambda job, rng: (SlowLink(_any_worker(job, rng), factor=8.0),),
+    ),
+    Scenario(
+        name="data-loading",
+        summary="Each step waits a third of a second for its batch.",
+        job=JobModel(
+            sizes=Sizes(dp=16, pp=2, tp=8),
+            microbatches=8,
+            steps=20,
+            costs=CostModel(forward_ns=66 * _MS, backward_ns=137 * _MS),
+            name="multimodal-7b",
+        ),
+        draw=lambda _job, _rng: (SlowDataLoading(330 * _MS),),
+    ),
+    Scenario(
+        name="virtual-stages",
+        summary="A slow worker in a job with two model chunks on each stage.",
+        job=JobModel(
+            sizes=Sizes(dp=4, pp=4, tp=8, vpp=2),
+            microbatches=16,
+            steps=16,
+            schedule=Schedule.INTERLEAVED,
+            costs=CostModel(forward_ns=80 * _MS, backward_ns=165 * _MS),
+            name="dense-110b",
+        ),
+        draw=lambda job, rng: (SlowWorker(_inner_worker(job, rng), factor=1.5),),
+    ),
+    Scenario(
+        name="mixture",
+        summary="A heavy last stage, and sequences of very different lengths on top of it.",
+        job=JobModel(
+            sizes=Sizes(dp=8, pp=4, tp=8),
+            microbatches=12,
+            steps=18,
+            costs=CostModel(forward_ns=90 * _MS, backward_ns=185 * _MS),
+            name="long-context-16k",
+        ),
+        draw=lambda _job, _rng: (
+            StageImbalance(forward_factor=1.7, backward_factor=1.3),
+            SequenceLengths(max_length=16_384, spread=1.4, quadratic=0.6),
+        ),
+    ),
+)
+
+SCENARIOS: Final[Mapping[str, Scenario]] = {scenario.name: scenario for scenario in _SCENARIOS}

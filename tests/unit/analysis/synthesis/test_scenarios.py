@@ -1,0 +1,43 @@
+from __future__ import annotations
+
+import pytest
+
+from app.analysis.synthesis.scenarios import SCENARIOS
+
+CAUSES = {
+    "healthy": (),
+    "slow-worker": ("slow_worker",),
+    "stage-imbalance": ("stage_imbalance",),
+    "sequence-lengths": ("sequence_length_imbalance",),
+    "garbage-collection": ("garbage_collection",),
+    "network": ("network",),
+    "data-loading": ("data_loading",),
+    "virtual-stages": ("slow_worker",),
+    "mixture": ("stage_imbalance", "sequence_length_imbalance"),
+}
+
+
+def test_the_scenarios_are_those_documented() -> None:
+    assert list(SCENARIOS) == list(CAUSES)
+
+
+@pytest.mark.parametrize("name", CAUSES)
+@pytest.mark.parametrize("seed", [1, 2026])
+def test_a_scenario_is_what_it_says(name: str, seed: int) -> None:
+    session = SCENARIOS[name].synthesize(seed)
+
+    assert session.truth.causes == CAUSES[name]
+    assert len(session.trace) <= 60_000
+    if name == "healthy":
+        assert session.truth.slowdown == 1.0
+    else:
+        assert 1.1 < session.truth.slowdown < 2.0
+    assert len(session.truth.workers) == (name in ("slow-worker", "network", "virtual-stages"))
+    assert session.truth.stage == (3 if name in ("stage-imbalance", "mixture") else None)
+
+
+def test_equal_seeds_give_equal_sessions_and_another_seed_another_worker() -> None:
+    scenario = SCENARIOS["slow-worker"]
+
+    assert scenario.synthesize(5).truth == scenario.synthesize(5).truth
+    assert len({scenario.synthesize(seed).truth.workers for seed in range(6)}) > 1
