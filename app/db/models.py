@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import uuid  # noqa: TC003 - SQLAlchemy reads the annotations at run time
+import uuid
 from datetime import datetime
 from typing import Any, Final
 
@@ -157,6 +157,12 @@ class TaskRun(Base):
     __tablename__ = "task_run"
     __table_args__ = (
         _one_of("state", TASK_STATES),
+        # Nobody can end a running task run that nobody holds, and nothing would ever expire it.
+        CheckConstraint(
+            "(state = 'running') = (claim_token IS NOT NULL) "
+            "AND (claim_token IS NULL) = (lease_until IS NULL)",
+            name="claim",
+        ),
         # one open piece of work per kind and subject
         Index(
             "uq_task_run_open",

@@ -74,6 +74,11 @@ def upgrade() -> None:
         sa.CheckConstraint(
             "state IN ('queued', 'running', 'done', 'dead')", name=op.f("ck_task_run_state")
         ),
+        sa.CheckConstraint(
+            "(state = 'running') = (claim_token IS NOT NULL) "
+            "AND (claim_token IS NULL) = (lease_until IS NULL)",
+            name=op.f("ck_task_run_claim"),
+        ),
         sa.PrimaryKeyConstraint("id", name=op.f("pk_task_run")),
     )
     op.create_index(

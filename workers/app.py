@@ -1,0 +1,48 @@
+"""The Celery application of a worker: one task, which takes the id of a task run."""
+
+from __future__ import annotations
+
+import uuid
+from typing import TYPE_CHECKING, Final
+
+from app import broker
+
+if TYPE_CHECKING:
+    from celery import Celery
+
+    from app.settings import Settings
+    from workers.runtime import Runtime
+
+# Between "stop" (an exception inside of the analysis) and "kill": time to write down why.
+GRACE_S: Final = 30
+
+# On a loaded machine a forked child may need this long to say that it is there; after Celery's
+# 4 s it would be killed and forked again, forever.
+CHILD_START_S: Final = 60.0
+
+
+def make_celery(settings: Settings, runtime: Runtime) -> Celery:
+    """Return the Celery application with the task that runs in `runtime`.
+
+    Parameters
+    ----------
+    settings : Settings
+    runtime : Runtime
+        Used in the process that runs tasks; nothing is built before that.
+    """
+    celery = broker.make_celery(settings)
+    celery.conf.update(
+        task_soft_time_limit=settings.analysis_time_limit_s,
+        task_time_limit=settings.analysis_time_limit_s + GRACE_S,
+        # Looked at after each task: a child that has grown is replaced by a fresh one.
+        worker_max_memory_per_child=settings.analysis_memory_limit_kib,
+        worker_proc_alive_timeout=CHILD_START_S,
+        # What runs is held by a lease in the database, not by the connection to the broker.
+        worker_cancel_long_running_tasks_on_connection_loss=False,
+    )
+
+    @celery.task(name=broker.TASK_NAME)
+    def run(run_id: str) -> None:
+        runtime.execute(uuid.UUID(run_id))
+
+    return celery

@@ -1,0 +1,48 @@
+"""The process of one worker: ``python -m workers.child --queue analysis``."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from typing import Final
+
+# Each library brings its own pool of threads, one a core, and reads these when it is loaded. An
+# analysis gains nothing from them, and two workers on one machine would fight for its cores.
+SINGLE_THREADED: Final = (
+    "OMP_NUM_THREADS",
+    "OPENBLAS_NUM_THREADS",
+    "MKL_NUM_THREADS",
+    "VECLIB_MAXIMUM_THREADS",
+    "NUMEXPR_NUM_THREADS",
+    "NUMBA_NUM_THREADS",
+)
+
+
+def main() -> int:
+    """Work on a queue until SIGTERM; the configuration comes from the environment."""
+    os.environ.update(dict.fromkeys(SINGLE_THREADED, "1"))
+    # A worker has no result to print, and Celery announces its end on standard output.
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+
+    # Only now: importing numpy anywhere below would start its threads.
+    from app.broker import QUEUES  # noqa: PLC0415 - see above
+    from app.logs import configure_logging  # noqa: PLC0415
+    from app.processes import follow_lifeline  # noqa: PLC0415
+    from app.settings import Settings  # noqa: PLC0415
+    from workers.runner import run_worker  # noqa: PLC0415
+
+    parser = argparse.ArgumentParser(prog="python -m workers.child", description=__doc__)
+    parser.add_argument("--queue", choices=QUEUES, required=True)
+    parser.add_argument("--concurrency", type=int)
+    parser.add_argument("--lifeline", action="store_true", help="end when the standard input ends")
+    arguments = parser.parse_args()
+    if arguments.lifeline:
+        follow_lifeline()
+    settings = Settings()
+    configure_logging(json=settings.log_json, level=settings.log_level)
+    return run_worker(settings, arguments.queue, concurrency=arguments.concurrency)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,81 @@
+"""The sign of life of a worker: a row that is touched every few seconds."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+import uuid
+from typing import TYPE_CHECKING
+
+import structlog
+from sqlalchemy import delete, func
+from sqlalchemy.dialects.postgresql import insert
+from sqlalchemy.exc import SQLAlchemyError
+
+from app.db.engine import make_engine
+from app.db.models import WorkerHeartbeat
+
+if TYPE_CHECKING:
+    from app.settings import Settings
+
+_log = structlog.get_logger(__name__)
+
+
+class Heartbeat:
+    """A thread of the process that takes messages, not of the one that computes.
+
+    A worker that is busy for ten minutes is alive; one whose consumer hangs is not.
+
+    Parameters
+    ----------
+    settings : Settings
+    queue : str
+        The queue that the worker takes messages from.
+    """
+
+    def __init__(self, settings: Settings, queue: str) -> None:
+        if settings.database_url is None:
+            raise ValueError("a worker has a database")
+        self._interval_s = settings.heartbeat_interval_s
+        self._queue = queue
+        self._id = uuid.uuid4()
+        self._engine = make_engine(
+            settings.database_url,
+            pool_size=1,
+            application_name=f"paceline worker {queue} heartbeat",
+        )
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="paceline-heartbeat", daemon=True)
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the thread and delete the row: the worker is not missing, it has left."""
+        self._stop.set()
+        self._thread.join()
+        try:
+            with self._engine.begin() as connection:
+                connection.execute(delete(WorkerHeartbeat).where(WorkerHeartbeat.id == self._id))
+        except SQLAlchemyError as error:
+            _log.warning("heartbeat not deleted", error=str(error))
+        self._engine.dispose()
+
+    def _run(self) -> None:
+        statement = (
+            insert(WorkerHeartbeat)
+            .values(id=self._id, host=socket.gethostname(), pid=os.getpid(), queues=self._queue)
+            .on_conflict_do_update(
+                index_elements=[WorkerHeartbeat.id], set_={"seen_at": func.now()}
+            )
+        )
+        while True:
+            try:
+                with self._engine.begin() as connection:
+                    connection.execute(statement)
+            except SQLAlchemyError as error:
+                _log.warning("heartbeat not written", error=str(error))
+            if self._stop.wait(self._interval_s):
+                return

@@ -1,0 +1,109 @@
+"""One worker: a Celery consumer for one queue, in this process, until SIGTERM.
+
+SIGTERM ends it within a second or two, also in the middle of an analysis: leases are given back and
+somebody else starts over, rather than a deployment waiting for minutes or a lease running out.
+
+Queue ``analysis`` works in forked children, so that a crash, a time limit or memory that is not
+returned costs one child. Queue ``io`` works in threads: it waits for other machines.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+from typing import TYPE_CHECKING, Final
+
+import billiard
+from celery import signals
+
+from app.broker import ANALYSIS_QUEUE
+from workers.app import make_celery
+from workers.heartbeat import Heartbeat
+from workers.runtime import Runtime
+
+if TYPE_CHECKING:
+    from types import FrameType
+
+    from app.settings import Settings
+
+# Deliveries wait for receivers most of their time; more would only add connections.
+IO_THREADS: Final = 8
+
+# An analysis uses one core; embedded mode shares its machine with the database and the pages.
+ANALYSIS_PROCESSES: Final = 1
+
+
+def run_worker(settings: Settings, queue: str, *, concurrency: int | None = None) -> int:
+    """Work on a queue until SIGTERM.
+
+    Call it in the main thread of a process that has done nothing else: it installs signal handlers
+    and forks.
+
+    Parameters
+    ----------
+    settings : Settings
+    queue : str
+        One of `app.broker.QUEUES`.
+    concurrency : int, optional
+        Processes of ``analysis`` (1 without), threads of ``io`` (8 without).
+
+    Returns
+    -------
+    int
+        The exit status.
+    """
+    forks = queue == ANALYSIS_QUEUE
+    runtime = Runtime(settings, queue)
+    heartbeat = Heartbeat(settings, queue)
+    parent = os.getpid()
+
+    def on_child_start(**_: object) -> None:
+        if os.getppid() != parent:
+            # The parent died before Celery asked the kernel to be told of it.
+            os._exit(1)
+        signal.signal(signal.SIGTERM, on_child_term)
+        runtime.start()
+        _load_analysis()
+
+    def on_child_term(_signal: int, _frame: FrameType | None) -> None:
+        # Not an exception in the main thread: that waits until numpy returns.
+        runtime.stop(lambda: os._exit(0))
+
+    def on_term(**_: object) -> None:
+        if forks:
+            for child in billiard.active_children():
+                child.terminate()
+        else:
+            runtime.stop()
+
+    def on_ready(**_: object) -> None:
+        heartbeat.start()
+
+    def on_end(**_: object) -> None:
+        heartbeat.stop()
+        runtime.close()
+
+    # Signals hold their receivers weakly; these live as long as this function runs.
+    signals.worker_process_init.connect(on_child_start)
+    signals.worker_shutting_down.connect(on_term)
+    signals.worker_ready.connect(on_ready)
+    signals.worker_shutdown.connect(on_end)
+
+    worker = make_celery(settings, runtime).Worker(
+        hostname=f"{queue}-{parent}@{socket.gethostname()}",
+        queues=[queue],
+        pool_cls="prefork" if forks else "threads",
+        concurrency=concurrency or (ANALYSIS_PROCESSES if forks else IO_THREADS),
+        without_mingle=True,
+        without_gossip=True,
+        without_heartbeat=True,
+        quiet=True,
+    )
+    worker.start()
+    return int(worker.exitcode or 0)
+
+
+def _load_analysis() -> None:
+    """Import the analysis before the first task needs it, and after the fork."""
+    from app.services import analyze_session  # noqa: F401, PLC0415 - numpy's threads must not be forked

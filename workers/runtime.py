@@ -1,0 +1,68 @@
+"""What the tasks of one process share: the container and the leases."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING
+
+from app.bootstrap import Container, build
+from app.services.execute import execute
+from app.services.leases import LeaseKeeper
+
+if TYPE_CHECKING:
+    import uuid
+    from collections.abc import Callable
+
+    from app.settings import Settings
+
+
+class Runtime:
+    """Built once in the process that runs tasks: after the fork, where there is one.
+
+    Connections and threads do not survive a fork.
+
+    Parameters
+    ----------
+    settings : Settings
+    queue : str
+        The queue that the process works on.
+    """
+
+    def __init__(self, settings: Settings, queue: str) -> None:
+        self._settings = settings
+        self._queue = queue
+        self._container: Container | None = None
+        self._keeper: LeaseKeeper | None = None
+        self._building = threading.Lock()
+
+    def start(self) -> tuple[Container, LeaseKeeper]:
+        """Build what is not built yet."""
+        with self._building:
+            if self._container is None or self._keeper is None:
+                self._container = build(
+                    self._settings, application_name=f"paceline worker {self._queue}"
+                )
+                self._keeper = LeaseKeeper(self._container)
+            return self._container, self._keeper
+
+    def execute(self, run_id: uuid.UUID) -> None:
+        """Run a task, unless this process is to stop; then the row stays queued."""
+        container, keeper = self.start()
+        if not keeper.stopping:
+            execute(container, keeper, run_id)
+
+    def stop(self, when_given_back: Callable[[], None] | None = None) -> None:
+        """Give every lease back; safe to call in a signal handler.
+
+        Parameters
+        ----------
+        when_given_back : callable, optional
+            Called in another thread, if work was interrupted by that.
+        """
+        if self._keeper is not None:
+            self._keeper.stop(when_given_back)
+
+    def close(self) -> None:
+        """Close connections; for a process that goes on living."""
+        if self._container is not None:
+            self._container.close()
