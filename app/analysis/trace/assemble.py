@@ -1,0 +1,226 @@
+"""From checked batches of columns to a `Trace`.
+
+Rows keep the body's order. Where the operations of each (rank, step, type) stand together and in
+order, as recorders write them, one comparison of neighbors checks everything; other bodies are
+sorted to be checked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from app.analysis.trace import groups
+from app.analysis.trace.faults import Places, refuse, refuse_body
+from app.analysis.trace.layout import Layout
+from app.analysis.trace.limits import MAX_FAULTS, Limits
+from app.analysis.trace.model import ABSENT, SessionMeta, Trace
+from app.analysis.trace.operations import name_operations
+from app.analysis.trace.pipeline import check_pipeline
+from app.analysis.trace.validate import check_values
+from app.errors import BodyTooLargeError
+
+_TYPES: Final[Mapping[str, type[np.signedinteger[Any]]]] = {
+    "rank": np.int32,
+    "dp": np.int32,
+    "pp": np.int32,
+    "step": np.int64,
+    "op": np.int16,
+    "mb": np.int32,
+    "mc": np.int32,
+    "order": np.int32,
+    "start": np.int64,
+    "duration": np.int64,
+}
+_NS: Final = 1e9
+
+
+class Assembler:
+    """Collects the batches of one body.
+
+    Parameters
+    ----------
+    meta : SessionMeta
+    layout : Layout
+        Columns of the body.
+    places : Places
+        Names the place of a faulty row.
+    limits : Limits
+    capacity : int
+        Rows expected; more are accepted up to the limit.
+    """
+
+    def __init__(
+        self, meta: SessionMeta, layout: Layout, places: Places, limits: Limits, capacity: int
+    ) -> None:
+        self._meta = meta
+        self._layout = layout
+        self._places = places
+        self._limits = limits
+        self._rows = 0
+        self._ordered = "order" in layout.columns
+        self._columns: dict[str, NDArray[Any]] = {
+            name: np.empty(capacity, dtype)
+            for name, dtype in _TYPES.items()
+            if name != "order" or self._ordered
+        }
+        self._heads: list[NDArray[np.intp]] = []
+        self._in_order = True
+        self._microbatches_rise = True
+
+    @property
+    def rows(self) -> int:
+        """Return how many rows were added."""
+        return self._rows
+
+    def add(self, columns: Mapping[str, NDArray[Any]], op: NDArray[np.int16]) -> None:
+        """Check and take one batch: columns without nulls, and codes of operation names.
+
+        Raises
+        ------
+        InvalidTraceError
+            See `validate`; also `trace.rank_moved` and `trace.duplicate_operation` of neighbors.
+        BodyTooLargeError
+            `body.too_many_rows`.
+        """
+        if not len(op):
+            return
+        first, last = self._rows, self._rows + len(op)
+        if last > self._limits.max_rows:
+            message = f"the body has over {self._limits.max_rows} rows"
+            raise BodyTooLargeError(message, code="body.too_many_rows")
+        check_values(
+            columns,
+            self._meta.sizes,
+            seconds=self._layout.seconds,
+            first_row=first,
+            places=self._places,
+        )
+        self._reserve(last)
+        for name, stored in self._columns.items():
+            target = stored[first:last]
+            if name == "op":
+                target[:] = op
+            elif name not in columns:
+                target.fill(ABSENT)
+            elif columns[name].dtype.kind == "f":
+                seconds = np.multiply(columns[name], _NS, dtype=np.float64)
+                target[:] = np.rint(seconds, out=seconds)
+            else:
+                target[:] = columns[name]
+        self._rows = last
+        self._compare_neighbors(first, last)
+
+    def finish(self, names: Sequence[str]) -> Trace:
+        """Return the trace; `names` are those of the codes given to `add`.
+
+        Raises
+        ------
+        InvalidTraceError
+            See `decode`.
+        """
+        if not self._rows:
+            refuse_body("no_rows", "there is no operation in the body")
+        columns = {name: values[: self._rows] for name, values in self._columns.items()}
+        sizes, places = self._meta.sizes, self._places
+        heads = np.concatenate(self._heads)
+        groups.check_cells(columns, heads, sizes, places)
+        step_relative = self._step_relative(columns, heads)
+        runs = groups.find_runs(columns, heads, sizes)
+        if self._ordered:
+            groups.check_order(columns, runs, places, in_order=self._in_order)
+        named = name_operations(columns, heads, names)
+        columns = named.columns
+        if named.changed:
+            places = replace(places, source=named.source)
+            runs = groups.find_runs(columns, groups.find_heads(columns), sizes)
+        if named.changed or not self._ordered:
+            columns["order"] = groups.order_by_start(columns, runs, places)
+        if sizes.vpp > 1 or named.changed or not (runs.whole and self._microbatches_rise):
+            check_pipeline(columns, runs, named.op_names, sizes, places)
+        return Trace(
+            meta=self._meta,
+            op_names=named.op_names,
+            rank=columns["rank"],
+            dp=columns["dp"],
+            pp=columns["pp"],
+            step=columns["step"],
+            op=columns["op"],
+            mb=columns["mb"],
+            mc=columns["mc"],
+            order=columns["order"],
+            start_ns=columns["start"],
+            duration_ns=columns["duration"],
+            step_relative=step_relative,
+        )
+
+    def _reserve(self, rows: int) -> None:
+        capacity = len(self._columns["op"])
+        if rows <= capacity:
+            return
+        capacity = max(rows, capacity + capacity // 2)
+        for name, stored in self._columns.items():
+            grown = np.empty(capacity, stored.dtype)
+            grown[: self._rows] = stored[: self._rows]
+            self._columns[name] = grown
+
+    def _compare_neighbors(self, first: int, last: int) -> None:
+        """Find where runs start in new rows, and what neighbors already tell."""
+        if first == 0:
+            self._heads.append(np.zeros(1, np.intp))
+            first = 1
+        columns = self._columns
+        same_rank, same_group = groups.same_as_before(columns, first, last)
+        before, here = slice(first - 1, last - 1), slice(first, last)
+        dp, pp, mb = columns["dp"], columns["pp"], columns["mb"]
+        moved = same_rank & ((dp[here] != dp[before]) | (pp[here] != pp[before]))
+        if moved.any():
+            rows = np.flatnonzero(moved)[:MAX_FAULTS] + first
+            refuse(groups.moved_rank(int(row), columns, self._places) for row in rows)
+        if self._ordered:
+            order = columns["order"]
+            # Here already, so that a body of one row a million times is not read to its end.
+            repeated = same_group & (order[here] == order[before])
+            if repeated.any():
+                rows = np.flatnonzero(repeated)[:MAX_FAULTS] + first
+                refuse(groups.duplicate(int(row), columns, self._places) for row in rows)
+            if self._in_order:
+                self._in_order = not (same_group & (order[here] < order[before])).any()
+        if self._microbatches_rise:
+            falls = same_group & (mb[here] <= mb[before])
+            self._microbatches_rise = not (falls & (mb[here] != ABSENT)).any()
+        self._heads.append(np.flatnonzero(~same_group) + first)
+
+    def _step_relative(self, columns: Mapping[str, NDArray[Any]], heads: NDArray[np.intp]) -> bool:
+        """Return whether every step's earliest start is 0.
+
+        Floating-point times must be so: they do not resolve a clock.
+        """
+        step, start = columns["step"], columns["start"]
+        if not self._layout.seconds and start.min() != 0:
+            return False
+        of_heads = step[heads]
+        stretches = heads[np.flatnonzero(np.diff(of_heads, prepend=of_heads[0] - 1))]
+        earliest = np.minimum.reduceat(start, stretches)
+        steps, number = np.unique(step[stretches], return_inverse=True)
+        of_step = np.full(len(steps), np.iinfo(np.int64).max)
+        np.minimum.at(of_step, number, earliest)
+        late = np.flatnonzero(of_step != 0)
+        if not len(late):
+            return True
+        if self._layout.seconds:
+            refuse(
+                self._places.fault(
+                    "absolute_float_time",
+                    f"floating-point starts must count from their step's earliest: step "
+                    f"{steps[which]} begins at {of_step[which] / _NS:g} s",
+                    int(stretches[np.flatnonzero(number == which)[0]]),
+                    "start",
+                )
+                for which in late[:MAX_FAULTS].tolist()
+            )
+        return False

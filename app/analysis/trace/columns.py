@@ -1,0 +1,107 @@
+"""From Arrow's record batches to numpy columns without nulls."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from app.analysis.trace.faults import Places, refuse
+from app.analysis.trace.layout import NULLABLE, Layout
+from app.analysis.trace.limits import MAX_FAULTS
+from app.analysis.trace.model import ABSENT
+from app.errors import Fault
+
+
+def check_types(schema: pa.Schema, layout: Layout) -> None:
+    """Refuse columns of `layout` whose type cannot hold what they should.
+
+    Raises
+    ------
+    InvalidTraceError
+        `trace.wrong_type` with every such column.
+    """
+    faults = []
+    for field, name in layout.columns.items():
+        if name not in schema.names:
+            continue
+        found = schema.field(name).type
+        expected = _problem(field, found, layout)
+        if expected:
+            message = f"the column {name} must hold {expected}, not {found}"
+            faults.append(Fault("wrong_type", message, column=name))
+    if faults:
+        refuse(faults)
+
+
+def _problem(field: str, found: pa.DataType, layout: Layout) -> str | None:
+    """Return what the column must hold where it does not."""
+    if field == "op":
+        value = found.value_type if pa.types.is_dictionary(found) else found
+        text = pa.types.is_string(value) or pa.types.is_large_string(value)
+        return None if text else "text"
+    if layout.seconds and field in ("start", "duration"):
+        seconds = pa.types.is_float32(found) or pa.types.is_float64(found)
+        return None if seconds else "seconds in float32"
+    return None if pa.types.is_integer(found) else "integers"
+
+
+def batch_columns(
+    batch: pa.RecordBatch, layout: Layout, places: Places, first_row: int
+) -> tuple[dict[str, NDArray[Any]], pa.DictionaryArray]:
+    """Return the numeric columns under our names, and the operation names.
+
+    Parameters
+    ----------
+    batch : RecordBatch
+        Of types that `check_types` passed.
+    first_row : int
+        Row of the body that the batch starts with.
+
+    Raises
+    ------
+    InvalidTraceError
+        `trace.null` with the first rows.
+    """
+    given: Mapping[str, pa.Array] = {
+        field: batch.column(name)
+        for field, name in layout.columns.items()
+        if name in batch.schema.names
+    }
+    _check_nulls(given, layout, places, first_row)
+    numbers = {
+        field: _numpy(array, fill=field in NULLABLE)
+        for field, array in given.items()
+        if field != "op"
+    }
+    op = given["op"]
+    return numbers, op if isinstance(op, pa.DictionaryArray) else op.dictionary_encode()
+
+
+def _numpy(array: pa.Array, *, fill: bool) -> NDArray[Any]:
+    if fill and array.null_count:
+        array = pc.fill_null(array.cast(pa.int64(), safe=False), ABSENT)
+    values: NDArray[Any] = array.to_numpy(zero_copy_only=False)
+    return values
+
+
+def _check_nulls(
+    given: Mapping[str, pa.Array], layout: Layout, places: Places, first_row: int
+) -> None:
+    nullable = frozenset[str]() if layout.seconds else NULLABLE
+    with_nulls = [
+        field for field, array in given.items() if array.null_count and field not in nullable
+    ]
+    if not with_nulls:
+        return
+    refuse(
+        places.fault("null", f"{layout.columns[field]} is null", first_row + row, field)
+        for field in with_nulls
+        for row in np.flatnonzero(given[field].is_null().to_numpy(zero_copy_only=False))[
+            :MAX_FAULTS
+        ].tolist()
+    )

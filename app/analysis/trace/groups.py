@@ -1,0 +1,197 @@
+"""Operations of one (rank, step, type): are they all different, and in which order.
+
+A *run* is a stretch of neighboring rows of one group. Where every group is one run, which is how
+recorders write, everything is known from neighbors; else rows are sorted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from app.analysis.trace.faults import Places, refuse
+from app.analysis.trace.limits import MAX_FAULTS
+from app.analysis.trace.model import Sizes
+from app.errors import Fault
+
+Columns = Mapping[str, NDArray[Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Runs:
+    """Runs of a trace.
+
+    Parameters
+    ----------
+    heads, lengths : int arrays, shape (runs,)
+        First row and number of rows of each run.
+    group : int64 array, shape (runs,)
+        Number of its group, from 0 without gaps.
+    whole : bool
+        Every group is one run.
+    """
+
+    heads: NDArray[np.intp]
+    lengths: NDArray[np.intp]
+    group: NDArray[np.int64]
+    whole: bool
+
+    def group_of_rows(self) -> NDArray[np.int64]:
+        """Return the group of every row."""
+        return np.repeat(self.group, self.lengths)
+
+
+def same_as_before(
+    columns: Columns, first: int, last: int
+) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+    """Compare each of the rows `first` to `last` with the row before it.
+
+    Returns
+    -------
+    same_rank, same_group : bool arrays, shape (last - first,)
+        Whether it has the rank; whether it has the rank, step and type of the row before.
+    """
+    before, here = slice(first - 1, last - 1), slice(first, last)
+    rank, step, op = columns["rank"], columns["step"], columns["op"]
+    same_rank = rank[here] == rank[before]
+    same_group = same_rank & (step[here] == step[before])
+    same_group &= op[here] == op[before]
+    return same_rank, same_group
+
+
+def find_heads(columns: Columns) -> NDArray[np.intp]:
+    """Return the rows where runs start."""
+    _, same_group = same_as_before(columns, 1, len(columns["op"]))
+    return np.concatenate([np.zeros(1, np.intp), np.flatnonzero(~same_group) + 1])
+
+
+def find_runs(columns: Columns, heads: NDArray[np.intp], sizes: Sizes) -> Runs:
+    """Number the groups of the runs that start at `heads`."""
+    count = len(columns["op"])
+    op = columns["op"][heads].astype(np.int64)
+    key = _dense(columns["step"][heads])
+    key *= sizes.world
+    key += columns["rank"][heads]
+    key *= int(op.max()) + 1
+    key += op
+    in_order = np.sort(key)
+    whole = not bool((in_order[1:] == in_order[:-1]).any())
+    group = (
+        np.arange(len(heads), dtype=np.int64)
+        if whole
+        else np.unique(key, return_inverse=True)[1].astype(np.int64)
+    )
+    return Runs(heads, np.diff(heads, append=count), group, whole)
+
+
+def _dense(values: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Number the distinct values, which mostly repeat the one before."""
+    change = np.flatnonzero(values[1:] != values[:-1]) + 1
+    starts = np.concatenate([[0], change])
+    numbers = np.unique(values[starts], return_inverse=True)[1].astype(np.int64)
+    return np.repeat(numbers, np.diff(starts, append=len(values)))
+
+
+def check_cells(columns: Columns, heads: NDArray[np.intp], sizes: Sizes, places: Places) -> None:
+    """Refuse a rank that appears at two places of the DP × PP grid.
+
+    Within a run the place is known to be the same.
+    """
+    rank = columns["rank"][heads]
+    cell = columns["dp"][heads].astype(np.int64) * sizes.pp + columns["pp"][heads]
+    first = np.empty(sizes.world, np.int64)
+    # Of repeated indices the last assignment stays: backwards, that is the first row's.
+    first[rank[::-1]] = cell[::-1]
+    moved = np.flatnonzero(first[rank] != cell)[:MAX_FAULTS]
+    if len(moved):
+        refuse(moved_rank(int(heads[run]), columns, places) for run in moved)
+
+
+def moved_rank(row: int, columns: Columns, places: Places) -> Fault:
+    """Return the fault of a rank whose DP rank and stage are not those of its other rows."""
+    message = (
+        f"rank {columns['rank'][row]} has another DP rank or pipeline stage than in a row before"
+    )
+    return places.fault("rank_moved", message, row, "rank")
+
+
+def check_order(columns: Columns, runs: Runs, places: Places, *, in_order: bool) -> None:
+    """Refuse two operations of one group with the same recorded order.
+
+    Parameters
+    ----------
+    in_order : bool
+        Within each run the order is known to rise.
+    """
+    if in_order and runs.whole:
+        return
+    order = columns["order"].astype(np.int64)
+    _refuse_repeated(runs.group_of_rows() * (int(order.max()) + 1) + order, columns, places)
+
+
+def check_microbatches(
+    columns: Columns, rows: NDArray[np.intp], runs: Runs, places: Places
+) -> None:
+    """Refuse two operations of one group with the same microbatch and chunk, among `rows`."""
+    mb = columns["mb"][rows].astype(np.int64)
+    mc = columns["mc"][rows].astype(np.int64) + 1
+    key = runs.group_of_rows()[rows]
+    key = (key * (int(mc.max()) + 1) + mc) * (int(mb.max()) + 1) + mb
+    _refuse_repeated(key, columns, places, rows)
+
+
+def order_by_start(columns: Columns, runs: Runs, places: Places) -> NDArray[np.int32]:
+    """Return the position of each operation in its group by start, and refuse repeated ones.
+
+    Operations that start together keep the body's order; equal in everything, one is a duplicate.
+    """
+    start = columns["start"]
+    count = len(start)
+    position = np.arange(count)
+    rises = np.empty(count, np.bool_)
+    rises[0] = True
+    np.greater(start[1:], start[:-1], out=rises[1:])
+    rises[runs.heads] = True
+    if runs.whole and bool(rises.all()):
+        return (position - np.repeat(runs.heads, runs.lengths)).astype(np.int32)
+    group = runs.group_of_rows()
+    rows = np.lexsort((start, group))
+    new_group = np.empty(count, np.bool_)
+    new_group[0] = True
+    sorted_group = group[rows]
+    np.not_equal(sorted_group[1:], sorted_group[:-1], out=new_group[1:])
+    equal = ~new_group[1:]
+    for name in ("start", "duration", "mb", "mc"):
+        values = columns[name][rows]
+        equal &= values[1:] == values[:-1]
+    if equal.any():
+        _refuse_rows(rows[1:][equal], columns, places)
+    first = np.flatnonzero(new_group)
+    order = np.empty(count, np.int32)
+    order[rows] = position - np.repeat(first, np.diff(first, append=count))
+    return order
+
+
+def _refuse_repeated(
+    key: NDArray[np.int64], columns: Columns, places: Places, rows: NDArray[np.intp] | None = None
+) -> None:
+    in_order = np.sort(key)
+    if not (in_order[1:] == in_order[:-1]).any():
+        return
+    sorting = np.argsort(key, kind="stable")
+    repeated = sorting[1:][key[sorting][1:] == key[sorting][:-1]]
+    _refuse_rows(repeated if rows is None else rows[repeated], columns, places)
+
+
+def _refuse_rows(rows: NDArray[np.intp], columns: Columns, places: Places) -> None:
+    refuse(duplicate(int(row), columns, places) for row in np.sort(rows)[:MAX_FAULTS])
+
+
+def duplicate(row: int, columns: Columns, places: Places) -> Fault:
+    """Return the fault of an operation that was there before."""
+    message = f"rank {columns['rank'][row]} has this operation of step {columns['step'][row]} twice"
+    return places.fault("duplicate_operation", message, row, "op")

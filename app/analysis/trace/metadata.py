@@ -1,0 +1,297 @@
+"""Metadata of a session: sizes, and what else its sender says about it.
+
+Accepted are our keys (``dp pp tp cp vpp world``) and those of the published ``meta-*.yaml``
+(``dp_size dsp_size pp_size tp_size vpp_size world_size``, where dsp is the context-parallel size).
+Both spellings of one size may be there if they agree.
+
+Codes of `InvalidMetadataError`
+-------------------------------
+=============================  ====================================================================
+``metadata.missing``           there is no metadata at all
+``metadata.malformed``         not YAML or JSON, or not a mapping
+``metadata.too_large``         the document is longer than the limit
+``metadata.missing_size``      ``dp`` or ``pp`` is absent
+``metadata.bad_size``          a size is not a whole number, below 1, or absurd
+``metadata.conflict``          two keys for one size, or two documents, disagree
+``metadata.world_mismatch``    ``dp * pp * tp * cp`` is not ``world``
+``metadata.bad_value``         another key has a value of the wrong type
+``metadata.rank_out_of_range`` a host or GPU is given for a rank that the sizes do not have
+=============================  ====================================================================
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+import math
+from collections.abc import Hashable, Mapping
+from typing import Any, Final, NoReturn
+
+import yaml
+
+from app.analysis.trace.limits import MAX_FAULTS, MAX_MODEL_CHUNKS, MAX_WORLD, MIB
+from app.analysis.trace.model import SessionMeta, Sizes
+from app.errors import Fault, InvalidMetadataError
+
+SIZE_KEYS: Final[Mapping[str, tuple[str, ...]]] = {
+    "dp": ("dp", "dp_size"),
+    "pp": ("pp", "pp_size"),
+    "tp": ("tp", "tp_size"),
+    "cp": ("cp", "cp_size", "dsp_size"),
+    "vpp": ("vpp", "vpp_size"),
+    "world": ("world", "world_size"),
+}
+REQUIRED_SIZES: Final = ("dp", "pp")
+MAX_DOCUMENT_CHARS: Final = 16 * MIB
+MAX_NAME_CHARS: Final = 255
+# Nesting of what is kept in `SessionMeta.extra`; per-microbatch tables need four.
+MAX_DEPTH: Final = 16
+
+_KNOWN_KEYS: Final = frozenset(
+    {key for keys in SIZE_KEYS.values() for key in keys}
+    | {"trial_name", "run_id", "hosts", "gpus", "labels"}
+)
+
+
+class _Loader(yaml.SafeLoader):
+    """Safe YAML without aliases (they multiply) and without repeated keys (they hide)."""
+
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        if self.check_event(yaml.AliasEvent):
+            mark = self.peek_event().start_mark
+            _refuse("aliases are not accepted in metadata", "malformed", line=mark.line + 1)
+        return super().compose_node(parent, index)
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:  # noqa: FBT001, FBT002 - PyYAML's signature
+        mapping = super().construct_mapping(node, deep=deep)
+        if len(mapping) != len(node.value):
+            line = node.start_mark.line + 1
+            _refuse("a key stands twice in one mapping", "malformed", line=line)
+        return mapping
+
+
+def load_metadata(text: str) -> SessionMeta:
+    """Read metadata from YAML or JSON text.
+
+    Raises
+    ------
+    InvalidMetadataError
+        With the line of the fault where the text is not well-formed.
+    """
+    if len(text) > MAX_DOCUMENT_CHARS:
+        _refuse(f"metadata is over {MAX_DOCUMENT_CHARS} characters", "too_large")
+    try:
+        # JSON first: it is a subset of YAML but for tabs and surrogates, and much faster.
+        document = json.loads(text)
+    except (ValueError, RecursionError):
+        document = _load_yaml(text)
+    if document is None:
+        _refuse("the metadata is empty", "missing")
+    if not isinstance(document, Mapping):
+        _refuse("metadata must be a mapping of keys to values", "malformed")
+    return parse_metadata(document)
+
+
+def _load_yaml(text: str) -> object:
+    try:
+        return yaml.load(text, Loader=_Loader)  # noqa: S506 - a SafeLoader
+    except yaml.MarkedYAMLError as error:
+        line = error.problem_mark.line + 1 if error.problem_mark else None
+        _refuse(f"not YAML: {error.problem or error.context}", "malformed", line=line)
+    except (yaml.YAMLError, ValueError, TypeError, RecursionError) as error:
+        _refuse(f"not YAML: {error}", "malformed")
+
+
+def parse_metadata(document: Mapping[Any, Any]) -> SessionMeta:
+    """Check a metadata document and normalize it.
+
+    Parameters
+    ----------
+    document : mapping
+        As read from JSON or YAML. Keys that are not ours are kept in `SessionMeta.extra`.
+
+    Raises
+    ------
+    InvalidMetadataError
+        See the table of codes in this module.
+    """
+    sizes = _sizes(document)
+    return SessionMeta(
+        sizes=sizes,
+        trial_name=_name(document, "trial_name"),
+        run_id=_name(document, "run_id"),
+        hosts=_by_rank(document, "hosts", sizes),
+        gpus=_by_rank(document, "gpus", sizes),
+        labels=_labels(document),
+        extra={
+            str(key): _jsonable(value, str(key))
+            for key, value in document.items()
+            if key not in _KNOWN_KEYS
+        },
+    )
+
+
+def metadata_document(meta: SessionMeta) -> dict[str, Any]:
+    """Return the normalized, JSON-able document of which `parse_metadata` makes `meta` again."""
+    sizes = meta.sizes
+    document: dict[str, Any] = {
+        **meta.extra,
+        "dp": sizes.dp,
+        "pp": sizes.pp,
+        "tp": sizes.tp,
+        "cp": sizes.cp,
+        "vpp": sizes.vpp,
+        "world": sizes.world,
+        "trial_name": meta.trial_name,
+        "run_id": meta.run_id,
+        "hosts": {str(rank): name for rank, name in sorted(meta.hosts.items())},
+        "gpus": {str(rank): name for rank, name in sorted(meta.gpus.items())},
+        "labels": dict(meta.labels),
+    }
+    return {key: value for key, value in document.items() if value not in (None, {})}
+
+
+def _sizes(document: Mapping[Any, Any]) -> Sizes:
+    found: dict[str, int] = {}
+    faults: list[Fault] = []
+    for size, keys in SIZE_KEYS.items():
+        given = [key for key in keys if document.get(key) is not None]
+        values = {key: document[key] for key in given}
+        for key, value in values.items():
+            problem = _size_problem(size, value)
+            if problem:
+                faults.append(Fault("bad_size", f"{key} {problem}", column=key))
+        if faults or not given:
+            continue
+        if len(set(values.values())) > 1:
+            text = " and ".join(f"{key} = {value}" for key, value in values.items())
+            faults.append(Fault("conflict", f"{text} contradict each other", column=given[0]))
+        found[size] = values[given[0]]
+    if not faults:
+        faults = [
+            Fault("missing_size", f"the size {size} is missing", column=size)
+            for size in REQUIRED_SIZES
+            if size not in found
+        ]
+    if faults:
+        _refuse_all(faults)
+    world = found.pop("world", None)
+    sizes = Sizes(**found)
+    if sizes.world > MAX_WORLD:
+        _refuse(f"dp * pp * tp * cp = {sizes.world} is over {MAX_WORLD} ranks", "bad_size")
+    if world is not None and world != sizes.world:
+        message = (
+            f"dp * pp * tp * cp = {sizes.dp} * {sizes.pp} * {sizes.tp} * {sizes.cp} = "
+            f"{sizes.world}, but world is {world}"
+        )
+        _refuse(message, "world_mismatch", column="world")
+    return sizes
+
+
+def _size_problem(size: str, value: object) -> str | None:
+    if isinstance(value, bool) or not isinstance(value, int):
+        return f"must be a whole number, not {_shown(value)}"
+    if value < 1:
+        return f"must be at least 1, not {_shown(value)}"
+    limit = MAX_MODEL_CHUNKS if size == "vpp" else MAX_WORLD
+    return f"is over {limit}" if value > limit else None
+
+
+def _name(document: Mapping[Any, Any], key: str) -> str | None:
+    value = document.get(key)
+    return None if value is None else _text(value, key)
+
+
+def _by_rank(document: Mapping[Any, Any], key: str, sizes: Sizes) -> dict[int, str]:
+    names: dict[int, str] = {}
+    for rank_key, value in _mapping(document, key).items():
+        text = str(rank_key)
+        if isinstance(rank_key, bool) or not (text.isascii() and text.isdecimal()):
+            _refuse(f"{key} must be keyed by rank, not {_shown(rank_key)}", "bad_value", column=key)
+        # Over-long digits are no rank, and expensive to convert.
+        rank = int(text) if len(text) <= len(str(MAX_WORLD)) else MAX_WORLD
+        if rank >= sizes.world:
+            message = f"{key} names rank {_shown(rank_key)}, the job has {sizes.world} ranks"
+            _refuse(message, "rank_out_of_range", column=key)
+        names[rank] = _text(value, key)
+    return dict(sorted(names.items()))
+
+
+def _labels(document: Mapping[Any, Any]) -> dict[str, str]:
+    labels = _mapping(document, "labels")
+    return {_text(key, "labels"): _text(value, "labels") for key, value in labels.items()}
+
+
+def _mapping(document: Mapping[Any, Any], key: str) -> Mapping[Any, Any]:
+    value = document.get(key)
+    if value is None:
+        return {}
+    if not isinstance(value, Mapping):
+        _refuse(f"{key} must be a mapping, not {_shown(value)}", "bad_value", column=key)
+    return value
+
+
+def _text(value: object, key: str) -> str:
+    if isinstance(value, bool) or not isinstance(value, str | int):
+        _refuse(f"{key} must hold text, not {_shown(value)}", "bad_value", column=key)
+    text = value if isinstance(value, str) else _shown(value)
+    if len(text) > MAX_NAME_CHARS or not text.isprintable():
+        message = f"{key} must hold printable text of at most {MAX_NAME_CHARS} characters"
+        _refuse(message, "bad_value", column=key)
+    return text
+
+
+def _jsonable(value: object, key: str, depth: int = 0) -> Any:  # noqa: ANN401 - JSON is any of its types
+    if depth > MAX_DEPTH:
+        _refuse(f"{key} is nested over {MAX_DEPTH} levels", "bad_value", column=key)
+    match value:
+        case None | bool():
+            return value
+        case str():
+            return _storable(value, key)
+        case int() if -(1 << 63) <= value < 1 << 63:
+            return value
+        case float() if math.isfinite(value):
+            return value
+        case dt.date():
+            # YAML reads an unquoted date as one; JSON has none.
+            return value.isoformat()
+        case list() | tuple():
+            return [_jsonable(item, key, depth + 1) for item in value]
+        case Mapping():
+            return {
+                _storable(str(inner), key): _jsonable(item, key, depth + 1)
+                for inner, item in value.items()
+            }
+        case _:
+            message = f"{key} holds {_shown(value)}, which JSON cannot say"
+            _refuse(message, "bad_value", column=key)
+
+
+def _storable(text: str, key: str) -> str:
+    # PostgreSQL's JSON holds neither; a lone surrogate has no UTF-8 form either.
+    if "\0" in text or any("\ud800" <= char <= "\udfff" for char in text):
+        _refuse(f"{key} holds a character that cannot be stored", "bad_value", column=key)
+    return text
+
+
+def _shown(value: object) -> str:
+    """Return a short text of an untrusted value (a huge int has no decimal form)."""
+    try:
+        text = repr(value)
+    except ValueError:
+        text = f"a number of {value.bit_length()} bits" if isinstance(value, int) else "a number"
+    return text if len(text) <= 40 else f"{text[:37]}…"  # noqa: PLR2004 - a readable length
+
+
+def _refuse(
+    message: str, code: str, *, line: int | None = None, column: str | None = None
+) -> NoReturn:
+    _refuse_all([Fault(code, message, line=line, column=column)])
+
+
+def _refuse_all(faults: list[Fault]) -> NoReturn:
+    first = faults[0]
+    raise InvalidMetadataError(
+        first.message, code=f"metadata.{first.code}", faults=tuple(faults[:MAX_FAULTS])
+    )

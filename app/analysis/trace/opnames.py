@@ -1,0 +1,83 @@
+"""Codes of the operation names of one body, in the order of their appearance."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from app.analysis.trace.faults import Places, refuse, refuse_body
+from app.analysis.trace.limits import MAX_FAULTS, MAX_OP_NAME_CHARS, MAX_OP_NAMES
+
+# A dictionary may list names that no row uses (pandas writes its categories so).
+MAX_DICTIONARY: Final = 16 * MAX_OP_NAMES
+
+_INVALID: Final = -1
+
+
+class OpNames:
+    """Names seen so far; a name's position is its code.
+
+    Parameters
+    ----------
+    places : Places
+        Names the place of a faulty row.
+    """
+
+    def __init__(self, places: Places) -> None:
+        self.names: list[str] = []
+        self._places = places
+        self._codes: dict[str, int] = {}
+        self._dictionary: pa.Array | None = None
+        self._of_dictionary: NDArray[np.int16] = np.empty(0, np.int16)
+
+    def codes(self, column: pa.DictionaryArray, first_row: int) -> NDArray[np.int16]:
+        """Return the code of every row of `column`, which has no nulls.
+
+        Raises
+        ------
+        InvalidTraceError
+            `trace.bad_op_name`, `trace.too_many_op_names`, `trace.corrupt`.
+        """
+        dictionary = column.dictionary
+        if self._dictionary is None or not dictionary.equals(self._dictionary):
+            self._of_dictionary = self._enter(dictionary)
+            self._dictionary = dictionary
+        indices = column.indices.to_numpy(zero_copy_only=False)
+        if indices.min() < 0 or indices.max() >= len(dictionary):
+            refuse_body("corrupt", "an operation name is outside of its dictionary")
+        codes = self._of_dictionary[indices]
+        if self._of_dictionary.min() == _INVALID and codes.min() == _INVALID:
+            rows = np.flatnonzero(codes == _INVALID)[:MAX_FAULTS].tolist()
+            message = f"an operation's name must be 1 to {MAX_OP_NAME_CHARS} printable characters"
+            refuse(
+                self._places.fault("bad_op_name", message, first_row + row, "op") for row in rows
+            )
+        return codes
+
+    def _enter(self, dictionary: pa.Array) -> NDArray[np.int16]:
+        if len(dictionary) > MAX_DICTIONARY:
+            refuse_body("too_many_op_names", f"over {MAX_DICTIONARY} names of operations")
+        # Parquet's reader does not check that strings are UTF-8.
+        raw: list[bytes | None] = dictionary.cast(pa.large_binary()).to_pylist()
+        codes = np.array([self._code(name) for name in raw], np.int16)
+        if len(self.names) > MAX_DICTIONARY:
+            refuse_body("too_many_op_names", f"over {MAX_DICTIONARY} names of operations")
+        return codes
+
+    def _code(self, raw: bytes | None) -> int:
+        # At most four bytes a character.
+        if not raw or len(raw) > 4 * MAX_OP_NAME_CHARS:
+            return _INVALID
+        try:
+            name = raw.decode()
+        except UnicodeDecodeError:
+            return _INVALID
+        if len(name) > MAX_OP_NAME_CHARS or not name.isprintable() or name != name.strip():
+            return _INVALID
+        if name not in self._codes:
+            self._codes[name] = len(self.names)
+            self.names.append(name)
+        return self._codes[name]
