@@ -42,13 +42,20 @@ _WILD = CostModel(
 
 
 def random_job(
-    seed: int, *, launch_overhead: bool = False, interleaved: bool = False, overlap: bool = False
+    seed: int,
+    *,
+    steps: int | None = None,
+    launch_overhead: bool = False,
+    interleaved: bool = False,
+    overlap: bool = False,
 ) -> SyntheticSession:
-    """Return a random session with up to 4 DP ranks, 4 stages, 8 microbatches and 4 steps.
+    """Return a random session with up to 4 DP ranks, 4 stages and 8 microbatches.
 
     Parameters
     ----------
     seed : int
+    steps : int or None
+        Recorded steps; None for 1 to 4.
     launch_overhead : bool
         Whether hosts take time to launch operations and to load data.
     interleaved : bool
@@ -75,7 +82,7 @@ def random_job(
     job = JobModel(
         sizes=Sizes(dp=int(rng.integers(1, 5)), pp=pp, tp=int(rng.integers(1, 3)), vpp=vpp),
         microbatches=microbatches,
-        steps=int(rng.integers(1, 5)),
+        steps=int(rng.integers(1, 5)) if steps is None else steps,
         schedule=schedule,
         costs=replace(_WILD, **quiet),
         op_types=op_types | ({SEPARATE_ALL_REDUCE} if overlap else set()),

@@ -85,8 +85,8 @@ _SCENARIOS: Final = (
         summary="One worker computes 1.7 times as slowly as its peers.",
         job=JobModel(
             sizes=Sizes(dp=8, pp=8, tp=8),
-            microbatches=16,
-            steps=8,
+            microbatches=12,
+            steps=12,
             costs=CostModel(forward_ns=48 * _MS, backward_ns=97 * _MS),
             name="dense-180b",
         ),
