@@ -7,6 +7,7 @@ nor a free worker (it runs in the supervising parent).
 
 from __future__ import annotations
 
+import uuid
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Final, cast
