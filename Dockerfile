@@ -30,7 +30,6 @@ ENV PATH=/opt/paceline/bin:$PATH \
 # A number, so that orchestrators can check that it is not root.
 USER 10001:10001
 WORKDIR /var/lib/paceline
-VOLUME /var/lib/paceline
 EXPOSE 8765
 # The commands handle SIGTERM themselves as process 1: they finish requests and give leases back.
 STOPSIGNAL SIGTERM

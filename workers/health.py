@@ -1,0 +1,60 @@
+"""Whether the workers of this machine live: ``python -m workers.health`` for orchestrators.
+
+Exit status 0 if a worker of each queue has sent its sign of life from this host, else 1.
+"""
+
+from __future__ import annotations
+
+import socket
+import sys
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+from sqlalchemy import func, select
+
+from app.broker import QUEUES
+from app.db.engine import make_engine
+from app.db.models import WorkerHeartbeat
+from app.errors import StartupError
+from app.services.status import MISSED_HEARTBEATS
+from app.settings import Settings
+
+if TYPE_CHECKING:
+    from sqlalchemy import Engine
+
+
+def missing_queues(engine: Engine, settings: Settings, host: str) -> set[str]:
+    """Return the queues that no living worker on `host` takes messages from.
+
+    Raises
+    ------
+    SQLAlchemyError
+        If the database does not answer.
+    """
+    limit = timedelta(seconds=MISSED_HEARTBEATS * settings.heartbeat_interval_s)
+    with engine.connect() as connection:
+        alive = connection.scalars(
+            select(WorkerHeartbeat.queues).where(
+                WorkerHeartbeat.host == host, WorkerHeartbeat.seen_at >= func.now() - limit
+            )
+        ).all()
+    return set(QUEUES) - {queue for queues in alive for queue in queues.split(",")}
+
+
+def main() -> int:
+    """Print what is missing to standard error."""
+    settings = Settings()
+    if settings.database_url is None:
+        raise StartupError("Set PACELINE_DATABASE_URL to the database of the workers.")
+    engine = make_engine(settings.database_url, application_name="paceline health")
+    try:
+        missing = missing_queues(engine, settings, socket.gethostname())
+    finally:
+        engine.dispose()
+    for queue in sorted(missing):
+        sys.stderr.write(f"no living worker here takes messages from the queue {queue}\n")
+    return 1 if missing else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
