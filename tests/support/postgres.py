@@ -1,0 +1,79 @@
+"""A PostgreSQL of the tests' own: one server a run, one migrated template, clones of it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import tempfile
+import uuid
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from sqlalchemy import create_engine, text
+from sqlalchemy.engine import make_url
+
+from app.db import migrate
+from app.db.embedded import EmbeddedPostgres
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+# Runs the same suite on another PostgreSQL (15 is the oldest that is supported).
+BIN_DIR_VARIABLE = "PACELINE_TEST_POSTGRES_BIN"
+
+TEMPLATE = "paceline_template"
+
+
+def start_server() -> tuple[EmbeddedPostgres, Path]:
+    """Start a server without fsync; return it and the directory to remove after its stop."""
+    # Not pytest's temporary directory: as root that is closed to the account of the server.
+    directory = Path(tempfile.mkdtemp(prefix="paceline-test-"))
+    directory.chmod(0o711)
+    given = os.environ.get(BIN_DIR_VARIABLE)
+    server = EmbeddedPostgres(
+        directory / "data", bin_dir=Path(given) if given else None, durable=False
+    )
+    try:
+        server.start()
+        _make_template(server.url)
+    except BaseException:
+        stop_server(server, directory)
+        raise
+    return server, directory
+
+
+def stop_server(server: EmbeddedPostgres, directory: Path) -> None:
+    """Stop the server and remove its data."""
+    server.stop()
+    shutil.rmtree(directory)
+
+
+@contextlib.contextmanager
+def clone(server_url: str, *, template: str = TEMPLATE) -> Iterator[str]:
+    """Yield the URL of a new database, made from a template in some 20 ms."""
+    name = f"test_{uuid.uuid4().hex}"
+    _administer(server_url, f"CREATE DATABASE {name} TEMPLATE {template}")
+    try:
+        yield _url_of(server_url, name)
+    finally:
+        # FORCE: what a test left connected must not fail the next one.
+        _administer(server_url, f"DROP DATABASE {name} WITH (FORCE)")
+
+
+def _make_template(server_url: str) -> None:
+    _administer(server_url, f"CREATE DATABASE {TEMPLATE} TEMPLATE template0")
+    migrate.upgrade(_url_of(server_url, TEMPLATE))
+
+
+def _administer(server_url: str, statement: str) -> None:
+    engine = create_engine(server_url, isolation_level="AUTOCOMMIT")
+    try:
+        with engine.connect() as connection:
+            connection.execute(text(statement))
+    finally:
+        engine.dispose()
+
+
+def _url_of(server_url: str, database: str) -> str:
+    return make_url(server_url).set(database=database).render_as_string(hide_password=False)
