@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 
 COMPUTATION = (FORWARD_COMPUTE, BACKWARD_COMPUTE, OPTIMIZER)
 PIPELINE_TRANSFERS = (FORWARD_SEND, FORWARD_RECV, BACKWARD_SEND, BACKWARD_RECV)
+# A transfer without a peer is a few calls on the host.
+_EDGE_TRANSFER = 0.02
 
 
 def healthy_work(job: JobModel, program: Program, seed: int) -> Work:
@@ -65,6 +67,9 @@ def _nominal_ns(job: JobModel, program: Program) -> NDArray[np.float64]:
     for name, nominal in by_type.items():
         table[CODES[name]] = nominal
     nominal_ns: NDArray[np.float64] = table[program.op]
+    alone = [group.members[0] for group in program.groups if len(group.members) == 1]
+    without_peer = np.isin(np.arange(len(program)), alone)
+    nominal_ns[without_peer & program.of_types(*PIPELINE_TRANSFERS)] *= _EDGE_TRANSFER
     passes = program.of_types(FORWARD_COMPUTE, BACKWARD_COMPUTE)
     first = passes & (program.stage == 0) & (program.chunk == 0)
     last = passes & (program.stage == job.sizes.pp - 1) & (program.chunk == vpp - 1)

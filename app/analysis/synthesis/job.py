@@ -112,6 +112,8 @@ class JobModel:
         Optional types that are executed but missing from the trace.
     buckets : int
         Parameter and gradient collectives of one model chunk.
+    edge_transfers : bool
+        Whether the ends of the pipeline also record receives and sends, which have no peer.
     gpus_per_host : int
 
     Raises
@@ -128,6 +130,7 @@ class JobModel:
     op_types: frozenset[str] = USUAL_OP_TYPES
     unrecorded: frozenset[str] = frozenset()
     buckets: int = 1
+    edge_transfers: bool = False
     gpus_per_host: int = 8
     name: str = "synthetic"
 

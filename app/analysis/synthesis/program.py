@@ -30,6 +30,9 @@ transfer begins when its last member has been launched; a member ends at that in
 transfer duration. layernorm-grads-all-reduce is a group of the tensor-parallel ranks, which are
 inside a worker: it starts moving when launched, like a computation.
 
+Where a job has edge transfers, the ends of the pipeline launch receives and sends like any other
+stage, each a group of its own: they take their time, but move no data.
+
 The i-th send of a stage and direction pairs with the i-th receive of its neighbor; with virtual
 stages the last stage's chunk c sends to the first stage's chunk c + 1. gc has no duration.
 """
@@ -210,12 +213,12 @@ class _Builder:
         send_op, recv_op = (
             (FORWARD_SEND, FORWARD_RECV) if forward else (BACKWARD_SEND, BACKWARD_RECV)
         )
-        receives = virtual > 0 if forward else virtual < last_virtual
-        sends = virtual < last_virtual if forward else virtual > 0
+        has_source = virtual > 0 if forward else virtual < last_virtual
+        has_target = virtual < last_virtual if forward else virtual > 0
         # The link is named by its lower virtual stage.
         incoming, outgoing = (virtual - 1, virtual) if forward else (virtual, virtual - 1)
         recv: int | None = None
-        if receives:
+        if has_source or job.edge_transfers:
             first_gate = gate if not forward and recv_op not in stage.streams else None
             recv = self.add(
                 recv_op,
@@ -223,7 +226,7 @@ class _Builder:
                 (stage.last_of_direction.get(forward), first_gate),
                 stream=recv_op,
                 place=place,
-                group=("pair", forward, incoming, this.microbatch),
+                group=("pair", forward, incoming, this.microbatch) if has_source else None,
             )
         params = stage.params.pop(this.chunk, None) if forward else None
         node = self.add(
@@ -236,14 +239,14 @@ class _Builder:
         if len(self.first) == stage.index:
             self.first.append(node if recv is None else recv)
         stage.last_of_direction[forward] = node
-        if sends:
+        if has_target or job.edge_transfers:
             self.add(
                 send_op,
                 stage,
                 (node,),
                 stream=send_op,
                 place=place,
-                group=("pair", forward, outgoing, this.microbatch),
+                group=("pair", forward, outgoing, this.microbatch) if has_target else None,
             )
         return node
 

@@ -41,13 +41,14 @@ _WILD = CostModel(
 )
 
 
-def random_job(
+def random_job(  # noqa: PLR0913 - each is an independent switch
     seed: int,
     *,
     steps: int | None = None,
     launch_overhead: bool = False,
     interleaved: bool = False,
     overlap: bool = False,
+    edge_transfers: bool = False,
 ) -> SyntheticSession:
     """Return a random session with up to 4 DP ranks, 4 stages and 8 microbatches.
 
@@ -62,6 +63,8 @@ def random_job(
         Whether the job has virtual stages (then PP > 1) instead of GPipe or 1F1B.
     overlap : bool
         Whether separate-grads-all-reduce is executed, which makes gradients overlap.
+    edge_transfers : bool
+        Whether the ends of the pipeline record transfers without a peer.
     """
     rng = stream(seed, "random job")
     pp = int(rng.integers(2 if interleaved else 1, 5))
@@ -87,6 +90,7 @@ def random_job(
         costs=replace(_WILD, **quiet),
         op_types=op_types | ({SEPARATE_ALL_REDUCE} if overlap else set()),
         buckets=int(rng.integers(1, 3)),
+        edge_transfers=edge_transfers,
         name=f"random-{seed}",
     )
     return synthesize(job, _random_injections(job, rng), seed=seed)

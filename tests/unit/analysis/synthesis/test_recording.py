@@ -10,6 +10,8 @@ from app.analysis.synthesis.recording import EPOCH_NS
 from app.analysis.synthesis.synthesize import synthesize
 from app.analysis.trace.model import (
     ABSENT,
+    BACKWARD_RECV,
+    BACKWARD_SEND,
     FORWARD_COMPUTE,
     FORWARD_RECV,
     FORWARD_SEND,
@@ -91,3 +93,15 @@ def test_a_cluster_larger_than_usual_still_has_a_name_for_each_host() -> None:
     job = JobModel(sizes=Sizes(dp=512, pp=1, tp=8), microbatches=1, steps=1)
 
     assert len(set(synthesize(job, seed=1).trace.meta.hosts.values())) == 512
+
+
+def test_edge_transfers_are_recorded_at_the_ends_and_move_nothing() -> None:
+    job = JobModel(sizes=Sizes(dp=1, pp=3), microbatches=4, steps=2)
+    plain = synthesize(job, seed=1).trace
+    with_edges = synthesize(replace(job, edge_transfers=True), seed=1).trace
+
+    assert rows(plain, FORWARD_RECV, pp=0).sum() == rows(plain, FORWARD_SEND, pp=2).sum() == 0
+    for op in (FORWARD_RECV, FORWARD_SEND, BACKWARD_RECV, BACKWARD_SEND):
+        for pp in range(3):
+            assert rows(with_edges, op, pp=pp).sum() == 4 * 2
+    assert with_edges.duration_ns[rows(with_edges, FORWARD_SEND, pp=2)].max() < 200_000
