@@ -109,6 +109,12 @@ class BusyError(PacelineError):
     code = "busy"
 
 
+class InsufficientStorageError(PacelineError):
+    """A disk is full; nothing was stored."""
+
+    code = "storage.full"
+
+
 class LostClaimError(PacelineError):
     """Another worker owns the task by now; what was computed must not be stored."""
 

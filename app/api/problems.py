@@ -1,0 +1,200 @@
+"""Errors as RFC 9457 problem documents: the only place that maps stable codes to HTTP statuses."""
+
+from __future__ import annotations
+
+import http
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import structlog
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from sqlalchemy.exc import InterfaceError, OperationalError
+from sqlalchemy.exc import TimeoutError as PoolTimeoutError
+from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from app.errors import Fault, PacelineError
+
+log = structlog.get_logger(__name__)
+
+MEDIA_TYPE: Final = "application/problem+json"
+
+# What a sender should wait before it tries again, seconds.
+RETRY_AFTER_S: Final = 5
+
+# Code → (status, title). A code that is not listed answers as the code of its error's class does,
+# so that a new kind of fault in a trace is a 422 without a line here.
+PROBLEMS: Final[Mapping[str, tuple[int, str]]] = {
+    "internal": (500, "Something broke here"),
+    "trace.invalid": (422, "The trace cannot be stored"),
+    "trace.unknown_format": (415, "The format is not known"),
+    "trace.unanalyzable": (422, "No verdict can come from this trace"),
+    "metadata.invalid": (422, "The metadata cannot be used"),
+    "multipart.invalid": (400, "The multipart body is malformed"),
+    "job.invalid_name": (422, "The job's name cannot be used"),
+    "body.too_large": (413, "The body is too large"),
+    "body.timeout": (408, "The body came too slowly"),
+    "encoding.unsupported": (415, "The content encoding is not supported"),
+    "not_found": (404, "Not found"),
+    "report.not_ready": (404, "There is no report yet"),
+    "report.none": (404, "There will be no report"),
+    "conflict": (409, "Conflict"),
+    "busy": (429, "The server is behind"),
+    "storage.full": (507, "The disk is full"),
+    "database.unavailable": (503, "The database does not answer"),
+    "request.invalid": (422, "The request is not valid"),
+    "http.bad_request": (400, "The request is malformed"),
+    "http.not_found": (404, "There is nothing at this address"),
+    "http.method_not_allowed": (405, "The method is not allowed here"),
+    "host.refused": (421, "This host name is not served"),
+    "host.forwarded": (403, "Forwarded requests are refused"),
+    "csrf.cross_site": (403, "Cross-site requests are refused"),
+}
+
+# Statuses that the framework raises by itself.
+_CODE_OF_STATUS: Final[Mapping[int, str]] = {
+    400: "http.bad_request",
+    404: "http.not_found",
+    405: "http.method_not_allowed",
+    413: "body.too_large",
+}
+
+
+def problem(
+    code: str,
+    detail: str,
+    *,
+    fallback: str = "internal",
+    faults: Sequence[Fault] = (),
+    headers: Mapping[str, str] | None = None,
+) -> JSONResponse:
+    """Return a problem document.
+
+    Parameters
+    ----------
+    code : str
+        Stable code of the error.
+    detail : str
+        One sentence for a person.
+    fallback : str
+        Code whose status and title are taken where `code` has none of its own.
+    faults : sequence of Fault
+        The first faults with their positions.
+    headers : mapping of str to str, optional
+        Further response headers.
+    """
+    status, title = PROBLEMS.get(code) or PROBLEMS.get(fallback) or PROBLEMS["internal"]
+    return _document(status, code, title, detail, faults=faults, headers=headers)
+
+
+def problem_of(error: PacelineError) -> JSONResponse:
+    """Return the problem document of a domain error."""
+    response = problem(
+        error.stable_code, error.message, fallback=type(error).code, faults=error.faults
+    )
+    if response.status_code in (429, 503):
+        response.headers["Retry-After"] = str(RETRY_AFTER_S)
+    if response.status_code == http.HTTPStatus.REQUEST_TIMEOUT:
+        # What is left of the request may still come; it must not be taken for a new one.
+        response.headers["Connection"] = "close"
+    return response
+
+
+def install(app: FastAPI) -> None:
+    """Make every error of the application a problem document, the framework's own included.
+
+    Comes before other middleware is added, so that it wraps this one.
+    """
+    app.add_exception_handler(PacelineError, _domain_error)
+    app.add_exception_handler(HTTPException, _http_error)
+    app.add_exception_handler(RequestValidationError, _validation_error)
+    for unavailable in (OperationalError, InterfaceError, PoolTimeoutError):
+        app.add_exception_handler(unavailable, _database_unavailable)
+    app.add_middleware(UnexpectedErrors)
+
+
+class UnexpectedErrors:
+    """ASGI middleware that answers what nothing else handles.
+
+    The framework's own handler of last resort answers outside of all other middleware, without
+    their headers, and raises the error once more, upon which the server drops the connection.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request, whatever happens."""
+        started = False
+
+        async def observed_send(message: Message) -> None:
+            nonlocal started
+            started = started or message["type"] == "http.response.start"
+            await send(message)
+
+        try:
+            await self.app(scope, receive, observed_send)
+        except Exception:
+            if scope["type"] != "http" or started:
+                raise
+            log.exception("unexpected error", path=scope["path"])
+            response = problem("internal", "An unexpected error; the server's log has it.")
+            await response(scope, receive, send)
+
+
+def _document(  # noqa: PLR0913 - the members of RFC 9457
+    status: int,
+    code: str,
+    title: str,
+    detail: str,
+    *,
+    faults: Sequence[Fault] = (),
+    headers: Mapping[str, str] | None = None,
+) -> JSONResponse:
+    content: dict[str, Any] = {
+        "type": f"/api/docs#problem-{code}",
+        "title": title,
+        "status": status,
+        "detail": detail,
+        "code": code,
+        "faults": [fault.as_dict() for fault in faults],
+    }
+    return JSONResponse(content, status, dict(headers or {}), MEDIA_TYPE)
+
+
+async def _domain_error(_request: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, PacelineError)  # noqa: S101 - what it is registered for
+    return problem_of(error)
+
+
+async def _http_error(_request: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, HTTPException)  # noqa: S101 - what it is registered for
+    status = error.status_code
+    code = _CODE_OF_STATUS.get(status)
+    if code is None:
+        phrase = http.HTTPStatus(status).phrase
+        code, title = "http." + phrase.lower().replace(" ", "_").replace("-", "_"), phrase
+    else:
+        title = PROBLEMS[code][1]
+    return _document(status, code, title, f"{error.detail}.", headers=error.headers)
+
+
+async def _validation_error(_request: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, RequestValidationError)  # noqa: S101 - what it is registered for
+    faults = [
+        Fault(item["type"], item["msg"], column=".".join(str(part) for part in item["loc"][1:]))
+        for item in error.errors()
+    ]
+    named = ", ".join(fault.column or "?" for fault in faults)
+    return problem("request.invalid", f"Not valid: {named}.", faults=faults)
+
+
+async def _database_unavailable(request: Request, error: Exception) -> JSONResponse:
+    log.error("database unavailable", path=request.url.path, error=str(error).splitlines()[0])
+    return problem(
+        "database.unavailable",
+        "The database does not answer; nothing was stored. Try again.",
+        headers={"Retry-After": str(RETRY_AFTER_S)},
+    )

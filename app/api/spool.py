@@ -1,0 +1,189 @@
+"""Bodies on their way to disk: counted, hashed, bounded, and gone when they are done with."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Final, Self
+
+import anyio
+from anyio import CapacityLimiter
+
+from app.errors import BodyTooLargeError, BusyError, InsufficientStorageError
+from app.settings import MIB, Settings
+
+# Written and hashed at once, in a thread: smaller pieces spend their time on changing threads.
+FLUSH_BYTES: Final = MIB
+
+
+def spool_directory(settings: Settings) -> Path:
+    """Return where bodies are spooled, making it where needed.
+
+    In the data directory where there is one. A server beside a database of its own keeps no data
+    and may run on a read-only file system: there it is the temporary directory, which TMPDIR moves.
+    """
+    if not settings.data_dir.is_dir():
+        return Path(tempfile.gettempdir())
+    directory = settings.data_dir / "spool"
+    directory.mkdir(mode=0o700, exist_ok=True)
+    return directory
+
+
+class ByteBudget:
+    """How many bytes may be spooled at once in this process; used on the event loop only.
+
+    Parameters
+    ----------
+    total : int
+        Bytes.
+    """
+
+    def __init__(self, total: int) -> None:
+        self.total = total
+        self.used = 0
+
+    def reserve(self, count: int) -> None:
+        """Take `count` bytes.
+
+        Raises
+        ------
+        BusyError
+            If that many are not left.
+        """
+        if self.used + count > self.total:
+            raise BusyError("The server holds as many bodies as it may; send this one later.")
+        self.used += count
+
+    def release(self, count: int) -> None:
+        """Give `count` bytes back."""
+        self.used -= count
+
+
+@dataclass(frozen=True, slots=True)
+class SpooledBody:
+    """A body that has arrived whole.
+
+    `path` can be opened for reading as long as its `Spool` is open.
+    """
+
+    path: Path
+    size: int
+    sha256: bytes
+    head: bytes
+
+
+class Spool:
+    """One body's file, without a name: a killed process leaves nothing behind either.
+
+    Parameters
+    ----------
+    directory : Path
+        Where the file lives.
+    budget : ByteBudget
+        Holds the body's bytes until this is closed.
+    limit : int
+        Bytes of the largest body.
+    limiter : CapacityLimiter
+        Of the threads that write and hash.
+    """
+
+    def __init__(
+        self, directory: Path, budget: ByteBudget, limit: int, limiter: CapacityLimiter
+    ) -> None:
+        self._directory = directory
+        self._budget = budget
+        self._limit = limit
+        self._limiter = limiter
+        self._reserved = 0
+        self._pending = bytearray()
+        self._file: IO[bytes] | None = None
+        self._sha256 = hashlib.sha256()
+        self._head = b""
+        self.size = 0
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._budget.release(self._reserved)
+        self._reserved = 0
+        if self._file is not None:
+            self._file.close()
+
+    def expect(self, size: int) -> None:
+        """Reserve the size that a sender announced, so that its body need not end half way.
+
+        Raises
+        ------
+        BodyTooLargeError, BusyError
+        """
+        self._refuse_above_limit(size)
+        self._reserve_up_to(size)
+
+    async def write(self, data: bytes) -> None:
+        """Append to the body.
+
+        Raises
+        ------
+        BodyTooLargeError, BusyError, InsufficientStorageError
+        """
+        size = self.size + len(data)
+        self._refuse_above_limit(size)
+        self._reserve_up_to(size)
+        self.size = size
+        self._pending += data
+        if len(self._pending) >= FLUSH_BYTES:
+            await self._flush()
+
+    async def finish(self) -> SpooledBody:
+        """Return the whole body, of which nothing is in memory any more.
+
+        Raises
+        ------
+        InsufficientStorageError
+        """
+        file = await self._flush()
+        path = Path(f"/dev/fd/{file.fileno()}")
+        return SpooledBody(path, self.size, self._sha256.digest(), self._head)
+
+    def _refuse_above_limit(self, size: int) -> None:
+        if size > self._limit:
+            raise BodyTooLargeError(f"The body is over the limit of {self._limit} bytes.")
+
+    def _reserve_up_to(self, size: int) -> None:
+        # In steps, so that also bodies of no announced length count from their first byte.
+        missing = size - self._reserved
+        if missing > 0 or self._reserved == 0:
+            step = max(missing, FLUSH_BYTES)
+            self._budget.reserve(step)
+            self._reserved += step
+
+    async def _flush(self) -> IO[bytes]:
+        pending, self._pending = self._pending, bytearray()
+        return await anyio.to_thread.run_sync(self._write, pending, limiter=self._limiter)
+
+    def _write(self, data: bytearray) -> IO[bytes]:
+        try:
+            if self._file is None:
+                self._head = bytes(data[:16])
+                self._file = tempfile.TemporaryFile(  # noqa: SIM115 - closed by __aexit__
+                    dir=self._directory, buffering=0
+                )
+            remaining = memoryview(data)
+            while remaining:
+                remaining = remaining[self._file.write(remaining) :]
+        except OSError as error:
+            if error.errno in (errno.ENOSPC, errno.EDQUOT):
+                raise InsufficientStorageError("There is no room on the disk.") from error
+            raise
+        self._sha256.update(data)
+        return self._file

@@ -1,0 +1,71 @@
+"""The web application: routes, errors and guards put together. Nothing happens at import."""
+
+from __future__ import annotations
+
+import contextlib
+from importlib.metadata import version
+from typing import TYPE_CHECKING
+
+from fastapi import FastAPI
+
+from app.api import docs, events, health, ingest, metrics, problems, sessions
+from app.api.compression import Compression
+from app.api.guards import CrossSiteGuard, HostGuard
+from app.api.headers import SecurityHeaders
+from app.api.live import LiveStates
+from app.dashboard import routes as dashboard
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from app.services.container import Container
+
+
+def create_app(container: Container) -> FastAPI:
+    """Return the application of a container.
+
+    Its ``state.closing``, a function without parameters for any thread, ends the event streams: a
+    server calls it when it begins to stop, because streams never end by themselves.
+
+    Parameters
+    ----------
+    container : Container
+        Stays the caller's to close.
+    """
+    live = LiveStates(container)
+    counted = metrics.Metrics(container)
+    counted.event_streams.set_function(lambda: live.streams)
+
+    @contextlib.asynccontextmanager
+    async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
+        async with live.running():
+            yield
+
+    app = FastAPI(
+        title="Paceline",
+        description="Straggler monitor for LLM training.",
+        version=version("paceline"),
+        openapi_url=docs.OPENAPI_URL,
+        # The framework's pages come from another host.
+        docs_url=None,
+        redoc_url=None,
+        lifespan=lifespan,
+    )
+    app.state.closing = live.close_soon
+
+    app.include_router(ingest.router(container, counted))
+    app.include_router(sessions.router(container))
+    app.include_router(events.router(container, live))
+    app.include_router(health.router(container))
+    app.include_router(metrics.router(counted))
+    app.include_router(docs.router(app))
+    app.include_router(dashboard.router(container))
+
+    problems.install(app)
+    # The last one added is the outermost.
+    app.add_middleware(Compression)
+    app.add_middleware(CrossSiteGuard)
+    app.add_middleware(HostGuard, allowed_hosts=container.settings.allowed_hosts)
+    app.add_middleware(SecurityHeaders)
+    app.add_middleware(metrics.RequestMetrics, metrics=counted)
+    return app
