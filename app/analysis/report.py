@@ -137,6 +137,7 @@ def _document(trace: Trace, replayed: Replayed, metrics: Metrics) -> dict[str, A
         / SECONDS_AN_HOUR,
         "gpu_hours_lost_per_hour": sizes.world * waste,
         "launch_slowdown": float(metrics.recorded_s.mean() / metrics.simulated_s.mean()),
+        # replayed one type at a time: delays that hide behind one another count in each
         "launch_by_optype": _merged_launch(metrics.launch_by_optype),
         "k50": metrics.k50,
         "step_times": {

@@ -98,14 +98,16 @@ def step_timeline(trace: Trace, step: int, dp_ranks: Sequence[int] | None = None
     return Timeline(
         step=step,
         op_names=layout.op_names,
-        recorded=_lanes(replayed, chosen, start, np.maximum(start, end - own), end, ratio),
+        recorded=_lanes(replayed, chosen, (start, np.maximum(start, end - own), end, ratio)),
         ideal=_lanes(
             replayed,
             [0],
-            ideal_start[:, None],
-            (ideal_end - ideal_ns)[:, None],
-            ideal_end[:, None],
-            np.ones((len(ideal_ns), 1)),
+            (
+                ideal_start[:, None],
+                (ideal_end - ideal_ns)[:, None],
+                ideal_end[:, None],
+                np.ones((len(ideal_ns), 1)),
+            ),
         ),
         recorded_s=float(end.max()) * NS,
         ideal_s=float(ideal_end.max()) * NS,
@@ -129,26 +131,24 @@ def _ideal_times(replayed: Replayed) -> tuple[FloatArray, FloatArray]:
 def _lanes(
     replayed: Replayed,
     dp_ranks: Sequence[int],
-    start: FloatArray,
-    begin: FloatArray,
-    end: FloatArray,
-    ratio: FloatArray,
+    times: tuple[FloatArray, FloatArray, FloatArray, FloatArray],
 ) -> Lanes:
-    """Flatten arrays of shape (nodes, dp) for the chosen DP ranks."""
+    """Flatten (launch, begin, end, ratio), each of shape (nodes, dp), for the chosen DP ranks."""
     nodes = replayed.layout.nodes
     node = np.repeat(np.arange(len(nodes)), len(dp_ranks))
     dp = np.tile(np.asarray(dp_ranks, dtype=np.int32), len(nodes))
-    order = np.lexsort((start[node, dp], nodes.pp[node], dp))
+    order = np.lexsort((times[0][node, dp], nodes.pp[node], dp))
     node, dp = node[order], dp[order]
+    start, begin, end, ratio = (values[node, dp] for values in times)
     return Lanes(
         dp=dp,
         pp=nodes.pp[node],
         op=nodes.op[node],
         mb=nodes.mb[node],
-        start_ns=start[node, dp],
-        begin_ns=begin[node, dp],
-        end_ns=end[node, dp],
-        ratio=ratio[node, dp],
+        start_ns=start,
+        begin_ns=begin,
+        end_ns=end,
+        ratio=ratio,
     )
 
 

@@ -77,7 +77,8 @@ class KeptVariants:
 class DelayedVariants:
     """One variant an op type: recorded durations, and that type is launched late as recorded.
 
-    `delay_ns` is the launch delay, shape (nodes, steps, dp); `rows` gives the variant of each node.
+    `delay_ns` is the launch delay, shape (nodes, steps, dp); `rows` gives the variant of each node,
+    negative where the node's type has none.
     """
 
     durations: Durations
@@ -88,6 +89,8 @@ class DelayedVariants:
 
     def launch(self, node: int, after: FloatArray) -> FloatArray:
         """Launch late in the variant of the node's type."""
+        if self.rows[node] < 0:
+            return after
         delay = self.delay_ns[node, self.steps]
         late = np.empty((1, self.count, *delay.shape))
         late[:] = after

@@ -1,0 +1,200 @@
+"""The `paceline` command.
+
+Standard output carries the result only; progress and messages go to standard error. Exit codes:
+0 done, 1 the work failed, 2 wrong use. Commands import what they need when they run, so that
+`paceline analyze` starts fast and needs no server package.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from app.errors import PacelineError
+
+if TYPE_CHECKING:
+    from app.settings import Settings
+
+EXIT_FAILED = 1
+
+app = typer.Typer(
+    name="paceline",
+    help="Online straggler monitor for LLM training.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+TraceArgument = Annotated[
+    Path, typer.Argument(exists=True, dir_okay=False, readable=True, help="Parquet or NDJSON")
+]
+MetaOption = Annotated[
+    Path | None,
+    typer.Option(
+        exists=True,
+        dir_okay=False,
+        readable=True,
+        help="Sizes of the job, YAML or JSON; may be in the header of an NDJSON trace",
+    ),
+]
+
+HostOption = Annotated[str | None, typer.Option(help="Address to listen on [127.0.0.1]")]
+PortOption = Annotated[int | None, typer.Option(min=0, max=65535, help="Port [8765]; 0: any free")]
+DataDirOption = Annotated[
+    Path | None, typer.Option(file_okay=False, help="Where the embedded database lives")
+]
+
+
+@app.command()
+def analyze(
+    trace: TraceArgument,
+    meta: MetaOption = None,
+    *,
+    json: Annotated[bool, typer.Option("--json", help="Print the whole report as JSON")] = False,
+    timeline: Annotated[
+        Path | None,
+        typer.Option(
+            help="Also write the slowest step for Perfetto, as OUT.json.gz", metavar="OUT"
+        ),
+    ] = None,
+) -> None:
+    """Analyze a trace on this machine, without any server."""
+    from app.cli_analyze import analyze_file
+
+    analyze_file(trace, meta, as_json=json, timeline=timeline)
+
+
+@app.command()
+def serve(
+    *,
+    host: HostOption = None,
+    port: PortOption = None,
+    data_dir: DataDirOption = None,
+) -> None:
+    """Serve the API and the dashboard; with the embedded database unless one is configured."""
+    from app.supervisor import serve as run
+
+    run(_settings(host, port, data_dir))
+
+
+@app.command()
+def demo(
+    *,
+    host: HostOption = None,
+    port: PortOption = None,
+    data_dir: DataDirOption = None,
+) -> None:
+    """Serve, and send synthetic sessions with different stragglers to look at."""
+    from app.demo import send_demo_sessions
+    from app.supervisor import serve as run
+
+    run(_settings(host, port, data_dir), after_start=send_demo_sessions)
+
+
+@app.command()
+def worker() -> None:
+    """Run the workers of a production installation."""
+    from app.settings import Settings
+    from app.supervisor import run_workers
+
+    run_workers(Settings())
+
+
+@app.command()
+def migrate() -> None:
+    """Bring the schema of the configured database up to date."""
+    from app.db.migrate import upgrade
+    from app.errors import StartupError
+    from app.settings import Settings
+
+    url = Settings().database_url
+    if url is None:
+        raise StartupError(
+            "PACELINE_DATABASE_URL is not set; the embedded database is migrated when it starts"
+        )
+    upgrade(url)
+
+
+@app.command()
+def doctor() -> None:
+    """Say what is wrong with this installation."""
+    from app.doctor import examine
+    from app.settings import Settings
+
+    if not examine(Settings()):
+        raise typer.Exit(EXIT_FAILED)
+
+
+@app.command()
+def upload(
+    trace: TraceArgument,
+    meta: MetaOption = None,
+    *,
+    server: Annotated[
+        str, typer.Option(envvar="PACELINE_SERVER", help="Address of the server")
+    ] = "http://127.0.0.1:8765",
+    job: Annotated[
+        str | None, typer.Option(help="Name of the job; else the metadata's trial_name")
+    ] = None,
+    wait: Annotated[bool, typer.Option("--wait", help="Wait for the report")] = False,
+) -> None:
+    """Send a trace to a server."""
+    from app.upload import upload as send
+
+    send(trace, meta, server=server, job=job, wait=wait)
+
+
+@app.command()
+def synth(
+    scenario: Annotated[str, typer.Argument(help="Name of the scenario; `list` names them all")],
+    *,
+    out: Annotated[Path, typer.Option(help="Directory to write to", file_okay=False)] = Path(),
+    seed: Annotated[int, typer.Option(min=0)] = 0,
+) -> None:
+    """Write a synthetic trace, its metadata and its ground truth."""
+    from app.synth_files import scenario_summaries, write_scenario
+
+    if scenario == "list":
+        for name, summary in scenario_summaries().items():
+            typer.echo(f"{name:<24}{summary}")
+        return
+    for path in write_scenario(scenario, out, seed=seed):
+        typer.echo(str(path))
+
+
+def _settings(host: str | None, port: int | None, data_dir: Path | None) -> Settings:
+    """Return the settings of the environment, overridden by what the command line says."""
+    from app.settings import Settings
+
+    given = {"host": host, "port": port, "data_dir": data_dir}
+    return Settings().model_copy(
+        update={name: value for name, value in given.items() if value is not None}
+    )
+
+
+def main() -> None:
+    """Run the command; domain errors become a message and an exit code."""
+    try:
+        app()
+    except PacelineError as error:
+        sys.stderr.write(f"paceline: {error.message} [{error.stable_code}]\n")
+        for fault in error.faults:
+            place = [
+                f"{name} {value}"
+                for name, value in (
+                    ("line", fault.line),
+                    ("row", fault.row),
+                    ("column", fault.column),
+                )
+                if value is not None
+            ]
+            where = f" ({', '.join(place)})" if place else ""
+            sys.stderr.write(f"  {fault.message}{where} [{fault.code}]\n")
+        sys.exit(EXIT_FAILED)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,154 @@
+"""Every number of the published results, within 1e-4 relative."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+
+from app.analysis.whatif.metrics import prepare_replay
+from tests.golden.conftest import Published
+
+TOLERANCE = 1e-4
+
+# Everything in a result file is either compared below, or empty.
+COMPARED = {
+    "job_meta",
+    "step_t_base",
+    "step_t_nodelay",
+    "step_t_noblk",
+    "launch_slowdown",
+    "blocking_slowdown",
+    "blocking_step_slowdown",
+    "launch_step_slowdown",
+    "blocking_decompose_by_dp_rank",
+    "blocking_decompose_by_stage",
+    "blocking_decompose_by_optype",
+    "blocking_decompose_by_dp_rank_per_step",
+    "blocking_decompose_by_stage_per_step",
+    "blocking_decompose_by_optype_per_step",
+}
+
+
+def near(expected: object) -> object:
+    return pytest.approx(expected, rel=TOLERANCE, abs=0)
+
+
+def by_step(published: Published, values: list[float]) -> dict[str, float]:
+    steps = published.report["steps"]["analyzed"]
+    return dict(zip(map(str, steps), values, strict=True))
+
+
+def numbered(values: list[Any]) -> dict[str, Any]:
+    return {str(i): value for i, value in enumerate(values)}
+
+
+def test_every_number_of_the_result_is_compared(published: Published) -> None:
+    empty = {name for name, value in published.result.items() if value is None}
+    assert set(published.result) - empty == COMPARED
+
+
+def test_sizes(published: Published) -> None:
+    meta, sizes = published.result["job_meta"], published.report["sizes"]
+    assert published.report["trial_name"] == meta["trial_name"]
+    assert sizes == {
+        "dp": meta["dp_size"],
+        "pp": meta["pp_size"],
+        "tp": meta["tp_size"],
+        "cp": meta["dsp_size"],
+        "vpp": meta["vpp_size"],
+        "world": meta["world_size"],
+    }
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs"),
+    [("recorded", "step_t_base"), ("simulated", "step_t_nodelay"), ("ideal", "step_t_noblk")],
+)
+def test_step_times(published: Published, ours: str, theirs: str) -> None:
+    times = by_step(published, published.report["step_times"][ours])
+    assert times == near(published.result[theirs])
+
+
+def test_slowdowns(published: Published) -> None:
+    report, result = published.report, published.result
+    assert report["slowdown"] == near(result["blocking_slowdown"])
+    assert report["launch_slowdown"] == near(result["launch_slowdown"])
+    assert by_step(published, report["step_slowdown"]) == near(result["blocking_step_slowdown"])
+    launch = by_step(published, report["per_step"]["launch_slowdown"])
+    assert launch == near(result["launch_step_slowdown"])
+
+
+def test_slowdown_by_op_type_dp_rank_and_stage(published: Published) -> None:
+    report, result = published.report, published.result
+    assert report["by_optype"] == near(result["blocking_decompose_by_optype"])
+    assert numbered(report["by_dp"]) == near(result["blocking_decompose_by_dp_rank"])
+    assert numbered(report["by_pp"]) == near(result["blocking_decompose_by_stage"])
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs"),
+    [
+        ("by_optype", "blocking_decompose_by_optype_per_step"),
+        ("by_dp", "blocking_decompose_by_dp_rank_per_step"),
+        ("by_pp", "blocking_decompose_by_stage_per_step"),
+    ],
+)
+def test_slowdowns_of_every_step(published: Published, ours: str, theirs: str) -> None:
+    values = published.report["per_step"][ours]
+    named: Mapping[str, list[float]] = values if isinstance(values, dict) else numbered(values)
+    expected = published.result[theirs]
+    assert set(expected) == set(map(str, published.report["steps"]["analyzed"]))
+    for name, slowdowns in named.items():
+        mine = by_step(published, slowdowns)
+        assert mine == near({step: entry[name] for step, entry in expected.items()})
+    assert {name for entry in expected.values() for name in entry} == set(named)
+
+
+@pytest.mark.parametrize("which", ["m_w", "m_s"])
+def test_contributions(published: Published, which: str) -> None:
+    report = published.report
+    theirs = published.worst_workers if which == "m_w" else published.last_stage
+    ours = {
+        "trem": report[which]["trem_s"],
+        "tadd": report[which]["tadd_s"],
+        "tori": np.mean(report["step_times"]["simulated"]),
+        "tideal": np.mean(report["step_times"]["ideal"]),
+        "rem": report[which]["rem"],
+        "add": report[which]["add"],
+        {"m_w": "Mw", "m_s": "Ms"}[which]: report[which]["rem"],
+    }
+    assert ours == near(theirs)
+
+
+def test_the_bootstrap_interval(published: Published) -> None:
+    expected = {"AR": (1.969, 1.977), "ST": (1.170, 1.189)}[published.name]
+    assert published.report["slowdown_ci95"] == pytest.approx(expected, abs=1e-3)
+
+
+def test_the_verdict_names_what_is_slow(published: Published) -> None:
+    lead = published.report["causes"][0]
+    if published.name == "AR":
+        assert (lead["cause"], lead["where"]) == ("slow_worker", {"workers": [[0, 0]]})
+        assert published.report["verdict"]["sentence"] == (
+            "1.97× slower than ideal because worker (0, 0) computes 2.4× slower than its peers"
+        )
+    else:
+        assert (lead["cause"], lead["where"]) == ("stage_imbalance", {"stage": 3})
+
+
+def test_exact_worker_slowdowns_equal_brute_force(published: Published) -> None:
+    replayed = prepare_replay(published.trace)
+    layout, simulator = replayed.layout, replayed.simulator
+    ideal = simulator.ideal_step_time()
+    for dp in range(layout.dp):
+        for pp in range(layout.pp):
+            cells = np.zeros((layout.dp, layout.pp), dtype=bool)
+            cells[dp, pp] = True
+            brute = simulator.step_times([simulator.keep(cells=cells)])[0] / ideal
+            heatmaps = published.analysis.heatmaps[:, dp, pp]
+            assert heatmaps == pytest.approx(brute.astype(np.float32), rel=1e-6)
+            exact = published.report["by_worker"]["exact"][dp][pp]
+            assert exact == pytest.approx(brute.mean(), rel=1e-9)

@@ -1,0 +1,180 @@
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+
+from app.analysis.report import MIN_STEPS, analyze
+from app.analysis.synthesis.injections import (
+    SequenceLengths,
+    SlowDataLoading,
+    SlowWorker,
+    StageImbalance,
+)
+from app.analysis.synthesis.job import CostModel
+from app.errors import UnanalyzableError
+from tests.factories import joined, select, session
+
+
+def test_the_report_is_plain_json_without_nan() -> None:
+    analysis = analyze(session(SlowWorker((1, 0), 2.0)).trace)
+    assert json.loads(json.dumps(analysis.document, allow_nan=False)) == analysis.document
+    assert analysis.document["schema"] == "paceline.report/1"
+
+
+def test_figures_agree_with_each_other() -> None:
+    trace = session(SlowWorker((1, 0), 2.0)).trace
+    analysis = analyze(trace)
+    report, sizes = analysis.document, analysis.document["sizes"]
+    simulated, ideal = (np.array(report["step_times"][name]) for name in ("simulated", "ideal"))
+    assert report["slowdown"] == pytest.approx(simulated.sum() / ideal.sum())
+    assert report["waste"] == pytest.approx(1 - 1 / report["slowdown"])
+    lost_s = float((simulated - ideal).sum()) * sizes["world"]
+    assert report["gpu_hours_lost"] == pytest.approx(lost_s / 3600)
+    assert report["step_slowdown"] == pytest.approx((simulated / ideal).tolist())
+    low, high = report["slowdown_ci95"]
+    assert low <= report["slowdown"] <= high
+    assert analysis.heatmaps.shape == (len(ideal), sizes["dp"], sizes["pp"])
+    exact = np.array(report["by_worker"]["exact"])
+    assert analysis.heatmaps.mean(axis=0) == pytest.approx(exact, rel=1e-5)
+    approximate = np.minimum.outer(report["by_dp"], report["by_pp"])
+    assert report["by_worker"]["approximate"] == approximate.tolist()
+
+
+def test_a_slow_worker_is_named_with_host_and_factor() -> None:
+    truth = session(SlowWorker((1, 0), 2.0))
+    report = analyze(truth.trace).document
+    assert report["causes"][0]["cause"] == "slow_worker"
+    assert report["m_w"]["workers"] == [[1, 0]]
+    rank = report["workers"]["rank"][1][0]
+    host = truth.trace.meta.hosts[rank]
+    assert report["verdict"]["level"] == "slow"
+    assert f"because worker (1, 0) on {host} computes 2.0× slower" in report["verdict"]["sentence"]
+    fix = report["recommendations"][0]
+    assert fix["action"] == "replace_worker"
+    healthy = float(np.mean(truth.truth.healthy_step_times_s))
+    assert fix["predicted_step_time"] == pytest.approx(healthy, rel=0.03)
+
+
+def test_a_heavy_last_stage_is_named() -> None:
+    report = analyze(session(StageImbalance(), pp=4, microbatches=8).trace).document
+    assert report["causes"][0]["cause"] == "stage_imbalance"
+    assert report["causes"][0]["where"] == {"stage": 3}
+    assert report["recommendations"][0]["action"] == "even_stages"
+
+
+def test_sequence_lengths_are_named() -> None:
+    report = analyze(session(SequenceLengths(), dp=4, pp=2, microbatches=8).trace).document
+    assert report["fb_correlation"]["pearson"] >= 0.9
+    assert report["causes"][0]["cause"] == "sequence_length_imbalance"
+
+
+def test_a_healthy_job_has_no_cause() -> None:
+    report = analyze(session().trace).document
+    assert report["slowdown"] < 1.1
+    assert report["causes"] == []
+    assert report["verdict"]["level"] == "ok"
+
+
+def test_late_launches_withhold_the_verdict_and_are_named() -> None:
+    report = analyze(session(SlowDataLoading(delay_ns=300e6)).trace).document
+    fidelity = report["fidelity"]
+    assert fidelity["discrepancy"] > fidelity["limit"]
+    assert fidelity["verdict"] is False
+    assert report["verdict"]["level"] == "none"
+    assert "launches of forward-compute come late" in fidelity["reason"]
+    assert report["causes"] == report["recommendations"] == []
+    largest = max(report["launch_by_optype"], key=report["launch_by_optype"].__getitem__)
+    assert largest == "forward-compute"
+    # nothing else is late, so these launches alone explain what the replay leaves out
+    assert report["launch_by_optype"][largest] == pytest.approx(
+        1 - 1 / report["launch_slowdown"], rel=0.05
+    )
+
+
+def test_too_few_steps_give_no_verdict() -> None:
+    with pytest.raises(UnanalyzableError) as caught:
+        analyze(session(steps=MIN_STEPS - 1).trace)
+    assert caught.value.stable_code == "trace.too_few_steps"
+    assert caught.value.message == "9 complete steps, at least 10 are needed"
+
+
+def test_dropped_steps_are_reported_by_name() -> None:
+    trace = session(steps=12).trace
+    step = int(trace.step.max())
+    gone = (trace.step == step) & (trace.dp == 0) & (trace.op == 0) & (trace.order == 3)
+    report = analyze(select(trace, ~gone)).document
+    assert [item["step"] for item in report["steps"]["dropped"]] == [step]
+    assert len(report["steps"]["analyzed"]) == 11
+
+
+@pytest.mark.parametrize(
+    "absent",
+    [
+        {"gc"},
+        {"layernorm-grads-all-reduce", "embedding-grads-all-reduce"},
+        {"optimizer", "optimizer-clip-main-grad"},
+        {"params-all-gather", "grads-reduce-scatter"},
+        {
+            "gc", "layernorm-grads-all-reduce", "embedding-grads-all-reduce", "optimizer",
+            "optimizer-clip-main-grad", "params-all-gather", "grads-reduce-scatter",
+        },
+    ],
+)  # fmt: skip
+def test_optional_op_types_may_be_absent(absent: set[str]) -> None:
+    trace = session(SlowWorker((1, 0), 2.0)).trace
+    codes = [trace.op_names.index(name) for name in absent]
+    report = analyze(select(trace, ~np.isin(trace.op, codes))).document
+    assert absent <= set(report["coverage"]["absent_op_types"])
+    assert report["slowdown"] > 1.2
+    assert report["m_w"]["workers"] == [[1, 0]]
+
+
+def test_unknown_op_types_are_counted() -> None:
+    trace = session().trace
+    extra = dataclasses.replace(
+        select(trace, np.arange(6)), op=np.full(6, len(trace.op_names), dtype=np.int16)
+    )
+    report = analyze(joined(trace, extra, op_names=(*trace.op_names, "first-op"))).document
+    assert report["coverage"]["unknown_op_types"] == {"first-op": 6}
+    assert report["coverage"]["operations"] == len(trace) + 6
+    assert report["coverage"]["operations_replayed"] == len(trace)
+
+
+def test_one_stage_has_no_last_stage_to_blame() -> None:
+    report = analyze(session(SlowWorker((1, 0), 2.0), pp=1).trace).document
+    assert (report["m_s"]["rem"], report["m_s"]["add"]) == (0.0, 0.0)
+    assert report["fb_correlation"]["stage"] == 0
+
+
+def test_one_dp_rank_has_no_peers() -> None:
+    report = analyze(session(SlowWorker((0, 1), 2.0), dp=1, pp=4).trace).document
+    assert report["by_worker"]["forward_ratio"] == [[None] * 4]
+    assert report["by_worker"]["exact"] == [report["by_pp"]]
+    assert report["recommendations"][0]["action"] == "even_stages"
+
+
+def test_nothing_is_attributed_where_nothing_is_lost() -> None:
+    quiet = CostModel(
+        compute_noise=0,
+        worker_noise=0,
+        transfer_noise=0,
+        tail_probability=0,
+        member_jitter_ns=0,
+        launch_overhead_ns=0,
+        data_loading_ns=0,
+    )
+    report = analyze(session(costs=quiet).trace).document
+    assert report["slowdown"] == pytest.approx(1, abs=1e-6)
+    for contribution in (report["m_w"], report["m_s"]):
+        assert (contribution["rem"], contribution["add"]) == (None, None)
+    assert report["k50"] is None
+
+
+def test_half_of_the_lost_time_needs_both_slow_workers() -> None:
+    one = analyze(session(SlowWorker((1, 0), 2.0)).trace).document
+    assert one["k50"] == 1
+    both = analyze(session(SlowWorker((1, 0), 2.0), SlowWorker((2, 0), 2.0), dp=4).trace).document
+    assert both["k50"] == 2
