@@ -10,15 +10,17 @@ import gzip
 import hashlib
 import threading
 from dataclasses import dataclass
+from importlib.metadata import distribution
 from pathlib import Path
 from typing import Final
 
 import brotli
-import plotly
 
 STATIC_DIR: Final = Path(__file__).resolve().parents[2] / "frontend" / "static"
 PLOTLY_NAME: Final = "plotly.min.js"
-PLOTLY_PATH: Final = Path(plotly.__file__).parent / "package_data" / PLOTLY_NAME
+PLOTLY_PATH: Final = Path(
+    str(distribution("plotly").locate_file(f"plotly/package_data/{PLOTLY_NAME}"))
+)
 
 MEDIA_TYPES: Final = {
     ".css": "text/css; charset=utf-8",

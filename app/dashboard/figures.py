@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, Final
 
 from app.dashboard.format import (
@@ -277,7 +278,7 @@ def nice_tick(span: float, wanted: int) -> float:
 
 def stretch_starts(steps: Sequence[int]) -> list[int]:
     """Return the positions at which another recorded stretch of steps begins."""
-    distances = [after - before for before, after in zip(steps, steps[1:], strict=False)]
+    distances = [after - before for before, after in pairwise(steps)]
     if not distances:
         return []
     usual = sorted(distances)[len(distances) // 2]

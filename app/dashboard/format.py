@@ -1,4 +1,4 @@
-"""How pages write numbers, times and colors: one place, so that the same thing always looks the same."""
+"""How pages write numbers, times and colors: the same thing looks the same everywhere."""
 
 from __future__ import annotations
 

@@ -1,0 +1,115 @@
+"""The data behind each figure as CSV: what "Copy" and "CSV" give."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+Document = Mapping[str, Any]
+Cell = str | int | float | None
+
+
+def workers_csv(document: Document, step_map: NDArray[Any] | None = None) -> str:
+    """Return every worker: where it runs, its slowdown, and its times against its peers'.
+
+    Parameters
+    ----------
+    document : mapping
+        A ``paceline.report/1``.
+    step_map : float array, shape (dp, pp), optional
+        Slowdowns of one step, which then stand in place of the mean over all steps.
+    """
+    by_worker, ranks = document["by_worker"], document["workers"]["rank"]
+    hosts, gpus = document["hosts"], document["gpus"]
+    rows: list[Sequence[Cell]] = []
+    for dp, stages in enumerate(ranks):
+        for pp, rank in enumerate(stages):
+            slowdown = by_worker["exact"][dp][pp]
+            if step_map is not None:
+                value = float(step_map[dp, pp])
+                slowdown = None if value != value else value  # noqa: PLR0124 - NaN: nothing known
+            rows.append(
+                (
+                    dp,
+                    pp,
+                    rank,
+                    hosts.get(str(rank)),
+                    gpus.get(str(rank)),
+                    slowdown,
+                    by_worker["approximate"][dp][pp],
+                    by_worker["forward_ratio"][dp][pp],
+                    by_worker["backward_ratio"][dp][pp],
+                )
+            )
+    return _csv(
+        (
+            "dp",
+            "pp",
+            "rank",
+            "host",
+            "gpu",
+            "slowdown",
+            "slowdown_approximate_mean",
+            "forward_ratio",
+            "backward_ratio",
+        ),
+        rows,
+    )
+
+
+def steps_csv(document: Document) -> str:
+    """Return every analyzed step: its times in seconds and its slowdowns."""
+    times = document["step_times"]
+    return _csv(
+        ("step", "recorded_s", "simulated_s", "ideal_s", "slowdown", "launch_slowdown"),
+        zip(
+            document["steps"]["analyzed"],
+            times["recorded"],
+            times["simulated"],
+            times["ideal"],
+            document["step_slowdown"],
+            document["per_step"]["launch_slowdown"],
+            strict=True,
+        ),
+    )
+
+
+def optypes_csv(document: Document) -> str:
+    """Return every operation type: its slowdown, its waste and its launch delays."""
+    return _csv(
+        ("op_type", "slowdown", "waste", "launch_delay_share"),
+        (
+            (name, value, document["waste_by_optype"][name], document["launch_by_optype"].get(name))
+            for name, value in document["by_optype"].items()
+        ),
+    )
+
+
+def microbatches_csv(document: Document) -> str:
+    """Return the sampled microbatches of the forward–backward scatter."""
+    sample = document["fb_correlation"]["sample"]
+    return _csv(
+        ("forward_s", "backward_s"), zip(sample["forward_s"], sample["backward_s"], strict=True)
+    )
+
+
+# File name → what makes it of a report; `workers` also knows single steps.
+EXPORTS: Final[Mapping[str, Callable[[Document], str]]] = {
+    "workers": workers_csv,
+    "steps": steps_csv,
+    "optypes": optypes_csv,
+    "microbatches": microbatches_csv,
+}
+
+
+def _csv(header: Sequence[str], rows: Iterable[Sequence[Cell]]) -> str:
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(header)
+    writer.writerows(rows)
+    return out.getvalue()

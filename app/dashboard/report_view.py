@@ -1,0 +1,535 @@
+"""What the page of an analyzed session shows, made from its report."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from app.dashboard import figures, findings
+from app.dashboard.format import (
+    count,
+    heat_color,
+    hours,
+    interval,
+    percent,
+    plural,
+    rough_percent,
+    seconds,
+    times,
+    worker,
+)
+from app.dashboard.parts import Fact
+
+Document = Mapping[str, Any]
+
+# Rows of the worker table that are on the page at once; a button shows the others.
+SHORT_TABLE: Final = 6
+# Rows that are in the page at all; every worker is in the file.
+LONG_TABLE: Final = 512
+# Operation types in the table of launch delays.
+LAUNCH_ROWS: Final = 4
+# Steps that are named one by one where some were left out.
+NAMED_STEPS: Final = 8
+
+# What each analysis needs; shown as "cannot say" where the trace does not have it.
+TP_TYPES: Final = frozenset({"tp-all-gather", "tp-reduce-scatter", "tp-all-reduce"})
+NOT_JUDGED: Final = (
+    "garbage_collection",
+    "memory_fragmentation",
+    "false_kernel_dependency",
+    "network",
+    "data_loading",
+    "tensor_parallel_straggler",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerRow:
+    """A worker in the table beside the map; texts are empty where there is no data."""
+
+    dp: int
+    pp: int
+    name: str
+    place: str
+    gpu: str
+    slowdown: float | None
+    slowdown_text: str
+    color: str
+    forward: float | None
+    forward_text: str
+    backward: float | None
+    backward_text: str
+
+
+@dataclass(frozen=True, slots=True)
+class BarRow:
+    """A line with a bar; `share` is the bar's length in per cent of the longest possible."""
+
+    name: str
+    share: float
+    text: str
+    second: str = ""
+    strong: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class CauseRow:
+    """A cause that was considered."""
+
+    name: str
+    share: str
+    confidence: str
+    evidence: str
+    strong: bool = False
+    muted: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A label, a value and a remark."""
+
+    label: str
+    value: str
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Workers:
+    """The table of workers."""
+
+    title: str
+    rows: tuple[WorkerRow, ...]
+    hosts: bool
+    gpus: bool
+    total: int
+    note: str
+
+
+@dataclass(frozen=True, slots=True)
+class Fixes:
+    """The fixes with their predicted step times, on one axis from 0 with the ideal marked."""
+
+    title: str
+    rows: tuple[BarRow, ...]
+    ideal_share: float
+    ideal: str
+    detail: str
+    saves: str
+    empty: str
+
+
+@dataclass(frozen=True, slots=True)
+class Attribution:
+    """Slowdown by operation type; bars from 1.0 to `top`."""
+
+    title: str
+    rows: tuple[BarRow, ...]
+    top: str
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """The step and the worker that the page opens with."""
+
+    index: int
+    step: int
+    by_request: bool
+    dp: int
+    pp: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReportView:
+    """Everything that the sections of a report's page show."""
+
+    verdict: bool
+    step_count: int
+    chosen: Chosen
+    map_title: str
+    strip_title: str
+    strip_note: str
+    timeline_title: str
+    workers: Workers
+    fixes: Fixes
+    attribution: Attribution
+    causes_title: str
+    causes: tuple[CauseRow, ...]
+    confidences: bool
+    recovered_title: str
+    recovered: tuple[Row, ...]
+    scatter_title: str
+    scatter_note: str
+    launch_title: str
+    launches: tuple[Row, ...]
+    recorded_title: str
+    coverage_title: str
+    coverage: tuple[Row, ...]
+    data: Mapping[str, Any]
+
+
+def report_view(
+    document: Document, *, step: int | None = None, dp: int | None = None, pp: int | None = None
+) -> ReportView:
+    """Return what the page of a report shows.
+
+    Parameters
+    ----------
+    document : mapping
+        A ``paceline.report/1``.
+    step, dp, pp : int, optional
+        The step and the worker that the address asks for; what does not exist is ignored.
+    """
+    chosen = _choose(document, step, dp, pp)
+    times_s = document["step_times"]
+    correlation = document["fb_correlation"]
+    starts = figures.stretch_starts(document["steps"]["analyzed"])
+    drawn = len(correlation["sample"]["forward_s"])
+    return ReportView(
+        verdict=document["fidelity"]["verdict"],
+        step_count=len(document["steps"]["analyzed"]),
+        chosen=chosen,
+        map_title=findings.map_finding(document),
+        strip_title=findings.strip_finding(document),
+        strip_note="Slowdown of each step: simulated time ÷ ideal time; dashed: S"
+        + (f", dotted: one of {len(starts) + 1} recorded stretches ends" if starts else ""),
+        timeline_title=findings.timeline_finding(
+            chosen.step, times_s["recorded"][chosen.index], times_s["ideal"][chosen.index]
+        ),
+        workers=_workers(document),
+        fixes=_fixes(document),
+        attribution=_attribution(document),
+        causes_title=findings.causes_finding(document),
+        causes=_causes(document),
+        confidences=any(cause["confidence"] is not None for cause in document["causes"]),
+        recovered_title=findings.recovery_finding(document),
+        recovered=_recovered(document),
+        scatter_title=findings.correlation_finding(document),
+        scatter_note="Forward against backward time of a microbatch on stage "
+        f"{correlation['stage']}; {count(drawn)} of {count(correlation['points'])} drawn",
+        launch_title=findings.launch_finding(document),
+        launches=_launches(document),
+        recorded_title=findings.recorded_finding(document),
+        coverage_title=findings.coverage_finding(document),
+        coverage=_coverage(document),
+        data=_data(document, chosen),
+    )
+
+
+def verdict_facts(document: Document) -> list[Fact]:
+    """Return the facts that come from the report: how slow, what it costs, why."""
+    ci95 = document["slowdown_ci95"]
+    causes = document["causes"]
+    slow = findings.cost(document["slowdown"]) >= findings.NEGLIGIBLE
+    return [
+        Fact(
+            "Slowdown S",
+            times(document["slowdown"], 3),
+            f"95\N{NO-BREAK SPACE}%: {interval(*ci95)}" if ci95 else "no interval: one step",
+            hint="Simulated time with the recorded durations ÷ with all of them ideal",
+        ),
+        Fact(
+            "GPU-hours lost",
+            hours(document["gpu_hours_lost"]),
+            f"{hours(document['gpu_hours_lost_per_hour'])} more each hour",
+            hint="In the analyzed steps, by all ranks together",
+        ),
+        _cause_fact("Cause", causes[0] if causes and slow else None, none="None"),
+        _cause_fact("Runner-up", causes[1] if len(causes) > 1 and slow else None, none="None"),
+    ]
+
+
+def quality_fact(document: Document) -> Fact:
+    """Return whether the report may be believed."""
+    fidelity = document["fidelity"]
+    sign = "<" if fidelity["verdict"] else ">"
+    return Fact(
+        "Trace quality",
+        "Good" if fidelity["verdict"] else "Poor",
+        f"discrepancy {percent(fidelity['discrepancy'])} {sign} {percent(fidelity['limit'], 0)}",
+        hint="Mean recorded step time ÷ replayed − 1; above the limit there is no verdict",
+    )
+
+
+def _cause_fact(label: str, cause: Mapping[str, Any] | None, *, none: str) -> Fact:
+    if cause is None:
+        return Fact(label, none, "nothing else found" if label == "Runner-up" else "nothing found")
+    share, confidence = cause["contribution"], cause["confidence"]
+    parts = []
+    if share is not None:
+        parts.append(f"explains {rough_percent(share)}")
+    if confidence is not None:
+        parts.append(f"{percent(confidence, 0)} sure")
+    note = ", ".join(parts) or (cause["evidence"][0] if cause["evidence"] else "share not known")
+    return Fact(label, findings.cause_name(cause["cause"]), note)
+
+
+def _choose(document: Document, step: int | None, dp: int | None, pp: int | None) -> Chosen:
+    steps = document["steps"]["analyzed"]
+    slowdowns = document["step_slowdown"]
+    by_request = step in steps
+    index = steps.index(step) if by_request else slowdowns.index(max(slowdowns))
+    sizes = document["sizes"]
+    if dp is not None and pp is not None and 0 <= dp < sizes["dp"] and 0 <= pp < sizes["pp"]:
+        cell = (dp, pp)
+    else:
+        ranked = findings.ranked_workers(document)
+        cell = (ranked[0][1], ranked[0][2]) if ranked else (0, 0)
+    return Chosen(index, steps[index], by_request, *cell)
+
+
+def _workers(document: Document) -> Workers:
+    by_worker, ranks = document["by_worker"], document["workers"]["rank"]
+    hosts, gpus = document["hosts"], document["gpus"]
+    rows = [
+        _worker_row(
+            dp,
+            pp,
+            rank=ranks[dp][pp],
+            slowdown=by_worker["exact"][dp][pp],
+            forward=by_worker["forward_ratio"][dp][pp],
+            backward=by_worker["backward_ratio"][dp][pp],
+            hosts=hosts,
+            gpus=gpus,
+        )
+        for dp in range(len(ranks))
+        for pp in range(len(ranks[dp]))
+    ]
+    # Missing workers come right after the slowest ones that are shown, not at the very end:
+    # absence is to be seen.
+    rows.sort(key=lambda row: (row.slowdown is None, -(row.slowdown or 0), row.dp, row.pp))
+    missing = sum(row.slowdown is None for row in rows)
+    known = [row.slowdown for row in rows if row.slowdown is not None]
+    rest = known[SHORT_TABLE:]
+    note = ""
+    if rest:
+        bound = math.floor(rest[0] * 1000 + 1) / 1000
+        note = f"the other {count(len(rest))} are below {times(bound, 3)}"
+    if missing:
+        note += f"{'; ' if note else ''}{count(missing)} without data"
+    return Workers(
+        title=findings.workers_finding(document),
+        rows=tuple(rows[:LONG_TABLE]),
+        hosts=bool(hosts),
+        gpus=bool(gpus),
+        total=len(rows),
+        note=note,
+    )
+
+
+def _worker_row(  # noqa: PLR0913 - the columns of the table
+    dp: int,
+    pp: int,
+    *,
+    rank: int | None,
+    slowdown: float | None,
+    forward: float | None,
+    backward: float | None,
+    hosts: Mapping[str, str],
+    gpus: Mapping[str, str],
+) -> WorkerRow:
+    key = str(rank)
+    place = hosts.get(key, "") if hosts else ("" if rank is None else str(rank))
+    return WorkerRow(
+        dp=dp,
+        pp=pp,
+        name=worker(dp, pp),
+        place=place,
+        gpu=gpus.get(key, ""),
+        slowdown=slowdown,
+        slowdown_text="no data" if slowdown is None else times(slowdown, 3),
+        color="" if slowdown is None else heat_color(slowdown),
+        forward=forward,
+        forward_text="" if forward is None else times(forward),
+        backward=backward,
+        backward_text="" if backward is None else times(backward),
+    )
+
+
+def _fixes(document: Document) -> Fixes:
+    simulated = document["step_times"]["simulated"]
+    now_s = sum(simulated) / len(simulated)
+    ideal = document["step_times"]["ideal"]
+    ideal_s = sum(ideal) / len(ideal)
+    best = findings.best_fix(document)
+    fixes = sorted(document["recommendations"], key=lambda fix: -fix["predicted_gain"])
+    longest = max([now_s, *(fix["predicted_step_time"] for fix in fixes)])
+    rows = [BarRow("As it is", 100 * now_s / longest, seconds(now_s))]
+    rows += [
+        BarRow(
+            fix["title"],
+            100 * fix["predicted_step_time"] / longest,
+            seconds(fix["predicted_step_time"]),
+            percent(-fix["predicted_gain"]),
+            strong=fix is best,
+        )
+        for fix in fixes
+    ]
+    per_hour = document["sizes"]["world"] * (best["predicted_gain"] if best else 0.0)
+    negligible = findings.cost(document["slowdown"]) < findings.NEGLIGIBLE
+    return Fixes(
+        title=findings.fix_finding(document),
+        rows=tuple(rows) if fixes else (),
+        ideal_share=100 * ideal_s / longest,
+        ideal=seconds(ideal_s),
+        detail=best["detail"] if best else "",
+        saves=f"{hours(per_hour)} GPU-hours each hour" if best else "",
+        empty=f"The job loses {rough_percent(document['waste'])} of its time to stragglers."
+        if negligible
+        else "No replayed change (another machine for a worker, a lighter stage) shortens the "
+        "step enough to be worth recommending.",
+    )
+
+
+def _attribution(document: Document) -> Attribution:
+    by_type = {name: value for name, value in document["by_optype"].items() if value is not None}
+    top = max(1.1, math.ceil(max(by_type.values(), default=1.0) * 10 + 1e-9) / 10)
+    rows = [
+        BarRow(
+            name,
+            100 * max(0.0, value - 1) / (top - 1),
+            times(value, 3),
+            percent(document["waste_by_optype"][name]),
+        )
+        for name, value in sorted(by_type.items(), key=lambda item: -item[1])
+    ]
+    return Attribution(findings.attribution_finding(document), tuple(rows), f"1.0 to {top:.1f}")
+
+
+def _causes(document: Document) -> tuple[CauseRow, ...]:
+    considered = {cause["cause"] for cause in document["causes"]}
+    rows = [
+        CauseRow(
+            name=findings.cause_name(cause["cause"]),
+            share="" if cause["contribution"] is None else rough_percent(cause["contribution"]),
+            confidence="" if cause["confidence"] is None else percent(cause["confidence"], 0),
+            evidence="; ".join(cause["evidence"]),
+            strong=index == 0,
+        )
+        for index, cause in enumerate(document["causes"])
+    ]
+    absent = set(document["coverage"]["absent_op_types"])
+    for cause_id in NOT_JUDGED:
+        if cause_id in considered:
+            continue
+        why = "not judged yet"
+        if cause_id == "tensor_parallel_straggler" and absent >= TP_TYPES:
+            why = "cannot say: no tensor-parallel operations recorded"
+        rows.append(CauseRow(findings.cause_name(cause_id), "", "", why, muted=True))
+    return tuple(rows)
+
+
+def _recovered(document: Document) -> tuple[Row, ...]:
+    m_w, m_s, k50 = document["m_w"], document["m_s"], document["k50"]
+    stage = document["sizes"]["pp"] - 1
+    rows = [
+        Row(
+            "Slowest 3\N{NO-BREAK SPACE}% of workers (M_W)",
+            _share(m_w["rem"]),
+            f"{plural(len(m_w['workers']), 'worker')}; kept alone: {_share(m_w['add'])}",
+        ),
+        Row(
+            "Last stage (M_S)",
+            _share(m_s["rem"]),
+            f"stage {stage}; kept alone: {_share(m_s['add'])}"
+            if stage
+            else "there is one stage only",
+        ),
+    ]
+    if k50 is not None:
+        rows.append(Row("Half of it", plural(k50, "worker"), "fewest, in order of slowdown"))
+    return tuple(rows)
+
+
+def _share(value: float | None) -> str:
+    return "cannot say: too little lost" if value is None else rough_percent(value)
+
+
+def _launches(document: Document) -> tuple[Row, ...]:
+    shares = sorted(document["launch_by_optype"].items(), key=lambda item: -item[1])
+    return tuple(Row(name, percent(share, 2)) for name, share in shares[:LAUNCH_ROWS] if share > 0)
+
+
+def _coverage(document: Document) -> tuple[Row, ...]:
+    coverage, steps, clocks = document["coverage"], document["steps"], document["clocks"]
+    dropped = steps["dropped"]
+    unknown = coverage["unknown_op_types"]
+    present, expected = coverage["ranks_present"], coverage["ranks_expected"]
+    rows = [
+        Row("Workers", f"{count(present)} of {count(expected)}", "one rank of each is traced"),
+        Row("Operations", count(coverage["operations"])),
+        Row("Steps analyzed", count(len(steps["analyzed"]))),
+        Row("Steps left out", count(len(dropped)), _dropped(dropped)),
+        Row("Clocks", "aligned" if clocks["aligned"] else "not aligned", _clock_note(clocks)),
+        Row("Transfers below 0, cut", count(coverage["clamped_transfers"])),
+        Row("Launch delays below 0, cut", count(coverage["clamped_launch_delays"])),
+    ]
+    if unknown:
+        named = ", ".join(f"{name} ({count(number)})" for name, number in unknown.items())
+        rows.append(Row("Operations of unknown types", count(sum(unknown.values())), named))
+    absent = coverage["absent_op_types"]
+    if absent:
+        rows.append(Row("Types not recorded", count(len(absent)), ", ".join(absent)))
+    return tuple(rows)
+
+
+def _clock_note(clocks: Mapping[str, Any]) -> str:
+    return "starts are host clock readings" if clocks["absolute"] else "starts count from each step"
+
+
+def _dropped(dropped: list[Mapping[str, Any]]) -> str:
+    named = [f"{item['step']}: {item['reason']}" for item in dropped[:NAMED_STEPS]]
+    if len(dropped) > NAMED_STEPS:
+        named.append(f"and {count(len(dropped) - NAMED_STEPS)} more")
+    return ", ".join(named)
+
+
+def _data(document: Document, chosen: Chosen) -> Mapping[str, Any]:
+    """Return what the page's script needs; times in seconds."""
+    sizes, ranks = document["sizes"], document["workers"]["rank"]
+    data: dict[str, Any] = {
+        "dp": sizes["dp"],
+        "pp": sizes["pp"],
+        "steps": document["steps"]["analyzed"],
+        "recorded_s": _short(document["step_times"]["recorded"]),
+        "ideal_s": _short(document["step_times"]["ideal"]),
+        "index": chosen.index,
+        "by_request": chosen.by_request,
+        "cell": [chosen.dp, chosen.pp],
+        "figures": {"launch": figures.launch_delays(document)},
+    }
+    if not document["fidelity"]["verdict"]:
+        data["figures"]["recorded"] = figures.recorded_times(document)
+        return data
+    per_step = document["per_step"]
+    hosts, gpus = document["hosts"], document["gpus"]
+    data |= {
+        "slowdown": document["slowdown"],
+        "step_slowdown": _short(document["step_slowdown"]),
+        "by_dp": _short(document["by_dp"]),
+        "by_pp": _short(document["by_pp"]),
+        "by_dp_step": [_short(row, 3) for row in per_step["by_dp"]],
+        "by_pp_step": [_short(row, 3) for row in per_step["by_pp"]],
+        "places": [[_place(rank, hosts, gpus) for rank in row] for row in ranks],
+    }
+    data["figures"] |= {
+        "heatmap": figures.heatmap(document),
+        "strip": figures.strip(document),
+    }
+    if document["fb_correlation"]["sample"]["forward_s"]:
+        data["figures"]["scatter"] = figures.scatter(document)
+    return data
+
+
+def _place(rank: int | None, hosts: Mapping[str, str], gpus: Mapping[str, str]) -> str:
+    if rank is None:
+        return ""
+    host, gpu = hosts.get(str(rank)), gpus.get(str(rank))
+    if host is None:
+        return f"rank {rank}"
+    return f"{host} · GPU {gpu}" if gpu is not None else host
+
+
+def _short(values: list[float | None], digits: int = 4) -> list[float | None]:
+    return [None if value is None else round(value, digits) for value in values]
