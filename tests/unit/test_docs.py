@@ -1,0 +1,75 @@
+"""The pages for users name everything that there is."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from app.api.problems import PROBLEMS
+from app.bootstrap import build
+from app.main import create_app
+from app.settings import Settings
+
+ROOT: Final = Path(__file__).parents[2]
+DOCS: Final = ROOT / "docs"
+
+
+def codes_in(folder: str, pattern: str) -> set[str]:
+    return {
+        code
+        for path in (ROOT / folder).rglob("*.py")
+        for code in re.findall(pattern, path.read_text())
+    }
+
+
+def test_every_setting_is_on_the_page_of_operations() -> None:
+    page = (DOCS / "operations.md").read_text()
+    named = set(re.findall(r"`(PACELINE_[A-Z_]+)`", page))
+
+    assert {f"PACELINE_{name.upper()}" for name in Settings.model_fields} <= named
+
+
+def test_every_route_of_the_api_is_on_its_page() -> None:
+    page = (DOCS / "http-api.md").read_text()
+    # Nothing is connected to before the first request.
+    container = build(Settings(database_url="postgresql+psycopg://nobody@127.0.0.1:1/none"))
+    try:
+        paths = set(create_app(container).openapi()["paths"])
+    finally:
+        container.close()
+
+    assert "/api/v1/jobs/{job}/sessions" in paths
+    assert [path for path in sorted(paths) if path not in page] == []
+
+
+def test_every_problem_is_on_the_page_of_the_api() -> None:
+    page = (DOCS / "http-api.md").read_text()
+    families = tuple(re.findall(r"`(\w+\.)…`", page))
+
+    assert [
+        code for code in PROBLEMS if f"`{code}`" not in page and not code.startswith(families)
+    ] == []
+
+
+@pytest.mark.parametrize("folder", ["app/services", "app/analysis/whatif"])
+def test_every_reason_of_a_session_without_verdict_is_on_the_page_of_the_api(folder: str) -> None:
+    page = (DOCS / "http-api.md").read_text()
+    reasons = codes_in(folder, r'"((?:trace|task|report)\.[a-z_]+)"')
+
+    assert reasons
+    assert [code for code in sorted(reasons) if f"`{code}`" not in page] == []
+
+
+def test_links_between_the_pages_lead_somewhere() -> None:
+    pages = [*DOCS.glob("*.md"), *ROOT.glob("*.md"), *(ROOT / "requirements").glob("*.md")]
+    missing = [
+        (page.name, target)
+        for page in pages
+        for target in re.findall(r"\]\((?!https?:|#)([^)#]+)", page.read_text())
+        if not (page.parent / target).exists()
+    ]
+
+    assert missing == []
