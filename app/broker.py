@@ -21,7 +21,7 @@ IO_QUEUE: Final = "io"
 QUEUES: Final = (ANALYSIS_QUEUE, IO_QUEUE)
 
 FILES_SCHEME: Final = "paceline-files"
-FILES_URL: Final = f"{FILES_SCHEME}://"
+FILES_URL: Final = f"{FILES_SCHEME}://localhost/"
 
 # What a person sees as "at once"; listing an empty directory ten times a second costs nothing.
 FILES_POLLING_INTERVAL_S: Final = 0.1

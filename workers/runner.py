@@ -10,12 +10,13 @@ returned costs one child. Queue ``io`` works in threads: it waits for other mach
 from __future__ import annotations
 
 import os
-import signal
 import socket
+import threading
+import warnings
 from typing import TYPE_CHECKING, Final
 
-import billiard
 from celery import signals
+from celery.exceptions import SecurityWarning
 
 from app.broker import ANALYSIS_QUEUE
 from workers.app import make_celery
@@ -23,7 +24,7 @@ from workers.heartbeat import Heartbeat
 from workers.runtime import Runtime
 
 if TYPE_CHECKING:
-    from types import FrameType
+    from collections.abc import Callable
 
     from app.settings import Settings
 
@@ -56,24 +57,22 @@ def run_worker(settings: Settings, queue: str, *, concurrency: int | None = None
     forks = queue == ANALYSIS_QUEUE
     runtime = Runtime(settings, queue)
     heartbeat = Heartbeat(settings, queue)
-    parent = os.getpid()
+    stop = StopPipe()
 
-    def on_child_start(**_: object) -> None:
-        if os.getppid() != parent:
-            # The parent died before Celery asked the kernel to be told of it.
-            os._exit(1)
-        signal.signal(signal.SIGTERM, on_child_term)
+    def on_logging(**_: object) -> None:
+        # Logging is set up already; without a receiver Celery would do it its own way.
+        pass
+
+    def on_fork(**_: object) -> None:
         runtime.start()
+        # Not a signal: billiard takes them all. And not an exception in the main thread: that
+        # would wait until numpy returns.
+        stop.watch(lambda: runtime.stop(lambda: os._exit(0)))
         _load_analysis()
-
-    def on_child_term(_signal: int, _frame: FrameType | None) -> None:
-        # Not an exception in the main thread: that waits until numpy returns.
-        runtime.stop(lambda: os._exit(0))
 
     def on_term(**_: object) -> None:
         if forks:
-            for child in billiard.active_children():
-                child.terminate()
+            stop.pull()
         else:
             runtime.stop()
 
@@ -85,13 +84,16 @@ def run_worker(settings: Settings, queue: str, *, concurrency: int | None = None
         runtime.close()
 
     # Signals hold their receivers weakly; these live as long as this function runs.
-    signals.worker_process_init.connect(on_child_start)
+    signals.setup_logging.connect(on_logging)
+    signals.worker_process_init.connect(on_fork)
     signals.worker_shutting_down.connect(on_term)
     signals.worker_ready.connect(on_ready)
     signals.worker_shutdown.connect(on_end)
 
+    # As root it warns that messages could run code; ours are JSON and hold an id.
+    warnings.filterwarnings("ignore", category=SecurityWarning)
     worker = make_celery(settings, runtime).Worker(
-        hostname=f"{queue}-{parent}@{socket.gethostname()}",
+        hostname=f"{queue}-{os.getpid()}@{socket.gethostname()}",
         queues=[queue],
         pool_cls="prefork" if forks else "threads",
         concurrency=concurrency or (ANALYSIS_PROCESSES if forks else IO_THREADS),
@@ -102,6 +104,32 @@ def run_worker(settings: Settings, queue: str, *, concurrency: int | None = None
     )
     worker.start()
     return int(worker.exitcode or 0)
+
+
+class StopPipe:
+    """Tells forked processes to stop: they see the end of a pipe that only their parent can write.
+
+    It ends when the parent pulls it, and also when the parent dies.
+    """
+
+    def __init__(self) -> None:
+        self._read_end, self._write_end = os.pipe()
+
+    def pull(self) -> None:
+        """End the pipe; safe to call in a signal handler, and twice."""
+        write_end, self._write_end = self._write_end, -1
+        if write_end >= 0:
+            os.close(write_end)
+
+    def watch(self, then: Callable[[], None]) -> None:
+        """Call `then` in a thread of this forked process when the pipe ends."""
+        self.pull()  # our copy of the parent's end
+
+        def wait() -> None:
+            os.read(self._read_end, 1)
+            then()
+
+        threading.Thread(target=wait, name="paceline-stop", daemon=True).start()
 
 
 def _load_analysis() -> None:

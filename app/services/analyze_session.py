@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from sqlalchemy import select
 
-from app.analysis.report import Analysis, analyze, with_identity
+from app.analysis.report import Analysis, analyze
 from app.analysis.trace.metadata import parse_metadata
 from app.analysis.trace.storage import unpack
 from app.db.blobs import read_blob
@@ -32,6 +32,12 @@ LOW_FIDELITY: Final = "report.low_fidelity"
 
 # A chat message and a row of the fleet page have room for two.
 HEADLINE_CAUSES: Final = 2
+
+
+# A session without a verdict must not be listed, sorted or summed by what nobody vouches for.
+NO_NUMBERS: Final[dict[str, None]] = dict.fromkeys(
+    ("slowdown", "slowdown_low", "slowdown_high", "waste", "gpu_hours_lost")
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,13 +89,15 @@ def _discard(container: Container, claim: Claim, error: UnanalyzableError) -> No
             reason_code=error.stable_code,
             reason=error.message,
             reason_detail={"faults": [fault.as_dict() for fault in error.faults]},
+            discrepancy=None,
+            headline=None,
+            **NO_NUMBERS,
         )
 
 
 def _store(container: Container, claim: Claim, analysis: Analysis, job: str) -> None:
-    document = with_identity(analysis.document, job=job, session=str(claim.subject_id))
+    document = analysis.document | {"job": job, "session": str(claim.subject_id)}
     fidelity = document["fidelity"]
-    ci95 = document["slowdown_ci95"] or [None, None]
     with container.uow() as tx:
         finish(tx, claim)
         replace_report(tx, claim.subject_id, document, analysis.heatmaps)
@@ -100,14 +108,21 @@ def _store(container: Container, claim: Claim, analysis: Analysis, job: str) -> 
             reason_code=None if fidelity["verdict"] else LOW_FIDELITY,
             reason=fidelity["reason"],
             reason_detail=None,
-            slowdown=document["slowdown"],
-            slowdown_low=ci95[0],
-            slowdown_high=ci95[1],
-            waste=document["waste"],
-            gpu_hours_lost=document["gpu_hours_lost"],
             discrepancy=fidelity["discrepancy"],
+            **(_numbers(document) if fidelity["verdict"] else NO_NUMBERS),
             headline=headline(document),
         )
+
+
+def _numbers(document: dict[str, Any]) -> dict[str, Any]:
+    low, high = document["slowdown_ci95"]
+    return {
+        "slowdown": document["slowdown"],
+        "slowdown_low": low,
+        "slowdown_high": high,
+        "waste": document["waste"],
+        "gpu_hours_lost": document["gpu_hours_lost"],
+    }
 
 
 def headline(document: dict[str, Any]) -> dict[str, Any]:
