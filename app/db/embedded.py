@@ -309,6 +309,7 @@ class EmbeddedPostgres:
         if _fits(direct):
             if not direct.exists():
                 self._make_server_dir(direct)
+            _remove_socket(direct)
             return direct
         for parent in dict.fromkeys((tempfile.gettempdir(), "/tmp")):  # noqa: S108 - mkdtemp below
             if not _fits(Path(parent) / "paceline-12345678"):
@@ -329,8 +330,7 @@ class EmbeddedPostgres:
         if not link.is_symlink():
             return
         private = link.readlink()
-        for name in (_SOCKET_NAME, f"{_SOCKET_NAME}.lock"):
-            (private / name).unlink(missing_ok=True)
+        _remove_socket(private)
         if private.is_dir():
             private.rmdir()
         link.unlink()
@@ -486,11 +486,19 @@ def _fits(directory: Path) -> bool:
     return len(path) <= _MAX_SOCKET_PATH_BYTES and b"," not in path
 
 
+def _remove_socket(directory: Path) -> None:
+    # Stale for the reason given for the file with the process id.
+    for name in (_SOCKET_NAME, f"{_SOCKET_NAME}.lock"):
+        (directory / name).unlink(missing_ok=True)
+
+
 def _write(path: Path, text: str) -> None:
     path.write_text(text, encoding="utf-8")
     path.chmod(0o644)
 
 
 def _server_environment() -> dict[str, str]:
-    # Nothing of the caller's locale, time zone or PG* variables reaches the server.
-    return {"PATH": os.environ.get("PATH", os.defpath), "LC_ALL": "C"}
+    # Nothing of the caller's secrets, locale, time zone or PG* variables reaches the server; only
+    # what an interpreter in an unusual place may need to start the launcher.
+    kept = ("PATH", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH")
+    return {name: os.environ[name] for name in kept if name in os.environ} | {"LC_ALL": "C"}
