@@ -39,7 +39,7 @@ $(VENV)/.created:
 	@touch $@
 
 $(VENV)/.installed: $(VENV)/.created requirements/build.txt requirements/runtime.txt pyproject.toml
-	@echo "Installing Paceline into $(VENV) (about 120 MB to download the first time)"
+	@echo "Installing Paceline into $(VENV) (about 130 MB to download the first time)"
 	@$(PIP) install --require-hashes -r requirements/build.txt -r requirements/runtime.txt
 	@$(PIP) install --no-deps --no-build-isolation --editable .
 	@touch $@

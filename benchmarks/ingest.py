@@ -1,0 +1,143 @@
+"""Receiving sessions over HTTP, against storing the same bytes unseen with the same server."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+from urllib.parse import urlencode, urlsplit
+
+from app.analysis.trace.decode import decode
+from app.analysis.trace.encode import to_ndjson_gz
+from app.analysis.trace.limits import Limits
+from app.db import migrate
+from app.db.embedded import EmbeddedPostgres
+from benchmarks.pairs import Pairs, time_pairs
+from benchmarks.traces import BenchTrace
+
+_PAIRS: Final = 9
+_AT_LEAST_S: Final = 3.0
+_MB: Final = 1e6
+_RAW_PATH: Final = "/bench/raw"
+
+
+@dataclass(frozen=True, slots=True)
+class IngestFigures:
+    """Times of one body, sent by one sender after the other."""
+
+    name: str
+    body_bytes: int
+    operations: int
+    times: Pairs
+
+    def line(self) -> str:
+        """Return the figures for a person."""
+        ours_s, raw_s = map(statistics.median, (self.times.ours_s, self.times.base_s))
+        low, high = self.times.spread
+        return (
+            f"{self.name:<28} {self.body_bytes / _MB:>6.1f} MB, {self.operations:>9,} operations: "
+            f"session {self.body_bytes / _MB / ours_s:.1f} MB/s "
+            f"({self.operations / ours_s / 1e6:.2f} M operations/s), "
+            f"unseen {self.body_bytes / _MB / raw_s:.1f} MB/s, "
+            f"time ratio {self.times.ratio:.1f} (quartiles {low:.1f} to {high:.1f})"
+        )
+
+
+def measure_ingest(traces: Sequence[BenchTrace]) -> Iterator[str]:
+    """Yield a line for each body that is measured."""
+    with _server() as address:
+        sender = _Sender(address)
+        for trace in traces:
+            sizes = trace.meta.sizes
+            query = {
+                "world": sizes.world,
+                "dp": sizes.dp,
+                "pp": sizes.pp,
+                "tp": sizes.tp,
+                "cp": sizes.cp,
+            }
+            body = trace.path.read_bytes()
+            times = _measure(sender, body, "application/vnd.apache.parquet", query)
+            figures = IngestFigures(f"{trace.name}, Parquet", len(body), trace.operations, times)
+            yield figures.line()
+        smallest = traces[0]
+        body = to_ndjson_gz(decode(smallest.path, smallest.meta, limits=Limits()).trace)
+        times = _measure(sender, body, "application/x-ndjson", {})
+        yield IngestFigures(
+            f"{smallest.name}, NDJSON gzip", len(body), smallest.operations, times
+        ).line()
+
+
+def _measure(sender: _Sender, body: bytes, content_type: str, query: dict[str, int]) -> Pairs:
+    def session(_: int) -> None:
+        # A job of its own each time: the same body again would be recognized, not received.
+        sender.number += 1
+        path = f"/api/v1/jobs/bench-{sender.number}/sessions?{urlencode(query)}"
+        sender.post(path, body, content_type)
+
+    def raw(_: int) -> None:
+        sender.post(_RAW_PATH, body, "application/octet-stream")
+
+    return time_pairs(session, raw, pairs=_PAIRS, at_least_s=_AT_LEAST_S)
+
+
+class _Sender:
+    """One connection, one request after the other."""
+
+    def __init__(self, address: str) -> None:
+        self._connection = http.client.HTTPConnection(str(urlsplit(address).netloc), timeout=120)
+        self.number = 0
+
+    def post(self, path: str, body: bytes, content_type: str) -> None:
+        self._connection.request("POST", path, body, {"Content-Type": content_type})
+        response = self._connection.getresponse()
+        answer = response.read()
+        if response.status != http.client.ACCEPTED:
+            message = f"{path} answered {response.status}: {answer[:500]!r}"
+            raise RuntimeError(message)
+
+
+@contextlib.contextmanager
+def _server() -> Iterator[str]:
+    """Run PostgreSQL, durable as in production, and the server in front of it."""
+    with tempfile.TemporaryDirectory(prefix="paceline-bench-") as name:
+        directory = Path(name)
+        # PostgreSQL does not run as root: its account must get through to its own directory.
+        directory.chmod(0o711)
+        data_dir = directory / "data"
+        with EmbeddedPostgres(data_dir) as postgres:
+            migrate.upgrade(postgres.url)
+            environment = os.environ | {
+                "PACELINE_DATABASE_URL": postgres.url,
+                "PACELINE_DATA_DIR": str(data_dir),
+                "PACELINE_PORT": "0",
+                "PACELINE_LOG_LEVEL": "warning",
+            }
+            with subprocess.Popen(
+                [sys.executable, "-m", "benchmarks.store_server"],
+                env=environment,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+            ) as server:
+                assert server.stdin is not None  # noqa: S101 - piped above
+                assert server.stdout is not None  # noqa: S101 - piped above
+                try:
+                    address = server.stdout.readline().strip()
+                    if not address:
+                        raise RuntimeError("the server did not start; its message is above")
+                    yield address
+                finally:
+                    server.stdin.close()
+                    try:
+                        server.wait(30)
+                    except subprocess.TimeoutExpired:
+                        server.kill()

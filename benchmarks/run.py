@@ -1,0 +1,40 @@
+"""Measure Paceline side by side with the least that anyone could do; `make bench` runs this.
+
+Ratios compare two things measured in turns in one process, so that they mean the same on a slow,
+a busy and a fast machine; seconds and megabytes a second do not.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import tempfile
+from pathlib import Path
+
+import pyarrow as pa
+
+from benchmarks.analysis import measure_analysis
+from benchmarks.ingest import measure_ingest
+from benchmarks.traces import make_traces
+
+
+def main() -> None:
+    """Print every figure that the README quotes."""
+    # One thread each: the base is single-threaded too.
+    pa.set_cpu_count(1)
+    print(
+        f"Python {platform.python_version()}, pyarrow {pa.__version__}, "
+        f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores"
+    )
+    with tempfile.TemporaryDirectory(prefix="paceline-bench-") as directory:
+        traces = make_traces(Path(directory))
+        print("\nFrom a Parquet file to the whole report, against decoding the file with pyarrow")
+        for trace in traces:
+            print(measure_analysis(trace).line(), flush=True)
+        print("\nReceiving a session, against the same server storing the same bytes unseen")
+        for line in measure_ingest(traces):
+            print(line, flush=True)
+
+
+if __name__ == "__main__":
+    main()
