@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 
 from app.analysis.trace import groups
@@ -64,10 +65,11 @@ class Assembler:
         self._rows = 0
         self._ordered = "order" in layout.columns
         self._columns: dict[str, NDArray[Any]] = {
-            name: np.empty(capacity, dtype)
+            name: _empty(capacity, dtype)
             for name, dtype in _TYPES.items()
             if name != "order" or self._ordered
         }
+        self._seconds: NDArray[np.float64] = np.empty(0)
         self._heads: list[NDArray[np.intp]] = []
         self._in_order = True
         self._microbatches_rise = True
@@ -108,7 +110,8 @@ class Assembler:
             elif name not in columns:
                 target.fill(ABSENT)
             elif columns[name].dtype.kind == "f":
-                seconds = np.multiply(columns[name], _NS, dtype=np.float64)
+                seconds = self._scratch(last - first)
+                np.multiply(columns[name], _NS, out=seconds, dtype=np.float64)
                 target[:] = np.rint(seconds, out=seconds)
             else:
                 target[:] = columns[name]
@@ -128,8 +131,9 @@ class Assembler:
         columns = {name: values[: self._rows] for name, values in self._columns.items()}
         sizes, places = self._meta.sizes, self._places
         heads = np.concatenate(self._heads)
-        groups.check_cells(columns, heads, sizes, places)
-        step_relative = self._step_relative(columns, heads)
+        stretches = groups.find_stretches(columns, heads)
+        groups.check_cells(columns, stretches, sizes, places)
+        step_relative = self._step_relative(columns, stretches)
         runs = groups.find_runs(columns, heads, sizes)
         if self._ordered:
             groups.check_order(columns, runs, places, in_order=self._in_order)
@@ -158,13 +162,18 @@ class Assembler:
             step_relative=step_relative,
         )
 
+    def _scratch(self, rows: int) -> NDArray[np.float64]:
+        if len(self._seconds) < rows:
+            self._seconds = _empty(rows, np.float64)
+        return self._seconds[:rows]
+
     def _reserve(self, rows: int) -> None:
         capacity = len(self._columns["op"])
         if rows <= capacity:
             return
         capacity = max(rows, capacity + capacity // 2)
         for name, stored in self._columns.items():
-            grown = np.empty(capacity, stored.dtype)
+            grown = _empty(capacity, stored.dtype)
             grown[: self._rows] = stored[: self._rows]
             self._columns[name] = grown
 
@@ -181,46 +190,55 @@ class Assembler:
         if moved.any():
             rows = np.flatnonzero(moved)[:MAX_FAULTS] + first
             refuse(groups.moved_rank(int(row), columns, self._places) for row in rows)
-        if self._ordered:
+        # Here already, so that one row repeated a million times is not read to its end.
+        repeated = same_group.copy()
+        for name in ("order",) if self._ordered else ("start", "duration", "mb", "mc"):
+            repeated &= columns[name][here] == columns[name][before]
+        if repeated.any():
+            rows = np.flatnonzero(repeated)[:MAX_FAULTS] + first
+            refuse(groups.duplicate(int(row), columns, self._places) for row in rows)
+        if self._ordered and self._in_order:
             order = columns["order"]
-            # Here already, so that a body of one row a million times is not read to its end.
-            repeated = same_group & (order[here] == order[before])
-            if repeated.any():
-                rows = np.flatnonzero(repeated)[:MAX_FAULTS] + first
-                refuse(groups.duplicate(int(row), columns, self._places) for row in rows)
-            if self._in_order:
-                self._in_order = not (same_group & (order[here] < order[before])).any()
+            self._in_order = not (same_group & (order[here] < order[before])).any()
         if self._microbatches_rise:
             falls = same_group & (mb[here] <= mb[before])
             self._microbatches_rise = not (falls & (mb[here] != ABSENT)).any()
         self._heads.append(np.flatnonzero(~same_group) + first)
 
-    def _step_relative(self, columns: Mapping[str, NDArray[Any]], heads: NDArray[np.intp]) -> bool:
+    def _step_relative(
+        self, columns: Mapping[str, NDArray[Any]], stretches: NDArray[np.intp]
+    ) -> bool:
         """Return whether every step's earliest start is 0.
 
         Floating-point times must be so: they do not resolve a clock.
         """
-        step, start = columns["step"], columns["start"]
+        start = columns["start"]
         if not self._layout.seconds and start.min() != 0:
             return False
-        of_heads = step[heads]
-        stretches = heads[np.flatnonzero(np.diff(of_heads, prepend=of_heads[0] - 1))]
-        earliest = np.minimum.reduceat(start, stretches)
-        steps, number = np.unique(step[stretches], return_inverse=True)
-        of_step = np.full(len(steps), np.iinfo(np.int64).max)
-        np.minimum.at(of_step, number, earliest)
-        late = np.flatnonzero(of_step != 0)
-        if not len(late):
-            return True
-        if self._layout.seconds:
+        steps, number = np.unique(columns["step"][stretches], return_inverse=True)
+        earliest = np.full(len(steps), np.iinfo(np.int64).max)
+        np.minimum.at(earliest, number, np.minimum.reduceat(start, stretches))
+        late = np.flatnonzero(earliest != 0)
+        if len(late) and self._layout.seconds:
             refuse(
                 self._places.fault(
                     "absolute_float_time",
                     f"floating-point starts must count from their step's earliest: step "
-                    f"{steps[which]} begins at {of_step[which] / _NS:g} s",
+                    f"{steps[which]} begins at {earliest[which] / _NS:g} s",
                     int(stretches[np.flatnonzero(number == which)[0]]),
                     "start",
                 )
                 for which in late[:MAX_FAULTS].tolist()
             )
-        return False
+        return not len(late)
+
+
+def _empty(rows: int, dtype: np.typing.DTypeLike) -> NDArray[Any]:
+    """Allocate from Arrow's pool: its pages are warm, and it keeps what batches gave back.
+
+    (Numpy's allocator returns large arrays to the system: touching new ones takes longer than
+    decoding them.)
+    """
+    size = rows * np.dtype(dtype).itemsize
+    buffer = memoryview(pa.allocate_buffer(size))
+    return np.ndarray(rows, dtype, buffer)

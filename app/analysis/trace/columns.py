@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from app.analysis.trace.faults import Places, refuse
@@ -47,12 +46,13 @@ def _problem(field: str, found: pa.DataType, layout: Layout) -> str | None:
     if layout.seconds and field in ("start", "duration"):
         seconds = pa.types.is_float32(found) or pa.types.is_float64(found)
         return None if seconds else "seconds in float32"
-    return None if pa.types.is_integer(found) else "integers"
+    fits = pa.types.is_integer(found) and not pa.types.is_uint64(found)
+    return None if fits else "integers of at most 64 bits with a sign"
 
 
 def batch_columns(
     batch: pa.RecordBatch, layout: Layout, places: Places, first_row: int
-) -> tuple[dict[str, NDArray[Any]], pa.DictionaryArray]:
+) -> tuple[dict[str, NDArray[Any]], pa.DictionaryArray[Any, Any]]:
     """Return the numeric columns under our names, and the operation names.
 
     Parameters
@@ -67,10 +67,10 @@ def batch_columns(
     InvalidTraceError
         `trace.null` with the first rows.
     """
-    given: Mapping[str, pa.Array] = {
+    given: Mapping[str, pa.Array[Any]] = {
         field: batch.column(name)
         for field, name in layout.columns.items()
-        if name in batch.schema.names
+        if name in batch.schema.names and not _is_left_out(field, batch.column(name), layout)
     }
     _check_nulls(given, layout, places, first_row)
     numbers = {
@@ -82,15 +82,20 @@ def batch_columns(
     return numbers, op if isinstance(op, pa.DictionaryArray) else op.dictionary_encode()
 
 
-def _numpy(array: pa.Array, *, fill: bool) -> NDArray[Any]:
+def _is_left_out(field: str, array: pa.Array[Any], layout: Layout) -> bool:
+    """Return whether no row of a text body has an optional key."""
+    return field in layout.optional and array.null_count == len(array)
+
+
+def _numpy(array: pa.Array[Any], *, fill: bool) -> NDArray[Any]:
     if fill and array.null_count:
-        array = pc.fill_null(array.cast(pa.int64(), safe=False), ABSENT)
+        array = array.cast(pa.int64()).fill_null(ABSENT)
     values: NDArray[Any] = array.to_numpy(zero_copy_only=False)
     return values
 
 
 def _check_nulls(
-    given: Mapping[str, pa.Array], layout: Layout, places: Places, first_row: int
+    given: Mapping[str, pa.Array[Any]], layout: Layout, places: Places, first_row: int
 ) -> None:
     nullable = frozenset[str]() if layout.seconds else NULLABLE
     with_nulls = [

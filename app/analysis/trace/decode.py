@@ -1,19 +1,82 @@
-"""A body of any accepted format → a `Trace`, or a refusal that says where and why."""
+"""A body of any accepted format → a `Trace`, or a refusal that says where and why.
+
+Formats
+-------
+- Parquet with the columns of the published traces (``dp_rank stage rank step optype start_ts
+  duration seq_id mc mb_id``; float32 seconds from the earliest start of each step).
+- Parquet with our columns (``rank dp pp [tp] step op [mb] [mc] start_ns dur_ns``; integers).
+- NDJSON, plain, gzip or zstd: the header line ``{"schema": "paceline.trace/1", "meta": {…}}``,
+  then one object a line with our columns as keys.
+
+Which one it is, the bytes say themselves. A refused body leaves nothing behind: there is no trace
+until every check has passed.
+
+Codes
+-----
+Of `InvalidTraceError`, each with the row (Parquet) or line (NDJSON) and the column where it has
+one, for the first ten faults:
+
+==================================  ===============================================================
+``trace.no_rows``                   there is no operation
+``trace.truncated``                 the body ends too early
+``trace.corrupt``                   the bytes contradict their format, or each other
+``trace.decompression_bomb``        decompresses to more than its values need; a zstd window over
+                                    8 MiB; too many gzip members
+``trace.unsupported_encoding``      the Parquet text column is delta-encoded
+``trace.missing_column``            a column is missing
+``trace.duplicate_column``          a column is there twice
+``trace.wrong_type``                a column, or a value of a line, has the wrong type
+``trace.null``                      a value is missing
+``trace.bad_line``                  a line is no JSON object, or has a key twice
+``trace.line_too_long``             a line is over 1 MiB
+``trace.not_finite``                a time is NaN or infinite
+``trace.negative_duration``         a duration is below zero
+``trace.absolute_float_time``       floating-point starts do not count from their step's earliest
+``trace.time_overflow``             a time is too large to compute with in int64
+``trace.integer_overflow``          an integer does not fit in 64 bits
+``trace.rank_out_of_range``         a rank that the sizes do not have; likewise ``dp``, ``pp``,
+                                    ``tp``, ``step``, ``microbatch``, ``model_chunk``, ``order``
+``trace.rank_moved``                a rank appears with two DP ranks or stages
+``trace.duplicate_operation``       an operation is there twice
+``trace.missing_microbatch``        virtual stages, but computation without its microbatch
+``trace.missing_model_chunk``       virtual stages, but computation without its model chunk
+``trace.bad_op_name``               an operation's name is empty, over-long or not printable
+``trace.too_many_op_names``         over 256 names of operations
+==================================  ===============================================================
+
+Of `BodyTooLargeError`: ``body.too_large`` (decompressed bytes), ``body.too_many_rows``,
+``body.header_too_large``. Of `UnsupportedFormatError`: ``trace.unknown_format``,
+``trace.unknown_schema``. Of `InvalidMetadataError`: see `metadata`.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
+from app.analysis.trace.faults import refuse_body
 from app.analysis.trace.limits import Limits
 from app.analysis.trace.model import SessionMeta, Trace
+from app.analysis.trace.ndjson import decode_ndjson
 from app.analysis.trace.parquet import MAGIC, decode_parquet
+from app.analysis.trace.streams import GZIP_MAGIC, ZSTD_MAGIC
 from app.errors import InvalidMetadataError, UnsupportedFormatError
+
+NDJSON: Final = "ndjson"
+_SNIFFED_BYTES: Final = 64
 
 
 @dataclass(frozen=True, slots=True)
 class Decoded:
-    """A decoded body; `trace_format` is ``parquet-published``, ``parquet`` or ``ndjson``."""
+    """A decoded body.
+
+    Parameters
+    ----------
+    trace : Trace
+    trace_format : str
+        ``parquet-published``, ``parquet`` or ``ndjson``.
+    """
 
     trace: Trace
     trace_format: str
@@ -26,19 +89,42 @@ def decode(
     limits: Limits,
     content_type: str | None = None,
 ) -> Decoded:
-    head = _head(body)
+    """Decode and check a whole body.
+
+    Parameters
+    ----------
+    body : Path or bytes
+        A file, or the bytes themselves.
+    meta : SessionMeta or None
+        The session's metadata; None where the NDJSON header has them.
+    limits : Limits
+        What the body may decompress to.
+    content_type : str, optional
+        What the sender calls the format; named in the refusal of an unknown one.
+
+    Raises
+    ------
+    InvalidTraceError, InvalidMetadataError, UnsupportedFormatError, BodyTooLargeError
+        See the table in this module.
+    OSError
+        The file cannot be read.
+    """
+    head = body[:_SNIFFED_BYTES] if isinstance(body, bytes) else _head(body)
+    if not head:
+        refuse_body("no_rows", "the body is empty")
     if head.startswith(MAGIC):
         if meta is None:
-            raise InvalidMetadataError(
-                "a Parquet body needs metadata beside it", code="metadata.missing"
-            )
+            message = "a Parquet body needs the session's metadata beside it"
+            raise InvalidMetadataError(message, code="metadata.missing")
         trace, layout = decode_parquet(body, meta, limits)
         return Decoded(trace, layout.trace_format)
-    raise UnsupportedFormatError("unknown format")
+    if head.startswith((GZIP_MAGIC, ZSTD_MAGIC)) or head.lstrip().startswith(b"{"):
+        return Decoded(decode_ndjson(body, meta, limits), NDJSON)
+    said = f" (sent as {content_type[:80]!r})" if content_type else ""
+    message = f"the body is neither Parquet nor NDJSON, plain, gzip or zstd{said}"
+    raise UnsupportedFormatError(message)
 
 
-def _head(body: Path | bytes) -> bytes:
-    if isinstance(body, bytes):
-        return body[:16]
-    with body.open("rb") as file:
-        return file.read(16)
+def _head(path: Path) -> bytes:
+    with path.open("rb") as file:
+        return file.read(_SNIFFED_BYTES)

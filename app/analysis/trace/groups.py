@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +17,9 @@ from app.analysis.trace.faults import Places, refuse
 from app.analysis.trace.limits import MAX_FAULTS
 from app.analysis.trace.model import Sizes
 from app.errors import Fault
+
+# A table of this many times the keys is faster than sorting them.
+_DENSE: Final = 32
 
 Columns = Mapping[str, NDArray[Any]]
 
@@ -69,46 +72,57 @@ def find_heads(columns: Columns) -> NDArray[np.intp]:
     return np.concatenate([np.zeros(1, np.intp), np.flatnonzero(~same_group) + 1])
 
 
+def find_stretches(columns: Columns, heads: NDArray[np.intp]) -> NDArray[np.intp]:
+    """Return the rows, among `heads`, where the rank or the step changes."""
+    rank, step = columns["rank"][heads], columns["step"][heads]
+    changes = (rank[1:] != rank[:-1]) | (step[1:] != step[:-1])
+    return np.concatenate([heads[:1], heads[1:][changes]])
+
+
 def find_runs(columns: Columns, heads: NDArray[np.intp], sizes: Sizes) -> Runs:
-    """Number the groups of the runs that start at `heads`."""
-    count = len(columns["op"])
-    op = columns["op"][heads].astype(np.int64)
-    key = _dense(columns["step"][heads])
-    key *= sizes.world
-    key += columns["rank"][heads]
-    key *= int(op.max()) + 1
-    key += op
-    in_order = np.sort(key)
-    whole = not bool((in_order[1:] == in_order[:-1]).any())
+    """Find the group of each of the runs that start at `heads`."""
+    stretches = find_stretches(columns, heads)
+    key = np.unique(columns["step"][stretches], return_inverse=True)[1].astype(np.int64)
+    key = key * sizes.world + columns["rank"][stretches]
+    runs_of_stretch = np.diff(np.searchsorted(heads, stretches), append=len(heads))
+    op = columns["op"][heads]
+    types = int(op.max()) + 1
+    key = np.repeat(key * types, runs_of_stretch) + op
+    whole = _distinct(key)
     group = (
         np.arange(len(heads), dtype=np.int64)
         if whole
         else np.unique(key, return_inverse=True)[1].astype(np.int64)
     )
-    return Runs(heads, np.diff(heads, append=count), group, whole)
+    return Runs(heads, np.diff(heads, append=len(columns["op"])), group, whole)
 
 
-def _dense(values: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Number the distinct values, which mostly repeat the one before."""
-    change = np.flatnonzero(values[1:] != values[:-1]) + 1
-    starts = np.concatenate([[0], change])
-    numbers = np.unique(values[starts], return_inverse=True)[1].astype(np.int64)
-    return np.repeat(numbers, np.diff(starts, append=len(values)))
+def _distinct(key: NDArray[np.int64]) -> bool:
+    """Return whether no value, all from 0, is there twice."""
+    size = int(key.max()) + 1
+    if size > _DENSE * len(key):
+        in_order = np.sort(key)
+        return not bool((in_order[1:] == in_order[:-1]).any())
+    seen = np.zeros(size, np.bool_)
+    seen[key] = True
+    return int(np.count_nonzero(seen)) == len(key)
 
 
-def check_cells(columns: Columns, heads: NDArray[np.intp], sizes: Sizes, places: Places) -> None:
+def check_cells(
+    columns: Columns, stretches: NDArray[np.intp], sizes: Sizes, places: Places
+) -> None:
     """Refuse a rank that appears at two places of the DP × PP grid.
 
-    Within a run the place is known to be the same.
+    Within a stretch the place is known to be the same.
     """
-    rank = columns["rank"][heads]
-    cell = columns["dp"][heads].astype(np.int64) * sizes.pp + columns["pp"][heads]
+    rank = columns["rank"][stretches]
+    cell = columns["dp"][stretches].astype(np.int64) * sizes.pp + columns["pp"][stretches]
     first = np.empty(sizes.world, np.int64)
     # Of repeated indices the last assignment stays: backwards, that is the first row's.
     first[rank[::-1]] = cell[::-1]
-    moved = np.flatnonzero(first[rank] != cell)[:MAX_FAULTS]
+    moved = stretches[first[rank] != cell][:MAX_FAULTS]
     if len(moved):
-        refuse(moved_rank(int(heads[run]), columns, places) for run in moved)
+        refuse(moved_rank(int(row), columns, places) for row in moved)
 
 
 def moved_rank(row: int, columns: Columns, places: Places) -> Fault:
@@ -179,8 +193,7 @@ def order_by_start(columns: Columns, runs: Runs, places: Places) -> NDArray[np.i
 def _refuse_repeated(
     key: NDArray[np.int64], columns: Columns, places: Places, rows: NDArray[np.intp] | None = None
 ) -> None:
-    in_order = np.sort(key)
-    if not (in_order[1:] == in_order[:-1]).any():
+    if _distinct(key):
         return
     sorting = np.argsort(key, kind="stable")
     repeated = sorting[1:][key[sorting][1:] == key[sorting][:-1]]

@@ -58,8 +58,8 @@ class _Loader(yaml.SafeLoader):
 
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
         if self.check_event(yaml.AliasEvent):
-            mark = self.peek_event().start_mark
-            _refuse("aliases are not accepted in metadata", "malformed", line=mark.line + 1)
+            line = self.get_mark().line + 1
+            _refuse("aliases are not accepted in metadata", "malformed", line=line)
         return super().compose_node(parent, index)
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:  # noqa: FBT001, FBT002 - PyYAML's signature
@@ -244,28 +244,27 @@ def _text(value: object, key: str) -> str:
 def _jsonable(value: object, key: str, depth: int = 0) -> Any:  # noqa: ANN401 - JSON is any of its types
     if depth > MAX_DEPTH:
         _refuse(f"{key} is nested over {MAX_DEPTH} levels", "bad_value", column=key)
-    match value:
-        case None | bool():
-            return value
-        case str():
-            return _storable(value, key)
-        case int() if -(1 << 63) <= value < 1 << 63:
-            return value
-        case float() if math.isfinite(value):
-            return value
-        case dt.date():
-            # YAML reads an unquoted date as one; JSON has none.
-            return value.isoformat()
-        case list() | tuple():
-            return [_jsonable(item, key, depth + 1) for item in value]
-        case Mapping():
-            return {
-                _storable(str(inner), key): _jsonable(item, key, depth + 1)
-                for inner, item in value.items()
-            }
-        case _:
-            message = f"{key} holds {_shown(value)}, which JSON cannot say"
-            _refuse(message, "bad_value", column=key)
+    if isinstance(value, Mapping):
+        return {
+            _storable(str(inner), key): _jsonable(item, key, depth + 1)
+            for inner, item in value.items()
+        }
+    if isinstance(value, list | tuple):
+        return [_jsonable(item, key, depth + 1) for item in value]
+    if isinstance(value, dt.date):
+        # YAML reads an unquoted date as one; JSON has none.
+        return value.isoformat()
+    if isinstance(value, str):
+        return _storable(value, key)
+    if value is not None and not _is_json_number(value):
+        _refuse(f"{key} holds {_shown(value)}, which JSON cannot say", "bad_value", column=key)
+    return value
+
+
+def _is_json_number(value: object) -> bool:
+    if isinstance(value, float):
+        return math.isfinite(value)
+    return isinstance(value, int) and -(1 << 63) <= value < 1 << 63
 
 
 def _storable(text: str, key: str) -> str:

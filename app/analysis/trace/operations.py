@@ -79,7 +79,8 @@ def name_operations(
     for code, name in ours.items():
         table[code] = code_of[name]
     named = dict(columns)
-    named["op"] = table[columns["op"]]
+    if any(table[code] != code for code in used):
+        named["op"] = table[columns["op"]]
 
     present = set(ours.values())
     directed = not present.isdisjoint(_CROSS_MESH) and _direct(named, code_of)

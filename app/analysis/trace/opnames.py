@@ -1,8 +1,8 @@
-"""Codes of the operation names of one body, in the order of their appearance."""
+"""Codes of the operation names of one body: the known types, then others as they appear."""
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from app.analysis.trace.faults import Places, refuse, refuse_body
 from app.analysis.trace.limits import MAX_FAULTS, MAX_OP_NAME_CHARS, MAX_OP_NAMES
+from app.analysis.trace.model import KNOWN_OP_TYPES
 
 # A dictionary may list names that no row uses (pandas writes its categories so).
 MAX_DICTIONARY: Final = 16 * MAX_OP_NAMES
@@ -27,13 +28,14 @@ class OpNames:
     """
 
     def __init__(self, places: Places) -> None:
-        self.names: list[str] = []
+        # The known types keep their codes, so that columns mostly need no second translation.
+        self.names: list[str] = list(KNOWN_OP_TYPES)
         self._places = places
-        self._codes: dict[str, int] = {}
-        self._dictionary: pa.Array | None = None
+        self._codes: dict[str, int] = {name: code for code, name in enumerate(self.names)}
+        self._dictionary: pa.Array[Any] | None = None
         self._of_dictionary: NDArray[np.int16] = np.empty(0, np.int16)
 
-    def codes(self, column: pa.DictionaryArray, first_row: int) -> NDArray[np.int16]:
+    def codes(self, column: pa.DictionaryArray[Any, Any], first_row: int) -> NDArray[np.int16]:
         """Return the code of every row of `column`, which has no nulls.
 
         Raises
@@ -48,7 +50,8 @@ class OpNames:
         indices = column.indices.to_numpy(zero_copy_only=False)
         if indices.min() < 0 or indices.max() >= len(dictionary):
             refuse_body("corrupt", "an operation name is outside of its dictionary")
-        codes = self._of_dictionary[indices]
+        # The indices are in range, so that clipping only saves the time of another check.
+        codes = self._of_dictionary.take(indices, mode="clip")
         if self._of_dictionary.min() == _INVALID and codes.min() == _INVALID:
             rows = np.flatnonzero(codes == _INVALID)[:MAX_FAULTS].tolist()
             message = f"an operation's name must be 1 to {MAX_OP_NAME_CHARS} printable characters"
@@ -57,7 +60,7 @@ class OpNames:
             )
         return codes
 
-    def _enter(self, dictionary: pa.Array) -> NDArray[np.int16]:
+    def _enter(self, dictionary: pa.Array[Any]) -> NDArray[np.int16]:
         if len(dictionary) > MAX_DICTIONARY:
             refuse_body("too_many_op_names", f"over {MAX_DICTIONARY} names of operations")
         # Parquet's reader does not check that strings are UTF-8.

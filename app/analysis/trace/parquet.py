@@ -61,14 +61,15 @@ def decode_parquet(body: Path | bytes, meta: SessionMeta, limits: Limits) -> tup
 
 
 def _open(body: Path | bytes) -> pa.NativeFile:
-    return pa.OSFile(str(body)) if isinstance(body, Path) else pa.BufferReader(body)
+    return pa.OSFile(str(body), "r") if isinstance(body, Path) else pa.BufferReader(body)
 
 
 def _check_tail(source: pa.NativeFile, limits: Limits) -> None:
     size = source.size()
     if size < _SHORTEST:
         refuse_body("truncated", "the Parquet body ends before its footer")
-    footer, magic = _TAIL.unpack(source.read_at(_TAIL.size, size - _TAIL.size))
+    source.seek(size - _TAIL.size)
+    footer, magic = _TAIL.unpack(source.read(_TAIL.size))
     if magic != MAGIC:
         refuse_body("truncated", "the Parquet body ends before its footer")
     if footer > size - _SHORTEST:

@@ -114,7 +114,7 @@ def unpack(data: bytes | Iterable[bytes], meta: SessionMeta) -> Trace:
     )
 
 
-def _joined(column: pa.ChunkedArray) -> NDArray[Any]:
+def _joined(column: pa.ChunkedArray[Any]) -> NDArray[Any]:
     if column.num_chunks == 1:
         only: NDArray[Any] = column.chunk(0).to_numpy()
         return only
