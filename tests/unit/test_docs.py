@@ -8,6 +8,8 @@ from typing import Final
 
 import pytest
 
+from app.analysis.trace import decode, metadata
+from app.analysis.trace.model import KNOWN_OP_TYPES, OP_TYPE_ALIASES
 from app.api.problems import PROBLEMS
 from app.bootstrap import build
 from app.main import create_app
@@ -55,12 +57,32 @@ def test_every_problem_is_on_the_page_of_the_api() -> None:
 
 
 @pytest.mark.parametrize("folder", ["app/services", "app/analysis/whatif"])
-def test_every_reason_of_a_session_without_verdict_is_on_the_page_of_the_api(folder: str) -> None:
-    page = (DOCS / "http-api.md").read_text()
+def test_every_code_of_a_use_case_is_on_a_page(folder: str) -> None:
+    page = (DOCS / "http-api.md").read_text() + (DOCS / "trace-format.md").read_text()
     reasons = codes_in(folder, r'"((?:trace|task|report)\.[a-z_]+)"')
 
     assert reasons
     assert [code for code in sorted(reasons) if f"`{code}`" not in page] == []
+
+
+def test_every_refusal_of_a_trace_is_on_the_page_of_the_format() -> None:
+    page = (DOCS / "trace-format.md").read_text()
+    # The decoder's docstring is the contract that its own tests hold.
+    listed = set(re.findall(r"``((?:trace|body)\.[a-z_]+)``", decode.__doc__ or ""))
+    raised = codes_in("app/analysis/trace", r'code="((?:trace|body|metadata)\.[a-z_]+)"')
+    metadata_codes = set(re.findall(r"``(metadata\.[a-z_]+)``", metadata.__doc__ or ""))
+
+    # A blob that the server itself wrote is not a body.
+    codes = (listed | raised | metadata_codes) - {"trace.unreadable_blob"}
+    assert len(codes) > 30
+    assert [code for code in sorted(codes) if f"`{code}`" not in page] == []
+
+
+def test_every_name_of_an_operation_type_is_on_the_page_of_the_format() -> None:
+    page = (DOCS / "trace-format.md").read_text()
+
+    for name in (*KNOWN_OP_TYPES, *OP_TYPE_ALIASES):
+        assert f"`{name}`" in page, name
 
 
 def test_links_between_the_pages_lead_somewhere() -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, SupportsIndex
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
+_SCHEMA = "paceline.trace/1"
 _GZIP_WINDOW = 31  # zlib's way of asking for a gzip header; it writes no time into it
 _LEVEL = 6
 
@@ -36,7 +37,7 @@ class SessionBody:
     Parameters
     ----------
     meta : mapping
-        The header line: sizes and whatever else describes the session.
+        For the header line: sizes and whatever else describes the session.
     max_bytes : int
         Compressed bytes to hold at most.
 
@@ -47,7 +48,8 @@ class SessionBody:
     """
 
     def __init__(self, meta: Mapping[str, Any], max_bytes: int) -> None:
-        header = json.dumps(dict(meta), separators=(",", ":"), allow_nan=False)
+        document = {"schema": _SCHEMA, "meta": dict(meta)}
+        header = json.dumps(document, separators=(",", ":"), allow_nan=False)
         self._compressor = zlib.compressobj(_LEVEL, zlib.DEFLATED, _GZIP_WINDOW)
         self._pieces: list[bytes] = []
         self._names: dict[str, str] = {}

@@ -43,7 +43,7 @@ def test_a_session_arrives_as_a_header_and_a_line_for_each_operation(receiver: R
     assert (outcome.recorded, outcome.dropped) == (2, 0)
     (request,) = receiver.requests
     header, first, second = lines(request.body)
-    assert header == META
+    assert header == {"schema": "paceline.trace/1", "meta": META}
     assert first == {
         "rank": 0, "dp": 0, "pp": 0, "step": 3, "op": "forward-compute",
         "start_ns": 10**18, "dur_ns": 7, "mb": 2, "mc": 1,
