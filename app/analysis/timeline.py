@@ -15,7 +15,7 @@ from app.analysis.whatif.graph import COMPUTE
 from app.analysis.whatif.layout import FloatArray
 from app.analysis.whatif.metrics import Replayed, prepare_replay
 from app.analysis.whatif.replay import replay
-from app.analysis.whatif.variants import KeptVariants
+from app.analysis.whatif.variants import KeptVariants, Rows
 from app.errors import NotFoundError
 
 NS: Final = 1e-9
@@ -122,8 +122,9 @@ def _ideal_times(replayed: Replayed) -> tuple[FloatArray, FloatArray]:
     def observe(node: int, launch: FloatArray, end: FloatArray) -> None:
         launches[node], ends[node] = launch.item(), end.item()
 
-    nothing: list[tuple[int, ...]] = [()] * count
-    variants = KeptVariants(replayed.durations, 1, 1, slice(0, 1), nothing, [()] * count)
+    rows = Rows(1, [()] * count, [()] * count)
+    durations = replayed.durations
+    variants = KeptVariants(durations.recorded_ns, durations.ideal_ns.tolist(), rows, 1)
     replay(replayed.simulator.program, variants, observe=observe)
     return launches, ends
 

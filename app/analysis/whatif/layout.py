@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from app.analysis.trace.model import REPLAYED_OP_TYPES, Trace
+from app.analysis.whatif.blocks import Dense, Runs, find_runs, transpose_blocks
 from app.errors import Fault, UnanalyzableError
 
 FloatArray = NDArray[np.float64]
@@ -99,55 +100,13 @@ def lay_out(trace: Trace) -> Layout:
     UnanalyzableError
         ``trace.rank_missing`` where a cell sent nothing at all; ``trace.no_complete_step``.
     """
-    ranks = _analyzed_ranks(trace)
-    rows = _rows_of(trace, ranks)
-    dp, pp = ranks.shape
-    steps, step_index = _index_steps(trace.step if rows is None else trace.step[rows])
-    columns = [trace.op, trace.pp, trace.dp, trace.order]
-    op, stage, dp_rank, order = (c if rows is None else c[rows] for c in columns)
-
-    op_count = len(trace.op_names)
-    lane = step_index * dp + dp_rank
-    kind = op.astype(np.int64) * pp + stage
-    counts = np.bincount(
-        lane * (op_count * pp) + kind, minlength=len(steps) * dp * op_count * pp
-    ).reshape(len(steps), dp, op_count * pp)
-    shape = _most_frequent_shape(counts)
-    kept, dropped = _split_steps(trace, steps, counts, shape)
-
-    first_node = np.concatenate(([0], np.cumsum(shape)))
-    kept_index = np.full(len(steps), -1, dtype=np.int64)
-    kept_index[kept] = np.arange(len(kept))
-    keep_all = len(kept) == len(steps)
-    column = lane if keep_all else kept_index[step_index] * dp + dp_rank
-    position = (first_node[kind] + order) * (len(kept) * dp) + column
-    starts, durations = (
-        (trace.start_ns, trace.duration_ns)
-        if rows is None
-        else (trace.start_ns[rows], trace.duration_ns[rows])
-    )
-    inside = order < shape[kind]
-    if not keep_all:
-        inside &= kept_index[step_index] >= 0
-    if not inside.all():
-        position, starts, durations = position[inside], starts[inside], durations[inside]
-
-    size = (int(first_node[-1]), len(kept), dp)
-    filled = np.zeros(size, dtype=bool)
-    filled.ravel()[position] = True
-    start_ns = np.empty(size, dtype=np.int64)
-    start_ns.ravel()[position] = starts
-    duration_ns = np.empty(size)
-    duration_ns.ravel()[position] = durations
-    complete = filled.all(axis=(0, 2))
-    if not complete.all():
-        dropped += [
-            DroppedStep(int(step), "operations are numbered with gaps")
-            for step in steps[kept][~complete]
-        ]
-        kept = kept[complete]
-        start_ns, duration_ns = start_ns[:, complete], duration_ns[:, complete]
-    if len(kept) == 0:
+    runs = find_runs(trace)
+    ranks = _analyzed_ranks(trace, runs)
+    dropped: list[DroppedStep] = []
+    dense = transpose_blocks(trace, runs)
+    if dense is None:
+        dense, dropped = _place_rows(trace, _rows_of(trace, runs, ranks))
+    if len(dense.steps) == 0:
         raise UnanalyzableError(
             "No step is complete on all workers",
             code="trace.no_complete_step",
@@ -156,27 +115,64 @@ def lay_out(trace: Trace) -> Layout:
                 for d in dropped[:MAX_NAMED_FAULTS]
             ),
         )
-    start_ns -= start_ns.min(axis=(0, 2))[None, :, None]
+    begin = dense.start_ns.min(axis=(0, 2))
     return Layout(
         op_names=trace.op_names,
-        nodes=_name_nodes(trace, int(steps[kept[0]]), ranks[0], shape),
-        steps=steps[kept],
-        start_ns=start_ns.astype(np.float64),
-        duration_ns=duration_ns,
+        nodes=_name_nodes(trace, int(dense.steps[0]), ranks[0], dense.shape),
+        steps=dense.steps,
+        start_ns=(dense.start_ns - begin[None, :, None]).astype(np.float64),
+        duration_ns=dense.duration_ns,
         ranks=ranks,
         dropped=tuple(sorted(dropped, key=lambda item: item.step)),
     )
 
 
-def _analyzed_ranks(trace: Trace) -> NDArray[np.int32]:
+def _place_rows(trace: Trace, rows: IntArray | slice) -> tuple[Dense, list[DroppedStep]]:
+    """Look up the place of every row; return the complete steps, and those that are dropped."""
+    sizes = trace.meta.sizes
+    dp, pp, op_count = sizes.dp, sizes.pp, len(trace.op_names)
+    order = trace.order[rows]
+    steps, step_index = _index_steps(trace.step[rows])
+    lane = step_index * dp + trace.dp[rows]
+    kind = trace.op[rows].astype(np.int64) * pp + trace.pp[rows]
+    counts = np.bincount(
+        lane * (op_count * pp) + kind, minlength=len(steps) * dp * op_count * pp
+    ).reshape(len(steps), dp, op_count * pp)
+    shape = _most_frequent_shape(counts)
+    kept, dropped = _split_steps(trace, steps, counts, shape)
+
+    first_node = np.concatenate(([0], np.cumsum(shape)))
+    column_of = np.full(len(steps), -1, dtype=np.int64)
+    column_of[kept] = np.arange(len(kept)) * dp
+    column = column_of[step_index]
+    inside = (column >= 0) & (order < shape[kind])
+    size = (int(first_node[-1]), len(kept), dp)
+    position = (first_node[kind] + order) * (len(kept) * dp) + column + trace.dp[rows]
+    position = position[inside]
+    filled = np.zeros(size, dtype=bool)
+    filled.ravel()[position] = True
+    start_ns = np.empty(size, dtype=np.int64)
+    start_ns.ravel()[position] = trace.start_ns[rows][inside]
+    duration_ns = np.empty(size)
+    duration_ns.ravel()[position] = trace.duration_ns[rows][inside]
+    complete = filled.all(axis=(0, 2))
+    if not complete.all():
+        dropped += [
+            DroppedStep(int(step), "operations are numbered with gaps")
+            for step in steps[kept[~complete]]
+        ]
+        start_ns, duration_ns = start_ns[:, complete], duration_ns[:, complete]
+    return Dense(steps[kept[complete]], shape, start_ns, duration_ns), dropped
+
+
+def _analyzed_ranks(trace: Trace, runs: Runs) -> NDArray[np.int32]:
     """Return the lowest traced rank of each cell, shape (dp, pp)."""
     sizes = trace.meta.sizes
-    cell = trace.dp.astype(np.int64) * sizes.pp + trace.pp
-    lowest = np.full(sizes.workers, np.iinfo(np.int32).max, dtype=np.int32)
-    np.minimum.at(lowest, cell, trace.rank)
-    missing = np.flatnonzero(lowest == np.iinfo(np.int32).max)
+    lowest = np.full((sizes.dp, sizes.pp), np.iinfo(np.int32).max, dtype=np.int32)
+    np.minimum.at(lowest, (runs.dp, runs.pp), runs.rank)
+    missing = np.argwhere(lowest == np.iinfo(np.int32).max)
     if len(missing):
-        cells = [(int(c // sizes.pp), int(c % sizes.pp)) for c in missing[:MAX_NAMED_FAULTS]]
+        cells = [(int(d), int(p)) for d, p in missing[:MAX_NAMED_FAULTS]]
         listed = ", ".join(f"({d}, {p})" for d, p in cells)
         raise UnanalyzableError(
             f"{len(missing)} of {sizes.workers} workers sent nothing: (DP rank, stage) {listed}",
@@ -185,14 +181,16 @@ def _analyzed_ranks(trace: Trace) -> NDArray[np.int32]:
                 Fault("rank_missing", f"DP rank {d}, stage {p} sent nothing") for d, p in cells
             ),
         )
-    return lowest.reshape(sizes.dp, sizes.pp)
+    return lowest
 
 
-def _rows_of(trace: Trace, ranks: NDArray[np.int32]) -> IntArray | None:
-    """Return the replayed operations of the analyzed ranks; None where that is every row."""
-    analyzed = ranks[trace.dp, trace.pp] == trace.rank
-    analyzed &= trace.op < len(REPLAYED_OP_TYPES)
-    return None if analyzed.all() else np.flatnonzero(analyzed)
+def _rows_of(trace: Trace, runs: Runs, ranks: NDArray[np.int32]) -> IntArray | slice:
+    """Return the replayed operations of the analyzed ranks; a slice where that is every row."""
+    analyzed = ranks[runs.dp, runs.pp] == runs.rank
+    replayed = trace.op < len(REPLAYED_OP_TYPES)
+    if analyzed.all() and replayed.all():
+        return slice(None)
+    return np.flatnonzero(np.repeat(analyzed, runs.end - runs.first) & replayed)
 
 
 def _index_steps(step: IntArray) -> tuple[IntArray, IntArray]:

@@ -11,14 +11,18 @@ call. Only ends that are still needed are alive, so the working set stays in the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
+from numpy.typing import NDArray
 
-from app.analysis.whatif.graph import Graph
+from app.analysis.whatif.graph import Graph, Unit
 from app.analysis.whatif.layout import FloatArray
+
+# [lane or partner, variant, step, DP rank]
+_STEP_START: FloatArray = np.zeros((1, 1, 1, 1))
 
 Couple = Callable[[FloatArray], FloatArray]
 
@@ -26,12 +30,20 @@ Couple = Callable[[FloatArray], FloatArray]
 class Variants(Protocol):
     """Durations of one or several variants of the same steps."""
 
-    def launch(self, node: int, after: FloatArray) -> FloatArray:
-        """Return when the node is launched, given when what it depends on has ended."""
-        ...
-
     def end(self, node: int, begin: FloatArray) -> FloatArray:
         """Return when the node ends, given when it begins to compute or to transfer."""
+        ...
+
+
+@runtime_checkable
+class LateVariants(Variants, Protocol):
+    """Variants whose operations may be launched late."""
+
+    def launch(self, node: int, ready: FloatArray, *, shared: bool) -> FloatArray:
+        """Return when the node is launched, given when what it depends on has ended.
+
+        `ready` may be changed in place unless it is shared.
+        """
         ...
 
 
@@ -40,7 +52,7 @@ def across_dp(launch: FloatArray) -> FloatArray:
     return launch.max(axis=-1, keepdims=True)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Program:
     """A graph prepared for replay: what to read, what to write, what to forget."""
 
@@ -48,6 +60,8 @@ class Program:
     # for each unit the nodes whose end nobody needs after it
     finished: tuple[tuple[int, ...], ...]
     ends_last: frozenset[int]
+    # for each node the place of its unit
+    place: NDArray[np.int64]
 
 
 def prepare(graph: Graph, shortest_ns: FloatArray) -> Program:
@@ -71,12 +85,15 @@ def prepare(graph: Graph, shortest_ns: FloatArray) -> Program:
     finished: list[list[int]] = [[] for _ in graph.units]
     for node, index in last_use.items():
         finished[index].append(node)
-    return Program(graph, tuple(tuple(nodes) for nodes in finished), frozenset(ends_last))
+    place = np.empty(len(shortest_ns), dtype=np.int64)
+    for index, unit in enumerate(graph.units):
+        place[list(unit.members)] = index
+    return Program(graph, tuple(tuple(nodes) for nodes in finished), frozenset(ends_last), place)
 
 
 def replay(
     program: Program,
-    variants: Variants,
+    variants: Variants | LateVariants,
     couple: Couple = across_dp,
     observe: Callable[[int, FloatArray, FloatArray], None] | None = None,
 ) -> FloatArray:
@@ -85,7 +102,7 @@ def replay(
     Parameters
     ----------
     program : Program
-    variants : Variants
+    variants : Variants or LateVariants
     couple : callable
         Joins the launches of the DP ranks of a collective.
     observe : callable, optional
@@ -98,19 +115,17 @@ def replay(
         variant, step, DP rank]``.
     """
     ends: dict[int, FloatArray] = {}
-    zero: FloatArray = np.zeros((1, 1, 1, 1))
-    step_end = zero
+    launch_of = variants.launch if isinstance(variants, LateVariants) else None
+    step_end = _STEP_START
     for unit, finished in zip(program.graph.units, program.finished, strict=True):
-        launches = [
-            variants.launch(node, _latest([ends[other] for other in after]) if after else zero)
-            for node, after in zip(unit.members, unit.after, strict=True)
-        ]
-        begin = _latest(launches)
+        launches = _launches(unit, ends, launch_of)
+        begin = launches[0]
+        for launch in launches[1:]:
+            begin = np.maximum(begin, launch)
         if unit.across_dp:
             begin = couple(begin)
         for node, launch in zip(unit.members, launches, strict=True):
-            end = variants.end(node, begin)
-            ends[node] = end
+            end = ends[node] = variants.end(node, begin)
             if node in program.ends_last:
                 step_end = np.maximum(step_end, end)
             if observe is not None:
@@ -120,8 +135,17 @@ def replay(
     return step_end
 
 
-def _latest(times: Sequence[FloatArray]) -> FloatArray:
-    latest = times[0]
-    for other in times[1:]:
-        latest = np.maximum(latest, other)
-    return latest
+def _launches(
+    unit: Unit, ends: Mapping[int, FloatArray], launch_of: Callable[..., FloatArray] | None
+) -> list[FloatArray]:
+    """Return when each member of a unit is launched."""
+    launches = []
+    for node, after in zip(unit.members, unit.after, strict=True):
+        ready = ends[after[0]] if after else _STEP_START
+        for other in after[1:]:
+            ready = np.maximum(ready, ends[other])
+        if launch_of is not None:
+            is_new = len(after) > 1
+            ready = launch_of(node, ready, shared=not is_new)
+        launches.append(ready)
+    return launches

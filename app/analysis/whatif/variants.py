@@ -34,42 +34,53 @@ class Keep:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Rows:
+    """For each node the variants that keep all of its DP ranks, and those that keep some."""
+
+    count: int
+    whole: Sequence[tuple[int, ...]]
+    partial: Sequence[tuple[tuple[int, NDArray[np.bool_]], ...]]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class KeptVariants:
     """Variants as rows of arrays ``[lane or partner, variant, step, DP rank]``.
 
     The first axis has the length 1, or 2 where each lane is replayed against one ideal partner
-    that stands for all other DP ranks; only the lane keeps recorded durations.
+    that stands for all other DP ranks; only the lane keeps recorded durations. As long as no
+    variant has kept anything, all lanes are alike and one number stands for them.
+
+    Parameters
+    ----------
+    recorded_ns : float64 array, shape (nodes, steps, dp)
+    ideal_ns : list of float
+        Of each node.
+    rows : Rows
+    partners : int
+        Length of the first axis.
     """
 
-    durations: Durations
-    rows: int
+    recorded_ns: FloatArray
+    ideal_ns: Sequence[float]
+    rows: Rows
     partners: int
-    steps: slice
-    # for each node the variants that keep it, on all DP ranks or on some
-    whole: Sequence[tuple[int, ...]]
-    partial: Sequence[tuple[tuple[int, NDArray[np.bool_]], ...]]
-
-    def launch(self, node: int, after: FloatArray) -> FloatArray:
-        """Launch at once."""
-        del node
-        return after
 
     def end(self, node: int, begin: FloatArray) -> FloatArray:
         """Add the recorded or the ideal duration."""
-        whole, partial = self.whole[node], self.partial[node]
-        ideal = self.durations.ideal_ns[node]
+        whole, partial = self.rows.whole[node], self.rows.partial[node]
         if not whole and not partial:
-            return begin + ideal
-        recorded = self.durations.recorded_ns[node, self.steps]
-        if self.partners == 1 and len(whole) == self.rows:
+            return begin + self.ideal_ns[node]
+        recorded = self.recorded_ns[node]
+        if self.partners == 1 and len(whole) == self.rows.count:
             return begin + recorded
-        begin = np.broadcast_to(begin, (begin.shape[0], self.rows, *begin.shape[2:]))
-        end = np.empty((self.partners, self.rows, *recorded.shape))
-        np.add(begin, ideal, out=end)
+        end = np.empty((self.partners, self.rows.count, *recorded.shape))
+        np.add(begin, self.ideal_ns[node], out=end)
+        begins, ends = begin[0], end[0]
+        shared = len(begins) == 1
         for row in whole:
-            np.add(begin[0, row], recorded, out=end[0, row])
+            np.add(begins[0 if shared else row], recorded, out=ends[row])
         for row, cells in partial:
-            np.add(begin[0, row], recorded, out=end[0, row], where=cells)
+            np.add(begins[0 if shared else row], recorded, out=ends[row], where=cells)
         return end
 
 
@@ -77,50 +88,50 @@ class KeptVariants:
 class DelayedVariants:
     """One variant an op type: recorded durations, and that type is launched late as recorded.
 
-    `delay_ns` is the launch delay, shape (nodes, steps, dp); `rows` gives the variant of each node,
-    negative where the node's type has none.
+    Parameters
+    ----------
+    recorded_ns, delay_ns : float64 arrays, shape (nodes, steps, dp)
+        Durations without waiting; launch delays.
+    rows : list of int
+        The variant of each node, negative where the node's type has none.
+    count : int
+        Number of variants.
     """
 
-    durations: Durations
+    recorded_ns: FloatArray
     delay_ns: FloatArray
-    rows: NDArray[np.int64]
+    rows: Sequence[int]
     count: int
-    steps: slice
 
-    def launch(self, node: int, after: FloatArray) -> FloatArray:
+    def launch(self, node: int, ready: FloatArray, *, shared: bool) -> FloatArray:
         """Launch late in the variant of the node's type."""
-        if self.rows[node] < 0:
-            return after
-        delay = self.delay_ns[node, self.steps]
-        late = np.empty((1, self.count, *delay.shape))
-        late[:] = after
-        late[0, self.rows[node]] += delay
-        return late
+        row = self.rows[node]
+        if row < 0:
+            return ready
+        delay = self.delay_ns[node]
+        shape = (1, self.count, *delay.shape)
+        if shared or ready.shape != shape:
+            ready = np.array(np.broadcast_to(ready, shape))
+        ready[0, row] += delay
+        return ready
 
     def end(self, node: int, begin: FloatArray) -> FloatArray:
         """Add the recorded duration."""
-        return begin + self.durations.recorded_ns[node, self.steps]
+        return begin + self.recorded_ns[node]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ReplacedVariants:
     """Recorded durations but for some nodes, whose durations are given, shape (steps, dp)."""
 
-    durations: Durations
+    recorded_ns: FloatArray
     replaced_ns: Mapping[int, FloatArray]
     steps: slice
-
-    def launch(self, node: int, after: FloatArray) -> FloatArray:
-        """Launch at once."""
-        del node
-        return after
 
     def end(self, node: int, begin: FloatArray) -> FloatArray:
         """Add the replaced or the recorded duration."""
         replaced = self.replaced_ns.get(node)
-        if replaced is None:
-            return begin + self.durations.recorded_ns[node, self.steps]
-        return begin + replaced[self.steps]
+        return begin + (self.recorded_ns[node] if replaced is None else replaced[self.steps])
 
 
 def across_partners(launch: FloatArray) -> FloatArray:
@@ -165,19 +176,20 @@ class Simulator:
         times = np.empty((len(keeps), len(self.layout.steps)))
         lanes = len(self.layout.steps) * self.layout.dp
         size = max(1, BATCH_ELEMENTS // lanes)
+        # Until something is kept, a batch is one lane: what is kept late goes together.
+        order = np.argsort([self._first_kept(keep) for keep in keeps], kind="stable")
         for first in range(0, len(keeps), size):
-            batch = keeps[first : first + size]
-            rows = self._rows(batch)
-            for steps in self._step_blocks(len(batch)):
-                variants = KeptVariants(self.durations, len(batch), 1, steps, *rows)
-                end = replay(self.program, variants, across_dp)
-                times[first : first + size, steps] = end.max(axis=-1)[0]
+            chosen = order[first : first + size]
+            rows = self._rows([keeps[i] for i in chosen])
+            for steps in self._step_blocks(len(chosen)):
+                end = replay(self.program, self._kept(rows, steps, partners=1), across_dp)
+                times[chosen, steps] = end.max(axis=-1)[0]
         return times
 
     def ideal_step_time(self) -> float:
         """Return the step time with every operation ideal; one lane stands for all."""
         none = self.keep(cells=np.zeros((self.layout.dp, self.layout.pp), dtype=bool))
-        variants = KeptVariants(self.durations, 1, 1, slice(0, 1), *self._rows([none]))
+        variants = self._kept(self._rows([none]), slice(0, 1), partners=1)
         return float(replay(self.program, variants).max())
 
     def lone_lanes(self) -> tuple[FloatArray, FloatArray]:
@@ -204,10 +216,8 @@ class Simulator:
             batch = kept[first : first + size]
             rows = self._rows(batch)
             for steps in self._step_blocks(partners * len(batch)):
-                variants = KeptVariants(self.durations, len(batch), partners, steps, *rows)
-                times[first : first + size, steps] = replay(self.program, variants, couple).max(
-                    axis=0
-                )
+                end = replay(self.program, self._kept(rows, steps, partners), couple)
+                times[first : first + size, steps] = end.max(axis=0)
         return np.moveaxis(times[:-1], 0, -1), times[-1]
 
     def delayed_step_times(self, types: Sequence[str], delay_ns: FloatArray) -> FloatArray:
@@ -220,9 +230,10 @@ class Simulator:
         codes = self.layout.codes(*types)
         row_of = np.full(len(self.layout.op_names), -1, dtype=np.int64)
         row_of[codes] = np.arange(len(codes))
-        rows = row_of[self.layout.nodes.op]
+        rows = row_of[self.layout.nodes.op].tolist()
+        recorded = self.durations.recorded_ns
         return self._blocked(
-            lambda steps: DelayedVariants(self.durations, delay_ns, rows, len(codes), steps),
+            lambda steps: DelayedVariants(recorded[:, steps], delay_ns[:, steps], rows, len(codes)),
             len(codes),
         )
 
@@ -233,9 +244,10 @@ class Simulator:
         -------
         float64 array, shape (steps,)
         """
-        return self._blocked(lambda steps: ReplacedVariants(self.durations, replaced_ns, steps), 1)[
-            0
-        ]
+        recorded = self.durations.recorded_ns
+        return self._blocked(
+            lambda steps: ReplacedVariants(recorded[:, steps], replaced_ns, steps), 1
+        )[0]
 
     def _blocked(
         self, variants: Callable[[slice], DelayedVariants | ReplacedVariants], rows: int
@@ -252,17 +264,22 @@ class Simulator:
         size = max(1, BATCH_ELEMENTS // (rows * self.layout.dp))
         return [slice(first, min(first + size, count)) for first in range(0, count, size)]
 
-    def _rows(
-        self, keeps: Sequence[Keep]
-    ) -> tuple[
-        list[tuple[int, ...]],
-        list[tuple[tuple[int, NDArray[np.bool_]], ...]],
-    ]:
-        """Return for each node the variants that keep all, and that keep some of its DP ranks."""
+    def _first_kept(self, keep: Keep) -> int:
+        """Return the place in the program of the first node that keeps its duration."""
+        nodes = self.layout.nodes
+        kept = keep.types[nodes.op] & keep.cells.any(axis=0)[nodes.pp]
+        places = self.program.place[kept]
+        return int(places.min(initial=len(nodes)))
+
+    def _kept(self, rows: Rows, steps: slice, partners: int) -> KeptVariants:
+        recorded = self.durations.recorded_ns[:, steps]
+        return KeptVariants(recorded, self.durations.ideal_ns.tolist(), rows, partners)
+
+    def _rows(self, keeps: Sequence[Keep]) -> Rows:
+        """Return which variants keep which nodes; the same for all nodes of a type and stage."""
         nodes = self.layout.nodes
         by_kind: dict[
-            tuple[int, int],
-            tuple[tuple[int, ...], tuple[tuple[int, NDArray[np.bool_]], ...]],
+            tuple[int, int], tuple[tuple[int, ...], tuple[tuple[int, NDArray[np.bool_]], ...]]
         ] = {}
         whole, partial = [], []
         for kind in zip(nodes.op.tolist(), nodes.pp.tolist(), strict=True):
@@ -280,7 +297,7 @@ class Simulator:
             rows, cells = by_kind[kind]
             whole.append(rows)
             partial.append(cells)
-        return whole, partial
+        return Rows(len(keeps), whole, partial)
 
 
 def _stage(layout: Layout, stage: int) -> NDArray[np.bool_]:

@@ -1,0 +1,135 @@
+"""The quick way to a dense layout, for traces that are in some regular order.
+
+Recorders and the server's own storage write a rank's operations of a step together, alike in every
+step and at equal distances. Then the rows of a rank are a matrix (step, operation) as they lie, and
+the dense layout is made by transposing one such block a rank instead of by looking up the place of
+every row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TypeVar
+
+import numpy as np
+from numpy.lib.stride_tricks import as_strided
+from numpy.typing import NDArray
+
+from app.analysis.trace.model import REPLAYED_OP_TYPES, Trace
+
+Number = TypeVar("Number", np.int16, np.int32, np.int64)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Runs:
+    """Stretches of rows of one rank and step; arrays of shape (runs,)."""
+
+    first: NDArray[np.int64]
+    end: NDArray[np.int64]
+    rank: NDArray[np.int32]
+    step: NDArray[np.int64]
+    dp: NDArray[np.int32]
+    pp: NDArray[np.int32]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Dense:
+    """A trace whose every row has its place, shape (nodes, steps, dp); starts are as recorded."""
+
+    steps: NDArray[np.int64]
+    shape: NDArray[np.int64]
+    start_ns: NDArray[np.int64]
+    duration_ns: NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Block:
+    """Rows of one rank as a matrix (step, operation): where it begins and how far steps are."""
+
+    first: int
+    stride: int
+    size: int
+    dp: int
+    pp: int
+
+
+def find_runs(trace: Trace) -> Runs:
+    """Return where rank or step change from row to row."""
+    change = (trace.rank[1:] != trace.rank[:-1]) | (trace.step[1:] != trace.step[:-1])
+    first = np.concatenate(([0], np.flatnonzero(change) + 1))
+    end = np.append(first[1:], len(trace))
+    return Runs(first, end, trace.rank[first], trace.step[first], trace.dp[first], trace.pp[first])
+
+
+def transpose_blocks(trace: Trace, runs: Runs) -> Dense | None:
+    """Return the dense layout of a regular trace; None where the trace is not so."""
+    workers = trace.meta.sizes.workers
+    step_count, odd = divmod(len(runs.first), workers)
+    if odd or int(trace.op.max()) >= len(REPLAYED_OP_TYPES):
+        return None
+    in_order = np.lexsort((runs.step, runs.rank)).reshape(workers, step_count)
+    steps = runs.step[in_order[0]]
+    if (np.diff(steps) <= 0).any() or (runs.step[in_order] != steps).any():
+        return None
+    if (runs.rank[in_order] != runs.rank[in_order[:, :1]]).any():
+        return None
+    return _transpose(trace, steps, list(_blocks(runs, in_order)))
+
+
+def _blocks(runs: Runs, in_order: NDArray[np.int64]) -> Iterator[_Block]:
+    """Yield the block of each rank whose runs are equally long and equally far from one another."""
+    first, length = runs.first[in_order], (runs.end - runs.first)[in_order]
+    stride = np.diff(first, axis=1)
+    regular = (length == length[:, :1]).all(axis=1)
+    if stride.size:
+        regular &= (stride == stride[:, :1]).all(axis=1) & (stride[:, 0] > 0)
+    for rank in np.flatnonzero(regular):
+        run = in_order[rank, 0]
+        yield _Block(
+            int(first[rank, 0]),
+            int(stride[rank, 0]) if stride.size else 0,
+            int(length[rank, 0]),
+            int(runs.dp[run]),
+            int(runs.pp[run]),
+        )
+
+
+def _transpose(trace: Trace, steps: NDArray[np.int64], blocks: list[_Block]) -> Dense | None:
+    """Fill the dense layout block by block; None where a block differs from its stage's first."""
+    sizes = trace.meta.sizes
+    if len(blocks) != sizes.workers or len({(b.dp, b.pp) for b in blocks}) != sizes.workers:
+        return None
+    templates = {block.pp: slice(block.first, block.first + block.size) for block in blocks}
+    shape = np.zeros((len(trace.op_names), sizes.pp), dtype=np.int64)
+    for stage, lane in templates.items():
+        shape[:, stage] = np.bincount(trace.op[lane], minlength=len(shape))
+    first_node = np.concatenate(([0], np.cumsum(shape.ravel())))
+    start_ns = np.empty((int(first_node[-1]), len(steps), sizes.dp), dtype=np.int64)
+    duration_ns = np.empty(start_ns.shape)
+    nodes_of = {}
+    for stage, lane in templates.items():
+        kind = trace.op[lane].astype(np.int64) * sizes.pp + stage
+        if (trace.order[lane] >= shape.ravel()[kind]).any():
+            return None
+        nodes_of[stage] = first_node[kind] + trace.order[lane]
+    for block in blocks:
+        lane = templates[block.pp]
+        if block.size != lane.stop - lane.start:
+            return None
+        alike = _matrix(trace.op, block, steps) == trace.op[lane]
+        alike &= _matrix(trace.order, block, steps) == trace.order[lane]
+        if not alike.all():
+            return None
+        nodes = nodes_of[block.pp]
+        start_ns[nodes, :, block.dp] = _matrix(trace.start_ns, block, steps).T
+        duration_ns[nodes, :, block.dp] = _matrix(trace.duration_ns, block, steps).T
+    return Dense(steps, shape.ravel(), start_ns, duration_ns)
+
+
+def _matrix(column: NDArray[Number], block: _Block, steps: NDArray[np.int64]) -> NDArray[Number]:
+    """View a block of a column as (step, operation)."""
+    rows = column[block.first :]
+    size = rows.itemsize
+    shape, strides = (len(steps), block.size), (block.stride * size, size)
+    return as_strided(rows, shape, strides, writeable=False)
