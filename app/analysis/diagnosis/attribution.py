@@ -52,12 +52,13 @@ def attribute(metrics: Metrics, pearson: float | None, stages: int) -> list[Caus
     m_w, m_s = metrics.m_w.rem, metrics.m_s.rem
     if m_w is not None and m_w >= MAJORITY:
         count, total = len(metrics.worst), metrics.by_worker[0].size
+        blamed = [list(worker) for worker in metrics.blamed]
         causes.append(
             Cause(
                 "slow_worker",
                 m_w,
                 (f"Idealizing {count} of {total} workers recovers {m_w:.0%} of the lost time",),
-                {"workers": [list(worker) for worker in metrics.worst]},
+                {"workers": blamed},
             )
         )
     if pearson is not None and pearson >= CORRELATED and not causes:
@@ -121,11 +122,12 @@ def verdict(document: dict[str, Any], causes: Sequence[Cause]) -> dict[str, str]
         "sequence_length_imbalance": _blame_sequences,
         "unknown": _blame_nobody,
     }[lead.cause]
-    return {"sentence": f"{slowdown:.2f}× slower than ideal {because(document)}", "level": "slow"}
+    sentence = f"{slowdown:.2f}× slower than ideal {because(document, lead)}"
+    return {"sentence": sentence, "level": "slow"}
 
 
-def _blame_workers(document: dict[str, Any]) -> str:
-    workers = document["m_w"]["workers"]
+def _blame_workers(document: dict[str, Any], cause: Cause) -> str:
+    workers = cause.where["workers"]
     dp, pp = workers[0]
     host = document["hosts"].get(str(document["workers"]["rank"][dp][pp]))
     who = f"worker ({dp}, {pp})" + (f" on {host}" if host else "")
@@ -138,16 +140,17 @@ def _blame_workers(document: dict[str, Any]) -> str:
     return f"because {who} computes {(forward + backward) / 2:.1f}× slower than its peers"
 
 
-def _blame_stage(document: dict[str, Any]) -> str:
-    stage = document["sizes"]["pp"] - 1
-    return f"because the last stage ({stage}) is heavier than the others"
-
-
-def _blame_sequences(document: dict[str, Any]) -> str:
+def _blame_stage(document: dict[str, Any], cause: Cause) -> str:
     del document
+    return f"because the last stage ({cause.where['stage']}) is heavier than the others"
+
+
+def _blame_sequences(document: dict[str, Any], cause: Cause) -> str:
+    del document, cause
     return "because microbatches differ in length, on all workers alike"
 
 
-def _blame_nobody(document: dict[str, Any]) -> str:
+def _blame_nobody(document: dict[str, Any], cause: Cause) -> str:
+    del cause
     name = max(document["by_optype"], key=document["by_optype"].__getitem__)
     return f"for no single worker or stage; {name} costs most"

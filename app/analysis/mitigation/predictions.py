@@ -66,8 +66,8 @@ def _replace_workers(
     """
     nodes, recorded = replayed.layout.nodes, replayed.durations.recorded_ns
     replaced: dict[int, FloatArray] = {}
-    for stage in sorted({pp for _, pp in metrics.worst}):
-        bad = [dp for dp, pp in metrics.worst if pp == stage]
+    for stage in sorted({pp for _, pp in metrics.blamed}):
+        bad = [dp for dp, pp in metrics.blamed if pp == stage]
         peers = np.setdiff1d(np.arange(replayed.layout.dp), bad)
         if len(peers) == 0:
             continue
@@ -77,9 +77,9 @@ def _replace_workers(
             changed = recorded[node].copy()
             changed[:, bad] = values[:, None]
             replaced[node] = changed
-    named = ", ".join(f"({dp}, {pp})" for dp, pp in metrics.worst[:3])
-    more = len(metrics.worst) - 3
-    label = f"worker {named}" if len(metrics.worst) == 1 else f"workers {named}"
+    named = ", ".join(f"({dp}, {pp})" for dp, pp in metrics.blamed[:3])
+    more = len(metrics.blamed) - 3
+    label = f"worker {named}" if len(metrics.blamed) == 1 else f"workers {named}"
     if more > 0:
         label += f" and {more} more"
     return (

@@ -79,6 +79,14 @@ class Metrics:
         return float(self.simulated_s.sum() / self.ideal_s.sum())
 
     @property
+    def blamed(self) -> tuple[tuple[int, int], ...]:
+        """Return the fewest of the worst workers that recover half of the lost time.
+
+        All of the worst 3 % where even they do not.
+        """
+        return self.worst[: self.k50] if self.k50 is not None else self.worst
+
+    @property
     def discrepancy(self) -> float:
         """Return how far the replay is from the recording, relative to the replay (section 6)."""
         return abs(float(self.recorded_s.mean() / self.simulated_s.mean()) - 1)
