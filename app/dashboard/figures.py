@@ -79,7 +79,9 @@ def heatmap(document: Document) -> Figure:
     layout["xaxis"] = _axis(
         range=[-0.5, dp - 0.5], title="DP rank", tickmode="linear", tick0=0, dtick=1
     )
-    layout["yaxis"] = _axis(range=[pp - 0.5, -0.5], tickmode="linear", tick0=0, dtick=1)
+    layout["yaxis"] = _axis(
+        range=[pp - 0.5, -0.5], tickmode="linear", tick0=0, dtick=1, ticklabelstandoff=4
+    )
     return {"data": [trace], "layout": layout}
 
 
@@ -113,6 +115,7 @@ def strip(document: Document) -> Figure:
             range=[1, top],
             tickvals=values,
             ticktext=[times(value, 2 if tick < 0.1 else 1) for value in values],  # noqa: PLR2004
+            ticklabelstandoff=4,
             showgrid=True,
         ),
         "shapes": [

@@ -34,6 +34,8 @@ SLOW_RATIO: Final = 1.05
 STEADY_SHARE: Final = 0.5
 # A set explains a slowdown when it brings back this share of the lost time.
 MAJORITY: Final = 0.5
+# What costs less than this share of the worst is not worth a word beside it.
+WORTH_NAMING: Final = 0.1
 # The paper's bound for sequence lengths as the cause.
 CORRELATION_BOUND: Final = 0.9
 
@@ -116,8 +118,7 @@ def workers_finding(document: Document) -> str:
     if len(slow) == 1:
         dp, pp, forward, backward = slow[0]
         return (
-            f"Only worker {worker(dp, pp)} computes slower than its peers: "
-            f"forward {times(forward)}, backward {times(backward)}"
+            f"Only {worker(dp, pp)} is slow: forward {times(forward)}, backward {times(backward)}"
         )
     if len(slow) <= NAMED_WORKERS:
         names = listing([worker(dp, pp) for dp, pp, _, _ in slow])
@@ -188,8 +189,12 @@ def timeline_finding(step: int, recorded_s: float, ideal_s: float) -> str:
 
 def attribution_finding(document: Document) -> str:
     """Return the title of the attribution by operation type."""
-    ranked = sorted(document["by_optype"].items(), key=lambda item: -item[1])
-    slow = [(name, value) for name, value in ranked if cost(value) >= NEGLIGIBLE]
+    ranked = sorted(
+        ((name, value) for name, value in document["by_optype"].items() if value is not None),
+        key=lambda item: -item[1],
+    )
+    worst = cost(ranked[0][1]) if ranked else 0.0
+    slow = [item for item in ranked if cost(item[1]) >= max(NEGLIGIBLE, WORTH_NAMING * worst)]
     if not slow:
         return f"No operation type alone costs 1{NBSP}% of a step"
     first, rest = slow[0], slow[1:2]
@@ -252,10 +257,10 @@ def correlation_finding(document: Document) -> str:
 def launch_finding(document: Document) -> str:
     """Return the title of the launch delays."""
     share = document["launch_slowdown"] - 1
-    by_type = {k: v for k, v in document["launch_by_optype"].items() if v >= NEGLIGIBLE / 10}
-    if not by_type:
+    shares = document["launch_by_optype"]
+    name = max(shares, key=lambda key: shares[key], default=None)
+    if name is None or shares[name] < max(NEGLIGIBLE / 10, MAJORITY * sum(shares.values())):
         return f"Launch delays: {percent(share)} of a step"
-    name = max(by_type, key=lambda key: by_type[key])
     return f"Launch delays: {percent(share)} of a step, most before {name}"
 
 

@@ -60,7 +60,9 @@ class Pages:
             trim_blocks=True,
             lstrip_blocks=True,
         )
-        self._environment.globals.update(static=assets.url, fmt=fmt, page_data=_page_data)
+        self._environment.globals.update(
+            static=assets.url, plotly_style=assets.plotly_style, fmt=fmt, page_data=_page_data
+        )
         self._environment.filters["count"] = fmt.count
 
     def render(self, name: str, *, status: int = HTTPStatus.OK, **values: Any) -> HTMLResponse:  # noqa: ANN401 - what templates take

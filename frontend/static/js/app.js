@@ -1,0 +1,113 @@
+// The entry of every page: what is on it is made alive, and made anew when the server says so.
+import { copyable } from './clipboard.js';
+import { age } from './format.js';
+import { Live } from './live.js';
+import { draw } from './plots.js';
+import { DistrustedReport, SessionReport } from './session.js';
+import { filterable, sortable } from './tables.js';
+
+const TICK_MS = 10_000;
+const GATHER_MS = 200;
+const PENDING = new Set(['open', 'sealed', 'queued', 'analyzing']);
+
+let mounted = null;
+let clockOffsetMs = 0;
+
+class HistoryFigure {
+  constructor(data) {
+    this.data = data;
+    this.element = document.querySelector('[data-figure=history]');
+    this.redraw();
+  }
+
+  async redraw() {
+    await draw(this.element, this.data.figures.history);
+    if (this.linked) return;
+    this.linked = true;
+    this.element.on('plotly_click', (event) => { location.href = event.points[0].customdata[2]; });
+  }
+}
+
+function report(main, signal) {
+  const block = document.getElementById('data');
+  if (!block) return null;
+  const data = JSON.parse(block.textContent);
+  if (main.dataset.view === 'job') return new HistoryFigure(data);
+  return data.figures.heatmap ? new SessionReport(main, data, signal) : new DistrustedReport(main, data);
+}
+
+function mount() {
+  const main = document.getElementById('main');
+  const stop = new AbortController();
+  // Ages count from the server's clock; the browser's may be off.
+  clockOffsetMs = Date.now() - Date.parse(document.body.dataset.now || new Date().toISOString());
+  tick();
+  for (const table of document.querySelectorAll('table[data-sort]')) sortable(table, stop.signal);
+  if (document.getElementById('filter')) filterable(document.querySelector('table.fleet'), stop.signal);
+  for (const button of document.querySelectorAll('[data-copy], [data-copy-text]')) copyable(button, stop.signal);
+  mounted = { main, stop, report: report(main, stop.signal) };
+}
+
+function tick() {
+  for (const element of document.querySelectorAll('time[data-ago]')) {
+    element.textContent = age((Date.now() - clockOffsetMs - Date.parse(element.dateTime)) / 1000);
+  }
+}
+
+/** Fetch this address again and put its content in place of the present one: no reload, no jump. */
+async function refresh() {
+  const response = await fetch(location.href, { headers: { Accept: 'text/html' } });
+  if (!response.ok) return;
+  const fresh = new DOMParser().parseFromString(await response.text(), 'text/html');
+  const active = document.activeElement;
+  const focus = active?.id ? { id: active.id, start: active.selectionStart, end: active.selectionEnd, value: active.value } : null;
+  mounted.stop.abort();
+  document.body.dataset.now = fresh.body.dataset.now;
+  document.title = fresh.title;
+  document.getElementById('page').replaceChildren(...document.importNode(fresh.getElementById('page'), true).childNodes);
+  const field = focus && document.getElementById(focus.id);
+  if (field) {
+    if (field.type === 'search') field.value = focus.value;
+    field.focus({ preventScroll: true });
+    if (field.type === 'search') field.setSelectionRange(focus.start, focus.end);
+  }
+  mount();
+}
+
+let waiting = null;
+
+/** Several changes at once make one refresh; one that fails is made up for by the next. */
+function refreshSoon() {
+  waiting ??= setTimeout(() => {
+    waiting = null;
+    refresh().catch(() => {});
+  }, GATHER_MS);
+}
+
+function changed({ session, state }) {
+  const { main } = mounted;
+  if (main.dataset.view === 'session') {
+    if (main.dataset.session === session && main.dataset.status !== state) refreshSoon();
+  } else if (main.dataset.view === 'fleet' || main.dataset.view === 'job') {
+    const row = main.querySelector(`tr[data-session="${CSS.escape(session)}"]`);
+    if (row?.dataset.status !== state) refreshSoon();
+  }
+}
+
+function unsure() {
+  const { main } = mounted;
+  if (main.dataset.view !== 'session' || PENDING.has(main.dataset.status)) refreshSoon();
+}
+
+mount();
+new Live(document.getElementById('live'), { changed, unsure });
+setInterval(tick, TICK_MS);
+addEventListener('themechange', () => mounted.report?.redraw());
+let width = innerWidth;
+let frame = 0;
+addEventListener('resize', () => {
+  if (innerWidth === width) return;
+  width = innerWidth;
+  cancelAnimationFrame(frame);
+  frame = requestAnimationFrame(() => mounted.report?.redraw());
+});

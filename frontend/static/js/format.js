@@ -1,0 +1,28 @@
+// How numbers are written; the same rules as app/dashboard/format.py.
+const NBSP = '\u00a0';
+const minus = (text) => (/^-.*[1-9]/.test(text) ? '\u2212' + text.slice(1) : text.replace(/^-/, ''));
+
+export const times = (value, digits = 2) => `${minus(value.toFixed(digits))}×`;
+export const percent = (share, digits = 1) => `${minus((100 * share).toFixed(digits))}${NBSP}%`;
+export const roughPercent = (share) => percent(share, Math.abs(share) >= 0.0995 ? 0 : 1);
+export const worker = (dp, pp) => `(${dp},${NBSP}${pp})`;
+export const count = (value) => value.toLocaleString('en-US');
+
+export function seconds(value) {
+  const size = Math.abs(value);
+  if (size >= 100) return `${Math.round(value).toLocaleString('en-US')}${NBSP}s`;
+  if (size >= 10) return `${value.toFixed(1)}${NBSP}s`;
+  if (size >= 1) return `${value.toFixed(2)}${NBSP}s`;
+  return `${+(1000 * value).toPrecision(3)}${NBSP}ms`;
+}
+
+export function age(durationS) {
+  const whole = Math.max(0, Math.floor(durationS));
+  if (whole < 60) return `${whole}${NBSP}s`;
+  if (whole < 3600) return `${Math.floor(whole / 60)}${NBSP}min`;
+  if (whole < 86400) {
+    const rest = Math.floor((whole % 3600) / 60);
+    return `${Math.floor(whole / 3600)}${NBSP}h${rest ? ` ${rest}${NBSP}min` : ''}`;
+  }
+  return `${Math.floor(whole / 86400)}${NBSP}d`;
+}

@@ -1,0 +1,79 @@
+// Changes of sessions as they happen: one stream a browser, none in hidden tabs.
+// Browsers open six connections to a host at most; tabs share one stream through a lock and a channel.
+const CHANNEL = 'paceline-events';
+
+export class Live {
+  /** `changed` gets {session, state}; `unsure` is called when changes may have been missed. */
+  constructor(status, { changed, unsure }) {
+    this.status = status;
+    this.changed = changed;
+    this.unsure = unsure;
+    this.started = false;
+    this.channel = 'BroadcastChannel' in window ? new BroadcastChannel(CHANNEL) : null;
+    if (this.channel) this.channel.onmessage = (event) => { if (!document.hidden) this.hear(event.data, false); };
+    document.addEventListener('visibilitychange', () => (document.hidden ? this.stop() : this.start()));
+    // A page in the back-forward cache must not hold the stream.
+    addEventListener('pagehide', () => this.stop());
+    addEventListener('pageshow', (event) => { if (event.persisted) this.start(); });
+    if (!document.hidden) this.start();
+  }
+
+  start() {
+    if (this.stopping) return;
+    this.stopping = new AbortController();
+    const { signal } = this.stopping;
+    if (this.started) this.unsure();
+    this.started = true;
+    if (!navigator.locks || !this.channel) {
+      this.listen(signal);
+      return;
+    }
+    navigator.locks.request(CHANNEL, { ifAvailable: true }, (lock) => {
+      if (lock) return this.listen(signal);
+      // Another tab has the stream and tells; what it heard before this page was made is not repeated.
+      this.say('live');
+      this.unsure();
+      return undefined;
+    }).then(() => {
+      if (signal.aborted) return undefined;
+      return navigator.locks.request(CHANNEL, { signal }, () => this.listen(signal));
+    }).catch((error) => { if (error.name !== 'AbortError') throw error; });
+  }
+
+  stop() {
+    this.stopping?.abort();
+    this.stopping = null;
+    this.say('paused');
+  }
+
+  /** Hold the stream until stopped. */
+  listen(signal) {
+    if (signal.aborted) return Promise.resolve();
+    const source = new EventSource('/api/v1/events');
+    let opened = false;
+    source.onopen = () => {
+      // The browser's own reconnect names the last event; the server sends what came after.
+      if (opened) this.unsure();
+      opened = true;
+      this.say('live');
+    };
+    source.onerror = () => this.say('lost');
+    source.addEventListener('state', (event) => this.hear(JSON.parse(event.data), true));
+    return new Promise((resolve) => {
+      signal.addEventListener('abort', () => {
+        source.close();
+        resolve();
+      });
+    });
+  }
+
+  hear(change, first) {
+    if (first) this.channel?.postMessage(change);
+    this.changed(change);
+  }
+
+  say(state) {
+    this.status.textContent = { live: 'Live', lost: 'Connection lost, trying again', paused: 'Paused' }[state];
+    this.status.dataset.state = state;
+  }
+}

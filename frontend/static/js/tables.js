@@ -1,0 +1,78 @@
+// Sortable tables, the filter of the fleet, and tables that begin short.
+const collator = new Intl.Collator('en', { numeric: true });
+
+function sort(table, column, descending) {
+  const key = (row) => row.cells[column].dataset.v ?? row.cells[column].textContent.trim();
+  const rows = [...table.tBodies[0].rows].sort((a, b) => {
+    const [x, y] = [key(a), key(b)];
+    const difference = x !== '' && y !== '' ? x - y : NaN;
+    return (Number.isNaN(difference) ? collator.compare(x, y) : difference) * (descending ? -1 : 1);
+  });
+  table.tBodies[0].append(...rows);
+  for (const heading of table.tHead.rows[0].cells) heading.removeAttribute('aria-sort');
+  table.tHead.rows[0].cells[column].setAttribute('aria-sort', descending ? 'descending' : 'ascending');
+  shorten(table);
+}
+
+function shorten(table) {
+  const short = Number(table.dataset.short ?? Infinity);
+  const all = table.classList.contains('all');
+  [...table.tBodies[0].rows].forEach((row, at) => { row.hidden = !all && at >= short; });
+}
+
+function record(change) {
+  const url = new URL(location.href);
+  for (const [name, value] of Object.entries(change)) {
+    if (value) url.searchParams.set(name, value);
+    else url.searchParams.delete(name);
+  }
+  history.replaceState(null, '', url);
+}
+
+/** Real buttons in the headings; the order in force is in the address. */
+export function sortable(table, signal) {
+  const headings = [...table.tHead.rows[0].cells];
+  const asked = new URLSearchParams(location.search).get('sort');
+  const addressed = table.classList.contains('fleet');
+  const match = addressed && asked ? /^(-?)(\d+)$/.exec(asked) : null;
+  if (match && headings[match[2]]?.querySelector('button')) sort(table, Number(match[2]), match[1] === '-');
+  headings.forEach((heading, column) => {
+    heading.querySelector('button')?.addEventListener('click', () => {
+      const order = heading.getAttribute('aria-sort');
+      const descending = order ? order !== 'descending' : heading.classList.contains('num');
+      sort(table, column, descending);
+      if (addressed) record({ sort: `${descending ? '-' : ''}${column}` });
+    }, { signal });
+  });
+  const more = table.parentElement.querySelector('[data-more]');
+  more?.addEventListener('click', () => {
+    const all = table.classList.toggle('all');
+    more.setAttribute('aria-expanded', String(all));
+    shorten(table);
+  }, { signal });
+}
+
+/** The fleet's filter: words, and slow or without a verdict. */
+export function filterable(table, signal) {
+  const input = document.getElementById('filter');
+  const buttons = [...document.querySelectorAll('[data-show]')];
+  const asked = new URLSearchParams(location.search);
+  if (!input.value) input.value = asked.get('q') ?? '';
+  let show = buttons.some((button) => button.dataset.show === asked.get('show')) ? asked.get('show') : 'all';
+  const apply = () => {
+    const words = input.value.toLowerCase().split(/\s+/).filter(Boolean);
+    let shown = 0;
+    for (const row of table.tBodies[0].rows) {
+      const content = row.textContent.toLowerCase();
+      row.hidden = (show !== 'all' && row.dataset.kind !== show) || !words.every((word) => content.includes(word));
+      shown += row.hidden ? 0 : 1;
+    }
+    for (const button of buttons) button.setAttribute('aria-pressed', String(button.dataset.show === show));
+    document.getElementById('nothing').hidden = shown > 0;
+  };
+  input.addEventListener('input', () => { apply(); record({ q: input.value.trim() }); }, { signal });
+  for (const button of buttons) {
+    button.addEventListener('click', () => { show = button.dataset.show; apply(); record({ show: show === 'all' ? '' : show }); }, { signal });
+  }
+  apply();
+}
