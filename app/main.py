@@ -50,6 +50,7 @@ def create_app(container: Container) -> FastAPI:
         docs_url=None,
         redoc_url=None,
         lifespan=lifespan,
+        responses={"default": problems.described("A problem")},
     )
     app.state.closing = live.close_soon
 

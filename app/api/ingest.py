@@ -21,6 +21,7 @@ from starlette.requests import ClientDisconnect
 
 from app.analysis.trace.limits import Limits
 from app.analysis.trace.metadata import load_metadata, parse_metadata
+from app.api import problems
 from app.api.multipart import MultipartParts, MultipartReader
 from app.api.spool import ByteBudget, Spool, SpooledBody, spool_directory
 from app.errors import (
@@ -222,7 +223,13 @@ def router(container: Container, metrics: Metrics) -> APIRouter:
         status_code=202,
         summary="Send a whole session in one body",
         response_model=ReceiptBody,
-        responses={200: {"model": ReceiptBody, "description": "The same body was there already"}},
+        responses={
+            200: {"model": ReceiptBody, "description": "The same body was there already"},
+            413: problems.described("Over a limit, as it is or decompressed"),
+            415: problems.described("A format or content encoding that is not known"),
+            422: problems.described("Not a trace or metadata that can be stored"),
+            429: problems.described("The server is behind; Retry-After says when to try again"),
+        },
         openapi_extra={
             "requestBody": {
                 "required": True,

@@ -17,12 +17,15 @@ from typing import TYPE_CHECKING, Final
 import anyio
 import psycopg
 import structlog
+from psycopg.conninfo import make_conninfo
 from sqlalchemy.exc import SQLAlchemyError
 
 from app.db.unit_of_work import SESSION_CHANNEL
 from app.services.sessions import SessionState, recent_states, session_states
 
 if TYPE_CHECKING:
+    from sqlalchemy.engine import URL
+
     from app.services.container import Container
 
 log = structlog.get_logger(__name__)
@@ -87,8 +90,7 @@ class LiveStates:
 
     def __init__(self, container: Container) -> None:
         self._container = container
-        url = container.engine.url.set(drivername="postgresql").update_query_dict(CONNECTION)
-        self._conninfo = url.render_as_string(hide_password=False)
+        self._conninfo = _conninfo(container.engine.url)
         self._streams: set[Stream] = set()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._closed = False
@@ -161,3 +163,16 @@ class LiveStates:
         states = await anyio.to_thread.run_sync(read)
         for stream in self._streams:
             stream.push(states)
+
+
+def _conninfo(url: URL) -> str:
+    """Return what libpq needs for the same database.
+
+    Not the URL as text: SQLAlchemy writes a blank as "+", which libpq takes for one.
+    """
+    options = {
+        name: value if isinstance(value, str) else ",".join(value)
+        for name, value in url.query.items()
+    }
+    server = url.translate_connect_args(username="user", database="dbname")
+    return make_conninfo(**server | options | CONNECTION)

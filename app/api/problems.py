@@ -10,6 +10,7 @@ import structlog
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
+from pydantic import BaseModel
 from sqlalchemy.exc import InterfaceError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from starlette.exceptions import HTTPException
@@ -60,6 +61,38 @@ _CODE_OF_STATUS: Final[Mapping[int, str]] = {
     405: "http.method_not_allowed",
     413: "body.too_large",
 }
+
+
+class FaultBody(BaseModel):
+    """One fault and where it is: a row of a columnar body, a line of a text, a column or key."""
+
+    code: str
+    message: str
+    row: int | None = None
+    line: int | None = None
+    column: str | None = None
+
+
+class ProblemBody(BaseModel):
+    """A problem document, RFC 9457; `code` never changes its meaning."""
+
+    type: str
+    title: str
+    status: int
+    detail: str
+    code: str
+    faults: list[FaultBody]
+
+
+def described(description: str) -> dict[str, Any]:
+    """Return how OpenAPI describes an answer that is a problem document."""
+    reference = {"$ref": f"#/components/schemas/{ProblemBody.__name__}"}
+    return {
+        # The model makes the framework list the schema; the content is what it does not know.
+        "model": ProblemBody,
+        "description": description,
+        "content": {MEDIA_TYPE: {"schema": reference}},
+    }
 
 
 def problem(

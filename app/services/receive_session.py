@@ -19,7 +19,7 @@ from app.analysis.trace.metadata import metadata_document
 from app.analysis.trace.storage import pack
 from app.db.blobs import write_blob
 from app.db.models import ANALYZE_SESSION, Job, Session
-from app.errors import PacelineError
+from app.errors import InvalidTraceError, PacelineError
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -147,6 +147,8 @@ def receive_session(container: Container, job: str, body: Body) -> Receipt:
         Nothing is stored.
     """
     check_job_name(job)
+    if body.size == 0:
+        raise InvalidTraceError("The body is empty.", code="trace.empty")
     content = _content_sha256(body)
     with container.uow() as tx:
         known = _find(tx, job, content)

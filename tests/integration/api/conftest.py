@@ -1,0 +1,110 @@
+"""A real server on a free port, and what a test needs to send to it and to look behind it."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+import pytest
+from sqlalchemy import text
+
+from app.bootstrap import Container, build
+from app.http_server import HttpServer, address_of, listen
+from app.main import create_app
+from app.services.execute import execute
+from app.services.leases import LeaseKeeper
+from app.settings import Settings
+from tests.integration.api import bodies
+
+TABLES = ("job", "session", "task_run", "blob_part", "report")
+
+
+@dataclass(frozen=True, slots=True)
+class Installation:
+    """A server, its container, and a client of it."""
+
+    url: str
+    container: Container
+    client: httpx.Client
+
+    def post(self, body: bytes | None = None, job: str = "job", **options: Any) -> httpx.Response:  # noqa: ANN401 - options of httpx
+        """Send the sample session, or `body` in its place."""
+        if body is None:
+            body = bodies.parquet()
+        options.setdefault("params", bodies.SIZES)
+        return self.client.post(f"/api/v1/jobs/{job}/sessions", content=body, **options)
+
+    def metric(self, name: str, **labels: str) -> float:
+        """Return the value of a metric now."""
+        wanted = name
+        if labels:
+            inner = ",".join(f'{key}="{value}"' for key, value in sorted(labels.items()))
+            wanted = f"{name}{{{inner}}}"
+        for line in self.client.get("/metrics").text.splitlines():
+            sample, _, value = line.rpartition(" ")
+            if sample == wanted:
+                return float(value)
+        raise AssertionError(f"there is no metric {wanted}")
+
+    def rows(self) -> dict[str, int]:
+        """Return how many rows each table has."""
+        with self.container.engine.connect() as connection:
+            return {
+                table: connection.execute(text(f"SELECT count(*) FROM {table}")).scalar_one()  # noqa: S608 - names of this module
+                for table in TABLES
+            }
+
+    def analyze_all(self) -> None:
+        """Do in this process what a worker would do."""
+        with self.container.engine.connect() as connection:
+            runs = connection.execute(
+                text("SELECT id FROM task_run WHERE state = 'queued' ORDER BY created_at")
+            ).scalars()
+            queued = list(runs)
+        keeper = LeaseKeeper(self.container)
+        for run_id in queued:
+            assert execute(self.container, keeper, run_id)
+
+
+Install = Callable[..., AbstractContextManager[Installation]]
+
+
+@contextlib.contextmanager
+def _installed(settings: Settings, **changes: object) -> Iterator[Installation]:
+    container = build(settings.model_copy(update=changes))
+    listener = listen(container.settings.model_copy(update={"port": 0}))
+    server = HttpServer(create_app(container), listener)
+    url = address_of(listener).rstrip("/")
+    try:
+        server.start(lambda: False)
+        with httpx.Client(base_url=url, trust_env=False, timeout=30) as client:
+            yield Installation(url, container, client)
+    finally:
+        server.stop()
+        container.close()
+
+
+@pytest.fixture
+def install(settings: Settings) -> Install:
+    """Return a context manager that serves with changed settings."""
+
+    def with_changes(**changes: object) -> AbstractContextManager[Installation]:
+        return _installed(settings, **changes)
+
+    return with_changes
+
+
+@pytest.fixture
+def installation(settings: Settings) -> Iterator[Installation]:
+    """Yield a running server with the settings as they come."""
+    with _installed(settings) as installed:
+        yield installed
+
+
+@pytest.fixture
+def client(installation: Installation) -> httpx.Client:
+    return installation.client

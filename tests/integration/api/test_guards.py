@@ -1,0 +1,157 @@
+"""Who is answered, and what every answer carries."""
+
+from __future__ import annotations
+
+import gzip
+from typing import TYPE_CHECKING
+
+import brotli
+import pytest
+
+from app.api.headers import SECURITY_HEADERS
+from tests.integration.api import bodies
+from tests.integration.api.test_refusals import NOTHING
+
+if TYPE_CHECKING:
+    import httpx
+
+    from tests.integration.api.conftest import Install, Installation
+
+HEALTH = "/healthz"
+
+
+@pytest.mark.parametrize(
+    "host",
+    ["localhost", "localhost:8765", "LOCALHOST", "127.0.0.1:1", "127.8.9.10", "[::1]", "[::1]:80"],
+)
+def test_loopback_names_are_answered(client: httpx.Client, host: str) -> None:
+    assert client.get(HEALTH, headers={"Host": host}).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        "rebound.example",
+        "localhost.rebound.example",
+        "127.0.0.1.rebound.example",
+        "10.0.0.1",
+        "0.0.0.0",  # noqa: S104 - not listened on
+        "user@localhost",
+        "localhost:port",
+        "localhost/x",
+        "[::1",
+        "",
+    ],
+)
+def test_other_names_are_refused(client: httpx.Client, host: str) -> None:
+    answer = client.get(HEALTH, headers={"Host": host})
+    assert answer.status_code == 421
+    assert answer.json()["code"] == "host.refused"
+
+
+def test_names_that_the_operator_lists_are_answered(install: Install) -> None:
+    with install(allowed_hosts=("paceline.example",)) as installation:
+        for host, status in (("Paceline.example:8765", 200), ("other.example", 421)):
+            answer = installation.client.get(HEALTH, headers={"Host": host})
+            assert answer.status_code == status
+
+
+@pytest.mark.parametrize(
+    "header", ["Forwarded", "X-Forwarded-For", "X-Forwarded-Host", "X-Forwarded-Proto", "X-Real-IP"]
+)
+def test_forwarded_requests_are_refused(client: httpx.Client, header: str) -> None:
+    answer = client.get(HEALTH, headers={header: "10.0.0.1"})
+    assert answer.status_code == 403
+    assert answer.json()["code"] == "host.forwarded"
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"Sec-Fetch-Site": "cross-site"},
+        {"Sec-Fetch-Site": "same-site"},
+        {"Sec-Fetch-Site": "none"},
+        {"Origin": "https://rebound.example"},
+        {"Origin": "null"},
+        {"Origin": "http://localhost:1"},
+        {"Sec-Fetch-Site": "same-origin", "Origin": "https://rebound.example"},
+    ],
+)
+def test_a_page_of_another_origin_cannot_send(
+    installation: Installation, headers: dict[str, str]
+) -> None:
+    answer = installation.post(headers=headers)
+    assert answer.status_code == 403
+    assert answer.json()["code"] == "csrf.cross_site"
+    assert installation.rows() == NOTHING
+
+
+def test_a_page_of_this_server_can_send(installation: Installation) -> None:
+    origin = {"Sec-Fetch-Site": "same-origin", "Origin": installation.url}
+    assert installation.post(headers=origin).status_code == 202
+    assert installation.post(headers={"Origin": installation.url}).status_code == 200
+
+
+def test_reading_from_elsewhere_is_not_an_unsafe_method(client: httpx.Client) -> None:
+    # A link in a chat is followed with these.
+    headers = {"Sec-Fetch-Site": "cross-site", "Origin": "https://chat.example"}
+    assert client.get(HEALTH, headers=headers).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "headers", "status"),
+    [
+        ("GET", HEALTH, {}, 200),
+        ("GET", "/api/docs", {}, 200),
+        ("GET", "/nowhere", {}, 404),
+        ("GET", HEALTH, {"Host": "rebound.example"}, 421),
+        ("POST", "/api/v1/jobs/a/sessions", {"Origin": "null"}, 403),
+    ],
+)
+def test_every_answer_has_the_security_headers(
+    client: httpx.Client, method: str, path: str, headers: dict[str, str], status: int
+) -> None:
+    answer = client.request(method, path, headers=headers)
+    assert answer.status_code == status
+    assert {name: answer.headers.get(name) for name in SECURITY_HEADERS} == SECURITY_HEADERS
+    policy = answer.headers["content-security-policy"]
+    for directive in (
+        "script-src 'self'",
+        "style-src 'self' 'sha256-47DEQpj8HBSa+/TImW+5JCeuQeRkm5NMpJWZG3hSuFU='",
+        "style-src-attr 'unsafe-inline'",
+        "img-src 'self' data: blob:",
+        "frame-ancestors 'none'",
+    ):
+        assert directive in policy.split("; ")
+
+
+def test_answers_are_compressed_as_the_client_takes_them(installation: Installation) -> None:
+    client = installation.client
+    plain = client.get("/api/openapi.json", headers={"Accept-Encoding": "identity"})
+    assert "content-encoding" not in plain.headers
+    for accepted, coding, decompress in (
+        ("gzip, br", "br", brotli.decompress),
+        ("gzip, br;q=0", "gzip", gzip.decompress),
+        ("gzip", "gzip", gzip.decompress),
+    ):
+        with client.stream(
+            "GET", "/api/openapi.json", headers={"Accept-Encoding": accepted}
+        ) as answer:
+            raw = b"".join(answer.iter_raw())
+        assert answer.headers["content-encoding"] == coding
+        assert "accept-encoding" in answer.headers["vary"].lower()
+        assert decompress(raw) == plain.content
+        assert len(raw) < len(plain.content) / 2
+
+
+def test_a_small_answer_is_not_compressed(client: httpx.Client) -> None:
+    assert "content-encoding" not in client.get(HEALTH).headers
+
+
+def test_a_large_answer_survives_compression_in_a_thread(installation: Installation) -> None:
+    for number in range(300):
+        installation.post(params=bodies.SIZES | {"run_id": str(number)})
+    answer = installation.client.get("/api/v1/sessions", params={"limit": 300})
+    assert answer.headers["content-encoding"] == "br"
+    assert len(answer.content) > 128 * 1024
+    assert len(answer.json()["sessions"]) == 300

@@ -1,0 +1,106 @@
+"""Whether the server is ready, and which part is not."""
+
+from __future__ import annotations
+
+import shutil
+import uuid
+from typing import TYPE_CHECKING, Any
+
+from sqlalchemy import text
+
+from app.db.migrate import expected_revision
+from tests.integration.api.outage import away
+
+if TYPE_CHECKING:
+    from tests.integration.api.conftest import Install, Installation
+    from tests.support.redis import RedisServer
+
+
+def add_worker(installation: Installation, queue: str, *, seen_s_ago: float = 0) -> None:
+    """Write the heartbeat of a worker that takes messages from a queue."""
+    with installation.container.engine.begin() as connection:
+        connection.execute(
+            text(
+                "INSERT INTO worker_heartbeat (id, host, pid, queues, seen_at)"
+                " VALUES (:id, 'node-1', 7, :queue, now() - make_interval(secs => :ago))"
+            ),
+            {"id": uuid.uuid4(), "queue": queue, "ago": seen_s_ago},
+        )
+
+
+def not_ready(installation: Installation) -> dict[str, Any]:
+    """Assert that the server is not ready; return the parts that are not."""
+    answer = installation.client.get("/readyz")
+    assert answer.status_code == 503
+    body = answer.json()
+    assert not body["ready"]
+    return {name: part["detail"] for name, part in body["parts"].items() if not part["ready"]}
+
+
+def test_a_server_with_all_its_parts_is_ready(installation: Installation) -> None:
+    add_worker(installation, "analysis")
+    add_worker(installation, "io")
+    answer = installation.client.get("/readyz")
+    assert answer.status_code == 200
+    assert answer.json()["ready"]
+    assert answer.json()["parts"].keys() == {"database", "schema", "broker", "workers"}
+
+
+def test_without_a_worker_it_is_not_ready(installation: Installation) -> None:
+    assert not_ready(installation).keys() == {"workers"}
+
+
+def test_a_worker_that_takes_no_analyses_is_not_enough(installation: Installation) -> None:
+    add_worker(installation, "io")
+    assert not_ready(installation).keys() == {"workers"}
+
+
+def test_a_worker_that_fell_silent_does_not_count(installation: Installation) -> None:
+    add_worker(installation, "analysis", seen_s_ago=600)
+    assert not_ready(installation).keys() == {"workers"}
+    assert installation.metric("paceline_database_up") == 1
+
+
+def test_another_schema_is_not_ready_and_says_what_to_do(installation: Installation) -> None:
+    add_worker(installation, "analysis")
+    with installation.container.engine.begin() as connection:
+        connection.execute(text("UPDATE alembic_version SET version_num = '0000'"))
+    parts = not_ready(installation)
+    assert parts.keys() == {"schema"}
+    assert "paceline migrate" in parts["schema"]
+    assert str(expected_revision()) in parts["schema"]
+
+
+def test_a_database_without_tables_is_not_ready(install: Install, empty_database_url: str) -> None:
+    with install(database_url=empty_database_url) as installation:
+        assert not_ready(installation).keys() == {"schema", "workers"}
+
+
+def test_a_database_that_is_away_is_not_ready_and_comes_back(installation: Installation) -> None:
+    add_worker(installation, "analysis")
+    with away(installation.container.engine):
+        assert not_ready(installation).keys() == {"database"}
+    assert installation.client.get("/readyz").status_code == 200
+
+
+def test_a_directory_of_messages_that_is_gone_is_not_ready(installation: Installation) -> None:
+    add_worker(installation, "analysis")
+    shutil.rmtree(installation.container.settings.data_dir / "broker")
+    assert not_ready(installation).keys() == {"broker"}
+
+
+def test_a_redis_that_is_away_is_not_ready_and_comes_back(
+    install: Install, redis_server: RedisServer
+) -> None:
+    with install(broker_url=redis_server.url) as installation:
+        add_worker(installation, "analysis")
+        assert installation.client.get("/readyz").status_code == 200
+        redis_server.stop()
+        assert not_ready(installation).keys() == {"broker"}
+        redis_server.start()
+        assert installation.client.get("/readyz").status_code == 200
+
+
+def test_being_alive_needs_nothing(installation: Installation) -> None:
+    with away(installation.container.engine):
+        assert installation.client.get("/healthz").json() == {"status": "ok"}

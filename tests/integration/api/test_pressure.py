@@ -1,0 +1,168 @@
+"""Senders that are slow, gone, or too many."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+import httpx
+from sqlalchemy import text
+
+from tests.integration.api import bodies
+from tests.integration.api.outage import away
+from tests.integration.api.test_refusals import NOTHING, refused, spooled_files
+from tests.support.waiting import wait_for
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import pytest
+
+    from tests.integration.api.conftest import Install, Installation
+
+SPOOLED = "paceline_ingest_spooled_bytes"
+WAITING = "paceline_ingest_waiting"
+
+
+@contextlib.contextmanager
+def half_a_body(installation: Installation, announced: int = 1_000_000) -> Iterator[socket.socket]:
+    """Yield a connection that has sent the head of a request and a little of its body."""
+    address = urlsplit(installation.url)
+    with socket.create_connection((address.hostname, address.port), timeout=60) as connection:
+        connection.sendall(
+            b"POST /api/v1/jobs/slow/sessions?dp=3&pp=2 HTTP/1.1\r\n"
+            b"Host: localhost\r\n"
+            + f"Content-Length: {announced}\r\n\r\n".encode()
+            + b"PAR1" * 1000
+        )
+        wait_for(lambda: installation.metric(SPOOLED) >= announced, "spooled body")
+        yield connection
+
+
+@contextlib.contextmanager
+def blocked_stores(installation: Installation) -> Iterator[None]:
+    """Let no session be stored while the block runs."""
+    with installation.container.engine.begin() as connection:
+        connection.execute(text("LOCK TABLE job IN EXCLUSIVE MODE"))
+        yield
+
+
+def test_a_sender_that_falls_silent_is_let_go(install: Install) -> None:
+    with install(ingest_idle_timeout_s=0.2) as installation, half_a_body(installation) as sender:
+        head, _, problem = sender.makefile("rb").read().partition(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 408 ")
+        assert b"connection: close" in head.lower()
+        assert b'"code":"body.timeout"' in problem
+        assert installation.rows() == NOTHING
+        assert spooled_files(installation) == []
+        assert installation.metric(SPOOLED) == 0
+
+
+def test_a_sender_that_is_gone_leaves_nothing(installation: Installation) -> None:
+    with half_a_body(installation):
+        pass
+    wait_for(lambda: installation.metric(SPOOLED) == 0, "end of the spooled body")
+    assert installation.rows() == NOTHING
+    assert spooled_files(installation) == []
+    # What nobody reads is still counted, and nothing went wrong.
+    assert (
+        installation.metric(
+            "paceline_http_requests_total",
+            method="POST",
+            route="/api/v1/jobs/{job}/sessions",
+            status="499",
+        )
+        == 1
+    )
+    assert installation.post().status_code == 202
+
+
+def test_a_sender_that_is_gone_within_a_large_body_leaves_nothing(
+    installation: Installation,
+) -> None:
+    with half_a_body(installation, 64_000_000) as sender:
+        sender.sendall(b"x" * 8_000_000)
+    wait_for(lambda: installation.metric(SPOOLED) == 0, "end of the spooled body")
+    assert installation.rows() == NOTHING
+    assert spooled_files(installation) == []
+
+
+def test_bodies_over_the_budget_are_put_off(install: Install) -> None:
+    with (
+        install(ingest_budget_bytes=3_000_000) as installation,
+        half_a_body(installation, 2_500_000),
+    ):
+        answer = installation.post()
+        assert answer.status_code == 429
+        assert answer.json()["code"] == "busy"
+        assert int(answer.headers["retry-after"]) > 0
+        assert installation.rows() == NOTHING
+        assert installation.metric("paceline_ingest_bytes_total") == 0
+
+
+def test_room_in_the_budget_comes_back(install: Install) -> None:
+    with install(ingest_budget_bytes=3_000_000) as installation:
+        with half_a_body(installation, 2_500_000):
+            assert installation.post().status_code == 429
+        wait_for(lambda: installation.metric(SPOOLED) == 0, "end of the spooled body")
+        assert installation.post().status_code == 202
+
+
+def test_senders_are_put_off_while_many_bodies_wait(install: Install) -> None:
+    with install(ingest_concurrency=1, ingest_queue=2) as installation:
+        answers: list[httpx.Response] = []
+
+        def post(number: int) -> None:
+            answers.append(installation.post(params=bodies.SIZES | {"run_id": str(number)}))
+
+        with blocked_stores(installation):
+            senders = [threading.Thread(target=post, args=(number,)) for number in range(3)]
+            for sender in senders:
+                sender.start()
+            wait_for(lambda: installation.metric(WAITING) == 2, "two bodies that wait")
+            put_off = installation.post(params=bodies.SIZES | {"run_id": "late"})
+            assert put_off.status_code == 429
+            assert put_off.json()["code"] == "busy"
+            assert int(put_off.headers["retry-after"]) > 0
+        for sender in senders:
+            sender.join()
+        assert [answer.status_code for answer in answers] == [202] * 3
+        assert installation.rows()["session"] == 3
+        assert installation.post(params=bodies.SIZES | {"run_id": "late"}).status_code == 202
+
+
+def test_pages_are_answered_while_every_store_is_busy(install: Install) -> None:
+    with install(ingest_concurrency=2, ingest_queue=64) as installation:
+        with blocked_stores(installation):
+            senders = [threading.Thread(target=installation.post) for _ in range(40)]
+            for sender in senders:
+                sender.start()
+            wait_for(lambda: installation.metric(WAITING) == 38, "38 bodies that wait")
+            assert installation.client.get("/api/v1/sessions").json() == {"sessions": []}
+        for sender in senders:
+            sender.join()
+        assert installation.rows()["session"] == 1
+
+
+def test_a_full_disk_is_said(installation: Installation, monkeypatch: pytest.MonkeyPatch) -> None:
+    full = "/dev/full"
+
+    def on_a_full_disk(**_options: object) -> object:
+        return open(full, "wb", buffering=0)  # noqa: PTH123 - a device; closed by the spool
+
+    monkeypatch.setattr("app.api.spool.tempfile.TemporaryFile", on_a_full_disk)
+    refused(installation, installation.post(), 507, "storage.full")
+
+
+def test_a_database_that_is_away_is_said(installation: Installation) -> None:
+    assert installation.post(params=bodies.SIZES | {"run_id": "before"}).status_code == 202
+    with away(installation.container.engine):
+        answer = installation.post()
+        assert answer.status_code == 503
+        assert answer.json()["code"] == "database.unavailable"
+        assert int(answer.headers["retry-after"]) > 0
+        assert spooled_files(installation) == []
+    assert installation.post().status_code == 202
