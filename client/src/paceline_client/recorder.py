@@ -193,6 +193,6 @@ class Recorder:
 
     def _give_up(self, error: Exception) -> None:
         self._error = str(error) if isinstance(error, DeliveryError) else repr(error)
+        _log.warning("the session is not sent: %s", self._error)
         self._finished.set()
         self._over.set()
-        _log.warning("the session is not sent: %s", self._error)
