@@ -155,13 +155,15 @@ def synth(
     seed: Annotated[int, typer.Option(min=0)] = 0,
 ) -> None:
     """Write a synthetic trace, its metadata and its ground truth."""
-    from app.synth_files import scenario_summaries, write_scenario
+    from app.analysis.synthesis.scenarios import SCENARIOS
+    from app.synth_files import write_scenario
 
     if scenario == "list":
-        for name, summary in scenario_summaries().items():
-            typer.echo(f"{name:<24}{summary}")
+        for known in SCENARIOS.values():
+            typer.echo(f"{known.name:<24}{known.summary}")
         return
-    for path in write_scenario(scenario, out, seed=seed):
+    files = write_scenario(scenario, out, seed=seed)
+    for path in (files.trace, files.meta, files.truth):
         typer.echo(str(path))
 
 

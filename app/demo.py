@@ -1,0 +1,67 @@
+"""`paceline demo`: synthetic jobs, each with its own straggler, sent as a training job would."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from typing import Final
+from urllib.parse import quote
+
+import httpx
+
+from app.analysis.synthesis.scenarios import SCENARIOS, Scenario
+from app.analysis.synthesis.synthesize import SyntheticSession, synthesize
+from app.analysis.trace.encode import to_parquet
+from app.analysis.trace.metadata import metadata_document
+from app.errors import StartupError
+
+# Sessions of each job: enough to see since when it is slow.
+SESSIONS: Final = 5
+# Faults come after this many healthy sessions; what is built into a job is there from the first.
+HEALTHY_SESSIONS: Final = 3
+COME_LATER: Final = frozenset({"slow-worker", "network", "garbage-collection", "virtual-stages"})
+TIMEOUT_S: Final = 60.0
+
+
+def send_demo_sessions(url: str) -> None:
+    """Send the demo's sessions to a server; what it has already is not stored again.
+
+    Raises
+    ------
+    StartupError
+        The server refuses a session or does not answer.
+    """
+    sessions = list(_sessions())
+    sys.stderr.write(f"Sending {len(sessions)} synthetic sessions of {len(SCENARIOS)} jobs\n")
+    try:
+        with httpx.Client(base_url=url, timeout=TIMEOUT_S, trust_env=False) as client:
+            for scenario, seed in sessions:
+                _send(client, _synthesize(scenario, seed))
+    except httpx.HTTPError as error:
+        raise StartupError(f"The demo's sessions could not be sent: {error}") from error
+    sys.stderr.write(f"All sent. Open {url}\n")
+
+
+def _sessions() -> Iterator[tuple[Scenario, int]]:
+    """Yield the sessions in the order in which jobs that run side by side would send them."""
+    for seed in range(SESSIONS):
+        for scenario in SCENARIOS.values():
+            yield scenario, seed
+
+
+def _synthesize(scenario: Scenario, seed: int) -> SyntheticSession:
+    if scenario.name in COME_LATER and seed < HEALTHY_SESSIONS:
+        return synthesize(scenario.job, seed=seed)
+    return scenario.synthesize(seed)
+
+
+def _send(client: httpx.Client, session: SyntheticSession) -> None:
+    meta = json.dumps(metadata_document(session.trace.meta))
+    client.post(
+        f"/api/v1/jobs/{quote(session.job.name, safe='')}/sessions",
+        files={
+            "meta": (None, meta, "application/json"),
+            "trace": ("trace.parquet", to_parquet(session.trace), "application/vnd.apache.parquet"),
+        },
+    ).raise_for_status()
