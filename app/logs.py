@@ -35,7 +35,13 @@ def configure_logging(*, json: bool, level: str) -> None:
     renderers: list[Processor] = (
         [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
         if json
-        else [structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())]
+        else [
+            structlog.dev.ConsoleRenderer(
+                colors=sys.stderr.isatty(),
+                # The default prints the values of local variables: long, and not for every eye.
+                exception_formatter=structlog.dev.plain_traceback,
+            )
+        ]
     )
     logging.config.dictConfig(
         {

@@ -6,6 +6,7 @@ import uuid
 from typing import TYPE_CHECKING, Final
 
 from app import broker
+from workers.requests import NoticingRequest
 
 if TYPE_CHECKING:
     from celery import Celery
@@ -41,7 +42,7 @@ def make_celery(settings: Settings, runtime: Runtime) -> Celery:
         worker_cancel_long_running_tasks_on_connection_loss=False,
     )
 
-    @celery.task(name=broker.TASK_NAME)
+    @celery.task(name=broker.TASK_NAME, Request=NoticingRequest)
     def run(run_id: str) -> None:
         runtime.execute(uuid.UUID(run_id))
 

@@ -1,0 +1,291 @@
+"""Real workers on real brokers, killed in the middle of their work.
+
+The broker loses messages, the workers die; every session ends once.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import uuid
+from typing import TYPE_CHECKING
+
+import pytest
+from sqlalchemy import select
+
+from app.bootstrap import build
+from app.broker import ANALYSIS_QUEUE, TASK_NAME, make_celery
+from app.db.models import WorkerHeartbeat
+from app.services.sweep import sweep
+from app.settings import Settings
+from tests.support.sessions import (
+    count_blobs,
+    count_reports,
+    large_trace,
+    session_row,
+    small_trace,
+    store,
+    task_row,
+)
+from tests.support.waiting import wait_for
+from tests.support.worker import WorkerProcess
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from app.bootstrap import Container
+    from tests.support.redis import RedisServer
+    from tests.support.sessions import Stored
+
+
+ENDED = ("analyzed", "no_verdict", "discarded", "failed")
+
+
+def _settings(database_url: str, tmp_path: Path, broker_url: str | None) -> Settings:
+    return Settings(
+        database_url=database_url,
+        broker_url=broker_url,
+        data_dir=tmp_path / "data",
+        lease_s=4.0,
+        lease_renew_s=0.5,
+        republish_after_s=1.0,
+        heartbeat_interval_s=0.2,
+    )
+
+
+@pytest.fixture(params=["files", "redis"])
+def container(
+    request: pytest.FixtureRequest, database_url: str, tmp_path: Path
+) -> Iterator[Container]:
+    broker_url = request.getfixturevalue("redis_server").url if request.param == "redis" else None
+    built = build(_settings(database_url, tmp_path, broker_url))
+    yield built
+    built.close()
+
+
+@pytest.fixture
+def redis_container(
+    database_url: str, tmp_path: Path, redis_server: RedisServer
+) -> Iterator[Container]:
+    built = build(_settings(database_url, tmp_path, redis_server.url))
+    yield built
+    built.close()
+
+
+def _state(container: Container, stored: Stored) -> str:
+    return session_row(container, stored).state
+
+
+def _wait_for_state(
+    container: Container, stored: Stored, *states: str, sweeping: bool = True
+) -> None:
+    def reached() -> bool:
+        if sweeping:
+            sweep(container)
+        state = _state(container, stored)
+        if state in ENDED and state not in states:
+            reason = session_row(container, stored).reason
+            raise AssertionError(f"the session is {state}: {reason}")
+        return state in states
+
+    wait_for(reached, f"session in state {' or '.join(states)}")
+
+
+def _assert_analyzed_once(container: Container, *stored: Stored) -> None:
+    for one in stored:
+        assert _state(container, one) == "analyzed"
+        assert task_row(container, one).state == "done"
+    assert count_reports(container) == len(stored)
+    # its trace, its document and its heatmaps: nothing of an interrupted attempt is left
+    assert count_blobs(container) == 3 * len(stored)
+
+
+def test_a_session_is_analyzed(container: Container, tmp_path: Path) -> None:
+    with WorkerProcess(container, tmp_path / "log").wait_until_ready() as worker:
+        stored = store(container, small_trace())
+        _wait_for_state(container, stored, "analyzed", sweeping=False)
+        assert worker.terminate() == 0
+        assert worker.group() == []
+    _assert_analyzed_once(container, stored)
+    with container.uow() as tx:
+        assert tx.session.execute(select(WorkerHeartbeat)).all() == []
+
+
+def test_worker_killed_in_the_middle_of_an_analysis(container: Container, tmp_path: Path) -> None:
+    stored = store(container, large_trace())
+    with WorkerProcess(container, tmp_path / "log") as worker:
+        _wait_for_state(container, stored, "analyzing")
+        worker.kill()
+    assert _state(container, stored) == "analyzing"
+    assert count_reports(container) == 0
+
+    with WorkerProcess(container, tmp_path / "log"):
+        _wait_for_state(container, stored, "analyzed")
+    assert task_row(container, stored).attempt == 2
+    _assert_analyzed_once(container, stored)
+
+
+def test_killed_consumer_takes_its_analysis_with_it(container: Container, tmp_path: Path) -> None:
+    stored = store(container, large_trace())
+    with WorkerProcess(container, tmp_path / "log") as worker:
+        _wait_for_state(container, stored, "analyzing")
+        worker.kill_only_the_consumer()
+        wait_for(lambda: worker.group() == [], "end of the forked process")
+    assert _state(container, stored) == "analyzing"
+    assert count_reports(container) == 0
+
+
+def test_task_that_kills_its_worker_three_times(container: Container, tmp_path: Path) -> None:
+    deadly = store(container, large_trace())
+    with WorkerProcess(container, tmp_path / "log") as worker:
+        for attempt in (1, 2, 3):
+
+            def running(attempt: int = attempt) -> bool:
+                sweep(container)
+                row = task_row(container, deadly)
+                return row.state == "running" and row.attempt == attempt
+
+            wait_for(running, f"attempt {attempt}")
+            for pid in worker.forked():
+                os.kill(pid, signal.SIGKILL)
+        harmless = store(container, small_trace())
+        _wait_for_state(container, harmless, "analyzed")
+        _wait_for_state(container, deadly, "failed")
+        assert worker.terminate() == 0
+    row = session_row(container, deadly)
+    assert row.reason_code == "task.worker_killed"
+    assert row.reason is not None
+    assert "3 attempts" in row.reason
+    assert task_row(container, deadly).state == "dead"
+    assert sweep(container).republished == 0
+    _assert_only_trace_left(container)
+    assert count_reports(container) == 1
+
+
+def _assert_only_trace_left(container: Container) -> None:
+    # the deadly session keeps its trace; the harmless one has three blobs
+    assert count_blobs(container) == 1 + 3
+
+
+def test_lost_message_is_found_by_the_sweeper(
+    redis_container: Container, tmp_path: Path, redis_server: RedisServer
+) -> None:
+    stored = store(redis_container, small_trace())
+    with redis_server.client() as client:
+        wait_for(lambda: client.llen(ANALYSIS_QUEUE), "message")
+        client.flushall()
+    with WorkerProcess(redis_container, tmp_path / "log").wait_until_ready():
+        assert _state(redis_container, stored) == "queued"
+        _wait_for_state(redis_container, stored, "analyzed")
+    _assert_analyzed_once(redis_container, stored)
+
+
+def test_message_that_comes_twice_gives_one_result(container: Container, tmp_path: Path) -> None:
+    stored = store(container, small_trace())
+    with make_celery(container.settings) as celery:
+        for _ in range(3):
+            celery.send_task(
+                TASK_NAME, args=[str(stored.run)], exchange="", routing_key=ANALYSIS_QUEUE
+            )
+    with WorkerProcess(container, tmp_path / "log"):
+        _wait_for_state(container, stored, "analyzed", sweeping=False)
+        last = store(container, small_trace())
+        _wait_for_state(container, last, "analyzed", sweeping=False)
+    assert task_row(container, stored).attempt == 1
+    _assert_analyzed_once(container, stored, last)
+
+
+def test_redis_down_while_receiving(
+    redis_container: Container, tmp_path: Path, redis_server: RedisServer
+) -> None:
+    redis_server.stop()
+    stored = store(redis_container, small_trace())
+    assert _state(redis_container, stored) == "queued"
+    wait_for(lambda: not redis_container.dispatcher.healthy, "failed publish")
+
+    with WorkerProcess(redis_container, tmp_path / "log"):
+        redis_server.start()
+        _wait_for_state(redis_container, stored, "analyzed")
+    assert redis_container.dispatcher.healthy
+    _assert_analyzed_once(redis_container, stored)
+
+
+def test_redis_restarted_during_an_analysis(
+    redis_container: Container, tmp_path: Path, redis_server: RedisServer
+) -> None:
+    with WorkerProcess(redis_container, tmp_path / "log"):
+        first = store(redis_container, large_trace())
+        _wait_for_state(redis_container, first, "analyzing")
+        redis_server.stop()
+        _wait_for_state(redis_container, first, "analyzed")
+        second = store(redis_container, small_trace())
+        redis_server.start()
+        _wait_for_state(redis_container, second, "analyzed")
+    _assert_analyzed_once(redis_container, first, second)
+
+
+def test_sigterm_gives_the_lease_back(container: Container, tmp_path: Path) -> None:
+    stored = store(container, large_trace())
+    with WorkerProcess(container, tmp_path / "log") as worker:
+        _wait_for_state(container, stored, "analyzing")
+        assert worker.terminate() == 0
+        assert worker.group() == []
+    row = task_row(container, stored)
+    assert (row.state, row.attempt, row.lease_until) == ("queued", 0, None)
+    assert _state(container, stored) == "queued"
+    assert count_reports(container) == 0
+
+    with WorkerProcess(container, tmp_path / "log"):
+        _wait_for_state(container, stored, "analyzed")
+    assert task_row(container, stored).attempt == 1
+    _assert_analyzed_once(container, stored)
+
+
+def test_lease_is_renewed_while_an_analysis_takes_longer(database_url: str, tmp_path: Path) -> None:
+    settings = _settings(database_url, tmp_path, None).model_copy(
+        update={"lease_s": 0.6, "lease_renew_s": 0.1}
+    )
+    container = build(settings)
+    stored = store(container, large_trace())
+    with WorkerProcess(container, tmp_path / "log"):
+        _wait_for_state(container, stored, "analyzed")
+    assert task_row(container, stored).attempt == 1
+    _assert_analyzed_once(container, stored)
+    container.close()
+
+
+def test_worker_that_stopped_answering_stores_nothing(container: Container, tmp_path: Path) -> None:
+    stored = store(container, large_trace())
+    with WorkerProcess(container, tmp_path / "first") as stuck:
+        _wait_for_state(container, stored, "analyzing")
+        frozen = stuck.group()
+        for pid in frozen:
+            os.kill(pid, signal.SIGSTOP)
+        with WorkerProcess(container, tmp_path / "second"):
+            _wait_for_state(container, stored, "analyzed")
+            for pid in frozen:
+                os.kill(pid, signal.SIGCONT)
+            # The one that was stuck takes up work again, after it failed to store.
+            later = store(container, small_trace())
+            _wait_for_state(container, later, "analyzed")
+        log = tmp_path / "first"
+        wait_for(lambda: "nothing stored" in log.read_text(), "refused result")
+    assert task_row(container, stored).attempt == 2
+    _assert_analyzed_once(container, stored, later)
+
+
+def test_io_worker_starts_and_stops(container: Container, tmp_path: Path) -> None:
+    with WorkerProcess(container, tmp_path / "log", "io").wait_until_ready() as worker:
+        assert worker.terminate() == 0
+        assert worker.group() == []
+
+
+def test_unknown_run_is_ignored(container: Container, tmp_path: Path) -> None:
+    with make_celery(container.settings) as celery:
+        celery.send_task(
+            TASK_NAME, args=[str(uuid.uuid4())], exchange="", routing_key=ANALYSIS_QUEUE
+        )
+    with WorkerProcess(container, tmp_path / "log"):
+        stored = store(container, small_trace())
+        _wait_for_state(container, stored, "analyzed", sweeping=False)

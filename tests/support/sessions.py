@@ -1,0 +1,113 @@
+"""Stored sessions of synthetic jobs, without HTTP."""
+
+from __future__ import annotations
+
+import hashlib
+import uuid
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING
+
+import numpy as np
+from sqlalchemy import func, select
+from sqlalchemy.dialects.postgresql import insert
+
+from app.analysis.synthesis.injections import SlowWorker
+from app.analysis.synthesis.job import JobModel
+from app.analysis.synthesis.synthesize import synthesize
+from app.analysis.trace.metadata import metadata_document
+from app.analysis.trace.model import Sizes, Trace
+from app.analysis.trace.storage import pack
+from app.db.blobs import write_blob
+from app.db.models import ANALYZE_SESSION, BlobPart, Job, Report, Session, TaskRun
+
+if TYPE_CHECKING:
+    from app.bootstrap import Container
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """A session and the task run of its analysis."""
+
+    session: uuid.UUID
+    run: uuid.UUID
+
+
+@cache
+def small_trace() -> Trace:
+    """Return a session that is analyzed in milliseconds: worker (1, 1) is slow."""
+    job = JobModel(Sizes(dp=2, pp=2), microbatches=4, steps=12)
+    return synthesize(job, [SlowWorker((1, 1), 1.8)], seed=1).trace
+
+
+@cache
+def short_trace() -> Trace:
+    """Return a session with too few steps for a verdict."""
+    return synthesize(JobModel(Sizes(dp=2, pp=2), microbatches=4, steps=2), seed=1).trace
+
+
+@cache
+def large_trace() -> Trace:
+    """Return a session whose analysis takes long enough to be interrupted in its middle."""
+    job = JobModel(Sizes(dp=64, pp=8), microbatches=48, steps=24)
+    return synthesize(job, [SlowWorker((1, 1), 1.8)], seed=1).trace
+
+
+def store(container: Container, trace: Trace, *, job: str = "llm") -> Stored:
+    """Store a session as if it had just been received, with the work that it causes."""
+    sizes = trace.meta.sizes
+    with container.uow() as tx:
+        tx.session.execute(insert(Job).values(name=job).on_conflict_do_nothing())
+        job_id = tx.session.execute(
+            select(Job.id).where(Job.name == job).with_for_update()
+        ).scalar_one()
+        number = tx.session.execute(
+            select(func.count()).select_from(Session).where(Session.job_id == job_id)
+        ).scalar_one()
+        session = Session(
+            id=uuid.uuid4(),
+            job_id=job_id,
+            attempt=1,
+            number=number + 1,
+            content_sha256=hashlib.sha256(uuid.uuid4().bytes).digest(),
+            state="queued",
+            meta=metadata_document(trace.meta),
+            dp=sizes.dp,
+            pp=sizes.pp,
+            tp=sizes.tp,
+            cp=sizes.cp,
+            vpp=sizes.vpp,
+            world=sizes.world,
+            trace_format="parquet",
+            body_bytes=0,
+            operations=len(trace),
+            steps=len(np.unique(trace.step)),
+            trace_blob=write_blob(tx, pack(trace)),
+        )
+        tx.session.add(session)
+        tx.session.flush()
+        return Stored(session.id, tx.enqueue(ANALYZE_SESSION, session.id))
+
+
+def session_row(container: Container, stored: Stored) -> Session:
+    """Return the session as it stands in the database."""
+    with container.uow() as tx:
+        return tx.session.execute(select(Session).where(Session.id == stored.session)).scalar_one()
+
+
+def task_row(container: Container, stored: Stored) -> TaskRun:
+    """Return the task run as it stands in the database."""
+    with container.uow() as tx:
+        return tx.session.execute(select(TaskRun).where(TaskRun.id == stored.run)).scalar_one()
+
+
+def count_reports(container: Container) -> int:
+    """Return how many reports there are."""
+    with container.uow() as tx:
+        return tx.session.execute(select(func.count()).select_from(Report)).scalar_one()
+
+
+def count_blobs(container: Container) -> int:
+    """Return how many blobs there are, whoever refers to them."""
+    with container.uow() as tx:
+        return tx.session.execute(select(func.count(func.distinct(BlobPart.blob_id)))).scalar_one()

@@ -1,0 +1,113 @@
+"""Real worker processes, started as the supervisor starts them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Self
+
+from sqlalchemy import select
+
+from app.db.models import WorkerHeartbeat
+from tests.support.waiting import wait_for
+
+if TYPE_CHECKING:
+    from pathlib import Path
+    from types import TracebackType
+
+    from app.bootstrap import Container
+
+
+class WorkerProcess:
+    """A worker of one queue in a process group of its own.
+
+    Parameters
+    ----------
+    container : Container
+        Its settings become the worker's; its database shows when the worker is there.
+    log : Path
+        Takes what the worker says; printed where a test fails.
+    queue : str
+        The queue that it works on.
+    """
+
+    def __init__(self, container: Container, log: Path, queue: str = "analysis") -> None:
+        self._container = container
+        self._log = log
+        with log.open("ab") as output:
+            self._process = subprocess.Popen(  # noqa: S603 - our own argument list
+                [sys.executable, "-m", "workers.child", "--queue", queue],
+                env=os.environ | container.settings.environment(),
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+            )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.kill()
+        if exc is not None:
+            sys.stderr.write(self._log.read_text())
+
+    @property
+    def pid(self) -> int:
+        """Return the process that takes messages."""
+        return self._process.pid
+
+    def wait_until_ready(self) -> Self:
+        """Wait for the heartbeat, which starts when the worker takes messages."""
+        wait_for(self._is_ready, "heartbeat of the worker")
+        return self
+
+    def forked(self) -> list[int]:
+        """Return the processes that run tasks."""
+        listed = subprocess.run(  # noqa: S603 - a number
+            ["pgrep", "-P", str(self.pid)],  # noqa: S607 - wherever it is
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        return [int(pid) for pid in listed.stdout.split()]
+
+    def group(self) -> list[int]:
+        """Return all of its processes that live."""
+        listed = subprocess.run(  # noqa: S603 - a number
+            ["pgrep", "-g", str(self.pid)],  # noqa: S607 - wherever it is
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        return [int(pid) for pid in listed.stdout.split()]
+
+    def terminate(self) -> int:
+        """Ask it to stop, wait, and return its exit status."""
+        self._process.terminate()
+        return self._process.wait(60)
+
+    def kill(self) -> None:
+        """Kill it and what it forked."""
+        if self._process.poll() is None:
+            os.killpg(self.pid, signal.SIGKILL)
+            self._process.wait()
+
+    def kill_only_the_consumer(self) -> None:
+        """Kill the process that takes messages, not what it forked."""
+        self._process.kill()
+        self._process.wait()
+
+    def _is_ready(self) -> bool:
+        if self._process.poll() is not None:
+            raise AssertionError(f"the worker ended: {self._log.read_text()}")
+        with self._container.uow() as tx:
+            seen = tx.session.execute(select(WorkerHeartbeat.pid)).scalars()
+            return self.pid in list(seen)
