@@ -100,7 +100,7 @@ def upload(path: Path, meta: Path | None, *, server: str, job: str | None, wait:
                 return
             console.print(f"Session {uploaded.number} of {name}: {uploaded.url}", soft_wrap=True)
             sys.stdout.write(f"{verdict(client, uploaded.session, console)}\n")
-        except httpx.TransportError as error:
+        except (httpx.TransportError, httpx.InvalidURL) as error:
             reason = str(error) or type(error).__name__
             raise UploadError(
                 f"The server at {server} cannot be reached: {reason}", code="upload.unreachable"

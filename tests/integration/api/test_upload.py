@@ -1,0 +1,151 @@
+"""`paceline upload` against a real server."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from app.errors import InvalidMetadataError
+from app.upload import UploadError, content_type_of, upload
+from tests.integration.api import bodies
+from tests.integration.api.test_pressure import SPOOLED, half_a_body
+from tests.support.waiting import wait_for
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.integration.api.conftest import Install, Installation
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> Path:
+    path = tmp_path / "trace.parquet"
+    path.write_bytes(bodies.parquet())
+    return path
+
+
+@pytest.fixture
+def meta(tmp_path: Path) -> Path:
+    path = tmp_path / "meta.yaml"
+    path.write_text(bodies.META)
+    return path
+
+
+@contextlib.contextmanager
+def working(installation: Installation) -> Iterator[None]:
+    """Analyze what comes in while the block runs."""
+    done = threading.Event()
+
+    def work() -> None:
+        while not done.wait(0.01):
+            installation.analyze_all()
+
+    worker = threading.Thread(target=work)
+    worker.start()
+    try:
+        yield
+    finally:
+        done.set()
+        worker.join()
+
+
+def test_a_trace_is_sent_under_its_trial_name(
+    installation: Installation, trace: Path, meta: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    upload(trace, meta, server=installation.url, job=None, wait=False)
+    [session] = installation.client.get("/api/v1/sessions").json()["sessions"]
+    assert session["job"] == "sample"
+    out, _ = capsys.readouterr()
+    assert out.splitlines()[-1] == f"{installation.url}/sessions/{session['id']}"
+
+
+def test_waiting_prints_the_verdict(
+    installation: Installation, trace: Path, meta: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with working(installation):
+        upload(trace, meta, server=installation.url, job="mine", wait=True)
+    [session] = installation.client.get("/api/v1/sessions").json()["sessions"]
+    out, err = capsys.readouterr()
+    assert out.splitlines()[-1] == session["headline"]["sentence"]
+    assert f"{installation.url}/sessions/{session['id']}" in err
+    assert session["job"] == "mine"
+
+
+def test_a_refused_trace_raises_the_codes_and_places_of_its_faults(
+    installation: Installation, trace: Path, meta: Path
+) -> None:
+    trace.write_bytes(bodies.changed("dur_ns", 77, -5))
+    with pytest.raises(UploadError) as caught:
+        upload(trace, meta, server=installation.url, job=None, wait=True)
+    assert caught.value.stable_code == "trace.negative_duration"
+    assert (caught.value.faults[0].row, caught.value.faults[0].column) == (77, "dur_ns")
+
+
+def test_a_session_without_a_verdict_raises_the_reason(
+    installation: Installation, trace: Path, meta: Path
+) -> None:
+    # Two steps are too few to say anything.
+    rows = bodies.table()
+    keep = [step in set(bodies.trace().step[:1].tolist()) for step in rows["step"].to_pylist()]
+    trace.write_bytes(bodies.written(rows.filter(keep)))
+    with working(installation), pytest.raises(UploadError) as caught:
+        upload(trace, meta, server=installation.url, job=None, wait=True)
+    assert "discarded" in caught.value.message
+    assert caught.value.stable_code.startswith("trace.")
+
+
+def test_a_server_that_is_busy_is_asked_again(
+    install: Install,
+    trace: Path,
+    meta: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with install(ingest_budget_bytes=3_000_000) as installation, contextlib.ExitStack() as stack:
+        stack.enter_context(half_a_body(installation, 2_500_000))
+
+        def make_room(_pause_s: float) -> None:
+            stack.close()
+            wait_for(lambda: installation.metric(SPOOLED) == 0, "room")
+
+        monkeypatch.setattr("app.upload.time.sleep", make_room)
+        upload(trace, meta, server=installation.url, job=None, wait=False)
+        monkeypatch.undo()
+        assert installation.rows()["session"] == 1
+    assert "busy" in capsys.readouterr().err
+
+
+def test_nobody_there_is_said(trace: Path, meta: Path) -> None:
+    with pytest.raises(UploadError) as caught:
+        upload(trace, meta, server="http://127.0.0.1:9", job=None, wait=False)
+    assert caught.value.stable_code == "upload.unreachable"
+    with pytest.raises(UploadError) as caught:
+        upload(trace, meta, server="ftp://localhost", job=None, wait=False)
+    assert caught.value.stable_code == "upload.unreachable"
+
+
+def test_a_job_without_a_name_is_said_before_anything_is_sent(trace: Path, meta: Path) -> None:
+    meta.write_text("dp: 3\npp: 2\n")
+    for metadata in (meta, None):
+        with pytest.raises(InvalidMetadataError) as caught:
+            upload(trace, metadata, server="http://127.0.0.1:9", job=None, wait=False)
+        assert caught.value.stable_code == "metadata.missing_job"
+
+
+@pytest.mark.parametrize(
+    ("name", "content_type"),
+    [
+        ("a.parquet", bodies.PARQUET),
+        ("a.ndjson", bodies.NDJSON),
+        ("a.ndjson.gz", bodies.NDJSON),
+        ("a.b.jsonl.zst", bodies.NDJSON),
+        ("a", "application/octet-stream"),
+        ("a.gz", "application/octet-stream"),
+    ],
+)
+def test_a_file_name_says_the_content_type(name: str, content_type: str) -> None:
+    assert content_type_of(Path(name)) == content_type
