@@ -11,7 +11,7 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel
-from sqlalchemy.exc import InterfaceError, OperationalError
+from sqlalchemy.exc import DataError, InterfaceError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -145,6 +145,7 @@ def install(app: FastAPI) -> None:
     app.add_exception_handler(RequestValidationError, _validation_error)
     for unavailable in (OperationalError, InterfaceError, PoolTimeoutError):
         app.add_exception_handler(unavailable, _database_unavailable)
+    app.add_exception_handler(DataError, _impossible_value)
     app.add_middleware(UnexpectedErrors)
 
 
@@ -222,6 +223,11 @@ async def _validation_error(_request: Request, error: Exception) -> JSONResponse
     ]
     named = ", ".join(fault.column or "?" for fault in faults)
     return problem("request.invalid", f"Not valid: {named}.", faults=faults)
+
+
+async def _impossible_value(_request: Request, _error: Exception) -> JSONResponse:
+    # A name with a NUL character, for example: PostgreSQL has no such text, nothing is called so.
+    return problem("request.invalid", "The request holds a value that cannot be in the database.")
 
 
 async def _database_unavailable(request: Request, error: Exception) -> JSONResponse:

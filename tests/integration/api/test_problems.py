@@ -28,6 +28,7 @@ NOBODY = "00000000-0000-4000-8000-000000000000"
         ("GET", "/api/v1/sessions/7", 422, "request.invalid"),
         ("GET", "/api/v1/sessions?limit=0", 422, "request.invalid"),
         ("GET", "/api/v1/sessions?state=happy", 422, "request.invalid"),
+        ("GET", "/api/v1/sessions?job=%00", 422, "request.invalid"),
         ("GET", f"/api/v1/sessions/{NOBODY}", 404, "not_found"),
         ("GET", f"/api/v1/sessions/{NOBODY}/report", 404, "not_found"),
         ("GET", f"/api/v1/sessions/{NOBODY}/heatmaps", 404, "not_found"),
