@@ -41,6 +41,7 @@ STRETCH_FACTOR: Final = 8
 LABEL_SHARE: Final = 0.14
 TICK_FACTORS: Final = (1.0, 2.0, 2.5, 5.0, 10.0)
 MIN_HISTORY_TOP: Final = 1.1
+HISTORY_TICKS: Final = 24
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,12 +258,19 @@ def history(points: Sequence[HistoryPoint]) -> Figure:
     layout = _layout(margin={"l": 48, "r": 16, "t": 8, "b": 36})
     layout |= {
         "hovermode": "closest",
-        "xaxis": _axis(range=[first - 0.5, last + 0.5], title="session", tickformat="d", nticks=12),
+        "xaxis": _axis(
+            range=[first - 0.5, last + 0.5],
+            title="session",
+            tickmode="linear",
+            tick0=last,
+            dtick=math.ceil((last - first + 1) / HISTORY_TICKS),
+        ),
         "yaxis": _axis(
             range=[0.98, 1 + (top - 1) * 1.1],
             showgrid=True,
             nticks=4,
             ticksuffix=TIMES,
+            ticklabelstandoff=4,
             tickformat=".2f",
         ),
         "shapes": [_level(1.0, BASE)],

@@ -113,7 +113,7 @@ def workers_finding(document: Document) -> str:
     """Return the title of the worker table: who computes slower than its peers."""
     slow = slow_workers(document)
     if not slow:
-        bound = rough_percent(SLOW_RATIO - 1)
+        bound = percent(SLOW_RATIO - 1, 0)
         return f"No worker computes {bound} slower than its stage's peers"
     if len(slow) == 1:
         dp, pp, forward, backward = slow[0]

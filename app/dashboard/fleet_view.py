@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 # States in which the numbers of the session before still say most about a job.
 UNDERWAY: Final = ("open", "sealed", "queued", "analyzing")
+# A longer reason gives way to its code in a table, characters.
+SHORT_REASON: Final = 60
 # A job is worth naming in the heading when it loses this share of all that is lost.
 NAMED_SHARE: Final = 0.3
 
@@ -243,12 +245,15 @@ def _reason(session: StoredSession) -> str:
     if session.state == "no_verdict" and session.discrepancy is not None:
         return f"replay differs by {percent(session.discrepancy)}"
     if session.state in ("failed", "discarded"):
-        return session.reason_code or ""
+        reason = session.reason or ""
+        return reason if 0 < len(reason) <= SHORT_REASON else session.reason_code or ""
     return ""
 
 
 def _where(cause: Mapping[str, Any], headline: Mapping[str, Any]) -> str:
     where = cause.get("where") or {}
+    if cause["cause"] == "sequence_length_imbalance":
+        return "all DP ranks"
     if "stage" in where:
         return f"stage {where['stage']}"
     workers = where.get("workers") or []

@@ -7,12 +7,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from markupsafe import Markup
+
 from app.dashboard import figures, findings
 from app.dashboard.format import (
     count,
     heat_color,
     hours,
     interval,
+    listing,
     percent,
     plural,
     rough_percent,
@@ -33,8 +36,8 @@ LAUNCH_ROWS: Final = 4
 # Steps that are named one by one where some were left out.
 NAMED_STEPS: Final = 8
 
-# What each analysis needs; shown as "cannot say" where the trace does not have it.
-TP_TYPES: Final = frozenset({"tp-all-gather", "tp-reduce-scatter", "tp-all-reduce"})
+# Causes that every analysis looks for, and those that none does yet: both are said.
+JUDGED: Final = ("slow_worker", "stage_imbalance", "sequence_length_imbalance")
 NOT_JUDGED: Final = (
     "garbage_collection",
     "memory_fragmentation",
@@ -409,14 +412,15 @@ def _causes(document: Document) -> tuple[CauseRow, ...]:
         )
         for index, cause in enumerate(document["causes"])
     ]
-    absent = set(document["coverage"]["absent_op_types"])
-    for cause_id in NOT_JUDGED:
-        if cause_id in considered:
-            continue
-        why = "not judged yet"
-        if cause_id == "tensor_parallel_straggler" and absent >= TP_TYPES:
-            why = "cannot say: no tensor-parallel operations recorded"
-        rows.append(CauseRow(findings.cause_name(cause_id), "", "", why, muted=True))
+    others = [
+        findings.cause_name(cause_id).lower()
+        for cause_id in JUDGED
+        if cause_id not in considered and document["causes"]
+    ]
+    if others:
+        rows.append(CauseRow("Not found", "", "", listing(others), muted=True))
+    unjudged = [findings.cause_name(cause_id).lower() for cause_id in NOT_JUDGED]
+    rows.append(CauseRow("Not judged yet", "", "", listing(unjudged), muted=True))
     return tuple(rows)
 
 
@@ -425,12 +429,12 @@ def _recovered(document: Document) -> tuple[Row, ...]:
     stage = document["sizes"]["pp"] - 1
     rows = [
         Row(
-            "Slowest 3\N{NO-BREAK SPACE}% of workers (M_W)",
+            Markup("Slowest 3\N{NO-BREAK SPACE}% of workers (M<sub>W</sub>)"),
             _share(m_w["rem"]),
             f"{plural(len(m_w['workers']), 'worker')}; kept alone: {_share(m_w['add'])}",
         ),
         Row(
-            "Last stage (M_S)",
+            Markup("Last stage (M<sub>S</sub>)"),
             _share(m_s["rem"]),
             f"stage {stage}; kept alone: {_share(m_s['add'])}"
             if stage
@@ -528,7 +532,9 @@ def _place(rank: int | None, hosts: Mapping[str, str], gpus: Mapping[str, str]) 
     host, gpu = hosts.get(str(rank)), gpus.get(str(rank))
     if host is None:
         return f"rank {rank}"
-    return f"{host} · GPU {gpu}" if gpu is not None else host
+    if gpu is None:
+        return host
+    return f"{host} · {f'GPU {gpu}' if gpu.isdecimal() else gpu}"
 
 
 def _short(values: list[float | None], digits: int = 4) -> list[float | None]:

@@ -316,7 +316,7 @@ def _ended(view: SessionView) -> _Body:
         state=STATES["failed" if failed else "discarded"],
         short=word.lower(),
         heading=f"{word}: {reason}",
-        line=(f"reason: {code}",),
+        line=(FORMATS.get(row.trace_format, row.trace_format), byte_size(row.body_bytes)),
         facts=facts,
         why=why,
     )

@@ -22,7 +22,8 @@ class HistoryFigure {
 
   async redraw() {
     await draw(this.element, this.data.figures.history);
-    if (this.linked) return;
+    // The page may have been made anew meanwhile: then this element is gone.
+    if (this.linked || !this.element.on) return;
     this.linked = true;
     this.element.on('plotly_click', (event) => { location.href = event.points[0].customdata[2]; });
   }

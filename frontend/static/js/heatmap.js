@@ -10,6 +10,7 @@ const NARROW = 720;
 const VALUE_WIDTH = 40;
 const PLACE_WIDTH = 112;
 const HOT = 1.05;
+const GAPPED_CELLS = 16384;
 const STEPS = [1, 2, 4, 5, 8, 10, 16, 20, 32, 50, 64, 100, 128, 256];
 const every = (size, room) => STEPS.find((step) => step * size >= room) ?? 512;
 
@@ -63,9 +64,9 @@ export class Heatmap {
     this.geometry = {
       narrow, margin, width, height, plotWidth, plotHeight, cellWidth, cellHeight,
       left: margin.l, top: margin.t,
-      // Gaps cost plotly a rectangle a cell: only where there are few.
+      // Gaps cost plotly a rectangle a cell: only where there are not too many.
       xgap: cellWidth > 24 ? 2 : cellWidth > 8 ? 1 : 0,
-      ygap: cellHeight > 24 ? 2 : cellWidth > 8 && cellHeight > 6 ? 1 : 0,
+      ygap: cellHeight > 24 ? 2 : cellHeight > 6 && dp * pp <= GAPPED_CELLS ? 1 : 0,
     };
   }
 

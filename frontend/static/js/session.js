@@ -11,6 +11,8 @@ const SCALE = 10000;
 // So many lanes of recorded operations are drawn at once.
 const LANES = 32;
 const NARROW_RANKS = 2;
+// A range that is dragged passes over steps; a timeline is fetched where it rests.
+const REST_MS = 200;
 const $ = (selector) => document.querySelector(selector);
 
 export class SessionReport {
@@ -207,17 +209,25 @@ export class SessionReport {
     this.loading?.abort();
     this.loading = new AbortController();
     const signal = AbortSignal.any([this.signal, this.loading.signal]);
+    const element = $('#timeline');
+    element.setAttribute('aria-busy', 'true');
     this.nameTimeline(step, this.data.recorded_s[this.choice.index], this.data.ideal_s[this.choice.index]);
     const query = new URLSearchParams({ step, format: 'lanes' });
     if (ranks.length < dp) for (const rank of ranks) query.append('dp', rank);
     $('#lanes-note').textContent = ranks.length < dp
       ? `; DP rank${ranks.length > 1 ? `s ${ranks[0]} to ${ranks.at(-1)}` : ` ${ranks[0]}`} of ${count(dp)}` : '';
+    const reading = $('#op-read');
     try {
+      if (this.timeline.data) {
+        reading.textContent = `Fetching step ${step}; above is still step ${this.timeline.data.step}.`;
+        await rest(REST_MS, signal);
+      }
       const response = await fetch(`${this.api}/timeline?${query}`, { signal });
       if (!response.ok) throw new Error((await response.json()).detail ?? response.statusText);
       this.timeline.show(await response.json());
+      element.removeAttribute('aria-busy');
     } catch (error) {
-      if (error.name !== 'AbortError') $('#op-read').textContent = `The timeline of step ${step} could not be loaded: ${error.message}`;
+      if (error.name !== 'AbortError') reading.textContent = `The timeline of step ${step} could not be loaded: ${error.message}`;
     }
   }
 
@@ -293,6 +303,18 @@ export class DistrustedReport {
       draw(element, withStepTicks(this.data.figures[element.dataset.figure], this.data.steps, element));
     }
   }
+}
+
+/** Wait; rejects as a fetch does when it is no longer wanted. */
+function rest(delayMs, signal) {
+  return new Promise((resolve, reject) => {
+    signal.throwIfAborted();
+    const timer = setTimeout(resolve, delayMs);
+    signal.addEventListener('abort', () => {
+      clearTimeout(timer);
+      reject(signal.reason);
+    }, { once: true });
+  });
 }
 
 function strong(words) {

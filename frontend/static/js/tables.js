@@ -44,7 +44,7 @@ export function sortable(table, signal) {
       if (addressed) record({ sort: `${descending ? '-' : ''}${column}` });
     }, { signal });
   });
-  const more = table.parentElement.querySelector('[data-more]');
+  const more = table.closest('section')?.querySelector('[data-more]');
   more?.addEventListener('click', () => {
     const all = table.classList.toggle('all');
     more.setAttribute('aria-expanded', String(all));
