@@ -134,14 +134,16 @@ class Assembler:
         stretches = groups.find_stretches(columns, heads)
         groups.check_cells(columns, stretches, sizes, places)
         step_relative = self._step_relative(columns, stretches)
-        runs = groups.find_runs(columns, heads, sizes)
+        runs = groups.find_runs(columns, heads, stretches, sizes)
         if self._ordered:
             groups.check_order(columns, runs, places, in_order=self._in_order)
         named = name_operations(columns, heads, names)
         columns = named.columns
         if named.changed:
             places = replace(places, source=named.source)
-            runs = groups.find_runs(columns, groups.find_heads(columns), sizes)
+            heads = groups.find_heads(columns)
+            stretches = groups.find_stretches(columns, heads)
+            runs = groups.find_runs(columns, heads, stretches, sizes)
         if named.changed or not self._ordered:
             columns["order"] = groups.order_by_start(columns, runs, places)
         if sizes.vpp > 1 or named.changed or not (runs.whole and self._microbatches_rise):
@@ -225,7 +227,7 @@ class Assembler:
                     "absolute_float_time",
                     f"floating-point starts must count from their step's earliest: step "
                     f"{steps[which]} begins at {earliest[which] / _NS:g} s",
-                    int(stretches[np.flatnonzero(number == which)[0]]),
+                    int(np.argmax((columns["step"] == steps[which]) & (start == earliest[which]))),
                     "start",
                 )
                 for which in late[:MAX_FAULTS].tolist()

@@ -79,9 +79,10 @@ def find_stretches(columns: Columns, heads: NDArray[np.intp]) -> NDArray[np.intp
     return np.concatenate([heads[:1], heads[1:][changes]])
 
 
-def find_runs(columns: Columns, heads: NDArray[np.intp], sizes: Sizes) -> Runs:
+def find_runs(
+    columns: Columns, heads: NDArray[np.intp], stretches: NDArray[np.intp], sizes: Sizes
+) -> Runs:
     """Find the group of each of the runs that start at `heads`."""
-    stretches = find_stretches(columns, heads)
     key = np.unique(columns["step"][stretches], return_inverse=True)[1].astype(np.int64)
     key = key * sizes.world + columns["rank"][stretches]
     runs_of_stretch = np.diff(np.searchsorted(heads, stretches), append=len(heads))

@@ -43,6 +43,8 @@ SIZE_KEYS: Final[Mapping[str, tuple[str, ...]]] = {
 }
 REQUIRED_SIZES: Final = ("dp", "pp")
 MAX_DOCUMENT_CHARS: Final = 16 * MIB
+# The reader of YAML needs seconds for a megabyte.
+MAX_YAML_CHARS: Final = MIB // 4
 MAX_NAME_CHARS: Final = 255
 # Nesting of what is kept in `SessionMeta.extra`; per-microbatch tables need four.
 MAX_DEPTH: Final = 16
@@ -93,6 +95,9 @@ def load_metadata(text: str) -> SessionMeta:
 
 
 def _load_yaml(text: str) -> object:
+    if len(text) > MAX_YAML_CHARS:
+        message = f"metadata in YAML is over {MAX_YAML_CHARS} characters; JSON may be longer"
+        _refuse(message, "too_large")
     try:
         return yaml.load(text, Loader=_Loader)  # noqa: S506 - a SafeLoader
     except yaml.MarkedYAMLError as error:

@@ -25,6 +25,8 @@ MAX_PAGE_BYTES: Final = 256 * MIB
 _SLACK_BYTES: Final = 64 * 1024
 # The widest number, its levels and the padding of its blocks.
 _NUMBER_BYTES: Final = 16
+# In memory, as numbers or as indices of names.
+_DECODED_BYTES: Final = 8
 # Length and text; more is no name of an operation.
 _NAME_BYTES: Final = 4 + 4 * MAX_OP_NAME_CHARS
 
@@ -83,7 +85,7 @@ def check_pages(
 
 
 def _check_chunk(source: pa.NativeFile, chunk: pq.ColumnChunkMetaData) -> int:
-    """Walk the pages of one column; return their decompressed bytes."""
+    """Walk the pages of one column; return the bytes that it will take."""
     name, values = chunk.path_in_schema, chunk.num_values
     is_name = chunk.physical_type == "BYTE_ARRAY"
     width = _NAME_BYTES if is_name else _NUMBER_BYTES
@@ -114,7 +116,8 @@ def _check_chunk(source: pa.NativeFile, chunk: pq.ColumnChunkMetaData) -> int:
                 refuse([Fault("unsupported_encoding", message, column=name)])
         total += size
         position += length + compressed
-    return total
+    # Runs of equal values are short as pages and long as columns.
+    return max(total, values * _DECODED_BYTES)
 
 
 def _facts(header: Mapping[int, Any]) -> tuple[int, int, int, int, int]:

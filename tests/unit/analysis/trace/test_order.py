@@ -1,0 +1,134 @@
+"""Order of operations, and operations that are there twice."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from app.analysis.trace.decode import decode
+from app.analysis.trace.model import SessionMeta, Sizes
+from app.errors import InvalidTraceError
+from tests.unit.analysis.trace import bodies
+from tests.unit.analysis.trace.bodies import LIMITS, META
+
+
+def refused(body: bytes, meta: SessionMeta = META) -> InvalidTraceError:
+    with pytest.raises(InvalidTraceError) as caught:
+        decode(body, meta, limits=LIMITS)
+    assert caught.value.stable_code == "trace.duplicate_operation"
+    return caught.value
+
+
+def shuffled(made: list[dict[str, Any]], seed: int = 1) -> list[dict[str, Any]]:
+    return [made[row] for row in np.random.default_rng(seed).permutation(len(made))]
+
+
+def test_rows_may_come_in_any_order() -> None:
+    expected = {
+        (rank, step, op, start): order
+        for rank, step, op, start, order in zip(
+            *(
+                getattr(bodies.decoded(bodies.ndjson()), name).tolist()
+                for name in ("rank", "step", "op", "start_ns", "order")
+            ),
+            strict=True,
+        )
+    }
+    trace = bodies.decoded(bodies.ndjson(shuffled(bodies.rows())))
+    found = zip(
+        *(getattr(trace, name).tolist() for name in ("rank", "step", "op", "start_ns", "order")),
+        strict=True,
+    )
+    assert {key[:4]: key[4] for key in found} == expected
+
+
+def test_rows_by_time_are_numbered_within_their_group() -> None:
+    made = sorted(bodies.rows(), key=lambda row: (row["start_ns"], row["rank"]))
+    trace = bodies.decoded(bodies.parquet(bodies.native_table(made)))
+    assert trace.start_ns.tolist() == [row["start_ns"] for row in made]
+    compute = bodies.names_of(trace).index("forward-compute")
+    same = (trace.rank == trace.rank[compute]) & (trace.step == trace.step[compute])
+    same &= trace.op == trace.op[compute]
+    assert trace.order[same].tolist() == [0, 1, 2]
+
+
+def test_recorded_order_is_kept_where_published() -> None:
+    columns = bodies.published_columns()
+    columns["seq_id"] = [order * 3 + 1 for order in columns["seq_id"]]
+    trace = bodies.decoded(bodies.parquet(bodies.published_table(**columns)))
+    assert trace.order.tolist() == columns["seq_id"]
+
+
+def test_published_rows_may_come_in_any_order() -> None:
+    table = bodies.published_table()
+    rows = np.random.default_rng(5).permutation(len(table))
+    trace = bodies.decoded(bodies.parquet(table.take(rows)))
+    expected = np.array(bodies.published_columns()["seq_id"])[rows]
+    assert trace.order.tolist() == expected.tolist()
+
+
+def test_operations_that_start_together_keep_their_order() -> None:
+    made = bodies.rows()[:3]
+    for row, duration in zip(made, (300, 100, 200), strict=True):
+        row |= {"op": "tp-all-reduce", "mb": -1, "start_ns": bodies.EPOCH_NS, "dur_ns": duration}
+    trace = bodies.decoded(bodies.parquet(bodies.native_table(made)))
+    assert trace.order.tolist() == [0, 1, 2]
+    assert trace.duration_ns.tolist() == [300, 100, 200]
+
+
+@pytest.mark.parametrize("far", [True, False], ids=["apart", "neighbors"])
+def test_a_published_row_twice_is_refused(far: bool) -> None:  # noqa: FBT001 - a parameter
+    table = bodies.published_table()
+    rows = [*range(80), 12] if far else [*range(13), *range(12, 80)]
+    error = refused(bodies.parquet(table.take(rows)))
+    assert [fault.row for fault in error.faults] == [80 if far else 13]
+    assert error.faults[0].column == "optype"
+
+
+@pytest.mark.parametrize("far", [True, False], ids=["apart", "neighbors"])
+@pytest.mark.parametrize("picked", [1, 4, 9], ids=["compute", "send", "gc"])
+def test_a_row_twice_is_refused_by_its_line(picked: int, far: bool) -> None:  # noqa: FBT001 - a parameter
+    made = bodies.rows()
+    made.insert(len(made) if far else picked + 1, dict(made[picked]))
+    error = refused(bodies.ndjson(made))
+    assert [fault.line for fault in error.faults] == [82 if far else picked + 3]
+
+
+def test_one_microbatch_computed_twice_is_refused() -> None:
+    made = bodies.rows()
+    made[2]["mb"] = 0
+    assert refused(bodies.parquet(bodies.native_table(made))).faults[0].row == 2
+    columns = bodies.published_columns()
+    columns["mb_id"][2] = 0
+    assert refused(bodies.parquet(bodies.published_table(**columns))).faults[0].row == 2
+
+
+def test_chunks_tell_equal_microbatches_apart() -> None:
+    meta = SessionMeta(Sizes(dp=2, pp=2, tp=2, vpp=2))
+    made = bodies.rows()[:3]
+    for row, (mb, mc) in zip(made, ((0, 0), (0, 1), (1, 0)), strict=True):
+        row |= {"mb": mb, "mc": mc}
+    assert len(bodies.decoded(bodies.parquet(bodies.native_table(made)), meta)) == 3
+    made[2] |= {"mb": 0, "mc": 1}
+    assert refused(bodies.parquet(bodies.native_table(made)), meta).faults[0].row == 2
+
+
+def test_collectives_of_every_layer_may_share_a_microbatch() -> None:
+    made = [{**row, "op": "tp-all-gather", "mb": 0} for row in bodies.rows()[:3]]
+    assert bodies.decoded(bodies.parquet(bodies.native_table(made))).order.tolist() == [0, 1, 2]
+
+
+def test_other_ranks_of_a_worker_are_no_duplicates() -> None:
+    both = bodies.rows() + [{**row, "rank": row["rank"] + 1} for row in bodies.rows()]
+    trace = bodies.decoded(bodies.parquet(bodies.native_table(both)))
+    assert len(trace) == 2 * len(bodies.rows())
+    assert sorted(set(trace.rank.tolist())) == list(range(8))
+
+
+def test_one_row_over_and_over_is_refused_before_the_end() -> None:
+    head, line, _ = bodies.ndjson(bodies.rows()[:1]).split(b"\n")
+    # Read to its end, it would be over the limit of rows.
+    body = head + b"\n" + (line + b"\n") * (LIMITS.max_rows + 1)
+    assert [fault.line for fault in refused(body).faults][:2] == [3, 4]
