@@ -13,17 +13,18 @@ from numpy.typing import NDArray
 from app.analysis.diagnosis.attribution import attribute, verdict
 from app.analysis.mitigation.predictions import predict_fixes
 from app.analysis.trace.model import REPLAYED_OP_TYPES, Trace
+from app.analysis.whatif.confidence import Interval, bootstrap
 from app.analysis.whatif.layout import FloatArray
 from app.analysis.whatif.metrics import (
     MERGED_TYPES,
     Contribution,
     Metrics,
-    Replayed,
     measure,
-    prepare_replay,
     present_types,
+    rank_workers,
 )
 from app.analysis.whatif.microbatches import compute_ratios, forward_backward
+from app.analysis.whatif.session import Replayed, prepare_replay
 from app.errors import Fault, UnanalyzableError
 
 SCHEMA: Final = "paceline.report/1"
@@ -34,6 +35,8 @@ DISCREPANCY_LIMIT: Final = 0.05
 MIN_STEPS: Final = 10
 # Points of the forward-backward scatter that travel with the report.
 SAMPLE_POINTS: Final = 700
+# Workers whose slowdown gets an interval.
+WORST_WORKERS: Final = 10
 SECONDS_AN_HOUR: Final = 3600
 
 
@@ -75,15 +78,15 @@ def analyze(trace: Trace) -> Analysis:
 
 
 def _require_steps(replayed: Replayed) -> None:
-    complete = len(replayed.layout.steps)
+    complete = len(replayed.steps)
     if complete >= MIN_STEPS:
         return
-    dropped = replayed.layout.dropped
     raise UnanalyzableError(
         f"{complete} complete steps, at least {MIN_STEPS} are needed",
         code="trace.too_few_steps",
         faults=tuple(
-            Fault("dropped_step", f"Step {item.step}: {item.reason}") for item in dropped[:10]
+            Fault("dropped_step", f"Step {item.step}: {item.reason}")
+            for item in replayed.dropped[:10]
         ),
     )
 
@@ -97,6 +100,8 @@ def _document(trace: Trace, replayed: Replayed, metrics: Metrics) -> dict[str, A
     by_optype = {name: float(metrics.relative(s)) for name, s in metrics.by_optype.items()}
     forward_ratio, backward_ratio = compute_ratios(replayed)
     correlation = forward_backward(replayed)
+    worst = rank_workers(metrics.by_worker.mean(axis=0))[:WORST_WORKERS]
+    intervals = bootstrap(metrics, worst)
     trusted = discrepancy <= DISCREPANCY_LIMIT
     causes = attribute(metrics, correlation.pearson, layout.pp) if trusted else []
     fixes = predict_fixes(replayed, metrics) if trusted else []
@@ -118,8 +123,8 @@ def _document(trace: Trace, replayed: Replayed, metrics: Metrics) -> dict[str, A
         "gpus": {str(rank): gpu for rank, gpu in trace.meta.gpus.items()},
         "workers": {"rank": layout.ranks.tolist()},
         "steps": {
-            "analyzed": layout.steps.tolist(),
-            "dropped": [{"step": item.step, "reason": item.reason} for item in layout.dropped],
+            "analyzed": replayed.steps.tolist(),
+            "dropped": [{"step": item.step, "reason": item.reason} for item in replayed.dropped],
         },
         "coverage": _coverage(trace, replayed, metrics),
         "clocks": {"aligned": False, "absolute": not trace.step_relative},
@@ -130,8 +135,9 @@ def _document(trace: Trace, replayed: Replayed, metrics: Metrics) -> dict[str, A
             "reason": None if trusted else _distrust(metrics),
         },
         "slowdown": slowdown,
-        "slowdown_ci95": list(metrics.slowdown_interval()),
+        "slowdown_ci95": list(intervals.slowdown),
         "waste": waste,
+        "waste_ci95": list(intervals.waste),
         "gpu_hours_lost": sizes.world
         * float((metrics.simulated_s - metrics.ideal_s).sum())
         / SECONDS_AN_HOUR,
@@ -164,12 +170,16 @@ def _document(trace: Trace, replayed: Replayed, metrics: Metrics) -> dict[str, A
             "approximate": np.minimum(by_dp[:, None], by_pp[None, :]).tolist(),
             "forward_ratio": _finite(forward_ratio),
             "backward_ratio": _finite(backward_ratio),
+            "worst": [
+                {"worker": list(worker), "slowdown": float(exact[worker]), "ci95": list(interval)}
+                for worker, interval in zip(worst, intervals.workers, strict=True)
+            ],
         },
         "m_w": {
-            **_contribution(metrics.m_w),
+            **_contribution(metrics, metrics.worst_workers, metrics.m_w, intervals.m_w),
             "workers": [list(worker) for worker in metrics.worst],
         },
-        "m_s": _contribution(metrics.m_s),
+        "m_s": _contribution(metrics, metrics.last_stage, metrics.m_s, intervals.m_s),
         "fb_correlation": correlation.as_document(SAMPLE_POINTS),
         "causes": [cause.as_document() for cause in causes],
         "recommendations": [fix.as_document() for fix in fixes],
@@ -179,21 +189,21 @@ def _document(trace: Trace, replayed: Replayed, metrics: Metrics) -> dict[str, A
 
 
 def _coverage(trace: Trace, replayed: Replayed, metrics: Metrics) -> dict[str, Any]:
-    present = set(present_types(replayed.layout))
+    present = set(present_types(replayed))
     counts = np.bincount(trace.op, minlength=len(trace.op_names)).tolist()
     known = len(REPLAYED_OP_TYPES)
     return {
         "ranks_expected": trace.meta.sizes.workers,
         "ranks_present": int(replayed.layout.ranks.size),
         "operations": len(trace),
-        "operations_replayed": int(replayed.layout.start_ns.size),
+        "operations_replayed": sum(group.layout.start_ns.size for group in replayed.groups),
         "unknown_op_types": {
             name: count
             for name, count in zip(trace.op_names[known:], counts[known:], strict=True)
             if count
         },
         "absent_op_types": [name for name in REPLAYED_OP_TYPES if name not in present],
-        "clamped_transfers": replayed.durations.clamped,
+        "clamped_transfers": replayed.clamped,
         "clamped_launch_delays": metrics.clamped_delays,
     }
 
@@ -205,8 +215,21 @@ def _merged_launch(shares: dict[str, float]) -> dict[str, float]:
     return dict(merged)
 
 
-def _contribution(share: Contribution) -> dict[str, float | None]:
-    return {"rem": share.rem, "add": share.add, "trem_s": share.rem_s, "tadd_s": share.add_s}
+def _contribution(
+    metrics: Metrics,
+    contribution: Contribution,
+    removal: float | None,
+    interval: Interval | None,
+) -> dict[str, Any]:
+    """Return both attributions; with one stage there is no last one to blame (section 5.2)."""
+    addition = metrics.addition(contribution) if removal != 0.0 else 0.0
+    return {
+        "rem": removal,
+        "add": addition,
+        "ci95": None if interval is None else list(interval),
+        "trem_s": float(contribution.removed_s.mean()),
+        "tadd_s": float(contribution.kept_s.mean()),
+    }
 
 
 def _finite(values: FloatArray) -> list[list[float | None]]:

@@ -13,8 +13,8 @@ from app.analysis.trace import model as ops
 from app.analysis.trace.model import Trace
 from app.analysis.whatif.graph import COMPUTE
 from app.analysis.whatif.layout import FloatArray
-from app.analysis.whatif.metrics import Replayed, prepare_replay
 from app.analysis.whatif.replay import replay
+from app.analysis.whatif.session import Group, prepare_replay
 from app.analysis.whatif.variants import KeptVariants, Rows
 from app.errors import NotFoundError
 
@@ -80,27 +80,27 @@ def step_timeline(trace: Trace, step: int, dp_ranks: Sequence[int] | None = None
         ``step_not_analyzed`` or ``dp_rank_unknown``.
     """
     replayed = prepare_replay(trace)
-    layout = replayed.layout
-    found = np.flatnonzero(layout.steps == step)
-    if len(found) == 0:
+    group = next((group for group in replayed.groups if step in group.layout.steps), None)
+    if group is None:
         raise NotFoundError(f"Step {step} was not analyzed", code="step_not_analyzed")
+    layout = group.layout
     chosen = list(range(layout.dp)) if dp_ranks is None else sorted(set(dp_ranks))
     if any(not 0 <= dp < layout.dp for dp in chosen):
         raise NotFoundError(f"There are DP ranks 0 to {layout.dp - 1}", code="dp_rank_unknown")
-    index = int(found[0])
+    index = int(np.flatnonzero(layout.steps == step)[0])
     start = layout.start_ns[:, index]
     end = start + layout.duration_ns[:, index]
-    own = replayed.durations.recorded_ns[:, index]
-    ideal_start, ideal_end = _ideal_times(replayed)
-    ideal_ns = replayed.durations.ideal_ns
+    own = group.durations.recorded_ns[:, index]
+    ideal_start, ideal_end = _ideal_times(group)
+    ideal_ns = group.durations.ideal_ns
     with np.errstate(divide="ignore", invalid="ignore"):
         ratio = np.where(ideal_ns[:, None] > 0, own / ideal_ns[:, None], np.nan)
     return Timeline(
         step=step,
         op_names=layout.op_names,
-        recorded=_lanes(replayed, chosen, (start, np.maximum(start, end - own), end, ratio)),
+        recorded=_lanes(group, chosen, (start, np.maximum(start, end - own), end, ratio)),
         ideal=_lanes(
-            replayed,
+            group,
             [0],
             (
                 ideal_start[:, None],
@@ -114,28 +114,28 @@ def step_timeline(trace: Trace, step: int, dp_ranks: Sequence[int] | None = None
     )
 
 
-def _ideal_times(replayed: Replayed) -> tuple[FloatArray, FloatArray]:
+def _ideal_times(group: Group) -> tuple[FloatArray, FloatArray]:
     """Return launch and end of each node with every operation ideal, shape (nodes,)."""
-    count = len(replayed.layout.nodes)
+    count = len(group.layout.nodes)
     launches, ends = np.empty(count), np.empty(count)
 
     def observe(node: int, launch: FloatArray, end: FloatArray) -> None:
         launches[node], ends[node] = launch.item(), end.item()
 
     rows = Rows(1, [()] * count, [()] * count)
-    durations = replayed.durations
+    durations = group.durations
     variants = KeptVariants(durations.recorded_ns, durations.ideal_ns.tolist(), rows, 1)
-    replay(replayed.simulator.program, variants, observe=observe)
+    replay(group.simulator.program, variants, observe=observe)
     return launches, ends
 
 
 def _lanes(
-    replayed: Replayed,
+    group: Group,
     dp_ranks: Sequence[int],
     times: tuple[FloatArray, FloatArray, FloatArray, FloatArray],
 ) -> Lanes:
     """Flatten (launch, begin, end, ratio), each of shape (nodes, dp), for the chosen DP ranks."""
-    nodes = replayed.layout.nodes
+    nodes = group.layout.nodes
     node = np.repeat(np.arange(len(nodes)), len(dp_ranks))
     dp = np.tile(np.asarray(dp_ranks, dtype=np.int32), len(nodes))
     order = np.lexsort((times[0][node, dp], nodes.pp[node], dp))

@@ -49,7 +49,7 @@ def attribute(metrics: Metrics, pearson: float | None, stages: int) -> list[Caus
     if metrics.slowdown < STRAGGLING:
         return []
     causes = []
-    m_w, m_s = metrics.m_w.rem, metrics.m_s.rem
+    m_w, m_s = metrics.m_w, metrics.m_s
     if m_w is not None and m_w >= MAJORITY:
         count, total = len(metrics.worst), metrics.by_worker[0].size
         blamed = [list(worker) for worker in metrics.blamed]

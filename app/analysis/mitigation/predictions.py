@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -9,11 +10,13 @@ import numpy as np
 
 from app.analysis.whatif.graph import COMPUTE
 from app.analysis.whatif.layout import FloatArray
-from app.analysis.whatif.metrics import Metrics, Replayed
+from app.analysis.whatif.metrics import Metrics
+from app.analysis.whatif.session import Group, Replayed
 
 NS: Final = 1e-9
 # A fix that brings less is not worth a restart.
 MIN_GAIN: Final = 0.01
+NAMED_WORKERS: Final = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,31 +47,55 @@ def predict_fixes(replayed: Replayed, metrics: Metrics) -> list[Fix]:
     """Replay the fixes that a trace alone can judge; best first, none under 1 % gain."""
     now_s = float(metrics.simulated_s.mean())
     fixes = []
-    for action, title, detail, replaced in (
-        _replace_workers(replayed, metrics),
-        _even_stages(replayed),
+    for action, title, detail, change in (
+        (
+            "replace_worker",
+            f"Replace {_named(metrics.blamed)}",
+            "Replayed with the medians of the other DP ranks of the same stage.",
+            lambda group: _at_peers_medians(group, metrics.blamed),
+        ),
+        (
+            "even_stages",
+            "Divide the layers evenly by time",
+            (
+                "Replayed with the computing of each microbatch shared evenly among the stages: "
+                "the most that a better division of layers can bring."
+            ),
+            _even_stages,
+        ),
     ):
-        if not replaced:
-            continue
-        time_s = float(replayed.simulator.replaced_step_times(replaced).mean()) * NS
+        time_s = _replayed_with(replayed, change)
         gain = 1 - time_s / now_s
         if gain >= MIN_GAIN:
             fixes.append(Fix(action, title, time_s, gain, detail))
     return sorted(fixes, key=lambda fix: -fix.gain)
 
 
-def _replace_workers(
-    replayed: Replayed, metrics: Metrics
-) -> tuple[str, str, str, dict[int, FloatArray]]:
-    """Give the worst workers the medians of their stage peers, operation by operation.
+def _replayed_with(
+    replayed: Replayed, change: Callable[[Group], Mapping[int, FloatArray]]
+) -> float:
+    """Return the mean step time with some nodes' durations changed, seconds."""
+    times = replayed.over_steps(lambda group: group.simulator.replaced_step_times(change(group)))
+    return float(times.mean()) * NS
+
+
+def _named(workers: Sequence[tuple[int, int]]) -> str:
+    listed = ", ".join(f"({dp}, {pp})" for dp, pp in workers[:NAMED_WORKERS])
+    more = len(workers) - NAMED_WORKERS
+    label = f"worker {listed}" if len(workers) == 1 else f"workers {listed}"
+    return f"{label} and {more} more" if more > 0 else label
+
+
+def _at_peers_medians(group: Group, workers: Sequence[tuple[int, int]]) -> dict[int, FloatArray]:
+    """Give workers the medians of their stage peers, operation by operation.
 
     The ideal duration would not do: it is a mean that contains the straggler.
     """
-    nodes, recorded = replayed.layout.nodes, replayed.durations.recorded_ns
+    nodes, recorded = group.layout.nodes, group.durations.recorded_ns
     replaced: dict[int, FloatArray] = {}
-    for stage in sorted({pp for _, pp in metrics.blamed}):
-        bad = [dp for dp, pp in metrics.blamed if pp == stage]
-        peers = np.setdiff1d(np.arange(replayed.layout.dp), bad)
+    for stage in sorted({pp for _, pp in workers}):
+        bad = [dp for dp, pp in workers if pp == stage]
+        peers = np.setdiff1d(np.arange(group.layout.dp), bad)
         if len(peers) == 0:
             continue
         on_stage = np.flatnonzero(nodes.pp == stage)
@@ -77,23 +104,13 @@ def _replace_workers(
             changed = recorded[node].copy()
             changed[:, bad] = values[:, None]
             replaced[node] = changed
-    named = ", ".join(f"({dp}, {pp})" for dp, pp in metrics.blamed[:3])
-    more = len(metrics.blamed) - 3
-    label = f"worker {named}" if len(metrics.blamed) == 1 else f"workers {named}"
-    if more > 0:
-        label += f" and {more} more"
-    return (
-        "replace_worker",
-        f"Replace {label}",
-        "Replayed with the medians of the other DP ranks of the same stage.",
-        replaced,
-    )
+    return replaced
 
 
-def _even_stages(replayed: Replayed) -> tuple[str, str, str, dict[int, FloatArray]]:
+def _even_stages(group: Group) -> dict[int, FloatArray]:
     """Share the computing of each microbatch evenly among the stages; total work stays."""
-    layout, nodes = replayed.layout, replayed.layout.nodes
-    recorded = replayed.durations.recorded_ns
+    layout, nodes = group.layout, group.layout.nodes
+    recorded = group.durations.recorded_ns
     replaced: dict[int, FloatArray] = {}
     for code in np.unique(nodes.op):
         if layout.pp == 1 or layout.op_names[code] not in COMPUTE:
@@ -106,12 +123,4 @@ def _even_stages(replayed: Replayed) -> tuple[str, str, str, dict[int, FloatArra
         for same in zip(*(stage.tolist() for stage in stages), strict=True):
             mean = np.mean([recorded[node] for node in same], axis=0)
             replaced.update(dict.fromkeys(same, mean))
-    return (
-        "even_stages",
-        "Divide the layers evenly by time",
-        (
-            "Replayed with the computing of each microbatch shared evenly among the stages: "
-            "the most that a better division of layers can bring."
-        ),
-        replaced,
-    )
+    return replaced

@@ -5,6 +5,7 @@ Source: section 3.2 of "Understanding Stragglers in Large Model Training Using W
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -34,20 +35,21 @@ class Durations:
         was launched (transfer duration).
     ideal_ns : float64 array, shape (nodes,)
         The value that every operation of the node's type would have without stragglers.
-    clamped : int
-        Transfer durations at fault that count as 0.
     """
 
     recorded_ns: FloatArray
     ideal_ns: FloatArray
-    clamped: int
 
 
-def own_durations(layout: Layout, graph: Graph) -> Durations:
-    """Separate transferring from waiting, and idealize each op type.
+def own_durations(layout: Layout, graph: Graph) -> tuple[FloatArray, int]:
+    """Separate transferring from waiting.
 
-    The ideal duration of a type is the mean over all steps, microbatches, stages and DP ranks for
-    computation and the median for communication, whose rare outliers are long.
+    Returns
+    -------
+    durations : float64 array, shape (nodes, steps, dp)
+        As `Durations.recorded_ns`.
+    clamped : int
+        Transfer durations at fault that count as 0.
     """
     recorded = layout.duration_ns.copy()
     clamped = 0
@@ -67,15 +69,31 @@ def own_durations(layout: Layout, graph: Graph) -> Durations:
                 faulty = transfer < FAULT_NS
                 clamped += int(faulty.sum())
                 transfer[faulty] = 0.0
-    return Durations(recorded, _ideal(layout, recorded), clamped)
+    return recorded, clamped
 
 
-def _ideal(layout: Layout, recorded: FloatArray) -> FloatArray:
-    """Return each node's ideal duration; nodes of a type are neighbors."""
-    ideal = np.empty(len(layout.nodes))
+def ideal_durations(layouts: Sequence[Layout], recorded: Sequence[FloatArray]) -> list[FloatArray]:
+    """Return the ideal duration of each layout's nodes, shape (nodes,).
+
+    The ideal duration of an op type is taken over all steps, microbatches, stages and DP ranks of
+    the session: the mean for computation, the median for communication, whose rare outliers are
+    long.
+    """
+    by_type: dict[int, list[FloatArray]] = {}
+    for layout, values in zip(layouts, recorded, strict=True):
+        for code, nodes in _nodes_by_type(layout):
+            by_type.setdefault(code, []).append(values[nodes].ravel())
+    names = layouts[0].op_names
+    ideal = {}
+    for code, parts in by_type.items():
+        values = parts[0] if len(parts) == 1 else np.concatenate(parts)
+        ideal[code] = values.mean() if names[code] in IDEAL_IS_MEAN else np.median(values)
+    return [np.array([ideal[code] for code in layout.nodes.op.tolist()]) for layout in layouts]
+
+
+def _nodes_by_type(layout: Layout) -> Iterator[tuple[int, slice]]:
+    """Yield each op type's code and its nodes, which are neighbors."""
     codes, firsts = np.unique(layout.nodes.op, return_index=True)
-    for code, first, end in zip(codes, firsts, [*firsts[1:], len(ideal)], strict=True):
-        values = recorded[first:end]
-        is_mean = layout.op_names[code] in IDEAL_IS_MEAN
-        ideal[first:end] = values.mean() if is_mean else np.median(values)
-    return ideal
+    ends = [*firsts[1:].tolist(), len(layout.nodes)]
+    for code, first, end in zip(codes.tolist(), firsts.tolist(), ends, strict=True):
+        yield code, slice(first, end)

@@ -62,7 +62,6 @@ class Layout:
         Recorded start, relative to the step's earliest start, and recorded duration.
     ranks : int32 array, shape (dp, pp)
         The global rank that each cell is analyzed from.
-    dropped : tuple of DroppedStep
     """
 
     op_names: tuple[str, ...]
@@ -71,7 +70,6 @@ class Layout:
     start_ns: FloatArray
     duration_ns: FloatArray
     ranks: NDArray[np.int32]
-    dropped: tuple[DroppedStep, ...]
 
     @property
     def dp(self) -> int:
@@ -88,7 +86,15 @@ class Layout:
         return [self.op_names.index(name) for name in names]
 
 
-def lay_out(trace: Trace) -> Layout:
+@dataclass(frozen=True, slots=True, eq=False)
+class LaidOut:
+    """A session's steps by shape, those of the shape with most steps first."""
+
+    groups: tuple[Layout, ...]
+    dropped: tuple[DroppedStep, ...]
+
+
+def lay_out(trace: Trace) -> LaidOut:
     """Arrange a trace's operations by node, step and DP rank.
 
     Each DP × PP cell is represented by its lowest traced rank. The shape of a step is how many
@@ -116,15 +122,15 @@ def lay_out(trace: Trace) -> Layout:
             ),
         )
     begin = dense.start_ns.min(axis=(0, 2))
-    return Layout(
+    layout = Layout(
         op_names=trace.op_names,
         nodes=_name_nodes(trace, int(dense.steps[0]), ranks[0], dense.shape),
         steps=dense.steps,
         start_ns=(dense.start_ns - begin[None, :, None]).astype(np.float64),
         duration_ns=dense.duration_ns,
         ranks=ranks,
-        dropped=tuple(sorted(dropped, key=lambda item: item.step)),
     )
+    return LaidOut((layout,), tuple(sorted(dropped, key=lambda item: item.step)))
 
 
 def _place_rows(trace: Trace, rows: IntArray | slice) -> tuple[Dense, list[DroppedStep]]:

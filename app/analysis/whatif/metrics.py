@@ -10,12 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from app.analysis.trace import model as ops
-from app.analysis.trace.model import Trace
-from app.analysis.whatif.durations import FAULT_NS, Durations, own_durations
-from app.analysis.whatif.graph import Graph, build_graph
-from app.analysis.whatif.layout import FloatArray, Layout, lay_out
-from app.analysis.whatif.replay import prepare
-from app.analysis.whatif.variants import Keep, Simulator
+from app.analysis.whatif.layout import FloatArray
+from app.analysis.whatif.session import Group, Replayed, launch_delays, recorded_step_times
+from app.analysis.whatif.variants import Keep
 
 NS: Final = 1e-9
 
@@ -25,7 +22,6 @@ WORST_SHARE: Final = 0.03
 ATTRIBUTABLE: Final = 0.01
 # Half of the lost time, for k50.
 HALF: Final = 0.5
-BOOTSTRAP_DRAWS: Final = 2_000
 
 # Sends and receives of one direction carry the same bytes at the same time: one type.
 MERGED_TYPES: Final = {
@@ -36,18 +32,20 @@ MERGED_TYPES: Final = {
 }
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Contribution:
-    """Share of the lost time that a set of operations explains (M_W, M_S).
+    """Step times behind the share of the lost time that a set of operations explains.
 
-    `rem` idealizes only the set, `add` keeps only the set; None where there is too little lost
-    time to attribute. `rem_s` and `add_s` are the mean step times behind them.
+    Parameters
+    ----------
+    removed_s : float64 array, shape (steps,)
+        With only the set ideal.
+    kept_s : float64 array, shape (steps,)
+        With all but the set ideal.
     """
 
-    rem: float | None
-    add: float | None
-    rem_s: float
-    add_s: float
+    removed_s: FloatArray
+    kept_s: FloatArray
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -67,8 +65,8 @@ class Metrics:
     by_pp: FloatArray
     by_worker: FloatArray
     worst: tuple[tuple[int, int], ...]
-    m_w: Contribution
-    m_s: Contribution
+    worst_workers: Contribution
+    last_stage: Contribution
     k50: int | None
     launch_by_optype: dict[str, float]
     clamped_delays: int
@@ -96,115 +94,99 @@ class Metrics:
         """Return the time that a mean step loses."""
         return float(self.simulated_s.mean() - self.ideal_s.mean())
 
+    @property
+    def attributable(self) -> bool:
+        """Return whether enough time is lost to say what loses it."""
+        return self.lost_s >= ATTRIBUTABLE * float(self.simulated_s.mean())
+
+    @property
+    def m_w(self) -> float | None:
+        """Return M_W, the share of the slowest workers (equation 5); None if not attributable."""
+        return self.removal(self.worst_workers)
+
+    @property
+    def m_s(self) -> float | None:
+        """Return M_S, the share of the last stage (section 5.2); 0 with one stage."""
+        return self.removal(self.last_stage) if self.by_pp.shape[1] > 1 else 0.0
+
+    def removal(self, contribution: Contribution) -> float | None:
+        """Return the share of the lost time that idealizing the set recovers."""
+        if not self.attributable:
+            return None
+        return float(self.simulated_s.mean() - contribution.removed_s.mean()) / self.lost_s
+
+    def addition(self, contribution: Contribution) -> float | None:
+        """Return the share of the lost time that the set alone brings about."""
+        if not self.attributable:
+            return None
+        return float(contribution.kept_s.mean() - self.ideal_s.mean()) / self.lost_s
+
     def relative(self, simulated_s: FloatArray) -> FloatArray:
         """Return the slowdown of the mean step; steps are the first axis."""
         return np.asarray(simulated_s.mean(axis=0) / self.ideal_s.mean())
 
-    def slowdown_interval(self) -> tuple[float, float]:
-        """Return the 95 % bootstrap interval of S over the analyzed steps."""
-        draws = np.random.default_rng(0).integers(
-            len(self.simulated_s), size=(BOOTSTRAP_DRAWS, len(self.simulated_s))
-        )
-        ratios = self.simulated_s[draws].sum(axis=1) / self.ideal_s[draws].sum(axis=1)
-        low, high = np.quantile(ratios, (0.025, 0.975))
-        return float(low), float(high)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Replayed:
-    """A trace prepared for replay."""
-
-    layout: Layout
-    graph: Graph
-    durations: Durations
-    simulator: Simulator
-
-
-def prepare_replay(trace: Trace) -> Replayed:
-    """Lay a trace out, derive its dependencies and its ideal durations.
-
-    Raises
-    ------
-    UnanalyzableError
-        Where no replay can come from the trace; see `lay_out` and `build_graph`.
-    """
-    layout = lay_out(trace)
-    graph = build_graph(layout)
-    durations = own_durations(layout, graph)
-    shortest = np.minimum(durations.recorded_ns.min(axis=(1, 2)), durations.ideal_ns)
-    return Replayed(
-        layout, graph, durations, Simulator(layout, durations, prepare(graph, shortest))
-    )
-
 
 def measure(replayed: Replayed) -> Metrics:
     """Replay a session in every variant that the metrics need."""
-    layout, simulator = replayed.layout, replayed.simulator
-    types = present_types(layout)
-    merged = merge_types(types)
-    stages = [_only_stage(layout, stage) for stage in range(layout.pp)]
-    variants: list[Keep] = [
-        simulator.keep(),
-        *(simulator.keep(types=names) for names in merged.values()),
-        *(simulator.keep(cells=cells) for cells in stages),
-        simulator.keep(cells=~stages[-1]),
-    ]
-    times = simulator.step_times(variants) * NS
-    simulated = times[0]
-    by_optype = dict(zip(merged, times[1 : 1 + len(merged)], strict=True))
-    by_pp = times[1 + len(merged) : -1]
-    ideal = np.full(len(layout.steps), simulator.ideal_step_time() * NS)
-    by_worker, by_dp = (array * NS for array in simulator.lone_lanes())
+    dp, pp = replayed.layout.dp, replayed.layout.pp
+    merged = merge_types(present_types(replayed))
+    stages = [_cells(dp, pp, [(d, stage) for d in range(dp)]) for stage in range(pp)]
 
-    lost = float(simulated.mean() - ideal.mean())
-    attributable = lost >= ATTRIBUTABLE * simulated.mean()
-    order = rank_workers(by_worker.mean(axis=0))
-    worst = order[: int(np.ceil(WORST_SHARE * layout.dp * layout.pp))]
-    kept = _cells(layout, worst)
-    without, alone = (
-        simulator.step_times([simulator.keep(cells=~kept), simulator.keep(cells=kept)]).mean(axis=1)
-        * NS
+    def variants(group: Group) -> FloatArray:
+        simulator = group.simulator
+        keeps: list[Keep] = [
+            simulator.keep(),
+            simulator.keep(cells=~stages[-1]),
+            *(simulator.keep(types=names) for names in merged.values()),
+            *(simulator.keep(cells=cells) for cells in stages),
+        ]
+        return simulator.step_times(keeps).T * NS
+
+    times = replayed.over_steps(variants)
+    simulated, without_last = times[:, 0], times[:, 1]
+    by_optype = dict(zip(merged, times[:, 2 : 2 + len(merged)].T, strict=True))
+    by_pp = times[:, 2 + len(merged) :]
+    ideal = replayed.over_steps(
+        lambda group: np.full(len(group.layout.steps), group.simulator.ideal_step_time() * NS)
     )
-    delays, clamped = launch_delays(replayed)
-    delayed = simulator.delayed_step_times(types, delays).mean(axis=1) * NS
-    recorded = (layout.start_ns + layout.duration_ns).max(axis=(0, 2)) * NS
-    late = (delayed - simulated.mean()) / recorded.mean()
-
-    def share(rem_s: float, add_s: float) -> Contribution:
-        if not attributable:
-            return Contribution(None, None, rem_s, add_s)
-        return Contribution(
-            (float(simulated.mean()) - rem_s) / lost,
-            (add_s - float(ideal.mean())) / lost,
-            rem_s,
-            add_s,
+    lanes = replayed.over_steps(_lone_lanes)
+    by_worker, by_dp = lanes[:, :, :-1], lanes[:, :, -1]
+    order = rank_workers(by_worker.mean(axis=0))
+    worst = order[: int(np.ceil(WORST_SHARE * dp * pp))]
+    kept = _cells(dp, pp, worst)
+    workers = replayed.over_steps(
+        lambda group: (
+            group.simulator.step_times(
+                [group.simulator.keep(cells=~kept), group.simulator.keep(cells=kept)]
+            ).T
+            * NS
         )
-
-    m_s = share(float(times[-1].mean()), float(by_pp[-1].mean()))
-    if layout.pp == 1:  # with one stage there is no last one to blame (paper, section 5.2)
-        m_s = Contribution(0.0, 0.0, m_s.rem_s, m_s.add_s)
+    )
+    recorded = replayed.over_steps(recorded_step_times) * NS
+    launch_by_optype, clamped = _launch_shares(replayed, simulated, recorded)
+    lost_s = float(simulated.mean() - ideal.mean())
+    attributable = lost_s >= ATTRIBUTABLE * simulated.mean()
     return Metrics(
         recorded_s=recorded,
         simulated_s=simulated,
         ideal_s=ideal,
         by_optype=by_optype,
         by_dp=by_dp,
-        by_pp=by_pp.T,
+        by_pp=by_pp,
         by_worker=by_worker,
         worst=worst,
-        m_w=share(float(without), float(alone)),
-        m_s=m_s,
-        k50=_fewest_for_half(simulator, order, float(simulated.mean()), lost)
-        if attributable
-        else None,
-        launch_by_optype=dict(zip(types, late.tolist(), strict=True)),
+        worst_workers=Contribution(workers[:, 0], workers[:, 1]),
+        last_stage=Contribution(without_last, by_pp[:, -1]),
+        k50=_fewest_for_half(replayed, order, simulated, lost_s) if attributable else None,
+        launch_by_optype=launch_by_optype,
         clamped_delays=clamped,
     )
 
 
-def present_types(layout: Layout) -> list[str]:
-    """Return the names of the op types that a layout holds."""
-    return [layout.op_names[code] for code in np.unique(layout.nodes.op)]
+def present_types(replayed: Replayed) -> list[str]:
+    """Return the names of the op types that are replayed, in order of their codes."""
+    codes = np.unique(np.concatenate([group.layout.nodes.op for group in replayed.groups]))
+    return [replayed.layout.op_names[code] for code in codes]
 
 
 def merge_types(types: Sequence[str]) -> dict[str, list[str]]:
@@ -221,46 +203,45 @@ def rank_workers(by_worker: FloatArray) -> tuple[tuple[int, int], ...]:
     return tuple((int(i // by_worker.shape[1]), int(i % by_worker.shape[1])) for i in order)
 
 
-def launch_delays(replayed: Replayed) -> tuple[FloatArray, int]:
-    """Return how late each operation was launched after all that it depends on.
+def _lone_lanes(group: Group) -> FloatArray:
+    """Return step times with one worker kept, and with the whole DP rank kept, as the last."""
+    by_worker, by_dp = group.simulator.lone_lanes()
+    return np.concatenate([by_worker, by_dp[:, :, None]], axis=2) * NS
 
-    Returns
-    -------
-    delays : float64 array, shape (nodes, steps, dp)
-        Nanoseconds. Slightly negative values are clock noise and kept.
-    clamped : int
-        Delays at fault (-10 ms or less) that count as 0.
-    """
-    layout = replayed.layout
-    delays = layout.start_ns.copy()
-    for unit in replayed.graph.units:
-        for node, after in zip(unit.members, unit.after, strict=True):
-            if after:
-                latest = layout.start_ns[after[0]] + layout.duration_ns[after[0]]
-                for other in after[1:]:
-                    np.maximum(
-                        latest, layout.start_ns[other] + layout.duration_ns[other], out=latest
-                    )
-                delays[node] -= latest
-    faulty = delays <= FAULT_NS
-    clamped = int(faulty.sum())
-    if clamped:
-        delays[faulty] = 0.0
-    return delays, clamped
+
+def _launch_shares(
+    replayed: Replayed, simulated_s: FloatArray, recorded_s: FloatArray
+) -> tuple[dict[str, float], int]:
+    """Return what late launches of each op type add to a step, as a share of the recorded time."""
+    types = present_types(replayed)
+    clamped = 0
+
+    def delayed(group: Group) -> FloatArray:
+        nonlocal clamped
+        delays, faulty = launch_delays(group)
+        clamped += faulty
+        return group.simulator.delayed_step_times(types, delays).T * NS
+
+    times = replayed.over_steps(delayed)
+    shares = (times.mean(axis=0) - simulated_s.mean()) / recorded_s.mean()
+    return dict(zip(types, shares.tolist(), strict=True)), clamped
 
 
 def _fewest_for_half(
-    simulator: Simulator, order: Sequence[tuple[int, int]], simulated_s: float, lost_s: float
+    replayed: Replayed, order: Sequence[tuple[int, int]], simulated_s: FloatArray, lost_s: float
 ) -> int | None:
     """Return how few of the worst workers, idealized, recover half of the lost time.
 
     More workers idealized recover more but for noise, so the count is bisected.
     """
+    dp, pp = replayed.layout.dp, replayed.layout.pp
 
     def recovers_half(count: int) -> bool:
-        kept = ~_cells(simulator.layout, order[:count])
-        time_s = float(simulator.step_times([simulator.keep(cells=kept)]).mean()) * NS
-        return simulated_s - time_s >= HALF * lost_s
+        kept = ~_cells(dp, pp, order[:count])
+        times = replayed.over_steps(
+            lambda group: group.simulator.step_times([group.simulator.keep(cells=kept)]).T * NS
+        )
+        return float(simulated_s.mean() - times.mean()) >= HALF * lost_s
 
     high = 1
     while not recovers_half(high):
@@ -277,14 +258,8 @@ def _fewest_for_half(
     return high
 
 
-def _cells(layout: Layout, workers: Sequence[tuple[int, int]]) -> NDArray[np.bool_]:
-    cells = np.zeros((layout.dp, layout.pp), dtype=bool)
-    for dp, pp in workers:
-        cells[dp, pp] = True
-    return cells
-
-
-def _only_stage(layout: Layout, stage: int) -> NDArray[np.bool_]:
-    cells = np.zeros((layout.dp, layout.pp), dtype=bool)
-    cells[:, stage] = True
+def _cells(dp: int, pp: int, workers: Sequence[tuple[int, int]]) -> NDArray[np.bool_]:
+    cells = np.zeros((dp, pp), dtype=bool)
+    for dp_rank, stage in workers:
+        cells[dp_rank, stage] = True
     return cells

@@ -10,7 +10,7 @@ import numpy as np
 
 from app.analysis.trace import model as ops
 from app.analysis.whatif.layout import FloatArray
-from app.analysis.whatif.metrics import Replayed
+from app.analysis.whatif.session import Group, Replayed
 
 NS: Final = 1e-9
 MIN_POINTS: Final = 3
@@ -48,8 +48,19 @@ def forward_backward(replayed: Replayed) -> ForwardBackward:
     On stage 1, away from embedding and loss; on stage 0 when there is no other, without its first
     model chunk where there are several. At two stages, stage 1 also computes the loss.
     """
-    layout, nodes = replayed.layout, replayed.layout.nodes
-    stage = min(1, layout.pp - 1)
+    stage = min(1, replayed.layout.pp - 1)
+    times = [_microbatch_times(group, stage) for group in replayed.groups]
+    forward = np.concatenate([pair[0] for pair in times])
+    backward = np.concatenate([pair[1] for pair in times])
+    varies = len(forward) >= MIN_POINTS and forward.std() > 0 and backward.std() > 0
+    return ForwardBackward(
+        stage, forward, backward, float(np.corrcoef(forward, backward)[0, 1]) if varies else None
+    )
+
+
+def _microbatch_times(group: Group, stage: int) -> tuple[FloatArray, FloatArray]:
+    """Return forward and backward seconds of each microbatch on a stage."""
+    layout, nodes = group.layout, group.layout.nodes
     forward_code, backward_code = layout.codes(ops.FORWARD_COMPUTE, ops.BACKWARD_COMPUTE)
     on_stage = nodes.pp == stage
     chunks = nodes.mc[on_stage & (nodes.op == forward_code)]
@@ -65,13 +76,9 @@ def forward_backward(replayed: Replayed) -> ForwardBackward:
                 found[key] = node
             elif key in found:
                 pairs.append((found[key], node))
-    recorded = replayed.durations.recorded_ns
+    recorded = group.durations.recorded_ns
     forward = recorded[[f for f, _ in pairs]].ravel() * NS
-    backward = recorded[[b for _, b in pairs]].ravel() * NS
-    varies = len(forward) >= MIN_POINTS and forward.std() > 0 and backward.std() > 0
-    return ForwardBackward(
-        stage, forward, backward, float(np.corrcoef(forward, backward)[0, 1]) if varies else None
-    )
+    return forward, recorded[[b for _, b in pairs]].ravel() * NS
 
 
 def compute_ratios(replayed: Replayed) -> tuple[FloatArray, FloatArray]:
@@ -79,16 +86,25 @@ def compute_ratios(replayed: Replayed) -> tuple[FloatArray, FloatArray]:
 
     Peers are the DP ranks of the same stage, shape (dp, pp); NaN where there are none.
     """
-    layout, nodes = replayed.layout, replayed.layout.nodes
+    dp, pp = replayed.layout.dp, replayed.layout.pp
     ratios = []
-    for code in layout.codes(ops.FORWARD_COMPUTE, ops.BACKWARD_COMPUTE):
-        ratio = np.full((layout.dp, layout.pp), np.nan)
-        for stage in range(layout.pp):
-            chosen = np.flatnonzero((nodes.op == code) & (nodes.pp == stage))
-            if len(chosen) and layout.dp > 1:
-                mean = replayed.durations.recorded_ns[chosen].mean(axis=(0, 1))
-                middle = np.median(mean)
-                if middle > 0:
-                    ratio[:, stage] = mean / middle
+    for code in replayed.layout.codes(ops.FORWARD_COMPUTE, ops.BACKWARD_COMPUTE):
+        ratio = np.full((dp, pp), np.nan)
+        for stage in range(pp):
+            mean = _mean_times(replayed, code, stage)
+            middle = np.median(mean)
+            if dp > 1 and middle > 0:
+                ratio[:, stage] = mean / middle
         ratios.append(ratio)
     return ratios[0], ratios[1]
+
+
+def _mean_times(replayed: Replayed, code: int, stage: int) -> FloatArray:
+    """Return the mean duration of an op type on each DP rank of a stage, shape (dp,), ns."""
+    total, count = np.zeros(replayed.layout.dp), 0
+    for group in replayed.groups:
+        nodes = group.layout.nodes
+        chosen = np.flatnonzero((nodes.op == code) & (nodes.pp == stage))
+        total += group.durations.recorded_ns[chosen].sum(axis=(0, 1))
+        count += len(chosen) * len(group.layout.steps)
+    return total / max(count, 1)

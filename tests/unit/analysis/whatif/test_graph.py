@@ -5,10 +5,16 @@ import dataclasses
 import numpy as np
 import pytest
 
+from app.analysis.trace.model import Trace
 from app.analysis.whatif.graph import build_graph
 from app.analysis.whatif.layout import Layout, lay_out
 from app.errors import UnanalyzableError
 from tests.factories import select, session
+
+
+def the_layout(trace: Trace) -> Layout:
+    (layout,) = lay_out(trace).groups
+    return layout
 
 
 def node(layout: Layout, name: str, stage: int, order: int) -> int:
@@ -19,7 +25,7 @@ def node(layout: Layout, name: str, stage: int, order: int) -> int:
 
 
 def test_what_an_operation_waits_for() -> None:
-    layout = lay_out(session(dp=2, pp=3, microbatches=4).trace)
+    layout = the_layout(session(dp=2, pp=3, microbatches=4).trace)
     graph = build_graph(layout)
     after = {
         member: set(nodes)
@@ -37,7 +43,7 @@ def test_what_an_operation_waits_for() -> None:
 
 
 def test_who_moves_data_together() -> None:
-    layout = lay_out(session(dp=2, pp=3, microbatches=4).trace)
+    layout = the_layout(session(dp=2, pp=3, microbatches=4).trace)
     groups = {frozenset(u.members): u.across_dp for u in build_graph(layout).units}
     pair = frozenset({node(layout, "forward-send", 0, 2), node(layout, "forward-recv", 1, 2)})
     assert groups[pair] is False
@@ -49,7 +55,7 @@ def test_who_moves_data_together() -> None:
 
 
 def test_every_node_is_in_one_unit_behind_all_that_it_waits_for() -> None:
-    layout = lay_out(session(dp=2, pp=4, microbatches=6).trace)
+    layout = the_layout(session(dp=2, pp=4, microbatches=6).trace)
     seen: set[int] = set()
     for unit in build_graph(layout).units:
         assert all(set(nodes) <= seen for nodes in unit.after)
@@ -65,7 +71,7 @@ def test_operations_that_wait_for_one_another_are_named() -> None:
     starts = np.where(backward & (trace.pp == 0), trace.start_ns - 10**9, trace.start_ns)
     broken = dataclasses.replace(trace, start_ns=starts)
     with pytest.raises(UnanalyzableError, match="wait for one another") as caught:
-        build_graph(lay_out(broken))
+        build_graph(the_layout(broken))
     assert caught.value.stable_code == "trace.dependency_cycle"
     assert all("on stage" in fault.message for fault in caught.value.faults)
 
@@ -75,6 +81,6 @@ def test_transfers_that_fit_no_computation_are_refused() -> None:
     code = trace.op_names.index("forward-recv")
     broken = select(trace, ~((trace.op == code) & (trace.order == 3)))
     with pytest.raises(UnanalyzableError) as caught:
-        build_graph(lay_out(broken))
+        build_graph(the_layout(broken))
     assert caught.value.stable_code == "trace.transfers_unmatched"
     assert "Stage 1 has 3 forward-recv for 4 computations" in caught.value.message

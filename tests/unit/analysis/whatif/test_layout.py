@@ -6,14 +6,16 @@ import numpy as np
 import pytest
 
 from app.analysis.trace.model import Sizes
-from app.analysis.whatif.layout import Layout, lay_out
+from app.analysis.whatif.layout import LaidOut, lay_out
 from app.errors import UnanalyzableError
 from tests.factories import joined, select, session
 
 
-def same(a: Layout, b: Layout) -> bool:
+def same(one: LaidOut, other: LaidOut) -> bool:
+    a, b = one.groups[0], other.groups[0]
     return (
-        np.array_equal(a.start_ns, b.start_ns)
+        len(one.groups) == len(other.groups)
+        and np.array_equal(a.start_ns, b.start_ns)
         and np.array_equal(a.duration_ns, b.duration_ns)
         and np.array_equal(a.steps, b.steps)
         and np.array_equal(a.nodes.mb, b.nodes.mb)
@@ -22,11 +24,12 @@ def same(a: Layout, b: Layout) -> bool:
 
 def test_every_operation_has_its_place() -> None:
     trace = session().trace
-    layout = lay_out(trace)
+    laid_out = lay_out(trace)
+    (layout,) = laid_out.groups
     assert layout.start_ns.size == len(trace)
     assert layout.duration_ns.sum() == trace.duration_ns.sum()
     assert (layout.start_ns.min(axis=(0, 2)) == 0).all()
-    assert layout.dropped == ()
+    assert laid_out.dropped == ()
 
 
 def test_the_order_of_rows_does_not_matter() -> None:
@@ -52,7 +55,7 @@ def test_a_step_with_an_operation_missing_is_dropped_by_name() -> None:
     layout = lay_out(select(trace, np.delete(np.arange(len(trace)), gone)))
     assert [item.step for item in layout.dropped] == [step]
     assert layout.dropped[0].reason == "0 instead of 1 optimizer on stage 0 on DP rank 1"
-    assert step not in layout.steps
+    assert step not in layout.groups[0].steps
     rest = select(trace, trace.step != step)
     assert same(layout, lay_out(rest))
 
@@ -73,7 +76,7 @@ def test_steps_of_a_rarer_shape_are_dropped() -> None:
     steps = np.unique(trace.step)
     fewer = np.isin(trace.step, steps[:3]) & (trace.mb == 3)
     layout = lay_out(select(trace, ~fewer))
-    assert layout.steps.tolist() == steps[3:].tolist()
+    assert layout.groups[0].steps.tolist() == steps[3:].tolist()
     assert [d.step for d in layout.dropped] == steps[:3].tolist()
     assert "on every DP rank" in layout.dropped[0].reason
 

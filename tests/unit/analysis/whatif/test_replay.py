@@ -13,8 +13,8 @@ from app.analysis.synthesis.synthesize import synthesize
 from app.analysis.trace.model import Sizes
 from app.analysis.whatif.durations import FAULT_NS
 from app.analysis.whatif.layout import FloatArray
-from app.analysis.whatif.metrics import Replayed, launch_delays, prepare_replay
 from app.analysis.whatif.reference import replay_step, transfer_durations
+from app.analysis.whatif.session import Replayed, launch_delays, prepare_replay
 
 seeds = st.integers(min_value=0, max_value=2**32 - 1)
 jobs = settings(max_examples=40, deadline=None)
@@ -74,7 +74,7 @@ def test_a_job_without_launch_delays_replays_to_its_executed_times(
 def test_recorded_durations_and_all_launch_delays_replay_to_the_recording(seed: int) -> None:
     replayed = prepared(seed, launch_overhead=True)
     layout = replayed.layout
-    delays, _ = launch_delays(replayed)
+    delays, _ = launch_delays(replayed.main)
     recorded = (layout.start_ns + layout.duration_ns).max(axis=(0, 2))
     for step, time_ns in enumerate(recorded):
         twin = replay_step(
@@ -112,7 +112,7 @@ def test_every_worker_alone_equals_a_full_replay_of_that_worker(
 def test_launch_delays_of_one_type_replay_as_the_twin_says(seed: int) -> None:
     replayed = prepared(seed, launch_overhead=True)
     layout = replayed.layout
-    delays, _ = launch_delays(replayed)
+    delays, _ = launch_delays(replayed.main)
     times = replayed.simulator.delayed_step_times(["forward-compute"], delays)[0]
     forward = layout.nodes.op == layout.codes("forward-compute")[0]
     chosen = np.where(forward[:, None, None], delays, 0.0)
@@ -151,7 +151,7 @@ def test_transfers_at_fault_count_as_instantaneous_and_are_counted() -> None:
     trace.duration_ns[victim] = 0
     trace.start_ns[victim] -= int(-FAULT_NS) * 4
     replayed = prepare_replay(trace)
-    assert replayed.durations.clamped == 1
+    assert replayed.clamped == 1
     layout = replayed.layout
     step = int(np.flatnonzero(layout.steps == trace.step[victim])[0])
     twin = transfer_durations(layout, replayed.graph, step)

@@ -1,0 +1,142 @@
+"""A session prepared for replay: its steps by shape, their dependencies and durations."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from app.analysis.trace.model import Trace
+from app.analysis.whatif.durations import FAULT_NS, Durations, ideal_durations, own_durations
+from app.analysis.whatif.graph import Graph, build_graph
+from app.analysis.whatif.layout import DroppedStep, FloatArray, IntArray, Layout, lay_out
+from app.analysis.whatif.replay import prepare
+from app.analysis.whatif.variants import Simulator
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Group:
+    """Steps of one shape."""
+
+    layout: Layout
+    graph: Graph
+    durations: Durations
+    simulator: Simulator
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Replayed:
+    """A session prepared for replay.
+
+    Parameters
+    ----------
+    groups : tuple of Group
+        At least one; the one with most steps first.
+    dropped : tuple of DroppedStep
+        Steps that are left out.
+    clamped : int
+        Transfer durations at fault that count as 0.
+    """
+
+    groups: tuple[Group, ...]
+    dropped: tuple[DroppedStep, ...]
+    clamped: int
+
+    @property
+    def main(self) -> Group:
+        """Return the group with most steps."""
+        return self.groups[0]
+
+    @property
+    def layout(self) -> Layout:
+        """Return the main group's layout."""
+        return self.main.layout
+
+    @property
+    def graph(self) -> Graph:
+        """Return the main group's dependencies."""
+        return self.main.graph
+
+    @property
+    def durations(self) -> Durations:
+        """Return the main group's durations."""
+        return self.main.durations
+
+    @property
+    def simulator(self) -> Simulator:
+        """Return the main group's simulator."""
+        return self.main.simulator
+
+    @property
+    def steps(self) -> IntArray:
+        """Return all analyzed steps, ascending."""
+        return np.sort(np.concatenate([group.layout.steps for group in self.groups]))
+
+    def over_steps(self, measure: Callable[[Group], FloatArray]) -> FloatArray:
+        """Measure each group and put the results, whose first axis is steps, in order of steps."""
+        results = [measure(group) for group in self.groups]
+        if len(results) == 1:
+            return results[0]
+        steps = np.concatenate([group.layout.steps for group in self.groups])
+        return np.concatenate(results)[np.argsort(steps)]
+
+
+def prepare_replay(trace: Trace) -> Replayed:
+    """Lay a trace out, derive its dependencies and its ideal durations.
+
+    Raises
+    ------
+    UnanalyzableError
+        Where no replay can come from the trace; see `lay_out` and `build_graph`.
+    """
+    laid_out = lay_out(trace)
+    layouts = laid_out.groups
+    graphs = [build_graph(layout) for layout in layouts]
+    own = [own_durations(*pair) for pair in zip(layouts, graphs, strict=True)]
+    recorded = [durations for durations, _ in own]
+    groups = []
+    for layout, graph, values, ideal in zip(
+        layouts, graphs, recorded, ideal_durations(layouts, recorded), strict=True
+    ):
+        durations = Durations(values, ideal)
+        shortest = np.minimum(values.min(axis=(1, 2)), ideal)
+        simulator = Simulator(layout, durations, prepare(graph, shortest))
+        groups.append(Group(layout, graph, durations, simulator))
+    return Replayed(tuple(groups), laid_out.dropped, sum(clamped for _, clamped in own))
+
+
+def launch_delays(group: Group) -> tuple[FloatArray, int]:
+    """Return how late each operation was launched after all that it depends on.
+
+    Returns
+    -------
+    delays : float64 array, shape (nodes, steps, dp)
+        Nanoseconds. Slightly negative values are clock noise and kept.
+    clamped : int
+        Delays at fault (-10 ms or less) that count as 0.
+    """
+    layout = group.layout
+    delays = layout.start_ns.copy()
+    for unit in group.graph.units:
+        for node, after in zip(unit.members, unit.after, strict=True):
+            if after:
+                latest = layout.start_ns[after[0]] + layout.duration_ns[after[0]]
+                for other in after[1:]:
+                    end = layout.start_ns[other] + layout.duration_ns[other]
+                    np.maximum(latest, end, out=latest)
+                delays[node] -= latest
+    faulty = delays <= FAULT_NS
+    clamped = int(faulty.sum())
+    if clamped:
+        delays[faulty] = 0.0
+    return delays, clamped
+
+
+def recorded_step_times(group: Group) -> FloatArray:
+    """Return first start to last end of each step as recorded, ns."""
+    layout = group.layout
+    latest = np.zeros(layout.start_ns.shape[1:])
+    for start, duration in zip(layout.start_ns, layout.duration_ns, strict=True):
+        np.maximum(latest, start + duration, out=latest)
+    return np.asarray(latest.max(axis=1))
