@@ -8,6 +8,8 @@ PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check --no-input
 UV_VERSION := 0.13.8
 # PostgreSQL's oldest supported version, where its binaries are installed (Debian's place).
 POSTGRES_15_BIN ?= /usr/lib/postgresql/15/bin
+# Processes that `make test` spreads the tests over; 0 runs them in one.
+TEST_PROCESSES ?= logical
 # Extra arguments: `make test PYTEST_ARGS="-x"`, `make demo ARGS="--port 9000"`.
 PYTEST_ARGS ?=
 ARGS ?=
@@ -61,11 +63,15 @@ serve: install ## Serve with an embedded database
 
 # ---- tests -------------------------------------------------------------------------------------
 
+# Those of the embedded server itself run on both releases in any case.
+ON_POSTGRES_15 = PACELINE_TEST_POSTGRES_BIN="$(POSTGRES_15_BIN)" $(BIN)/pytest tests/integration \
+	--ignore tests/integration/test_embedded.py
+
 test: check ## All checks and tests that this machine allows, as CI runs them
-	@$(BIN)/pytest --cov $(PYTEST_ARGS)
+	@$(BIN)/pytest --numprocesses $(TEST_PROCESSES) --cov $(PYTEST_ARGS)
 	@if [ -x "$(POSTGRES_15_BIN)/postgres" ]; then \
 		echo "Integration tests again, on PostgreSQL 15"; \
-		PACELINE_TEST_POSTGRES_BIN="$(POSTGRES_15_BIN)" $(BIN)/pytest tests/integration $(PYTEST_ARGS); \
+		$(ON_POSTGRES_15) --numprocesses $(TEST_PROCESSES) $(PYTEST_ARGS); \
 	elif [ -n "$${PACELINE_REQUIRE_ALL:-}" ]; then \
 		echo "PACELINE_REQUIRE_ALL: there is no PostgreSQL 15 in $(POSTGRES_15_BIN)" >&2; exit 1; \
 	else \
@@ -82,7 +88,7 @@ test-integration: install-dev ## With real PostgreSQL and Redis servers, which t
 	@$(BIN)/pytest tests/integration $(PYTEST_ARGS)
 
 test-postgres-15: install-dev ## Integration tests on the oldest supported PostgreSQL
-	@PACELINE_TEST_POSTGRES_BIN="$(POSTGRES_15_BIN)" $(BIN)/pytest tests/integration $(PYTEST_ARGS)
+	@$(ON_POSTGRES_15) $(PYTEST_ARGS)
 
 test-e2e: install-dev ## In a real browser
 	@$(BIN)/pytest tests/e2e $(PYTEST_ARGS)
