@@ -21,6 +21,10 @@ GRACE_S: Final = 30
 # 4 s it would be killed and forked again, forever.
 CHILD_START_S: Final = 60.0
 
+# How long Celery looks for a result of a process that was killed. Ours are in the database, and
+# the message stays taken meanwhile.
+LOST_WAIT_S: Final = 1.0
+
 
 def make_celery(settings: Settings, runtime: Runtime) -> Celery:
     """Return the Celery application with the task that runs in `runtime`.
@@ -38,6 +42,7 @@ def make_celery(settings: Settings, runtime: Runtime) -> Celery:
         # Looked at after each task: a child that has grown is replaced by a fresh one.
         worker_max_memory_per_child=settings.analysis_memory_limit_kib,
         worker_proc_alive_timeout=CHILD_START_S,
+        worker_lost_wait=LOST_WAIT_S,
         # What runs is held by a lease in the database, not by the connection to the broker.
         worker_cancel_long_running_tasks_on_connection_loss=False,
     )

@@ -20,12 +20,12 @@ from celery.exceptions import SecurityWarning
 
 from app.broker import ANALYSIS_QUEUE
 from workers.app import make_celery
+from workers.handover import Handover
 from workers.heartbeat import Heartbeat
+from workers.pool import quick_pool
 from workers.runtime import Runtime
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from app.settings import Settings
 
 # Deliveries wait for receivers most of their time; more would only add connections.
@@ -57,7 +57,7 @@ def run_worker(settings: Settings, queue: str, *, concurrency: int | None = None
     forks = queue == ANALYSIS_QUEUE
     runtime = Runtime(settings, queue)
     heartbeat = Heartbeat(settings, queue)
-    stop = StopPipe()
+    handover = Handover()
 
     def on_logging(**_: object) -> None:
         # Logging is set up already; without a receiver Celery would do it its own way.
@@ -65,23 +65,22 @@ def run_worker(settings: Settings, queue: str, *, concurrency: int | None = None
 
     def on_fork(**_: object) -> None:
         runtime.start()
-        # Not a signal: billiard takes them all. And not an exception in the main thread: that
-        # would wait until numpy returns.
-        stop.watch(lambda: runtime.stop(lambda: os._exit(0)))
+        handover.watch(runtime.stop)
         _load_analysis()
 
     def on_term(**_: object) -> None:
+        # Now, not when Celery gets round to its pool: the sooner somebody else starts over.
         if forks:
-            stop.pull()
+            handover.pull()
         else:
-            runtime.stop()
+            threading.Thread(target=runtime.stop, name="paceline-stop").start()
 
     def on_ready(**_: object) -> None:
         heartbeat.start()
 
     def on_end(**_: object) -> None:
         heartbeat.stop()
-        runtime.close()
+        runtime.stop()
 
     # Signals hold their receivers weakly; these live as long as this function runs.
     signals.setup_logging.connect(on_logging)
@@ -95,7 +94,7 @@ def run_worker(settings: Settings, queue: str, *, concurrency: int | None = None
     worker = make_celery(settings, runtime).Worker(
         hostname=f"{queue}-{os.getpid()}@{socket.gethostname()}",
         queues=[queue],
-        pool_cls="prefork" if forks else "threads",
+        pool_cls=quick_pool(handover) if forks else "threads",
         concurrency=concurrency or (ANALYSIS_PROCESSES if forks else IO_THREADS),
         without_mingle=True,
         without_gossip=True,
@@ -104,32 +103,6 @@ def run_worker(settings: Settings, queue: str, *, concurrency: int | None = None
     )
     worker.start()
     return int(worker.exitcode or 0)
-
-
-class StopPipe:
-    """Tells forked processes to stop: they see the end of a pipe that only their parent can write.
-
-    It ends when the parent pulls it, and also when the parent dies.
-    """
-
-    def __init__(self) -> None:
-        self._read_end, self._write_end = os.pipe()
-
-    def pull(self) -> None:
-        """End the pipe; safe to call in a signal handler, and twice."""
-        write_end, self._write_end = self._write_end, -1
-        if write_end >= 0:
-            os.close(write_end)
-
-    def watch(self, then: Callable[[], None]) -> None:
-        """Call `then` in a thread of this forked process when the pipe ends."""
-        self.pull()  # our copy of the parent's end
-
-        def wait() -> None:
-            os.read(self._read_end, 1)
-            then()
-
-        threading.Thread(target=wait, name="paceline-stop", daemon=True).start()
 
 
 def _load_analysis() -> None:

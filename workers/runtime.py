@@ -11,7 +11,6 @@ from app.services.leases import LeaseKeeper
 
 if TYPE_CHECKING:
     import uuid
-    from collections.abc import Callable
 
     from app.settings import Settings
 
@@ -51,18 +50,8 @@ class Runtime:
         if not keeper.stopping:
             execute(container, keeper, run_id)
 
-    def stop(self, when_given_back: Callable[[], None] | None = None) -> None:
-        """Give every lease back; safe to call in a signal handler.
-
-        Parameters
-        ----------
-        when_given_back : callable, optional
-            Called in another thread, if work was interrupted by that.
-        """
-        if self._keeper is not None:
-            self._keeper.stop(when_given_back)
-
-    def close(self) -> None:
-        """Close connections; for a process that goes on living."""
-        if self._container is not None:
+    def stop(self) -> None:
+        """Take no further task, give every lease back and close connections; twice is harmless."""
+        if self._keeper is not None and self._container is not None:
+            self._keeper.stop()
             self._container.close()

@@ -13,7 +13,7 @@ from app.errors import LostClaimError
 from app.services.task_runs import Claim, give_back, renew
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     from app.services.container import Container
 
@@ -27,8 +27,8 @@ _log = structlog.get_logger(__name__)
 class LeaseKeeper:
     """One thread that renews every claim held in this process.
 
-    The thread goes on while the work is inside of numpy, which a signal handler in Python could
-    not: handlers run between two byte codes of the main thread.
+    A thread goes on while the work is inside of numpy, which a signal handler in Python could not:
+    handlers run between two byte codes of the main thread.
 
     Parameters
     ----------
@@ -41,23 +41,22 @@ class LeaseKeeper:
         self._lock = threading.Lock()
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
-        self._when_given_back: Callable[[], None] | None = None
 
     @property
     def stopping(self) -> bool:
         """Return whether no further claim may be taken."""
         return self._stop.is_set()
 
-    def stop(self, when_given_back: Callable[[], None] | None = None) -> None:
-        """Have the thread give back every claim; safe to call in a signal handler, and twice.
+    def stop(self) -> None:
+        """Give back every claim; returns when that is done. Stopping twice is harmless.
 
-        Parameters
-        ----------
-        when_given_back : callable, optional
-            Called by the thread afterwards, if work was interrupted by that.
+        The work on them goes on in its threads, for nothing: it cannot be stored any more.
         """
-        self._when_given_back = when_given_back
         self._stop.set()
+        if self._thread is not None:
+            self._thread.join()
+        for claim in self._snapshot():
+            self._give_back(claim)
 
     @contextlib.contextmanager
     def hold(self, claim: Claim) -> Iterator[None]:
@@ -103,22 +102,17 @@ class LeaseKeeper:
                     _log.error("lease lost", run=str(claim.run_id), attempt=claim.attempt)
                     with self._lock:
                         self._held.pop(claim, None)
-        # Not `any(…)` of a generator: every claim must be given back.
-        if any(self._give_back(claim) for claim in self._snapshot()) and self._when_given_back:
-            self._when_given_back()
 
-    def _give_back(self, claim: Claim) -> bool:
-        """Return whether the work on a claim has become pointless."""
+    def _give_back(self, claim: Claim) -> None:
         try:
             given = give_back(self._container, claim)
         except SQLAlchemyError as error:
             # The lease runs out by itself; the attempt then counts as a killed one.
             _log.warning("lease not given back", run=str(claim.run_id), error=str(error))
-            return True
+            return
+        # Otherwise the work was finished just now, or lost before.
         if given:
             _log.info("lease given back", run=str(claim.run_id))
-        # Otherwise the work was just finished, or was lost before.
-        return given
 
     def _snapshot(self) -> list[Claim]:
         with self._lock:

@@ -1,0 +1,191 @@
+"""What the analysis of a session leaves in the database, whatever comes out of it."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+from sqlalchemy import delete, select, update
+
+from app.analysis.report import analyze
+from app.db.models import ANALYZE_SESSION, Report, Session
+from app.errors import UnanalyzableError
+from app.services.execute import execute
+from app.services.leases import LeaseKeeper
+from app.services.report_store import read_document, read_heatmaps
+from app.services.task_runs import claim
+from tests.support.sessions import (
+    Stored,
+    count_blobs,
+    count_reports,
+    session_row,
+    short_trace,
+    small_trace,
+    store,
+    task_row,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from app.analysis.trace.model import Trace
+    from app.bootstrap import Container
+
+
+@pytest.fixture
+def keeper(container: Container) -> Iterator[LeaseKeeper]:
+    made = LeaseKeeper(container)
+    yield made
+    made.stop()
+
+
+def _unfaithful(trace: Trace) -> Trace:
+    """Return the trace with durations that cannot have led to its step times."""
+    starts = trace.start_ns.copy()
+    first = np.array([trace.start_ns[trace.step == step].min() for step in trace.step])
+    return replace(trace, start_ns=first + 3 * (starts - first))
+
+
+def _without_last_rank(trace: Trace) -> Trace:
+    kept = trace.rank != trace.rank.max()
+    columns = ("rank", "dp", "pp", "step", "op", "mb", "mc", "order", "start_ns", "duration_ns")
+    return replace(trace, **{name: getattr(trace, name)[kept] for name in columns})
+
+
+def test_report_and_headline_are_stored(container: Container, keeper: LeaseKeeper) -> None:
+    stored = store(container, small_trace(), job="llm-70b")
+    assert execute(container, keeper, stored.run)
+
+    expected = analyze(small_trace())
+    with container.uow() as tx:
+        report = tx.session.execute(select(Report)).scalar_one()
+        document = json.loads(read_document(tx, report))
+        heatmaps = read_heatmaps(tx, report)
+    assert document == json.loads(
+        json.dumps(expected.document | {"job": "llm-70b", "session": str(stored.session)})
+    )
+    np.testing.assert_array_equal(heatmaps, expected.heatmaps)
+    assert heatmaps.dtype == np.float32
+
+    row = session_row(container, stored)
+    assert (row.state, row.reason_code, row.reason) == ("analyzed", None, None)
+    assert row.slowdown == pytest.approx(document["slowdown"])
+    assert row.slowdown_low is not None
+    assert row.slowdown_high is not None
+    assert row.slowdown_low <= document["slowdown"] <= row.slowdown_high
+    assert row.discrepancy == pytest.approx(document["fidelity"]["discrepancy"])
+    assert row.headline is not None
+    assert row.headline["sentence"] == document["verdict"]["sentence"]
+    worst = row.headline["worst"]
+    assert (worst["dp"], worst["pp"]) == (1, 1)
+    assert worst["rank"] == document["workers"]["rank"][1][1]
+    assert worst["host"] == document["hosts"][str(worst["rank"])]
+    assert task_row(container, stored).state == "done"
+
+
+@pytest.mark.parametrize("code", ["trace.too_few_steps", "trace.rank_missing"])
+def test_session_that_no_verdict_can_come_from_is_discarded_with_the_reason(
+    container: Container, keeper: LeaseKeeper, code: str
+) -> None:
+    trace = short_trace() if code == "trace.too_few_steps" else _without_last_rank(small_trace())
+    with pytest.raises(UnanalyzableError) as expected:
+        analyze(trace)
+    assert expected.value.stable_code == code
+
+    stored = store(container, trace)
+    assert execute(container, keeper, stored.run)
+    row = session_row(container, stored)
+    assert (row.state, row.reason_code, row.reason) == ("discarded", code, expected.value.message)
+    assert row.reason_detail == {"faults": [fault.as_dict() for fault in expected.value.faults]}
+    assert (row.slowdown, row.headline) == (None, None)
+    assert count_reports(container) == 0
+    assert task_row(container, stored).state == "done"
+
+
+def test_session_that_the_replay_does_not_match_has_a_report_and_no_verdict(
+    container: Container, keeper: LeaseKeeper
+) -> None:
+    stored = store(container, _unfaithful(small_trace()))
+    assert execute(container, keeper, stored.run)
+    row = session_row(container, stored)
+    assert (row.state, row.reason_code) == ("no_verdict", "report.low_fidelity")
+    assert row.reason
+    assert (row.slowdown, row.waste, row.gpu_hours_lost) == (None, None, None)
+    assert row.discrepancy is not None
+    assert row.discrepancy > 0.05
+    assert count_reports(container) == 1
+
+
+def test_second_analysis_replaces_the_report_and_its_blobs(
+    container: Container, keeper: LeaseKeeper
+) -> None:
+    stored = store(container, small_trace())
+    execute(container, keeper, stored.run)
+    with container.uow() as tx:
+        again = tx.enqueue(ANALYZE_SESSION, stored.session)
+    execute(container, keeper, again)
+    assert session_row(container, stored).state == "analyzed"
+    assert count_reports(container) == 1
+    assert count_blobs(container) == 3
+
+
+def test_task_that_somebody_else_runs_is_left_to_them(
+    container: Container, keeper: LeaseKeeper
+) -> None:
+    stored = store(container, small_trace())
+    claim(container, stored.run)
+    assert not execute(container, keeper, stored.run)
+    assert not execute(container, keeper, uuid.uuid4())
+    assert count_reports(container) == 0
+
+
+def test_session_deleted_meanwhile_ends_its_task(container: Container, keeper: LeaseKeeper) -> None:
+    stored = store(container, small_trace())
+    with container.uow() as tx:
+        tx.session.execute(delete(Session).where(Session.id == stored.session))
+    assert execute(container, keeper, stored.run)
+    row = task_row(container, stored)
+    assert (row.state, row.error_code) == ("dead", "not_found")
+
+
+def test_stored_trace_that_cannot_be_read_fails_the_session_with_a_reason(
+    container: Container, keeper: LeaseKeeper
+) -> None:
+    stored = store(container, small_trace())
+    with container.uow() as tx:
+        tx.session.execute(
+            update(Session).where(Session.id == stored.session).values(trace_blob=uuid.uuid4())
+        )
+    assert execute(container, keeper, stored.run)
+    row = session_row(container, stored)
+    assert row.state == "failed"
+    assert row.reason_code == "not_found"
+
+
+def test_stopping_worker_gives_a_claim_back_that_it_has_just_taken(
+    container: Container, keeper: LeaseKeeper
+) -> None:
+    stored = store(container, small_trace())
+    keeper.stop()
+    assert not execute(container, keeper, stored.run)
+    row = task_row(container, stored)
+    assert (row.state, row.attempt) == ("queued", 0)
+    assert session_row(container, stored).state == "queued"
+
+
+def test_every_claim_held_is_given_back(container: Container, keeper: LeaseKeeper) -> None:
+    several: list[Stored] = [store(container, small_trace()) for _ in range(3)]
+    claims = [claim(container, one.run) for one in several]
+    held, other, finished = claims
+    assert held is not None
+    assert other is not None
+    assert finished is not None
+    with keeper.hold(finished):
+        pass
+    with keeper.hold(held), keeper.hold(other):
+        keeper.stop()
+    assert [task_row(container, one).state for one in several] == ["queued", "queued", "running"]
