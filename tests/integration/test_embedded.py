@@ -11,7 +11,6 @@ import signal
 import stat
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,13 +21,15 @@ from app.db.embedded import EmbeddedPostgres
 from app.db.postgres_binaries import Binaries, bundled, inspect, readable_copy
 from app.errors import InstanceRunningError, StartupError
 from app.processes import Account, launch_command
-from tests.integration import plain_user
-from tests.integration.processes import LIMIT_S, alive, descendants, ps, wait_until_gone
+from tests.support import plain_user
+from tests.support.processes import alive, descendants, ps, wait_until_gone
+from tests.support.waiting import LIMIT_S
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-REPOSITORY = Path(__file__).parents[2]
+    from tests.support.plain_user import User
+
 POSTGRES_15 = Path("/usr/lib/postgresql/15/bin")
 REQUIRE_ALL = os.environ.get("PACELINE_REQUIRE_ALL") == "1"
 IS_ROOT = os.geteuid() == 0
@@ -70,35 +71,22 @@ class Parent:
 
 
 class Runner:
-    """Starts parents as one account, on one PostgreSQL, in a directory of its own."""
+    """Starts parents as one user, on one PostgreSQL."""
 
-    def __init__(self, root: Path, python: Path, account: pwd.struct_passwd | None) -> None:
-        self.root = root
-        self.data_dir = root / "data"
+    def __init__(self, user: User) -> None:
+        self.root = user.home
+        self.data_dir = user.home / "data"
         self.bin_dir: Path | None = None
-        self._python = python
-        self._account = account
+        self._user = user
         self._parents: list[Parent] = []
 
     def start(self, data_dir: Path | None = None, *, durable: bool = False) -> Parent:
-        arguments = [str(data_dir or self.data_dir)]
+        arguments = ["-m", "tests.support.embedded_parent", str(data_dir or self.data_dir)]
         if self.bin_dir is not None:
             arguments += ["--bin-dir", str(self.bin_dir)]
         if durable:
             arguments.append("--durable")
-        command = [str(self._python), "-m", "tests.integration.embedded_parent", *arguments]
-        if self._account is None:
-            process = self._popen(command, cwd=REPOSITORY)
-        else:
-            process = self._popen(
-                command,
-                cwd="/",
-                env=plain_user.environment(self.root, self._python),
-                user=self._account.pw_uid,
-                group=self._account.pw_gid,
-                extra_groups=[],
-            )
-        parent = Parent(process)
+        parent = Parent(self._user.popen(*arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE))
         self._parents.append(parent)
         parent.wait_until_ready()
         return parent
@@ -113,38 +101,10 @@ class Runner:
                     stream.close()
         wait_until_free(self.data_dir)
 
-    @staticmethod
-    def _popen(command: list[str], **options: Any) -> subprocess.Popen[str]:  # noqa: ANN401 - Popen's
-        return subprocess.Popen(  # noqa: S603 - the test's own
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, **options
-        )
-
 
 @pytest.fixture
-def open_dir() -> Iterator[Path]:
-    """A directory that every account may enter; pytest's own are closed."""
-    with tempfile.TemporaryDirectory(prefix="paceline-test-", dir="/tmp") as path:
-        Path(path).chmod(0o755)
-        yield Path(path)
-
-
-@pytest.fixture(scope="session")
-def plain_python() -> Iterator[Path]:
-    with tempfile.TemporaryDirectory(prefix="paceline-test-", dir="/tmp") as path:
-        yield plain_user.install(Path(path))
-
-
-@pytest.fixture(params=["present user", "plain user"])
-def account_runner(request: pytest.FixtureRequest, open_dir: Path) -> Iterator[Runner]:
-    account = None
-    python = Path(sys.executable)
-    if request.param == "plain user":
-        if not IS_ROOT:
-            pytest.skip("the present user is a plain one")
-        python = request.getfixturevalue("plain_python")
-        account = plain_user.account()
-        os.chown(open_dir, account.pw_uid, account.pw_gid)
-    runner = Runner(open_dir, python, account)
+def user_runner(user: User) -> Iterator[Runner]:
+    runner = Runner(user)
     try:
         yield runner
     finally:
@@ -152,10 +112,10 @@ def account_runner(request: pytest.FixtureRequest, open_dir: Path) -> Iterator[R
 
 
 @pytest.fixture(params=["PostgreSQL of the wheel", "PostgreSQL 15"])
-def runner(request: pytest.FixtureRequest, account_runner: Runner) -> Runner:
+def runner(request: pytest.FixtureRequest, user_runner: Runner) -> Runner:
     if request.param == "PostgreSQL 15":
-        account_runner.bin_dir = postgres_15()
-    return account_runner
+        user_runner.bin_dir = postgres_15()
+    return user_runner
 
 
 def postgres_15() -> Path:
@@ -214,32 +174,32 @@ def test_a_killed_parent_takes_the_server_along(runner: Runner) -> None:
     assert second.stop() == 0
 
 
-def test_a_start_right_after_the_kill_of_the_parent_finds_the_data(runner: Runner) -> None:
-    first = runner.start()
+def test_a_start_right_after_the_kill_of_the_parent_finds_the_data(user_runner: Runner) -> None:
+    first = user_runner.start()
     first.sql("CREATE TABLE kept (value text)")
     first.sql("INSERT INTO kept VALUES ('from before')")
     first.kill()
-    second = runner.start()
+    second = user_runner.start()
     assert second.sql("SELECT value FROM kept") == [["from before"]]
     assert second.stop() == 0
 
 
-def test_a_crash_of_the_server_loses_nothing(account_runner: Runner) -> None:
-    first = account_runner.start(durable=True)
+def test_a_crash_of_the_server_loses_nothing(user_runner: Runner) -> None:
+    first = user_runner.start(durable=True)
     first.sql("CREATE TABLE kept (value text)")
     first.sql("INSERT INTO kept VALUES ('from before')")
     started = descendants(first.server_pid)
     os.kill(first.server_pid, signal.SIGKILL)
     wait_until_gone(started)
     first.kill()
-    second = account_runner.start()
+    second = user_runner.start()
     assert second.sql("SELECT value FROM kept") == [["from before"]]
     assert second.stop() == 0
 
 
-def test_instances_with_directories_of_their_own_run_side_by_side(account_runner: Runner) -> None:
-    one = account_runner.start(account_runner.root / "one")
-    other = account_runner.start(account_runner.root / "other")
+def test_instances_with_directories_of_their_own_run_side_by_side(user_runner: Runner) -> None:
+    one = user_runner.start(user_runner.root / "one")
+    other = user_runner.start(user_runner.root / "other")
     one.sql("CREATE TABLE here (value int)")
     assert one.sql("SELECT to_regclass('here') IS NOT NULL") == [[True]]
     assert other.sql("SELECT to_regclass('here') IS NOT NULL") == [[False]]
@@ -248,8 +208,8 @@ def test_instances_with_directories_of_their_own_run_side_by_side(account_runner
     assert other.stop() == 0
 
 
-def test_the_server_never_runs_as_root_and_listens_on_no_port(account_runner: Runner) -> None:
-    parent = account_runner.start()
+def test_the_server_never_runs_as_root_and_listens_on_no_port(user_runner: Runner) -> None:
+    parent = user_runner.start()
     owners = ps("uid", of=descendants(parent.server_pid))
     assert len(owners) > 5  # PostgreSQL is several processes
     assert ["0"] not in owners
@@ -307,18 +267,11 @@ def test_other_accounts_are_not_let_in(open_dir: Path, plain_python: Path) -> No
     with EmbeddedPostgres(open_dir / "data", durable=False) as postgres:
         server = pwd.getpwuid((open_dir / "data" / "postgresql").stat().st_uid)
         url = postgres.url.replace("postgresql+psycopg:", "postgresql:")
-        attempt = subprocess.run(  # noqa: S603 - the test's own
-            [plain_python, "-c", f"import psycopg; psycopg.connect({url!r})"],
-            env=plain_user.environment(open_dir, plain_python),
-            user=server.pw_uid,
-            group=server.pw_gid,
-            extra_groups=[],
-            cwd="/",
-            capture_output=True,
-            text=True,
-            check=False,
+        attempt = plain_user.User(plain_python, open_dir, server).popen(
+            "-c", f"import psycopg; psycopg.connect({url!r})", stderr=subprocess.PIPE
         )
-    assert "Peer authentication failed" in attempt.stderr
+        _, words = attempt.communicate(timeout=LIMIT_S)
+    assert "Peer authentication failed" in words
 
 
 # -- what an earlier run left ----------------------------------------------------------------------
@@ -391,16 +344,16 @@ def test_an_interrupted_initialization_is_done_again(open_dir: Path) -> None:
 # -- paths and modes -------------------------------------------------------------------------------
 
 
-def test_a_path_too_long_for_a_socket_gets_a_short_one(account_runner: Runner) -> None:
-    deep = account_runner.root / ("d" * 60) / ("e" * 60)
-    parent = account_runner.start(deep)
+def test_a_path_too_long_for_a_socket_gets_a_short_one(user_runner: Runner) -> None:
+    deep = user_runner.root / ("d" * 60) / ("e" * 60)
+    parent = user_runner.start(deep)
     [[socket_dir]] = parent.sql("SHOW unix_socket_directories")
     private = Path(socket_dir.strip('"'))
     assert len(os.fsencode(private / ".s.PGSQL.5432")) <= 107
     assert stat.S_IMODE(private.stat().st_mode) == 0o700
     parent.kill()
 
-    again = account_runner.start(deep)
+    again = user_runner.start(deep)
     assert not private.exists()
     [[socket_dir]] = again.sql("SHOW unix_socket_directories")
     assert again.stop() == 0

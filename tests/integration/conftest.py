@@ -1,0 +1,44 @@
+"""What tests of whole processes share: directories and users that can run the program."""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.support import plain_user
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@pytest.fixture
+def open_dir() -> Iterator[Path]:
+    """Yield a directory that every account may enter; pytest's own are closed."""
+    # Not below TMPDIR, whose path may be too long for sockets or closed to others.
+    with tempfile.TemporaryDirectory(prefix="paceline-test-", dir="/tmp") as path:
+        Path(path).chmod(0o755)
+        yield Path(path)
+
+
+@pytest.fixture(scope="session")
+def plain_python() -> Iterator[Path]:
+    """Yield an interpreter that the plain user can run, with the project in its reach."""
+    with tempfile.TemporaryDirectory(prefix="paceline-test-", dir="/tmp") as path:
+        yield plain_user.install(Path(path))
+
+
+@pytest.fixture(params=["present user", "plain user"])
+def user(request: pytest.FixtureRequest, open_dir: Path) -> plain_user.User:
+    """Return who runs the program: the present user and, where that is root, a plain one too."""
+    if request.param == "present user":
+        return plain_user.User(Path(sys.executable), open_dir, None)
+    if os.geteuid() != 0:
+        pytest.skip("the present user is a plain one")
+    account = plain_user.account()
+    os.chown(open_dir, account.pw_uid, account.pw_gid)
+    return plain_user.User(request.getfixturevalue("plain_python"), open_dir, account)

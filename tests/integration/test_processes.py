@@ -1,0 +1,112 @@
+"""Child processes and what they fork: none outlives its supervisor, and none is left by a crash."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from app.processes import SupervisedChild
+from tests.support.processes import alive, descendants, wait_until_gone
+from tests.support.waiting import LIMIT_S, wait_for
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+# A child that forks one process of its own, and says so, before it does what the test wants.
+FORKING = """
+import os, pathlib, signal, sys, time
+from app.processes import follow_lifeline
+if "ignore" in sys.argv:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+follow_lifeline()
+if os.fork() == 0:
+    time.sleep(600)
+pathlib.Path(sys.argv[1]).write_text("forked")
+if "exit" in sys.argv:
+    os._exit(3)
+time.sleep(600)
+"""
+
+
+def child(tmp_path: Path, *arguments: str) -> SupervisedChild:
+    command = [sys.executable, "-c", FORKING, str(tmp_path / "said"), *arguments]
+    return SupervisedChild("test", command, os.environ)
+
+
+def started(supervised: SupervisedChild, tmp_path: Path) -> set[int]:
+    """Start the child and return its processes, once it has forked."""
+    supervised.tend()
+    wait_for((tmp_path / "said").exists, "fork")
+    return descendants(os.getpid()) - {os.getpid()}
+
+
+def until(look: Callable[[], bool], supervised: SupervisedChild) -> None:
+    def tended() -> bool:
+        supervised.tend()
+        return look()
+
+    wait_for(tended, "turn of the child")
+
+
+def test_a_child_that_dies_takes_along_what_it_forked_and_is_started_again(tmp_path: Path) -> None:
+    supervised = child(tmp_path, "exit")
+    try:
+        first = started(supervised, tmp_path)
+        until(lambda: not alive(first), supervised)
+        (tmp_path / "said").unlink()
+        until((tmp_path / "said").exists, supervised)
+    finally:
+        supervised.wait_or_kill(time.monotonic())
+
+
+def test_a_child_that_does_not_stop_is_killed_with_what_it_forked(tmp_path: Path) -> None:
+    supervised = child(tmp_path, "ignore")
+    running = started(supervised, tmp_path)
+    supervised.ask_to_stop()
+    supervised.wait_or_kill(time.monotonic())
+    wait_until_gone(running)
+
+
+def test_stopping_what_was_never_started_does_nothing(tmp_path: Path) -> None:
+    supervised = child(tmp_path)
+    supervised.ask_to_stop()
+    supervised.wait_or_kill(time.monotonic())
+    assert not (tmp_path / "said").exists()
+
+
+def test_the_end_of_the_lifeline_ends_a_process_and_what_it_forked(tmp_path: Path) -> None:
+    # No parent-death signal here, as on systems that have none.
+    said = tmp_path / "said"
+    with subprocess.Popen(  # noqa: S603 - the test's own
+        [sys.executable, "-c", FORKING, str(said)],
+        stdin=subprocess.PIPE,
+        start_new_session=True,
+    ) as process:
+        wait_for(said.exists, "fork")
+        running = descendants(process.pid)
+        assert len(running) == 2
+        assert process.stdin is not None
+        process.stdin.close()
+        process.wait(LIMIT_S)
+        wait_until_gone(running)
+
+
+def test_a_process_that_only_its_forker_knows_ends_with_the_lifeline_too(tmp_path: Path) -> None:
+    said = tmp_path / "said"
+    with subprocess.Popen(  # noqa: S603 - the test's own
+        [sys.executable, "-c", FORKING, str(said)],
+        stdin=subprocess.PIPE,
+        start_new_session=True,
+    ) as process:
+        wait_for(said.exists, "fork")
+        [orphan] = descendants(process.pid) - {process.pid}
+        process.kill()
+        process.wait(LIMIT_S)
+        assert alive({orphan}) == {orphan}
+        assert process.stdin is not None
+        process.stdin.close()
+        wait_until_gone({orphan})
