@@ -140,7 +140,6 @@ def metadata_document(meta: SessionMeta) -> dict[str, Any]:
     """Return the normalized, JSON-able document of which `parse_metadata` makes `meta` again."""
     sizes = meta.sizes
     document: dict[str, Any] = {
-        **meta.extra,
         "dp": sizes.dp,
         "pp": sizes.pp,
         "tp": sizes.tp,
@@ -153,7 +152,8 @@ def metadata_document(meta: SessionMeta) -> dict[str, Any]:
         "gpus": {str(rank): name for rank, name in sorted(meta.gpus.items())},
         "labels": dict(meta.labels),
     }
-    return {key: value for key, value in document.items() if value not in (None, {})}
+    said = {key: value for key, value in document.items() if value not in (None, {})}
+    return {**meta.extra, **said}
 
 
 def _sizes(document: Mapping[Any, Any]) -> Sizes:

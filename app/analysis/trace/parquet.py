@@ -7,7 +7,6 @@ batches that are checked before the next is read.
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final, NoReturn, TypeVar
@@ -22,18 +21,15 @@ from app.analysis.trace.layout import Layout, choose_layout
 from app.analysis.trace.limits import Limits
 from app.analysis.trace.model import SessionMeta, Trace
 from app.analysis.trace.opnames import OpNames
+from app.analysis.trace.parquet_footer import read_footer
 from app.analysis.trace.parquet_pages import check_pages
 from app.errors import BodyTooLargeError
 
-MAGIC: Final = b"PAR1"
 # Small enough that a batch of all columns stays in a core's cache.
 BATCH_ROWS: Final = 1 << 17
 
 T = TypeVar("T")
 
-# Length of the footer, and the magic number again.
-_TAIL: Final = struct.Struct("<I4s")
-_SHORTEST: Final = len(MAGIC) + _TAIL.size
 # What Arrow's readers raise on bytes that are not what they claim; see tests/fuzz.
 _UNREADABLE: Final = (pa.ArrowException, OSError, ValueError, KeyError, IndexError, OverflowError)
 
@@ -41,20 +37,19 @@ _UNREADABLE: Final = (pa.ArrowException, OSError, ValueError, KeyError, IndexErr
 def decode_parquet(body: Path | bytes, meta: SessionMeta, limits: Limits) -> tuple[Trace, Layout]:
     """Decode and check a Parquet body; see `decode` for what it raises."""
     with _open(body) as source:
-        _check_tail(source, limits)
-        footer, schema = _read(lambda: _footer(source, limits))
+        footer = read_footer(source, limits)
+        schema = _read(lambda: _schema(source))
         layout = choose_layout(schema.names)
         check_types(schema, layout)
         wanted = [name for name in layout.columns.values() if name in schema.names]
-        rows = footer.num_rows
-        if rows > limits.max_rows:
-            message = f"the body claims {rows} rows, the limit is {limits.max_rows}"
+        if footer.rows > limits.max_rows:
+            message = f"the body claims {footer.rows} rows, the limit is {limits.max_rows}"
             raise BodyTooLargeError(message, code="body.too_many_rows")
         check_pages(source, footer, wanted, limits)
         places = Places(layout.columns)
-        assembler = Assembler(meta, layout, places, limits, rows)
+        assembler = Assembler(meta, layout, places, limits, footer.rows)
         names = OpNames(places)
-        for batch in _batches(source, footer, layout, wanted):
+        for batch in _batches(source, layout, wanted):
             columns, op = batch_columns(batch, layout, places, assembler.rows)
             assembler.add(columns, names.codes(op, assembler.rows))
         return assembler.finish(names.names), layout
@@ -64,37 +59,14 @@ def _open(body: Path | bytes) -> pa.NativeFile:
     return pa.OSFile(str(body), "r") if isinstance(body, Path) else pa.BufferReader(body)
 
 
-def _check_tail(source: pa.NativeFile, limits: Limits) -> None:
-    size = source.size()
-    if size < _SHORTEST:
-        refuse_body("truncated", "the Parquet body ends before its footer")
-    source.seek(size - _TAIL.size)
-    footer, magic = _TAIL.unpack(source.read(_TAIL.size))
-    if magic != MAGIC:
-        refuse_body("truncated", "the Parquet body ends before its footer")
-    if footer > size - _SHORTEST:
-        refuse_body("corrupt", "the Parquet footer is longer than the body")
-    if footer > limits.max_header_bytes:
-        message = f"the Parquet footer is over {limits.max_header_bytes} bytes"
-        raise BodyTooLargeError(message, code="body.header_too_large")
+def _schema(source: pa.NativeFile) -> pa.Schema:
+    return pq.ParquetFile(source).schema_arrow
 
 
-def _footer(source: pa.NativeFile, limits: Limits) -> tuple[pq.FileMetaData, pa.Schema]:
-    file = pq.ParquetFile(
-        source,
-        thrift_string_size_limit=limits.max_header_bytes,
-        thrift_container_size_limit=limits.max_header_bytes,
-    )
-    return file.metadata, file.schema_arrow
-
-
-def _batches(
-    source: pa.NativeFile, footer: pq.FileMetaData, layout: Layout, wanted: list[str]
-) -> Iterator[pa.RecordBatch]:
+def _batches(source: pa.NativeFile, layout: Layout, wanted: list[str]) -> Iterator[pa.RecordBatch]:
     file = _read(
         lambda: pq.ParquetFile(
             source,
-            metadata=footer,
             read_dictionary=[layout.columns["op"]],
             page_checksum_verification=True,
         )

@@ -7,16 +7,16 @@ compared with the number of values that it says to hold.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, Final
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from app.analysis.trace.faults import refuse, refuse_body
 from app.analysis.trace.limits import MAX_OP_NAME_CHARS, MIB, Limits
 from app.analysis.trace.opnames import MAX_DICTIONARY
-from app.analysis.trace.thrift import ThriftError, read_struct
+from app.analysis.trace.parquet_footer import Chunk, Footer
+from app.analysis.trace.thrift import Budget, ThriftError, read_struct
 from app.errors import BodyTooLargeError, Fault
 
 MAX_PAGE_BYTES: Final = 256 * MIB
@@ -48,14 +48,14 @@ _HEADER_READS: Final = (512, 64 * 1024, MIB)
 
 
 def check_pages(
-    source: pa.NativeFile, footer: pq.FileMetaData, wanted: list[str], limits: Limits
+    source: pa.NativeFile, footer: Footer, wanted: Collection[str], limits: Limits
 ) -> None:
     """Refuse a body whose pages claim more than their values can need.
 
     Parameters
     ----------
-    wanted : list of str
-        Columns that will be read; flat ones.
+    wanted : collection of str
+        Columns that will be read.
 
     Raises
     ------
@@ -64,60 +64,41 @@ def check_pages(
     BodyTooLargeError
         `body.too_large`.
     """
-    total = rows = 0
-    for group_index in range(footer.num_row_groups):
-        group = footer.row_group(group_index)
-        if group.num_rows < 0:
-            refuse_body("corrupt", "a row group claims a negative number of rows")
-        rows += group.num_rows
-        for index in range(group.num_columns):
-            chunk = group.column(index)
-            if chunk.path_in_schema not in wanted:
-                continue
-            if chunk.num_values != group.num_rows:
-                refuse_body("corrupt", "the columns of a row group have different lengths")
+    total = 0
+    for chunk in footer.chunks:
+        if chunk.name in wanted:
             total += _check_chunk(source, chunk)
             if total > limits.max_decompressed_bytes:
                 message = f"the body decompresses to over {limits.max_decompressed_bytes} bytes"
                 raise BodyTooLargeError(message)
-    if rows != footer.num_rows:
-        refuse_body("corrupt", "the row groups have another number of rows than the footer says")
 
 
-def _check_chunk(source: pa.NativeFile, chunk: pq.ColumnChunkMetaData) -> int:
+def _check_chunk(source: pa.NativeFile, chunk: Chunk) -> int:
     """Walk the pages of one column; return the bytes that it will take."""
-    name, values = chunk.path_in_schema, chunk.num_values
-    is_name = chunk.physical_type == "BYTE_ARRAY"
-    width = _NAME_BYTES if is_name else _NUMBER_BYTES
-    position = chunk.data_page_offset
-    dictionary = chunk.dictionary_page_offset
-    if chunk.has_dictionary_page and dictionary is not None and 0 < dictionary < position:
-        position = dictionary
-    end = position + chunk.total_compressed_size
-    if position < 0 or end > source.size():
-        refuse_body("corrupt", f"the column {name} lies outside of the body")
+    name, position = chunk.name, chunk.start
+    width = _NAME_BYTES if chunk.is_text else _NUMBER_BYTES
     total = seen = 0
-    while seen < values and position < end:
+    while seen < chunk.rows:
         try:
             header, length = _header(source, position)
             kind, size, compressed, count, encoding = _facts(header)
-        except (ThriftError, KeyError, TypeError) as error:
+        except (ThriftError, IndexError, KeyError, TypeError, AttributeError) as error:
             refuse_body("corrupt", f"a page header of the column {name} is damaged: {error!r}")
-        most = max(values, MAX_DICTIONARY) if kind == _DICTIONARY_PAGE else values - seen
-        if size < 0 or compressed < 0 or not 0 <= count <= most:
+        position += length + compressed
+        most = max(chunk.rows, MAX_DICTIONARY) if kind == _DICTIONARY_PAGE else chunk.rows - seen
+        if size < 0 or compressed < 0 or not 0 <= count <= most or position > chunk.end:
             refuse_body("corrupt", f"a page header of the column {name} contradicts the footer")
         if size > min(_SLACK_BYTES + width * count, MAX_PAGE_BYTES):
             message = f"a page of the column {name} claims {size} bytes for {count} values"
             refuse([Fault("decompression_bomb", message, column=name)])
         if kind != _DICTIONARY_PAGE:
             seen += count
-            if is_name and encoding not in _NAME_ENCODINGS:
+            if chunk.is_text and encoding not in _NAME_ENCODINGS:
                 message = f"the column {name} must be encoded plainly or by dictionary"
                 refuse([Fault("unsupported_encoding", message, column=name)])
         total += size
-        position += length + compressed
     # Runs of equal values are short as pages and long as columns.
-    return max(total, values * _DECODED_BYTES)
+    return max(total, chunk.rows * _DECODED_BYTES)
 
 
 def _facts(header: Mapping[int, Any]) -> tuple[int, int, int, int, int]:
@@ -135,7 +116,7 @@ def _header(source: pa.NativeFile, position: int) -> tuple[dict[int, Any], int]:
     for size in _HEADER_READS:
         source.seek(position)
         try:
-            return read_struct(source.read(size))
+            return read_struct(source.read(size), 0, Budget())
         except IndexError:
             continue
     raise ThriftError("it does not end")

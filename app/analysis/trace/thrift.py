@@ -1,7 +1,8 @@
-"""As much of Thrift's compact protocol as Parquet's page headers need."""
+"""As much of Thrift's compact protocol as Parquet's footers and page headers need."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, Final
 
 _STOP: Final = 0
@@ -17,24 +18,33 @@ _STRUCT: Final = 12
 _LONG_LIST: Final = 15
 _CONTINUES: Final = 0x80
 _VARINT_BYTES: Final = 10
-# Parquet's page headers need three.
-_MAX_DEPTH: Final = 8
+# Parquet's footers need nine.
+_MAX_DEPTH: Final = 16
 
 
 class ThriftError(Exception):
     """The bytes are not a struct of the compact protocol."""
 
 
-def read_struct(data: bytes, position: int = 0, depth: int = 0) -> tuple[dict[int, Any], int]:
-    """Return the integers, booleans and structs of a struct by field id, and where it ends.
+@dataclass(slots=True)
+class Budget:
+    """Items of lists that may still be read: an item takes a byte there, and far more here."""
 
-    Strings, lists and floating-point numbers are passed over. A body has thousands of page
-    headers, so this is one loop with the short cases in line.
+    items: int = 1 << 19
+
+
+def read_struct(
+    data: bytes, position: int, budget: Budget, depth: int = 0
+) -> tuple[dict[int, Any], int]:
+    """Return a struct's values by field id, and where it ends.
+
+    Strings are bytes; floating-point numbers and single bytes are passed over. A body has
+    thousands of page headers, so this is one loop with the short cases in line.
 
     Raises
     ------
     ThriftError
-        The bytes are malformed.
+        The bytes are malformed, or hold more than the budget.
     IndexError
         The bytes end before the struct does.
     """
@@ -57,14 +67,13 @@ def read_struct(data: bytes, position: int = 0, depth: int = 0) -> tuple[dict[in
             else:
                 fields[field], position = _zigzag(data, position)
         elif kind == _BINARY:
-            length, position = _varint(data, position)
-            position += length
+            fields[field], position = _binary(data, position)
         elif kind == _STRUCT:
-            fields[field], position = read_struct(data, position, depth + 1)
+            fields[field], position = read_struct(data, position, budget, depth + 1)
         elif kind in (_TRUE, _FALSE):
-            fields[field] = int(kind == _TRUE)
+            fields[field] = kind == _TRUE
         else:
-            position = _skip(data, position, kind, depth)
+            fields[field], position = _other(data, position, kind, budget, depth)
     return fields, position + 1
 
 
@@ -83,34 +92,46 @@ def _zigzag(data: bytes, position: int) -> tuple[int, int]:
     return (value >> 1) ^ -(value & 1), position
 
 
-def _skip(data: bytes, position: int, kind: int, depth: int) -> int:
-    """Return where a value ends that is of no use here."""
+def _binary(data: bytes, position: int) -> tuple[bytes, int]:
+    length, position = _varint(data, position)
+    end = position + length
+    if end > len(data):
+        raise IndexError("a string goes on behind the bytes")
+    return data[position:end], end
+
+
+def _other(
+    data: bytes, position: int, kind: int, budget: Budget, depth: int
+) -> tuple[list[Any] | None, int]:
+    """Return a value of a rarer kind, and where it ends."""
     if kind == _BYTE:
-        return position + 1
+        return None, position + 1
     if kind == _DOUBLE:
-        return position + 8
+        return None, position + 8
     if kind not in _LISTS or depth >= _MAX_DEPTH:
         raise ThriftError(f"an unexpected type {kind}")
     head = data[position]
     count, position = head >> 4, position + 1
     if count == _LONG_LIST:
         count, position = _varint(data, position)
-    if count > len(data):
-        raise ThriftError("a list is longer than its bytes")
+    budget.items -= count
+    if budget.items < 0:
+        raise ThriftError("the lists are too long")
+    items = []
     for _ in range(count):
-        position = _skip_item(data, position, head & 0x0F, depth + 1)
-    return position
+        item, position = _item(data, position, head & 0x0F, budget, depth + 1)
+        items.append(item)
+    return items, position
 
 
-def _skip_item(data: bytes, position: int, kind: int, depth: int) -> int:
-    """Return where an item of a list ends."""
+def _item(data: bytes, position: int, kind: int, budget: Budget, depth: int) -> tuple[object, int]:
+    """Return an item of a list, and where it ends."""
     if kind in _INTEGERS:
-        return _varint(data, position)[1]
+        return _zigzag(data, position)
     if kind == _BINARY:
-        length, position = _varint(data, position)
-        return position + length
+        return _binary(data, position)
     if kind == _STRUCT:
-        return read_struct(data, position, depth)[1]
+        return read_struct(data, position, budget, depth)
     if kind in (_TRUE, _FALSE):
-        return position + 1
-    return _skip(data, position, kind, depth)
+        return data[position] == _TRUE, position + 1
+    return _other(data, position, kind, budget, depth)

@@ -112,7 +112,7 @@ def native_table(made: Iterable[Mapping[str, Any]] | None = None) -> pa.Table:
     return pa.Table.from_pylist([dict(row) for row in (rows() if made is None else made)])
 
 
-def parquet(table: pa.Table, **options: Any) -> bytes:
+def parquet(table: pa.Table, **options: Any) -> bytes:  # noqa: ANN401 - of `write_table`
     """Return a table as Parquet bytes."""
     written = io.BytesIO()
     pq.write_table(table, written, **options)

@@ -1,12 +1,15 @@
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from app.analysis.trace.metadata import load_metadata, metadata_document, parse_metadata
 from app.analysis.trace.model import SessionMeta, Sizes
 from app.errors import InvalidMetadataError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 PUBLISHED = """\
 trial_name: AR
@@ -21,11 +24,11 @@ world_size: 64
 
 
 def refused(document: dict[Any, Any] | str) -> InvalidMetadataError:
+    read: Callable[[Any], SessionMeta] = (
+        load_metadata if isinstance(document, str) else parse_metadata
+    )
     with pytest.raises(InvalidMetadataError) as caught:
-        if isinstance(document, str):
-            load_metadata(document)
-        else:
-            parse_metadata(document)
+        read(document)
     assert caught.value.stable_code.startswith("metadata.")
     return caught.value
 

@@ -13,7 +13,7 @@ from tests.unit.analysis.trace import bodies
 from tests.unit.analysis.trace.bodies import LIMITS, META
 
 
-def operation(op: str, start: int, **changes: Any) -> dict[str, Any]:
+def operation(op: str, start: int, **changes: object) -> dict[str, Any]:
     base = {"rank": 0, "dp": 0, "pp": 0, "step": 1, "mb": -1, "mc": -1, "dur_ns": 5}
     return {**base, "op": op, "start_ns": start, **changes}
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from app.analysis.trace.decode import decode
@@ -50,7 +48,7 @@ def refused(body: bytes, meta: SessionMeta = META) -> InvalidTraceError:
         ("mb_id", None, "null"),
     ],
 )
-def test_a_bad_value_in_published_columns_is_found(name: str, value: Any, code: str) -> None:
+def test_a_bad_value_in_published_columns_is_found(name: str, value: object, code: str) -> None:
     values = bodies.published_columns()[name]
     values[ROW] = value
     error = refused(bodies.parquet(bodies.published_table(**{name: values})))
@@ -83,7 +81,7 @@ def test_a_bad_value_in_published_columns_is_found(name: str, value: Any, code: 
 @pytest.mark.parametrize("text", [True, False], ids=["ndjson", "parquet"])
 def test_a_bad_value_in_our_columns_is_found(
     name: str,
-    value: Any,
+    value: object,
     code: str,
     text: bool,  # noqa: FBT001 - a parameter of the test
 ) -> None:
