@@ -32,9 +32,10 @@ SCHEMA: Final = "paceline.report/1"
 # A replay further than this from the recording says nothing about the recording (paper, section 6).
 DISCREPANCY_LIMIT: Final = 0.05
 # Fewer steps say little about the job: medians and the bootstrap need a population.
-MIN_STEPS: Final = 10
+MIN_STEPS: Final = 5
 # Points of the forward-backward scatter that travel with the report.
 SAMPLE_POINTS: Final = 700
+PIECE_ROWS: Final = 1 << 17
 # Workers whose slowdown gets an interval.
 WORST_WORKERS: Final = 10
 SECONDS_AN_HOUR: Final = 3600
@@ -190,7 +191,7 @@ def _document(trace: Trace, replayed: Replayed, metrics: Metrics) -> dict[str, A
 
 def _coverage(trace: Trace, replayed: Replayed, metrics: Metrics) -> dict[str, Any]:
     present = set(present_types(replayed))
-    counts = np.bincount(trace.op, minlength=len(trace.op_names)).tolist()
+    counts = _count_by_type(trace)
     known = len(REPLAYED_OP_TYPES)
     return {
         "ranks_expected": trace.meta.sizes.workers,
@@ -206,6 +207,14 @@ def _coverage(trace: Trace, replayed: Replayed, metrics: Metrics) -> dict[str, A
         "clamped_transfers": replayed.clamped,
         "clamped_launch_delays": metrics.clamped_delays,
     }
+
+
+def _count_by_type(trace: Trace) -> list[int]:
+    """Count operations of each type, in pieces: `bincount` widens all that it is given."""
+    counts = np.zeros(len(trace.op_names), dtype=np.int64)
+    for first in range(0, len(trace), PIECE_ROWS):
+        counts += np.bincount(trace.op[first : first + PIECE_ROWS], minlength=len(counts))
+    return counts.tolist()
 
 
 def _merged_launch(shares: dict[str, float]) -> dict[str, float]:

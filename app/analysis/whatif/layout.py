@@ -126,7 +126,9 @@ def lay_out(trace: Trace) -> LaidOut:
         op_names=trace.op_names,
         nodes=_name_nodes(trace, int(dense.steps[0]), ranks[0], dense.shape),
         steps=dense.steps,
-        start_ns=(dense.start_ns - begin[None, :, None]).astype(np.float64),
+        start_ns=np.subtract(
+            dense.start_ns, begin[None, :, None], out=np.empty(dense.start_ns.shape)
+        ),
         duration_ns=dense.duration_ns,
         ranks=ranks,
     )

@@ -217,9 +217,12 @@ def _launch_shares(
     clamped = 0
 
     def delayed(group: Group) -> FloatArray:
-        nonlocal clamped
-        delays, faulty = launch_delays(group)
-        clamped += faulty
+        def delays(steps: slice) -> FloatArray:
+            nonlocal clamped
+            values, faulty = launch_delays(group, steps)
+            clamped += faulty
+            return values
+
         return group.simulator.delayed_step_times(types, delays).T * NS
 
     times = replayed.over_steps(delayed)

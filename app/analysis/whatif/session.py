@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 
@@ -13,6 +14,8 @@ from app.analysis.whatif.graph import Graph, build_graph
 from app.analysis.whatif.layout import DroppedStep, FloatArray, IntArray, Layout, lay_out
 from app.analysis.whatif.replay import prepare
 from app.analysis.whatif.variants import Simulator
+
+ALL_STEPS: Final = slice(None)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -106,7 +109,7 @@ def prepare_replay(trace: Trace) -> Replayed:
     return Replayed(tuple(groups), laid_out.dropped, sum(clamped for _, clamped in own))
 
 
-def launch_delays(group: Group) -> tuple[FloatArray, int]:
+def launch_delays(group: Group, steps: slice = ALL_STEPS) -> tuple[FloatArray, int]:
     """Return how late each operation was launched after all that it depends on.
 
     Returns
@@ -116,15 +119,15 @@ def launch_delays(group: Group) -> tuple[FloatArray, int]:
     clamped : int
         Delays at fault (-10 ms or less) that count as 0.
     """
-    layout = group.layout
-    delays = layout.start_ns.copy()
+    start = group.layout.start_ns[:, steps]
+    duration = group.layout.duration_ns[:, steps]
+    delays = start.copy()
     for unit in group.graph.units:
         for node, after in zip(unit.members, unit.after, strict=True):
             if after:
-                latest = layout.start_ns[after[0]] + layout.duration_ns[after[0]]
+                latest = start[after[0]] + duration[after[0]]
                 for other in after[1:]:
-                    end = layout.start_ns[other] + layout.duration_ns[other]
-                    np.maximum(latest, end, out=latest)
+                    np.maximum(latest, start[other] + duration[other], out=latest)
                 delays[node] -= latest
     faulty = delays <= FAULT_NS
     clamped = int(faulty.sum())

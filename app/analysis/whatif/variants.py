@@ -220,8 +220,16 @@ class Simulator:
                 times[first : first + size, steps] = end.max(axis=0)
         return np.moveaxis(times[:-1], 0, -1), times[-1]
 
-    def delayed_step_times(self, types: Sequence[str], delay_ns: FloatArray) -> FloatArray:
+    def delayed_step_times(
+        self, types: Sequence[str], delays_ns: Callable[[slice], FloatArray]
+    ) -> FloatArray:
         """Replay recorded durations with the launch delays of one op type at a time.
+
+        Parameters
+        ----------
+        types : sequence of str
+        delays_ns : callable
+            Returns the launch delays of some steps, shape (nodes, steps, dp).
 
         Returns
         -------
@@ -233,7 +241,7 @@ class Simulator:
         rows = row_of[self.layout.nodes.op].tolist()
         recorded = self.durations.recorded_ns
         return self._blocked(
-            lambda steps: DelayedVariants(recorded[:, steps], delay_ns[:, steps], rows, len(codes)),
+            lambda steps: DelayedVariants(recorded[:, steps], delays_ns(steps), rows, len(codes)),
             len(codes),
         )
 

@@ -9,11 +9,11 @@ import pytest
 from app.analysis.report import MIN_STEPS, analyze
 from app.analysis.synthesis.injections import (
     SequenceLengths,
-    SlowDataLoading,
     SlowWorker,
     StageImbalance,
 )
 from app.analysis.synthesis.job import CostModel
+from app.analysis.synthesis.transfer_injections import SlowDataLoading
 from app.errors import UnanalyzableError
 from tests.factories import joined, select, session
 
@@ -98,7 +98,7 @@ def test_too_few_steps_give_no_verdict() -> None:
     with pytest.raises(UnanalyzableError) as caught:
         analyze(session(steps=MIN_STEPS - 1).trace)
     assert caught.value.stable_code == "trace.too_few_steps"
-    assert caught.value.message == "9 complete steps, at least 10 are needed"
+    assert caught.value.message == "4 complete steps, at least 5 are needed"
 
 
 def test_dropped_steps_are_reported_by_name() -> None:
@@ -165,6 +165,8 @@ def test_nothing_is_attributed_where_nothing_is_lost() -> None:
         member_jitter_ns=0,
         launch_overhead_ns=0,
         data_loading_ns=0,
+        host_stall_probability=0,
+        contention=0,
     )
     report = analyze(session(costs=quiet).trace).document
     assert report["slowdown"] == pytest.approx(1, abs=1e-6)
