@@ -44,7 +44,15 @@ def healthy_work(job: JobModel, program: Program, seed: int) -> Work:
     ).reshape(len(program), job.steps, job.sizes.dp)
     _vary_computation(job, program, duration, stream(seed, "computation"))
     _vary_transfers(job, program, duration, stream(seed, "transfers"))
-    return Work(program, duration, _launch_delays(job, program, stream(seed, "launches")))
+    delay = _launch_delays(job, program, stream(seed, "launches"))
+    delay += _host_stalls(job, program, stream(seed, "host stalls"))
+    return Work(
+        program=program,
+        duration_ns=duration,
+        delay_ns=delay,
+        late_ns=np.zeros_like(duration),
+        late_rank=np.zeros(duration.shape, np.int16),
+    )
 
 
 def _nominal_ns(job: JobModel, program: Program) -> NDArray[np.float64]:
@@ -114,6 +122,16 @@ def _launch_delays(
     # The stages of a DP rank read the same batch at the same time.
     delay[list(program.first)] += rng.exponential(job.costs.data_loading_ns, (steps, dp))
     return delay
+
+
+def _host_stalls(job: JobModel, program: Program, rng: np.random.Generator) -> NDArray[np.float64]:
+    shape = (len(program), job.steps, job.sizes.dp)
+    hit = rng.random(shape) < job.costs.host_stall_probability
+    hit &= program.of_types(FORWARD_COMPUTE, BACKWARD_COMPUTE)[:, None, None]
+    stalls: NDArray[np.float64] = np.where(
+        hit, rng.exponential(job.costs.host_stall_ns, shape), 0.0
+    )
+    return stalls
 
 
 def _lognormal(

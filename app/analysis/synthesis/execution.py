@@ -12,6 +12,17 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from app.analysis.trace.model import (
+    BACKWARD_COMPUTE,
+    BACKWARD_RECV,
+    BACKWARD_SEND,
+    FORWARD_COMPUTE,
+    FORWARD_RECV,
+    FORWARD_SEND,
+    GRADS_REDUCE_SCATTER,
+    PARAMS_ALL_GATHER,
+)
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -20,21 +31,45 @@ if TYPE_CHECKING:
     from app.analysis.synthesis.program import Group, Program
 
 
+# Transfers that run beside computations.
+_TRANSFERRING = (
+    *(FORWARD_SEND, FORWARD_RECV, BACKWARD_SEND, BACKWARD_RECV),
+    *(PARAMS_ALL_GATHER, GRADS_REDUCE_SCATTER),
+)
+
+
 class ScheduleDeadlockError(ValueError):
     """Operations wait for each other: the schedule cannot be executed."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class Work:
     """What the operations of a program take, in ns; arrays of shape (operations, steps, dp).
 
-    `duration_ns` is computation or transfer without waiting; `delay_ns` the time from the moment an
-    operation may run to its launch. Injections change both in place before the execution.
+    Injections change the arrays in place before the execution.
+
+    Parameters
+    ----------
+    program : Program
+    duration_ns : float64 array
+        Computation or transfer without waiting.
+    delay_ns : float64 array
+        Time from the moment an operation may run to its launch.
+    late_ns : float64 array
+        Part of a computation that one tensor-parallel rank keeps the others waiting.
+    late_rank : int16 array
+        Which tensor-parallel rank that is.
+    lengths : int64 array or None
+        Sequence lengths of each microbatch, shape (microbatches, steps, dp, sequences), 0 where
+        there are no more; None where they do not vary.
     """
 
     program: Program
     duration_ns: NDArray[np.float64]
     delay_ns: NDArray[np.float64]
+    late_ns: NDArray[np.float64]
+    late_rank: NDArray[np.int16]
+    lengths: NDArray[np.int64] | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -51,24 +86,56 @@ class Execution:
         return ends - starts
 
 
-def execute(work: Work) -> Execution:
+def execute(work: Work, contention: float = 0.0) -> Execution:
     """Execute the program and return when everything was launched and ended.
+
+    Parameters
+    ----------
+    work : Work
+    contention : float
+        Share by which a computation takes longer for the time in which its worker also transfers.
+        The overlap is that of an execution without contention.
 
     Raises
     ------
     ScheduleDeadlockError
         Some operations can never be launched.
     """
-    return _Run(work).to_end()
+    if not contention:
+        return _Run(work, work.duration_ns).to_end()
+    undisturbed = _Run(work, work.duration_ns).to_end()
+    overlap = _overlap_ns(work.program, undisturbed)
+    return _Run(work, work.duration_ns + contention * overlap).to_end()
+
+
+def _overlap_ns(program: Program, execution: Execution) -> NDArray[np.int64]:
+    """Return how long each computation shares its worker with transfers."""
+    start, end = execution.start_ns, execution.end_ns
+    begin = start.copy()
+    for group in program.groups:
+        members = list(group.members)
+        begin[members] = start[members].max(axis=0)
+        if group.across_dp:
+            begin[members] = begin[members].max(axis=2, keepdims=True)
+    overlap = np.zeros_like(start)
+    transfers = program.of_types(*_TRANSFERRING)
+    computes = program.of_types(FORWARD_COMPUTE, BACKWARD_COMPUTE)
+    for stage in np.unique(program.stage):
+        computing = np.flatnonzero(computes & (program.stage == stage))
+        for transfer in np.flatnonzero(transfers & (program.stage == stage)):
+            shared = np.minimum(end[computing], end[transfer])
+            shared -= np.maximum(start[computing], begin[transfer])
+            overlap[computing] += np.maximum(shared, 0)
+    return overlap
 
 
 class _Run:
     """One execution under way."""
 
-    def __init__(self, work: Work) -> None:
+    def __init__(self, work: Work, duration_ns: NDArray[np.float64]) -> None:
         program = work.program
         self.program = program
-        self.duration = np.rint(work.duration_ns).astype(np.int64)
+        self.duration = np.rint(duration_ns).astype(np.int64)
         self.delay = np.rint(work.delay_ns).astype(np.int64)
         # Until an operation is launched, the latest end so far of what it waits for.
         self.start = np.zeros_like(self.duration)

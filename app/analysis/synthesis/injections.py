@@ -1,20 +1,14 @@
-"""What can go wrong with a synthetic job: each injection changes the work before it is executed."""
+"""Injections that make computations take longer."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Protocol
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from app.analysis.synthesis.costs import PIPELINE_TRANSFERS
-from app.analysis.trace.model import (
-    BACKWARD_COMPUTE,
-    FORWARD_COMPUTE,
-    GRADS_REDUCE_SCATTER,
-    PARAMS_ALL_GATHER,
-    SEPARATE_ALL_REDUCE,
-)
+from app.analysis.synthesis.injection import Injection, Spells, Worker, checked
+from app.analysis.trace.model import BACKWARD_COMPUTE, FORWARD_COMPUTE
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -22,27 +16,10 @@ if TYPE_CHECKING:
     from app.analysis.synthesis.execution import Work
     from app.analysis.synthesis.job import JobModel
 
-Worker = tuple[int, int]
-
-
-class Injection(Protocol):
-    """A cause of straggling with its dials."""
-
-    cause: ClassVar[str]
-
-    def apply(self, work: Work, job: JobModel, rng: np.random.Generator) -> None:
-        """Change durations and launch delays of `work` in place."""
-
-    def workers(self, job: JobModel) -> tuple[Worker, ...]:
-        """Return the (dp, pp) cells at fault; empty where the fault has no fixed worker."""
-
-    def stage(self, job: JobModel) -> int | None:
-        """Return the pipeline stage at fault, if it is one."""
-
 
 @dataclass(frozen=True, slots=True)
-class SlowWorker:
-    """One worker computes slower than its peers, all the time.
+class SlowWorker(Injection):
+    """One worker computes slower than its peers.
 
     Parameters
     ----------
@@ -50,47 +27,51 @@ class SlowWorker:
         (dp, pp).
     factor : float
         How many times as long its forwards and backwards take.
+    spells : Spells
+        When it does.
     """
 
     worker: Worker
     factor: float
+    spells: Spells = field(default_factory=Spells)
     cause: ClassVar[str] = "slow_worker"
 
-    def apply(self, work: Work, job: JobModel, rng: np.random.Generator) -> None:  # noqa: ARG002 - nothing is random
+    def apply(self, work: Work, job: JobModel, rng: np.random.Generator) -> None:
         """Lengthen the worker's forwards and backwards."""
-        dp, pp = _checked(self.worker, job)
+        dp, pp = checked(self.worker, job)
         program = work.program
         mask = program.of_types(FORWARD_COMPUTE, BACKWARD_COMPUTE) & (program.stage == pp)
-        work.duration_ns[mask, :, dp] *= self.factor
+        work.duration_ns[mask, :, dp] *= np.where(
+            self.spells.active(job.steps, rng), self.factor, 1.0
+        )
 
     def workers(self, job: JobModel) -> tuple[Worker, ...]:
         """Return the one worker."""
-        return (_checked(self.worker, job),)
-
-    def stage(self, job: JobModel) -> int | None:  # noqa: ARG002 - same for every job
-        """Return None: the fault is in a worker."""
-        return None
+        return (checked(self.worker, job),)
 
 
 @dataclass(frozen=True, slots=True)
-class StageImbalance:
-    """The last stage has more to compute than the others, as with a loss layer nobody counted.
+class StageImbalance(Injection):
+    """One stage has more to compute than the others, as with a loss layer nobody counted.
 
     Parameters
     ----------
     forward_factor, backward_factor : float
         How many times as long its passes take; the defaults were measured on a job with as many
         layers on the last stage as on the others.
+    at : int
+        The stage; negative counts from the last one.
     """
 
     forward_factor: float = 2.07
     backward_factor: float = 1.41
+    at: int = -1
     cause: ClassVar[str] = "stage_imbalance"
 
     def apply(self, work: Work, job: JobModel, rng: np.random.Generator) -> None:  # noqa: ARG002 - nothing is random
-        """Lengthen the last model chunk's forwards and backwards."""
+        """Lengthen the forwards and backwards of the stage's last model chunk."""
         program, vpp = work.program, job.sizes.vpp
-        place = (program.stage == job.sizes.pp - 1) & (program.chunk == vpp - 1)
+        place = (program.stage == self.stage(job)) & (program.chunk == vpp - 1)
         for name, factor in (
             (FORWARD_COMPUTE, self.forward_factor),
             (BACKWARD_COMPUTE, self.backward_factor),
@@ -98,17 +79,13 @@ class StageImbalance:
             # The factor is of the whole stage, and only its last chunk carries the surplus.
             work.duration_ns[program.of_types(name) & place] *= 1 + (factor - 1) * vpp
 
-    def workers(self, job: JobModel) -> tuple[Worker, ...]:  # noqa: ARG002 - same for every job
-        """Return nothing: no worker is at fault."""
-        return ()
-
-    def stage(self, job: JobModel) -> int | None:
-        """Return the last stage."""
-        return job.sizes.pp - 1
+    def stage(self, job: JobModel) -> int:
+        """Return the heavy stage."""
+        return self.at % job.sizes.pp
 
 
 @dataclass(frozen=True, slots=True)
-class SequenceLengths:
+class SequenceLengths(Injection):
     """Microbatches are packed from sequences of very different lengths.
 
     Lengths are log-normal; sequences fill a microbatch up to `max_length`, the last one cut to fit.
@@ -137,14 +114,18 @@ class SequenceLengths:
 
     def apply(self, work: Work, job: JobModel, rng: np.random.Generator) -> None:
         """Scale both passes of each microbatch on every stage of its DP rank."""
-        shape = (job.microbatches, job.steps, job.sizes.dp)
-        lengths = self.draw(int(np.prod(shape)), rng) / self.max_length
+        program = work.program
+        passes = program.of_types(FORWARD_COMPUTE, BACKWARD_COMPUTE)
+        microbatches = int(program.microbatch.max()) + 1
+        shape = (microbatches, job.steps, job.sizes.dp)
+        drawn = self.draw(int(np.prod(shape)), rng)
+        if work.lengths is None:
+            work.lengths = drawn.reshape(*shape, -1)
+        lengths = drawn / self.max_length
         time = self.fixed + self.linear * lengths.sum(axis=1)
         time += self.quadratic * np.square(lengths).sum(axis=1)
         factors = (time / time.mean()).reshape(shape)
-        program = work.program
-        mask = program.of_types(FORWARD_COMPUTE, BACKWARD_COMPUTE)
-        work.duration_ns[mask] *= factors[program.microbatch[mask]]
+        work.duration_ns[passes] *= factors[program.microbatch[passes]]
 
     def draw(self, microbatches: int, rng: np.random.Generator) -> NDArray[np.int64]:
         """Return sequence lengths, shape (microbatches, sequences), 0 where there are no more."""
@@ -157,17 +138,9 @@ class SequenceLengths:
             room = room - taken
         return np.stack(columns, axis=1)
 
-    def workers(self, job: JobModel) -> tuple[Worker, ...]:  # noqa: ARG002 - same for every job
-        """Return nothing: the fault moves with the data."""
-        return ()
-
-    def stage(self, job: JobModel) -> int | None:  # noqa: ARG002 - same for every job
-        """Return None: every stage sees the same sequences."""
-        return None
-
 
 @dataclass(frozen=True, slots=True)
-class GarbageCollection:
+class GarbageCollection(Injection):
     """The interpreter stops now and then, on ranks and in steps at random.
 
     Only forwards suffer: backwards are launched by native code.
@@ -196,88 +169,95 @@ class GarbageCollection:
         pause = self.pause_ns * (1 + self.growth * age) * rng.lognormal(-0.02, 0.2, shape)
         work.duration_ns[mask] += np.where(hit, pause, 0.0)
 
-    def workers(self, job: JobModel) -> tuple[Worker, ...]:  # noqa: ARG002 - same for every job
-        """Return nothing: every worker stalls at times."""
-        return ()
-
-    def stage(self, job: JobModel) -> int | None:  # noqa: ARG002 - same for every job
-        """Return None: every stage stalls at times."""
-        return None
-
 
 @dataclass(frozen=True, slots=True)
-class SlowLink:
-    """One worker's network link is slow: all transfers that it takes part in are.
+class TensorParallelStraggler(Injection):
+    """One tensor-parallel rank computes slower than the others of its group, which wait for it.
 
     Parameters
     ----------
     worker : tuple of int
         (dp, pp).
+    tensor_rank : int
     factor : float
-        How many times as long its pipeline transfers and its collectives over the DP ranks take.
+        How many times as long the rank's own computing takes.
+    spells : Spells
+        When it does.
     """
 
     worker: Worker
+    tensor_rank: int
     factor: float
-    cause: ClassVar[str] = "network"
+    spells: Spells = field(default_factory=Spells)
+    cause: ClassVar[str] = "tensor_parallel_straggler"
 
-    def apply(self, work: Work, job: JobModel, rng: np.random.Generator) -> None:  # noqa: ARG002 - nothing is random
-        """Lengthen the transfers of the worker and of its peers in them."""
-        dp, pp = _checked(self.worker, job)
+    def apply(self, work: Work, job: JobModel, rng: np.random.Generator) -> None:
+        """Lengthen the cell's computations by what the rank keeps the others waiting."""
+        dp, pp = checked(self.worker, job)
+        if not 0 <= self.tensor_rank < job.sizes.tp:
+            raise ValueError(f"tensor-parallel rank {self.tensor_rank} is outside {job.sizes.tp}")
         program = work.program
-        transfers = program.of_types(
-            *PIPELINE_TRANSFERS, PARAMS_ALL_GATHER, GRADS_REDUCE_SCATTER, SEPARATE_ALL_REDUCE
-        )
-        own = transfers & (program.stage == pp)
-        for group in program.groups:
-            members = list(group.members)
-            if not own[members].any():
-                continue
-            if group.across_dp:
-                work.duration_ns[members] *= self.factor
-            else:
-                work.duration_ns[members, :, dp] *= self.factor
+        mask = program.of_types(FORWARD_COMPUTE, BACKWARD_COMPUTE) & (program.stage == pp)
+        extra = (1 - job.costs.tensor_share) * (self.factor - 1)
+        late = work.duration_ns[mask, :, dp] * extra
+        late *= self.spells.active(job.steps, rng)
+        keep_waiting(work, mask, dp, late, np.array(self.tensor_rank, np.int16))
 
     def workers(self, job: JobModel) -> tuple[Worker, ...]:
-        """Return the one worker."""
-        return (_checked(self.worker, job),)
-
-    def stage(self, job: JobModel) -> int | None:  # noqa: ARG002 - same for every job
-        """Return None: the fault is in a worker's link."""
-        return None
+        """Return the cell of the rank."""
+        return (checked(self.worker, job),)
 
 
 @dataclass(frozen=True, slots=True)
-class SlowDataLoading:
-    """A step's batch arrives late.
+class MemoryFragmentation(Injection):
+    """The allocator of one cell's GPUs frees and allocates again and again, by spells.
+
+    A rank that allocates launches its kernels late, and the others of its tensor-parallel group
+    wait for it. It is another rank each time.
 
     Parameters
     ----------
-    delay_ns : float
-        Mean delay of a step's first operation, the same on all stages of a DP rank.
+    worker : tuple of int
+        (dp, pp).
+    stall_ns : float
+        Mean time that one computation waits.
+    share : float
+        Share of the computations that wait while a spell lasts.
+    spells : Spells
+        When it happens.
     """
 
-    delay_ns: float
-    cause: ClassVar[str] = "data_loading"
+    worker: Worker
+    stall_ns: float
+    share: float = 0.7
+    spells: Spells = field(default_factory=lambda: Spells(share=0.5))
+    cause: ClassVar[str] = "memory_fragmentation"
 
     def apply(self, work: Work, job: JobModel, rng: np.random.Generator) -> None:
-        """Delay the launch of the first forward, or of the first receive on later stages."""
-        # Loaders share storage, so that a bad step is bad for all: common times own part.
-        common = rng.lognormal(-0.045, 0.3, (job.steps, 1))
-        own = rng.lognormal(-0.005, 0.1, (job.steps, job.sizes.dp))
-        work.delay_ns[list(work.program.first)] += self.delay_ns * common * own
+        """Lengthen some computations of the cell."""
+        dp, pp = checked(self.worker, job)
+        program = work.program
+        mask = program.of_types(FORWARD_COMPUTE, BACKWARD_COMPUTE) & (program.stage == pp)
+        shape = (int(mask.sum()), job.steps)
+        hit = rng.random(shape) < self.share
+        late = np.where(hit, self.stall_ns * rng.lognormal(-0.08, 0.4, shape), 0.0)
+        late *= self.spells.active(job.steps, rng)
+        keep_waiting(work, mask, dp, late, rng.integers(job.sizes.tp, size=shape).astype(np.int16))
 
-    def workers(self, job: JobModel) -> tuple[Worker, ...]:  # noqa: ARG002 - same for every job
-        """Return nothing: no worker is at fault."""
-        return ()
-
-    def stage(self, job: JobModel) -> int | None:  # noqa: ARG002 - same for every job
-        """Return None: all stages wait for the batch."""
-        return None
+    def workers(self, job: JobModel) -> tuple[Worker, ...]:
+        """Return the cell."""
+        return (checked(self.worker, job),)
 
 
-def _checked(worker: Worker, job: JobModel) -> Worker:
-    dp, pp = worker
-    if not (0 <= dp < job.sizes.dp and 0 <= pp < job.sizes.pp):
-        raise ValueError(f"worker {worker} is outside DP {job.sizes.dp} by PP {job.sizes.pp}")
-    return worker
+def keep_waiting(
+    work: Work,
+    mask: NDArray[np.bool_],
+    dp: int,
+    late_ns: NDArray[np.float64],
+    rank: NDArray[np.int16],
+) -> None:
+    """Let one tensor-parallel rank keep the others waiting; `late_ns` is (operations, steps)."""
+    work.duration_ns[mask, :, dp] += late_ns
+    longer = late_ns > work.late_ns[mask, :, dp]
+    work.late_ns[mask, :, dp] += late_ns
+    work.late_rank[mask, :, dp] = np.where(longer, rank, work.late_rank[mask, :, dp])

@@ -71,6 +71,12 @@ class CostModel:
         Mean time the host takes to launch an operation once it may run; 0 for none.
     data_loading_ns : float
         Mean time a step's first operation waits for its batch.
+    host_stall_probability, host_stall_ns : float
+        Share of computations whose launch waits for unrecorded work on the CPU, and its mean time.
+    contention : float
+        Share by which a computation takes longer while its worker also transfers.
+    tensor_share : float
+        Share of a computation that is its collectives over the tensor-parallel ranks.
     """
 
     forward_ns: float = 40e6
@@ -93,6 +99,35 @@ class CostModel:
     member_jitter_ns: float = 10e3
     launch_overhead_ns: float = 25e3
     data_loading_ns: float = 1.5e6
+    host_stall_probability: float = 0.002
+    host_stall_ns: float = 3e6
+    contention: float = 0.03
+    tensor_share: float = 0.12
+
+
+@dataclass(frozen=True, slots=True)
+class Profiler:
+    """What recording does to a trace; by default nothing.
+
+    Parameters
+    ----------
+    clock_skew_ns : float
+        Spread (sigma) of the hosts' clocks around the true time.
+    clock_drift_ppm : float
+        Spread of the clocks' rates, in microseconds a second.
+    lost_share : float
+        Share of operations that are never written.
+    tensor_ranks : bool
+        Whether every tensor-parallel rank records its collectives. Needs TP > 1.
+    sequence_lengths : bool
+        Whether the metadata list the sequence lengths of each microbatch where they vary.
+    """
+
+    clock_skew_ns: float = 0.0
+    clock_drift_ppm: float = 0.0
+    lost_share: float = 0.0
+    tensor_ranks: bool = False
+    sequence_lengths: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +139,11 @@ class JobModel:
     sizes : Sizes
         One rank of each (DP, PP) cell is traced, that of tensor and context rank 0.
     microbatches, steps : int
-        Microbatches of a DP rank in one step; recorded steps.
+        Microbatches of a DP rank in one step; recorded training steps of full size.
+    warm_up_steps : int
+        Steps before them with half as many microbatches.
+    evaluation_steps : int
+        Steps among them that only do forwards.
     op_types : frozenset of str
         The optional operation types that the job executes. Embedding gradients need PP > 1.
         With ``separate-grads-all-reduce`` the gradients' reduce-scatters overlap the backward pass.
@@ -115,6 +154,7 @@ class JobModel:
     edge_transfers : bool
         Whether the ends of the pipeline also record receives and sends, which have no peer.
     gpus_per_host : int
+    profiler : Profiler
 
     Raises
     ------
@@ -125,6 +165,8 @@ class JobModel:
     sizes: Sizes
     microbatches: int
     steps: int
+    warm_up_steps: int = 0
+    evaluation_steps: int = 0
     schedule: Schedule = Schedule.ONE_F_ONE_B
     costs: CostModel = field(default_factory=CostModel)
     op_types: frozenset[str] = USUAL_OP_TYPES
@@ -132,6 +174,7 @@ class JobModel:
     buckets: int = 1
     edge_transfers: bool = False
     gpus_per_host: int = 8
+    profiler: Profiler = field(default_factory=Profiler)
     name: str = "synthetic"
 
     def __post_init__(self) -> None:
@@ -142,6 +185,10 @@ class JobModel:
         )
         if min(counts) < 1:
             raise ValueError("sizes, microbatches, steps, buckets and GPUs of a host start at 1")
+        if min(self.warm_up_steps, self.evaluation_steps) < 0:
+            raise ValueError("there cannot be fewer than no warm-up or evaluation steps")
+        if self.profiler.tensor_ranks and sizes.tp == 1:
+            raise ValueError("tensor-parallel collectives need TP > 1")
         if (sizes.vpp > 1) != (self.schedule is Schedule.INTERLEAVED):
             raise ValueError("virtual stages and the interleaved schedule need each other")
         if sizes.vpp > 1 and (sizes.pp == 1 or self.microbatches % sizes.pp):
@@ -151,6 +198,6 @@ class JobModel:
         if unknown := (self.op_types | self.unrecorded) - OPTIONAL_OP_TYPES:
             raise ValueError(f"not optional operation types: {sorted(unknown)}")
 
-    def traced_rank(self, dp: int, pp: int) -> int:
-        """Return the global rank traced in a cell; ranks count TP, then CP, then DP, then PP."""
-        return (pp * self.sizes.dp + dp) * self.sizes.cp * self.sizes.tp
+    def traced_rank(self, dp: int, pp: int, tp: int = 0) -> int:
+        """Return a cell's global rank of context rank 0; ranks count TP, then CP, DP and PP."""
+        return (pp * self.sizes.dp + dp) * self.sizes.cp * self.sizes.tp + tp

@@ -45,7 +45,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from app.analysis.synthesis.schedule import Computation, stage_order
+from app.analysis.synthesis.schedule import Computation, evaluation_order, stage_order
 from app.analysis.trace.model import (
     ABSENT,
     BACKWARD_COMPUTE,
@@ -116,9 +116,9 @@ class Program:
         return np.isin(self.op, [CODES[name] for name in names])
 
 
-def build_program(job: JobModel) -> Program:
-    """Return the program of one step of `job`."""
-    builder = _Builder(job)
+def build_program(job: JobModel, *, evaluation: bool = False) -> Program:
+    """Return the program of one training or evaluation step of `job`."""
+    builder = _Builder(job, evaluation=evaluation)
     for stage in range(job.sizes.pp):
         builder.add_stage(stage)
     return builder.finish()
@@ -136,8 +136,9 @@ class _Stage:
 
 
 class _Builder:
-    def __init__(self, job: JobModel) -> None:
+    def __init__(self, job: JobModel, *, evaluation: bool) -> None:
         self.job = job
+        self.evaluation = evaluation
         self.rows: list[tuple[int, int, int, int]] = []
         self.after: list[tuple[int, ...]] = []
         self.first: list[int] = []
@@ -165,11 +166,11 @@ class _Builder:
     def add_stage(self, index: int) -> None:
         stage = _Stage(index)
         job = self.job
-        order = stage_order(job, index)
+        order = evaluation_order(job) if self.evaluation else stage_order(job, index)
         if PARAMS_ALL_GATHER in job.op_types:
             for chunk in range(job.sizes.vpp):
                 stage.params[chunk] = self._collectives(PARAMS_ALL_GATHER, stage, chunk, ())
-        forwards_first = next(i for i, c in enumerate(order) if not c.forward)
+        forwards_first = next((i for i, c in enumerate(order) if not c.forward), len(order))
         remaining = dict.fromkeys(range(job.sizes.vpp), job.microbatches)
         gate: int | None = None
         for position, computation in enumerate(order):
@@ -183,7 +184,8 @@ class _Builder:
                 stage.overlapped = self._collectives(
                     GRADS_REDUCE_SCATTER, stage, computation.chunk, (node,)
                 )
-        self._end_of_step(stage)
+        if not self.evaluation:
+            self._end_of_step(stage)
 
     @property
     def _overlapped(self) -> bool:

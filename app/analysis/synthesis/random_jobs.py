@@ -9,17 +9,17 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from app.analysis.synthesis.injection import Injection
 from app.analysis.synthesis.injections import (
     GarbageCollection,
-    Injection,
     SequenceLengths,
-    SlowLink,
     SlowWorker,
     StageImbalance,
 )
 from app.analysis.synthesis.job import OPTIONAL_OP_TYPES, CostModel, JobModel, Schedule
 from app.analysis.synthesis.randomness import stream
 from app.analysis.synthesis.synthesize import SyntheticSession, synthesize
+from app.analysis.synthesis.transfer_injections import SlowLink
 from app.analysis.trace.model import SEPARATE_ALL_REDUCE, Sizes
 
 if TYPE_CHECKING:
@@ -81,7 +81,8 @@ def random_job(  # noqa: PLR0913 - each is an independent switch
         for name in sorted(OPTIONAL_OP_TYPES - {SEPARATE_ALL_REDUCE})
         if rng.random() < 1 / 2 or keep_all
     )
-    quiet = {} if launch_overhead else {"launch_overhead_ns": 0.0, "data_loading_ns": 0.0}
+    silent = ("launch_overhead_ns", "data_loading_ns", "host_stall_probability")
+    quiet = {} if launch_overhead else dict.fromkeys(silent, 0.0)
     job = JobModel(
         sizes=Sizes(dp=int(rng.integers(1, 5)), pp=pp, tp=int(rng.integers(1, 3)), vpp=vpp),
         microbatches=microbatches,

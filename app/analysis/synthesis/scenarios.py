@@ -10,26 +10,24 @@ import numpy as np
 
 from app.analysis.synthesis.injections import (
     GarbageCollection,
-    Injection,
     SequenceLengths,
-    SlowDataLoading,
-    SlowLink,
     SlowWorker,
     StageImbalance,
 )
 from app.analysis.synthesis.job import CostModel, JobModel, Schedule
 from app.analysis.synthesis.randomness import stream
 from app.analysis.synthesis.synthesize import SyntheticSession, synthesize
+from app.analysis.synthesis.transfer_injections import SlowDataLoading, SlowLink
 from app.analysis.trace.model import Sizes
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from app.analysis.synthesis.injections import Worker
+    from app.analysis.synthesis.injection import Injection, Worker
 
 _MS: Final = 1e6
 
-Draw = Callable[[JobModel, np.random.Generator], tuple[Injection, ...]]
+Draw = Callable[[JobModel, np.random.Generator], "tuple[Injection, ...]"]
 
 
 @dataclass(frozen=True, slots=True)

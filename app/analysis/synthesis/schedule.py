@@ -42,6 +42,11 @@ def stage_order(job: JobModel, stage: int) -> list[Computation]:
     return order + backwards[total - warm_up :]
 
 
+def evaluation_order(job: JobModel) -> list[Computation]:
+    """Return the computations of one evaluation step: forwards alone."""
+    return [_virtual(job, k, forward=True) for k in range(job.microbatches * job.sizes.vpp)]
+
+
 def _virtual(job: JobModel, k: int, *, forward: bool) -> Computation:
     pp, vpp = job.sizes.pp, job.sizes.vpp
     if vpp == 1:

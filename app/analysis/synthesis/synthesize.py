@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from app.analysis.synthesis.costs import healthy_work
-from app.analysis.synthesis.execution import execute
+from app.analysis.synthesis.execution import Execution, Work, execute
+from app.analysis.synthesis.phase import Phase
 from app.analysis.synthesis.program import build_program
 from app.analysis.synthesis.randomness import stream
-from app.analysis.synthesis.recording import record
+from app.analysis.synthesis.recording import record, step_ids
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from app.analysis.synthesis.injections import Injection, Worker
+    from numpy.typing import NDArray
+
+    from app.analysis.synthesis.injection import Injection, Worker
     from app.analysis.synthesis.job import JobModel
     from app.analysis.trace.model import Trace
 
@@ -32,9 +37,17 @@ class Truth:
     stage : int or None
         Pipeline stage at fault.
     step_times_s : tuple of float
-        Time of each recorded step, in order of the steps.
+        Time of each recorded training step, in order of the steps.
     healthy_step_times_s : tuple of float
         The same steps executed without the injections: same draws for all the rest.
+    injections : tuple of dict
+        Each injection's cause and dials.
+    warm_up_steps, evaluation_steps : tuple of int
+        Recorded steps that are not training steps of full size.
+    lost_operations : int
+        Operations that the profiler did not write.
+    clock_offset_ns, clock_rate_ppm : dict of str to float
+        How far each host's clock is ahead at the start, and the microseconds it gains a second.
     """
 
     causes: tuple[str, ...]
@@ -42,6 +55,12 @@ class Truth:
     stage: int | None
     step_times_s: tuple[float, ...]
     healthy_step_times_s: tuple[float, ...]
+    injections: tuple[dict[str, Any], ...] = ()
+    warm_up_steps: tuple[int, ...] = ()
+    evaluation_steps: tuple[int, ...] = ()
+    lost_operations: int = 0
+    clock_offset_ns: dict[str, float] = field(default_factory=dict)
+    clock_rate_ppm: dict[str, float] = field(default_factory=dict)
 
     @property
     def slowdown(self) -> float:
@@ -58,6 +77,12 @@ class Truth:
             "slowdown": self.slowdown,
             "step_times_s": list(self.step_times_s),
             "healthy_step_times_s": list(self.healthy_step_times_s),
+            "injections": list(self.injections),
+            "warm_up_steps": list(self.warm_up_steps),
+            "evaluation_steps": list(self.evaluation_steps),
+            "lost_operations": self.lost_operations,
+            "clock_offset_ns": self.clock_offset_ns,
+            "clock_rate_ppm": self.clock_rate_ppm,
         }
 
 
@@ -79,23 +104,73 @@ def synthesize(
     Raises
     ------
     ValueError
-        An injection names a worker that the job does not have.
+        An injection names a worker that the job does not have, or needs what the job does not do.
     """
-    program = build_program(job)
-    work = healthy_work(job, program, seed)
-    healthy = execute(work)
-    execution = healthy
-    if injections:
-        for number, injection in enumerate(injections):
-            injection.apply(work, job, stream(seed, "injection", number, injection.cause))
-        execution = execute(work)
+    training = _number_steps(job, seed)
+    healthy, phase = _run(job, injections, training.ids, seed)
+    phases = [phase]
+    if job.warm_up_steps:
+        group = job.sizes.pp if job.sizes.vpp > 1 else 1
+        fewer = max(group, job.microbatches // 2 // group * group)
+        ramp = replace(job, microbatches=fewer, steps=job.warm_up_steps)
+        phases.append(_run(ramp, injections, training.warm_up, _other_seed(seed, "warm-up"))[1])
+    if job.evaluation_steps:
+        forwards = replace(job, steps=job.evaluation_steps)
+        seed_of_it = _other_seed(seed, "evaluation")
+        phases.append(_run(forwards, (), training.evaluation, seed_of_it, evaluation=True)[1])
+    recording = record(phases, seed)
     stages = [stage for i in injections if (stage := i.stage(job)) is not None]
     truth = Truth(
-        causes=tuple(injection.cause for injection in injections),
+        causes=tuple(dict.fromkeys(injection.cause for injection in injections)),
         workers=tuple(worker for i in injections for worker in i.workers(job)),
         stage=stages[0] if stages else None,
-        step_times_s=tuple((execution.step_times_ns() / 1e9).tolist()),
+        step_times_s=tuple((phase.execution.step_times_ns() / 1e9).tolist()),
         healthy_step_times_s=tuple((healthy.step_times_ns() / 1e9).tolist()),
+        injections=tuple(injection.document() for injection in injections),
+        warm_up_steps=tuple(training.warm_up.tolist()),
+        evaluation_steps=tuple(training.evaluation.tolist()),
+        lost_operations=recording.lost,
+        clock_offset_ns=recording.clock_offset_ns,
+        clock_rate_ppm=recording.clock_rate_ppm,
     )
-    trace = record(job, program, execution, stream(seed, "recording"))
-    return SyntheticSession(job=job, seed=seed, trace=trace, truth=truth)
+    return SyntheticSession(job=job, seed=seed, trace=recording.trace, truth=truth)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _StepNumbers:
+    ids: NDArray[np.int64]
+    warm_up: NDArray[np.int64]
+    evaluation: NDArray[np.int64]
+
+
+def _number_steps(job: JobModel, seed: int) -> _StepNumbers:
+    """Draw the numbers of the recorded steps: warm-up first, evaluation evenly among training."""
+    total = job.steps + job.warm_up_steps + job.evaluation_steps
+    ids = step_ids(total, stream(seed, "steps"))
+    warm_up, rest = ids[: job.warm_up_steps], ids[job.warm_up_steps :]
+    places = np.linspace(0, len(rest) - 1, job.evaluation_steps + 2)[1:-1].round().astype(int)
+    return _StepNumbers(np.delete(rest, places), warm_up, rest[places])
+
+
+def _run(
+    job: JobModel,
+    injections: Sequence[Injection],
+    ids: NDArray[np.int64],
+    seed: int,
+    *,
+    evaluation: bool = False,
+) -> tuple[Execution, Phase]:
+    """Execute steps without and with the injections."""
+    program = build_program(job, evaluation=evaluation)
+    work: Work = healthy_work(job, program, seed)
+    execution = healthy = execute(work, job.costs.contention)
+    for number, injection in enumerate(injections):
+        work.program = injection.rewire(work.program, job)
+        injection.apply(work, job, stream(seed, "injection", number, injection.cause))
+    if injections:
+        execution = execute(work, job.costs.contention)
+    return healthy, Phase(job, work, execution, ids)
+
+
+def _other_seed(seed: int, purpose: str) -> int:
+    return int(stream(seed, purpose).integers(2**31))

@@ -32,6 +32,8 @@ EXACT = CostModel(
     member_jitter_ns=0.0,
     launch_overhead_ns=0.0,
     data_loading_ns=0.0,
+    host_stall_probability=0.0,
+    contention=0.0,
 )
 
 

@@ -80,7 +80,8 @@ def two_operations(after: tuple[tuple[int, ...], ...], groups: tuple[Group, ...]
     )
     duration = np.array([[[5.0, 7.0]], [[1.0, 2.0]]])
     delay = np.array([[[0.0, 3.0]], [[10.0, 0.0]]])
-    return Work(program, duration, delay)
+    late, rank = np.zeros_like(duration), np.zeros(duration.shape, np.int16)
+    return Work(program, duration, delay, late, rank)
 
 
 def test_an_operation_starts_its_delay_after_the_end_of_what_it_waits_for() -> None:

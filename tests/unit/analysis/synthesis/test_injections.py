@@ -5,12 +5,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
+from app.analysis.synthesis.injection import Injection
 from app.analysis.synthesis.injections import (
     GarbageCollection,
-    Injection,
     SequenceLengths,
-    SlowDataLoading,
-    SlowLink,
     SlowWorker,
     StageImbalance,
 )
@@ -18,6 +16,7 @@ from app.analysis.synthesis.job import CostModel, JobModel, Schedule
 from app.analysis.synthesis.random_jobs import random_job
 from app.analysis.synthesis.randomness import stream
 from app.analysis.synthesis.synthesize import SyntheticSession, synthesize
+from app.analysis.synthesis.transfer_injections import SlowDataLoading, SlowLink
 from app.analysis.trace.model import (
     BACKWARD_COMPUTE,
     BACKWARD_RECV,
@@ -34,7 +33,7 @@ from tests.unit.analysis.synthesis.jobs import EXACT, rows
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-JOB = JobModel(sizes=Sizes(dp=4, pp=4), microbatches=8, steps=6)
+JOB = JobModel(sizes=Sizes(dp=4, pp=4), microbatches=8, steps=6, costs=CostModel(contention=0.0))
 EXACT_JOB = JobModel(sizes=Sizes(dp=4, pp=4), microbatches=8, steps=6, costs=EXACT)
 HEALTHY = synthesize(JOB, seed=7)
 PASSES = (FORWARD_COMPUTE, BACKWARD_COMPUTE)

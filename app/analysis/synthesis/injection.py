@@ -1,0 +1,95 @@
+"""What an injection is: one thing that goes wrong with a synthetic job, and when it does."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from app.analysis.synthesis.execution import Work
+    from app.analysis.synthesis.job import JobModel
+    from app.analysis.synthesis.program import Program
+
+Worker = tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Injection(ABC):
+    """A cause of straggling with its dials."""
+
+    cause: ClassVar[str]
+
+    def rewire(self, program: Program, job: JobModel) -> Program:  # noqa: ARG002 - for those that do
+        """Return the program with what the fault makes operations wait for."""
+        return program
+
+    @abstractmethod
+    def apply(self, work: Work, job: JobModel, rng: np.random.Generator) -> None:
+        """Change what the operations of `work` take in place."""
+
+    def workers(self, job: JobModel) -> tuple[Worker, ...]:  # noqa: ARG002 - for those that have
+        """Return the (dp, pp) cells at fault; empty where the fault has no fixed worker."""
+        return ()
+
+    def stage(self, job: JobModel) -> int | None:  # noqa: ARG002 - for those that have
+        """Return the pipeline stage at fault, if it is one."""
+        return None
+
+    def document(self) -> dict[str, Any]:
+        """Return the cause and its dials as JSON-able data."""
+        return {"cause": self.cause, **asdict(self)}
+
+
+@dataclass(frozen=True, slots=True)
+class Spells:
+    """The steps in which a fault is there; all of them by default.
+
+    Parameters
+    ----------
+    from_step : int
+        Position of the first such step among the recorded ones.
+    share : float
+        Share of the steps from there on, at most 1.
+    length : float
+        Mean number of steps in a row, where not all of them are.
+    """
+
+    from_step: int = 0
+    share: float = 1.0
+    length: float = 3.0
+
+    def active(self, steps: int, rng: np.random.Generator) -> NDArray[np.bool_]:
+        """Return which steps have the fault; at least one of those from `from_step` on."""
+        there = np.arange(steps) >= self.from_step
+        if self.share >= 1 or not there.any():
+            return there
+        first = int(np.argmax(there))
+        ends = 1 / self.length
+        begins = min(1.0, ends * self.share / (1 - self.share))
+        draws = rng.random(steps)
+        on = bool(draws[first] < self.share)
+        for step in range(first, steps):
+            there[step] = on
+            on = draws[step] >= ends if on else draws[step] < begins
+        if not there.any():
+            there[rng.integers(first, steps)] = True
+        return there
+
+
+def checked(worker: Worker, job: JobModel) -> Worker:
+    """Return the worker if the job has it.
+
+    Raises
+    ------
+    ValueError
+        The job has no such worker.
+    """
+    dp, pp = worker
+    if not (0 <= dp < job.sizes.dp and 0 <= pp < job.sizes.pp):
+        raise ValueError(f"worker {worker} is outside DP {job.sizes.dp} by PP {job.sizes.pp}")
+    return worker

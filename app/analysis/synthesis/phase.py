@@ -1,0 +1,23 @@
+"""Steps of one kind that a synthetic job has executed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from app.analysis.synthesis.execution import Execution, Work
+    from app.analysis.synthesis.job import JobModel
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Phase:
+    """Executed steps of one kind (training, warm-up, evaluation), with their numbers."""
+
+    job: JobModel
+    work: Work
+    execution: Execution
+    ids: NDArray[np.int64]
