@@ -13,6 +13,8 @@ const LANES = 32;
 const NARROW_RANKS = 2;
 // A range that is dragged passes over steps; a timeline is fetched where it rests.
 const REST_MS = 200;
+// Changes of the range this close together are one gesture.
+const GESTURE_MS = 1000;
 const $ = (selector) => document.querySelector(selector);
 
 export class SessionReport {
@@ -37,8 +39,13 @@ export class SessionReport {
     on($('#mode-mean'), 'click', () => this.go({ mode: 'mean' }));
     on($('#mode-step'), 'click', () => this.go({ mode: 'step' }));
     const range = $('#step');
-    // Dragging shows each step; letting go makes one entry in the history.
-    on(range, 'input', () => this.go({ mode: 'step', index: Number(range.value) }, { record: 'replace' }));
+    // Dragging, or holding a key, shows each step on the way but makes one entry in the history.
+    let lastMs = -Infinity;
+    on(range, 'input', (event) => {
+      const record = event.timeStamp - lastMs < GESTURE_MS ? 'replace' : 'push';
+      lastMs = event.timeStamp;
+      this.go({ mode: 'step', index: Number(range.value) }, { record });
+    });
     on($('#strip'), 'click', (event) => {
       const box = $('#strip').getBoundingClientRect();
       const { left, barWidth } = this.stripGeometry();

@@ -45,8 +45,10 @@ export function sortable(table, signal) {
     }, { signal });
   });
   const more = table.closest('section')?.querySelector('[data-more]');
+  const label = more?.textContent;
   more?.addEventListener('click', () => {
     const all = table.classList.toggle('all');
+    more.textContent = all ? `Only the first ${table.dataset.short}` : label;
     more.setAttribute('aria-expanded', String(all));
     shorten(table);
   }, { signal });

@@ -118,10 +118,24 @@ export class Timeline {
     context.beginPath();
     context.rect(this.left, 0, this.plotWidth + 1, height);
     context.clip();
+    this.drawRules(context, narrow);
     for (const lane of this.lanes) this.drawLane(context, lane);
     context.restore();
     this.write(width, height, narrow);
     this.element.dataset.drawn = String(this.data.step);
+  }
+
+  /** Round numbers of seconds in view. */
+  ticks(narrow) {
+    const [from, to] = this.view.map((time) => time / NS);
+    const tick = niceTick(to - from, narrow ? 4 : 10);
+    const first = Math.ceil(from / tick);
+    return Array.from({ length: Math.floor(to / tick) - first + 1 }, (_, at) => (first + at) * tick);
+  }
+
+  drawRules(context, narrow) {
+    context.fillStyle = token('--line');
+    for (const value of this.ticks(narrow)) context.fillRect(Math.round(this.x(value * NS)), TOP - 4, 1, this.bottom - TOP + 6);
   }
 
   drawLane(context, lane) {
@@ -150,12 +164,9 @@ export class Timeline {
 
   write(width, height, narrow) {
     const layer = overlay(this.element, width, height);
-    const [from, to] = this.view;
-    const tick = niceTick((to - from) / NS, narrow ? 4 : 10);
     const right = this.left + this.plotWidth;
-    for (let value = Math.ceil(from / NS / tick) * tick; value * NS <= to; value += tick) {
-      const x = this.x(value * NS);
-      layer.append(line(x, TOP - 4, x, this.bottom + 2, 'rule'), text(x, this.bottom + 16, String(+value.toFixed(6)), { 'text-anchor': 'middle' }));
+    for (const value of this.ticks(narrow)) {
+      layer.append(text(this.x(value * NS), this.bottom + 16, String(+value.toFixed(6)), { 'text-anchor': 'middle' }));
     }
     layer.append(text(right, height - 6, 'seconds since the step began', { 'text-anchor': 'end' }));
     for (const lane of this.lanes) {

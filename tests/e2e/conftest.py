@@ -1,0 +1,68 @@
+"""A browser and two kinds of server: a whole installation, and one whose states a test drives."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from playwright.sync_api import sync_playwright
+
+from app.http_server import HttpServer, address_of, listen
+from app.main import create_app
+from tests.conftest import skip_or_fail
+from tests.e2e.visiting import BROWSER_ARGUMENTS, Installation, Visitor
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from playwright.sync_api import Browser
+
+    from app.bootstrap import Container
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Browser]:
+    """Yield the system's Chromium."""
+    program = shutil.which("chromium")
+    if program is None:
+        skip_or_fail("there is no chromium on PATH")
+        return
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=program, args=list(BROWSER_ARGUMENTS))
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def visitor(browser: Browser) -> Iterator[Visitor]:
+    """Yield what opens pages; fails the test on errors, violations and foreign requests."""
+    visitor = Visitor(browser)
+    yield visitor
+    visitor.close()
+    assert visitor.complaints == []
+
+
+@pytest.fixture(scope="module")
+def installation(browser: Browser) -> Iterator[str]:
+    """Yield the address of a whole, empty installation."""
+    del browser  # Without one nothing needs to be started.
+    # The database runs as another account than root, which may not enter pytest's directories.
+    with tempfile.TemporaryDirectory(prefix="paceline-e2e-", dir="/tmp") as directory:
+        Path(directory).chmod(0o755)
+        with Installation(Path(directory)) as running:
+            yield running.url
+
+
+@pytest.fixture
+def site(browser: Browser, container: Container) -> Iterator[str]:
+    """Yield the address of a server without workers: sessions move when the test moves them."""
+    del browser
+    settings = container.settings.model_copy(update={"port": 0})
+    listener = listen(settings)
+    server = HttpServer(create_app(container), listener)
+    server.start(lambda: False)
+    yield address_of(listener).rstrip("/")
+    server.stop()
