@@ -192,6 +192,8 @@ class SupervisedChild:
             return
         while not _has_ended(self._process) and time.monotonic() < deadline_s:
             time.sleep(_POLL_S)
+        if not _has_ended(self._process):
+            _log.warning("child killed", child=self.name, why="it did not stop in time")
         self._reap(self._process)
 
     def _start(self, now_s: float) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -25,9 +26,9 @@ if "ignore" in sys.argv:
 follow_lifeline()
 if os.fork() == 0:
     time.sleep(600)
-pathlib.Path(sys.argv[1]).write_text("forked")
-if "exit" in sys.argv:
-    os._exit(3)
+said = pathlib.Path(sys.argv[1])
+said.with_suffix(".new").write_text(str(os.getpid()))
+said.with_suffix(".new").rename(said)
 time.sleep(600)
 """
 
@@ -41,7 +42,7 @@ def started(supervised: SupervisedChild, tmp_path: Path) -> set[int]:
     """Start the child and return its processes, once it has forked."""
     supervised.tend()
     wait_for((tmp_path / "said").exists, "fork")
-    return descendants(os.getpid()) - {os.getpid()}
+    return descendants(int((tmp_path / "said").read_text()))
 
 
 def until(look: Callable[[], bool], supervised: SupervisedChild) -> None:
@@ -53,11 +54,12 @@ def until(look: Callable[[], bool], supervised: SupervisedChild) -> None:
 
 
 def test_a_child_that_dies_takes_along_what_it_forked_and_is_started_again(tmp_path: Path) -> None:
-    supervised = child(tmp_path, "exit")
+    supervised = child(tmp_path)
     try:
         first = started(supervised, tmp_path)
-        until(lambda: not alive(first), supervised)
+        os.kill(int((tmp_path / "said").read_text()), signal.SIGKILL)
         (tmp_path / "said").unlink()
+        until(lambda: not alive(first), supervised)
         until((tmp_path / "said").exists, supervised)
     finally:
         supervised.wait_or_kill(time.monotonic())
