@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+import pyarrow as pa
 import pytest
 
 from app.analysis.trace.decode import decode
@@ -94,6 +96,15 @@ def test_a_bad_value_in_our_columns_is_found(
     assert (fault.code, fault.column) == (code, name)
     # Lines count from 1, and the first is the header.
     assert (fault.line, fault.row) == ((ROW + 2, None) if text else (None, ROW))
+
+
+def test_a_signaling_nan_is_refused_like_any() -> None:
+    bits = np.array(bodies.published_columns()["duration"], np.float32).view(np.uint32)
+    bits[ROW] = 0x7F800001
+    table = bodies.published_table(duration=pa.array(bits.view(np.float32)))
+    error = refused(bodies.parquet(table, use_dictionary=False))
+    assert error.stable_code == "trace.not_finite"
+    assert error.faults[0].row == ROW
 
 
 def test_the_first_ten_faults_are_reported_in_order() -> None:
