@@ -48,6 +48,26 @@ DataDirOption = Annotated[
 ]
 
 
+FixOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="SELECTION", help="What if these were ideal, and all else as recorded (repeatable)"
+    ),
+]
+KeepOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="SELECTION", help="What if only these were as recorded, and all else ideal"
+    ),
+]
+ScaleOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="SELECTION*FACTOR", help="What if these took so many times as long: op=gc*0.5"
+    ),
+]
+
+
 @app.command()
 def analyze(
     trace: TraceArgument,
@@ -56,12 +76,22 @@ def analyze(
     json: Annotated[bool, typer.Option("--json", help="Print the whole report as JSON")] = False,
     timeline: Annotated[
         Path | None,
-        typer.Option(
-            help="Also write the slowest step for Perfetto, as OUT.json.gz", metavar="OUT"
-        ),
+        typer.Option(metavar="OUT", help="Also write the slowest step for Perfetto (.json.gz)"),
     ] = None,
+    fix: FixOption = None,
+    keep: KeepOption = None,
+    scale: ScaleOption = None,
 ) -> None:
-    """Analyze a trace on this machine, without any server."""
+    """Analyze a trace on this machine, without any server.
+
+    With --fix, --keep or --scale, answer that question instead. A selection is one or more of
+    op=, step=, stage=, dp= and worker=DP:STAGE, separated by commas; several values by |.
+    """
+    if fix or keep or scale:
+        from app.cli_what_if import answer_file
+
+        answer_file(trace, meta, fix or [], keep or [], scale or [], as_json=json)
+        return
     from app.cli_analyze import analyze_file
 
     analyze_file(trace, meta, as_json=json, timeline=timeline)

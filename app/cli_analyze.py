@@ -41,8 +41,7 @@ def analyze_file(
     PacelineError
         The file is no trace, or no verdict can come from it.
     """
-    meta = None if meta_path is None else load_metadata(meta_path.read_text(encoding="utf-8"))
-    trace = decode(path, meta, limits=Limits()).trace
+    trace = read_trace(path, meta_path)
     document = analyze(trace).document
     if timeline is not None:
         _write_timeline(trace, document, timeline)
@@ -51,6 +50,12 @@ def analyze_file(
         sys.stdout.write("\n")
     else:
         show(document, Console())
+
+
+def read_trace(path: Path, meta_path: Path | None) -> Trace:
+    """Read a trace file and its metadata, which an NDJSON trace may hold itself."""
+    meta = None if meta_path is None else load_metadata(meta_path.read_text(encoding="utf-8"))
+    return decode(path, meta, limits=Limits()).trace
 
 
 def show(document: dict[str, Any], console: Console) -> None:

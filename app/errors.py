@@ -91,6 +91,24 @@ class UnanalyzableError(PacelineError):
     code = "trace.unanalyzable"
 
 
+class InvalidSpecError(PacelineError):
+    """A planning specification is malformed; `faults` holds every fault with its path."""
+
+    code = "spec.invalid"
+
+
+class InfeasiblePlanError(PacelineError):
+    """No pipeline template meets the constraints, or a method has no answer; the faults say why."""
+
+    code = "plan.infeasible"
+
+
+class InvalidQuestionError(PacelineError):
+    """A what-if question that cannot be read, or that asks for what the session does not have."""
+
+    code = "what_if.invalid"
+
+
 class NotFoundError(PacelineError):
     """There is no such thing, or the caller may not know of it."""
 

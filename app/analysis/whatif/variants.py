@@ -121,17 +121,15 @@ class DelayedVariants:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class ReplacedVariants:
-    """Recorded durations but for some nodes, whose durations are given, shape (steps, dp)."""
+class EditedVariants:
+    """Durations as a function of the node, each of a shape that broadcasts to (steps, dp)."""
 
-    recorded_ns: FloatArray
-    replaced_ns: Mapping[int, FloatArray]
+    duration_ns: Callable[[int, slice], FloatArray]
     steps: slice
 
     def end(self, node: int, begin: FloatArray) -> FloatArray:
-        """Add the replaced or the recorded duration."""
-        replaced = self.replaced_ns.get(node)
-        return begin + (self.recorded_ns[node] if replaced is None else replaced[self.steps])
+        """Add the node's duration."""
+        return begin + self.duration_ns(node, self.steps)
 
 
 def across_partners(launch: FloatArray) -> FloatArray:
@@ -253,12 +251,31 @@ class Simulator:
         float64 array, shape (steps,)
         """
         recorded = self.durations.recorded_ns
-        return self._blocked(
-            lambda steps: ReplacedVariants(recorded[:, steps], replaced_ns, steps), 1
-        )[0]
+
+        def duration_ns(node: int, steps: slice) -> FloatArray:
+            replaced = replaced_ns.get(node)
+            return recorded[node, steps] if replaced is None else replaced[steps]
+
+        return self.edited_step_times(duration_ns)
+
+    def edited_step_times(self, duration_ns: Callable[[int, slice], FloatArray]) -> FloatArray:
+        """Replay durations of the caller's.
+
+        Parameters
+        ----------
+        duration_ns : callable
+            Given a node and a slice of steps, returns durations that broadcast to (steps, dp).
+
+        Returns
+        -------
+        float64 array, shape (steps,)
+        """
+        return self._blocked(lambda steps: EditedVariants(duration_ns, steps), 1)[0]
 
     def _blocked(
-        self, variants: Callable[[slice], DelayedVariants | ReplacedVariants], rows: int
+        self,
+        variants: Callable[[slice], DelayedVariants | EditedVariants],
+        rows: int,
     ) -> FloatArray:
         times = np.empty((rows, len(self.layout.steps)))
         for steps in self._step_blocks(rows):
