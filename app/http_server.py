@@ -59,12 +59,16 @@ def listen(settings: Settings) -> socket.socket:
         )
     family, _, _, _, address = found[0]
     try:
-        return socket.create_server(address[:2], family=family, backlog=_BACKLOG)
+        listener = socket.create_server(address[:2], family=family, backlog=_BACKLOG)
     except OSError as error:
         raise StartupError(
             f"Cannot listen on {settings.host} port {settings.port}: {error.strerror}. "
             "Choose another one with PACELINE_PORT; 0 is any free one."
         ) from error
+    # asyncio does so only for sockets that name their protocol; this one's does not. Without it an
+    # answer in two pieces waits 40 ms for the client's delayed acknowledgement.
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return listener
 
 
 def address_of(listener: socket.socket) -> str:

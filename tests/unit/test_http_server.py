@@ -44,3 +44,10 @@ def test_an_address_of_another_machine_is_refused_in_words() -> None:
     settings = Settings(host="192.0.2.1", port=0, allow_unauthenticated_network=True)
     with pytest.raises(StartupError, match=r"Cannot listen on 192\.0\.2\.1"):
         listen(settings)
+
+
+def test_answers_are_not_held_back_for_acknowledgements() -> None:
+    with listen(Settings(port=0)) as listener, socket.create_connection(listener.getsockname()):
+        accepted, _ = listener.accept()
+        with accepted:
+            assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) != 0
