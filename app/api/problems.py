@@ -41,6 +41,8 @@ PROBLEMS: Final[Mapping[str, tuple[int, str]]] = {
     "not_found": (404, "Not found"),
     "report.not_ready": (404, "There is no report yet"),
     "report.none": (404, "There will be no report"),
+    "what_if.invalid": (422, "The question cannot be answered"),
+    "what_if.no_verdict": (409, "There is no verdict to ask about"),
     "conflict": (409, "Conflict"),
     "busy": (429, "The server is behind"),
     "storage.full": (507, "The disk is full"),

@@ -264,7 +264,7 @@ def timeline(
     UnanalyzableError
         If the trace cannot be replayed.
     """
-    return step_timeline(_trace(container, session_id), step, dp_ranks)
+    return step_timeline(stored_trace(container, session_id), step, dp_ranks)
 
 
 def perfetto_timeline(
@@ -274,7 +274,7 @@ def perfetto_timeline(
     dp_ranks: Sequence[int] | None = None,
 ) -> dict[str, Any]:
     """Return what `timeline` does as a Chrome trace, which Perfetto opens, with names of hosts."""
-    trace = _trace(container, session_id)
+    trace = stored_trace(container, session_id)
     return perfetto(step_timeline(trace, step, dp_ranks), _hosts_of_workers(trace, step))
 
 
@@ -352,7 +352,14 @@ def _rows() -> Select[Any]:
     return select(*columns).select_from(Session).join(Job)
 
 
-def _trace(container: Container, session_id: uuid.UUID) -> Trace:
+def stored_trace(container: Container, session_id: uuid.UUID) -> Trace:
+    """Return the operations of a session.
+
+    Raises
+    ------
+    NotFoundError
+        If there is no such session.
+    """
     with container.uow() as tx:
         row = tx.session.execute(
             select(Session.meta, Session.trace_blob).where(Session.id == session_id)

@@ -1,0 +1,55 @@
+"""Questions of one's own over HTTP."""
+
+from __future__ import annotations
+
+import uuid
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from tests.integration.api.conftest import Installation
+
+
+@pytest.fixture
+def session(installation: Installation) -> str:
+    found: str = installation.post().json()["session"]
+    return found
+
+
+def address(session: str) -> str:
+    return f"/api/v1/sessions/{session}/what-if"
+
+
+def fix(**selection: Any) -> dict[str, Any]:  # noqa: ANN401 - JSON
+    return {"changes": [{"select": selection, "duration": "ideal"}]}
+
+
+def test_a_fix_is_answered_with_its_gain(installation: Installation, session: str) -> None:
+    installation.analyze_all()
+    report = installation.client.get(f"/api/v1/sessions/{session}/report").json()
+    stages = list(range(report["sizes"]["pp"]))
+    answer = installation.client.post(address(session), json=fix(stages=stages))
+    assert answer.status_code == 200
+    body = answer.json()
+    assert body["schema"] == "paceline.what-if/1"
+    assert body["gain"] == pytest.approx(report["waste"])
+    assert body["steps"] == report["steps"]["analyzed"]
+
+
+def test_faults_of_a_question_are_named(installation: Installation, session: str) -> None:
+    installation.analyze_all()
+    answer = installation.client.post(address(session), json=fix(stages=[99]))
+    assert (answer.status_code, answer.json()["code"]) == (422, "what_if.invalid")
+    assert "no stage 99" in answer.json()["detail"]
+    answer = installation.client.post(address(session), json={"changes": [{"scale": "fast"}]})
+    assert answer.json()["faults"][0]["column"] == "changes[0].scale"
+
+
+def test_a_session_without_a_verdict_cannot_be_asked(
+    installation: Installation, session: str
+) -> None:
+    answer = installation.client.post(address(session), json=fix(stages=[0]))
+    assert (answer.status_code, answer.json()["code"]) == (409, "what_if.no_verdict")
+    answer = installation.client.post(address(str(uuid.uuid4())), json=fix(stages=[0]))
+    assert (answer.status_code, answer.json()["code"]) == (404, "not_found")
