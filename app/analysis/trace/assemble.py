@@ -192,20 +192,27 @@ class Assembler:
         if moved.any():
             rows = np.flatnonzero(moved)[:MAX_FAULTS] + first
             refuse(groups.moved_rank(int(row), columns, self._places) for row in rows)
-        # Here already, so that one row repeated a million times is not read to its end.
-        repeated = same_group.copy()
-        for name in ("order",) if self._ordered else ("start", "duration", "mb", "mc"):
-            repeated &= columns[name][here] == columns[name][before]
-        if repeated.any():
-            rows = np.flatnonzero(repeated)[:MAX_FAULTS] + first
-            refuse(groups.duplicate(int(row), columns, self._places) for row in rows)
-        if self._ordered and self._in_order:
-            order = columns["order"]
-            self._in_order = not (same_group & (order[here] < order[before])).any()
+        # Repeated neighbors are refused here already, so that one row over and over is not read to
+        # its end.
+        by = "order" if self._ordered else "start"
+        unordered = same_group & (columns[by][here] <= columns[by][before])
+        if unordered.any():
+            self._in_order = False
+            self._refuse_repeated(np.flatnonzero(unordered) + first)
         if self._microbatches_rise:
             falls = same_group & (mb[here] <= mb[before])
             self._microbatches_rise = not (falls & (mb[here] != ABSENT)).any()
         self._heads.append(np.flatnonzero(~same_group) + first)
+
+    def _refuse_repeated(self, rows: NDArray[np.intp]) -> None:
+        """Refuse those of `rows` that are the row before them again."""
+        repeated = np.ones(len(rows), np.bool_)
+        for name in ("order",) if self._ordered else ("start", "duration", "mb", "mc"):
+            values = self._columns[name]
+            repeated &= values[rows] == values[rows - 1]
+        if repeated.any():
+            first = rows[repeated][:MAX_FAULTS]
+            refuse(groups.duplicate(int(row), self._columns, self._places) for row in first)
 
     def _step_relative(
         self, columns: Mapping[str, NDArray[Any]], stretches: NDArray[np.intp]

@@ -19,7 +19,8 @@ from app.analysis.trace.model import KNOWN_OP_TYPES, SessionMeta, Trace
 from app.errors import InvalidTraceError
 
 PART_BYTES: Final = 4 * 1024 * 1024
-BATCH_ROWS: Final = 1 << 20
+# Columns of one batch are used where they were decompressed; those of more are copied together.
+BATCH_ROWS: Final = 1 << 22
 
 _VERSION: Final = b"1"
 _VERSION_KEY: Final = b"paceline.storage"
@@ -115,10 +116,9 @@ def unpack(data: bytes | Iterable[bytes], meta: SessionMeta) -> Trace:
 
 
 def _joined(column: pa.ChunkedArray[Any]) -> NDArray[Any]:
-    if column.num_chunks == 1:
-        only: NDArray[Any] = column.chunk(0).to_numpy()
-        return only
-    return np.concatenate([chunk.to_numpy() for chunk in column.chunks])
+    whole = column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
+    values: NDArray[Any] = whole.to_numpy()
+    return values
 
 
 def _current_codes(

@@ -54,6 +54,11 @@ def test_codes_of_another_release_are_translated() -> None:
     assert bodies.names_of(back) == ["mystery", *bodies.names_of(TRACE)[1:]]
 
 
+def test_batches_are_joined(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(storage, "BATCH_ROWS", 7)
+    bodies.assert_same(storage.unpack(storage.pack(TRACE), META), TRACE)
+
+
 def test_parts_are_at_most_four_mebibytes() -> None:
     trace = large(1_500_000)
     parts = list(storage.pack(trace))
