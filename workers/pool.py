@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 # back by then runs out by itself, and counts as a killed attempt.
 HANDOVER_S: Final = 3.0
 
+# The kernel takes a moment to free the memory of a killed process; until then it is still there.
+REAP_S: Final = 1
+
 _log = structlog.get_logger(__name__)
 
 
@@ -32,8 +35,11 @@ def quick_pool(handover: Handover) -> type[TaskPool]:
             self._pool.close()  # type: ignore[attr-defined]  # not in the stubs
             if not handover.wait(HANDOVER_S):
                 _log.warning("leases not given back in time", limit_s=HANDOVER_S)
-            for child in billiard.active_children():
+            children = billiard.active_children()
+            for child in children:
                 if child.pid is not None:
                     os.kill(child.pid, signal.SIGKILL)
+            for child in children:
+                child.join(REAP_S)
 
     return QuickPool

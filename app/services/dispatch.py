@@ -61,6 +61,11 @@ class Dispatcher:
         """Return whether the last message went out; true before the first one."""
         return self._healthy
 
+    @property
+    def waiting(self) -> int:
+        """Return how many messages wait for the thread."""
+        return self._waiting.qsize()
+
     def publish(self, run_id: uuid.UUID, kind: str) -> None:
         """Hand a message to the thread; drop it where there is no room."""
         with self._start:

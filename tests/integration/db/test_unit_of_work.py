@@ -1,0 +1,53 @@
+"""What is enqueued is published after the commit, once, and not at all without one."""
+
+from __future__ import annotations
+
+import contextlib
+import uuid
+from typing import TYPE_CHECKING
+
+import pytest
+from sqlalchemy import select
+
+from app.db.models import ANALYZE_SESSION, TaskRun
+from app.db.unit_of_work import UnitOfWork
+
+if TYPE_CHECKING:
+    from app.bootstrap import Container
+
+
+@pytest.fixture
+def published() -> list[tuple[uuid.UUID, str]]:
+    return []
+
+
+@pytest.fixture
+def tx(container: Container, published: list[tuple[uuid.UUID, str]]) -> UnitOfWork:
+    def publish(run_id: uuid.UUID, kind: str) -> None:
+        # Whoever gets the message must find the row: it is read on another connection.
+        with container.uow() as other:
+            other.session.execute(select(TaskRun).where(TaskRun.id == run_id)).one()
+        published.append((run_id, kind))
+
+    return UnitOfWork(container.engine, publish)
+
+
+def test_published_after_the_commit_and_once(
+    tx: UnitOfWork, published: list[tuple[uuid.UUID, str]]
+) -> None:
+    subject = uuid.uuid4()
+    with tx:
+        first = tx.enqueue(ANALYZE_SESSION, subject)
+        assert tx.enqueue(ANALYZE_SESSION, subject) == first
+        other = tx.enqueue(ANALYZE_SESSION, uuid.uuid4())
+        assert published == []
+    assert published == [(first, ANALYZE_SESSION), (other, ANALYZE_SESSION)]
+
+
+def test_nothing_is_published_after_a_rollback(
+    tx: UnitOfWork, published: list[tuple[uuid.UUID, str]]
+) -> None:
+    with contextlib.suppress(InterruptedError), tx:
+        tx.enqueue(ANALYZE_SESSION, uuid.uuid4())
+        raise InterruptedError
+    assert published == []
