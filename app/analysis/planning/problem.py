@@ -1,0 +1,245 @@
+"""A specification as integer arrays: what every stage that can be would take.
+
+Times are whole picoseconds. Each layer is rounded once, so sums are exact, equal layers stay equal
+and two ways to one template give one cost; a rounding error is below 1e-9 ms a layer.
+
+An *option* is what a stage can run on: a number of devices of one type inside a node, or whole
+nodes among which the stage is replicated.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from app.analysis.planning.replication import combined_cost, node_sets
+from app.analysis.planning.spec import WEIGHT_STATES, DeviceType, Spec
+from app.errors import Fault, InvalidSpecError
+
+IntArray = NDArray[np.int64]
+FloatArray = NDArray[np.float64]
+
+PS_PER_MS: Final = 10**9
+PS_PER_BYTE_AT_1_GB_S: Final = 1000
+# Larger than any time, small enough that adding a few of them does not overflow.
+NEVER: Final = np.int64(2**61)
+LONGEST_PS: Final = 2**60
+
+INSIDE: Final = 0
+BETWEEN: Final = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """What a stage runs on: `gpus` devices of type `device` in one node; `nodes[i]` whole nodes.
+
+    `nodes` is empty unless the stage is replicated; then `device` is the first type among them.
+    """
+
+    device: int
+    gpus: int
+    nodes: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Problem:
+    """Costs of every stage.
+
+    Parameters
+    ----------
+    forward_ps, cost_ps : int64 arrays, shape (options, layers + 1, layers + 1)
+        ``[option, b, a]``: time of layers [a, b) in one microbatch, without transfers between
+        stages; `cost_ps` is forward and backward. `NEVER` where the stage is empty.
+    input_ps, gradient_ps : int64 arrays, shape (2, layers + 1)
+        ``[INSIDE or BETWEEN, cut]``: time to receive the activations before layer `cut`, and the
+        gradients behind layer `cut - 1`; 0 at the model's ends.
+    static_bytes, activation_bytes : float64 arrays, shape (options, layers + 1, layers + 1)
+        Memory of one device of the option for the stage: whatever is in flight; a microbatch.
+    capacity_bytes : float64 array, shape (options,)
+        What one device of the option has; infinite where it does not limit.
+    """
+
+    spec: Spec
+    options: tuple[Option, ...]
+    forward_ps: IntArray
+    cost_ps: IntArray
+    input_ps: IntArray
+    gradient_ps: IntArray
+    static_bytes: FloatArray
+    activation_bytes: FloatArray
+    capacity_bytes: FloatArray
+
+    @property
+    def layers(self) -> int:
+        """Return the number of layers."""
+        return len(self.spec.layers)
+
+    @property
+    def limited(self) -> bool:
+        """Return whether any memory is limited."""
+        return bool(np.isfinite(self.capacity_bytes).any())
+
+    def option_index(self, device: int, gpus: int) -> int:
+        """Return the option of so many devices of a type in one node."""
+        return self.options.index(Option(device, gpus))
+
+    def stage_ps(self, option: int, first: int, end: int, left: int, right: int) -> int:
+        """Return what layers [first, end) take, given where the neighboring stages are."""
+        return int(
+            self.cost_ps[option, end, first]
+            + self.input_ps[left, first]
+            + self.gradient_ps[right, end]
+        )
+
+    def memory_bytes(self, option: int, first: int, end: int, in_flight: int) -> float:
+        """Return what one device of the option needs for layers [first, end)."""
+        return float(
+            self.static_bytes[option, end, first]
+            + min(self.spec.microbatches, in_flight) * self.activation_bytes[option, end, first]
+        )
+
+
+def compile_problem(spec: Spec) -> Problem:
+    """Work out every stage's cost.
+
+    Raises
+    ------
+    InvalidSpecError
+        An iteration would take longer than can be counted.
+    """
+    count = len(spec.layers)
+    plain = [
+        Option(i, gpus)
+        for i, device in enumerate(spec.devices)
+        for gpus in powers_of_two(device.gpus_per_node)
+    ]
+    forward = np.stack([_spans(_layer_ps(spec, o, forward=True)) for o in plain])
+    backward = np.stack([_spans(_layer_ps(spec, o, forward=False)) for o in plain])
+    cost = forward + backward
+    _check_range(spec, cost)
+    static, activation, capacity = _memory(spec, plain)
+    options = list(plain)
+    if spec.replicate:
+        whole = {o.device: n for n, o in enumerate(plain) if _is_whole_node(spec.devices, o)}
+        for nodes in node_sets(tuple(device.nodes for device in spec.devices)):
+            used = [i for i, number in enumerate(nodes) if number]
+            if any(i not in whole for i in used):
+                continue
+            rows, numbers = [whole[i] for i in used], [nodes[i] for i in used]
+            gbytes = spec.network.inter_node_gbytes_per_s
+            both = combined_cost(
+                (forward[rows], cost[rows]),
+                numbers,
+                sync_ps=_sync_ps(spec, sum(numbers), gbytes),
+            )
+            forward = np.concatenate([forward, both[0][None]])
+            cost = np.concatenate([cost, both[1][None]])
+            # the tightest member counts: each holds the whole stage
+            tightest = min(rows, key=lambda row: float(capacity[row]))
+            smallest = min(rows, key=lambda row: options[row].gpus)
+            static = np.concatenate([static, static[smallest][None]])
+            activation = np.concatenate([activation, activation[smallest][None]])
+            capacity = np.append(capacity, capacity[tightest])
+            options.append(Option(used[0], options[rows[0]].gpus, nodes))
+    empty = ~np.tri(count + 1, k=-1, dtype=bool)
+    cost[:, empty] = NEVER
+    forward[:, empty] = NEVER
+    transfer = _transfers(spec)
+    return Problem(
+        spec=spec,
+        options=tuple(options),
+        forward_ps=forward,
+        cost_ps=cost,
+        input_ps=transfer,
+        gradient_ps=transfer,
+        static_bytes=static,
+        activation_bytes=activation,
+        capacity_bytes=capacity,
+    )
+
+
+def powers_of_two(limit: int) -> list[int]:
+    """Return 1, 2, 4… up to `limit`."""
+    return [1 << k for k in range(limit.bit_length())]
+
+
+def _is_whole_node(devices: tuple[DeviceType, ...], option: Option) -> bool:
+    return option.gpus == devices[option.device].gpus_per_node
+
+
+def _layer_ps(spec: Spec, option: Option, *, forward: bool) -> IntArray:
+    times = spec.times_of(spec.devices[option.device])
+    ms = np.array(times.forward_ms if forward else times.backward_ms) / option.gpus
+    table = spec.network.allreduce_in_node_ms
+    if option.gpus > 1 and table:
+        ms = ms + np.array([row.get(option.gpus, 0.0) for row in table])
+    return to_ps(ms)
+
+
+def to_ps(ms: FloatArray) -> IntArray:
+    """Round times to whole picoseconds; what is too long stays too long."""
+    return np.rint(np.minimum(ms * PS_PER_MS, float(LONGEST_PS))).astype(np.int64)
+
+
+def _spans(per_layer: IntArray) -> IntArray:
+    """Return ``[b, a]``: the sum over layers [a, b)."""
+    total = np.concatenate([[0], np.cumsum(per_layer)])
+    spans: IntArray = total[:, None] - total[None, :]
+    return spans
+
+
+def _float_spans(per_layer: FloatArray) -> FloatArray:
+    total = np.concatenate([[0.0], np.cumsum(per_layer)])
+    spans: FloatArray = total[:, None] - total[None, :]
+    return spans
+
+
+def _memory(spec: Spec, options: list[Option]) -> tuple[FloatArray, FloatArray, FloatArray]:
+    parameters = _float_spans(np.array([layer.parameter_bytes for layer in spec.layers]))
+    stored = _float_spans(np.array([layer.stored_activation_bytes for layer in spec.layers]))
+    gpus = np.array([option.gpus for option in options], dtype=np.float64)[:, None, None]
+    limits = (spec.devices[option.device].memory_bytes for option in options)
+    capacity = np.array([np.inf if limit is None else limit for limit in limits])
+    return WEIGHT_STATES * parameters[None] / gpus, stored[None] / gpus, capacity
+
+
+def _transfers(spec: Spec) -> IntArray:
+    outputs = np.array([layer.output_bytes for layer in spec.layers])
+    table = np.zeros((2, len(outputs) + 1), dtype=np.int64)
+    network = spec.network
+    speeds = (network.intra_node_gbytes_per_s, network.inter_node_gbytes_per_s)
+    for kind, gbytes in zip((INSIDE, BETWEEN), speeds, strict=True):
+        if gbytes is not None:
+            ps = np.rint(outputs * PS_PER_BYTE_AT_1_GB_S / gbytes)
+            table[kind, 1:-1] = np.minimum(ps, float(LONGEST_PS)).astype(np.int64)[:-1]
+    return table
+
+
+def _sync_ps(spec: Spec, replicas: int, gbytes: float | None) -> IntArray:
+    """Return ``[b, a]``: a ring all-reduce of the stage's gradients, spread over microbatches."""
+    count = len(spec.layers)
+    if gbytes is None:
+        return np.zeros((count + 1, count + 1), dtype=np.int64)
+    parameters = _float_spans(np.array([layer.parameter_bytes for layer in spec.layers]))
+    moved = 2 * (replicas - 1) / replicas * parameters
+    ps = np.rint(moved * PS_PER_BYTE_AT_1_GB_S / gbytes / spec.microbatches)
+    return np.clip(ps, 0.0, float(LONGEST_PS)).astype(np.int64)
+
+
+def _check_range(spec: Spec, cost: IntArray) -> None:
+    """Refuse times whose sums would not fit: an iteration is counted in 63 bits."""
+    longest = float(cost[:, -1, 0].max()) * (spec.microbatches + len(spec.layers) + 4)
+    if not 0 < longest < LONGEST_PS:
+        raise InvalidSpecError(
+            "the times of the layers are too long or too short to plan with",
+            faults=(
+                Fault(
+                    "time_out_of_range",
+                    "an iteration on the slowest type must take between a picosecond and 13 days",
+                    column="model.layers",
+                ),
+            ),
+        )

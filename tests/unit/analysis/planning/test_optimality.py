@@ -1,0 +1,43 @@
+"""No template is better: held by looking at every one of them, for hundreds of clusters."""
+
+from __future__ import annotations
+
+import pytest
+
+from app.analysis.planning.budget import Budget
+from app.analysis.planning.checker import faults_of_certificate, faults_of_template
+from app.analysis.planning.optimal import plan_optimal
+from app.analysis.planning.problem import compile_problem
+from app.errors import InfeasiblePlanError
+from tests.unit.analysis.planning.oracle import optimum, random_spec
+
+OBJECTIVES = ("t_std", "t_oobleck")
+
+
+@pytest.mark.parametrize("seed", range(400))
+def test_optimum_is_the_best_of_all_templates(seed: int) -> None:
+    spec = random_spec(seed)
+    problem = compile_problem(spec)
+    expected = optimum(spec)
+    for position, objective in enumerate(OBJECTIVES):
+        if expected is None:
+            with pytest.raises(InfeasiblePlanError):
+                plan_optimal(problem, objective, Budget())
+            continue
+        plan = plan_optimal(problem, objective, Budget())
+        assert plan.cost_ps == expected[position]
+        assert plan.certificate.closed
+        assert faults_of_template(problem, plan.template) == []
+        assert all(faults_of_template(problem, template) == [] for template in plan.near)
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES)
+@pytest.mark.parametrize("seed", range(0, 400, 8))
+def test_independent_checker_accepts_the_certificate(seed: int, objective: str) -> None:
+    problem = compile_problem(random_spec(seed))
+    try:
+        plan = plan_optimal(problem, objective, Budget())
+    except InfeasiblePlanError:
+        assert optimum(problem.spec) is None
+        return
+    assert faults_of_certificate(problem, plan.template, plan.certificate) == []
