@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -16,7 +15,6 @@ from app.analysis.trace.model import REPLAYED_OP_TYPES, Trace
 from app.analysis.whatif.confidence import Interval, bootstrap
 from app.analysis.whatif.layout import FloatArray
 from app.analysis.whatif.metrics import (
-    MERGED_TYPES,
     Contribution,
     Metrics,
     measure,
@@ -145,7 +143,7 @@ def _document(trace: Trace, replayed: Replayed, metrics: Metrics) -> dict[str, A
         "gpu_hours_lost_per_hour": sizes.world * waste,
         "launch_slowdown": float(metrics.recorded_s.mean() / metrics.simulated_s.mean()),
         # replayed one type at a time: delays that hide behind one another count in each
-        "launch_by_optype": _merged_launch(metrics.launch_by_optype),
+        "launch_by_optype": metrics.launch_by_optype,
         "k50": metrics.k50,
         "step_times": {
             "recorded": metrics.recorded_s.tolist(),
@@ -215,13 +213,6 @@ def _count_by_type(trace: Trace) -> list[int]:
     for first in range(0, len(trace), PIECE_ROWS):
         counts += np.bincount(trace.op[first : first + PIECE_ROWS], minlength=len(counts))
     return counts.tolist()
-
-
-def _merged_launch(shares: dict[str, float]) -> dict[str, float]:
-    merged: Counter[str] = Counter()
-    for name, value in shares.items():
-        merged[MERGED_TYPES.get(name, name)] += value  # type: ignore[assignment]  # counts seconds
-    return dict(merged)
 
 
 def _contribution(

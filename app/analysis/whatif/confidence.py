@@ -39,10 +39,7 @@ def bootstrap(metrics: Metrics, workers: tuple[tuple[int, int], ...]) -> Interva
     workers : tuple of (DP rank, stage)
         The workers whose slowdown gets an interval.
     """
-    count = len(metrics.simulated_s)
-    rng = np.random.default_rng(0)
-    # How often each step is drawn: means of all metrics are then one matrix product.
-    weights = rng.multinomial(count, np.full(count, 1 / count), size=DRAWS) / count
+    weights = _draw(len(metrics.simulated_s))
     simulated, ideal = weights @ metrics.simulated_s, weights @ metrics.ideal_s
     slowdown = _interval(simulated / ideal)
 
@@ -53,14 +50,24 @@ def bootstrap(metrics: Metrics, workers: tuple[tuple[int, int], ...]) -> Interva
         return _interval((simulated - weights @ contribution.removed_s) / lost)
 
     chosen = metrics.by_worker[:, [dp for dp, _ in workers], [pp for _, pp in workers]]
-    alone = (weights @ chosen) / ideal[:, None]
+    low, high = np.quantile((weights @ chosen) / ideal[:, None], QUANTILES, axis=0)
     return Intervals(
         slowdown=slowdown,
         waste=(1 - 1 / slowdown[0], 1 - 1 / slowdown[1]),
         m_w=share(metrics.worst_workers),
         m_s=share(metrics.last_stage) if metrics.by_pp.shape[1] > 1 else None,
-        workers=tuple(_interval(column) for column in alone.T),
+        workers=tuple(zip(low.tolist(), high.tolist(), strict=True)),
     )
+
+
+def _draw(count: int) -> FloatArray:
+    """Return how often each draw takes each step, shape (draws, count), as shares.
+
+    Means of all metrics are then one matrix product.
+    """
+    drawn = np.random.default_rng(0).integers(count, size=(DRAWS, count), dtype=np.int32)
+    drawn += np.arange(DRAWS, dtype=np.int32)[:, None] * count
+    return np.bincount(drawn.ravel(), minlength=DRAWS * count).reshape(DRAWS, count) / count
 
 
 def _interval(draws: FloatArray) -> Interval:

@@ -22,6 +22,8 @@ WORST_SHARE: Final = 0.03
 ATTRIBUTABLE: Final = 0.01
 # Half of the lost time, for k50.
 HALF: Final = 0.5
+# Counts of workers that one replay of the search for k50 tries.
+DOUBLINGS: Final = 4
 
 # Sends and receives of one direction carry the same bytes at the same time: one type.
 MERGED_TYPES: Final = {
@@ -136,6 +138,7 @@ def measure(replayed: Replayed) -> Metrics:
         simulator = group.simulator
         keeps: list[Keep] = [
             simulator.keep(),
+            simulator.keep(types=[]),
             simulator.keep(cells=~stages[-1]),
             *(simulator.keep(types=names) for names in merged.values()),
             *(simulator.keep(cells=cells) for cells in stages),
@@ -143,12 +146,9 @@ def measure(replayed: Replayed) -> Metrics:
         return simulator.step_times(keeps).T * NS
 
     times = replayed.over_steps(variants)
-    simulated, without_last = times[:, 0], times[:, 1]
-    by_optype = dict(zip(merged, times[:, 2 : 2 + len(merged)].T, strict=True))
-    by_pp = times[:, 2 + len(merged) :]
-    ideal = replayed.over_steps(
-        lambda group: np.full(len(group.layout.steps), group.simulator.ideal_step_time() * NS)
-    )
+    simulated, ideal, without_last = times[:, 0], times[:, 1], times[:, 2]
+    by_optype = dict(zip(merged, times[:, 3 : 3 + len(merged)].T, strict=True))
+    by_pp = times[:, 3 + len(merged) :]
     lanes = replayed.over_steps(_lone_lanes)
     by_worker, by_dp = lanes[:, :, :-1], lanes[:, :, -1]
     order = rank_workers(by_worker.mean(axis=0))
@@ -213,7 +213,7 @@ def _launch_shares(
     replayed: Replayed, simulated_s: FloatArray, recorded_s: FloatArray
 ) -> tuple[dict[str, float], int]:
     """Return what late launches of each op type add to a step, as a share of the recorded time."""
-    types = present_types(replayed)
+    merged = merge_types(present_types(replayed))
     clamped = 0
 
     def delayed(group: Group) -> FloatArray:
@@ -223,11 +223,11 @@ def _launch_shares(
             clamped += faulty
             return values
 
-        return group.simulator.delayed_step_times(types, delays).T * NS
+        return group.simulator.delayed_step_times(list(merged.values()), delays).T * NS
 
     times = replayed.over_steps(delayed)
     shares = (times.mean(axis=0) - simulated_s.mean()) / recorded_s.mean()
-    return dict(zip(types, shares.tolist(), strict=True)), clamped
+    return dict(zip(merged, shares.tolist(), strict=True)), clamped
 
 
 def _fewest_for_half(
@@ -235,30 +235,31 @@ def _fewest_for_half(
 ) -> int | None:
     """Return how few of the worst workers, idealized, recover half of the lost time.
 
-    More workers idealized recover more but for noise, so the count is bisected.
+    More workers idealized recover more but for noise, so the count is searched between one that
+    does not suffice and one that does, several counts a replay.
     """
     dp, pp = replayed.layout.dp, replayed.layout.pp
 
-    def recovers_half(count: int) -> bool:
-        kept = ~_cells(dp, pp, order[:count])
+    def recovers_half(counts: Sequence[int]) -> list[bool]:
+        kept = [~_cells(dp, pp, order[:count]) for count in counts]
         times = replayed.over_steps(
-            lambda group: group.simulator.step_times([group.simulator.keep(cells=kept)]).T * NS
+            lambda group: (
+                group.simulator.step_times([group.simulator.keep(cells=cells) for cells in kept]).T
+                * NS
+            )
         )
-        return float(simulated_s.mean() - times.mean()) >= HALF * lost_s
+        return (simulated_s.mean() - times.mean(axis=0) >= HALF * lost_s).tolist()
 
-    high = 1
-    while not recovers_half(high):
-        if high == len(order):
-            return None
-        high = min(2 * high, len(order))
-    low = high // 2
+    low, high = 0, len(order)
+    counts = [min(2**i, high) for i in range(DOUBLINGS)]
     while high - low > 1:
-        middle = (low + high) // 2
-        if recovers_half(middle):
-            high = middle
-        else:
-            low = middle
-    return high
+        inside = sorted({count for count in counts if low < count < high})
+        verdicts = recovers_half(inside)
+        enough = [count for count, verdict in zip(inside, verdicts, strict=True) if verdict]
+        high = min(enough, default=high)
+        low = max((count for count in inside if count < high), default=low)
+        counts = np.linspace(low, high, DOUBLINGS + 2).astype(int).tolist()
+    return high if high < len(order) or recovers_half([high])[0] else None
 
 
 def _cells(dp: int, pp: int, workers: Sequence[tuple[int, int]]) -> NDArray[np.bool_]:

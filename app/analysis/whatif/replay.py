@@ -18,7 +18,7 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
-from app.analysis.whatif.graph import Graph, Unit
+from app.analysis.whatif.graph import Graph
 from app.analysis.whatif.layout import FloatArray
 
 # [lane or partner, variant, step, DP rank]
@@ -54,13 +54,21 @@ def across_dp(launch: FloatArray) -> FloatArray:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Program:
-    """A graph prepared for replay: what to read, what to write, what to forget."""
+    """A graph prepared for replay: what to read, what to write, what to forget.
 
-    graph: Graph
-    # for each unit the nodes whose end nobody needs after it
-    finished: tuple[tuple[int, ...], ...]
+    Parameters
+    ----------
+    units : tuple
+        For each unit its members, for each member what it follows, whether the group spans the DP
+        ranks, and the nodes whose end nobody needs after it.
+    ends_last : frozenset of int
+        Nodes that may end last.
+    place : int64 array, shape (nodes,)
+        Index of each node's unit.
+    """
+
+    units: tuple[tuple[tuple[int, ...], tuple[tuple[int, ...], ...], bool, tuple[int, ...]], ...]
     ends_last: frozenset[int]
-    # for each node the place of its unit
     place: NDArray[np.int64]
 
 
@@ -76,19 +84,23 @@ def prepare(graph: Graph, shortest_ns: FloatArray) -> Program:
     """
     ends_last = set(graph.last)
     last_use: dict[int, int] = {}
+    place = np.empty(len(shortest_ns), dtype=np.int64)
+    is_negative = (shortest_ns < 0).tolist()
     for index, unit in enumerate(graph.units):
+        place[list(unit.members)] = index
         for node, after in zip(unit.members, unit.after, strict=True):
             for other in after:
                 last_use[other] = index
-                if shortest_ns[node] < 0:
-                    ends_last.add(other)
+            if is_negative[node]:
+                ends_last.update(after)
     finished: list[list[int]] = [[] for _ in graph.units]
     for node, index in last_use.items():
         finished[index].append(node)
-    place = np.empty(len(shortest_ns), dtype=np.int64)
-    for index, unit in enumerate(graph.units):
-        place[list(unit.members)] = index
-    return Program(graph, tuple(tuple(nodes) for nodes in finished), frozenset(ends_last), place)
+    units = tuple(
+        (unit.members, unit.after, unit.across_dp, tuple(nodes))
+        for unit, nodes in zip(graph.units, finished, strict=True)
+    )
+    return Program(units, frozenset(ends_last), place)
 
 
 def replay(
@@ -114,20 +126,28 @@ def replay(
         Latest end of each lane, ns since the step's start; broadcasts against ``[lane or partner,
         variant, step, DP rank]``.
     """
+    # For short steps this loop is what replay costs, so names are bound once.
     ends: dict[int, FloatArray] = {}
+    end_of, maximum, ends_last = variants.end, np.maximum, program.ends_last
     launch_of = variants.launch if isinstance(variants, LateVariants) else None
     step_end = _STEP_START
-    for unit, finished in zip(program.graph.units, program.finished, strict=True):
-        launches = _launches(unit, ends, launch_of)
+    for members, afters, spans_dp, finished in program.units:
+        launches = []
+        for node, after in zip(members, afters, strict=True):
+            ready = _latest(after, ends)
+            if launch_of is not None:
+                is_new = len(after) > 1
+                ready = launch_of(node, ready, shared=not is_new)
+            launches.append(ready)
         begin = launches[0]
         for launch in launches[1:]:
-            begin = np.maximum(begin, launch)
-        if unit.across_dp:
+            begin = maximum(begin, launch)
+        if spans_dp:
             begin = couple(begin)
-        for node, launch in zip(unit.members, launches, strict=True):
-            end = ends[node] = variants.end(node, begin)
-            if node in program.ends_last:
-                step_end = np.maximum(step_end, end)
+        for node, launch in zip(members, launches, strict=True):
+            end = ends[node] = end_of(node, begin)
+            if node in ends_last:
+                step_end = maximum(step_end, end)
             if observe is not None:
                 observe(node, launch, end)
         for node in finished:
@@ -135,17 +155,11 @@ def replay(
     return step_end
 
 
-def _launches(
-    unit: Unit, ends: Mapping[int, FloatArray], launch_of: Callable[..., FloatArray] | None
-) -> list[FloatArray]:
-    """Return when each member of a unit is launched."""
-    launches = []
-    for node, after in zip(unit.members, unit.after, strict=True):
-        ready = ends[after[0]] if after else _STEP_START
-        for other in after[1:]:
-            ready = np.maximum(ready, ends[other])
-        if launch_of is not None:
-            is_new = len(after) > 1
-            ready = launch_of(node, ready, shared=not is_new)
-        launches.append(ready)
-    return launches
+def _latest(after: tuple[int, ...], ends: Mapping[int, FloatArray]) -> FloatArray:
+    """Return the latest end of what a node follows; the step's start where that is nothing."""
+    if not after:
+        return _STEP_START
+    latest = ends[after[0]]
+    for other in after[1:]:
+        latest = np.maximum(latest, ends[other])
+    return latest

@@ -34,12 +34,24 @@ class Keep:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Patch:
+    """A variant that keeps some DP ranks of a node: all of them but for `columns`, or only those.
+
+    Whichever are fewer are the columns.
+    """
+
+    row: int
+    keeps_rest: bool
+    columns: NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Rows:
     """For each node the variants that keep all of its DP ranks, and those that keep some."""
 
     count: int
     whole: Sequence[tuple[int, ...]]
-    partial: Sequence[tuple[tuple[int, NDArray[np.bool_]], ...]]
+    partial: Sequence[tuple[Patch, ...]]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -67,26 +79,42 @@ class KeptVariants:
 
     def end(self, node: int, begin: FloatArray) -> FloatArray:
         """Add the recorded or the ideal duration."""
-        whole, partial = self.rows.whole[node], self.rows.partial[node]
+        rows, ideal = self.rows, self.ideal_ns[node]
+        whole, partial = rows.whole[node], rows.partial[node]
         if not whole and not partial:
-            return begin + self.ideal_ns[node]
+            return begin + ideal
         recorded = self.recorded_ns[node]
-        if self.partners == 1 and len(whole) == self.rows.count:
+        if self.partners == 1 and len(whole) == rows.count:
             return begin + recorded
-        end = np.empty((self.partners, self.rows.count, *recorded.shape))
-        np.add(begin, self.ideal_ns[node], out=end)
+        end = np.empty((self.partners, rows.count, *recorded.shape))
+        np.add(begin, ideal, out=end)
         begins, ends = begin[0], end[0]
         shared = len(begins) == 1
         for row in whole:
             np.add(begins[0 if shared else row], recorded, out=ends[row])
-        for row, cells in partial:
-            np.add(begins[0 if shared else row], recorded, out=ends[row], where=cells)
+        for patch in partial:
+            _patch(patch, begins[0 if shared else patch.row], recorded, ideal, ends[patch.row])
         return end
+
+
+def _patch(
+    patch: Patch, begin: FloatArray, recorded: FloatArray, ideal: float, end: FloatArray
+) -> None:
+    """Write the ends of a variant that keeps some DP ranks; `end` holds the ideal ones."""
+    columns = patch.columns
+    chosen = begin[:, columns] if begin.shape[1] > 1 else begin
+    if patch.keeps_rest:
+        np.add(begin, recorded, out=end)
+        end[:, columns] = chosen + ideal
+    else:
+        end[:, columns] = chosen + recorded[:, columns]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DelayedVariants:
-    """One variant an op type: recorded durations, and that type is launched late as recorded.
+    """Recorded durations; in each variant some nodes are launched as late as recorded.
+
+    As long as no node was late, one row stands for all variants.
 
     Parameters
     ----------
@@ -118,6 +146,28 @@ class DelayedVariants:
     def end(self, node: int, begin: FloatArray) -> FloatArray:
         """Add the recorded duration."""
         return begin + self.recorded_ns[node]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ReplacedVariants:
+    """Recorded durations; each variant replaces those of some nodes, shape (steps, dp) each."""
+
+    recorded_ns: FloatArray
+    replaced_ns: Sequence[Mapping[int, FloatArray]]
+    steps: slice
+
+    def end(self, node: int, begin: FloatArray) -> FloatArray:
+        """Add the replaced or the recorded duration."""
+        recorded = self.recorded_ns[node]
+        end = begin + recorded
+        for row, replaced in enumerate(self.replaced_ns):
+            if node in replaced:
+                count = len(self.replaced_ns)
+                if end.shape[1] < count:
+                    end = np.array(np.broadcast_to(end, (1, count, *recorded.shape)))
+                source = begin[0, row if begin.shape[1] > 1 else 0]
+                np.add(source, replaced[node][self.steps], out=end[0, row])
+        return end
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -219,44 +269,50 @@ class Simulator:
         return np.moveaxis(times[:-1], 0, -1), times[-1]
 
     def delayed_step_times(
-        self, types: Sequence[str], delays_ns: Callable[[slice], FloatArray]
+        self, types: Sequence[Sequence[str]], delays_ns: Callable[[slice], FloatArray]
     ) -> FloatArray:
-        """Replay recorded durations with the launch delays of one op type at a time.
+        """Replay recorded durations with the launch delays of some op types at a time.
 
         Parameters
         ----------
-        types : sequence of str
+        types : sequence of sequences of str
+            The op types that are late in each variant.
         delays_ns : callable
             Returns the launch delays of some steps, shape (nodes, steps, dp).
 
         Returns
         -------
-        float64 array, shape (types, steps)
+        float64 array, shape (variants, steps)
         """
-        codes = self.layout.codes(*types)
-        row_of = np.full(len(self.layout.op_names), -1, dtype=np.int64)
-        row_of[codes] = np.arange(len(codes))
-        rows = row_of[self.layout.nodes.op].tolist()
-        recorded = self.durations.recorded_ns
-        return self._blocked(
-            lambda steps: DelayedVariants(recorded[:, steps], delays_ns(steps), rows, len(codes)),
-            len(codes),
-        )
+        layout, recorded = self.layout, self.durations.recorded_ns
+        late = [np.isin(layout.nodes.op, layout.codes(*names)) for names in types]
+        first = [self.program.place[nodes].min(initial=len(layout.nodes)) for nodes in late]
+        order = np.argsort(first, kind="stable")
+        times = np.empty((len(types), len(layout.steps)))
+        for steps in self._step_blocks(rows=1):
+            delays = delays_ns(steps)
+            size = max(1, BATCH_ELEMENTS // delays[0].size)
+            for begin in range(0, len(order), size):
+                chosen = order[begin : begin + size]
+                rows = np.full(len(layout.nodes), -1, dtype=np.int64)
+                for row, variant in enumerate(chosen):
+                    rows[late[variant]] = row
+                variants = DelayedVariants(recorded[:, steps], delays, rows.tolist(), len(chosen))
+                times[chosen, steps] = replay(self.program, variants, across_dp).max(axis=-1)[0]
+        return times
 
-    def replaced_step_times(self, replaced_ns: Mapping[int, FloatArray]) -> FloatArray:
+    def replaced_step_times(self, *replaced_ns: Mapping[int, FloatArray]) -> FloatArray:
         """Replay recorded durations with those of some nodes replaced, shape (steps, dp) each.
 
         Returns
         -------
-        float64 array, shape (steps,)
+        float64 array, shape (variants, steps)
         """
         recorded = self.durations.recorded_ns
-
-        def duration_ns(node: int, steps: slice) -> FloatArray:
-            replaced = replaced_ns.get(node)
-            return recorded[node, steps] if replaced is None else replaced[steps]
-
-        return self.edited_step_times(duration_ns)
+        return self._blocked(
+            lambda steps: ReplacedVariants(recorded[:, steps], replaced_ns, steps),
+            len(replaced_ns),
+        )
 
     def edited_step_times(self, duration_ns: Callable[[int, slice], FloatArray]) -> FloatArray:
         """Replay durations of the caller's.
@@ -274,7 +330,7 @@ class Simulator:
 
     def _blocked(
         self,
-        variants: Callable[[slice], DelayedVariants | EditedVariants],
+        variants: Callable[[slice], ReplacedVariants | EditedVariants],
         rows: int,
     ) -> FloatArray:
         times = np.empty((rows, len(self.layout.steps)))
@@ -303,9 +359,7 @@ class Simulator:
     def _rows(self, keeps: Sequence[Keep]) -> Rows:
         """Return which variants keep which nodes; the same for all nodes of a type and stage."""
         nodes = self.layout.nodes
-        by_kind: dict[
-            tuple[int, int], tuple[tuple[int, ...], tuple[tuple[int, NDArray[np.bool_]], ...]]
-        ] = {}
+        by_kind: dict[tuple[int, int], tuple[tuple[int, ...], tuple[Patch, ...]]] = {}
         whole, partial = [], []
         for kind in zip(nodes.op.tolist(), nodes.pp.tolist(), strict=True):
             if kind not in by_kind:
@@ -317,12 +371,17 @@ class Simulator:
                 ]
                 by_kind[kind] = (
                     tuple(row for row, cells in kept if cells.all()),
-                    tuple((row, cells) for row, cells in kept if not cells.all()),
+                    tuple(_as_patch(row, cells) for row, cells in kept if not cells.all()),
                 )
-            rows, cells = by_kind[kind]
+            rows, patches = by_kind[kind]
             whole.append(rows)
-            partial.append(cells)
+            partial.append(patches)
         return Rows(len(keeps), whole, partial)
+
+
+def _as_patch(row: int, cells: NDArray[np.bool_]) -> Patch:
+    keeps_rest = 2 * int(cells.sum()) > len(cells)
+    return Patch(row, keeps_rest, np.flatnonzero(~cells if keeps_rest else cells))
 
 
 def _stage(layout: Layout, stage: int) -> NDArray[np.bool_]:

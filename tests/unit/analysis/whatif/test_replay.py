@@ -114,7 +114,7 @@ def test_launch_delays_of_one_type_replay_as_the_twin_says(seed: int) -> None:
     layout = replayed.layout
     delays, _ = launch_delays(replayed.main)
     times = replayed.simulator.delayed_step_times(
-        ["forward-compute"], lambda steps: delays[:, steps]
+        [["forward-compute"]], lambda steps: delays[:, steps]
     )[0]
     forward = layout.nodes.op == layout.codes("forward-compute")[0]
     chosen = np.where(forward[:, None, None], delays, 0.0)
