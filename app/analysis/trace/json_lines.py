@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from typing import Any, Final, NoReturn
 
@@ -14,6 +15,10 @@ from app.analysis.trace.faults import refuse
 from app.analysis.trace.layout import NATIVE
 from app.analysis.trace.limits import MAX_FAULTS
 from app.errors import Fault
+
+COLUMNS: Final = pa.schema(
+    [(name, pa.string() if field == "op" else pa.int64()) for field, name in NATIVE.columns.items()]
+)
 
 _INT64: Final = range(-(1 << 63), 1 << 63)
 
@@ -28,7 +33,10 @@ def parse_object(line: bytes) -> dict[str, Any]:
     """
     try:
         value = json.loads(
-            line.decode(), parse_constant=_refuse_constant, object_pairs_hook=_object
+            line.decode(),
+            parse_constant=_refuse_constant,
+            parse_float=_finite,
+            object_pairs_hook=_object,
         )
     except RecursionError:
         raise ValueError("nested too deep") from None
@@ -41,6 +49,13 @@ def _refuse_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is not JSON")
 
 
+def _finite(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError(f"{text[:20]} is too large")
+    return value
+
+
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) != len(pairs):
@@ -48,8 +63,8 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def read_lines(block: bytes, first_line: int) -> tuple[list[pa.Array[Any]], NDArray[np.int64]]:
-    """Return the columns of the lines, blank ones passed over, and the line of each row.
+def read_lines(block: bytes, first_line: int) -> tuple[pa.RecordBatch, NDArray[np.int64]]:
+    """Return the rows of the lines, blank ones passed over, and the line of each.
 
     Parameters
     ----------
@@ -85,11 +100,8 @@ def read_lines(block: bytes, first_line: int) -> tuple[list[pa.Array[Any]], NDAr
             break
     if faults:
         refuse(faults)
-    arrays = [
-        pa.array(columns[name], pa.string() if field == "op" else pa.int64())
-        for field, name in NATIVE.columns.items()
-    ]
-    return arrays, np.array(lines, np.int64)
+    arrays = [pa.array(columns[field.name], field.type) for field in COLUMNS]
+    return pa.record_batch(arrays, schema=COLUMNS), np.array(lines, np.int64)
 
 
 def _problems(row: Mapping[str, Any], line: int) -> list[Fault]:

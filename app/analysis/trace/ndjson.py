@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from app.analysis.trace.assemble import Assembler
 from app.analysis.trace.columns import batch_columns
 from app.analysis.trace.faults import Places, refuse
-from app.analysis.trace.json_lines import parse_object, read_lines
+from app.analysis.trace.json_lines import COLUMNS, parse_object, read_lines
 from app.analysis.trace.layout import NATIVE
 from app.analysis.trace.limits import MIB, Limits
 from app.analysis.trace.metadata import parse_metadata
@@ -40,13 +40,11 @@ SCHEMA: Final = "paceline.trace/1"
 
 _BLOCK_BYTES: Final = 4 * MIB
 _MAX_LINE_BYTES: Final = MIB
+# Lines without an operation cost time as well.
+_MAX_BLANK_LINES: Final = 1 << 20
 _FIRST_CAPACITY: Final = 1 << 16
 _NEWLINE: Final = ord("\n")
 _BRACE: Final = ord("{")
-
-_SCHEMA: Final = pa.schema(
-    [(name, pa.string() if field == "op" else pa.int64()) for field, name in NATIVE.columns.items()]
-)
 
 
 class _Lines:
@@ -106,8 +104,13 @@ def _blocks(pieces: Iterator[bytes], limits: Limits) -> Iterator[tuple[int, byte
     """Yield whole lines in blocks, each with the 1-based number of its first line."""
     line = 1
     waiting = bytearray()
-    for piece in pieces:
-        waiting += piece
+    # The densest slice of a compressed body gives a piece of many blocks.
+    for part in (
+        piece[start : start + _BLOCK_BYTES]
+        for piece in pieces
+        for start in range(0, len(piece), _BLOCK_BYTES)
+    ):
+        waiting += part
         if len(waiting) < _BLOCK_BYTES:
             continue
         end = waiting.rfind(b"\n") + 1
@@ -119,6 +122,9 @@ def _blocks(pieces: Iterator[bytes], limits: Limits) -> Iterator[tuple[int, byte
             yield line, block
             line += block.count(b"\n")
             del waiting[:end]
+            if line > limits.max_rows + _MAX_BLANK_LINES:
+                message = f"the body has over {limits.max_rows} lines"
+                raise BodyTooLargeError(message, code="body.too_many_rows")
     if waiting:
         yield line, bytes(waiting)
 
@@ -162,12 +168,36 @@ def _agreed(meta: SessionMeta | None, header: Mapping[str, Any]) -> SessionMeta 
 
 def _read_block(block: bytes, line: int) -> tuple[pa.RecordBatch, int | NDArray[np.int64]]:
     """Return the rows of a block, and the line of its first row or of each."""
-    if _is_plain(block):
-        table = _read_fast(block)
-        if table is not None and table.num_rows == block.count(b"\n") + (block[-1] != _NEWLINE):
-            return _whole(table), line
-    columns, lines = read_lines(block, line)
-    return pa.record_batch(columns, schema=_SCHEMA), lines
+    batch = _read_fast(block)
+    if batch is not None:
+        return batch, line
+    # Again without blank lines and spaces around lines, which are no fault.
+    texts = [text.strip() for text in block.split(b"\n")]
+    lines = np.array([line + at for at, text in enumerate(texts) if text], np.int64)
+    batch = _read_fast(b"\n".join(filter(None, texts)))
+    if batch is not None:
+        return batch, lines
+    return read_lines(block, line)
+
+
+def _read_fast(block: bytes) -> pa.RecordBatch | None:
+    """Return the rows of a block, or None where pyarrow refuses it or could misread it."""
+    if not _is_plain(block):
+        return None
+    try:
+        table = pa_json.read_json(
+            io.BytesIO(block),
+            read_options=pa_json.ReadOptions(use_threads=False, block_size=len(block)),
+            parse_options=pa_json.ParseOptions(
+                explicit_schema=COLUMNS, unexpected_field_behavior="ignore"
+            ),
+        )
+    except pa.ArrowException:
+        return None
+    # Two objects in a line, or one over several, are found by their number.
+    if table.num_rows != block.count(b"\n") + (block[-1] != _NEWLINE):
+        return None
+    return table.select(COLUMNS.names).combine_chunks().to_batches()[0]
 
 
 def _is_plain(block: bytes) -> bool:
@@ -175,23 +205,8 @@ def _is_plain(block: bytes) -> bool:
 
     Only then is pyarrow's reader safe: a block that begins with `null` ends the process.
     """
+    if not block.startswith(b"{"):
+        return False
     data = np.frombuffer(block, np.uint8)
     ends = np.flatnonzero(data[:-1] == _NEWLINE)
-    return block[0] == _BRACE and bool((data[ends + 1] == _BRACE).all())
-
-
-def _read_fast(block: bytes) -> pa.Table | None:
-    try:
-        return pa_json.read_json(
-            io.BytesIO(block),
-            read_options=pa_json.ReadOptions(use_threads=False, block_size=len(block)),
-            parse_options=pa_json.ParseOptions(
-                explicit_schema=_SCHEMA, unexpected_field_behavior="ignore"
-            ),
-        )
-    except pa.ArrowException:
-        return None
-
-
-def _whole(table: pa.Table) -> pa.RecordBatch:
-    return table.select(_SCHEMA.names).combine_chunks().to_batches()[0]
+    return bool((data[ends + 1] == _BRACE).all())

@@ -159,6 +159,7 @@ def test_microbatch_and_chunk_may_be_left_out() -> None:
         (b'{"rank": 1}{"rank": 2}', "bad_line", None),
         (b'{"rank": NaN}', "bad_line", None),
         (b'{"rank": 01}', "bad_line", None),
+        (b'{"x": 1e400}', "bad_line", None),
         (b'{"rank": 1, "rank": 2}', "bad_line", None),
         (b'{"op": "a\x00"}', "bad_line", None),
         (b'{"rank": ' + b"1" * 5000 + b"}", "bad_line", None),
@@ -280,6 +281,11 @@ def test_rows_over_the_limit_are_refused() -> None:
     error = refused(PLAIN, limits=limits)
     assert isinstance(error, BodyTooLargeError)
     assert error.stable_code == "body.too_many_rows"
+
+
+def test_lines_without_rows_are_counted() -> None:
+    body = gzip.compress(PLAIN) + gzip.compress(b"\n" * (10 << 20))
+    assert refused(body, limits=Limits(max_rows=200)).stable_code == "body.too_many_rows"
 
 
 def test_compressed_parquet_is_no_text() -> None:
