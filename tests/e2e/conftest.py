@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from playwright.sync_api import sync_playwright
+from playwright.sync_api import expect, sync_playwright
 
 from app.http_server import HttpServer, address_of, listen
 from app.main import create_app
 from tests.conftest import skip_or_fail
 from tests.e2e.visiting import BROWSER_ARGUMENTS, Installation, Visitor
+from tests.support.waiting import LIMIT_S
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -30,6 +31,8 @@ def browser() -> Iterator[Browser]:
     if program is None:
         skip_or_fail("there is no chromium on PATH")
         return
+    # A limit for hangs: the machine may be busy with other tests.
+    expect.set_options(timeout=LIMIT_S * 1000)
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=program, args=list(BROWSER_ARGUMENTS))
         yield browser

@@ -1,0 +1,305 @@
+"""Each page in each window and color scheme: readable, whole, and from this server alone."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from functools import cache
+from typing import TYPE_CHECKING
+
+import pytest
+from playwright.sync_api import expect
+
+from app.analysis.synthesis.injections import SlowWorker
+from app.analysis.synthesis.job import JobModel
+from app.analysis.synthesis.synthesize import synthesize
+from app.analysis.trace.model import Sizes
+from app.services.analyze_session import analyze_session
+from app.services.task_runs import claim
+from tests.e2e.looking import check, keep, wait_for_figures, wait_for_plots
+from tests.e2e.visiting import LOOKS, NARROW, Look
+from tests.support.sessions import Stored, small_trace, store
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Page
+
+    from app.analysis.trace.model import Trace
+    from app.bootstrap import Container
+    from tests.e2e.visiting import Visitor
+
+WIDE_LIGHT = LOOKS[0]
+in_every_look = pytest.mark.parametrize("look", LOOKS, ids=lambda look: look.name)
+
+
+@cache
+def job_trace() -> Trace:
+    """Return a session of 4 × 4 workers on hosts, one of them slow."""
+    job = JobModel(Sizes(dp=4, pp=4, tp=4), microbatches=8, steps=16, name="dense-34b")
+    return synthesize(job, [SlowWorker((0, 0), 2.2)], seed=2).trace
+
+
+def healthy(seed: int) -> Trace:
+    """Return an earlier session of the same job, when all was well."""
+    job = JobModel(Sizes(dp=4, pp=4, tp=4), microbatches=8, steps=16, name="dense-34b")
+    return synthesize(job, seed=seed).trace
+
+
+def analyzed(container: Container, trace: Trace, job: str) -> Stored:
+    """Store a session and analyze it here."""
+    stored = store(container, trace, job=job)
+    held = claim(container, stored.run)
+    assert held is not None
+    analyze_session(container, held)
+    return stored
+
+
+def without_hosts(trace: Trace) -> Trace:
+    """Return a session whose sender names no hosts."""
+    return dataclasses.replace(trace, meta=dataclasses.replace(trace.meta, hosts={}, gpus={}))
+
+
+def expect_well_made(page: Page, site: str, look: Look) -> None:
+    """Expect what holds for every page."""
+    assert check(page, "overflow") <= 0
+    assert check(page, "lowContrast") == []
+    assert check(page, "unnamed") == []
+    assert check(page, "origins") == [site]
+    assert page.title().endswith(" · Paceline")
+    assert page.locator("h1").count() == 1
+    if look.size == NARROW:
+        assert check(page, "smallTargets") == []
+
+
+@in_every_look
+def test_the_page_of_a_session(
+    container: Container, site: str, visitor: Visitor, look: Look
+) -> None:
+    analyzed(container, healthy(1), "dense-34b")
+    stored = analyzed(container, job_trace(), "dense-34b")
+    page = visitor.open(f"{site}/sessions/{stored.session}", look)
+    wait_for_figures(page)
+    expect(page.locator("#live")).to_have_text("Live")
+    keep(page, f"session-{look.name}")
+    expect_well_made(page, site, look)
+    expect(page).to_have_title(re.compile("^dense-34b, session 2: .*slower than ideal, worker"))
+    expect(page.get_by_role("link", name="Session 1")).to_be_visible()
+    if look.size != NARROW:
+        # The first screen answers: who, when, and what to do.
+        for answer in ("h1", ".facts", "#heatmap", ".workers", ".fixes", "#step"):
+            box = page.locator(answer).bounding_box()
+            assert box is not None
+            assert box["y"] + box["height"] <= look.size[1], answer
+
+
+@in_every_look
+def test_the_page_of_a_step(container: Container, site: str, visitor: Visitor, look: Look) -> None:
+    stored = analyzed(container, job_trace(), "dense-34b")
+    page = visitor.open(f"{site}/sessions/{stored.session}?dp=1&pp=2", look)
+    wait_for_figures(page)
+    step = page.evaluate("JSON.parse(document.getElementById('data').textContent).steps[3]")
+    page.goto(f"{site}/sessions/{stored.session}?step={step}&dp=1&pp=2")
+    wait_for_figures(page)
+    expect(page.locator("#map-title")).to_contain_text(f"Step {step}: worker (0, 0) alone")
+    expect(page.locator("#mode-step")).to_have_attribute("aria-pressed", "true")
+    expect(page.locator("#cell")).to_contain_text(f"in step {step}")
+    expect(page.locator('.workers tr[aria-selected="true"]')).to_contain_text("(1, 2)")
+    keep(page, f"session-step-{look.name}")
+    expect_well_made(page, site, look)
+
+
+@in_every_look
+def test_the_pages_of_the_fleet_and_of_a_job(
+    container: Container, site: str, visitor: Visitor, look: Look
+) -> None:
+    for seed in (1, 2, 3):
+        analyzed(container, healthy(seed), "dense-34b")
+    analyzed(container, job_trace(), "dense-34b")
+    analyzed(container, healthy(4), "dense-34b-eval")
+    store(container, small_trace(), job="just-sent")
+    page = visitor.open(f"{site}/", look)
+    expect(page.locator("h1")).to_contain_text("Stragglers cost")
+    expect(page.locator("table.fleet tbody tr")).to_have_count(3)
+    first = page.locator("table.fleet tbody tr").first
+    expect(first).to_contain_text("dense-34b")
+    expect(first.get_by_text("Slow", exact=True)).to_have_count(1)
+    keep(page, f"fleet-{look.name}")
+    expect_well_made(page, site, look)
+
+    page.get_by_role("link", name="dense-34b", exact=True).click()
+    expect(page).to_have_url(f"{site}/jobs/dense-34b")
+    wait_for_plots(page)
+    expect(page.locator("table.fleet tbody tr")).to_have_count(4)
+    expect(page.locator("figure h2")).to_contain_text("Slow since session 4")
+    keep(page, f"job-{look.name}")
+    expect_well_made(page, site, look)
+
+
+@in_every_look
+def test_the_page_of_an_empty_fleet(site: str, visitor: Visitor, look: Look) -> None:
+    page = visitor.open(f"{site}/", look)
+    expect(page.locator("#first")).to_contain_text(site)
+    assert len(page.locator("#first").inner_text().splitlines()) == 3
+    keep(page, f"fleet-empty-{look.name}")
+    expect_well_made(page, site, look)
+
+
+def test_hosts_that_nobody_named_are_not_invented(
+    container: Container, site: str, visitor: Visitor
+) -> None:
+    stored = analyzed(container, without_hosts(job_trace()), "nameless")
+    page = visitor.open(f"{site}/sessions/{stored.session}")
+    wait_for_figures(page)
+    headings = page.locator(".workers th").all_inner_texts()
+    assert any("Rank" in heading for heading in headings)
+    assert not any("Host" in heading or "GPU" in heading for heading in headings)
+    expect(page.locator("#cell")).to_contain_text("rank 0")
+    expect(page.locator(".place")).not_to_contain_text("host")
+
+
+def test_the_keyboard_reaches_everything(container: Container, site: str, visitor: Visitor) -> None:
+    stored = analyzed(container, job_trace(), "dense-34b")
+    page = visitor.open(f"{site}/sessions/{stored.session}")
+    wait_for_figures(page)
+
+    page.keyboard.press("Tab")
+    expect(page.locator(".skip")).to_be_focused()
+
+    page.locator("#step").focus()
+    page.keyboard.press("Home")
+    steps = page.evaluate("JSON.parse(document.getElementById('data').textContent).steps")
+    expect(page).to_have_url(re.compile(rf"step={steps[0]}&"))
+    page.keyboard.press("ArrowRight")
+    expect(page).to_have_url(re.compile(rf"step={steps[1]}&"))
+    expect(page.locator("#timeline")).to_have_attribute("data-drawn", str(steps[1]))
+
+    page.locator("#timeline").focus()
+    page.keyboard.press("ArrowRight")
+    expect(page.locator("#op-read")).to_contain_text("recorded, DP 0, stage 0")
+    page.keyboard.press("ArrowDown")
+    expect(page.locator("#op-read")).to_contain_text("recorded, DP 0, stage 1")
+    page.keyboard.press("ArrowRight")
+    first = page.locator("#op-read").inner_text()
+    page.keyboard.press("ArrowRight")
+    expect(page.locator("#op-read")).not_to_have_text(first)
+
+    heading = page.locator(".workers").get_by_role("button", name="Forward")
+    heading.focus()
+    page.keyboard.press("Enter")
+    expect(page.locator(".workers th").filter(has_text="Forward")).to_have_attribute(
+        "aria-sort", "descending"
+    )
+    expect(page.locator(".workers tbody tr").first).to_contain_text("(0, 0)")
+    page.locator(".workers tbody tr").nth(3).locator("a").focus()
+    page.keyboard.press("Enter")
+    expect(page.locator(".workers tbody tr").nth(3)).to_have_attribute("aria-selected", "true")
+
+
+def test_the_table_shows_all_workers_and_sorts_them(
+    container: Container, site: str, visitor: Visitor
+) -> None:
+    stored = analyzed(container, job_trace(), "dense-34b")
+    page = visitor.open(f"{site}/sessions/{stored.session}")
+    rows = page.locator(".workers tbody tr:visible")
+    expect(rows).to_have_count(6)
+    page.get_by_role("button", name="All 16 workers").click()
+    expect(rows).to_have_count(16)
+    page.locator(".workers").get_by_role("button", name="Worker").click()
+    expect(rows.first).to_contain_text("(0, 0)")
+    page.locator(".workers").get_by_role("button", name="Worker").click()
+    expect(rows.first).to_contain_text("(3, 3)")
+
+
+def test_the_timeline_zooms_by_dragging_and_resets(
+    container: Container, site: str, visitor: Visitor
+) -> None:
+    stored = analyzed(container, job_trace(), "dense-34b")
+    page = visitor.open(f"{site}/sessions/{stored.session}")
+    wait_for_figures(page)
+    whole = page.locator("#timeline .over text").all_inner_texts()
+    timeline = page.locator("#timeline")
+    timeline.scroll_into_view_if_needed()
+    box = timeline.bounding_box()
+    assert box is not None
+    page.mouse.move(box["x"] + 300, box["y"] + 60)
+    page.mouse.down()
+    page.mouse.move(box["x"] + 420, box["y"] + 80, steps=3)
+    page.mouse.up()
+    zoomed = page.locator("#timeline .over text").all_inner_texts()
+    assert zoomed != whole
+    page.get_by_role("button", name="Reset zoom").click()
+    assert page.locator("#timeline .over text").all_inner_texts() == whole
+
+
+def test_downloads_are_files_with_names(container: Container, site: str, visitor: Visitor) -> None:
+    stored = analyzed(container, job_trace(), "dense-34b")
+    page = visitor.open(f"{site}/sessions/{stored.session}")
+    wait_for_figures(page)
+    for name, suffix, start in (
+        ("Report (JSON)", "report.json", '{"schema":"paceline.report/1"'),
+        ("Heatmap (CSV)", "workers.csv", "dp,pp,rank,host,gpu,slowdown"),
+        ("(Perfetto)", "perfetto.json", '{"traceEvents":'),
+        ("Steps (CSV)", "steps.csv", "step,recorded_s,simulated_s,ideal_s"),
+    ):
+        with page.expect_download() as waiting:
+            page.locator("#downloads").get_by_role("link", name=name).click()
+        assert waiting.value.suggested_filename.endswith(suffix)
+        assert waiting.value.path().read_text().startswith(start)
+
+
+def test_the_theme_is_the_readers_choice_and_lasts(
+    container: Container, site: str, visitor: Visitor
+) -> None:
+    stored = analyzed(container, job_trace(), "dense-34b")
+    page = visitor.open(f"{site}/sessions/{stored.session}")
+    wait_for_figures(page)
+
+    def background() -> str:
+        return str(page.evaluate("getComputedStyle(document.body).backgroundColor"))
+
+    light = background()
+    page.locator("#theme").click()
+    assert background() == light, "the system's choice is light already"
+    page.locator("#theme").click()
+    expect(page.locator("#theme")).to_have_text("Dark theme")
+    dark = background()
+    assert dark != light
+    page.reload()
+    assert background() == dark
+
+
+def test_the_fleet_filters_and_its_address_remembers(
+    container: Container, site: str, visitor: Visitor
+) -> None:
+    analyzed(container, job_trace(), "dense-34b")
+    analyzed(container, healthy(1), "sparse-8b")
+    page = visitor.open(f"{site}/")
+    rows = page.locator("table.fleet tbody tr:visible")
+    expect(rows).to_have_count(2)
+    page.get_by_role("button", name="Slow 1").click()
+    expect(rows).to_have_count(1)
+    page.reload()
+    expect(rows).to_have_count(1)
+    expect(rows).to_contain_text("dense-34b")
+    page.get_by_role("button", name="All 2").click()
+    page.get_by_role("searchbox").fill("sparse")
+    expect(rows).to_have_count(1)
+    expect(rows).to_contain_text("sparse-8b")
+    page.get_by_role("searchbox").fill("nothing like it")
+    expect(page.locator("#nothing")).to_be_visible()
+
+
+def test_names_that_look_like_markup_stay_text(
+    container: Container, site: str, visitor: Visitor
+) -> None:
+    trace = small_trace()
+    evil = "<img src=x onerror=alert(1)></script>&amp;"
+    meta = dataclasses.replace(trace.meta, hosts=dict.fromkeys(range(trace.meta.sizes.world), evil))
+    stored = analyzed(container, dataclasses.replace(trace, meta=meta), evil.replace("/", "|"))
+    page = visitor.open(f"{site}/sessions/{stored.session}")
+    wait_for_figures(page)
+    expect(page.locator(".workers tbody tr").first).to_contain_text(evil)
+    assert page.locator("img").count() == 0
+    page.goto(f"{site}/")
+    assert page.locator("img").count() == 0
+    page.locator("table.fleet tbody a").first.click()
+    expect(page.locator(".crumbs")).to_contain_text(evil.replace("/", "|"))
