@@ -8,17 +8,24 @@ all other steps of the same shape share it.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-
-import numpy as np
-from numpy.typing import NDArray
 
 from app.analysis.trace import model as ops
 from app.analysis.whatif.layout import MAX_NAMED_FAULTS, Layout
+from app.analysis.whatif.pipeline import (
+    COMPUTE,
+    DIRECTIONS,
+    Direction,
+    Flow,
+    VirtualStage,
+    flow_of,
+    pair_up,
+)
 from app.errors import Fault, UnanalyzableError
 
-COMPUTE = frozenset({ops.FORWARD_COMPUTE, ops.BACKWARD_COMPUTE, ops.WGRAD_COMPUTE})
+__all__ = ["COMPUTE", "DP_COLLECTIVES", "LOCAL", "P2P", "Graph", "Unit", "build_graph"]
+
 # Types that run on the worker itself; every other known type moves data.
 LOCAL = COMPUTE | {ops.OPTIMIZER, ops.GC}
 # Types that all DP ranks of a stage start together.
@@ -70,6 +77,7 @@ def build_graph(layout: Layout) -> Graph:
     builder = _Builder(layout)
     for stage in range(layout.pp):
         builder.add_stage(stage)
+    builder.add_handovers()
     groups = list(builder.groups())
     units = [
         Unit(
@@ -86,38 +94,46 @@ def build_graph(layout: Layout) -> Graph:
     return Graph(units=tuple(ordered), last=last)
 
 
-@dataclass(frozen=True, slots=True)
-class _Direction:
-    """The op types of one direction through the pipeline."""
-
-    compute: str
-    send: str
-    recv: str
-
-
-FORWARD = _Direction(ops.FORWARD_COMPUTE, ops.FORWARD_SEND, ops.FORWARD_RECV)
-BACKWARD = _Direction(ops.BACKWARD_COMPUTE, ops.BACKWARD_SEND, ops.BACKWARD_RECV)
-
-
 @dataclass(slots=True)
 class _Builder:
     """Collects, stage by stage, what each node comes after."""
 
     layout: Layout
-    _forward_code: int = field(init=False)
     after: dict[int, set[int]] = field(init=False)
     _by_kind: dict[tuple[str, int], list[int]] = field(init=False)
-    _start_ns: NDArray[np.float64] = field(init=False)
+    _start_ns: list[float] = field(init=False)
+    _chunk: list[int] = field(init=False)
+    _microbatch: list[int] = field(init=False)
+    _flow: Flow = field(init=False)
+    # (direction, stage) → [(receive, what it feeds)], [(send, what it carries away)]
+    _fed: dict[tuple[Direction, int], list[tuple[int, int]]] = field(init=False)
+    _emptied: dict[tuple[Direction, int], list[tuple[int, int]]] = field(init=False)
 
     def __post_init__(self) -> None:
         nodes = self.layout.nodes
         # The lowest step of DP rank 0 is the template: its starts give the launch order.
-        self._start_ns = self.layout.start_ns[:, 0, 0]
+        self._start_ns = self.layout.start_ns[:, 0, 0].tolist()
+        self._chunk = nodes.mc.tolist()
+        self._microbatch = nodes.mb.tolist()
         self.after = {node: set() for node in range(len(nodes))}
         self._by_kind = {}
-        self._forward_code = self.layout.op_names.index(ops.FORWARD_COMPUTE)
         for node, (op, pp) in enumerate(zip(nodes.op.tolist(), nodes.pp.tolist(), strict=True)):
             self._by_kind.setdefault((self.layout.op_names[op], pp), []).append(node)
+        stages = range(self.layout.pp)
+        self._flow = flow_of(
+            (stage, self._computed(node))
+            for stage in stages
+            for node in self.of(stage, ops.FORWARD_COMPUTE)
+        )
+        self._fed, self._emptied = {}, {}
+        for direction in DIRECTIONS:
+            for stage in stages:
+                self._fed[direction, stage] = self._matched(
+                    stage, direction, direction.recv, self._flow.source
+                )
+                self._emptied[direction, stage] = self._matched(
+                    stage, direction, direction.send, self._flow.target
+                )
 
     def of(self, stage: int, *names: str) -> list[int]:
         """Return a stage's nodes of the named types in launch order."""
@@ -144,14 +160,14 @@ class _Builder:
 
     def _add_transfers(self, stage: int, compute: list[int]) -> None:
         """Tie sends and receives to the computations that they feed or carry away."""
-        for direction in (FORWARD, BACKWARD):
+        for direction in DIRECTIONS:
             computes = self.of(stage, direction.compute)
             position = {node: i for i, node in enumerate(computes)}
-            for receive, node in self._fed(stage, direction):
+            for receive, node in self._fed[direction, stage]:
                 self.after[node].add(receive)
                 if position[node] > 0:
                     self.after[receive].add(computes[position[node] - 1])
-            for send, node in self._emptied(stage, direction):
+            for send, node in self._emptied[direction, stage]:
                 self.after[send].add(node)
         # While the pipeline fills, backward transfers wait for the next to last forward.
         backwards = set(self.of(stage, ops.BACKWARD_COMPUTE))
@@ -161,42 +177,29 @@ class _Builder:
                 for node in self.of(stage, name)[:1]:
                     self.after[node].add(compute[first_backward - 2])
 
-    def _fed(self, stage: int, direction: _Direction) -> list[tuple[int, int]]:
-        """Return (receive, the computation that it feeds)."""
-        computes = self.of(stage, direction.compute)
-        entry = stage == (0 if direction is FORWARD else self.layout.pp - 1)
-        first_chunk = self._ends_of_model()[0 if direction is FORWARD else 1]
-        inner = [n for n in computes if not entry or self._chunk(n) != first_chunk]
-        return self._matched(self.of(stage, direction.recv), computes, inner)
-
-    def _emptied(self, stage: int, direction: _Direction) -> list[tuple[int, int]]:
-        """Return (send, the computation whose result it carries away)."""
-        computes = self.of(stage, direction.compute)
-        leaving = stage == (self.layout.pp - 1 if direction is FORWARD else 0)
-        last_chunk = self._ends_of_model()[1 if direction is FORWARD else 0]
-        inner = [n for n in computes if not leaving or self._chunk(n) != last_chunk]
-        return self._matched(self.of(stage, direction.send), computes, inner)
-
-    def _ends_of_model(self) -> tuple[int, int]:
-        """Return the model chunks that the first and the last stage begin and end with."""
-        chunks = self.layout.nodes.mc[self.layout.nodes.op == self._forward_code]
-        return int(chunks.min(initial=0)), int(chunks.max(initial=0))
-
     def _matched(
-        self, transfers: list[int], computes: list[int], inner: list[int]
+        self,
+        stage: int,
+        direction: Direction,
+        name: str,
+        neighbor: Callable[[Direction, VirtualStage], VirtualStage | None],
     ) -> list[tuple[int, int]]:
-        """Match transfers with computations in order.
+        """Match a stage's transfers of one type with its computations, in order.
 
-        At the ends of the pipeline only inner chunks have a neighbor; some recorders still write a
-        transfer for every computation there.
+        Only what comes from, or goes to, another stage is transferred; some recorders write a
+        transfer for every computation, also where the pipeline or the model ends.
         """
+        transfers = self.of(stage, name)
         if not transfers:
             return []
-        for candidates in (inner, computes):
+        computes = self.of(stage, direction.compute)
+        neighbors = [neighbor(direction, (stage, self._computed(node))) for node in computes]
+        pairs = list(zip(computes, neighbors, strict=True))
+        inner = [node for node, there in pairs if there is not None and there[0] != stage]
+        linked = [node for node, there in pairs if there is not None]
+        for candidates in (inner, linked, computes):
             if len(transfers) == len(candidates):
                 return list(zip(transfers, candidates, strict=True))
-        name = self.layout.op_names[self.layout.nodes.op[transfers[0]]]
-        stage = int(self.layout.nodes.pp[transfers[0]])
         message = (
             f"Stage {stage} has {len(transfers)} {name} for {len(inner)} computations in every step"
         )
@@ -206,22 +209,28 @@ class _Builder:
             faults=(Fault("transfers_unmatched", message, column=name),),
         )
 
-    def _chunk(self, node: int) -> int:
-        return int(self.layout.nodes.mc[node])
+    def _computed(self, node: int) -> int:
+        """Return the chunk that a node computes; recorders need not write that of the only one."""
+        return max(self._chunk[node], 0)
+
+    def _on(self, matched: Iterable[tuple[int, int]], stage: VirtualStage) -> dict[int, int]:
+        """Return (computation → its transfer) of one virtual stage."""
+        chunk = stage[1]
+        return {node: transfer for transfer, node in matched if self._computed(node) == chunk}
 
     def _add_parameters(self, stage: int) -> None:
         """Let a chunk's last params-all-gather gate its first forward."""
         gathers = self.of(stage, ops.PARAMS_ALL_GATHER)
         forwards = self.of(stage, ops.FORWARD_COMPUTE)
         for chunk, gather in self._by_chunk(gathers).items():
-            gated = [n for n in forwards if chunk == ops.ABSENT or self._chunk(n) == chunk]
+            gated = [n for n in forwards if chunk in (ops.ABSENT, self._computed(n))]
             if gated:
                 self.after[gated[0]].add(gather[-1])
 
     def _by_chunk(self, nodes: list[int]) -> dict[int, list[int]]:
         chunks: dict[int, list[int]] = {}
         for node in nodes:
-            chunks.setdefault(self._chunk(node), []).append(node)
+            chunks.setdefault(self._chunk[node], []).append(node)
         return chunks
 
     def _add_end_of_step(self, stage: int, compute: list[int]) -> None:
@@ -238,9 +247,9 @@ class _Builder:
         tail = [node for nodes in ends for node in nodes]
         self.chain(tail)
         if overlapped:
-            backwards = self.of(stage, ops.BACKWARD_COMPUTE)
+            gradients = self.of(stage, ops.BACKWARD_COMPUTE, ops.WGRAD_COMPUTE)
             for chunk, scatter in self._by_chunk(scatters).items():
-                done = [n for n in backwards if chunk == ops.ABSENT or self._chunk(n) == chunk]
+                done = [n for n in gradients if chunk in (ops.ABSENT, self._computed(n))]
                 if done:
                     self.after[scatter[0]].add(done[-1])
             after_backward = [node for nodes in ends[2:] for node in nodes]
@@ -261,27 +270,34 @@ class _Builder:
                     yield (node,), name not in LOCAL, name in DP_COLLECTIVES
 
     def _p2p_groups(self) -> Iterator[tuple[tuple[int, ...], bool]]:
-        """Pair the sends of a stage with the receives of its neighbor, in order.
+        """Pair the sends of a virtual stage with the receives of the next one."""
+        for direction in DIRECTIONS:
+            for sender, receiver in self._flow.links(direction):
+                if sender[0] == receiver[0]:
+                    continue
+                sends = self._on(self._emptied[direction, sender[0]], sender)
+                receives = self._on(self._fed[direction, receiver[0]], receiver)
+                for one, other in pair_up(list(sends), list(receives), self._microbatch):
+                    yield (sends[one], receives[other]), False
 
-        The last stage sends its chunk c to the first stage's chunk c + 1; transfers of the chunks
-        that the model begins or ends with have no peer.
-        """
-        first_chunk, last_chunk = self._ends_of_model()
-        pp = self.layout.pp
-        for direction, hop, exit_stage, last, first in (
-            (FORWARD, 1, pp - 1, last_chunk, first_chunk),
-            (BACKWARD, -1, 0, first_chunk, last_chunk),
-        ):
-            for stage in range(pp):
-                neighbor = (stage + hop) % pp
-                wraps = stage == exit_stage
-                sends = self._emptied(stage, direction)
-                receives = self._fed(neighbor, direction)
-                if wraps:
-                    sends = [(t, n) for t, n in sends if self._chunk(n) != last]
-                    receives = [(t, n) for t, n in receives if self._chunk(n) != first]
-                for (send, _), (receive, _) in zip(sends, receives, strict=False):
-                    yield (send, receive), False
+    def add_handovers(self) -> None:
+        """Let computations follow one another directly where no transfer is recorded."""
+        for direction in DIRECTIONS:
+            computes = {
+                stage: [
+                    node
+                    for node in self.of(stage[0], direction.compute)
+                    if self._computed(node) == stage[1]
+                ]
+                for stage in self._flow.stages
+            }
+            for sender, receiver in self._flow.links(direction):
+                recorded = self._emptied[direction, sender[0]] or self._fed[direction, receiver[0]]
+                if recorded or sender[0] == receiver[0]:
+                    continue
+                pairs = pair_up(computes[sender], computes[receiver], self._microbatch)
+                for one, other in pairs:
+                    self.after[other].add(one)
 
     def _step_end_groups(self) -> Iterator[tuple[tuple[int, ...], bool]]:
         ends = [self.of(stage, ops.EMBEDDING_ALL_REDUCE) for stage in range(self.layout.pp)]

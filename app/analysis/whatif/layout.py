@@ -12,8 +12,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from app.analysis.trace.model import REPLAYED_OP_TYPES, Trace
+from app.analysis.trace.model import ABSENT, REPLAYED_OP_TYPES, Trace
 from app.analysis.whatif.blocks import Dense, Runs, find_runs, transpose_blocks
+from app.analysis.whatif.pipeline import COMPUTE
 from app.errors import Fault, UnanalyzableError
 
 FloatArray = NDArray[np.float64]
@@ -104,8 +105,10 @@ def lay_out(trace: Trace) -> LaidOut:
     Raises
     ------
     UnanalyzableError
-        ``trace.rank_missing`` where a cell sent nothing at all; ``trace.no_complete_step``.
+        ``trace.rank_missing`` where a cell sent nothing at all; ``trace.missing_model_chunk``;
+        ``trace.no_complete_step``.
     """
+    _require_chunks(trace)
     runs = find_runs(trace)
     ranks = _analyzed_ranks(trace, runs)
     dropped: list[DroppedStep] = []
@@ -133,6 +136,25 @@ def lay_out(trace: Trace) -> LaidOut:
         ranks=ranks,
     )
     return LaidOut((layout,), tuple(sorted(dropped, key=lambda item: item.step)))
+
+
+def _require_chunks(trace: Trace) -> None:
+    """Refuse computations that no virtual stage can be given to."""
+    if trace.meta.sizes.vpp == 1:
+        return
+    computes = np.array([name in COMPUTE for name in trace.op_names])
+    rows = np.flatnonzero((trace.mc == ABSENT) & computes[trace.op])[:MAX_NAMED_FAULTS]
+    if len(rows):
+        message = (
+            f"With {trace.meta.sizes.vpp} chunks a stage, computation must name its model chunk"
+        )
+        raise UnanalyzableError(
+            message,
+            code="trace.missing_model_chunk",
+            faults=tuple(
+                Fault("missing_model_chunk", message, row=row, column="mc") for row in rows.tolist()
+            ),
+        )
 
 
 def _place_rows(trace: Trace, rows: IntArray | slice) -> tuple[Dense, list[DroppedStep]]:

@@ -1,0 +1,80 @@
+"""The way of a microbatch through the pipeline: virtual stages, and who hands over to whom.
+
+A model chunk of a stage is a *virtual stage*. Microbatches go forward through chunk 0 of all
+stages, then through chunk 1 of all stages, and so on; backward the other way around. A stage
+without some chunk is passed over, so stages may differ in how many chunks they have.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from app.analysis.trace import model as ops
+
+COMPUTE = frozenset({ops.FORWARD_COMPUTE, ops.BACKWARD_COMPUTE, ops.WGRAD_COMPUTE})
+
+# (pipeline stage, model chunk)
+VirtualStage = tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Direction:
+    """The op types of one direction through the pipeline."""
+
+    compute: str
+    send: str
+    recv: str
+
+
+FORWARD = Direction(ops.FORWARD_COMPUTE, ops.FORWARD_SEND, ops.FORWARD_RECV)
+BACKWARD = Direction(ops.BACKWARD_COMPUTE, ops.BACKWARD_SEND, ops.BACKWARD_RECV)
+DIRECTIONS = (FORWARD, BACKWARD)
+
+
+@dataclass(frozen=True, slots=True)
+class Flow:
+    """Virtual stages in the order in which a forward passes them."""
+
+    stages: tuple[VirtualStage, ...]
+    _source: Mapping[VirtualStage, VirtualStage]
+    _target: Mapping[VirtualStage, VirtualStage]
+
+    def source(self, direction: Direction, stage: VirtualStage) -> VirtualStage | None:
+        """Return where a virtual stage gets its input from; None where the model begins."""
+        return (self._source if direction is FORWARD else self._target).get(stage)
+
+    def target(self, direction: Direction, stage: VirtualStage) -> VirtualStage | None:
+        """Return where a virtual stage hands its result to; None where the model ends."""
+        return (self._target if direction is FORWARD else self._source).get(stage)
+
+    def links(self, direction: Direction) -> Iterator[tuple[VirtualStage, VirtualStage]]:
+        """Yield (who hands over, who takes over)."""
+        for sender in self.stages:
+            receiver = self.target(direction, sender)
+            if receiver is not None:
+                yield sender, receiver
+
+
+def flow_of(computing: Iterable[VirtualStage]) -> Flow:
+    """Return the way through the virtual stages that compute forwards."""
+    stages = tuple(sorted(set(computing), key=lambda stage: (stage[1], stage[0])))
+    target = dict(pairwise(stages))
+    source = {there: here for here, there in target.items()}
+    return Flow(stages, source, target)
+
+
+def pair_up(
+    ones: Sequence[int], others: Sequence[int], microbatch: Sequence[int]
+) -> list[tuple[int, int]]:
+    """Pair the nodes of two virtual stages that work on the same microbatch.
+
+    In order where the recorded microbatches (`microbatch` of each node) do not tell.
+    """
+    by_mb = {microbatch[node]: node for node in others}
+    names = {microbatch[node] for node in ones}
+    named = ops.ABSENT not in names and names == by_mb.keys()
+    if named and len(names) == len(ones) == len(others):
+        return [(node, by_mb[microbatch[node]]) for node in ones]
+    return list(zip(ones, others, strict=False))
