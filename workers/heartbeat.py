@@ -55,6 +55,8 @@ class Heartbeat:
     def stop(self) -> None:
         """End the thread and delete the row: the worker is not missing, it has left."""
         self._stop.set()
+        if self._thread.ident is None:
+            return  # The worker was stopped before its broker answered.
         self._thread.join()
         try:
             with self._engine.begin() as connection:

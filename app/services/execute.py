@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+import psycopg
 import structlog
 from celery.exceptions import SoftTimeLimitExceeded
 from sqlalchemy.exc import InterfaceError, OperationalError
@@ -18,7 +19,13 @@ if TYPE_CHECKING:
     from app.services.leases import LeaseKeeper
 
 # The database is restarting, out of connections, or refused a lock: the work itself is sound.
-TRANSIENT: Final = (OperationalError, InterfaceError)
+# Blobs are read and written with the driver's own cursors, hence the driver's own errors too.
+TRANSIENT: Final = (
+    OperationalError,
+    InterfaceError,
+    psycopg.OperationalError,
+    psycopg.InterfaceError,
+)
 
 UNREACHABLE: Final = TaskError(
     "task.database_unavailable",
@@ -31,8 +38,8 @@ _log = structlog.get_logger(__name__)
 def execute(container: Container, keeper: LeaseKeeper, run_id: uuid.UUID) -> bool:
     """Run a task if it is there to be run.
 
-    Nothing that the work raises gets out of here: it is in the log, and in the row of the task
-    and of its subject.
+    No error of the work gets out of here: it is in the log, and in the row of the task and of its
+    subject. Where the database does not take it, the lease runs out and the sweeper sees to it.
 
     Parameters
     ----------
@@ -61,29 +68,36 @@ def execute(container: Container, keeper: LeaseKeeper, run_id: uuid.UUID) -> boo
         except LostClaimError as error:
             _log.warning("claim lost, nothing stored", error=error.message)
             return False
-        except TRANSIENT as error:
-            _log.warning("task interrupted", error=str(error))
-            retry(container, taken, UNREACHABLE)
-            return False
-        except Exception as error:  # noqa: BLE001 - any other fault would come again
-            _log.exception("task failed")
-            return _fail(container, taken, error)
+        except Exception as error:  # noqa: BLE001 - whatever it is belongs into the row
+            return _settle(container, taken, error)
         _log.info("task done")
         return True
 
 
-def _fail(container: Container, taken: Claim, error: Exception) -> bool:
+def _settle(container: Container, taken: Claim, error: Exception) -> bool:
+    """Record why the work failed; return whether that ended the task."""
+    try:
+        if isinstance(error, TRANSIENT):
+            _log.warning("task interrupted", error=str(error))
+            retry(container, taken, UNREACHABLE)
+            return False
+        _log.error("task failed", exc_info=error)
+        return fail(container, taken, _reason(container, error))
+    except TRANSIENT as away:
+        _log.warning("failure not recorded, the lease will run out", error=str(away))
+        return False
+
+
+def _reason(container: Container, error: Exception) -> TaskError:
     if isinstance(error, PacelineError):
-        reason = TaskError(error.stable_code, error.message)
-    elif isinstance(error, SoftTimeLimitExceeded):
-        reason = TaskError(
+        return TaskError(error.stable_code, error.message)
+    if isinstance(error, SoftTimeLimitExceeded):
+        return TaskError(
             "task.time_limit",
             f"The analysis took longer than {container.settings.analysis_time_limit_s} s.",
         )
-    else:
-        reason = TaskError(
-            "task.internal_error",
-            f"The analysis failed unexpectedly ({type(error).__name__}); the log of the worker "
-            "has the details.",
-        )
-    return fail(container, taken, reason)
+    return TaskError(
+        "task.internal_error",
+        f"The analysis failed unexpectedly ({type(error).__name__}); the log of the worker has "
+        "the details.",
+    )

@@ -81,6 +81,10 @@ class LeaseKeeper:
             raise LostClaimError("this worker is stopping")
         try:
             yield
+        except (SystemExit, KeyboardInterrupt):
+            # Told to stop by a signal of its own: a service manager may send it to every process.
+            self._give_back(claim)
+            raise
         finally:
             with self._lock:
                 self._held.pop(claim, None)

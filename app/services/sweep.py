@@ -94,6 +94,7 @@ def _expire(container: Container, tx: UnitOfWork) -> tuple[int, int]:
         .where(
             TaskRun.state == "running",
             TaskRun.lease_until < tx.now,
+            TaskRun.kind.in_(container.kinds),
         )
         .order_by(TaskRun.lease_until)
         .limit(EXPIRED)

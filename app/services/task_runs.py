@@ -113,7 +113,12 @@ def claim(container: Container, run_id: uuid.UUID) -> Claim | None:
     with container.uow() as tx:
         row = tx.session.execute(
             update(TaskRun)
-            .where(TaskRun.id == run_id, TaskRun.state == "queued")
+            .where(
+                TaskRun.id == run_id,
+                TaskRun.state == "queued",
+                # A newer version's work, during a rolling deployment, waits for its workers.
+                TaskRun.kind.in_(container.kinds),
+            )
             .values(
                 state="running",
                 attempt=TaskRun.attempt + 1,

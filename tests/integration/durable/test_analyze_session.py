@@ -9,15 +9,16 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
-from sqlalchemy import delete, select, update
+from sqlalchemy import delete, func, select, update
 
 from app.analysis.report import analyze
-from app.db.models import ANALYZE_SESSION, Report, Session
+from app.db.models import ANALYZE_SESSION, Report, Session, TaskRun
 from app.errors import UnanalyzableError
 from app.services.execute import execute
 from app.services.leases import LeaseKeeper
 from app.services.report_store import read_document, read_heatmaps
-from app.services.task_runs import claim
+from app.services.sweep import SweepResult, sweep
+from app.services.task_runs import Claim, claim
 from tests.support.sessions import (
     Stored,
     count_blobs,
@@ -30,7 +31,7 @@ from tests.support.sessions import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from app.analysis.trace.model import Trace
     from app.bootstrap import Container
@@ -48,6 +49,12 @@ def _unfaithful(trace: Trace) -> Trace:
     starts = trace.start_ns.copy()
     first = np.array([trace.start_ns[trace.step == step].min() for step in trace.step])
     return replace(trace, start_ns=first + 3 * (starts - first))
+
+
+def _with_work(container: Container, work: Callable[[Container, Claim], None]) -> Container:
+    """Return a container whose analysis is other work."""
+    kind = replace(container.kinds[ANALYZE_SESSION], run=work)
+    return replace(container, kinds={ANALYZE_SESSION: kind})
 
 
 def _without_last_rank(trace: Trace) -> Trace:
@@ -164,6 +171,49 @@ def test_stored_trace_that_cannot_be_read_fails_the_session_with_a_reason(
     row = session_row(container, stored)
     assert row.state == "failed"
     assert row.reason_code == "not_found"
+
+
+def test_database_that_goes_away_during_the_work_is_no_fault_of_the_task(
+    container: Container, keeper: LeaseKeeper
+) -> None:
+    def lose_connection(container: Container, _: Claim) -> None:
+        with container.uow() as tx:
+            tx.session.execute(select(func.pg_terminate_backend(func.pg_backend_pid())))
+
+    stored = store(container, small_trace())
+    losing = _with_work(container, lose_connection)
+    for attempt in range(1, container.settings.max_attempts):
+        assert not execute(losing, keeper, stored.run)
+        row = task_row(container, stored)
+        assert (row.state, row.attempt) == ("queued", attempt)
+    assert execute(container, keeper, stored.run)
+    assert session_row(container, stored).state == "analyzed"
+
+
+def test_unexpected_error_fails_the_session_without_showing_its_text(
+    container: Container, keeper: LeaseKeeper
+) -> None:
+    def fail(_: Container, __: Claim) -> None:
+        raise ZeroDivisionError("of something secret")
+
+    stored = store(container, small_trace())
+    assert execute(_with_work(container, fail), keeper, stored.run)
+    row = session_row(container, stored)
+    assert (row.state, row.reason_code) == ("failed", "task.internal_error")
+    assert row.reason is not None
+    assert "ZeroDivisionError" in row.reason
+    assert "secret" not in row.reason
+
+
+def test_work_of_a_newer_version_waits_for_its_workers(
+    container: Container, keeper: LeaseKeeper
+) -> None:
+    with container.uow() as tx:
+        run_id = tx.enqueue("plan_session", uuid.uuid4())
+    assert not execute(container, keeper, run_id)
+    assert sweep(container) == SweepResult()
+    with container.uow() as tx:
+        assert tx.session.execute(select(TaskRun.state)).scalar_one() == "queued"
 
 
 def test_stopping_worker_gives_a_claim_back_that_it_has_just_taken(

@@ -225,10 +225,16 @@ def test_redis_restarted_during_an_analysis(
     _assert_analyzed_once(redis_container, first, second)
 
 
-def test_sigterm_gives_the_lease_back(container: Container, tmp_path: Path) -> None:
+@pytest.mark.parametrize("whole_group", [False, True], ids=["worker", "group"])
+def test_sigterm_gives_the_lease_back(
+    container: Container, tmp_path: Path, *, whole_group: bool
+) -> None:
     stored = store(container, large_trace())
     with WorkerProcess(container, tmp_path / "log") as worker:
         _wait_for_state(container, stored, "analyzing")
+        if whole_group:
+            for pid in worker.forked():
+                os.kill(pid, signal.SIGTERM)
         assert worker.terminate() == 0
         assert worker.group() == []
     row = task_row(container, stored)
@@ -240,6 +246,32 @@ def test_sigterm_gives_the_lease_back(container: Container, tmp_path: Path) -> N
         _wait_for_state(container, stored, "analyzed")
     assert task_row(container, stored).attempt == 1
     _assert_analyzed_once(container, stored)
+
+
+def test_analysis_over_its_time_limit_fails_with_the_reason(
+    database_url: str, tmp_path: Path
+) -> None:
+    settings = _settings(database_url, tmp_path, None).model_copy(
+        update={"analysis_time_limit_s": 1, "lease_s": 60.0}
+    )
+    container = build(settings)
+    log = tmp_path / "log"
+    stored = store(container, large_trace())
+    with WorkerProcess(container, log) as worker:
+        _wait_for_state(container, stored, "analyzing")
+        analyzing = worker.forked()
+        for pid in analyzing:
+            os.kill(pid, signal.SIGSTOP)
+        wait_for(lambda: "time limit" in log.read_text(), "time limit")
+        for pid in analyzing:
+            os.kill(pid, signal.SIGCONT)
+        _wait_for_state(container, stored, "failed")
+        small = store(container, small_trace())
+        _wait_for_state(container, small, "analyzed")
+    row = session_row(container, stored)
+    assert row.reason_code == "task.time_limit"
+    assert task_row(container, stored).state == "dead"
+    container.close()
 
 
 def test_lease_is_renewed_while_an_analysis_takes_longer(database_url: str, tmp_path: Path) -> None:
