@@ -80,7 +80,7 @@ class Assembler:
         return self._rows
 
     def add(self, columns: Mapping[str, NDArray[Any]], op: NDArray[np.int16]) -> None:
-        """Check and take one batch: columns without nulls, and codes of operation names.
+        """Check and take one batch of at least one row: columns without nulls, and codes of operation names.
 
         Raises
         ------
@@ -89,8 +89,6 @@ class Assembler:
         BodyTooLargeError
             `body.too_many_rows`.
         """
-        if not len(op):
-            return
         first, last = self._rows, self._rows + len(op)
         if last > self._limits.max_rows:
             message = f"the body has over {self._limits.max_rows} rows"

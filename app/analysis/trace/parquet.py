@@ -50,8 +50,9 @@ def decode_parquet(body: Path | bytes, meta: SessionMeta, limits: Limits) -> tup
         assembler = Assembler(meta, layout, places, limits, footer.rows)
         names = OpNames(places)
         for batch in _batches(source, layout, wanted):
-            columns, op = batch_columns(batch, layout, places, assembler.rows)
-            assembler.add(columns, names.codes(op, assembler.rows))
+            if batch.num_rows:
+                columns, op = batch_columns(batch, layout, places, assembler.rows)
+                assembler.add(columns, names.codes(op, assembler.rows))
         return assembler.finish(names.names), layout
 
 

@@ -283,6 +283,16 @@ def test_rows_over_the_limit_are_refused() -> None:
     assert error.stable_code == "body.too_many_rows"
 
 
+def test_bodies_may_be_longer_than_expected() -> None:
+    made = [
+        {**bodies.rows()[0], "op": "tp-all-reduce", "mb": -1, "start_ns": number}
+        for number in range(70_000)
+    ]
+    trace = bodies.decoded(bodies.ndjson(made), None)
+    assert trace.start_ns.tolist() == list(range(70_000))
+    assert trace.order.tolist() == list(range(70_000))
+
+
 def test_lines_without_rows_are_counted() -> None:
     body = gzip.compress(PLAIN) + gzip.compress(b"\n" * (10 << 20))
     assert refused(body, limits=Limits(max_rows=200)).stable_code == "body.too_many_rows"
