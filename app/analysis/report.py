@@ -9,7 +9,8 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from app.analysis.diagnosis.attribution import attribute, verdict
+from app.analysis.diagnosis.diagnose import diagnose
+from app.analysis.diagnosis.verdict import verdict
 from app.analysis.mitigation.predictions import predict_fixes
 from app.analysis.trace.model import REPLAYED_OP_TYPES, Trace
 from app.analysis.whatif.confidence import Interval, bootstrap
@@ -102,7 +103,8 @@ def _document(trace: Trace, replayed: Replayed, metrics: Metrics) -> dict[str, A
     worst = rank_workers(metrics.by_worker.mean(axis=0))[:WORST_WORKERS]
     intervals = bootstrap(metrics, worst)
     trusted = discrepancy <= DISCREPANCY_LIMIT
-    causes = attribute(metrics, correlation.pearson, layout.pp) if trusted else []
+    diagnosis = diagnose(trace, replayed, metrics)
+    causes = diagnosis.causes_within(DISCREPANCY_LIMIT)
     fixes = predict_fixes(replayed, metrics) if trusted else []
     steps = metrics.ideal_s[:, None]
     document = {
@@ -181,9 +183,10 @@ def _document(trace: Trace, replayed: Replayed, metrics: Metrics) -> dict[str, A
         "m_s": _contribution(metrics, metrics.last_stage, metrics.m_s, intervals.m_s),
         "fb_correlation": correlation.as_document(SAMPLE_POINTS),
         "causes": [cause.as_document() for cause in causes],
+        "diagnosis": diagnosis.as_document(),
         "recommendations": [fix.as_document() for fix in fixes],
     }
-    document["verdict"] = verdict(document, causes)
+    document["verdict"] = verdict(document, causes, diagnosis.slowdown)
     return document
 
 

@@ -43,7 +43,9 @@ def healthy_work(job: JobModel, program: Program, seed: int) -> Work:
         _nominal_ns(job, program)[:, None, None], job.steps * job.sizes.dp, axis=1
     ).reshape(len(program), job.steps, job.sizes.dp)
     _vary_computation(job, program, duration, stream(seed, "computation"))
+    _hiccup(job, program, duration, stream(seed, "hiccups"))
     _vary_transfers(job, program, duration, stream(seed, "transfers"))
+    _vary_links(job, program, duration, stream(seed, "links"))
     delay = _launch_delays(job, program, stream(seed, "launches"))
     delay += _host_stalls(job, program, stream(seed, "host stalls"))
     return Work(
@@ -94,6 +96,34 @@ def _vary_computation(
     mask = program.of_types(*COMPUTATION)
     shape = (int(mask.sum()), job.steps, job.sizes.dp)
     duration[mask] *= _lognormal(rng, job.costs.compute_noise, shape) * speed[program.stage[mask]]
+
+
+def _hiccup(
+    job: JobModel, program: Program, duration: NDArray[np.float64], rng: np.random.Generator
+) -> None:
+    mask = program.of_types(FORWARD_COMPUTE, BACKWARD_COMPUTE)
+    shape = (int(mask.sum()), job.steps, job.sizes.dp)
+    hit = rng.random(shape) < job.costs.hiccup_probability
+    duration[mask] *= 1 + np.where(hit, rng.exponential(job.costs.hiccup_fraction, shape), 0.0)
+
+
+def _vary_links(
+    job: JobModel, program: Program, duration: NDArray[np.float64], rng: np.random.Generator
+) -> None:
+    """Give each pair of stages of a DP rank, and each stage's collectives, a lasting speed."""
+    pp, dp = job.sizes.pp, job.sizes.dp
+    links = _lognormal(rng, job.costs.link_noise, (pp, dp))
+    collectives = _lognormal(rng, job.costs.link_noise, (pp, 1))
+    pairs = program.of_types(*PIPELINE_TRANSFERS)
+    for group in program.groups:
+        members = list(group.members)
+        stages = program.stage[members]
+        if pairs[members[0]]:
+            # The link between the last stage and the first one is the first one's own.
+            lower = 0 if len(members) > 1 and np.ptp(stages) == pp - 1 > 1 else int(stages.max())
+            duration[members] *= links[lower]
+        elif group.across_dp and len(members) == 1:
+            duration[members] *= collectives[stages[0]]
 
 
 def _vary_transfers(

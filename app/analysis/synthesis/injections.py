@@ -29,21 +29,23 @@ class SlowWorker(Injection):
         How many times as long its forwards and backwards take.
     spells : Spells
         When it does.
+    backward_share : float
+        How much of the factor's excess its backwards have.
     """
 
     worker: Worker
     factor: float
     spells: Spells = field(default_factory=Spells)
+    backward_share: float = 1.0
     cause: ClassVar[str] = "slow_worker"
 
     def apply(self, work: Work, job: JobModel, rng: np.random.Generator) -> None:
         """Lengthen the worker's forwards and backwards."""
         dp, pp = checked(self.worker, job)
-        program = work.program
-        mask = program.of_types(FORWARD_COMPUTE, BACKWARD_COMPUTE) & (program.stage == pp)
-        work.duration_ns[mask, :, dp] *= np.where(
-            self.spells.active(job.steps, rng), self.factor, 1.0
-        )
+        program, active = work.program, self.spells.active(job.steps, rng)
+        for name, share in ((FORWARD_COMPUTE, 1.0), (BACKWARD_COMPUTE, self.backward_share)):
+            mask = program.of_types(name) & (program.stage == pp)
+            work.duration_ns[mask, :, dp] *= np.where(active, 1 + share * (self.factor - 1), 1.0)
 
     def workers(self, job: JobModel) -> tuple[Worker, ...]:
         """Return the one worker."""
@@ -102,6 +104,8 @@ class SequenceLengths(Injection):
         Sigma of the lengths' logarithm.
     fixed, linear, quadratic : float
         Weights a, b, c, for lengths counted in units of `max_length`.
+    backward_quadratic : float
+        How many times c is in a backward.
     """
 
     max_length: int = 32_768
@@ -110,22 +114,24 @@ class SequenceLengths(Injection):
     fixed: float = 0.05
     linear: float = 0.6
     quadratic: float = 1.0
+    backward_quadratic: float = 1.0
     cause: ClassVar[str] = "sequence_length_imbalance"
 
     def apply(self, work: Work, job: JobModel, rng: np.random.Generator) -> None:
         """Scale both passes of each microbatch on every stage of its DP rank."""
         program = work.program
-        passes = program.of_types(FORWARD_COMPUTE, BACKWARD_COMPUTE)
         microbatches = int(program.microbatch.max()) + 1
         shape = (microbatches, job.steps, job.sizes.dp)
         drawn = self.draw(int(np.prod(shape)), rng)
         if work.lengths is None:
             work.lengths = drawn.reshape(*shape, -1)
         lengths = drawn / self.max_length
-        time = self.fixed + self.linear * lengths.sum(axis=1)
-        time += self.quadratic * np.square(lengths).sum(axis=1)
-        factors = (time / time.mean()).reshape(shape)
-        work.duration_ns[passes] *= factors[program.microbatch[passes]]
+        for name, more in ((FORWARD_COMPUTE, 1.0), (BACKWARD_COMPUTE, self.backward_quadratic)):
+            time = self.fixed + self.linear * lengths.sum(axis=1)
+            time += self.quadratic * more * np.square(lengths).sum(axis=1)
+            factors = (time / time.mean()).reshape(shape)
+            mask = program.of_types(name)
+            work.duration_ns[mask] *= factors[program.microbatch[mask]]
 
     def draw(self, microbatches: int, rng: np.random.Generator) -> NDArray[np.int64]:
         """Return sequence lengths, shape (microbatches, sequences), 0 where there are no more."""

@@ -57,12 +57,14 @@ class CostModel:
         Share by which the embedding lengthens forward and backward of the first stage.
     compute_noise, worker_noise : float
         Log-normal spread of each computation, and of the lasting speed of each worker.
+    hiccup_probability, hiccup_fraction : float
+        Share of computations that take longer for no lasting reason, and by which share on average.
     p2p_ns, params_ns, grads_ns, separate_ns, layernorm_ns, embedding_ns, clip_ns : float
         Median transfer time; `params_ns` and `grads_ns` for one whole stage.
     optimizer_ns : float
         Optimizer step of one worker.
-    transfer_noise : float
-        Log-normal spread of a transfer.
+    transfer_noise, link_noise : float
+        Log-normal spread of each transfer, and of the lasting speed of each link.
     tail_probability, tail_shape : float
         Share of transfers that take ``1 + Pareto(tail_shape)`` times as long.
     member_jitter_ns : float
@@ -85,6 +87,8 @@ class CostModel:
     embedding_fraction: float = 0.0
     compute_noise: float = 0.012
     worker_noise: float = 0.003
+    hiccup_probability: float = 0.0
+    hiccup_fraction: float = 0.2
     p2p_ns: float = 0.6e6
     params_ns: float = 24e6
     grads_ns: float = 55e6
@@ -94,6 +98,7 @@ class CostModel:
     clip_ns: float = 3e6
     optimizer_ns: float = 20e6
     transfer_noise: float = 0.08
+    link_noise: float = 0.0
     tail_probability: float = 0.004
     tail_shape: float = 2.5
     member_jitter_ns: float = 10e3

@@ -136,6 +136,12 @@ def synthesize(
     return SyntheticSession(job=job, seed=seed, trace=recording.trace, truth=truth)
 
 
+def true_slowdown(job: JobModel, injections: Sequence[Injection], *, seed: int) -> float:
+    """Return the slowdown that `synthesize` would give the job, without recording it."""
+    healthy, phase = _run(job, injections, np.empty(0, np.int64), seed)
+    return float(phase.execution.step_times_ns().sum() / healthy.step_times_ns().sum())
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class _StepNumbers:
     ids: NDArray[np.int64]

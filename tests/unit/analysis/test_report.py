@@ -85,7 +85,8 @@ def test_late_launches_withhold_the_verdict_and_are_named() -> None:
     assert fidelity["verdict"] is False
     assert report["verdict"]["level"] == "none"
     assert "launches of forward-compute come late" in fidelity["reason"]
-    assert report["causes"] == report["recommendations"] == []
+    assert [cause["cause"] for cause in report["causes"]] == ["data_loading"]
+    assert report["recommendations"] == []
     largest = max(report["launch_by_optype"], key=report["launch_by_optype"].__getitem__)
     assert largest == "forward-compute"
     # nothing else is late, so these launches alone explain what the replay leaves out

@@ -1,0 +1,21 @@
+"""How sure a diagnosis is that a cause holds."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+
+from app.analysis.whatif.layout import FloatArray
+
+_DRAWS: Final = 500
+
+
+def confidence(cost_s: FloatArray, step_s: FloatArray, lost_s: float) -> float:
+    """Return how surely a cause costs what makes it worth naming, 0 to 1."""
+    steps = len(cost_s)
+    draws = np.random.default_rng(0).integers(steps, size=(_DRAWS, steps))
+    mean = cost_s[draws].mean(axis=1)
+    stable = float((mean >= 0.025 * step_s[draws].mean(axis=1)).mean())
+    share = min(max(float(cost_s.mean()) / lost_s, 0.0), 1.0)
+    return stable * (0.6 + 0.4 * share)

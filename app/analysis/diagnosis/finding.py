@@ -1,0 +1,137 @@
+"""A cause that the data show, what it would change to be rid of it, and a cause as reported."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from app.analysis.whatif.layout import FloatArray
+
+SLOW_WORKER: Final = "slow_worker"
+STAGE_IMBALANCE: Final = "stage_imbalance"
+SEQUENCE_LENGTHS: Final = "sequence_length_imbalance"
+GARBAGE_COLLECTION: Final = "garbage_collection"
+MEMORY_FRAGMENTATION: Final = "memory_fragmentation"
+FALSE_DEPENDENCY: Final = "false_kernel_dependency"
+NETWORK: Final = "network"
+DATA_LOADING: Final = "data_loading"
+TENSOR_PARALLEL: Final = "tensor_parallel_straggler"
+UNKNOWN: Final = "unknown"
+
+# Every cause that can be named, in the order in which a page lists what was ruled out.
+CAUSES: Final = (
+    SLOW_WORKER,
+    STAGE_IMBALANCE,
+    SEQUENCE_LENGTHS,
+    GARBAGE_COLLECTION,
+    MEMORY_FRAGMENTATION,
+    FALSE_DEPENDENCY,
+    NETWORK,
+    DATA_LOADING,
+    TENSOR_PARALLEL,
+)
+
+Worker = tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Change:
+    """What the session would be without a cause, by node; arrays broadcast to (steps, dp).
+
+    Parameters
+    ----------
+    less_ns : mapping
+        Time that computations lose.
+    times : mapping
+        Factors of what is left of computations.
+    transfers_ns : mapping
+        Transfer durations.
+    on_time : mapping of bool arrays
+        Launches that are no longer late.
+    """
+
+    less_ns: Mapping[int, FloatArray] = field(default_factory=dict)
+    times: Mapping[int, FloatArray] = field(default_factory=dict)
+    transfers_ns: Mapping[int, FloatArray] = field(default_factory=dict)
+    on_time: Mapping[int, NDArray[np.bool_]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """One line for people, and which view of the session shows it.
+
+    `view` names the view and its place: ``{"view": "worker", "dp": 3, "pp": 1}``.
+    """
+
+    text: str
+    view: Mapping[str, Any] | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Finding:
+    """A cause that left its sign in the data, before anyone knows what it costs.
+
+    Parameters
+    ----------
+    cause : str
+        One of `CAUSES`.
+    change : Change
+        The session without it.
+    evidence : tuple of Evidence
+    where : dict
+        ``workers``, ``stage``, ``links`` or ``ranks``, as far as there is a place.
+    figure : dict or None
+        Data of a small picture, JSON types; ``kind`` says which.
+    """
+
+    cause: str
+    change: Change
+    evidence: tuple[Evidence, ...]
+    where: dict[str, Any] = field(default_factory=dict)
+    figure: dict[str, Any] | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Cause:
+    """A cause as reported.
+
+    Parameters
+    ----------
+    cause : str
+        One of `CAUSES`, or ``unknown``.
+    contribution : float or None
+        Its fair share of the lost time.
+    cost_s : float or None
+        That share in seconds of a mean step.
+    confidence : float or None
+        How sure the diagnosis is that this cause holds, 0 to 1.
+    runner_up : str or None
+        The next best explanation.
+    """
+
+    cause: str
+    contribution: float | None
+    cost_s: float | None
+    confidence: float | None
+    evidence: tuple[Evidence, ...]
+    where: dict[str, Any] = field(default_factory=dict)
+    figure: dict[str, Any] | None = None
+    runner_up: str | None = None
+
+    def as_document(self) -> dict[str, Any]:
+        """Return JSON types."""
+        return {
+            "cause": self.cause,
+            "contribution": self.contribution,
+            "cost_s": self.cost_s,
+            "confidence": self.confidence,
+            "evidence": [line.text for line in self.evidence],
+            "views": [None if line.view is None else dict(line.view) for line in self.evidence],
+            "where": self.where,
+            "figure": self.figure,
+            "runner_up": self.runner_up,
+        }

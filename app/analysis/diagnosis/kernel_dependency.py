@@ -1,0 +1,81 @@
+"""Computations that are launched exactly when an unrelated reduce-scatter ends."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from app.analysis.diagnosis.finding import FALSE_DEPENDENCY, Change, Evidence, Finding
+from app.analysis.diagnosis.observation import Observation
+from app.analysis.trace.model import BACKWARD_COMPUTE, FORWARD_COMPUTE, GRADS_REDUCE_SCATTER
+from app.analysis.whatif.layout import FloatArray, IntArray
+
+# A computation is held up when it is launched within this time of a reduce-scatter's end…
+_WITHIN_NS: Final = 1.5e6
+# …and later by this much than all that it depends on.
+_LATE_NS: Final = 2e6
+# Chance lets a launch fall on such an end now and then, not in this share of the steps.
+_MIN_SHARE: Final = 0.3
+_NAMED_STAGES: Final = 8
+
+
+def held_up(observation: Observation) -> dict[int, FloatArray]:
+    """Return launch delays that end with a reduce-scatter, by node; 0 where they do not."""
+    layout, nodes = observation.layout, observation.layout.nodes
+    if GRADS_REDUCE_SCATTER not in layout.op_names:
+        return {}
+    found = {}
+    for stage in range(layout.pp):
+        scatters = _of(observation, stage, GRADS_REDUCE_SCATTER)
+        computes = np.concatenate(
+            [_of(observation, stage, name) for name in (FORWARD_COMPUTE, BACKWARD_COMPUTE)]
+        )
+        if not len(scatters):
+            continue
+        ends = layout.start_ns[scatters] + layout.duration_ns[scatters]
+        first = layout.start_ns[scatters].min(axis=0)
+        for node in computes.tolist():
+            start = layout.start_ns[node]
+            if (start < first).all():
+                continue
+            delay = observation.delay_ns(node)
+            near = (np.abs(start - ends) < _WITHIN_NS).any(axis=0) & (delay > _LATE_NS)
+            if near.mean() >= _MIN_SHARE:
+                found[node] = np.where(near, delay, 0.0)
+    del nodes
+    return found
+
+
+def find_false_dependency(observation: Observation, held: dict[int, FloatArray]) -> Finding | None:
+    """Return the dependency; without it computations are launched when they may be."""
+    if not held:
+        return None
+    nodes = observation.layout.nodes
+    delays = np.array(list(held.values()))
+    stages = sorted({int(nodes.pp[node]) for node in held})
+    listed = ", ".join(map(str, stages[:_NAMED_STAGES])) + (
+        "…" if len(stages) > _NAMED_STAGES else ""
+    )
+    worst = int(np.argmax(delays.sum(axis=(0, 2))))
+    on_time: dict[int, NDArray[np.bool_]] = {node: delay > 0 for node, delay in held.items()}
+    return Finding(
+        cause=FALSE_DEPENDENCY,
+        change=Change(on_time=on_time),
+        evidence=(
+            Evidence(
+                f"{len(held)} computations of a step are launched the moment a reduce-scatter that "
+                f"they do not need ends, {delays[delays > 0].mean() / 1e6:.0f} ms after all that "
+                f"they do need, on stage{'s' if len(stages) > 1 else ''} {listed}",
+                {"view": "step", "step": int(observation.layout.steps[worst])},
+            ),
+        ),
+        where={"stages": stages},
+    )
+
+
+def _of(observation: Observation, stage: int, name: str) -> IntArray:
+    nodes, layout = observation.layout.nodes, observation.layout
+    found: IntArray = np.flatnonzero((nodes.op == layout.codes(name)[0]) & (nodes.pp == stage))
+    return found

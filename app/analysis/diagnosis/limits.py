@@ -1,0 +1,46 @@
+"""Causes that a session cannot show, because it lacks what they would be seen in."""
+
+from __future__ import annotations
+
+from app.analysis.diagnosis.finding import (
+    DATA_LOADING,
+    FALSE_DEPENDENCY,
+    MEMORY_FRAGMENTATION,
+    NETWORK,
+    SLOW_WORKER,
+    STAGE_IMBALANCE,
+    TENSOR_PARALLEL,
+)
+from app.analysis.diagnosis.observation import Observation
+from app.analysis.trace.model import PARAMS_ALL_GATHER, SEPARATE_ALL_REDUCE
+
+CONTEXT_PARALLEL = "context_parallel_straggler"
+
+
+def cannot_judge(observation: Observation, *, tensor_ranks: bool) -> dict[str, str]:
+    """Return each such cause with the reason, in words for people."""
+    sizes = observation.trace.meta.sizes
+    layout = observation.layout
+    present = {layout.op_names[code] for code in set(layout.nodes.op.tolist())}
+    reasons = {}
+    if sizes.dp == 1:
+        reasons[SLOW_WORKER] = "with one DP rank a worker has no peers to compare it with"
+    if sizes.pp == 1:
+        reasons[STAGE_IMBALANCE] = "there is one stage"
+    if sizes.workers == 1:
+        reasons[NETWORK] = "one worker has no transfers to compare"
+    if PARAMS_ALL_GATHER not in present:
+        reasons[DATA_LOADING] = (
+            "nothing is recorded before a step's first forward, so waiting for its batch cannot be "
+            "told from the time between steps"
+        )
+    if SEPARATE_ALL_REDUCE not in present or sizes.vpp == 1:
+        reasons[FALSE_DEPENDENCY] = "nothing computes while gradients are reduced"
+    if sizes.tp > 1 and not tensor_ranks:
+        reason = "no tensor-parallel operations recorded"
+        reasons |= dict.fromkeys((MEMORY_FRAGMENTATION, TENSOR_PARALLEL), reason)
+    elif sizes.tp == 1:
+        reasons |= dict.fromkeys((MEMORY_FRAGMENTATION, TENSOR_PARALLEL), "TP is 1")
+    if sizes.cp > 1:
+        reasons[CONTEXT_PARALLEL] = "no context-parallel operations recorded"
+    return reasons

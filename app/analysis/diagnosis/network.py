@@ -1,0 +1,182 @@
+"""Links whose transfers take far longer than those of the same type elsewhere."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from app.analysis.diagnosis.finding import NETWORK, Change, Evidence, Finding, Worker
+from app.analysis.diagnosis.observation import Observation, spread
+from app.analysis.whatif.graph import P2P
+from app.analysis.whatif.layout import FloatArray
+
+# A link is slow from this ratio to the middle link on, and beyond what links scatter by.
+_SLOW: Final = 1.6
+_TO_SCATTER: Final = 8.0
+
+Link = tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Links:
+    """Pipeline links: stages at both ends, their nodes, and how slow each DP rank's is."""
+
+    ends: list[Link]
+    nodes: list[list[int]]
+    ratio: FloatArray
+
+
+def find_network(observation: Observation) -> Finding | None:
+    """Return slow links; without it their transfers take the median time of their type."""
+    nodes = observation.layout.nodes
+    recorded = observation.recorded_ns
+    medians = {int(op): float(np.median(recorded[nodes.op == op])) for op in np.unique(nodes.op)}
+    links = _pipeline_links(observation, medians)
+    slow_links = _beyond(links.ratio) if links.ends else np.zeros((0, 1), bool)
+    stages, collectives = _collectives(observation, medians)
+    slow_stages = _beyond(collectives) if len(stages) > 1 else np.zeros(len(stages), bool)
+    if not slow_links.any() and not slow_stages.any():
+        return None
+    transfers: dict[int, FloatArray] = {}
+    for index, dp in np.argwhere(slow_links).tolist():
+        for node in links.nodes[index]:
+            changed = transfers.get(node)
+            changed = np.full(recorded[node].shape, np.inf) if changed is None else changed
+            changed[:, dp] = medians[int(nodes.op[node])]
+            transfers[node] = changed
+    for index in np.flatnonzero(slow_stages).tolist():
+        for node in stages[index][1]:
+            transfers[node] = np.full(recorded[node].shape, medians[int(nodes.op[node])])
+    slow_at = {stages[index][0] for index in np.flatnonzero(slow_stages).tolist()}
+    workers = _at_fault(links, slow_links, slow_at, observation.layout.dp)
+    where: dict[str, object] = {
+        "links": [[dp, *links.ends[index]] for index, dp in np.argwhere(slow_links).tolist()]
+    }
+    if workers:
+        where["workers"] = [list(worker) for worker in workers]
+    elif slow_at:
+        where["stage"] = min(slow_at)
+    figure = None
+    if links.ends:
+        figure = {
+            "kind": "links",
+            "ends": [list(ends) for ends in links.ends],
+            "ratio": links.ratio.tolist(),
+        }
+    ratio = {stages[index][0]: float(collectives[index]) for index in range(len(stages))}
+    return Finding(
+        cause=NETWORK,
+        change=Change(transfers_ns=transfers),
+        evidence=tuple(_evidence(observation, links, slow_links, slow_at, ratio, workers)),
+        where=where,
+        figure=figure,
+    )
+
+
+def _pipeline_links(observation: Observation, medians: dict[int, float]) -> _Links:
+    """Return how much longer than usual the transfers of each link take, shape (links, dp)."""
+    layout, nodes = observation.layout, observation.layout.nodes
+    codes = {layout.op_names.index(name) for name in P2P if name in layout.op_names}
+    by_link: dict[Link, list[int]] = {}
+    for unit in observation.group.graph.units:
+        members = unit.members
+        if len(members) > 1 and not unit.across_dp and int(nodes.op[members[0]]) in codes:
+            stages = [int(nodes.pp[node]) for node in members]
+            by_link.setdefault((min(stages), max(stages)), []).extend(members)
+    ends = sorted(by_link)
+    ratio = np.empty((len(ends), layout.dp))
+    for index, link in enumerate(ends):
+        usual = np.array([medians[int(nodes.op[node])] for node in by_link[link]])
+        taken = observation.recorded_ns[by_link[link]].mean(axis=1)
+        ratio[index] = (taken / np.maximum(usual, 1.0)[:, None]).mean(axis=0)
+    return _Links(ends, [by_link[link] for link in ends], ratio)
+
+
+def _collectives(
+    observation: Observation, medians: dict[int, float]
+) -> tuple[list[tuple[int, list[int]]], FloatArray]:
+    """Return each stage with its collectives over DP ranks, and how much longer they take."""
+    layout, nodes = observation.layout, observation.layout.nodes
+    by_stage: dict[int, list[int]] = {}
+    if layout.dp > 1:
+        for unit in observation.group.graph.units:
+            if unit.across_dp and len(unit.members) == 1:
+                by_stage.setdefault(int(nodes.pp[unit.members[0]]), []).append(unit.members[0])
+    stages = sorted(by_stage.items())
+    ratio = np.empty(len(stages))
+    for index, (_, members) in enumerate(stages):
+        usual = np.array([medians[int(nodes.op[node])] for node in members])
+        taken = observation.recorded_ns[members].mean(axis=(1, 2))
+        ratio[index] = taken.sum() / max(float(usual.sum()), 1.0)
+    return stages, ratio
+
+
+def _beyond(ratio: FloatArray) -> np.ndarray:
+    """Return which are far above the middle one."""
+    middle = float(np.median(ratio))
+    return np.asarray(ratio > max(_SLOW * middle, middle + _TO_SCATTER * spread(ratio)))
+
+
+def _at_fault(
+    links: _Links, slow: np.ndarray, slow_at: set[int], dp_ranks: int
+) -> tuple[Worker, ...]:
+    """Return the workers whose own links are the slow ones.
+
+    A worker's slow link slows all of its transfers: those with both neighbors, and the collectives
+    of its stage. The fewest workers that cover all slow links are at fault.
+    """
+    found: list[Worker] = []
+    for dp in range(dp_ranks):
+        left = {index for index in range(len(links.ends)) if slow.shape[1] > dp and slow[index, dp]}
+        while left:
+            scored = []
+            for stage in sorted({stage for ends in links.ends for stage in ends}):
+                own = {index for index, ends in enumerate(links.ends) if stage in ends}
+                fast = sum(not slow[index, dp] for index in own)
+                score = len(own & left) - fast + (0.5 if stage in slow_at else 0.0)
+                if own & left:
+                    scored.append((score, -stage, own))
+            _, negative, own = max(scored, key=lambda item: item[:2])
+            found.append((dp, -negative))
+            left -= own
+    return tuple(found)
+
+
+def _evidence(  # noqa: PLR0913, PLR0917 - each is another thing that was found
+    observation: Observation,
+    links: _Links,
+    slow: np.ndarray,
+    slow_at: set[int],
+    collectives: dict[int, float],
+    workers: tuple[Worker, ...],
+) -> list[Evidence]:
+    lines = []
+    if slow.any():
+        worst = np.unravel_index(np.argmax(np.where(slow, links.ratio, 0.0)), slow.shape)
+        a, b = links.ends[int(worst[0])]
+        dp = int(worst[1])
+        lines.append(
+            Evidence(
+                f"Transfers between stages {a} and {b} of DP rank {dp} take "
+                f"{links.ratio[worst] / np.median(links.ratio):.1f}× the median link; "
+                f"{int(slow.sum())} of {slow.size} links are slow",
+                {"view": "link", "dp": dp, "from": a, "to": b},
+            )
+        )
+    lines.extend(
+        Evidence(
+            f"Collectives over the DP ranks of stage {stage} take {collectives[stage]:.1f}× their "
+            "type's median",
+            {"view": "stage", "pp": stage},
+        )
+        for stage in sorted(slow_at)
+    )
+    if workers:
+        listed = ", ".join(observation.named(worker) for worker in workers[:3])
+        dp, pp = workers[0]
+        lines.append(
+            Evidence(f"What the slow links share: {listed}", {"view": "worker", "dp": dp, "pp": pp})
+        )
+    return lines

@@ -1,0 +1,151 @@
+"""What the finders of causes look at: computations aligned by microbatch, and their usual times."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Final
+
+import numpy as np
+
+from app.analysis.trace import model as ops
+from app.analysis.trace.model import ABSENT, Trace
+from app.analysis.whatif.layout import FloatArray, IntArray, Layout
+from app.analysis.whatif.session import Group
+
+COMPUTATIONS: Final = (ops.FORWARD_COMPUTE, ops.BACKWARD_COMPUTE, ops.WGRAD_COMPUTE)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Passes:
+    """Computations of one type, the same microbatch and chunk at the same index on every stage.
+
+    Parameters
+    ----------
+    nodes : int64 array, shape (pp, passes)
+    chunk : int64 array, shape (passes,)
+        0-based number of the model chunk.
+    times_ns : float64 array, shape (pp, passes, steps, dp)
+    own_ns : float64 array, shape (pp, chunks, dp)
+        Median of each worker's passes through each chunk.
+    """
+
+    nodes: IntArray
+    chunk: IntArray
+    times_ns: FloatArray
+    own_ns: FloatArray
+
+    @property
+    def relative(self) -> FloatArray:
+        """Return times over the worker's own median of that chunk."""
+        return self.times_ns / self.own_ns[:, self.chunk][:, :, None, :]
+
+
+@dataclass(frozen=True, eq=False)
+class Observation:
+    """A session's main group of steps, as the finders of causes see it.
+
+    Parameters
+    ----------
+    trace : Trace
+    group : Group
+    """
+
+    trace: Trace
+    group: Group
+
+    @property
+    def layout(self) -> Layout:
+        """Return the layout of the steps."""
+        return self.group.layout
+
+    @property
+    def recorded_ns(self) -> FloatArray:
+        """Return durations without waiting, shape (nodes, steps, dp)."""
+        return self.group.durations.recorded_ns
+
+    @cached_property
+    def after(self) -> dict[int, tuple[int, ...]]:
+        """Return what each node waits for."""
+        return {
+            node: after
+            for unit in self.group.graph.units
+            for node, after in zip(unit.members, unit.after, strict=True)
+        }
+
+    def named(self, worker: tuple[int, int]) -> str:
+        """Return what people call a worker: its place and, where it is known, its host."""
+        dp, pp = worker
+        host = self.trace.meta.hosts.get(int(self.layout.ranks[dp, pp]))
+        return f"worker ({dp}, {pp})" + (f" on {host}" if host else "")
+
+    def delay_ns(self, node: int) -> FloatArray:
+        """Return how late a node is launched after all that it depends on, shape (steps, dp)."""
+        start, duration = self.layout.start_ns, self.layout.duration_ns
+        delay = start[node].copy()
+        if self.after[node]:
+            delay -= np.max([start[other] + duration[other] for other in self.after[node]], axis=0)
+        late: FloatArray = np.maximum(delay, 0.0)
+        return late
+
+    @cached_property
+    def passes(self) -> dict[str, Passes]:
+        """Return the computations by type; empty where stages do not all compute the same."""
+        found = {}
+        for name in COMPUTATIONS:
+            passes = self._passes(name)
+            if passes is None:
+                return {}
+            if passes.nodes.size:
+                found[name] = passes
+        return found if {ops.FORWARD_COMPUTE, ops.BACKWARD_COMPUTE} <= set(found) else {}
+
+    def _passes(self, name: str) -> Passes | None:
+        nodes, layout = self.layout.nodes, self.layout
+        of_type = nodes.op == layout.codes(name)[0]
+        rows = []
+        for stage in range(layout.pp):
+            mine = np.flatnonzero(of_type & (nodes.pp == stage))
+            known = nodes.mb[mine] != ABSENT
+            microbatch = np.where(known, nodes.mb[mine], np.arange(len(mine)))
+            rows.append(mine[np.lexsort((microbatch, nodes.mc[mine]))])
+        if len({len(mine) for mine in rows}) > 1:
+            return None
+        table = np.array(rows, dtype=np.int64)
+        if not table.size:
+            return Passes(table, np.empty(0, np.int64), np.empty(0), np.empty(0))
+        chunk = np.unique(nodes.mc[table[0]], return_inverse=True)[1]
+        times = self.recorded_ns[table]
+        own = np.stack(
+            [_middle(times[:, chunk == number]) for number in range(int(chunk.max()) + 1)], axis=1
+        )
+        return Passes(table, chunk, times, own)
+
+
+def _middle(times: FloatArray) -> FloatArray:
+    """Return the median over passes and steps, shape (pp, dp); times are (pp, passes, …)."""
+    pp, passes, steps, dp = times.shape
+    flat = times.transpose(0, 3, 1, 2).reshape(pp, dp, passes * steps)
+    return np.maximum(np.median(flat, axis=2), 1.0)
+
+
+def lower_median(values: FloatArray, axis: int) -> FloatArray:
+    """Return the middle value, of two the lower: one of two that is high does not move it."""
+    count = values.shape[axis]
+    middle: FloatArray = np.take(np.sort(values, axis=axis), (count - 1) // 2, axis=axis)
+    return middle
+
+
+def peers_median(values: FloatArray) -> FloatArray:
+    """Return for each DP rank (last axis) the median of the others; itself where there are none."""
+    dp = values.shape[-1]
+    if dp == 1:
+        return values
+    columns = [np.median(np.delete(values, lane, axis=-1), axis=-1) for lane in range(dp)]
+    return np.stack(columns, axis=-1)
+
+
+def spread(values: FloatArray) -> float:
+    """Return the scatter of values as a standard deviation that outliers do not move."""
+    middle = np.median(values)
+    return float(1.4826 * np.median(np.abs(values - middle)))

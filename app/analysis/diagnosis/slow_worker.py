@@ -1,0 +1,90 @@
+"""Workers that compute slower than their stage's peers: always, from a step on, or by spells."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+
+from app.analysis.diagnosis.finding import SLOW_WORKER, Change, Evidence, Finding, Worker
+from app.analysis.diagnosis.observation import Observation, spread
+from app.analysis.diagnosis.usual import Usual
+from app.analysis.trace.model import BACKWARD_COMPUTE, FORWARD_COMPUTE
+from app.analysis.whatif.layout import FloatArray
+
+# A worker is slow from here on, always or in a single step, and beyond what workers scatter by.
+_SLOW: Final = 0.04
+_SLOW_STEP: Final = 0.07
+_TO_SCATTER: Final = 6.0
+# Others count beside the slowest one from this share of its excess on.
+_BESIDE: Final = 0.25
+# Steps are all slow, or slow since one of them, when this share of them is.
+_NEARLY_ALL: Final = 0.9
+_NAMED: Final = 3
+
+
+def find_slow_workers(observation: Observation, usual: Usual) -> Finding | None:
+    """Return the workers whose forwards and backwards are both slow, slowest first."""
+    both = np.minimum(usual.worker[FORWARD_COMPUTE], usual.worker[BACKWARD_COMPUTE])
+    lasting = np.median(both, axis=1)
+    limit = 1 + max(_SLOW, _TO_SCATTER * spread(lasting))
+    limit_step = 1 + max(_SLOW_STEP, _TO_SCATTER * spread(both / lasting[:, None, :]))
+    slow = (both > limit_step) | (lasting > limit)[:, None, :]
+    excess = np.where(slow, both - 1, 0.0).mean(axis=1)
+    largest = float(excess.max())
+    if largest <= 0:
+        return None
+    found = np.argwhere(excess >= max(_BESIDE * largest, 1e-9))
+    workers = sorted(
+        ((int(dp), int(pp)) for pp, dp in found), key=lambda w: -float(excess[w[1], w[0]])
+    )
+    times: dict[int, FloatArray] = {}
+    for name, passes in observation.passes.items():
+        for pp in sorted({pp for _, pp in workers}):
+            factor = np.ones(both.shape[1:])
+            for dp in (dp for dp, stage in workers if stage == pp):
+                own = usual.worker[name][pp, :, dp]
+                factor[:, dp] = np.where(slow[pp, :, dp], 1 / own, 1.0)
+            times.update(dict.fromkeys(passes.nodes[pp].tolist(), factor))
+    return Finding(
+        cause=SLOW_WORKER,
+        change=Change(times=times),
+        evidence=tuple(_evidence(observation, usual, workers, slow)),
+        where={"workers": [list(worker) for worker in workers]},
+    )
+
+
+def _evidence(
+    observation: Observation, usual: Usual, workers: list[Worker], slow: np.ndarray
+) -> list[Evidence]:
+    lines = []
+    for dp, pp in workers[:_NAMED]:
+        when = slow[pp, :, dp]
+        forward, backward = (
+            float(usual.worker[name][pp, when, dp].mean())
+            for name in (FORWARD_COMPUTE, BACKWARD_COMPUTE)
+        )
+        lines.append(
+            Evidence(
+                f"{observation.named((dp, pp)).capitalize()}: forward {forward:.2f}×, backward "
+                f"{backward:.2f}× its stage's peers, {_when(observation, when)}",
+                {"view": "worker", "dp": dp, "pp": pp},
+            )
+        )
+    if len(workers) > _NAMED:
+        lines.append(Evidence(f"{len(workers) - _NAMED} more workers are slow", {"view": "map"}))
+    hosts = {observation.named(worker).partition(" on ")[2] for worker in workers}
+    if len(workers) > 1 and len(hosts) == 1 and "" not in hosts:
+        lines.append(Evidence(f"All of them are on {hosts.pop()}", {"view": "map"}))
+    return lines
+
+
+def _when(observation: Observation, slow: np.ndarray) -> str:
+    """Say in which steps a worker is slow."""
+    count, share = len(slow), float(slow.mean())
+    if share >= _NEARLY_ALL:
+        return f"in all {count} steps" if slow.all() else f"in {int(slow.sum())} of {count} steps"
+    first = int(np.argmax(slow))
+    if slow[first:].mean() >= _NEARLY_ALL and first > 1:
+        return f"in every step since {int(observation.layout.steps[first])}"
+    return f"in {int(slow.sum())} of {count} steps"

@@ -1,0 +1,110 @@
+"""What of a computation's time belongs to its microbatch, and what to its worker.
+
+A computation takes its worker's usual time, times a factor that its microbatch has on every stage
+alike (sequence lengths), times what is left: a slow spell of the worker, or a single stall.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from app.analysis.diagnosis.observation import Observation, lower_median, peers_median, spread
+from app.analysis.trace.model import BACKWARD_COMPUTE, FORWARD_COMPUTE
+from app.analysis.whatif.layout import FloatArray
+
+# Microbatches differ when their times on most DP ranks scatter by this much, and by several times
+# what one microbatch scatters over the stages.
+_LEAST_SCATTER: Final = 0.025
+_SCATTER_TO_NOISE: Final = 2.0
+# …and forward and backward follow each other.
+_LEAST_CORRELATION: Final = 0.6
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Usual:
+    """Times taken apart.
+
+    Parameters
+    ----------
+    lengths_differ : bool
+        Whether microbatches have times of their own.
+    microbatch : dict of float64 arrays, shape (passes, steps, dp)
+        For each type the factor of the microbatch; 1 where `lengths_differ` is false.
+    scatter : float
+        Standard deviation of the microbatches' times, relative to their mean.
+    correlation : float
+        Of forward and backward factors.
+    worker : dict of float64 arrays, shape (pp, steps, dp)
+        For each type how many times as slow each worker is in each step as its stage's peers are
+        over the session; all 1 with one DP rank but for what changes over the steps.
+    left : dict of float64 arrays, shape (pp, passes, steps, dp)
+        What is left of forward and backward, relative to the worker's usual time.
+    noise : float
+        Scatter of what is left.
+    """
+
+    lengths_differ: bool
+    microbatch: dict[str, FloatArray]
+    scatter: float
+    correlation: float
+    worker: dict[str, FloatArray]
+    left: dict[str, FloatArray]
+    noise: float
+
+
+def take_apart(observation: Observation) -> Usual:
+    """Separate microbatches, workers and what is left; the observation must have passes."""
+    passes = observation.passes
+    relative = {name: values.relative for name, values in passes.items()}
+    middles = {name: lower_median(values, axis=0) for name, values in relative.items()}
+    backward, forward = middles[BACKWARD_COMPUTE], middles[FORWARD_COMPUTE]
+    scatter, by_lane = _scatter(backward)
+    noise = spread(relative[BACKWARD_COMPUTE] / backward)
+    if len(relative[BACKWARD_COMPUTE]) == 1:
+        noise = spread(forward / backward)
+    correlation = _correlation(forward, backward)
+    differ = (
+        by_lane >= max(_LEAST_SCATTER, _SCATTER_TO_NOISE * noise)
+        and correlation >= _LEAST_CORRELATION
+    )
+    one = np.ones_like(backward)
+    several = observation.layout.pp > 1
+    microbatch = {
+        name: (middles[name] if several else backward) if differ else one for name in passes
+    }
+    left = {
+        name: values / microbatch[name] if differ else values for name, values in relative.items()
+    }
+    worker = {}
+    for name, values in passes.items():
+        lasting = (values.own_ns / peers_median(values.own_ns)).mean(axis=1)
+        if differ and several:
+            # A DP rank's median length is not the worker's speed, and is the same on all stages.
+            lasting = lasting / lower_median(lasting, axis=0)
+        worker[name] = lasting[:, None, :] * np.median(left[name], axis=1)
+    return Usual(differ, microbatch, scatter, correlation, worker, left, noise)
+
+
+def _scatter(factor: FloatArray) -> tuple[float, float]:
+    """Return the scatter of a DP rank's microbatches: of the mean, and of the middle DP rank.
+
+    One DP rank whose worker has slow spells must not pass for lengths that differ everywhere.
+    """
+    lanes = factor.reshape(-1, factor.shape[-1])
+    low, high = np.quantile(lanes, (0.16, 0.84), axis=0)
+    by_lane = float(lower_median((high - low) / 2, axis=0))
+    return float(factor.std() / factor.mean()), by_lane
+
+
+def _correlation(forward: FloatArray, backward: FloatArray) -> float:
+    """Return Pearson's r with outliers drawn in."""
+    x, y = (
+        np.clip(values, *np.quantile(values, (0.02, 0.98))).ravel()
+        for values in (forward, backward)
+    )
+    if x.std() == 0 or y.std() == 0:
+        return 0.0
+    return float(np.corrcoef(x, y)[0, 1])

@@ -1,0 +1,293 @@
+"""Random realistic jobs with a given cause of straggling and a given true slowdown.
+
+Fleets are made of them, and diagnoses are scored on them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from app.analysis.synthesis.injection import Spells
+from app.analysis.synthesis.injections import (
+    GarbageCollection,
+    MemoryFragmentation,
+    SequenceLengths,
+    SlowWorker,
+    StageImbalance,
+    TensorParallelStraggler,
+)
+from app.analysis.synthesis.job import (
+    USUAL_OP_TYPES,
+    CostModel,
+    JobModel,
+    Profiler,
+    Schedule,
+)
+from app.analysis.synthesis.randomness import stream
+from app.analysis.synthesis.synthesize import SyntheticSession, synthesize, true_slowdown
+from app.analysis.synthesis.transfer_injections import (
+    FalseKernelDependency,
+    SlowDataLoading,
+    SlowLink,
+)
+from app.analysis.trace.model import (
+    EMBEDDING_ALL_REDUCE,
+    GC,
+    LAYERNORM_ALL_REDUCE,
+    OPTIMIZER,
+    OPTIMIZER_CLIP,
+    SEPARATE_ALL_REDUCE,
+    Sizes,
+)
+
+if TYPE_CHECKING:
+    from app.analysis.synthesis.injection import Injection, Worker
+
+# Operations of one session, about: larger jobs are drawn again.
+MOST_OPERATIONS: Final = 40_000
+_MS: Final = 1e6
+# The strength of an injection is sought until the slowdown is this near its target.
+_NEAR: Final = 0.03
+_ROUNDS: Final = 8
+
+Sick = tuple[JobModel, tuple["Injection", ...]]
+# Given a job, the strength of the fault and draws that do not depend on it.
+Strengthen = Callable[[JobModel, float, np.random.Generator], Sick]
+
+
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """What a job must have for a cause to be possible, and visible."""
+
+    dp: int = 1
+    pp: int = 1
+    tensor_ranks: bool = False
+    interleaved: bool = False
+    workers: int = 2
+
+
+def _slow_worker(job: JobModel, strength: float, rng: np.random.Generator) -> Sick:
+    first, spells = _any_worker(job, rng), _spells(job, rng)
+    share = float(rng.uniform(0.7, 1.1))
+    found = [SlowWorker(first, 1 + 0.5 * strength, spells, share)]
+    others, few = rng.permutation(job.sizes.workers), job.sizes.workers // 8
+    # Now and then a host has several; the first one is the slowest.
+    count = int(rng.integers(1, 3)) if rng.random() < 0.2 else 0  # noqa: PLR2004 - few hosts do
+    for number in others[: min(count, few)].tolist():
+        worker = divmod(number, job.sizes.pp)
+        if worker != first:
+            found.append(SlowWorker(worker, 1 + 0.4 * strength, spells, share))
+    return job, tuple(found)
+
+
+def _stage(job: JobModel, strength: float, rng: np.random.Generator) -> Sick:
+    backward = float(rng.uniform(0.25, 0.9))
+    at = -1 if rng.random() < 0.7 else int(rng.integers(job.sizes.pp))  # noqa: PLR2004 - mostly last
+    return job, (StageImbalance(1 + 0.6 * strength, 1 + 0.6 * strength * backward, at),)
+
+
+def _sequences(job: JobModel, strength: float, rng: np.random.Generator) -> Sick:
+    length = int(rng.choice([8_192, 16_384, 32_768, 65_536]))
+    spread = float(rng.uniform(1.2, 1.8))
+    median = length * float(rng.uniform(0.04, 0.12))
+    backward = float(rng.uniform(0.8, 1.3))
+    injection = SequenceLengths(
+        length, median, spread, quadratic=0.6 * strength, backward_quadratic=backward
+    )
+    recorded = replace(job.profiler, sequence_lengths=bool(rng.random() < 0.3))  # noqa: PLR2004 - some
+    return replace(job, profiler=recorded), (injection,)
+
+
+def _garbage(job: JobModel, strength: float, rng: np.random.Generator) -> Sick:
+    # About as many pauses a step whatever the job's size, at least one on a worker in five steps.
+    pauses = max(0.2, float(rng.uniform(0.8, 4)) / job.sizes.workers)
+    pauses = min(pauses, 0.2 * job.microbatches * job.sizes.vpp)
+    growth = float(rng.choice([0.0, rng.uniform(0.3, 1.5)]))
+    pause = 1.2 * strength * job.costs.forward_ns / job.sizes.vpp
+    return job, (GarbageCollection(pause, pauses, growth),)
+
+
+def _network(job: JobModel, strength: float, rng: np.random.Generator) -> Sick:
+    spells = _spells(job, rng)
+    return job, (SlowLink(_any_worker(job, rng), 1 + 12 * strength, spells),)
+
+
+def _loading(job: JobModel, strength: float, rng: np.random.Generator) -> Sick:
+    del rng
+    return job, (SlowDataLoading(2 * strength * job.costs.forward_ns),)
+
+
+def _kernels(job: JobModel, strength: float, rng: np.random.Generator) -> Sick:
+    costs = replace(job.costs, grads_ns=2.5 * strength * job.costs.forward_ns)
+    return replace(job, costs=costs), (FalseKernelDependency(int(rng.integers(1, 3))),)
+
+
+def _fragmentation(job: JobModel, strength: float, rng: np.random.Generator) -> Sick:
+    stall = 0.4 * strength * job.costs.forward_ns / job.sizes.vpp
+    share, spells = float(rng.uniform(0.4, 0.9)), Spells(share=float(rng.uniform(0.3, 0.8)))
+    return job, (MemoryFragmentation(_any_worker(job, rng), stall, share, spells),)
+
+
+def _tensor_rank(job: JobModel, strength: float, rng: np.random.Generator) -> Sick:
+    rank, worker = int(rng.integers(job.sizes.tp)), _any_worker(job, rng)
+    return job, (TensorParallelStraggler(worker, rank, 1 + 0.6 * strength, _spells(job, rng)),)
+
+
+_CAUSES: Final[Mapping[str, tuple[Needs, Strengthen]]] = {
+    "slow_worker": (Needs(dp=2), _slow_worker),
+    "stage_imbalance": (Needs(pp=2), _stage),
+    "sequence_length_imbalance": (Needs(), _sequences),
+    "garbage_collection": (Needs(workers=6), _garbage),
+    "memory_fragmentation": (Needs(dp=2, tensor_ranks=True), _fragmentation),
+    "false_kernel_dependency": (Needs(pp=2, interleaved=True), _kernels),
+    "network": (Needs(dp=2, pp=3), _network),
+    "data_loading": (Needs(), _loading),
+    "tensor_parallel_straggler": (Needs(dp=2, tensor_ranks=True), _tensor_rank),
+}
+CAUSES: Final = tuple(_CAUSES)
+
+
+def draw_session(causes: Sequence[str], slowdown: float, seed: int) -> SyntheticSession:
+    """Return a random job with the named causes and about the given true slowdown.
+
+    Several causes get equal strength. Without a cause the job is healthy, whatever the slowdown.
+    Where no strength reaches the slowdown, the strongest that was tried is taken.
+    """
+    rng = stream(seed, "population")
+    needs = [_CAUSES[cause][0] for cause in causes]
+    job = draw_job(rng, _all_of(needs))
+    if not causes:
+        return synthesize(job, seed=seed)
+
+    def with_strength(strength: float) -> Sick:
+        sick: Sick = (job, ())
+        for cause in causes:
+            changed, added = _CAUSES[cause][1](sick[0], strength, stream(seed, "dials", cause))
+            sick = (changed, (*sick[1], *added))
+        return sick
+
+    job, injections = _seek(with_strength, slowdown, seed)
+    return synthesize(job, injections, seed=seed)
+
+
+def draw_job(rng: np.random.Generator, needs: Needs) -> JobModel:
+    """Return a random healthy job that has what is needed."""
+    while True:
+        job = _draw_job(rng, needs)
+        rows = job.sizes.workers * job.steps * job.microbatches * job.sizes.vpp
+        rows *= 6 + (4 * job.sizes.tp if job.profiler.tensor_ranks else 0)
+        if job.sizes.workers >= needs.workers and rows <= MOST_OPERATIONS:
+            return job
+
+
+def _draw_job(rng: np.random.Generator, needs: Needs) -> JobModel:
+    pp = int(rng.choice([1, 2, 3, 4, 6, 8], p=[0.2, 0.2, 0.1, 0.25, 0.1, 0.15]))
+    pp = max(pp, needs.pp)
+    dp = max(int(rng.choice([1, 2, 3, 4, 6, 8, 12, 16])), needs.dp)
+    tensor = bool(needs.tensor_ranks or rng.random() < 0.1)  # noqa: PLR2004 - few profile them
+    tp = int(rng.choice([2, 4, 8] if tensor else [1, 2, 4, 8]))
+    interleaved = bool(pp > 1 and (needs.interleaved or rng.random() < 0.2))  # noqa: PLR2004 - some
+    microbatches = int(rng.integers(4, 17))
+    schedule, vpp = Schedule.ONE_F_ONE_B, 1
+    types = USUAL_OP_TYPES
+    if interleaved:
+        schedule, vpp = Schedule.INTERLEAVED, int(rng.integers(2, 4))
+        microbatches = pp * max(1, round(microbatches / pp))
+        if needs.interleaved or rng.random() < 0.5:  # noqa: PLR2004 - half of them
+            types |= {SEPARATE_ALL_REDUCE}
+    elif rng.random() < 0.1:  # noqa: PLR2004 - few
+        schedule = Schedule.GPIPE
+    # Recorders differ in what they write of a step's end.
+    unrecorded = {
+        name
+        for name in (LAYERNORM_ALL_REDUCE, EMBEDDING_ALL_REDUCE, OPTIMIZER_CLIP, OPTIMIZER, GC)
+        if rng.random() < 0.1  # noqa: PLR2004 - few leave out any
+    }
+    return JobModel(
+        sizes=Sizes(dp=dp, pp=pp, tp=tp, cp=int(rng.choice([1, 1, 1, 2])), vpp=vpp),
+        microbatches=microbatches,
+        steps=int(rng.integers(12, 25)),
+        schedule=schedule,
+        costs=_draw_costs(rng),
+        op_types=types - unrecorded,
+        buckets=int(rng.integers(1, 3)),
+        edge_transfers=bool(vpp == 1 and rng.random() < 0.2),  # noqa: PLR2004 - some recorders do
+        profiler=Profiler(tensor_ranks=tensor),
+        name=f"job-{int(rng.integers(1_000_000)):06d}",
+    )
+
+
+def _draw_costs(rng: np.random.Generator) -> CostModel:
+    forward = float(np.exp(rng.uniform(np.log(15), np.log(180)))) * _MS
+    return CostModel(
+        forward_ns=forward,
+        backward_ns=forward * float(rng.uniform(1.8, 2.3)),
+        loss_fraction=float(rng.uniform(0, 0.03)),
+        embedding_fraction=float(rng.uniform(0, 0.02)),
+        compute_noise=float(rng.uniform(0.004, 0.02)),
+        worker_noise=float(rng.uniform(0.001, 0.006)),
+        p2p_ns=forward * float(rng.uniform(0.005, 0.04)),
+        params_ns=forward * float(rng.uniform(0.2, 0.8)),
+        grads_ns=forward * float(rng.uniform(0.4, 1.4)),
+        embedding_ns=forward * float(rng.uniform(0.03, 0.15)),
+        optimizer_ns=forward * float(rng.uniform(0.2, 0.6)),
+        hiccup_probability=float(rng.uniform(0.0, 0.001)),
+        hiccup_fraction=float(rng.uniform(0.1, 0.4)),
+        transfer_noise=float(rng.uniform(0.03, 0.15)),
+        link_noise=float(rng.uniform(0.0, 0.15)),
+        tail_probability=float(rng.uniform(0.001, 0.008)),
+        launch_overhead_ns=float(rng.uniform(10e3, 60e3)),
+        data_loading_ns=forward * float(rng.uniform(0.005, 0.06)),
+        host_stall_probability=float(rng.uniform(0.0, 0.006)),
+        host_stall_ns=float(rng.uniform(1, 6)) * _MS,
+        contention=float(rng.uniform(0.0, 0.06)),
+        tensor_share=float(rng.uniform(0.06, 0.2)),
+    )
+
+
+def _all_of(needs: Sequence[Needs]) -> Needs:
+    return Needs(
+        dp=max((n.dp for n in needs), default=1),
+        pp=max((n.pp for n in needs), default=1),
+        tensor_ranks=any(n.tensor_ranks for n in needs),
+        interleaved=any(n.interleaved for n in needs),
+        workers=max((n.workers for n in needs), default=2),
+    )
+
+
+def _any_worker(job: JobModel, rng: np.random.Generator) -> Worker:
+    return int(rng.integers(job.sizes.dp)), int(rng.integers(job.sizes.pp))
+
+
+def _spells(job: JobModel, rng: np.random.Generator) -> Spells:
+    """Return when a fault is there: mostly always, else from a step on, or by spells."""
+    kind = rng.random()
+    since = int(rng.integers(1, max(2, int(0.6 * job.steps))))
+    share = float(rng.uniform(0.3, 0.8))
+    if kind < 0.6:  # noqa: PLR2004 - most last
+        return Spells()
+    return Spells(from_step=since) if kind < 0.8 else Spells(share=share)  # noqa: PLR2004 - half each
+
+
+def _seek(with_strength: Callable[[float], Sick], slowdown: float, seed: int) -> Sick:
+    """Return the job whose true slowdown is nearest to the target; more strength is slower."""
+    low, high, strength = 0.0, np.inf, 1.0
+    best: tuple[float, Sick] | None = None
+    for _ in range(_ROUNDS):
+        sick = with_strength(strength)
+        reached = true_slowdown(*sick, seed=seed)
+        off = abs(reached - slowdown)
+        if best is None or off < best[0]:
+            best = (off, sick)
+        if off <= _NEAR * slowdown and reached >= min(slowdown, 1.1):
+            break
+        low, high = (strength, high) if reached < slowdown else (low, strength)
+        grown = (slowdown - 1) / max(reached - 1, 1e-3)
+        guess = strength * min(max(grown, 0.2), 5.0)
+        strength = guess if low < guess < high else (low + min(high, 4 * low + 1)) / 2
+    assert best is not None  # noqa: S101 - there is at least one round
+    return best[1]

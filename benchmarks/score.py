@@ -1,0 +1,239 @@
+"""Score the diagnosis on synthetic jobs whose causes are known; `make score` runs this.
+
+Jobs come from a seed range of their own: the rules were tuned on seeds below `HELD_OUT`.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from multiprocessing import get_context
+from typing import Any, Final
+
+import numpy as np
+
+from app.analysis.report import analyze
+from app.analysis.synthesis.population import CAUSES, draw_session
+from app.analysis.synthesis.randomness import stream
+
+# Seeds from here on were never looked at while the rules were made.
+HELD_OUT: Final = 1_000_000
+NONE: Final = "none"
+UNKNOWN: Final = "unknown"
+# Jobs that are slower than this count in F1 (paper, section 4).
+STRAGGLING: Final = 1.1
+# Of a hundred jobs: healthy ones and mixtures of two causes; the rest has one cause.
+HEALTHY: Final = 20
+MIXTURES: Final = 15
+_WORKER_CAUSES: Final = {
+    "slow_worker",
+    "network",
+    "memory_fragmentation",
+    "tensor_parallel_straggler",
+}
+_SHORT: Final = {
+    "slow_worker": "worker",
+    "stage_imbalance": "stage",
+    "sequence_length_imbalance": "lengths",
+    "garbage_collection": "gc",
+    "memory_fragmentation": "memory",
+    "false_kernel_dependency": "kernel",
+    "network": "network",
+    "data_loading": "loading",
+    "tensor_parallel_straggler": "tensor",
+    NONE: "none",
+    UNKNOWN: "unknown",
+}
+
+
+Document = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Scored:
+    """One job: what is true and what the report says."""
+
+    seed: int
+    causes: tuple[str, ...]
+    slowdown: float
+    measured: float
+    named: tuple[str, ...]
+    confidence: tuple[float, ...]
+    contribution: tuple[float, ...]
+    worker_right: bool | None
+    stage_right: bool | None
+    level: str
+
+
+def score_job(seed: int) -> Scored:
+    """Draw the job of this seed, analyze it and compare."""
+    rng = stream(seed, "score")
+    kind = int(rng.integers(100))
+    order = [str(cause) for cause in rng.permutation(list(CAUSES))]
+    count = 0 if kind < HEALTHY else 2 if kind < HEALTHY + MIXTURES else 1
+    causes = _compatible(order)[:count] if count > 1 else tuple(order[:count])
+    slowdown = 1.12 + float(rng.exponential(0.3))
+    session = draw_session(causes, min(slowdown, 3.0), seed)
+    document = analyze(session.trace).document
+    found = document["causes"]
+    named = tuple(cause["cause"] for cause in found)
+    return Scored(
+        seed=seed,
+        causes=session.truth.causes,
+        slowdown=session.truth.slowdown,
+        measured=document["slowdown"],
+        named=named,
+        confidence=tuple(cause["confidence"] or 0.0 for cause in found),
+        contribution=tuple(cause["contribution"] or 0.0 for cause in found),
+        worker_right=_worker_right(session.truth.causes, session.truth.workers, found),
+        stage_right=_stage_right(session.truth.causes, session.truth.stage, found),
+        level=document["verdict"]["level"],
+    )
+
+
+def _compatible(order: Sequence[str]) -> tuple[str, ...]:
+    """Return causes of which two can be told apart: at most one of those of a worker."""
+    chosen: list[str] = []
+    for cause in order:
+        if cause in _WORKER_CAUSES and _WORKER_CAUSES & set(chosen):
+            continue
+        chosen.append(cause)
+    return tuple(chosen)
+
+
+def _worker_right(
+    causes: Sequence[str], workers: Sequence[tuple[int, int]], found: Sequence[Document]
+) -> bool | None:
+    """Return whether the first worker that the true cause is said to have is the one at fault."""
+    if len(causes) != 1 or causes[0] not in _WORKER_CAUSES:
+        return None
+    named = next((c for c in found if c["cause"] in _WORKER_CAUSES), None)
+    if named is None:
+        return False
+    places = named["where"].get("workers") or [None]
+    return bool(places[0] == list(workers[0]))
+
+
+def _stage_right(
+    causes: Sequence[str], stage: int | None, found: Sequence[Document]
+) -> bool | None:
+    if "stage_imbalance" not in causes:
+        return None
+    return any(c["where"].get("stage") == stage for c in found if c["cause"] == "stage_imbalance")
+
+
+def run(first_seed: int, jobs: int, processes: int) -> list[Scored]:
+    """Score jobs of consecutive seeds."""
+    seeds = range(first_seed, first_seed + jobs)
+    if processes == 1:
+        return [score_job(seed) for seed in seeds]
+    with get_context("spawn").Pool(processes) as pool:
+        return list(pool.imap(score_job, seeds, chunksize=4))
+
+
+def lead(scored: Scored) -> str:
+    """Return the cause that is named first."""
+    return scored.named[0] if scored.named else NONE
+
+
+def macro_f1(singles: Sequence[Scored]) -> float:
+    """Return the mean over the causes of F1; healthy jobs are among the negatives."""
+    scores = []
+    for cause in CAUSES:
+        true = sum(s.causes == (cause,) for s in singles)
+        named = sum(lead(s) == cause for s in singles)
+        both = sum(s.causes == (cause,) and lead(s) == cause for s in singles)
+        if true:
+            scores.append(2 * both / (true + named))
+    return float(np.mean(scores)) if scores else float("nan")
+
+
+def lines(results: Sequence[Scored]) -> Iterator[str]:
+    """Yield the report."""
+    slow = [s for s in results if len(s.causes) == 1 and s.slowdown >= STRAGGLING]
+    mild = [s for s in results if len(s.causes) == 1 and s.slowdown < STRAGGLING]
+    healthy = [s for s in results if not s.causes]
+    mixtures = [s for s in results if len(s.causes) > 1 and s.slowdown >= STRAGGLING]
+    yield (
+        f"{len(results)} jobs: {len(slow)} slow ones with one cause, {len(mixtures)} with two, "
+        f"{len(healthy)} healthy; {len(mild)} with a cause that slows them below {STRAGGLING}"
+    )
+    yield ""
+    columns = [*CAUSES, UNKNOWN, NONE]
+    yield f"{'true, named →':<12}" + "".join(f"{_SHORT[c]:>9}" for c in columns) + f"{'F1':>9}"
+    for cause in [*CAUSES, NONE]:
+        row = healthy if cause == NONE else [s for s in slow if s.causes == (cause,)]
+        counts = Counter(lead(s) for s in row)
+        f1 = f"{macro_f1_of(cause, [*slow, *healthy]):9.3f}" if cause != NONE else ""
+        yield f"{_SHORT[cause]:<12}" + "".join(f"{counts[c] or '.':>9}" for c in columns) + f1
+    yield ""
+    found = sum(set(s.causes) <= set(s.named) for s in mixtures)
+    least = sum(bool(set(s.causes) & set(s.named[:1])) for s in mixtures)
+    spurious = sum(bool(set(s.named) - set(s.causes) - {UNKNOWN}) for s in [*slow, *mixtures])
+    yield (
+        f"{len(mixtures)} mixtures of two causes: first cause right in {least}, both named in "
+        f"{found}"
+    )
+    sick = len(slow) + len(mixtures)
+    yield f"A cause that is not there is named in {spurious} of {sick} slow jobs"
+    stages = [s.stage_right for s in [*slow, *mixtures] if s.stage_right is not None]
+    yield f"Stage right in {sum(stages)} of {len(stages)}"
+    yield from calibration([*slow, *healthy, *mixtures])
+    workers = [s.worker_right for s in slow if s.worker_right is not None]
+    alarms = sum(bool(s.named) for s in healthy)
+    yield ""
+    yield (
+        f"macro F1 {macro_f1([*slow, *healthy]):.2f}, "
+        f"false alarms {alarms / max(len(healthy), 1):.1%}, "
+        f"worst worker {sum(workers) / max(len(workers), 1):.1%}"
+    ).replace("%", " %")
+
+
+def macro_f1_of(cause: str, singles: Sequence[Scored]) -> float:
+    """Return F1 of one cause."""
+    true = sum(s.causes == (cause,) for s in singles)
+    named = sum(lead(s) == cause for s in singles)
+    both = sum(s.causes == (cause,) and lead(s) == cause for s in singles)
+    return 2 * both / (true + named) if true + named else float("nan")
+
+
+def calibration(results: Sequence[Scored]) -> Iterator[str]:
+    """Yield how often causes of a confidence are there."""
+    pairs = [
+        (sure, cause in s.causes)
+        for s in results
+        for cause, sure in zip(s.named, s.confidence, strict=True)
+        if cause != UNKNOWN
+    ]
+    bounds = (0.0, 0.5, 0.7, 0.8, 0.9, 0.95, 1.01)
+    yield "Confidence, causes named with it, share of them that are there"
+    for low, high in pairwise(bounds):
+        hits = [there for sure, there in pairs if low <= sure < high]
+        if hits:
+            yield f"  {low:.2f} to {min(high, 1.0):.2f} {len(hits):6d} {np.mean(hits):8.1%}"
+
+
+def main() -> None:
+    """Print the confusion matrix and, last, the three figures."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seed", type=int, default=HELD_OUT, help="seed of the first job")
+    parser.add_argument("--jobs", type=int, default=1000)
+    parser.add_argument("--processes", type=int, default=1)
+    parser.add_argument("--misses", action="store_true", help="also print what was missed")
+    arguments = parser.parse_args()
+    results = run(arguments.seed, arguments.jobs, arguments.processes)
+    if arguments.misses:
+        for scored in results:
+            if not (set(scored.causes) or {NONE}) <= {*scored.named, lead(scored)} or (
+                scored.worker_right is False
+            ):
+                print(scored)
+    for line in lines(results):
+        print(line)
+
+
+if __name__ == "__main__":
+    main()
