@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 import zstandard
-from app.analysis.trace.encode import to_ndjson_gz
 from sqlalchemy import text
 
+from app.analysis.trace.encode import to_ndjson_gz
 from app.db.blobs import read_blob
 from tests.integration.api import bodies
 
