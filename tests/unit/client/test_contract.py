@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
-from paceline_client import Recorder
 
 from app.analysis.trace.decode import decode
 from app.analysis.trace.limits import Limits
 from app.analysis.trace.model import ABSENT, KNOWN_OP_TYPES, Sizes
 from app.errors import InvalidTraceError
+from paceline_client import Recorder
 
 if TYPE_CHECKING:
     from .conftest import Receiver

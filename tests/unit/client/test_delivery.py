@@ -4,6 +4,7 @@ import socket
 from typing import TYPE_CHECKING
 
 import pytest
+
 from paceline_client.delivery import DeliveryError, RetryPolicy, deliver, session_url
 
 from .conftest import Answer

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+
 from paceline_client import Recorder, RetryPolicy
 from paceline_client.body import Operation, SessionBody
 
