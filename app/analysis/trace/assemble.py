@@ -80,7 +80,7 @@ class Assembler:
         return self._rows
 
     def add(self, columns: Mapping[str, NDArray[Any]], op: NDArray[np.int16]) -> None:
-        """Check and take one batch of at least one row: columns without nulls, and codes of operation names.
+        """Check and take a batch: columns of at least one row, without nulls, and codes of names.
 
         Raises
         ------

@@ -38,7 +38,8 @@ def decode_parquet(body: Path | bytes, meta: SessionMeta, limits: Limits) -> tup
     """Decode and check a Parquet body; see `decode` for what it raises."""
     with _open(body) as source:
         footer = read_footer(source, limits)
-        schema = _read(lambda: _schema(source))
+        described = _read(lambda: pq.ParquetFile(source))
+        schema = _read(lambda: described.schema_arrow)
         layout = choose_layout(schema.names)
         check_types(schema, layout)
         wanted = [name for name in layout.columns.values() if name in schema.names]
@@ -49,7 +50,7 @@ def decode_parquet(body: Path | bytes, meta: SessionMeta, limits: Limits) -> tup
         places = Places(layout.columns)
         assembler = Assembler(meta, layout, places, limits, footer.rows)
         names = OpNames(places)
-        for batch in _batches(source, layout, wanted):
+        for batch in _batches(source, described.metadata, layout, wanted):
             if batch.num_rows:
                 columns, op = batch_columns(batch, layout, places, assembler.rows)
                 assembler.add(columns, names.codes(op, assembler.rows))
@@ -60,14 +61,13 @@ def _open(body: Path | bytes) -> pa.NativeFile:
     return pa.OSFile(str(body), "r") if isinstance(body, Path) else pa.BufferReader(body)
 
 
-def _schema(source: pa.NativeFile) -> pa.Schema:
-    return pq.ParquetFile(source).schema_arrow
-
-
-def _batches(source: pa.NativeFile, layout: Layout, wanted: list[str]) -> Iterator[pa.RecordBatch]:
+def _batches(
+    source: pa.NativeFile, metadata: pq.FileMetaData, layout: Layout, wanted: list[str]
+) -> Iterator[pa.RecordBatch]:
     file = _read(
         lambda: pq.ParquetFile(
             source,
+            metadata=metadata,
             read_dictionary=[layout.columns["op"]],
             page_checksum_verification=True,
         )
