@@ -16,19 +16,19 @@ _LEAST_SHARE: Final = 0.01
 
 
 def first_delays(observation: Observation) -> dict[int, FloatArray]:
-    """Return how late the operation of each stage that needs the batch is launched, by node.
+    """Return how late the operations of each stage that come first are launched, by node.
 
-    That is the first forward on stage 0, and the first receive of a forward elsewhere.
+    That is the first forward on stage 0, and the first receive of a forward elsewhere, or also
+    there where the recorder writes one that has no peer.
     """
     nodes, layout = observation.layout.nodes, observation.layout
     found = {}
     for stage in range(layout.pp):
-        for name in (FORWARD_RECV, FORWARD_COMPUTE) if stage else (FORWARD_COMPUTE,):
+        for name in (FORWARD_RECV, FORWARD_COMPUTE):
             mine = np.flatnonzero((nodes.op == layout.codes(name)[0]) & (nodes.pp == stage))
-            if len(mine):
+            if len(mine) and (stage == 0 or name == FORWARD_RECV):
                 first = int(mine[np.argmin(nodes.order[mine])])
                 found[first] = observation.delay_ns(first)
-                break
     return found
 
 

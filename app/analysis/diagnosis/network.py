@@ -8,13 +8,13 @@ from typing import Final
 import numpy as np
 
 from app.analysis.diagnosis.finding import NETWORK, Change, Evidence, Finding, Worker
-from app.analysis.diagnosis.observation import Observation, spread
+from app.analysis.diagnosis.observation import Observation
 from app.analysis.whatif.graph import P2P
 from app.analysis.whatif.layout import FloatArray
 
-# A link is slow from this ratio to the middle link on, and beyond what links scatter by.
-_SLOW: Final = 1.6
-_TO_SCATTER: Final = 8.0
+# A link is slow from this ratio to a reference link on, which is this quantile of all.
+_SLOW: Final = 1.8
+_REFERENCE: Final = 0.3
 
 Link = tuple[int, int]
 
@@ -114,9 +114,8 @@ def _collectives(
 
 
 def _beyond(ratio: FloatArray) -> np.ndarray:
-    """Return which are far above the middle one."""
-    middle = float(np.median(ratio))
-    return np.asarray(ratio > max(_SLOW * middle, middle + _TO_SCATTER * spread(ratio)))
+    """Return which are far above most of the faster half: half of a few links may be slow."""
+    return np.asarray(ratio > _SLOW * float(np.quantile(ratio, _REFERENCE, method="lower")))
 
 
 def _at_fault(
@@ -160,7 +159,7 @@ def _evidence(  # noqa: PLR0913, PLR0917 - each is another thing that was found
         lines.append(
             Evidence(
                 f"Transfers between stages {a} and {b} of DP rank {dp} take "
-                f"{links.ratio[worst] / np.median(links.ratio):.1f}× the median link; "
+                f"{links.ratio[worst]:.1f}× the median of their type; "
                 f"{int(slow.sum())} of {slow.size} links are slow",
                 {"view": "link", "dp": dp, "from": a, "to": b},
             )
