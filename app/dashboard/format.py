@@ -28,7 +28,7 @@ def _signed(text: str) -> str:
     if not text.startswith("-"):
         return text
     digits = text[1:]
-    return digits if not any(digit in digits for digit in "123456789") else f"{MINUS}{digits}"
+    return f"{MINUS}{digits}" if digits.strip("0.,") else digits
 
 
 def times(value: float, digits: int = 2) -> str:

@@ -283,63 +283,41 @@ def _choose(document: Document, step: int | None, dp: int | None, pp: int | None
 
 
 def _workers(document: Document) -> Workers:
-    by_worker, ranks = document["by_worker"], document["workers"]["rank"]
-    hosts, gpus = document["hosts"], document["gpus"]
-    rows = [
-        _worker_row(
-            dp,
-            pp,
-            rank=ranks[dp][pp],
-            slowdown=by_worker["exact"][dp][pp],
-            forward=by_worker["forward_ratio"][dp][pp],
-            backward=by_worker["backward_ratio"][dp][pp],
-            hosts=hosts,
-            gpus=gpus,
-        )
-        for dp in range(len(ranks))
-        for pp in range(len(ranks[dp]))
+    ranked = findings.ranked_workers(document)
+    exact = document["by_worker"]["exact"]
+    missing = [
+        (dp, pp) for dp, row in enumerate(exact) for pp, value in enumerate(row) if value is None
     ]
-    # Missing workers come right after the slowest ones that are shown, not at the very end:
-    # absence is to be seen.
-    rows.sort(key=lambda row: (row.slowdown is None, -(row.slowdown or 0), row.dp, row.pp))
-    missing = sum(row.slowdown is None for row in rows)
-    known = [row.slowdown for row in rows if row.slowdown is not None]
-    rest = known[SHORT_TABLE:]
+    places = [(dp, pp) for _, dp, pp in ranked] + missing
+    rest = ranked[SHORT_TABLE:]
     note = ""
     if rest:
-        bound = math.floor(rest[0] * 1000 + 1) / 1000
+        bound = math.floor(rest[0][0] * 1000 + 1) / 1000
         note = f"the other {count(len(rest))} are below {times(bound, 3)}"
     if missing:
-        note += f"{'; ' if note else ''}{count(missing)} without data"
+        note += f"{'; ' if note else ''}{count(len(missing))} without data"
     return Workers(
         title=findings.workers_finding(document),
-        rows=tuple(rows[:LONG_TABLE]),
-        hosts=bool(hosts),
-        gpus=bool(gpus),
-        total=len(rows),
+        rows=tuple(_worker_row(document, dp, pp) for dp, pp in places[:LONG_TABLE]),
+        hosts=bool(document["hosts"]),
+        gpus=bool(document["gpus"]),
+        total=len(places),
         note=note,
     )
 
 
-def _worker_row(  # noqa: PLR0913 - the columns of the table
-    dp: int,
-    pp: int,
-    *,
-    rank: int | None,
-    slowdown: float | None,
-    forward: float | None,
-    backward: float | None,
-    hosts: Mapping[str, str],
-    gpus: Mapping[str, str],
-) -> WorkerRow:
-    key = str(rank)
-    place = hosts.get(key, "") if hosts else ("" if rank is None else str(rank))
+def _worker_row(document: Document, dp: int, pp: int) -> WorkerRow:
+    by_worker, hosts = document["by_worker"], document["hosts"]
+    rank = document["workers"]["rank"][dp][pp]
+    slowdown = by_worker["exact"][dp][pp]
+    forward, backward = by_worker["forward_ratio"][dp][pp], by_worker["backward_ratio"][dp][pp]
+    rank_text = "" if rank is None else str(rank)
     return WorkerRow(
         dp=dp,
         pp=pp,
         name=worker(dp, pp),
-        place=place,
-        gpu=gpus.get(key, ""),
+        place=hosts.get(rank_text, "") if hosts else rank_text,
+        gpu=document["gpus"].get(rank_text, ""),
         slowdown=slowdown,
         slowdown_text="no data" if slowdown is None else times(slowdown, 3),
         color="" if slowdown is None else heat_color(slowdown),

@@ -35,12 +35,17 @@ TEMPLATES_DIR: Final = Path(__file__).resolve().parents[2] / "frontend" / "templ
 JOB_SESSIONS: Final = 200
 REPORT_STATES: Final = ("analyzed", "no_verdict")
 
+# Longer numbers are no step of any training, and too long ones are slow to parse.
+MAX_DIGITS: Final = 19
+
 # A page is the state of a moment: always fetched anew, also on "back".
 PAGE_HEADERS: Final = {"Cache-Control": "no-store"}
 # An export belongs to a report, which is replaced as a whole if at all.
 EXPORT_HEADERS: Final = {"Cache-Control": "no-cache"}
 
-Chosen = Annotated[int | None, Query()]
+# Pages are forgiving: what is no number is as good as not asked for.
+Asked = Annotated[str, Query()]
+Step = Annotated[int | None, Query()]
 
 
 class Pages:
@@ -120,9 +125,7 @@ def _add_pages(routes: APIRouter, container: Container, pages: Pages) -> None:
         return pages.render("job.html", page=job_page(found, JOB_SESSIONS), now=found.now)
 
     @routes.get("/sessions/{session}")
-    def session_route(
-        session: str, step: Chosen = None, dp: Chosen = None, pp: Chosen = None
-    ) -> Response:
+    def session_route(session: str, step: Asked = "", dp: Asked = "", pp: Asked = "") -> Response:
         try:
             view = get_session(container, uuid.UUID(session))
         except (ValueError, NotFoundError):
@@ -133,7 +136,11 @@ def _add_pages(routes: APIRouter, container: Container, pages: Pages) -> None:
             if view.has_report and view.row.state in REPORT_STATES
             else None
         )
-        report = None if document is None else report_view(document, step=step, dp=dp, pp=pp)
+        report = (
+            None
+            if document is None
+            else report_view(document, step=_number(step), dp=_number(dp), pp=_number(pp))
+        )
         page = session_page(
             view,
             found.jobs[0],
@@ -146,7 +153,7 @@ def _add_pages(routes: APIRouter, container: Container, pages: Pages) -> None:
 
 def _add_exports(routes: APIRouter, container: Container) -> None:
     @routes.get("/sessions/{session}/{name}.csv")
-    def export_route(session: uuid.UUID, name: str, step: Chosen = None) -> Response:
+    def export_route(session: uuid.UUID, name: str, step: Step = None) -> Response:
         make = EXPORTS.get(name)
         if make is None:
             raise NotFoundError(f"There is no {name}.csv.")
@@ -164,6 +171,11 @@ def _add_exports(routes: APIRouter, container: Container) -> None:
             media_type="text/csv; charset=utf-8",
             headers=EXPORT_HEADERS | {"Content-Disposition": f'attachment; filename="{file_name}"'},
         )
+
+
+def _number(asked: str) -> int | None:
+    """Return the step, DP rank or stage that an address asks for, if it is one."""
+    return int(asked) if asked.isascii() and asked.isdecimal() and len(asked) < MAX_DIGITS else None
 
 
 def _page_data(data: Mapping[str, Any]) -> Markup:

@@ -1,8 +1,8 @@
 // The DP × PP map: plotly draws the cells; values, margins, holes and the choice go on top.
 import { heat, isLight } from './colors.js';
 import { times, worker } from './format.js';
-import { draw } from './plots.js';
-import { overlay, rect, text } from './svg.js';
+import { change, draw } from './plots.js';
+import { overlay, rect, svg, text } from './svg.js';
 
 const MARGIN = { l: 48, r: 96, t: 28, b: 32 };
 const NARROW = 720;
@@ -22,7 +22,7 @@ export class Heatmap {
     this.values = data.figures.heatmap.data[0].z;
     this.margins = { dp: data.by_dp, pp: data.by_pp };
     this.cell = data.cell;
-    this.drawnValues = null;
+    this.drawn = false;
     element.addEventListener('click', (event) => { const cell = this.at(event); if (cell) pick(cell); });
     element.addEventListener('mousemove', (event) => point(this.at(event)));
     element.addEventListener('mouseleave', () => point(null));
@@ -34,7 +34,14 @@ export class Heatmap {
   show(values, margins) {
     this.values = values;
     this.margins = margins;
-    return this.draw();
+    return this.drawn ? this.change() : this.draw();
+  }
+
+  /** Other values in the same cells. */
+  async change() {
+    const { values } = this;
+    await change(this.element, { z: [values] });
+    if (values === this.values) this.write();
   }
 
   select(cell) {
@@ -75,7 +82,6 @@ export class Heatmap {
     const { margin, cellWidth, cellHeight, xgap, ygap } = this.geometry;
     const figure = this.data.figures.heatmap;
     const { data: [trace], layout } = figure;
-    this.write();
     await draw(this.element, {
       data: [{ ...trace, z: this.values, xgap, ygap }],
       layout: {
@@ -86,6 +92,7 @@ export class Heatmap {
         yaxis: { ...layout.yaxis, dtick: every(cellHeight, 14) },
       },
     });
+    this.drawn = true;
     this.write();
   }
 
@@ -107,22 +114,27 @@ export class Heatmap {
     // Margins: each DP rank and each stage alone; numbers where there is room, else bars from 1.0 cut at 1.5.
     const length = (value) => Math.min(1, Math.max(0, ((value ?? 1) - 1) * 2));
     const strong = (value) => (value >= HOT ? 'strong' : null);
+    const bars = [];
     for (let rank = 0; rank < dp; rank++) {
       const value = this.margins.dp[rank];
       if (value === null || value === undefined) continue;
       if (cellWidth >= VALUE_WIDTH) layer.append(text(x(rank) + cellWidth / 2, top - 10, value.toFixed(2), { 'text-anchor': 'middle', class: strong(value) }));
-      else layer.append(rect(x(rank), top - 4 - length(value) * 22, Math.max(1, cellWidth - (cellWidth > 4 ? 1 : 0)), Math.max(1, length(value) * 22), 'mark'));
+      else {
+        const size = Math.max(1, length(value) * 22);
+        bars.push(`M${x(rank)} ${top - 4}v${-size}h${Math.max(1, cellWidth - (cellWidth > 4 ? 1 : 0))}v${size}z`);
+      }
     }
+    if (bars.length) layer.append(svg('path', { class: 'mark', d: bars.join('') }));
     if (!narrow) {
       const right = left + plotWidth + 8;
-      const bars = cellWidth < VALUE_WIDTH;
+      const barred = cellWidth < VALUE_WIDTH;
       const named = cellHeight >= 14;
       for (let stage = 0; stage < pp; stage++) {
         const value = this.margins.pp[stage];
         if (value === null || value === undefined) continue;
-        const bar = bars ? Math.max(1, length(value) * 44) : 0;
+        const bar = barred ? Math.max(1, length(value) * 44) : 0;
         const thick = cellHeight > 20 ? 8 : Math.max(1, cellHeight - 3);
-        if (bars) layer.append(rect(right, y(stage) + (cellHeight - thick) / 2, bar, thick, 'mark'));
+        if (barred) layer.append(rect(right, y(stage) + (cellHeight - thick) / 2, bar, thick, 'mark'));
         if (named) layer.append(text(right + (bar ? bar + 4 : 0), y(stage) + cellHeight / 2 + 4, value.toFixed(2), { class: strong(value) }));
       }
       layer.append(text(right, top - 10, '← rank alone'), text(right, top + plotHeight + 14, '↑ stage alone'));
@@ -168,7 +180,8 @@ export class Heatmap {
     if (roomy) return;
     const value = this.value(this.cell);
     const late = x(rank) > left + plotWidth * 0.75;
-    const above = stage > 0;
+    // With a single stage the axis is right below.
+    const above = stage > 0 || this.data.pp === 1;
     layer.append(text(late ? x(rank) + boxWidth : x(rank), above ? y(stage) - 6 : y(stage) + boxHeight + 15,
       `${worker(rank, stage)} ${value === null ? 'no data' : times(value, 3)}`, { class: 'strong', 'text-anchor': late ? 'end' : 'start' }));
   }

@@ -35,6 +35,12 @@ export async function draw(element, figure) {
   }
 }
 
+/** Change a drawn figure's first trace: cheaper than drawing it anew. */
+export async function change(element, attributes) {
+  const library = await plotly();
+  if (element.isConnected) await library.restyle(element, resolved(attributes), [0]);
+}
+
 /** Which of `steps` to name below a strip of bars, and where. */
 export function stepTicks(steps, barWidth, width) {
   const tickvals = [];

@@ -2,7 +2,7 @@
 import { token } from './colors.js';
 import { count, roughPercent, seconds, times, worker } from './format.js';
 import { Heatmap } from './heatmap.js';
-import { draw, withStepTicks } from './plots.js';
+import { change, draw, withStepTicks } from './plots.js';
 import { Timeline } from './timeline.js';
 
 const NARROW = 720;
@@ -93,7 +93,7 @@ export class SessionReport {
     this.markRow();
     this.writeControls();
     const jobs = [];
-    if (index !== before.index) jobs.push(this.drawStrip());
+    if (index !== before.index) jobs.push(change($('#strip'), { 'marker.color': [this.stripColors()] }));
     if (mapChanged) jobs.push(this.showMap());
     else this.heatmap.select(cell);
     this.readCell(cell);
@@ -183,6 +183,11 @@ export class SessionReport {
     return { narrow, margin, left: margin.l, barWidth: width / this.data.steps.length };
   }
 
+  stripColors() {
+    const [chosen, others] = [token('--accent'), token('--line-strong')];
+    return this.data.steps.map((_, at) => (at === this.choice.index ? chosen : others));
+  }
+
   async drawStrip() {
     const { figures, steps } = this.data;
     const { narrow, margin, left, barWidth } = this.stripGeometry();
@@ -191,9 +196,8 @@ export class SessionReport {
     range.style.marginLeft = `${left + barWidth / 2 - thumb / 2}px`;
     range.style.width = `${(steps.length - 1) * barWidth + thumb}px`;
     const { data: [trace], layout } = figures.strip;
-    const colors = steps.map((_, at) => (at === this.choice.index ? token('--accent') : token('--line-strong')));
     const figure = {
-      data: [{ ...trace, marker: { ...trace.marker, color: colors } }],
+      data: [{ ...trace, marker: { ...trace.marker, color: this.stripColors() } }],
       layout: { ...layout, margin, bargap: barWidth > 6 ? layout.bargap : 0, annotations: narrow ? [] : layout.annotations },
     };
     await draw($('#strip'), withStepTicks(figure, steps, $('#strip')));
