@@ -199,6 +199,8 @@ def _weigh(
 def _that_matter(replays: Counterfactuals, count: int) -> list[int]:
     """Return the findings whose removal alone, or as the last one, saves anything worth naming."""
     everything = frozenset(range(count))
+    each = [frozenset({number}) for number in range(count)]
+    replays.replay([frozenset(), everything, *each, *(everything - one for one in each)])
     mean_s = float(replays.without(frozenset()).mean())
     saved = {
         number: max(
