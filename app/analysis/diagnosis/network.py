@@ -32,7 +32,9 @@ def find_network(observation: Observation) -> Finding | None:
     """Return slow links; without it their transfers take the median time of their type."""
     nodes = observation.layout.nodes
     recorded = observation.recorded_ns
-    medians = {int(op): float(np.median(recorded[nodes.op == op])) for op in np.unique(nodes.op)}
+    ideal = observation.group.durations.ideal_ns
+    # The ideal of a communication type is its median.
+    medians = {int(nodes.op[node]): float(ideal[node]) for node in range(len(nodes))}
     links = _pipeline_links(observation, medians)
     slow_links = _beyond(links.ratio) if links.ends else np.zeros((0, 1), bool)
     stages, collectives = _collectives(observation, medians)

@@ -11,7 +11,13 @@ from typing import Final
 
 import numpy as np
 
-from app.analysis.diagnosis.observation import Observation, lower_median, peers_median, spread
+from app.analysis.diagnosis.observation import (
+    Observation,
+    lower_median,
+    peers_median,
+    sample,
+    spread,
+)
 from app.analysis.trace.model import BACKWARD_COMPUTE, FORWARD_COMPUTE
 from app.analysis.whatif.layout import FloatArray
 
@@ -62,16 +68,14 @@ def take_apart(observation: Observation) -> Usual:
     middles = {name: lower_median(values, axis=0) for name, values in relative.items()}
     backward, forward = middles[BACKWARD_COMPUTE], middles[FORWARD_COMPUTE]
     scatter, by_lane = _scatter(backward)
-    noise = spread(relative[BACKWARD_COMPUTE] / backward)
-    if len(relative[BACKWARD_COMPUTE]) == 1:
-        noise = spread(forward / backward)
+    several = observation.layout.pp > 1
+    noise = spread(relative[BACKWARD_COMPUTE] / backward if several else forward / backward)
     correlation = _correlation(forward, backward)
     differ = (
         by_lane >= max(_LEAST_SCATTER, _SCATTER_TO_NOISE * noise)
         and correlation >= _LEAST_CORRELATION
     )
     one = np.ones_like(backward)
-    several = observation.layout.pp > 1
     microbatch = {
         name: (middles[name] if several else backward) if differ else one for name in passes
     }
@@ -102,8 +106,8 @@ def _scatter(factor: FloatArray) -> tuple[float, float]:
 def _correlation(forward: FloatArray, backward: FloatArray) -> float:
     """Return Pearson's r with outliers drawn in."""
     x, y = (
-        np.clip(values, *np.quantile(values, (0.02, 0.98))).ravel()
-        for values in (forward, backward)
+        np.clip(values, *np.quantile(values, (0.02, 0.98)))
+        for values in (sample(forward), sample(backward))
     )
     if x.std() == 0 or y.std() == 0:
         return 0.0
