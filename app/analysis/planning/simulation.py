@@ -40,12 +40,6 @@ class Timeline:
         """Return when the last computation ended."""
         return int(self.end_ps.max())
 
-    @property
-    def stage_ends_ps(self) -> IntArray:
-        """Return when each stage ended."""
-        ends: IntArray = self.end_ps.max(axis=(0, 2))
-        return ends
-
     def busy_ps(self) -> IntArray:
         """Return how long each stage computed."""
         busy: IntArray = (self.end_ps - self.start_ps).sum(axis=(0, 2))

@@ -1,0 +1,290 @@
+"""Plan a specification by a method, and hold it against Ditto and its greedy recovery."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from app.analysis.planning.advice import nearest_changes
+from app.analysis.planning.budget import Budget
+from app.analysis.planning.certificate import Certificate
+from app.analysis.planning.ditto import (
+    DittoPlan,
+    VirtualTemplate,
+    oobleck_templates,
+    plan_ditto,
+    plan_greedy,
+)
+from app.analysis.planning.division import Division, TooLargeToDivideError
+from app.analysis.planning.folding import Folding
+from app.analysis.planning.optimal import OptimalPlan, plan_optimal
+from app.analysis.planning.problem import Problem, compile_problem
+from app.analysis.planning.spec import METHODS, OBJECTIVES, Spec
+from app.analysis.planning.template import (
+    Template,
+    evaluate,
+    number_nodes,
+)
+from app.errors import Fault, InfeasiblePlanError, InvalidSpecError
+
+ALTERNATIVES: Final = 10
+# The methods that the optimum is held against.
+BASELINES: Final = ("ditto", "greedy")
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What a method found.
+
+    Parameters
+    ----------
+    lower_bound_ps : int or None
+        No template costs less by the objective; None where the method proves nothing.
+    alternatives : tuple of templates
+        Near-optimal ones, the best simulated first.
+    reasons : mapping of baseline to text
+        Why a baseline has no answer.
+    """
+
+    problem: Problem
+    method: str
+    objective: str
+    template: Template
+    planning_time_s: float
+    lower_bound_ps: int | None = None
+    certificate: Certificate | None = None
+    alternatives: tuple[Template, ...] = ()
+    folding: Folding | None = None
+    virtual: VirtualTemplate | None = None
+    oobleck: tuple[VirtualTemplate, ...] = ()
+    comparison: dict[str, Plan] = field(default_factory=dict)
+    reasons: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def optimal(self) -> bool:
+        """Return whether it is proven that nothing is better by the objective."""
+        if self.lower_bound_ps is None:
+            return False
+        cost = getattr(evaluate(self.problem, self.template), self.objective)
+        return cost is not None and self.lower_bound_ps >= cost
+
+
+def plan(
+    spec: Spec,
+    *,
+    method: str = "optimal",
+    objective: str = "t_std",
+    budget: Budget | None = None,
+    compare: bool = True,
+) -> Plan:
+    """Plan.
+
+    Parameters
+    ----------
+    method : str
+        One of `METHODS`.
+    objective : str
+        One of `OBJECTIVES`. By ``simulated``, every method searches by t_std; ``optimal`` then
+        returns the one of its near-optimal templates that is best simulated.
+    budget : Budget, optional
+        Its clock measures `planning_time_s`. A time limit ends the optimal search with a gap; the
+        other methods end without an answer.
+    compare : bool
+        Also run Ditto and its greedy recovery; their time is their own.
+
+    Raises
+    ------
+    InvalidSpecError
+        The method and the specification do not go together.
+    InfeasiblePlanError
+        There is no template, with the nearest changes that would make one; or the method has no
+        answer.
+    """
+    check_request(spec, method, objective)
+    budget = budget or Budget()
+    problem = compile_problem(spec)
+    try:
+        found = _METHODS[method](problem, objective, budget)
+    except InfeasiblePlanError as error:
+        if method == "optimal" and error.stable_code == InfeasiblePlanError.code:
+            raise _explained(problem, error, budget) from error
+        raise
+    if not compare:
+        return found
+    plans: dict[str, Plan] = {}
+    reasons: dict[str, str] = {}
+    # the comparison is not held to the time limit of the plan itself, but to as much again
+    again = _renewed(budget, found.planning_time_s)
+    for name in BASELINES:
+        if name == method:
+            continue
+        try:
+            plans[name] = _METHODS[name](problem, objective, again)
+        except InfeasiblePlanError as error:
+            reasons[name] = error.message
+    return replace(found, comparison=plans, reasons=reasons)
+
+
+def check_request(spec: Spec, method: str, objective: str) -> None:
+    """Refuse what cannot be planned.
+
+    Raises
+    ------
+    InvalidSpecError
+        With the fault's path.
+    """
+    faults = []
+    if method not in METHODS:
+        faults.append(
+            _fault("unknown_value", f"method must be one of {', '.join(METHODS)}", "method")
+        )
+    if objective not in OBJECTIVES:
+        message = f"objective must be one of {', '.join(OBJECTIVES)}"
+        faults.append(_fault("unknown_value", message, "objective"))
+    most = min(spec.gpus, len(spec.layers))
+    if objective == "t_oobleck" and spec.microbatches < most:
+        faults.append(
+            _fault(
+                "out_of_range",
+                f"t_oobleck needs as many microbatches as there can be stages, {most}",
+                "microbatches",
+            )
+        )
+    if faults:
+        raise InvalidSpecError("this cannot be planned", faults=tuple(faults))
+
+
+def _fault(code: str, message: str, path: str) -> Fault:
+    return Fault(code, message, column=path)
+
+
+def _renewed(budget: Budget, spent_s: float) -> Budget:
+    if budget.deadline_s is None:
+        return budget
+    return replace(budget, deadline_s=max(budget.deadline_s, budget.clock()) + spent_s, report=None)
+
+
+def _explained(problem: Problem, error: InfeasiblePlanError, budget: Budget) -> InfeasiblePlanError:
+    reason, changes = nearest_changes(problem, budget)
+    return InfeasiblePlanError(reason, code=error.stable_code, faults=changes)
+
+
+# ---- methods
+
+
+def _search_objective(objective: str) -> str:
+    return "t_oobleck" if objective == "t_oobleck" else "t_std"
+
+
+def _optimal(problem: Problem, objective: str, budget: Budget) -> Plan:
+    began = budget.clock()
+    found = plan_optimal(problem, _search_objective(objective), budget)
+    template, bound = found.template, found.certificate.lower_bound_ps
+    if objective == "simulated":
+        template = found.near[0] if found.near else found.template
+        bound = _simulated_bound(problem, found)
+    return Plan(
+        problem=problem,
+        method="optimal",
+        objective=objective,
+        template=template,
+        planning_time_s=budget.clock() - began,
+        lower_bound_ps=bound,
+        certificate=found.certificate,
+        alternatives=found.near[:ALTERNATIVES],
+    )
+
+
+def _simulated_bound(problem: Problem, found: OptimalPlan) -> int:
+    """Return what no execution is shorter than: the busiest stage works for all microbatches."""
+    return problem.spec.microbatches * found.smallest_bottleneck_ps
+
+
+def _ditto(problem: Problem, objective: str, budget: Budget) -> Plan:
+    began = budget.clock()
+    found: DittoPlan = plan_ditto(problem, budget)
+    took = budget.clock() - began
+    return Plan(
+        problem=problem,
+        method="ditto",
+        objective=objective,
+        template=found.template,
+        planning_time_s=took,
+        folding=found.folding,
+        virtual=found.virtual,
+    )
+
+
+def _greedy(problem: Problem, objective: str, budget: Budget) -> Plan:
+    began = budget.clock()
+    found = plan_greedy(problem, budget)
+    return Plan(
+        problem=problem,
+        method="greedy",
+        objective=objective,
+        template=found.template,
+        planning_time_s=budget.clock() - began,
+        folding=found.folding,
+        virtual=found.virtual,
+    )
+
+
+def _exhaustive(problem: Problem, objective: str, budget: Budget) -> Plan:
+    began = budget.clock()
+    spec = problem.spec
+    if spec.allow_idle or spec.replicate:
+        raise InfeasiblePlanError(
+            "the exhaustive search knows neither idle devices nor replicated stages",
+            code="plan.not_supported",
+        )
+    if spec.nodes > problem.layers:
+        raise InfeasiblePlanError(
+            f"{spec.nodes} nodes need at least as many layers, the model has {problem.layers}",
+            code="plan.no_answer",
+        )
+    try:
+        division = Division(problem, _search_objective(objective), budget)
+    except TooLargeToDivideError as error:
+        raise InfeasiblePlanError(
+            f"the cluster is too large for the exhaustive search: {error}", code="plan.too_large"
+        ) from error
+    costs = {stages: division.cost(stages) for stages in division.stage_counts()}
+    known = {stages: cost for stages, cost in costs.items() if cost is not None}
+    if not known:
+        raise InfeasiblePlanError("there is no template", code="plan.no_answer")
+    stages = min(known, key=lambda count: (known[count], count))
+    return Plan(
+        problem=problem,
+        method="exhaustive",
+        objective=objective,
+        template=_numbered(problem, division, stages),
+        planning_time_s=budget.clock() - began,
+    )
+
+
+def _numbered(problem: Problem, division: Division, stages: int) -> Template:
+    """Return a division's template; parts of one node follow each other until it is full."""
+    parts: list[tuple[int, int, int, bool]] = []
+    used = 0
+    for (first, end, index), _ in division.parts(stages):
+        option = problem.options[index]
+        parts.append((first, end, index, used > 0))
+        used = (used + option.gpus) % problem.spec.devices[option.device].gpus_per_node
+    return number_nodes(problem, parts)
+
+
+_METHODS: Final[dict[str, Callable[[Problem, str, Budget], Plan]]] = {
+    "optimal": _optimal,
+    "ditto": _ditto,
+    "greedy": _greedy,
+    "exhaustive": _exhaustive,
+}
+
+
+def with_oobleck_templates(found: Plan, budget: Budget | None = None) -> Plan:
+    """Return a plan of Ditto with Oobleck's list of templates of the virtual cluster."""
+    if found.folding is None:
+        return found
+    templates = oobleck_templates(found.problem, found.folding, budget or Budget())
+    return replace(found, oobleck=templates)
