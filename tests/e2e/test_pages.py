@@ -246,6 +246,20 @@ def test_downloads_are_files_with_names(container: Container, site: str, visitor
         assert waiting.value.path().read_text().startswith(start)
 
 
+def test_the_data_of_a_figure_can_be_copied(
+    container: Container, site: str, visitor: Visitor
+) -> None:
+    stored = analyzed(container, job_trace(), "dense-34b")
+    page = visitor.open(f"{site}/sessions/{stored.session}")
+    page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    wait_for_figures(page)
+    page.get_by_label("Workers", exact=True).get_by_role("button", name="Copy").click()
+    expect(page.get_by_label("Workers", exact=True)).to_contain_text("Copied")
+    lines = page.evaluate("navigator.clipboard.readText()").splitlines()
+    assert lines[0].startswith("dp\tpp\trank\thost")
+    assert len(lines) == 17
+
+
 def test_the_theme_is_the_readers_choice_and_lasts(
     container: Container, site: str, visitor: Visitor
 ) -> None:

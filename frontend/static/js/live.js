@@ -1,6 +1,7 @@
 // Changes of sessions as they happen: one stream a browser, none in hidden tabs.
 // Browsers open six connections to a host at most; tabs share one stream through a lock and a channel.
 const CHANNEL = 'paceline-events';
+const AGAIN_MS = 5000;
 
 export class Live {
   /** `changed` gets {session, state}; `unsure` is called when changes may have been missed. */
@@ -49,18 +50,27 @@ export class Live {
   /** Hold the stream until stopped. */
   listen(signal) {
     if (signal.aborted) return Promise.resolve();
-    const source = new EventSource('/api/v1/events');
+    let source = null;
+    let again = 0;
     let opened = false;
-    source.onopen = () => {
-      // The browser's own reconnect names the last event; the server sends what came after.
-      if (opened) this.unsure();
-      opened = true;
-      this.say('live');
+    const open = () => {
+      source = new EventSource('/api/v1/events');
+      source.onopen = () => {
+        if (opened) this.unsure();
+        opened = true;
+        this.say('live');
+      };
+      source.onerror = () => {
+        this.say('lost');
+        // Browsers try again by themselves, but not after an answer that is no stream.
+        if (source.readyState === EventSource.CLOSED) again = setTimeout(open, AGAIN_MS);
+      };
+      source.addEventListener('state', (event) => this.hear(JSON.parse(event.data), true));
     };
-    source.onerror = () => this.say('lost');
-    source.addEventListener('state', (event) => this.hear(JSON.parse(event.data), true));
+    open();
     return new Promise((resolve) => {
       signal.addEventListener('abort', () => {
+        clearTimeout(again);
         source.close();
         resolve();
       });

@@ -1,0 +1,120 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from app.dashboard import figures
+from app.dashboard.assets import STATIC_DIR
+
+go = pytest.importorskip("plotly.graph_objects")
+
+TOKENS = (STATIC_DIR / "css" / "tokens.css").read_text()
+
+
+def every_figure(document: dict[str, Any]) -> list[figures.Figure]:
+    points = [
+        figures.HistoryPoint(1, 1.01, 1.0, 1.02, "/sessions/a"),
+        figures.HistoryPoint(2, None, None, None, "/sessions/b"),
+        figures.HistoryPoint(3, 1.97, 1.96, 1.98, "/sessions/c"),
+    ]
+    return [
+        figures.heatmap(document),
+        figures.strip(document),
+        figures.recorded_times(document),
+        figures.scatter(document),
+        figures.launch_delays(document),
+        figures.history(points),
+    ]
+
+
+def test_plotly_knows_every_attribute_of_every_figure(slow_worker: dict[str, Any]) -> None:
+    for figure in every_figure(slow_worker):
+        # Raises on what plotly does not know; tokens stand where it expects colors.
+        assert go.Figure(figure).to_plotly_json()["data"]
+
+
+def test_figures_are_json_and_their_tokens_exist(slow_worker: dict[str, Any]) -> None:
+    for figure in every_figure(slow_worker):
+        text = json.dumps(figure, allow_nan=False)
+        for part in text.split("var(")[1:]:
+            assert f"{part.partition(')')[0]}:" in TOKENS
+
+
+def test_the_map_has_dp_across_stages_down_and_the_fixed_scale(slow_worker: dict[str, Any]) -> None:
+    figure = figures.heatmap(slow_worker)
+    trace = figure["data"][0]
+    assert (trace["zmin"], trace["zmax"]) == (1.0, 1.5)
+    assert [len(trace["z"]), len(trace["z"][0])] == [4, 3]
+    exact = slow_worker["by_worker"]["exact"]
+    assert trace["z"][2][1] == pytest.approx(exact[1][2], abs=1e-4)
+    top, bottom = figure["layout"]["yaxis"]["range"]
+    assert top > bottom
+
+
+def test_a_worker_without_data_is_a_hole_in_the_map(slow_worker: dict[str, Any]) -> None:
+    slow_worker["by_worker"]["exact"][2][0] = None
+    assert figures.heatmap(slow_worker)["data"][0]["z"][0][2] is None
+
+
+def test_bars_of_slowdown_start_at_one_and_bars_of_time_at_zero(
+    slow_worker: dict[str, Any],
+) -> None:
+    strip = figures.strip(slow_worker)
+    assert strip["data"][0]["base"] == 1.0
+    assert strip["layout"]["yaxis"]["range"][0] == 1
+    assert figures.recorded_times(slow_worker)["layout"]["yaxis"]["rangemode"] == "tozero"
+
+
+def test_the_strip_says_s_and_the_seconds_of_its_ticks(slow_worker: dict[str, Any]) -> None:
+    texts = [item["text"] for item in figures.strip(slow_worker)["layout"]["annotations"]]
+    assert texts[0].endswith(" ideal")
+    assert f"{slow_worker['slowdown']:.3f}×" in texts[-1]
+
+
+def test_the_scatter_is_in_milliseconds(slow_worker: dict[str, Any]) -> None:
+    trace = figures.scatter(slow_worker)["data"][0]
+    sample = slow_worker["fb_correlation"]["sample"]
+    assert trace["x"][0] == pytest.approx(1000 * sample["forward_s"][0], abs=1e-4)
+    assert len(trace["x"]) == len(sample["backward_s"])
+
+
+def test_launch_delays_are_per_cent_of_the_step(slow_worker: dict[str, Any]) -> None:
+    slow_worker["per_step"]["launch_slowdown"] = [1.02] * 12
+    assert figures.launch_delays(slow_worker)["data"][0]["y"] == [2.0] * 12
+
+
+def test_a_job_without_any_verdict_has_an_empty_history() -> None:
+    figure = figures.history([figures.HistoryPoint(4, None, None, None, "/sessions/a")])
+    assert figure["data"][0]["y"] == [None]
+    assert figure["layout"]["yaxis"]["range"][1] > 1
+
+
+@pytest.mark.parametrize(
+    ("steps", "starts"),
+    [
+        ([], []),
+        ([5], []),
+        ([1, 2, 3, 4], []),
+        ([16, 21, 27, 404, 408, 413, 802], [3, 6]),
+    ],
+)
+def test_recorded_stretches_part_where_steps_jump(steps: list[int], starts: list[int]) -> None:
+    assert figures.stretch_starts(steps) == starts
+
+
+@pytest.mark.parametrize(
+    ("span", "wanted", "tick"), [(1.0, 3, 0.5), (0.4, 3, 0.2), (0.1, 3, 0.05), (9.0, 3, 5.0)]
+)
+def test_ticks_are_round(span: float, wanted: int, tick: float) -> None:
+    assert figures.nice_tick(span, wanted) == pytest.approx(tick)
+
+
+def test_nothing_in_the_static_files_is_loaded_from_elsewhere() -> None:
+    for path in Path(STATIC_DIR).rglob("*"):
+        if path.is_file():
+            text = path.read_text().replace("http://www.w3.org/2000/svg", "")
+            assert "http://" not in text, path
+            assert "https://" not in text, path

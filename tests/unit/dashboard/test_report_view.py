@@ -1,0 +1,140 @@
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from app.dashboard.report_view import LONG_TABLE, quality_fact, report_view, verdict_facts
+
+NBSP = "\N{NO-BREAK SPACE}"
+
+
+def test_the_worst_step_and_the_worst_worker_are_chosen_at_first(
+    slow_worker: dict[str, Any],
+) -> None:
+    chosen = report_view(slow_worker).chosen
+    slowdowns = slow_worker["step_slowdown"]
+    assert slowdowns[chosen.index] == max(slowdowns)
+    assert (chosen.dp, chosen.pp) == (1, 2)
+    assert not chosen.by_request
+
+
+def test_the_address_chooses_what_there_is_and_nothing_else(slow_worker: dict[str, Any]) -> None:
+    step = slow_worker["steps"]["analyzed"][3]
+    chosen = report_view(slow_worker, step=step, dp=2, pp=0).chosen
+    assert (chosen.step, chosen.dp, chosen.pp, chosen.by_request) == (step, 2, 0, True)
+    other = report_view(slow_worker, step=-1, dp=99, pp=0).chosen
+    assert (other.dp, other.pp, other.by_request) == (1, 2, False)
+
+
+def test_workers_are_listed_slowest_first_with_host_and_gpu(slow_worker: dict[str, Any]) -> None:
+    workers = report_view(slow_worker).workers
+    assert workers.total == 12
+    first = workers.rows[0]
+    rank = slow_worker["workers"]["rank"][1][2]
+    assert (first.dp, first.pp) == (1, 2)
+    assert first.place == slow_worker["hosts"][str(rank)]
+    assert [row.slowdown for row in workers.rows] == sorted(
+        (row.slowdown or 0 for row in workers.rows), reverse=True
+    )
+
+
+def test_without_hosts_the_rank_stands_there(slow_worker: dict[str, Any]) -> None:
+    slow_worker["hosts"] = slow_worker["gpus"] = {}
+    view = report_view(slow_worker)
+    rank = slow_worker["workers"]["rank"][1][2]
+    assert view.workers.rows[0].place == str(rank)
+    assert view.data["places"][1][2] == f"rank {rank}"
+
+
+def test_a_worker_without_data_is_listed_last_and_has_no_color(
+    slow_worker: dict[str, Any],
+) -> None:
+    slow_worker["by_worker"]["exact"][0][0] = None
+    slow_worker["by_worker"]["forward_ratio"][0][0] = None
+    workers = report_view(slow_worker).workers
+    last = workers.rows[-1]
+    assert (last.dp, last.pp, last.slowdown_text, last.color) == (0, 0, "no data", "")
+    assert "1 without data" in workers.note
+
+
+def test_a_huge_job_lists_its_slowest_workers_only(slow_worker: dict[str, Any]) -> None:
+    dp, pp = 64, 16
+    slow_worker["workers"]["rank"] = [
+        [rank * pp + stage for stage in range(pp)] for rank in range(dp)
+    ]
+    for name in ("exact", "approximate", "forward_ratio", "backward_ratio"):
+        slow_worker["by_worker"][name] = [[1.0 + 0.001 * rank] * pp for rank in range(dp)]
+    workers = report_view(slow_worker).workers
+    assert (len(workers.rows), workers.total) == (LONG_TABLE, dp * pp)
+
+
+def test_fixes_share_one_axis_with_the_ideal(slow_worker: dict[str, Any]) -> None:
+    fixes = report_view(slow_worker).fixes
+    assert fixes.rows[0].name == "As it is"
+    assert fixes.rows[0].share == pytest.approx(100)
+    assert fixes.rows[1].strong
+    assert fixes.rows[1].second.startswith("−")
+    assert 0 < fixes.ideal_share < 100
+    assert fixes.saves.endswith("GPU-hours each hour")
+
+
+def test_without_a_fix_the_page_says_why(healthy: dict[str, Any]) -> None:
+    healthy["recommendations"] = []
+    fixes = report_view(healthy).fixes
+    assert fixes.rows == ()
+    assert fixes.empty
+
+
+def test_what_was_not_judged_is_named(slow_worker: dict[str, Any]) -> None:
+    causes = report_view(slow_worker).causes
+    assert causes[0].strong
+    assert causes[-1].name == "Not judged yet"
+    assert "garbage collection" in causes[-1].evidence
+
+
+def test_dropped_steps_and_unknown_types_are_named(slow_worker: dict[str, Any]) -> None:
+    slow_worker["steps"]["dropped"] = [
+        {"step": number, "reason": "warm-up"} for number in range(10)
+    ]
+    slow_worker["coverage"]["unknown_op_types"] = {"moe-all-to-all": 7}
+    rows = {row.label: row for row in report_view(slow_worker).coverage}
+    assert rows["Steps left out"].note.endswith("7: warm-up, and 2 more")
+    assert rows["Operations of unknown types"].note == "moe-all-to-all (7)"
+
+
+def test_the_data_for_the_script_is_json(slow_worker: dict[str, Any]) -> None:
+    data = json.loads(json.dumps(report_view(slow_worker).data, allow_nan=False))
+    steps = len(slow_worker["steps"]["analyzed"])
+    assert (len(data["by_dp_step"]), len(data["by_dp_step"][0])) == (3, steps)
+    assert (len(data["by_pp_step"]), len(data["by_pp_step"][0])) == (4, steps)
+    assert set(data["figures"]) == {"heatmap", "strip", "scatter", "launch"}
+
+
+def test_without_a_verdict_nothing_that_rests_on_the_replay_is_sent(
+    distrusted: dict[str, Any],
+) -> None:
+    view = report_view(distrusted)
+    assert not view.verdict
+    assert set(view.data["figures"]) == {"launch", "recorded"}
+    assert not {"slowdown", "by_dp", "by_pp", "step_slowdown"} & set(view.data)
+    assert quality_fact(distrusted).value == "Poor"
+
+
+def test_the_facts_say_how_slow_what_it_costs_and_why(slow_worker: dict[str, Any]) -> None:
+    slowdown, lost, cause, runner_up = verdict_facts(slow_worker)
+    assert slowdown.value == f"{slow_worker['slowdown']:.3f}×"
+    assert slowdown.note.startswith(f"95{NBSP}%: ")
+    assert lost.note.endswith("more each hour")
+    assert cause.value == "Slow worker"
+    assert cause.note.startswith("explains ")
+    assert runner_up.value == "None"
+
+
+def test_a_cause_with_a_confidence_shows_it(slow_worker: dict[str, Any]) -> None:
+    slow_worker["causes"][0]["confidence"] = 0.98
+    view = report_view(slow_worker)
+    assert view.confidences
+    assert view.causes[0].confidence == f"98{NBSP}%"
+    assert verdict_facts(slow_worker)[2].note.endswith(f"98{NBSP}% sure")
