@@ -27,9 +27,8 @@ def find_slow_workers(observation: Observation, usual: Usual) -> Finding | None:
     """Return the workers whose forwards and backwards are both slow, slowest first."""
     both = np.minimum(usual.worker[FORWARD_COMPUTE], usual.worker[BACKWARD_COMPUTE])
     lasting = np.median(both, axis=1)
-    chance = _by_chance(observation, usual)
-    limit = 1 + max(_SLOW, _TO_SCATTER * spread(lasting), chance)
-    limit_step = 1 + max(_SLOW_STEP, _TO_SCATTER * spread(both / lasting[:, None, :]), chance)
+    limit = 1 + max(_SLOW, _TO_SCATTER * spread(lasting))
+    limit_step = 1 + max(_SLOW_STEP, _TO_SCATTER * spread(both / lasting[:, None, :]))
     slow = (both > limit_step) | (lasting > limit)[:, None, :]
     excess = np.where(slow, both - 1, 0.0).mean(axis=1)
     largest = float(excess.max())
@@ -53,18 +52,6 @@ def find_slow_workers(observation: Observation, usual: Usual) -> Finding | None:
         evidence=tuple(_evidence(observation, usual, workers, slow)),
         where={"workers": [list(worker) for worker in workers]},
     )
-
-
-def _by_chance(observation: Observation, usual: Usual) -> float:
-    """Return by how much a worker can seem slow because its microbatches happened to be long.
-
-    With several stages the others show that; with one, only the number of microbatches helps.
-    """
-    if not usual.lengths_differ or observation.layout.pp > 1:
-        return 0.0
-    _, passes, steps, _ = observation.passes[BACKWARD_COMPUTE].times_ns.shape
-    error_of_median = 1.25 * usual.scatter / np.sqrt(passes * steps)
-    return float(_TO_SCATTER * np.sqrt(2) * error_of_median)
 
 
 def _evidence(

@@ -13,6 +13,7 @@ import numpy as np
 
 from app.analysis.diagnosis.observation import (
     Observation,
+    Passes,
     lower_median,
     peers_median,
     sample,
@@ -27,6 +28,8 @@ _LEAST_SCATTER: Final = 0.025
 _SCATTER_TO_NOISE: Final = 2.0
 # …and forward and backward follow each other.
 _LEAST_CORRELATION: Final = 0.6
+# So many standard errors of a median a worker can seem slow because of its microbatches.
+_CHANCES: Final = 6.0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -76,20 +79,29 @@ def take_apart(observation: Observation) -> Usual:
         and correlation >= _LEAST_CORRELATION
     )
     one = np.ones_like(backward)
-    microbatch = {
-        name: (middles[name] if several else backward) if differ else one for name in passes
-    }
-    left = {
-        name: values / microbatch[name] if differ else values for name, values in relative.items()
-    }
-    worker = {}
+    within = {name: (middles[name] if several else backward) if differ else one for name in passes}
+    left = {name: values / within[name] if differ else values for name, values in relative.items()}
+    microbatch, worker = {}, {}
     for name, values in passes.items():
         lasting = (values.own_ns / peers_median(values.own_ns)).mean(axis=1)
-        if differ and several:
-            # A DP rank's median length is not the worker's speed, and is the same on all stages.
-            lasting = lasting / lower_median(lasting, axis=0)
-        worker[name] = lasting[:, None, :] * np.median(left[name], axis=1)
+        by_chance = _by_chance(lasting, scatter, values) if differ else np.ones(lasting.shape[1])
+        worker[name] = (lasting / by_chance)[:, None, :] * np.median(left[name], axis=1)
+        microbatch[name] = within[name] * by_chance
     return Usual(differ, microbatch, scatter, correlation, worker, left, noise)
+
+
+def _by_chance(lasting: FloatArray, scatter: float, passes: Passes) -> FloatArray:
+    """Return how much longer the microbatches of each DP rank happen to be, shape (dp,).
+
+    That is the same on all stages. With one stage it is what the number of microbatches allows; a
+    rank that is beyond that has a slow worker.
+    """
+    if len(lasting) > 1:
+        return lower_median(lasting, axis=0)
+    _, count, steps, _ = passes.times_ns.shape
+    error = 1.25 * scatter / np.sqrt(count * steps)
+    likely = np.abs(lasting[0] - 1) <= max(_CHANCES * np.sqrt(2) * error, _LEAST_SCATTER)
+    return np.where(likely, lasting[0], 1.0)
 
 
 def _scatter(factor: FloatArray) -> tuple[float, float]:
