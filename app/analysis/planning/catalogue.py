@@ -5,9 +5,12 @@ Peak is dense (without sparsity) 16-bit matrix arithmetic with 32-bit accumulati
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Final
 
+# words before a model's name
+_MAKERS: Final = frozenset({"", "nvidia", "amd", "geforce", "instinct", "tesla", "rtx"})
 GB: Final = 1e9
 GIB: Final = 2.0**30
 
@@ -86,14 +89,10 @@ CATALOGUE: Final[tuple[Device, ...]] = (
 
 def find_device(name: str) -> Device | None:
     """Return the device that a type's name means: ``4090``, ``rtx_4090_24gb``, ``RTX 4090``."""
-    plain = "".join(c for c in name.lower() if c.isalnum())
-    for device in CATALOGUE:
-        model = device.name.lower().replace("rtx ", "").replace(" ", "")
-        rest = plain.removeprefix("nvidia").removeprefix("amd").removeprefix("rtx")
-        if rest == model or (
-            rest.startswith(model) and not rest[len(model) : len(model) + 1].isalpha()
-        ):
-            return device
-        if rest.startswith(model) and rest[len(model) :] in {"sxm", "pcie", "sxm2", "sxm4", "sxm5"}:
-            return device
-    return None
+    words = [word for word in re.split(r"[^a-z0-9]+", name.lower()) if word not in _MAKERS]
+    starts = {"".join(words[:count]).removeprefix("rtx") for count in (1, 2)}
+    return next((device for device in CATALOGUE if _model(device) in starts), None)
+
+
+def _model(device: Device) -> str:
+    return device.name.lower().removeprefix("rtx ")
