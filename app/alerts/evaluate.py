@@ -1,0 +1,384 @@
+"""What a job's history and its rules make of its incidents: (history, rules, now) to transitions.
+
+Nothing is counted from session to session. Every evaluation reads the job's latest sessions in
+their own order, so that it comes to the same end whatever order they were analyzed in, whichever
+rule was edited in between, and however often the process was restarted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from typing import Final
+from uuid import UUID
+
+from app.alerts.facts import UNKNOWN_CAUSE, CauseFact, Facts
+from app.alerts.incidents import (
+    Incident,
+    Silence,
+    State,
+    Trigger,
+    can,
+    clear,
+    confirm,
+    end_silence,
+    escalate,
+    fingerprint_of,
+)
+from app.alerts.readings import NO_DATA_CAUSE, Level, Reading, read_history, silent_for
+from app.alerts.rules import NoData, Rule, highest
+
+# What an evaluation looks at: enough for baselines and for the longest `consecutive`.
+HISTORY_SESSIONS: Final = 100
+
+RULE_GONE: Final = "its rule was deleted, disabled or no longer selects the job"
+SESSIONS_CLEAR: Final = "its condition no longer holds"
+DATA_CAME: Final = "a session came"
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """What became of an incident.
+
+    Parameters
+    ----------
+    incident : Incident
+        As it is now.
+    before : State or None
+        None where it is new.
+    event : str
+        ``opened``, ``fired``, ``held``, ``escalated``, ``unsilenced``, ``resolved``.
+    """
+
+    incident: Incident
+    before: State | None
+    event: str
+
+    @property
+    def tells(self) -> bool:
+        """Return whether channels may have to be told."""
+        return self.event != "held" and self.incident.told
+
+
+@dataclass(frozen=True, slots=True)
+class JobState:
+    """Everything of a job that rules look at.
+
+    Parameters
+    ----------
+    job : str
+    labels : mapping of str to str
+        Of its latest session.
+    history : sequence of Facts
+        Its analyzed sessions, the oldest first; at most `HISTORY_SESSIONS` are needed.
+    received : sequence of datetime
+        When its latest sessions came, analyzed or not, the oldest first.
+    incidents : sequence of Incident
+        Those that are not resolved.
+    silences : mapping of str to Silence
+        By fingerprint, those of earlier incidents that may last.
+    since : mapping of UUID to datetime
+        By rule, when a person last said that an incident of it is over: sessions up to then are
+        settled.
+    """
+
+    job: str
+    labels: Mapping[str, str]
+    history: Sequence[Facts]
+    received: Sequence[datetime]
+    incidents: Sequence[Incident]
+    silences: Mapping[str, Silence]
+    since: Mapping[UUID, datetime]
+
+
+@dataclass(frozen=True, slots=True)
+class _Read:
+    """A rule and what it says of the sessions that count for it."""
+
+    rule: Rule
+    history: Sequence[Facts]
+    readings: Sequence[Reading]
+
+    @property
+    def streak(self) -> int:
+        """Return for how many of the latest sessions in a row the condition held."""
+        count = 0
+        for reading in reversed(self.readings):
+            if reading.level is Level.UNKNOWN:
+                continue
+            if reading.level is not Level.BREACH:
+                break
+            count += 1
+        return count
+
+    @property
+    def latest(self) -> tuple[Facts, Reading] | None:
+        """Return the latest session of which it says something."""
+        for facts, reading in zip(reversed(self.history), reversed(self.readings), strict=True):
+            if reading.level is not Level.UNKNOWN:
+                return facts, reading
+        return None
+
+
+def evaluate(
+    job: JobState, rules: Sequence[Rule], now: datetime, new_id: Callable[[], UUID]
+) -> list[Change]:
+    """Return what the sessions, and the time since the last one, change.
+
+    Parameters
+    ----------
+    job : JobState
+    rules : sequence of Rule
+        All of them; those that do not select the job are left out here.
+    now : datetime
+        The database's time.
+    new_id : callable
+        Returns the id of a new incident.
+    """
+    job = replace(job, history=sorted(job.history, key=lambda facts: facts.order))
+    selected = [
+        rule for rule in rules if rule.enabled and rule.selector.selects(job.job, job.labels)
+    ]
+    by_id = {rule.id: rule for rule in selected}
+    board = _Board(job, by_id, now, new_id)
+    reads = {
+        rule.id: _read(rule, job) for rule in selected if not isinstance(rule.condition, NoData)
+    }
+    for read in reads.values():
+        _apply(board, read)
+    for rule in selected:
+        if isinstance(rule.condition, NoData):
+            _apply_no_data(board, rule)
+    for incident in board.present():
+        _settle(board, incident, by_id, reads)
+    for incident in board.present():
+        _tick(board, incident, by_id)
+    return board.changes()
+
+
+class _Board:
+    """The incidents of a job while one evaluation works on them."""
+
+    def __init__(
+        self,
+        job: JobState,
+        rules: Mapping[UUID, Rule],
+        now: datetime,
+        new_id: Callable[[], UUID],
+    ) -> None:
+        self.job, self.rules, self.now = job, rules, now
+        self._new_id = new_id
+        self._before = {incident.id: incident for incident in job.incidents}
+        self._present = {incident.fingerprint: incident for incident in job.incidents}
+        self._events: dict[UUID, str] = {}
+
+    def present(self) -> list[Incident]:
+        return [i for i in self._present.values() if i.state is not State.RESOLVED]
+
+    def put(self, incident: Incident, event: str) -> None:
+        self._present[incident.fingerprint] = incident
+        # Of several things in one evaluation the last one is the news; "held" is none.
+        if event != "held" or incident.id not in self._events:
+            self._events[incident.id] = event
+
+    def open(self, rule: Rule, cause: str, where: str) -> Incident:
+        fingerprint = fingerprint_of(self.job.job, cause, where)
+        opened = Incident(
+            id=self._new_id(),
+            fingerprint=fingerprint,
+            cause=cause,
+            where=where,
+            state=State.PENDING,
+            severity=rule.severity,
+            rules=(rule.id,),
+            opened_at=self.now,
+            silence=self.job.silences.get(fingerprint),
+        )
+        self.put(opened, "opened")
+        return opened
+
+    def join(
+        self, incident: Incident, rule: Rule, facts: Facts | None, value: float | None
+    ) -> None:
+        """Let a rule hold an incident, and keep what it saw."""
+        ids = tuple(dict.fromkeys((*incident.rules, rule.id)))
+        severity = highest([self.rules[id_].severity for id_ in ids if id_ in self.rules])
+        self.put(
+            replace(
+                incident,
+                rules=ids,
+                severity="critical" if incident.escalated_at else severity,
+                facts=facts or incident.facts,
+                value=value,
+            ),
+            "held",
+        )
+
+    def get(self, fingerprint: str) -> Incident | None:
+        found = self._present.get(fingerprint)
+        return None if found is None or found.state is State.RESOLVED else found
+
+    def changes(self) -> list[Change]:
+        changes = []
+        for incident in self._present.values():
+            before = self._before.get(incident.id)
+            if before == incident:
+                continue
+            if before is None and incident.state is State.RESOLVED:
+                continue  # it began and ended within this evaluation: nothing was
+            changes.append(
+                Change(incident, before.state if before else None, self._events[incident.id])
+            )
+        return changes
+
+
+def _read(rule: Rule, job: JobState) -> _Read:
+    since = job.since.get(rule.id)
+    history = [facts for facts in job.history if since is None or facts.received_at > since]
+    return _Read(rule, history, read_history(rule, history))
+
+
+def _apply(board: _Board, read: _Read) -> None:
+    """Open, confirm and hold the incidents that a rule's latest session is about."""
+    if read.latest is None:
+        return
+    facts, reading = read.latest
+    if reading.level is not Level.BREACH:
+        return
+    confirmed = read.streak >= read.rule.consecutive
+    for blamed in reading.blamed:
+        for found in _about(board, read.rule, blamed):
+            board.join(found, read.rule, facts, reading.value)
+            joined = board.get(found.fingerprint)
+            if joined is not None and confirmed and can(joined.state, Trigger.CONFIRM):
+                board.put(confirm(joined, board.now), "fired")
+                joined = board.get(found.fingerprint)
+            if joined is not None:
+                _escalate_by_value(board, read.rule, joined, reading.value)
+
+
+def _about(board: _Board, rule: Rule, blamed: CauseFact) -> list[Incident]:
+    """Return the incidents that a cause is about; a new one where there is none."""
+    present = board.present()
+    same = [incident for incident in present if _matches(incident, blamed)]
+    if same:
+        return same
+    if blamed.cause == UNKNOWN_CAUSE:
+        # A session that cannot tell the cause does not say that the known one is gone.
+        held = [incident for incident in present if rule.id in incident.rules]
+        if held:
+            return held
+    return [board.open(rule, blamed.cause, blamed.where[0] if blamed.where else "")]
+
+
+def _matches(incident: Incident, blamed: CauseFact) -> bool:
+    """Compare with every place that is blamed: which of them is worst changes by chance."""
+    if incident.cause != blamed.cause:
+        return False
+    return incident.where in blamed.where if blamed.where else not incident.where
+
+
+def _escalate_by_value(board: _Board, rule: Rule, incident: Incident, value: float | None) -> None:
+    plan = rule.escalation
+    if (
+        plan is not None
+        and plan.at_least is not None
+        and value is not None
+        and value >= plan.at_least
+        and incident.escalated_at is None
+        and can(incident.state, Trigger.ESCALATE)
+    ):
+        board.put(escalate(incident, board.now), "escalated")
+
+
+def _apply_no_data(board: _Board, rule: Rule) -> None:
+    job = board.job
+    settled = job.since.get(rule.id)
+    if not _is_silent(board, rule) or (settled is not None and settled >= job.received[-1]):
+        return
+    fingerprint = fingerprint_of(job.job, NO_DATA_CAUSE, "")
+    found = board.get(fingerprint) or board.open(rule, NO_DATA_CAUSE, "")
+    silent_min = (board.now - job.received[-1]) / timedelta(minutes=1)
+    # What it shows must not change at every look: the age of the data is on the page.
+    value = found.value if found.value is not None else round(silent_min, 1)
+    if rule.id not in found.rules or found.value is None:
+        board.join(found, rule, job.history[-1] if job.history else None, value)
+        found = board.get(fingerprint) or found
+    if can(found.state, Trigger.CONFIRM):
+        board.put(confirm(found, board.now), "fired")
+
+
+def _is_silent(board: _Board, rule: Rule) -> bool:
+    received = board.job.received
+    if not isinstance(rule.condition, NoData) or not received:
+        return False
+    limit = silent_for(rule.condition, received)
+    return limit is not None and board.now - received[-1] >= limit
+
+
+def _settle(
+    board: _Board, incident: Incident, rules: Mapping[UUID, Rule], reads: Mapping[UUID, _Read]
+) -> None:
+    """End an incident that nothing holds any more."""
+    holders = [rules[id_] for id_ in incident.rules if id_ in rules]
+    if not holders:
+        board.put(clear(incident, board.now, RULE_GONE), "resolved")
+        return
+    if incident.cause == NO_DATA_CAUSE:
+        if not any(_is_silent(board, rule) for rule in holders):
+            board.put(clear(incident, board.now, DATA_CAME), "resolved")
+        return
+    silent_rules = [rule for rule in holders if rule.id in reads]
+    if not silent_rules:
+        return
+    if incident.state is State.PENDING:
+        over = all(_clear_sessions(incident, reads[rule.id]) >= 1 for rule in silent_rules)
+    else:
+        over = all(
+            _clear_sessions(incident, reads[rule.id]) >= rule.clear_sessions
+            for rule in silent_rules
+        )
+    if over:
+        board.put(clear(incident, board.now, SESSIONS_CLEAR), "resolved")
+
+
+def _clear_sessions(incident: Incident, read: _Read) -> int:
+    """Count the latest sessions in a row that are clear of an incident, for one of its rules."""
+    count = 0
+    for reading in reversed(read.readings):
+        if reading.level is Level.UNKNOWN:
+            continue
+        pending = incident.state is State.PENDING
+        if _holds(incident, reading) and not (pending and reading.level is Level.BETWEEN):
+            break
+        count += 1
+    return count
+
+
+def _holds(incident: Incident, reading: Reading) -> bool:
+    if reading.level is Level.CLEAR:
+        return False
+    return any(
+        blamed.cause == UNKNOWN_CAUSE or _matches(incident, blamed) for blamed in reading.blamed
+    )
+
+
+def _tick(board: _Board, incident: Incident, rules: Mapping[UUID, Rule]) -> None:
+    """Do what time alone does: end silences, escalate what nobody acknowledged."""
+    if (
+        incident.state is State.SILENCED
+        and incident.silence is not None
+        and incident.silence.until <= board.now
+    ):
+        board.put(end_silence(incident), "unsilenced")
+        return
+    if incident.state is not State.FIRING or incident.escalated_at or incident.fired_at is None:
+        return
+    for id_ in incident.rules:
+        plan = rules[id_].escalation if id_ in rules else None
+        if plan is None or plan.after_minutes is None:
+            continue
+        if board.now - incident.fired_at >= timedelta(minutes=plan.after_minutes):
+            board.put(escalate(incident, board.now), "escalated")
+            return

@@ -1,0 +1,232 @@
+"""What rules and messages need of a report, small enough to keep for every session."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any, Final
+from uuid import UUID
+
+from pydantic import TypeAdapter
+
+UNKNOWN_CAUSE: Final = "unknown"
+
+# A message has room for so many of each.
+WORST_WORKERS: Final = 3
+EVIDENCE: Final = 2
+CAUSES: Final = 5
+
+# A place that many workers share is named by the first ones; the rest is in the report.
+PLACES: Final = 16
+
+
+@dataclass(frozen=True, slots=True)
+class CauseFact:
+    """A suspected cause.
+
+    Parameters
+    ----------
+    cause : str
+        As in the report: ``slow_worker``, ``stage_imbalance``…
+    where : tuple of str
+        Hosts, workers or stages that are blamed, the worst first; empty where there is no place.
+    confidence, contribution : float or None
+        Shares, 0 to 1; None where the report does not say.
+    evidence : tuple of str
+        Sentences.
+    """
+
+    cause: str
+    where: tuple[str, ...] = ()
+    confidence: float | None = None
+    contribution: float | None = None
+    evidence: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerFact:
+    """A worker (cell of DP and PP rank), its host where known, and its own slowdown."""
+
+    dp: int
+    pp: int
+    host: str | None
+    slowdown: float
+
+
+@dataclass(frozen=True, slots=True)
+class FixFact:
+    """The best recommendation; `gain` is the share of the step time that it is to save."""
+
+    title: str
+    gain: float
+    step_time_s: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """A session as rules see it.
+
+    Numbers of the verdict are None where there is no verdict; `discrepancy` is there even so.
+
+    Parameters
+    ----------
+    session : UUID
+    job : str
+    attempt, number : int
+        What people call the session.
+    received_at : datetime
+        The database's time.
+    labels : mapping of str to str
+        Of the job's metadata.
+    layout : str
+        Sizes of the job; sessions of different sizes are not compared.
+    slowdown, waste, gpu_hours_lost, discrepancy, step_time_s : float or None
+    slowdown_ci95 : pair of float or None
+    causes : tuple of CauseFact
+        The leading one first.
+    worst : tuple of WorkerFact
+        The slowest first.
+    worst_step : int or None
+        The training step of the largest slowdown.
+    fix : FixFact or None
+    """
+
+    session: UUID
+    job: str
+    attempt: int
+    number: int
+    received_at: datetime
+    labels: Mapping[str, str] = field(default_factory=dict)
+    layout: str = ""
+    slowdown: float | None = None
+    slowdown_ci95: tuple[float, float] | None = None
+    waste: float | None = None
+    gpu_hours_lost: float | None = None
+    discrepancy: float | None = None
+    step_time_s: float | None = None
+    causes: tuple[CauseFact, ...] = ()
+    worst: tuple[WorkerFact, ...] = ()
+    worst_step: int | None = None
+    fix: FixFact | None = None
+
+    @property
+    def leading_cause(self) -> CauseFact:
+        """Return the first cause, or the unknown one."""
+        return self.causes[0] if self.causes else CauseFact(UNKNOWN_CAUSE)
+
+    @property
+    def order(self) -> tuple[datetime, int, int]:
+        """Return what sorts sessions of a job by age, whenever they were analyzed."""
+        return (self.received_at, self.attempt, self.number)
+
+
+FACTS: Final = TypeAdapter(Facts)
+
+
+def facts_of(  # noqa: PLR0913 - the identity of a session, which a report does not have
+    document: Mapping[str, Any],
+    *,
+    session: UUID,
+    job: str,
+    attempt: int,
+    number: int,
+    received_at: datetime,
+    labels: Mapping[str, str],
+) -> Facts:
+    """Return the facts of a report, schema ``paceline.report/1``.
+
+    Parameters
+    ----------
+    document : mapping
+        The report.
+    session : UUID
+    job : str
+    attempt, number : int
+    received_at : datetime
+    labels : mapping of str to str
+    """
+    sizes = document["sizes"]
+    facts = {
+        "session": session,
+        "job": job,
+        "attempt": attempt,
+        "number": number,
+        "received_at": received_at,
+        "labels": dict(labels),
+        "layout": " ".join(f"{name}={sizes[name]}" for name in ("dp", "pp", "tp", "cp", "vpp")),
+        "discrepancy": document["fidelity"]["discrepancy"],
+    }
+    if not document["fidelity"]["verdict"]:
+        return Facts(**facts)
+    low, high = document["slowdown_ci95"]
+    recorded = document["step_times"]["recorded"]
+    return Facts(
+        **facts,
+        slowdown=document["slowdown"],
+        slowdown_ci95=(low, high),
+        waste=document["waste"],
+        gpu_hours_lost=document["gpu_hours_lost"],
+        step_time_s=statistics.median(recorded) if recorded else None,
+        causes=tuple(_cause(document, cause) for cause in document["causes"][:CAUSES]),
+        worst=_worst(document),
+        worst_step=_worst_step(document),
+        fix=_fix(document),
+    )
+
+
+def _cause(document: Mapping[str, Any], cause: Mapping[str, Any]) -> CauseFact:
+    return CauseFact(
+        cause=cause["cause"],
+        where=_places(document, cause["where"])[:PLACES],
+        confidence=cause["confidence"],
+        contribution=cause["contribution"],
+        evidence=tuple(cause["evidence"][:EVIDENCE]),
+    )
+
+
+def _places(document: Mapping[str, Any], where: Mapping[str, Any]) -> tuple[str, ...]:
+    """Name hosts rather than workers: the same host is slow in whatever cell it works next."""
+    workers = where.get("workers")
+    if workers:
+        named = (_host(document, dp, pp) or f"worker ({dp}, {pp})" for dp, pp in workers)
+        return tuple(dict.fromkeys(named))
+    stage = where.get("stage")
+    return () if stage is None else (f"stage {stage}",)
+
+
+def _host(document: Mapping[str, Any], dp: int, pp: int) -> str | None:
+    rank = document["workers"]["rank"][dp][pp]
+    host: str | None = document["hosts"].get(str(rank))
+    return host
+
+
+def _worst(document: Mapping[str, Any]) -> tuple[WorkerFact, ...]:
+    cells = [
+        (value, dp, pp)
+        for dp, row in enumerate(document["by_worker"]["exact"])
+        for pp, value in enumerate(row)
+        if value is not None
+    ]
+    cells.sort(key=lambda cell: (-cell[0], cell[1], cell[2]))
+    return tuple(
+        WorkerFact(dp, pp, _host(document, dp, pp), value)
+        for value, dp, pp in cells[:WORST_WORKERS]
+    )
+
+
+def _worst_step(document: Mapping[str, Any]) -> int | None:
+    slowdowns, steps = document["step_slowdown"], document["steps"]["analyzed"]
+    if not slowdowns:
+        return None
+    step: int = steps[max(range(len(slowdowns)), key=slowdowns.__getitem__)]
+    return step
+
+
+def _fix(document: Mapping[str, Any]) -> FixFact | None:
+    fixes = document["recommendations"]
+    if not fixes:
+        return None
+    best = max(fixes, key=lambda fix: fix["predicted_gain"])
+    return FixFact(best["title"], best["predicted_gain"], best["predicted_step_time"])

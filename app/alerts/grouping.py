@@ -1,0 +1,239 @@
+"""When the incidents of a job are told of, and what exactly a channel has to hear.
+
+The incidents of one job are one group (Alertmanager's semantics):
+
+group_wait
+    A group that has been quiet waits before its first message, so that what begins together is
+    told together. What ends within that time was never told, and nothing is sent.
+group_interval
+    At least so long between two messages of a group.
+repeat_interval
+    What still fires is told again after this, unless somebody acknowledged it.
+
+What a channel knows is read from what it was sent (`Sent`), never remembered anywhere else: after
+any failure, restart or doubled run the next look comes to the right message. A channel hears that
+an incident is over only if it may have heard of the incident, and always does in that case.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from enum import StrEnum
+from typing import Final
+from uuid import UUID
+
+from pydantic import TypeAdapter
+
+from app.alerts.incidents import Incident, State
+from app.alerts.readings import NO_DATA_CAUSE
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """Intervals of all groups."""
+
+    group_wait: timedelta = timedelta(seconds=30)
+    group_interval: timedelta = timedelta(minutes=5)
+    repeat_interval: timedelta = timedelta(hours=4)
+
+
+@dataclass(frozen=True, slots=True)
+class Manner:
+    """How a kind of channel wants to be told.
+
+    Parameters
+    ----------
+    acknowledgements : bool
+        Also that an incident was acknowledged.
+    refreshes : bool
+        Also again what was acknowledged: it forgets what is not repeated.
+    """
+
+    acknowledgements: bool = False
+    refreshes: bool = False
+
+
+class Status(StrEnum):
+    """What a channel is told of an incident."""
+
+    FIRING = "firing"
+    ACKNOWLEDGED = "acknowledged"
+    RESOLVED = "resolved"
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """An incident in a message; equal items are no news."""
+
+    incident: UUID
+    status: Status
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Content:
+    """What a message says.
+
+    Parameters
+    ----------
+    present : tuple of Item
+        All that fires, or is acknowledged where the channel shows that.
+    resolved : tuple of Item
+        What is over since the channel was last told.
+    withheld : tuple of UUID
+        What the channel knows of and is told nothing about at present: silenced, or hidden by "no
+        data". Kept, so that its end is told later.
+    """
+
+    present: tuple[Item, ...] = ()
+    resolved: tuple[Item, ...] = ()
+    withheld: tuple[UUID, ...] = ()
+
+    @property
+    def told(self) -> set[UUID]:
+        """Return what a channel that got this message believes to be going on."""
+        return {item.incident for item in self.present} | set(self.withheld)
+
+
+CONTENT: Final = TypeAdapter(Content)
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """An earlier message of the group to the channel.
+
+    Parameters
+    ----------
+    created_at : datetime
+    content : Content
+    delivered : bool
+        Whether the channel surely got it; else it may have, or not.
+    counts : bool
+        False where a newer one took its place: it was not due any more.
+    """
+
+    created_at: datetime
+    content: Content
+    delivered: bool
+    counts: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Audience:
+    """A channel as a group sees it.
+
+    Parameters
+    ----------
+    manner : Manner
+    sent : sequence of Sent
+        What was tried, the oldest first; older than the last delivered one is not needed.
+    since : datetime
+        When the channel was added or enabled again: what came before does not count as told.
+    """
+
+    manner: Manner
+    sent: Sequence[Sent]
+    since: datetime
+
+
+def visible(incidents: Sequence[Incident]) -> list[Incident]:
+    """Return the incidents to be told of: not silenced, and not hidden by "no data"."""
+    told = [i for i in incidents if i.state in (State.FIRING, State.ACKNOWLEDGED)]
+    silent = [i for i in told if i.cause == NO_DATA_CAUSE]
+    return silent or told
+
+
+def next_flush(
+    timing: Timing, now: datetime, flushed_at: datetime | None, due_at: datetime | None
+) -> datetime:
+    """Return when a group is to be looked at because of a transition now.
+
+    Parameters
+    ----------
+    timing : Timing
+    now : datetime
+    flushed_at : datetime or None
+        When it was last looked at.
+    due_at : datetime or None
+        When it was to be looked at anyway.
+    """
+    at = now + timing.group_wait
+    if flushed_at is not None:
+        at = max(at, flushed_at + timing.group_interval)
+    return at if due_at is None else min(at, due_at)
+
+
+def content_for(incidents: Sequence[Incident], audience: Audience) -> Content:
+    """Return what a channel has to hear now.
+
+    Parameters
+    ----------
+    incidents : sequence of Incident
+        Those of the group that this channel is for, and those that it may have heard of, also the
+        resolved ones.
+    audience : Audience
+    """
+    shown = {incident.id: incident for incident in visible(incidents)}
+    believed = _believed(audience)
+    return Content(
+        present=tuple(_item(incident, audience.manner) for incident in shown.values()),
+        resolved=tuple(
+            Item(incident.id, Status.RESOLVED, incident.epoch)
+            for incident in incidents
+            if incident.state is State.RESOLVED and incident.id in believed
+        ),
+        withheld=tuple(
+            incident.id
+            for incident in incidents
+            if incident.state is not State.RESOLVED
+            and incident.id in believed
+            and incident.id not in shown
+        ),
+    )
+
+
+def is_due(
+    content: Content,
+    incidents: Sequence[Incident],
+    audience: Audience,
+    timing: Timing,
+    now: datetime,
+) -> bool:
+    """Return whether a channel is to be told `content`: it is news, or to be repeated."""
+    counted = [sent for sent in audience.sent if sent.counts and sent.created_at >= audience.since]
+    if not counted:
+        return bool(content.present or content.resolved)
+    last = counted[-1]
+    if set(content.present) - set(last.content.present):
+        return True
+    if set(content.resolved) - set(last.content.resolved):
+        return True
+    repeated = {
+        incident.id
+        for incident in incidents
+        if audience.manner.refreshes or incident.state is State.FIRING
+    }
+    return now >= last.created_at + timing.repeat_interval and (
+        any(item.incident in repeated for item in content.present)
+        # What was refused, or is still being tried, has not been told.
+        or bool(content.resolved)
+        or (bool(content.present) and not last.delivered)
+    )
+
+
+def _item(incident: Incident, manner: Manner) -> Item:
+    shows = manner.acknowledgements and incident.state is State.ACKNOWLEDGED
+    return Item(incident.id, Status.ACKNOWLEDGED if shows else Status.FIRING, incident.epoch)
+
+
+def _believed(audience: Audience) -> set[UUID]:
+    """Return what the channel may believe to be going on.
+
+    The last delivered message says it all; each later one may have come through as well.
+    """
+    believed: set[UUID] = set()
+    for sent in audience.sent:
+        believed = sent.content.told if sent.delivered else believed | sent.content.told
+    return believed

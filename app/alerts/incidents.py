@@ -1,0 +1,192 @@
+"""The life of an incident, as a table: state and trigger to state.
+
+An incident is one thing that is wrong with one job: its fingerprint is the job, the cause and the
+place, never a step or a session. It begins when a rule's condition first holds (``pending``), is
+told of once it has held long enough (``firing``), and ends ``resolved``; then the same thing again
+is another incident.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, replace
+from datetime import datetime
+from enum import StrEnum
+from typing import Final
+from uuid import UUID
+
+from pydantic import TypeAdapter
+
+from app.alerts.facts import Facts
+from app.alerts.rules import Severity
+from app.errors import ConflictError
+
+
+class State(StrEnum):
+    """Where an incident stands."""
+
+    PENDING = "pending"
+    FIRING = "firing"
+    ACKNOWLEDGED = "acknowledged"
+    SILENCED = "silenced"
+    RESOLVED = "resolved"
+
+
+class Trigger(StrEnum):
+    """What moves it."""
+
+    CONFIRM = "confirm"  # the condition has held for as many sessions as its rule says
+    CLEAR = "clear"  # it no longer holds, or somebody says that it is over
+    ACKNOWLEDGE = "acknowledge"
+    SILENCE = "silence"
+    SILENCE_END = "silence_end"
+    ESCALATE = "escalate"
+
+
+TRANSITIONS: Final = {
+    (State.PENDING, Trigger.CONFIRM): State.FIRING,
+    (State.PENDING, Trigger.CLEAR): State.RESOLVED,
+    (State.FIRING, Trigger.CLEAR): State.RESOLVED,
+    (State.FIRING, Trigger.ACKNOWLEDGE): State.ACKNOWLEDGED,
+    (State.FIRING, Trigger.SILENCE): State.SILENCED,
+    (State.FIRING, Trigger.ESCALATE): State.FIRING,
+    (State.ACKNOWLEDGED, Trigger.CLEAR): State.RESOLVED,
+    (State.ACKNOWLEDGED, Trigger.SILENCE): State.SILENCED,
+    (State.ACKNOWLEDGED, Trigger.ESCALATE): State.FIRING,
+    (State.SILENCED, Trigger.CLEAR): State.RESOLVED,
+    (State.SILENCED, Trigger.SILENCE): State.SILENCED,
+    (State.SILENCED, Trigger.SILENCE_END): State.FIRING,
+}
+
+# Those that somebody was told of, or would have been but for a silence.
+OPEN_STATES: Final = (State.FIRING, State.ACKNOWLEDGED, State.SILENCED)
+
+
+@dataclass(frozen=True, slots=True)
+class Silence:
+    """Until when nobody is told, why, and who said so."""
+
+    until: datetime
+    reason: str
+    by: str
+
+
+@dataclass(frozen=True, slots=True)
+class Incident:
+    """An incident.
+
+    Parameters
+    ----------
+    id : UUID
+    fingerprint : str
+        See `fingerprint_of`.
+    cause, where : str
+        `where` is empty where there is no place.
+    state : State
+    severity : str
+        The highest of its rules; ``critical`` once escalated.
+    rules : tuple of UUID
+        The rules that hold, or held, for it.
+    opened_at : datetime
+    epoch : int
+        Rises when those who were told already must be told again.
+    facts : Facts or None
+        Of the latest session for which it held; None where there is no session to it.
+    value : float or None
+        The number that the rule compared, in that session.
+    fired_at, resolved_at, escalated_at : datetime or None
+    acknowledged_by : str or None
+    silence : Silence or None
+        Kept after its end: what was silenced and came back says so.
+    why_resolved : str or None
+    resolved_by : str or None
+        The person who said so; None where its rules did.
+    """
+
+    id: UUID
+    fingerprint: str
+    cause: str
+    where: str
+    state: State
+    severity: Severity
+    rules: tuple[UUID, ...]
+    opened_at: datetime
+    epoch: int = 0
+    facts: Facts | None = None
+    value: float | None = None
+    fired_at: datetime | None = None
+    resolved_at: datetime | None = None
+    escalated_at: datetime | None = None
+    acknowledged_by: str | None = None
+    silence: Silence | None = None
+    why_resolved: str | None = None
+    resolved_by: str | None = None
+
+    @property
+    def told(self) -> bool:
+        """Return whether channels may have been told of it."""
+        return self.fired_at is not None
+
+
+INCIDENT: Final = TypeAdapter(Incident)
+
+
+def fingerprint_of(job: str, cause: str, where: str) -> str:
+    """Return the identity of what is wrong: the same as long as it is the same thing."""
+    return hashlib.sha256(f"{job}\x00{cause}\x00{where}".encode()).hexdigest()[:32]
+
+
+def can(state: State, trigger: Trigger) -> bool:
+    """Return whether a trigger means anything in a state."""
+    return (state, trigger) in TRANSITIONS
+
+
+def confirm(incident: Incident, now: datetime) -> Incident:
+    """Tell of it; under a silence that still lasts it is silenced from its beginning."""
+    fired = replace(_moved(incident, Trigger.CONFIRM), fired_at=now)
+    if fired.silence is not None and fired.silence.until > now:
+        return replace(fired, state=TRANSITIONS[State.FIRING, Trigger.SILENCE])
+    return fired
+
+
+def clear(incident: Incident, now: datetime, why: str, *, by: str | None = None) -> Incident:
+    """End it."""
+    return replace(
+        _moved(incident, Trigger.CLEAR), resolved_at=now, why_resolved=why, resolved_by=by
+    )
+
+
+def acknowledge(incident: Incident, by: str) -> Incident:
+    """Stop repeating it: somebody is at it."""
+    return replace(_moved(incident, Trigger.ACKNOWLEDGE), acknowledged_by=by)
+
+
+def silence(incident: Incident, order: Silence) -> Incident:
+    """Tell nobody until the end of the silence; a later one replaces it."""
+    return replace(_moved(incident, Trigger.SILENCE), silence=order, acknowledged_by=None)
+
+
+def end_silence(incident: Incident) -> Incident:
+    """Tell again of what is still there."""
+    return replace(_moved(incident, Trigger.SILENCE_END), epoch=incident.epoch + 1)
+
+
+def escalate(incident: Incident, now: datetime) -> Incident:
+    """Tell again, as critical, also those who acknowledged."""
+    return replace(
+        _moved(incident, Trigger.ESCALATE),
+        severity="critical",
+        escalated_at=now,
+        acknowledged_by=None,
+        epoch=incident.epoch + 1,
+    )
+
+
+def _moved(incident: Incident, trigger: Trigger) -> Incident:
+    state = TRANSITIONS.get((incident.state, trigger))
+    if state is None:
+        raise ConflictError(
+            f"The incident is {incident.state}; {trigger.replace('_', ' ')} does not apply.",
+            code="incident.wrong_state",
+        )
+    return replace(incident, state=state)

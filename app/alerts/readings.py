@@ -1,0 +1,174 @@
+"""What a condition says of one session: it holds, it does not, or nothing is known."""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from enum import StrEnum
+from typing import Final, assert_never
+
+from app.alerts.facts import UNKNOWN_CAUSE, CauseFact, Facts
+from app.alerts.rules import CauseFound, NoData, Rule, Threshold
+
+# What a job usually does is the median of so many sessions; fewer than the second number say
+# nothing yet.
+BASELINE_SESSIONS: Final = 10
+MIN_BASELINE: Final = 3
+
+REGRESSION_CAUSE: Final = "regression"
+LOW_QUALITY_CAUSE: Final = "low_trace_quality"
+NO_DATA_CAUSE: Final = "no_data"
+
+
+class Level(StrEnum):
+    """Where a number stands between a rule's two thresholds."""
+
+    BREACH = "breach"
+    BETWEEN = "between"
+    CLEAR = "clear"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """A condition on one session.
+
+    Parameters
+    ----------
+    level : Level
+    value : float or None
+        The number that was compared.
+    blamed : tuple of CauseFact
+        What an incident would be about; causes of a clear session are left out.
+    """
+
+    level: Level
+    value: float | None = None
+    blamed: tuple[CauseFact, ...] = ()
+
+
+_UNKNOWN: Final = Reading(Level.UNKNOWN)
+
+
+def read_history(rule: Rule, history: Sequence[Facts]) -> list[Reading]:
+    """Return what a rule says of each session.
+
+    Parameters
+    ----------
+    rule : Rule
+        Of any condition but `NoData`, which is about the time between sessions.
+    history : sequence of Facts
+        Sessions of one job, the oldest first.
+    """
+    condition = rule.condition
+    match condition:
+        case Threshold(kind="regression"):
+            return _regressions(condition, history)
+        case Threshold():
+            return [_number(condition, facts) for facts in history]
+        case CauseFound():
+            return [_cause(condition, facts) for facts in history]
+        case NoData():
+            return [_UNKNOWN for _ in history]
+        case _:
+            assert_never(condition)
+
+
+def silent_for(condition: NoData, received: Sequence[datetime]) -> timedelta | None:
+    """Return how long a job may be silent, or None where that cannot be said yet.
+
+    Parameters
+    ----------
+    condition : NoData
+    received : sequence of datetime
+        When its latest sessions came, the oldest first.
+    """
+    limits = []
+    if condition.minutes is not None:
+        limits.append(timedelta(minutes=condition.minutes))
+    if condition.intervals is not None:
+        gaps = [
+            (later - earlier).total_seconds() for earlier, later in itertools.pairwise(received)
+        ]
+        if len(gaps) < MIN_BASELINE - 1:
+            return None
+        usual_s = statistics.median(gaps[-BASELINE_SESSIONS:])
+        limits.append(timedelta(seconds=max(0.0, usual_s) * condition.intervals))
+    return max(limits)
+
+
+def _number(condition: Threshold, facts: Facts) -> Reading:
+    value: float | None
+    match condition.kind:
+        case "slowdown":
+            value = facts.slowdown
+        case "waste":
+            value = facts.waste
+        case "gpu_hours_lost":
+            value = facts.gpu_hours_lost
+        case "discrepancy":
+            return _graded(condition, facts.discrepancy, CauseFact(LOW_QUALITY_CAUSE))
+        case "regression":
+            raise ValueError("a regression is read from the whole history")
+        case _:
+            assert_never(condition.kind)
+    return _graded(condition, value, facts.leading_cause)
+
+
+def _graded(condition: Threshold, value: float | None, blamed: CauseFact) -> Reading:
+    if value is None:
+        return _UNKNOWN
+    if value >= condition.at_least:
+        return Reading(Level.BREACH, value, (blamed,))
+    if value >= condition.clears_below:
+        return Reading(Level.BETWEEN, value, (blamed,))
+    return Reading(Level.CLEAR, value)
+
+
+def _cause(condition: CauseFound, facts: Facts) -> Reading:
+    if facts.slowdown is None:
+        return _UNKNOWN
+    meant = [
+        cause
+        for cause in facts.causes
+        if cause.confidence is not None
+        and cause.cause != UNKNOWN_CAUSE
+        and (not condition.causes or cause.cause in condition.causes)
+    ]
+    value = max((cause.confidence or 0.0 for cause in meant), default=None)
+    sure = tuple(c for c in meant if (c.confidence or 0.0) >= condition.confidence)
+    if sure:
+        return Reading(Level.BREACH, value, sure)
+    likely = tuple(c for c in meant if (c.confidence or 0.0) >= condition.clears_below)
+    if likely:
+        return Reading(Level.BETWEEN, value, likely)
+    return Reading(Level.CLEAR, value)
+
+
+def _regressions(condition: Threshold, history: Sequence[Facts]) -> list[Reading]:
+    """Compare each session with those before it that were not regressions themselves.
+
+    Otherwise a step that became slower for good would be the new baseline after five sessions, and
+    the incident over although nothing was repaired.
+    """
+    usual: dict[str, list[float]] = {}
+    readings = []
+    for facts in history:
+        if facts.step_time_s is None:
+            readings.append(_UNKNOWN)
+            continue
+        before = usual.setdefault(facts.layout, [])
+        if len(before) < MIN_BASELINE:
+            before.append(facts.step_time_s)
+            readings.append(_UNKNOWN)
+            continue
+        baseline_s = statistics.median(before[-BASELINE_SESSIONS:])
+        blamed = facts.causes[0] if facts.causes else CauseFact(REGRESSION_CAUSE)
+        reading = _graded(condition, facts.step_time_s / baseline_s - 1, blamed)
+        if reading.level is not Level.BREACH:
+            before.append(facts.step_time_s)
+        readings.append(reading)
+    return readings

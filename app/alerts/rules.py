@@ -1,0 +1,229 @@
+"""Rules: which jobs, which condition, how long, and who is told. Values only."""
+
+from __future__ import annotations
+
+import fnmatch
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, Final, Literal
+from uuid import UUID
+
+from pydantic import Field, TypeAdapter
+
+# Where a job's metadata says nothing it is as important as any.
+DEFAULT_IMPORTANCE: Final = "normal"
+
+Importance = Literal["low", "normal", "high"]
+Severity = Literal["info", "warning", "critical"]
+Audience = Literal["on_call", "owner"]
+
+ShortText = Annotated[str, Field(min_length=1, max_length=200)]
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False, le=1e9)]
+Share = Annotated[float, Field(gt=0, le=1)]
+Count = Annotated[int, Field(ge=1, le=20)]
+
+
+@dataclass(frozen=True, slots=True)
+class Selector:
+    """Which jobs; what is left empty selects all.
+
+    Parameters
+    ----------
+    jobs : tuple of str
+        Names with the wildcards ``*`` and ``?``; one of them must match.
+    labels : mapping of str to str
+        Labels of the job's metadata, all of which must be there; ``project`` and ``owner`` are
+        labels like others.
+    importance : tuple of str
+        The label ``importance``: low, normal (also where it is not set), high.
+    """
+
+    jobs: tuple[ShortText, ...] = ()
+    labels: Mapping[ShortText, ShortText] = field(default_factory=dict)
+    importance: tuple[Importance, ...] = ()
+
+    def selects(self, job: str, labels: Mapping[str, str]) -> bool:
+        """Return whether a job is meant."""
+        importance = labels.get("importance", DEFAULT_IMPORTANCE)
+        return (
+            (not self.jobs or any(fnmatch.fnmatchcase(job, name) for name in self.jobs))
+            and all(labels.get(name) == value for name, value in self.labels.items())
+            and (not self.importance or importance in self.importance)
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Threshold:
+    """A number of a session.
+
+    Parameters
+    ----------
+    kind : str
+        ``slowdown`` (S), ``waste`` (share), ``gpu_hours_lost`` (in the session), ``discrepancy``
+        (share) or ``regression`` (share by which a step takes longer than the job's own baseline).
+    at_least : float
+        Holds from here on.
+    clears_below : float
+        Is over only below this, so that a number on the line does not flap.
+    """
+
+    kind: Literal["slowdown", "waste", "gpu_hours_lost", "discrepancy", "regression"]
+    at_least: Positive
+    clears_below: Positive
+
+    def __post_init__(self) -> None:
+        if self.clears_below > self.at_least:
+            raise ValueError("clears_below must not be above at_least")
+
+
+@dataclass(frozen=True, slots=True)
+class CauseFound:
+    """A cause that the diagnosis is sure of; one without a confidence never counts.
+
+    Parameters
+    ----------
+    confidence : float
+        Holds from here on.
+    clears_below : float
+    causes : tuple of str
+        Only these; empty: any.
+    """
+
+    confidence: Share
+    clears_below: Share
+    causes: tuple[ShortText, ...] = ()
+    kind: Literal["cause"] = "cause"
+
+    def __post_init__(self) -> None:
+        if self.clears_below > self.confidence:
+            raise ValueError("clears_below must not be above confidence")
+
+
+@dataclass(frozen=True, slots=True)
+class NoData:
+    """No session for a while.
+
+    Parameters
+    ----------
+    minutes : float or None
+        So long.
+    intervals : float or None
+        So many times the job's usual time between sessions; the longer one counts where both are
+        given.
+    """
+
+    minutes: Positive | None = None
+    intervals: Positive | None = None
+    kind: Literal["no_data"] = "no_data"
+
+    def __post_init__(self) -> None:
+        if self.minutes is None and self.intervals is None:
+            raise ValueError("minutes or intervals must be given")
+
+
+Condition = Annotated[Threshold | CauseFound | NoData, Field(discriminator="kind")]
+
+
+@dataclass(frozen=True, slots=True)
+class Escalation:
+    """When an incident becomes critical and more people hear of it; once an incident.
+
+    Parameters
+    ----------
+    at_least : float or None
+        From this value of the rule's own number on.
+    after_minutes : float or None
+        If nobody acknowledged for so long.
+    channels : tuple of UUID
+        Told as well from then on.
+    """
+
+    at_least: Positive | None = None
+    after_minutes: Positive | None = None
+    channels: tuple[UUID, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """A rule.
+
+    Parameters
+    ----------
+    id : UUID
+    name : str
+    condition : Threshold, CauseFound or NoData
+    selector : Selector
+    enabled : bool
+    consecutive : int
+        Sessions in a row for which the condition holds before anybody is told.
+    clear_sessions : int
+        Sessions in a row that must be clear of it before it is over.
+    severity : str
+    audience : str
+        Who is told: channels of on call, or of the job's owner.
+    channels : tuple of UUID
+        Exactly these channels instead of those of the audience.
+    escalation : Escalation or None
+    """
+
+    id: UUID
+    name: ShortText
+    condition: Condition
+    selector: Selector = Selector()
+    enabled: bool = True
+    consecutive: Count = 2
+    clear_sessions: Count = 2
+    severity: Severity = "warning"
+    audience: Audience = "on_call"
+    channels: tuple[UUID, ...] = ()
+    escalation: Escalation | None = None
+
+
+RULE: Final = TypeAdapter(Rule)
+
+_SEVERITIES: Final[tuple[Severity, ...]] = ("info", "warning", "critical")
+
+
+def highest(severities: list[Severity]) -> Severity:
+    """Return the most severe of these; ``info`` of none."""
+    return max(severities, key=_SEVERITIES.index, default="info")
+
+
+DEFAULT_RULES: Final = (
+    Rule(
+        id=UUID("5a0c1ea1-0000-4000-8000-000000000001"),
+        name="Slow job",
+        condition=Threshold("slowdown", at_least=1.1, clears_below=1.05),
+        selector=Selector(importance=("normal", "high")),
+        escalation=Escalation(at_least=1.5),
+    ),
+    Rule(
+        id=UUID("5a0c1ea1-0000-4000-8000-000000000002"),
+        name="Regression against the job's baseline",
+        condition=Threshold("regression", at_least=0.05, clears_below=0.03),
+        selector=Selector(importance=("normal", "high")),
+    ),
+    Rule(
+        id=UUID("5a0c1ea1-0000-4000-8000-000000000003"),
+        name="Slow worker, for certain",
+        condition=CauseFound(confidence=0.9, clears_below=0.8, causes=("slow_worker",)),
+        selector=Selector(importance=("normal", "high")),
+        consecutive=1,
+    ),
+    Rule(
+        id=UUID("5a0c1ea1-0000-4000-8000-000000000004"),
+        name="No data",
+        condition=NoData(minutes=10, intervals=3),
+        selector=Selector(importance=("normal", "high")),
+        consecutive=1,
+        clear_sessions=1,
+    ),
+    Rule(
+        id=UUID("5a0c1ea1-0000-4000-8000-000000000005"),
+        name="Low trace quality",
+        condition=Threshold("discrepancy", at_least=math.nextafter(0.05, 1.0), clears_below=0.05),
+        severity="info",
+        audience="owner",
+    ),
+)
