@@ -111,7 +111,8 @@ class Sent:
     delivered : bool
         Whether the channel surely got it; else it may have, or not.
     counts : bool
-        False where a newer one took its place: it was not due any more.
+        False where a newer one took its place, so that it was not due any more, or where the
+        channel was disabled since, and is to hear of everything anew.
     """
 
     created_at: datetime
@@ -129,13 +130,10 @@ class Audience:
     manner : Manner
     sent : sequence of Sent
         What was tried, the oldest first; older than the last delivered one is not needed.
-    since : datetime
-        When the channel was added or enabled again: what came before does not count as told.
     """
 
     manner: Manner
     sent: Sequence[Sent]
-    since: datetime
 
 
 def visible(incidents: Sequence[Incident]) -> list[Incident]:
@@ -202,7 +200,7 @@ def is_due(
     now: datetime,
 ) -> bool:
     """Return whether a channel is to be told `content`: it is news, or to be repeated."""
-    counted = [sent for sent in audience.sent if sent.counts and sent.created_at >= audience.since]
+    counted = [sent for sent in audience.sent if sent.counts]
     if not counted:
         return bool(content.present or content.resolved)
     last = counted[-1]

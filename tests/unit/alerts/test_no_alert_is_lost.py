@@ -84,7 +84,6 @@ class Channel:
                 for row in self.rows
                 if row.content is not None and row is not without
             ],
-            START,
         )
 
     def open(self) -> list[Row]:
