@@ -6,8 +6,10 @@ a busy and a fast machine; seconds and megabytes a second do not.
 
 from __future__ import annotations
 
+import argparse
 import os
 import platform
+import sys
 import tempfile
 from pathlib import Path
 
@@ -15,11 +17,20 @@ import pyarrow as pa
 
 from benchmarks.analysis import measure_analysis
 from benchmarks.ingest import measure_ingest
+from benchmarks.published import measure_published
 from benchmarks.traces import make_traces
 
 
 def main() -> None:
     """Print every figure that the README quotes."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument(
+        "--published", type=Path, metavar="DIR", help="checkout of the published analyzer"
+    )
+    parser.add_argument(
+        "--published-python", default=sys.executable, help="interpreter with its requirements"
+    )
+    arguments = parser.parse_args()
     # One thread each: the base is single-threaded too.
     pa.set_cpu_count(1)
     print(
@@ -31,6 +42,10 @@ def main() -> None:
         print("\nFrom a Parquet file to the whole report, against decoding the file with pyarrow")
         for trace in traces:
             print(measure_analysis(trace).line(), flush=True)
+        if arguments.published is not None:
+            print("\nWhole processes, against the published analyzer")
+            for line in measure_published(arguments.published, arguments.published_python, traces):
+                print(line, flush=True)
         print("\nReceiving a session, against the same server storing the same bytes unseen")
         for line in measure_ingest(traces):
             print(line, flush=True)
