@@ -36,6 +36,8 @@ STEADY_SHARE: Final = 0.5
 MAJORITY: Final = 0.5
 # What costs less than this share of the worst is not worth a word beside it.
 WORTH_NAMING: Final = 0.1
+# Less lost time than this share of a step needs no cause.
+UNEXPLAINED: Final = 0.05
 # The paper's bound for sequence lengths as the cause.
 CORRELATION_BOUND: Final = 0.9
 
@@ -49,6 +51,7 @@ CAUSE_NAMES: Final = {
     "network": "Network",
     "data_loading": "Data loading",
     "tensor_parallel_straggler": "Tensor-parallel rank",
+    "context_parallel_straggler": "Context-parallel rank",
     "unknown": "Unknown",
 }
 
@@ -208,8 +211,8 @@ def attribution_finding(document: Document) -> str:
 def causes_finding(document: Document) -> str:
     """Return the title of the list of causes."""
     causes = document["causes"]
-    if cost(document["slowdown"]) < NEGLIGIBLE:
-        return "There is next to nothing to explain"
+    if not causes and cost(document["slowdown"]) < UNEXPLAINED:
+        return "There is too little to explain"
     if not causes or causes[0]["cause"] == "unknown":
         return "The cause is not known"
     first = causes[0]

@@ -177,13 +177,14 @@ def session_row(
     has = numbers.state == "analyzed" and numbers.slowdown is not None
     slowdown = numbers.slowdown if has else None
     headline = (numbers.headline or {}) if has else {}
-    slow = slowdown is not None and slowdown >= SLOW
+    # The diagnosis may know of time lost that S does not see, such as late batches.
+    slow = slowdown is not None and (headline.get("level") == "slow" or slowdown >= SLOW)
     causes = headline.get("causes") or [] if slow else []
     first = causes[0] if causes else None
     lost = numbers.gpu_hours_lost if has else None
     low, high = numbers.slowdown_low, numbers.slowdown_high
     return SessionRow(
-        state=job_state(session.state, slowdown),
+        state=job_state(session.state, slow=slow),
         status=session.state,
         name=job,
         url=f"/jobs/{quote(job)}",
@@ -254,9 +255,11 @@ def _where(cause: Mapping[str, Any], headline: Mapping[str, Any]) -> str:
     where = cause.get("where") or {}
     if cause["cause"] == "sequence_length_imbalance":
         return "all DP ranks"
-    if "stage" in where:
-        return f"stage {where['stage']}"
     workers = where.get("workers") or []
+    if not workers and "stage" in where:
+        return f"stage {where['stage']}"
+    if where.get("ranks"):
+        return f"rank {where['ranks'][0]}, worker {worker(*workers[0])}"
     if len(workers) > 1:
         return plural(len(workers), "worker")
     worst = headline.get("worst") or {}
@@ -268,7 +271,7 @@ def _where(cause: Mapping[str, Any], headline: Mapping[str, Any]) -> str:
 def _said(session: StoredSession) -> str:
     if session.state == "analyzed" and session.slowdown is not None:
         return f"{times(session.slowdown)} in session {session.number}"
-    return f"session {session.number} {job_state(session.state, None).word.lower()}"
+    return f"session {session.number} {job_state(session.state, slow=False).word.lower()}"
 
 
 def _job_heading(session: StoredSession) -> str:

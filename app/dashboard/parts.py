@@ -43,10 +43,10 @@ QUIET_STATE: Final = State("ok", "Watching", 4, quiet=True)
 ANALYZED_STATE: Final = State("done", "Analyzed", 4)
 
 
-def job_state(state: str, slowdown: float | None) -> State:
-    """Return how a job stands, by its latest session."""
+def job_state(state: str, *, slow: bool) -> State:
+    """Return how a job stands, by the state of its latest session."""
     if state == "analyzed":
-        return SLOW_STATE if slowdown is not None and slowdown >= SLOW else QUIET_STATE
+        return SLOW_STATE if slow else QUIET_STATE
     return STATES[state]
 
 

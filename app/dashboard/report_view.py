@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -36,17 +36,6 @@ LAUNCH_ROWS: Final = 4
 # Steps that are named one by one where some were left out.
 NAMED_STEPS: Final = 8
 
-# Causes that every analysis looks for, and those that none does yet: both are said.
-JUDGED: Final = ("slow_worker", "stage_imbalance", "sequence_length_imbalance")
-NOT_JUDGED: Final = (
-    "garbage_collection",
-    "memory_fragmentation",
-    "false_kernel_dependency",
-    "network",
-    "data_loading",
-    "tensor_parallel_straggler",
-)
-
 
 @dataclass(frozen=True, slots=True)
 class WorkerRow:
@@ -59,6 +48,7 @@ class WorkerRow:
     gpu: str
     slowdown: float | None
     slowdown_text: str
+    hint: str
     color: str
     forward: float | None
     forward_text: str
@@ -78,13 +68,21 @@ class BarRow:
 
 
 @dataclass(frozen=True, slots=True)
+class Evidence:
+    """A reason in words, and where on the page it is to be seen (empty: nowhere)."""
+
+    text: str
+    url: str
+
+
+@dataclass(frozen=True, slots=True)
 class CauseRow:
     """A cause that was considered."""
 
     name: str
     share: str
     confidence: str
-    evidence: str
+    evidence: tuple[Evidence, ...]
     strong: bool = False
     muted: bool = False
 
@@ -159,6 +157,7 @@ class ReportView:
     attribution: Attribution
     causes_title: str
     causes: tuple[CauseRow, ...]
+    named: bool
     confidences: bool
     recovered_title: str
     recovered: tuple[Row, ...]
@@ -205,6 +204,7 @@ def report_view(
         attribution=_attribution(document),
         causes_title=findings.causes_finding(document),
         causes=_causes(document),
+        named=bool(document["causes"]),
         confidences=any(cause["confidence"] is not None for cause in document["causes"]),
         recovered_title=findings.recovery_finding(document),
         recovered=_recovered(document),
@@ -224,7 +224,6 @@ def verdict_facts(document: Document) -> list[Fact]:
     """Return the facts that come from the report: how slow, what it costs, why."""
     ci95 = document["slowdown_ci95"]
     causes = document["causes"]
-    slow = findings.cost(document["slowdown"]) >= findings.NEGLIGIBLE
     return [
         Fact(
             "Slowdown S",
@@ -238,8 +237,8 @@ def verdict_facts(document: Document) -> list[Fact]:
             f"{hours(document['gpu_hours_lost_per_hour'])} more each hour",
             hint="In the analyzed steps, by all ranks together",
         ),
-        _cause_fact("Cause", causes[0] if causes and slow else None, none="None"),
-        _cause_fact("Runner-up", causes[1] if len(causes) > 1 and slow else None, none="None"),
+        _cause_fact(causes[0]) if causes else Fact("Cause", "None", "nothing found"),
+        _runner_up(causes),
     ]
 
 
@@ -255,9 +254,7 @@ def quality_fact(document: Document) -> Fact:
     )
 
 
-def _cause_fact(label: str, cause: Mapping[str, Any] | None, *, none: str) -> Fact:
-    if cause is None:
-        return Fact(label, none, "nothing else found" if label == "Runner-up" else "nothing found")
+def _cause_fact(cause: Mapping[str, Any], label: str = "Cause") -> Fact:
     share, confidence = cause["contribution"], cause["confidence"]
     parts = []
     if share is not None:
@@ -266,6 +263,16 @@ def _cause_fact(label: str, cause: Mapping[str, Any] | None, *, none: str) -> Fa
         parts.append(f"{percent(confidence, 0)} sure")
     note = ", ".join(parts) or (cause["evidence"][0] if cause["evidence"] else "share not known")
     return Fact(label, findings.cause_name(cause["cause"]), note)
+
+
+def _runner_up(causes: Sequence[Mapping[str, Any]]) -> Fact:
+    label = "Runner-up"
+    if len(causes) > 1:
+        return _cause_fact(causes[1], label)
+    other = causes[0].get("runner_up") if causes else None
+    if other is None:
+        return Fact(label, "None", "nothing else found")
+    return Fact(label, findings.cause_name(other), "costs too little to name")
 
 
 def _choose(document: Document, step: int | None, dp: int | None, pp: int | None) -> Chosen:
@@ -289,6 +296,11 @@ def _workers(document: Document) -> Workers:
         (dp, pp) for dp, row in enumerate(exact) for pp, value in enumerate(row) if value is None
     ]
     places = [(dp, pp) for _, dp, pp in ranked] + missing
+    intervals = {
+        (dp, pp): interval(*item["ci95"])
+        for item in document["by_worker"].get("worst", ())
+        for dp, pp in [item["worker"]]
+    }
     rest = ranked[SHORT_TABLE:]
     note = ""
     if rest:
@@ -298,7 +310,9 @@ def _workers(document: Document) -> Workers:
         note += f"{'; ' if note else ''}{count(len(missing))} without data"
     return Workers(
         title=findings.workers_finding(document),
-        rows=tuple(_worker_row(document, dp, pp) for dp, pp in places[:LONG_TABLE]),
+        rows=tuple(
+            _worker_row(document, dp, pp, intervals.get((dp, pp))) for dp, pp in places[:LONG_TABLE]
+        ),
         hosts=bool(document["hosts"]),
         gpus=bool(document["gpus"]),
         total=len(places),
@@ -306,7 +320,7 @@ def _workers(document: Document) -> Workers:
     )
 
 
-def _worker_row(document: Document, dp: int, pp: int) -> WorkerRow:
+def _worker_row(document: Document, dp: int, pp: int, between: str | None) -> WorkerRow:
     by_worker, hosts = document["by_worker"], document["hosts"]
     rank = document["workers"]["rank"][dp][pp]
     slowdown = by_worker["exact"][dp][pp]
@@ -320,6 +334,7 @@ def _worker_row(document: Document, dp: int, pp: int) -> WorkerRow:
         gpu=document["gpus"].get(rank_text, ""),
         slowdown=slowdown,
         slowdown_text="no data" if slowdown is None else times(slowdown, 3),
+        hint=f"95\N{NO-BREAK SPACE}%: {between}" if between else "",
         color="" if slowdown is None else heat_color(slowdown),
         forward=forward,
         forward_text="" if forward is None else times(forward),
@@ -379,27 +394,55 @@ def _attribution(document: Document) -> Attribution:
 
 
 def _causes(document: Document) -> tuple[CauseRow, ...]:
-    considered = {cause["cause"] for cause in document["causes"]}
     rows = [
         CauseRow(
             name=findings.cause_name(cause["cause"]),
             share="" if cause["contribution"] is None else rough_percent(cause["contribution"]),
             confidence="" if cause["confidence"] is None else percent(cause["confidence"], 0),
-            evidence="; ".join(cause["evidence"]),
+            evidence=_evidence(cause),
             strong=index == 0,
         )
         for index, cause in enumerate(document["causes"])
     ]
-    others = [
-        findings.cause_name(cause_id).lower()
-        for cause_id in JUDGED
-        if cause_id not in considered and document["causes"]
+    # Reports from before causes were ruled out do not say so.
+    diagnosis = document.get("diagnosis") or {}
+    ruled_out = [findings.cause_name(cause).lower() for cause in diagnosis.get("ruled_out", ())]
+    if ruled_out:
+        rows.append(_note("Not found", listing(ruled_out)))
+    reasons: dict[str, list[str]] = {}
+    for item in diagnosis.get("cannot_judge", ()):
+        reasons.setdefault(item["reason"], []).append(findings.cause_name(item["cause"]))
+    rows += [
+        _note(listing([names[0], *(name.lower() for name in names[1:])]), f"cannot say: {reason}")
+        for reason, names in reasons.items()
     ]
-    if others:
-        rows.append(CauseRow("Not found", "", "", listing(others), muted=True))
-    unjudged = [findings.cause_name(cause_id).lower() for cause_id in NOT_JUDGED]
-    rows.append(CauseRow("Not judged yet", "", "", listing(unjudged), muted=True))
     return tuple(rows)
+
+
+def _note(name: str, text: str) -> CauseRow:
+    return CauseRow(name, "", "", (Evidence(text, ""),), muted=True)
+
+
+def _evidence(cause: Mapping[str, Any]) -> tuple[Evidence, ...]:
+    views = cause.get("views") or [None] * len(cause["evidence"])
+    return tuple(
+        Evidence(text, _view_url(view) if view else "")
+        for text, view in zip(cause["evidence"], views, strict=True)
+    )
+
+
+def _view_url(view: Mapping[str, Any]) -> str:
+    """Return where on this page a piece of evidence is to be seen."""
+    match view:
+        case {"view": "worker", "dp": dp, "pp": pp} | {"view": "link", "dp": dp, "from": pp}:
+            return f"?dp={dp}&pp={pp}"
+        case {"view": "step", "step": step}:
+            return f"?step={step}"
+        case {"view": "scatter"}:
+            return "#scatter"
+        case {"view": "map" | "dp" | "stage"}:
+            return "#heatmap"
+    return ""
 
 
 def _recovered(document: Document) -> tuple[Row, ...]:
@@ -409,12 +452,13 @@ def _recovered(document: Document) -> tuple[Row, ...]:
         Row(
             Markup("Slowest 3\N{NO-BREAK SPACE}% of workers (M<sub>W</sub>)"),
             _share(m_w["rem"]),
-            f"{plural(len(m_w['workers']), 'worker')}; kept alone: {_share(m_w['add'])}",
+            f"{plural(len(m_w['workers']), 'worker')}{_range(m_w)}; kept alone: "
+            f"{_share(m_w['add'])}",
         ),
         Row(
             Markup("Last stage (M<sub>S</sub>)"),
             _share(m_s["rem"]),
-            f"stage {stage}; kept alone: {_share(m_s['add'])}"
+            f"stage {stage}{_range(m_s)}; kept alone: {_share(m_s['add'])}"
             if stage
             else "there is one stage only",
         ),
@@ -422,6 +466,13 @@ def _recovered(document: Document) -> tuple[Row, ...]:
     if k50 is not None:
         rows.append(Row("Half of it", plural(k50, "worker"), "fewest, in order of slowdown"))
     return tuple(rows)
+
+
+def _range(contribution: Mapping[str, Any]) -> str:
+    ci95 = contribution.get("ci95")
+    if not ci95:
+        return ""
+    return f", 95\N{NO-BREAK SPACE}%: {percent(ci95[0], 0)} to {percent(ci95[1], 0)}"
 
 
 def _share(value: float | None) -> str:
@@ -441,6 +492,7 @@ def _coverage(document: Document) -> tuple[Row, ...]:
     rows = [
         Row("Workers", f"{count(present)} of {count(expected)}", "one rank of each is traced"),
         Row("Operations", count(coverage["operations"])),
+        *_recreated(coverage),
         Row("Steps analyzed", count(len(steps["analyzed"]))),
         Row("Steps left out", count(len(dropped)), _dropped(dropped)),
         Row("Clocks", "aligned" if clocks["aligned"] else "not aligned", _clock_note(clocks)),
@@ -454,6 +506,15 @@ def _coverage(document: Document) -> tuple[Row, ...]:
     if absent:
         rows.append(Row("Types not recorded", count(len(absent)), ", ".join(absent)))
     return tuple(rows)
+
+
+def _recreated(coverage: Mapping[str, Any]) -> list[Row]:
+    recreated = coverage.get("recreated")
+    if recreated is None:
+        return []
+    by_type = recreated["by_optype"]
+    named = ", ".join(f"{name} ({count(number)})" for name, number in by_type.items())
+    return [Row("Of these re-created", count(recreated["operations"]), named)]
 
 
 def _clock_note(clocks: Mapping[str, Any]) -> str:

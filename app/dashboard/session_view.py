@@ -240,7 +240,10 @@ def _no_verdict(view: SessionView, document: Document) -> _Body:
         state=STATES["no_verdict"],
         short="no verdict",
         heading=document["verdict"]["sentence"],
-        line=(f"{plural(row.operations, 'operation')}", "no cause is named"),
+        line=(
+            plural(row.operations, "operation"),
+            "a cause is known" if document["causes"] else "no cause is named",
+        ),
         facts=facts,
         why="Recorded times, launch delays and coverage are shown below. S, the map and fixes are "
         "not: they would rest on a replay that is off.",

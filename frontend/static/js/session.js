@@ -58,6 +58,18 @@ export class SessionReport {
       event.preventDefault();
       this.go({ cell: [Number(row.dataset.dp), Number(row.dataset.pp)] });
     });
+    // Evidence says where it is to be seen: a worker, a step, or a figure of this page.
+    on($('#main'), 'click', (event) => {
+      const link = event.target.closest('a[data-go]');
+      if (!link || event.ctrlKey || event.metaKey || event.shiftKey) return;
+      const asked = new URLSearchParams(new URL(link.href).search);
+      const index = this.data.steps.indexOf(Number(asked.get('step') ?? NaN));
+      if (link.getAttribute('href').startsWith('#')) return;
+      event.preventDefault();
+      if (index >= 0) this.go({ mode: 'step', index });
+      else this.go({ cell: [Number(asked.get('dp')), Number(asked.get('pp'))] });
+      $(index >= 0 ? '#timeline' : '#heatmap').scrollIntoView({ block: 'center' });
+    });
     on($('#reset-zoom'), 'click', () => this.timeline.reset());
     on(window, 'popstate', () => this.back());
   }

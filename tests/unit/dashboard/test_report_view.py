@@ -88,10 +88,57 @@ def test_without_a_fix_the_page_says_why(healthy: dict[str, Any]) -> None:
 
 
 def test_what_was_not_judged_is_named(slow_worker: dict[str, Any]) -> None:
-    causes = report_view(slow_worker).causes
-    assert causes[0].strong
-    assert causes[-1].name == "Not judged yet"
-    assert "garbage collection" in causes[-1].evidence
+    slow_worker["diagnosis"] = {
+        "ruled_out": ["network", "data_loading"],
+        "cannot_judge": [
+            {"cause": "memory_fragmentation", "reason": "TP is 1"},
+            {"cause": "tensor_parallel_straggler", "reason": "TP is 1"},
+        ],
+    }
+    first, *_, not_found, unjudged = report_view(slow_worker).causes
+    assert first.strong
+    assert (not_found.name, not_found.evidence[0].text) == ("Not found", "network and data loading")
+    assert unjudged.name == "Memory fragmentation and tensor-parallel rank"
+    assert unjudged.evidence[0].text == "cannot say: TP is 1"
+
+
+@pytest.mark.parametrize(
+    ("view", "url"),
+    [
+        ({"view": "worker", "dp": 3, "pp": 1}, "?dp=3&pp=1"),
+        ({"view": "link", "dp": 3, "from": 0, "to": 1}, "?dp=3&pp=0"),
+        ({"view": "step", "step": 821}, "?step=821"),
+        ({"view": "scatter"}, "#scatter"),
+        ({"view": "stage", "pp": 3}, "#heatmap"),
+        ({"view": "a later one"}, ""),
+        (None, ""),
+    ],
+)
+def test_evidence_leads_to_where_it_is_seen(
+    slow_worker: dict[str, Any], view: dict[str, Any] | None, url: str
+) -> None:
+    slow_worker["causes"][0] |= {"evidence": ["so it is"], "views": [view]}
+    evidence = report_view(slow_worker).causes[0].evidence[0]
+    assert (evidence.text, evidence.url) == ("so it is", url)
+
+
+def test_a_report_without_views_and_diagnosis_is_shown_all_the_same(
+    slow_worker: dict[str, Any],
+) -> None:
+    for name in ("views", "runner_up"):
+        slow_worker["causes"][0].pop(name, None)
+    slow_worker.pop("diagnosis", None)
+    slow_worker["coverage"].pop("recreated", None)
+    slow_worker["by_worker"].pop("worst", None)
+    slow_worker["m_w"].pop("ci95", None)
+    assert report_view(slow_worker).causes[0].evidence[0].url == ""
+
+
+def test_a_runner_up_that_costs_too_little_is_named_as_such(slow_worker: dict[str, Any]) -> None:
+    slow_worker["causes"] = slow_worker["causes"][:1]
+    slow_worker["causes"][0]["runner_up"] = "network"
+    runner_up = verdict_facts(slow_worker)[3]
+    assert (runner_up.value, runner_up.note) == ("Network", "costs too little to name")
 
 
 def test_dropped_steps_and_unknown_types_are_named(slow_worker: dict[str, Any]) -> None:
@@ -129,6 +176,7 @@ def test_the_facts_say_how_slow_what_it_costs_and_why(slow_worker: dict[str, Any
     assert lost.note.endswith("more each hour")
     assert cause.value == "Slow worker"
     assert cause.note.startswith("explains ")
+    assert runner_up.label == "Runner-up"
     assert runner_up.value == "None"
 
 
