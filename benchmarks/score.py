@@ -107,14 +107,14 @@ def _compatible(order: Sequence[str]) -> tuple[str, ...]:
 def _worker_right(
     causes: Sequence[str], workers: Sequence[tuple[int, int]], found: Sequence[Document]
 ) -> bool | None:
-    """Return whether the first worker that the true cause is said to have is the one at fault."""
+    """Return whether the worker that is blamed first is at fault; some jobs have several."""
     if len(causes) != 1 or causes[0] not in _WORKER_CAUSES:
         return None
     named = next((c for c in found if c["cause"] in _WORKER_CAUSES), None)
     if named is None:
         return False
     places = named["where"].get("workers") or [None]
-    return bool(places[0] == list(workers[0]))
+    return places[0] in [list(worker) for worker in workers]
 
 
 def _stage_right(

@@ -9,6 +9,10 @@ import numpy as np
 from app.analysis.whatif.layout import FloatArray
 
 _DRAWS: Final = 500
+# A cause that stands out in every draw, but has next to no share, is there this surely (scored).
+_ALONE: Final = 0.85
+# A cause is worth naming from this share of a step on.
+_WORTH: Final = 0.025
 
 
 def confidence(cost_s: FloatArray, step_s: FloatArray, lost_s: float) -> float:
@@ -16,6 +20,6 @@ def confidence(cost_s: FloatArray, step_s: FloatArray, lost_s: float) -> float:
     steps = len(cost_s)
     draws = np.random.default_rng(0).integers(steps, size=(_DRAWS, steps))
     mean = cost_s[draws].mean(axis=1)
-    stable = float((mean >= 0.025 * step_s[draws].mean(axis=1)).mean())
+    stable = float((mean >= _WORTH * step_s[draws].mean(axis=1)).mean())
     share = min(max(float(cost_s.mean()) / lost_s, 0.0), 1.0)
-    return stable * (0.6 + 0.4 * share)
+    return stable * (_ALONE + (1 - _ALONE) * share)

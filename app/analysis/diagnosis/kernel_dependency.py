@@ -12,10 +12,15 @@ from app.analysis.diagnosis.observation import Observation
 from app.analysis.trace.model import BACKWARD_COMPUTE, FORWARD_COMPUTE, GRADS_REDUCE_SCATTER
 from app.analysis.whatif.layout import FloatArray, IntArray
 
-# A computation is held up when it is launched within this time of a reduce-scatter's end…
+# A computation is held up when it is launched so soon after a reduce-scatter's end, in ns and as a
+# share of a computation (hosts take their time to launch)…
 _WITHIN_NS: Final = 1.5e6
-# …and later by this much than all that it depends on.
+_WITHIN_SHARE: Final = 0.1
+# …not before it, but for clock noise…
+_BEFORE_NS: Final = 0.3e6
+# …and by so much later than all that it depends on.
 _LATE_NS: Final = 2e6
+_LATE_SHARE: Final = 0.05
 # Chance lets a launch fall on such an end now and then, not in this share of the steps.
 _MIN_SHARE: Final = 0.3
 _NAMED_STAGES: Final = 8
@@ -23,7 +28,7 @@ _NAMED_STAGES: Final = 8
 
 def held_up(observation: Observation) -> dict[int, FloatArray]:
     """Return launch delays that end with a reduce-scatter, by node; 0 where they do not."""
-    layout, nodes = observation.layout, observation.layout.nodes
+    layout = observation.layout
     if GRADS_REDUCE_SCATTER not in layout.op_names:
         return {}
     found = {}
@@ -34,6 +39,9 @@ def held_up(observation: Observation) -> dict[int, FloatArray]:
         )
         if not len(scatters):
             continue
+        usual = float(np.median(observation.recorded_ns[computes]))
+        within = max(_WITHIN_NS, _WITHIN_SHARE * usual)
+        least = max(_LATE_NS, _LATE_SHARE * usual)
         ends = layout.start_ns[scatters] + layout.duration_ns[scatters]
         first = layout.start_ns[scatters].min(axis=0)
         for node in computes.tolist():
@@ -41,10 +49,10 @@ def held_up(observation: Observation) -> dict[int, FloatArray]:
             if (start < first).all():
                 continue
             delay = observation.delay_ns(node)
-            near = (np.abs(start - ends) < _WITHIN_NS).any(axis=0) & (delay > _LATE_NS)
+            after = start - ends
+            near = ((after > -_BEFORE_NS) & (after < within)).any(axis=0) & (delay > least)
             if near.mean() >= _MIN_SHARE:
                 found[node] = np.where(near, delay, 0.0)
-    del nodes
     return found
 
 

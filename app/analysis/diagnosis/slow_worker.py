@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from app.analysis.diagnosis.finding import SLOW_WORKER, Change, Evidence, Finding, Worker
 from app.analysis.diagnosis.observation import Observation, spread
@@ -29,7 +30,7 @@ def find_slow_workers(observation: Observation, usual: Usual) -> Finding | None:
     lasting = np.median(both, axis=1)
     limit = 1 + max(_SLOW, _TO_SCATTER * spread(lasting))
     limit_step = 1 + max(_SLOW_STEP, _TO_SCATTER * spread(both / lasting[:, None, :]))
-    slow = (both > limit_step) | (lasting > limit)[:, None, :]
+    slow = (both > limit_step) | ((both > limit) & (lasting > limit)[:, None, :])
     excess = np.where(slow, both - 1, 0.0).mean(axis=1)
     largest = float(excess.max())
     if largest <= 0:
@@ -50,12 +51,25 @@ def find_slow_workers(observation: Observation, usual: Usual) -> Finding | None:
         cause=SLOW_WORKER,
         change=Change(times=times),
         evidence=tuple(_evidence(observation, usual, workers, slow)),
-        where={"workers": [list(worker) for worker in workers]},
+        where={
+            "workers": [list(worker) for worker in workers],
+            **_spells(workers[0], both, slow),
+        },
     )
 
 
+def _spells(worker: Worker, both: FloatArray, slow: NDArray[np.bool_]) -> dict[str, Any]:
+    """Return in how many steps the slowest worker is slow and how much, if not in nearly all."""
+    dp, pp = worker
+    when = slow[pp, :, dp]
+    if when.mean() >= _NEARLY_ALL:
+        return {}
+    times = float(both[pp, when, dp].mean())
+    return {"spells": {"steps": int(when.sum()), "of": len(when), "times": times}}
+
+
 def _evidence(
-    observation: Observation, usual: Usual, workers: list[Worker], slow: np.ndarray
+    observation: Observation, usual: Usual, workers: list[Worker], slow: NDArray[np.bool_]
 ) -> list[Evidence]:
     lines = []
     for dp, pp in workers[:_NAMED]:
@@ -66,7 +80,7 @@ def _evidence(
         )
         lines.append(
             Evidence(
-                f"{observation.named((dp, pp)).capitalize()}: forward {forward:.2f}×, backward "
+                f"W{observation.named((dp, pp))[1:]}: forward {forward:.2f}×, backward "
                 f"{backward:.2f}× its stage's peers, {_when(observation, when)}",
                 {"view": "worker", "dp": dp, "pp": pp},
             )
@@ -79,7 +93,7 @@ def _evidence(
     return lines
 
 
-def _when(observation: Observation, slow: np.ndarray) -> str:
+def _when(observation: Observation, slow: NDArray[np.bool_]) -> str:
     """Say in which steps a worker is slow."""
     count, share = len(slow), float(slow.mean())
     if share >= _NEARLY_ALL:

@@ -49,8 +49,8 @@ def _evidence(levels: dict[str, FloatArray], total: FloatArray, heaviest: int) -
         for name, level in levels.items()
     }
     listed = ", ".join(f"{name} {ratio:.2f}×" for name, ratio in against.items())
-    last = "the last stage" if heaviest == len(total) - 1 else f"stage {heaviest}"
+    last = "The last stage" if heaviest == len(total) - 1 else f"Stage {heaviest}"
     return Evidence(
-        f"{last.capitalize()} against the median of the other stages: {listed}, on every DP rank",
+        f"{last} against the median of the other stages: {listed}, on every DP rank",
         {"view": "stage", "pp": heaviest},
     )

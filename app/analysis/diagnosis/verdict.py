@@ -79,10 +79,16 @@ def _slow_worker(document: Document, cause: Cause) -> str:
     who = _named(document, dp, pp)
     if len(workers) > 1:
         return f"because {len(workers)} workers are slow, {who} most of all"
+    spells = cause.where.get("spells")
+    if spells:
+        return (
+            f"because {who} computes {spells['times']:.1f}× slower than its peers in "
+            f"{spells['steps']} of {spells['of']} steps"
+        )
     forward = document["by_worker"]["forward_ratio"][dp][pp]
     backward = document["by_worker"]["backward_ratio"][dp][pp]
-    if forward is None or backward is None or min(forward, backward) < STRAGGLING:
-        return f"because {who} is slow at times"
+    if forward is None or backward is None:
+        return f"because {who} is slow"
     return f"because {who} computes {(forward + backward) / 2:.1f}× slower than its peers"
 
 

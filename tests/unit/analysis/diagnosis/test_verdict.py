@@ -1,0 +1,78 @@
+from __future__ import annotations
+
+import pytest
+
+from app.analysis.report import analyze
+from app.analysis.synthesis.injection import Injection, Spells
+from app.analysis.synthesis.injections import (
+    GarbageCollection,
+    MemoryFragmentation,
+    SequenceLengths,
+    SlowWorker,
+    StageImbalance,
+    TensorParallelStraggler,
+)
+from app.analysis.synthesis.job import JobModel
+from app.analysis.synthesis.transfer_injections import (
+    FalseKernelDependency,
+    SlowDataLoading,
+    SlowLink,
+)
+from tests.unit.analysis.diagnosis.jobs import INTERLEAVED, JOB, MS, TENSOR, session
+
+
+@pytest.mark.parametrize(
+    ("injection", "job", "because"),
+    [
+        (SlowWorker((2, 1), 1.6), JOB, "computes 1.6× slower than its peers"),
+        (
+            SlowWorker((2, 1), 3.0, Spells(from_step=10)),
+            JOB,
+            "computes 3.0× slower than its peers in 2 of 12 steps",
+        ),
+        (StageImbalance(), JOB, "because the last stage (3) is heavier than the others"),
+        (StageImbalance(2, 2, at=1), JOB, "because stage 1 is heavier than the others"),
+        (SequenceLengths(), JOB, "because microbatches differ in length"),
+        (GarbageCollection(100 * MS, pauses=0.5), JOB, "because forwards stall on random workers"),
+        (SlowLink((2, 1), 30.0), JOB, "because the network link of worker (2, 1) on node-"),
+        (TensorParallelStraggler((2, 1), 3, 1.6), TENSOR, "because rank 23 on node-"),
+        (MemoryFragmentation((2, 1), 40 * MS), TENSOR, "launch late by turns"),
+    ],
+)
+def test_the_sentence_says_why(injection: Injection, job: JobModel, because: str) -> None:
+    verdict = analyze(session(injection, job=job).trace).document["verdict"]
+
+    assert verdict["level"] == "slow"
+    assert because in verdict["sentence"]
+
+
+@pytest.mark.parametrize(
+    ("injection", "job", "because"),
+    [
+        (SlowDataLoading(200 * MS), JOB, "; steps wait for their data"),
+        (FalseKernelDependency(), INTERLEAVED, "; computations wait for reduce-scatters"),
+    ],
+)
+def test_late_launches_explain_why_there_is_no_verdict(
+    injection: Injection, job: JobModel, because: str
+) -> None:
+    verdict = analyze(session(injection, job=job).trace).document["verdict"]
+
+    assert verdict["level"] == "none"
+    assert because in verdict["sentence"]
+
+
+def test_two_causes_share_a_sentence() -> None:
+    slow = session(StageImbalance(), SequenceLengths())
+    sentence = analyze(slow.trace).document["verdict"]["sentence"]
+
+    assert "because microbatches differ in length, on all workers alike" in sentence
+    assert ", and the last stage (3) is heavier than the others" in sentence
+
+
+def test_a_healthy_job_is_told_so() -> None:
+    document = analyze(session().trace).document
+
+    assert document["verdict"]["level"] == "ok"
+    assert document["causes"] == []
+    assert "slow_worker" in document["diagnosis"]["ruled_out"]
