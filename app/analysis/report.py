@@ -19,7 +19,6 @@ from app.analysis.whatif.metrics import (
     Contribution,
     Metrics,
     measure,
-    present_types,
     rank_workers,
 )
 from app.analysis.whatif.microbatches import compute_ratios, forward_backward
@@ -191,7 +190,7 @@ def _document(trace: Trace, replayed: Replayed, metrics: Metrics) -> dict[str, A
 
 
 def _coverage(trace: Trace, replayed: Replayed, metrics: Metrics) -> dict[str, Any]:
-    present = set(present_types(replayed))
+    recreated = replayed.recreated
     counts = _count_by_type(trace)
     known = len(REPLAYED_OP_TYPES)
     return {
@@ -199,12 +198,19 @@ def _coverage(trace: Trace, replayed: Replayed, metrics: Metrics) -> dict[str, A
         "ranks_present": int(replayed.layout.ranks.size),
         "operations": len(trace),
         "operations_replayed": sum(group.layout.start_ns.size for group in replayed.groups),
+        "recreated": {
+            "operations": recreated.total,
+            "by_optype": recreated.by_optype,
+            "by_worker": recreated.by_worker.tolist(),
+        },
         "unknown_op_types": {
             name: count
             for name, count in zip(trace.op_names[known:], counts[known:], strict=True)
             if count
         },
-        "absent_op_types": [name for name in REPLAYED_OP_TYPES if name not in present],
+        "absent_op_types": [
+            name for name, count in zip(REPLAYED_OP_TYPES, counts, strict=False) if not count
+        ],
         "clamped_transfers": replayed.clamped,
         "clamped_launch_delays": metrics.clamped_delays,
     }

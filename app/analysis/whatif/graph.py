@@ -21,6 +21,7 @@ from app.analysis.whatif.pipeline import (
     VirtualStage,
     flow_of,
     pair_up,
+    transferred,
 )
 from app.errors import Fault, UnanalyzableError
 
@@ -101,7 +102,7 @@ class _Builder:
     layout: Layout
     after: dict[int, set[int]] = field(init=False)
     _by_kind: dict[tuple[str, int], list[int]] = field(init=False)
-    _start_ns: list[float] = field(init=False)
+    _launch: list[float] = field(init=False)
     _chunk: list[int] = field(init=False)
     _microbatch: list[int] = field(init=False)
     _flow: Flow = field(init=False)
@@ -111,8 +112,7 @@ class _Builder:
 
     def __post_init__(self) -> None:
         nodes = self.layout.nodes
-        # The lowest step of DP rank 0 is the template: its starts give the launch order.
-        self._start_ns = self.layout.start_ns[:, 0, 0].tolist()
+        self._launch = self.layout.launch.tolist()
         self._chunk = nodes.mc.tolist()
         self._microbatch = nodes.mb.tolist()
         self.after = {node: set() for node in range(len(nodes))}
@@ -138,7 +138,7 @@ class _Builder:
     def of(self, stage: int, *names: str) -> list[int]:
         """Return a stage's nodes of the named types in launch order."""
         found = [node for name in names for node in self._by_kind.get((name, stage), ())]
-        return found if len(names) == 1 else sorted(found, key=lambda n: (self._start_ns[n], n))
+        return found if len(names) == 1 else sorted(found, key=lambda n: (self._launch[n], n))
 
     def chain(self, nodes: Iterable[int]) -> None:
         """Let each node follow the one before it."""
@@ -184,24 +184,19 @@ class _Builder:
         name: str,
         neighbor: Callable[[Direction, VirtualStage], VirtualStage | None],
     ) -> list[tuple[int, int]]:
-        """Match a stage's transfers of one type with its computations, in order.
-
-        Only what comes from, or goes to, another stage is transferred; some recorders write a
-        transfer for every computation, also where the pipeline or the model ends.
-        """
+        """Match a stage's transfers of one type with its computations, in order."""
         transfers = self.of(stage, name)
         if not transfers:
             return []
         computes = self.of(stage, direction.compute)
         neighbors = [neighbor(direction, (stage, self._computed(node))) for node in computes]
-        pairs = list(zip(computes, neighbors, strict=True))
-        inner = [node for node, there in pairs if there is not None and there[0] != stage]
-        linked = [node for node, there in pairs if there is not None]
-        for candidates in (inner, linked, computes):
-            if len(transfers) == len(candidates):
-                return list(zip(transfers, candidates, strict=True))
+        options = transferred(stage, neighbors)
+        for places in options:
+            if len(transfers) == len(places):
+                return list(zip(transfers, (computes[i] for i in places), strict=True))
         message = (
-            f"Stage {stage} has {len(transfers)} {name} for {len(inner)} computations in every step"
+            f"Stage {stage} has {len(transfers)} {name} for {len(options[0])} computations "
+            "in every step"
         )
         raise UnanalyzableError(
             message,

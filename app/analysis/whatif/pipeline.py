@@ -11,6 +11,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+import numpy as np
+from numpy.typing import NDArray
+
 from app.analysis.trace import model as ops
 
 COMPUTE = frozenset({ops.FORWARD_COMPUTE, ops.BACKWARD_COMPUTE, ops.WGRAD_COMPUTE})
@@ -41,6 +44,10 @@ class Flow:
     _source: Mapping[VirtualStage, VirtualStage]
     _target: Mapping[VirtualStage, VirtualStage]
 
+    def chunks(self, pp: int) -> NDArray[np.int64]:
+        """Return how many chunks each stage has, shape (pp,)."""
+        return np.bincount([stage for stage, _ in self.stages], minlength=pp).astype(np.int64)
+
     def source(self, direction: Direction, stage: VirtualStage) -> VirtualStage | None:
         """Return where a virtual stage gets its input from; None where the model begins."""
         return (self._source if direction is FORWARD else self._target).get(stage)
@@ -63,6 +70,28 @@ def flow_of(computing: Iterable[VirtualStage]) -> Flow:
     target = dict(pairwise(stages))
     source = {there: here for here, there in target.items()}
     return Flow(stages, source, target)
+
+
+def transferred(stage: int, neighbors: Sequence[VirtualStage | None]) -> tuple[list[int], ...]:
+    """Say which of a stage's computations may come with a transfer, most probable first.
+
+    Only what comes from, or goes to, another stage is transferred; some recorders write a transfer
+    for every computation, also where the pipeline or the model ends.
+
+    Parameters
+    ----------
+    stage : int
+    neighbors : sequence
+        The virtual stage on the other side of each computation; None where there is none.
+
+    Returns
+    -------
+    tuple of list of int
+        Places in `neighbors`.
+    """
+    inner = [i for i, there in enumerate(neighbors) if there is not None and there[0] != stage]
+    linked = [i for i, there in enumerate(neighbors) if there is not None]
+    return inner, linked, list(range(len(neighbors)))
 
 
 def pair_up(

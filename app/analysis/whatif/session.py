@@ -9,9 +9,11 @@ from typing import Final
 import numpy as np
 
 from app.analysis.trace.model import Trace
+from app.analysis.whatif.arrange import lay_out
 from app.analysis.whatif.durations import FAULT_NS, Durations, ideal_durations, own_durations
 from app.analysis.whatif.graph import Graph, build_graph
-from app.analysis.whatif.layout import DroppedStep, FloatArray, IntArray, Layout, lay_out
+from app.analysis.whatif.layout import DroppedStep, FloatArray, IntArray, Layout
+from app.analysis.whatif.repair import Recreated, recreate
 from app.analysis.whatif.replay import prepare
 from app.analysis.whatif.variants import Simulator
 
@@ -40,11 +42,14 @@ class Replayed:
         Steps that are left out.
     clamped : int
         Transfer durations at fault that count as 0.
+    recreated : Recreated
+        Operations that the recorder lost and that were made anew.
     """
 
     groups: tuple[Group, ...]
     dropped: tuple[DroppedStep, ...]
     clamped: int
+    recreated: Recreated
 
     @property
     def main(self) -> Group:
@@ -94,8 +99,8 @@ def prepare_replay(trace: Trace) -> Replayed:
         Where no replay can come from the trace; see `lay_out` and `build_graph`.
     """
     laid_out = lay_out(trace)
-    layouts = laid_out.groups
-    graphs = [build_graph(layout) for layout in layouts]
+    graphs = [build_graph(layout) for layout in laid_out.groups]
+    layouts, recreated = recreate(laid_out.groups, graphs)
     own = [own_durations(*pair) for pair in zip(layouts, graphs, strict=True)]
     recorded = [durations for durations, _ in own]
     groups = []
@@ -106,7 +111,7 @@ def prepare_replay(trace: Trace) -> Replayed:
         shortest = np.minimum(values.min(axis=(1, 2)), ideal)
         simulator = Simulator(layout, durations, prepare(graph, shortest))
         groups.append(Group(layout, graph, durations, simulator))
-    return Replayed(tuple(groups), laid_out.dropped, sum(clamped for _, clamped in own))
+    return Replayed(tuple(groups), laid_out.dropped, sum(clamped for _, clamped in own), recreated)
 
 
 def launch_delays(group: Group, steps: slice = ALL_STEPS) -> tuple[FloatArray, int]:

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from app.analysis.trace.model import Trace
+from app.analysis.whatif.arrange import lay_out
 from app.analysis.whatif.graph import build_graph
-from app.analysis.whatif.layout import Layout, lay_out
+from app.analysis.whatif.layout import Layout
 from app.errors import UnanalyzableError
 from tests.factories import select, session
 

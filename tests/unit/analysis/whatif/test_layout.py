@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from app.analysis.trace.model import Sizes
-from app.analysis.whatif.layout import LaidOut, lay_out
+from app.analysis.whatif.arrange import lay_out
+from app.analysis.whatif.layout import LaidOut
 from app.errors import UnanalyzableError
 from tests.factories import joined, select, session
 
@@ -46,49 +47,18 @@ def test_a_worker_that_sent_nothing_is_named() -> None:
     assert caught.value.stable_code == "trace.rank_missing"
 
 
-def test_a_step_with_an_operation_missing_is_dropped_by_name() -> None:
+def test_operations_that_lost_their_place_in_the_numbering_keep_it() -> None:
     trace = session().trace
-    step = int(np.unique(trace.step)[4])
-    gone = np.flatnonzero(
-        (trace.step == step) & (trace.dp == 1) & (trace.op == trace.op_names.index("optimizer"))
-    )[:1]
-    layout = lay_out(select(trace, np.delete(np.arange(len(trace)), gone)))
-    assert [item.step for item in layout.dropped] == [step]
-    assert layout.dropped[0].reason == "0 instead of 1 optimizer on stage 0 on DP rank 1"
-    assert step not in layout.groups[0].steps
-    rest = select(trace, trace.step != step)
-    assert same(layout, lay_out(rest))
-
-
-def test_a_step_whose_operations_are_numbered_with_gaps_is_dropped() -> None:
-    trace = session().trace
-    step = int(np.unique(trace.step)[0])
-    forward = np.flatnonzero((trace.step == step) & (trace.dp == 0) & (trace.op == 0))
-    trace.order[forward[-1]] += 1
-    layout = lay_out(trace)
-    assert [(d.step, d.reason) for d in layout.dropped] == [
-        (step, "operations are numbered with gaps")
-    ]
-
-
-def test_steps_of_a_rarer_shape_are_dropped() -> None:
-    trace = session().trace
-    steps = np.unique(trace.step)
-    fewer = np.isin(trace.step, steps[:3]) & (trace.mb == 3)
-    layout = lay_out(select(trace, ~fewer))
-    assert layout.groups[0].steps.tolist() == steps[3:].tolist()
-    assert [d.step for d in layout.dropped] == steps[:3].tolist()
-    assert "on every DP rank" in layout.dropped[0].reason
+    renumbered = dataclasses.replace(trace, order=trace.order * 3 + 1)
+    assert same(lay_out(trace), lay_out(renumbered))
 
 
 def test_without_a_complete_step_there_is_nothing_to_analyze() -> None:
     trace = session(steps=2).trace
-    incomplete = ~((trace.dp == 0) & (trace.op == 0) & (trace.order == 0))
-    incomplete |= trace.pp == 1
-    kept = select(trace, incomplete)
     with pytest.raises(UnanalyzableError) as caught:
-        lay_out(dataclasses.replace(kept, order=kept.order))
+        lay_out(select(trace, (trace.dp != 0) | (trace.pp == 1) | (trace.op >= 7)))
     assert caught.value.stable_code == "trace.no_complete_step"
+    assert "are missing" in caught.value.faults[0].message
 
 
 def test_a_cell_is_analyzed_from_its_lowest_traced_rank() -> None:

@@ -1,0 +1,29 @@
+"""Published traces with operations removed at random: the slowdown stays."""
+
+from __future__ import annotations
+
+import pytest
+
+from app.analysis.report import analyze
+from tests.golden.conftest import Published
+from tests.lossy import losing
+
+
+@pytest.mark.parametrize("renumbered", [False, True])
+@pytest.mark.parametrize("share", [0.01, 0.05])
+def test_the_slowdown_stays_within_one_percent(
+    published: Published,
+    share: float,
+    renumbered: bool,  # noqa: FBT001 - a parameter of the test
+) -> None:
+    lossy = losing(published.trace, share, renumbered=renumbered, seed=3)
+    report = analyze(lossy).document
+    assert report["slowdown"] == pytest.approx(published.report["slowdown"], rel=0.01)
+    assert report["steps"] == published.report["steps"]
+    lost = len(published.trace) - len(lossy)
+    # garbage collections, one a stage, are not re-created
+    assert 0.95 * lost < report["coverage"]["recreated"]["operations"] <= lost
+
+
+def test_clean_recordings_are_not_repaired(published: Published) -> None:
+    assert published.report["coverage"]["recreated"]["operations"] == 0
