@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from alembic import context
 
+from app.db import alert_models
 from app.db.engine import make_engine
 from app.db.models import Base
 from app.errors import StartupError
@@ -13,6 +14,10 @@ from app.settings import Settings
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
+
+
+# Every module that has tables must be imported for its tables to be compared.
+TABLES_OF = (alert_models,)
 
 
 def run(connection: Connection) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fnmatch
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Final, Literal
@@ -222,7 +221,7 @@ DEFAULT_RULES: Final = (
     Rule(
         id=UUID("5a0c1ea1-0000-4000-8000-000000000005"),
         name="Low trace quality",
-        condition=Threshold("discrepancy", at_least=math.nextafter(0.05, 1.0), clears_below=0.05),
+        condition=Threshold("discrepancy", at_least=0.05, clears_below=0.05),
         severity="info",
         audience="owner",
     ),

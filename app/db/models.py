@@ -35,9 +35,10 @@ SESSION_STATES = (
 )
 TASK_STATES = ("queued", "running", "done", "dead")
 
-# What a task run's `kind` may be; its subject is a session.
+# What a task run's `kind` may be; its subject is a session, or a delivery of an alert.
 ANALYZE_SESSION: Final = "analyze_session"
-TASK_KINDS = (ANALYZE_SESSION,)
+DELIVER_ALERT: Final = "deliver_alert"
+TASK_KINDS = (ANALYZE_SESSION, DELIVER_ALERT)
 
 
 class Base(DeclarativeBase):
