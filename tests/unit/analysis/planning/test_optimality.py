@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from app.analysis.planning.budget import Budget
@@ -41,3 +43,20 @@ def test_independent_checker_accepts_the_certificate(seed: int, objective: str) 
         assert optimum(problem.spec) is None
         return
     assert faults_of_certificate(problem, plan.template, plan.certificate) == []
+
+
+@pytest.mark.parametrize("seed", range(0, 400, 10))
+def test_certificate_with_replicated_stages(seed: int) -> None:
+    spec = replace(random_spec(seed), replicate=True)
+    problem = compile_problem(spec)
+    try:
+        plan = plan_optimal(problem, "t_std", Budget())
+    except InfeasiblePlanError:
+        assert optimum(spec) is None
+        return
+    assert plan.certificate.closed
+    assert faults_of_template(problem, plan.template) == []
+    assert faults_of_certificate(problem, plan.template, plan.certificate) == []
+    plain = optimum(replace(spec, replicate=False))
+    # stages without replicas are among what is searched
+    assert plain is None or plan.cost_ps <= plain[0]
