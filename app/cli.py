@@ -179,22 +179,39 @@ def upload(
 
 @app.command()
 def synth(
-    scenario: Annotated[str, typer.Argument(help="Name of the scenario; `list` names them all")],
+    scenario: Annotated[
+        str | None, typer.Argument(help="Name of the scenario; `list` names them all")
+    ] = None,
     *,
     out: Annotated[Path, typer.Option(help="Directory to write to", file_okay=False)] = Path(),
     seed: Annotated[int, typer.Option(min=0)] = 0,
+    fleet: Annotated[
+        int | None, typer.Option(min=1, help="Write so many jobs of a fleet instead")
+    ] = None,
+    trace_format: Annotated[
+        str, typer.Option("--format", help="parquet, published, ndjson or ndjson-zstd")
+    ] = "parquet",
 ) -> None:
-    """Write a synthetic trace, its metadata and its ground truth."""
+    """Write synthetic traces, their metadata and their ground truth."""
     from app.analysis.synthesis.scenarios import SCENARIOS
-    from app.synth_files import write_scenario
+    from app.synth_files import TraceFormat, write_fleet, write_scenario
 
     if scenario == "list":
         for known in SCENARIOS.values():
             typer.echo(f"{known.name:<24}{known.summary}")
         return
-    files = write_scenario(scenario, out, seed=seed)
-    for path in (files.trace, files.meta, files.truth):
-        typer.echo(str(path))
+    if (scenario is None) == (fleet is None):
+        raise typer.BadParameter("name either a scenario or the size of a --fleet")
+    if trace_format not in list(TraceFormat):
+        raise typer.BadParameter(f"--format is one of {', '.join(TraceFormat)}")
+    form = TraceFormat(trace_format)
+    if scenario is not None:
+        written = iter([write_scenario(scenario, out, seed=seed, trace_format=form)])
+    else:
+        written = write_fleet(fleet or 1, out, seed=seed, trace_format=form)
+    for files in written:
+        for path in (files.trace, files.meta, files.truth):
+            typer.echo(str(path))
 
 
 def _settings(host: str | None, port: int | None, data_dir: Path | None) -> Settings:

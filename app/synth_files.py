@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import gzip
 import json
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
+from typing import Any, Final
 
 import yaml
+import zstandard
 
+from app.analysis.synthesis.fleet import plan_fleet
+from app.analysis.synthesis.published import to_published_parquet
 from app.analysis.synthesis.scenarios import SCENARIOS
+from app.analysis.synthesis.synthesize import SyntheticSession
 from app.analysis.trace.encode import to_ndjson_gz, to_parquet
 from app.analysis.trace.metadata import metadata_document
+from app.analysis.trace.model import Trace
 from app.errors import NotFoundError
 
 
@@ -19,7 +27,9 @@ class TraceFormat(StrEnum):
     """Formats in which a synthetic trace can be written."""
 
     PARQUET = "parquet"
+    PUBLISHED = "published"
     NDJSON = "ndjson"
+    NDJSON_ZSTD = "ndjson-zstd"
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,15 +57,63 @@ def write_scenario(
     if scenario is None:
         raise NotFoundError(f"there is no scenario {name!r}; there are {', '.join(SCENARIOS)}")
     session = scenario.synthesize(seed)
+    return _write(session, out_dir, trace_format, {"scenario": name, "seed": seed})
+
+
+def write_fleet(
+    jobs: int, out_dir: Path, *, seed: int, trace_format: TraceFormat = TraceFormat.PARQUET
+) -> Iterator[SyntheticFiles]:
+    """Write a session of each job of a fleet to a folder of its own, and ``fleet.json`` at the end.
+
+    Yields
+    ------
+    SyntheticFiles
+        Of each job, as soon as they are written.
+
+    Raises
+    ------
+    OSError
+        The directory cannot be written to.
+    """
+    listed = []
+    for member in plan_fleet(jobs, seed):
+        session = member.synthesize()
+        about = {"job": member.name, "seed": member.seed}
+        yield _write(session, out_dir / member.name, trace_format, about)
+        listed.append(
+            {
+                **about,
+                "causes": list(session.truth.causes),
+                "slowdown": session.truth.slowdown,
+                "world": session.job.sizes.world,
+            }
+        )
+    fleet = {"schema": "paceline.fleet/1", "seed": seed, "jobs": listed}
+    (out_dir / "fleet.json").write_text(json.dumps(fleet, indent=2) + "\n", encoding="utf-8")
+
+
+def _ndjson_zstd(trace: Trace) -> bytes:
+    return zstandard.ZstdCompressor().compress(gzip.decompress(to_ndjson_gz(trace)))
+
+
+# Name of the trace's file, and what is written to it.
+_FORMATS: Final[Mapping[TraceFormat, tuple[str, Callable[[Trace], bytes]]]] = {
+    TraceFormat.PARQUET: ("trace.parquet", to_parquet),
+    TraceFormat.PUBLISHED: ("trace.parquet", to_published_parquet),
+    TraceFormat.NDJSON: ("trace.ndjson.gz", to_ndjson_gz),
+    TraceFormat.NDJSON_ZSTD: ("trace.ndjson.zst", _ndjson_zstd),
+}
+
+
+def _write(
+    session: SyntheticSession, out_dir: Path, trace_format: TraceFormat, about: dict[str, Any]
+) -> SyntheticFiles:
     out_dir.mkdir(parents=True, exist_ok=True)
-    if trace_format is TraceFormat.PARQUET:
-        trace_path, encoded = out_dir / "trace.parquet", to_parquet(session.trace)
-    else:
-        trace_path, encoded = out_dir / "trace.ndjson.gz", to_ndjson_gz(session.trace)
-    files = SyntheticFiles(trace_path, out_dir / "meta.yaml", out_dir / "truth.json")
-    files.trace.write_bytes(encoded)
+    trace_name, encode = _FORMATS[trace_format]
+    files = SyntheticFiles(out_dir / trace_name, out_dir / "meta.yaml", out_dir / "truth.json")
+    files.trace.write_bytes(encode(session.trace))
     document = metadata_document(session.trace.meta)
     files.meta.write_text(yaml.safe_dump(document, sort_keys=False), encoding="utf-8")
-    truth = {"scenario": name, "seed": seed, **session.truth.document()}
+    truth = {**about, **session.truth.document()}
     files.truth.write_text(json.dumps(truth, indent=2) + "\n", encoding="utf-8")
     return files

@@ -90,6 +90,11 @@ def _stage(job: JobModel, strength: float, rng: np.random.Generator) -> Sick:
     return job, (StageImbalance(1 + 0.6 * strength, 1 + 0.6 * strength * backward, at),)
 
 
+def _last_stage(job: JobModel, strength: float, rng: np.random.Generator) -> Sick:
+    backward = float(rng.uniform(0.25, 0.9))
+    return job, (StageImbalance(1 + 0.6 * strength, 1 + 0.6 * strength * backward),)
+
+
 def _sequences(job: JobModel, strength: float, rng: np.random.Generator) -> Sick:
     length = int(rng.choice([8_192, 16_384, 32_768, 65_536]))
     spread = float(rng.uniform(1.2, 1.8))
@@ -149,16 +154,20 @@ _CAUSES: Final[Mapping[str, tuple[Needs, Strengthen]]] = {
     "tensor_parallel_straggler": (Needs(dp=2, tensor_ranks=True), _tensor_rank),
 }
 CAUSES: Final = tuple(_CAUSES)
+# The last stage is the one that carries the loss layer nobody counted.
+LAST_STAGE: Final = "last_stage"
+_DIALS: Final = {**_CAUSES, LAST_STAGE: (Needs(pp=2), _last_stage)}
 
 
 def draw_session(causes: Sequence[str], slowdown: float, seed: int) -> SyntheticSession:
     """Return a random job with the named causes and about the given true slowdown.
 
+    Causes are `CAUSES`, or ``last_stage`` for a stage imbalance that is always there.
     Several causes get equal strength. Without a cause the job is healthy, whatever the slowdown.
     Where no strength reaches the slowdown, the strongest that was tried is taken.
     """
     rng = stream(seed, "population")
-    needs = [_CAUSES[cause][0] for cause in causes]
+    needs = [_DIALS[cause][0] for cause in causes]
     job = draw_job(rng, _all_of(needs))
     if not causes:
         return synthesize(job, seed=seed)
@@ -166,7 +175,7 @@ def draw_session(causes: Sequence[str], slowdown: float, seed: int) -> Synthetic
     def with_strength(strength: float) -> Sick:
         sick: Sick = (job, ())
         for cause in causes:
-            changed, added = _CAUSES[cause][1](sick[0], strength, stream(seed, "dials", cause))
+            changed, added = _DIALS[cause][1](sick[0], strength, stream(seed, "dials", cause))
             sick = (changed, (*sick[1], *added))
         return sick
 

@@ -8,17 +8,30 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from app.analysis.synthesis.injection import Spells
 from app.analysis.synthesis.injections import (
     GarbageCollection,
+    MemoryFragmentation,
     SequenceLengths,
     SlowWorker,
     StageImbalance,
+    TensorParallelStraggler,
 )
-from app.analysis.synthesis.job import CostModel, JobModel, Schedule
+from app.analysis.synthesis.job import (
+    USUAL_OP_TYPES,
+    CostModel,
+    JobModel,
+    Profiler,
+    Schedule,
+)
 from app.analysis.synthesis.randomness import stream
 from app.analysis.synthesis.synthesize import SyntheticSession, synthesize
-from app.analysis.synthesis.transfer_injections import SlowDataLoading, SlowLink
-from app.analysis.trace.model import Sizes
+from app.analysis.synthesis.transfer_injections import (
+    FalseKernelDependency,
+    SlowDataLoading,
+    SlowLink,
+)
+from app.analysis.trace.model import SEPARATE_ALL_REDUCE, Sizes
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -110,6 +123,7 @@ _SCENARIOS: Final = (
             microbatches=8,
             steps=24,
             costs=CostModel(forward_ns=140 * _MS, backward_ns=290 * _MS),
+            profiler=Profiler(sequence_lengths=True),
             name="long-context-32k",
         ),
         draw=lambda _job, _rng: (SequenceLengths(),),
@@ -149,6 +163,54 @@ _SCENARIOS: Final = (
             name="multimodal-7b",
         ),
         draw=lambda _job, _rng: (SlowDataLoading(330 * _MS),),
+    ),
+    Scenario(
+        name="tensor-parallel",
+        summary="One GPU of a tensor-parallel group is slow; the ranks' collectives show which.",
+        job=JobModel(
+            sizes=Sizes(dp=4, pp=4, tp=4),
+            microbatches=6,
+            steps=14,
+            costs=CostModel(forward_ns=58 * _MS, backward_ns=121 * _MS),
+            profiler=Profiler(tensor_ranks=True),
+            name="dense-52b",
+        ),
+        draw=lambda job, rng: (
+            TensorParallelStraggler(
+                _any_worker(job, rng), int(rng.integers(job.sizes.tp)), factor=1.7
+            ),
+        ),
+    ),
+    Scenario(
+        name="memory-fragmentation",
+        summary="The allocator of one worker's GPUs keeps returning memory, by spells.",
+        job=JobModel(
+            sizes=Sizes(dp=6, pp=2, tp=4),
+            microbatches=8,
+            steps=14,
+            costs=CostModel(forward_ns=52 * _MS, backward_ns=107 * _MS),
+            profiler=Profiler(tensor_ranks=True),
+            name="moe-8x7b",
+        ),
+        draw=lambda job, rng: (
+            MemoryFragmentation(
+                _any_worker(job, rng), 60 * _MS, share=0.7, spells=Spells(share=0.6)
+            ),
+        ),
+    ),
+    Scenario(
+        name="kernel-dependency",
+        summary="Kernels wait for reduce-scatters that they do not need.",
+        job=JobModel(
+            sizes=Sizes(dp=6, pp=4, tp=4, vpp=2),
+            microbatches=8,
+            steps=14,
+            schedule=Schedule.INTERLEAVED,
+            op_types=USUAL_OP_TYPES | {SEPARATE_ALL_REDUCE},
+            costs=CostModel(forward_ns=44 * _MS, backward_ns=92 * _MS, grads_ns=520 * _MS),
+            name="moe-64x3b",
+        ),
+        draw=lambda _job, _rng: (FalseKernelDependency(blocked=2),),
     ),
     Scenario(
         name="virtual-stages",

@@ -12,8 +12,18 @@ CAUSES = {
     "garbage-collection": ("garbage_collection",),
     "network": ("network",),
     "data-loading": ("data_loading",),
+    "tensor-parallel": ("tensor_parallel_straggler",),
+    "memory-fragmentation": ("memory_fragmentation",),
+    "kernel-dependency": ("false_kernel_dependency",),
     "virtual-stages": ("slow_worker",),
     "mixture": ("stage_imbalance", "sequence_length_imbalance"),
+}
+OF_A_WORKER = {
+    "slow-worker",
+    "network",
+    "tensor-parallel",
+    "memory-fragmentation",
+    "virtual-stages",
 }
 
 
@@ -32,7 +42,7 @@ def test_a_scenario_is_what_it_says(name: str, seed: int) -> None:
         assert session.truth.slowdown == 1.0
     else:
         assert 1.1 < session.truth.slowdown < 2.0
-    assert len(session.truth.workers) == (name in ("slow-worker", "network", "virtual-stages"))
+    assert len(session.truth.workers) == (name in OF_A_WORKER)
     assert session.truth.stage == (3 if name in ("stage-imbalance", "mixture") else None)
 
 
