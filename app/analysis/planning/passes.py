@@ -22,6 +22,8 @@ from app.analysis.planning.template import Template, fits, number_nodes
 
 IntArray = NDArray[np.int64]
 
+_Steps = tuple[IntArray, IntArray, IntArray, IntArray, IntArray, IntArray, IntArray, IntArray]
+
 # Cells of one pass: 8 bytes each.
 MOST_CELLS: Final = 150_000_000
 _MOST_WAYS: Final = 4096
@@ -127,24 +129,27 @@ class Passes:
         """Return the layers between which each state can be part of a template."""
         space, layers = self.space, self.layers
         least = lowest[:, min(1, lowest.shape[1] - 1)]
+        low = self._from_end(least)
         ends = np.arange(layers + 1)
-        usable = np.where(least < ends, least, layers + 1)
-        fits_from = np.minimum.accumulate(usable[:, ::-1], axis=1)[:, ::-1]
-        fits_to = np.full_like(fits_from, -1)
+        fits_to = np.full_like(least, -1)
         for begin in range(layers):
             ok = (least <= begin) & (ends > begin)
             fits_to[:, begin] = np.where(ok.any(axis=1), layers - ok[:, ::-1].argmax(axis=1), -1)
         fits_to = np.maximum.accumulate(fits_to, axis=1)
-        steps = (space.first, space.source, space.option, space.drop, space.gain)
-        low = reach_from_end(
-            space.digits, space.nodes, space.slot_type, *steps, np.ascontiguousarray(fits_from),
-            layers,
-        )  # fmt: skip
-        high = reach_from_start(
-            space.digits, space.nodes, space.slot_type, *steps, fits_to, low, space.idle
-        )
+        high = reach_from_start(*self._steps(), fits_to, low, space.idle)
         self._count_stages(low, high)
         return low, high
+
+    def _from_end(self, least: IntArray) -> IntArray:
+        """Return the lowest layer that each state reaches from the end."""
+        usable = np.where(least < np.arange(self.layers + 1), least, self.layers + 1)
+        fits_from = np.minimum.accumulate(usable[:, ::-1], axis=1)[:, ::-1]
+        return reach_from_end(*self._steps(), np.ascontiguousarray(fits_from), self.layers)
+
+    def _steps(self) -> _Steps:
+        space = self.space
+        places = (space.digits, space.nodes, space.slot_type)
+        return (*places, space.first, space.source, space.option, space.drop, space.gain)
 
     def _count_stages(self, low: IntArray, high: IntArray) -> None:
         """Narrow the bounds: a stage has a layer, and each node that is left has a stage."""
@@ -155,8 +160,9 @@ class Passes:
 
     def feasible(self, longest_ps: int) -> bool:
         """Return False where certainly no template has stages of at most this time."""
-        low, high = self.bounds(self.lowest_first(longest_ps))
-        return any(low[s] <= 0 <= high[s] for s in self.last_states())
+        lowest = self.lowest_first(longest_ps)
+        low = self._from_end(lowest[:, min(1, lowest.shape[1] - 1)])
+        return any(low[s] == 0 for s in self.last_states())
 
     def last_states(self) -> range:
         """Return the states that a whole template can end in."""
