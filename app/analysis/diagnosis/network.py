@@ -15,6 +15,8 @@ from app.analysis.whatif.layout import FloatArray
 # A link is slow from this ratio to a reference link on, which is this quantile of all.
 _SLOW: Final = 1.8
 _REFERENCE: Final = 0.3
+# Transfers shorter than clocks resolve are not compared.
+_LEAST_NS: Final = 1e3
 
 Link = tuple[int, int]
 
@@ -92,7 +94,7 @@ def _pipeline_links(observation: Observation, medians: dict[int, float]) -> _Lin
     for index, link in enumerate(ends):
         usual = np.array([medians[int(nodes.op[node])] for node in by_link[link]])
         taken = observation.recorded_ns[by_link[link]].mean(axis=1)
-        ratio[index] = (taken / np.maximum(usual, 1.0)[:, None]).mean(axis=0)
+        ratio[index] = (taken / np.maximum(usual, _LEAST_NS)[:, None]).mean(axis=0)
     return _Links(ends, [by_link[link] for link in ends], ratio)
 
 
@@ -111,7 +113,7 @@ def _collectives(
     for index, (_, members) in enumerate(stages):
         usual = np.array([medians[int(nodes.op[node])] for node in members])
         taken = observation.recorded_ns[members].mean(axis=(1, 2))
-        ratio[index] = taken.sum() / max(float(usual.sum()), 1.0)
+        ratio[index] = taken.sum() / max(float(usual.sum()), _LEAST_NS)
     return stages, ratio
 
 

@@ -117,7 +117,8 @@ class Observation:
         if not table.size:
             return Passes(table, np.empty(0, np.int64), np.empty(0), np.empty(0))
         chunk = np.unique(nodes.mc[table[0]], return_inverse=True)[1]
-        times = self.recorded_ns[table]
+        # Recorders with coarse clocks write zeros.
+        times = np.maximum(self.recorded_ns[table], 1.0)
         own = np.stack(
             [_middle(times[:, chunk == number]) for number in range(int(chunk.max()) + 1)], axis=1
         )
@@ -128,7 +129,8 @@ def _middle(times: FloatArray) -> FloatArray:
     """Return the median over passes and steps, shape (pp, dp); times are (pp, passes, …)."""
     pp, passes, steps, dp = times.shape
     flat = times.transpose(0, 3, 1, 2).reshape(pp, dp, passes * steps)
-    return np.maximum(np.median(flat, axis=2), 1.0)
+    middle: FloatArray = np.median(flat, axis=2)
+    return middle
 
 
 def lower_median(values: FloatArray, axis: int) -> FloatArray:

@@ -201,11 +201,15 @@ def _spread_over_computations(
         mine = rows[trace.step[rows] == step]
         mine = mine[np.argsort(trace.start_ns[mine], kind="stable")]
         of_step = np.flatnonzero(wait.step == step)
+        if not len(mine):
+            continue
         holder = np.searchsorted(trace.start_ns[mine], wait.start_ns[of_step], side="right") - 1
         for row, wait_ns in zip(
             mine[np.maximum(holder, 0)].tolist(), wait.wait_ns[of_step].tolist(), strict=True
         ):
-            node = node_of[int(trace.op[row]), int(trace.order[row])]
+            node = node_of.get((int(trace.op[row]), int(trace.order[row])))
+            if node is None:
+                continue
             if node not in less:
                 less[node] = np.zeros((len(layout.steps), layout.dp))
             less[node][index, dp] += wait_ns
