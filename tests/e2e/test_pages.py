@@ -209,6 +209,18 @@ def test_the_table_shows_all_workers_and_sorts_them(
     expect(rows.first).to_contain_text("(3, 3)")
 
 
+def test_evidence_leads_to_where_it_is_seen(
+    container: Container, site: str, visitor: Visitor
+) -> None:
+    stored = analyzed(container, job_trace(), "dense-34b")
+    page = visitor.open(f"{site}/sessions/{stored.session}?dp=3&pp=3")
+    wait_for_figures(page)
+    page.locator(".causes a").filter(has_text="Worker (0, 0)").click()
+    expect(page).to_have_url(re.compile(r"\?dp=0&pp=0$"))
+    expect(page.locator("#cell")).to_contain_text("Worker (0, 0)")
+    expect(page.locator("#heatmap")).to_be_in_viewport()
+
+
 def test_the_timeline_zooms_by_dragging_and_resets(
     container: Container, site: str, visitor: Visitor
 ) -> None:

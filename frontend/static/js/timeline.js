@@ -153,7 +153,7 @@ export class Timeline {
     };
     const visible = lane.ops.filter((op) => op.end >= from && op.start <= to);
     // Computing on top of collectives: where both run at once, computing is what is read.
-    for (const op of visible) if (!op.half) fill(op, token(QUIET.has(op.name) ? '--n400' : '--n500'), lane.y, full);
+    for (const op of visible) if (!op.half) fill(op, token(QUIET.has(op.name) ? '--line-strong' : '--mark'), lane.y, full);
     for (const op of visible) {
       if (!op.half) continue;
       const color = op.ratio === null ? token('--n300') : `rgb(${heat(op.ratio)})`;
