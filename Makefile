@@ -63,9 +63,9 @@ serve: install ## Serve with an embedded database
 
 # ---- tests -------------------------------------------------------------------------------------
 
-# Those that start a server of their own choose its release themselves.
+# Those of the embedded server itself run on both releases in any case.
 ON_POSTGRES_15 = PACELINE_TEST_POSTGRES_BIN="$(POSTGRES_15_BIN)" $(BIN)/pytest tests/integration \
-	--ignore tests/integration/test_embedded.py --ignore tests/integration/test_supervisor.py
+	--ignore tests/integration/test_embedded.py
 
 test: check ## All checks and tests that this machine allows, as CI runs them
 	@$(BIN)/pytest --numprocesses $(TEST_PROCESSES) --cov $(PYTEST_ARGS)
