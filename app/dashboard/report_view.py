@@ -2,132 +2,28 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final
-
-from markupsafe import Markup
+from typing import Any
 
 from app.dashboard import figures, findings
-from app.dashboard.format import (
-    count,
-    heat_color,
-    hours,
-    interval,
-    listing,
-    percent,
-    plural,
-    rough_percent,
-    seconds,
-    times,
-    worker,
+from app.dashboard.format import count
+from app.dashboard.report_tables import (
+    Attribution,
+    CauseRow,
+    Fixes,
+    Row,
+    Workers,
+    attribution_table,
+    causes_table,
+    coverage_rows,
+    fixes_table,
+    launch_rows,
+    recovered_rows,
+    workers_table,
 )
-from app.dashboard.parts import Fact
 
 Document = Mapping[str, Any]
-
-# Rows of the worker table that are on the page at once; a button shows the others.
-SHORT_TABLE: Final = 6
-# Rows that are in the page at all; every worker is in the file.
-LONG_TABLE: Final = 512
-# Operation types in the table of launch delays.
-LAUNCH_ROWS: Final = 4
-# Steps that are named one by one where some were left out.
-NAMED_STEPS: Final = 8
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerRow:
-    """A worker in the table beside the map; texts are empty where there is no data."""
-
-    dp: int
-    pp: int
-    name: str
-    place: str
-    gpu: str
-    slowdown: float | None
-    slowdown_text: str
-    hint: str
-    color: str
-    forward: float | None
-    forward_text: str
-    backward: float | None
-    backward_text: str
-
-
-@dataclass(frozen=True, slots=True)
-class BarRow:
-    """A line with a bar; `share` is the bar's length in per cent of the longest possible."""
-
-    name: str
-    share: float
-    text: str
-    second: str = ""
-    strong: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Evidence:
-    """A reason in words, and where on the page it is to be seen (empty: nowhere)."""
-
-    text: str
-    url: str
-
-
-@dataclass(frozen=True, slots=True)
-class CauseRow:
-    """A cause that was considered."""
-
-    name: str
-    share: str
-    confidence: str
-    evidence: tuple[Evidence, ...]
-    strong: bool = False
-    muted: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    """A label, a value and a remark."""
-
-    label: str
-    value: str
-    note: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Workers:
-    """The table of workers."""
-
-    title: str
-    rows: tuple[WorkerRow, ...]
-    hosts: bool
-    gpus: bool
-    total: int
-    note: str
-
-
-@dataclass(frozen=True, slots=True)
-class Fixes:
-    """The fixes with their predicted step times, on one axis from 0 with the ideal marked."""
-
-    title: str
-    rows: tuple[BarRow, ...]
-    ideal_share: float
-    ideal: str
-    detail: str
-    saves: str
-    empty: str
-
-
-@dataclass(frozen=True, slots=True)
-class Attribution:
-    """Slowdown by operation type; bars from 1.0 to `top`."""
-
-    title: str
-    rows: tuple[BarRow, ...]
-    top: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,80 +95,25 @@ def report_view(
         timeline_title=findings.timeline_finding(
             chosen.step, times_s["recorded"][chosen.index], times_s["ideal"][chosen.index]
         ),
-        workers=_workers(document),
-        fixes=_fixes(document),
-        attribution=_attribution(document),
+        workers=workers_table(document),
+        fixes=fixes_table(document),
+        attribution=attribution_table(document),
         causes_title=findings.causes_finding(document),
-        causes=_causes(document),
+        causes=causes_table(document),
         named=bool(document["causes"]),
         confidences=any(cause["confidence"] is not None for cause in document["causes"]),
         recovered_title=findings.recovery_finding(document),
-        recovered=_recovered(document),
+        recovered=recovered_rows(document),
         scatter_title=findings.correlation_finding(document),
         scatter_note="Forward against backward time of a microbatch on stage "
         f"{correlation['stage']}; {count(drawn)} of {count(correlation['points'])} drawn",
         launch_title=findings.launch_finding(document),
-        launches=_launches(document),
+        launches=launch_rows(document),
         recorded_title=findings.recorded_finding(document),
         coverage_title=findings.coverage_finding(document),
-        coverage=_coverage(document),
+        coverage=coverage_rows(document),
         data=_data(document, chosen),
     )
-
-
-def verdict_facts(document: Document) -> list[Fact]:
-    """Return the facts that come from the report: how slow, what it costs, why."""
-    ci95 = document["slowdown_ci95"]
-    causes = document["causes"]
-    return [
-        Fact(
-            "Slowdown S",
-            times(document["slowdown"], 3),
-            f"95\N{NO-BREAK SPACE}%: {interval(*ci95)}" if ci95 else "no interval: one step",
-            hint="Simulated time with the recorded durations ÷ with all of them ideal",
-        ),
-        Fact(
-            "GPU-hours lost",
-            hours(document["gpu_hours_lost"]),
-            f"{hours(document['gpu_hours_lost_per_hour'])} more each hour",
-            hint="In the analyzed steps, by all ranks together",
-        ),
-        _cause_fact(causes[0]) if causes else Fact("Cause", "None", "nothing found"),
-        _runner_up(causes),
-    ]
-
-
-def quality_fact(document: Document) -> Fact:
-    """Return whether the report may be believed."""
-    fidelity = document["fidelity"]
-    sign = "<" if fidelity["verdict"] else ">"
-    return Fact(
-        "Trace quality",
-        "Good" if fidelity["verdict"] else "Poor",
-        f"discrepancy {percent(fidelity['discrepancy'])} {sign} {percent(fidelity['limit'], 0)}",
-        hint="Mean recorded step time ÷ replayed − 1; above the limit there is no verdict",
-    )
-
-
-def _cause_fact(cause: Mapping[str, Any], label: str = "Cause") -> Fact:
-    share, confidence = cause["contribution"], cause["confidence"]
-    parts = []
-    if share is not None:
-        parts.append(f"explains {rough_percent(share)}")
-    if confidence is not None:
-        parts.append(f"{percent(confidence, 0)} sure")
-    note = ", ".join(parts) or (cause["evidence"][0] if cause["evidence"] else "share not known")
-    return Fact(label, findings.cause_name(cause["cause"]), note)
-
-
-def _runner_up(causes: Sequence[Mapping[str, Any]]) -> Fact:
-    label = "Runner-up"
-    if len(causes) > 1:
-        return _cause_fact(causes[1], label)
-    other = causes[0].get("runner_up") if causes else None
-    if other is None:
-        return Fact(label, "None", "nothing else found")
-    return Fact(label, findings.cause_name(other), "costs too little to name")
 
 
 def _choose(document: Document, step: int | None, dp: int | None, pp: int | None) -> Chosen:
@@ -287,245 +128,6 @@ def _choose(document: Document, step: int | None, dp: int | None, pp: int | None
         ranked = findings.ranked_workers(document)
         cell = (ranked[0][1], ranked[0][2]) if ranked else (0, 0)
     return Chosen(index, steps[index], by_request, *cell)
-
-
-def _workers(document: Document) -> Workers:
-    ranked = findings.ranked_workers(document)
-    exact = document["by_worker"]["exact"]
-    missing = [
-        (dp, pp) for dp, row in enumerate(exact) for pp, value in enumerate(row) if value is None
-    ]
-    places = [(dp, pp) for _, dp, pp in ranked] + missing
-    intervals = {
-        (dp, pp): interval(*item["ci95"])
-        for item in document["by_worker"].get("worst", ())
-        for dp, pp in [item["worker"]]
-    }
-    rest = ranked[SHORT_TABLE:]
-    note = ""
-    if rest:
-        bound = math.floor(rest[0][0] * 1000 + 1) / 1000
-        note = f"the other {count(len(rest))} are below {times(bound, 3)}"
-    if missing:
-        note += f"{'; ' if note else ''}{count(len(missing))} without data"
-    return Workers(
-        title=findings.workers_finding(document),
-        rows=tuple(
-            _worker_row(document, dp, pp, intervals.get((dp, pp))) for dp, pp in places[:LONG_TABLE]
-        ),
-        hosts=bool(document["hosts"]),
-        gpus=bool(document["gpus"]),
-        total=len(places),
-        note=note,
-    )
-
-
-def _worker_row(document: Document, dp: int, pp: int, between: str | None) -> WorkerRow:
-    by_worker, hosts = document["by_worker"], document["hosts"]
-    rank = document["workers"]["rank"][dp][pp]
-    slowdown = by_worker["exact"][dp][pp]
-    forward, backward = by_worker["forward_ratio"][dp][pp], by_worker["backward_ratio"][dp][pp]
-    rank_text = "" if rank is None else str(rank)
-    return WorkerRow(
-        dp=dp,
-        pp=pp,
-        name=worker(dp, pp),
-        place=hosts.get(rank_text, "") if hosts else rank_text,
-        gpu=document["gpus"].get(rank_text, ""),
-        slowdown=slowdown,
-        slowdown_text="no data" if slowdown is None else times(slowdown, 3),
-        hint=f"95\N{NO-BREAK SPACE}%: {between}" if between else "",
-        color="" if slowdown is None else heat_color(slowdown),
-        forward=forward,
-        forward_text="" if forward is None else times(forward),
-        backward=backward,
-        backward_text="" if backward is None else times(backward),
-    )
-
-
-def _fixes(document: Document) -> Fixes:
-    simulated = document["step_times"]["simulated"]
-    now_s = sum(simulated) / len(simulated)
-    ideal = document["step_times"]["ideal"]
-    ideal_s = sum(ideal) / len(ideal)
-    best = findings.best_fix(document)
-    fixes = sorted(document["recommendations"], key=lambda fix: -fix["predicted_gain"])
-    longest = max([now_s, *(fix["predicted_step_time"] for fix in fixes)])
-    rows = [BarRow("As it is", 100 * now_s / longest, seconds(now_s))]
-    rows += [
-        BarRow(
-            fix["title"],
-            100 * fix["predicted_step_time"] / longest,
-            seconds(fix["predicted_step_time"]),
-            percent(-fix["predicted_gain"]),
-            strong=fix is best,
-        )
-        for fix in fixes
-    ]
-    per_hour = document["sizes"]["world"] * (best["predicted_gain"] if best else 0.0)
-    negligible = findings.cost(document["slowdown"]) < findings.NEGLIGIBLE
-    return Fixes(
-        title=findings.fix_finding(document),
-        rows=tuple(rows) if fixes else (),
-        ideal_share=100 * ideal_s / longest,
-        ideal=seconds(ideal_s),
-        detail=best["detail"] if best else "",
-        saves=f"{hours(per_hour)} GPU-hours each hour" if best else "",
-        empty=f"The job loses {rough_percent(document['waste'])} of its time to stragglers."
-        if negligible
-        else "No replayed change (another machine for a worker, a lighter stage) shortens the "
-        "step enough to be worth recommending.",
-    )
-
-
-def _attribution(document: Document) -> Attribution:
-    by_type = {name: value for name, value in document["by_optype"].items() if value is not None}
-    top = max(1.1, math.ceil(max(by_type.values(), default=1.0) * 10 + 1e-9) / 10)
-    rows = [
-        BarRow(
-            name,
-            100 * max(0.0, value - 1) / (top - 1),
-            times(value, 3),
-            percent(document["waste_by_optype"][name]),
-        )
-        for name, value in sorted(by_type.items(), key=lambda item: -item[1])
-    ]
-    return Attribution(findings.attribution_finding(document), tuple(rows), f"1.0 to {top:.1f}")
-
-
-def _causes(document: Document) -> tuple[CauseRow, ...]:
-    rows = [
-        CauseRow(
-            name=findings.cause_name(cause["cause"]),
-            share="" if cause["contribution"] is None else rough_percent(cause["contribution"]),
-            confidence="" if cause["confidence"] is None else percent(cause["confidence"], 0),
-            evidence=_evidence(cause),
-            strong=index == 0,
-        )
-        for index, cause in enumerate(document["causes"])
-    ]
-    # Reports from before causes were ruled out do not say so.
-    diagnosis = document.get("diagnosis") or {}
-    ruled_out = [findings.cause_name(cause).lower() for cause in diagnosis.get("ruled_out", ())]
-    if ruled_out:
-        rows.append(_note("Not found", listing(ruled_out)))
-    reasons: dict[str, list[str]] = {}
-    for item in diagnosis.get("cannot_judge", ()):
-        reasons.setdefault(item["reason"], []).append(findings.cause_name(item["cause"]))
-    rows += [
-        _note(listing([names[0], *(name.lower() for name in names[1:])]), f"cannot say: {reason}")
-        for reason, names in reasons.items()
-    ]
-    return tuple(rows)
-
-
-def _note(name: str, text: str) -> CauseRow:
-    return CauseRow(name, "", "", (Evidence(text, ""),), muted=True)
-
-
-def _evidence(cause: Mapping[str, Any]) -> tuple[Evidence, ...]:
-    views = cause.get("views") or [None] * len(cause["evidence"])
-    return tuple(
-        Evidence(text, _view_url(view) if view else "")
-        for text, view in zip(cause["evidence"], views, strict=True)
-    )
-
-
-def _view_url(view: Mapping[str, Any]) -> str:
-    """Return where on this page a piece of evidence is to be seen."""
-    match view:
-        case {"view": "worker", "dp": dp, "pp": pp} | {"view": "link", "dp": dp, "from": pp}:
-            return f"?dp={dp}&pp={pp}"
-        case {"view": "step", "step": step}:
-            return f"?step={step}"
-        case {"view": "scatter"}:
-            return "#scatter"
-        case {"view": "map" | "dp" | "stage"}:
-            return "#heatmap"
-    return ""
-
-
-def _recovered(document: Document) -> tuple[Row, ...]:
-    m_w, m_s, k50 = document["m_w"], document["m_s"], document["k50"]
-    stage = document["sizes"]["pp"] - 1
-    rows = [
-        Row(
-            Markup("Slowest 3\N{NO-BREAK SPACE}% of workers (M<sub>W</sub>)"),
-            _share(m_w["rem"]),
-            f"{plural(len(m_w['workers']), 'worker')}{_range(m_w)}; kept alone: "
-            f"{_share(m_w['add'])}",
-        ),
-        Row(
-            Markup("Last stage (M<sub>S</sub>)"),
-            _share(m_s["rem"]),
-            f"stage {stage}{_range(m_s)}; kept alone: {_share(m_s['add'])}"
-            if stage
-            else "there is one stage only",
-        ),
-    ]
-    if k50 is not None:
-        rows.append(Row("Half of it", plural(k50, "worker"), "fewest, in order of slowdown"))
-    return tuple(rows)
-
-
-def _range(contribution: Mapping[str, Any]) -> str:
-    ci95 = contribution.get("ci95")
-    if not ci95:
-        return ""
-    return f", 95\N{NO-BREAK SPACE}%: {percent(ci95[0], 0)} to {percent(ci95[1], 0)}"
-
-
-def _share(value: float | None) -> str:
-    return "cannot say: too little lost" if value is None else rough_percent(value)
-
-
-def _launches(document: Document) -> tuple[Row, ...]:
-    shares = sorted(document["launch_by_optype"].items(), key=lambda item: -item[1])
-    return tuple(Row(name, percent(share, 2)) for name, share in shares[:LAUNCH_ROWS] if share > 0)
-
-
-def _coverage(document: Document) -> tuple[Row, ...]:
-    coverage, steps, clocks = document["coverage"], document["steps"], document["clocks"]
-    dropped = steps["dropped"]
-    unknown = coverage["unknown_op_types"]
-    present, expected = coverage["ranks_present"], coverage["ranks_expected"]
-    rows = [
-        Row("Workers", f"{count(present)} of {count(expected)}", "one rank of each is traced"),
-        Row("Operations", count(coverage["operations"])),
-        *_recreated(coverage),
-        Row("Steps analyzed", count(len(steps["analyzed"]))),
-        Row("Steps left out", count(len(dropped)), _dropped(dropped)),
-        Row("Clocks", "aligned" if clocks["aligned"] else "not aligned", _clock_note(clocks)),
-        Row("Transfers below 0, cut", count(coverage["clamped_transfers"])),
-        Row("Launch delays below 0, cut", count(coverage["clamped_launch_delays"])),
-    ]
-    if unknown:
-        named = ", ".join(f"{name} ({count(number)})" for name, number in unknown.items())
-        rows.append(Row("Operations of unknown types", count(sum(unknown.values())), named))
-    absent = coverage["absent_op_types"]
-    if absent:
-        rows.append(Row("Types not recorded", count(len(absent)), ", ".join(absent)))
-    return tuple(rows)
-
-
-def _recreated(coverage: Mapping[str, Any]) -> list[Row]:
-    recreated = coverage.get("recreated")
-    if recreated is None:
-        return []
-    by_type = recreated["by_optype"]
-    named = ", ".join(f"{name} ({count(number)})" for name, number in by_type.items())
-    return [Row("Of these re-created", count(recreated["operations"]), named)]
-
-
-def _clock_note(clocks: Mapping[str, Any]) -> str:
-    return "starts are host clock readings" if clocks["absolute"] else "starts count from each step"
-
-
-def _dropped(dropped: list[Mapping[str, Any]]) -> str:
-    named = [f"{item['step']}: {item['reason']}" for item in dropped[:NAMED_STEPS]]
-    if len(dropped) > NAMED_STEPS:
-        named.append(f"and {count(len(dropped) - NAMED_STEPS)} more")
-    return ", ".join(named)
 
 
 def _data(document: Document, chosen: Chosen) -> Mapping[str, Any]:

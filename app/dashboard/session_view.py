@@ -22,7 +22,9 @@ from app.dashboard.format import (
     times,
 )
 from app.dashboard.parts import ANALYZED_STATE, SLOW_STATE, STATES, Fact, State, sparkline
-from app.dashboard.report_view import ReportView, Row, quality_fact, verdict_facts
+from app.dashboard.report_facts import quality_fact, verdict_facts
+from app.dashboard.report_tables import Row
+from app.dashboard.report_view import ReportView
 
 if TYPE_CHECKING:
     from app.services.fleet import JobSummary

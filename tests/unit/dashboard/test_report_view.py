@@ -5,7 +5,9 @@ from typing import Any
 
 import pytest
 
-from app.dashboard.report_view import LONG_TABLE, quality_fact, report_view, verdict_facts
+from app.dashboard.report_facts import quality_fact, verdict_facts
+from app.dashboard.report_tables import LONG_TABLE
+from app.dashboard.report_view import report_view
 
 NBSP = "\N{NO-BREAK SPACE}"
 

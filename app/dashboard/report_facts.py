@@ -1,0 +1,67 @@
+"""The row of facts below the verdict, as far as the report has them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from app.dashboard import findings
+from app.dashboard.format import hours, interval, percent, rough_percent, times
+from app.dashboard.parts import Fact
+
+Document = Mapping[str, Any]
+
+
+def verdict_facts(document: Document) -> list[Fact]:
+    """Return the facts that come from the report: how slow, what it costs, why."""
+    ci95 = document["slowdown_ci95"]
+    causes = document["causes"]
+    return [
+        Fact(
+            "Slowdown S",
+            times(document["slowdown"], 3),
+            f"95\N{NO-BREAK SPACE}%: {interval(*ci95)}" if ci95 else "no interval: one step",
+            hint="Simulated time with the recorded durations ÷ with all of them ideal",
+        ),
+        Fact(
+            "GPU-hours lost",
+            hours(document["gpu_hours_lost"]),
+            f"{hours(document['gpu_hours_lost_per_hour'])} more each hour",
+            hint="In the analyzed steps, by all ranks together",
+        ),
+        _cause_fact(causes[0]) if causes else Fact("Cause", "None", "nothing found"),
+        _runner_up(causes),
+    ]
+
+
+def quality_fact(document: Document) -> Fact:
+    """Return whether the report may be believed."""
+    fidelity = document["fidelity"]
+    sign = "<" if fidelity["verdict"] else ">"
+    return Fact(
+        "Trace quality",
+        "Good" if fidelity["verdict"] else "Poor",
+        f"discrepancy {percent(fidelity['discrepancy'])} {sign} {percent(fidelity['limit'], 0)}",
+        hint="Mean recorded step time ÷ replayed − 1; above the limit there is no verdict",
+    )
+
+
+def _cause_fact(cause: Mapping[str, Any], label: str = "Cause") -> Fact:
+    share, confidence = cause["contribution"], cause["confidence"]
+    parts = []
+    if share is not None:
+        parts.append(f"explains {rough_percent(share)}")
+    if confidence is not None:
+        parts.append(f"{percent(confidence, 0)} sure")
+    note = ", ".join(parts) or (cause["evidence"][0] if cause["evidence"] else "share not known")
+    return Fact(label, findings.cause_name(cause["cause"]), note)
+
+
+def _runner_up(causes: Sequence[Mapping[str, Any]]) -> Fact:
+    label = "Runner-up"
+    if len(causes) > 1:
+        return _cause_fact(causes[1], label)
+    other = causes[0].get("runner_up") if causes else None
+    if other is None:
+        return Fact(label, "None", "nothing else found")
+    return Fact(label, findings.cause_name(other), "costs too little to name")
