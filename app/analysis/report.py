@@ -37,6 +37,9 @@ PIECE_ROWS: Final = 1 << 17
 # Workers whose slowdown gets an interval.
 WORST_WORKERS: Final = 10
 SECONDS_AN_HOUR: Final = 3600
+NS_A_SECOND: Final = 1e9
+# Clocks that are further apart than this share of a step are warned of.
+CLOCK_WARNING: Final = 0.01
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -127,7 +130,7 @@ def _document(trace: Trace, replayed: Replayed, metrics: Metrics) -> dict[str, A
             "dropped": [{"step": item.step, "reason": item.reason} for item in replayed.dropped],
         },
         "coverage": _coverage(trace, replayed, metrics),
-        "clocks": {"aligned": False, "absolute": not trace.step_relative},
+        "clocks": _clocks(trace, replayed, metrics),
         "fidelity": {
             "discrepancy": discrepancy,
             "limit": DISCREPANCY_LIMIT,
@@ -187,6 +190,32 @@ def _document(trace: Trace, replayed: Replayed, metrics: Metrics) -> dict[str, A
     }
     document["verdict"] = verdict(document, causes, diagnosis.slowdown)
     return document
+
+
+def _clocks(trace: Trace, replayed: Replayed, metrics: Metrics) -> dict[str, Any]:
+    clocks = replayed.clocks
+    largest = float(np.abs(clocks.offsets_ns).max()) / NS_A_SECOND
+    share = largest / float(metrics.recorded_s.mean())
+    warnings = []
+    if share > CLOCK_WARNING:
+        warnings.append(
+            f"Clocks are up to {largest * 1e3:.1f} ms apart, {share:.1%} of a step: "
+            "synchronize the hosts"
+        )
+    if clocks.unconnected:
+        warnings.append(
+            f"No recorded communication connects {len(clocks.unconnected)} groups of ranks: "
+            "their clocks are compared by the boundaries of steps"
+        )
+    return {
+        "aligned": clocks.aligned,
+        "absolute": not trace.step_relative,
+        "offsets_ns": clocks.offsets_ns.tolist(),
+        "residual_ns": clocks.residual_ns.tolist(),
+        "drift_ppm": None if clocks.drift_ppm is None else clocks.drift_ppm.tolist(),
+        "unconnected": [list(worker) for worker in clocks.unconnected],
+        "warnings": warnings,
+    }
 
 
 def _coverage(trace: Trace, replayed: Replayed, metrics: Metrics) -> dict[str, Any]:

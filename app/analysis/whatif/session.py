@@ -9,6 +9,7 @@ from typing import Final
 import numpy as np
 
 from app.analysis.trace.model import Trace
+from app.analysis.whatif.alignment import Clocks, align
 from app.analysis.whatif.arrange import lay_out
 from app.analysis.whatif.durations import FAULT_NS, Durations, ideal_durations, own_durations
 from app.analysis.whatif.graph import Graph, build_graph
@@ -44,12 +45,14 @@ class Replayed:
         Transfer durations at fault that count as 0.
     recreated : Recreated
         Operations that the recorder lost and that were made anew.
+    clocks : Clocks
     """
 
     groups: tuple[Group, ...]
     dropped: tuple[DroppedStep, ...]
     clamped: int
     recreated: Recreated
+    clocks: Clocks
 
     @property
     def main(self) -> Group:
@@ -100,7 +103,8 @@ def prepare_replay(trace: Trace) -> Replayed:
     """
     laid_out = lay_out(trace)
     graphs = [build_graph(layout) for layout in laid_out.groups]
-    layouts, recreated = recreate(laid_out.groups, graphs)
+    aligned, clocks = align(laid_out.groups, graphs, absolute=not trace.step_relative)
+    layouts, recreated = recreate(aligned, graphs)
     own = [own_durations(*pair) for pair in zip(layouts, graphs, strict=True)]
     recorded = [durations for durations, _ in own]
     groups = []
@@ -111,7 +115,9 @@ def prepare_replay(trace: Trace) -> Replayed:
         shortest = np.minimum(values.min(axis=(1, 2)), ideal)
         simulator = Simulator(layout, durations, prepare(graph, shortest))
         groups.append(Group(layout, graph, durations, simulator))
-    return Replayed(tuple(groups), laid_out.dropped, sum(clamped for _, clamped in own), recreated)
+    return Replayed(
+        tuple(groups), laid_out.dropped, sum(clamped for _, clamped in own), recreated, clocks
+    )
 
 
 def launch_delays(group: Group, steps: slice = ALL_STEPS) -> tuple[FloatArray, int]:

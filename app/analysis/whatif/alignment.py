@@ -1,0 +1,338 @@
+"""How far the clocks of the ranks are apart, and starts as one common clock would show them.
+
+Operations that move data together end together: a send and its receive, a collective of the DP
+ranks. (Ends, not starts; and not `optimizer-clip-main-grad`, whose ends spread by 10 ms.) Each such
+pair of ends says how far two clocks are apart. Offsets of all ranks follow by robust least squares;
+where times are absolute, so do the clocks' rates, window by window.
+
+Clean recordings stay as they are: ends that belong together differ by 0.03 to 0.3 ms even on equal
+clocks, so only offsets above 1 ms and three residuals are corrected.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from app.analysis.whatif.graph import DP_COLLECTIVES, Graph, Unit
+from app.analysis.whatif.layout import FloatArray, Layout
+from app.analysis.whatif.least_squares import (
+    SPREAD,
+    connected_parts,
+    median_of_known,
+    robust_lines,
+    robust_potentials,
+)
+
+CORRECTED_NS: Final = 1e6
+CORRECTED_RESIDUALS: Final = 3.0
+# What only step boundaries connect: a rank's step begins up to so much after another's.
+BOUNDARY_NS: Final = 10e6
+# Ends that one pair of stages is matched by in each step; more say nothing new.
+MATCHES: Final = 6
+# Steps that a clock is taken to run evenly for.
+WINDOW_STEPS: Final = 16
+PPM: Final = 1e6
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Clocks:
+    """What the clocks of the analyzed ranks show.
+
+    Parameters
+    ----------
+    aligned : bool
+        Whether starts were corrected.
+    offsets_ns, residual_ns : float64 arrays, shape (dp, pp)
+        The clock ahead of the middle one, that of the window where it is furthest; how far matched
+        ends are from what the offsets say.
+    drift_ppm : float64 array, shape (dp, pp), or None
+        How much faster the clock runs than the middle one; None where times are not absolute.
+    unconnected : tuple of (DP rank, stage)
+        The first rank of each group of ranks that nothing but step boundaries connects with the
+        others; empty where all are connected.
+    """
+
+    aligned: bool
+    offsets_ns: FloatArray
+    residual_ns: FloatArray
+    drift_ppm: FloatArray | None
+    unconnected: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Matches:
+    """Clocks that are compared: node `one` shows `ahead_ns` more than node `other`.
+
+    Nodes are ranks (DP rank × PP + stage), then one for each stage's collectives, then one for the
+    boundaries of steps. `ahead_ns` has the shape (steps, matches), NaN where nothing was recorded.
+    """
+
+    one: NDArray[np.int64]
+    other: NDArray[np.int64]
+    ahead_ns: FloatArray
+
+
+def align(
+    layouts: Sequence[Layout], graphs: Sequence[Graph], *, absolute: bool
+) -> tuple[list[Layout], Clocks]:
+    """Put all starts on one clock; layouts of clean recordings stay the same objects.
+
+    Parameters
+    ----------
+    layouts, graphs : sequences
+        One of each group of steps.
+    absolute : bool
+        Whether starts are readings of clocks; else they count from their step's begin.
+    """
+    dp, pp = layouts[0].dp, layouts[0].pp
+    ranks = dp * pp
+    matches = _joined([_matches(*pair) for pair in zip(layouts, graphs, strict=True)])
+    count = ranks + pp + 1
+    part = connected_parts(matches.one, matches.other, count)[:ranks]
+    parts = np.unique(part)
+    if len(parts) > 1:
+        boundaries = [_boundaries(layout, part, count - 1) for layout in layouts]
+        matches = _beside(matches, _joined(boundaries))
+    begin = np.concatenate([layout.begin_ns for layout in layouts])
+    fit = _fit(matches, begin, count, absolute=absolute)
+    offsets = fit.offsets_ns[:, :ranks]
+    residual = _residuals(matches, fit, ranks)
+    furthest = np.take_along_axis(offsets, np.abs(offsets).argmax(axis=0)[None], axis=0)[0]
+    limit = CORRECTED_NS if len(parts) == 1 else BOUNDARY_NS
+    within = _within_parts(offsets, part)
+    wrong = (np.abs(within) > np.maximum(CORRECTED_NS, CORRECTED_RESIDUALS * residual)).any()
+    wrong |= (np.abs(furthest) > np.maximum(limit, CORRECTED_RESIDUALS * residual)).any()
+    clocks = Clocks(
+        aligned=bool(wrong),
+        offsets_ns=furthest.reshape(dp, pp),
+        residual_ns=residual.reshape(dp, pp),
+        drift_ppm=None if fit.rates is None else _usual_rate(fit.rates[:, :ranks], (dp, pp)),
+        unconnected=()
+        if len(parts) == 1
+        else tuple(divmod(int(np.flatnonzero(part == p)[0]), pp) for p in parts),
+    )
+    if not wrong:
+        return list(layouts), clocks
+    return _corrected(layouts, fit, ranks), clocks
+
+
+def _within_parts(offsets: FloatArray, part: NDArray[np.int64]) -> FloatArray:
+    """Return the largest offset of each rank against the middle of what it is connected with."""
+    within = offsets.copy()
+    for label in np.unique(part):
+        inside = part == label
+        within[:, inside] -= np.median(within[:, inside], axis=1, keepdims=True)
+    return np.asarray(np.abs(within).max(axis=0))
+
+
+def _usual_rate(rates: FloatArray, shape: tuple[int, int]) -> FloatArray:
+    return np.asarray(np.median(rates, axis=0).reshape(shape) * PPM)
+
+
+def _matches(layout: Layout, graph: Graph) -> _Matches:
+    """Compare the ends of what moves data together."""
+    dp, pp = layout.dp, layout.pp
+    pairs: dict[tuple[int, int], list[tuple[int, int]]] = {}
+    collectives: dict[int, list[int]] = {}
+    for unit in graph.units:
+        _collect(unit, layout, pairs, collectives)
+    ranks = np.arange(dp) * pp
+    one, other, ahead = [], [], []
+    for (first, second), found in sorted(pairs.items()):
+        chosen = [found[i] for i in _sample(len(found))]
+        ends = [_ends(layout, list(side)) for side in zip(*chosen, strict=True)]
+        one.append(ranks + first)
+        other.append(ranks + second)
+        ahead.append(median_of_known(ends[0] - ends[1]))
+    if dp > 1:
+        for stage, nodes in sorted(collectives.items()):
+            end = _ends(layout, [nodes[i] for i in _sample(len(nodes))])
+            middle = np.moveaxis(median_of_known(np.moveaxis(end, -1, 0))[None], 0, -1)
+            one.append(ranks + stage)
+            other.append(np.full(dp, dp * pp + stage))
+            ahead.append(median_of_known(end - middle))
+    steps = len(layout.steps)
+    return _Matches(
+        np.concatenate([np.zeros(0, dtype=np.int64), *one]),
+        np.concatenate([np.zeros(0, dtype=np.int64), *other]),
+        np.concatenate([np.zeros((steps, 0)), *ahead], axis=1),
+    )
+
+
+def _collect(
+    unit: Unit,
+    layout: Layout,
+    pairs: dict[tuple[int, int], list[tuple[int, int]]],
+    collectives: dict[int, list[int]],
+) -> None:
+    stages = layout.nodes.pp[list(unit.members)].tolist()
+    match unit.members:
+        case (one, other) if not unit.across_dp and stages[0] != stages[1]:
+            if layout.free is not None and (layout.free[one] or layout.free[other]):
+                return
+            if stages[0] > stages[1]:
+                one, other = other, one
+            pairs.setdefault((min(stages), max(stages)), []).append((one, other))
+        case (node,) if layout.op_names[layout.nodes.op[node]] in DP_COLLECTIVES:
+            collectives.setdefault(stages[0], []).append(node)
+        case _:
+            pass
+
+
+def _sample(count: int) -> list[int]:
+    """Choose a few places over the whole step."""
+    places = np.linspace(0, count - 1, min(count, MATCHES)).astype(int)
+    return [int(place) for place in np.unique(places)]
+
+
+def _ends(layout: Layout, nodes: list[int]) -> FloatArray:
+    """Return recorded ends, shape (nodes, steps, dp); NaN where missing."""
+    ends = layout.start_ns[nodes] + layout.duration_ns[nodes]
+    if layout.missing is not None:
+        ends[layout.missing[nodes]] = np.nan
+    return ends
+
+
+def _boundaries(layout: Layout, part: NDArray[np.int64], node: int) -> _Matches:
+    """Compare when groups of ranks that nothing connects begin, or else end, their steps.
+
+    Stages begin one after another; they end about together.
+    """
+    pp = layout.pp
+    first = np.array([int(np.flatnonzero(part == label)[0]) for label in np.unique(part)])
+    by_begin = len(np.unique(first % pp)) == 1
+    marks = np.empty((len(layout.steps), len(first)))
+    for column, rank in enumerate(first.tolist()):
+        dp, stage = divmod(rank, pp)
+        nodes = np.flatnonzero(layout.nodes.pp == stage)
+        start, duration = layout.start_ns[nodes, :, dp], layout.duration_ns[nodes, :, dp]
+        lost = None if layout.missing is None else layout.missing[nodes, :, dp]
+        if by_begin:
+            values = start if lost is None else np.where(lost, np.inf, start)
+            marks[:, column] = values.min(axis=0)
+        else:
+            values = start + duration
+            values = values if lost is None else np.where(lost, -np.inf, values)
+            marks[:, column] = values.max(axis=0)
+    marks[~np.isfinite(marks)] = np.nan
+    marks -= median_of_known(marks.T)[:, None]
+    return _Matches(first, np.full(len(first), node), marks)
+
+
+def _joined(parts: Sequence[_Matches]) -> _Matches:
+    """Join the steps of groups whose matches may differ."""
+    if len(parts) == 1:
+        return parts[0]
+    keys = sorted(
+        {key for part in parts for key in zip(part.one.tolist(), part.other.tolist(), strict=True)}
+    )
+    column = {key: i for i, key in enumerate(keys)}
+    ahead = []
+    for part in parts:
+        values = np.full((len(part.ahead_ns), len(keys)), np.nan)
+        own = [column[key] for key in zip(part.one.tolist(), part.other.tolist(), strict=True)]
+        values[:, own] = part.ahead_ns
+        ahead.append(values)
+    ends = np.array(keys, dtype=np.int64).reshape(-1, 2)
+    return _Matches(ends[:, 0], ends[:, 1], np.concatenate(ahead))
+
+
+def _beside(one: _Matches, other: _Matches) -> _Matches:
+    return _Matches(
+        np.concatenate([one.one, other.one]),
+        np.concatenate([one.other, other.other]),
+        np.concatenate([one.ahead_ns, other.ahead_ns], axis=1),
+    )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Fit:
+    """Offsets of all nodes.
+
+    Parameters
+    ----------
+    window : int64 array, shape (steps,)
+        Window of each step.
+    middle_ns : float64 array, shape (windows,)
+        When the offsets hold.
+    offsets_ns : float64 array, shape (windows, nodes)
+    rates : float64 array, shape (windows, nodes), or None
+        ns by which a clock gains on the middle one, each ns.
+    begin_ns : float64 array, shape (steps,)
+    """
+
+    window: NDArray[np.int64]
+    middle_ns: FloatArray
+    offsets_ns: FloatArray
+    rates: FloatArray | None
+    begin_ns: FloatArray
+
+    def at_begin(self) -> FloatArray:
+        """Return the offsets at the begin of each step, shape (steps, nodes)."""
+        offsets = self.offsets_ns[self.window]
+        if self.rates is None:
+            return offsets
+        since = self.begin_ns - self.middle_ns[self.window]
+        return np.asarray(offsets + self.rates[self.window] * since[:, None])
+
+
+def _fit(matches: _Matches, begin_ns: FloatArray, count: int, *, absolute: bool) -> _Fit:
+    """Solve for the offsets, and the rates, of each window."""
+    steps = len(begin_ns)
+    windows = -(-steps // WINDOW_STEPS) if absolute else 1
+    window = np.empty(steps, dtype=np.int64)
+    window[np.argsort(begin_ns, kind="stable")] = np.arange(steps) * windows // steps
+    middle = np.array([np.median(begin_ns[window == w]) for w in range(windows)])
+    offsets, rates = np.zeros((windows, count)), np.zeros((windows, count))
+    for w in range(windows):
+        inside = window == w
+        since = begin_ns[inside] - middle[w] if absolute else np.zeros(int(inside.sum()))
+        lines = robust_lines(since, matches.ahead_ns[inside])
+        offsets[w] = robust_potentials(matches.one, matches.other, lines.value, lines.spread, count)
+        if absolute:
+            rates[w] = robust_potentials(
+                matches.one, matches.other, lines.slope, lines.slope_spread, count
+            )
+    return _Fit(window, middle, offsets, rates if absolute else None, begin_ns)
+
+
+def _residuals(matches: _Matches, fit: _Fit, ranks: int) -> FloatArray:
+    """Return how far each rank's matched ends are from what the offsets say, shape (ranks,)."""
+    offsets = fit.at_begin()
+    left = np.abs(matches.ahead_ns - offsets[:, matches.one] + offsets[:, matches.other])
+    of_match = SPREAD * median_of_known(left)
+    ends = np.concatenate([matches.one, matches.other])
+    values = np.concatenate([of_match, of_match])
+    known = (ends < ranks) & ~np.isnan(values)
+    ends, values = ends[known], values[known]
+    order = np.lexsort((values, ends))
+    ends, values = ends[order], values[order]
+    residual = np.zeros(ranks)
+    found, first, number = np.unique(ends, return_index=True, return_counts=True)
+    residual[found] = (values[first + (number - 1) // 2] + values[first + number // 2]) / 2
+    return residual
+
+
+def _corrected(layouts: Sequence[Layout], fit: _Fit, ranks: int) -> list[Layout]:
+    """Return the layouts as one clock would have shown them."""
+    offsets = fit.at_begin()[:, :ranks]
+    corrected = []
+    done = 0
+    for layout in layouts:
+        steps = slice(done, done + len(layout.steps))
+        done = steps.stop
+        shift = offsets[steps].reshape(-1, layout.dp, layout.pp)
+        start = layout.start_ns - np.moveaxis(shift, 2, 0)[layout.nodes.pp]
+        if fit.rates is not None:
+            rate = fit.rates[fit.window[steps], :ranks].reshape(shift.shape)
+            start -= layout.start_ns * np.moveaxis(rate, 2, 0)[layout.nodes.pp]
+        present = start if layout.missing is None else np.where(layout.missing, np.inf, start)
+        begin = present.min(axis=(0, 2))
+        start -= begin[:, None]
+        corrected.append(replace(layout, start_ns=start, begin_ns=layout.begin_ns + begin))
+    return corrected

@@ -1,0 +1,233 @@
+"""Robust fits: lines through time, and potentials of nodes from differences along edges."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+FloatArray = NDArray[np.float64]
+IntArray = NDArray[np.int64]
+
+# From a median absolute deviation to a standard deviation.
+SPREAD: Final = 1.4826
+# Residuals above so many standard deviations count less (Huber).
+HUBER: Final = 1.345
+ROUNDS: Final = 6
+MOST_ROUNDS: Final = 40
+# Rounds end when nothing moves by more than this share of the usual difference.
+SETTLED: Final = 0.05
+TOLERANCE: Final = 1e-7
+# Up to here a dense matrix is the quickest.
+DIRECT_NODES: Final = 200
+# Differences are never trusted further than this share of their usual size.
+FLOOR: Final = 0.1
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Lines:
+    """Lines of several series, arrays of shape (series,); NaN where a series is empty.
+
+    `value` is at time 0; the spreads are standard errors.
+    """
+
+    value: FloatArray
+    slope: FloatArray
+    spread: FloatArray
+    slope_spread: FloatArray
+
+
+def median_of_known(values: FloatArray) -> FloatArray:
+    """Return the median over the first axis without NaN; NaN where there is nothing."""
+    if values.shape[0] == 0:
+        return np.full(values.shape[1:], np.nan)
+    if not np.isnan(values).any():
+        return np.asarray(np.median(values, axis=0))
+    in_order = np.sort(values, axis=0)
+    count = np.count_nonzero(~np.isnan(values), axis=0)
+    low = np.maximum(count - 1, 0) // 2
+    high = np.minimum(count // 2, values.shape[0] - 1)
+    pick = np.take_along_axis(in_order, np.stack([low, high]), axis=0)
+    return np.asarray(pick.mean(axis=0))
+
+
+def robust_lines(time: FloatArray, values: FloatArray) -> Lines:
+    """Fit a line to each series.
+
+    Parameters
+    ----------
+    time : float64 array, shape (times,)
+        All 0 for a constant.
+    values : float64 array, shape (times, series)
+        NaN where unknown.
+    """
+    known = ~np.isnan(values)
+    filled = np.where(known, values, 0.0)
+    middle = median_of_known(values)
+    scale = SPREAD * median_of_known(np.abs(values - middle))
+    span = float(np.abs(time).max(initial=0.0))
+    slope = np.zeros(values.shape[1])
+    if span > 0:
+        slope = _first_slopes(time, values)
+        middle = median_of_known(values - slope * time[:, None])
+    weight = known.astype(np.float64)
+    value = np.nan_to_num(middle)
+    for _ in range(ROUNDS if span > 0 else 0):
+        left = np.abs(filled - value - slope * time[:, None])
+        scale = SPREAD * median_of_known(np.where(known, left, np.nan))
+        limit = HUBER * np.maximum(np.nan_to_num(scale), np.finfo(float).tiny)
+        weight = known * np.minimum(1.0, limit / np.maximum(left, limit))
+        value, slope = _weighted_lines(time, filled, weight, slope)
+    count = np.maximum(known.sum(axis=0), 1)
+    spread = np.nan_to_num(scale) / np.sqrt(count)
+    spacing = np.sqrt((known * time[:, None] ** 2).sum(axis=0))
+    empty = ~known.any(axis=0)
+    return Lines(
+        value=np.where(empty, np.nan, value),
+        slope=np.where(empty, np.nan, slope),
+        spread=spread,
+        slope_spread=np.nan_to_num(scale) / np.where(spacing > 0, spacing, 1.0),
+    )
+
+
+def _first_slopes(time: FloatArray, values: FloatArray) -> FloatArray:
+    """Return the median slope between times half the span apart."""
+    order = np.argsort(time, kind="stable")
+    half = len(order) // 2
+    early, late = order[:half], order[len(order) - half :]
+    run = time[late] - time[early]
+    apart = run > 0
+    if not apart.any():
+        return np.zeros(values.shape[1])
+    slopes = (values[late[apart]] - values[early[apart]]) / run[apart, None]
+    return np.nan_to_num(median_of_known(slopes))
+
+
+def _weighted_lines(
+    time: FloatArray, values: FloatArray, weight: FloatArray, slope: FloatArray
+) -> tuple[FloatArray, FloatArray]:
+    """Return value at 0 and slope by weighted least squares; the slope stays where it is free."""
+    total = weight.sum(axis=0)
+    safe = np.where(total > 0, total, 1.0)
+    mean_time = (weight * time[:, None]).sum(axis=0) / safe
+    mean = (weight * values).sum(axis=0) / safe
+    centered = time[:, None] - mean_time
+    spacing = (weight * centered**2).sum(axis=0)
+    tilt = (weight * centered * (values - mean)).sum(axis=0)
+    slope = np.where(spacing > 0, tilt / np.where(spacing > 0, spacing, 1.0), slope)
+    return mean - slope * mean_time, slope
+
+
+def connected_parts(one: IntArray, other: IntArray, count: int) -> IntArray:
+    """Return for each node the lowest node that edges connect it with."""
+    label = np.arange(count)
+    while True:
+        lowest = label.copy()
+        np.minimum.at(lowest, one, label[other])
+        np.minimum.at(lowest, other, label[one])
+        lowest = lowest[lowest]
+        if (lowest == label).all():
+            return label
+        label = lowest
+
+
+def robust_potentials(
+    one: IntArray, other: IntArray, difference: FloatArray, spread: FloatArray, count: int
+) -> FloatArray:
+    """Solve ``potential[one] - potential[other] = difference`` by robust least squares.
+
+    Parameters
+    ----------
+    one, other : int64 arrays, shape (edges,)
+    difference, spread : float64 arrays, shape (edges,)
+        NaN differences count nothing; the standard error of each.
+    count : int
+        Number of nodes.
+
+    Returns
+    -------
+    float64 array, shape (count,)
+        The middle of each connected part is 0.
+    """
+    known = ~np.isnan(difference)
+    one, other, difference = one[known], other[known], difference[known]
+    if not len(one):
+        return np.zeros(count)
+    typical = float(np.median(spread[known])) if known.any() else 0.0
+    usual = float(np.median(np.abs(difference)))
+    base = np.sqrt(spread[known] ** 2 + typical**2 + (FLOOR * usual) ** 2)
+    base = np.where(base > 0, base, 1.0)
+    base /= base.mean()
+    weight = 1 / base**2
+    potential = np.zeros(count)
+    for _ in range(MOST_ROUNDS):
+        before = potential
+        potential = _solve(one, other, difference, weight, before)
+        if np.abs(potential - before).max() <= SETTLED * usual:
+            break
+        left = np.abs(difference - potential[one] + potential[other]) / base
+        scale = SPREAD * float(np.median(left))
+        limit = HUBER * max(scale, TOLERANCE * usual, np.finfo(float).tiny)
+        weight = np.minimum(1.0, limit / np.maximum(left, limit)) / base**2
+    part = connected_parts(one, other, count)
+    for label in np.unique(part):
+        inside = part == label
+        potential[inside] -= np.median(potential[inside])
+    return potential
+
+
+def _solve(
+    one: IntArray, other: IntArray, difference: FloatArray, weight: FloatArray, guess: FloatArray
+) -> FloatArray:
+    """Solve the weighted normal equations: directly, or by conjugate gradients where large."""
+    count = len(guess)
+    if count <= DIRECT_NODES:
+        return _solve_directly(one, other, difference, weight, count)
+    ends = np.concatenate([one, other])
+
+    def gathered(flow: FloatArray) -> FloatArray:
+        return np.asarray(np.bincount(ends, np.concatenate([flow, -flow]), minlength=count), float)
+
+    def applied(potential: FloatArray) -> FloatArray:
+        return gathered(weight * (potential[one] - potential[other]))
+
+    diagonal = np.bincount(ends, np.concatenate([weight, weight]), minlength=count)
+    scale = 1 / np.where(diagonal > 0, diagonal, 1.0)
+    target = gathered(weight * difference)
+    potential = guess.copy()
+    left = target - applied(potential)
+    ready = scale * left
+    direction = ready.copy()
+    power = float(left @ ready)
+    enough = TOLERANCE**2 * float(target @ (scale * target))
+    for _ in range(4 * count):
+        if power <= enough or power == 0.0:
+            break
+        image = applied(direction)
+        step = power / float(direction @ image)
+        potential += step * direction
+        left -= step * image
+        ready = scale * left
+        following = float(left @ ready)
+        direction = ready + (following / power) * direction
+        power = following
+    return potential
+
+
+def _solve_directly(
+    one: IntArray, other: IntArray, difference: FloatArray, weight: FloatArray, count: int
+) -> FloatArray:
+    """Solve the weighted normal equations as one matrix."""
+    rows = np.concatenate([one, other, one, other])
+    columns = np.concatenate([one, other, other, one])
+    values = np.concatenate([weight, weight, -weight, -weight])
+    matrix = np.bincount(rows * count + columns, values, minlength=count * count)
+    matrix = matrix.reshape(count, count)
+    # edges leave one node of each part free: it is put at 0
+    held = np.flatnonzero(connected_parts(one, other, count) == np.arange(count))
+    matrix[held, held] += weight.max()
+    flow = weight * difference
+    target = np.bincount(one, flow, minlength=count) - np.bincount(other, flow, minlength=count)
+    return np.asarray(np.linalg.solve(matrix, target))

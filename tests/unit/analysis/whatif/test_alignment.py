@@ -1,0 +1,201 @@
+"""Clocks that are apart, drift, or that nothing connects."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from app.analysis.report import analyze
+from app.analysis.synthesis.injections import SlowWorker
+from app.analysis.trace.model import Trace
+from app.analysis.whatif.alignment import align
+from app.analysis.whatif.arrange import lay_out
+from app.analysis.whatif.graph import build_graph
+from app.analysis.whatif.least_squares import (
+    connected_parts,
+    median_of_known,
+    robust_lines,
+    robust_potentials,
+)
+from app.analysis.whatif.session import prepare_replay
+from tests.factories import select, session
+from tests.lossy import losing
+
+
+def skewed(
+    trace: Trace, sigma_ms: float, *, drift_ppm: float = 0.0, seed: int = 0
+) -> tuple[Trace, NDArray[np.int64]]:
+    """Return the trace as clocks with random offsets and rates show it, and the offsets."""
+    rng = np.random.default_rng(seed)
+    offsets = rng.normal(0, sigma_ms * 1e6, trace.meta.sizes.world).astype(np.int64)
+    rates = rng.normal(0, drift_ppm * 1e-6, trace.meta.sizes.world)
+    since = (trace.start_ns - trace.start_ns.min()).astype(np.float64)
+    shown = trace.start_ns + offsets[trace.rank] + (rates[trace.rank] * since).astype(np.int64)
+    return dataclasses.replace(trace, start_ns=shown), offsets
+
+
+def absolute(trace: Trace, gap_s: float = 60.0) -> Trace:
+    """Return the trace on a clock of today, its steps some time apart."""
+    _, number = np.unique(trace.step, return_inverse=True)
+    start = trace.start_ns + (1_780_000_000 * 10**9 + number * int(gap_s * 1e9))
+    return dataclasses.replace(trace, start_ns=start, step_relative=False)
+
+
+def slow_job() -> Trace:
+    trace = session(SlowWorker((1, 0), 1.6), dp=4, pp=4, microbatches=6, steps=40).trace
+    begin = np.full(int(trace.step.max()) + 1, np.iinfo(np.int64).max)
+    np.minimum.at(begin, trace.step, trace.start_ns)
+    relative = trace.start_ns - begin[trace.step]
+    return dataclasses.replace(trace, start_ns=relative, step_relative=True)
+
+
+@pytest.fixture(scope="module")
+def job() -> Trace:
+    return slow_job()
+
+
+def test_a_clean_recording_stays_untouched(job: Trace) -> None:
+    layouts = lay_out(job).groups
+    aligned, clocks = align(layouts, [build_graph(layouts[0])], absolute=False)
+    assert aligned[0] is layouts[0]
+    assert clocks.aligned is False
+    assert np.abs(clocks.offsets_ns).max() < 1e6
+
+
+@pytest.mark.parametrize("sigma_ms", [5.0, 20.0, 100.0])
+def test_constant_skew_is_taken_back(job: Trace, sigma_ms: float) -> None:
+    clean = analyze(job).document
+    trace, offsets = skewed(job, sigma_ms)
+    report = analyze(trace).document
+    assert report["clocks"]["aligned"] is True
+    assert report["slowdown"] == pytest.approx(clean["slowdown"], abs=1e-3)
+    assert report["launch_slowdown"] == pytest.approx(clean["launch_slowdown"], abs=1e-3)
+    found = np.array(report["clocks"]["offsets_ns"])
+    truth = offsets[np.array(report["workers"]["rank"])].astype(float)
+    assert found == pytest.approx(truth - np.median(truth), abs=0.3e6)
+    assert np.array(report["clocks"]["residual_ns"]).max() < 0.5e6
+
+
+def test_drifting_clocks_are_followed(job: Trace) -> None:
+    clean = analyze(job).document
+    trace, _ = skewed(absolute(job), 20.0, drift_ppm=50.0, seed=3)
+    report = analyze(trace).document
+    assert report["clocks"]["absolute"] is True
+    assert report["slowdown"] == pytest.approx(clean["slowdown"], abs=1e-3)
+    assert report["fidelity"]["discrepancy"] == pytest.approx(
+        clean["fidelity"]["discrepancy"], abs=1e-3
+    )
+    drift = np.array(report["clocks"]["drift_ppm"])
+    assert np.abs(drift).max() > 20
+    assert np.array(report["clocks"]["residual_ns"]).max() < 0.5e6
+
+
+def test_absolute_times_on_good_clocks_stay_untouched(job: Trace) -> None:
+    trace = absolute(job)
+    layouts = lay_out(trace).groups
+    aligned, clocks = align(layouts, [build_graph(layouts[0])], absolute=True)
+    assert aligned[0] is layouts[0]
+    assert clocks.drift_ppm is not None
+    assert np.abs(clocks.drift_ppm).max() < 1
+
+
+def test_one_wrong_clock_is_found_among_lost_operations(job: Trace) -> None:
+    clean = analyze(job).document
+    rank = int(job.rank[(job.dp == 2) & (job.pp == 1)][0])
+    wrong = np.where(job.rank == rank, job.start_ns - 40_000_000, job.start_ns)
+    lossy = losing(dataclasses.replace(job, start_ns=wrong), 0.02, renumbered=True)
+    report = analyze(lossy).document
+    offsets = np.array(report["clocks"]["offsets_ns"])
+    assert np.argwhere(np.abs(offsets) > 1e6).tolist() == [[2, 1]]
+    assert offsets[2, 1] == pytest.approx(-40e6, abs=0.3e6)
+    assert report["slowdown"] == pytest.approx(clean["slowdown"], rel=0.01)
+
+
+def test_raw_times_stay_as_they_are(job: Trace) -> None:
+    trace, _ = skewed(job, 20.0)
+    before = trace.start_ns.copy()
+    prepare_replay(trace)
+    assert np.array_equal(trace.start_ns, before)
+
+
+def test_clocks_far_apart_are_warned_of(job: Trace) -> None:
+    assert analyze(job).document["clocks"]["warnings"] == []
+    trace, _ = skewed(job, 100.0)
+    (warning,) = analyze(trace).document["clocks"]["warnings"]
+    assert "synchronize the hosts" in warning
+
+
+COLLECTIVES = ("params-all-gather", "grads-reduce-scatter")
+
+
+def unconnected(job: Trace) -> Trace:
+    codes = [job.op_names.index(name) for name in COLLECTIVES]
+    return select(job, ~np.isin(job.op, codes))
+
+
+def test_replicas_that_nothing_connects_go_by_step_boundaries(job: Trace) -> None:
+    bare = unconnected(job)
+    clean = analyze(bare).document
+    assert clean["clocks"]["aligned"] is False
+    assert clean["clocks"]["unconnected"] == [[0, 0], [1, 0], [2, 0], [3, 0]]
+    assert "boundaries of steps" in clean["clocks"]["warnings"][0]
+    offsets = np.array([0, 80, -60, 150])[bare.dp] * 10**6
+    report = analyze(dataclasses.replace(bare, start_ns=bare.start_ns + offsets)).document
+    assert report["clocks"]["aligned"] is True
+    assert report["slowdown"] == pytest.approx(clean["slowdown"], abs=5e-3)
+    found = np.array(report["clocks"]["offsets_ns"])[:, 0]
+    assert found - found[0] == pytest.approx([0, 80e6, -60e6, 150e6], abs=5e6)
+
+
+def test_stages_that_nothing_connects_go_by_the_end_of_steps(job: Trace) -> None:
+    codes = [3, 4, 5, 6, job.op_names.index("embedding-grads-all-reduce")]
+    bare = select(job, ~np.isin(job.op, codes))
+    offsets = np.array([0, 300, -200, 150])[bare.pp] * 10**6
+    report = analyze(dataclasses.replace(bare, start_ns=bare.start_ns + offsets)).document
+    assert report["clocks"]["unconnected"] == [[0, 0], [0, 1], [0, 2], [0, 3]]
+    found = np.array(report["clocks"]["offsets_ns"])[0]
+    assert found - found[0] == pytest.approx([0, 300e6, -200e6, 150e6], abs=15e6)
+
+
+def test_a_single_worker_has_no_other_clock() -> None:
+    report = analyze(session(dp=1, pp=1).trace).document
+    assert report["clocks"]["offsets_ns"] == [[0.0]]
+    assert report["clocks"]["aligned"] is False
+
+
+def test_the_median_leaves_out_what_is_unknown() -> None:
+    values = np.array([[1.0, np.nan], [5.0, np.nan], [np.nan, np.nan], [2.0, np.nan]])
+    result = median_of_known(values)
+    assert result[0] == 2.0
+    assert np.isnan(result[1])
+
+
+def test_a_line_survives_outliers_and_gaps() -> None:
+    time = np.linspace(-5, 5, 21)
+    values = (3 + 2 * time)[:, None].repeat(2, axis=1)
+    values[[2, 17], 0] += 500
+    values[::5, 1] = np.nan
+    lines = robust_lines(time, values)
+    assert lines.value == pytest.approx([3, 3], abs=1e-6)
+    assert lines.slope == pytest.approx([2, 2], abs=1e-6)
+
+
+@pytest.mark.parametrize("nodes", [8, 300])
+def test_potentials_survive_wrong_edges(nodes: int) -> None:
+    # 300 are solved by iteration, 8 directly
+    rng = np.random.default_rng(nodes)
+    truth = rng.normal(0, 10, nodes)
+    one = np.tile(np.arange(nodes), 4)
+    other = (one + np.repeat([1, 2, 3, 5], nodes)) % nodes
+    difference = truth[one] - truth[other]
+    difference[[0, nodes + nodes // 2]] += 1000
+    found = robust_potentials(one, other, difference, np.full(len(one), 0.1), nodes)
+    assert found == pytest.approx(truth - np.median(truth), abs=1)
+
+
+def test_parts_are_named_by_their_lowest_node() -> None:
+    parts = connected_parts(np.array([1, 4, 2]), np.array([2, 5, 6]), 7)
+    assert parts.tolist() == [0, 1, 1, 3, 4, 4, 1]
