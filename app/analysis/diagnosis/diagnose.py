@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from app.analysis.diagnosis.confidence import confidence
@@ -13,8 +13,6 @@ from app.analysis.diagnosis.finding import (
     CAUSES,
     DATA_LOADING,
     FALSE_DEPENDENCY,
-    MEMORY_FRAGMENTATION,
-    SLOW_WORKER,
     TENSOR_PARALLEL,
     UNKNOWN,
     Cause,
@@ -118,9 +116,16 @@ def _find(
     observation: Observation, step_ns: float, *, tensor_ranks: bool
 ) -> tuple[list[Finding], dict[int, FloatArray]]:
     """Return what left its sign, and the launch delays that have a cause."""
-    usual = take_apart(observation)
     batch, held = first_delays(observation), held_up(observation)
+    waiting = find_tensor_ranks(observation, measure_waits(observation)) if tensor_ranks else []
+    # What a tensor-parallel group waits for its own ranks is no slowness of the worker besides.
+    explained: dict[int, FloatArray] = {}
+    for finding in waiting:
+        explained.update(finding.change.less_ns)
+    observation = replace(observation, less_ns=explained)
+    usual = take_apart(observation)
     found: list[Finding | None] = [
+        *waiting,
         find_slow_workers(observation, usual),
         find_stage_imbalance(observation),
         find_sequence_lengths(observation, usual),
@@ -129,31 +134,13 @@ def _find(
         find_data_loading(observation, batch, step_ns),
         find_false_dependency(observation, held),
     ]
-    if tensor_ranks:
-        found += find_tensor_ranks(observation, measure_waits(observation))
     findings = [finding for finding in found if finding is not None]
     causes = {finding.cause for finding in findings}
     late: dict[int, FloatArray] = {}
     for cause, delays in ((DATA_LOADING, batch), (FALSE_DEPENDENCY, held)):
         if cause in causes:
             late |= delays
-    return _without_doubles(findings), late
-
-
-def _without_doubles(findings: list[Finding]) -> list[Finding]:
-    """Leave out slow workers whose slowness a tensor-parallel rank or fragmentation explains."""
-    explained = [
-        worker
-        for finding in findings
-        if finding.cause in {TENSOR_PARALLEL, MEMORY_FRAGMENTATION}
-        for worker in finding.where["workers"]
-    ]
-    return [
-        finding
-        for finding in findings
-        if finding.cause != SLOW_WORKER
-        or any(worker not in explained for worker in finding.where["workers"])
-    ]
+    return findings, late
 
 
 def _weigh(

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Final
 
@@ -51,10 +52,13 @@ class Observation:
     ----------
     trace : Trace
     group : Group
+    less_ns : mapping
+        Time of computations that is explained already, by node, shape (steps, dp).
     """
 
     trace: Trace
     group: Group
+    less_ns: Mapping[int, FloatArray] = field(default_factory=dict)
 
     @property
     def layout(self) -> Layout:
@@ -118,7 +122,10 @@ class Observation:
             return Passes(table, np.empty(0, np.int64), np.empty(0), np.empty(0))
         chunk = np.unique(nodes.mc[table[0]], return_inverse=True)[1]
         # Recorders with coarse clocks write zeros.
-        times = np.maximum(self.recorded_ns[table], 1.0)
+        times = self.recorded_ns[table]
+        for stage, place in np.argwhere(np.isin(table, list(self.less_ns))).tolist():
+            times[stage, place] -= self.less_ns[int(table[stage, place])]
+        times = np.maximum(times, 1.0)
         own = np.stack(
             [_middle(times[:, chunk == number]) for number in range(int(chunk.max()) + 1)], axis=1
         )
