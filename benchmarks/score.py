@@ -1,6 +1,7 @@
 """Score the diagnosis on synthetic jobs whose causes are known; `make score` runs this.
 
-Jobs come from a seed range of their own: the rules were tuned on seeds below `HELD_OUT`.
+Jobs come from a seed range of their own, and are larger than those of the seeds below `HELD_OUT`,
+on which the rules were tuned.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import Any, Final
 import numpy as np
 
 from app.analysis.report import analyze
-from app.analysis.synthesis.population import CAUSES, draw_session
+from app.analysis.synthesis.population import CAUSES, LARGER, USUAL, draw_session
 from app.analysis.synthesis.randomness import stream
 
 # Seeds from here on were never looked at while the rules were made.
@@ -76,7 +77,8 @@ def score_job(seed: int) -> Scored:
     count = 0 if kind < HEALTHY else 2 if kind < HEALTHY + MIXTURES else 1
     causes = _compatible(order)[:count] if count > 1 else tuple(order[:count])
     slowdown = 1.12 + float(rng.exponential(0.3))
-    session = draw_session(causes, min(slowdown, 3.0), seed)
+    sizes = LARGER if seed >= HELD_OUT else USUAL
+    session = draw_session(causes, min(slowdown, 3.0), seed, sizes)
     document = analyze(session.trace).document
     found = document["causes"]
     named = tuple(cause["cause"] for cause in found)

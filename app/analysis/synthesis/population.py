@@ -47,8 +47,6 @@ from app.analysis.trace.model import (
 if TYPE_CHECKING:
     from app.analysis.synthesis.injection import Injection, Worker
 
-# Operations of one session, about: larger jobs are drawn again.
-MOST_OPERATIONS: Final = 40_000
 _MS: Final = 1e6
 # The strength of an injection is sought until the slowdown is this near its target.
 _NEAR: Final = 0.03
@@ -57,6 +55,27 @@ _ROUNDS: Final = 8
 Sick = tuple[JobModel, tuple["Injection", ...]]
 # Given a job, the strength of the fault and draws that do not depend on it.
 Strengthen = Callable[[JobModel, float, np.random.Generator], Sick]
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """Sizes that jobs are drawn from; larger jobs than `operations`, about, are drawn again."""
+
+    dp: tuple[int, ...] = (1, 2, 3, 4, 6, 8, 12, 16)
+    pp: tuple[int, ...] = (1, 1, 2, 2, 3, 4, 4, 6, 8)
+    most_microbatches: int = 16
+    most_steps: int = 24
+    operations: int = 40_000
+
+
+USUAL: Final = Range()
+LARGER: Final = Range(
+    dp=(2, 3, 5, 8, 12, 16, 20, 24, 32),
+    pp=(1, 2, 3, 4, 5, 8, 10, 12, 16),
+    most_microbatches=24,
+    most_steps=40,
+    operations=100_000,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +178,9 @@ LAST_STAGE: Final = "last_stage"
 _DIALS: Final = {**_CAUSES, LAST_STAGE: (Needs(pp=2), _last_stage)}
 
 
-def draw_session(causes: Sequence[str], slowdown: float, seed: int) -> SyntheticSession:
+def draw_session(
+    causes: Sequence[str], slowdown: float, seed: int, sizes: Range = USUAL
+) -> SyntheticSession:
     """Return a random job with the named causes and about the given true slowdown.
 
     Causes are `CAUSES`, or ``last_stage`` for a stage imbalance that is always there.
@@ -168,7 +189,7 @@ def draw_session(causes: Sequence[str], slowdown: float, seed: int) -> Synthetic
     """
     rng = stream(seed, "population")
     needs = [_DIALS[cause][0] for cause in causes]
-    job = draw_job(rng, _all_of(needs))
+    job = draw_job(rng, _all_of(needs), sizes)
     if not causes:
         return synthesize(job, seed=seed)
 
@@ -183,24 +204,23 @@ def draw_session(causes: Sequence[str], slowdown: float, seed: int) -> Synthetic
     return synthesize(job, injections, seed=seed)
 
 
-def draw_job(rng: np.random.Generator, needs: Needs) -> JobModel:
+def draw_job(rng: np.random.Generator, needs: Needs, sizes: Range = USUAL) -> JobModel:
     """Return a random healthy job that has what is needed."""
     while True:
-        job = _draw_job(rng, needs)
+        job = _draw_job(rng, needs, sizes)
         rows = job.sizes.workers * job.steps * job.microbatches * job.sizes.vpp
         rows *= 6 + (4 * job.sizes.tp if job.profiler.tensor_ranks else 0)
-        if job.sizes.workers >= needs.workers and rows <= MOST_OPERATIONS:
+        if job.sizes.workers >= needs.workers and rows <= sizes.operations:
             return job
 
 
-def _draw_job(rng: np.random.Generator, needs: Needs) -> JobModel:
-    pp = int(rng.choice([1, 2, 3, 4, 6, 8], p=[0.2, 0.2, 0.1, 0.25, 0.1, 0.15]))
-    pp = max(pp, needs.pp)
-    dp = max(int(rng.choice([1, 2, 3, 4, 6, 8, 12, 16])), needs.dp)
+def _draw_job(rng: np.random.Generator, needs: Needs, sizes: Range) -> JobModel:
+    pp = max(int(rng.choice(sizes.pp)), needs.pp)
+    dp = max(int(rng.choice(sizes.dp)), needs.dp)
     tensor = bool(needs.tensor_ranks or rng.random() < 0.1)  # noqa: PLR2004 - few profile them
     tp = int(rng.choice([2, 4, 8] if tensor else [1, 2, 4, 8]))
     interleaved = bool(pp > 1 and (needs.interleaved or rng.random() < 0.2))  # noqa: PLR2004 - some
-    microbatches = int(rng.integers(4, 17))
+    microbatches = int(rng.integers(4, sizes.most_microbatches + 1))
     schedule, vpp = Schedule.ONE_F_ONE_B, 1
     types = USUAL_OP_TYPES
     if interleaved:
@@ -219,7 +239,7 @@ def _draw_job(rng: np.random.Generator, needs: Needs) -> JobModel:
     return JobModel(
         sizes=Sizes(dp=dp, pp=pp, tp=tp, cp=int(rng.choice([1, 1, 1, 2])), vpp=vpp),
         microbatches=microbatches,
-        steps=int(rng.integers(12, 25)),
+        steps=int(rng.integers(12, sizes.most_steps + 1)),
         schedule=schedule,
         costs=_draw_costs(rng),
         op_types=types - unrecorded,

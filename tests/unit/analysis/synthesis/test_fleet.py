@@ -58,7 +58,7 @@ def test_a_drawn_job_has_its_cause_and_about_the_slowdown_asked_for(cause: str) 
     session = draw_session((cause,), 1.3, seed=11)
 
     assert session.truth.causes == (cause,)
-    assert session.truth.slowdown == pytest.approx(1.3, abs=0.2)
+    assert 1.1 <= session.truth.slowdown < 1.5
     assert len(session.trace) < 100_000
 
 
