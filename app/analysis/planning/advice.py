@@ -4,19 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Final
 
 import numpy as np
 
 from app.analysis.planning.budget import Budget
 from app.analysis.planning.kernels import FAR
-from app.analysis.planning.passes import AT_MOST, EXACT, Goal, Passes, TooManyCellsError
+from app.analysis.planning.passes import AT_MOST, EXACT, Goal, Passes
 from app.analysis.planning.problem import Problem, compile_problem
 from app.analysis.planning.states import build_states
 from app.analysis.planning.template import Template, memory_of
 from app.errors import Fault
 
 # How close to the smallest memory that would do a search for it comes.
-_PRECISION = 0.01
+_PRECISION: Final = 0.01
+# Cells of a pass that is repeated for every size of memory that is tried.
+_MOST_CELLS: Final = 10_000_000
 
 
 def nearest_changes(problem: Problem, budget: Budget) -> tuple[str, tuple[Fault, ...]]:
@@ -137,14 +140,13 @@ def _unlimited(problem: Problem) -> Problem:
 
 
 def _some_template(problem: Problem) -> Template | None:
-    """Return any template that fits; on very large clusters only one that certainly does."""
+    """Return any template that fits; on large clusters only one that certainly does."""
     longest = int(problem.cost_ps[:, -1, 0].max()) * 4
     goal = Goal(longest, ((0, 0, 1, 0, 0, longest),), FAR)
     space = build_states(problem)
-    try:
-        table = Passes(problem, space, EXACT).run(goal)
-    except TooManyCellsError:
-        table = Passes(problem, space, AT_MOST).run(goal)
+    most = min(problem.spec.gpus, problem.layers, problem.spec.microbatches)
+    exact = space.states * (problem.layers + 1) * (most + 1) <= _MOST_CELLS
+    table = Passes(problem, space, EXACT if exact else AT_MOST).run(goal)
     if table is None or table.best is None:
         return None
     return table.template_to(table.best)

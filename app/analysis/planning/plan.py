@@ -19,6 +19,7 @@ from app.analysis.planning.ditto import (
 from app.analysis.planning.division import Division, TooLargeToDivideError
 from app.analysis.planning.folding import Folding
 from app.analysis.planning.optimal import OptimalPlan, plan_optimal
+from app.analysis.planning.passes import TooManyCellsError
 from app.analysis.planning.problem import Problem, compile_problem
 from app.analysis.planning.spec import METHODS, OBJECTIVES, Spec
 from app.analysis.planning.template import (
@@ -166,7 +167,10 @@ def _renewed(budget: Budget, spent_s: float) -> Budget:
 
 
 def _explained(problem: Problem, error: InfeasiblePlanError, budget: Budget) -> InfeasiblePlanError:
-    reason, changes = nearest_changes(problem, budget)
+    try:
+        reason, changes = nearest_changes(problem, budget)
+    except TooManyCellsError:
+        return error  # the cluster is too large to try changes
     return InfeasiblePlanError(reason, code=error.stable_code, faults=changes)
 
 
