@@ -106,6 +106,7 @@ def test_the_openapi_document_names_every_route_of_the_api(client: httpx.Client)
         "/api/v1/sessions/{session}/report",
         "/api/v1/sessions/{session}/heatmaps",
         "/api/v1/sessions/{session}/timeline",
+        "/api/v1/sessions/{session}/what-if",
         "/api/v1/sessions/{session}/events",
         "/api/v1/events",
         "/healthz",
