@@ -30,6 +30,8 @@ from app.analysis.whatif.least_squares import (
 
 CORRECTED_NS: Final = 1e6
 CORRECTED_RESIDUALS: Final = 3.0
+# Fewer steps do not tell a clock from chance.
+LEAST_STEPS: Final = 5
 # What only step boundaries connect: a rank's step begins up to so much after another's.
 BOUNDARY_NS: Final = 10e6
 # Ends that one pair of stages is matched by in each step; more say nothing new.
@@ -69,12 +71,18 @@ class _Matches:
     """Clocks that are compared: node `one` shows `ahead_ns` more than node `other`.
 
     Nodes are ranks (DP rank × PP + stage), then one for each stage's collectives, then one for the
-    boundaries of steps. `ahead_ns` has the shape (steps, matches), NaN where nothing was recorded.
+    boundaries of steps. `ahead_ns` has the shape (steps, matches), NaN where nothing was recorded;
+    `spread_ns`, of the same shape, is how far single ends of a step are from it.
     """
 
     one: NDArray[np.int64]
     other: NDArray[np.int64]
     ahead_ns: FloatArray
+    spread_ns: FloatArray
+
+    def pairs(self) -> list[tuple[int, int]]:
+        """Return (one, other) of each match."""
+        return list(zip(self.one.tolist(), self.other.tolist(), strict=True))
 
 
 def align(
@@ -107,6 +115,7 @@ def align(
     within = _within_parts(offsets, part)
     wrong = (np.abs(within) > np.maximum(CORRECTED_NS, CORRECTED_RESIDUALS * residual)).any()
     wrong |= (np.abs(furthest) > np.maximum(limit, CORRECTED_RESIDUALS * residual)).any()
+    wrong &= len(begin) >= LEAST_STEPS
     clocks = Clocks(
         aligned=bool(wrong),
         offsets_ns=furthest.reshape(dp, pp),
@@ -142,25 +151,31 @@ def _matches(layout: Layout, graph: Graph) -> _Matches:
     for unit in graph.units:
         _collect(unit, layout, pairs, collectives)
     ranks = np.arange(dp) * pp
-    one, other, ahead = [], [], []
+    one, other, apart = [], [], []
     for (first, second), found in sorted(pairs.items()):
         chosen = [found[i] for i in _sample(len(found))]
         ends = [_ends(layout, list(side)) for side in zip(*chosen, strict=True)]
         one.append(ranks + first)
         other.append(ranks + second)
-        ahead.append(median_of_known(ends[0] - ends[1]))
+        apart.append(ends[0] - ends[1])
     if dp > 1:
         for stage, nodes in sorted(collectives.items()):
             end = _ends(layout, [nodes[i] for i in _sample(len(nodes))])
-            middle = np.moveaxis(median_of_known(np.moveaxis(end, -1, 0))[None], 0, -1)
+            middle = median_of_known(np.moveaxis(end, -1, 0))
             one.append(ranks + stage)
             other.append(np.full(dp, dp * pp + stage))
-            ahead.append(median_of_known(end - middle))
-    steps = len(layout.steps)
+            apart.append(end - middle[:, :, None])
+    nothing = np.zeros((len(layout.steps), 0))
+    ahead = [median_of_known(values) for values in apart]
+    spread = [
+        median_of_known(np.abs(values - middle))
+        for values, middle in zip(apart, ahead, strict=True)
+    ]
     return _Matches(
         np.concatenate([np.zeros(0, dtype=np.int64), *one]),
         np.concatenate([np.zeros(0, dtype=np.int64), *other]),
-        np.concatenate([np.zeros((steps, 0)), *ahead], axis=1),
+        np.concatenate([nothing, *ahead], axis=1),
+        np.concatenate([nothing, *spread], axis=1),
     )
 
 
@@ -221,25 +236,23 @@ def _boundaries(layout: Layout, part: NDArray[np.int64], node: int) -> _Matches:
             marks[:, column] = values.max(axis=0)
     marks[~np.isfinite(marks)] = np.nan
     marks -= median_of_known(marks.T)[:, None]
-    return _Matches(first, np.full(len(first), node), marks)
+    return _Matches(first, np.full(len(first), node), marks, np.zeros_like(marks))
 
 
 def _joined(parts: Sequence[_Matches]) -> _Matches:
     """Join the steps of groups whose matches may differ."""
     if len(parts) == 1:
         return parts[0]
-    keys = sorted(
-        {key for part in parts for key in zip(part.one.tolist(), part.other.tolist(), strict=True)}
-    )
+    keys = sorted({key for part in parts for key in part.pairs()})
     column = {key: i for i, key in enumerate(keys)}
-    ahead = []
+    tables: list[list[FloatArray]] = [[], []]
     for part in parts:
-        values = np.full((len(part.ahead_ns), len(keys)), np.nan)
-        own = [column[key] for key in zip(part.one.tolist(), part.other.tolist(), strict=True)]
-        values[:, own] = part.ahead_ns
-        ahead.append(values)
+        own = [column[key] for key in part.pairs()]
+        for table, values in zip(tables, (part.ahead_ns, part.spread_ns), strict=True):
+            table.append(np.full((len(values), len(keys)), np.nan))
+            table[-1][:, own] = values
     ends = np.array(keys, dtype=np.int64).reshape(-1, 2)
-    return _Matches(ends[:, 0], ends[:, 1], np.concatenate(ahead))
+    return _Matches(ends[:, 0], ends[:, 1], *(np.concatenate(table) for table in tables))
 
 
 def _beside(one: _Matches, other: _Matches) -> _Matches:
@@ -247,6 +260,7 @@ def _beside(one: _Matches, other: _Matches) -> _Matches:
         np.concatenate([one.one, other.one]),
         np.concatenate([one.other, other.other]),
         np.concatenate([one.ahead_ns, other.ahead_ns], axis=1),
+        np.concatenate([one.spread_ns, other.spread_ns], axis=1),
     )
 
 
@@ -305,7 +319,7 @@ def _residuals(matches: _Matches, fit: _Fit, ranks: int) -> FloatArray:
     """Return how far each rank's matched ends are from what the offsets say, shape (ranks,)."""
     offsets = fit.at_begin()
     left = np.abs(matches.ahead_ns - offsets[:, matches.one] + offsets[:, matches.other])
-    of_match = SPREAD * median_of_known(left)
+    of_match = SPREAD * np.hypot(median_of_known(left), median_of_known(matches.spread_ns))
     ends = np.concatenate([matches.one, matches.other])
     values = np.concatenate([of_match, of_match])
     known = (ends < ranks) & ~np.isnan(values)

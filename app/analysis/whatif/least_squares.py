@@ -20,6 +20,7 @@ MOST_ROUNDS: Final = 40
 # Rounds end when nothing moves by more than this share of the usual difference.
 SETTLED: Final = 0.05
 TOLERANCE: Final = 1e-7
+LEAST_WEIGHT: Final = 1e-9
 # Up to here a dense matrix is the quickest.
 DIRECT_NODES: Final = 200
 # Differences are never trusted further than this share of their usual size.
@@ -160,7 +161,7 @@ def robust_potentials(
     base = np.sqrt(spread[known] ** 2 + typical**2 + (FLOOR * usual) ** 2)
     base = np.where(base > 0, base, 1.0)
     base /= base.mean()
-    weight = 1 / base**2
+    weight = _bounded(1 / base**2)
     potential = np.zeros(count)
     for _ in range(MOST_ROUNDS):
         before = potential
@@ -170,12 +171,17 @@ def robust_potentials(
         left = np.abs(difference - potential[one] + potential[other]) / base
         scale = SPREAD * float(np.median(left))
         limit = HUBER * max(scale, TOLERANCE * usual, np.finfo(float).tiny)
-        weight = np.minimum(1.0, limit / np.maximum(left, limit)) / base**2
+        weight = _bounded(np.minimum(1.0, limit / np.maximum(left, limit)) / base**2)
     part = connected_parts(one, other, count)
     for label in np.unique(part):
         inside = part == label
         potential[inside] -= np.median(potential[inside])
     return potential
+
+
+def _bounded(weight: FloatArray) -> FloatArray:
+    """Keep weights so close together that equations stay solvable."""
+    return np.maximum(weight, LEAST_WEIGHT * weight.max())
 
 
 def _solve(
