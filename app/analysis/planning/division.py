@@ -239,7 +239,7 @@ def _objective(entry: IntArray, stages: int, microbatches: int, *, standard: boo
     return total + (microbatches - stages + position + 1) * slowest + tail
 
 
-@compiled
+@compiled  # pragma: no cover - coverage does not see compiled code
 def _fill(  # noqa: PLR0913, PLR0917, C901, PLR0912 - compiled loops over plain arrays
     table: IntArray,
     offsets: IntArray,

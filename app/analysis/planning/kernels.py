@@ -20,7 +20,7 @@ IntArray = NDArray[np.int64]
 FAR = 1 << 61
 
 
-@compiled
+@compiled  # pragma: no cover - coverage does not see compiled code
 def step_allowed(
     v: int,
     slot: int,
@@ -40,7 +40,7 @@ def step_allowed(
     return True
 
 
-@compiled
+@compiled  # pragma: no cover - coverage does not see compiled code
 def reach_from_end(
     digits: IntArray,
     nodes: IntArray,
@@ -75,7 +75,7 @@ def reach_from_end(
     return low
 
 
-@compiled
+@compiled  # pragma: no cover - coverage does not see compiled code
 def reach_from_start(
     digits: IntArray,
     nodes: IntArray,
@@ -115,7 +115,7 @@ def reach_from_start(
     return high
 
 
-@compiled
+@compiled  # pragma: no cover - coverage does not see compiled code
 def lay_out(low: IntArray, high: IntArray, planes: int) -> IntArray:
     """Return where each state's cells begin; the last entry is their number."""
     begin = np.empty(low.shape[0] + 1, dtype=np.int64)
@@ -128,7 +128,7 @@ def lay_out(low: IntArray, high: IntArray, planes: int) -> IntArray:
     return begin
 
 
-@compiled
+@compiled  # pragma: no cover - coverage does not see compiled code
 def cheapest(
     digits: IntArray,
     nodes: IntArray,
@@ -218,7 +218,7 @@ def cheapest(
     return table
 
 
-@compiled
+@compiled  # pragma: no cover - coverage does not see compiled code
 def steps_into(
     v: int,
     slot: int,

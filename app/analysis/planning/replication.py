@@ -50,9 +50,3 @@ def combined_cost(
     total = np.rint(1 / rate).astype(np.int64)
     ahead = np.minimum(np.rint(share_forward).astype(np.int64), total)
     return ahead, total + sync_ps
-
-
-def shares(costs_ps: Sequence[int]) -> tuple[float, ...]:
-    """Return the share of the batch of replicas with these times."""
-    rates = [1 / cost for cost in costs_ps]
-    return tuple(rate / sum(rates) for rate in rates)

@@ -130,14 +130,11 @@ class Search:
         # every template has a stage that takes at least this, without transfers
         self.smallest_ps = 0
 
-    def run(self, start: Template | None = None) -> Found | None:
+    def run(self) -> Found | None:
         """Search until the optimum is proven or the budget is spent; None: no template at all.
 
-        `start` is a template to begin with. At least one pass for a first template is made
-        whatever the budget.
+        At least a first template is looked for, whatever the budget.
         """
-        if start is not None:
-            self._offer(start)
         if not self._begin():
             return None
         while self.open and self.open[0].bound < self.best_cost:

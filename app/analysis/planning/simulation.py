@@ -72,7 +72,7 @@ def simulate(
     return Timeline(start, end)
 
 
-@compiled
+@compiled  # pragma: no cover - coverage does not see compiled code
 def _execute(
     forward: IntArray,
     backward: IntArray,

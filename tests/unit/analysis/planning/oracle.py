@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from app.analysis.planning.spec import DeviceType, Layer, Network, Spec
 
@@ -167,3 +167,29 @@ def random_spec(seed: int) -> Spec:
         network=network,
         allow_idle=idle,
     )
+
+
+def tight_spec(seed: int) -> Spec:
+    """Return a random cluster on which what is in flight often decides what fits."""
+    spec = random_spec(seed)
+    draw = random.Random(-seed)  # noqa: S311 - no secret
+    layers = tuple(
+        replace(
+            layer,
+            parameter_bytes=draw.uniform(1e5, 1e6),
+            stored_activation_bytes=draw.uniform(0.5, 1.5) * 1e8,
+        )
+        for layer in spec.layers
+    )
+    # about the share of the model that a stage has, for as many microbatches as stages
+    stages = max(spec.nodes, 2)
+    usual = sum(layer.stored_activation_bytes for layer in layers) / stages * (stages + 1) / 2
+    devices = tuple(
+        replace(
+            device,
+            gpus_per_node=min(device.gpus_per_node, 4),
+            memory_bytes=usual * draw.uniform(0.5, 1.6),
+        )
+        for device in spec.devices
+    )
+    return replace(spec, layers=layers, devices=devices, microbatches=draw.choice([3, 8, 20]))

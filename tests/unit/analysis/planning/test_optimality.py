@@ -11,7 +11,7 @@ from app.analysis.planning.checker import faults_of_certificate, faults_of_templ
 from app.analysis.planning.optimal import plan_optimal
 from app.analysis.planning.problem import compile_problem
 from app.errors import InfeasiblePlanError
-from tests.unit.analysis.planning.oracle import optimum, random_spec
+from tests.unit.analysis.planning.oracle import optimum, random_spec, tight_spec
 
 OBJECTIVES = ("t_std", "t_oobleck")
 
@@ -31,6 +31,23 @@ def test_optimum_is_the_best_of_all_templates(seed: int) -> None:
         assert plan.certificate.closed
         assert faults_of_template(problem, plan.template) == []
         assert all(faults_of_template(problem, template) == [] for template in plan.near)
+
+
+@pytest.mark.parametrize("seed", range(300))
+def test_optimum_where_memory_in_flight_decides(seed: int) -> None:
+    spec = tight_spec(seed)
+    problem = compile_problem(spec)
+    expected = optimum(spec)
+    # by t_oobleck there must be as many microbatches as there can be stages
+    for position, objective in enumerate(OBJECTIVES if spec.microbatches > 6 else ("t_std",)):
+        if expected is None:
+            with pytest.raises(InfeasiblePlanError):
+                plan_optimal(problem, objective, Budget())
+            continue
+        plan = plan_optimal(problem, objective, Budget())
+        assert plan.cost_ps == expected[position]
+        assert plan.certificate.closed
+        assert faults_of_template(problem, plan.template) == []
 
 
 @pytest.mark.parametrize("objective", OBJECTIVES)
