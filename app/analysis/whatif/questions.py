@@ -256,18 +256,22 @@ def _check(replayed: Replayed, question: Question) -> None:
     steps = set(replayed.steps.tolist())
     faults = []
     for i, change in enumerate(question.changes):
-        select = change.select
+        select, path = change.select, f"changes[{i}].select"
         if select == Selection():
-            faults.append(Fault("selects_all", "A change has to select something", column=f"{i}"))
+            faults.append(Fault("selects_all", "A change has to select something", column=path))
         absent = [
-            *(f"step {s}" for s in select.steps if s not in steps),
-            *(f"stage {s}" for s in select.stages if s >= layout.pp),
-            *(f"DP rank {d}" for d in select.dp_ranks if d >= layout.dp),
-            *(f"worker {w}" for w in select.workers if w[0] >= layout.dp or w[1] >= layout.pp),
+            *(("steps", f"step {s}") for s in select.steps if s not in steps),
+            *(("stages", f"stage {s}") for s in select.stages if s >= layout.pp),
+            *(("dp_ranks", f"DP rank {d}") for d in select.dp_ranks if d >= layout.dp),
+            *(
+                ("workers", f"worker ({dp}, {pp})")
+                for dp, pp in select.workers
+                if dp >= layout.dp or pp >= layout.pp
+            ),
         ]
         faults += [
-            Fault("absent", f"The session has no {what}", column=f"changes[{i}].select")
-            for what in absent
+            Fault("absent", f"The session has no {what}", column=f"{path}.{key}")
+            for key, what in absent
         ]
     if faults:
         raise InvalidQuestionError(faults[0].message, faults=tuple(faults[:10]))

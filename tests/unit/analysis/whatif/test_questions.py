@@ -144,15 +144,18 @@ def test_questions_that_cannot_be_read_name_the_place(document: dict[str, Any], 
 
 
 @pytest.mark.parametrize(
-    "selection",
+    ("selection", "path"),
     [
-        Selection(),
-        Selection(steps=(1,)),
-        Selection(stages=(2,)),
-        Selection(dp_ranks=(3,)),
-        Selection(workers=((0, 2),)),
+        (Selection(), "changes[0].select"),
+        (Selection(steps=(1,)), "changes[0].select.steps"),
+        (Selection(stages=(2,)), "changes[0].select.stages"),
+        (Selection(dp_ranks=(3,)), "changes[0].select.dp_ranks"),
+        (Selection(workers=((0, 2),)), "changes[0].select.workers"),
     ],
 )
-def test_what_the_session_does_not_have_is_refused(selection: Selection) -> None:
-    with pytest.raises(InvalidQuestionError):
+def test_what_the_session_does_not_have_is_refused_at_its_place(
+    selection: Selection, path: str
+) -> None:
+    with pytest.raises(InvalidQuestionError) as caught:
         ask(Change(selection, Base.IDEAL))
+    assert [fault.column for fault in caught.value.faults] == [path]
