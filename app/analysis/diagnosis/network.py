@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from app.analysis.diagnosis.finding import NETWORK, Change, Evidence, Finding, Worker
 from app.analysis.diagnosis.observation import Observation
@@ -15,6 +16,8 @@ from app.analysis.whatif.layout import FloatArray
 # A link is slow from this ratio to a reference link on, which is this quantile of all.
 _SLOW: Final = 1.8
 _REFERENCE: Final = 0.3
+# A flapping network is slow in this share of the steps; chance strikes in fewer.
+_SPELLS: Final = 0.15
 # Transfers shorter than clocks resolve are not compared.
 _LEAST_NS: Final = 1e3
 
@@ -39,8 +42,9 @@ def find_network(observation: Observation) -> Finding | None:
     medians = {int(nodes.op[node]): float(ideal[node]) for node in range(len(nodes))}
     links = _pipeline_links(observation, medians)
     slow_links = _beyond(links.ratio) if links.ends else np.zeros((0, 1), bool)
-    stages, collectives = _collectives(observation, medians)
-    slow_stages = _beyond(collectives) if len(stages) > 1 else np.zeros(len(stages), bool)
+    stages, by_step = _collectives(observation, medians)
+    collectives = by_step.mean(axis=1)
+    slow_stages = _beyond(collectives) if len(stages) > 1 else _by_spells(by_step)
     if not slow_links.any() and not slow_stages.any():
         return None
     transfers: dict[int, FloatArray] = {}
@@ -101,7 +105,10 @@ def _pipeline_links(observation: Observation, medians: dict[int, float]) -> _Lin
 def _collectives(
     observation: Observation, medians: dict[int, float]
 ) -> tuple[list[tuple[int, list[int]]], FloatArray]:
-    """Return each stage with its collectives over DP ranks, and how much longer they take."""
+    """Return each stage with its collectives over DP ranks, and how much longer they take.
+
+    That is an array of shape (stages, steps).
+    """
     layout, nodes = observation.layout, observation.layout.nodes
     by_stage: dict[int, list[int]] = {}
     if layout.dp > 1:
@@ -109,21 +116,26 @@ def _collectives(
             if unit.across_dp and len(unit.members) == 1:
                 by_stage.setdefault(int(nodes.pp[unit.members[0]]), []).append(unit.members[0])
     stages = sorted(by_stage.items())
-    ratio = np.empty(len(stages))
+    ratio = np.empty((len(stages), len(layout.steps)))
     for index, (_, members) in enumerate(stages):
         usual = np.array([medians[int(nodes.op[node])] for node in members])
-        taken = observation.recorded_ns[members].mean(axis=(1, 2))
-        ratio[index] = taken.sum() / max(float(usual.sum()), _LEAST_NS)
+        taken = observation.recorded_ns[members].mean(axis=2)
+        ratio[index] = taken.sum(axis=0) / max(float(usual.sum()), _LEAST_NS)
     return stages, ratio
 
 
-def _beyond(ratio: FloatArray) -> np.ndarray:
+def _beyond(ratio: FloatArray) -> NDArray[np.bool_]:
     """Return which are far above most of the faster half: half of a few links may be slow."""
     return np.asarray(ratio > _SLOW * float(np.quantile(ratio, _REFERENCE, method="lower")))
 
 
+def _by_spells(by_step: FloatArray) -> NDArray[np.bool_]:
+    """Return whether the only stage is slow in some of its steps: it has no other to compare."""
+    return np.asarray([_beyond(steps).mean() >= _SPELLS for steps in by_step], dtype=bool)
+
+
 def _at_fault(
-    links: _Links, slow: np.ndarray, slow_at: set[int], dp_ranks: int
+    links: _Links, slow: NDArray[np.bool_], slow_at: set[int], dp_ranks: int
 ) -> tuple[Worker, ...]:
     """Return the workers whose own links are the slow ones.
 
@@ -150,7 +162,7 @@ def _at_fault(
 def _evidence(  # noqa: PLR0913, PLR0917 - each is another thing that was found
     observation: Observation,
     links: _Links,
-    slow: np.ndarray,
+    slow: NDArray[np.bool_],
     slow_at: set[int],
     collectives: dict[int, float],
     workers: tuple[Worker, ...],

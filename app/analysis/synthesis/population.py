@@ -168,7 +168,7 @@ _CAUSES: Final[Mapping[str, tuple[Needs, Strengthen]]] = {
     "garbage_collection": (Needs(workers=6), _garbage),
     "memory_fragmentation": (Needs(dp=2, tensor_ranks=True), _fragmentation),
     "false_kernel_dependency": (Needs(pp=4, interleaved=True), _kernels),
-    "network": (Needs(dp=2, pp=3), _network),
+    "network": (Needs(dp=2, pp=2), _network),
     "data_loading": (Needs(), _loading),
     "tensor_parallel_straggler": (Needs(dp=2, tensor_ranks=True), _tensor_rank),
 }

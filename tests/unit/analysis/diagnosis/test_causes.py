@@ -195,10 +195,16 @@ def test_slow_links_name_the_worker_that_they_share() -> None:
     assert figure["ends"] == [[0, 1], [1, 2], [2, 3]]
 
 
-def test_a_loader_that_is_slow_on_one_rank_is_named() -> None:
-    synthetic = session(SlowDataLoading(200 * MS))
+def test_a_network_that_flaps_shows_even_with_one_stage() -> None:
+    job = replace(ONE_STAGE, costs=CostModel(grads_ns=200 * MS))
+    diagnosis = diagnosed(session(SlowLink((2, 0), 6.0, Spells(share=0.25)), job=job))
 
-    assert where(diagnosed(synthetic)) == {}
+    assert causes(diagnosis) == ["network"]
+    assert where(diagnosis) == {"links": [], "stage": 0}
+
+
+def test_data_that_is_late_for_all_has_no_place() -> None:
+    assert where(diagnosed(session(SlowDataLoading(200 * MS)))) == {}
 
 
 def test_what_no_cause_explains_is_unknown() -> None:
