@@ -18,6 +18,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from app.analysis.trace.model import OPTIMIZER_CLIP
 from app.analysis.whatif.graph import DP_COLLECTIVES, Graph, Unit
 from app.analysis.whatif.layout import FloatArray, Layout
 from app.analysis.whatif.least_squares import (
@@ -109,12 +110,14 @@ def align(
     begin = np.concatenate([layout.begin_ns for layout in layouts])
     fit = _fit(matches, begin, count, absolute=absolute)
     offsets = fit.offsets_ns[:, :ranks]
-    residual = _residuals(matches, fit, ranks)
+    residual, of_boundary = _residuals(matches, fit, part)
     furthest = np.take_along_axis(offsets, np.abs(offsets).argmax(axis=0)[None], axis=0)[0]
-    limit = CORRECTED_NS if len(parts) == 1 else BOUNDARY_NS
     within = _within_parts(offsets, part)
-    wrong = (np.abs(within) > np.maximum(CORRECTED_NS, CORRECTED_RESIDUALS * residual)).any()
-    wrong |= (np.abs(furthest) > np.maximum(limit, CORRECTED_RESIDUALS * residual)).any()
+    wrong = (within > np.maximum(CORRECTED_NS, CORRECTED_RESIDUALS * residual)).any()
+    if len(parts) > 1:
+        residual = np.maximum(residual, of_boundary)
+        limit = np.maximum(BOUNDARY_NS, CORRECTED_RESIDUALS * residual)
+        wrong |= (np.abs(furthest) > limit).any()
     wrong &= len(begin) >= LEAST_STEPS
     clocks = Clocks(
         aligned=bool(wrong),
@@ -214,29 +217,30 @@ def _ends(layout: Layout, nodes: list[int]) -> FloatArray:
 
 
 def _boundaries(layout: Layout, part: NDArray[np.int64], node: int) -> _Matches:
-    """Compare when groups of ranks that nothing connects begin, or else end, their steps.
-
-    Stages begin one after another; they end about together.
-    """
-    pp = layout.pp
+    """Compare when groups of ranks that nothing connects reach the boundaries of steps."""
     first = np.array([int(np.flatnonzero(part == label)[0]) for label in np.unique(part)])
-    by_begin = len(np.unique(first % pp)) == 1
-    marks = np.empty((len(layout.steps), len(first)))
-    for column, rank in enumerate(first.tolist()):
-        dp, stage = divmod(rank, pp)
-        nodes = np.flatnonzero(layout.nodes.pp == stage)
-        start, duration = layout.start_ns[nodes, :, dp], layout.duration_ns[nodes, :, dp]
-        lost = None if layout.missing is None else layout.missing[nodes, :, dp]
-        if by_begin:
-            values = start if lost is None else np.where(lost, np.inf, start)
-            marks[:, column] = values.min(axis=0)
-        else:
-            values = start + duration
-            values = values if lost is None else np.where(lost, -np.inf, values)
-            marks[:, column] = values.max(axis=0)
+    marks = np.stack([_boundary(layout, first, rank) for rank in first.tolist()], axis=1)
     marks[~np.isfinite(marks)] = np.nan
     marks -= median_of_known(marks.T)[:, None]
     return _Matches(first, np.full(len(first), node), marks, np.zeros_like(marks))
+
+
+def _boundary(layout: Layout, first: NDArray[np.int64], rank: int) -> FloatArray:
+    """Return a rank's boundary of each step, shape (steps,).
+
+    What clips gradients ends on all ranks within some milliseconds. Where it is not recorded, DP
+    ranks begin their steps together, and stages, which begin one after another, end them together.
+    """
+    dp, stage = divmod(rank, layout.pp)
+    nodes = np.flatnonzero(layout.nodes.pp == stage)
+    clips = nodes[layout.nodes.op[nodes] == layout.codes(OPTIMIZER_CLIP)[0]]
+    by_begin = len(clips) == 0 and len(np.unique(first % layout.pp)) == 1
+    nodes = clips if len(clips) else nodes
+    start, duration = layout.start_ns[nodes, :, dp], layout.duration_ns[nodes, :, dp]
+    lost = False if layout.missing is None else layout.missing[nodes, :, dp]
+    if by_begin:
+        return np.asarray(np.where(lost, np.inf, start).min(axis=0, initial=np.inf))
+    return np.asarray(np.where(lost, -np.inf, start + duration).max(axis=0, initial=-np.inf))
 
 
 def _joined(parts: Sequence[_Matches]) -> _Matches:
@@ -315,13 +319,32 @@ def _fit(matches: _Matches, begin_ns: FloatArray, count: int, *, absolute: bool)
     return _Fit(window, middle, offsets, rates if absolute else None, begin_ns)
 
 
-def _residuals(matches: _Matches, fit: _Fit, ranks: int) -> FloatArray:
-    """Return how far each rank's matched ends are from what the offsets say, shape (ranks,)."""
+def _residuals(
+    matches: _Matches, fit: _Fit, part: NDArray[np.int64]
+) -> tuple[FloatArray, FloatArray]:
+    """Return how far ends are from what the offsets say.
+
+    Parameters
+    ----------
+    matches : _Matches
+    fit : _Fit
+    part : int64 array, shape (ranks,)
+        The lowest rank that each is connected with.
+
+    Returns
+    -------
+    residual, of_boundary : float64 arrays, shape (ranks,)
+        Of the ends that a rank is matched by; of the step boundaries of what it is connected with.
+    """
+    ranks = len(part)
     offsets = fit.at_begin()
     left = np.abs(matches.ahead_ns - offsets[:, matches.one] + offsets[:, matches.other])
     of_match = SPREAD * np.hypot(median_of_known(left), median_of_known(matches.spread_ns))
-    ends = np.concatenate([matches.one, matches.other])
-    values = np.concatenate([of_match, of_match])
+    boundary = matches.other == fit.offsets_ns.shape[1] - 1
+    of_part = np.zeros(ranks)
+    of_part[matches.one[boundary]] = np.nan_to_num(of_match[boundary])
+    ends = np.concatenate([matches.one[~boundary], matches.other[~boundary]])
+    values = np.concatenate([of_match[~boundary], of_match[~boundary]])
     known = (ends < ranks) & ~np.isnan(values)
     ends, values = ends[known], values[known]
     order = np.lexsort((values, ends))
@@ -329,7 +352,7 @@ def _residuals(matches: _Matches, fit: _Fit, ranks: int) -> FloatArray:
     residual = np.zeros(ranks)
     found, first, number = np.unique(ends, return_index=True, return_counts=True)
     residual[found] = (values[first + (number - 1) // 2] + values[first + number // 2]) / 2
-    return residual
+    return residual, of_part[part]
 
 
 def _corrected(layouts: Sequence[Layout], fit: _Fit, ranks: int) -> list[Layout]:

@@ -181,7 +181,7 @@ def robust_potentials(
 
 def _bounded(weight: FloatArray) -> FloatArray:
     """Keep weights so close together that equations stay solvable."""
-    return np.maximum(weight, LEAST_WEIGHT * weight.max())
+    return np.asarray(np.maximum(weight, LEAST_WEIGHT * weight.max()))
 
 
 def _solve(

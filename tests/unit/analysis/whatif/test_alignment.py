@@ -136,8 +136,14 @@ def unconnected(job: Trace) -> Trace:
     return select(job, ~np.isin(job.op, codes))
 
 
-def test_replicas_that_nothing_connects_go_by_step_boundaries(job: Trace) -> None:
+@pytest.mark.parametrize("clips", [True, False])
+def test_replicas_that_nothing_connects_go_by_step_boundaries(
+    job: Trace,
+    clips: bool,  # noqa: FBT001 - a parameter of the test
+) -> None:
     bare = unconnected(job)
+    if not clips:
+        bare = select(bare, bare.op != bare.op_names.index("optimizer-clip-main-grad"))
     clean = analyze(bare).document
     assert clean["clocks"]["aligned"] is False
     assert clean["clocks"]["unconnected"] == [[0, 0], [1, 0], [2, 0], [3, 0]]
@@ -150,8 +156,14 @@ def test_replicas_that_nothing_connects_go_by_step_boundaries(job: Trace) -> Non
     assert found - found[0] == pytest.approx([0, 80e6, -60e6, 150e6], abs=5e6)
 
 
-def test_stages_that_nothing_connects_go_by_the_end_of_steps(job: Trace) -> None:
+@pytest.mark.parametrize("clips", [True, False])
+def test_stages_that_nothing_connects_go_by_the_end_of_steps(
+    job: Trace,
+    clips: bool,  # noqa: FBT001
+) -> None:
     codes = [3, 4, 5, 6, job.op_names.index("embedding-grads-all-reduce")]
+    if not clips:
+        codes.append(job.op_names.index("optimizer-clip-main-grad"))
     bare = select(job, ~np.isin(job.op, codes))
     offsets = np.array([0, 300, -200, 150])[bare.pp] * 10**6
     report = analyze(dataclasses.replace(bare, start_ns=bare.start_ns + offsets)).document
