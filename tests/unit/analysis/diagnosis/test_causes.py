@@ -197,7 +197,7 @@ def test_slow_links_name_the_worker_that_they_share() -> None:
 
 def test_a_network_that_flaps_shows_even_with_one_stage() -> None:
     job = replace(ONE_STAGE, costs=CostModel(grads_ns=200 * MS))
-    diagnosis = diagnosed(session(SlowLink((2, 0), 6.0, Spells(share=0.25)), job=job))
+    diagnosis = diagnosed(session(SlowLink((2, 0), 6.0, Spells(from_step=8)), job=job))
 
     assert causes(diagnosis) == ["network"]
     assert where(diagnosis) == {"links": [], "stage": 0}
