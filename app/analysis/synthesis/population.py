@@ -98,7 +98,9 @@ def _slow_worker(job: JobModel, strength: float, rng: np.random.Generator) -> Si
     count = int(rng.integers(1, 3)) if rng.random() < 0.2 else 0  # noqa: PLR2004 - few hosts do
     for number in others[: min(count, few)].tolist():
         worker = divmod(number, job.sizes.pp)
-        if worker != first:
+        # Were most of a stage's workers slow, the stage would be.
+        same = [other for other in found if other.worker[1] == worker[1]]
+        if worker != first and len(same) < job.sizes.dp // 4:
             found.append(SlowWorker(worker, 1 + 0.4 * strength, spells, share))
     return job, tuple(found)
 
