@@ -14,8 +14,9 @@ def _timeless() -> float:
 class Budget:
     """A deadline on a monotonic clock, in seconds; without arguments there is none.
 
-    `report` is told the proven gap of an optimal search as it shrinks, a fraction; what it raises
-    ends the search.
+    `report` is told the proven gap of an optimal search as it shrinks, a fraction. The clock is
+    read between the steps of every method, a deadline or not: what it or `report` raises ends
+    the search, which is how it is canceled.
     """
 
     clock: Callable[[], float] = _timeless
@@ -25,7 +26,12 @@ class Budget:
     @property
     def spent(self) -> bool:
         """Return whether the deadline has passed."""
-        return self.deadline_s is not None and self.clock() >= self.deadline_s
+        now_s = self.clock()
+        return self.deadline_s is not None and now_s >= self.deadline_s
+
+    def check(self) -> None:
+        """Read the clock where the deadline does not matter."""
+        self.clock()
 
     def tell(self, gap: float) -> None:
         """Report the gap."""

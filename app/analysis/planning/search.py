@@ -173,6 +173,7 @@ class Search:
         if not self.passes.feasible(int(self.times[high])):
             return None
         while low < high:
+            self.budget.check()
             middle = (low + high) // 2
             if self.passes.feasible(int(self.times[middle])):
                 high = middle
@@ -282,6 +283,7 @@ class Search:
 
     def _pass(self, low: int, high: int, best: int) -> Table | None:
         """Make a pass over an interval and offer what it finds."""
+        self.budget.check()
         self.explored += 1
         goal = self.objective.goal(int(self.times[low]), int(self.times[high]), best)
         table = self.passes.run(goal)

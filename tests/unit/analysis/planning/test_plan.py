@@ -99,16 +99,32 @@ def test_time_limit_leaves_a_proven_gap() -> None:
     assert faults_of_template(found.problem, found.template) == []
 
 
-def test_progress_is_reported_and_may_end_the_search() -> None:
-    class CancelledError(Exception):
-        pass
+class CancelledError(Exception):
+    pass
 
+
+def test_progress_is_reported_and_may_end_the_search() -> None:
     def cancel(gap: float) -> None:
         assert gap >= 0
         raise CancelledError
 
     with pytest.raises(CancelledError):
         plan(uniform_example("Ex3"), budget=Budget(report=cancel), compare=False)
+
+
+@pytest.mark.parametrize("method", ["optimal", "ditto", "greedy", "exhaustive"])
+def test_every_method_is_canceled_by_its_clock(method: str) -> None:
+    readings = 0
+
+    def clock() -> float:
+        nonlocal readings
+        readings += 1
+        if readings > 3:
+            raise CancelledError
+        return 0.0
+
+    with pytest.raises(CancelledError):
+        plan(uniform_example("Ex1"), method=method, budget=Budget(clock), compare=False)
 
 
 def test_checker_refuses_a_certificate_that_claims_too_much() -> None:
