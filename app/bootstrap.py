@@ -10,6 +10,7 @@ from app.db.unit_of_work import UnitOfWork
 from app.errors import StartupError
 from app.services.container import Container
 from app.services.dispatch import Dispatcher
+from app.services.plan_task import PLANNING
 from app.services.session_task import ANALYSIS
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ def build(settings: Settings, *, application_name: str = "paceline") -> Containe
         )
     engine = make_engine(settings.database_url, application_name=application_name)
     celery = make_celery(settings)
-    kinds = {kind.name: kind for kind in (ANALYSIS,)}
+    kinds = {kind.name: kind for kind in (ANALYSIS, PLANNING)}
 
     def send(run_id: uuid.UUID, kind: str) -> None:
         queue = kinds[kind].queue

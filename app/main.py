@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from fastapi import FastAPI
 
-from app.api import docs, events, health, ingest, metrics, problems, sessions, what_if
+from app.api import docs, events, health, ingest, metrics, plans, problems, sessions, what_if
 from app.api.compression import Compression
 from app.api.guards import CrossSiteGuard, HostGuard
 from app.api.headers import SecurityHeaders
@@ -57,6 +57,7 @@ def create_app(container: Container) -> FastAPI:
     app.include_router(ingest.router(container, counted))
     app.include_router(sessions.router(container))
     app.include_router(what_if.router(container))
+    app.include_router(plans.router(container))
     app.include_router(events.router(container, live))
     app.include_router(health.router(container))
     app.include_router(metrics.router(counted))

@@ -43,6 +43,8 @@ PROBLEMS: Final[Mapping[str, tuple[int, str]]] = {
     "report.none": (404, "There will be no report"),
     "what_if.invalid": (422, "The question cannot be answered"),
     "what_if.no_verdict": (409, "There is no verdict to ask about"),
+    "spec.invalid": (422, "The specification cannot be used"),
+    "plan.ended": (409, "The plan has ended"),
     "conflict": (409, "Conflict"),
     "busy": (429, "The server is behind"),
     "storage.full": (507, "The disk is full"),

@@ -35,10 +35,11 @@ SESSION_STATES = (
 )
 TASK_STATES = ("queued", "running", "done", "dead")
 
-# What a task run's `kind` may be; its subject is a session, or a delivery of an alert.
+# What a task run's `kind` may be; its subject is a session, a delivery of an alert, or a plan.
 ANALYZE_SESSION: Final = "analyze_session"
 DELIVER_ALERT: Final = "deliver_alert"
-TASK_KINDS = (ANALYZE_SESSION, DELIVER_ALERT)
+PLAN_TEMPLATE: Final = "plan_template"
+TASK_KINDS = (ANALYZE_SESSION, DELIVER_ALERT, PLAN_TEMPLATE)
 
 
 class Base(DeclarativeBase):

@@ -29,7 +29,7 @@ TRANSIENT: Final = (
 
 UNREACHABLE: Final = TaskError(
     "task.database_unavailable",
-    "The database failed on every attempt to analyze this session.",
+    "The database failed on every attempt to do this work.",
 )
 
 _log = structlog.get_logger(__name__)
@@ -94,10 +94,10 @@ def _reason(container: Container, error: Exception) -> TaskError:
     if isinstance(error, SoftTimeLimitExceeded):
         return TaskError(
             "task.time_limit",
-            f"The analysis took longer than {container.settings.analysis_time_limit_s} s.",
+            f"The work took longer than {container.settings.analysis_time_limit_s} s.",
         )
     return TaskError(
         "task.internal_error",
-        f"The analysis failed unexpectedly ({type(error).__name__}); the log of the worker has "
-        "the details.",
+        f"The work failed unexpectedly ({type(error).__name__}); the log of the worker has the "
+        "details.",
     )

@@ -1,0 +1,172 @@
+"""Plans: pipeline templates for clusters of different devices, found by a worker."""
+
+from __future__ import annotations
+
+import http
+import json
+import uuid
+from datetime import datetime
+from typing import Annotated, Any, Final, Literal
+
+from fastapi import APIRouter, Depends, Query, Request, Response
+from pydantic import BaseModel
+
+from app.errors import BodyTooLargeError, InvalidSpecError
+from app.services.container import Container
+from app.services.plan_requests import cancel_plan, read_request, submit_plan
+from app.services.plans import PlanRow, PlanView, get_plan, list_plans
+
+DEFAULT_LIMIT: Final = 50
+MAX_LIMIT: Final = 1000
+# A thousand layers with their tables of all-reduces are a tenth of this.
+MOST_BODY_BYTES: Final = 4 * 1024 * 1024
+
+EXAMPLE: Final = {
+    "name": "two kinds of GPUs",
+    "method": "optimal",
+    "objective": "t_std",
+    "time_limit_s": 60,
+    "spec": {
+        "model": {"layers": [{"forward_ms": 4.0, "backward_ms": 8.0}] * 4},
+        "devices": [
+            {"type": "a100", "nodes": 1, "gpus_per_node": 2, "speed": 2.0},
+            {"type": "v100", "nodes": 1, "gpus_per_node": 2, "speed": 1.0},
+        ],
+        "microbatches": 16,
+    },
+}
+
+State = Literal["queued", "planning", "planned", "infeasible", "canceled", "failed"]
+
+
+class SubmittedBody(BaseModel):
+    """Where a plan is and what has become of it so far."""
+
+    plan: uuid.UUID
+    url: str
+    state: State
+
+
+class PlanBody(BaseModel):
+    """A plan; `gap` is the proven gap so far, a fraction."""
+
+    id: uuid.UUID
+    name: str | None
+    method: str
+    objective: str
+    time_limit_s: float
+    layers: int
+    gpus: int
+    state: State
+    created_at: datetime
+    state_changed_at: datetime
+    gap: float | None
+    reason_code: str | None
+    reason: str | None
+    headline: dict[str, Any] | None
+
+
+class PlanDetailBody(PlanBody):
+    """A plan with its specification and its template.
+
+    `plan` has the schema paceline.plan/1 once the state is ``planned``; `faults` are the nearest
+    changes where it is ``infeasible``; `ahead` counts what workers take first while it is
+    ``queued``.
+    """
+
+    spec: dict[str, Any]
+    faults: list[dict[str, Any]]
+    ahead: int
+    plan: dict[str, Any] | None
+    timeline: dict[str, Any] | None
+
+
+class PlanListBody(BaseModel):
+    """Plans, newest first."""
+
+    plans: list[PlanBody]
+
+
+async def _body(request: Request) -> object:
+    """Return the JSON of a body of bounded size."""
+    data = bytearray()
+    async for chunk in request.stream():
+        data += chunk
+        if len(data) > MOST_BODY_BYTES:
+            raise BodyTooLargeError(f"A plan's request has at most {MOST_BODY_BYTES} bytes.")
+    try:
+        return json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise InvalidSpecError(f"The body is not JSON: {error}.", code="spec.malformed") from error
+
+
+def router(container: Container) -> APIRouter:
+    """Return the routes of plans."""
+    routes = APIRouter(prefix="/api/v1/plans", tags=["plans"])
+
+    @routes.post(
+        "",
+        summary="Plan a pipeline for a cluster",
+        status_code=http.HTTPStatus.ACCEPTED,
+        responses={200: {"model": SubmittedBody, "description": "Asked for before"}},
+        openapi_extra={
+            "requestBody": {
+                "required": True,
+                "content": {"application/json": {"example": EXAMPLE}},
+            }
+        },
+    )
+    def post_plan(
+        request: Request, response: Response, body: Annotated[object, Depends(_body)]
+    ) -> SubmittedBody:
+        """Store a plan; a worker looks for its template.
+
+        `spec` is a mapping, or a text of YAML or JSON. The same request again is the same plan;
+        one that was canceled or that failed is planned again.
+        """
+        submitted = submit_plan(container, read_request(body))
+        if not submitted.created:
+            response.status_code = http.HTTPStatus.OK
+        response.headers["Location"] = f"/api/v1/plans/{submitted.id}"
+        base = str(request.base_url).rstrip("/")
+        return SubmittedBody.model_validate(
+            {
+                "plan": submitted.id,
+                "url": f"{base}/plans/{submitted.id}",
+                "state": submitted.state,
+            }
+        )
+
+    @routes.get("", summary="Plans, newest first")
+    def get_plans(
+        limit: Annotated[int, Query(ge=1, le=MAX_LIMIT)] = DEFAULT_LIMIT,
+    ) -> PlanListBody:
+        rows = list_plans(container, limit).rows
+        return PlanListBody(plans=[PlanBody(**_row(row)) for row in rows])
+
+    @routes.get("/{plan}", summary="A plan: its state, its specification, its template")
+    def get_one(plan: uuid.UUID) -> PlanDetailBody:
+        return _detail(get_plan(container, plan))
+
+    @routes.post("/{plan}/cancel", summary="End a plan that is not ready")
+    def cancel(plan: uuid.UUID) -> PlanDetailBody:
+        """End it at once; to cancel it twice is harmless."""
+        cancel_plan(container, plan)
+        return _detail(get_plan(container, plan))
+
+    return routes
+
+
+def _row(row: PlanRow) -> dict[str, Any]:
+    return {name: getattr(row, name) for name in PlanRow.__slots__}
+
+
+def _detail(view: PlanView) -> PlanDetailBody:
+    return PlanDetailBody(
+        **_row(view.row),
+        spec=dict(view.spec),
+        faults=[dict(fault) for fault in view.faults],
+        ahead=view.ahead,
+        plan=None if view.document is None else dict(view.document),
+        timeline=None if view.timeline is None else dict(view.timeline),
+    )

@@ -1,0 +1,203 @@
+"""Plans over HTTP, on a real database."""
+
+from __future__ import annotations
+
+import json
+import threading
+import uuid
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import yaml
+
+from app.analysis.planning.document import plan_document
+from app.analysis.planning.parse import parse_spec
+from app.analysis.planning.plan import plan
+from tests.support.plans import Asked, ask, do, open_run, plan_row, small_spec
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import httpx
+
+    from app.bootstrap import Container
+
+PLANS = "/api/v1/plans"
+
+
+def post(client: httpx.Client, **asked: Any) -> httpx.Response:  # noqa: ANN401 - JSON
+    return client.post(PLANS, json=asked)
+
+
+def asked_for(container: Container, response: httpx.Response) -> Asked:
+    found = uuid.UUID(response.json()["plan"])
+    return Asked(found, open_run(container, found))
+
+
+def test_a_plan_is_stored_searched_and_read(container: Container, client: httpx.Client) -> None:
+    response = post(client, spec=small_spec(), name="twelve layers")
+    assert response.status_code == 202
+    body = response.json()
+    assert response.headers["location"] == f"{PLANS}/{body['plan']}"
+    assert body["url"].endswith(f"/plans/{body['plan']}")
+    assert (body["state"], client.get(f"{PLANS}/{body['plan']}").json()["ahead"]) == ("queued", 0)
+
+    assert do(container, asked_for(container, response))
+
+    found = client.get(f"{PLANS}/{body['plan']}").json()
+    expected = plan_document(plan(parse_spec(small_spec())))
+    assert found["state"] == "planned"
+    assert found["gap"] == 0
+    assert found["spec"] == small_spec()
+    assert (found["plan"]["schema"], found["plan"]["optimal"]) == ("paceline.plan/1", True)
+    assert found["plan"]["stages"] == expected["stages"]
+    assert set(found["plan"]["comparison"]) == {"ditto", "greedy"}
+    starts = found["timeline"]["starts"]["forward"]
+    assert [len(stage) for stage in starts] == [16] * len(found["plan"]["stages"])
+    assert starts[0][0] == 0
+    listed = client.get(PLANS).json()["plans"]
+    assert [row["name"] for row in listed] == ["twelve layers"]
+    assert listed[0]["headline"]["iteration_time_ms"] == found["plan"]["iteration_time_ms"]
+
+
+@pytest.mark.parametrize("write", [yaml.safe_dump, json.dumps])
+def test_a_specification_may_be_a_text(
+    container: Container, client: httpx.Client, write: Callable[[object], str]
+) -> None:
+    response = post(client, spec=write(small_spec()))
+    assert do(container, asked_for(container, response))
+    assert plan_row(container, uuid.UUID(response.json()["plan"])).state == "planned"
+
+
+def test_keys_that_are_numbers_in_yaml_are_the_keys_of_json(
+    container: Container, client: httpx.Client
+) -> None:
+    text = yaml.safe_dump(small_spec()) + "network: {allreduce_in_node_ms: {'*': {2: 0.4}}}\n"
+    as_mapping = small_spec(network={"allreduce_in_node_ms": {"*": {"2": 0.4}}})
+    first, second = post(client, spec=text), post(client, spec=as_mapping)
+    assert (first.status_code, second.status_code) == (202, 200)
+    assert do(container, asked_for(container, first))
+
+
+def test_the_same_question_is_the_same_plan(container: Container, client: httpx.Client) -> None:
+    answers: list[httpx.Response] = []
+    threads = [
+        threading.Thread(target=lambda: answers.append(post(client, spec=small_spec())))
+        for _ in range(4)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(answer.status_code for answer in answers) == [200, 200, 200, 202]
+    assert len({answer.json()["plan"] for answer in answers}) == 1
+    assert do(container, asked_for(container, answers[0]))
+    again = post(client, spec=small_spec())
+    assert (again.status_code, again.json()["state"]) == (200, "planned")
+    assert post(client, spec=small_spec(), method="ditto").status_code == 202
+    assert post(client, spec=small_spec(), name="another").status_code == 202
+
+
+def test_every_fault_is_named_at_once_with_its_path(client: httpx.Client) -> None:
+    spec = small_spec(microbatches=0, extra=1)
+    spec["devices"][1]["nodes"] = "two"
+    spec["model"] = {"layers": [{"forward_ms": 1}, {"backward_ms": -1}]}
+    response = post(client, spec=spec, method="magic", time_limit_s=0)
+    problem = response.json()
+    assert (response.status_code, problem["code"]) == (422, "spec.invalid")
+    assert {fault["column"]: fault["code"] for fault in problem["faults"]} == {
+        "method": "unknown_value",
+        "time_limit_s": "out_of_range",
+        "extra": "unknown_key",
+        "model.layers[1].forward_ms": "missing",
+        "model.layers[1].backward_ms": "out_of_range",
+        "devices[1].nodes": "bad_type",
+        "microbatches": "out_of_range",
+    }
+
+
+@pytest.mark.parametrize(
+    ("content", "status", "code"),
+    [
+        (b"", 422, "spec.malformed"),
+        (b"\xff\xfe", 422, "spec.malformed"),
+        (b"[" * 100_000, 422, "spec.malformed"),
+        (b"[]", 422, "spec.invalid"),
+        (b'{"method": "optimal"}', 422, "spec.invalid"),
+        (b'{"spec": "a: [b"}', 422, "spec.malformed"),
+        (b'{"spec": {"model": "\\u0000"}}', 422, "spec.invalid"),
+        (b" " * (4 * 1024 * 1024 + 1), 413, "body.too_large"),
+    ],
+)
+def test_what_is_no_request_is_refused(
+    client: httpx.Client, content: bytes, status: int, code: str
+) -> None:
+    response = client.post(PLANS, content=content)
+    assert (response.status_code, response.json()["code"]) == (status, code)
+    assert client.get(PLANS).json() == {"plans": []}
+
+
+def test_more_computations_than_fit_in_memory_are_refused(client: httpx.Client) -> None:
+    spec = small_spec(microbatches=100_000)
+    spec["model"] = {"layers": [{"forward_ms": 1}] * 900}
+    spec["devices"][0]["nodes"] = 200
+    problem = post(client, spec=spec).json()
+    assert [(fault["code"], fault["column"]) for fault in problem["faults"]] == [
+        ("too_large", "microbatches")
+    ]
+
+
+def test_no_template_is_an_answer_with_the_nearest_changes(
+    container: Container, client: httpx.Client
+) -> None:
+    spec = small_spec()
+    for device in spec["devices"]:
+        device["memory_bytes"] = 1e9
+    response = post(client, spec=spec)
+    assert do(container, asked_for(container, response))
+    found = client.get(response.headers["location"]).json()
+    assert (found["state"], found["reason_code"]) == ("infeasible", "plan.infeasible")
+    assert found["plan"] is None
+    assert "more_memory" in {fault["code"] for fault in found["faults"]}
+
+
+def test_a_plan_that_waits_can_be_canceled_and_asked_for_again(
+    container: Container, client: httpx.Client
+) -> None:
+    response = post(client, spec=small_spec())
+    asked, address = asked_for(container, response), response.headers["location"]
+    for _ in range(2):
+        canceled = client.post(f"{address}/cancel")
+        assert (canceled.status_code, canceled.json()["state"]) == (200, "canceled")
+    assert not do(container, asked)
+    again = post(client, spec=small_spec())
+    assert (again.status_code, again.json()) == (202, response.json())
+    assert do(container, asked_for(container, again))
+    refused = client.post(f"{address}/cancel")
+    assert (refused.status_code, refused.json()["code"]) == (409, "plan.ended")
+
+
+def test_a_plan_that_is_not_there(client: httpx.Client) -> None:
+    for response in (
+        client.get(f"{PLANS}/{uuid.uuid4()}"),
+        client.post(f"{PLANS}/{uuid.uuid4()}/cancel"),
+    ):
+        assert (response.status_code, response.json()["code"]) == (404, "not_found")
+
+
+def test_plans_are_listed_latest_first(container: Container, client: httpx.Client) -> None:
+    for name in ("first", "second", "third"):
+        ask(container, small_spec(), name=name)
+    rows = client.get(PLANS, params={"limit": 2}).json()["plans"]
+    assert [row["name"] for row in rows] == ["third", "second"]
+
+
+def test_ditto_brings_its_folding_and_the_templates_of_oobleck(
+    container: Container, client: httpx.Client
+) -> None:
+    response = post(client, spec=small_spec(), method="ditto")
+    assert do(container, asked_for(container, response))
+    found = client.get(response.headers["location"]).json()["plan"]
+    assert found["folding"]["weakest"] == "v100"
+    assert found["oobleck_templates"]
+    assert found["lower_bound_ms"] is None
