@@ -14,6 +14,7 @@ from app.analysis.diagnosis.verdict import verdict
 from app.analysis.mitigation.predictions import predict_fixes
 from app.analysis.trace.model import REPLAYED_OP_TYPES, Trace
 from app.analysis.whatif.confidence import Interval, bootstrap
+from app.analysis.whatif.fidelity import distrust, late_launches
 from app.analysis.whatif.layout import FloatArray
 from app.analysis.whatif.metrics import (
     Contribution,
@@ -105,6 +106,7 @@ def _document(trace: Trace, replayed: Replayed, metrics: Metrics) -> dict[str, A
     worst = rank_workers(metrics.by_worker.mean(axis=0))[:WORST_WORKERS]
     intervals = bootstrap(metrics, worst)
     trusted = discrepancy <= DISCREPANCY_LIMIT
+    late = [] if trusted else late_launches(replayed, metrics)
     diagnosis = diagnose(trace, replayed, metrics)
     causes = diagnosis.causes_within(DISCREPANCY_LIMIT)
     fixes = predict_fixes(replayed, metrics) if trusted else []
@@ -135,7 +137,9 @@ def _document(trace: Trace, replayed: Replayed, metrics: Metrics) -> dict[str, A
             "discrepancy": discrepancy,
             "limit": DISCREPANCY_LIMIT,
             "verdict": trusted,
-            "reason": None if trusted else _distrust(metrics),
+            "reason": None if trusted else distrust(replayed, metrics, late, DISCREPANCY_LIMIT),
+            # replayed one at a time, and only where the verdict is withheld
+            "late_launches": [item.as_document() for item in late],
         },
         "slowdown": slowdown,
         "slowdown_ci95": list(intervals.slowdown),
@@ -272,12 +276,3 @@ def _contribution(
 
 def _finite(values: FloatArray) -> list[list[float | None]]:
     return [[x if math.isfinite(x) else None for x in row] for row in values.tolist()]
-
-
-def _distrust(metrics: Metrics) -> str:
-    """Say in words what keeps the replay from the recording."""
-    name, share = max(metrics.launch_by_optype.items(), key=lambda item: item[1])
-    return (
-        f"The replay differs from the recording by {metrics.discrepancy:.1%}, the limit is "
-        f"{DISCREPANCY_LIMIT:.0%}. Most of it: launches of {name} come late, {share:.1%} of a step."
-    )

@@ -95,6 +95,37 @@ def test_late_launches_withhold_the_verdict_and_are_named() -> None:
     )
 
 
+def test_ranks_that_launch_late_are_named() -> None:
+    trace = session(dp=3, pp=2, steps=12).trace
+    # the host of one rank takes long to start each backward: all that follows moves on
+    late = (trace.dp == 1) & (trace.pp == 1)
+    backward = late & (trace.op == trace.op_names.index("backward-compute"))
+    shift = np.zeros(len(trace), dtype=np.int64)
+    for step in np.unique(trace.step):
+        of_step = trace.step == step
+        for start in np.sort(trace.start_ns[backward & of_step]):
+            shift[of_step & (trace.start_ns >= start)] += 60_000_000
+    report = analyze(dataclasses.replace(trace, start_ns=trace.start_ns + shift)).document
+    fidelity = report["fidelity"]
+    assert fidelity["verdict"] is False
+    (name, worst) = (fidelity["late_launches"][0][key] for key in ("op_type", "workers"))
+    assert name == "backward-compute"
+    assert worst[0]["worker"] == [1, 1]
+    assert worst[0]["share"] > 0.1
+    assert "launches of backward-compute come late" in fidelity["reason"]
+    assert "worker (1, 1)" in fidelity["reason"]
+
+
+def test_a_recording_shorter_than_its_replay_is_explained() -> None:
+    trace = session(dp=2, pp=2, steps=12).trace
+    computes = trace.op < 2
+    longer = np.where(computes, trace.duration_ns * 3 // 2, trace.duration_ns)
+    report = analyze(dataclasses.replace(trace, duration_ns=longer)).document
+    assert report["fidelity"]["verdict"] is False
+    assert "The recording is the shorter one" in report["fidelity"]["reason"]
+    assert report["fidelity"]["late_launches"] == []
+
+
 def test_too_few_steps_give_no_verdict() -> None:
     with pytest.raises(UnanalyzableError) as caught:
         analyze(session(steps=MIN_STEPS - 1).trace)
