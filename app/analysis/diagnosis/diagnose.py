@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
+import numpy as np
+
 from app.analysis.diagnosis.confidence import confidence
 from app.analysis.diagnosis.counterfactual import NS, Counterfactuals
 from app.analysis.diagnosis.data_loading import find_data_loading, first_delays
@@ -32,7 +34,7 @@ from app.analysis.diagnosis.usual import take_apart
 from app.analysis.trace.model import Trace
 from app.analysis.whatif.layout import FloatArray
 from app.analysis.whatif.metrics import Metrics
-from app.analysis.whatif.session import Replayed, recorded_step_times
+from app.analysis.whatif.session import Replayed
 
 # A session whose steps lose less than this share has nothing to explain.
 _WORTH_A_LOOK: Final = 0.03
@@ -108,8 +110,9 @@ def diagnose(trace: Trace, replayed: Replayed, metrics: Metrics) -> Diagnosis:
     step_ns = float(metrics.recorded_s.mean()) / NS
     findings, late = _find(observation, step_ns, tensor_ranks=TENSOR_PARALLEL not in unjudged)
     replays = Counterfactuals(replayed.main, [finding.change for finding in findings], late)
-    recorded_s = float(recorded_step_times(replayed.main).mean()) * NS
-    return _weigh(replays, findings, recorded_s, unjudged)
+    main = np.isin(replayed.steps, replayed.layout.steps)
+    recorded_s = float(metrics.recorded_s[main].mean())
+    return _weigh(replays, findings, recorded_s, float(metrics.ideal_s[main][0]), unjudged)
 
 
 def _find(
@@ -147,10 +150,10 @@ def _weigh(
     replays: Counterfactuals,
     findings: Sequence[Finding],
     recorded_s: float,
+    ideal_s: float,
     unjudged: dict[str, str],
 ) -> Diagnosis:
     """Give each finding its share of the lost time and keep those that matter."""
-    ideal_s = replays.group.simulator.ideal_step_time() * NS
     numbers = _that_matter(replays, len(findings))
     shares_s = replays.shares(numbers)
     now_s = replays.without(frozenset())

@@ -10,7 +10,7 @@ import numpy as np
 from app.analysis.whatif.layout import FloatArray
 from app.analysis.whatif.metrics import Contribution, Metrics
 
-DRAWS: Final = 2_000
+DRAWS: Final = 1_000
 QUANTILES: Final = (0.025, 0.975)
 
 Interval = tuple[float, float]

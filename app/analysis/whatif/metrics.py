@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from app.analysis.trace import model as ops
-from app.analysis.whatif.layout import FloatArray
+from app.analysis.whatif.layout import MAX_NAMED_FAULTS, FloatArray
 from app.analysis.whatif.session import Group, Replayed, launch_delays, recorded_step_times
 from app.analysis.whatif.variants import Keep
+from app.errors import Fault, UnanalyzableError
 
 NS: Final = 1e-9
 
@@ -22,8 +23,9 @@ WORST_SHARE: Final = 0.03
 ATTRIBUTABLE: Final = 0.01
 # Half of the lost time, for k50.
 HALF: Final = 0.5
-# Counts of workers that one replay of the search for k50 tries.
-DOUBLINGS: Final = 4
+# Counts of workers that the search for k50 tries first, and how many it tries then at a time.
+FIRST_COUNTS: Final = (1, 2, 4, 8)
+COUNTS_A_REPLAY: Final = 4
 
 # Sends and receives of one direction carry the same bytes at the same time: one type.
 MERGED_TYPES: Final = {
@@ -153,16 +155,11 @@ def measure(replayed: Replayed) -> Metrics:
     by_worker, by_dp = lanes[:, :, :-1], lanes[:, :, -1]
     order = rank_workers(by_worker.mean(axis=0))
     worst = order[: int(np.ceil(WORST_SHARE * dp * pp))]
-    kept = _cells(dp, pp, worst)
-    workers = replayed.over_steps(
-        lambda group: (
-            group.simulator.step_times(
-                [group.simulator.keep(cells=~kept), group.simulator.keep(cells=kept)]
-            ).T
-            * NS
-        )
-    )
+    search = _Removals(replayed, order)
+    # What the search for k50 begins with is replayed along with the worst workers.
+    search.replay([len(worst), *FIRST_COUNTS], keep=worst)
     recorded = replayed.over_steps(recorded_step_times) * NS
+    _require_time(replayed, {"recorded": recorded, "replayed": simulated, "ideal": ideal})
     launch_by_optype, clamped = _launch_shares(replayed, simulated, recorded)
     lost_s = float(simulated.mean() - ideal.mean())
     attributable = lost_s >= ATTRIBUTABLE * simulated.mean()
@@ -175,12 +172,34 @@ def measure(replayed: Replayed) -> Metrics:
         by_pp=by_pp,
         by_worker=by_worker,
         worst=worst,
-        worst_workers=Contribution(workers[:, 0], workers[:, 1]),
+        worst_workers=Contribution(search.times_s[len(worst)], search.kept_s),
         last_stage=Contribution(without_last, by_pp[:, -1]),
-        k50=_fewest_for_half(replayed, order, simulated, lost_s) if attributable else None,
+        k50=_fewest_for_half(search, simulated, lost_s) if attributable else None,
         launch_by_optype=launch_by_optype,
         clamped_delays=clamped,
     )
+
+
+def _require_time(replayed: Replayed, times_s: Mapping[str, FloatArray]) -> None:
+    """Refuse steps that take no time: nothing can be compared with them.
+
+    Raises
+    ------
+    UnanalyzableError
+        ``trace.no_time``.
+    """
+    faults = [
+        Fault("no_time", f"Step {step}: {time_s * 1e9:.0f} ns {kind}")
+        for kind, values in times_s.items()
+        for step, time_s in zip(replayed.steps.tolist(), values.tolist(), strict=True)
+        if not time_s > 0
+    ]
+    if faults:
+        raise UnanalyzableError(
+            "Operations take no time: steps last 0 ns or less",
+            code="trace.no_time",
+            faults=tuple(faults[:MAX_NAMED_FAULTS]),
+        )
 
 
 def present_types(replayed: Replayed) -> list[str]:
@@ -230,36 +249,55 @@ def _launch_shares(
     return dict(zip(merged, shares.tolist(), strict=True)), clamped
 
 
-def _fewest_for_half(
-    replayed: Replayed, order: Sequence[tuple[int, int]], simulated_s: FloatArray, lost_s: float
-) -> int | None:
+@dataclass(slots=True)
+class _Removals:
+    """Step times with the worst workers idealized, by how many of them; each replayed once."""
+
+    replayed: Replayed
+    order: Sequence[tuple[int, int]]
+    times_s: dict[int, FloatArray] = field(default_factory=dict)
+    # with all but the workers of `replay` idealized
+    kept_s: FloatArray = field(default_factory=lambda: np.empty(0))
+
+    def replay(self, counts: Sequence[int], keep: Sequence[tuple[int, int]] = ()) -> None:
+        """Replay what is not known yet, in one go."""
+        dp, pp = self.replayed.layout.dp, self.replayed.layout.pp
+        wanted = sorted({min(n, len(self.order)) for n in counts} - set(self.times_s))
+        cells = [~_cells(dp, pp, self.order[:count]) for count in wanted]
+        if keep:
+            cells.append(_cells(dp, pp, keep))
+        if not cells:
+            return
+        times = self.replayed.over_steps(
+            lambda group: (
+                group.simulator.step_times([group.simulator.keep(cells=c) for c in cells]).T * NS
+            )
+        )
+        self.times_s.update(zip(wanted, times.T, strict=False))
+        if keep:
+            self.kept_s = times[:, -1]
+
+
+def _fewest_for_half(removals: _Removals, simulated_s: FloatArray, lost_s: float) -> int | None:
     """Return how few of the worst workers, idealized, recover half of the lost time.
 
     More workers idealized recover more but for noise, so the count is searched between one that
     does not suffice and one that does, several counts a replay.
     """
-    dp, pp = replayed.layout.dp, replayed.layout.pp
 
-    def recovers_half(counts: Sequence[int]) -> list[bool]:
-        kept = [~_cells(dp, pp, order[:count]) for count in counts]
-        times = replayed.over_steps(
-            lambda group: (
-                group.simulator.step_times([group.simulator.keep(cells=cells) for cells in kept]).T
-                * NS
-            )
-        )
-        return (simulated_s.mean() - times.mean(axis=0) >= HALF * lost_s).tolist()
+    def recovers_half(count: int) -> bool:
+        return float(simulated_s.mean() - removals.times_s[count].mean()) >= HALF * lost_s
 
-    low, high = 0, len(order)
-    counts = [min(2**i, high) for i in range(DOUBLINGS)]
+    low, high = 0, len(removals.order)
+    counts = list(FIRST_COUNTS)
     while high - low > 1:
-        inside = sorted({count for count in counts if low < count < high})
-        verdicts = recovers_half(inside)
-        enough = [count for count, verdict in zip(inside, verdicts, strict=True) if verdict]
-        high = min(enough, default=high)
-        low = max((count for count in inside if count < high), default=low)
-        counts = np.linspace(low, high, DOUBLINGS + 2).astype(int).tolist()
-    return high if high < len(order) or recovers_half([high])[0] else None
+        removals.replay([count for count in counts if low < count < high])
+        known = sorted(count for count in removals.times_s if low < count < high)
+        high = min((count for count in known if recovers_half(count)), default=high)
+        low = max((count for count in known if count < high), default=low)
+        counts = np.linspace(low, high, COUNTS_A_REPLAY + 2).astype(int).tolist()
+    removals.replay([high])
+    return high if recovers_half(high) else None
 
 
 def _cells(dp: int, pp: int, workers: Sequence[tuple[int, int]]) -> NDArray[np.bool_]:

@@ -198,9 +198,15 @@ class Simulator:
     durations: Durations
     program: Program
     _every_type: NDArray[np.bool_] = field(init=False)
+    # (op code, stage) of each node
+    _kinds: list[tuple[int, int]] = field(init=False)
 
     def __post_init__(self) -> None:
+        nodes = self.layout.nodes
         object.__setattr__(self, "_every_type", np.ones(len(self.layout.op_names), dtype=bool))
+        object.__setattr__(
+            self, "_kinds", list(zip(nodes.op.tolist(), nodes.pp.tolist(), strict=True))
+        )
 
     def keep(
         self, *, cells: NDArray[np.bool_] | None = None, types: Sequence[str] | None = None
@@ -358,25 +364,20 @@ class Simulator:
 
     def _rows(self, keeps: Sequence[Keep]) -> Rows:
         """Return which variants keep which nodes; the same for all nodes of a type and stage."""
-        nodes = self.layout.nodes
+        kinds = self._kinds
         by_kind: dict[tuple[int, int], tuple[tuple[int, ...], tuple[Patch, ...]]] = {}
-        whole, partial = [], []
-        for kind in zip(nodes.op.tolist(), nodes.pp.tolist(), strict=True):
-            if kind not in by_kind:
-                op, stage = kind
-                kept = [
-                    (row, keep.cells[:, stage])
-                    for row, keep in enumerate(keeps)
-                    if keep.types[op] and keep.cells[:, stage].any()
-                ]
-                by_kind[kind] = (
-                    tuple(row for row, cells in kept if cells.all()),
-                    tuple(_as_patch(row, cells) for row, cells in kept if not cells.all()),
-                )
-            rows, patches = by_kind[kind]
-            whole.append(rows)
-            partial.append(patches)
-        return Rows(len(keeps), whole, partial)
+        for op, stage in dict.fromkeys(kinds):
+            kept = [
+                (row, keep.cells[:, stage])
+                for row, keep in enumerate(keeps)
+                if keep.types[op] and keep.cells[:, stage].any()
+            ]
+            by_kind[op, stage] = (
+                tuple(row for row, cells in kept if cells.all()),
+                tuple(_as_patch(row, cells) for row, cells in kept if not cells.all()),
+            )
+        found = [by_kind[kind] for kind in kinds]
+        return Rows(len(keeps), [whole for whole, _ in found], [partial for _, partial in found])
 
 
 def _as_patch(row: int, cells: NDArray[np.bool_]) -> Patch:
