@@ -17,11 +17,15 @@ class Budget:
     `report` is told the proven gap of an optimal search as it shrinks, a fraction. The clock is
     read between the steps of every method, a deadline or not: what it or `report` raises ends
     the search, which is how it is canceled.
+
+    A divide and conquer over more than `most_divisions` is not begun; some hundred million of them
+    take a second.
     """
 
     clock: Callable[[], float] = _timeless
     deadline_s: float | None = None
     report: Callable[[float], None] | None = None
+    most_divisions: float = 2e11
 
     @property
     def spent(self) -> bool:

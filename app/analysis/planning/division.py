@@ -54,7 +54,12 @@ class Division:
     """Divide and conquer on a problem."""
 
     def __init__(
-        self, problem: Problem, objective: str, budget: Budget, *, stages: int | None = None
+        self,
+        problem: Problem,
+        objective: str,
+        budget: Budget,
+        *,
+        stages: int | None = None,
     ) -> None:
         """Fill all tables.
 
@@ -69,7 +74,7 @@ class Division:
         Raises
         ------
         TooLargeToDivideError
-            It would take too much memory, or the budget is spent.
+            It would take too much memory or time, or the budget is spent.
         """
         self.problem = problem
         self.layers = problem.layers
@@ -79,7 +84,6 @@ class Division:
         self.index: dict[DeviceSet, int] = {}
         self.fewest: list[int] = []
         self.most: list[int] = []
-        self.splits: list[IntArray] = []
         everything = DeviceSet(tuple(device.nodes for device in problem.spec.devices))
         for device_set in self._all_sets(everything.nodes):
             self._register(device_set)
@@ -88,7 +92,11 @@ class Division:
             for a, b in zip(self.fewest, self.most, strict=True)
         )
         if entries > MOST_ENTRIES:
-            raise TooLargeToDivideError(f"{entries} entries")
+            raise TooLargeToDivideError(f"its tables would have {entries} entries")
+        self.splits = [self._split_pairs(device_set) for device_set in self.sets]
+        operations = self._operations()
+        if operations > budget.most_divisions:
+            raise TooLargeToDivideError(f"about {operations:.0e} divisions would be looked at")
         offsets = np.cumsum(
             [0] + [b - a + 1 for a, b in zip(self.fewest, self.most, strict=True)]
         ).astype(np.int64)
@@ -100,14 +108,22 @@ class Division:
             if budget.spent:
                 raise TooLargeToDivideError("the time is up")
             option = self._single_option(self.sets[x])
-            splits = self._split_pairs(self.sets[x])
             _fill(
-                self.table, offsets, np.array(self.fewest), np.array(self.most), x, splits,
+                self.table, offsets, np.array(self.fewest), np.array(self.most), x, self.splits[x],
                 problem.cost_ps[option] if option != NO_OPTION else problem.cost_ps[0],
                 option != NO_OPTION, problem.spec.microbatches, self.standard,
             )  # fmt: skip
-            self.splits.append(splits)
         self.everything = self.index[everything]
+
+    def _operations(self) -> float:
+        """Estimate how many divisions there are: of stages and devices, times those of layers."""
+        fewest, most = np.array(self.fewest), np.array(self.most)
+        divided = 0
+        for splits in self.splits:
+            left, right = splits[:, 0], splits[:, 1]
+            ways = (most[left] - fewest[left] + 1) * (most[right] - fewest[right] + 1)
+            divided += int(ways.sum())
+        return divided * self.layers**3 / 6
 
     def stage_counts(self) -> range:
         """Return the numbers of stages that a template of the whole cluster may have."""

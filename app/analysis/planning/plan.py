@@ -32,6 +32,7 @@ from app.errors import Fault, InfeasiblePlanError, InvalidSpecError
 ALTERNATIVES: Final = 10
 # The methods that the optimum is held against.
 BASELINES: Final = ("ditto", "greedy")
+COMPARED_DIVISIONS: Final = 1e9
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,8 +116,7 @@ def plan(
         return found
     plans: dict[str, Plan] = {}
     reasons: dict[str, str] = {}
-    # the comparison is not held to the time limit of the plan itself, but to as much again
-    again = _renewed(budget, found.planning_time_s)
+    again = _for_comparison(budget, found.planning_time_s)
     for name in BASELINES:
         if name == method:
             continue
@@ -160,10 +160,12 @@ def _fault(code: str, message: str, path: str) -> Fault:
     return Fault(code, message, column=path)
 
 
-def _renewed(budget: Budget, spent_s: float) -> Budget:
-    if budget.deadline_s is None:
-        return budget
-    return replace(budget, deadline_s=max(budget.deadline_s, budget.clock()) + spent_s, report=None)
+def _for_comparison(budget: Budget, spent_s: float) -> Budget:
+    """Return a budget of as much time again, for searches of a few seconds at most."""
+    deadline = budget.deadline_s
+    if deadline is not None:
+        deadline = max(deadline, budget.clock()) + spent_s
+    return replace(budget, deadline_s=deadline, report=None, most_divisions=COMPARED_DIVISIONS)
 
 
 def _explained(problem: Problem, error: InfeasiblePlanError, budget: Budget) -> InfeasiblePlanError:
@@ -287,8 +289,15 @@ _METHODS: Final[dict[str, Callable[[Problem, str, Budget], Plan]]] = {
 
 
 def with_oobleck_templates(found: Plan, budget: Budget | None = None) -> Plan:
-    """Return a plan of Ditto with Oobleck's list of templates of the virtual cluster."""
+    """Return a plan of Ditto with Oobleck's list of templates of the virtual cluster.
+
+    Where making the list would take more than seconds it stays empty.
+    """
     if found.folding is None:
         return found
-    templates = oobleck_templates(found.problem, found.folding, budget or Budget())
+    budget = replace(budget or Budget(), most_divisions=COMPARED_DIVISIONS)
+    try:
+        templates = oobleck_templates(found.problem, found.folding, budget)
+    except InfeasiblePlanError:
+        return found
     return replace(found, oobleck=templates)

@@ -115,6 +115,12 @@ def test_divide_and_conquer_ends_when_the_time_is_up() -> None:
         Division(problem, "t_std", Budget(lambda: 2.0, deadline_s=1.0))
 
 
+def test_divide_and_conquer_is_not_begun_where_it_would_take_too_long() -> None:
+    problem = compile_problem(uniform_example("Ex3"))
+    with pytest.raises(TooLargeToDivideError, match="divisions would be looked at"):
+        Division(problem, "t_std", Budget(most_divisions=1e6))
+
+
 def test_divide_and_conquer_refuses_what_would_fill_the_memory() -> None:
     devices = tuple(DeviceType(f"t{i}", 6, 2) for i in range(4))
     with pytest.raises(TooLargeToDivideError, match="entries"):

@@ -225,6 +225,13 @@ def test_document_is_complete_and_plain_json() -> None:
     assert set(first) >= {"device", "gpus", "node", "forward_ms", "backward_ms", "memory_bytes"}
 
 
+def test_list_of_templates_stays_empty_where_it_would_take_long() -> None:
+    layers = (Layer(1.0, 3.0),) * 98
+    devices = (DeviceType("slow", 6, 8), DeviceType("fast", 2, 8, speed=2.0))
+    found = plan(Spec(layers, 1.0, devices, 100), method="ditto", compare=False)
+    assert with_oobleck_templates(found).oobleck == ()
+
+
 def test_timeline_has_every_computation_and_the_bubbles() -> None:
     found = plan(uniform_example("Ex1"), compare=False)
     line = timeline_document(found.problem, found.template)
