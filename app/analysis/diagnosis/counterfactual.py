@@ -24,42 +24,60 @@ from app.analysis.whatif.variants import BATCH_ELEMENTS
 NS: Final = 1e-9
 
 
+# For each variant the values of a node that differ from the recording; None where they do not.
+Edits = Mapping[int, Sequence[FloatArray | None]]
+
+
 @dataclass(frozen=True, slots=True, eq=False)
-class LateEdited:
-    """Durations and launch delays of some nodes changed, shapes (steps, dp), in several variants.
+class Edited:
+    """Durations of some nodes changed, shapes (steps, dp), in several variants.
 
     As long as no variant differs from another, one row stands for all of them.
     """
 
     recorded_ns: FloatArray
-    edited_ns: Sequence[Mapping[int, FloatArray]]
-    late_ns: Sequence[Mapping[int, FloatArray]]
+    edits_ns: Edits
+    count: int
     steps: slice
+
+    def end(self, node: int, begin: FloatArray) -> FloatArray:
+        """Add the changed or the recorded duration."""
+        recorded = self.recorded_ns[node, self.steps]
+        edits = self.edits_ns.get(node)
+        if edits is None:
+            return begin + recorded
+        end = np.empty((1, self.count, *recorded.shape))
+        np.add(begin, recorded, out=end)
+        _add_rows(begin, edits, self.steps, end)
+        return end
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LateEdited(Edited):
+    """The same, and some nodes are launched late."""
+
+    late_ns: Edits
 
     def launch(self, node: int, ready: FloatArray, *, shared: bool) -> FloatArray:
         """Launch late where the node is."""
         del shared
-        return self._plus(ready, [late.get(node) for late in self.late_ns], None)
+        late = self.late_ns.get(node)
+        if late is None:
+            return ready
+        launch = np.empty((1, self.count, *self.recorded_ns[node, self.steps].shape))
+        launch[:] = ready
+        _add_rows(ready, late, self.steps, launch)
+        return launch
 
-    def end(self, node: int, begin: FloatArray) -> FloatArray:
-        """Add the changed or the recorded duration."""
-        edited = [edited.get(node) for edited in self.edited_ns]
-        return self._plus(begin, edited, self.recorded_ns[node])
 
-    def _plus(
-        self, times: FloatArray, added: Sequence[FloatArray | None], otherwise: FloatArray | None
-    ) -> FloatArray:
-        """Add to each variant's row what is given for it, or else the same to all."""
-        first = added[0]
-        if all(row is first for row in added):
-            row = otherwise if first is None else first
-            return times if row is None else times + row[self.steps]
-        rows = np.empty((1, len(added), *self.recorded_ns[0, self.steps].shape))
-        for index, row in enumerate(added):
-            before = times[0, index if times.shape[1] > 1 else 0]
-            more = otherwise if row is None else row
-            rows[0, index] = before if more is None else before + more[self.steps]
-        return rows
+def _add_rows(
+    before: FloatArray, rows: Sequence[FloatArray | None], steps: slice, after: FloatArray
+) -> None:
+    """Write the rows that have values of their own."""
+    shared = before.shape[1] == 1
+    for index, row in enumerate(rows):
+        if row is not None:
+            np.add(before[0, 0 if shared else index], row[steps], out=after[0, index])
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -92,8 +110,7 @@ class Counterfactuals:
         size = max(1, BATCH_ELEMENTS // lanes)
         for first in range(0, len(wanted), size):
             batch = wanted[first : first + size]
-            changes = [[self.changes[cause] for cause in sorted(causes)] for causes in batch]
-            for causes, times in zip(batch, self._replay(changes), strict=True):
+            for causes, times in zip(batch, self._replay(batch), strict=True):
                 self._times[causes] = times
 
     def gain(self, causes: frozenset[int]) -> float:
@@ -115,36 +132,60 @@ class Counterfactuals:
                     shares[position] += weight * saved
         return shares
 
-    def _replay(self, variants: Sequence[Sequence[Change]]) -> FloatArray:
-        """Return the step times of each variant, shape (variants, steps), seconds."""
+    def _replay(self, sets: Sequence[frozenset[int]]) -> FloatArray:
+        """Return the step times without each of the sets, shape (sets, steps), seconds."""
         group = self.group
-        edited = [self._edited(changes) for changes in variants]
-        late = [self._late(changes) for changes in variants]
+        edits = self._edits(sets)
+        late = {node: [self._late(node, causes) for causes in sets] for node in self.late_ns}
         count = len(group.layout.steps)
-        size = max(1, BATCH_ELEMENTS // (group.layout.dp * len(variants)))
-        times = np.empty((len(variants), count))
+        size = max(1, BATCH_ELEMENTS // (group.layout.dp * len(sets)))
+        times = np.empty((len(sets), count))
+        recorded = group.durations.recorded_ns
         for first in range(0, count, size):
             steps = slice(first, min(first + size, count))
-            rows = LateEdited(group.durations.recorded_ns, edited, late, steps)
+            rows = (
+                LateEdited(recorded, edits, len(sets), steps, late)
+                if late
+                else Edited(recorded, edits, len(sets), steps)
+            )
             times[:, steps] = replay(group.simulator.program, rows, across_dp).max(axis=-1)[0]
         return times * NS
 
-    def _edited(self, changes: Sequence[Change]) -> dict[int, FloatArray]:
-        recorded = self.group.durations.recorded_ns
-        edited: dict[int, FloatArray] = {}
-        for change in changes:
-            for node, less in change.less_ns.items():
-                edited[node] = np.maximum(edited.get(node, recorded[node]) - less, 0.0)
-        for change in changes:
-            for node, factor in change.times.items():
-                edited[node] = edited.get(node, recorded[node]) * factor
-            for node, transfer in change.transfers_ns.items():
-                edited[node] = np.minimum(edited.get(node, recorded[node]), transfer)
-        return edited
+    def _edits(self, sets: Sequence[frozenset[int]]) -> Edits:
+        """Return the changed durations; sets that change a node in the same way share them."""
+        changed: dict[int, set[int]] = {}
+        for cause in frozenset().union(*sets):
+            change = self.changes[cause]
+            for node in (*change.less_ns, *change.times, *change.transfers_ns):
+                changed.setdefault(node, set()).add(cause)
+        edits = {}
+        for node, causes in changed.items():
+            alike: dict[frozenset[int], FloatArray | None] = {frozenset(): None}
+            for chosen in sets:
+                if (mine := chosen & causes) not in alike:
+                    alike[mine] = self._duration(node, mine)
+            edits[node] = [alike[chosen & causes] for chosen in sets]
+        return edits
 
-    def _late(self, changes: Sequence[Change]) -> dict[int, FloatArray]:
-        late = dict(self.late_ns)
+    def _duration(self, node: int, causes: frozenset[int]) -> FloatArray:
+        """Return a node's duration without some causes, shape (steps, dp), ns."""
+        duration = self.group.durations.recorded_ns[node]
+        changes = [self.changes[cause] for cause in sorted(causes)]
         for change in changes:
-            for node, on_time in change.on_time.items():
-                late[node] = np.where(on_time, 0.0, late[node])
-        return late
+            if node in change.less_ns:
+                duration = np.maximum(duration - change.less_ns[node], 0.0)
+        for change in changes:
+            if node in change.times:
+                duration = duration * change.times[node]
+            if node in change.transfers_ns:
+                duration = np.minimum(duration, change.transfers_ns[node])
+        return np.asarray(duration)
+
+    def _late(self, node: int, causes: frozenset[int]) -> FloatArray:
+        """Return a node's launch delay without some causes, shape (steps, dp), ns."""
+        late = self.late_ns[node]
+        for cause in sorted(causes):
+            on_time = self.changes[cause].on_time.get(node)
+            if on_time is not None:
+                late = np.where(on_time, 0.0, late)
+        return np.asarray(late)
