@@ -8,6 +8,7 @@ from app.broker import TASK_NAME, make_celery
 from app.db.engine import make_engine
 from app.db.unit_of_work import UnitOfWork
 from app.errors import StartupError
+from app.services.alert_task import DELIVERY
 from app.services.container import Container
 from app.services.dispatch import Dispatcher
 from app.services.plan_task import PLANNING
@@ -42,7 +43,7 @@ def build(settings: Settings, *, application_name: str = "paceline") -> Containe
         )
     engine = make_engine(settings.database_url, application_name=application_name)
     celery = make_celery(settings)
-    kinds = {kind.name: kind for kind in (ANALYSIS, PLANNING)}
+    kinds = {kind.name: kind for kind in (ANALYSIS, DELIVERY, PLANNING)}
 
     def send(run_id: uuid.UUID, kind: str) -> None:
         queue = kinds[kind].queue

@@ -139,6 +139,18 @@ class LostClaimError(PacelineError):
     code = "task.lost_claim"
 
 
+class InvalidChannelError(PacelineError):
+    """The configuration of a channel is malformed; `faults` says where, without its values."""
+
+    code = "channel.invalid"
+
+
+class SecretKeyError(PacelineError):
+    """The secrets of channels cannot be encrypted or decrypted with the keys that there are."""
+
+    code = "secrets.unreadable"
+
+
 class InstanceRunningError(PacelineError):
     """Another process serves this data directory."""
 

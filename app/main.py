@@ -8,7 +8,18 @@ from typing import TYPE_CHECKING
 
 from fastapi import FastAPI
 
-from app.api import docs, events, health, ingest, metrics, plans, problems, sessions, what_if
+from app.api import (
+    alerts,
+    docs,
+    events,
+    health,
+    ingest,
+    metrics,
+    plans,
+    problems,
+    sessions,
+    what_if,
+)
 from app.api.compression import Compression
 from app.api.guards import CrossSiteGuard, HostGuard
 from app.api.headers import SecurityHeaders
@@ -59,6 +70,7 @@ def create_app(container: Container) -> FastAPI:
     app.include_router(what_if.router(container))
     app.include_router(plans.router(container))
     app.include_router(events.router(container, live))
+    app.include_router(alerts.router(container))
     app.include_router(health.router(container))
     app.include_router(metrics.router(counted))
     app.include_router(docs.router(app))

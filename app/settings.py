@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import os
 from pathlib import Path
 from typing import Annotated
@@ -59,12 +60,36 @@ class Settings(BaseSettings):
     analysis_memory_limit_kib: int = 8 * 1024 * 1024
     heartbeat_interval_s: float = 5.0
 
-    @field_validator("allowed_hosts", mode="before")
+    # Where people reach the dashboard: the links in alerts. Unset: host and port of this server.
+    external_url: str | None = None
+    # Keys that encrypt the secrets of channels (comma separated, the newest first: each decrypts);
+    # unset: those in the file, one a line. Every process of an installation needs the same.
+    secret_keys: Annotated[tuple[str, ...], NoDecode] = Field(default=(), repr=False)
+    # Unset: `secret.key` in `data_dir`, made when the first channel is added.
+    secret_key_file: Path | None = None
+    # Networks that are not on the public internet and may be sent to all the same (comma
+    # separated): 10.0.0.0/8, 127.0.0.1/32…
+    alert_allowed_networks: Annotated[tuple[str, ...], NoDecode] = ()
+    # One attempt, from the look-up of the name to the last byte of the answer; below `lease_s`.
+    alert_attempt_limit_s: float = 15.0
+    alert_group_wait_s: float = 30.0
+    alert_group_interval_s: float = 300.0
+    alert_repeat_interval_s: float = 4 * 3600.0
+
+    @field_validator("allowed_hosts", "secret_keys", "alert_allowed_networks", mode="before")
     @classmethod
     def _split(cls, value: object) -> object:
-        """Take a list of names as the environment writes it: separated by commas."""
+        """Take a list as the environment writes it: separated by commas."""
         if isinstance(value, str):
             return tuple(name.strip() for name in value.split(",") if name.strip())
+        return value
+
+    @field_validator("alert_allowed_networks")
+    @classmethod
+    def _are_networks(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        """Refuse a network that cannot be read when the program starts, not when it sends."""
+        for network in value:
+            ipaddress.ip_network(network)
         return value
 
     def environment(self) -> dict[str, str]:

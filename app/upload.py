@@ -91,7 +91,7 @@ def upload(path: Path, meta: Path | None, *, server: str, job: str | None, wait:
         base_url=server,
         timeout=TIMEOUT,
         # A proxy of the environment does not lead to this machine.
-        trust_env=not _is_loopback(server),
+        trust_env=not is_loopback(server),
     ) as client:
         try:
             uploaded = send(client, path, text, name, console)
@@ -256,7 +256,8 @@ def _trial_name(meta: SessionMeta | None) -> str:
     return meta.trial_name
 
 
-def _is_loopback(server: str) -> bool:
+def is_loopback(server: str) -> bool:
+    """Return whether an address is on this machine."""
     host = urlsplit(server).hostname or ""
     try:
         return host == "localhost" or ipaddress.ip_address(host).is_loopback

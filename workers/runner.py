@@ -28,8 +28,9 @@ from workers.runtime import Runtime
 if TYPE_CHECKING:
     from app.settings import Settings
 
-# Deliveries wait for receivers most of their time; more would only add connections.
-IO_THREADS: Final = 8
+# Deliveries wait for receivers most of their time, without a connection to the database: enough
+# that several channels that hang, each with a few attempts, leave some for the others.
+IO_THREADS: Final = 16
 
 # An analysis uses one core; embedded mode shares its machine with the database and the pages.
 ANALYSIS_PROCESSES: Final = 1
@@ -47,7 +48,7 @@ def run_worker(settings: Settings, queue: str, *, concurrency: int | None = None
     queue : str
         One of `app.broker.QUEUES`.
     concurrency : int, optional
-        Processes of ``analysis`` (1 without), threads of ``io`` (8 without).
+        Processes of ``analysis`` (1 without), threads of ``io`` (16 without).
 
     Returns
     -------

@@ -32,6 +32,9 @@ from app.alerts.rules import NoData, Rule, highest
 # What an evaluation looks at: enough for baselines and for the longest `consecutive`.
 HISTORY_SESSIONS: Final = 100
 
+# How often a job that sends nothing is looked at while that is an incident.
+SILENT_JOB_EVERY: Final = timedelta(minutes=10)
+
 RULE_GONE: Final = "its rule was deleted, disabled or no longer selects the job"
 SESSIONS_CLEAR: Final = "its condition no longer holds"
 DATA_CAME: Final = "a session came"
@@ -155,6 +158,41 @@ def evaluate(
     for incident in board.present():
         _tick(board, incident, by_id)
     return board.changes()
+
+
+def next_look(job: JobState, rules: Sequence[Rule], now: datetime) -> datetime | None:
+    """Return when time alone may change something; None: never.
+
+    Parameters
+    ----------
+    job : JobState
+        With its incidents as they are after `evaluate`.
+    rules : sequence of Rule
+    now : datetime
+    """
+    by_id = {rule.id: rule for rule in rules}
+    times = []
+    for rule in rules:
+        if isinstance(rule.condition, NoData) and rule.enabled and job.received:
+            limit = silent_for(rule.condition, job.received)
+            settled = job.since.get(rule.id)
+            if limit is not None and (settled is None or settled < job.received[-1]):
+                times.append(job.received[-1] + limit)
+    for incident in job.incidents:
+        if incident.state is State.SILENCED and incident.silence is not None:
+            times.append(incident.silence.until)
+        if incident.cause == NO_DATA_CAUSE:
+            # Data that came and could not be analyzed tells nobody.
+            times.append(now + SILENT_JOB_EVERY)
+        if incident.state is State.FIRING and incident.escalated_at is None and incident.fired_at:
+            plans = [by_id[id_].escalation for id_ in incident.rules if id_ in by_id]
+            times += [
+                incident.fired_at + timedelta(minutes=plan.after_minutes)
+                for plan in plans
+                if plan is not None and plan.after_minutes is not None
+            ]
+    coming = [at for at in times if at > now]
+    return min(coming, default=None)
 
 
 class _Board:

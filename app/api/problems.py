@@ -46,6 +46,8 @@ PROBLEMS: Final[Mapping[str, tuple[int, str]]] = {
     "spec.invalid": (422, "The specification cannot be used"),
     "plan.ended": (409, "The plan has ended"),
     "conflict": (409, "Conflict"),
+    "channel.invalid": (422, "The channel cannot be used"),
+    "secrets.unreadable": (500, "The secrets of channels cannot be read or written"),
     "busy": (429, "The server is behind"),
     "storage.full": (507, "The disk is full"),
     "database.unavailable": (503, "The database does not answer"),

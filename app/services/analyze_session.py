@@ -17,6 +17,7 @@ from app.analysis.trace.storage import unpack
 from app.db.blobs import read_blob
 from app.db.models import Job, Session
 from app.errors import NotFoundError, UnanalyzableError
+from app.services.alert_evaluate import evaluate_session
 from app.services.report_store import delete_report, replace_report
 from app.services.session_task import move_session
 from app.services.task_runs import Claim, finish
@@ -93,6 +94,7 @@ def _discard(container: Container, claim: Claim, error: UnanalyzableError) -> No
             headline=None,
             **NO_NUMBERS,
         )
+        evaluate_session(container, tx, claim.subject_id, None)
 
 
 def _store(container: Container, claim: Claim, analysis: Analysis, job: str) -> None:
@@ -112,6 +114,7 @@ def _store(container: Container, claim: Claim, analysis: Analysis, job: str) -> 
             **(_numbers(document) if fidelity["verdict"] else NO_NUMBERS),
             headline=headline(document),
         )
+        evaluate_session(container, tx, claim.subject_id, document)
 
 
 def _numbers(document: dict[str, Any]) -> dict[str, Any]:

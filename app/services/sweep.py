@@ -16,6 +16,7 @@ import structlog
 from sqlalchemy import delete, func, select, update
 
 from app.db.models import TaskRun, WorkerHeartbeat
+from app.services.alert_sweep import sweep_alerts
 from app.services.task_runs import Claim, TaskError, expire
 
 if TYPE_CHECKING:
@@ -65,6 +66,13 @@ class SweepResult:
 
 
 def sweep(container: Container) -> SweepResult:
+    """Do one pass over the task runs, and one over the alerts."""
+    result = _sweep_tasks(container)
+    sweep_alerts(container)
+    return result
+
+
+def _sweep_tasks(container: Container) -> SweepResult:
     """Do one pass, in one transaction, unless another process is doing one."""
     with container.uow() as tx:
         if not tx.session.execute(select(func.pg_try_advisory_xact_lock(SWEEP_LOCK))).scalar_one():

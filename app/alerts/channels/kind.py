@@ -1,0 +1,76 @@
+"""What a kind of channel is."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Final
+
+from pydantic import Field, TypeAdapter
+
+from app.alerts.delivery import Answer
+from app.alerts.grouping import Manner
+from app.alerts.message import Message
+from app.alerts.outbound import Outbound
+
+Url = Annotated[str, Field(min_length=8, max_length=2000, pattern=r"^https?://\S+$")]
+Secret = Annotated[str, Field(min_length=1, max_length=2000)]
+
+
+PLAIN: Final = Manner()
+
+
+@dataclass(frozen=True, slots=True)
+class Parcel:
+    """What is to be sent, and the way out.
+
+    Parameters
+    ----------
+    message : Message
+    picture : bytes or None
+        The heatmap of the leading alert as PNG, for channels that show pictures.
+    outbound : Outbound
+    """
+
+    message: Message
+    picture: bytes | None
+    outbound: Outbound
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A kind of channel.
+
+    Parameters
+    ----------
+    name : str
+    title : str
+        As people call it.
+    config : TypeAdapter
+        Of a frozen dataclass.
+    secrets : frozenset of str
+        Its fields that are never shown again.
+    send : callable
+        Takes a configuration and a parcel, returns the receiver's good answer or raises
+        `DeliveryError`.
+    manner : Manner
+    pictures : bool
+        Whether it can show one.
+    """
+
+    name: str
+    title: str
+    config: TypeAdapter[Any]
+    secrets: frozenset[str]
+    send: Callable[[Any, Parcel], Answer]
+    manner: Manner = PLAIN
+    pictures: bool = False
+
+
+JSON_HEADERS: Mapping[str, str] = {"Content-Type": "application/json"}
+
+
+def encode(document: Mapping[str, Any] | Sequence[Any]) -> bytes:
+    """Return a document as compact JSON."""
+    return json.dumps(document, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()

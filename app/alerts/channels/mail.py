@@ -1,0 +1,214 @@
+"""E-mail over SMTP: text and HTML, the heatmap within, one thread a job.
+
+4xx answers pass, 5xx do not; the Message-ID is the delivery's, so that what is sent twice can be
+told.
+"""
+
+from __future__ import annotations
+
+import html
+import smtplib
+import socket
+import ssl
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from email.headerregistry import Address
+from email.message import EmailMessage
+from typing import Annotated, Any, Final, Literal
+from uuid import NAMESPACE_URL, uuid5
+
+from pydantic import Field, TypeAdapter
+
+from app.alerts.channels.kind import Kind, Parcel, Secret
+from app.alerts.delivery import Answer, DeliveryError, excerpt
+from app.alerts.message import MAX_ALERTS, Alert, Message, clip, lines_of, plain_text
+from app.alerts.outbound import Outbound
+
+Mailbox = Annotated[str, Field(min_length=3, max_length=254, pattern=r"^[^@\s<>,;]+@[^@\s<>,;]+$")]
+
+MAX_SUBJECT: Final = 200
+PICTURE_ID: Final = "heatmap@paceline"
+# Codes of SMTP from here on are for good.
+PERMANENT: Final = 500
+
+
+@dataclass(frozen=True, slots=True)
+class MailConfig:
+    """A relay, and who gets the messages.
+
+    Parameters
+    ----------
+    host, port : str, int
+    security : str
+        ``starttls`` (port 587), ``tls`` from the first byte (465), or ``none`` (25) for a relay
+        within one's own network.
+    username, password : str or None
+    sender : str
+    recipients : tuple of str
+    """
+
+    host: Annotated[str, Field(min_length=1, max_length=253)]
+    sender: Mailbox
+    recipients: Annotated[tuple[Mailbox, ...], Field(min_length=1, max_length=50)]
+    port: Annotated[int, Field(ge=1, le=65535)] = 587
+    security: Literal["starttls", "tls", "none"] = "starttls"
+    username: Annotated[str, Field(max_length=300)] | None = None
+    password: Secret | None = None
+
+    def __post_init__(self) -> None:
+        if self.password is not None and self.security == "none":
+            raise ValueError("a password is not sent without encryption")
+
+
+def compose(config: MailConfig, message: Message, picture: bytes | None) -> EmailMessage:
+    """Return the message with all its headers."""
+    mail = EmailMessage()
+    domain = config.sender.rpartition("@")[2]
+    mail["Subject"] = clip(message.title, MAX_SUBJECT)
+    mail["From"] = Address("Paceline", addr_spec=config.sender)
+    mail["To"] = ", ".join(config.recipients)
+    mail["Date"] = message.at
+    mail["Message-ID"] = f"<{message.id}@{domain}>"
+    # All messages of a job in one thread.
+    thread = f"<{uuid5(NAMESPACE_URL, message.base_url + message.job)}@{domain}>"
+    mail["In-Reply-To"] = mail["References"] = thread
+    mail["Auto-Submitted"] = "auto-generated"
+    mail.set_content(plain_text(message))
+    mail.add_alternative(_html(message, pictured=picture is not None), subtype="html")
+    if picture is not None:
+        payload = mail.get_payload()
+        assert isinstance(payload, list)  # noqa: S101 - it has two alternatives
+        part = payload[1]
+        assert isinstance(part, EmailMessage)  # noqa: S101 - as above
+        part.add_related(picture, "image", "png", cid=f"<{PICTURE_ID}>", filename="heatmap.png")
+    return mail
+
+
+def _html(message: Message, *, pictured: bool) -> str:
+    parts = [f"<h2>{html.escape(message.title)}</h2>"]
+    if pictured:
+        parts.append(f'<p><img src="cid:{PICTURE_ID}" alt="Worker slowdown"></p>')
+    parts += [_section(message, alert) for alert in message.alerts[:MAX_ALERTS]]
+    more = len(message.alerts) - MAX_ALERTS
+    if more > 0:
+        parts.append(f"<p>And {more} more: {_link(message.job_url, message.job)}</p>")
+    body = "\n".join(parts)
+    return f'<!doctype html>\n<html lang="en"><body>\n{body}\n</body></html>\n'
+
+
+def _section(message: Message, alert: Alert) -> str:
+    lines = lines_of(alert, message.at)
+    rows = "".join(
+        f"<tr><th align='left'>{html.escape(name)}</th><td>{html.escape(value)}</td></tr>"
+        for name, value in lines.fields
+    )
+    evidence = "".join(f"<li>{html.escape(sentence)}</li>" for sentence in lines.evidence)
+    links = f"{_link(alert.view_url, 'Open')} · {_link(alert.incident_url, 'Acknowledge')}"
+    return (
+        f"<h3>{html.escape(lines.summary)}</h3>\n<table>{rows}</table>\n"
+        + (f"<ul>{evidence}</ul>\n" if evidence else "")
+        + f"<p>{links}</p>"
+    )
+
+
+def _link(url: str, text: str) -> str:
+    return f'<a href="{html.escape(url)}">{html.escape(text)}</a>'
+
+
+def send(config: MailConfig, parcel: Parcel) -> Answer:
+    """Hand the message to the relay."""
+    mail = compose(config, parcel.message, parcel.picture)
+    try:
+        with _session(config, parcel.outbound) as session:
+            refused = session.send_message(mail, config.sender, list(config.recipients))
+    except smtplib.SMTPRecipientsRefused as error:
+        raise _refused(error.recipients) from error
+    except smtplib.SMTPResponseException as error:
+        said = excerpt(error.smtp_error)
+        raise DeliveryError(
+            "smtp.refused",
+            f"The relay answered {error.smtp_code}.",
+            permanent=error.smtp_code >= PERMANENT,
+            answer=Answer(error.smtp_code, said),
+        ) from error
+    except smtplib.SMTPNotSupportedError as error:
+        raise DeliveryError("smtp.unsupported", str(error), permanent=True) from error
+    except (smtplib.SMTPException, OSError) as error:
+        parcel.outbound.left_s()  # says so if it was the time that ended it
+        raise DeliveryError("connection.failed", f"The relay failed: {error}") from error
+    if refused:
+        names = ", ".join(sorted(refused))
+        return Answer(250, f"Taken, but not for {names}.")
+    return Answer(250, "Taken.")
+
+
+def _refused(recipients: dict[str, tuple[int, bytes]]) -> DeliveryError:
+    codes = [code for code, _ in recipients.values()]
+    said = "; ".join(f"{name}: {code} {excerpt(text)}" for name, (code, text) in recipients.items())
+    return DeliveryError(
+        "smtp.refused",
+        "The relay takes it for none of the recipients.",
+        permanent=all(code >= PERMANENT for code in codes),
+        answer=Answer(codes[0], excerpt(said)),
+    )
+
+
+@contextmanager
+def _session(config: MailConfig, outbound: Outbound) -> Iterator[smtplib.SMTP]:
+    """Yield a session that ends with the attempt's time.
+
+    The library's timeout counts for each read; a relay that drips could hold it for hours. So the
+    connection is cut when the time is over.
+    """
+    context = outbound.tls or ssl.create_default_context()
+    session = _Smtp(config, outbound, context)
+    cut = threading.Timer(outbound.left_s(), session.cut)
+    cut.daemon = True
+    cut.start()
+    try:
+        session.connect(config.host, config.port)
+        if config.security == "starttls":
+            session.starttls(context=context)
+        if config.username is not None and config.password is not None:
+            session.login(config.username, config.password)
+        yield session
+    finally:
+        cut.cancel()
+        session.close()
+
+
+class _Smtp(smtplib.SMTP):
+    """Connects to a checked address, with TLS for the name."""
+
+    def __init__(self, config: MailConfig, outbound: Outbound, context: ssl.SSLContext) -> None:
+        super().__init__(timeout=outbound.left_s(), local_hostname="paceline.invalid")
+        self._config, self._outbound, self._context = config, outbound, context
+        # Both names are the library's own, which `starttls` takes as the name to verify.
+        self._host = config.host
+
+    def _get_socket(self, host: str, port: int, timeout: float) -> socket.socket:  # noqa: ARG002 - the library's signature
+        connection = self._outbound.connect(host, port)
+        if self._config.security == "tls":
+            return self._context.wrap_socket(connection, server_hostname=host)
+        return connection
+
+    def cut(self) -> None:
+        sock: Any = self.sock
+        if sock is not None:
+            try:
+                sock.shutdown(socket.SHUT_RDWR)
+            except OSError:
+                # Closed already: the attempt ended in this moment.
+                return
+
+
+MAIL: Final = Kind(
+    name="email",
+    title="E-mail",
+    config=TypeAdapter(MailConfig),
+    secrets=frozenset({"password"}),
+    send=send,
+    pictures=True,
+)

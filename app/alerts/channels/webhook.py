@@ -1,0 +1,102 @@
+"""Generic webhook: Alertmanager's body, signed as Standard Webhooks says."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import hmac
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, Final
+
+from pydantic import Field, TypeAdapter
+
+from app.alerts.channels.alertmanager_format import webhook_body
+from app.alerts.channels.kind import JSON_HEADERS, Kind, Parcel, Secret, Url, encode
+from app.alerts.delivery import Answer
+from app.alerts.outbound import check
+
+SECRET_PREFIX: Final = "whsec_"  # noqa: S105 - what secrets begin with
+# What the specification asks of a secret.
+MIN_SECRET_BYTES: Final = 24
+MAX_SECRET_BYTES: Final = 64
+
+
+@dataclass(frozen=True, slots=True)
+class WebhookConfig:
+    """A URL, and the secrets that sign what is sent there.
+
+    Parameters
+    ----------
+    url : str
+    signing_secrets : tuple of str
+        ``whsec_…``; each signs, so that a new one can be added before the old one is taken away.
+    """
+
+    url: Url
+    signing_secrets: Annotated[tuple[Secret, ...], Field(max_length=4)] = ()
+
+    def __post_init__(self) -> None:
+        for secret in self.signing_secrets:
+            signing_key(secret)
+
+
+def signing_key(secret: str) -> bytes:
+    """Return the key in a secret.
+
+    Raises
+    ------
+    ValueError
+        If it is not of the form ``whsec_`` and base64, or not as long as it must be.
+    """
+    if not secret.startswith(SECRET_PREFIX):
+        raise ValueError(f"a signing secret starts with {SECRET_PREFIX}")
+    try:
+        key = base64.b64decode(secret.removeprefix(SECRET_PREFIX), validate=True)
+    except binascii.Error as error:
+        raise ValueError("a signing secret is base64 after its prefix") from error
+    if not MIN_SECRET_BYTES <= len(key) <= MAX_SECRET_BYTES:
+        raise ValueError(
+            f"a signing secret has {MIN_SECRET_BYTES} to {MAX_SECRET_BYTES} bytes, not {len(key)}"
+        )
+    return key
+
+
+def signature(secrets: Sequence[str], message_id: str, timestamp: str, body: bytes) -> str:
+    """Return the header ``webhook-signature``: one signature for each secret."""
+    signed = b".".join((message_id.encode(), timestamp.encode(), body))
+    digests = (hmac.new(signing_key(secret), signed, hashlib.sha256).digest() for secret in secrets)
+    return " ".join(f"v1,{base64.b64encode(digest).decode()}" for digest in digests)
+
+
+def send(config: WebhookConfig, parcel: Parcel) -> Answer:
+    """Post the message; any 2xx is good."""
+    message = parcel.message
+    body = encode(webhook_body(message))
+    message_id = f"msg_{message.id.hex}"
+    timestamp = str(int(time.time()))
+    headers = {
+        **JSON_HEADERS,
+        "webhook-id": message_id,
+        "webhook-timestamp": timestamp,
+        # Rises with every message of a group.
+        "paceline-sequence": str(message.number),
+    }
+    if message.test:
+        headers["paceline-test"] = "true"
+    if config.signing_secrets:
+        headers["webhook-signature"] = signature(
+            config.signing_secrets, message_id, timestamp, body
+        )
+    return check(parcel.outbound.post(config.url, body, headers))
+
+
+WEBHOOK: Final = Kind(
+    name="webhook",
+    title="Webhook",
+    config=TypeAdapter(WebhookConfig),
+    secrets=frozenset({"url", "signing_secrets"}),
+    send=send,
+)

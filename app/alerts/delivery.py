@@ -1,0 +1,70 @@
+"""What senders and those who call them agree on: one attempt, and how it ended."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+# Of a receiver's answer so much is kept, for the page and the test button.
+KEPT_CHARACTERS: Final = 500
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a receiver said.
+
+    Parameters
+    ----------
+    status : int or None
+        Of HTTP or SMTP.
+    text : str
+        The beginning of its answer.
+    """
+
+    status: int | None
+    text: str
+
+
+class DeliveryError(Exception):
+    """An attempt that did not come through.
+
+    Parameters
+    ----------
+    code : str
+        Stable and machine-readable: ``http.status``, ``timeout``, ``address.refused``…
+    sentence : str
+        For a person; holds no secret.
+    permanent : bool
+        Whether the same message would fail again whenever it is sent.
+    disable : bool
+        Whether the channel is gone for good.
+    answer : Answer or None
+        What the receiver said, where it said something.
+    retry_after_s : float or None
+        How long it wants to be left alone.
+    """
+
+    def __init__(  # noqa: PLR0913 - each says one thing about the failure
+        self,
+        code: str,
+        sentence: str,
+        *,
+        permanent: bool = False,
+        disable: bool = False,
+        answer: Answer | None = None,
+        retry_after_s: float | None = None,
+    ) -> None:
+        super().__init__(sentence)
+        self.code = code
+        self.sentence = sentence
+        self.permanent = permanent or disable
+        self.disable = disable
+        self.answer = answer
+        self.retry_after_s = retry_after_s
+
+
+def excerpt(data: bytes | str) -> str:
+    """Return the beginning of an answer as text that can be stored and shown."""
+    text = data.decode("utf-8", "replace") if isinstance(data, bytes) else data
+    shown = "".join(sign if sign.isprintable() or sign == "\n" else "�" for sign in text)
+    return shown[:KEPT_CHARACTERS].strip()

@@ -1,0 +1,98 @@
+"""Secrets of channels, encrypted at rest.
+
+Fernet (AES-128-CBC with HMAC-SHA256) of the library `cryptography`, with several keys: the first
+encrypts, each decrypts. To change a key, put the new one first, run ``paceline alerts reseal``, and
+take the old one away.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import TYPE_CHECKING, Any
+
+from cryptography.fernet import Fernet, InvalidToken, MultiFernet
+
+from app.errors import SecretKeyError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from app.settings import Settings
+
+
+def seal(settings: Settings, secrets: dict[str, Any]) -> bytes:
+    """Return secrets encrypted; makes the key file where there is no key yet.
+
+    Raises
+    ------
+    SecretKeyError
+        If a key cannot be read or written.
+    """
+    return _box(settings, create=True).encrypt(json.dumps(secrets).encode())
+
+
+def unseal(settings: Settings, sealed: bytes) -> dict[str, Any]:
+    """Return what was encrypted.
+
+    Raises
+    ------
+    SecretKeyError
+        If there is no key, or none of them is the right one.
+    """
+    try:
+        text = _box(settings, create=False).decrypt(sealed)
+    except InvalidToken:
+        raise SecretKeyError(
+            "The channel's secrets were encrypted with another key. Every process needs the same "
+            "PACELINE_SECRET_KEYS or PACELINE_SECRET_KEY_FILE."
+        ) from None
+    document: dict[str, Any] = json.loads(text)
+    return document
+
+
+def _box(settings: Settings, *, create: bool) -> MultiFernet:
+    keys = list(settings.secret_keys) or _from_file(settings, create=create)
+    try:
+        return MultiFernet([Fernet(key) for key in keys])
+    except ValueError as error:
+        raise SecretKeyError(
+            "A secret key is 32 bytes as URL-safe base64: make one with "
+            "`python -c 'from cryptography.fernet import Fernet; "
+            "print(Fernet.generate_key().decode())'`."
+        ) from error
+
+
+def _from_file(settings: Settings, *, create: bool) -> list[str]:
+    path = settings.secret_key_file or settings.data_dir / "secret.key"
+    try:
+        # Only ours is made: a path that somebody gave is one that somebody fills.
+        if create and settings.secret_key_file is None and not path.exists():
+            _make(path)
+        lines = path.read_text(encoding="ascii").split()
+    except (OSError, UnicodeError) as error:
+        raise SecretKeyError(
+            f"There is no secret key: {error}. Set PACELINE_SECRET_KEYS or "
+            "PACELINE_SECRET_KEY_FILE."
+        ) from error
+    if not lines:
+        raise SecretKeyError(f"{path} holds no key.")
+    return lines
+
+
+def _make(path: Path) -> None:
+    """Write a new key, whole or not at all; of two processes at once, one makes it."""
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    scratch = path.with_name(f".{path.name}.{os.getpid()}")
+    descriptor = os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(Fernet.generate_key() + b"\n")
+            file.flush()
+            os.fsync(file.fileno())
+        try:
+            os.link(scratch, path)
+        except FileExistsError:
+            return
+    finally:
+        scratch.unlink()

@@ -1,0 +1,338 @@
+"""From sessions to what a receiver got: grouping, repeats, failures, order."""
+
+from __future__ import annotations
+
+import threading
+import uuid
+from dataclasses import replace
+from datetime import timedelta
+
+import pytest
+from sqlalchemy import select, update
+
+from app.alerts.incidents import State
+from app.db.alert_models import AlertChannel, AlertDelivery, AlertGroup
+from app.db.models import TaskRun
+from app.errors import ConflictError
+from app.services.alert_channels import get_channel, update_channel
+from app.services.alert_deliveries import replay_delivery
+from app.services.alert_flush import IN_FLIGHT, flush_group, pump
+from app.services.alert_incidents import acknowledge_incident, resolve_incident
+from app.services.alert_sweep import sweep_alerts
+from app.services.container import Container
+from app.services.sweep import sweep
+from app.services.task_runs import claim
+from tests.integration.alerts.conftest import Alerting
+from tests.integration.alerts.receiver import Got, Receiver, Reply
+
+MINUTE = timedelta(minutes=1)
+
+
+def statuses(receiver: Receiver) -> list[str]:
+    return [got.json["status"] for got in receiver.got]
+
+
+def ids(receiver: Receiver) -> list[str]:
+    return [got.headers["webhook-id"] for got in receiver.got]
+
+
+def test_a_slow_job_is_told_once_and_its_end_once(alerting: Alerting, receiver: Receiver) -> None:
+    alerting.channel(receiver)
+    alerting.slow()
+    alerting.work()
+    assert receiver.got == [], "told before group_wait was over"
+    alerting.pass_and_work(MINUTE)
+    assert statuses(receiver) == ["firing"]
+    alerting.slow()
+    alerting.pass_and_work(10 * MINUTE)
+    assert statuses(receiver) == ["firing"]
+    alerting.fast()
+    alerting.pass_and_work(10 * MINUTE)
+    assert statuses(receiver) == ["firing", "resolved"]
+    alerting.pass_and_work(timedelta(days=2))
+    assert statuses(receiver) == ["firing", "resolved"]
+    assert alerting.states() == ["delivered", "delivered"]
+
+
+def test_what_is_over_within_group_wait_is_never_told(
+    alerting: Alerting, receiver: Receiver
+) -> None:
+    alerting.channel(receiver)
+    alerting.slow()
+    alerting.fast()
+    alerting.pass_and_work()
+    assert receiver.got == []
+    assert alerting.states() == []
+
+
+def test_what_still_fires_is_repeated_until_somebody_acknowledges(
+    alerting: Alerting, receiver: Receiver
+) -> None:
+    alerting.channel(receiver)
+    alerting.slow()
+    for _ in range(3):
+        alerting.pass_and_work()
+    assert statuses(receiver) == ["firing"] * 3
+    assert len(set(ids(receiver))) == 3
+    acknowledge_incident(alerting.container, alerting.incident().id, by="ann")
+    for _ in range(3):
+        alerting.pass_and_work()
+    assert statuses(receiver) == ["firing"] * 3
+
+
+def test_a_fault_that_passes_is_tried_again_with_the_same_id_and_the_same_words(
+    alerting: Alerting, receiver: Receiver
+) -> None:
+    replies = [Reply(503), Reply(429, headers={"Retry-After": "120"}), Reply(200)]
+    receiver.answer = lambda _: replies[len(receiver.got) - 1]
+    alerting.channel(receiver)
+    alerting.slow()
+    alerting.pass_and_work(MINUTE)
+    assert alerting.states() == ["waiting"]
+    alerting.pass_and_work(MINUTE)
+    assert alerting.states() == ["waiting"]
+    alerting.pass_and_work(MINUTE)
+    assert len(receiver.got) == 2, "the receiver asked for two minutes"
+    alerting.pass_and_work(2 * MINUTE)
+    assert alerting.states() == ["delivered"]
+    assert len(set(ids(receiver))) == 1
+    assert len({got.body for got in receiver.got}) == 1
+    assert alerting.deliveries()[0].attempt == 3
+
+
+@pytest.mark.parametrize("status", [301, 302, 307, 400, 401, 403, 404, 413, 422])
+def test_a_refusal_is_not_tried_again(alerting: Alerting, receiver: Receiver, status: int) -> None:
+    receiver.answer = lambda _: Reply(status, b"no", {"Location": receiver.url})
+    channel = alerting.channel(receiver)
+    alerting.slow()
+    alerting.pass_and_work(MINUTE)
+    alerting.pass_and_work(timedelta(hours=1))
+    assert len(receiver.got) == 1
+    [delivery] = alerting.deliveries()
+    assert (delivery.state, delivery.answer_status, delivery.answer) == ("failed", status, "no")
+    view = get_channel(alerting.container, channel)
+    assert view.enabled
+    assert view.last_error is not None
+
+
+def test_what_was_refused_is_told_again_in_time(alerting: Alerting, receiver: Receiver) -> None:
+    receiver.answer = lambda _: Reply(400 if len(receiver.got) == 1 else 200)
+    alerting.channel(receiver)
+    alerting.slow()
+    alerting.pass_and_work(MINUTE)
+    alerting.fast()
+    alerting.pass_and_work(10 * MINUTE)
+    assert alerting.states() == ["failed", "delivered"]
+    assert statuses(receiver) == ["firing", "resolved"]
+
+
+def test_a_channel_that_is_gone_is_disabled_and_gives_its_deliveries_up(
+    alerting: Alerting, receiver: Receiver
+) -> None:
+    receiver.answer = lambda _: Reply(410)
+    channel = alerting.channel(receiver)
+    for job in ("a", "b"):
+        alerting.slow(job)
+    alerting.pass_and_work(MINUTE)
+    view = get_channel(alerting.container, channel)
+    assert not view.enabled
+    assert view.disabled_reason == "The receiver answered 410."
+    assert set(alerting.states()) == {"failed"}
+    count = len(receiver.got)
+    alerting.pass_and_work()
+    assert len(receiver.got) == count
+
+
+def test_a_channel_that_is_enabled_again_hears_of_what_is_going_on(
+    alerting: Alerting, receiver: Receiver
+) -> None:
+    channel = alerting.channel(receiver)
+    alerting.slow()
+    alerting.pass_and_work(MINUTE)
+    update_channel(alerting.container, channel, enabled=False)
+    update_channel(alerting.container, channel, enabled=True)
+    alerting.pass_and_work(10 * MINUTE)
+    assert statuses(receiver) == ["firing", "firing"]
+
+
+def test_a_delivery_is_given_up_after_a_day(alerting: Alerting, receiver: Receiver) -> None:
+    receiver.answer = lambda _: Reply(500)
+    channel = alerting.channel(receiver)
+    alerting.slow()
+    alerting.pass_and_work(MINUTE)
+    # Acknowledged, so that no repetition takes its place.
+    acknowledge_incident(alerting.container, alerting.incident().id, by="ann")
+    with alerting.container.uow() as tx:
+        tx.session.execute(update(AlertGroup).values(flush_at=None))
+    for _ in range(20):
+        alerting.pass_and_work(timedelta(hours=3))
+        with alerting.container.uow() as tx:
+            tx.session.execute(update(AlertGroup).values(flush_at=None))
+    assert alerting.states() == ["failed"]
+    assert 6 <= len(receiver.got) <= 12
+    assert get_channel(alerting.container, channel).failures == len(receiver.got)
+
+
+def test_news_takes_the_place_of_what_did_not_come_through(
+    alerting: Alerting, receiver: Receiver
+) -> None:
+    up = threading.Event()
+    receiver.answer = lambda _: Reply(200 if up.is_set() else 503)
+    alerting.channel(receiver)
+    alerting.slow()
+    alerting.pass_and_work(MINUTE)
+    alerting.fast()
+    alerting.pass_and_work(10 * MINUTE)
+    assert alerting.states() == ["superseded", "waiting"]
+    up.set()
+    alerting.pass_and_work(10 * MINUTE)
+    # The first one may have come through, so the end is told.
+    assert alerting.states() == ["superseded", "delivered"]
+    assert statuses(receiver)[-1] == "resolved"
+
+
+def test_what_a_channel_never_could_hear_is_not_told_to_be_over(
+    alerting: Alerting, receiver: Receiver
+) -> None:
+    channel = alerting.channel(receiver)
+    with alerting.container.uow() as tx:
+        tx.session.execute(update(AlertChannel).values(hold_until=tx.now + timedelta(hours=3)))
+    alerting.slow()
+    alerting.pass_and_work(MINUTE)
+    alerting.fast()
+    alerting.pass_and_work(timedelta(hours=4))
+    assert alerting.states() == ["superseded"]
+    assert receiver.got == []
+    assert get_channel(alerting.container, channel).waiting == 0
+
+
+def test_messages_of_a_job_come_in_order_also_after_failures(
+    alerting: Alerting, receiver: Receiver
+) -> None:
+    def answer(_: Got) -> Reply:
+        return Reply(500 if len(receiver.got) % 3 else 200)
+
+    receiver.answer = answer
+    alerting.channel(receiver)
+    for round_ in range(6):
+        alerting.slow() if round_ % 2 == 0 else alerting.fast()
+        for _ in range(4):
+            alerting.pass_and_work(7 * MINUTE)
+    numbers = [int(got.headers["paceline-sequence"]) for got in receiver.got]
+    assert numbers == sorted(numbers)
+
+
+def test_a_dead_channel_delays_no_other(alerting: Alerting, receiver: Receiver) -> None:
+    with Receiver(lambda _: Reply(200, b"x" * 100, drip_s=0.5)) as slow:
+        alerting.channel(slow, "slow")
+        alerting.channel(receiver, "quick")
+        jobs = [f"job-{number}" for number in range(IN_FLIGHT + 3)]
+        for job in jobs:
+            alerting.slow(job)
+        alerting.time_passes(MINUTE)
+        # The slow channel gets no more threads than its share, whoever comes first.
+        with alerting.container.uow() as tx:
+            groups = list(tx.session.execute(select(AlertGroup.id)).scalars())
+        for group in groups:
+            for channel in flush_group(alerting.container, group):
+                pump(alerting.container, channel)
+        with alerting.container.uow() as tx:
+            sending = list(
+                tx.session.execute(
+                    select(AlertDelivery.channel_id).where(AlertDelivery.state == "sending")
+                ).scalars()
+            )
+        assert sorted(sending.count(channel) for channel in set(sending)) == [IN_FLIGHT] * 2
+
+
+def test_a_receiver_that_drips_is_cut_off_in_time(alerting: Alerting, receiver: Receiver) -> None:
+    receiver.answer = lambda _: Reply(200, b"x" * 1000, drip_s=0.1)
+    alerting.container = _with(alerting, alert_attempt_limit_s=0.5)
+    alerting.channel(receiver)
+    alerting.slow()
+    alerting.pass_and_work(MINUTE)
+    [delivery] = alerting.deliveries()
+    assert (delivery.state, delivery.error_code) == ("waiting", "timeout")
+
+
+def test_a_worker_that_was_killed_leaves_a_delivery_that_is_sent_under_its_id(
+    alerting: Alerting, receiver: Receiver
+) -> None:
+    alerting.channel(receiver)
+    alerting.slow()
+    alerting.time_passes(MINUTE)
+    sweep_alerts(alerting.container)
+    for _ in range(alerting.container.settings.max_attempts):
+        with alerting.container.uow() as tx:
+            run_id = tx.session.execute(
+                select(TaskRun.id).where(TaskRun.state == "queued")
+            ).scalar_one()
+        assert claim(alerting.container, run_id) is not None
+        with alerting.container.uow() as tx:
+            tx.session.execute(
+                update(TaskRun)
+                .where(TaskRun.id == run_id)
+                .values(lease_until=tx.now - timedelta(seconds=1))
+            )
+        sweep(alerting.container)
+    assert alerting.states() == ["waiting"]
+    [before] = alerting.deliveries()
+    alerting.pass_and_work(5 * MINUTE)
+    assert alerting.states() == ["delivered"]
+    assert ids(receiver) == [f"msg_{before.id.hex}"]
+
+
+def test_an_attempt_whose_claim_was_lost_stores_nothing(
+    alerting: Alerting, receiver: Receiver
+) -> None:
+    alerting.channel(receiver)
+    alerting.slow()
+    alerting.time_passes(MINUTE)
+
+    def taken_over(_: Got) -> Reply:
+        with alerting.container.uow() as tx:
+            tx.session.execute(
+                update(TaskRun)
+                .where(TaskRun.state == "running")
+                .values(claim_token=uuid.uuid4(), attempt=2)
+            )
+        return Reply(200)
+
+    receiver.answer = taken_over
+    alerting.work()
+    assert alerting.states() == ["sending"]
+
+
+def test_a_failed_delivery_can_be_sent_again_unless_a_later_one_was(
+    alerting: Alerting, receiver: Receiver
+) -> None:
+    receiver.answer = lambda _: Reply(400 if len(receiver.got) == 1 else 200)
+    alerting.channel(receiver)
+    alerting.slow()
+    alerting.pass_and_work(MINUTE)
+    [failed] = alerting.deliveries()
+    replay_delivery(alerting.container, failed.id)
+    alerting.work()
+    assert alerting.states() == ["delivered"]
+    assert len(set(ids(receiver))) == 1
+    with pytest.raises(ConflictError):
+        replay_delivery(alerting.container, failed.id)
+
+
+def test_silence_in_the_middle_ends_what_pagers_hold_open(
+    alerting: Alerting, receiver: Receiver
+) -> None:
+    alerting.channel(receiver)
+    alerting.slow()
+    alerting.pass_and_work(MINUTE)
+    resolve_incident(alerting.container, alerting.incident().id, by="ann", note="replaced")
+    alerting.pass_and_work(10 * MINUTE)
+    assert statuses(receiver) == ["firing", "resolved"]
+    assert alerting.incident().state is State.RESOLVED
+    alert = receiver.got[-1].json["alerts"][0]
+    assert alert["annotations"]["description"] == "Because: replaced"
+
+
+def _with(alerting: Alerting, **changes: object) -> Container:
+    settings = alerting.container.settings.model_copy(update=changes)
+    return replace(alerting.container, settings=settings)
