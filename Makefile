@@ -18,7 +18,7 @@ ARGS ?=
 .DELETE_ON_ERROR:
 .SUFFIXES:
 .PHONY: help install install-dev demo serve test test-unit test-integration test-e2e test-golden \
-	test-postgres-15 check lint format types imports bench lock upgrade image clean
+	test-postgres-15 check lint format types imports bench score lock upgrade image clean
 
 help: ## List the targets
 	@sed -n 's/^\([a-z0-9-]*\):.*## \(.*\)$$/\1\t\2/p' $(firstword $(MAKEFILE_LIST)) \
@@ -116,6 +116,11 @@ format: install-dev ## Format, and repair what can be repaired
 bench: install-dev ## Measure speed and memory side by side with plain decoding and plain storing
 	@$(BIN)/python -m benchmarks.run $(ARGS)
 
+SEED ?= 1
+JOBS ?= 1000
+score: install-dev ## Score the diagnosis on synthetic jobs: make score SEED=n JOBS=m
+	@$(BIN)/python -m benchmarks.score --seed $(SEED) --jobs $(JOBS)
+
 image: ## Build the container image
 	docker build --tag paceline .
 
@@ -125,12 +130,12 @@ lock: $(VENV)/.created ## Write the lock files from pyproject.toml, keeping vers
 	@PATH="$$PATH:$(abspath $(BIN))" && export PATH UV_CUSTOM_COMPILE_COMMAND="make lock" && \
 	compile() { uv pip compile --quiet --no-config --universal --python-version 3.11 \
 		--generate-hashes --no-emit-index-url --no-emit-find-links $(UPGRADE) "$$@"; } && \
-	compile pyproject.toml --all-extras --output-file requirements/runtime.txt && \
+	compile pyproject.toml --extra server --extra embedded --output-file requirements/runtime.txt && \
 	compile pyproject.toml --extra server --constraints requirements/runtime.txt \
 		--output-file requirements/server.txt && \
 	compile requirements/build.in --constraints requirements/runtime.txt \
 		--output-file requirements/build.txt && \
-	compile pyproject.toml --all-extras --group dev --constraints requirements/runtime.txt \
+	compile pyproject.toml --extra server --extra embedded --group dev --constraints requirements/runtime.txt \
 		--constraints requirements/build.txt --output-file requirements/dev.txt
 
 upgrade: ## Write the lock files with the newest versions that fit

@@ -8,6 +8,7 @@ Standard output carries the result only; progress and messages go to standard er
 from __future__ import annotations
 
 import sys
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -27,6 +28,24 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+
+class Method(StrEnum):
+    """How `paceline plan` finds a template."""
+
+    OPTIMAL = "optimal"
+    DITTO = "ditto"
+    GREEDY = "greedy"
+    EXHAUSTIVE = "exhaustive"
+
+
+class Objective(StrEnum):
+    """What `paceline plan` makes small."""
+
+    T_STD = "t_std"
+    T_OOBLECK = "t_oobleck"
+    SIMULATED = "simulated"
+
 
 TraceArgument = Annotated[
     Path, typer.Argument(exists=True, dir_okay=False, readable=True, help="Parquet or NDJSON")
@@ -212,6 +231,26 @@ def synth(
     for files in written:
         for path in (files.trace, files.meta, files.truth):
             typer.echo(str(path))
+
+
+@app.command()
+def plan(
+    spec: Annotated[
+        Path, typer.Argument(exists=True, dir_okay=False, readable=True, help="YAML or JSON")
+    ],
+    *,
+    method: Annotated[Method, typer.Option(help="How the template is found")] = Method.OPTIMAL,
+    objective: Annotated[Objective, typer.Option(help="What is made small")] = Objective.T_STD,
+    time_limit: Annotated[
+        float | None,
+        typer.Option(min=0.0, help="Seconds; then the best so far with its proven gap"),
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print the whole plan as JSON")] = False,
+) -> None:
+    """Recommend a pipeline template for a cluster, without any server."""
+    from app.cli_plan import plan_file
+
+    plan_file(spec, method.value, objective.value, time_limit, as_json=json)
 
 
 def _settings(host: str | None, port: int | None, data_dir: Path | None) -> Settings:
