@@ -125,7 +125,8 @@ def _find(
     explained: dict[int, FloatArray] = {}
     for finding in waiting:
         explained.update(finding.change.less_ns)
-    observation = replace(observation, less_ns=explained)
+    if explained:
+        observation = replace(observation, less_ns=explained)
     usual = take_apart(observation)
     found: list[Finding | None] = [
         *waiting,

@@ -37,17 +37,17 @@ def held_up(observation: Observation) -> dict[int, FloatArray]:
         computes = np.concatenate(
             [_of(observation, stage, name) for name in (FORWARD_COMPUTE, BACKWARD_COMPUTE)]
         )
-        if not len(scatters):
+        # Mostly gradients are reduced after all computing; one step tells.
+        first_start = layout.start_ns[scatters, 0, 0].min(initial=np.inf)
+        computes = computes[layout.start_ns[computes, 0, 0] > first_start]
+        if not len(computes):
             continue
         usual = float(np.median(observation.recorded_ns[computes]))
         within = max(_WITHIN_NS, _WITHIN_SHARE * usual)
         least = max(_LATE_NS, _LATE_SHARE * usual)
         ends = layout.start_ns[scatters] + layout.duration_ns[scatters]
-        first = layout.start_ns[scatters].min(axis=0)
         for node in computes.tolist():
             start = layout.start_ns[node]
-            if (start < first).all():
-                continue
             delay = observation.delay_ns(node)
             after = start - ends
             near = ((after > -_BEFORE_NS) & (after < within)).any(axis=0) & (delay > least)

@@ -30,6 +30,8 @@ _SCATTER_TO_NOISE: Final = 2.0
 _LEAST_CORRELATION: Final = 0.6
 # So many standard errors of a median a worker can seem slow because of its microbatches.
 _CHANCES: Final = 6.0
+# Computations that are enough to tell whether lengths differ.
+_ENOUGH: Final = 150_000
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -68,26 +70,39 @@ def take_apart(observation: Observation) -> Usual:
     """Separate microbatches, workers and what is left; the observation must have passes."""
     passes = observation.passes
     relative = {name: values.relative for name, values in passes.items()}
-    middles = {name: lower_median(values, axis=0) for name, values in relative.items()}
-    backward, forward = middles[BACKWARD_COMPUTE], middles[FORWARD_COMPUTE]
-    scatter, by_lane = _scatter(backward)
     several = observation.layout.pp > 1
-    noise = spread(relative[BACKWARD_COMPUTE] / backward if several else forward / backward)
+    # Some of the steps tell whether lengths differ; only if they do, all are needed.
+    every = max(1, relative[BACKWARD_COMPUTE].size // _ENOUGH)
+    some = {name: values[:, :, ::every] for name, values in relative.items()}
+    forward = lower_median(some[FORWARD_COMPUTE], axis=0)
+    backward = lower_median(some[BACKWARD_COMPUTE], axis=0)
+    scatter, by_lane = _scatter(backward)
+    noise = spread((some[BACKWARD_COMPUTE] if several else forward) / backward)
     correlation = _correlation(forward, backward)
     differ = (
         by_lane >= max(_LEAST_SCATTER, _SCATTER_TO_NOISE * noise)
         and correlation >= _LEAST_CORRELATION
     )
-    one = np.ones_like(backward)
-    within = {name: (middles[name] if several else backward) if differ else one for name in passes}
+    within = _within(relative, several=several) if differ else {}
+    one = np.ones(relative[BACKWARD_COMPUTE].shape[1:])
     left = {name: values / within[name] if differ else values for name, values in relative.items()}
     microbatch, worker = {}, {}
     for name, values in passes.items():
         lasting = (values.own_ns / peers_median(values.own_ns)).mean(axis=1)
         by_chance = _by_chance(lasting, scatter, values) if differ else np.ones(lasting.shape[1])
         worker[name] = (lasting / by_chance)[:, None, :] * np.median(left[name], axis=1)
-        microbatch[name] = within[name] * by_chance
+        microbatch[name] = within[name] * by_chance if differ else one
     return Usual(differ, microbatch, scatter, correlation, worker, left, noise)
+
+
+def _within(relative: dict[str, FloatArray], *, several: bool) -> dict[str, FloatArray]:
+    """Return the factor of each microbatch within its DP rank: the same on all stages.
+
+    With one stage the backward has it, which no stall of the interpreter lengthens.
+    """
+    if not several:
+        return dict.fromkeys(relative, relative[BACKWARD_COMPUTE][0])
+    return {name: lower_median(values, axis=0) for name, values in relative.items()}
 
 
 def _by_chance(lasting: FloatArray, scatter: float, passes: Passes) -> FloatArray:
