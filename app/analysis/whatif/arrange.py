@@ -107,7 +107,7 @@ def _group_by_shape(
     dropped |= {int(steps[index]): reason for index, reason in shapes.dropped.items()}
     kept = np.setdiff1d(np.arange(len(steps)), list(shapes.dropped))
     layouts = []
-    flat = shapes.expected.reshape(len(steps), -1)
+    flat = shapes.expected.reshape(len(steps), len(REPLAYED_OP_TYPES) * ranks.shape[1])
     distinct, group_of = np.unique(flat[kept], axis=0, return_inverse=True)
     number = np.full(len(steps), -1)
     number[kept] = group_of.ravel()

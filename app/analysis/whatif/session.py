@@ -13,10 +13,11 @@ from app.analysis.whatif.alignment import Clocks, align
 from app.analysis.whatif.arrange import lay_out
 from app.analysis.whatif.durations import FAULT_NS, Durations, ideal_durations, own_durations
 from app.analysis.whatif.graph import Graph, build_graph
-from app.analysis.whatif.layout import DroppedStep, FloatArray, IntArray, Layout
+from app.analysis.whatif.layout import DroppedStep, FloatArray, IntArray, LaidOut, Layout
 from app.analysis.whatif.repair import Recreated, recreate
 from app.analysis.whatif.replay import prepare
 from app.analysis.whatif.variants import Simulator
+from app.errors import UnanalyzableError
 
 ALL_STEPS: Final = slice(None)
 
@@ -102,8 +103,8 @@ def prepare_replay(trace: Trace) -> Replayed:
         Where no replay can come from the trace; see `lay_out` and `build_graph`.
     """
     laid_out = lay_out(trace)
-    graphs = [build_graph(layout) for layout in laid_out.groups]
-    aligned, clocks = align(laid_out.groups, graphs, absolute=not trace.step_relative)
+    arranged, graphs, dropped = _with_graphs(laid_out)
+    aligned, clocks = align(arranged, graphs, absolute=not trace.step_relative)
     layouts, recreated = recreate(aligned, graphs)
     own = [own_durations(*pair) for pair in zip(layouts, graphs, strict=True)]
     recorded = [durations for durations, _ in own]
@@ -115,9 +116,35 @@ def prepare_replay(trace: Trace) -> Replayed:
         shortest = np.minimum(values.min(axis=(1, 2)), ideal)
         simulator = Simulator(layout, durations, prepare(graph, shortest))
         groups.append(Group(layout, graph, durations, simulator))
-    return Replayed(
-        tuple(groups), laid_out.dropped, sum(clamped for _, clamped in own), recreated, clocks
-    )
+    return Replayed(tuple(groups), dropped, sum(clamped for _, clamped in own), recreated, clocks)
+
+
+def _with_graphs(
+    laid_out: LaidOut,
+) -> tuple[list[Layout], list[Graph], tuple[DroppedStep, ...]]:
+    """Derive the dependencies of each group of steps; drop groups that cannot have run so."""
+    layouts: list[Layout] = []
+    graphs: list[Graph] = []
+    dropped = list(laid_out.dropped)
+    refused: list[UnanalyzableError] = []
+    for layout in laid_out.groups:
+        graph = _graph_or_refusal(layout)
+        if isinstance(graph, Graph):
+            layouts.append(layout)
+            graphs.append(graph)
+        else:
+            refused.append(graph)
+            dropped += [DroppedStep(int(step), graph.message) for step in layout.steps]
+    if not layouts:
+        raise refused[0]
+    return layouts, graphs, tuple(sorted(dropped, key=lambda item: item.step))
+
+
+def _graph_or_refusal(layout: Layout) -> Graph | UnanalyzableError:
+    try:
+        return build_graph(layout)
+    except UnanalyzableError as error:
+        return error
 
 
 def launch_delays(group: Group, steps: slice = ALL_STEPS) -> tuple[FloatArray, int]:

@@ -9,6 +9,7 @@ from app.analysis.trace.model import Trace
 from app.analysis.whatif.arrange import lay_out
 from app.analysis.whatif.graph import build_graph
 from app.analysis.whatif.layout import Layout
+from app.analysis.whatif.session import prepare_replay
 from app.errors import UnanalyzableError
 from tests.factories import select, session
 
@@ -85,3 +86,15 @@ def test_transfers_that_fit_no_computation_are_refused() -> None:
         build_graph(the_layout(broken))
     assert caught.value.stable_code == "trace.transfers_unmatched"
     assert "Stage 1 has 3 forward-recv for 4 computations" in caught.value.message
+
+
+def test_a_step_that_cannot_have_run_so_is_dropped_by_name() -> None:
+    trace = session(dp=2, pp=2, microbatches=4, steps=8).trace
+    first = int(trace.step.min())
+    backward = trace.op == trace.op_names.index("backward-compute")
+    early = backward & (trace.pp == 0) & (trace.step == first)
+    broken = dataclasses.replace(trace, start_ns=np.where(early, 0, trace.start_ns))
+    replayed = prepare_replay(broken)
+    assert [item.step for item in replayed.dropped] == [first]
+    assert "wait for one another" in replayed.dropped[0].reason
+    assert len(replayed.steps) == 7

@@ -125,6 +125,15 @@ def test_a_rank_missing_from_a_step_drops_the_step_by_name() -> None:
     assert dropped(lost) == {step: f"rank {rank} (DP rank 2, stage 1) sent nothing"}
 
 
+def test_ranks_that_never_meet_in_a_step_are_refused_in_words() -> None:
+    trace = session(dp=2, pp=1, steps=6).trace
+    apart = dataclasses.replace(trace, step=trace.step * 2 + trace.dp)
+    with pytest.raises(UnanalyzableError) as caught:
+        lay_out(apart)
+    assert caught.value.stable_code == "trace.no_complete_step"
+    assert "sent nothing" in caught.value.faults[0].message
+
+
 def test_a_step_with_too_much_missing_is_dropped_by_name() -> None:
     trace = session().trace
     step = int(np.unique(trace.step)[4])

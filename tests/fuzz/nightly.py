@@ -1,0 +1,51 @@
+"""Damage many traces: ``python -m tests.fuzz.nightly --cases 100000``.
+
+Prints how many were analyzed and how many refused by which code; ends with status 1 and the seeds
+of all cases that ended in anything else.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import sys
+import traceback
+from collections import Counter
+
+from tests.fuzz.engine import damaged, outcome
+
+SHOWN = 10
+
+
+def judged(seed: int) -> tuple[int, str, str]:
+    """Return the seed, how its case ended, and the trace of what should not have been raised."""
+    try:
+        return seed, outcome(damaged(seed)), ""
+    except Exception as error:  # noqa: BLE001 - whatever it is, it is what is looked for
+        return seed, f"raised {type(error).__name__}", traceback.format_exc()
+
+
+def main() -> int:
+    """Run the cases on all processors."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--cases", type=int, default=100_000)
+    parser.add_argument("--first", type=int, default=0, help="the first seed")
+    parser.add_argument("--processes", type=int, default=multiprocessing.cpu_count())
+    options = parser.parse_args()
+    seeds = range(options.first, options.first + options.cases)
+    found: Counter[str] = Counter()
+    failures = 0
+    with multiprocessing.Pool(options.processes) as pool:
+        for seed, end, trace in pool.imap_unordered(judged, seeds, chunksize=50):
+            found[end] += 1
+            if trace:
+                failures += 1
+                if failures <= SHOWN:
+                    sys.stdout.write(f"seed {seed}:\n{trace}\n")
+    for end, count in found.most_common():
+        sys.stdout.write(f"{count:8d}  {end}\n")
+    return 1 if failures else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
