@@ -15,7 +15,6 @@ from app.analysis.diagnosis.finding import (
     CAUSES,
     DATA_LOADING,
     FALSE_DEPENDENCY,
-    TENSOR_PARALLEL,
     UNKNOWN,
     Cause,
     Evidence,
@@ -100,7 +99,8 @@ class Diagnosis:
 def diagnose(trace: Trace, replayed: Replayed, metrics: Metrics) -> Diagnosis:
     """Name the causes of a session's lost time; steps of the most frequent shape are looked at."""
     observation = Observation(trace, replayed.main)
-    unjudged = cannot_judge(observation, tensor_ranks=has_tensor_ranks(trace))
+    tensor_ranks = has_tensor_ranks(trace)
+    unjudged = cannot_judge(observation, tensor_ranks=tensor_ranks)
     excess = float(metrics.recorded_s.mean() / metrics.ideal_s.mean())
     if excess < 1 + _WORTH_A_LOOK or not observation.passes:
         judged = tuple(cause for cause in CAUSES if cause not in unjudged)
@@ -108,7 +108,7 @@ def diagnose(trace: Trace, replayed: Replayed, metrics: Metrics) -> Diagnosis:
             (), judged, unjudged, metrics.lost_s, metrics.slowdown, metrics.discrepancy
         )
     step_ns = float(metrics.recorded_s.mean()) / NS
-    findings, late = _find(observation, step_ns, tensor_ranks=TENSOR_PARALLEL not in unjudged)
+    findings, late = _find(observation, step_ns, tensor_ranks=tensor_ranks)
     replays = Counterfactuals(replayed.main, [finding.change for finding in findings], late)
     main = np.isin(replayed.steps, replayed.layout.steps)
     recorded_s = float(metrics.recorded_s[main].mean())

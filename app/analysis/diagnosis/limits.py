@@ -1,4 +1,8 @@
-"""Causes that a session cannot show, because it lacks what they would be seen in."""
+"""Causes that a session cannot show, because it lacks what they would be seen in.
+
+A cause that the job cannot have is not among them: without overlap nothing waits for a
+reduce-scatter, with one stage none is too heavy.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +12,10 @@ from app.analysis.diagnosis.finding import (
     MEMORY_FRAGMENTATION,
     NETWORK,
     SLOW_WORKER,
-    STAGE_IMBALANCE,
     TENSOR_PARALLEL,
 )
 from app.analysis.diagnosis.observation import Observation
-from app.analysis.trace.model import PARAMS_ALL_GATHER, SEPARATE_ALL_REDUCE
+from app.analysis.trace.model import GRADS_REDUCE_SCATTER, PARAMS_ALL_GATHER
 
 CONTEXT_PARALLEL = "context_parallel_straggler"
 
@@ -25,8 +28,6 @@ def cannot_judge(observation: Observation, *, tensor_ranks: bool) -> dict[str, s
     reasons = {}
     if sizes.dp == 1:
         reasons[SLOW_WORKER] = "with one DP rank a worker has no peers to compare it with"
-    if sizes.pp == 1:
-        reasons[STAGE_IMBALANCE] = "there is one stage"
     if sizes.workers == 1:
         reasons[NETWORK] = "one worker has no transfers to compare"
     if PARAMS_ALL_GATHER not in present:
@@ -34,13 +35,11 @@ def cannot_judge(observation: Observation, *, tensor_ranks: bool) -> dict[str, s
             "nothing is recorded before a step's first forward, so waiting for its batch cannot be "
             "told from the time between steps"
         )
-    if SEPARATE_ALL_REDUCE not in present or sizes.vpp == 1:
-        reasons[FALSE_DEPENDENCY] = "nothing computes while gradients are reduced"
+    if GRADS_REDUCE_SCATTER not in present:
+        reasons[FALSE_DEPENDENCY] = "no reduce-scatters recorded"
     if sizes.tp > 1 and not tensor_ranks:
         reason = "no tensor-parallel operations recorded"
         reasons |= dict.fromkeys((MEMORY_FRAGMENTATION, TENSOR_PARALLEL), reason)
-    elif sizes.tp == 1:
-        reasons |= dict.fromkeys((MEMORY_FRAGMENTATION, TENSOR_PARALLEL), "TP is 1")
     if sizes.cp > 1:
         reasons[CONTEXT_PARALLEL] = "no context-parallel operations recorded"
     return reasons
