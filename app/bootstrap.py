@@ -47,7 +47,8 @@ def build(settings: Settings, *, application_name: str = "paceline") -> Containe
 
     def send(run_id: uuid.UUID, kind: str) -> None:
         queue = kinds[kind].queue
-        celery.send_task(TASK_NAME, args=[str(run_id)], exchange="", routing_key=queue)
+        # By the queue's name: with an empty exchange Celery takes the default queue instead.
+        celery.send_task(TASK_NAME, args=[str(run_id)], queue=queue)
 
     dispatcher = Dispatcher(send)
     return Container(
