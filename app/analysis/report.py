@@ -15,7 +15,7 @@ from app.analysis.mitigation.predictions import predict_fixes
 from app.analysis.trace.model import REPLAYED_OP_TYPES, Trace
 from app.analysis.whatif.confidence import Interval, bootstrap
 from app.analysis.whatif.fidelity import distrust, late_launches
-from app.analysis.whatif.layout import FloatArray
+from app.analysis.whatif.layout import MAX_NAMED_FAULTS, FloatArray
 from app.analysis.whatif.metrics import (
     Contribution,
     Metrics,
@@ -84,13 +84,13 @@ def _require_steps(replayed: Replayed) -> None:
     complete = len(replayed.steps)
     if complete >= MIN_STEPS:
         return
+    message = f"{complete} complete steps, at least {MIN_STEPS} are needed"
+    faults = [Fault("too_few_steps", message, column="step")]
+    faults += [
+        Fault("dropped_step", f"Step {item.step}: {item.reason}") for item in replayed.dropped
+    ]
     raise UnanalyzableError(
-        f"{complete} complete steps, at least {MIN_STEPS} are needed",
-        code="trace.too_few_steps",
-        faults=tuple(
-            Fault("dropped_step", f"Step {item.step}: {item.reason}")
-            for item in replayed.dropped[:10]
-        ),
+        message, code="trace.too_few_steps", faults=tuple(faults[:MAX_NAMED_FAULTS])
     )
 
 

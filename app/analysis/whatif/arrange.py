@@ -289,9 +289,11 @@ def _named_microbatches(lane: IntArray, mb: IntArray, size: tuple[int, int]) -> 
 
 def _bound(nodes: int) -> None:
     if nodes > MAX_NODES:
+        message = f"{nodes} operations in one step of one DP rank, at most {MAX_NODES} are analyzed"
         raise UnanalyzableError(
-            f"{nodes} operations in one step of one DP rank, at most {MAX_NODES} are analyzed",
+            message,
             code="trace.too_many_operations",
+            faults=(Fault("too_many_operations", message, column="step"),),
         )
 
 

@@ -9,7 +9,6 @@ keep the times of their peers.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
@@ -20,17 +19,19 @@ from app.analysis.trace import model as ops
 from app.analysis.trace.model import Trace
 from app.analysis.whatif.launch_order import agreed_order
 from app.analysis.whatif.pipeline import DIRECTIONS, Flow, transferred
-
-# Clock noise of one host.
-TOLERANCE_NS: Final = 1e6
-# Being on the wrong side of a computation costs this many times the distance.
-IMPOSSIBLE: Final = 100.0
+from app.analysis.whatif.slots_by_time import (
+    Judge,
+    Times,
+    after,
+    as_usual,
+    assign,
+    before,
+    bridged,
+)
 
 IntArray = NDArray[np.int64]
 FloatArray = NDArray[np.float64]
 _UNKNOWN: Final = -1
-# (step, DP rank, starts, ends) → costs of shape (operations, slots)
-_Judge = Callable[[int, int, FloatArray, FloatArray], FloatArray]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -197,25 +198,31 @@ class _Placing:
         """Give slots to the operations of lanes that nothing but time tells apart."""
         begin = np.full(self.steps, np.iinfo(np.int64).max)
         np.minimum.at(begin, self.rows.step, self.trace.start_ns[self.rows.row])
-        times = _Times(start, start + duration, filled, begin.astype(np.float64))
-        group = self.group[unknown]
-        pieces = np.split(unknown, np.flatnonzero(group[1:] != group[:-1]) + 1)
+        times = Times(start, start + duration, filled, begin.astype(np.float64))
+        lanes = _Lanes.of(unknown, self.group[unknown], len(self.shape))
         # computations first: transfers go by them
-        pieces.sort(key=lambda piece: self._is_transfer(int(self.rows.kind[piece[0]])))
-        judges: dict[int, _Judge] = {}
-        for piece in pieces:
-            kind = int(self.rows.kind[piece[0]])
-            step, dp = int(self.rows.step[piece[0]]), int(self.rows.dp[piece[0]])
-            if kind not in judges:
-                judges[kind] = self._judge(kind, times)
-            row = self.rows.row[piece]
-            starts = self.trace.start_ns[row].astype(np.float64)
-            ends = starts + self.trace.duration_ns[row]
-            slots = assign(judges[kind](step, dp, starts, ends))
-            self.slot[piece] = slots
-            if not self._is_transfer(kind):
-                nodes = self.first[kind] + slots
-                times.put(nodes, step, dp, starts, ends)
+        for kind in sorted(set(lanes.kind.tolist()), key=self._is_transfer):
+            judge = self._judge(kind, times)
+            for count in np.unique(lanes.length[lanes.kind == kind]).tolist():
+                chosen = np.flatnonzero((lanes.kind == kind) & (lanes.length == count))
+                rows = lanes.rows(chosen, count)
+                step, dp = np.divmod(lanes.lane[chosen], self.dp)
+                self._assign_by_time(rows, judge, times, (step, dp))
+
+    def _assign_by_time(
+        self, rows: IntArray, judge: Judge, times: Times, lane: tuple[IntArray, IntArray]
+    ) -> None:
+        """Give slots to equally many operations of several lanes, shape (lanes, count)."""
+        starts = self.trace.start_ns[self.rows.row[rows]].astype(np.float64)
+        ends = starts + self.trace.duration_ns[self.rows.row[rows]]
+        expected = bridged(judge.expected(*lane))
+        count = rows.shape[1]
+        band = np.arange(count)[:, None] + np.arange(expected.shape[1] - count + 1)
+        slots = assign(judge.cost(starts[..., None], ends[..., None], expected[:, band]))
+        self.slot[rows] = slots
+        kind = int(self.rows.kind[rows[0, 0]])
+        if not self._is_transfer(kind):
+            times.put(self.first[kind] + slots, *lane, starts, ends)
 
     def _is_transfer(self, kind: int) -> bool:
         name = ops.REPLAYED_OP_TYPES[kind // self._pp]
@@ -225,27 +232,18 @@ class _Placing:
     def _pp(self) -> int:
         return len(self.shape) // len(ops.REPLAYED_OP_TYPES)
 
-    def _judge(self, kind: int, times: _Times) -> _Judge:
+    def _judge(self, kind: int, times: Times) -> Judge:
         """Return what says how badly operations of a kind fit each slot."""
         code, stage = divmod(kind, self._pp)
         name = ops.REPLAYED_OP_TYPES[code]
         nodes = np.arange(self.first[kind], self.first[kind + 1])
         for direction in DIRECTIONS:
-            if name not in (direction.send, direction.recv):
-                continue
-            sends = name == direction.send
-            computes = self._computes(stage, direction.compute, len(nodes), sends=sends)
-            if computes is None:
-                break
-            if sends:
-                return lambda step, dp, starts, _: _one_sided(
-                    starts[:, None] - _bridged(times.ends(computes, step, dp))
-                )
-            return lambda step, dp, _, ends: _one_sided(
-                _bridged(times.starts(computes, step, dp)) - ends[:, None]
-            )
-        usual = _bridged(times.usual(nodes))
-        return lambda step, _, starts, __: np.abs(starts[:, None] - times.begin(step) - usual)
+            if name in (direction.send, direction.recv):
+                sends = name == direction.send
+                computes = self._computes(stage, direction.compute, len(nodes), sends=sends)
+                if computes is not None:
+                    return after(times, computes) if sends else before(times, computes)
+        return as_usual(times, nodes)
 
     def _computes(self, stage: int, name: str, count: int, *, sends: bool) -> IntArray | None:
         """Return the computation that each transfer belongs to."""
@@ -269,72 +267,23 @@ class _Placing:
         return mb[nodes], mc[nodes]
 
 
-class _Times:
-    """When the operations that have their place began and ended, NaN for the others."""
+@dataclass(frozen=True, slots=True, eq=False)
+class _Lanes:
+    """Rows of lanes and kinds, which are neighbors in `order`, as stretches."""
 
-    def __init__(
-        self, start: IntArray, end: FloatArray, filled: NDArray[np.bool_], begin: FloatArray
-    ) -> None:
-        self._start = np.where(filled, start, np.nan)
-        self._end = np.where(filled, end, np.nan)
-        self._begin = begin
+    order: IntArray
+    first: IntArray
+    length: IntArray
+    lane: IntArray
+    kind: IntArray
 
-    def put(self, nodes: IntArray, step: int, dp: int, begin: FloatArray, end: FloatArray) -> None:
-        self._start[nodes, step, dp] = begin
-        self._end[nodes, step, dp] = end
+    @classmethod
+    def of(cls, order: IntArray, group: IntArray, kinds: int) -> _Lanes:
+        """Find the stretches of equal `group`, lane × kinds + kind."""
+        first = np.flatnonzero(np.concatenate(([True], group[1:] != group[:-1])))
+        lane, kind = np.divmod(group[first], kinds)
+        return cls(order, first, np.diff(first, append=len(order)), lane, kind)
 
-    def begin(self, step: int) -> float:
-        return float(self._begin[step])
-
-    def starts(self, nodes: IntArray, step: int, dp: int) -> FloatArray:
-        return np.asarray(self._start[nodes, step, dp])
-
-    def ends(self, nodes: IntArray, step: int, dp: int) -> FloatArray:
-        return np.asarray(self._end[nodes, step, dp])
-
-    def usual(self, nodes: IntArray) -> FloatArray:
-        """Return when each node usually starts after its step's begin."""
-        since = self._start[nodes] - self._begin[:, None]
-        usual = np.full(len(nodes), np.nan)
-        seen = ~np.isnan(since).all(axis=(1, 2))
-        usual[seen] = np.nanmedian(since[seen], axis=(1, 2))
-        return usual
-
-
-def _one_sided(distance: FloatArray) -> FloatArray:
-    """Return what being so far from a computation costs; negative is on the wrong side of it."""
-    return np.where(distance < -TOLERANCE_NS, -IMPOSSIBLE * distance, np.abs(distance))
-
-
-def _bridged(times: FloatArray) -> FloatArray:
-    """Fill unknown times between known ones."""
-    known = ~np.isnan(times)
-    if not known.any():
-        return np.zeros(len(times))
-    place = np.arange(len(times))
-    return np.interp(place, place[known], times[known])
-
-
-def assign(costs: FloatArray) -> IntArray:
-    """Give each operation a slot, rising, at the least total cost.
-
-    Parameters
-    ----------
-    costs : float64 array, shape (operations, slots)
-        At least as many slots as operations.
-    """
-    count, slots = costs.shape
-    shifts = np.arange(slots - count + 1)
-    total = np.zeros(len(shifts))
-    choice = np.empty((count, len(shifts)), dtype=np.int64)
-    for operation in range(count):
-        best = np.minimum.accumulate(total)
-        fresh = np.concatenate(([True], total[1:] < best[:-1]))
-        choice[operation] = np.maximum.accumulate(np.where(fresh, shifts, 0))
-        total = best + costs[operation, operation + shifts]
-    shift = int(total.argmin())
-    result = np.empty(count, dtype=np.int64)
-    for operation in range(count - 1, -1, -1):
-        result[operation] = operation + shift
-        shift = int(choice[operation, shift])
-    return result
+    def rows(self, chosen: IntArray, count: int) -> IntArray:
+        """Return the rows of stretches that are equally long, shape (stretches, count)."""
+        return np.asarray(self.order[self.first[chosen, None] + np.arange(count)])

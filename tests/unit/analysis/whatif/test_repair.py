@@ -15,8 +15,8 @@ from app.analysis.synthesis.injections import SlowWorker
 from app.analysis.trace.model import Trace
 from app.analysis.whatif.arrange import lay_out
 from app.analysis.whatif.layout import Layout
-from app.analysis.whatif.places import assign
 from app.analysis.whatif.session import prepare_replay
+from app.analysis.whatif.slots_by_time import assign
 from tests.factories import joined, select, session
 from tests.lossy import losing, without
 from tests.schedules import Job, executed
@@ -77,18 +77,18 @@ def test_times_tell_computations_without_names_apart() -> None:
     assert in_the_same_places(the_layout(lossy), the_layout(trace))
 
 
-@given(st.integers(1, 6), st.integers(0, 3), st.randoms(use_true_random=False))
+@given(st.integers(1, 6), st.integers(0, 3), st.integers(0, 1 << 30))
 @settings(max_examples=60, deadline=None)
-def test_slots_are_assigned_at_the_least_cost(count: int, lost: int, random: object) -> None:
-    rng = np.random.default_rng(getattr(random, "getrandbits")(32))  # noqa: B009 - typed object
-    costs = rng.integers(0, 9, size=(count, count + lost)).astype(float)
-    slots = assign(costs)
-    assert (np.diff(slots) > 0).all()
-    brute = min(
-        sum(costs[i, slot] for i, slot in enumerate(chosen))
-        for chosen in itertools.combinations(range(count + lost), count)
-    )
-    assert costs[np.arange(count), slots].sum() == brute
+def test_slots_are_assigned_at_the_least_cost(count: int, lost: int, seed: int) -> None:
+    costs = np.random.default_rng(seed).integers(0, 9, size=(3, count, lost + 1)).astype(float)
+    for lane, slots in enumerate(assign(costs)):
+        assert (np.diff(slots) > 0).all()
+        shifts = slots - np.arange(count)
+        brute = min(
+            sum(costs[lane, i, slot - i] for i, slot in enumerate(chosen))
+            for chosen in itertools.combinations(range(count + lost), count)
+        )
+        assert costs[lane, np.arange(count), shifts].sum() == brute
 
 
 def test_what_is_lost_is_made_from_the_ranks_own_medians() -> None:
