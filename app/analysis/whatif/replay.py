@@ -49,7 +49,8 @@ class LateVariants(Variants, Protocol):
 
 def across_dp(launch: FloatArray) -> FloatArray:
     """Return the latest launch over the DP ranks, which are the last axis."""
-    return launch.max(axis=-1, keepdims=True)
+    latest: FloatArray = launch.max(axis=-1, keepdims=True)
+    return latest
 
 
 @dataclass(frozen=True, slots=True, eq=False)

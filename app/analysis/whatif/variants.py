@@ -81,11 +81,14 @@ class KeptVariants:
         """Add the recorded or the ideal duration."""
         rows, ideal = self.rows, self.ideal_ns[node]
         whole, partial = rows.whole[node], rows.partial[node]
+        end: FloatArray
         if not whole and not partial:
-            return begin + ideal
+            end = begin + ideal
+            return end
         recorded = self.recorded_ns[node]
         if self.partners == 1 and len(whole) == rows.count:
-            return begin + recorded
+            end = begin + recorded
+            return end
         end = np.empty((self.partners, rows.count, *recorded.shape))
         np.add(begin, ideal, out=end)
         begins, ends = begin[0], end[0]
@@ -145,7 +148,8 @@ class DelayedVariants:
 
     def end(self, node: int, begin: FloatArray) -> FloatArray:
         """Add the recorded duration."""
-        return begin + self.recorded_ns[node]
+        end: FloatArray = begin + self.recorded_ns[node]
+        return end
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -159,7 +163,7 @@ class ReplacedVariants:
     def end(self, node: int, begin: FloatArray) -> FloatArray:
         """Add the replaced or the recorded duration."""
         recorded = self.recorded_ns[node]
-        end = begin + recorded
+        end: FloatArray = begin + recorded
         for row, replaced in enumerate(self.replaced_ns):
             if node in replaced:
                 count = len(self.replaced_ns)
@@ -179,12 +183,14 @@ class EditedVariants:
 
     def end(self, node: int, begin: FloatArray) -> FloatArray:
         """Add the node's duration."""
-        return begin + self.duration_ns(node, self.steps)
+        end: FloatArray = begin + self.duration_ns(node, self.steps)
+        return end
 
 
 def across_partners(launch: FloatArray) -> FloatArray:
     """Return the later launch of each lane and its ideal partner, which are the first axis."""
-    return launch.max(axis=0, keepdims=True)
+    latest: FloatArray = launch.max(axis=0, keepdims=True)
+    return latest
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -332,7 +338,8 @@ class Simulator:
         -------
         float64 array, shape (steps,)
         """
-        return self._blocked(lambda steps: EditedVariants(duration_ns, steps), 1)[0]
+        times: FloatArray = self._blocked(lambda steps: EditedVariants(duration_ns, steps), 1)[0]
+        return times
 
     def _blocked(
         self,
@@ -354,7 +361,7 @@ class Simulator:
     def _first_kept(self, keep: Keep) -> int:
         """Return the place in the program of the first node that keeps its duration."""
         nodes = self.layout.nodes
-        kept = keep.types[nodes.op] & keep.cells.any(axis=0)[nodes.pp]
+        kept = keep.types[nodes.op] & np.asarray(keep.cells.any(axis=0))[nodes.pp]
         places = self.program.place[kept]
         return int(places.min(initial=len(nodes)))
 
