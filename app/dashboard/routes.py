@@ -17,6 +17,7 @@ from app.dashboard import format as fmt
 from app.dashboard.assets import Assets
 from app.dashboard.exports import EXPORTS, workers_csv
 from app.dashboard.fleet_view import fleet_page, job_page
+from app.dashboard.plans import add_plan_pages
 from app.dashboard.report_view import report_view
 from app.dashboard.session_view import session_page
 from app.errors import NotFoundError
@@ -87,6 +88,7 @@ def router(container: Container) -> APIRouter:
     pages = Pages(assets)
     _add_pages(routes, container, pages)
     _add_exports(routes, container)
+    add_plan_pages(routes, container, pages)
 
     @routes.get("/static/{address:path}")
     def static(address: str, accept_encoding: Annotated[str, Header()] = "") -> Response:

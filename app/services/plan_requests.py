@@ -29,7 +29,8 @@ DEFAULT_TIME_LIMIT_S: Final = 60.0
 MOST_TIME_LIMIT_S: Final = 240.0
 # Forward passes of one simulated iteration on one device each. More would not fit in memory.
 MOST_COMPUTATIONS: Final = 2_000_000
-MOST_NAME_CHARACTERS: Final = 100
+# Floats hold every whole number below this.
+EXACT_BELOW: Final = 2.0**53
 
 _KEYS: Final = ("spec", "method", "objective", "time_limit_s", "name")
 
@@ -246,11 +247,16 @@ def _invalid(faults: list[Fault]) -> InvalidSpecError:
 
 
 def _as_json(value: object) -> object:
-    """Return the same with keys that JSON has; YAML's may be numbers."""
+    """Return the same as every writer of JSON would: keys as texts, whole numbers without a point.
+
+    Browsers write 2e8 as 200000000, Python as 200000000.0: it is one question.
+    """
     if isinstance(value, Mapping):
         return {str(key): _as_json(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [_as_json(item) for item in value]
+    if isinstance(value, float) and value.is_integer() and abs(value) < EXACT_BELOW:
+        return int(value)
     return value
 
 

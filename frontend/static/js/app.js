@@ -9,6 +9,7 @@ import { filterable, sortable } from './tables.js';
 const TICK_MS = 10_000;
 const GATHER_MS = 200;
 const PENDING = new Set(['open', 'sealed', 'queued', 'analyzing']);
+const LISTS = new Set(['fleet', 'job']);
 
 let mounted = null;
 let clockOffsetMs = 0;
@@ -47,7 +48,12 @@ function mount() {
   if (document.getElementById('filter')) filterable(document.querySelector('table.fleet'), stop.signal);
   for (const button of document.querySelectorAll('[data-copy], [data-copy-text]')) copyable(button, stop.signal);
   mounted = { main, stop, report: report(main, stop.signal) };
+  // Pages with a script of their own make alive what only they have.
+  dispatchEvent(new CustomEvent('pagemounted', { detail: mounted }));
 }
+
+/** What is on the page now: `main`, and `stop`, which ends what listens to it. */
+export const mountedPage = () => mounted;
 
 function tick() {
   for (const element of document.querySelectorAll('time[data-ago]')) {
@@ -56,7 +62,7 @@ function tick() {
 }
 
 /** Fetch this address again and put its content in place of the present one: no reload, no jump. */
-async function refresh() {
+export async function refresh() {
   const response = await fetch(location.href, { headers: { Accept: 'text/html' } });
   if (!response.ok) return;
   const fresh = new DOMParser().parseFromString(await response.text(), 'text/html');
@@ -97,7 +103,8 @@ function changed({ session, state }) {
 
 function unsure() {
   const { main } = mounted;
-  if (main.dataset.view !== 'session' || PENDING.has(main.dataset.status)) refreshSoon();
+  const changes = main.dataset.view === 'session' ? PENDING.has(main.dataset.status) : LISTS.has(main.dataset.view);
+  if (changes) refreshSoon();
 }
 
 mount();
