@@ -76,7 +76,7 @@ def show(document: dict[str, Any], console: Console) -> None:
         f"S {document['slowdown']:.3f} (95 %: {low:.3f}–{high:.3f}), "
         f"{document['gpu_hours_lost']:.3g} GPU-hours lost in these steps, "
         f"{document['gpu_hours_lost_per_hour']:.3g} each hour; "
-        f"the replay differs from the recording by {fidelity['discrepancy']:.1%}",
+        f"the replay differs from the recording by {fidelity['discrepancy'] * 100:.1f} %",
         highlight=False,
         soft_wrap=True,
     )
@@ -87,7 +87,7 @@ def show(document: dict[str, Any], console: Console) -> None:
     for fix in document["recommendations"]:
         console.print(
             f"{fix['title']}: {fix['predicted_step_time']:.2f} s a step, "
-            f"−{fix['predicted_gain']:.1%}",
+            f"−{fix['predicted_gain'] * 100:.1f} %",
             highlight=False,
         )
 

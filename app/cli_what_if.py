@@ -36,7 +36,7 @@ def answer_file(  # noqa: PLR0913 - one argument an option
         sys.stdout.write("\n")
         return
     gain = document["gain"]
-    change = f"{gain:.1%} less" if gain >= 0 else f"{-gain:.1%} more"
+    change = f"{gain * 100:.1f} % less" if gain >= 0 else f"{-gain * 100:.1f} % more"
     sys.stdout.write(
         f"{document['step_time_s']:.3f} s a step, {change} than the "
         f"{document['simulated_step_time_s']:.3f} s of today; "
