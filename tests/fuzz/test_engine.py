@@ -4,12 +4,68 @@ from __future__ import annotations
 
 from collections import Counter
 
+import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from app.analysis.trace.limits import MAX_TIME_NS
+from app.analysis.trace.model import KNOWN_OP_TYPES, SessionMeta, Sizes, Trace
 from tests.fuzz.engine import DAMAGES, bases, damaged, outcome
 
 # The nightly target runs 100,000 (python -m tests.fuzz.nightly).
 CASES = 400
+
+_instants = st.one_of(
+    st.integers(0, 50), st.integers(0, 10**9), st.integers(-MAX_TIME_NS, MAX_TIME_NS)
+)
+
+
+@st.composite
+def traces(draw: st.DrawFn) -> Trace:
+    """Draw any columns that agree with their sizes."""
+    sizes = Sizes(
+        dp=draw(st.integers(1, 3)), pp=draw(st.integers(1, 3)), vpp=draw(st.integers(1, 2))
+    )
+    names = (*KNOWN_OP_TYPES, "unknown-op")
+    # every stage has a step of its own, which all ranks and steps repeat at other times
+    op = st.one_of(st.integers(0, 6), st.integers(0, len(names) - 1))
+    chunk = st.integers(0, sizes.vpp - 1)
+    planned = st.lists(st.tuples(op, chunk, _instants, _instants.map(abs)), max_size=8)
+    plans = [draw(planned) for _ in range(sizes.pp)]
+    shifts = draw(st.lists(st.integers(0, 10**8), min_size=5, max_size=8))
+    drawn = []
+    for step, shift in enumerate(shifts):
+        for rank in range(sizes.workers):
+            plan = [(0, 0, 5, 9), (1, 0, 20, 9), *plans[rank // sizes.dp]]
+            for mb, (code, mc, start, duration) in enumerate(plan):
+                begin = min(start + shift * (rank + 1), MAX_TIME_NS)
+                drawn.append((rank, step, code, mb, mc, begin, duration))
+    lost = draw(st.sets(st.integers(0, len(drawn) - 1), max_size=4))
+    drawn = [row for place, row in enumerate(drawn) if place not in lost]
+    columns = np.array(drawn, dtype=np.int64).T
+    rank = columns[0]
+    return Trace(
+        meta=SessionMeta(sizes),
+        op_names=names,
+        rank=rank.astype(np.int32),
+        dp=(rank % sizes.dp).astype(np.int32),
+        pp=(rank // sizes.dp).astype(np.int32),
+        step=columns[1],
+        op=columns[2].astype(np.int16),
+        mb=columns[3].astype(np.int32),
+        mc=columns[4].astype(np.int32),
+        order=np.arange(len(rank), dtype=np.int32),
+        start_ns=columns[5],
+        duration_ns=columns[6],
+        step_relative=False,
+    )
+
+
+@settings(max_examples=150, derandomize=True, deadline=None, database=None)
+@given(traces())
+def test_any_columns_are_analyzed_or_refused(trace: Trace) -> None:
+    outcome(trace)
 
 
 @pytest.mark.parametrize("part", range(4))
