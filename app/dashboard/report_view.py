@@ -22,6 +22,7 @@ from app.dashboard.report_tables import (
     recovered_rows,
     workers_table,
 )
+from app.dashboard.what_if_view import WhatIfForm, what_if_form
 
 Document = Mapping[str, Any]
 
@@ -50,6 +51,7 @@ class ReportView:
     timeline_title: str
     workers: Workers
     fixes: Fixes
+    what_if: WhatIfForm
     attribution: Attribution
     causes_title: str
     causes: tuple[CauseRow, ...]
@@ -97,6 +99,7 @@ def report_view(
         ),
         workers=workers_table(document),
         fixes=fixes_table(document),
+        what_if=what_if_form(document),
         attribution=attribution_table(document),
         causes_title=findings.causes_finding(document),
         causes=causes_table(document),
@@ -151,6 +154,7 @@ def _data(document: Document, chosen: Chosen) -> Mapping[str, Any]:
     hosts, gpus = document["hosts"], document["gpus"]
     data |= {
         "slowdown": document["slowdown"],
+        "simulated_s": _short(document["step_times"]["simulated"], 6),
         "step_slowdown": _short(document["step_slowdown"]),
         "by_dp": _short(document["by_dp"]),
         "by_pp": _short(document["by_pp"]),

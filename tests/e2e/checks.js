@@ -41,14 +41,15 @@
 
   // Controls and pictures that a screen reader has no word for.
   unnamed() {
-    return [...document.querySelectorAll('button, a[href], input, [role=img], [tabindex="0"]')]
-      .filter((element) => element.checkVisibility() && !element.getAttribute('aria-label') && !element.textContent.trim())
+    const named = (element) => (element.labels?.length ? element.labels[0].textContent : element.textContent).trim();
+    return [...document.querySelectorAll('button, a[href], input, select, [role=img], [tabindex="0"]')]
+      .filter((element) => element.checkVisibility() && !element.getAttribute('aria-label') && !named(element))
       .map((element) => element.outerHTML.slice(0, 120));
   },
 
   // Controls that a thumb misses.
   smallTargets() {
-    return [...document.querySelectorAll('button, input, .tools a, .files a')]
+    return [...document.querySelectorAll('button, input, select, .tools a, .files a')]
       .filter((element) => element.checkVisibility() && !element.closest('table') && element.getBoundingClientRect().height < 38)
       .map((element) => `${element.getBoundingClientRect().height}: ${element.outerHTML.slice(0, 80)}`);
   },

@@ -4,6 +4,7 @@ import { count, roughPercent, seconds, times, worker } from './format.js';
 import { Heatmap } from './heatmap.js';
 import { change, draw, withStepTicks } from './plots.js';
 import { Timeline } from './timeline.js';
+import { WhatIf } from './what_if.js';
 
 const NARROW = 720;
 const MISSING = 65535;
@@ -30,6 +31,7 @@ export class SessionReport {
     this.ticket = 0;
     this.heatmap = new Heatmap($('#heatmap'), data, { pick: (cell) => this.go({ cell }), point: (cell) => this.readCell(cell ?? this.choice.cell) });
     this.timeline = new Timeline($('#timeline'), $('#op-read'), data.pp, this.ranks().length);
+    this.whatIf = new WhatIf(data, this.api, this.choice, signal);
     this.listen();
     this.drawAll();
   }
@@ -95,6 +97,7 @@ export class SessionReport {
     const before = this.choice;
     this.choice = { mode: index < 0 ? 'mean' : 'step', index: index < 0 ? this.worstIndex : index, cell };
     this.show(before);
+    this.whatIf.back();
   }
 
   /** Show the choice; only what differs from `before` is drawn. */
@@ -104,6 +107,7 @@ export class SessionReport {
     this.heatmap.cell = cell;
     this.markRow();
     this.writeControls();
+    this.whatIf.select(this.choice);
     const jobs = [];
     if (index !== before.index) jobs.push(change($('#strip'), { 'marker.color': [this.stripColors()] }));
     if (mapChanged) jobs.push(this.showMap());
@@ -126,6 +130,7 @@ export class SessionReport {
     this.drawStrip();
     this.heatmap.draw();
     this.timeline.draw();
+    this.whatIf.draw();
     this.drawOthers();
   }
 
