@@ -199,7 +199,9 @@ def test_steps_left_alone_do_not_change(site: str, visitor: Visitor, session: st
     steps = page.evaluate("JSON.parse(document.getElementById('data').textContent).steps")
     field(page, "step").fill(f"{steps[0]}-{steps[3]}")
     page.get_by_role("button", name="Ask", exact=True).click()
-    expect(page.locator("#ask-title")).to_contain_text(f"in steps {steps[0]}-{steps[3]} ideal")
+    expect(page.locator("#ask-title")).to_contain_text(
+        f"in steps {steps[0]}\N{EN DASH}{steps[3]} ideal"
+    )
     expect(page.locator("#ask-read")).to_contain_text(
         re.compile(r"From \d+\s% less in step \d+ to no change in step \d+")
     )

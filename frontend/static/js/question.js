@@ -32,7 +32,7 @@ function ranges(words) {
   return found.includes(null) ? null : found.map(([, first, last]) => [Number(first), Number(last ?? first)]);
 }
 
-const spans = (found) => found.map(([first, last]) => (first === last ? String(first) : `${first}-${last}`));
+const spans = (found, dash = '-') => found.map(([first, last]) => (first === last ? String(first) : `${first}${dash}${last}`));
 
 /** A question as it stands in an address; null where there is none that can be read. */
 export function read(words) {
@@ -111,16 +111,16 @@ function listing(names) {
 }
 
 /** "stage 3", "stages 0 and 2-3"; nothing where nothing is named. */
-const named = (noun, names) => (names.length ? `${noun}${names.length > 1 || /^\d+-/.test(names[0]) ? 's' : ''} ${listing(names)}` : '');
+const named = (noun, names) => (names.length ? `${noun}${names.length > 1 || /^\d+–/.test(names[0]) ? 's' : ''} ${listing(names)}` : '');
 
 /** What a change holds for, in words. */
 function whom(change) {
   const where = [
     named('worker', workers(change.worker).map(([dp, pp]) => worker(dp, pp))),
-    named('stage', spans(ranges(change.stage))),
-    named('DP rank', spans(ranges(change.dp))),
+    named('stage', spans(ranges(change.stage), '–')),
+    named('DP rank', spans(ranges(change.dp), '–')),
   ].filter(Boolean).join(', ');
-  const when = named('step', spans(ranges(change.step)));
+  const when = named('step', spans(ranges(change.step), '–'));
   const types = change.op.split('.').filter(Boolean);
   const what = types.length > 1 && types.every((name) => name.endsWith('-compute')) ? 'computing' : listing(types);
   const whose = what && where ? `${what} of ${where}` : what || where;

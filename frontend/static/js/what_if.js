@@ -9,7 +9,8 @@ const MARGIN = { left: 0, right: 72, top: 12, bottom: 18 };
 // So close to the left edge the middle of a step's number has no room.
 const EDGE = 12;
 // Gains of steps this close together are the same for a reader.
-const ALIKE = 0.01;
+const ALIKE = 0.02;
+const NOTICED = 1e-4;
 const $ = (selector) => document.querySelector(selector);
 
 export class WhatIf {
@@ -242,7 +243,7 @@ export class WhatIf {
     $('#ask-then .n5').textContent = answer ? seconds(then) : '';
     cells[0].textContent = this.answered?.changes.length > 1 ? 'With the changes' : 'With the change';
     cells[2].textContent = answer ? times(answer.slowdown, 3) : '';
-    cells[3].textContent = answer ? percent(-answer.gain) : '';
+    cells[3].textContent = answer ? `${answer.gain < 0 ? '+' : ''}${percent(-answer.gain)}` : '';
     $('#ask-ideal').cells[3].textContent = percent(ideal / now - 1);
     $('#ask-copy').disabled = !answer;
     $('#ask-read').textContent = answer ? this.sentence() : 'Not asked yet: bars show each step as it is.';
@@ -274,11 +275,13 @@ export class WhatIf {
     const y = (value) => bottom - (value / top) * (bottom - MARGIN.top);
     const each = plotWidth / steps.length;
     const gap = each > 6 ? 2 : each > 3 ? 1 : 0;
-    const bars = (values) => values.map((value, at) => (value === null ? '' : `M${(MARGIN.left + at * each).toFixed(2)} ${bottom}V${y(value).toFixed(2)}h${(each - gap).toFixed(2)}V${bottom}z`)).join('');
+    const bars = (from, to) => from.map((low, at) => (to[at] > low ? `M${(MARGIN.left + at * each).toFixed(2)} ${y(low).toFixed(2)}V${y(to[at]).toFixed(2)}h${(each - gap).toFixed(2)}V${y(low).toFixed(2)}z` : '')).join('');
     const layer = overlay(element, width, height);
-    // The shorter bar of a step stands before the longer one.
-    layer.append(svg('path', { class: 'now', d: bars(before) }), svg('path', { class: 'then', d: bars(after) }));
-    layer.append(svg('path', { class: 'now', d: bars(before.map((value, at) => (after[at] > value ? value : null))) }));
+    // Blue up to the answer and gray from there, or where it is the longer one, gray and from there blue.
+    const longer = after.map((value, at) => value > before[at] * (1 + NOTICED));
+    const zeros = before.map(() => 0);
+    layer.append(svg('path', { class: 'now', d: bars(before.map((_, at) => (longer[at] ? 0 : after[at] ?? 0)), before) }));
+    layer.append(svg('path', { class: 'then', d: bars(zeros.map((zero, at) => (longer[at] ? before[at] : zero)), after) }));
     layer.append(line(MARGIN.left, bottom, MARGIN.left + plotWidth, bottom, 'axis'));
     const ideal = mean(ideals);
     const right = MARGIN.left + plotWidth + 6;
