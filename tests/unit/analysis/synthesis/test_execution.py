@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from app.analysis.synthesis.execution import ScheduleDeadlockError, Work, execute
@@ -15,6 +15,7 @@ from app.analysis.trace.model import Sizes
 from tests.unit.analysis.synthesis.jobs import EXACT
 
 
+@settings(deadline=None)
 @given(
     pp=st.integers(1, 5),
     microbatches=st.integers(1, 8),
@@ -35,6 +36,7 @@ def test_a_balanced_pipeline_takes_one_slot_for_each_microbatch_and_later_stage(
     assert step_time_s == pytest.approx((microbatches + pp - 1) * 0.030)
 
 
+@settings(deadline=None)
 @given(pp=st.integers(2, 4), vpp=st.integers(2, 3), groups=st.integers(1, 3))
 def test_virtual_stages_shrink_the_bubble_by_their_number(pp: int, vpp: int, groups: int) -> None:
     job = JobModel(

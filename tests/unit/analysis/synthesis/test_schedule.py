@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from app.analysis.synthesis.job import JobModel, Schedule
@@ -58,6 +58,7 @@ def test_interleaved_takes_microbatches_through_the_chunks_in_groups() -> None:
     assert written(job, 0).startswith("F0.0 F1.0 F0.1 F1.1 F2.0 B0.1 F3.0 B1.1")
 
 
+@settings(deadline=None)
 @given(pp=st.integers(1, 6), microbatches=st.integers(1, 12), data=st.data())
 def test_1f1b_holds_no_more_microbatches_in_flight_than_stages_to_come(
     pp: int, microbatches: int, data: st.DataObject
@@ -74,6 +75,7 @@ def test_1f1b_holds_no_more_microbatches_in_flight_than_stages_to_come(
     assert most == min(microbatches, pp - stage)
 
 
+@settings(deadline=None)
 @given(pp=st.integers(2, 5), vpp=st.integers(2, 4), groups=st.integers(1, 4), data=st.data())
 def test_interleaved_does_each_chunk_of_each_microbatch_once_and_forward_first(
     pp: int, vpp: int, groups: int, data: st.DataObject
