@@ -13,9 +13,10 @@ import socket
 import ssl
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any, Final
+from types import TracebackType
+from typing import Any, Final, Self
 from urllib.parse import urlsplit
 
 import httpcore
@@ -52,9 +53,10 @@ class Response:
         return Answer(self.status, excerpt(self.body))
 
 
-@dataclass(frozen=True, slots=True)
 class Outbound:
-    """The way out of one attempt; make a new one for each.
+    """The way out of one attempt: a context manager, new for each.
+
+    Several requests to one host share a connection.
 
     Parameters
     ----------
@@ -65,10 +67,25 @@ class Outbound:
         None: the system's authorities.
     """
 
-    guard: Guard
-    limit_s: float
-    tls: ssl.SSLContext | None = None
-    _started_s: float = field(default_factory=time.monotonic, init=False)
+    def __init__(self, guard: Guard, limit_s: float, *, tls: ssl.SSLContext | None = None) -> None:
+        self.guard = guard
+        self.limit_s = limit_s
+        self.tls = tls or ssl.create_default_context()
+        self._started_s = time.monotonic()
+        self._pool = httpcore.ConnectionPool(
+            ssl_context=self.tls, max_connections=1, network_backend=_Backend(self)
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._pool.close()
 
     def left_s(self) -> float:
         """Return what is left of the time.
@@ -111,14 +128,7 @@ class Outbound:
         check_url(url)
         all_headers = [("User-Agent", USER_AGENT), *headers.items()]
         try:
-            with (
-                httpcore.ConnectionPool(
-                    ssl_context=self.tls or ssl.create_default_context(),
-                    max_connections=1,
-                    network_backend=_Backend(self),
-                ) as pool,
-                pool.stream("POST", url, headers=all_headers, content=body) as response,
-            ):
+            with self._pool.stream("POST", url, headers=all_headers, content=body) as response:
                 return Response(
                     response.status,
                     {

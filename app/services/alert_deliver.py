@@ -135,8 +135,9 @@ def attempt(container: Container, target: Target, message: Message) -> Answer:
         # The operator's to repair, upon which it can still go out.
         raise DeliveryError(error.stable_code, error.message) from error
     picture = _picture(container, message) if kind.pictures else None
-    outbound = Outbound(guard(container.settings), container.settings.alert_attempt_limit_s)
-    return kind.send(config, Parcel(message, picture, outbound))
+    limit_s = container.settings.alert_attempt_limit_s
+    with Outbound(guard(container.settings), limit_s) as outbound:
+        return kind.send(config, Parcel(message, picture, outbound))
 
 
 def guard(settings: Settings) -> Guard:

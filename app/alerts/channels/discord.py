@@ -22,11 +22,13 @@ from app.alerts.outbound import MAX_RETRY_AFTER_S, Response, check
 
 MAX_EMBEDS: Final = 10
 MAX_TITLE: Final = 256
-MAX_DESCRIPTION: Final = 4096
-MAX_FIELDS: Final = 25
-MAX_FIELD_NAME: Final = 256
-MAX_FIELD_VALUE: Final = 1024
+MAX_FIELDS: Final = 12
 MAX_TOTAL: Final = 6000
+# Below what the service takes, so that the first embed always fits into the total.
+MAX_EVIDENCE: Final = 500
+MAX_DESCRIPTION: Final = 1800
+MAX_FIELD_NAME: Final = 30
+MAX_FIELD_VALUE: Final = 280
 MAX_CONTENT: Final = 2000
 
 PICTURE: Final = "heatmap.png"
@@ -75,7 +77,8 @@ def discord_body(message: Message, *, picture: bool = False) -> dict[str, Any]:
 def _embed(message: Message, alert: Alert) -> dict[str, Any]:
     lines = lines_of(alert, message.at)
     links = f"[Open]({alert.view_url}) · [Acknowledge]({alert.incident_url})"
-    description = "\n".join((*(f"• {sentence}" for sentence in lines.evidence), links))
+    evidence = (f"• {clip(sentence, MAX_EVIDENCE)}" for sentence in lines.evidence)
+    description = "\n".join((*evidence, links))
     over = alert.status is Status.RESOLVED
     return {
         "title": clip(lines.summary, MAX_TITLE),

@@ -162,7 +162,7 @@ def _session(config: MailConfig, outbound: Outbound) -> Iterator[smtplib.SMTP]:
     The library's timeout counts for each read; a relay that drips could hold it for hours. So the
     connection is cut when the time is over.
     """
-    context = outbound.tls or ssl.create_default_context()
+    context = outbound.tls
     session = _Smtp(config, outbound, context)
     cut = threading.Timer(outbound.left_s(), session.cut)
     cut.daemon = True

@@ -1,0 +1,85 @@
+"""Messages from small to absurd."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+
+from app.alerts.facts import CauseFact, FixFact, WorkerFact
+from app.alerts.grouping import Content, Item, Status
+from app.alerts.incidents import Incident, State, fingerprint_of
+from app.alerts.message import Message, make_message
+from tests.integration.alerts.conftest import facts
+
+NOW = datetime(2026, 3, 1, 12, tzinfo=UTC)
+RULE = uuid.UUID(int=77)
+NASTY = '<!channel> & "it\'s" *bold* _x_ `code` [a](http://b) @everyone \u202e 漢字 🚨 \\'
+
+
+def incident(number: int, state: State = State.FIRING, *, text: str = "node-7") -> Incident:
+    cause = CauseFact("slow_worker", (text,), confidence=0.95, evidence=(text, f"{text} again"))
+    found = facts(uuid.UUID(int=number), text, number, NOW - timedelta(minutes=5), 1.31, cause)
+    return Incident(
+        id=uuid.UUID(int=number),
+        fingerprint=fingerprint_of("llm", "slow_worker", f"{text}{number}"),
+        cause="slow_worker",
+        where=text,
+        state=state,
+        severity=("info", "warning", "critical")[number % 3],
+        rules=(RULE,),
+        opened_at=NOW - timedelta(hours=3),
+        fired_at=NOW - timedelta(hours=2),
+        resolved_at=NOW if state is State.RESOLVED else None,
+        why_resolved=text if state is State.RESOLVED else None,
+        facts=replace(
+            found,
+            worst=tuple(WorkerFact(dp, 1, text, 1.3) for dp in range(3)),
+            fix=FixFact(text, 0.2, 8.0),
+        ),
+        value=1.31,
+    )
+
+
+def message(*incidents: Incident, job: str = "llm") -> Message:
+    def item(found: Incident) -> Item:
+        names = {State.RESOLVED: Status.RESOLVED, State.ACKNOWLEDGED: Status.ACKNOWLEDGED}
+        return Item(found.id, names.get(found.state, Status.FIRING), found.epoch)
+
+    return make_message(
+        id=uuid.UUID(int=5),
+        number=12,
+        at=NOW,
+        job=job,
+        receiver="hook",
+        content=Content(
+            present=tuple(item(i) for i in incidents if i.state is not State.RESOLVED),
+            resolved=tuple(item(i) for i in incidents if i.state is State.RESOLVED),
+        ),
+        told_before=set(),
+        incidents={found.id: found for found in incidents},
+        rule_names={RULE: "Slow job"},
+        base_url="https://paceline.example/",
+        repeat=timedelta(hours=4),
+    )
+
+
+def messages() -> Iterator[tuple[str, Message]]:
+    yield "one", message(incident(1))
+    yield "resolved", message(incident(1, State.RESOLVED))
+    yield "acknowledged", message(incident(1, State.ACKNOWLEDGED))
+    yield "mixed", message(incident(1), incident(2), incident(3, State.RESOLVED))
+    yield "many", message(*(incident(number) for number in range(1, 61)))
+    yield "nasty", message(incident(1, text=NASTY), job=NASTY)
+    long = "x" * 190 + " " + "y" * 5000
+    yield "long", message(*(incident(number, text=long) for number in range(1, 31)), job="j" * 200)
+    wide = "漢字🚨" * 1000
+    yield "wide", message(*(incident(number, text=wide) for number in range(1, 31)), job="漢" * 200)
+    silent = replace(incident(1), cause="no_data", where="", facts=None)
+    yield "no data", message(silent)
+    low = replace(incident(1).facts, slowdown=None, causes=())  # type: ignore[type-var]  # it has facts
+    yield (
+        "low quality",
+        message(replace(incident(1), cause="low_trace_quality", where="", facts=low)),
+    )
