@@ -24,6 +24,7 @@ from app.analysis.whatif.metrics import (
 )
 from app.analysis.whatif.microbatches import compute_ratios, forward_backward
 from app.analysis.whatif.session import Replayed, prepare_replay
+from app.analysis.wording import percent
 from app.errors import Fault, UnanalyzableError
 
 SCHEMA: Final = "paceline.report/1"
@@ -203,7 +204,7 @@ def _clocks(trace: Trace, replayed: Replayed, metrics: Metrics) -> dict[str, Any
     warnings = []
     if share > CLOCK_WARNING:
         warnings.append(
-            f"Clocks are up to {largest * 1e3:.1f} ms apart, {share:.1%} of a step: "
+            f"Clocks are up to {largest * 1e3:.1f} ms apart, {percent(share)} of a step: "
             "synchronize the hosts"
         )
     if clocks.unconnected:

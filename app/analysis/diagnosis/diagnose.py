@@ -34,6 +34,7 @@ from app.analysis.trace.model import Trace
 from app.analysis.whatif.layout import FloatArray
 from app.analysis.whatif.metrics import Metrics
 from app.analysis.whatif.session import Replayed
+from app.analysis.wording import percent
 
 # A session whose steps lose less than this share has nothing to explain.
 _WORTH_A_LOOK: Final = 0.03
@@ -223,7 +224,7 @@ def _unknown(left_s: float, lost_s: float, others: int) -> Cause:
         contribution=left_s / lost_s,
         cost_s=left_s,
         confidence=None,
-        evidence=(Evidence(f"{left_s / lost_s:.0%} of the lost time is beyond {besides}"),),
+        evidence=(Evidence(f"{percent(left_s / lost_s, 0)} of the lost time is beyond {besides}"),),
     )
 
 

@@ -22,6 +22,7 @@ from app.analysis.diagnosis.finding import (
 from app.analysis.diagnosis.observation import COMPUTATIONS, Observation
 from app.analysis.trace.model import Trace
 from app.analysis.whatif.layout import FloatArray, IntArray
+from app.analysis.wording import percent
 
 TENSOR_TYPES: Final = ("tp-all-gather", "tp-reduce-scatter", "tp-all-reduce")
 # A group waits for a rank when that costs this share of its computing, and several times as much
@@ -172,16 +173,17 @@ def _evidence(
         slowest = _slowest(wait)
         return Evidence(
             f"Tensor-parallel rank {slowest} (global rank {int(wait.ranks[slowest])}) of {who} is "
-            f"last for {concentration:.0%} of the waiting; its group waits {share:.0%} of its "
-            "computing time",
+            f"last for {percent(concentration, 0)} of the waiting; its group waits "
+            f"{percent(share, 0)} of its computing time",
             view,
         )
     waiting = wait.wait_ns > 0.25 * wait.wait_ns.max()
     steps = len(np.unique(wait.step[waiting]))
     return Evidence(
         f"The ranks of {who} start their collectives apart and end them together: the group waits "
-        f"{share:.0%} of its computing time, for one rank or another (at most "
-        f"{concentration:.0%} for the same), in {steps} of {len(observation.layout.steps)} steps",
+        f"{percent(share, 0)} of its computing time, for one rank or another (at most "
+        f"{percent(concentration, 0)} for the same), in {steps} of "
+        f"{len(observation.layout.steps)} steps",
         view,
     )
 

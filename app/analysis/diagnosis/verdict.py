@@ -18,6 +18,7 @@ from app.analysis.diagnosis.finding import (
     UNKNOWN,
     Cause,
 )
+from app.analysis.wording import percent
 
 # From this slowdown on a job counts as straggling (paper, section 4).
 STRAGGLING: Final = 1.1
@@ -46,8 +47,8 @@ def verdict(document: Document, causes: Sequence[Cause], slowdown: float) -> dic
     fidelity = document["fidelity"]
     if not fidelity["verdict"]:
         sentence = (
-            f"No verdict: the replay differs from the recording by {fidelity['discrepancy']:.1%}, "
-            f"the limit is {fidelity['limit']:.0%}"
+            "No verdict: the replay differs from the recording by "
+            f"{percent(fidelity['discrepancy'])}, the limit is {percent(fidelity['limit'], 0)}"
         )
         if causes:
             sentence += f"; {_because(document, causes).removeprefix('because ')}"

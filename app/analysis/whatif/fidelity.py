@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from app.analysis.whatif.layout import FloatArray
 from app.analysis.whatif.metrics import Metrics, merge_types, present_types
 from app.analysis.whatif.session import Group, Replayed, launch_delays
+from app.analysis.wording import percent
 
 NS: Final = 1e-9
 # Op types, and ranks of each, that are named.
@@ -109,8 +110,8 @@ def _only(group: Group, dp: int, stage: int) -> Callable[[slice], FloatArray]:
 def distrust(replayed: Replayed, metrics: Metrics, late: Sequence[Late], limit: float) -> str:
     """Say in words what keeps the replay from the recording."""
     opening = (
-        f"The replay differs from the recording by {metrics.discrepancy:.1%}, "
-        f"the limit is {limit:.0%}."
+        f"The replay differs from the recording by {percent(metrics.discrepancy)}, "
+        f"the limit is {percent(limit, 0)}."
     )
     if metrics.recorded_s.mean() < metrics.simulated_s.mean():
         return (
@@ -121,10 +122,11 @@ def distrust(replayed: Replayed, metrics: Metrics, late: Sequence[Late], limit: 
     if not late:
         return f"{opening} No op type alone is launched late: delays add up along each step."
     first = late[0]
-    where = ", ".join(f"{_place(worker)} {share:.1%}" for worker, share in first.workers)
-    others = ", ".join(f"{item.op_type} {item.share:.1%}" for item in late[1:])
+    where = ", ".join(f"{_place(worker)} {percent(share)}" for worker, share in first.workers)
+    others = ", ".join(f"{item.op_type} {percent(item.share)}" for item in late[1:])
     return (
-        f"{opening} Most of it: launches of {first.op_type} come late, {first.share:.1%} of a step"
+        f"{opening} Most of it: launches of {first.op_type} come late, "
+        f"{percent(first.share)} of a step"
         + (f"; alone, on {where}" if where else "")
         + (f". Also {others}" if others else "")
         + "."

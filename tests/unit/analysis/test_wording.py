@@ -1,0 +1,22 @@
+from __future__ import annotations
+
+import re
+
+from app.analysis.report import analyze
+from app.analysis.synthesis.scenarios import SCENARIOS
+from app.analysis.wording import percent
+from app.dashboard import format as pages
+
+
+def test_reports_write_shares_as_pages_do() -> None:
+    for share in (0.0, 0.005, 0.199, 0.5, 1.0, 1.234):
+        for digits in (0, 1):
+            assert percent(share, digits) == pages.percent(share, digits)
+    assert percent(0.199) == "19.9\N{NO-BREAK SPACE}%"
+
+
+def test_the_sentences_of_a_report_that_is_not_believed_write_shares_that_way() -> None:
+    document = analyze(SCENARIOS["data-loading"].synthesize(0).trace).document
+    for sentence in (document["verdict"]["sentence"], document["fidelity"]["reason"]):
+        assert re.search(r"\d\N{NO-BREAK SPACE}%", sentence)
+        assert not re.search(r"\d%", sentence)
