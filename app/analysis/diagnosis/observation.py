@@ -96,7 +96,11 @@ class Observation:
 
     @cached_property
     def passes(self) -> dict[str, Passes]:
-        """Return the computations by type; empty where stages do not all compute the same."""
+        """Return the computations by type.
+
+        Empty where stages do not all compute the same, or not as many backwards as forwards: then
+        what is whose microbatch cannot be told.
+        """
         found = {}
         for name in COMPUTATIONS:
             passes = self._passes(name)
@@ -104,7 +108,9 @@ class Observation:
                 return {}
             if passes.nodes.size:
                 found[name] = passes
-        return found if {ops.FORWARD_COMPUTE, ops.BACKWARD_COMPUTE} <= set(found) else {}
+        if not {ops.FORWARD_COMPUTE, ops.BACKWARD_COMPUTE} <= set(found):
+            return {}
+        return found if len({passes.nodes.shape for passes in found.values()}) == 1 else {}
 
     def _passes(self, name: str) -> Passes | None:
         nodes, layout = self.layout.nodes, self.layout

@@ -216,3 +216,11 @@ def test_half_of_the_lost_time_needs_both_slow_workers() -> None:
     assert one["k50"] == 1
     both = analyze(session(SlowWorker((1, 0), 2.0), SlowWorker((2, 0), 2.0), dp=4).trace).document
     assert both["k50"] == 2
+
+
+def test_fewer_backwards_than_forwards_leave_the_cause_open() -> None:
+    trace = session(SlowWorker((1, 0), 2.0)).trace
+    backward = [trace.op_names.index(f"backward-{what}") for what in ("compute", "send", "recv")]
+    report = analyze(select(trace, ~(np.isin(trace.op, backward) & (trace.order == 3)))).document
+    assert report["slowdown"] > 1.1
+    assert report["causes"] == []
