@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from app.analysis.diagnosis.diagnose import diagnose
 from app.analysis.diagnosis.verdict import verdict
 from app.analysis.mitigation.predictions import predict_fixes
+from app.analysis.mitigation.template import recommend_template
 from app.analysis.trace.model import REPLAYED_OP_TYPES, Trace
 from app.analysis.whatif.confidence import Interval, bootstrap
 from app.analysis.whatif.fidelity import distrust, late_launches
@@ -192,6 +193,9 @@ def _document(trace: Trace, replayed: Replayed, metrics: Metrics) -> dict[str, A
         "causes": [cause.as_document() for cause in causes],
         "diagnosis": diagnosis.as_document(),
         "recommendations": [fix.as_document() for fix in fixes],
+        "template": recommend_template(trace, replayed, causes, float(metrics.simulated_s.mean()))
+        if trusted
+        else None,
     }
     document["verdict"] = verdict(document, causes, diagnosis.slowdown)
     return document

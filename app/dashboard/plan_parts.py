@@ -17,6 +17,8 @@ COLORS: Final = 5
 # A label that begins further right than this is written to the left of its block, in per cent.
 _LATE: Final = 88.0
 _TICKS: Final = 6
+# The last tick but one stays away from the last one by this share of a step.
+_ROOM: Final = 0.9
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +106,7 @@ def color_of(device: str, names: Sequence[str]) -> int:
 def layer_ticks(layers: int) -> tuple[tuple[float, str], ...]:
     """Return ticks of the axis of layers: per cent and number."""
     step = next(s for s in (1, 2, 5, 10, 20, 50, 100, 200, 500) if layers / s <= _TICKS)
-    numbers = [n for n in range(0, layers + 1, step) if n == 0 or layers - n >= step / 2]
+    numbers = [n for n in range(0, layers + 1, step) if n == 0 or layers - n >= _ROOM * step]
     return tuple((round(100 * n / layers, 3), str(n)) for n in [*numbers, layers])
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from app.dashboard import figures, findings
 from app.dashboard.format import count
+from app.dashboard.plan_session import SessionTemplate, session_template
 from app.dashboard.report_tables import (
     Attribution,
     CauseRow,
@@ -66,6 +67,7 @@ class ReportView:
     recorded_title: str
     coverage_title: str
     coverage: tuple[Row, ...]
+    template: SessionTemplate | None
     data: Mapping[str, Any]
 
 
@@ -115,6 +117,7 @@ def report_view(
         recorded_title=findings.recorded_finding(document),
         coverage_title=findings.coverage_finding(document),
         coverage=coverage_rows(document),
+        template=session_template(document),
         data=_data(document, chosen),
     )
 

@@ -13,9 +13,11 @@ from playwright.sync_api import expect
 from app.analysis.planning.parse import parse_spec
 from app.analysis.planning.plan import plan
 from app.analysis.planning.template import evaluate
-from tests.e2e.looking import check, keep
-from tests.e2e.test_pages import expect_well_made, in_every_look
+from app.analysis.synthesis.scenarios import SCENARIOS
+from tests.e2e.looking import SCREENSHOTS, check, keep, wait_for_figures
+from tests.e2e.test_pages import analyzed, expect_well_made, in_every_look
 from tests.support.plans import Asked, ask, do, open_run, plan_row, small_spec
+from tests.support.sessions import small_trace
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -204,3 +206,31 @@ def test_the_schedule_is_read_and_zoomed_by_keys_and_pointer(
     expect(reset).to_be_enabled()
     reset.click()
     assert page.evaluate(drawn) == whole
+
+
+@in_every_look
+def test_the_page_of_a_session_recommends_a_template(
+    container: Container, site: str, visitor: Visitor, look: Look
+) -> None:
+    """The demo's slow worker, as the demo sends it."""
+    trace = SCENARIOS["slow-worker"].synthesize(3).trace
+    stored = analyzed(container, trace, "dense-180b")
+    page = visitor.open(f"{site}/sessions/{stored.session}", look)
+    wait_for_figures(page)
+    region = page.locator("#template")
+    expect(region.locator("h2")).to_contain_text("saves")
+    expect(region.locator(".placed")).to_have_count(2)
+    expect(region.locator(".placed").first.locator("tbody tr")).to_have_count(8)
+    expect(region).to_contain_text("proven optimal for the measured times")
+    region.scroll_into_view_if_needed()
+    region.screenshot(path=SCREENSHOTS / f"session-template-{look.name}.png")
+    expect_well_made(page, site, look)
+
+
+def test_without_layer_counts_the_template_is_withheld_with_the_reason(
+    container: Container, site: str, visitor: Visitor
+) -> None:
+    stored = analyzed(container, small_trace(), "llm")
+    page = visitor.open(f"{site}/sessions/{stored.session}")
+    wait_for_figures(page)
+    expect(page.locator("#template")).to_contain_text("how many layers each stage has")

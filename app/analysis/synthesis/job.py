@@ -159,6 +159,8 @@ class JobModel:
     edge_transfers : bool
         Whether the ends of the pipeline also record receives and sends, which have no peer.
     gpus_per_host : int
+    layers : tuple of int
+        Layers of each stage, as the metadata name them; empty where they do not.
     profiler : Profiler
 
     Raises
@@ -179,6 +181,7 @@ class JobModel:
     buckets: int = 1
     edge_transfers: bool = False
     gpus_per_host: int = 8
+    layers: tuple[int, ...] = ()
     profiler: Profiler = field(default_factory=Profiler)
     name: str = "synthetic"
 

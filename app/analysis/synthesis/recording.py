@@ -176,7 +176,7 @@ def _metadata(phase: Phase, rng: np.random.Generator) -> SessionMeta:
     count = -(-world // size)
     numbers = np.sort(rng.choice(max(_CLUSTER_HOSTS, count), count, replace=False)) + 1
     lengths = phase.work.lengths
-    extra: dict[str, Any] = {}
+    extra: dict[str, Any] = {"layers": list(job.layers)} if job.layers else {}
     if job.profiler.sequence_lengths and lengths is not None:
         extra["sequence_lengths"] = {
             str(step): [

@@ -1,0 +1,197 @@
+"""A pipeline template around slow workers and uneven stages, judged by replay.
+
+A session's measured times say what each layer takes and how fast each worker truly is: the cluster
+is heterogeneous, and the planner finds the best division of the layers over it. The template is
+then replayed on the session's own durations: each microbatch keeps its own luck on its worker, and
+takes the share of the worker's new layers in its old ones. Gradients, parameters and the optimizer
+grow with the number of layers. Transfers between stages stay as they were recorded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, Final
+
+import numpy as np
+
+from app.analysis.diagnosis.finding import SLOW_WORKER, STAGE_IMBALANCE, Cause
+from app.analysis.planning.measured import (
+    SessionTimes,
+    layers_per_stage,
+    measure_session,
+    spec_of_session,
+    worker_speeds,
+)
+from app.analysis.trace import model as ops
+from app.analysis.trace.model import Trace
+from app.analysis.whatif.layout import FloatArray
+from app.analysis.whatif.session import Group, Replayed
+from app.errors import InfeasiblePlanError
+
+# What a page shows a template for.
+MIN_GAIN: Final = 0.02
+CAUSES: Final = frozenset({SLOW_WORKER, STAGE_IMBALANCE})
+LAYERS_UNKNOWN: Final = "layers_unknown"
+NS: Final = 1e-9
+
+_FORWARD: Final = (ops.FORWARD_COMPUTE,)
+_BACKWARD: Final = (ops.BACKWARD_COMPUTE, ops.WGRAD_COMPUTE)
+# In proportion to the parameters of a stage.
+_BY_LAYERS: Final = (ops.PARAMS_ALL_GATHER, ops.GRADS_REDUCE_SCATTER, ops.OPTIMIZER)
+
+Document = dict[str, Any]
+
+
+def recommend_template(
+    trace: Trace, replayed: Replayed, causes: Iterable[Cause], simulated_s: float
+) -> Document | None:
+    """Return a template for a session that has a slow worker or an uneven stage.
+
+    Parameters
+    ----------
+    trace : Trace
+    replayed : Replayed
+        The same session, prepared for replay.
+    causes : iterable of Cause
+        What the diagnosis names.
+    simulated_s : float
+        The mean step as it is.
+
+    Returns
+    -------
+    dict or None
+        JSON types: ``withheld`` is a code where there is no template, ``layers_unknown`` where the
+        metadata do not say how many layers each stage has; else None, with the layers of each
+        stage today and in the template, the worker (today's stage) that takes each stage, the
+        predicted step time and its gain. None where no cause calls for a template.
+    """
+    pp = replayed.layout.pp
+    if pp == 1 or not any(cause.cause in CAUSES for cause in causes):
+        return None
+    layers = layers_per_stage(dict(trace.meta.extra), pp)
+    if layers is None:
+        return _withheld(
+            LAYERS_UNKNOWN, "The metadata do not say how many layers each stage has (`layers`)."
+        )
+    try:
+        times = measure_session(trace)
+        return _planned(replayed, times, layers, simulated_s)
+    except InfeasiblePlanError as error:
+        return _withheld(error.stable_code, error.message)
+
+
+def _withheld(code: str, reason: str) -> Document:
+    return {"withheld": code, "reason": reason}
+
+
+def _planned(
+    replayed: Replayed, times: SessionTimes, layers: tuple[int, ...], simulated_s: float
+) -> Document:
+    # The planner's compiler takes a second to load: only sessions that need it pay for it.
+    from app.analysis.planning.plan import plan  # noqa: PLC0415 - see above
+
+    spec = spec_of_session(times, layers)
+    found = plan(spec, objective="simulated", compare=False)
+    cuts = [(stage.first, stage.end) for stage in found.template]
+    names = [spec.devices[stage.nodes[0][0]].name for stage in found.template]
+    speeds = worker_speeds(times).min(axis=0)
+    places = _places(names, len(layers))
+    before = _has_embedding(times, spec.layers, layers)
+    counts = _blocks(cuts, sum(layers), before=before)
+    forward, backward = np.median(times.forward_ms, axis=0), np.median(times.backward_ms, axis=0)
+    new_forward = np.array([sum(x.forward_ms for x in spec.layers[a:b]) for a, b in cuts])
+    new_backward = np.array([sum(x.backward_ms for x in spec.layers[a:b]) for a, b in cuts])
+    step_s = NS * replayed.over_steps(
+        lambda group: _replay(
+            group,
+            places,
+            new_forward / forward[places],
+            new_backward / backward[places],
+            np.array(counts) / np.array(layers),
+        )
+    )
+    predicted_s = float(step_s.mean())
+    healthy = forward + backward
+    return {
+        "withheld": None,
+        "reason": None,
+        "layers": {"today": list(layers), "template": counts},
+        # microbatch times of the slowest DP rank of each stage
+        "stage_ms": {
+            "today": (healthy / speeds).tolist(),
+            "template": ((new_forward + new_backward) / speeds[places]).tolist(),
+        },
+        "worker_of_stage": places.tolist(),
+        "speed_of_worker": speeds.tolist(),
+        "embedding": before,
+        "head": len(spec.layers) > sum(layers) + before,
+        "microbatches": spec.microbatches,
+        "proven": found.certificate is not None and found.certificate.closed,
+        "predicted_step_time": predicted_s,
+        "predicted_gain": 1 - predicted_s / simulated_s,
+    }
+
+
+def _places(names: list[str], stages: int) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """Return whose workers each stage gets, as the number of their stage today.
+
+    Slow workers go where the template wants them; healthy ones stay where they can.
+    """
+    slow = {f"stage {stage}'s worker": stage for stage in range(stages)}
+    places = [slow.get(name) for name in names]
+    free = [stage for stage in range(stages) if stage not in places]
+    for position, place in enumerate(places):
+        if place is None and position in free:
+            places[position] = position
+            free.remove(position)
+    return np.array([free.pop(0) if place is None else place for place in places])
+
+
+def _has_embedding(times: SessionTimes, layers: tuple[Any, ...], counts: tuple[int, ...]) -> bool:
+    """Return whether the first layer of a session's specification is its embedding.
+
+    `spec_of_session` makes one where the first stage takes longer than its blocks.
+    """
+    if len(layers) == sum(counts):
+        return False
+    stage_ms = float(np.median(times.forward_ms, axis=0)[0])
+    passes = [layer.forward_ms for layer in layers]
+    without, with_one = sum(passes[: counts[0]]), sum(passes[: counts[0] + 1])
+    return bool(abs(with_one - stage_ms) < abs(without - stage_ms))
+
+
+def _blocks(cuts: list[tuple[int, int]], total: int, *, before: bool) -> list[int]:
+    """Return how many of the model's layers each stage has, embedding and head not counted."""
+    first, end = int(before), int(before) + total
+    return [max(min(b, end) - max(a, first), 0) for a, b in cuts]
+
+
+def _replay(
+    group: Group,
+    places: np.ndarray[Any, np.dtype[np.int64]],
+    forward: FloatArray,
+    backward: FloatArray,
+    by_layers: FloatArray,
+) -> FloatArray:
+    """Replay the template; factors are each stage's new time over that of its workers today."""
+    layout, nodes = group.layout, group.layout.nodes
+    recorded = group.durations.recorded_ns
+    at = {
+        key: node
+        for node, key in enumerate(
+            zip(nodes.op.tolist(), nodes.pp.tolist(), nodes.order.tolist(), strict=True)
+        )
+    }
+    factors: dict[int, FloatArray] = {}
+    factors |= dict.fromkeys(layout.codes(*_FORWARD), forward)
+    factors |= dict.fromkeys(layout.codes(*_BACKWARD), backward)
+    factors |= dict.fromkeys(layout.codes(*_BY_LAYERS), by_layers)
+    moves = set(layout.codes(*_FORWARD, *_BACKWARD))
+    replaced: dict[int, FloatArray] = {}
+    for (op, stage, order), node in at.items():
+        if op not in factors:
+            continue
+        source = at.get((op, int(places[stage]), order), node) if op in moves else node
+        replaced[node] = recorded[source] * factors[op][stage]
+    times: FloatArray = group.simulator.replaced_step_times(replaced)[0]
+    return times
