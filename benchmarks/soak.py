@@ -88,8 +88,8 @@ class Verdict:
 class Workers:
     """Worker processes of the queue `io`; every few seconds the oldest is killed.
 
-    Only one that takes messages: on a busy machine a worker needs seconds to start, and killing
-    those that have not started would test nothing.
+    Only one that takes messages, and only where another one does: on a busy machine a worker needs
+    seconds to start, and killing those that have not started would test nothing.
     """
 
     def __init__(self, container: Container, log: Path) -> None:
@@ -126,11 +126,12 @@ class Workers:
         while not self._stop.wait(KILL_EVERY_S):
             with self._container.uow() as tx:
                 ready = set(tx.session.execute(select(WorkerHeartbeat.pid)).scalars())
-            victim = self._running[0]
-            if victim.pid in ready:
-                _kill(victim)
+            victims = [process for process in self._running if process.pid in ready]
+            if len(victims) > 1:
+                _kill(victims[0])
                 self.killed += 1
-                self._running = [*self._running[1:], self._start()]
+                self._running.remove(victims[0])
+                self._running.append(self._start())
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:
@@ -383,6 +384,8 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=500)
     parser.add_argument("--seed", type=int, default=1)
     arguments = parser.parse_args()
+    # Ended from outside, it ends its workers and its database too.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     with tempfile.TemporaryDirectory(prefix="paceline-soak-") as directory:
         good = run(arguments.incidents, arguments.jobs, arguments.seed, Path(directory))
     sys.exit(0 if good else 1)
