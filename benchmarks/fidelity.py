@@ -37,7 +37,7 @@ _SWEEP: Final = tuple(np.round(np.arange(1.0, 4.61, 0.2), 2).tolist())
 _RANDOM_JOBS: Final = 200
 _SLOWEST: Final = 3.0
 _WITHIN: Final = 0.02
-_FIRST_SEED: Final = 2_000_000
+_FIRST_SEED: Final = 4_000_000
 _BLUE, _RED, _GRAY = "#2f6fb0", "#c0492f", "#9a9a9a"
 
 

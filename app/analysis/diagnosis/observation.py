@@ -15,6 +15,7 @@ from app.analysis.whatif.layout import FloatArray, IntArray, Layout
 from app.analysis.whatif.session import Group
 
 _SAMPLE: Final = 60_000
+_FEWEST: Final = 4
 
 COMPUTATIONS: Final = (ops.FORWARD_COMPUTE, ops.BACKWARD_COMPUTE, ops.WGRAD_COMPUTE)
 
@@ -167,6 +168,18 @@ def sample(values: FloatArray) -> FloatArray:
     flat: FloatArray = values.ravel()
     # An odd stride does not always meet the same steps or ranks.
     return flat if flat.size <= _SAMPLE else flat[:: flat.size // _SAMPLE | 1]
+
+
+def scatter_of_most(values: FloatArray) -> float:
+    """Return the standard deviation of the values near the middle; half of them may be at fault.
+
+    Of fewer than four values none can be called usual: 0.
+    """
+    if values.size < _FEWEST:
+        return 0.0
+    distance = np.abs(values - np.median(values))
+    # A quarter of normal values lie within this many standard deviations of their mean.
+    return float(np.quantile(distance, 0.25) / 0.3186)
 
 
 def spread(values: FloatArray) -> float:

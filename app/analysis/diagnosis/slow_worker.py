@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from app.analysis.diagnosis.finding import SLOW_WORKER, Change, Evidence, Finding, Worker
-from app.analysis.diagnosis.observation import Observation, spread
+from app.analysis.diagnosis.observation import Observation, scatter_of_most
 from app.analysis.diagnosis.usual import Usual
 from app.analysis.trace.model import BACKWARD_COMPUTE, FORWARD_COMPUTE
 from app.analysis.whatif.layout import FloatArray
@@ -28,8 +28,8 @@ def find_slow_workers(observation: Observation, usual: Usual) -> Finding | None:
     """Return the workers whose forwards and backwards are both slow, slowest first."""
     both = np.minimum(usual.worker[FORWARD_COMPUTE], usual.worker[BACKWARD_COMPUTE])
     lasting = np.median(both, axis=1)
-    limit = 1 + max(_SLOW, _TO_SCATTER * spread(lasting))
-    limit_step = 1 + max(_SLOW_STEP, _TO_SCATTER * spread(both / lasting[:, None, :]))
+    limit = 1 + max(_SLOW, _TO_SCATTER * scatter_of_most(lasting))
+    limit_step = 1 + max(_SLOW_STEP, _TO_SCATTER * scatter_of_most(both / lasting[:, None, :]))
     slow = (both > limit_step) | ((both > limit) & (lasting > limit)[:, None, :])
     excess = np.where(slow, both - 1, 0.0).mean(axis=1)
     largest = float(excess.max())

@@ -35,6 +35,7 @@ from tests.unit.analysis.diagnosis.jobs import (
 )
 
 SPELLS = Spells(share=0.5)
+TWO_WORKERS = replace(ONE_STAGE, sizes=Sizes(dp=2, pp=1))
 
 
 @pytest.mark.parametrize(
@@ -45,6 +46,8 @@ SPELLS = Spells(share=0.5)
         (SlowWorker((2, 1), 1.8, SPELLS), JOB),
         (SlowWorker((2, 0), 1.6), ONE_STAGE),
         (SlowWorker((2, 0), 1.8, SPELLS), ONE_STAGE),
+        (SlowWorker((1, 0), 3.0, Spells(from_step=6)), TWO_WORKERS),
+        (SlowWorker((1, 0), 1.3), TWO_WORKERS),
         (SlowWorker((2, 1), 1.6), TENSOR),
         (StageImbalance(), JOB),
         (StageImbalance(1.8, 1.8, at=1), JOB),

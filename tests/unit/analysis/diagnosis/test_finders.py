@@ -12,7 +12,13 @@ from app.analysis.diagnosis.data_loading import find_data_loading, first_delays
 from app.analysis.diagnosis.garbage_collection import find_garbage_collection
 from app.analysis.diagnosis.kernel_dependency import held_up
 from app.analysis.diagnosis.network import find_network
-from app.analysis.diagnosis.observation import lower_median, peers_median, sample, spread
+from app.analysis.diagnosis.observation import (
+    lower_median,
+    peers_median,
+    sample,
+    scatter_of_most,
+    spread,
+)
 from app.analysis.diagnosis.sequence_lengths import find_sequence_lengths
 from app.analysis.diagnosis.slow_worker import find_slow_workers
 from app.analysis.diagnosis.stage_imbalance import find_stage_imbalance
@@ -157,6 +163,14 @@ def test_the_lower_median_is_not_moved_by_one_of_two() -> None:
 def test_peers_are_the_others() -> None:
     assert peers_median(np.array([1.0, 2.0, 9.0])).tolist() == [5.5, 5.0, 1.5]
     assert peers_median(np.array([4.0])).tolist() == [4.0]
+
+
+def test_scatter_is_that_of_the_usual_values_even_if_half_are_at_fault() -> None:
+    usual = np.random.default_rng(1).normal(1.0, 0.01, 4000)
+
+    assert scatter_of_most(usual) == pytest.approx(0.01, rel=0.1)
+    assert scatter_of_most(np.concatenate([usual, usual[:1900] + 2])) < 0.03
+    assert scatter_of_most(np.array([1.0, 3.0])) == 0.0
 
 
 def test_scatter_of_a_sample_is_that_of_the_whole() -> None:
