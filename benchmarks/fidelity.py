@@ -150,12 +150,12 @@ def document(levels: Sequence[Compared], many: Sequence[Compared], command: str)
         f"{np.mean(errors <= _WITHIN):.1%} of the estimates are within {_WITHIN:.0%} of the truth.",
         f"The slow worker is named in {np.mean([one.worker_right for one in many]):.1%} of them.",
         "",
-        "Earlier sets of 200 jobs, with other seeds, did worse and were learned from: 96.0 % within",
-        "2 % and 3.8 % at worst (the estimate left late launches out), then 99.0 % and 47 % (one of",
-        "two workers, slow in half of the steps, was not found; another job was off by 2.0 %).",
-        "The set above is one that nothing was changed after. An estimate cannot be better than",
-        "the worker's own speed when healthy is known: its peers' is taken, and workers differ by",
-        "up to 1 % (sigma) here.",
+        "Earlier sets of 200 jobs, with other seeds, did worse and were learned from: 96.0 %",
+        "within 2 % and 3.8 % at worst (the estimate left late launches out), then 99.0 % and 47 %",
+        "(one of two workers, slow in half of the steps, was not found; another job was off by",
+        "2.0 %). The set above is one that nothing was changed after. An estimate cannot be better",
+        "than what is known of the worker's healthy speed: its peers' is taken, and workers differ",
+        "by up to 1 % (sigma) here.",
         "",
     )
 
