@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 # Between "stop" (an exception inside of the analysis) and "kill": time to write down why.
 GRACE_S: Final = 30
 
-# On a loaded machine a forked child may need this long to say that it is there; after Celery's
-# 4 s it would be killed and forked again, forever.
-CHILD_START_S: Final = 60.0
+# On a loaded machine a forked child may need this long to say that it is there, where it has to
+# compile the planner's loops; after Celery's 4 s it would be killed and forked again, forever.
+CHILD_START_S: Final = 240.0
 
 # How long Celery looks for a result of a process that was killed. Ours are in the database, and
 # the message stays taken meanwhile.

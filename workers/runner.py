@@ -107,5 +107,11 @@ def run_worker(settings: Settings, queue: str, *, concurrency: int | None = None
 
 
 def _load_analysis() -> None:
-    """Import the analysis before the first task needs it, and after the fork."""
-    from app.services import analyze_session  # noqa: F401, PLC0415 - numpy's threads must not be forked
+    """Have the analysis and the planner's compiled loops ready before the first task.
+
+    After the fork: numpy's threads must not be forked.
+    """
+    from app.analysis.planning.warm_up import warm_up  # noqa: PLC0415 - see above
+    from app.services import analyze_session  # noqa: F401, PLC0415
+
+    warm_up()
