@@ -69,9 +69,22 @@ def execute(container: Container, keeper: LeaseKeeper, run_id: uuid.UUID) -> boo
             _log.warning("claim lost, nothing stored", error=error.message)
             return False
         except Exception as error:  # noqa: BLE001 - whatever it is belongs into the row
-            return _settle(container, taken, error)
+            return _settle(container, taken, _time_limit_behind(error) or error)
         _log.info("task done")
         return True
+
+
+def _time_limit_behind(error: BaseException | None) -> SoftTimeLimitExceeded | None:
+    """Return the time limit that an error comes from.
+
+    The limit is raised wherever the process is, also within the database driver, which then fails
+    in words of its own; taken for the database's fault, the work would be tried again for ever.
+    """
+    while error is not None:
+        if isinstance(error, SoftTimeLimitExceeded):
+            return error
+        error = error.__cause__ or error.__context__
+    return None
 
 
 def _settle(container: Container, taken: Claim, error: Exception) -> bool:
