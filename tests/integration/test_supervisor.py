@@ -182,8 +182,14 @@ def test_a_killed_worker_is_replaced_with_all_that_it_forked(
 ) -> None:
     with Installation(present_user) as installation:
         installation.wait_until_ready()
+
+        def consumers() -> list[int]:
+            # a list taken while the worker becomes itself may hold none of it yet
+            running = parents(installation.workers(queue))
+            return [pid for pid, parent in running if parent == installation.process.pid]
+
+        [consumer] = wait_for(consumers, "worker")
         before = installation.workers(queue)
-        [consumer] = [pid for pid, parent in parents(before) if parent == installation.process.pid]
         os.kill(consumer, signal.SIGKILL)
         wait_until_gone(before)
         wait_for(lambda: installation.workers(queue), "new worker")
