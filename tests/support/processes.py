@@ -12,11 +12,14 @@ if TYPE_CHECKING:
 
 
 def ps(*columns: str, of: Iterable[int] | None = None) -> list[list[str]]:
-    """Return these columns for all processes, or those that are left of some."""
+    """Return these columns for all processes, or those that are left of some.
+
+    Unless told otherwise (``-ww``), ps may cut lines at 80 characters.
+    """
     which = ["-A"] if of is None else ["-p", ",".join(map(str, of))]
     wanted = [word for column in columns for word in ("-o", f"{column}=")]
     listing = subprocess.run(  # noqa: S603 - the test's own
-        ["ps", *which, *wanted],  # noqa: S607 - wherever the system keeps it
+        ["ps", "-ww", *which, *wanted],  # noqa: S607 - wherever the system keeps it
         capture_output=True,
         text=True,
         check=of is None,
