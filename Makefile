@@ -135,8 +135,9 @@ lock: $(VENV)/.created ## Write the lock files from pyproject.toml, keeping vers
 		--output-file requirements/server.txt && \
 	compile requirements/build.in --constraints requirements/runtime.txt \
 		--output-file requirements/build.txt && \
-	compile pyproject.toml --extra server --extra embedded --group dev --constraints requirements/runtime.txt \
-		--constraints requirements/build.txt --output-file requirements/dev.txt
+	compile pyproject.toml --extra server --extra embedded --extra apprise --group dev \
+		--constraints requirements/runtime.txt --constraints requirements/build.txt \
+		--output-file requirements/dev.txt
 
 upgrade: ## Write the lock files with the newest versions that fit
 	@$(MAKE) --no-print-directory lock UPGRADE=--upgrade

@@ -70,6 +70,8 @@ class Settings(BaseSettings):
     # Networks that are not on the public internet and may be sent to all the same (comma
     # separated): 10.0.0.0/8, 127.0.0.1/32…
     alert_allowed_networks: Annotated[tuple[str, ...], NoDecode] = ()
+    # Allow channels of the kind `apprise`, which nothing keeps from private addresses.
+    alert_apprise: bool = False
     # One attempt, from the look-up of the name to the last byte of the answer; below `lease_s`.
     alert_attempt_limit_s: float = 15.0
     alert_group_wait_s: float = 30.0

@@ -12,6 +12,7 @@ from pydantic import ValidationError
 from sqlalchemy import func, select, update
 from sqlalchemy.exc import IntegrityError
 
+from app.alerts.channels.apprise import APPRISE
 from app.alerts.channels.registry import KINDS
 from app.alerts.delivery import Answer, DeliveryError
 from app.alerts.facts import CauseFact, Facts, FixFact, WorkerFact
@@ -21,7 +22,14 @@ from app.alerts.message import Alert, Message
 from app.alerts.rules import Audience, Selector
 from app.db.alert_models import AlertChannel, AlertDelivery, AlertGroup, AlertIncident
 from app.errors import ConflictError, Fault, InvalidChannelError, NotFoundError, SecretKeyError
-from app.services.alert_deliver import attempt, base_url, disable, target_of
+from app.services.alert_deliver import (
+    NO_APPRISE,
+    apprise_is_usable,
+    attempt,
+    base_url,
+    disable,
+    target_of,
+)
 from app.services.alert_routing import SELECTOR
 from app.services.alert_secrets import seal, unseal
 from app.services.alert_store import OPEN, timing
@@ -164,6 +172,8 @@ def create_channel(  # noqa: PLR0913 - what a channel is made of
         If there is one of this name.
     """
     known = _kind(kind)
+    if known is APPRISE and not apprise_is_usable(container.settings):
+        raise InvalidChannelError(NO_APPRISE)
     shown, secrets = _checked(known, config)
     row = AlertChannel(
         id=uuid.uuid4(),

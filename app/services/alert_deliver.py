@@ -35,6 +35,7 @@ import structlog
 from sqlalchemy import CursorResult, select, update
 
 from app.alerts.addresses import Guard
+from app.alerts.channels.apprise import APPRISE, is_installed
 from app.alerts.channels.kind import Parcel
 from app.alerts.channels.registry import KINDS
 from app.alerts.delivery import Answer, DeliveryError
@@ -63,6 +64,10 @@ if TYPE_CHECKING:
     from app.settings import Settings
 
 DISABLED: Final = DeliveryError("channel.disabled", "The channel is disabled.", permanent=True)
+NO_APPRISE: Final = (
+    "Channels of Apprise need the extra `apprise`, and PACELINE_ALERT_APPRISE=true: they may send "
+    "to private addresses."
+)
 
 _log = structlog.get_logger(__name__)
 
@@ -127,6 +132,9 @@ def attempt(container: Container, target: Target, message: Message) -> Answer:
         If it was not taken.
     """
     kind = KINDS[target.kind]
+    if kind is APPRISE and not apprise_is_usable(container.settings):
+        # The operator's to allow again, as with the keys below.
+        raise DeliveryError("apprise.off", NO_APPRISE)
     try:
         config = kind.config.validate_python(
             target.config | unseal(container.settings, target.secrets)
@@ -138,6 +146,11 @@ def attempt(container: Container, target: Target, message: Message) -> Answer:
     limit_s = container.settings.alert_attempt_limit_s
     with Outbound(guard(container.settings), limit_s) as outbound:
         return kind.send(config, Parcel(message, picture, outbound))
+
+
+def apprise_is_usable(settings: Settings) -> bool:
+    """Return whether the operator allows Apprise and has installed it."""
+    return settings.alert_apprise and is_installed()
 
 
 def guard(settings: Settings) -> Guard:

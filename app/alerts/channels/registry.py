@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from app.alerts.channels.alertmanager import ALERTMANAGER
+from app.alerts.channels.apprise import APPRISE
 from app.alerts.channels.discord import DISCORD
 from app.alerts.channels.feishu import FEISHU
 from app.alerts.channels.kind import Kind
@@ -17,5 +18,5 @@ from app.alerts.channels.webhook import WEBHOOK
 
 KINDS: Final[Mapping[str, Kind]] = {
     kind.name: kind
-    for kind in (WEBHOOK, SLACK, DISCORD, TEAMS, FEISHU, PAGERDUTY, ALERTMANAGER, MAIL)
+    for kind in (WEBHOOK, SLACK, DISCORD, TEAMS, FEISHU, PAGERDUTY, ALERTMANAGER, MAIL, APPRISE)
 }
