@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote
 
 from app.dashboard import figures
+from app.dashboard.alert_parts import STATES
 from app.dashboard.findings import cause_name, history_finding
 from app.dashboard.format import (
     heat_color,
@@ -25,6 +26,7 @@ from app.dashboard.format import (
 from app.dashboard.parts import SLOW, Sparkline, State, job_state, sparkline
 
 if TYPE_CHECKING:
+    from app.services.alert_incidents import IncidentRow
     from app.services.fleet import Fleet, JobSummary
     from app.services.sessions import SessionRow as StoredSession
 
@@ -62,6 +64,13 @@ class SessionRow:
     discrepancy: str
     received_at: datetime
     spark: Sparkline | None = None
+    incident: State | None = None
+    incident_url: str = ""
+
+    @property
+    def standing(self) -> State:
+        """Return the state of its most pressing incident, or else its own."""
+        return self.incident or self.state
 
     @property
     def kind(self) -> str:
@@ -100,15 +109,24 @@ class JobPage:
     truncated: bool
 
 
-def fleet_page(fleet: Fleet) -> FleetPage:
-    """Return the fleet page, what needs attention first."""
+def fleet_page(
+    fleet: Fleet, incidents: Mapping[str, Sequence[IncidentRow]] | None = None
+) -> FleetPage:
+    """Return the fleet page, what needs attention first.
+
+    Parameters
+    ----------
+    fleet : Fleet
+    incidents : mapping of str to sequence of IncidentRow, optional
+        Open ones by job.
+    """
     rows = sorted(
-        (_job_row(job) for job in fleet.jobs),
-        key=lambda row: (row.state.order, -(row.slowdown or 0.0), row.name),
+        (_job_row(job, (incidents or {}).get(job.name, ())) for job in fleet.jobs),
+        key=lambda row: (row.standing.order, -(row.slowdown or 0.0), row.name),
     )
     slow = sum(row.kind == "slow" for row in rows)
     without = sum(row.kind == "none" for row in rows)
-    words = Counter(row.state for row in rows)
+    words = Counter(row.standing for row in rows)
     states = tuple(
         (state, f"{number} {state.word.lower()}")
         for state, number in sorted(words.items(), key=lambda item: item[0].order)
@@ -219,8 +237,11 @@ def verdict_values(sessions: Sequence[StoredSession]) -> list[float | None]:
     ]
 
 
-def _job_row(job: JobSummary) -> SessionRow:
+def _job_row(job: JobSummary, incidents: Sequence[IncidentRow]) -> SessionRow:
     row = session_row(job.name, job.latest, shown=_shown(job))
+    if incidents:
+        first = min((i.incident for i in incidents), key=lambda i: STATES[i.state].order)
+        row = replace(row, incident=STATES[first.state], incident_url=f"/incidents/{first.id}")
     values = verdict_values(job.sessions)
     return replace(row, spark=sparkline(values) if values else None)
 

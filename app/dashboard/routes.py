@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import uuid
+from functools import partial
 from http import HTTPStatus
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
@@ -14,6 +15,8 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from app.dashboard import format as fmt
+from app.dashboard.alert_pages import add_alert_pages
+from app.dashboard.alert_parts import actions
 from app.dashboard.assets import Assets
 from app.dashboard.exports import EXPORTS, workers_csv
 from app.dashboard.fleet_view import fleet_page, job_page
@@ -21,12 +24,14 @@ from app.dashboard.plans import add_plan_pages
 from app.dashboard.report_view import report_view
 from app.dashboard.session_view import session_page
 from app.errors import NotFoundError
+from app.services.alert_incidents import count_firing
+from app.services.alert_views import open_by_job
 from app.services.fleet import fleet
 from app.services.sessions import get_session, heatmap, report_document
 from app.services.status import installation_status
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from app.services.container import Container
 
@@ -56,9 +61,11 @@ class Pages:
     ----------
     assets : Assets
         Where the pages' static files are.
+    count_firing : callable
+        How many incidents fire, which every page says.
     """
 
-    def __init__(self, assets: Assets) -> None:
+    def __init__(self, assets: Assets, count_firing: Callable[[], int]) -> None:
         self._environment = Environment(
             loader=FileSystemLoader(TEMPLATES_DIR),
             autoescape=True,
@@ -67,7 +74,11 @@ class Pages:
             lstrip_blocks=True,
         )
         self._environment.globals.update(
-            static=assets.url, plotly_style=assets.plotly_style, fmt=fmt, page_data=_page_data
+            static=assets.url,
+            plotly_style=assets.plotly_style,
+            fmt=fmt,
+            page_data=_page_data,
+            count_firing=count_firing,
         )
         self._environment.filters["count"] = fmt.count
 
@@ -85,10 +96,11 @@ def router(container: Container) -> APIRouter:
     """Return the routes of the dashboard."""
     routes = APIRouter(include_in_schema=False, default_response_class=HTMLResponse)
     assets = Assets()
-    pages = Pages(assets)
+    pages = Pages(assets, partial(count_firing, container))
     _add_pages(routes, container, pages)
     _add_exports(routes, container)
     add_plan_pages(routes, container, pages)
+    add_alert_pages(routes, container, pages)
 
     @routes.get("/static/{address:path}")
     def static(address: str, accept_encoding: Annotated[str, Header()] = "") -> Response:
@@ -105,7 +117,7 @@ def router(container: Container) -> APIRouter:
 def _add_pages(routes: APIRouter, container: Container, pages: Pages) -> None:
     @routes.get("/")
     def fleet_route(request: Request) -> Response:
-        page = fleet_page(fleet(container))
+        page = fleet_page(fleet(container), open_by_job(container))
         if page.jobs:
             return pages.render("fleet.html", page=page, now=page.now)
         status = installation_status(container)
@@ -149,6 +161,10 @@ def _add_pages(routes: APIRouter, container: Container, pages: Pages) -> None:
             document,
             report,
             max_attempts=container.settings.max_attempts,
+            incidents=[
+                actions(row, view.now)
+                for row in open_by_job(container, view.row.job).get(view.row.job, [])
+            ],
         )
         return pages.render("session.html", page=page, now=page.now)
 

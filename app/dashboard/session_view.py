@@ -9,6 +9,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote
 
+from app.dashboard.alert_parts import Actions
 from app.dashboard.fleet_view import UNDERWAY, verdict_values
 from app.dashboard.format import (
     age,
@@ -78,15 +79,17 @@ class SessionPage:
     faults: tuple[Row, ...]
     ghosts: tuple[str, ...]
     report: ReportView | None
+    incidents: Sequence[Actions]
 
 
-def session_page(
+def session_page(  # noqa: PLR0913 - everything that is on it
     view: SessionView,
     job: JobSummary,
     document: Document | None,
     report: ReportView | None,
     *,
     max_attempts: int,
+    incidents: Sequence[Actions],
 ) -> SessionPage:
     """Return the page of a session.
 
@@ -101,6 +104,8 @@ def session_page(
         What is shown of it.
     max_attempts : int
         After so many attempts an analysis is given up.
+    incidents : sequence of Actions
+        The open ones of its job.
     """
     row = view.row
     body = _body(view, job, document, max_attempts)
@@ -126,6 +131,7 @@ def session_page(
         faults=_faults(view),
         ghosts=body.ghosts,
         report=report,
+        incidents=incidents,
     )
 
 

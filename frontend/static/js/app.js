@@ -71,6 +71,10 @@ export async function refresh() {
   mounted.stop.abort();
   document.body.dataset.now = fresh.body.dataset.now;
   document.title = fresh.title;
+  const nav = document.querySelector('.nav');
+  const freshNav = fresh.querySelector('.nav');
+  // Only what changed: the focus may be in it.
+  if (nav.innerHTML !== freshNav.innerHTML) nav.replaceChildren(...document.importNode(freshNav, true).childNodes);
   document.getElementById('page').replaceChildren(...document.importNode(fresh.getElementById('page'), true).childNodes);
   const field = focus && document.getElementById(focus.id);
   if (field) {

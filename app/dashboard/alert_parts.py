@@ -1,0 +1,120 @@
+"""Parts that every page shares where it shows incidents: their states, lines and actions."""
+
+from __future__ import annotations
+
+import uuid
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Final
+
+from app.alerts.incidents import State as Stage
+from app.alerts.message import cause_name, view_url
+from app.dashboard.parts import State
+from app.services.alert_channels import DISABLED_BY_PERSON
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from app.alerts.facts import Facts
+    from app.alerts.incidents import Incident
+    from app.services.alert_channels import ChannelView
+    from app.services.alert_incidents import IncidentRow
+
+# Before every state that a session may be in: what needs somebody comes first.
+STATES: Final = {
+    Stage.FIRING: State("firing", "Firing", -4),
+    Stage.ACKNOWLEDGED: State("ack", "Acknowledged", -3),
+    Stage.PENDING: State("pending", "Pending", -2),
+    Stage.SILENCED: State("silenced", "Silenced", -1),
+    Stage.RESOLVED: State("resolved", "Resolved", 5),
+}
+
+# A channel that failed so often in a row is as good as dead.
+FAILING: Final = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Actions:
+    """An incident as far as it takes to act on it."""
+
+    id: uuid.UUID
+    url: str
+    headline: str
+    state: State
+    since: datetime
+    context: str
+    can_acknowledge: bool
+    can_silence: bool
+    can_resolve: bool
+    is_silenced: bool
+
+
+def headline(incident: Incident) -> str:
+    """Return what is wrong and where: ``Slow worker: node-017``."""
+    place = f": {incident.where}" if incident.where else ""
+    return f"{cause_name(incident.cause)}{place}"
+
+
+def session_url(incident: Incident, job_url: str) -> str:
+    """Return the view of its latest session that shows it; the job's page where there is none."""
+    return view_url("/", incident.facts) if incident.facts else job_url
+
+
+def since(incident: Incident) -> datetime:
+    """Return when it fired, or began if it has not."""
+    return incident.fired_at or incident.opened_at
+
+
+def until(moment: datetime, now: datetime) -> str:
+    """Return the end of a silence: the time of day, and the day unless it is today."""
+    moment, now = moment.astimezone(UTC), now.astimezone(UTC)
+    day = "" if moment.date() == now.date() else f"{moment.day} {moment:%b} "
+    return f"{day}{moment:%H:%M} UTC"
+
+
+def context(incident: Incident, now: datetime) -> str:
+    """Return who is at it, or why nobody is told."""
+    if incident.state is Stage.ACKNOWLEDGED and incident.acknowledged_by:
+        return f"by {incident.acknowledged_by}"
+    if incident.state is Stage.SILENCED and incident.silence is not None:
+        silence = incident.silence
+        return f"to {until(silence.until, now)} by {silence.by}: {silence.reason}"
+    if incident.state is Stage.PENDING:
+        return "not yet held for as many sessions as its rule asks"
+    return "critical" if incident.severity == "critical" else ""
+
+
+def labels(facts: Facts | None) -> str:
+    """Return whose job it is, as far as its metadata says."""
+    given = facts.labels if facts is not None else {}
+    named = [f"{name} {given[name]}" for name in ("owner", "project", "team") if name in given]
+    return ", ".join(named)
+
+
+def actions(row: IncidentRow, now: datetime) -> Actions:
+    """Return what can be done about an incident."""
+    incident = row.incident
+    told = (Stage.FIRING, Stage.ACKNOWLEDGED, Stage.SILENCED)
+    return Actions(
+        id=incident.id,
+        url=f"/incidents/{incident.id}",
+        headline=headline(incident),
+        state=STATES[incident.state],
+        since=since(incident),
+        context=context(incident, now),
+        can_acknowledge=incident.state is Stage.FIRING,
+        can_silence=incident.state in told,
+        can_resolve=incident.state is not Stage.RESOLVED,
+        is_silenced=incident.state is Stage.SILENCED,
+    )
+
+
+def dead(channels: Sequence[ChannelView]) -> list[ChannelView]:
+    """Return the channels that nobody hears from, though nobody wanted it so."""
+    return [
+        channel
+        for channel in channels
+        if not channel.readable
+        or (not channel.enabled and channel.disabled_reason != DISABLED_BY_PERSON)
+        or channel.failures >= FAILING
+    ]

@@ -1,0 +1,74 @@
+"""How channels do: what they were sent, and what their receivers said."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from app.dashboard.alert_parts import dead
+from app.dashboard.format import age, plural
+from app.services.alert_channels import DISABLED_BY_PERSON
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from datetime import datetime
+
+    from app.services.alert_channels import ChannelView
+    from app.services.alert_views import Tally
+
+
+@dataclass(frozen=True, slots=True)
+class Health:
+    """A channel in the short table."""
+
+    name: str
+    dead: bool
+    sent: int
+    waiting: int
+    failed: int
+    answer: str
+
+
+def health(channel: ChannelView, tally: Tally | None, now: datetime) -> Health:
+    """Return how a channel does.
+
+    Parameters
+    ----------
+    channel : ChannelView
+    tally : Tally or None
+        None where nothing was sent to it.
+    now : datetime
+    """
+    return Health(
+        name=channel.name,
+        dead=bool(dead([channel])),
+        sent=tally.delivered if tally else 0,
+        waiting=channel.waiting,
+        failed=tally.failed if tally else 0,
+        answer=last_answer(channel, tally, now),
+    )
+
+
+def last_answer(channel: ChannelView, tally: Tally | None, now: datetime) -> str:
+    """Return how a channel does, in the words of its receiver where there are any."""
+    if not channel.readable:
+        return "its secrets cannot be decrypted with the keys that there are"
+    if not channel.enabled:
+        return channel.disabled_reason or DISABLED_BY_PERSON
+    if channel.last_error:
+        return channel.last_error
+    if channel.last_success_at is None:
+        return "nothing sent yet"
+    ago = f"{age((now - channel.last_success_at).total_seconds())} ago"
+    status = tally.answer_status if tally else None
+    return ago if status is None else f"{status}, {ago}"
+
+
+def channels_title(channels: Sequence[ChannelView]) -> str:
+    """Return a sentence on all channels."""
+    if not channels:
+        return "There is no channel: nobody is told"
+    gone = dead(channels)
+    if len(gone) == 1:
+        return f"The channel {gone[0].name} is dead"
+    return f"{len(gone)} channels are dead" if gone else f"{plural(len(channels), 'channel')} alive"

@@ -1,0 +1,15 @@
+// Requests to our own API: the answer, or an error that says what to do in the server's words.
+export async function ask(method, url, body) {
+  let response;
+  try {
+    response = await fetch(url, {
+      method, ...(body === undefined ? {} : { headers: { 'Content-Type': 'application/json' }, body: JSON.stringify(body) }),
+    });
+  } catch {
+    throw new Error('The server does not answer; try again.');
+  }
+  if (response.status === 204) return null;
+  const answer = await response.json();
+  if (response.ok) return answer;
+  throw Object.assign(new Error(answer.detail ?? 'It did not work; try again.'), { faults: answer.faults ?? [] });
+}

@@ -1,0 +1,300 @@
+"""Alerts in a browser: what fires, who hears of it, and what people do about it."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import tempfile
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+import httpx
+import pytest
+from playwright.sync_api import expect
+
+from app.alerts.facts import CauseFact
+from app.analysis.synthesis.injections import SlowWorker
+from app.analysis.synthesis.job import JobModel
+from app.analysis.synthesis.synthesize import synthesize
+from app.analysis.trace.model import Sizes
+from app.bootstrap import build
+from app.http_server import HttpServer, address_of, listen
+from app.main import create_app
+from tests.e2e.looking import keep, wait_for_figures
+from tests.e2e.test_journey import upload
+from tests.e2e.test_pages import analyzed, expect_well_made, in_every_look
+from tests.e2e.visiting import NARROW, Installation
+from tests.integration.alerts.conftest import LOOPBACK, Alerting
+from tests.integration.alerts.receiver import Receiver, Reply
+from tests.support.waiting import wait_for
+
+if TYPE_CHECKING:
+    import uuid
+    from collections.abc import Iterator
+
+    from playwright.sync_api import Page
+
+    from app.analysis.trace.model import Trace
+    from app.settings import Settings
+    from tests.e2e.visiting import Look, Visitor
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Place:
+    """A server without workers, and what moves its alerts."""
+
+    url: str
+    alerting: Alerting
+
+
+@pytest.fixture
+def place(settings: Settings) -> Iterator[Place]:
+    listener = listen(settings.model_copy(update={"port": 0}))
+    url = address_of(listener).rstrip("/")
+    container = build(
+        settings.model_copy(
+            update={
+                "external_url": url,
+                "alert_allowed_networks": LOOPBACK,
+                "alert_attempt_limit_s": 5.0,
+            }
+        )
+    )
+    server = HttpServer(create_app(container), listener)
+    server.start(lambda: False)
+    yield Place(url, Alerting(container))
+    server.stop()
+    container.close()
+
+
+@pytest.fixture
+def receiver() -> Iterator[Receiver]:
+    with Receiver() as running:
+        yield running
+
+
+@cache
+def trace(seed: int, *, slow: bool) -> Trace:
+    """Return a session of 2 × 2 workers on hosts, with or without a slow one."""
+    job = JobModel(Sizes(dp=2, pp=2, tp=2), microbatches=6, steps=14, name="dense-34b")
+    made = synthesize(job, [SlowWorker((1, 1), 2.0)] if slow else [], seed=seed).trace
+    # The same machines in every session: an incident is about a place.
+    hosts = {rank: f"node-{17 + rank // 4}" for rank in range(8)}
+    return dataclasses.replace(made, meta=dataclasses.replace(made.meta, hosts=hosts))
+
+
+def let_it_fire(place: Place, job: str = "dense-34b") -> uuid.UUID:
+    """Let slow sessions of a job be analyzed and everybody be told; return the latest session."""
+    analyzed(place.alerting.container, trace(1, slow=False), job)
+    analyzed(place.alerting.container, trace(2, slow=True), job)
+    latest = analyzed(place.alerting.container, trace(3, slow=True), job)
+    place.alerting.pass_and_work()
+    return latest.session
+
+
+def link_of(receiver: Receiver, at: int = -1) -> str:
+    """Return where a message says that its incident is acknowledged."""
+    return str(receiver.got[at].json["alerts"][0]["annotations"]["incident"])
+
+
+def act(page: Page, label: str) -> None:
+    page.get_by_role("button", name=label, exact=True).click()
+
+
+@in_every_look
+def test_the_page_of_incidents(
+    place: Place, receiver: Receiver, visitor: Visitor, look: Look
+) -> None:
+    place.alerting.channel(receiver, "ops-bus")
+    with Receiver(lambda _: Reply(410)) as gone:
+        place.alerting.channel(gone, "old-hook")
+        let_it_fire(place)
+        for job in ("moe-1t", "vocab-7b", "sft-70b"):
+            place.alerting.slow(job)
+        place.alerting.slow("reward-13b")
+        place.alerting.fast("reward-13b")
+        unsure = CauseFact("stage_imbalance", ("stage 1",), confidence=0.6, contribution=0.5)
+        place.alerting.session(1.16, unsure, job="rl-8b")
+        place.alerting.pass_and_work()
+    by_job = {i.facts.job: i.id for i in place.alerting.incidents() if i.facts}
+    for job, order, body in (
+        ("vocab-7b", "ack", {"by": "Kim"}),
+        (
+            "sft-70b",
+            "silence",
+            {"by": "Kim", "reason": "node-7 is drained", "until": "2099-01-01T18:00:00Z"},
+        ),
+    ):
+        answer = httpx.post(f"{place.url}/api/v1/incidents/{by_job[job]}/{order}", json=body)
+        assert answer.status_code == 200, answer.text
+    page = visitor.open(f"{place.url}/incidents", look)
+    line = page.locator(".verdict .line")
+    expect(line).to_contain_text("1 acknowledged")
+    expect(line).to_contain_text("1 channel is dead")
+    expect(page.locator(".nav .count")).to_contain_text("firing")
+    expect(page.locator("h1")).to_contain_text("GPU-hours each hour")
+    states = page.locator("[aria-label='Open incidents'] tbody .state").all_inner_texts()
+    ranks = ["Firing", "Acknowledged", "Pending", "Silenced"]
+    assert states == sorted(states, key=ranks.index)
+    assert set(states) == set(ranks)
+    expect(page.locator("[aria-label='Resolved incidents']")).to_contain_text("reward-13b")
+    expect(page.locator("[aria-label='Channels']")).to_contain_text("The channel old-hook is dead")
+    expect(page.locator(".msg")).to_contain_text("[FIRING]")
+    page.locator("button[data-opens=silence]").click()
+    keep(page, f"incidents-{look.name}")
+    expect_well_made(page, place.url, look)
+
+
+@in_every_look
+def test_no_incident_and_no_channel(place: Place, visitor: Visitor, look: Look) -> None:
+    page = visitor.open(f"{place.url}/incidents", look)
+    expect(page.locator("h1")).to_have_text("No incident is open")
+    expect(page.locator(".verdict .line")).to_contain_text("no channel: nobody is told")
+    expect(page.locator(".nav .count")).to_have_count(0)
+    keep(page, f"incidents-none-{look.name}")
+    expect_well_made(page, place.url, look)
+
+
+@in_every_look
+def test_a_session_of_a_job_that_fires(
+    place: Place, receiver: Receiver, visitor: Visitor, look: Look
+) -> None:
+    place.alerting.channel(receiver)
+    session = let_it_fire(place)
+    page = visitor.open(f"{place.url}/sessions/{session}", look)
+    wait_for_figures(page)
+    expect(page.locator(".verdict .line")).to_contain_text("Firing")
+    region = page.get_by_role("region", name="Incidents of this job")
+    expect(region).to_contain_text("Slow worker")
+    keep(page, f"session-firing-{look.name}")
+    expect_well_made(page, place.url, look)
+    region.get_by_role("button", name="Acknowledge").first.click()
+    expect(page.locator(".verdict .line")).to_contain_text("Acknowledged")
+
+
+def test_an_alert_from_its_first_session_to_its_end(
+    visitor: Visitor, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PACELINE_ALERT_ALLOWED_NETWORKS", "127.0.0.0/8")
+    monkeypatch.setenv("PACELINE_ALERT_GROUP_WAIT_S", "0")
+    monkeypatch.setenv("PACELINE_ALERT_GROUP_INTERVAL_S", "0")
+    monkeypatch.setenv("PACELINE_SWEEP_INTERVAL_S", "0.5")
+    # The database runs as another account than root, which may not enter pytest's directories.
+    with tempfile.TemporaryDirectory(prefix="paceline-e2e-", dir="/tmp") as directory:
+        Path(directory).chmod(0o755)
+        with Installation(Path(directory)) as running:
+            follow_an_alert(running.url, receiver, visitor)
+
+
+def follow_an_alert(site: str, receiver: Receiver, visitor: Visitor) -> None:
+    added = httpx.post(
+        f"{site}/api/v1/channels",
+        json={"name": "ops-bus", "kind": "webhook", "config": {"url": receiver.url}},
+    )
+    assert added.status_code == 201, added.text
+    for seed in (2, 3):
+        upload(site, "dense-34b", trace(seed, slow=True))
+    wait_for(lambda: receiver.got, "message")
+    message = receiver.got[0].json
+    assert message["status"] == "firing"
+    assert message["commonLabels"]["job"] == "dense-34b"
+
+    # The two clicks: the link in the message, and the button.
+    page = visitor.open(f"{site}{urlsplit(link_of(receiver, 0)).path}")
+    act(page, "Acknowledge")
+    chosen = page.locator("#chosen")
+    expect(chosen.locator(".line2")).to_contain_text("Acknowledged")
+    expect(chosen.locator(".log")).to_contain_text("Acknowledged by the dashboard")
+    expect(page.locator("[aria-label=Deliveries]")).to_contain_text("Delivered")
+
+    for seed in (4, 5):
+        upload(site, "dense-34b", trace(seed, slow=False))
+    # The page finds out by itself.
+    expect(chosen.locator(".line2")).to_contain_text("Resolved")
+    wait_for(lambda: receiver.got[-1].json["status"] == "resolved", "end of the alert")
+    expect(page.locator("[aria-label='Resolved incidents']")).to_contain_text("dense-34b")
+    expect(page.locator(".nav .count")).to_have_count(0)
+    keep(page, "incident-resolved")
+    # Before the server goes, or the page says in the console that it is gone.
+    page.context.close()
+
+
+def test_links_of_a_message_open_the_exact_view(
+    place: Place, receiver: Receiver, visitor: Visitor
+) -> None:
+    place.alerting.channel(receiver)
+    session = let_it_fire(place)
+    view = receiver.got[-1].json["alerts"][0]["generatorURL"]
+    assert urlsplit(view).path == f"/sessions/{session}"
+    page = visitor.open(view)
+    wait_for_figures(page)
+    expect(page.locator("#cell")).to_contain_text("(1,\N{NO-BREAK SPACE}1)")
+    asked = re.search(r"step=(\d+)", view)
+    assert asked is not None
+    expect(page.locator("#mode-step")).to_have_text(f"Step {asked[1]}")
+    page = visitor.open(link_of(receiver))
+    expect(page.locator("#chosen h2").first).to_contain_text("dense-34b")
+
+
+def test_silenced_with_a_reason_then_resolved_by_a_person(
+    place: Place, receiver: Receiver, visitor: Visitor
+) -> None:
+    place.alerting.channel(receiver)
+    place.alerting.slow()
+    place.alerting.pass_and_work()
+    page = visitor.open(link_of(receiver))
+    page.get_by_label("As", exact=True).fill("Kim")
+    act(page, "Silence…")
+    page.get_by_label("Reason").fill("node-7 is drained")
+    act(page, "7 d")
+    act(page, "Silence")
+    state = page.locator("#chosen .line2")
+    expect(state).to_contain_text("Silenced")
+    expect(state).to_contain_text("by Kim: node-7 is drained")
+    act(page, "End silence")
+    expect(state).to_contain_text("Firing")
+    act(page, "Resolve…")
+    page.get_by_label("What was done").fill("node-7 was replaced")
+    act(page, "Resolve")
+    expect(state).to_contain_text("Resolved")
+    expect(page.locator("#chosen .log")).to_contain_text("by Kim: node-7 was replaced")
+    assert place.alerting.incident().resolved_by == "Kim"
+
+
+def test_a_silence_in_the_past_is_refused_in_words(
+    place: Place, receiver: Receiver, visitor: Visitor
+) -> None:
+    place.alerting.channel(receiver)
+    place.alerting.slow()
+    place.alerting.pass_and_work()
+    page = visitor.open(link_of(receiver))
+    act(page, "Silence…")
+    page.get_by_label("Reason").fill("too late")
+    page.get_by_label("Until, in your time").fill("2020-01-01T00:00")
+    act(page, "Silence")
+    expect(page.locator("#chosen .said")).to_have_text("A silence ends in the future.")
+    assert place.alerting.incident().state == "firing"
+    # The browser itself writes an answer of 409 to the console.
+    assert [c for c in visitor.complaints if "409" not in c] == []
+    visitor.complaints.clear()
+
+
+@in_every_look
+def test_the_fleet_shows_firing_jobs_first(
+    place: Place, receiver: Receiver, visitor: Visitor, look: Look
+) -> None:
+    place.alerting.channel(receiver)
+    analyzed(place.alerting.container, trace(1, slow=False), "a-healthy-job")
+    let_it_fire(place, "b-firing")
+    page = visitor.open(f"{place.url}/", look)
+    first = page.locator(".jobs tbody tr").first
+    expect(first).to_contain_text("b-firing")
+    expect(first.locator("td").first).to_have_text("Firing")
+    expect(page.locator(".verdict .line")).to_contain_text("1 firing")
+    keep(page, f"fleet-firing-{look.name}")
+    expect_well_made(page, place.url, look)
+    if look.size != NARROW:
+        first.get_by_role("link", name="Firing", exact=True).click()
+        expect(page).to_have_url(re.compile(r"/incidents/[0-9a-f-]{36}$"))
