@@ -19,8 +19,8 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from app.analysis.compiled import compiled
 from app.analysis.planning.budget import Budget
-from app.analysis.planning.compiled import compiled
 from app.analysis.planning.kernels import FAR
 from app.analysis.planning.problem import Problem
 

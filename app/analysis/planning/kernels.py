@@ -13,7 +13,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from app.analysis.planning.compiled import compiled
+from app.analysis.compiled import compiled
 
 IntArray = NDArray[np.int64]
 

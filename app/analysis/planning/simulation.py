@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from app.analysis.planning.compiled import compiled
+from app.analysis.compiled import compiled
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
