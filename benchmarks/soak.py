@@ -4,9 +4,8 @@ The whole path is real: PostgreSQL, the sweeper, the broker, worker processes th
 SIGKILL every few seconds, HTTP to a receiver that fails as receivers do. Only time is made shorter:
 the intervals of groups are seconds, and what waits for a later attempt waits a second or two.
 
-Judged is what the receiver heard. A delivery is due unless it is superseded; lost is one that is
-due and was not taken, and every incident about which the receiver's belief is wrong in the end.
-Prints, last, ``due 1234, delivered 1234, lost 0, out of order 0``, and fails on anything else.
+Judged is what the receiver heard (`benchmarks.soak_judge`). Prints, last,
+``due 1234, delivered 1234, lost 0, out of order 0``, and fails on anything else.
 """
 
 from __future__ import annotations
@@ -23,26 +22,25 @@ import threading
 import time
 import uuid
 from collections import Counter
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from sqlalchemy import func, select, text
 
 from app.alerts.facts import FACTS, CauseFact, Facts
-from app.alerts.grouping import visible
 from app.alerts.rules import CauseFound, Rule
 from app.bootstrap import build
 from app.db import migrate
-from app.db.alert_models import AlertDelivery, AlertFacts, AlertGroup, AlertIncident
+from app.db.alert_models import AlertDelivery, AlertFacts, AlertGroup
 from app.db.embedded import EmbeddedPostgres
 from app.db.models import Job, Session, WorkerHeartbeat
 from app.services.alert_channels import create_channel
 from app.services.alert_evaluate import look
 from app.services.alert_rules import delete_rule, list_rules, save_rule
-from app.services.alert_store import group_of_job, incident_of
+from app.services.alert_store import group_of_job
 from app.services.sweep import sweep
 from app.settings import Settings
+from benchmarks.soak_judge import CHANNELS, Made, Verdict, judge
 from benchmarks.soak_receiver import Receiver
 
 if TYPE_CHECKING:
@@ -51,7 +49,6 @@ if TYPE_CHECKING:
     from app.services.container import Container
 
 FAILING: Final = 0.3
-CHANNELS: Final = ("first", "second", "third")
 WORKERS: Final = 3
 KILL_EVERY_S: Final = 4.0
 CAUSES: Final = 4
@@ -60,29 +57,6 @@ CAUSES: Final = 4
 STALLED_S: Final = 120.0
 
 RULE: Final = Rule(uuid.uuid4(), "Soak", CauseFound(0.9, 0.8), consecutive=1, clear_sessions=1)
-
-
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    """What came of it."""
-
-    due: int
-    delivered: int
-    lost: int
-    out_of_order: int
-
-    @property
-    def line(self) -> str:
-        """Return the line that is printed last."""
-        return (
-            f"due {self.due}, delivered {self.delivered}, lost {self.lost}, "
-            f"out of order {self.out_of_order}"
-        )
-
-    @property
-    def good(self) -> bool:
-        """Return whether all that was due arrived, in order."""
-        return self.due == self.delivered > 0 and self.lost == 0 == self.out_of_order
 
 
 class Workers:
@@ -190,8 +164,8 @@ def prepare(container: Container, receiver: Receiver, jobs: int) -> list[int]:
         return [row.id for row in rows]
 
 
-def produce(container: Container, jobs: list[int], incidents: int, seed: int) -> int:
-    """Let jobs get slow and fast again until there were so many incidents; return how many."""
+def produce(container: Container, jobs: list[int], incidents: int, seed: int) -> Made:
+    """Let jobs get slow and fast again until there were so many incidents."""
     choice = random.Random(seed)  # noqa: S311 - a flapping job
     numbers: Counter[int] = Counter()
     slow: dict[int, frozenset[int]] = {}
@@ -207,7 +181,14 @@ def produce(container: Container, jobs: list[int], incidents: int, seed: int) ->
         _session(container, job, numbers[job], now)
         made += len(now - before)
         slow[job] = now
-    return made
+    with container.uow() as tx:
+        names = {row.id: row.name for row in tx.session.execute(select(Job.id, Job.name))}
+    hosts = {names[job]: frozenset(map(_host, causes)) for job, causes in slow.items()}
+    return Made(made, hosts)
+
+
+def _host(cause: int) -> str:
+    return f"node-{cause}"
 
 
 def _session(container: Container, job_id: int, number: int, causes: frozenset[int]) -> None:
@@ -247,7 +228,7 @@ def _session(container: Container, job_id: int, number: int, causes: frozenset[i
             received_at=tx.now,
             slowdown=1.0 + 0.1 * len(causes),
             causes=tuple(
-                CauseFact("slow_worker", (f"node-{cause}",), confidence=0.95) for cause in causes
+                CauseFact("slow_worker", (_host(cause),), confidence=0.95) for cause in causes
             ),
         )
         tx.session.add(
@@ -287,53 +268,12 @@ def drain(container: Container) -> None:
         time.sleep(2.0)
 
 
-def judge(container: Container, receiver: Receiver) -> Verdict:
-    """Compare what was due with what the receiver heard."""
-    with container.uow() as tx:
-        due = {
-            f"msg_{id_.hex}"
-            for id_ in tx.session.execute(
-                select(AlertDelivery.id).where(AlertDelivery.state != "superseded")
-            ).scalars()
-        }
-        rows = tx.session.execute(
-            select(Job.name, AlertIncident)
-            .join(AlertGroup, AlertGroup.job_id == Job.id)
-            .join(AlertIncident, AlertIncident.group_id == AlertGroup.id)
-        ).all()
-    going_on: dict[str, set[str]] = {}
-    for job, row in rows:
-        shown = visible([incident_of(row)])
-        going_on.setdefault(job, set()).update(str(incident.id) for incident in shown)
-    missing = due - receiver.acknowledged
-    wrong = 0
-    for name in CHANNELS:
-        for job, wanted in going_on.items():
-            heard = receiver.heard.get((f"/{name}", job))
-            believed = set(heard.firing) if heard else set()
-            if believed != wanted:
-                wrong += len(believed ^ wanted)
-                print(
-                    f"{name}, {job}: {len(wanted - believed)} not known, "
-                    f"{len(believed - wanted)} believed although over",
-                    file=sys.stderr,
-                )
-    if receiver.changed:
-        print(f"{receiver.changed} repeated with another content", file=sys.stderr)
-    return Verdict(
-        due=len(due),
-        delivered=len(due & receiver.acknowledged),
-        lost=len(missing) + wrong + receiver.changed,
-        out_of_order=receiver.out_of_order,
-    )
-
-
-def run(incidents: int, jobs: int, seed: int, directory: Path) -> bool:
-    """Do all of it, and return whether it is good."""
+def run(incidents: int, jobs: int, seed: int, directory: Path, receiver: Receiver) -> Verdict:
+    """Do all of it, print what was done, and return what came of it."""
     directory.chmod(0o711)  # the database's account passes through it
     with (
         EmbeddedPostgres(directory / "data", durable=False) as postgres,
-        Receiver(FAILING, seed) as receiver,
+        receiver,
         contextlib.ExitStack() as running,
     ):
         migrate.upgrade(postgres.url)
@@ -363,18 +303,18 @@ def run(incidents: int, jobs: int, seed: int, directory: Path) -> bool:
             finally:
                 workers.stop()
         total_s = time.monotonic() - started_s
-        verdict = judge(container, receiver)
+        verdict = judge(container, receiver, made)
         with container.uow() as tx:
             superseded = tx.session.execute(
                 select(func.count()).where(AlertDelivery.state == "superseded")
             ).scalar_one()
         print(
-            f"{made} incidents over {jobs} jobs in {produced_s:.0f} s, {total_s:.0f} s in all; "
-            f"{receiver.requests} requests, {FAILING:.0%} of them failed, {receiver.repeated} came "
-            f"again under their id, {workers.killed} workers killed, {superseded} superseded"
+            f"{made.incidents} incidents over {jobs} jobs in {produced_s:.0f} s, "
+            f"{total_s:.0f} s in all; {receiver.requests} requests, {receiver.failed} of them "
+            f"failed, {receiver.repeated} came again under their id, {workers.killed} workers "
+            f"killed, {superseded} superseded"
         )
-        print(verdict.line, flush=True)
-        return verdict.good
+        return verdict
 
 
 def main() -> None:
@@ -387,8 +327,12 @@ def main() -> None:
     # Ended from outside, it ends its workers and its database too.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     with tempfile.TemporaryDirectory(prefix="paceline-soak-") as directory:
-        good = run(arguments.incidents, arguments.jobs, arguments.seed, Path(directory))
-    sys.exit(0 if good else 1)
+        receiver = Receiver(FAILING, arguments.seed)
+        verdict = run(
+            arguments.incidents, arguments.jobs, arguments.seed, Path(directory), receiver
+        )
+    print(verdict.line, flush=True)
+    sys.exit(0 if verdict.good else 1)
 
 
 if __name__ == "__main__":

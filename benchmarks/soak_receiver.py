@@ -6,6 +6,7 @@ import json
 import random
 import threading
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any, Final, Self
@@ -13,11 +14,13 @@ from typing import TYPE_CHECKING, Any, Final, Self
 if TYPE_CHECKING:
     from types import TracebackType
 
+Failures = Sequence[tuple[str, int]]
+
 # Longer than an attempt may take in the soak.
 HANG_S: Final = 2.5
 
 # Ways to fail, and how often each of them among the failures.
-FAILURES: Final = (
+FAILURES: Final[Failures] = (
     ("refused", 40),
     ("behind", 25),
     ("silent", 20),  # has heard it, and ends the connection without an answer
@@ -54,13 +57,17 @@ class Receiver:
     failing : float
         Share of the requests that fail.
     seed : int
+    failures : sequence of pair of str and int
+        See `FAILURES`; besides those there is ``unheard``: the answer is good, and the message is
+        thrown away.
     """
 
-    def __init__(self, failing: float, seed: int) -> None:
+    def __init__(self, failing: float, seed: int, failures: Failures = FAILURES) -> None:
         self.failing = failing
+        self.failures = failures
         self.heard: dict[tuple[str, str], Heard] = {}
         self.acknowledged: set[str] = set()
-        self.requests = self.repeated = self.out_of_order = self.changed = 0
+        self.requests = self.failed = self.repeated = self.out_of_order = self.changed = 0
         self._random = random.Random(seed)  # noqa: S311 - a choice of failures
         self._lock = threading.Lock()
         receiver = self
@@ -106,6 +113,10 @@ class Receiver:
         with self._lock:
             self.requests += 1
             way = self._way()
+            self.failed += way != "taken"
+        if way == "unheard":
+            _reply(handler, 200, {})
+            return
         if way == "closed":
             handler.close_connection = True
             return
@@ -124,8 +135,8 @@ class Receiver:
     def _way(self) -> str:
         if self._random.random() >= self.failing:
             return "taken"
-        ways = [way for way, _ in FAILURES]
-        return self._random.choices(ways, [weight for _, weight in FAILURES])[0]
+        ways = [way for way, _ in self.failures]
+        return self._random.choices(ways, [weight for _, weight in self.failures])[0]
 
     def _hear(self, channel: str, headers: Any, body: bytes, *, acknowledged: bool) -> None:  # noqa: ANN401 - of the standard library
         document = json.loads(body)
