@@ -1,36 +1,50 @@
 """Planning times of every method, and Ditto's templates held against the proven optimum.
 
-``python -m benchmarks.planner`` prints the times; with ``--table`` the table of docs/planner.md.
-The folder in PACELINE_REFERENCE_PROFILE has the published profile of GPT2-XL (``layers.json``);
-without it only equal blocks are planned.
+``make bench`` prints the times, as ``python -m benchmarks.planner`` alone does; with ``--table``
+the table of docs/planner.md, with ``--peer metis=DIR`` what a checkout of Metis plans.
+The folder in PACELINE_REFERENCE_PROFILE, or gpt2-xl-profile beside that in
+PACELINE_REFERENCE_DATA, has the published profile of GPT2-XL (``layers.json``); without it only
+equal blocks are planned.
 """
 
 from __future__ import annotations
 
-import os
+import argparse
 import random
 import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
 from app.analysis.planning.budget import Budget
-from app.analysis.planning.plan import plan
-from app.analysis.planning.problem import PS_PER_MS
-from app.analysis.planning.spec import DeviceType, Layer, Spec
+from app.analysis.planning.plan import Plan, plan
+from app.analysis.planning.problem import PS_PER_MS, Problem
+from app.analysis.planning.spec import METHODS, DeviceType, Layer, Spec
 from app.analysis.planning.template import evaluate
 from app.analysis.planning.warm_up import warm_up
 from app.errors import InfeasiblePlanError
+from benchmarks import metis
 from benchmarks.peak import peak_bytes
-from tests.support.clusters import CLUSTERS, SPEEDS, real_example, uniform_example
+from tests.support.clusters import (
+    CLUSTERS,
+    SPEEDS,
+    real_example,
+    reference_profile,
+    uniform_example,
+)
 
 _REPEATS: Final = 20
 _LARGE: Final = (32, 64, 128, 256, 512)
+# After so long the optimal search says how far it may be off, and other methods are given up.
 _TIME_LIMIT_S: Final = 10.0
+# A search to the end that takes longer than this is cut short: the benchmark ends on any machine.
+_LONGEST_S: Final = 120.0
+_PEER_LIMIT_S: Final = 60.0
+_TRIED: Final = 1000
 MIB: Final = 1024 * 1024
 
 
@@ -46,14 +60,12 @@ class Example:
 
 def examples() -> list[Example]:
     """Return every example that can be made here."""
-    folder = os.environ.get("PACELINE_REFERENCE_PROFILE")
+    folder = reference_profile()
     found = []
     for speeds in SPEEDS:
         for name in CLUSTERS:
             if folder:
-                found.append(
-                    Example(name, "real", speeds, real_example(Path(folder), name, speeds))
-                )
+                found.append(Example(name, "real", speeds, real_example(folder, name, speeds)))
             found.append(Example(name, "uniform", speeds, uniform_example(name, speeds)))
     return found
 
@@ -71,16 +83,36 @@ def large_cluster(gpus: int, layers: int = 98) -> Spec:
     return Spec(blocks, 2.94, devices, 50)
 
 
-def planning_seconds(spec: Spec, method: str, repeats: int) -> list[float]:
-    """Return how long planning took each time; nothing where the method has no answer."""
-    taken = []
-    for _ in range(repeats):
+def planning_seconds(spec: Spec, method: str) -> float:
+    """Return how long planning took.
+
+    Raises
+    ------
+    InfeasiblePlanError
+        The method has no answer, or none in `_TIME_LIMIT_S`.
+    """
+    budget = Budget(time.perf_counter, time.perf_counter() + _TIME_LIMIT_S)
+    return plan(spec, method=method, budget=budget, compare=False).planning_time_s
+
+
+def other_methods(spec: Spec) -> str:
+    """Return the planning times of every method but the optimal one."""
+    cells = []
+    for method in METHODS[1:]:
+        began = time.perf_counter()
         try:
-            found = plan(spec, method=method, budget=Budget(time.perf_counter), compare=False)
-        except InfeasiblePlanError:
-            return []
-        taken.append(found.planning_time_s)
-    return taken
+            cells.append(f"{method} {planning_seconds(spec, method):.2f} s")
+        except InfeasiblePlanError as error:
+            late = time.perf_counter() - began >= _TIME_LIMIT_S
+            cells.append(f"{method} {'too slow' if late else _SHORT_REASONS[error.stable_code]}")
+    return ", ".join(cells)
+
+
+_SHORT_REASONS: Final = {
+    "plan.no_answer": "no answer",
+    "plan.too_large": "too large",
+    "plan.ditto_too_few_layers": "too few layers",
+}
 
 
 def measure_planner() -> Iterator[str]:
@@ -88,18 +120,20 @@ def measure_planner() -> Iterator[str]:
     warm_up()
     everything: list[float] = []
     for example in examples():
-        optimal = planning_seconds(example.spec, "optimal", _REPEATS)
+        optimal = [planning_seconds(example.spec, "optimal") for _ in range(_REPEATS)]
         everything += optimal
-        median, worst = statistics.median(optimal) * 1e3, max(optimal) * 1e3
-        cells = [f"optimal median {median:.0f} ms, max {worst:.0f} ms"]
-        for method in ("ditto", "greedy"):
-            taken = planning_seconds(example.spec, method, 1)
-            cells.append(f"{method} {taken[0]:.2f} s" if taken else f"{method} no answer")
-        yield f"{example.name:<5} {example.model:<8} {example.speeds:<6} " + ", ".join(cells)
-    p95 = statistics.quantiles(everything, n=20)[-1]
-    yield f"optimal, all of them: p95 {p95 * 1e3:.0f} ms"
+        yield (
+            f"{example.name:<5} {example.model:<8} {example.speeds:<6} "
+            f"optimal median {statistics.median(optimal) * 1e3:.0f} ms, "
+            f"p95 {_p95(optimal) * 1e3:.0f} ms, {other_methods(example.spec)}"
+        )
+    yield f"optimal, all of them: p95 {_p95(everything) * 1e3:.0f} ms (meant: 100 ms)"
     for gpus in _LARGE:
         yield _in_own_process(gpus)
+
+
+def _p95(seconds: list[float]) -> float:
+    return statistics.quantiles(seconds, n=20)[-1]
 
 
 def _in_own_process(gpus: int) -> str:
@@ -114,24 +148,31 @@ def _in_own_process(gpus: int) -> str:
 
 
 def measure_large(gpus: int) -> str:
-    """Plan a large cluster to the end, and again for some seconds only."""
+    """Plan a large cluster to the end, again for some seconds only, and by other methods."""
     warm_up()
     spec = large_cluster(gpus)
     began = time.perf_counter()
-    found = plan(spec, compare=False)
+    found = plan(spec, budget=Budget(time.perf_counter, began + _LONGEST_S), compare=False)
     whole = time.perf_counter() - began
     peak = peak_bytes() / MIB
     limited = ""
     if whole > _TIME_LIMIT_S:
         deadline = time.perf_counter() + _TIME_LIMIT_S
         early = plan(spec, budget=Budget(time.perf_counter, deadline), compare=False)
-        gap = early.certificate.gap if early.certificate else float("nan")
-        limited = f"; after {_TIME_LIMIT_S:.0f} s a proven gap of {gap:.2%}"
-    proven = "proven" if found.optimal else "not proven"
+        limited = f", after {_TIME_LIMIT_S:.0f} s a proven gap of {_gap(early)}"
+    proven = "proven" if found.optimal else f"proven gap {_gap(found)}"
     return (
         f"{gpus} devices of 4 types, {len(spec.layers)} layers: optimal {whole:.2f} s, {proven}, "
-        f"peak memory {peak:.0f} MiB{limited}"
+        f"peak memory {peak:.0f} MiB{limited}; {other_methods(spec)}"
     )
+
+
+def _gap(found: Plan) -> str:
+    return _percent(found.certificate.gap, ".2f") if found.certificate else "unknown"
+
+
+def _percent(share: float, form: str = "+.1f") -> str:
+    return f"{100 * share:{form}} %"
 
 
 def ditto_table() -> Iterator[str]:
@@ -147,27 +188,104 @@ def ditto_table() -> Iterator[str]:
             if other is None:
                 cells.append("no answer")
             else:
-                cells.append(
-                    f"{evaluate(other.problem, other.template).t_std / best.t_std - 1:+.1%}"
-                )
+                own = evaluate(other.problem, other.template).t_std
+                cells.append(_percent(own / best.t_std - 1))
         cells.append(f"{best.simulated / PS_PER_MS / 1e3:.3f}")
         ditto = found.comparison.get("ditto")
         if ditto is None:
             cells.append("no answer")
         else:
             simulated = evaluate(ditto.problem, ditto.template).simulated
-            cells.append(f"{simulated / best.simulated - 1:+.1%}")
+            cells.append(_percent(simulated / best.simulated - 1))
         yield f"| {example.name} | {example.model} | {example.speeds} | " + " | ".join(cells) + " |"
 
 
-def main(arguments: list[str]) -> None:
+def measure_peer(checkout: Path) -> Iterator[str]:
+    """Yield what a checkout of Metis plans for each example, beside our optimum.
+
+    Its search replicates stages, so ours may too.
+
+    Raises
+    ------
+    metis.PeerError
+        There is no checkout.
+    """
+    metis.check_checkout(checkout)
+    for example in examples():
+        name = f"{example.name:<5} {example.model:<8} {example.speeds:<6}"
+        spec = replace(example.spec, replicate=True)
+        ours = plan(spec, budget=Budget(time.perf_counter), compare=False)
+        best = evaluate(ours.problem, ours.template).t_std
+        yield f"{name} optimum {best / PS_PER_MS / 1e3:.3f} s in {ours.planning_time_s:.2f} s"
+        try:
+            run = metis.run_metis(checkout, spec, time_limit_s=_PEER_LIMIT_S)
+        except metis.PeerError as error:
+            yield f"{'':<21} {error}"
+            continue
+        first = run.plans[0]
+        yield (
+            f"{'':<21} metis, first of {len(run.plans)}, {run.taken_s:.1f} s: "
+            f"{first.cost_ms / 1e3:.3f} s by its own estimate; {metis.describe(first, spec)}"
+        )
+        yield f"{'':<21} {_judged(ours.problem, run.plans, best)}"
+
+
+def _judged(problem: Problem, plans: tuple[metis.PeerPlan, ...], best_ps: int) -> str:
+    """Return what the peer's first plan that can be a template here costs by our model."""
+    reason = ""
+    for found in plans[:_TRIED]:
+        try:
+            times = evaluate(problem, metis.translate(problem, found))
+        except metis.NotExpressibleError as error:
+            reason = reason or f"its first is none here: {error}; "
+            continue
+        size = problem.spec.microbatches // found.batches
+        whole = f", {size} of our microbatches at a time there" if size > 1 else ""
+        above = _percent(times.t_std / best_ps - 1)
+        return (
+            f"{reason}its number {found.rank} by our model: t_std "
+            f"{times.t_std / PS_PER_MS / 1e3:.3f} s ({above}), simulated "
+            f"{times.simulated / PS_PER_MS / 1e3:.3f} s{whole}"
+        )
+    return f"{reason}none of its first {len(plans[:_TRIED])} can be told here"
+
+
+def peer_checkout(text: str) -> Path:
+    """Read ``metis=DIR``.
+
+    Raises
+    ------
+    argparse.ArgumentTypeError
+        It names another peer, or no folder.
+    """
+    name, _, folder = text.partition("=")
+    if name != "metis" or not folder:
+        raise argparse.ArgumentTypeError("give metis=DIR, with a checkout of Metis")
+    try:
+        metis.check_checkout(Path(folder))
+    except metis.PeerError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+    return Path(folder)
+
+
+def main() -> None:
     """Print what the arguments ask for."""
-    if arguments[:1] == ["--gpus"]:
-        print(measure_large(int(arguments[1])))
-        return
-    for line in ditto_table() if arguments == ["--table"] else measure_planner():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--table", action="store_true", help="the table of docs/planner.md")
+    parser.add_argument("--peer", type=peer_checkout, metavar="metis=DIR", help="checkout of Metis")
+    parser.add_argument("--gpus", type=int, help="one large cluster only")
+    arguments = parser.parse_args()
+    if arguments.gpus:
+        lines: Iterator[str] = iter([measure_large(arguments.gpus)])
+    elif arguments.table:
+        lines = ditto_table()
+    elif arguments.peer:
+        lines = measure_peer(arguments.peer)
+    else:
+        lines = measure_planner()
+    for line in lines:
         print(line, flush=True)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main()

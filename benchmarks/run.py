@@ -17,6 +17,7 @@ import pyarrow as pa
 
 from benchmarks.analysis import measure_analysis
 from benchmarks.ingest import measure_ingest
+from benchmarks.planner import measure_peer, measure_planner, peer_checkout
 from benchmarks.published import measure_published
 from benchmarks.traces import make_traces
 
@@ -29,6 +30,9 @@ def main() -> None:
     )
     parser.add_argument(
         "--published-python", default=sys.executable, help="interpreter with its requirements"
+    )
+    parser.add_argument(
+        "--peer", type=peer_checkout, metavar="metis=DIR", help="checkout of a peer planner"
     )
     arguments = parser.parse_args()
     # One thread each: the base is single-threaded too.
@@ -48,6 +52,13 @@ def main() -> None:
                 print(line, flush=True)
         print("\nReceiving a session, against the same server storing the same bytes unseen")
         for line in measure_ingest(traces):
+            print(line, flush=True)
+    print("\nPlanning; `too slow` is over 10 s")
+    for line in measure_planner():
+        print(line, flush=True)
+    if arguments.peer is not None:
+        print("\nPlans of a peer, beside the optimum; stages may be replicated")
+        for line in measure_peer(arguments.peer):
             print(line, flush=True)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import pytest
 
@@ -26,7 +26,7 @@ REQUIRE_ALL = "PACELINE_REQUIRE_ALL"
 _shared_server = pytest.StashKey[tuple["EmbeddedPostgres", Path]]()
 
 
-def skip_or_fail(reason: str) -> None:
+def skip_or_fail(reason: str) -> NoReturn:
     """Skip the test, unless the run is one that must not skip anything."""
     if os.environ.get(REQUIRE_ALL) == "1":
         pytest.fail(reason)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
@@ -13,22 +12,20 @@ from app.analysis.planning.problem import PS_PER_MS
 from app.analysis.planning.template import evaluate
 from app.errors import InfeasiblePlanError
 from tests.conftest import skip_or_fail
-from tests.support.clusters import CLUSTERS, real_example
+from tests.support.clusters import CLUSTERS, real_example, reference_profile
 
 EXACT = 1e-6
 
 
 @pytest.fixture(scope="module")
 def folder() -> Path:
-    given = os.environ.get("PACELINE_REFERENCE_PROFILE")
-    beside = os.environ.get("PACELINE_REFERENCE_DATA")
-    found = given or (beside and str(Path(beside).parent / "gpt2-xl-profile"))
-    if not found or not (Path(found) / "layers.json").is_file():
+    found = reference_profile()
+    if found is None:
         skip_or_fail(
             "PACELINE_REFERENCE_PROFILE names no folder with layers.json; "
             "it is at https://github.com/umichAC99/H-Oobleck-local"
         )
-    return Path(str(found)).resolve()
+    return found
 
 
 def test_optimum_of_ex1_by_oobleck(folder: Path) -> None:

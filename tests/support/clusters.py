@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Final
 
@@ -25,6 +26,16 @@ SPEEDS: Final[dict[str, dict[str, float]]] = {
 # GPT2-XL with equal blocks, on the 4090
 UNIFORM_MS: Final = (1.9211, *(132.0,) * 48, 46.225)
 MICROBATCHES: Final = 50
+
+
+def reference_profile() -> Path | None:
+    """Return the folder with the published profile of GPT2-XL, where the environment names it."""
+    given = os.environ.get("PACELINE_REFERENCE_PROFILE")
+    beside = os.environ.get("PACELINE_REFERENCE_DATA")
+    found = given or (beside and str(Path(beside).parent / "gpt2-xl-profile"))
+    if not found or not (Path(found) / "layers.json").is_file():
+        return None
+    return Path(found).resolve()
 
 
 def uniform_layers() -> list[dict[str, float]]:
