@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
@@ -28,6 +28,13 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+
+alerts = typer.Typer(
+    help="Try a channel, or encrypt the secrets of all anew; the server does it.",
+    no_args_is_help=True,
+)
+app.add_typer(alerts, name="alerts")
 
 
 class Method(StrEnum):
@@ -65,7 +72,8 @@ PortOption = Annotated[int | None, typer.Option(min=0, max=65535, help="Port [87
 DataDirOption = Annotated[
     Path | None, typer.Option(file_okay=False, help="Where the embedded database lives")
 ]
-
+ServerOption = Annotated[str, typer.Option(envvar="PACELINE_SERVER", help="Address of the server")]
+LOCAL_SERVER: Final = "http://127.0.0.1:8765"
 
 FixOption = Annotated[
     list[str] | None,
@@ -182,9 +190,7 @@ def upload(
     trace: TraceArgument,
     meta: MetaOption = None,
     *,
-    server: Annotated[
-        str, typer.Option(envvar="PACELINE_SERVER", help="Address of the server")
-    ] = "http://127.0.0.1:8765",
+    server: ServerOption = LOCAL_SERVER,
     job: Annotated[
         str | None, typer.Option(help="Name of the job; else the metadata's trial_name")
     ] = None,
@@ -251,6 +257,26 @@ def plan(
     from app.cli_plan import plan_file
 
     plan_file(spec, method.value, objective.value, time_limit, as_json=json)
+
+
+@alerts.command("test")
+def try_channel(
+    channel: Annotated[str, typer.Argument(help="Name or id of the channel")],
+    *,
+    server: ServerOption = LOCAL_SERVER,
+) -> None:
+    """Send a marked example to a channel and print what its receiver answers."""
+    from app.cli_alerts import send_test
+
+    send_test(channel, server=server)
+
+
+@alerts.command()
+def reseal(*, server: ServerOption = LOCAL_SERVER) -> None:
+    """Encrypt the secrets of all channels with the newest key."""
+    from app.cli_alerts import reseal as run
+
+    run(server=server)
 
 
 def _settings(host: str | None, port: int | None, data_dir: Path | None) -> Settings:

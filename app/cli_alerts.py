@@ -60,7 +60,7 @@ def reseal(*, server: str) -> None:
     """
     with _client(server) as client:
         count = _json(client, "POST", "/api/v1/channels/reseal")["channels"]
-    sys.stdout.write(f"{count} channels are encrypted with the newest key\n")
+    sys.stdout.write(f"channels encrypted with the newest key: {count}\n")
 
 
 def _client(server: str) -> httpx.Client:

@@ -208,7 +208,7 @@ def test_the_command_prints_the_receivers_answer(
     with pytest.raises(AlertsCommandError, match="no channel nobody"):
         send_test("nobody", server=served.url)
     reseal(server=served.url)
-    assert capsys.readouterr().out == "1 channels are encrypted with the newest key\n"
+    assert capsys.readouterr().out == "channels encrypted with the newest key: 1\n"
 
 
 def test_incidents_are_acknowledged_silenced_and_resolved(
