@@ -15,6 +15,7 @@ from app.analysis.report import Analysis, analyze
 from app.analysis.trace.decode import decode
 from app.analysis.trace.limits import Limits
 from app.analysis.trace.metadata import metadata_document, parse_metadata
+from app.analysis.whatif.executor import warm_up
 from benchmarks.pairs import Pairs, time_pairs
 from benchmarks.traces import BenchTrace
 
@@ -63,7 +64,8 @@ def report_of(path: Path, meta: SessionMeta) -> Analysis:
 
 
 def measure_analysis(trace: BenchTrace) -> AnalysisFigures:
-    """Measure one trace."""
+    """Measure one trace, as a worker analyzes it: with its compiled loops loaded."""
+    warm_up()
     times = time_pairs(
         lambda _: report_of(trace.path, trace.meta),
         lambda _: read_with_pyarrow(trace.path),

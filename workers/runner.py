@@ -107,11 +107,13 @@ def run_worker(settings: Settings, queue: str, *, concurrency: int | None = None
 
 
 def _load_analysis() -> None:
-    """Have the analysis and the planner's compiled loops ready before the first task.
+    """Have the analysis and all compiled loops ready before the first task.
 
     After the fork: numpy's threads must not be forked.
     """
-    from app.analysis.planning.warm_up import warm_up  # noqa: PLC0415 - see above
+    from app.analysis.planning.warm_up import warm_up as warm_up_planner  # noqa: PLC0415 - see above
+    from app.analysis.whatif.executor import warm_up as warm_up_replay  # noqa: PLC0415
     from app.services import analyze_session  # noqa: F401, PLC0415
 
-    warm_up()
+    warm_up_replay()
+    warm_up_planner()

@@ -13,9 +13,8 @@ from app.analysis.trace import model as ops
 from app.analysis.trace.model import Trace
 from app.analysis.whatif.graph import COMPUTE
 from app.analysis.whatif.layout import FloatArray
-from app.analysis.whatif.replay import replay
+from app.analysis.whatif.replay import IDEAL, ArrayReplay, Batch, Block
 from app.analysis.whatif.session import Group, prepare_replay
-from app.analysis.whatif.variants import KeptVariants, Rows
 from app.errors import NotFoundError
 
 NS: Final = 1e-9
@@ -122,10 +121,11 @@ def _ideal_times(group: Group) -> tuple[FloatArray, FloatArray]:
     def observe(node: int, launch: FloatArray, end: FloatArray) -> None:
         launches[node], ends[node] = launch.item(), end.item()
 
-    rows = Rows(1, [()] * count, [()] * count)
-    durations = group.durations
-    variants = KeptVariants(durations.recorded_ns, durations.ideal_ns.tolist(), rows, 1)
-    replay(group.simulator.program, variants, observe=observe)
+    ideal_ns = group.durations.ideal_ns
+    none = np.empty((0, 1, 1))
+    block = Block(slice(0, 1), group.durations.recorded_ns, ideal_ns, none, none)
+    batch = Batch(np.full((1, count), IDEAL, dtype=np.int32), np.empty((0, 1), dtype=bool))
+    ArrayReplay(group.simulator.executor.program, observe).step_ends(batch, block)
     return launches, ends
 
 

@@ -11,73 +11,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
 from math import factorial
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from app.analysis.diagnosis.finding import Change
 from app.analysis.whatif.layout import FloatArray
-from app.analysis.whatif.replay import across_dp, replay
+from app.analysis.whatif.replay import ON_TIME, RECORDED, CodeArray
 from app.analysis.whatif.session import Group
-from app.analysis.whatif.variants import BATCH_ELEMENTS
 
 NS: Final = 1e-9
-
-
-# For each variant the values of a node that differ from the recording; None where they do not.
-Edits = Mapping[int, Sequence[FloatArray | None]]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Edited:
-    """Durations of some nodes changed, shapes (steps, dp), in several variants.
-
-    As long as no variant differs from another, one row stands for all of them.
-    """
-
-    recorded_ns: FloatArray
-    edits_ns: Edits
-    count: int
-    steps: slice
-
-    def end(self, node: int, begin: FloatArray) -> FloatArray:
-        """Add the changed or the recorded duration."""
-        recorded = self.recorded_ns[node, self.steps]
-        edits = self.edits_ns.get(node)
-        if edits is None:
-            return begin + recorded
-        end = np.empty((1, self.count, *recorded.shape))
-        np.add(begin, recorded, out=end)
-        _add_rows(begin, edits, self.steps, end)
-        return end
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class LateEdited(Edited):
-    """The same, and some nodes are launched late."""
-
-    late_ns: Edits
-
-    def launch(self, node: int, ready: FloatArray, *, shared: bool) -> FloatArray:
-        """Launch late where the node is."""
-        del shared
-        late = self.late_ns.get(node)
-        if late is None:
-            return ready
-        launch = np.empty((1, self.count, *self.recorded_ns[node, self.steps].shape))
-        launch[:] = ready
-        _add_rows(ready, late, self.steps, launch)
-        return launch
-
-
-def _add_rows(
-    before: FloatArray, rows: Sequence[FloatArray | None], steps: slice, after: FloatArray
-) -> None:
-    """Write the rows that have values of their own."""
-    shared = before.shape[1] == 1
-    for index, row in enumerate(rows):
-        if row is not None:
-            np.add(before[0, 0 if shared else index], row[steps], out=after[0, index])
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -104,14 +48,10 @@ class Counterfactuals:
         return self._times[causes]
 
     def replay(self, sets: Sequence[frozenset[int]]) -> None:
-        """Replay the session without each of the sets, as many at once as fit the cache."""
+        """Replay the session without each of the sets, in one go."""
         wanted = [causes for causes in dict.fromkeys(sets) if causes not in self._times]
-        lanes = self.group.layout.duration_ns[0].size
-        size = max(1, BATCH_ELEMENTS // lanes)
-        for first in range(0, len(wanted), size):
-            batch = wanted[first : first + size]
-            for causes, times in zip(batch, self._replay(batch), strict=True):
-                self._times[causes] = times
+        if wanted:
+            self._times.update(zip(wanted, self._replay(wanted), strict=True))
 
     def gain(self, causes: frozenset[int]) -> float:
         """Return what a mean step would be shorter without the causes, seconds."""
@@ -134,58 +74,86 @@ class Counterfactuals:
 
     def _replay(self, sets: Sequence[frozenset[int]]) -> FloatArray:
         """Return the step times without each of the sets, shape (sets, steps), seconds."""
-        group = self.group
-        edits = self._edits(sets)
-        late = {node: [self._late(node, causes) for causes in sets] for node in self.late_ns}
-        count = len(group.layout.steps)
-        size = max(1, BATCH_ELEMENTS // (group.layout.dp * len(sets)))
-        times = np.empty((len(sets), count))
-        recorded = group.durations.recorded_ns
-        for first in range(0, count, size):
-            steps = slice(first, min(first + size, count))
-            rows = (
-                LateEdited(recorded, edits, len(sets), steps, late)
-                if late
-                else Edited(recorded, edits, len(sets), steps)
-            )
-            times[:, steps] = replay(group.simulator.program, rows, across_dp).max(axis=-1)[0]
+        takes, changed = self._coded(sets, self._changed_by(sets), RECORDED)
+        late, delayed = self._coded(sets, self._late_by(), ON_TIME)
+
+        def values(steps: slice) -> FloatArray:
+            return self._stacked(steps, [self._duration(*row, steps) for row in changed])
+
+        def delays(steps: slice) -> FloatArray:
+            return self._stacked(steps, [self._late(*row, steps) for row in delayed])
+
+        times = self.group.simulator.coded_step_times(
+            takes, values, late if delayed else None, delays
+        )
         return times * NS
 
-    def _edits(self, sets: Sequence[frozenset[int]]) -> Edits:
-        """Return the changed durations; sets that change a node in the same way share them."""
+    def _changed_by(self, sets: Sequence[frozenset[int]]) -> dict[int, set[int]]:
+        """Return which causes change the duration of which node."""
         changed: dict[int, set[int]] = {}
         for cause in frozenset().union(*sets):
             change = self.changes[cause]
             for node in (*change.less_ns, *change.times, *change.transfers_ns):
                 changed.setdefault(node, set()).add(cause)
-        edits = {}
-        for node, causes in changed.items():
-            alike: dict[frozenset[int], FloatArray | None] = {frozenset(): None}
-            for chosen in sets:
-                if (mine := chosen & causes) not in alike:
-                    alike[mine] = self._duration(node, mine)
-            edits[node] = [alike[chosen & causes] for chosen in sets]
-        return edits
+        return changed
 
-    def _duration(self, node: int, causes: frozenset[int]) -> FloatArray:
+    def _late_by(self) -> dict[int, set[int]]:
+        """Return which causes make which node late; without any of them it is late all the same."""
+        return {
+            node: {cause for cause, change in enumerate(self.changes) if node in change.on_time}
+            for node in self.late_ns
+        }
+
+    def _coded(
+        self, sets: Sequence[frozenset[int]], causes_of: Mapping[int, set[int]], usual: int
+    ) -> tuple[CodeArray, list[tuple[int, frozenset[int]]]]:
+        """Give every (node, causes removed) that differs a row; sets that are alike share it.
+
+        Returns
+        -------
+        codes : int32 array, shape (sets, nodes)
+            The row, or `usual` where a node is as usual in a set.
+        rows : list of (node, causes removed)
+        """
+        codes = np.full((len(sets), len(self.group.layout.nodes)), usual, dtype=np.int32)
+        rows: list[tuple[int, frozenset[int]]] = []
+        for node, causes in causes_of.items():
+            row_of: dict[frozenset[int], int] = {}
+            for number, chosen in enumerate(sets):
+                mine = chosen & causes
+                if mine or usual == ON_TIME:
+                    if mine not in row_of:
+                        row_of[mine] = len(rows)
+                        rows.append((node, mine))
+                    codes[number, node] = row_of[mine]
+        return codes, rows
+
+    def _of(self, steps: slice, values: NDArray[Any]) -> NDArray[Any]:
+        return np.broadcast_to(values, self.group.layout.duration_ns.shape[1:])[steps]
+
+    def _stacked(self, steps: slice, rows: Sequence[FloatArray]) -> FloatArray:
+        shape = self.group.layout.duration_ns[0, steps].shape
+        return np.stack(rows) if rows else np.empty((0, *shape))
+
+    def _duration(self, node: int, causes: frozenset[int], steps: slice) -> FloatArray:
         """Return a node's duration without some causes, shape (steps, dp), ns."""
-        duration = self.group.durations.recorded_ns[node]
+        duration = self.group.durations.recorded_ns[node, steps]
         changes = [self.changes[cause] for cause in sorted(causes)]
         for change in changes:
             if node in change.less_ns:
-                duration = np.maximum(duration - change.less_ns[node], 0.0)
+                duration = np.maximum(duration - self._of(steps, change.less_ns[node]), 0.0)
         for change in changes:
             if node in change.times:
-                duration = duration * change.times[node]
+                duration = duration * self._of(steps, change.times[node])
             if node in change.transfers_ns:
-                duration = np.minimum(duration, change.transfers_ns[node])
+                duration = np.minimum(duration, self._of(steps, change.transfers_ns[node]))
         return np.asarray(duration)
 
-    def _late(self, node: int, causes: frozenset[int]) -> FloatArray:
+    def _late(self, node: int, causes: frozenset[int], steps: slice) -> FloatArray:
         """Return a node's launch delay without some causes, shape (steps, dp), ns."""
-        late = self.late_ns[node]
+        late = self._of(steps, self.late_ns[node])
         for cause in sorted(causes):
             on_time = self.changes[cause].on_time.get(node)
             if on_time is not None:
-                late = np.where(on_time, 0.0, late)
+                late = np.where(self._of(steps, on_time), 0.0, late)
         return np.asarray(late)

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
 
 from app.analysis.whatif.graph import COMPUTE
-from app.analysis.whatif.layout import FloatArray
+from app.analysis.whatif.layout import FloatArray, IntArray
 from app.analysis.whatif.metrics import Metrics
 from app.analysis.whatif.session import Group, Replayed
+from app.analysis.whatif.variants import Replacement
 
 NS: Final = 1e-9
 # A fix that brings less is not worth a restart.
@@ -83,44 +84,57 @@ def _named(workers: Sequence[tuple[int, int]]) -> str:
     return f"{label} and {more} more" if more > 0 else label
 
 
-def _at_peers_medians(group: Group, workers: Sequence[tuple[int, int]]) -> dict[int, FloatArray]:
+def _at_peers_medians(group: Group, workers: Sequence[tuple[int, int]]) -> Replacement:
     """Give workers the medians of their stage peers, operation by operation.
 
     The ideal duration would not do: it is a mean that contains the straggler.
     """
-    nodes, recorded = group.layout.nodes, group.durations.recorded_ns
-    replaced: dict[int, FloatArray] = {}
-    for stage in sorted({pp for _, pp in workers}):
-        bad = [dp for dp, pp in workers if pp == stage]
-        peers = np.setdiff1d(np.arange(group.layout.dp), bad)
-        if len(peers) == 0:
-            continue
-        on_stage = np.flatnonzero(nodes.pp == stage)
-        middle = np.median(recorded[on_stage][:, :, peers], axis=2)
-        for node, values in zip(on_stage.tolist(), middle, strict=True):
-            changed = recorded[node].copy()
-            changed[:, bad] = values[:, None]
-            replaced[node] = changed
-    return replaced
+    recorded, dp = group.durations.recorded_ns, group.layout.dp
+    bad = {stage: [rank for rank, pp in workers if pp == stage] for _, stage in sorted(workers)}
+    on_stage = {
+        stage: np.flatnonzero(group.layout.nodes.pp == stage)
+        for stage, ranks in bad.items()
+        if len(ranks) < dp
+    }
+
+    def times(steps: slice) -> FloatArray:
+        changed = [np.empty((0, *recorded[0, steps].shape))]
+        for stage, nodes in on_stage.items():
+            values = recorded[nodes, steps]
+            peers = np.setdiff1d(np.arange(dp), bad[stage])
+            values[:, :, bad[stage]] = np.median(values[:, :, peers], axis=2)[:, :, None]
+            changed.append(values)
+        return np.concatenate(changed)
+
+    return Replacement(_joined(on_stage.values()), times)
 
 
-def _even_stages(group: Group) -> dict[int, FloatArray]:
+def _even_stages(group: Group) -> Replacement:
     """Share the computing of each microbatch evenly among the stages; total work stays."""
     layout, nodes = group.layout, group.layout.nodes
     recorded = group.durations.recorded_ns
-    replaced: dict[int, FloatArray] = {}
+    tables: list[IntArray] = []
     for code in np.unique(nodes.op):
         if layout.pp == 1 or layout.op_names[code] not in COMPUTE:
             continue
         stages = [
             np.flatnonzero((nodes.op == code) & (nodes.pp == stage)) for stage in range(layout.pp)
         ]
-        if len({len(stage) for stage in stages}) > 1:
-            continue
-        for same in zip(*(stage.tolist() for stage in stages), strict=True):
-            total = recorded[same[0]].copy()
-            for node in same[1:]:
-                total += recorded[node]
-            total /= len(same)
-            replaced.update(dict.fromkeys(same, total))
-    return replaced
+        if len({len(stage) for stage in stages}) == 1:
+            tables.append(np.array(stages))
+
+    def times(steps: slice) -> FloatArray:
+        shared = [np.empty((0, *recorded[0, steps].shape))]
+        for table in tables:
+            total = recorded[table[0], steps]
+            for row in table[1:]:
+                total += recorded[row, steps]
+            total /= len(table)
+            shared += [total] * len(table)
+        return np.concatenate(shared)
+
+    return Replacement(_joined(table.ravel() for table in tables), times)
+
+
+def _joined(parts: Iterable[IntArray]) -> IntArray:
+    return np.concatenate([np.empty(0, dtype=np.int64), *parts])

@@ -26,6 +26,7 @@ from app.analysis.trace import model as ops
 from app.analysis.trace.model import Trace
 from app.analysis.whatif.layout import FloatArray
 from app.analysis.whatif.session import Group, Replayed
+from app.analysis.whatif.variants import Replacement
 from app.errors import InfeasiblePlanError
 
 # What a page shows a template for.
@@ -187,11 +188,16 @@ def _replay(
     factors |= dict.fromkeys(layout.codes(*_BACKWARD), backward)
     factors |= dict.fromkeys(layout.codes(*_BY_LAYERS), by_layers)
     moves = set(layout.codes(*_FORWARD, *_BACKWARD))
-    replaced: dict[int, FloatArray] = {}
-    for (op, stage, order), node in at.items():
-        if op not in factors:
-            continue
-        source = at.get((op, int(places[stage]), order), node) if op in moves else node
-        replaced[node] = recorded[source] * factors[op][stage]
-    times: FloatArray = group.simulator.replaced_step_times(replaced)[0]
+    changed = [
+        (node, at.get((op, int(places[stage]), order), node) if op in moves else node, op, stage)
+        for (op, stage, order), node in at.items()
+        if op in factors
+    ]
+    sources = [source for _, source, _, _ in changed]
+    factor = np.array([factors[op][stage] for _, _, op, stage in changed])
+    replacement = Replacement(
+        np.array([node for node, _, _, _ in changed]),
+        lambda steps: recorded[sources, steps] * factor[:, None, None],
+    )
+    times: FloatArray = group.simulator.replaced_step_times(replacement)[0]
     return times

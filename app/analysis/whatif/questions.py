@@ -15,6 +15,7 @@ from app.analysis.trace import model as ops
 from app.analysis.whatif.layout import FloatArray
 from app.analysis.whatif.metrics import MERGED_TYPES
 from app.analysis.whatif.session import Group, Replayed
+from app.analysis.whatif.variants import Replacement
 from app.errors import Fault, InvalidQuestionError
 
 NS: Final = 1e-9
@@ -107,7 +108,7 @@ def answer(replayed: Replayed, question: Question) -> Answer:
         lambda group: np.full(len(group.layout.steps), group.simulator.ideal_step_time())
     )
     changed = replayed.over_steps(
-        lambda group: group.simulator.edited_step_times(_durations(group, question))
+        lambda group: group.simulator.replaced_step_times(_in_question(group, question))[0]
     )
     return Answer(replayed.steps, simulated * NS, ideal * NS, changed * NS)
 
@@ -277,8 +278,8 @@ def _check(replayed: Replayed, question: Question) -> None:
         raise InvalidQuestionError(faults[0].message, faults=tuple(faults[:10]))
 
 
-def _durations(group: Group, question: Question) -> Callable[[int, slice], FloatArray]:
-    """Return what gives a node's durations in question, shape (steps, dp) or ()."""
+def _in_question(group: Group, question: Question) -> Replacement:
+    """Return every node's durations in question."""
     durations = group.durations
     masks = [_mask(group, change.select) for change in question.changes]
 
@@ -296,7 +297,13 @@ def _durations(group: Group, question: Question) -> Callable[[int, slice], Float
                 result = np.where(lanes[steps, :, stage], changed, result)
         return result
 
-    return of
+    nodes = np.arange(len(group.layout.nodes))
+
+    def times(steps: slice) -> FloatArray:
+        shape = durations.recorded_ns[0, steps].shape
+        return np.stack([np.broadcast_to(of(node, steps), shape) for node in nodes.tolist()])
+
+    return Replacement(nodes, times)
 
 
 def _mask(group: Group, select: Selection) -> tuple[Sequence[bool], NDArray[np.bool_]]:

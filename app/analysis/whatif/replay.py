@@ -4,16 +4,17 @@ An operation is launched when the last operation that it depends on has ended. A
 after its duration; a communication when the last member of its group was launched plus its own
 transfer duration (section 3.2 of the paper).
 
-The kernel walks the graph once and handles all variants, steps and DP ranks of a node in one NumPy
-call. Only ends that are still needed are alive, so the working set stays in the cache.
-`app.analysis.whatif.reference` is its slow twin.
+Two executors do the same, to the bit. `ArrayReplay` walks the graph once and handles all variants,
+steps and DP ranks of a node in one NumPy call; it is there at once and observes. Its compiled twin
+(`app.analysis.whatif.kernel`) is many times as fast, once its compiler's run-time is loaded.
+`app.analysis.whatif.reference` is the slow twin of both.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Final, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,36 +22,70 @@ from numpy.typing import NDArray
 from app.analysis.whatif.graph import Graph
 from app.analysis.whatif.layout import FloatArray
 
+CodeArray = NDArray[np.int32]
+
+# What an operation of a variant takes. 0 and above: that row of the block's `values_ns`.
+IDEAL: Final = -1
+RECORDED: Final = -2
+# And below: its recorded duration on the DP ranks of a row of `Batch.masks`, ideal elsewhere.
+FIRST_MASK: Final = -3
+# An operation that is launched at once.
+ON_TIME: Final = -1
+
 # [lane or partner, variant, step, DP rank]
 _STEP_START: FloatArray = np.zeros((1, 1, 1, 1))
-
-Couple = Callable[[FloatArray], FloatArray]
-
-
-class Variants(Protocol):
-    """Durations of one or several variants of the same steps."""
-
-    def end(self, node: int, begin: FloatArray) -> FloatArray:
-        """Return when the node ends, given when it begins to compute or to transfer."""
-        ...
+# Elements that one NumPy call works on. Fewer, and calling costs more than computing; more, and
+# the ends that are alive no longer fit in the cache of a core.
+_BATCH_ELEMENTS: Final = 16_384
 
 
-@runtime_checkable
-class LateVariants(Variants, Protocol):
-    """Variants whose operations may be launched late."""
+@dataclass(frozen=True, slots=True, eq=False)
+class Batch:
+    """Variants of the same steps.
 
-    def launch(self, node: int, ready: FloatArray, *, shared: bool) -> FloatArray:
-        """Return when the node is launched, given when what it depends on has ended.
+    Parameters
+    ----------
+    takes : int32 array, shape (variants, nodes)
+        What each node takes: IDEAL, RECORDED, a row of `Block.values_ns`, or FIRST_MASK and below
+        for the rows of `masks`.
+    masks : bool array, shape (masks, dp)
+        DP ranks that keep their recorded duration.
+    late : int32 array, shape (variants, nodes), optional
+        By which row of `Block.delays_ns` a node is launched late; ON_TIME where it is not.
+    partnered : bool
+        Each lane is replayed against one ideal partner, that stands for all other DP ranks, and
+        not against the other lanes.
+    """
 
-        `ready` may be changed in place unless it is shared.
-        """
-        ...
+    takes: CodeArray
+    masks: NDArray[np.bool_]
+    late: CodeArray | None = None
+    partnered: bool = False
+
+    def part(self, variants: slice) -> Batch:
+        """Return some of the variants."""
+        late = None if self.late is None else self.late[variants]
+        return Batch(self.takes[variants], self.masks, late, self.partnered)
 
 
-def across_dp(launch: FloatArray) -> FloatArray:
-    """Return the latest launch over the DP ranks, which are the last axis."""
-    latest: FloatArray = launch.max(axis=-1, keepdims=True)
-    return latest
+@dataclass(frozen=True, slots=True, eq=False)
+class Block:
+    """Durations of some steps, ns.
+
+    Parameters
+    ----------
+    steps : slice
+        The steps of the block.
+    recorded_ns : float64 array, shape (nodes, all steps, dp)
+    ideal_ns : float64 array, shape (nodes,)
+    values_ns, delays_ns : float64 arrays, shape (rows, the block's steps, dp)
+    """
+
+    steps: slice
+    recorded_ns: FloatArray
+    ideal_ns: FloatArray
+    values_ns: FloatArray
+    delays_ns: FloatArray
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -64,13 +99,10 @@ class Program:
         ranks, and the nodes whose end nobody needs after it.
     ends_last : frozenset of int
         Nodes that may end last.
-    place : int64 array, shape (nodes,)
-        Index of each node's unit.
     """
 
     units: tuple[tuple[tuple[int, ...], tuple[tuple[int, ...], ...], bool, tuple[int, ...]], ...]
     ends_last: frozenset[int]
-    place: NDArray[np.int64]
 
 
 def prepare(graph: Graph, shortest_ns: FloatArray) -> Program:
@@ -85,14 +117,13 @@ def prepare(graph: Graph, shortest_ns: FloatArray) -> Program:
     """
     ends_last = set(graph.last)
     last_use: dict[int, int] = {}
-    place = np.empty(len(shortest_ns), dtype=np.int64)
-    is_negative = (shortest_ns < 0).tolist()
     for index, unit in enumerate(graph.units):
-        place[list(unit.members)] = index
+        last_use.update(dict.fromkeys(unit.members, index))
+        for after in unit.after:
+            last_use.update(dict.fromkeys(after, index))
+    for unit in graph.units if (shortest_ns < 0).any() else ():
         for node, after in zip(unit.members, unit.after, strict=True):
-            for other in after:
-                last_use[other] = index
-            if is_negative[node]:
+            if shortest_ns[node] < 0:
                 ends_last.update(after)
     finished: list[list[int]] = [[] for _ in graph.units]
     for node, index in last_use.items():
@@ -101,59 +132,77 @@ def prepare(graph: Graph, shortest_ns: FloatArray) -> Program:
         (unit.members, unit.after, unit.across_dp, tuple(nodes))
         for unit, nodes in zip(graph.units, finished, strict=True)
     )
-    return Program(units, frozenset(ends_last), place)
+    return Program(units, frozenset(ends_last))
 
 
-def replay(
-    program: Program,
-    variants: Variants | LateVariants,
-    couple: Couple = across_dp,
-    observe: Callable[[int, FloatArray, FloatArray], None] | None = None,
-) -> FloatArray:
-    """Execute the steps and return when they end.
+class Executor(Protocol):
+    """Executes steps."""
 
-    Parameters
-    ----------
-    program : Program
-    variants : Variants or LateVariants
-    couple : callable
-        Joins the launches of the DP ranks of a collective.
-    observe : callable, optional
-        Is given (node, launch, end) of each node.
+    @property
+    def program(self) -> Program:
+        """Return what it executes."""
+        ...
 
-    Returns
-    -------
-    float64 array
-        Latest end of each lane, ns since the step's start; broadcasts against ``[lane or partner,
-        variant, step, DP rank]``.
-    """
-    # For short steps this loop is what replay costs, so names are bound once.
-    ends: dict[int, FloatArray] = {}
-    end_of, maximum, ends_last = variants.end, np.maximum, program.ends_last
-    launch_of = variants.launch if isinstance(variants, LateVariants) else None
-    step_end = _STEP_START
-    for members, afters, spans_dp, finished in program.units:
-        launches = []
-        for node, after in zip(members, afters, strict=True):
-            ready = _latest(after, ends)
-            if launch_of is not None:
-                is_new = len(after) > 1
-                ready = launch_of(node, ready, shared=not is_new)
-            launches.append(ready)
-        begin = launches[0]
-        for launch in launches[1:]:
-            begin = maximum(begin, launch)
-        if spans_dp:
-            begin = couple(begin)
-        for node, launch in zip(members, launches, strict=True):
-            end = ends[node] = end_of(node, begin)
-            if node in ends_last:
-                step_end = maximum(step_end, end)
-            if observe is not None:
-                observe(node, launch, end)
-        for node in finished:
-            del ends[node]
-    return step_end
+    @property
+    def lanes_at_once(self) -> int:
+        """Return about how many (step, DP rank) a block should have."""
+        ...
+
+    def step_ends(self, batch: Batch, block: Block) -> FloatArray:
+        """Return when the steps end, shape (variants, the block's steps, dp), ns."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ArrayReplay:
+    """Executes steps with one NumPy call a node."""
+
+    program: Program
+    # Is given (node, launch, end) of each node, [lane or partner, variant, step, DP rank].
+    observe: Callable[[int, FloatArray, FloatArray], None] | None = None
+
+    @property
+    def lanes_at_once(self) -> int:
+        """Return about how many (step, DP rank) a block should have."""
+        return _BATCH_ELEMENTS // 8
+
+    def step_ends(self, batch: Batch, block: Block) -> FloatArray:
+        """Return when the steps end, shape (variants, the block's steps, dp), ns."""
+        recorded = block.recorded_ns[:, block.steps]
+        ends = np.empty((len(batch.takes), *recorded.shape[1:]))
+        size = max(1, _BATCH_ELEMENTS // recorded[0].size)
+        for first in range(0, len(ends), size):
+            variants = slice(first, first + size)
+            ends[variants] = self._replay(batch.part(variants), block)
+        return ends
+
+    def _replay(self, batch: Batch, block: Block) -> FloatArray:
+        # For short steps this loop is what replay costs, so names are bound once.
+        times = _Times(batch, block)
+        maximum, ends_last = np.maximum, self.program.ends_last
+        ends: dict[int, FloatArray] = {}
+        step_end = _STEP_START
+        for members, afters, spans_dp, finished in self.program.units:
+            launches = [
+                times.launch(node, _latest(after, ends))
+                for node, after in zip(members, afters, strict=True)
+            ]
+            begin = launches[0]
+            for launch in launches[1:]:
+                begin = maximum(begin, launch)
+            if spans_dp and batch.partnered:
+                begin = begin.max(axis=0, keepdims=True)
+            elif spans_dp:
+                begin = begin.max(axis=-1, keepdims=True)
+            for node, launch in zip(members, launches, strict=True):
+                end = ends[node] = times.end(node, begin)
+                if node in ends_last:
+                    step_end = maximum(step_end, end)
+                if self.observe is not None:
+                    self.observe(node, launch, end)
+            for node in finished:
+                del ends[node]
+        return np.asarray(step_end.max(axis=0))
 
 
 def _latest(after: tuple[int, ...], ends: Mapping[int, FloatArray]) -> FloatArray:
@@ -164,3 +213,57 @@ def _latest(after: tuple[int, ...], ends: Mapping[int, FloatArray]) -> FloatArra
     for other in after[1:]:
         latest = np.maximum(latest, ends[other])
     return latest
+
+
+class _Times:
+    """Durations and delays of a batch, [lane or partner, variant, step, DP rank].
+
+    As long as nothing tells variants, lanes or steps apart, one number stands for all of them.
+    """
+
+    def __init__(self, batch: Batch, block: Block) -> None:
+        self._batch, self._block = batch, block
+        self._recorded = block.recorded_ns[:, block.steps]
+        self._takes: list[list[int]] = batch.takes.T.tolist()
+        self._late: list[list[int]] | None = None if batch.late is None else batch.late.T.tolist()
+        self._shape = (2 if batch.partnered else 1, len(batch.takes), *self._recorded.shape[1:])
+
+    def launch(self, node: int, ready: FloatArray) -> FloatArray:
+        """Return when a node is launched, given when what it depends on has ended."""
+        if self._late is None or max(self._late[node]) == ON_TIME:
+            return ready
+        launch = np.array(np.broadcast_to(ready, self._shape))
+        for variant, row in enumerate(self._late[node]):
+            if row != ON_TIME:
+                launch[0, variant] += self._block.delays_ns[row]
+        return launch
+
+    def end(self, node: int, begin: FloatArray) -> FloatArray:
+        """Return when a node ends, given when it begins to compute or to transfer."""
+        takes = self._takes[node]
+        alike = len(set(takes)) == 1
+        end: FloatArray
+        if alike and (takes[0] == IDEAL or not self._batch.partnered):
+            end = begin + self._duration(node, takes[0])
+            return end
+        usual = IDEAL if self._batch.partnered or IDEAL in takes else RECORDED
+        end = np.empty(self._shape)
+        np.add(begin, self._duration(node, usual), out=end)
+        for variant, code in enumerate(takes):
+            if code != usual:
+                own = begin[0, variant if begin.shape[1] > 1 else 0]
+                np.add(own, self._duration(node, code), out=end[0, variant])
+        return end
+
+    def _duration(self, node: int, code: int) -> FloatArray:
+        duration: FloatArray
+        if code == IDEAL:
+            duration = self._block.ideal_ns[node, None]
+        elif code == RECORDED:
+            duration = self._recorded[node]
+        elif code >= 0:
+            duration = self._block.values_ns[code]
+        else:
+            mask = self._batch.masks[FIRST_MASK - code]
+            duration = np.where(mask, self._recorded[node], self._block.ideal_ns[node])
+        return duration

@@ -12,6 +12,7 @@ from app.analysis.trace.model import Trace
 from app.analysis.whatif.alignment import Clocks, align
 from app.analysis.whatif.arrange import lay_out
 from app.analysis.whatif.durations import FAULT_NS, Durations, ideal_durations, own_durations
+from app.analysis.whatif.executor import executor_for
 from app.analysis.whatif.graph import Graph, build_graph
 from app.analysis.whatif.layout import DroppedStep, FloatArray, IntArray, LaidOut, Layout
 from app.analysis.whatif.repair import Recreated, recreate
@@ -114,7 +115,8 @@ def prepare_replay(trace: Trace) -> Replayed:
     ):
         durations = Durations(values, ideal)
         shortest = np.minimum(values.min(axis=(1, 2)), ideal)
-        simulator = Simulator(layout, durations, prepare(graph, shortest))
+        executor = executor_for(prepare(graph, shortest), values.size)
+        simulator = Simulator(layout, durations, executor)
         groups.append(Group(layout, graph, durations, simulator))
     return Replayed(tuple(groups), dropped, sum(clamped for _, clamped in own), recreated, clocks)
 

@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from app.analysis.whatif.durations import Durations
-from app.analysis.whatif.layout import FloatArray, Layout
-from app.analysis.whatif.replay import Couple, Program, across_dp, replay
+from app.analysis.whatif.layout import FloatArray, IntArray, Layout
+from app.analysis.whatif.replay import (
+    FIRST_MASK,
+    IDEAL,
+    ON_TIME,
+    RECORDED,
+    Batch,
+    Block,
+    CodeArray,
+    Executor,
+)
 
-# Elements that one NumPy call works on. Fewer, and calling costs more than computing; more, and
-# the ends that are alive no longer fit in the cache of a core.
-BATCH_ELEMENTS = 16_384
+# Rows of durations or delays of some steps, shape (rows, those steps, dp), ns.
+RowsOfSteps = Callable[[slice], FloatArray]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -34,163 +42,18 @@ class Keep:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Patch:
-    """A variant that keeps some DP ranks of a node: all of them but for `columns`, or only those.
-
-    Whichever are fewer are the columns.
-    """
-
-    row: int
-    keeps_rest: bool
-    columns: NDArray[np.int64]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Rows:
-    """For each node the variants that keep all of its DP ranks, and those that keep some."""
-
-    count: int
-    whole: Sequence[tuple[int, ...]]
-    partial: Sequence[tuple[Patch, ...]]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class KeptVariants:
-    """Variants as rows of arrays ``[lane or partner, variant, step, DP rank]``.
-
-    The first axis has the length 1, or 2 where each lane is replayed against one ideal partner
-    that stands for all other DP ranks; only the lane keeps recorded durations. As long as no
-    variant has kept anything, all lanes are alike and one number stands for them.
+class Replacement:
+    """Nodes, and what they take in place of their recorded durations.
 
     Parameters
     ----------
-    recorded_ns : float64 array, shape (nodes, steps, dp)
-    ideal_ns : list of float
-        Of each node.
-    rows : Rows
-    partners : int
-        Length of the first axis.
+    nodes : int64 array, shape (replaced,)
+    times_ns : callable
+        Given a slice of steps, returns their durations, shape (replaced, steps, dp).
     """
 
-    recorded_ns: FloatArray
-    ideal_ns: Sequence[float]
-    rows: Rows
-    partners: int
-
-    def end(self, node: int, begin: FloatArray) -> FloatArray:
-        """Add the recorded or the ideal duration."""
-        rows, ideal = self.rows, self.ideal_ns[node]
-        whole, partial = rows.whole[node], rows.partial[node]
-        end: FloatArray
-        if not whole and not partial:
-            end = begin + ideal
-            return end
-        recorded = self.recorded_ns[node]
-        if self.partners == 1 and len(whole) == rows.count:
-            end = begin + recorded
-            return end
-        end = np.empty((self.partners, rows.count, *recorded.shape))
-        np.add(begin, ideal, out=end)
-        begins, ends = begin[0], end[0]
-        shared = len(begins) == 1
-        for row in whole:
-            np.add(begins[0 if shared else row], recorded, out=ends[row])
-        for patch in partial:
-            _patch(patch, begins[0 if shared else patch.row], recorded, ideal, ends[patch.row])
-        return end
-
-
-def _patch(
-    patch: Patch, begin: FloatArray, recorded: FloatArray, ideal: float, end: FloatArray
-) -> None:
-    """Write the ends of a variant that keeps some DP ranks; `end` holds the ideal ones."""
-    columns = patch.columns
-    chosen = begin[:, columns] if begin.shape[1] > 1 else begin
-    if patch.keeps_rest:
-        np.add(begin, recorded, out=end)
-        end[:, columns] = chosen + ideal
-    else:
-        end[:, columns] = chosen + recorded[:, columns]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class DelayedVariants:
-    """Recorded durations; in each variant some nodes are launched as late as recorded.
-
-    As long as no node was late, one row stands for all variants.
-
-    Parameters
-    ----------
-    recorded_ns, delay_ns : float64 arrays, shape (nodes, steps, dp)
-        Durations without waiting; launch delays.
-    rows : list of int
-        The variant of each node, negative where the node's type has none.
-    count : int
-        Number of variants.
-    """
-
-    recorded_ns: FloatArray
-    delay_ns: FloatArray
-    rows: Sequence[int]
-    count: int
-
-    def launch(self, node: int, ready: FloatArray, *, shared: bool) -> FloatArray:
-        """Launch late in the variant of the node's type."""
-        row = self.rows[node]
-        if row < 0:
-            return ready
-        delay = self.delay_ns[node]
-        shape = (1, self.count, *delay.shape)
-        if shared or ready.shape != shape:
-            ready = np.array(np.broadcast_to(ready, shape))
-        ready[0, row] += delay
-        return ready
-
-    def end(self, node: int, begin: FloatArray) -> FloatArray:
-        """Add the recorded duration."""
-        end: FloatArray = begin + self.recorded_ns[node]
-        return end
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class ReplacedVariants:
-    """Recorded durations; each variant replaces those of some nodes, shape (steps, dp) each."""
-
-    recorded_ns: FloatArray
-    replaced_ns: Sequence[Mapping[int, FloatArray]]
-    steps: slice
-
-    def end(self, node: int, begin: FloatArray) -> FloatArray:
-        """Add the replaced or the recorded duration."""
-        recorded = self.recorded_ns[node]
-        end: FloatArray = begin + recorded
-        for row, replaced in enumerate(self.replaced_ns):
-            if node in replaced:
-                count = len(self.replaced_ns)
-                if end.shape[1] < count:
-                    end = np.array(np.broadcast_to(end, (1, count, *recorded.shape)))
-                source = begin[0, row if begin.shape[1] > 1 else 0]
-                np.add(source, replaced[node][self.steps], out=end[0, row])
-        return end
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class EditedVariants:
-    """Durations as a function of the node, each of a shape that broadcasts to (steps, dp)."""
-
-    duration_ns: Callable[[int, slice], FloatArray]
-    steps: slice
-
-    def end(self, node: int, begin: FloatArray) -> FloatArray:
-        """Add the node's duration."""
-        end: FloatArray = begin + self.duration_ns(node, self.steps)
-        return end
-
-
-def across_partners(launch: FloatArray) -> FloatArray:
-    """Return the later launch of each lane and its ideal partner, which are the first axis."""
-    latest: FloatArray = launch.max(axis=0, keepdims=True)
-    return latest
+    nodes: IntArray
+    times_ns: RowsOfSteps
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -202,28 +65,19 @@ class Simulator:
 
     layout: Layout
     durations: Durations
-    program: Program
-    _every_type: NDArray[np.bool_] = field(init=False)
-    # (op code, stage) of each node
-    _kinds: list[tuple[int, int]] = field(init=False)
-
-    def __post_init__(self) -> None:
-        nodes = self.layout.nodes
-        object.__setattr__(self, "_every_type", np.ones(len(self.layout.op_names), dtype=bool))
-        object.__setattr__(
-            self, "_kinds", list(zip(nodes.op.tolist(), nodes.pp.tolist(), strict=True))
-        )
+    executor: Executor
 
     def keep(
         self, *, cells: NDArray[np.bool_] | None = None, types: Sequence[str] | None = None
     ) -> Keep:
         """Return what keeps the given cells and op types; everything where nothing is given."""
+        layout = self.layout
         if cells is None:
-            cells = np.ones((self.layout.dp, self.layout.pp), dtype=bool)
-        kept = self._every_type
+            cells = np.ones((layout.dp, layout.pp), dtype=bool)
+        kept = np.ones(len(layout.op_names), dtype=bool)
         if types is not None:
-            kept = np.zeros(len(kept), dtype=bool)
-            kept[self.layout.codes(*types)] = True
+            kept[:] = False
+            kept[layout.codes(*types)] = True
         return Keep(cells, kept)
 
     def step_times(self, keeps: Sequence[Keep]) -> FloatArray:
@@ -233,24 +87,12 @@ class Simulator:
         -------
         float64 array, shape (variants, steps)
         """
-        times = np.empty((len(keeps), len(self.layout.steps)))
-        lanes = len(self.layout.steps) * self.layout.dp
-        size = max(1, BATCH_ELEMENTS // lanes)
-        # Until something is kept, a batch is one lane: what is kept late goes together.
-        order = np.argsort([self._first_kept(keep) for keep in keeps], kind="stable")
-        for first in range(0, len(keeps), size):
-            chosen = order[first : first + size]
-            rows = self._rows([keeps[i] for i in chosen])
-            for steps in self._step_blocks(len(chosen)):
-                end = replay(self.program, self._kept(rows, steps, partners=1), across_dp)
-                times[chosen, steps] = end.max(axis=-1)[0]
-        return times
+        return self._step_times(self._kept(keeps))
 
     def ideal_step_time(self) -> float:
-        """Return the step time with every operation ideal; one lane stands for all."""
-        none = self.keep(cells=np.zeros((self.layout.dp, self.layout.pp), dtype=bool))
-        variants = self._kept(self._rows([none]), slice(0, 1), partners=1)
-        return float(replay(self.program, variants).max())
+        """Return the step time with every operation ideal; one step stands for all."""
+        none = self.keep(types=[])
+        return float(self._ends(self._kept([none]), slice(0, 1)).max())
 
     def lone_lanes(self) -> tuple[FloatArray, FloatArray]:
         """Replay every worker, and every DP rank, as the only one that keeps its durations.
@@ -265,23 +107,18 @@ class Simulator:
         by_dp : float64 array, shape (steps, dp)
         """
         layout = self.layout
-        kept = [self.keep(cells=_stage(layout, stage)) for stage in range(layout.pp)]
-        kept.append(self.keep())
-        partners = 2 if layout.dp > 1 else 1
-        couple: Couple = across_partners if layout.dp > 1 else across_dp
-        times = np.empty((len(kept), len(layout.steps), layout.dp))
-        lanes = len(layout.steps) * layout.dp
-        size = max(1, BATCH_ELEMENTS // (partners * lanes))
-        for first in range(0, len(kept), size):
-            batch = kept[first : first + size]
-            rows = self._rows(batch)
-            for steps in self._step_blocks(partners * len(batch)):
-                end = replay(self.program, self._kept(rows, steps, partners), couple)
-                times[first : first + size, steps] = end.max(axis=0)
-        return np.moveaxis(times[:-1], 0, -1), times[-1]
+        stage = layout.nodes.pp
+        takes = np.full((layout.pp + 1, len(stage)), IDEAL, dtype=np.int32)
+        takes[stage, np.arange(len(stage))] = RECORDED
+        takes[-1] = RECORDED
+        batch = Batch(takes, _no_masks(layout), partnered=layout.dp > 1)
+        times = np.empty((len(layout.steps), layout.dp, layout.pp + 1))
+        for steps in self._blocks():
+            times[steps] = np.moveaxis(self._ends(batch, steps), 0, -1)
+        return times[..., :-1], times[..., -1]
 
     def delayed_step_times(
-        self, types: Sequence[Sequence[str]], delays_ns: Callable[[slice], FloatArray]
+        self, types: Sequence[Sequence[str]], delays_ns: RowsOfSteps
     ) -> FloatArray:
         """Replay recorded durations with the launch delays of some op types at a time.
 
@@ -296,103 +133,102 @@ class Simulator:
         -------
         float64 array, shape (variants, steps)
         """
-        layout, recorded = self.layout, self.durations.recorded_ns
-        late = [np.isin(layout.nodes.op, layout.codes(*names)) for names in types]
-        first = [self.program.place[nodes].min(initial=len(layout.nodes)) for nodes in late]
-        order = np.argsort(first, kind="stable")
-        times = np.empty((len(types), len(layout.steps)))
-        for steps in self._step_blocks(rows=1):
-            delays = delays_ns(steps)
-            size = max(1, BATCH_ELEMENTS // delays[0].size)
-            for begin in range(0, len(order), size):
-                chosen = order[begin : begin + size]
-                rows = np.full(len(layout.nodes), -1, dtype=np.int64)
-                for row, variant in enumerate(chosen):
-                    rows[late[variant]] = row
-                variants = DelayedVariants(recorded[:, steps], delays, rows.tolist(), len(chosen))
-                times[chosen, steps] = replay(self.program, variants, across_dp).max(axis=-1)[0]
-        return times
+        nodes = self.layout.nodes
+        takes = np.full((len(types), len(nodes)), RECORDED, dtype=np.int32)
+        every = np.arange(len(nodes), dtype=np.int32)
+        late = [np.where(np.isin(nodes.op, self.layout.codes(*n)), every, ON_TIME) for n in types]
+        batch = Batch(takes, _no_masks(self.layout), np.array(late, dtype=np.int32))
+        return self._step_times(batch, delays_ns=delays_ns)
 
-    def replaced_step_times(self, *replaced_ns: Mapping[int, FloatArray]) -> FloatArray:
-        """Replay recorded durations with those of some nodes replaced, shape (steps, dp) each.
+    def replaced_step_times(self, *replacements: Replacement) -> FloatArray:
+        """Replay recorded durations, in each variant those of some nodes replaced.
 
         Returns
         -------
         float64 array, shape (variants, steps)
         """
-        recorded = self.durations.recorded_ns
-        return self._blocked(
-            lambda steps: ReplacedVariants(recorded[:, steps], replaced_ns, steps),
-            len(replaced_ns),
-        )
+        takes = np.full((len(replacements), len(self.layout.nodes)), RECORDED, dtype=np.int32)
+        first = 0
+        for row, item in zip(takes, replacements, strict=True):
+            row[item.nodes] = np.arange(first, first + len(item.nodes))
+            first += len(item.nodes)
 
-    def edited_step_times(self, duration_ns: Callable[[int, slice], FloatArray]) -> FloatArray:
-        """Replay durations of the caller's.
+        def values(steps: slice) -> FloatArray:
+            return np.concatenate([item.times_ns(steps) for item in replacements])
+
+        return self.coded_step_times(takes, values)
+
+    def coded_step_times(
+        self,
+        takes: CodeArray,
+        values_ns: RowsOfSteps,
+        late: CodeArray | None = None,
+        delays_ns: RowsOfSteps | None = None,
+    ) -> FloatArray:
+        """Replay variants that the caller has coded.
 
         Parameters
         ----------
-        duration_ns : callable
-            Given a node and a slice of steps, returns durations that broadcast to (steps, dp).
+        takes, late : int32 arrays, shape (variants, nodes)
+            See `Batch`; codes of masks are not allowed.
+        values_ns, delays_ns : callable
+            Given a slice of steps, return the rows that the codes are about.
 
         Returns
         -------
-        float64 array, shape (steps,)
+        float64 array, shape (variants, steps)
         """
-        times: FloatArray = self._blocked(lambda steps: EditedVariants(duration_ns, steps), 1)[0]
-        return times
+        batch = Batch(takes, _no_masks(self.layout), late)
+        return self._step_times(batch, values_ns, delays_ns)
 
-    def _blocked(
+    def _step_times(
         self,
-        variants: Callable[[slice], ReplacedVariants | EditedVariants],
-        rows: int,
+        batch: Batch,
+        values_ns: RowsOfSteps | None = None,
+        delays_ns: RowsOfSteps | None = None,
     ) -> FloatArray:
-        times = np.empty((rows, len(self.layout.steps)))
-        for steps in self._step_blocks(rows):
-            end = replay(self.program, variants(steps), across_dp)
-            times[:, steps] = end.max(axis=-1)
+        times = np.empty((len(batch.takes), len(self.layout.steps)))
+        for steps in self._blocks():
+            times[:, steps] = self._ends(batch, steps, values_ns, delays_ns).max(axis=-1)
         return times
 
-    def _step_blocks(self, rows: int) -> list[slice]:
-        """Cut the steps so that a block of all rows and DP ranks stays in the cache."""
+    def _ends(
+        self,
+        batch: Batch,
+        steps: slice,
+        values_ns: RowsOfSteps | None = None,
+        delays_ns: RowsOfSteps | None = None,
+    ) -> FloatArray:
+        none = np.empty((0, *self.layout.duration_ns[0, steps].shape))
+        block = Block(
+            steps,
+            self.durations.recorded_ns,
+            self.durations.ideal_ns,
+            none if values_ns is None else values_ns(steps),
+            none if delays_ns is None else delays_ns(steps),
+        )
+        return self.executor.step_ends(batch, block)
+
+    def _blocks(self) -> list[slice]:
+        """Cut the steps so that what is alive of a block stays in the cache."""
         count = len(self.layout.steps)
-        size = max(1, BATCH_ELEMENTS // (rows * self.layout.dp))
+        size = max(1, self.executor.lanes_at_once // self.layout.dp)
         return [slice(first, min(first + size, count)) for first in range(0, count, size)]
 
-    def _first_kept(self, keep: Keep) -> int:
-        """Return the place in the program of the first node that keeps its duration."""
-        nodes = self.layout.nodes
-        kept = keep.types[nodes.op] & np.asarray(keep.cells.any(axis=0))[nodes.pp]
-        places = self.program.place[kept]
-        return int(places.min(initial=len(nodes)))
-
-    def _kept(self, rows: Rows, steps: slice, partners: int) -> KeptVariants:
-        recorded = self.durations.recorded_ns[:, steps]
-        return KeptVariants(recorded, self.durations.ideal_ns.tolist(), rows, partners)
-
-    def _rows(self, keeps: Sequence[Keep]) -> Rows:
-        """Return which variants keep which nodes; the same for all nodes of a type and stage."""
-        kinds = self._kinds
-        by_kind: dict[tuple[int, int], tuple[tuple[int, ...], tuple[Patch, ...]]] = {}
-        for op, stage in dict.fromkeys(kinds):
-            kept = [
-                (row, keep.cells[:, stage])
-                for row, keep in enumerate(keeps)
-                if keep.types[op] and keep.cells[:, stage].any()
-            ]
-            by_kind[op, stage] = (
-                tuple(row for row, cells in kept if cells.all()),
-                tuple(_as_patch(row, cells) for row, cells in kept if not cells.all()),
-            )
-        found = [by_kind[kind] for kind in kinds]
-        return Rows(len(keeps), [whole for whole, _ in found], [partial for _, partial in found])
+    def _kept(self, keeps: Sequence[Keep]) -> Batch:
+        """Code which variants keep which nodes."""
+        layout, nodes = self.layout, self.layout.nodes
+        masks: list[NDArray[np.bool_]] = []
+        takes = np.empty((len(keeps), len(nodes)), dtype=np.int32)
+        for row, keep in zip(takes, keeps, strict=True):
+            of_stage = np.full(layout.pp, RECORDED)
+            of_stage[~keep.cells.any(axis=0)] = IDEAL
+            for stage in np.flatnonzero(keep.cells.any(axis=0) & ~keep.cells.all(axis=0)):
+                of_stage[stage] = FIRST_MASK - len(masks)
+                masks.append(keep.cells[:, stage])
+            row[:] = np.where(keep.types[nodes.op], of_stage[nodes.pp], IDEAL)
+        return Batch(takes, np.array(masks) if masks else _no_masks(layout))
 
 
-def _as_patch(row: int, cells: NDArray[np.bool_]) -> Patch:
-    keeps_rest = 2 * int(cells.sum()) > len(cells)
-    return Patch(row, keeps_rest, np.flatnonzero(~cells if keeps_rest else cells))
-
-
-def _stage(layout: Layout, stage: int) -> NDArray[np.bool_]:
-    cells = np.zeros((layout.dp, layout.pp), dtype=bool)
-    cells[:, stage] = True
-    return cells
+def _no_masks(layout: Layout) -> NDArray[np.bool_]:
+    return np.empty((0, layout.dp), dtype=bool)

@@ -8,6 +8,7 @@ from app.analysis.diagnosis.data_loading import first_delays
 from app.analysis.diagnosis.finding import Change
 from app.analysis.synthesis.injections import SlowWorker, StageImbalance
 from app.analysis.synthesis.transfer_injections import SlowDataLoading
+from app.analysis.whatif.variants import Replacement
 from tests.unit.analysis.diagnosis.jobs import MS, observe, session
 
 SICK = session(SlowWorker((2, 1), 1.6), StageImbalance(), SlowDataLoading(100 * MS))
@@ -41,9 +42,13 @@ def test_with_late_launches_removed_the_steps_are_those_of_the_plain_replay() ->
 
 def test_changes_equal_a_replay_of_the_changed_durations() -> None:
     simulator, recorded = GROUP.simulator, GROUP.durations.recorded_ns
-    replaced = {int(node): recorded[node] - 5 * MS for node in PASSES[0]}
-    replaced |= {int(node): recorded[node] * 0.5 for node in PASSES[3]}
-    expected = np.ravel(simulator.replaced_step_times(replaced)) / 1e9
+    replacement = Replacement(
+        np.concatenate([PASSES[0], PASSES[3]]),
+        lambda steps: np.concatenate(
+            [recorded[PASSES[0], steps] - 5 * MS, recorded[PASSES[3], steps] * 0.5]
+        ),
+    )
+    (expected,) = simulator.replaced_step_times(replacement) / 1e9
 
     assert replays().without(frozenset({0, 1, 2})) == pytest.approx(expected, rel=1e-9)
 

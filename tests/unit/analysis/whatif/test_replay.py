@@ -135,7 +135,7 @@ def test_blocks_of_steps_and_variants_do_not_change_the_result(
     simulator = replayed.simulator
     keeps = [simulator.keep(), simulator.keep(types=["forward-compute"]), simulator.keep(types=[])]
     whole, lanes = simulator.step_times(keeps), simulator.lone_lanes()
-    monkeypatch.setattr("app.analysis.whatif.variants.BATCH_ELEMENTS", 1)
+    monkeypatch.setattr("app.analysis.whatif.replay._BATCH_ELEMENTS", 1)
     assert np.array_equal(simulator.step_times(keeps), whole)
     assert np.array_equal(simulator.lone_lanes()[0], lanes[0])
 
