@@ -128,9 +128,6 @@ class Counterfactuals:
                     codes[number, node] = row_of[mine]
         return codes, rows
 
-    def _of(self, steps: slice, values: NDArray[Any]) -> NDArray[Any]:
-        return np.broadcast_to(values, self.group.layout.duration_ns.shape[1:])[steps]
-
     def _stacked(self, steps: slice, rows: Sequence[FloatArray]) -> FloatArray:
         shape = self.group.layout.duration_ns[0, steps].shape
         return np.stack(rows) if rows else np.empty((0, *shape))
@@ -141,19 +138,24 @@ class Counterfactuals:
         changes = [self.changes[cause] for cause in sorted(causes)]
         for change in changes:
             if node in change.less_ns:
-                duration = np.maximum(duration - self._of(steps, change.less_ns[node]), 0.0)
+                duration = np.maximum(duration - _of(steps, change.less_ns[node]), 0.0)
         for change in changes:
             if node in change.times:
-                duration = duration * self._of(steps, change.times[node])
+                duration = duration * _of(steps, change.times[node])
             if node in change.transfers_ns:
-                duration = np.minimum(duration, self._of(steps, change.transfers_ns[node]))
+                duration = np.minimum(duration, _of(steps, change.transfers_ns[node]))
         return np.asarray(duration)
 
     def _late(self, node: int, causes: frozenset[int], steps: slice) -> FloatArray:
         """Return a node's launch delay without some causes, shape (steps, dp), ns."""
-        late = self._of(steps, self.late_ns[node])
+        late = _of(steps, self.late_ns[node])
         for cause in sorted(causes):
             on_time = self.changes[cause].on_time.get(node)
             if on_time is not None:
-                late = np.where(self._of(steps, on_time), 0.0, late)
+                late = np.where(_of(steps, on_time), 0.0, late)
         return np.asarray(late)
+
+
+def _of(steps: slice, values: NDArray[Any]) -> NDArray[Any]:
+    """Return values of some steps; of those that broadcast over steps there is only one row."""
+    return values[steps] if values.ndim > 1 and len(values) > 1 else values
