@@ -10,6 +10,7 @@ from typing import Any, Final
 from markupsafe import Markup
 
 from app.dashboard import findings
+from app.dashboard.cause_pictures import Picture, cause_picture
 from app.dashboard.format import (
     count,
     heat_color,
@@ -84,6 +85,7 @@ class CauseRow:
     evidence: tuple[Evidence, ...]
     strong: bool = False
     muted: bool = False
+    picture: Picture | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,6 +247,7 @@ def causes_table(document: Document) -> tuple[CauseRow, ...]:
             confidence="" if cause["confidence"] is None else percent(cause["confidence"], 0),
             evidence=_evidence(cause),
             strong=index == 0,
+            picture=cause_picture(document, cause),
         )
         for index, cause in enumerate(document["causes"])
     ]

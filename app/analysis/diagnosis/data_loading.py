@@ -61,4 +61,5 @@ def find_data_loading(
             )
         )
     on_time = {node: np.ones(delay.shape, bool) for node, delay in delays.items()}
-    return Finding(DATA_LOADING, Change(on_time=on_time), tuple(evidence), where)
+    figure = {"kind": "late_launches", "by_step_s": (by_step / 1e9).tolist()}
+    return Finding(DATA_LOADING, Change(on_time=on_time), tuple(evidence), where, figure)

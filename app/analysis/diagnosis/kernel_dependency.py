@@ -80,6 +80,7 @@ def find_false_dependency(observation: Observation, held: dict[int, FloatArray])
             ),
         ),
         where={"stages": stages},
+        figure={"kind": "held_launches", "by_step_s": (delays.sum(axis=(0, 2)) / 1e9).tolist()},
     )
 
 

@@ -47,7 +47,9 @@ def find_sequence_lengths(observation: Observation, usual: Usual) -> Finding | N
                 {"view": "scatter"},
             )
         )
-    return Finding(SEQUENCE_LENGTHS, Change(times=times), tuple(evidence))
+    # The points are in the report already, as its sample of microbatches.
+    figure = {"kind": "scatter"}
+    return Finding(SEQUENCE_LENGTHS, Change(times=times), tuple(evidence), figure=figure)
 
 
 def _against_squares(observation: Observation, factor: FloatArray) -> float | None:

@@ -55,7 +55,14 @@ def find_slow_workers(observation: Observation, usual: Usual) -> Finding | None:
             "workers": [list(worker) for worker in workers],
             **_spells(workers[0], both, slow),
         },
+        figure=_figure(workers[0], both),
     )
+
+
+def _figure(worker: Worker, both: FloatArray) -> dict[str, Any]:
+    """Return how much slower the slowest worker is than its peers in each step."""
+    dp, pp = worker
+    return {"kind": "worker_steps", "worker": [dp, pp], "ratio": both[pp, :, dp].tolist()}
 
 
 def _spells(worker: Worker, both: FloatArray, slow: NDArray[np.bool_]) -> dict[str, Any]:

@@ -128,7 +128,7 @@ def find_tensor_ranks(observation: Observation, waits: list[Waits]) -> list[Find
     for wait, share in zip(waits, shares.tolist(), strict=True):
         if share < limit:
             continue
-        late = np.bincount(wait.last, weights=np.maximum(wait.wait_ns, 0.0))
+        late = _waits_for(wait)
         concentration = float(late.max() / late.sum())
         cause = TENSOR_PARALLEL if concentration >= _SAME_RANK else MEMORY_FRAGMENTATION
         by_cause.setdefault(cause, []).append((wait, share, concentration))
@@ -147,6 +147,7 @@ def find_tensor_ranks(observation: Observation, waits: list[Waits]) -> list[Find
                     for wait, share, concentration in cells[:3]
                 ),
                 where=_where(cause, cells),
+                figure=_figure(cells[0][0]),
             )
         )
     return findings
@@ -160,7 +161,25 @@ def _where(cause: str, cells: list[tuple[Waits, float, float]]) -> dict[str, Any
 
 
 def _slowest(wait: Waits) -> int:
-    return int(np.argmax(np.bincount(wait.last, weights=np.maximum(wait.wait_ns, 0.0))))
+    return int(np.argmax(_waits_for(wait)))
+
+
+def _waits_for(wait: Waits) -> FloatArray:
+    """Return how long the group waited for each of its ranks, in ns."""
+    late = np.zeros(len(wait.ranks))
+    np.add.at(late, wait.last, np.maximum(wait.wait_ns, 0.0))
+    return late
+
+
+def _figure(wait: Waits) -> dict[str, Any]:
+    """Return the shares of the waiting of the slowest group, and of which ranks."""
+    late = _waits_for(wait)
+    return {
+        "kind": "late_ranks",
+        "worker": list(wait.cell),
+        "ranks": wait.ranks.tolist(),
+        "share": (late / late.sum()).tolist(),
+    }
 
 
 def _evidence(
