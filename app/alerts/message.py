@@ -20,9 +20,13 @@ from app.alerts.grouping import Content, Item, Status
 from app.alerts.incidents import Incident
 from app.alerts.readings import LOW_QUALITY_CAUSE, NO_DATA_CAUSE, REGRESSION_CAUSE
 from app.alerts.rules import Severity
+from app.analysis.wording import NBSP, percent
 
 # Who gets more is told how many more there are; the page has them all.
 MAX_ALERTS: Final = 10
+
+# Of the workers after the worst, those that slow the job down by so much.
+WORTH_NAMING: Final = 1.01
 
 _CAUSES: Final[Mapping[str, str]] = {
     UNKNOWN_CAUSE: "Cause unknown",
@@ -77,6 +81,11 @@ class Alert:
     view_url: str
     incident_url: str
     news: bool = True
+
+    @property
+    def incident_link(self) -> str:
+        """Return what the link to the incident is called: what there is to do."""
+        return "Acknowledge" if self.status is Status.FIRING else "Incident"
 
     @property
     def headline(self) -> str:
@@ -306,29 +315,37 @@ def _summary(alert: Alert) -> str:
     slow = alert.cause not in (NO_DATA_CAUSE, LOW_QUALITY_CAUSE)
     if facts is None or facts.slowdown is None or not slow:
         return alert.headline
-    return f"{alert.headline}. The job is {facts.slowdown:.2f} times slower than it could be."
+    return f"{alert.headline}. The job is {facts.slowdown:.2f}× slower than ideal."
 
 
 def _measured(alert: Alert, facts: Facts) -> list[tuple[str, str]]:
     fields = []
     if facts.slowdown is not None:
-        low, high = facts.slowdown_ci95 or (facts.slowdown, facts.slowdown)
-        fields.append(("Slowdown S", f"{facts.slowdown:.3f} ({low:.3f} to {high:.3f})"))
+        fields.append(("Slowdown S", _slowdown(facts.slowdown, facts.slowdown_ci95)))
     if facts.gpu_hours_lost is not None:
         fields.append(("GPU-hours lost", f"{facts.gpu_hours_lost:.1f} in this session"))
     if alert.cause == REGRESSION_CAUSE and alert.value is not None:
-        fields.append(("Against baseline", f"{alert.value:+.1%} step time"))
+        fields.append(("Against baseline", f"steps take {percent(alert.value)} longer"))
     if alert.cause == LOW_QUALITY_CAUSE and facts.discrepancy is not None:
-        fields.append(("Discrepancy", f"{facts.discrepancy:.1%}"))
+        fields.append(("Discrepancy", percent(facts.discrepancy)))
     cause = next((cause for cause in facts.causes if cause.cause == alert.cause), None)
     if cause is not None and cause.confidence is not None:
-        fields.append(("Confidence", f"{cause.confidence:.0%}"))
+        fields.append(("Confidence", percent(cause.confidence, 0)))
     if facts.worst:
-        fields.append(("Worst workers", "; ".join(_worker(worker) for worker in facts.worst)))
+        named = [facts.worst[0], *(w for w in facts.worst[1:] if w.slowdown >= WORTH_NAMING)]
+        fields.append(("Worst workers", "; ".join(_worker(worker) for worker in named)))
     if facts.fix is not None:
-        fields.append(("Best fix", f"{facts.fix.title} (predicted gain {facts.fix.gain:.1%})"))
+        gain = percent(facts.fix.gain)
+        fields.append(("Best fix", f"{facts.fix.title} (predicted gain {gain})"))
     fields.append(("Session", f"{facts.number}, received {moment(facts.received_at)}"))
     return fields
+
+
+def _slowdown(value: float, interval: tuple[float, float] | None) -> str:
+    if interval is None:
+        return f"{value:.3f}"
+    low, high = interval
+    return f"{value:.3f} (95{NBSP}%: {low:.3f}–{high:.3f})"
 
 
 def _worker(worker: WorkerFact) -> str:
@@ -376,7 +393,7 @@ def plain_text(message: Message) -> str:
         parts.append(lines.summary)
         parts += [f"  {name}: {value}" for name, value in lines.fields]
         parts += [f"  · {sentence}" for sentence in lines.evidence]
-        parts += [f"  Open: {alert.view_url}", f"  Acknowledge: {alert.incident_url}", ""]
+        parts += [f"  Open: {alert.view_url}", f"  {alert.incident_link}: {alert.incident_url}", ""]
     more = len(message.alerts) - MAX_ALERTS
     if more > 0:
         parts.append(f"And {more} more: {message.job_url}")

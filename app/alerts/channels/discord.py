@@ -76,7 +76,7 @@ def discord_body(message: Message, *, picture: bool = False) -> dict[str, Any]:
 
 def _embed(message: Message, alert: Alert) -> dict[str, Any]:
     lines = lines_of(alert, message.at)
-    links = f"[Open]({alert.view_url}) · [Acknowledge]({alert.incident_url})"
+    links = f"[Open]({alert.view_url}) · [{alert.incident_link}]({alert.incident_url})"
     evidence = (f"• {clip(sentence, MAX_EVIDENCE)}" for sentence in lines.evidence)
     description = "\n".join((*evidence, links))
     over = alert.status is Status.RESOLVED

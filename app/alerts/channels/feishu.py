@@ -100,7 +100,7 @@ def _actions(alert: Alert) -> dict[str, Any]:
                 "url": url,
                 "type": "default",
             }
-            for text, url in (("Open", alert.view_url), ("Acknowledge", alert.incident_url))
+            for text, url in (("Open", alert.view_url), (alert.incident_link, alert.incident_url))
         ],
     }
 

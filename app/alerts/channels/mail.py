@@ -101,11 +101,12 @@ def _html(message: Message, *, pictured: bool) -> str:
 def _section(message: Message, alert: Alert) -> str:
     lines = lines_of(alert, message.at)
     rows = "".join(
-        f"<tr><th align='left'>{html.escape(name)}</th><td>{html.escape(value)}</td></tr>"
+        f"<tr><th align='left' valign='top' nowrap>{html.escape(name)}</th>"
+        f"<td>{html.escape(value)}</td></tr>"
         for name, value in lines.fields
     )
     evidence = "".join(f"<li>{html.escape(sentence)}</li>" for sentence in lines.evidence)
-    links = f"{_link(alert.view_url, 'Open')} · {_link(alert.incident_url, 'Acknowledge')}"
+    links = f"{_link(alert.view_url, 'Open')} · {_link(alert.incident_url, alert.incident_link)}"
     return (
         f"<h3>{html.escape(lines.summary)}</h3>\n<table>{rows}</table>\n"
         + (f"<ul>{evidence}</ul>\n" if evidence else "")

@@ -72,7 +72,7 @@ def _event(message: Message, alert: Alert, routing_key: str) -> dict[str, Any]:
     event["client_url"] = alert.view_url
     event["links"] = [
         {"href": alert.view_url, "text": "Open"},
-        {"href": alert.incident_url, "text": "Acknowledge"},
+        {"href": alert.incident_url, "text": alert.incident_link},
     ]
     return event
 

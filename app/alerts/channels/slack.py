@@ -70,7 +70,7 @@ def _blocks(message: Message, alert: Alert) -> list[dict[str, Any]]:
     if lines.evidence:
         text = "\n".join(f"• {_escaped(sentence)}" for sentence in lines.evidence)
         blocks.append({"type": "section", "text": {"type": "mrkdwn", "text": clip(text, MAX_TEXT)}})
-    buttons = [_button("Open", alert.view_url), _button("Acknowledge", alert.incident_url)]
+    buttons = [_button("Open", alert.view_url), _button(alert.incident_link, alert.incident_url)]
     blocks.append({"type": "actions", "elements": buttons})
     return blocks
 

@@ -73,7 +73,7 @@ def _body(message: Message, shown: int, picture: bytes | None) -> dict[str, Any]
         "body": elements,
         "actions": [
             {"type": "Action.OpenUrl", "title": "Open", "url": main.view_url},
-            {"type": "Action.OpenUrl", "title": "Acknowledge", "url": main.incident_url},
+            {"type": "Action.OpenUrl", "title": main.incident_link, "url": main.incident_url},
         ],
         "msteams": {"width": "Full"},
     }
@@ -97,7 +97,10 @@ def _elements(message: Message, alert: Alert) -> list[dict[str, Any]]:
         }
     ]
     if lines.fields:
-        facts = [{"title": name, "value": clip(value, MAX_LINE)} for name, value in lines.fields]
+        facts = [
+            {"title": name, "value": clip(_escaped(value), MAX_LINE)}
+            for name, value in lines.fields
+        ]
         elements.append({"type": "FactSet", "facts": facts})
     elements += [
         {

@@ -31,7 +31,7 @@ SLOW_NODE = CauseFact(
     ("node-7",),
     confidence=0.95,
     contribution=0.8,
-    evidence=("Idealizing 1 of 4 workers recovers 80% of the lost time.",),
+    evidence=("Idealizing 1 of 4 workers recovers 80.0 % of the lost time.",),
 )
 
 

@@ -77,7 +77,7 @@ def test_the_words_say_what_to_do(kind: str, server: Receiver) -> None:
         "GPU-hours",
         "Slow worker",
         "node-7",
-        "predicted gain 20.0%",
+        "predicted gain 20.0\N{NO-BREAK SPACE}%",
         "https://paceline.example/sessions/00000000-0000-0000-0000-000000000001?step=7&dp=0&pp=1",
         "https://paceline.example/incidents/00000000-0000-0000-0000-000000000001",
     ):
@@ -251,5 +251,6 @@ def test_a_test_is_marked_as_one(server: Receiver) -> None:
 def test_plain_text_names_everything() -> None:
     text = plain_text(MESSAGES["mixed"])
     assert "over after 2 h" in text
-    assert text.count("Acknowledge: https://") == 3
+    assert text.count("Acknowledge: https://") == 2
+    assert text.count("Incident: https://") == 1
     assert "And 50 more" in plain_text(MESSAGES["many"])

@@ -105,7 +105,7 @@ def test_a_message_has_text_html_and_the_picture(
     plain, html = mail.get_body(("plain",)), mail.get_body(("html",))
     assert plain is not None
     assert html is not None
-    assert "predicted gain 20.0%" in plain.get_content()
+    assert "predicted gain 20.0\N{NO-BREAK SPACE}%" in plain.get_content()
     assert "https://paceline.example/sessions/" in html.get_content()
     [image] = [part for part in mail.walk() if part.get_content_type() == "image/png"]
     assert image.get_content() == PICTURE

@@ -1,0 +1,111 @@
+"""What a message says, before any channel gives it a form."""
+
+from __future__ import annotations
+
+import uuid
+from dataclasses import replace
+from datetime import timedelta
+
+from app.alerts.facts import CauseFact, Facts, FixFact, WorkerFact
+from app.alerts.grouping import Status
+from app.alerts.message import Alert, Message, lines_of, plain_text
+from tests.unit.alerts.builders import START
+
+FACTS = Facts(
+    session=uuid.UUID(int=1),
+    job="llm",
+    attempt=1,
+    number=14,
+    received_at=START - timedelta(minutes=4),
+    slowdown=1.294,
+    slowdown_ci95=(1.293, 1.296),
+    gpu_hours_lost=18.43,
+    discrepancy=0.083,
+    causes=(
+        CauseFact("slow_worker", ("node-7",), 0.94, 0.8, ("Forward 1.70× its stage's peers",)),
+    ),
+    worst=(
+        WorkerFact(6, 3, "node-7", 1.3),
+        WorkerFact(2, 7, None, 1.06),
+        WorkerFact(7, 7, "node-9", 1.001),
+    ),
+    worst_step=643,
+    fix=FixFact("Replace node-7", 0.229, 5.8),
+)
+ALERT = Alert(
+    incident=uuid.UUID(int=2),
+    fingerprint="f",
+    status=Status.FIRING,
+    severity="warning",
+    cause="slow_worker",
+    where="node-7",
+    rules=("Slow job",),
+    since=START - timedelta(minutes=34),
+    resolved_at=None,
+    why_resolved=None,
+    value=1.294,
+    facts=FACTS,
+    view_url="https://paceline.example/sessions/1?step=643&dp=6&pp=3",
+    incident_url="https://paceline.example/incidents/2",
+)
+
+
+def _words(alert: Alert) -> str:
+    message = Message(
+        id=uuid.UUID(int=3),
+        number=1,
+        at=START,
+        job="llm",
+        receiver="hook",
+        alerts=(alert,),
+        base_url="https://paceline.example/",
+        repeat=timedelta(hours=4),
+    )
+    return plain_text(message).replace("\N{NO-BREAK SPACE}", " ")
+
+
+def test_it_says_how_slow_who_why_what_to_do_and_where_to_look() -> None:
+    assert _words(ALERT) == (
+        "[FIRING] llm: Slow worker: node-7\n"
+        "\n"
+        "Slow worker: node-7. The job is 1.29× slower than ideal.\n"
+        "  Slowdown S: 1.294 (95 %: 1.293–1.296)\n"
+        "  GPU-hours lost: 18.4 in this session\n"
+        "  Confidence: 94 %\n"
+        "  Worst workers: node-7 (DP 6, PP 3) 1.30×; (DP 2, PP 7) 1.06×\n"
+        "  Best fix: Replace node-7 (predicted gain 22.9 %)\n"
+        f"  Session: 14, received {FACTS.received_at:%Y-%m-%d %H:%M} UTC\n"
+        f"  Since: {ALERT.since:%Y-%m-%d %H:%M} UTC (34 min)\n"
+        "  Rule: Slow job\n"
+        "  · Forward 1.70× its stage's peers\n"
+        "  Open: https://paceline.example/sessions/1?step=643&dp=6&pp=3\n"
+        "  Acknowledge: https://paceline.example/incidents/2\n"
+    )
+
+
+def test_a_regression_says_against_what() -> None:
+    fields = dict(lines_of(replace(ALERT, cause="regression", value=0.062), START).fields)
+    assert fields["Against baseline"] == "steps take 6.2\N{NO-BREAK SPACE}% longer"
+
+
+def test_low_quality_says_how_low_and_nothing_of_a_slowdown() -> None:
+    facts = replace(FACTS, slowdown=None, gpu_hours_lost=None, causes=(), worst=(), fix=None)
+    alert = replace(ALERT, cause="low_trace_quality", where="", value=0.083, facts=facts)
+    lines = lines_of(alert, START)
+    assert lines.summary == "Trace quality too low for a verdict"
+    assert dict(lines.fields)["Discrepancy"] == "8.3\N{NO-BREAK SPACE}%"
+    assert "slower" not in _words(alert)
+
+
+def test_no_data_says_since_when() -> None:
+    lines = lines_of(replace(ALERT, cause="no_data", where=""), START)
+    assert (lines.summary, lines.fields[0][0]) == ("No data", "No session since")
+
+
+def test_what_is_over_is_not_to_be_acknowledged() -> None:
+    over = replace(ALERT, status=Status.RESOLVED, resolved_at=START, why_resolved="a session came")
+    words = _words(over)
+    assert words.startswith("[RESOLVED] llm")
+    assert "over after 34 min" in words
+    assert "Because: a session came" in words
+    assert "Acknowledge" not in words
