@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from fastapi import APIRouter
 from fastapi.responses import Response
@@ -17,24 +17,34 @@ if TYPE_CHECKING:
     from app.dashboard.routes import Pages
     from app.services.container import Container
 
+# Of a page's number in an address; more is no number of a page.
+MAX_DIGITS: Final = 6
+
 
 def add_alert_pages(routes: APIRouter, container: Container, pages: Pages) -> None:
     """Add the pages of alerts to the dashboard."""
 
-    def show(chosen: uuid.UUID | None) -> Response:
+    def show(asked: uuid.UUID | None, number: str) -> Response:
         found = incidents(container)
-        chosen = chosen or most_pressing(found)
+        chosen = asked or most_pressing(found)
         life = None if chosen is None else incident_life(container, chosen)
-        page = incidents_page(found, life, list_channels(container), tallies(container))
+        page = incidents_page(
+            found,
+            life,
+            list_channels(container),
+            tallies(container),
+            asked=asked is not None,
+            number=int(number) if number.isdecimal() and len(number) <= MAX_DIGITS else 1,
+        )
         return pages.render("incidents.html", page=page, now=page.now)
 
     @routes.get("/incidents")
-    def incidents_route() -> Response:
-        return show(None)
+    def incidents_route(page: str = "1") -> Response:
+        return show(None, page)
 
     @routes.get("/incidents/{incident}")
-    def incident_route(incident: str) -> Response:
+    def incident_route(incident: str, page: str = "1") -> Response:
         try:
-            return show(uuid.UUID(incident))
+            return show(uuid.UUID(incident), page)
         except (ValueError, NotFoundError):
             return pages.not_found(f"incident {incident}")

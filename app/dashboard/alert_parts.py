@@ -65,11 +65,17 @@ def since(incident: Incident) -> datetime:
     return incident.fired_at or incident.opened_at
 
 
-def until(moment: datetime, now: datetime) -> str:
-    """Return the end of a silence: the time of day, and the day unless it is today."""
+def day_or_time(moment: datetime, now: datetime) -> str:
+    """Return the time of day in UTC, and the day unless it is today: ``18 Nov 09:26``."""
     moment, now = moment.astimezone(UTC), now.astimezone(UTC)
     day = "" if moment.date() == now.date() else f"{moment.day} {moment:%b} "
-    return f"{day}{moment:%H:%M} UTC"
+    year = "" if moment.year == now.year else f"{moment:%Y} "
+    return f"{day}{year}{moment:%H:%M}"
+
+
+def until(moment: datetime, now: datetime) -> str:
+    """Return the end of a silence."""
+    return f"{day_or_time(moment, now)} UTC"
 
 
 def context(incident: Incident, now: datetime) -> str:

@@ -13,6 +13,7 @@ from app.alerts.message import lines_of, view_url
 from app.dashboard.alert_parts import (
     Actions,
     actions,
+    day_or_time,
     headline,
     labels,
     session_url,
@@ -53,6 +54,7 @@ class Moment:
     """Something that happened to an incident."""
 
     at: datetime
+    when: str
     text: str
 
 
@@ -138,8 +140,8 @@ def _measured(facts: Facts | None) -> str:
 
 
 def _events(life: IncidentLife) -> list[Moment]:
-    """Return transitions and what was sent, in order."""
-    found = [Moment(event.at, _said(event, life)) for event in life.view.events]
+    """Return transitions, what was sent and what did not arrive, in order."""
+    found = [(event.at, _said(event, life)) for event in life.view.events]
     told = sorted(
         (sent for sent in life.deliveries if sent.state == "delivered" and sent.finished_at),
         key=lambda sent: sent.number,
@@ -147,8 +149,14 @@ def _events(life: IncidentLife) -> list[Moment]:
     for _, group in itertools.groupby(told, key=lambda sent: sent.number):
         sents = list(group)
         names = listing([_received(sent) for sent in sents])
-        found.append(Moment(max(s.finished_at or s.created_at for s in sents), f"Sent to {names}"))
-    return sorted(found, key=lambda moment: moment.at)
+        found.append((max(s.finished_at or s.created_at for s in sents), f"Sent to {names}"))
+    found += [
+        (sent.finished_at or sent.created_at, f"Not delivered to {sent.channel}: {sent.error}")
+        for sent in life.deliveries
+        if sent.state == "failed"
+    ]
+    found.sort(key=lambda moment: moment[0])
+    return [Moment(at, day_or_time(at, life.view.now), text) for at, text in found]
 
 
 def _received(sent: Sent) -> str:

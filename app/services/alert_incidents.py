@@ -48,6 +48,7 @@ _ORDER: Final = case(
     value=AlertIncident.state,
     else_=4,
 )
+_BEGAN_OR_ENDED: Final = func.coalesce(AlertIncident.resolved_at, AlertIncident.opened_at)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +98,7 @@ def list_incidents(
     job: str | None = None,
     open_only: bool = False,
 ) -> list[IncidentRow]:
-    """Return incidents, firing ones first, then the newest.
+    """Return incidents, firing ones first, then the newest; of those that are over, the latest.
 
     Parameters
     ----------
@@ -111,7 +112,7 @@ def list_incidents(
     query = (
         _rows()
         .where(OPEN | AlertIncident.fired_at.is_not(None))
-        .order_by(_ORDER, AlertIncident.opened_at.desc(), AlertIncident.id)
+        .order_by(_ORDER, _BEGAN_OR_ENDED.desc(), AlertIncident.id)
         .limit(limit)
     )
     if state is not None:

@@ -16,6 +16,7 @@ from app.db.alert_models import AlertChannel, AlertDelivery, AlertFacts, AlertIn
 from app.db.models import Session
 from app.errors import NotFoundError
 from app.services.alert_incidents import IncidentRow, IncidentView, get_incident, list_incidents
+from app.services.alert_store import OPEN
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
     from app.services.container import Container
 
-# More than anybody reads; what fires comes first.
+# More than anybody reads, and what a page is ranked of; what fires comes first.
 OPEN_LISTED: Final = 500
 RESOLVED_LISTED: Final = 30
 RESOLVED_FOR: Final = timedelta(days=7)
@@ -65,16 +66,21 @@ class Incidents:
     now : datetime
         The database's time.
     present : sequence of IncidentRow
-        Firing ones first.
+        Firing ones first, at most 500.
+    counts : mapping of str to int
+        How many there are of each open state.
     over : sequence of Over
-        Of the last seven days.
+        Of the last seven days, the latest first, at most 30.
+    over_count : int
     sessions : mapping of UUID to Measured
         The latest session of each incident in `present`.
     """
 
     now: datetime
     present: Sequence[IncidentRow]
+    counts: Mapping[str, int]
     over: Sequence[Over]
+    over_count: int
     sessions: Mapping[uuid.UUID, Measured]
 
 
@@ -166,8 +172,16 @@ def incidents(container: Container) -> Incidents:
         }
         ids = {row.incident.facts.session for row in present if row.incident.facts is not None}
         sessions = _measured(tx.session, ids)
+        by_state = select(AlertIncident.state, func.count()).group_by(AlertIncident.state)
+        counts = dict(tx.session.execute(by_state.where(OPEN)).all())
+        over_count = tx.session.execute(
+            select(func.count()).where(
+                AlertIncident.fired_at.is_not(None),
+                AlertIncident.resolved_at >= now - RESOLVED_FOR,
+            )
+        ).scalar_one()
     over = [Over(row, after.get(row.incident.id)) for row in recent]
-    return Incidents(now, present, over, sessions)
+    return Incidents(now, present, counts, over, over_count, sessions)
 
 
 def open_by_job(container: Container, job: str | None = None) -> dict[str, list[IncidentRow]]:

@@ -158,6 +158,24 @@ def test_no_incident_and_no_channel(place: Place, visitor: Visitor, look: Look) 
 
 
 @in_every_look
+def test_hundreds_of_incidents(place: Place, visitor: Visitor, look: Look) -> None:
+    for number in range(120):
+        place.alerting.slow(f"sweep-with-a-long-name-{number:03}")
+    page = visitor.open(f"{place.url}/incidents", look)
+    expect(page.locator("h1")).to_contain_text("120")
+    lines = page.locator("[aria-label='Open incidents'] tbody tr")
+    expect(lines).to_have_count(100)
+    keep(page, f"incidents-many-{look.name}")
+    expect_well_made(page, place.url, look)
+    page.get_by_role("link", name="Next").click()
+    expect(lines).to_have_count(20)
+    expect(page.locator("[aria-label='Open incidents']")).to_contain_text("101 to 120 of 120")
+    lines.last.get_by_role("link").click()
+    expect(lines).to_have_count(20)
+    expect(lines.last).to_have_attribute("aria-selected", "true")
+
+
+@in_every_look
 def test_a_session_of_a_job_that_fires(
     place: Place, receiver: Receiver, visitor: Visitor, look: Look
 ) -> None:
