@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
 from app.dashboard.format import (
-    SCALE_HIGH,
     heat_color,
     percent,
     plural,
@@ -111,8 +110,8 @@ def _links(figure: Document, _: Document) -> Picture:
     width, height = WIDTH / len(matrix[0]), HEIGHT / len(matrix)
     between = f"stages {ends[worst[1]][0]} and {ends[worst[1]][1]}"
     return Picture(
-        caption=f"Links between stages (rows) of DP ranks (columns), transfers ÷ median; "
-        f"dark from {times(SCALE_HIGH, 1)}",
+        caption="Links between stages (rows) of DP ranks (columns): transfers ÷ median, colors as "
+        "in the map",
         label=f"Matrix of {plural(len(ends), 'link')} of {plural(len(ratio[0]), 'DP rank')}: the "
         f"slowest, between {between} of DP rank {worst[2]}, takes {times(worst[0])} the median",
         marks=tuple(
