@@ -25,7 +25,15 @@ MAX_FALLBACK: Final = 4000
 MAX_URL: Final = 3000
 
 # Nobody is there any more: the hook, its channel or its workspace.
-GONE: Final = ("no_service", "no_team", "channel_not_found", "channel_is_archived", "team_disabled")
+GONE: Final = (
+    "no_service",
+    "no_service_id",
+    "no_team",
+    "team_disabled",
+    "invalid_token",
+    "channel_not_found",
+    "channel_is_archived",
+)
 
 
 @dataclass(frozen=True, slots=True)

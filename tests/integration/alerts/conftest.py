@@ -127,6 +127,13 @@ class Alerting:
                 text("UPDATE alert_channel SET hold_until = hold_until - :span"), {"span": span}
             )
 
+    def grow_older(self, span: timedelta) -> None:
+        """Let what fires have fired that much earlier."""
+        with self.container.uow() as tx:
+            tx.session.execute(
+                text("UPDATE alert_incident SET fired_at = fired_at - :span"), {"span": span}
+            )
+
     def work(self) -> None:
         """Do what sweeper and workers do, until nothing is left to do."""
         keeper = LeaseKeeper(self.container)

@@ -134,6 +134,14 @@ def pagerduty(got: Got) -> Reply:
     return _json(202, {"status": "success", "message": "Event processed", "dedup_key": key})
 
 
+def alertmanager(got: Got) -> Reply:
+    """An Alertmanager; the real one is in `test_alertmanager.py`."""
+    if got.path != "/hook/api/v2/alerts":
+        return Reply(404)
+    why = fits("alertmanager", got.json)
+    return _json(400, why) if why else Reply(200)
+
+
 SERVICES: dict[str, Service] = {
     "webhook": webhook,
     "slack": slack,
@@ -141,6 +149,7 @@ SERVICES: dict[str, Service] = {
     "teams": teams,
     "feishu": feishu,
     "pagerduty": pagerduty,
+    "alertmanager": alertmanager,
 }
 
 
