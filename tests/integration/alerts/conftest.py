@@ -12,7 +12,7 @@ import pytest
 from sqlalchemy import select, text, update
 
 from app.alerts.facts import FACTS, CauseFact, Facts, FixFact, WorkerFact
-from app.alerts.incidents import Incident
+from app.alerts.incidents import INCIDENT, Incident
 from app.bootstrap import Container, build
 from app.db.alert_models import AlertDelivery, AlertFacts, AlertGroup, AlertIncident
 from app.db.models import Job, Session, TaskRun
@@ -130,9 +130,11 @@ class Alerting:
     def grow_older(self, span: timedelta) -> None:
         """Let what fires have fired that much earlier."""
         with self.container.uow() as tx:
-            tx.session.execute(
-                text("UPDATE alert_incident SET fired_at = fired_at - :span"), {"span": span}
-            )
+            for row in tx.session.execute(select(AlertIncident)).scalars():
+                found = incident_of(row)
+                assert found.fired_at is not None
+                older = replace(found, fired_at=found.fired_at - span)
+                row.document = INCIDENT.dump_python(older, mode="json")
 
     def work(self) -> None:
         """Do what sweeper and workers do, until nothing is left to do."""
