@@ -38,8 +38,14 @@ class Selector:
         The label ``importance``: low, normal (also where it is not set), high.
     """
 
-    jobs: tuple[ShortText, ...] = ()
-    labels: Mapping[ShortText, ShortText] = field(default_factory=dict)
+    jobs: Annotated[
+        tuple[ShortText, ...],
+        Field(description="Names; * and ? stand for anything.", examples=["llama-*"]),
+    ] = ()
+    labels: Annotated[
+        Mapping[ShortText, ShortText],
+        Field(description="All of which must be there.", examples=[{"project": "vision"}]),
+    ] = field(default_factory=dict)
     importance: tuple[Importance, ...] = ()
 
     def selects(self, job: str, labels: Mapping[str, str]) -> bool:

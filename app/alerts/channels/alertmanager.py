@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
-from pydantic import TypeAdapter
+from pydantic import Field, TypeAdapter
 
 from app.alerts.channels.alertmanager_format import annotations_of, labels_of, timestamp
 from app.alerts.channels.kind import JSON_HEADERS, Kind, Parcel, Secret, Url, encode
@@ -33,8 +33,12 @@ class AlertmanagerConfig:
         The header of that name: ``Bearer …`` or ``Basic …``.
     """
 
-    url: Url
-    authorization: Secret | None = None
+    url: Annotated[
+        Url, Field(description="Without /api/v2/alerts.", examples=["http://alertmanager:9093"])
+    ]
+    authorization: Annotated[
+        Secret | None, Field(description="The header: Bearer … or Basic …")
+    ] = None
 
 
 def push_body(message: Message) -> list[dict[str, Any]]:

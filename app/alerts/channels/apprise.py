@@ -23,7 +23,10 @@ from app.alerts.message import plain_text
 class AppriseConfig:
     """Addresses as Apprise has them, like ``matrix://user:password@host/#room``."""
 
-    urls: Annotated[tuple[Secret, ...], Field(min_length=1, max_length=10)]
+    urls: Annotated[
+        tuple[Secret, ...],
+        Field(min_length=1, max_length=10, examples=["matrix://user:password@host/#room"]),
+    ]
 
 
 def is_installed() -> bool:

@@ -10,9 +10,9 @@ from __future__ import annotations
 import json
 import uuid
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
-from pydantic import TypeAdapter
+from pydantic import Field, TypeAdapter
 
 from app.alerts.channels.kind import JSON_HEADERS, Kind, Parcel, Url, encode
 from app.alerts.delivery import Answer, DeliveryError
@@ -43,7 +43,7 @@ RESOLVED_COLOR: Final = 0x067647
 class DiscordConfig:
     """The address of a webhook, which is a secret."""
 
-    url: Url
+    url: Annotated[Url, Field(examples=["https://discord.com/api/webhooks/…"])]
 
 
 def discord_body(message: Message, *, picture: bool = False) -> dict[str, Any]:

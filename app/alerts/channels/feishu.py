@@ -11,9 +11,9 @@ import hmac
 import json
 import time
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
-from pydantic import TypeAdapter
+from pydantic import Field, TypeAdapter
 
 from app.alerts.channels.kind import JSON_HEADERS, Kind, Parcel, Secret, Url, encode
 from app.alerts.delivery import Answer, DeliveryError
@@ -36,8 +36,10 @@ TEMPLATES: Final = {"critical": "red", "warning": "orange", "info": "grey"}
 class FeishuConfig:
     """The address of a custom bot, and its signing secret where it has one."""
 
-    url: Url
-    signing_secret: Secret | None = None
+    url: Annotated[Url, Field(examples=["https://open.feishu.cn/open-apis/bot/v2/hook/…"])]
+    signing_secret: Annotated[Secret | None, Field(description="If the bot checks signatures.")] = (
+        None
+    )
 
 
 def sign(secret: str, timestamp: str) -> str:

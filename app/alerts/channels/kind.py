@@ -48,7 +48,7 @@ class Kind:
     title : str
         As people call it.
     config : TypeAdapter
-        Of a frozen dataclass.
+        Of a frozen dataclass; forms are made from it, with descriptions and examples of its fields.
     secrets : frozenset of str
         Its fields that are never shown again.
     send : callable

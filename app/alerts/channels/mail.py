@@ -49,11 +49,17 @@ class MailConfig:
     recipients : tuple of str
     """
 
-    host: Annotated[str, Field(min_length=1, max_length=253)]
-    sender: Mailbox
-    recipients: Annotated[tuple[Mailbox, ...], Field(min_length=1, max_length=50)]
+    host: Annotated[str, Field(min_length=1, max_length=253, examples=["smtp.example.com"])]
+    sender: Annotated[Mailbox, Field(examples=["paceline@example.com"])]
+    recipients: Annotated[
+        tuple[Mailbox, ...],
+        Field(min_length=1, max_length=50, examples=["on-call@example.com"]),
+    ]
     port: Annotated[int, Field(ge=1, le=65535)] = 587
-    security: Literal["starttls", "tls", "none"] = "starttls"
+    security: Annotated[
+        Literal["starttls", "tls", "none"],
+        Field(description="starttls on port 587, tls on 465, none within one's own network."),
+    ] = "starttls"
     username: Annotated[str, Field(max_length=300)] | None = None
     password: Secret | None = None
 

@@ -7,9 +7,9 @@ Limits: 1,024 characters of summary, 512 kB an event.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
-from pydantic import TypeAdapter
+from pydantic import Field, TypeAdapter
 
 from app.alerts.channels.kind import JSON_HEADERS, Kind, Parcel, Secret, Url, encode
 from app.alerts.delivery import Answer
@@ -38,8 +38,12 @@ class PagerDutyConfig:
         Another one in the EU service region: ``https://events.eu.pagerduty.com/v2/enqueue``.
     """
 
-    routing_key: Secret
-    url: Url = EVENTS_URL
+    routing_key: Annotated[
+        Secret, Field(description="Of a service's integration with the Events API v2.")
+    ]
+    url: Annotated[
+        Url, Field(description="In the EU: https://events.eu.pagerduty.com/v2/enqueue")
+    ] = EVENTS_URL
 
 
 def events(message: Message, routing_key: str) -> list[dict[str, Any]]:

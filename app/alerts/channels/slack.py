@@ -7,9 +7,9 @@ A removed hook answers 404 ``no_service``, an archived channel 410; 429 says how
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
-from pydantic import TypeAdapter
+from pydantic import Field, TypeAdapter
 
 from app.alerts.channels.kind import JSON_HEADERS, Kind, Parcel, Url, encode
 from app.alerts.delivery import Answer, DeliveryError
@@ -40,7 +40,7 @@ GONE: Final = (
 class SlackConfig:
     """The address of an incoming webhook, which is a secret."""
 
-    url: Url
+    url: Annotated[Url, Field(examples=["https://hooks.slack.com/services/…"])]
 
 
 def slack_body(message: Message) -> dict[str, Any]:

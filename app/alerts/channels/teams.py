@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import base64
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
-from pydantic import TypeAdapter
+from pydantic import Field, TypeAdapter
 
 from app.alerts.channels.kind import JSON_HEADERS, Kind, Parcel, Url, encode
 from app.alerts.delivery import Answer
@@ -29,7 +29,7 @@ STYLES: Final = {"critical": "Attention", "warning": "Warning", "info": "Default
 class TeamsConfig:
     """The address that a workflow gave, which is a secret."""
 
-    url: Url
+    url: Annotated[Url, Field(description="That the workflow gave.", examples=["https://…"])]
 
 
 def teams_body(message: Message, picture: bytes | None = None) -> bytes:

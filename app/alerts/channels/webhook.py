@@ -35,8 +35,15 @@ class WebhookConfig:
         ``whsec_…``; each signs, so that a new one can be added before the old one is taken away.
     """
 
-    url: Url
-    signing_secrets: Annotated[tuple[Secret, ...], Field(max_length=4)] = ()
+    url: Annotated[Url, Field(examples=["https://ops.example.com/alerts"])]
+    signing_secrets: Annotated[
+        tuple[Secret, ...],
+        Field(
+            max_length=4,
+            description="Each signs, so that a new one can be added before the old one goes.",
+            examples=["whsec_…"],
+        ),
+    ] = ()
 
     def __post_init__(self) -> None:
         for secret in self.signing_secrets:
