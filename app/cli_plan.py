@@ -139,7 +139,7 @@ def _seconds(ms: float) -> str:
 
 
 def _difference(relative: float | None) -> str:
-    return "not comparable" if relative is None else f"{relative - 1:+.1%}"
+    return "not comparable" if relative is None else f"{100 * (relative - 1):+.1f} %"
 
 
 def _sentence(document: dict[str, Any]) -> str:
@@ -150,7 +150,7 @@ def _sentence(document: dict[str, Any]) -> str:
         return f"{what}; proven: no template is better by {objective}"
     own = document["iteration_time_ms"][objective]
     if bound and own is not None:
-        return f"{what}; at most {own / bound - 1:.1%} above the optimum by {objective}"
+        return f"{what}; at most {100 * (own / bound - 1):.1f} % above the optimum by {objective}"
     return f"{what}, by {document['method']}"
 
 

@@ -15,7 +15,7 @@ GIB: Final = 2**30
 # tokens.css has so many; further types share them, and are always named as well.
 COLORS: Final = 5
 # A label that begins further right than this is written to the left of its block, in per cent.
-_LATE: Final = 88.0
+_LATE: Final = 72.0
 _TICKS: Final = 6
 # The last tick but one stays away from the last one by this share of a step.
 _ROOM: Final = 0.9

@@ -137,7 +137,7 @@ def _stage(
     left, right = 100 * first / total, 100 * end / total
     # Labels stand on pale blocks, and beside dark ones.
     inside = slowdown < _DARK
-    late = not inside and right > _LATE
+    late = (left if inside else right) > _LATE
     slow = f"{times(slowdown)} slower" if slowdown >= _SLOW else ""
     return PlacedStage(
         number=number,
