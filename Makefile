@@ -18,7 +18,7 @@ ARGS ?=
 .DELETE_ON_ERROR:
 .SUFFIXES:
 .PHONY: help install install-dev demo serve test test-unit test-integration test-e2e test-golden \
-	test-postgres-15 check lint format types imports bench score soak lock upgrade image clean
+	test-postgres-15 check lint format types imports bench score fidelity plan-table soak lock upgrade image clean
 
 help: ## List the targets
 	@sed -n 's/^\([a-z0-9-]*\):.*## \(.*\)$$/\1\t\2/p' $(firstword $(MAKEFILE_LIST)) \
@@ -124,6 +124,12 @@ score: install-dev ## Score the diagnosis on synthetic jobs: make score SEED=n J
 INCIDENTS ?= 10000
 soak: install-dev ## Alerts under failing channels and killed workers: make soak INCIDENTS=n
 	@$(BIN)/python -m benchmarks.soak --incidents $(INCIDENTS)
+
+fidelity: install-dev ## Hold estimates against true slowdowns; writes docs/fidelity.md and its plots
+	@$(BIN)/python -m benchmarks.fidelity $(ARGS)
+
+plan-table: install-dev ## Ditto against the optimum, the table of docs/planner.md
+	@$(BIN)/python -m benchmarks.planner --table
 
 image: ## Build the container image
 	docker build --tag paceline .
