@@ -10,15 +10,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Final, TypeVar
 
 import numpy as np
-from numpy.lib.stride_tricks import as_strided
 from numpy.typing import NDArray
 
 from app.analysis.trace.model import REPLAYED_OP_TYPES, Trace
 
 Number = TypeVar("Number", np.int16, np.int32, np.int64)
+
+# DP ranks that are written at a time: neighbors share the lines of a cache.
+_TOGETHER: Final = 32
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -107,29 +109,32 @@ def _transpose(trace: Trace, steps: NDArray[np.int64], blocks: list[_Block]) -> 
     first_node = np.concatenate(([0], np.cumsum(shape.ravel())))
     start_ns = np.empty((int(first_node[-1]), len(steps), sizes.dp), dtype=np.int64)
     duration_ns = np.empty(start_ns.shape)
-    nodes_of = {}
     for stage, lane in templates.items():
-        kind = trace.op[lane].astype(np.int64) * sizes.pp + stage
-        if (trace.order[lane] >= shape.ravel()[kind]).any():
+        op, order = trace.op[lane], trace.order[lane]
+        kind = op.astype(np.int64) * sizes.pp + stage
+        if (order >= shape.ravel()[kind]).any():
             return None
-        nodes_of[stage] = first_node[kind] + trace.order[lane]
-    for block in blocks:
-        lane = templates[block.pp]
-        if block.size != lane.stop - lane.start:
-            return None
-        alike = _matrix(trace.op, block, steps) == trace.op[lane]
-        alike &= _matrix(trace.order, block, steps) == trace.order[lane]
-        if not alike.all():
-            return None
-        nodes = nodes_of[block.pp]
-        start_ns[nodes, :, block.dp] = _matrix(trace.start_ns, block, steps).T
-        duration_ns[nodes, :, block.dp] = _matrix(trace.duration_ns, block, steps).T
+        nodes = first_node[kind] + order
+        # DP ranks 0, 1, 2…: there is one block for each worker
+        mine = sorted((block for block in blocks if block.pp == stage), key=lambda b: b.dp)
+        for block in mine:
+            if block.size != len(op):
+                return None
+            alike = _matrix(trace.op, block, steps) == op
+            alike &= _matrix(trace.order, block, steps) == order
+            if not alike.all():
+                return None
+        for first in range(0, sizes.dp, _TOGETHER):
+            ranks = slice(first, first + _TOGETHER)
+            for column, dense in ((trace.start_ns, start_ns), (trace.duration_ns, duration_ns)):
+                lanes = [_matrix(column, block, steps) for block in mine[ranks]]
+                dense[nodes, :, ranks] = np.stack(lanes).transpose(2, 1, 0)
     return Dense(steps, shape.ravel(), start_ns, duration_ns)
 
 
 def _matrix(column: NDArray[Number], block: _Block, steps: NDArray[np.int64]) -> NDArray[Number]:
     """View a block of a column as (step, operation)."""
-    rows = column[block.first :]
-    size = rows.itemsize
-    shape, strides = (len(steps), block.size), (block.stride * size, size)
-    return as_strided(rows, shape, strides, writeable=False)
+    size = column.itemsize
+    strides = (block.stride * size, size)
+    shape = (len(steps), block.size)
+    return np.ndarray(shape, column.dtype, column.data, block.first * size, strides)

@@ -29,7 +29,7 @@ from app.analysis.whatif.replay import (
 )
 
 # Ends that fit in the cache of a core along with what is read.
-_CACHED_ENDS: Final = 1 << 16
+_CACHED_ENDS: Final = 1 << 15
 # Below so many operations a second thread costs more than it saves.
 _WORTH_A_THREAD: Final = 1_000_000
 # More threads would take cores from the analyses of other sessions.
@@ -117,7 +117,8 @@ def replay_lanes(
         out[v] = 0.0
         for u in range(unit_spans.shape[0]):
             first, last = unit_first[u], unit_first[u + 1]
-            alone = last == first + 1 and not unit_spans[u] and late.shape[0] == 0
+            on_time = late.shape[0] == 0 or late[v, node_of[first]] == ON_TIME
+            alone = last == first + 1 and on_time and not unit_spans[u]
             if alone and after_first[last] == after_first[first] + 1:
                 # It begins with the end of the only one that it follows: no need to copy that.
                 begin = ends[after_slot[after_first[first]]]
