@@ -7,10 +7,10 @@ from typing import Final
 import numpy as np
 
 from app.analysis.diagnosis.finding import GARBAGE_COLLECTION, Change, Evidence, Finding
-from app.analysis.diagnosis.observation import Observation
+from app.analysis.diagnosis.observation import Observation, SingleArray
 from app.analysis.diagnosis.usual import Usual
 from app.analysis.trace.model import BACKWARD_COMPUTE, FORWARD_COMPUTE
-from app.analysis.whatif.layout import FloatArray
+from app.analysis.whatif.layout import IntArray
 
 # A forward stalls when it takes this much longer than usual, beyond the scatter of what is left…
 _STALL: Final = 0.12
@@ -33,8 +33,11 @@ def find_garbage_collection(observation: Observation, usual: Usual) -> Finding |
     passes = observation.passes[FORWARD_COMPUTE]
     forward, backward = usual.left[FORWARD_COMPUTE], usual.left[BACKWARD_COMPUTE]
     limit = max(_STALL, _TO_SCATTER * usual.noise)
-    beyond = forward - 1
-    stalled = (beyond > limit) & (backward - 1 < _BACKWARD * beyond)
+    # Stage by stage: copies of everything would be what a large session's analysis needs most.
+    stalled = np.empty(forward.shape, dtype=bool)
+    for of_stage, this, back in zip(stalled, forward, backward, strict=True):
+        beyond = this - 1
+        of_stage[:] = (beyond > limit) & (back - 1 < _BACKWARD * beyond)
     count = int(stalled.sum())
     if count < _MIN_STALLS or count > _MOST * stalled.size:
         return None
@@ -46,8 +49,9 @@ def find_garbage_collection(observation: Observation, usual: Usual) -> Finding |
         or by_worker.max() > max(_TOP_SHARE, 1.5 / possible) * count
     ):
         return None
-    usual_ns = passes.times_ns / forward
-    stall_ns = np.where(stalled, passes.times_ns - usual_ns, 0.0)
+    stall_ns = np.empty_like(forward)
+    for stage, times_ns in enumerate(passes.times_ns):
+        stall_ns[stage] = np.where(stalled[stage], times_ns - times_ns / forward[stage], 0.0)
     less = {
         int(node): stall_ns[stage, position]
         for stage, nodes in enumerate(passes.nodes)
@@ -66,7 +70,7 @@ def find_garbage_collection(observation: Observation, usual: Usual) -> Finding |
 
 
 def _evidence(
-    observation: Observation, stall_ns: FloatArray, by_worker: FloatArray
+    observation: Observation, stall_ns: SingleArray, by_worker: IntArray
 ) -> list[Evidence]:
     stalls = stall_ns[stall_ns > 0]
     worst = int(np.argmax(stall_ns.sum(axis=(0, 1, 3))))
@@ -88,7 +92,7 @@ def _evidence(
     return lines
 
 
-def _growth(stall_ns: FloatArray) -> float | None:
+def _growth(stall_ns: SingleArray) -> float | None:
     """Return how many times as long stalls are in the last step as in the first, by a line."""
     step = np.broadcast_to(np.arange(stall_ns.shape[2])[:, None], stall_ns.shape)[stall_ns > 0]
     stalls = stall_ns[stall_ns > 0]

@@ -5,14 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Final
+from typing import Final, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from app.analysis.trace import model as ops
 from app.analysis.trace.model import ABSENT, Trace
 from app.analysis.whatif.layout import FloatArray, IntArray, Layout
 from app.analysis.whatif.session import Group
+
+SingleArray = NDArray[np.float32]
+Real = TypeVar("Real", np.float32, np.float64)
 
 _SAMPLE: Final = 60_000
 _FEWEST: Final = 4
@@ -29,20 +33,21 @@ class Passes:
     nodes : int64 array, shape (pp, passes)
     chunk : int64 array, shape (passes,)
         0-based number of the model chunk.
-    times_ns : float64 array, shape (pp, passes, steps, dp)
+    times_ns : float32 array, shape (pp, passes, steps, dp)
+        Relative precision 1e-7 is far beyond any clock's; a session may have many millions.
     own_ns : float64 array, shape (pp, chunks, dp)
         Median of each worker's passes through each chunk.
     """
 
     nodes: IntArray
     chunk: IntArray
-    times_ns: FloatArray
+    times_ns: SingleArray
     own_ns: FloatArray
 
-    @property
-    def relative(self) -> FloatArray:
+    def relative(self) -> SingleArray:
         """Return times over the worker's own median of that chunk."""
-        return self.times_ns / self.own_ns[:, self.chunk][:, :, None, :]
+        own = self.own_ns.astype(np.float32)
+        return self.times_ns / own[:, self.chunk][:, :, None, :]
 
 
 @dataclass(frozen=True, eq=False)
@@ -126,31 +131,33 @@ class Observation:
             return None
         table = np.array(rows, dtype=np.int64)
         if not table.size:
-            return Passes(table, np.empty(0, np.int64), np.empty(0), np.empty(0))
+            return Passes(table, np.empty(0, np.int64), np.empty(0, np.float32), np.empty(0))
         chunk = np.unique(nodes.mc[table[0]], return_inverse=True)[1]
-        # Recorders with coarse clocks write zeros.
-        times = self.recorded_ns[table]
+        times = np.empty((*table.shape, *self.recorded_ns.shape[1:]), dtype=np.float32)
+        for of_stage, stage_nodes in zip(times, table, strict=True):
+            of_stage[:] = self.recorded_ns[stage_nodes]
         for stage, place in np.argwhere(np.isin(table, list(self.less_ns))).tolist():
             times[stage, place] -= self.less_ns[int(table[stage, place])]
-        times = np.maximum(times, 1.0)
+        # Recorders with coarse clocks write zeros.
+        np.maximum(times, 1.0, out=times)
         own = np.stack(
             [_middle(times[:, chunk == number]) for number in range(int(chunk.max()) + 1)], axis=1
         )
         return Passes(table, chunk, times, own)
 
 
-def _middle(times: FloatArray) -> FloatArray:
+def _middle(times: SingleArray) -> FloatArray:
     """Return the median over passes and steps, shape (pp, dp); times are (pp, passes, …)."""
     pp, passes, steps, dp = times.shape
     flat = times.transpose(0, 3, 1, 2).reshape(pp, dp, passes * steps)
-    middle: FloatArray = np.median(flat, axis=2)
+    middle: FloatArray = np.median(flat, axis=2).astype(np.float64)
     return middle
 
 
-def lower_median(values: FloatArray, axis: int) -> FloatArray:
+def lower_median(values: NDArray[Real], axis: int) -> NDArray[Real]:
     """Return the middle value, of two the lower: one of two that is high does not move it."""
     count = values.shape[axis]
-    middle: FloatArray = np.take(np.sort(values, axis=axis), (count - 1) // 2, axis=axis)
+    middle: NDArray[Real] = np.take(np.sort(values, axis=axis), (count - 1) // 2, axis=axis)
     return middle
 
 
@@ -163,14 +170,14 @@ def peers_median(values: FloatArray) -> FloatArray:
     return np.stack(columns, axis=-1)
 
 
-def sample(values: FloatArray) -> FloatArray:
+def sample(values: NDArray[Real]) -> NDArray[Real]:
     """Return an even sample of many values, enough to tell how they scatter."""
-    flat: FloatArray = values.ravel()
+    flat: NDArray[Real] = values.ravel()
     # An odd stride does not always meet the same steps or ranks.
     return flat if flat.size <= _SAMPLE else flat[:: flat.size // _SAMPLE | 1]
 
 
-def scatter_of_most(values: FloatArray) -> float:
+def scatter_of_most(values: NDArray[Real]) -> float:
     """Return the standard deviation of the values near the middle; half of them may be at fault.
 
     Of fewer than four values none can be called usual: 0.
@@ -182,7 +189,7 @@ def scatter_of_most(values: FloatArray) -> float:
     return float(np.quantile(distance, 0.25) / 0.3186)
 
 
-def spread(values: FloatArray) -> float:
+def spread(values: NDArray[Real]) -> float:
     """Return the scatter of values as a standard deviation that outliers do not move."""
     values = sample(values)
     middle = np.median(values)

@@ -7,7 +7,7 @@ from typing import Final
 import numpy as np
 
 from app.analysis.diagnosis.finding import SEQUENCE_LENGTHS, Change, Evidence, Finding
-from app.analysis.diagnosis.observation import Observation
+from app.analysis.diagnosis.observation import Observation, SingleArray
 from app.analysis.diagnosis.usual import Usual
 from app.analysis.trace.model import ABSENT, BACKWARD_COMPUTE
 from app.analysis.whatif.layout import FloatArray
@@ -52,7 +52,7 @@ def find_sequence_lengths(observation: Observation, usual: Usual) -> Finding | N
     return Finding(SEQUENCE_LENGTHS, Change(times=times), tuple(evidence), figure=figure)
 
 
-def _against_squares(observation: Observation, factor: FloatArray) -> float | None:
+def _against_squares(observation: Observation, factor: SingleArray) -> float | None:
     """Correlate times with Σs² of the recorded lengths; None where there are too few."""
     recorded = observation.trace.meta.extra.get("sequence_lengths")
     if not isinstance(recorded, dict):

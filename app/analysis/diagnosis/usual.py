@@ -14,6 +14,7 @@ import numpy as np
 from app.analysis.diagnosis.observation import (
     Observation,
     Passes,
+    SingleArray,
     lower_median,
     peers_median,
     sample,
@@ -42,7 +43,7 @@ class Usual:
     ----------
     lengths_differ : bool
         Whether microbatches have times of their own.
-    microbatch : dict of float64 arrays, shape (passes, steps, dp)
+    microbatch : dict of float32 arrays, shape (passes, steps, dp)
         For each type the factor of the microbatch; 1 where `lengths_differ` is false.
     scatter : float
         Standard deviation of the microbatches' times, relative to their mean.
@@ -51,25 +52,25 @@ class Usual:
     worker : dict of float64 arrays, shape (pp, steps, dp)
         For each type how many times as slow each worker is in each step as its stage's peers are
         over the session; all 1 with one DP rank but for what changes over the steps.
-    left : dict of float64 arrays, shape (pp, passes, steps, dp)
+    left : dict of float32 arrays, shape (pp, passes, steps, dp)
         What is left of forward and backward, relative to the worker's usual time.
     noise : float
         Scatter of what is left.
     """
 
     lengths_differ: bool
-    microbatch: dict[str, FloatArray]
+    microbatch: dict[str, SingleArray]
     scatter: float
     correlation: float
     worker: dict[str, FloatArray]
-    left: dict[str, FloatArray]
+    left: dict[str, SingleArray]
     noise: float
 
 
 def take_apart(observation: Observation) -> Usual:
     """Separate microbatches, workers and what is left; the observation must have passes."""
     passes = observation.passes
-    relative = {name: values.relative for name, values in passes.items()}
+    relative = {name: values.relative() for name, values in passes.items()}
     several = observation.layout.pp > 1
     # Some of the steps tell whether lengths differ; only if they do, all are needed.
     every = max(1, relative[BACKWARD_COMPUTE].size // _ENOUGH)
@@ -84,24 +85,26 @@ def take_apart(observation: Observation) -> Usual:
         and correlation >= _LEAST_CORRELATION
     )
     within = _within(relative, several=several) if differ else {}
-    one = np.ones(relative[BACKWARD_COMPUTE].shape[1:])
-    left = {name: values / within[name] if differ else values for name, values in relative.items()}
+    one = np.ones(relative[BACKWARD_COMPUTE].shape[1:], dtype=np.float32)
+    left = relative
+    for name, factor in within.items():
+        left[name] /= factor
     microbatch, worker = {}, {}
     for name, values in passes.items():
         lasting = (values.own_ns / peers_median(values.own_ns)).mean(axis=1)
         by_chance = _by_chance(lasting, scatter, values) if differ else np.ones(lasting.shape[1])
         worker[name] = (lasting / by_chance)[:, None, :] * np.median(left[name], axis=1)
-        microbatch[name] = within[name] * by_chance if differ else one
+        microbatch[name] = within[name] * by_chance.astype(np.float32) if differ else one
     return Usual(differ, microbatch, scatter, correlation, worker, left, noise)
 
 
-def _within(relative: dict[str, FloatArray], *, several: bool) -> dict[str, FloatArray]:
+def _within(relative: dict[str, SingleArray], *, several: bool) -> dict[str, SingleArray]:
     """Return the factor of each microbatch within its DP rank: the same on all stages.
 
     With one stage the backward has it, which no stall of the interpreter lengthens.
     """
     if not several:
-        return dict.fromkeys(relative, relative[BACKWARD_COMPUTE][0])
+        return dict.fromkeys(relative, relative[BACKWARD_COMPUTE][0].copy())
     return {name: lower_median(values, axis=0) for name, values in relative.items()}
 
 
@@ -119,7 +122,7 @@ def _by_chance(lasting: FloatArray, scatter: float, passes: Passes) -> FloatArra
     return np.where(likely, lasting[0], 1.0)
 
 
-def _scatter(factor: FloatArray) -> tuple[float, float]:
+def _scatter(factor: SingleArray) -> tuple[float, float]:
     """Return the scatter of a DP rank's microbatches: of the mean, and of the middle DP rank.
 
     One DP rank whose worker has slow spells must not pass for lengths that differ everywhere.
@@ -130,7 +133,7 @@ def _scatter(factor: FloatArray) -> tuple[float, float]:
     return float(factor.std() / factor.mean()), by_lane
 
 
-def _correlation(forward: FloatArray, backward: FloatArray) -> float:
+def _correlation(forward: SingleArray, backward: SingleArray) -> float:
     """Return Pearson's r with outliers drawn in."""
     x, y = (
         np.clip(values, *np.quantile(values, (0.02, 0.98)))
