@@ -18,7 +18,7 @@ ARGS ?=
 .DELETE_ON_ERROR:
 .SUFFIXES:
 .PHONY: help install install-dev demo serve test test-unit test-integration test-e2e test-golden \
-	test-postgres-15 check lint format types imports bench score fidelity plan-table soak lock upgrade image clean
+	test-postgres-15 check lint format types imports bench score fuzz fidelity plan-table soak lock upgrade image clean
 
 help: ## List the targets
 	@sed -n 's/^\([a-z0-9-]*\):.*## \(.*\)$$/\1\t\2/p' $(firstword $(MAKEFILE_LIST)) \
@@ -120,6 +120,10 @@ SEED ?= 1
 JOBS ?= 1000
 score: install-dev ## Score the diagnosis on synthetic jobs: make score SEED=n JOBS=m
 	@$(BIN)/python -m benchmarks.score --seed $(SEED) --jobs $(JOBS)
+
+CASES ?= 100000
+fuzz: install-dev ## Damage many traces, as every night: make fuzz CASES=n
+	@$(BIN)/python -m tests.fuzz.nightly --cases $(CASES)
 
 INCIDENTS ?= 10000
 soak: install-dev ## Alerts under failing channels and killed workers: make soak INCIDENTS=n

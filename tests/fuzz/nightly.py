@@ -1,4 +1,4 @@
-"""Damage many traces: ``python -m tests.fuzz.nightly --cases 100000``.
+"""Damage many traces: ``make fuzz``, or ``make fuzz CASES=100000``.
 
 Prints how many were analyzed and how many refused by which code; ends with status 1 and the seeds
 of all cases that ended in anything else.
@@ -12,6 +12,7 @@ import sys
 import traceback
 from collections import Counter
 
+from app.analysis.whatif.executor import warm_up
 from tests.fuzz.engine import damaged, outcome
 
 SHOWN = 10
@@ -35,7 +36,8 @@ def main() -> int:
     seeds = range(options.first, options.first + options.cases)
     found: Counter[str] = Counter()
     failures = 0
-    with multiprocessing.Pool(options.processes) as pool:
+    # What runs on every commit replays by arrays; here it is the compiled loops' turn.
+    with multiprocessing.Pool(options.processes, initializer=warm_up) as pool:
         for seed, end, trace in pool.imap_unordered(judged, seeds, chunksize=50):
             found[end] += 1
             if trace:
