@@ -82,18 +82,16 @@ def _is_plain(shape: IntArray, pp: int) -> bool:
 
 def _from_dense(trace: Trace, dense: Dense, ranks: NDArray[np.int32]) -> Layout:
     """Return the layout of a trace whose every row has its place."""
-    begin = dense.start_ns.min(axis=(0, 2))
-    start_ns = np.subtract(dense.start_ns, begin[None, :, None], out=np.empty(dense.start_ns.shape))
     return Layout(
         op_names=trace.op_names,
         nodes=_name_nodes(trace, int(dense.steps[0]), ranks[0], dense.shape),
         steps=dense.steps,
-        start_ns=start_ns,
+        start_ns=dense.start_ns,
         duration_ns=dense.duration_ns,
         ranks=ranks,
         # the lowest step of DP rank 0 is the template
-        launch=start_ns[:, 0, 0],
-        begin_ns=begin.astype(np.float64),
+        launch=dense.start_ns[:, 0, 0],
+        begin_ns=dense.begin_ns.astype(np.float64),
     )
 
 

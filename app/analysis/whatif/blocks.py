@@ -37,11 +37,15 @@ class Runs:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Dense:
-    """A trace whose every row has its place, shape (nodes, steps, dp); starts are as recorded."""
+    """A trace whose every row has its place, shape (nodes, steps, dp).
+
+    Starts are relative to the first one of their step, which is `begin_ns`, shape (steps,).
+    """
 
     steps: NDArray[np.int64]
     shape: NDArray[np.int64]
-    start_ns: NDArray[np.int64]
+    begin_ns: NDArray[np.int64]
+    start_ns: NDArray[np.float64]
     duration_ns: NDArray[np.float64]
 
 
@@ -76,7 +80,8 @@ def transpose_blocks(trace: Trace, runs: Runs) -> Dense | None:
         return None
     if (runs.rank[in_order] != runs.rank[in_order[:, :1]]).any():
         return None
-    return _transpose(trace, steps, list(_blocks(runs, in_order)))
+    begin_ns = np.minimum.reduceat(trace.start_ns, runs.first)[in_order].min(axis=0)
+    return _transpose(trace, steps, begin_ns, list(_blocks(runs, in_order)))
 
 
 def _blocks(runs: Runs, in_order: NDArray[np.int64]) -> Iterator[_Block]:
@@ -97,7 +102,12 @@ def _blocks(runs: Runs, in_order: NDArray[np.int64]) -> Iterator[_Block]:
         )
 
 
-def _transpose(trace: Trace, steps: NDArray[np.int64], blocks: list[_Block]) -> Dense | None:
+def _transpose(
+    trace: Trace,
+    steps: NDArray[np.int64],
+    begin_ns: NDArray[np.int64],
+    blocks: list[_Block],
+) -> Dense | None:
     """Fill the dense layout block by block; None where a block differs from its stage's first."""
     sizes = trace.meta.sizes
     if len(blocks) != sizes.workers or len({(b.dp, b.pp) for b in blocks}) != sizes.workers:
@@ -107,7 +117,7 @@ def _transpose(trace: Trace, steps: NDArray[np.int64], blocks: list[_Block]) -> 
     for stage, lane in templates.items():
         shape[:, stage] = np.bincount(trace.op[lane], minlength=len(shape))
     first_node = np.concatenate(([0], np.cumsum(shape.ravel())))
-    start_ns = np.empty((int(first_node[-1]), len(steps), sizes.dp), dtype=np.int64)
+    start_ns = np.empty((int(first_node[-1]), len(steps), sizes.dp))
     duration_ns = np.empty(start_ns.shape)
     for stage, lane in templates.items():
         op, order = trace.op[lane], trace.order[lane]
@@ -126,10 +136,12 @@ def _transpose(trace: Trace, steps: NDArray[np.int64], blocks: list[_Block]) -> 
                 return None
         for first in range(0, sizes.dp, _TOGETHER):
             ranks = slice(first, first + _TOGETHER)
-            for column, dense in ((trace.start_ns, start_ns), (trace.duration_ns, duration_ns)):
-                lanes = [_matrix(column, block, steps) for block in mine[ranks]]
-                dense[nodes, :, ranks] = np.stack(lanes).transpose(2, 1, 0)
-    return Dense(steps, shape.ravel(), start_ns, duration_ns)
+            starts = np.stack([_matrix(trace.start_ns, block, steps) for block in mine[ranks]])
+            starts -= begin_ns[:, None]
+            start_ns[nodes, :, ranks] = starts.transpose(2, 1, 0)
+            durations = np.stack([_matrix(trace.duration_ns, b, steps) for b in mine[ranks]])
+            duration_ns[nodes, :, ranks] = durations.transpose(2, 1, 0)
+    return Dense(steps, shape.ravel(), begin_ns, start_ns, duration_ns)
 
 
 def _matrix(column: NDArray[Number], block: _Block, steps: NDArray[np.int64]) -> NDArray[Number]:

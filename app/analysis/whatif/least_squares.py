@@ -206,20 +206,25 @@ def _solve(
     left = target - applied(potential)
     ready = scale * left
     direction = ready.copy()
-    power = float(left @ ready)
-    enough = TOLERANCE**2 * float(target @ (scale * target))
+    power = _inner(left, ready)
+    enough = TOLERANCE**2 * _inner(target, scale * target)
     for _ in range(4 * count):
         if power <= enough or power == 0.0:
             break
         image = applied(direction)
-        step = power / float(direction @ image)
+        step = power / _inner(direction, image)
         potential += step * direction
         left -= step * image
         ready = scale * left
-        following = float(left @ ready)
+        following = _inner(left, ready)
         direction = ready + (following / power) * direction
         power = following
     return potential
+
+
+def _inner(one: FloatArray, other: FloatArray) -> float:
+    """Return the inner product; not by BLAS, whose threads wait for one another here."""
+    return float((one * other).sum())
 
 
 def _solve_directly(
