@@ -1,4 +1,4 @@
-"""The pages of incidents."""
+"""The pages of incidents and of channels."""
 
 from __future__ import annotations
 
@@ -8,10 +8,13 @@ from typing import TYPE_CHECKING, Final
 from fastapi import APIRouter
 from fastapi.responses import Response
 
+from app.dashboard.channel_view import channels_page
 from app.dashboard.incident_view import incidents_page, most_pressing
 from app.errors import NotFoundError
-from app.services.alert_channels import list_channels
+from app.services.alert_channels import get_channel, list_channels
+from app.services.alert_deliver import apprise_is_usable
 from app.services.alert_views import incident_life, incidents, tallies
+from app.services.channel_views import undelivered
 
 if TYPE_CHECKING:
     from app.dashboard.routes import Pages
@@ -23,7 +26,11 @@ MAX_DIGITS: Final = 6
 
 def add_alert_pages(routes: APIRouter, container: Container, pages: Pages) -> None:
     """Add the pages of alerts to the dashboard."""
+    _add_incidents(routes, container, pages)
+    _add_channels(routes, container, pages)
 
+
+def _add_incidents(routes: APIRouter, container: Container, pages: Pages) -> None:
     def show(asked: uuid.UUID | None, number: str) -> Response:
         found = incidents(container)
         chosen = asked or most_pressing(found)
@@ -48,3 +55,34 @@ def add_alert_pages(routes: APIRouter, container: Container, pages: Pages) -> No
             return show(uuid.UUID(incident), page)
         except (ValueError, NotFoundError):
             return pages.not_found(f"incident {incident}")
+
+
+def _add_channels(routes: APIRouter, container: Container, pages: Pages) -> None:
+    def show(asked: uuid.UUID | None = None, *, adding: bool = False) -> Response:
+        with container.uow() as tx:
+            now = tx.now
+        page = channels_page(
+            list_channels(container),
+            tallies(container),
+            undelivered(container, asked),
+            now,
+            asked=None if asked is None else get_channel(container, asked),
+            adding=adding,
+            apprise=apprise_is_usable(container.settings),
+        )
+        return pages.render("channels.html", page=page, now=page.now)
+
+    @routes.get("/channels")
+    def channels_route() -> Response:
+        return show()
+
+    @routes.get("/channels/new")
+    def new_channel_route() -> Response:
+        return show(adding=True)
+
+    @routes.get("/channels/{channel}")
+    def channel_route(channel: str) -> Response:
+        try:
+            return show(uuid.UUID(channel))
+        except (ValueError, NotFoundError):
+            return pages.not_found(f"channel {channel}")

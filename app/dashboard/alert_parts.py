@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 from app.alerts.incidents import State as Stage
 from app.alerts.message import cause_name, view_url
 from app.dashboard.parts import State
-from app.services.alert_channels import DISABLED_BY_PERSON
+from app.services.channel_views import is_dead
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -29,8 +29,9 @@ STATES: Final = {
     Stage.RESOLVED: State("resolved", "Resolved", 5),
 }
 
-# A channel that failed so often in a row is as good as dead.
-FAILING: Final = 3
+
+# Of a receiver's words so many characters fit into a table.
+SAID: Final = 160
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,12 +116,24 @@ def actions(row: IncidentRow, now: datetime) -> Actions:
     )
 
 
+def said(error: str | None, answer: str | None) -> str:
+    """Return why something did not arrive, with the receiver's own words where there are any."""
+    words = " ".join((answer or "").split())
+    if not error or not words or words in error:
+        return error or words
+    short = words if len(words) <= SAID else f"{words[:SAID]}…"
+    return f"{error.removesuffix('.')}: {short}"
+
+
 def dead(channels: Sequence[ChannelView]) -> list[ChannelView]:
     """Return the channels that nobody hears from, though nobody wanted it so."""
     return [
         channel
         for channel in channels
-        if not channel.readable
-        or (not channel.enabled and channel.disabled_reason != DISABLED_BY_PERSON)
-        or channel.failures >= FAILING
+        if is_dead(
+            readable=channel.readable,
+            enabled=channel.enabled,
+            disabled_reason=channel.disabled_reason,
+            failures=channel.failures,
+        )
     ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from app.dashboard.alert_parts import dead
+from app.dashboard.alert_parts import dead, said
 from app.dashboard.format import age, plural
 from app.services.alert_channels import DISABLED_BY_PERSON
 
@@ -53,14 +53,13 @@ def last_answer(channel: ChannelView, tally: Tally | None, now: datetime) -> str
     """Return how a channel does, in the words of its receiver where there are any."""
     if not channel.readable:
         return "its secrets cannot be decrypted with the keys that there are"
-    if not channel.enabled:
-        return channel.disabled_reason or DISABLED_BY_PERSON
-    if channel.last_error:
-        return channel.last_error
+    why = channel.last_error if channel.enabled else channel.disabled_reason or DISABLED_BY_PERSON
+    if why:
+        return said(why, tally.answer if tally and tally.error == why else None)
     if channel.last_success_at is None:
         return "nothing sent yet"
     ago = f"{age((now - channel.last_success_at).total_seconds())} ago"
-    status = tally.answer_status if tally else None
+    status = tally.status if tally else None
     return ago if status is None else f"{status}, {ago}"
 
 
@@ -71,4 +70,7 @@ def channels_title(channels: Sequence[ChannelView]) -> str:
     gone = dead(channels)
     if len(gone) == 1:
         return f"The channel {gone[0].name} is dead"
-    return f"{len(gone)} channels are dead" if gone else f"{plural(len(channels), 'channel')} alive"
+    if gone:
+        return f"{len(gone)} channels are dead"
+    enabled = sum(channel.enabled for channel in channels)
+    return f"{plural(enabled, 'channel')} alive" if enabled else "No channel is enabled"

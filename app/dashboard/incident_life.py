@@ -16,6 +16,7 @@ from app.dashboard.alert_parts import (
     day_or_time,
     headline,
     labels,
+    said,
     session_url,
     until,
 )
@@ -141,7 +142,7 @@ def _measured(facts: Facts | None) -> str:
 
 def _events(life: IncidentLife) -> list[Moment]:
     """Return transitions, what was sent and what did not arrive, in order."""
-    found = [(event.at, _said(event, life)) for event in life.view.events]
+    found = [(event.at, _happened(event, life)) for event in life.view.events]
     told = sorted(
         (sent for sent in life.deliveries if sent.state == "delivered" and sent.finished_at),
         key=lambda sent: sent.number,
@@ -150,11 +151,12 @@ def _events(life: IncidentLife) -> list[Moment]:
         sents = list(group)
         names = listing([_received(sent) for sent in sents])
         found.append((max(s.finished_at or s.created_at for s in sents), f"Sent to {names}"))
-    found += [
-        (sent.finished_at or sent.created_at, f"Not delivered to {sent.channel}: {sent.error}")
-        for sent in life.deliveries
-        if sent.state == "failed"
-    ]
+    for sent in life.deliveries:
+        if sent.state == "failed":
+            why = said(sent.error, sent.answer)
+            found.append(
+                (sent.finished_at or sent.created_at, f"Not sent to {sent.channel}: {why}")
+            )
     found.sort(key=lambda moment: moment[0])
     return [Moment(at, day_or_time(at, life.view.now), text) for at, text in found]
 
@@ -163,7 +165,7 @@ def _received(sent: Sent) -> str:
     return sent.channel if sent.answer_status is None else f"{sent.channel} ({sent.answer_status})"
 
 
-def _said(event: EventRow, life: IncidentLife) -> str:
+def _happened(event: EventRow, life: IncidentLife) -> str:
     word = WORDS.get(event.event, event.event)
     session = life.sessions.get(event.session) if event.session else None
     if event.event in ("opened", "fired") and session is not None:
@@ -199,9 +201,9 @@ def _words(life: IncidentLife) -> Words | None:
 
 
 def _attempted(sent: Sent) -> Attempted:
-    said = sent.error or (sent.answer or "").strip()
+    words = said(sent.error, sent.answer)
     status = "" if sent.answer_status is None else str(sent.answer_status)
-    answer = said if sent.error else " ".join(part for part in (status, said) if part)
+    answer = words if sent.error else " ".join(part for part in (status, words) if part)
     return Attempted(
         id=sent.id,
         channel=sent.channel,

@@ -26,6 +26,7 @@ from app.dashboard.session_view import session_page
 from app.errors import NotFoundError
 from app.services.alert_incidents import count_firing
 from app.services.alert_views import open_by_job
+from app.services.channel_views import dead_channels
 from app.services.fleet import fleet
 from app.services.sessions import get_session, heatmap, report_document
 from app.services.status import installation_status
@@ -63,9 +64,16 @@ class Pages:
         Where the pages' static files are.
     count_firing : callable
         How many incidents fire, which every page says.
+    dead_channels : callable
+        Their names, the same.
     """
 
-    def __init__(self, assets: Assets, count_firing: Callable[[], int]) -> None:
+    def __init__(
+        self,
+        assets: Assets,
+        count_firing: Callable[[], int],
+        dead_channels: Callable[[], list[str]],
+    ) -> None:
         self._environment = Environment(
             loader=FileSystemLoader(TEMPLATES_DIR),
             autoescape=True,
@@ -79,6 +87,7 @@ class Pages:
             fmt=fmt,
             page_data=_page_data,
             count_firing=count_firing,
+            dead_channels=dead_channels,
         )
         self._environment.filters["count"] = fmt.count
 
@@ -96,7 +105,7 @@ def router(container: Container) -> APIRouter:
     """Return the routes of the dashboard."""
     routes = APIRouter(include_in_schema=False, default_response_class=HTMLResponse)
     assets = Assets()
-    pages = Pages(assets, partial(count_firing, container))
+    pages = Pages(assets, partial(count_firing, container), partial(dead_channels, container))
     _add_pages(routes, container, pages)
     _add_exports(routes, container)
     add_plan_pages(routes, container, pages)

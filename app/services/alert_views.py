@@ -130,13 +130,22 @@ class IncidentLife:
 
 @dataclass(frozen=True, slots=True)
 class Tally:
-    """Deliveries of a channel in the last 24 hours, and what its receiver said last."""
+    """Deliveries of a channel in the last 24 hours, and what became of the latest attempt.
+
+    Parameters
+    ----------
+    delivered, failed : int
+    status : int or None
+        Of the receiver's answer.
+    error, answer : str or None
+        Our sentence on a failure, and the beginning of what the receiver said.
+    """
 
     delivered: int = 0
-    waiting: int = 0
     failed: int = 0
-    answer_status: int | None = None
-    answered_at: datetime | None = None
+    status: int | None = None
+    error: str | None = None
+    answer: str | None = None
 
 
 def incidents(container: Container) -> Incidents:
@@ -236,34 +245,34 @@ def incident_life(container: Container, incident_id: uuid.UUID) -> IncidentLife:
 def tallies(container: Container) -> dict[uuid.UUID, Tally]:
     """Return by channel what became of its deliveries in the last 24 hours."""
     state = AlertDelivery.state
+    # What waits for another attempt has no end yet.
+    moment = func.coalesce(AlertDelivery.finished_at, AlertDelivery.next_attempt_at)
     with container.uow() as tx:
+        recent = AlertDelivery.created_at >= tx.now - COUNTED_FOR
         counted = tx.session.execute(
             select(
                 AlertDelivery.channel_id,
                 func.count().filter(state == "delivered"),
-                func.count().filter(state.in_(("waiting", "sending"))),
                 func.count().filter(state == "failed"),
             )
-            .where(AlertDelivery.created_at >= tx.now - COUNTED_FOR)
+            .where(recent)
             .group_by(AlertDelivery.channel_id)
         ).all()
-        answers = {
-            channel: (status, at)
-            for channel, status, at in tx.session.execute(
-                select(
-                    AlertDelivery.channel_id,
-                    AlertDelivery.answer_status,
-                    AlertDelivery.finished_at,
-                )
-                .where(AlertDelivery.answer_status.is_not(None))
-                .ext(distinct_on(AlertDelivery.channel_id))
-                .order_by(AlertDelivery.channel_id, AlertDelivery.finished_at.desc().nulls_last())
+        latest = tx.session.execute(
+            select(
+                AlertDelivery.channel_id,
+                AlertDelivery.answer_status,
+                AlertDelivery.error,
+                AlertDelivery.answer,
             )
-        }
-    counts = {channel: (sent, waiting, failed) for channel, sent, waiting, failed in counted}
+            .where(recent, AlertDelivery.attempt > 0)
+            .ext(distinct_on(AlertDelivery.channel_id))
+            .order_by(AlertDelivery.channel_id, moment.desc())
+        ).all()
+    said = {channel: (status, error, answer) for channel, status, error, answer in latest}
     return {
-        channel: Tally(*counts.get(channel, (0, 0, 0)), *answers.get(channel, (None, None)))
-        for channel in counts.keys() | answers.keys()
+        channel: Tally(delivered, failed, *said.get(channel, (None, None, None)))
+        for channel, delivered, failed in counted
     }
 
 

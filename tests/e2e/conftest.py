@@ -10,10 +10,14 @@ from typing import TYPE_CHECKING
 import pytest
 from playwright.sync_api import expect, sync_playwright
 
+from app.bootstrap import build
 from app.http_server import HttpServer, address_of, listen
 from app.main import create_app
 from tests.conftest import skip_or_fail
+from tests.e2e.alerting import Place
 from tests.e2e.visiting import BROWSER_ARGUMENTS, Installation, Visitor
+from tests.integration.alerts.conftest import LOOPBACK, Alerting
+from tests.integration.alerts.receiver import Receiver
 from tests.support.waiting import LIMIT_S
 
 if TYPE_CHECKING:
@@ -22,6 +26,7 @@ if TYPE_CHECKING:
     from playwright.sync_api import Browser
 
     from app.bootstrap import Container
+    from app.settings import Settings
 
 
 @pytest.fixture(scope="session")
@@ -69,3 +74,32 @@ def site(browser: Browser, container: Container) -> Iterator[str]:
     server.start(lambda: False)
     yield address_of(listener).rstrip("/")
     server.stop()
+
+
+@pytest.fixture
+def place(browser: Browser, settings: Settings) -> Iterator[Place]:
+    """Yield a server without workers that may send to this machine, and what moves its alerts."""
+    del browser
+    listener = listen(settings.model_copy(update={"port": 0}))
+    url = address_of(listener).rstrip("/")
+    container = build(
+        settings.model_copy(
+            update={
+                "external_url": url,
+                "alert_allowed_networks": LOOPBACK,
+                "alert_attempt_limit_s": 5.0,
+            }
+        )
+    )
+    server = HttpServer(create_app(container), listener)
+    server.start(lambda: False)
+    yield Place(url, Alerting(container))
+    server.stop()
+    container.close()
+
+
+@pytest.fixture
+def receiver() -> Iterator[Receiver]:
+    """Yield what receives alerts."""
+    with Receiver() as running:
+        yield running

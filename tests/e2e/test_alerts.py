@@ -2,105 +2,29 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
 import tempfile
-from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 import httpx
-import pytest
 from playwright.sync_api import expect
 
 from app.alerts.facts import CauseFact
-from app.analysis.synthesis.injections import SlowWorker
-from app.analysis.synthesis.job import JobModel
-from app.analysis.synthesis.synthesize import synthesize
-from app.analysis.trace.model import Sizes
-from app.bootstrap import build
-from app.http_server import HttpServer, address_of, listen
-from app.main import create_app
+from tests.e2e.alerting import act, let_it_fire, link_of, trace
 from tests.e2e.looking import keep, wait_for_figures
 from tests.e2e.test_journey import upload
 from tests.e2e.test_pages import analyzed, expect_well_made, in_every_look
 from tests.e2e.visiting import NARROW, Installation
-from tests.integration.alerts.conftest import LOOPBACK, Alerting
 from tests.integration.alerts.receiver import Receiver, Reply
 from tests.support.waiting import wait_for
 
 if TYPE_CHECKING:
-    import uuid
-    from collections.abc import Iterator
+    import pytest
 
-    from playwright.sync_api import Page
-
-    from app.analysis.trace.model import Trace
-    from app.settings import Settings
+    from tests.e2e.alerting import Place
     from tests.e2e.visiting import Look, Visitor
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Place:
-    """A server without workers, and what moves its alerts."""
-
-    url: str
-    alerting: Alerting
-
-
-@pytest.fixture
-def place(settings: Settings) -> Iterator[Place]:
-    listener = listen(settings.model_copy(update={"port": 0}))
-    url = address_of(listener).rstrip("/")
-    container = build(
-        settings.model_copy(
-            update={
-                "external_url": url,
-                "alert_allowed_networks": LOOPBACK,
-                "alert_attempt_limit_s": 5.0,
-            }
-        )
-    )
-    server = HttpServer(create_app(container), listener)
-    server.start(lambda: False)
-    yield Place(url, Alerting(container))
-    server.stop()
-    container.close()
-
-
-@pytest.fixture
-def receiver() -> Iterator[Receiver]:
-    with Receiver() as running:
-        yield running
-
-
-@cache
-def trace(seed: int, *, slow: bool) -> Trace:
-    """Return a session of 2 × 2 workers on hosts, with or without a slow one."""
-    job = JobModel(Sizes(dp=2, pp=2, tp=2), microbatches=6, steps=14, name="dense-34b")
-    made = synthesize(job, [SlowWorker((1, 1), 2.0)] if slow else [], seed=seed).trace
-    # The same machines in every session: an incident is about a place.
-    hosts = {rank: f"node-{17 + rank // 4}" for rank in range(8)}
-    return dataclasses.replace(made, meta=dataclasses.replace(made.meta, hosts=hosts))
-
-
-def let_it_fire(place: Place, job: str = "dense-34b") -> uuid.UUID:
-    """Let slow sessions of a job be analyzed and everybody be told; return the latest session."""
-    analyzed(place.alerting.container, trace(1, slow=False), job)
-    analyzed(place.alerting.container, trace(2, slow=True), job)
-    latest = analyzed(place.alerting.container, trace(3, slow=True), job)
-    place.alerting.pass_and_work()
-    return latest.session
-
-
-def link_of(receiver: Receiver, at: int = -1) -> str:
-    """Return where a message says that its incident is acknowledged."""
-    return str(receiver.got[at].json["alerts"][0]["annotations"]["incident"])
-
-
-def act(page: Page, label: str) -> None:
-    page.get_by_role("button", name=label, exact=True).click()
 
 
 @in_every_look

@@ -11,5 +11,5 @@ export async function ask(method, url, body) {
   if (response.status === 204) return null;
   const answer = await response.json();
   if (response.ok) return answer;
-  throw Object.assign(new Error(answer.detail ?? 'It did not work; try again.'), { faults: answer.faults ?? [] });
+  throw Object.assign(new Error(answer.detail ?? 'It did not work; try again.'), { code: answer.code, faults: answer.faults ?? [] });
 }

@@ -1,14 +1,13 @@
 // Acting on incidents, on their own page and on sessions' pages; the list keeps itself up to date.
 import { mountedPage, refresh } from './app.js';
 import { ask } from './ask.js';
+import { follow } from './follow.js';
+import { mountReplays } from './replay.js';
 
-const LOOK_MS = 5000;
 const HOUR_MS = 3_600_000;
 const NAME = 'paceline-name';
 // Without a name: who acts is then known by the place alone.
 const NAMELESS = 'the dashboard';
-
-let looking = 0;
 
 function remembered() {
   try {
@@ -87,45 +86,13 @@ function mountActions(region, signal) {
   }
 }
 
-function mountReplays(main, signal) {
-  for (const button of main.querySelectorAll('[data-replay]')) {
-    button.disabled = false;
-    button.addEventListener('click', async () => {
-      button.disabled = true;
-      try {
-        await ask('POST', `/api/v1/deliveries/${button.dataset.replay}/replay`);
-        await refresh();
-      } catch (error) {
-        button.replaceWith(error.message);
-      }
-    }, { signal });
-  }
-}
-
-async function look(main) {
-  const response = await fetch(location.href, { headers: { Accept: 'text/html' } });
-  if (!response.ok) return;
-  const fresh = new DOMParser().parseFromString(await response.text(), 'text/html');
-  if (fresh.getElementById('main').dataset.version !== main.dataset.version) await refresh();
-}
-
 /** What is being filled in must not be taken away. */
-const busy = (main) => document.hidden || main.querySelector('form:not([hidden])') || document.activeElement?.matches('input');
-
-function follow(main) {
-  clearTimeout(looking);
-  if (main.dataset.view !== 'incidents') return;
-  looking = setTimeout(async () => {
-    // A server that is away is asked again.
-    if (!busy(main)) await look(main).catch(() => {});
-    if (main.isConnected) follow(main);
-  }, LOOK_MS);
-}
+const busy = (main) => main.querySelector('form:not([hidden])') || document.activeElement?.matches('input');
 
 function mount({ main, stop }) {
   for (const region of main.querySelectorAll('[data-incident]')) mountActions(region, stop.signal);
   mountReplays(main, stop.signal);
-  follow(main);
+  if (main.dataset.view === 'incidents') follow(main, () => busy(main));
 }
 
 mount(mountedPage());

@@ -199,7 +199,13 @@ def test_what_is_over_with_the_gain_that_was_measured() -> None:
 def test_the_life_of_one_in_order_with_what_did_not_arrive() -> None:
     opened = EventRow(NOW - timedelta(days=2), "opened", None, "pending", None, None, None)
     fired = EventRow(NOW - timedelta(minutes=10), "fired", "pending", "firing", None, None, None)
-    failed = sent("failed", id=uuid.UUID(int=8), channel="old", error="The receiver answered 410.")
+    failed = sent(
+        "failed",
+        id=uuid.UUID(int=8),
+        channel="old",
+        error="The receiver answered 410.",
+        answer="gone",
+    )
     found = life(incident(), opened, fired, deliveries=(sent("delivered"), failed))
     chosen = incidents_page(listed(row(incident())), found, [channel()], {}).chosen
     assert chosen is not None
@@ -207,7 +213,7 @@ def test_the_life_of_one_in_order_with_what_did_not_arrive() -> None:
         ("18 Nov 09:30", "Pending"),
         ("09:20", "Firing"),
         ("09:22", "Sent to ops (200)"),
-        ("09:22", "Not delivered to old: The receiver answered 410."),
+        ("09:22", "Not sent to old: The receiver answered 410: gone"),
     ]
     assert chosen.failing == "Not delivered to old"
     assert [delivery.failed for delivery in chosen.deliveries] == [False, True]

@@ -1,0 +1,178 @@
+"""Forms made from the types that the API checks: one control for every field, in their order."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from pydantic import TypeAdapter
+
+# text, secret: a line; lines: one value a line; pairs: ``name=value`` a line; checks: any of some.
+Control = Literal["text", "secret", "number", "select", "lines", "pairs", "checks"]
+
+NAMES: Final = {"url": "URL", "urls": "URLs"}
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """A field of a form.
+
+    Parameters
+    ----------
+    id : str
+        Of its control on the page.
+    path : str
+        In what is sent, and in the faults that come back: ``config.url``.
+    label, hint, example : str
+        `hint` and `example` may be empty.
+    control : str
+    optional : bool
+        Whether it may be empty, and is so by itself.
+    removable : bool
+        Whether what is set may be taken away.
+    value : str
+        Of everything but checks; lines are separated as such.
+    options : sequence of str
+        Of selections and checks.
+    chosen : sequence of str
+        Of checks.
+    minimum, maximum : int or None
+        Of numbers.
+    is_secret : bool
+        Never shown again: left empty it stays.
+    is_set : bool
+        Whether there is such a secret.
+    known_by : str
+        The host of a secret address.
+    """
+
+    id: str
+    path: str
+    label: str
+    control: Control
+    optional: bool
+    removable: bool = False
+    hint: str = ""
+    example: str = ""
+    value: str = ""
+    options: Sequence[str] = ()
+    chosen: Sequence[str] = ()
+    minimum: int | None = None
+    maximum: int | None = None
+    is_secret: bool = False
+    is_set: bool = False
+    known_by: str = ""
+
+
+def fields_of(  # noqa: PLR0913 - what fields depend on
+    adapter: TypeAdapter[Any],
+    path: str,
+    *,
+    values: Mapping[str, Any] | None = None,
+    secrets: frozenset[str] = frozenset(),
+    stored: Mapping[str, str | None] | None = None,
+    prefix: str = "",
+) -> list[Field]:
+    """Return the fields of a dataclass.
+
+    Parameters
+    ----------
+    adapter : TypeAdapter
+        Of the dataclass.
+    path : str
+        Where it stands in what is sent.
+    values : mapping of str to Any, optional
+        What is there already; without it, the defaults.
+    secrets : frozenset of str
+        Names of fields that are never shown again.
+    stored : mapping of str to str or None, optional
+        Which secrets are set, and the hosts of addresses.
+    prefix : str
+        Of the ids, where several forms are on a page.
+    """
+    schema = adapter.json_schema()
+    required = schema.get("required", ())
+    return [
+        _field(
+            name,
+            _given(described),
+            f"{path}.{name}",
+            prefix=prefix,
+            required=name in required,
+            value=described.get("default") if values is None else values.get(name),
+            secret=name in secrets,
+            stored=stored or {},
+        )
+        for name, described in schema["properties"].items()
+    ]
+
+
+def _given(described: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a value is where there is one."""
+    merged = dict(described)
+    for other in described.get("anyOf", ()):
+        if other.get("type") != "null":
+            merged |= other
+    return merged
+
+
+def _field(  # noqa: PLR0913 - what a field depends on
+    name: str,
+    described: Mapping[str, Any],
+    path: str,
+    *,
+    prefix: str,
+    required: bool,
+    value: Any,  # noqa: ANN401 - of any type
+    secret: bool,
+    stored: Mapping[str, str | None],
+) -> Field:
+    control = _control(described, secret=secret)
+    example = next(iter(described.get("examples", ())), "")
+    return Field(
+        id=f"{prefix}{path.replace('.', '-')}",
+        path=path,
+        label=NAMES.get(name, name.replace("_", " ").capitalize()),
+        control=control,
+        optional=not required and described.get("default") in (None, []),
+        removable=name in stored and not required,
+        hint=described.get("description", ""),
+        example=_text(example),
+        value="" if secret or control == "checks" else _text(value),
+        options=described.get("enum") or described.get("items", {}).get("enum", ()),
+        chosen=tuple(value or ()) if control == "checks" else (),
+        minimum=described.get("minimum"),
+        maximum=described.get("maximum"),
+        is_secret=secret,
+        is_set=name in stored,
+        known_by=stored.get(name) or "",
+    )
+
+
+def _control(described: Mapping[str, Any], *, secret: bool) -> Control:
+    if "enum" in described:
+        return "select"
+    match described.get("type"):
+        case "array":
+            return "checks" if "enum" in described.get("items", {}) else "lines"
+        case "object":
+            return "pairs"
+        case "integer" | "number":
+            return "number"
+    # An address is read before it is sent; what is no address is not for others' eyes.
+    is_address = described.get("pattern", "").startswith("^https?:")
+    return "secret" if secret and not is_address else "text"
+
+
+def _text(value: Any) -> str:  # noqa: ANN401 - of any type
+    """Return a value as its control holds it."""
+    if value is None:
+        return ""
+    if isinstance(value, dict):
+        return "\n".join(f"{name}={content}" for name, content in value.items())
+    if isinstance(value, list | tuple):
+        return "\n".join(map(str, value))
+    return str(value)

@@ -1,0 +1,62 @@
+// Forms whose fields come from the server (form_macros.html): read them, and show what is wrong where it is.
+
+const lines = (text) => text.split('\n').map((line) => line.trim()).filter(Boolean);
+
+function pair(line) {
+  const at = line.indexOf('=');
+  return at < 0 ? [line, ''] : [line.slice(0, at).trim(), line.slice(at + 1).trim()];
+}
+
+const control = (field) => field.querySelector('input:not([data-clear]), select, textarea');
+
+/** What a field holds: null for nothing, undefined for a secret that stays. */
+function held(field) {
+  const kind = field.dataset.control;
+  if (kind === 'checks') return [...field.querySelectorAll('input:checked')].map((box) => box.value);
+  const text = control(field).value.trim();
+  if (!text && 'secret' in field.dataset) return field.querySelector('[data-clear]')?.checked ? null : undefined;
+  if (kind === 'lines') return lines(text);
+  if (kind === 'pairs') return Object.fromEntries(lines(text).map(pair));
+  if (!text) return null;
+  return kind === 'number' ? Number(text) : text;
+}
+
+/** What a form holds, by the paths of its fields; nulls only where something is to be taken away. */
+export function read(form, { nulls }) {
+  const document = {};
+  for (const field of form.querySelectorAll('[data-path]')) {
+    if (field.closest('fieldset')?.disabled) continue;
+    const value = held(field);
+    const path = field.dataset.path.split('.');
+    const name = path.pop();
+    const place = path.reduce((at, part) => (at[part] ??= {}), document);
+    if (value !== undefined && (value !== null || nulls)) place[name] = value;
+  }
+  return document;
+}
+
+export function clearFaults(form) {
+  for (const place of form.querySelectorAll('.fault')) place.textContent = '';
+  for (const element of form.querySelectorAll('[aria-invalid]')) element.removeAttribute('aria-invalid');
+}
+
+/** Show each fault beside its field; return what belongs to none, as one text. */
+export function showFaults(form, faults) {
+  const fields = new Map([...form.querySelectorAll('[data-path]')].filter((field) => !field.closest('fieldset')?.disabled).map((field) => [field.dataset.path, field]));
+  const rest = [];
+  for (const fault of faults) {
+    const words = fault.message.replace(/^Value error, /, '');
+    // Of a value in a list it names the place in the list as well.
+    let path = fault.column ?? '';
+    while (path && !fields.has(path)) path = path.slice(0, Math.max(0, path.lastIndexOf('.')));
+    const field = fields.get(path);
+    if (field) {
+      field.querySelector('.fault').textContent = words;
+      (control(field) ?? field).setAttribute('aria-invalid', 'true');
+    } else {
+      rest.push(words);
+    }
+  }
+  form.querySelector('[aria-invalid=true]')?.focus();
+  return rest.join(' ');
+}
