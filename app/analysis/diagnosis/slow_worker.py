@@ -17,7 +17,8 @@ from app.analysis.whatif.layout import FloatArray
 _SLOW: Final = 0.04
 _SLOW_STEP: Final = 0.07
 _TO_SCATTER: Final = 6.0
-# Others count beside the slowest one from this share of its excess on.
+# Others count beside the slowest one when in their slow steps they are this much of what it is in
+# its own: how often they are does not matter, each slow step is lost.
 _BESIDE: Final = 0.25
 # Steps are all slow, or slow since one of them, when this share of them is.
 _NEARLY_ALL: Final = 0.9
@@ -32,10 +33,11 @@ def find_slow_workers(observation: Observation, usual: Usual) -> Finding | None:
     limit_step = 1 + max(_SLOW_STEP, _TO_SCATTER * scatter_of_most(both / lasting[:, None, :]))
     slow = (both > limit_step) | ((both > limit) & (lasting > limit)[:, None, :])
     excess = np.where(slow, both - 1, 0.0).mean(axis=1)
-    largest = float(excess.max())
-    if largest <= 0:
+    if excess.max() <= 0:
         return None
-    found = np.argwhere(excess >= max(_BESIDE * largest, 1e-9))
+    severity = excess / np.maximum(slow.mean(axis=1), 1e-9)
+    slowest = np.unravel_index(np.argmax(excess), excess.shape)
+    found = np.argwhere((excess > 0) & (severity >= _BESIDE * severity[slowest]))
     workers = sorted(
         ((int(dp), int(pp)) for pp, dp in found), key=lambda w: -float(excess[w[1], w[0]])
     )

@@ -8,10 +8,12 @@ from typing import Any, Final
 
 import numpy as np
 
+from app.analysis.diagnosis.finding import SLOW_WORKER, Cause, Worker
 from app.analysis.whatif.graph import COMPUTE
 from app.analysis.whatif.layout import FloatArray, IntArray
 from app.analysis.whatif.metrics import Metrics
-from app.analysis.whatif.session import Group, Replayed
+from app.analysis.whatif.replay import RECORDED
+from app.analysis.whatif.session import Group, Replayed, launch_delays
 from app.analysis.whatif.variants import Replacement
 
 NS: Final = 1e-9
@@ -24,7 +26,14 @@ NAMED_WORKERS: Final = 3
 class Fix:
     """A change, and the mean step time with it.
 
-    `step_time_s` is replayed; `gain` is the share of today's simulated step time that it saves.
+    Parameters
+    ----------
+    action, title, detail : str
+        A code, and what it is in words.
+    step_time_s : float
+        Today's simulated step time less what replays with the recorded launches save.
+    gain : float
+        The share of today's simulated step time that it saves.
     """
 
     action: str
@@ -44,13 +53,18 @@ class Fix:
         }
 
 
-def predict_fixes(replayed: Replayed, metrics: Metrics) -> list[Fix]:
-    """Replay the fixes that a trace alone can judge; best first, none under 1 % gain."""
+def predict_fixes(replayed: Replayed, metrics: Metrics, causes: Sequence[Cause] = ()) -> list[Fix]:
+    """Replay the fixes that a trace alone can judge; best first, none under 1 % gain.
+
+    The workers that the diagnosis calls slow are replaced together; where it names none, those that
+    cost most.
+    """
     now_s = float(metrics.simulated_s.mean())
+    workers = next((_workers(c) for c in causes if c.cause == SLOW_WORKER), metrics.blamed)
     fixes = (
         (
             "replace_worker",
-            f"Replace {_named(metrics.blamed)}",
+            f"Replace {_named(workers)}",
             "Replayed with the medians of the other DP ranks of the same stage.",
         ),
         (
@@ -63,18 +77,46 @@ def predict_fixes(replayed: Replayed, metrics: Metrics) -> list[Fix]:
         ),
     )
     times = replayed.over_steps(
-        lambda group: (
-            group.simulator.replaced_step_times(
-                _at_peers_medians(group, metrics.blamed), _even_stages(group)
-            ).T
-            * NS
+        lambda group: _launched_step_times(
+            group, _at_peers_medians(group, workers), _even_stages(group)
         )
     )
+    recorded_s, *after_s = times.mean(axis=0).tolist()
     predicted = [
-        Fix(*fix, step_time_s=time_s, gain=1 - time_s / now_s)
-        for fix, time_s in zip(fixes, times.mean(axis=0).tolist(), strict=True)
+        Fix(*fix, step_time_s=now_s - (recorded_s - time_s), gain=(recorded_s - time_s) / now_s)
+        for fix, time_s in zip(fixes, after_s, strict=True)
     ]
     return sorted((fix for fix in predicted if fix.gain >= MIN_GAIN), key=lambda fix: -fix.gain)
+
+
+def _launched_step_times(group: Group, *replacements: Replacement) -> FloatArray:
+    """Replay steps as they were and with each replacement, everything launched as late as it was.
+
+    A slow worker hides late launches of the others; without it they count.
+
+    Returns
+    -------
+    float64 array, shape (steps, 1 + replacements)
+        Seconds.
+    """
+    count = len(group.layout.nodes)
+    takes = np.full((1 + len(replacements), count), RECORDED, dtype=np.int32)
+    first = 0
+    for row, item in zip(takes[1:], replacements, strict=True):
+        row[item.nodes] = np.arange(first, first + len(item.nodes))
+        first += len(item.nodes)
+    late = np.broadcast_to(np.arange(count, dtype=np.int32), takes.shape)
+    times_ns = group.simulator.coded_step_times(
+        takes,
+        lambda steps: np.concatenate([item.times_ns(steps) for item in replacements]),
+        late,
+        lambda steps: launch_delays(group, steps)[0],
+    )
+    return times_ns.T * NS
+
+
+def _workers(cause: Cause) -> tuple[Worker, ...]:
+    return tuple((dp, pp) for dp, pp in cause.where["workers"])
 
 
 def _named(workers: Sequence[tuple[int, int]]) -> str:

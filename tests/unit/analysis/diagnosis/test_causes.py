@@ -128,6 +128,14 @@ def test_several_slow_workers_are_named_slowest_first() -> None:
     assert where(diagnosis) == {"workers": [[3, 1], [0, 2]]}
 
 
+def test_a_worker_that_is_seldom_slow_is_named_beside_one_that_mostly_is() -> None:
+    job = replace(JOB, steps=24)
+    seldom = SlowWorker((0, 2), 2.0, Spells(share=0.2))
+    diagnosis = diagnosed(session(SlowWorker((3, 1), 2.4), seldom, job=job))
+
+    assert where(diagnosis)["workers"] == [[3, 1], [0, 2]]
+
+
 def test_a_tensor_parallel_straggler_is_named_by_its_global_rank() -> None:
     synthetic = session(TensorParallelStraggler((2, 1), 3, 1.6), job=TENSOR)
     diagnosis = diagnosed(synthetic)
