@@ -19,6 +19,7 @@ from benchmarks.analysis import measure_analysis
 from benchmarks.ingest import measure_ingest
 from benchmarks.planner import measure_peer, measure_planner, peer_checkout
 from benchmarks.published import measure_published
+from benchmarks.scale import GROWING, LARGEST, measure_scale
 from benchmarks.traces import make_traces
 
 
@@ -53,6 +54,9 @@ def main() -> None:
         print("\nReceiving a session, against the same server storing the same bytes unseen")
         for line in measure_ingest(traces):
             print(line, flush=True)
+    print("\nFrom columns in memory to the whole report, by size; bytes beyond the columns")
+    for job in (*GROWING, LARGEST):
+        print(measure_scale(job).line(), flush=True)
     print("\nPlanning; `too slow` is over 10 s")
     for line in measure_planner():
         print(line, flush=True)

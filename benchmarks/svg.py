@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
@@ -35,16 +36,24 @@ class Axis:
     low: float
     high: float
     ticks: Sequence[float]
+    log: bool = False
+
+    def share(self, value: float) -> float:
+        """Return how far along the axis a value is, 0 to 1."""
+        low, high = self.low, self.high
+        if self.log:
+            low, high, value = math.log(low), math.log(high), math.log(value)
+        return (value - low) / (high - low)
 
 
 def plot(title: str, x: Axis, y: Axis, series: Sequence[Series]) -> str:
     """Return a plot as an SVG document."""
 
     def across(value: float) -> float:
-        return _LEFT + (value - x.low) / (x.high - x.low) * (_WIDTH - _LEFT - _RIGHT)
+        return _LEFT + x.share(value) * (_WIDTH - _LEFT - _RIGHT)
 
     def up(value: float) -> float:
-        return _HEIGHT - _BOTTOM - (value - y.low) / (y.high - y.low) * (_HEIGHT - _BOTTOM - _TOP)
+        return _HEIGHT - _BOTTOM - y.share(value) * (_HEIGHT - _BOTTOM - _TOP)
 
     parts = [
         (

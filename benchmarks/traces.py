@@ -40,7 +40,7 @@ class BenchTrace:
 
 
 def make_traces(directory: Path) -> list[BenchTrace]:
-    """Return AR and the tiled AR, or synthetic traces of their sizes, as files in `directory`."""
+    """Return AR, the tiled AR and ST, or synthetic traces, as files in `directory`."""
     reference = os.environ.get(REFERENCE)
     if not reference:
         sys.stderr.write(
@@ -53,12 +53,14 @@ def make_traces(directory: Path) -> list[BenchTrace]:
                 directory, f"synthetic, DP x {TILES}", replace(_AR_SIZES, dp=_AR_SIZES.dp * TILES)
             ),
         ]
-    published = Path(reference) / "trace-AR.parquet"
-    meta = load_metadata((Path(reference) / "meta-AR.yaml").read_text())
-    return [
-        BenchTrace("AR", published, meta, pq.read_metadata(published).num_rows),
-        _tiled(published, meta, directory),
-    ]
+    large, small = (_published(Path(reference), name) for name in ("AR", "ST"))
+    return [large, _tiled(large.path, large.meta, directory), small]
+
+
+def _published(directory: Path, name: str) -> BenchTrace:
+    path = directory / f"trace-{name}.parquet"
+    meta = load_metadata((directory / f"meta-{name}.yaml").read_text())
+    return BenchTrace(name, path, meta, pq.read_metadata(path).num_rows)
 
 
 def _tiled(published: Path, meta: SessionMeta, directory: Path) -> BenchTrace:

@@ -1,0 +1,144 @@
+"""How time and memory of a report grow with the session: ``python -m benchmarks.scale``.
+
+Each session is analyzed in a process of its own that holds nothing but its columns; memory is what
+comes on top of them. With ``--write`` the plot in docs/ is drawn anew.
+"""
+
+from __future__ import annotations
+
+import argparse
+import pickle
+import re
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from app.analysis.report import analyze
+from app.analysis.synthesis.injections import GarbageCollection, SequenceLengths, SlowWorker
+from app.analysis.synthesis.job import JobModel
+from app.analysis.synthesis.synthesize import synthesize
+from app.analysis.trace.model import Sizes
+from app.analysis.whatif.executor import warm_up
+from benchmarks.svg import Axis, Series, plot
+
+PLOT: Final = Path(__file__).parent.parent / "docs" / "scale.svg"
+# Three decades at four stages.
+DP_RANKS: Final = (4, 16, 64, 256, 1024, 4096)
+GROWING: Final = [JobModel(sizes=Sizes(dp=dp, pp=4), microbatches=16, steps=20) for dp in DP_RANKS]
+# 16,384 workers, and as many steps as stay below 30 million operations.
+LARGEST: Final = JobModel(sizes=Sizes(dp=1024, pp=16), microbatches=32, steps=9)
+_RUNS: Final = 3
+# A report with several causes needs more memory than that of a healthy job.
+_TROUBLES: Final = (
+    SlowWorker((2, 1), 1.6),
+    SequenceLengths(),
+    GarbageCollection(pause_ns=3e8, pauses=0.5),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """What one session took: median and peak over the runs, beyond its columns."""
+
+    job: JobModel
+    operations: int
+    report_s: float
+    peak_bytes: int
+
+    def line(self) -> str:
+        """Return the figures for a person."""
+        return (
+            f"DP {self.job.sizes.dp:>5} x PP {self.job.sizes.pp:>2} {self.operations:>11,} "
+            f"operations: {self.report_s:8.3f} s, {self.report_s / self.operations * 1e9:6.0f} ns "
+            f"and {self.peak_bytes / self.operations:6.1f} bytes an operation"
+        )
+
+
+def measure_scale(job: JobModel) -> Figures:
+    """Analyze a synthetic session of the given size."""
+    trace = synthesize(job, _TROUBLES, seed=1).trace
+    with tempfile.TemporaryDirectory(prefix="paceline-scale-") as directory:
+        path = Path(directory) / "columns"
+        with path.open("wb") as file:
+            pickle.dump(trace, file, protocol=5)
+        operations = len(trace)
+        del trace
+        done = subprocess.run(  # noqa: S603 - this interpreter and our own module
+            [sys.executable, "-m", "benchmarks.scale", "--columns", str(path)],
+            check=True,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+    report_s, peak_bytes = done.stdout.split()
+    return Figures(job, operations, float(report_s), int(peak_bytes))
+
+
+def _analyze(path: Path) -> None:
+    """Analyze the columns in a file; print seconds and the most bytes beyond the columns."""
+    with path.open("rb") as file:
+        trace = pickle.load(file)  # noqa: S301 - our own, of a moment ago
+    warm_up()
+    before = _resident("VmRSS")
+    Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
+    times_s = []
+    for _ in range(_RUNS):
+        start = time.perf_counter()
+        analyze(trace)
+        times_s.append(time.perf_counter() - start)
+    print(statistics.median(times_s), _resident("VmHWM") - before)
+
+
+def _resident(field: str) -> int:
+    """Return a line of Linux's account of this process's memory, bytes."""
+    status = Path("/proc/self/status").read_text(encoding="ascii")
+    found = re.search(rf"^{field}:\s+(\d+) kB$", status, re.MULTILINE)
+    if found is None:
+        raise RuntimeError(f"The system does not tell {field}")
+    return int(found[1]) * 1024
+
+
+def _plot(figures: list[Figures]) -> str:
+    points = [(f.operations / 1e6, f.report_s) for f in figures]
+    per_million = points[-1][1] / points[-1][0]
+    low, high = points[0][0] / 2, points[-1][0] * 2
+    return plot(
+        "Time of a whole report at four pipeline stages, two cores",
+        Axis("million operations", low, high, (0.1, 1, 10), log=True),
+        Axis("seconds", 0.005, 20, (0.01, 0.1, 1, 10), log=True),
+        [
+            Series("measured", points, "#b45309"),
+            Series(
+                "linear",
+                [(x, x * per_million) for x in (max(low, 0.005 / per_million), high)],
+                "#9aa0a6",
+                line=True,
+            ),
+        ],
+    )
+
+
+def main() -> None:
+    """Print a line for each size."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--write", action="store_true", help="draw the plot of the docs anew")
+    parser.add_argument("--columns", type=Path, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.columns is not None:
+        _analyze(arguments.columns)
+        return
+    figures = []
+    for job in GROWING:
+        figures.append(measure_scale(job))
+        print(figures[-1].line(), flush=True)
+    print(measure_scale(LARGEST).line())
+    if arguments.write:
+        PLOT.write_text(_plot(figures), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
