@@ -6,8 +6,11 @@ else uses it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
+from statistics import median
 
+from app.analysis.trace.model import GC
 from app.analysis.whatif.durations import FAULT_NS
 from app.analysis.whatif.graph import Graph, Unit
 from app.analysis.whatif.layout import Layout
@@ -64,3 +67,105 @@ def _group(unit: Unit, dp: int, layout: Layout) -> list[Operation]:
     """Return who starts moving data together with the unit's members on a DP rank."""
     ranks = range(layout.dp) if unit.across_dp else [dp]
     return [(node, rank) for node in unit.members for rank in ranks]
+
+
+def recreated_times(
+    layout: Layout, graph: Graph, step: int
+) -> dict[Operation, tuple[float, float]]:
+    """Return start and duration of each operation of a step, what is missing made anew, ns.
+
+    For sessions of one layout: the medians that take the place of what is missing are its own.
+    """
+    assert layout.missing is not None  # noqa: S101 - there is nothing to make anew otherwise
+    usual = _usual_durations(layout, graph)
+    times: dict[Operation, tuple[float, float]] = {}
+    for unit in graph.units:
+        for node, after in zip(unit.members, unit.after, strict=True):
+            for dp in range(layout.dp):
+                if not layout.missing[node, step, dp]:
+                    times[node, dp] = _recorded(layout, (node, dp), step)
+                    continue
+                ready = max((sum(times[other, dp]) for other in after), default=0.0)
+                name = layout.op_names[layout.nodes.op[node]]
+                times[node, dp] = max(ready, 0.0), 0.0 if name == GC else usual[node, dp]
+        if unit.communication:
+            for dp in [0] if unit.across_dp else range(layout.dp):
+                _transfer_anew(layout, _group(unit, dp, layout), step, usual, times)
+    begin = min(start for start, _ in times.values())
+    return {operation: (start - begin, length) for operation, (start, length) in times.items()}
+
+
+def _transfer_anew(
+    layout: Layout,
+    group: list[Operation],
+    step: int,
+    usual: Mapping[Operation, float],
+    times: dict[Operation, tuple[float, float]],
+) -> None:
+    """Let what is missing of a communication end a transfer after the group's last launch."""
+    assert layout.missing is not None  # noqa: S101 - as above
+    lost = [(node, dp) for node, dp in group if layout.missing[node, step, dp]]
+    # who is there cannot have ended before a launch that is only guessed
+    bound = min((sum(times[member]) for member in group if member not in lost), default=math.inf)
+    for member in lost:
+        times[member] = min(times[member][0], bound), 0.0
+    latest = max(times[member][0] for member in group)
+    for node, dp in lost:
+        transfer = usual[node, dp]
+        if layout.free is not None and layout.free[node] and math.isfinite(bound):
+            transfer = bound - latest
+        start = times[node, dp][0]
+        times[node, dp] = start, latest + transfer - start
+
+
+def _recorded(layout: Layout, operation: Operation, step: int) -> tuple[float, float]:
+    node, dp = operation
+    return float(layout.start_ns[node, step, dp]), float(layout.duration_ns[node, step, dp])
+
+
+def _usual_durations(layout: Layout, graph: Graph) -> dict[Operation, float]:
+    """Return the median duration without waiting of each node's type on each worker.
+
+    Of a worker that has none: the median of its stage, and else of the stages' workers.
+    """
+    assert layout.missing is not None  # noqa: S101 - as above
+    found: dict[tuple[int, int, int], list[float]] = {}
+    for unit in graph.units:
+        for step in range(len(layout.steps)):
+            for dp in range(layout.dp):
+                group = _group(unit, dp, layout)
+                if any(layout.missing[node, step, rank] for node, rank in group):
+                    continue
+                latest = max(_recorded(layout, member, step)[0] for member in group)
+                for node in unit.members:
+                    start, duration = _recorded(layout, (node, dp), step)
+                    waiting = latest - start if unit.communication else 0.0
+                    kind = (int(layout.nodes.op[node]), int(layout.nodes.pp[node]), dp)
+                    found.setdefault(kind, []).append(duration - waiting)
+    usual: dict[Operation, float] = {}
+    for node, (op, stage) in enumerate(
+        zip(layout.nodes.op.tolist(), layout.nodes.pp.tolist(), strict=True)
+    ):
+        for dp in range(layout.dp):
+            usual[node, dp] = _first_known(found, op, stage, dp, layout)
+    return usual
+
+
+def _first_known(
+    found: Mapping[tuple[int, int, int], list[float]],
+    op: int,
+    stage: int,
+    dp: int,
+    layout: Layout,
+) -> float:
+    if own := found.get((op, stage, dp)):
+        return median(own)
+    everyone = range(layout.dp)
+    peers = [value for rank in everyone for value in found.get((op, stage, rank), ())]
+    if peers:
+        return median(peers)
+    medians = []
+    for pp in range(layout.pp):
+        of_stage = [value for rank in everyone for value in found.get((op, pp, rank), ())]
+        medians += [median(found.get((op, pp, rank), of_stage)) for rank in everyone if of_stage]
+    return median(medians) if medians else 0.0

@@ -14,7 +14,10 @@ from app.analysis.report import analyze
 from app.analysis.synthesis.injections import SlowWorker
 from app.analysis.trace.model import Trace
 from app.analysis.whatif.arrange import lay_out
+from app.analysis.whatif.graph import build_graph
 from app.analysis.whatif.layout import Layout
+from app.analysis.whatif.reference import recreated_times
+from app.analysis.whatif.repair import recreate
 from app.analysis.whatif.session import prepare_replay
 from app.analysis.whatif.slots_by_time import assign
 from tests.factories import joined, select, session
@@ -115,6 +118,18 @@ def test_what_is_lost_is_made_from_the_ranks_own_medians() -> None:
         assert replayed.durations.recorded_ns[node, at, 1] == pytest.approx(expected, rel=1e-9)
     assert replayed.recreated.by_optype == dict.fromkeys(code, 1)
     assert replayed.recreated.by_worker.tolist() == [[0, 0], [0, 2], [0, 0]]
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.integers(0, 2**32 - 1), st.sampled_from(JOBS), st.sampled_from([0.005, 0.01, 0.02]))
+def test_what_is_lost_is_made_as_the_twin_does(seed: int, job: Job, share: float) -> None:
+    layout = the_layout(losing(executed(job, seed=seed)[0], share, renumbered=False, seed=seed))
+    graph = build_graph(layout)
+    ((repaired,), _) = recreate([layout], [graph])
+    for step in range(len(layout.steps)) if layout.missing is not None else ():
+        for (node, dp), times in recreated_times(layout, graph, step).items():
+            made = repaired.start_ns[node, step, dp], repaired.duration_ns[node, step, dp]
+            assert made == pytest.approx(times, abs=1e-3)
 
 
 @pytest.mark.parametrize("renumbered", [False, True])
