@@ -22,6 +22,7 @@ from app.dashboard.exports import EXPORTS, workers_csv
 from app.dashboard.fleet_view import fleet_page, job_page
 from app.dashboard.plans import add_plan_pages
 from app.dashboard.report_view import report_view
+from app.dashboard.rule_pages import add_rule_pages
 from app.dashboard.session_view import session_page
 from app.errors import NotFoundError
 from app.services.alert_incidents import count_firing
@@ -110,6 +111,7 @@ def router(container: Container) -> APIRouter:
     _add_exports(routes, container)
     add_plan_pages(routes, container, pages)
     add_alert_pages(routes, container, pages)
+    add_rule_pages(routes, container, pages)
 
     @routes.get("/static/{address:path}")
     def static(address: str, accept_encoding: Annotated[str, Header()] = "") -> Response:

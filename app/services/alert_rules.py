@@ -16,7 +16,7 @@ from app.alerts.facts import FACTS
 from app.alerts.incidents import Incident, State
 from app.db.alert_models import AlertFacts, AlertGroup, AlertRule
 from app.db.models import Job, Session
-from app.errors import ConflictError, NotFoundError
+from app.errors import ConflictError, Fault, NotFoundError
 from app.services.alert_store import RECEIVED, load_rules, rule_document, rule_of
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ class Preview:
     Parameters
     ----------
     since : datetime
-        From here on.
+        From here on: 30 days ago, or the earliest session that was read.
     jobs, sessions : int
         How many were looked at.
     complete : bool
@@ -109,7 +109,9 @@ def save_rule(container: Container, rule: Rule, *, new: bool) -> Rule:
                 row.updated_at = tx.now
     except IntegrityError as error:
         raise ConflictError(
-            f"There is a rule {rule.name} already.", code="rule.name_taken"
+            f"There is a rule {rule.name} already.",
+            code="rule.name_taken",
+            faults=(Fault("taken", "Another rule has this name.", column="name"),),
         ) from error
     _look_at_all(container)
     return rule
@@ -146,6 +148,8 @@ def preview(container: Container, rule: Rule) -> Preview:
             .order_by(Job.name, Session.received_at)
         ).all()
     complete = len(facts) <= PREVIEW_SESSIONS
+    if not complete:
+        since = facts[PREVIEW_SESSIONS - 1].received_at
     facts = sorted(facts[:PREVIEW_SESSIONS], key=lambda item: (item.job, item.order))
     came = {
         job: [at for _, at in rows] for job, rows in itertools.groupby(received, lambda row: row[0])

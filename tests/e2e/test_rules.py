@@ -1,0 +1,264 @@
+"""Rules in a browser: what they say, how they are changed, and what one would have done."""
+
+from __future__ import annotations
+
+import re
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+import pytest
+from playwright.sync_api import expect
+from sqlalchemy import text
+
+from app.alerts.facts import CauseFact
+from app.alerts.rules import CauseFound, NoData, Threshold
+from app.bootstrap import build
+from app.http_server import HttpServer, address_of, listen
+from app.main import create_app
+from app.services import alert_rules
+from app.services.alert_rules import list_rules
+from tests.e2e.looking import keep
+from tests.e2e.test_pages import expect_well_made, in_every_look
+from tests.e2e.visiting import NARROW
+from tests.integration.alerts.conftest import LOOPBACK, Alerting
+from tests.integration.alerts.receiver import Receiver
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from playwright.sync_api import Page
+
+    from app.alerts.rules import Rule
+    from app.settings import Settings
+    from tests.e2e.visiting import Look, Visitor
+
+IMBALANCE = CauseFact("stage_imbalance", ("stage 3",), confidence=0.6, contribution=0.5)
+
+
+class Place:
+    """A server without workers, and what moves its alerts."""
+
+    def __init__(self, settings: Settings) -> None:
+        listener = listen(settings.model_copy(update={"port": 0}))
+        self.url = address_of(listener).rstrip("/")
+        self.container = build(settings.model_copy(update={"alert_allowed_networks": LOOPBACK}))
+        self.alerting = Alerting(self.container)
+        self.server = HttpServer(create_app(self.container), listener)
+
+    def rule(self, name: str) -> Rule:
+        [found] = [rule for rule in list_rules(self.container) if rule.name == name]
+        return found
+
+    def history(self, job: str, *slowdowns: float, ends: timedelta = timedelta(hours=6)) -> None:
+        """Let a job have sent a session every six hours, the last one so long ago."""
+        sessions = [self.alerting.session(value, IMBALANCE, job=job) for value in slowdowns]
+        with self.container.uow() as tx:
+            for back, session in enumerate(reversed(sessions)):
+                moved = {"span": ends + back * timedelta(hours=6), "session": session}
+                tx.session.execute(
+                    text("UPDATE session SET received_at = now() - :span WHERE id = :session"),
+                    moved,
+                )
+                tx.session.execute(
+                    text(
+                        "UPDATE alert_facts SET received_at = now() - :span, document = jsonb_set("
+                        "document, '{received_at}', to_jsonb(now() - :span)) "
+                        "WHERE session_id = :session"
+                    ),
+                    moved,
+                )
+
+
+@pytest.fixture
+def place(settings: Settings) -> Iterator[Place]:
+    made = Place(settings)
+    made.server.start(lambda: False)
+    yield made
+    made.server.stop()
+    made.container.close()
+
+
+@pytest.fixture
+def receiver() -> Iterator[Receiver]:
+    with Receiver() as running:
+        yield running
+
+
+def press(page: Page, label: str) -> None:
+    page.get_by_role("button", name=label, exact=True).click()
+
+
+@in_every_look
+def test_the_page_of_rules(place: Place, receiver: Receiver, visitor: Visitor, look: Look) -> None:
+    place.alerting.channel(receiver, "slack-oncall")
+    place.alerting.channel(receiver, "pager")
+    place.alerting.slow("moe-1t")
+    slow = (1.0, 1.3, 1.3, 1.3, 1.0, 1.0)
+    place.history("dense-34b", *slow, *slow, *slow, ends=timedelta(days=3))
+    place.history("vocab-7b", 1.0, 1.2, 1.2, 1.2)
+    page = visitor.open(f"{place.url}/rules", look)
+    expect(page.locator(".verdict h1")).to_have_text(
+        "5 rules are on; 2\N{NO-BREAK SPACE}incidents are open"
+    )
+    expect(page.locator(".verdict .line")).to_contain_text("1 reaches no channel")
+    expect(page.get_by_role("heading", name="A new rule")).to_be_visible()
+    if look.size == NARROW:
+        page.get_by_role("link", name="Slow job").tap()
+    else:
+        page.get_by_role("link", name="Slow job").click()
+    expect(page).to_have_title("Rule Slow job · Paceline")
+    press(page, "Preview")
+    would = page.locator("#would")
+    expect(would.locator("h2")).to_have_text(
+        "It would have fired 5 times, in 3\N{NO-BREAK SPACE}jobs"
+    )
+    expect(would).to_contain_text("24\N{NO-BREAK SPACE}sessions of 3\N{NO-BREAK SPACE}jobs")
+    expect(would.locator("tbody tr")).to_have_count(5)
+    expect(would.locator("tbody tr").first).to_contain_text("moe-1t")
+    expect(would.locator("tbody tr").first).to_contain_text("still open")
+    expect(would.locator("tbody tr").last).to_contain_text("Stage imbalance: stage 3")
+    keep(page, f"rules-{look.name}")
+    expect_well_made(page, place.url, look)
+
+
+def test_a_rule_is_added_edited_and_deleted(place: Place, visitor: Visitor) -> None:
+    page = visitor.open(f"{place.url}/rules")
+    page.get_by_label("Name", exact=True).fill("Wasteful")
+    page.get_by_label("Condition").select_option("waste")
+    page.get_by_label("From, %", exact=True).fill("20")
+    page.get_by_label("Over below, %").fill("17.5")
+    page.get_by_label("Names, with * and ?").fill("llama-*, moe-1t")
+    page.get_by_label("Labels").fill("owner=ann")
+    page.get_by_label("low", exact=True).uncheck()
+    page.get_by_label("Severity").select_option("critical")
+    page.get_by_label("Or unacknowledged for, min").fill("30")
+    press(page, "Add rule")
+    expect(page).to_have_url(re.compile(r"/rules/[0-9a-f-]{36}$"))
+    expect(page.locator("#rules")).to_contain_text(
+        "Waste from 20\N{NO-BREAK SPACE}% on, 2 sessions in a row"
+    )
+    rule = place.rule("Wasteful")
+    assert rule.condition == Threshold("waste", at_least=0.2, clears_below=0.175)
+    assert rule.selector.jobs == ("llama-*", "moe-1t")
+    assert rule.selector.labels == {"owner": "ann"}
+    assert set(rule.selector.importance) == {"normal", "high"}
+    assert rule.severity == "critical"
+    assert rule.escalation is not None
+    assert (rule.escalation.at_least, rule.escalation.after_minutes) == (None, 30)
+
+    page.get_by_label("Condition").select_option("cause")
+    page.get_by_label("From, %", exact=True).fill("90")
+    page.get_by_label("Over below, %").fill("80")
+    page.get_by_label("Slow worker", exact=True).check()
+    page.get_by_label("Sessions in a row").fill("1")
+    press(page, "Save")
+    expect(page.locator("#done")).to_have_text("Saved")
+    expect(page.locator("#rules")).to_contain_text(
+        "Slow worker with 90\N{NO-BREAK SPACE}% confidence, at once"
+    )
+    assert place.rule("Wasteful").condition == CauseFound(0.9, 0.8, ("slow_worker",))
+
+    press(page, "Delete…")
+    press(page, "Delete rule")
+    expect(page).to_have_url(f"{place.url}/rules")
+    assert "Wasteful" not in [rule.name for rule in list_rules(place.container)]
+
+
+def test_a_rule_that_comes_with_the_product_is_saved_as_it_was(
+    place: Place, visitor: Visitor
+) -> None:
+    """What the form does not change, it does not lose."""
+    for rule in list_rules(place.container):
+        page = visitor.open(f"{place.url}/rules/{rule.id}")
+        press(page, "Save")
+        expect(page.locator("#done")).to_have_text("Saved")
+        page.context.close()
+        stored = place.rule(rule.name)
+        assert set(stored.selector.importance) == set(rule.selector.importance)
+        if isinstance(rule.condition, NoData):
+            assert stored.condition == NoData(minutes=10, intervals=3)
+        assert (stored.condition, stored.consecutive, stored.clear_sessions) == (
+            rule.condition,
+            rule.consecutive,
+            rule.clear_sessions,
+        )
+        assert (stored.severity, stored.audience, stored.escalation) == (
+            rule.severity,
+            rule.audience,
+            rule.escalation,
+        )
+
+
+def test_what_is_written_survives_turning_another_rule_off(place: Place, visitor: Visitor) -> None:
+    page = visitor.open(f"{place.url}/rules")
+    page.get_by_label("Name", exact=True).fill("Half written")
+    press(page, "Turn off No data")
+    expect(page.get_by_role("button", name="Turn on No data")).to_be_focused()
+    expect(page.locator(".verdict h1")).to_have_text("4 rules are on, and nothing is open")
+    expect(page.get_by_label("Name", exact=True)).to_have_value("Half written")
+    assert not place.rule("No data").enabled
+    press(page, "Turn on No data")
+    expect(page.get_by_role("button", name="Turn off No data")).to_be_visible()
+    assert place.rule("No data").enabled
+
+
+def test_faults_stand_beside_their_fields(place: Place, visitor: Visitor) -> None:
+    page = visitor.open(f"{place.url}/rules")
+    name = page.get_by_label("Name", exact=True)
+    press(page, "Add rule")
+    expect(name).to_be_focused()
+    expect(name).to_have_attribute("aria-invalid", "true")
+    expect(page.locator("#fault-name")).to_have_text("String should have at least 1 character")
+
+    name.fill("No data")
+    page.get_by_label("Over below, ×").fill("2")
+    press(page, "Add rule")
+    expect(page.locator("#fault-condition-clears_below")).to_have_text(
+        "clears_below must not be above at_least"
+    )
+    expect(page.locator("#fault-name")).to_have_count(0)
+
+    page.get_by_label("Over below, ×").fill("1.05")
+    press(page, "Add rule")
+    expect(page.locator("#fault-name")).to_have_text("Another rule has this name.")
+
+    page.get_by_label("Condition").select_option("cause")
+    page.get_by_label("From, %", exact=True).fill("120")
+    press(page, "Preview")
+    expect(page.locator("#fault-condition-at_least")).to_have_text(
+        "Input should be less than or equal to 100 %"
+    )
+    page.get_by_label("Condition").select_option("no_data")
+    press(page, "Preview")
+    expect(page.locator("#fault-condition-minutes")).to_have_text(
+        "minutes or intervals must be given"
+    )
+    assert len(list_rules(place.container)) == 5
+    # The browser itself writes such answers to the console.
+    assert [c for c in visitor.complaints if not re.search("422|409", c)] == []
+    visitor.complaints.clear()
+
+
+def test_a_preview_says_that_it_did_not_read_everything(
+    place: Place, visitor: Visitor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(alert_rules, "PREVIEW_SESSIONS", 4)
+    place.history("dense-34b", 1.0, 1.0, 1.3, 1.3, 1.3)
+    page = visitor.open(f"{place.url}/rules/{place.rule('Slow job').id}")
+    press(page, "Preview")
+    expect(page.locator("#would h2")).to_have_text(
+        "It would have fired once, in 1\N{NO-BREAK SPACE}job"
+    )
+    expect(page.locator("#would .cap p")).to_have_text(
+        re.compile("^Only the latest 4.sessions of 1.job, back to .* there were more in 30 days")
+    )
+    page.get_by_label("From, ×", exact=True).fill("1.9")
+    expect(page.locator("#would")).to_have_class(re.compile("stale"))
+    press(page, "Preview")
+    expect(page.locator("#would h2")).to_have_text("It would not have fired")
+
+
+def test_a_rule_that_is_not_there_is_not_found(place: Place, visitor: Visitor) -> None:
+    page = visitor.open(f"{place.url}/rules/00000000-0000-0000-0000-000000000000")
+    expect(page.locator("h1")).to_contain_text("no rule")
+    visitor.complaints.clear()
