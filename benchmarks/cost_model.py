@@ -2,15 +2,17 @@
 
 The processor is a device like any other: its peak comes from a matrix product, its bandwidth from
 a copy, its efficiency from one measured block. The head, the whole small model and blocks of
-other shapes are then predicted and measured. ``python -m benchmarks.cost_model``
+other shapes are then predicted and measured. Layers counted with PyTorch and with JAX follow, where
+they are installed. ``make cost-model``, which keeps BLAS to one thread: others would only wait.
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator
+import sys
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain
 from typing import Final
 
 import numpy as np
@@ -23,11 +25,13 @@ from app.analysis.planning.transformer import (
     Transformer,
     roofline_ms,
 )
+from benchmarks.counted_layers import measure_jax, measure_torch
+from benchmarks.timing import Held, measured_ms
 
 FloatArray = NDArray[np.float32]
 
-_REPEATS: Final = 15
 _NUMBER_BYTES: Final = 4
+_WITHIN: Final = 0.25
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,17 +72,6 @@ class Block:
         return result
 
 
-def measured_ms(work: Callable[[], object]) -> float:
-    """Return the processor time of some work at its best: other processes do not count."""
-    work()
-    taken = []
-    for _ in range(_REPEATS):
-        began = time.process_time()
-        work()
-        taken.append(time.process_time() - began)
-    return min(taken) * 1e3
-
-
 def this_processor() -> Accelerator:
     """Return this machine's processor as a device, at full efficiency."""
     size = 1024
@@ -111,14 +104,10 @@ def shape(hidden: int, sequence: int) -> Transformer:
     )
 
 
-def measure_cost_model() -> Iterator[str]:
+def measure_cost_model() -> Iterator[Held]:
     """Yield predicted against measured forward times."""
     processor = this_processor()
     model = shape(640, 384)
-    yield (
-        f"processor: {processor.peak_flops / 1e9:.0f} GFLOP/s, "
-        f"{processor.bytes_per_s / 1e9:.1f} GB/s, calibrated on one block of 640, 384 tokens"
-    )
     draw = np.random.default_rng(1)
     blocks = [Block.random(model, draw) for _ in range(model.layers_count)]
     head = draw.standard_normal((model.hidden, model.vocabulary), dtype=np.float32)
@@ -133,24 +122,27 @@ def measure_cost_model() -> Iterator[str]:
     one = Measured(processor.name, 1, measured_ms(lambda: blocks[0].forward(x)), None)
     calibrated = replace(model, measured=(one,))
     predicted = calibrated.times_on(processor).forward_ms
-    yield _line("its head", predicted[-1], measured_ms(lambda: x @ head))
-    yield _line("four blocks and the head", sum(predicted[1:]), measured_ms(whole))
+    yield Held("its head", predicted[-1], measured_ms(lambda: x @ head))
+    yield Held("four blocks and the head", sum(predicted[1:]), measured_ms(whole), whole=True)
     factor = one.forward_ms / roofline_ms(model.work()[1], processor)
     for other in (shape(640, 768), shape(768, 384), shape(1024, 512)):
         block = Block.random(other, draw)
         y = draw.standard_normal((other.sequence, other.hidden), dtype=np.float32)
         ms = roofline_ms(other.work()[1], processor) * factor
         what = f"block of {other.hidden}, {other.sequence} tokens"
-        yield _line(what, ms, measured_ms(partial(block.forward, y)))
+        yield Held(what, ms, measured_ms(partial(block.forward, y)))
 
 
-def _line(what: str, predicted: float, measured: float) -> str:
-    return (
-        f"{what}: predicted {predicted:.2f} ms, measured {measured:.2f} ms, "
-        f"{predicted / measured - 1:+.0%}"
-    )
+def main() -> None:
+    """Print every prediction; fail where one of a whole model is too far off."""
+    far = []
+    for held in chain(measure_cost_model(), measure_torch(), measure_jax()):
+        print(held, flush=True)
+        if held.whole and abs(held.off) > _WITHIN:
+            far.append(held.what)
+    if far:
+        sys.exit(f"off by more than {_WITHIN:.0%}: {', '.join(far)}".replace("%", " %"))
 
 
 if __name__ == "__main__":
-    for line in measure_cost_model():
-        print(line, flush=True)
+    main()
