@@ -7,7 +7,9 @@ batches that are checked before the next is read.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 from typing import Final, NoReturn, TypeVar
 
@@ -50,10 +52,15 @@ def decode_parquet(body: Path | bytes, meta: SessionMeta, limits: Limits) -> tup
         places = Places(layout.columns)
         assembler = Assembler(meta, layout, places, limits, footer.rows)
         names = OpNames(places)
-        for batch in _batches(source, described.metadata, layout, wanted):
-            if batch.num_rows:
-                columns, op = batch_columns(batch, layout, places, assembler.rows)
-                assembler.add(columns, names.codes(op, assembler.rows))
+        batches = _batches(source, described.metadata, layout, wanted)
+        if footer.rows > BATCH_ROWS:
+            batches = _one_ahead(batches)
+        # Closed before the source is, also when a batch is refused: another is being read.
+        with closing(batches):
+            for batch in batches:
+                if batch.num_rows:
+                    columns, op = batch_columns(batch, layout, places, assembler.rows)
+                    assembler.add(columns, names.codes(op, assembler.rows))
         return assembler.finish(names.names), layout
 
 
@@ -63,7 +70,7 @@ def _open(body: Path | bytes) -> pa.NativeFile:
 
 def _batches(
     source: pa.NativeFile, metadata: pq.FileMetaData, layout: Layout, wanted: list[str]
-) -> Iterator[pa.RecordBatch]:
+) -> Generator[pa.RecordBatch, None, None]:
     file = _read(
         lambda: pq.ParquetFile(
             source,
@@ -77,6 +84,15 @@ def _batches(
     )
     while (batch := _read(lambda: next(batches, None))) is not None:
         yield batch
+
+
+def _one_ahead(items: Iterator[T]) -> Generator[T, None, None]:
+    """Have the next item made on a second core while one is looked at."""
+    with ThreadPoolExecutor(1) as pool:
+        following = pool.submit(next, items, None)
+        while (item := following.result()) is not None:
+            following = pool.submit(next, items, None)
+            yield item
 
 
 def _read(action: Callable[[], T]) -> T:
