@@ -22,6 +22,7 @@ class Health:
     """A channel in the short table."""
 
     name: str
+    url: str
     dead: bool
     sent: int
     waiting: int
@@ -41,6 +42,7 @@ def health(channel: ChannelView, tally: Tally | None, now: datetime) -> Health:
     """
     return Health(
         name=channel.name,
+        url=f"/channels/{channel.id}",
         dead=bool(dead([channel])),
         sent=tally.delivered if tally else 0,
         waiting=channel.waiting,

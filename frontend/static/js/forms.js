@@ -1,5 +1,7 @@
 // Forms whose fields come from the server (form_macros.html): read them, and show what is wrong where it is.
 
+const NO_MATCH = 'string_pattern_mismatch';
+
 const lines = (text) => text.split('\n').map((line) => line.trim()).filter(Boolean);
 
 function pair(line) {
@@ -45,11 +47,13 @@ export function showFaults(form, faults) {
   const fields = new Map([...form.querySelectorAll('[data-path]')].filter((field) => !field.closest('fieldset')?.disabled).map((field) => [field.dataset.path, field]));
   const rest = [];
   for (const fault of faults) {
-    const words = fault.message.replace(/^Value error, /, '');
     // Of a value in a list it names the place in the list as well.
     let path = fault.column ?? '';
     while (path && !fields.has(path)) path = path.slice(0, Math.max(0, path.lastIndexOf('.')));
     const field = fields.get(path);
+    const { example } = field?.dataset ?? {};
+    // A pattern says little to people.
+    const words = fault.code === NO_MATCH && example ? `Not of the form ${example}` : fault.message.replace(/^Value error, /, '');
     if (field) {
       field.querySelector('.fault').textContent = words;
       (control(field) ?? field).setAttribute('aria-invalid', 'true');

@@ -1,0 +1,95 @@
+"""What the page of channels reads from the database."""
+
+from __future__ import annotations
+
+from sqlalchemy import update
+
+from app.db.alert_models import AlertChannel
+from app.services.alert_channels import list_channels, update_channel
+from app.services.alert_deliveries import replay_delivery
+from app.services.alert_views import incidents, tallies
+from app.services.channel_views import dead_channels, undelivered
+from tests.integration.alerts.conftest import Alerting
+from tests.integration.alerts.receiver import Receiver, Reply
+
+
+def test_a_channel_is_dead_when_its_receiver_is_gone_and_alive_once_enabled(
+    alerting: Alerting, receiver: Receiver
+) -> None:
+    receiver.answer = lambda _: Reply(410, b"gone for good")
+    channel = alerting.channel(receiver)
+    assert dead_channels(alerting.container) == []
+    alerting.slow()
+    alerting.pass_and_work()
+    assert dead_channels(alerting.container) == ["hook"]
+    [failed], count = undelivered(alerting.container)
+    assert (failed.state, failed.answer, count) == ("failed", "gone for good", 1)
+    assert not failed.can_replay
+    update_channel(alerting.container, channel, enabled=True)
+    assert dead_channels(alerting.container) == []
+    [failed], _ = undelivered(alerting.container)
+    assert failed.can_replay
+
+
+def test_a_channel_that_somebody_disabled_is_not_dead(
+    alerting: Alerting, receiver: Receiver
+) -> None:
+    alerting.channel(receiver, enabled=False)
+    assert dead_channels(alerting.container) == []
+
+
+def test_a_channel_whose_secrets_nobody_can_read_is_dead(
+    alerting: Alerting, receiver: Receiver
+) -> None:
+    alerting.channel(receiver)
+    with alerting.container.uow() as tx:
+        tx.session.execute(update(AlertChannel).values(secrets=b"of another key"))
+    assert dead_channels(alerting.container) == ["hook"]
+    assert [channel.readable for channel in list_channels(alerting.container)] == [False]
+
+
+def test_what_a_later_message_has_overtaken_is_not_offered_again(
+    alerting: Alerting, receiver: Receiver
+) -> None:
+    receiver.answer = lambda _: Reply(400, b"no")
+    channel = alerting.channel(receiver)
+    alerting.slow()
+    alerting.pass_and_work()
+    receiver.answer = lambda _: Reply(200, b"yes")
+    alerting.fast()
+    alerting.pass_and_work()
+    rows, _ = undelivered(alerting.container, channel)
+    assert [(row.state, row.overtaken, row.can_replay) for row in rows] == [("failed", True, False)]
+
+
+def test_a_delivery_that_failed_is_gone_from_the_list_once_it_arrived(
+    alerting: Alerting, receiver: Receiver
+) -> None:
+    receiver.answer = lambda _: Reply(400, b"no")
+    channel = alerting.channel(receiver)
+    alerting.slow()
+    alerting.pass_and_work()
+    [failed], _ = undelivered(alerting.container)
+    tally = tallies(alerting.container)[channel]
+    assert (tally.failed, tally.status, tally.answer) == (1, 400, "no")
+    receiver.answer = lambda _: Reply(200, b"yes")
+    replay_delivery(alerting.container, failed.id)
+    alerting.work()
+    assert undelivered(alerting.container) == ([], 0)
+    tally = tallies(alerting.container)[channel]
+    assert (tally.delivered, tally.failed, tally.status, tally.error) == (1, 0, 200, None)
+
+
+def test_incidents_are_counted_by_state_and_those_that_are_over_listed_latest_first(
+    alerting: Alerting, receiver: Receiver
+) -> None:
+    alerting.channel(receiver)
+    for job in ("a", "b", "c"):
+        alerting.slow(job)
+    for job in ("b", "a"):
+        alerting.fast(job)
+    found = incidents(alerting.container)
+    assert found.counts == {"firing": 1}
+    assert [row.job for row in found.present] == ["c"]
+    assert [item.row.job for item in found.over] == ["a", "b"]
+    assert found.over_count == 2
