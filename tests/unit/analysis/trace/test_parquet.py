@@ -60,6 +60,21 @@ def test_a_file_is_read_like_its_bytes(tmp_path: Path) -> None:
     bodies.assert_same(decode(path, META, limits=LIMITS).trace, bodies.decoded(body))
 
 
+def test_a_body_of_many_batches_is_read_like_one_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    body = bodies.parquet(bodies.published_table())
+    whole = bodies.decoded(body)
+    monkeypatch.setattr("app.analysis.trace.parquet.BATCH_ROWS", 7)
+    bodies.assert_same(bodies.decoded(body), whole)
+
+
+def test_a_fault_in_a_later_batch_is_named_by_its_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("app.analysis.trace.parquet.BATCH_ROWS", 7)
+    ranks = bodies.published_columns()["rank"]
+    error = refused(bodies.parquet(bodies.published_table(rank=[*ranks[:17], 99, *ranks[18:]])))
+    assert error.stable_code == "trace.rank_out_of_range"
+    assert [fault.row for fault in error.faults] == [17]
+
+
 @pytest.mark.parametrize(
     "options",
     [
