@@ -15,6 +15,7 @@ from uuid import UUID
 
 from app.alerts.facts import UNKNOWN_CAUSE, CauseFact, Facts
 from app.alerts.incidents import (
+    Baseline,
     Incident,
     Silence,
     State,
@@ -237,7 +238,12 @@ class _Board:
         return opened
 
     def join(
-        self, incident: Incident, rule: Rule, facts: Facts | None, value: float | None
+        self,
+        incident: Incident,
+        rule: Rule,
+        facts: Facts | None,
+        value: float | None,
+        baseline: Baseline | None = None,
     ) -> None:
         """Let a rule hold an incident, and keep what it saw."""
         ids = tuple(dict.fromkeys((*incident.rules, rule.id)))
@@ -249,6 +255,7 @@ class _Board:
                 severity="critical" if incident.escalated_at else severity,
                 facts=facts or incident.facts,
                 value=value,
+                baseline=baseline or incident.baseline,
             ),
             "held",
         )
@@ -274,7 +281,14 @@ class _Board:
 def _read(rule: Rule, job: JobState) -> _Read:
     since = job.since.get(rule.id)
     history = [facts for facts in job.history if since is None or facts.received_at > since]
-    return _Read(rule, history, read_history(rule, history))
+    lasting = {
+        incident.baseline.layout: incident.baseline.step_time_s
+        for incident in job.incidents
+        if incident.baseline is not None
+        and rule.id in incident.rules
+        and (since is None or incident.opened_at > since)
+    }
+    return _Read(rule, history, read_history(rule, history, lasting))
 
 
 def _apply(board: _Board, read: _Read) -> None:
@@ -285,9 +299,11 @@ def _apply(board: _Board, read: _Read) -> None:
     if reading.level is not Level.BREACH:
         return
     confirmed = read.streak >= read.rule.consecutive
+    step_s = reading.baseline_s
+    baseline = None if step_s is None else Baseline(facts.layout, step_s)
     for blamed in reading.blamed:
         for found in _about(board, read.rule, blamed):
-            board.join(found, read.rule, facts, reading.value)
+            board.join(found, read.rule, facts, reading.value, baseline)
             joined = board.get(found.fingerprint)
             if joined is not None and confirmed and can(joined.state, Trigger.CONFIRM):
                 board.put(confirm(joined, board.now), "fired")

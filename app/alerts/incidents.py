@@ -72,6 +72,21 @@ class Silence:
 
 
 @dataclass(frozen=True, slots=True)
+class Baseline:
+    """What a regression is measured against as long as it lasts: the step time of before.
+
+    Parameters
+    ----------
+    layout : str
+        Sizes of the job; see `Facts`.
+    step_time_s : float
+    """
+
+    layout: str
+    step_time_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class Incident:
     """An incident.
 
@@ -94,6 +109,8 @@ class Incident:
         Of the latest session for which it held; None where there is no session to it.
     value : float or None
         The number that the rule compared, in that session.
+    baseline : Baseline or None
+        Of a regression.
     fired_at, resolved_at, escalated_at : datetime or None
     acknowledged_by : str or None
     silence : Silence or None
@@ -114,6 +131,7 @@ class Incident:
     epoch: int = 0
     facts: Facts | None = None
     value: float | None = None
+    baseline: Baseline | None = None
     fired_at: datetime | None = None
     resolved_at: datetime | None = None
     escalated_at: datetime | None = None

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import itertools
 import statistics
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Final, assert_never
@@ -43,17 +43,22 @@ class Reading:
         The number that was compared.
     blamed : tuple of CauseFact
         What an incident would be about; causes of a clear session are left out.
+    baseline_s : float or None
+        What a step was compared with.
     """
 
     level: Level
     value: float | None = None
     blamed: tuple[CauseFact, ...] = ()
+    baseline_s: float | None = None
 
 
 _UNKNOWN: Final = Reading(Level.UNKNOWN)
 
 
-def read_history(rule: Rule, history: Sequence[Facts]) -> list[Reading]:
+def read_history(
+    rule: Rule, history: Sequence[Facts], baselines_s: Mapping[str, float]
+) -> list[Reading]:
     """Return what a rule says of each session.
 
     Parameters
@@ -62,11 +67,14 @@ def read_history(rule: Rule, history: Sequence[Facts]) -> list[Reading]:
         Of any condition but `NoData`, which is about the time between sessions.
     history : sequence of Facts
         Sessions of one job, the oldest first.
+    baselines_s : mapping of str to float
+        By layout: what regressions that last are measured against. They may be older than the
+        history, whose first sessions would otherwise be taken for the baseline.
     """
     condition = rule.condition
     match condition:
         case Threshold(kind="regression"):
-            return _regressions(condition, history)
+            return _regressions(condition, history, baselines_s)
         case Threshold():
             return [_number(condition, facts) for facts in history]
         case CauseFound():
@@ -148,13 +156,15 @@ def _cause(condition: CauseFound, facts: Facts) -> Reading:
     return Reading(Level.CLEAR, value)
 
 
-def _regressions(condition: Threshold, history: Sequence[Facts]) -> list[Reading]:
+def _regressions(
+    condition: Threshold, history: Sequence[Facts], baselines_s: Mapping[str, float]
+) -> list[Reading]:
     """Compare each session with those before it that were not regressions themselves.
 
     Otherwise a step that became slower for good would be the new baseline after five sessions, and
     the incident over although nothing was repaired.
     """
-    usual: dict[str, list[float]] = {}
+    usual = {layout: [step_s] * MIN_BASELINE for layout, step_s in baselines_s.items()}
     readings = []
     for facts in history:
         if facts.step_time_s is None:
@@ -170,5 +180,5 @@ def _regressions(condition: Threshold, history: Sequence[Facts]) -> list[Reading
         reading = _graded(condition, facts.step_time_s / baseline_s - 1, blamed)
         if reading.level is not Level.BREACH:
             before.append(facts.step_time_s)
-        readings.append(reading)
+        readings.append(replace(reading, baseline_s=baseline_s))
     return readings

@@ -9,7 +9,7 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from app.alerts.evaluate import Change, JobState, evaluate
+from app.alerts.evaluate import HISTORY_SESSIONS, Change, JobState, evaluate
 from app.alerts.facts import CauseFact, Facts
 from app.alerts.incidents import Incident, Silence, State
 from app.alerts.rules import CauseFound, NoData, Rule, Threshold
@@ -91,7 +91,7 @@ class Job:
         state = JobState(
             job="llm",
             labels=self.labels,
-            history=self.history,
+            history=self.history[-HISTORY_SESSIONS:],
             received=sorted(facts.received_at for facts in self.history),
             incidents=[i for i in self.incidents.values() if i.state is not State.RESOLVED],
             silences=self.silences(),

@@ -8,7 +8,7 @@ from datetime import timedelta
 
 import pytest
 
-from app.alerts.evaluate import DATA_CAME, RULE_GONE
+from app.alerts.evaluate import DATA_CAME, HISTORY_SESSIONS, RULE_GONE
 from app.alerts.facts import CauseFact
 from app.alerts.incidents import Silence, State, acknowledge, clear, silence
 from app.alerts.rules import CauseFound, Escalation, NoData, Selector, Threshold
@@ -170,6 +170,29 @@ def test_a_regression_does_not_become_its_own_baseline() -> None:
     assert told(job.come(session(60, step_time_s=10.0), session(61, step_time_s=10.0))) == [
         "resolved"
     ]
+
+
+def test_a_regression_lasts_longer_than_the_history_that_is_looked_at() -> None:
+    job = Job(regression_rule())
+    job.come(*(session(n, step_time_s=10.0) for n in range(1, 6)))
+    slower = [session(n, step_time_s=11.0) for n in range(6, 2 * HISTORY_SESSIONS)]
+    assert told(job.come(*slower)) == ["fired"]
+    assert job.only().state is State.FIRING
+    repaired = [session(2 * HISTORY_SESSIONS + n, step_time_s=10.0) for n in range(2)]
+    assert told(job.come(*repaired)) == ["resolved"]
+
+
+def test_a_regression_of_a_job_that_was_resized_is_not_measured_against_the_old_size() -> None:
+    job = Job(slow_rule(), regression_rule())
+    job.come(*(session(n, 1.0, step_time_s=10.0) for n in range(1, 6)))
+    job.come(*(session(n, 1.2, SLOW_NODE, step_time_s=11.0) for n in range(6, 9)))
+    larger = [
+        session(n, 1.2, SLOW_NODE, step_time_s=20.0, layout="dp=4 pp=2") for n in range(9, 12)
+    ]
+    job.come(*larger)
+    assert job.only().value == 1.2, "held by its slowdown, not as a regression"
+    good = [session(n, 1.0, step_time_s=20.0, layout="dp=4 pp=2") for n in range(12, 14)]
+    assert told(job.come(*good)) == ["resolved"]
 
 
 def test_a_job_of_another_size_has_another_baseline() -> None:
