@@ -185,6 +185,17 @@ def _show_remarks(document: dict[str, Any], console: Console) -> None:
         console.print("This template does not fit the memory of its devices.", highlight=False)
     if not document["contiguous_nodes"]:
         console.print("Stages of one node do not follow each other.", highlight=False)
+    if "folding" in document:
+        folding = document["folding"]
+        factors = ", ".join(f"{name} {n}" for name, n in folding["factors"].items())
+        console.print(
+            f"Folded into {folding['virtual_nodes']} nodes of {folding['virtual_gpus_per_node']} "
+            f"{folding['weakest']}: {factors}; virtual template of "
+            f"{len(document['virtual_template']['stages'])} stages, "
+            f"{len(document.get('oobleck_templates', []))} templates of Oobleck (--json has them)",
+            highlight=False,
+            soft_wrap=True,
+        )
     others = document["alternatives"]
     if others:
         best = others[0]["iteration_time_ms"]["simulated"]

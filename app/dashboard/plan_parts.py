@@ -199,7 +199,7 @@ def _method_row(
 ) -> MethodRow:
     times = other["iteration_time_ms"]
     over = times["simulated"] / min(simulated) - 1
-    remarks = []
+    remarks = [_folded(other["folding"])] if "folding" in other else []
     if not other["fits_memory"]:
         remarks.append("does not fit the memory")
     if not other["contiguous_nodes"]:
@@ -217,6 +217,14 @@ def _method_row(
         remark=", ".join(remarks),
         blocks=blocks_of(other["stages"], other["layers"], names),
     )
+
+
+def _folded(folding: Document) -> str:
+    """Say as what the cluster passes where Ditto looks for its virtual template."""
+    weakest, nodes = folding["weakest"], plural(folding["virtual_nodes"], "node")
+    worth = [f"a {name} as {n}" for name, n in folding["factors"].items() if name != weakest]
+    counted = f" ({', '.join(worth)})" if worth else ""
+    return f"folded into {nodes} of {folding['virtual_gpus_per_node']} {weakest}{counted}"
 
 
 def alternative_rows(document: Document, names: Sequence[str]) -> tuple[MethodRow, ...]:

@@ -31,6 +31,13 @@ def test_prints_the_template_and_what_ditto_gives(
     assert "greedy: 94.744 s t_std" in out
 
 
+def test_ditto_prints_how_it_folds(spec: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    plan_file(spec, "ditto", "t_std", None, as_json=False)
+    out = capsys.readouterr().out
+    assert "Folded into 6 nodes of 2 v100: v100 1, 3090 2; virtual template of 12 stages" in out
+    assert ", 7 templates of Oobleck" in out
+
+
 def test_json_is_the_document_alone(spec: Path, capsys: pytest.CaptureFixture[str]) -> None:
     plan_file(spec, "ditto", "t_oobleck", None, as_json=True)
     document = json.loads(capsys.readouterr().out)

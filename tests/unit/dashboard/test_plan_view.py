@@ -149,6 +149,16 @@ def test_a_found_template_fills_its_page(
     ]
 
 
+def test_how_ditto_folds_is_said_beside_its_template(
+    document: dict[str, Any], timeline: dict[str, Any]
+) -> None:
+    page = plan_page(view("planned", document=document, timeline=timeline))
+    assert page.template is not None
+    remarks = {row.name: row.remark.replace("\xa0", " ") for row in page.template.methods}
+    assert remarks["Optimal"] == ""
+    assert remarks["Ditto"].startswith("folded into ")
+
+
 def test_what_is_too_much_to_draw_is_said(
     document: dict[str, Any], timeline: dict[str, Any]
 ) -> None:
