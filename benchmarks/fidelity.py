@@ -34,7 +34,7 @@ _JOB: Final = JobModel(
     costs=CostModel(host_stall_probability=0.004, contention=0.04),
 )
 _WORKER: Final = (0, 0)
-_SWEEP: Final = tuple(np.round(np.arange(1.0, 4.61, 0.2), 2).tolist())
+_SWEEP: Final = tuple(np.round(np.arange(1.0, 6.01, 0.25), 2).tolist())
 _RANDOM_JOBS: Final = 200
 _SLOWEST: Final = 3.0
 _WITHIN: Final = 0.02
