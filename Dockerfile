@@ -26,7 +26,8 @@ ENV PATH=/opt/paceline/bin:$PATH \
     PYTHONUNBUFFERED=1 \
     HOME=/tmp \
     PACELINE_DATA_DIR=/var/lib/paceline \
-    PACELINE_LOG_JSON=true
+    PACELINE_LOG_JSON=true \
+    NUMBA_CACHE_DIR=/var/lib/paceline/compiled
 # A number, so that orchestrators can check that it is not root.
 USER 10001:10001
 WORKDIR /var/lib/paceline

@@ -45,6 +45,8 @@ $(VENV)/.installed: $(VENV)/.created requirements/build.txt requirements/runtime
 	@echo "Installing Paceline into $(VENV) (about 130 MB to download the first time)"
 	@$(PIP) install --require-hashes -r requirements/build.txt -r requirements/runtime.txt
 	@$(PIP) install --no-deps --no-build-isolation --editable .
+	@echo "Compiling the loops of the analysis"
+	@$(BIN)/python -m app.analysis.warm_up
 	@touch $@
 	@echo "Ready: $(BIN)/paceline, or make demo"
 

@@ -111,9 +111,7 @@ def _load_analysis() -> None:
 
     After the fork: numpy's threads must not be forked.
     """
-    from app.analysis.planning.warm_up import warm_up as warm_up_planner  # noqa: PLC0415 - see above
-    from app.analysis.whatif.executor import warm_up as warm_up_replay  # noqa: PLC0415
+    from app.analysis.warm_up import warm_up  # noqa: PLC0415 - see above
     from app.services import analyze_session  # noqa: F401, PLC0415
 
-    warm_up_replay()
-    warm_up_planner()
+    warm_up()

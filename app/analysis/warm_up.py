@@ -1,0 +1,19 @@
+"""Have every compiled loop ready: ``python -m app.analysis.warm_up`` after an installation.
+
+Compiling takes some ten seconds, once on a machine: it is kept on disk. Loading takes a half.
+"""
+
+from __future__ import annotations
+
+from app.analysis.planning.warm_up import warm_up as warm_up_planner
+from app.analysis.whatif.executor import warm_up as warm_up_replay
+
+
+def warm_up() -> None:
+    """Compile, or load from the disk's cache, what replays and plans run."""
+    warm_up_replay()
+    warm_up_planner()
+
+
+if __name__ == "__main__":
+    warm_up()
