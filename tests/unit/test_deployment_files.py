@@ -60,6 +60,27 @@ def test_databases_are_reachable_from_the_other_containers_only(compose: dict[st
     assert compose["networks"]["backend"]["internal"] is True
 
 
+def test_workers_can_send_alerts_and_read_their_channels_secrets(compose: dict[str, Any]) -> None:
+    api, worker = compose["services"]["api"], compose["services"]["worker"]
+    internal = {
+        name for name, network in compose["networks"].items() if (network or {}).get("internal")
+    }
+
+    assert set(worker["networks"]) - internal
+    assert worker["environment"]["PACELINE_SECRET_KEYS"].startswith("${PACELINE_SECRET_KEYS:?")
+    for name in ("PACELINE_SECRET_KEYS", "PACELINE_EXTERNAL_URL"):
+        assert api["environment"][name] == worker["environment"][name]
+
+
+def test_compiled_loops_are_kept_where_a_worker_may_write(
+    compose: dict[str, Any], dockerfile: list[tuple[str, str]]
+) -> None:
+    image = dict(word.split("=", 1) for line in of(dockerfile, "ENV") for word in shlex.split(line))
+    mounted = [volume.split(":")[1] for volume in compose["services"]["worker"]["volumes"]]
+
+    assert any(Path(image["NUMBA_CACHE_DIR"]).is_relative_to(path) for path in mounted)
+
+
 def test_every_service_that_stays_has_a_health_check(compose: dict[str, Any]) -> None:
     for name, service in compose["services"].items():
         if name == "migrate":
@@ -101,7 +122,7 @@ def test_the_example_of_an_environment_holds_no_secret_and_the_real_one_is_ignor
         if line and not line.startswith("#")
     )
 
-    assert example["POSTGRES_PASSWORD"] == ""
+    assert example["POSTGRES_PASSWORD"] == example["PACELINE_SECRET_KEYS"] == ""
     assert ".env" in (ROOT / ".gitignore").read_text().splitlines()
 
 
@@ -225,7 +246,7 @@ def test_docker_itself_accepts_the_compose_file() -> None:
         check=False,
         capture_output=True,
         text=True,
-        env=os.environ | {"POSTGRES_PASSWORD": "test"},
+        env=os.environ | {"POSTGRES_PASSWORD": "test", "PACELINE_SECRET_KEYS": "test"},
     )
 
     assert shown.returncode == 0, shown.stderr
