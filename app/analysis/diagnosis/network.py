@@ -35,14 +35,12 @@ class _Links:
 
 def find_network(observation: Observation) -> Finding | None:
     """Return slow links; without it their transfers take the median time of their type."""
-    nodes = observation.layout.nodes
     recorded = observation.recorded_ns
-    ideal = observation.group.durations.ideal_ns
     # The ideal of a communication type is its median.
-    medians = {int(nodes.op[node]): float(ideal[node]) for node in range(len(nodes))}
-    links = _pipeline_links(observation, medians)
+    medians = observation.group.durations.ideal_ns
+    links = _pipeline_links(observation)
     slow_links = _beyond(links.ratio) if links.ends else np.zeros((0, 1), bool)
-    stages, by_step = _collectives(observation, medians)
+    stages, by_step = _collectives(observation)
     collectives = by_step.mean(axis=1)
     slow_stages = _beyond(collectives) if len(stages) > 1 else _by_spells(by_step)
     if not slow_links.any() and not slow_stages.any():
@@ -52,11 +50,11 @@ def find_network(observation: Observation) -> Finding | None:
         for node in links.nodes[index]:
             changed = transfers.get(node)
             changed = np.full(recorded[node].shape, np.inf) if changed is None else changed
-            changed[:, dp] = medians[int(nodes.op[node])]
+            changed[:, dp] = medians[node]
             transfers[node] = changed
     for index in np.flatnonzero(slow_stages).tolist():
         for node in stages[index][1]:
-            transfers[node] = np.full(recorded[node].shape, medians[int(nodes.op[node])])
+            transfers[node] = np.full(recorded[node].shape, medians[node])
     slow_at = {stages[index][0] for index in np.flatnonzero(slow_stages).tolist()}
     workers = _at_fault(links, slow_links, slow_at, observation.layout.dp)
     where: dict[str, object] = {
@@ -83,27 +81,28 @@ def find_network(observation: Observation) -> Finding | None:
     )
 
 
-def _pipeline_links(observation: Observation, medians: dict[int, float]) -> _Links:
+def _pipeline_links(observation: Observation) -> _Links:
     """Return how much longer than usual the transfers of each link take, shape (links, dp)."""
     layout, nodes = observation.layout, observation.layout.nodes
     codes = {layout.op_names.index(name) for name in P2P if name in layout.op_names}
+    op, stage = nodes.op.tolist(), nodes.pp.tolist()
     by_link: dict[Link, list[int]] = {}
     for unit in observation.group.graph.units:
         members = unit.members
-        if len(members) > 1 and not unit.across_dp and int(nodes.op[members[0]]) in codes:
-            stages = [int(nodes.pp[node]) for node in members]
+        if len(members) > 1 and not unit.across_dp and op[members[0]] in codes:
+            stages = [stage[node] for node in members]
             by_link.setdefault((min(stages), max(stages)), []).extend(members)
     ends = sorted(by_link)
     ratio = np.empty((len(ends), layout.dp))
     for index, link in enumerate(ends):
-        usual = np.array([medians[int(nodes.op[node])] for node in by_link[link]])
+        usual = observation.group.durations.ideal_ns[by_link[link]]
         taken = observation.recorded_ns[by_link[link]].mean(axis=1)
         ratio[index] = (taken / np.maximum(usual, _LEAST_NS)[:, None]).mean(axis=0)
     return _Links(ends, [by_link[link] for link in ends], ratio)
 
 
 def _collectives(
-    observation: Observation, medians: dict[int, float]
+    observation: Observation,
 ) -> tuple[list[tuple[int, list[int]]], FloatArray]:
     """Return each stage with its collectives over DP ranks, and how much longer they take.
 
@@ -118,7 +117,7 @@ def _collectives(
     stages = sorted(by_stage.items())
     ratio = np.empty((len(stages), len(layout.steps)))
     for index, (_, members) in enumerate(stages):
-        usual = np.array([medians[int(nodes.op[node])] for node in members])
+        usual = observation.group.durations.ideal_ns[members]
         taken = observation.recorded_ns[members].mean(axis=2)
         ratio[index] = taken.sum(axis=0) / max(float(usual.sum()), _LEAST_NS)
     return stages, ratio

@@ -151,8 +151,10 @@ def _matches(layout: Layout, graph: Graph) -> _Matches:
     dp, pp = layout.dp, layout.pp
     pairs: dict[tuple[int, int], list[tuple[int, int]]] = {}
     collectives: dict[int, list[int]] = {}
+    kinds = list(zip(layout.nodes.op.tolist(), layout.nodes.pp.tolist(), strict=True))
+    spanning = set(layout.codes(*DP_COLLECTIVES))
     for unit in graph.units:
-        _collect(unit, layout, pairs, collectives)
+        _collect(unit, layout, (kinds, spanning), pairs, collectives)
     ranks = np.arange(dp) * pp
     one, other, apart = [], [], []
     for (first, second), found in sorted(pairs.items()):
@@ -185,10 +187,12 @@ def _matches(layout: Layout, graph: Graph) -> _Matches:
 def _collect(
     unit: Unit,
     layout: Layout,
+    known: tuple[list[tuple[int, int]], set[int]],
     pairs: dict[tuple[int, int], list[tuple[int, int]]],
     collectives: dict[int, list[int]],
 ) -> None:
-    stages = layout.nodes.pp[list(unit.members)].tolist()
+    kinds, spanning = known
+    stages = [kinds[node][1] for node in unit.members]
     match unit.members:
         case (one, other) if not unit.across_dp and stages[0] != stages[1]:
             if layout.free is not None and (layout.free[one] or layout.free[other]):
@@ -196,7 +200,7 @@ def _collect(
             if stages[0] > stages[1]:
                 one, other = other, one
             pairs.setdefault((min(stages), max(stages)), []).append((one, other))
-        case (node,) if layout.op_names[layout.nodes.op[node]] in DP_COLLECTIVES:
+        case (node,) if kinds[node][0] in spanning:
             collectives.setdefault(stages[0], []).append(node)
         case _:
             pass
