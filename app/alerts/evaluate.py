@@ -2,7 +2,8 @@
 
 Nothing is counted from session to session. Every evaluation reads the job's latest sessions in
 their own order, so that it comes to the same end whatever order they were analyzed in, whichever
-rule was edited in between, and however often the process was restarted.
+rule was edited in between, and however often the process was restarted. Only what a regression is
+measured against is kept with its incident: it may have begun before those sessions.
 """
 
 from __future__ import annotations
@@ -13,11 +14,11 @@ from datetime import datetime, timedelta
 from typing import Final
 from uuid import UUID
 
+from app.alerts.board import Board, Change, JobState
 from app.alerts.facts import UNKNOWN_CAUSE, CauseFact, Facts
 from app.alerts.incidents import (
     Baseline,
     Incident,
-    Silence,
     State,
     Trigger,
     can,
@@ -28,7 +29,7 @@ from app.alerts.incidents import (
     fingerprint_of,
 )
 from app.alerts.readings import NO_DATA_CAUSE, Level, Reading, read_history, silent_for
-from app.alerts.rules import NoData, Rule, highest
+from app.alerts.rules import NoData, Rule
 
 # What an evaluation looks at: enough for baselines and for the longest `consecutive`.
 HISTORY_SESSIONS: Final = 100
@@ -39,61 +40,6 @@ SILENT_JOB_EVERY: Final = timedelta(minutes=10)
 RULE_GONE: Final = "its rule was deleted, disabled or no longer selects the job"
 SESSIONS_CLEAR: Final = "its condition no longer holds"
 DATA_CAME: Final = "a session came"
-
-
-@dataclass(frozen=True, slots=True)
-class Change:
-    """What became of an incident.
-
-    Parameters
-    ----------
-    incident : Incident
-        As it is now.
-    before : State or None
-        None where it is new.
-    event : str
-        ``opened``, ``fired``, ``held``, ``escalated``, ``unsilenced``, ``resolved``.
-    """
-
-    incident: Incident
-    before: State | None
-    event: str
-
-    @property
-    def tells(self) -> bool:
-        """Return whether channels may have to be told."""
-        return self.event != "held" and self.incident.told
-
-
-@dataclass(frozen=True, slots=True)
-class JobState:
-    """Everything of a job that rules look at.
-
-    Parameters
-    ----------
-    job : str
-    labels : mapping of str to str
-        Of its latest session.
-    history : sequence of Facts
-        Its analyzed sessions, the oldest first; at most `HISTORY_SESSIONS` are needed.
-    received : sequence of datetime
-        When its latest sessions came, analyzed or not, the oldest first.
-    incidents : sequence of Incident
-        Those that are not resolved.
-    silences : mapping of str to Silence
-        By fingerprint, those of earlier incidents that may last.
-    since : mapping of UUID to datetime
-        By rule, when a person last said that an incident of it is over: sessions up to then are
-        settled.
-    """
-
-    job: str
-    labels: Mapping[str, str]
-    history: Sequence[Facts]
-    received: Sequence[datetime]
-    incidents: Sequence[Incident]
-    silences: Mapping[str, Silence]
-    since: Mapping[UUID, datetime]
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +91,7 @@ def evaluate(
         rule for rule in rules if rule.enabled and rule.selector.selects(job.job, job.labels)
     ]
     by_id = {rule.id: rule for rule in selected}
-    board = _Board(job, by_id, now, new_id)
+    board = Board(job, by_id, now, new_id)
     reads = {
         rule.id: _read(rule, job) for rule in selected if not isinstance(rule.condition, NoData)
     }
@@ -196,88 +142,6 @@ def next_look(job: JobState, rules: Sequence[Rule], now: datetime) -> datetime |
     return min(coming, default=None)
 
 
-class _Board:
-    """The incidents of a job while one evaluation works on them."""
-
-    def __init__(
-        self,
-        job: JobState,
-        rules: Mapping[UUID, Rule],
-        now: datetime,
-        new_id: Callable[[], UUID],
-    ) -> None:
-        self.job, self.rules, self.now = job, rules, now
-        self._new_id = new_id
-        self._before = {incident.id: incident for incident in job.incidents}
-        self._present = {incident.fingerprint: incident for incident in job.incidents}
-        self._events: dict[UUID, str] = {}
-
-    def present(self) -> list[Incident]:
-        return [i for i in self._present.values() if i.state is not State.RESOLVED]
-
-    def put(self, incident: Incident, event: str) -> None:
-        self._present[incident.fingerprint] = incident
-        # Of several things in one evaluation the last one is the news; "held" is none.
-        if event != "held" or incident.id not in self._events:
-            self._events[incident.id] = event
-
-    def open(self, rule: Rule, cause: str, where: str) -> Incident:
-        fingerprint = fingerprint_of(self.job.job, cause, where)
-        opened = Incident(
-            id=self._new_id(),
-            fingerprint=fingerprint,
-            cause=cause,
-            where=where,
-            state=State.PENDING,
-            severity=rule.severity,
-            rules=(rule.id,),
-            opened_at=self.now,
-            silence=self.job.silences.get(fingerprint),
-        )
-        self.put(opened, "opened")
-        return opened
-
-    def join(
-        self,
-        incident: Incident,
-        rule: Rule,
-        facts: Facts | None,
-        value: float | None,
-        baseline: Baseline | None = None,
-    ) -> None:
-        """Let a rule hold an incident, and keep what it saw."""
-        ids = tuple(dict.fromkeys((*incident.rules, rule.id)))
-        severity = highest([self.rules[id_].severity for id_ in ids if id_ in self.rules])
-        self.put(
-            replace(
-                incident,
-                rules=ids,
-                severity="critical" if incident.escalated_at else severity,
-                facts=facts or incident.facts,
-                value=value,
-                baseline=baseline or incident.baseline,
-            ),
-            "held",
-        )
-
-    def get(self, fingerprint: str) -> Incident | None:
-        found = self._present.get(fingerprint)
-        return None if found is None or found.state is State.RESOLVED else found
-
-    def changes(self) -> list[Change]:
-        changes = []
-        for incident in self._present.values():
-            before = self._before.get(incident.id)
-            if before == incident:
-                continue
-            if before is None and incident.state is State.RESOLVED:
-                continue  # it began and ended within this evaluation: nothing was
-            changes.append(
-                Change(incident, before.state if before else None, self._events[incident.id])
-            )
-        return changes
-
-
 def _read(rule: Rule, job: JobState) -> _Read:
     since = job.since.get(rule.id)
     history = [facts for facts in job.history if since is None or facts.received_at > since]
@@ -291,7 +155,7 @@ def _read(rule: Rule, job: JobState) -> _Read:
     return _Read(rule, history, read_history(rule, history, lasting))
 
 
-def _apply(board: _Board, read: _Read) -> None:
+def _apply(board: Board, read: _Read) -> None:
     """Open, confirm and hold the incidents that a rule's latest session is about."""
     if read.latest is None:
         return
@@ -312,7 +176,7 @@ def _apply(board: _Board, read: _Read) -> None:
                 _escalate_by_value(board, read.rule, joined, reading.value)
 
 
-def _about(board: _Board, rule: Rule, blamed: CauseFact) -> list[Incident]:
+def _about(board: Board, rule: Rule, blamed: CauseFact) -> list[Incident]:
     """Return the incidents that a cause is about; a new one where there is none."""
     present = board.present()
     same = [incident for incident in present if _matches(incident, blamed)]
@@ -333,7 +197,7 @@ def _matches(incident: Incident, blamed: CauseFact) -> bool:
     return incident.where in blamed.where if blamed.where else not incident.where
 
 
-def _escalate_by_value(board: _Board, rule: Rule, incident: Incident, value: float | None) -> None:
+def _escalate_by_value(board: Board, rule: Rule, incident: Incident, value: float | None) -> None:
     plan = rule.escalation
     if (
         plan is not None
@@ -346,7 +210,7 @@ def _escalate_by_value(board: _Board, rule: Rule, incident: Incident, value: flo
         board.put(escalate(incident, board.now), "escalated")
 
 
-def _apply_no_data(board: _Board, rule: Rule) -> None:
+def _apply_no_data(board: Board, rule: Rule) -> None:
     job = board.job
     settled = job.since.get(rule.id)
     if not _is_silent(board, rule) or (settled is not None and settled >= job.received[-1]):
@@ -363,7 +227,7 @@ def _apply_no_data(board: _Board, rule: Rule) -> None:
         board.put(confirm(found, board.now), "fired")
 
 
-def _is_silent(board: _Board, rule: Rule) -> bool:
+def _is_silent(board: Board, rule: Rule) -> bool:
     received = board.job.received
     if not isinstance(rule.condition, NoData) or not received:
         return False
@@ -372,7 +236,7 @@ def _is_silent(board: _Board, rule: Rule) -> bool:
 
 
 def _settle(
-    board: _Board, incident: Incident, rules: Mapping[UUID, Rule], reads: Mapping[UUID, _Read]
+    board: Board, incident: Incident, rules: Mapping[UUID, Rule], reads: Mapping[UUID, _Read]
 ) -> None:
     """End an incident that nothing holds any more."""
     holders = [rules[id_] for id_ in incident.rules if id_ in rules]
@@ -418,7 +282,7 @@ def _holds(incident: Incident, reading: Reading) -> bool:
     )
 
 
-def _tick(board: _Board, incident: Incident, rules: Mapping[UUID, Rule]) -> None:
+def _tick(board: Board, incident: Incident, rules: Mapping[UUID, Rule]) -> None:
     """Do what time alone does: end silences, escalate what nobody acknowledged."""
     if (
         incident.state is State.SILENCED

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from sqlalchemy import case, func, select
 
-from app.alerts.evaluate import Change
+from app.alerts.board import Change
 from app.alerts.incidents import (
     Incident,
     Silence,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import uuid
+from bisect import bisect_right
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Final
@@ -11,7 +12,8 @@ from typing import TYPE_CHECKING, Final
 from sqlalchemy import func, select, update
 from sqlalchemy.exc import IntegrityError
 
-from app.alerts.evaluate import JobState, evaluate, next_look
+from app.alerts.board import JobState
+from app.alerts.evaluate import evaluate, next_look
 from app.alerts.facts import FACTS
 from app.alerts.incidents import Incident, State
 from app.db.alert_models import AlertFacts, AlertGroup, AlertRule
@@ -171,11 +173,12 @@ def _replay(
     incidents: dict[uuid.UUID, Incident] = {}
 
     def at(moment: datetime, history: list[Facts]) -> JobState:
+        come = bisect_right(received, moment)
         return JobState(
             job=job,
-            labels=history[-1].labels if history else {},
-            history=history[-_HISTORY:],
-            received=[time for time in received if time <= moment][-RECEIVED:],
+            labels=history[-1].labels,
+            history=history,
+            received=received[max(0, come - RECEIVED) : come],
             incidents=[i for i in incidents.values() if i.state is not State.RESOLVED],
             silences={},
             since={},
@@ -186,7 +189,7 @@ def _replay(
             incidents[change.incident.id] = change.incident
 
     for count, facts in enumerate(sessions, start=1):
-        history = sessions[:count]
+        history = sessions[max(0, count - _HISTORY) : count]
         look(facts.received_at, history)
         until = sessions[count].received_at if count < len(sessions) else now
         alone = next_look(at(facts.received_at, history), [rule], facts.received_at)

@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any, Final
 from sqlalchemy import func, select
 from sqlalchemy.dialects.postgresql import insert
 
-from app.alerts.evaluate import HISTORY_SESSIONS, Change, JobState
+from app.alerts.board import Change, JobState
+from app.alerts.evaluate import HISTORY_SESSIONS
 from app.alerts.facts import FACTS
 from app.alerts.grouping import Timing, next_flush
 from app.alerts.incidents import INCIDENT, Incident, Silence, State

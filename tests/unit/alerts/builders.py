@@ -9,7 +9,8 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from app.alerts.evaluate import HISTORY_SESSIONS, Change, JobState, evaluate
+from app.alerts.board import Change, JobState
+from app.alerts.evaluate import HISTORY_SESSIONS, evaluate
 from app.alerts.facts import CauseFact, Facts
 from app.alerts.incidents import Incident, Silence, State
 from app.alerts.rules import CauseFound, NoData, Rule, Threshold

@@ -16,7 +16,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from app.alerts.evaluate import Change
+from app.alerts.board import Change
 from app.alerts.facts import FACTS, CauseFact
 from app.alerts.grouping import (
     CONTENT,

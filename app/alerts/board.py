@@ -1,0 +1,160 @@
+"""What an evaluation of a job looks at, and what becomes of its incidents meanwhile."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from uuid import UUID
+
+from app.alerts.facts import Facts
+from app.alerts.incidents import Baseline, Incident, Silence, State, fingerprint_of
+from app.alerts.rules import Rule, highest
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """What became of an incident.
+
+    Parameters
+    ----------
+    incident : Incident
+        As it is now.
+    before : State or None
+        None where it is new.
+    event : str
+        ``opened``, ``fired``, ``held``, ``escalated``, ``unsilenced``, ``resolved``.
+    """
+
+    incident: Incident
+    before: State | None
+    event: str
+
+    @property
+    def tells(self) -> bool:
+        """Return whether channels may have to be told."""
+        return self.event != "held" and self.incident.told
+
+
+@dataclass(frozen=True, slots=True)
+class JobState:
+    """Everything of a job that rules look at.
+
+    Parameters
+    ----------
+    job : str
+    labels : mapping of str to str
+        Of its latest session.
+    history : sequence of Facts
+        Its analyzed sessions, the oldest first; at most `HISTORY_SESSIONS` are needed.
+    received : sequence of datetime
+        When its latest sessions came, analyzed or not, the oldest first.
+    incidents : sequence of Incident
+        Those that are not resolved.
+    silences : mapping of str to Silence
+        By fingerprint, those of earlier incidents that may last.
+    since : mapping of UUID to datetime
+        By rule, when a person last said that an incident of it is over: sessions up to then are
+        settled.
+    """
+
+    job: str
+    labels: Mapping[str, str]
+    history: Sequence[Facts]
+    received: Sequence[datetime]
+    incidents: Sequence[Incident]
+    silences: Mapping[str, Silence]
+    since: Mapping[UUID, datetime]
+
+
+class Board:
+    """The incidents of a job while one evaluation works on them."""
+
+    def __init__(
+        self,
+        job: JobState,
+        rules: Mapping[UUID, Rule],
+        now: datetime,
+        new_id: Callable[[], UUID],
+    ) -> None:
+        self.job, self.rules, self.now = job, rules, now
+        self._new_id = new_id
+        self._before = {incident.id: incident for incident in job.incidents}
+        self._present = {incident.fingerprint: incident for incident in job.incidents}
+        self._events: dict[UUID, str] = {}
+
+    def present(self) -> list[Incident]:
+        """Return the incidents that are not over."""
+        return [i for i in self._present.values() if i.state is not State.RESOLVED]
+
+    def put(self, incident: Incident, event: str) -> None:
+        """Put an incident in place of what it was, and note the news."""
+        self._present[incident.fingerprint] = incident
+        # Of several things in one evaluation the last one is the news; "held" is none.
+        if event != "held" or incident.id not in self._events:
+            self._events[incident.id] = event
+
+    def open(self, rule: Rule, cause: str, where: str) -> Incident:
+        """Begin an incident; under a silence of an earlier one that may last."""
+        fingerprint = fingerprint_of(self.job.job, cause, where)
+        opened = Incident(
+            id=self._new_id(),
+            fingerprint=fingerprint,
+            cause=cause,
+            where=where,
+            state=State.PENDING,
+            severity=rule.severity,
+            rules=(rule.id,),
+            opened_at=self.now,
+            silence=self.job.silences.get(fingerprint),
+        )
+        self.put(opened, "opened")
+        return opened
+
+    def join(
+        self,
+        incident: Incident,
+        rule: Rule,
+        facts: Facts | None,
+        value: float | None,
+        baseline: Baseline | None = None,
+    ) -> None:
+        """Let a rule hold an incident, and keep what it saw."""
+        ids = tuple(dict.fromkeys((*incident.rules, rule.id)))
+        severity = highest([self.rules[id_].severity for id_ in ids if id_ in self.rules])
+        self.put(
+            replace(
+                incident,
+                rules=ids,
+                severity="critical" if incident.escalated_at else severity,
+                facts=_later(facts, incident.facts),
+                value=value,
+                baseline=baseline or incident.baseline,
+            ),
+            "held",
+        )
+
+    def get(self, fingerprint: str) -> Incident | None:
+        """Return the incident about a thing, where one is not over."""
+        found = self._present.get(fingerprint)
+        return None if found is None or found.state is State.RESOLVED else found
+
+    def changes(self) -> list[Change]:
+        """Return what became of the incidents."""
+        changes = []
+        for incident in self._present.values():
+            before = self._before.get(incident.id)
+            if before == incident:
+                continue
+            if before is None and incident.state is State.RESOLVED:
+                continue  # it began and ended within this evaluation: nothing was
+            changes.append(
+                Change(incident, before.state if before else None, self._events[incident.id])
+            )
+        return changes
+
+
+def _later(one: Facts | None, other: Facts | None) -> Facts | None:
+    """Return the later session: a rule may hold because of an older one than another rule."""
+    known = [facts for facts in (one, other) if facts is not None]
+    return max(known, key=lambda facts: facts.order, default=None)
