@@ -77,11 +77,20 @@ class Counterfactuals:
         takes, changed = self._coded(sets, self._changed_by(sets), RECORDED)
         late, delayed = self._coded(sets, self._late_by(), ON_TIME)
 
+        recorded = self.group.durations.recorded_ns
+        nodes = [node for node, _ in changed]
+
         def values(steps: slice) -> FloatArray:
-            return self._stacked(steps, [self._duration(*row, steps) for row in changed])
+            durations = recorded[nodes, steps]
+            for duration, (node, causes) in zip(durations, changed, strict=True):
+                self._change(duration, node, causes, steps)
+            return durations
 
         def delays(steps: slice) -> FloatArray:
-            return self._stacked(steps, [self._late(*row, steps) for row in delayed])
+            late = np.empty((len(delayed), *recorded[0, steps].shape))
+            for row, (node, causes) in zip(late, delayed, strict=True):
+                row[:] = self._late(node, causes, steps)
+            return late
 
         times = self.group.simulator.coded_step_times(
             takes, values, late if delayed else None, delays
@@ -128,23 +137,22 @@ class Counterfactuals:
                     codes[number, node] = row_of[mine]
         return codes, rows
 
-    def _stacked(self, steps: slice, rows: Sequence[FloatArray]) -> FloatArray:
-        shape = self.group.layout.duration_ns[0, steps].shape
-        return np.stack(rows) if rows else np.empty((0, *shape))
-
-    def _duration(self, node: int, causes: frozenset[int], steps: slice) -> FloatArray:
-        """Return a node's duration without some causes, shape (steps, dp), ns."""
-        duration = self.group.durations.recorded_ns[node, steps]
+    def _change(
+        self, duration: FloatArray, node: int, causes: frozenset[int], steps: slice
+    ) -> None:
+        """Make a node's durations, shape (steps, dp), what they are without some causes."""
         changes = [self.changes[cause] for cause in sorted(causes)]
         for change in changes:
-            if node in change.less_ns:
-                duration = np.maximum(duration - _of(steps, change.less_ns[node]), 0.0)
+            less = change.less_ns.get(node)
+            if less is not None:
+                duration -= _of(steps, less)
+                np.maximum(duration, 0.0, out=duration)
         for change in changes:
-            if node in change.times:
-                duration = duration * _of(steps, change.times[node])
-            if node in change.transfers_ns:
-                duration = np.minimum(duration, _of(steps, change.transfers_ns[node]))
-        return np.asarray(duration)
+            times, transfers = change.times.get(node), change.transfers_ns.get(node)
+            if times is not None:
+                duration *= _of(steps, times)
+            if transfers is not None:
+                np.minimum(duration, _of(steps, transfers), out=duration)
 
     def _late(self, node: int, causes: frozenset[int], steps: slice) -> FloatArray:
         """Return a node's launch delay without some causes, shape (steps, dp), ns."""
