@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import uuid
 from dataclasses import dataclass
-from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 
@@ -14,21 +13,13 @@ from sqlalchemy.exc import IntegrityError
 
 from app.alerts.channels.apprise import APPRISE
 from app.alerts.channels.registry import KINDS
-from app.alerts.delivery import Answer, DeliveryError
-from app.alerts.facts import CauseFact, Facts, FixFact, WorkerFact
-from app.alerts.grouping import Status
-from app.alerts.incidents import fingerprint_of
-from app.alerts.message import Alert, Message
 from app.alerts.rules import Audience, Selector
 from app.db.alert_models import AlertChannel, AlertDelivery, AlertGroup, AlertIncident
 from app.errors import ConflictError, Fault, InvalidChannelError, NotFoundError, SecretKeyError
 from app.services.alert_deliver import (
     NO_APPRISE,
     apprise_is_usable,
-    attempt,
-    base_url,
     disable,
-    target_of,
 )
 from app.services.alert_routing import SELECTOR
 from app.services.alert_secrets import seal, unseal
@@ -43,7 +34,6 @@ if TYPE_CHECKING:
     from app.services.container import Container
 
 DISABLED_BY_PERSON: Final = "disabled by hand"
-EXAMPLE_JOB: Final = "example-job"
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,28 +81,6 @@ class ChannelView:
     last_success_at: datetime | None
     waiting: int
     created_at: datetime
-
-
-@dataclass(frozen=True, slots=True)
-class TestResult:
-    """How an example was received.
-
-    Parameters
-    ----------
-    delivered : bool
-    code, error : str or None
-        Why not.
-    status : int or None
-        Of the receiver's answer.
-    answer : str
-        The beginning of what it said.
-    """
-
-    delivered: bool
-    code: str | None
-    error: str | None
-    status: int | None
-    answer: str
 
 
 def list_channels(container: Container) -> list[ChannelView]:
@@ -247,33 +215,6 @@ def delete_channel(container: Container, channel_id: uuid.UUID) -> None:
         tx.session.delete(_locked(tx, channel_id))
 
 
-def send_example(container: Container, channel_id: uuid.UUID) -> TestResult:
-    """Send a marked example, now, and return how it was received.
-
-    Raises
-    ------
-    NotFoundError
-    """
-    with container.uow() as tx:
-        row = _row(tx, channel_id)
-        target = target_of(row)
-        message = example(container, row.name, tx.now)
-    try:
-        answer = attempt(container, target, message)
-    except DeliveryError as error:
-        got = error.answer or Answer(None, "")
-        return TestResult(
-            delivered=False,
-            code=error.code,
-            error=error.sentence,
-            status=got.status,
-            answer=got.text,
-        )
-    return TestResult(
-        delivered=True, code=None, error=None, status=answer.status, answer=answer.text
-    )
-
-
 def reseal(container: Container) -> int:
     """Encrypt the secrets of every channel with the newest key; return how many channels."""
     with container.uow() as tx:
@@ -285,63 +226,6 @@ def reseal(container: Container) -> int:
             row.secrets = seal(container.settings, unseal(container.settings, row.secrets))
             count += 1
     return count
-
-
-def example(container: Container, receiver: str, now: datetime) -> Message:
-    """Return a message that says what a real one does, marked as a test."""
-    url = base_url(container.settings)
-    facts = Facts(
-        session=uuid.UUID(int=0),
-        job=EXAMPLE_JOB,
-        attempt=1,
-        number=14,
-        received_at=now - timedelta(minutes=4),
-        slowdown=1.31,
-        slowdown_ci95=(1.27, 1.36),
-        waste=0.237,
-        gpu_hours_lost=18.4,
-        discrepancy=0.012,
-        step_time_s=7.4,
-        causes=(
-            CauseFact(
-                "slow_worker",
-                ("node-017",),
-                confidence=0.94,
-                contribution=0.82,
-                evidence=("This is an example: no job of yours is slow.",),
-            ),
-        ),
-        worst=(WorkerFact(3, 1, "node-017", 1.31), WorkerFact(3, 2, "node-017", 1.06)),
-        worst_step=120,
-        fix=FixFact("Replace node-017", 0.22, 5.8),
-    )
-    alert = Alert(
-        incident=uuid.UUID(int=0),
-        fingerprint=fingerprint_of(EXAMPLE_JOB, "slow_worker", "node-017"),
-        status=Status.FIRING,
-        severity="warning",
-        cause="slow_worker",
-        where="node-017",
-        rules=("Example",),
-        since=now - timedelta(minutes=34),
-        resolved_at=None,
-        why_resolved=None,
-        value=1.31,
-        facts=facts,
-        view_url=url,
-        incident_url=f"{url}incidents",
-    )
-    return Message(
-        id=uuid.uuid4(),
-        number=0,
-        at=now,
-        job=EXAMPLE_JOB,
-        receiver=receiver,
-        alerts=(alert,),
-        base_url=url,
-        repeat=timing(container.settings).repeat_interval,
-        test=True,
-    )
 
 
 def _enable(row: AlertChannel) -> None:

@@ -11,7 +11,8 @@ from app.alerts.delivery import DeliveryError
 from app.alerts.outbound import Outbound
 from app.bootstrap import build
 from app.errors import InvalidChannelError
-from app.services.alert_channels import create_channel, send_example
+from app.services.alert_channels import create_channel
+from app.services.alert_example import send_example
 from tests.integration.alerts.conftest import Alerting
 from tests.integration.alerts.messages import incident, message
 from tests.integration.alerts.receiver import Receiver, Reply
