@@ -139,6 +139,16 @@ def test_the_verdict_names_what_is_slow(published: Published) -> None:
         assert (lead["cause"], lead["where"]) == ("stage_imbalance", {"stage": 3})
 
 
+def test_the_best_fix_brings_back_what_is_lost(published: Published) -> None:
+    best = published.report["recommendations"][0]
+    if published.name == "AR":
+        # S is 1.97; its ideal is a mean that contains the slow worker
+        assert best["title"] == "Replace worker (0, 0)"
+        assert 0.49 < best["predicted_gain"] < 0.52
+    else:
+        assert best["action"] == "even_stages"
+
+
 def test_exact_worker_slowdowns_equal_brute_force(published: Published) -> None:
     replayed = prepare_replay(published.trace)
     layout, simulator = replayed.layout, replayed.simulator

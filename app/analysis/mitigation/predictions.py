@@ -9,10 +9,16 @@ from typing import Any, Final
 import numpy as np
 
 from app.analysis.diagnosis.finding import SLOW_WORKER, Cause, Worker
+from app.analysis.trace.model import (
+    BACKWARD_COMPUTE,
+    BACKWARD_SEND,
+    FORWARD_COMPUTE,
+    FORWARD_SEND,
+)
 from app.analysis.whatif.graph import COMPUTE
 from app.analysis.whatif.layout import FloatArray, IntArray
 from app.analysis.whatif.metrics import Metrics
-from app.analysis.whatif.replay import RECORDED
+from app.analysis.whatif.replay import ON_TIME, RECORDED
 from app.analysis.whatif.session import Group, Replayed, launch_delays
 from app.analysis.whatif.variants import Replacement
 
@@ -20,6 +26,8 @@ NS: Final = 1e-9
 # A fix that brings less is not worth a restart.
 MIN_GAIN: Final = 0.01
 NAMED_WORKERS: Final = 3
+# What a host launches as soon as it can.
+LAUNCHED: Final = (FORWARD_COMPUTE, BACKWARD_COMPUTE, FORWARD_SEND, BACKWARD_SEND)
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +39,7 @@ class Fix:
     action, title, detail : str
         A code, and what it is in words.
     step_time_s : float
-        Today's simulated step time less what replays with the recorded launches save.
+        Today's simulated step time less what replays with late launches save.
     gain : float
         The share of today's simulated step time that it saves.
     """
@@ -90,9 +98,10 @@ def predict_fixes(replayed: Replayed, metrics: Metrics, causes: Sequence[Cause] 
 
 
 def _launched_step_times(group: Group, *replacements: Replacement) -> FloatArray:
-    """Replay steps as they were and with each replacement, everything launched as late as it was.
+    """Replay steps as they were and with each replacement, hosts launching as late as they did.
 
-    A slow worker hides late launches of the others; without it they count.
+    A slow worker hides late launches of the others; without it they count. Those of receives and
+    collectives do not: in recorded jobs they are seconds late, behind what nobody recorded.
 
     Returns
     -------
@@ -105,7 +114,8 @@ def _launched_step_times(group: Group, *replacements: Replacement) -> FloatArray
     for row, item in zip(takes[1:], replacements, strict=True):
         row[item.nodes] = np.arange(first, first + len(item.nodes))
         first += len(item.nodes)
-    late = np.broadcast_to(np.arange(count, dtype=np.int32), takes.shape)
+    own = np.isin(group.layout.nodes.op, group.layout.codes(*LAUNCHED))
+    late = np.broadcast_to(np.where(own, np.arange(count), ON_TIME).astype(np.int32), takes.shape)
     times_ns = group.simulator.coded_step_times(
         takes,
         lambda steps: np.concatenate([item.times_ns(steps) for item in replacements]),

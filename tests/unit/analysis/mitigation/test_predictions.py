@@ -59,7 +59,7 @@ def test_all_workers_that_are_called_slow_are_replaced_together() -> None:
 def test_late_launches_that_a_slow_worker_hides_come_back_without_it() -> None:
     synthetic = synthesize(LATE, (SlowWorker((2, 1), 1.8),), seed=3)
     _, error = replacement(synthetic)
-    assert abs(error) < 0.002
+    assert abs(error) < 0.005
     # the launches are what it takes: the replay of durations alone is off by more
     healthy = analyze(synthesize(LATE, seed=3).trace).document
     assert healthy["fidelity"]["discrepancy"] > 0.01
