@@ -1,8 +1,10 @@
 """Our report against the published analyzer's, on the same file in the same run.
 
-The analyzer is named by the folder of its checkout; its interpreter needs its requirements. Whole
-processes are compared, start to end, because that is how it is used: it writes the results of its
-main program, without M_W, M_S and single workers, which are further programs; ours holds them all.
+The analyzer is named by the folder of its checkout; its interpreter needs its requirements, with
+pandas 2: it writes into arrays that pandas 3 makes read-only. Compared are whole processes, start
+to end, because that is how it is used: its main program, and with it the two for M_S and M_W,
+which read what the first has written; ours holds them all. Then its main function and our report,
+both in processes that have done it before, from the file to the result, with nothing written.
 """
 
 from __future__ import annotations
@@ -12,65 +14,145 @@ import statistics
 import subprocess
 import sys
 import tempfile
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 import yaml
 
 from app.analysis.trace.metadata import metadata_document
-from benchmarks.pairs import time_pairs
+from app.analysis.whatif.executor import warm_up
+from benchmarks.analysis import report_of
+from benchmarks.pairs import Pairs, time_pairs
 from benchmarks.traces import BenchTrace
 
 _PAIRS: Final = 3
+_AT_LEAST_S: Final = 30.0
+_TRIAL: Final = "bench"
+_SHOWN_CHARS: Final = 2000
+
+# Its main function once for each line that it reads; its log goes to standard error.
+_DRIVER: Final = """
+import sys
+import yaml
+from analyzer.metatypes import JobMeta
+from analyzer.wia import WhatIfAnalyzer
+for _ in sys.stdin:
+    with open(sys.argv[1]) as file:
+        meta = JobMeta(**yaml.safe_load(file))
+    WhatIfAnalyzer(sys.argv[2], root=None, steps=None).analyze(meta)
+    print("done", flush=True)
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class _Published:
+    """The analyzer and one trace; what it writes goes to `directory`."""
+
+    checkout: Path
+    python: str
+    trace: BenchTrace
+    directory: Path
+
+    @property
+    def meta(self) -> Path:
+        return self.directory / "meta.yaml"
+
+    @property
+    def environment(self) -> dict[str, str]:
+        # Its modules name each other both ways.
+        folders = (self.checkout, self.checkout / "analyzer")
+        return {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, folders))}
+
+    def run_main(self) -> None:
+        self._run("wia", "--metadata", self.meta, "--trace", self.trace.path)
+
+    def run_all(self) -> None:
+        self.run_main()
+        result = self.directory / f"{_TRIAL}.json"
+        for program in ("compute_ms", "compute_mw"):
+            self._run(program, "--trial", _TRIAL, "--analysis-result", result)
+
+    def _run(self, program: str, *arguments: str | Path) -> None:
+        script = self.checkout / "analyzer" / f"{program}.py"
+        folders = ("--dump-dir", self.directory, "--root", self.directory)
+        _run([self.python, script, *arguments, *folders], self.environment)
 
 
 def measure_published(checkout: Path, python: str, traces: list[BenchTrace]) -> list[str]:
-    """Return a line a trace with the times of both and the speed-up."""
+    """Return lines for each trace with the times of both and the speed-up."""
     lines = []
     for trace in traces:
         with tempfile.TemporaryDirectory(prefix="paceline-bench-") as directory:
-            lines.append(_line(checkout.resolve(), python, trace, Path(directory)))
+            theirs = _Published(checkout.resolve(), python, trace, Path(directory))
+            theirs.meta.write_text(yaml.safe_dump(_published_keys(trace)), encoding="utf-8")
+            main, everything = _whole_processes(theirs)
+            lines += [
+                _line(trace, "main program", main),
+                _line(trace, "with M_S and M_W", everything),
+                _line(trace, "main, in process", _in_process(theirs)),
+            ]
     return lines
 
 
-def _line(checkout: Path, python: str, trace: BenchTrace, directory: Path) -> str:
-    meta = directory / "meta.yaml"
-    meta.write_text(yaml.safe_dump(_published_keys(trace)), encoding="utf-8")
-    theirs = [
-        *(python, str(checkout / "analyzer" / "wia.py")),
-        *("--metadata", str(meta), "--trace", str(trace.path)),
-        *("--dump-dir", str(directory), "--root", str(directory)),
-    ]
-    ours = [
-        sys.executable,
-        "-m",
-        "app.cli",
-        "analyze",
-        str(trace.path),
-        "--meta",
-        str(meta),
-        "--json",
-    ]
-    environment = {**os.environ, "PYTHONPATH": str(checkout)}
-    times = time_pairs(
-        lambda _: _run(theirs, environment),
-        lambda _: _run(ours, dict(os.environ)),
-        pairs=_PAIRS,
-    )
+def _whole_processes(theirs: _Published) -> tuple[Pairs, Pairs]:
+    command: list[str | Path] = [sys.executable, "-m", "app.cli", "analyze", theirs.trace.path]
+    command += ["--meta", theirs.meta, "--json"]
+
+    def ours(_: int) -> None:
+        _run(command, dict(os.environ))
+
     return (
-        f"{trace.name:<18} published {statistics.median(times.ours_s):.1f} s, "
-        f"ours {statistics.median(times.base_s):.2f} s, speed-up {times.ratio:.0f}"
+        time_pairs(lambda _: theirs.run_main(), ours, pairs=_PAIRS, at_least_s=_AT_LEAST_S),
+        time_pairs(lambda _: theirs.run_all(), ours, pairs=_PAIRS, at_least_s=_AT_LEAST_S),
     )
 
 
-def _run(command: list[str], environment: dict[str, str]) -> None:
-    subprocess.run(command, check=True, env=environment, capture_output=True)  # noqa: S603 - ours
+def _in_process(theirs: _Published) -> Pairs:
+    warm_up()
+    with subprocess.Popen(  # noqa: S603 - ours
+        [theirs.python, "-c", _DRIVER, theirs.meta, theirs.trace.path],
+        env=theirs.environment,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    ) as driver:
+
+        def analyze_once(_: int) -> None:
+            print(file=driver.stdin, flush=True)
+            if next(iter(driver.stdout or ()), "") != "done\n":
+                raise SystemExit("the published analyzer failed in process")
+
+        return time_pairs(
+            analyze_once,
+            lambda _: report_of(theirs.trace.path, theirs.trace.meta),
+            pairs=_PAIRS,
+            at_least_s=_AT_LEAST_S,
+        )
+
+
+def _line(trace: BenchTrace, what: str, times: Pairs) -> str:
+    low, high = times.spread
+    return (
+        f"{trace.name:<12} {what:<16} published {statistics.median(times.ours_s):.2f} s, "
+        f"ours {statistics.median(times.base_s):.3f} s, speed-up {times.ratio:.1f} "
+        f"(quartiles {low:.1f} to {high:.1f}; {len(times.ours_s)} pairs)"
+    )
+
+
+def _run(command: list[str | Path], environment: dict[str, str]) -> None:
+    done = subprocess.run(  # noqa: S603 - ours
+        command, check=False, env=environment, capture_output=True, text=True
+    )
+    if done.returncode != 0:
+        raise SystemExit(f"{' '.join(map(str, command))}\n{done.stderr[-_SHOWN_CHARS:]}")
 
 
 def _published_keys(trace: BenchTrace) -> dict[str, object]:
     sizes = metadata_document(trace.meta)
     return {
-        "trial_name": "bench",
+        "trial_name": _TRIAL,
         "run_id": 0,
         "dsp_size": sizes["cp"],
         "world_size": sizes["world"],

@@ -48,7 +48,7 @@ def main() -> None:
         for trace in traces:
             print(measure_analysis(trace).line(), flush=True)
         if arguments.published is not None:
-            print("\nWhole processes, against the published analyzer")
+            print("\nAgainst the published analyzer: whole processes, and both in process")
             for line in measure_published(arguments.published, arguments.published_python, traces):
                 print(line, flush=True)
         print("\nReceiving a session, against the same server storing the same bytes unseen")
