@@ -230,6 +230,8 @@ def _heading(on: int, present: int) -> str:
 
 def _list_title(lines: Sequence[Line], held: Mapping[UUID, int]) -> str:
     unheard = [line.name for line in lines if line.unheard]
+    if unheard and len(unheard) == sum(line.enabled for line in lines):
+        return "No rule reaches a channel"
     if unheard:
         return f"{_some(unheard)} {'reaches' if len(unheard) == 1 else 'reach'} no channel"
     most = max(lines, key=lambda line: held.get(line.id, 0), default=None)

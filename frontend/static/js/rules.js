@@ -99,8 +99,13 @@ function placeOf(form, column) {
   return null;
 }
 
+const SAYS = { string_too_short: 'This is needed.', float_type: 'A number is needed.', int_type: 'A number is needed.' };
+
+/** The API's words, with the names that the form has. */
 function said(fault, place) {
-  const message = fault.message.replace(/^Value error, /, '');
+  if (SAYS[fault.code]) return SAYS[fault.code];
+  const plain = fault.message.replace(/^Value error, /, '').replace('clears_below', '“Over below”').replace(/\b(at_least|confidence)\b/, '“From”');
+  const message = plain[0].toUpperCase() + plain.slice(1);
   // The form has per cent where the rule has shares.
   const isShare = place.matches('[name=at_least], [name=clears_below], [name=escalates_at]') && SHARES.has(place.form.elements.kind.value);
   return isShare ? message.replace(/[\d.]+$/, (bound) => `${100 * bound} %`) : message;
@@ -196,11 +201,12 @@ function scope(found) {
 
 function showPreview(section, found, kind) {
   const head = el('div', null, { className: 'cap' });
-  head.append(el('h2', verdict(found)), el('p', scope(found)));
+  const looked = el('p', scope(found));
+  looked.dataset.scope = '';
+  head.append(el('h2', verdict(found)), looked);
   const parts = [head];
   if (found.incidents.length) parts.push(days(found, Math.max(section.clientWidth, 240)), table(found, kind));
   if (found.incidents.length > LISTED) parts.push(el('p', `And ${count(found.incidents.length - LISTED)} more before these.`, { className: 'note more' }));
-  section.classList.remove('stale');
   section.replaceChildren(...parts);
 }
 
@@ -280,7 +286,8 @@ function mountForm(form, signal) {
   form.addEventListener('input', () => {
     fit(form);
     done.textContent = '';
-    section.classList.add('stale');
+    const shown = section.querySelector('[data-scope]');
+    if (shown) shown.textContent = 'Of the form as it was then; choose Preview again';
   }, { signal });
   const question = form.querySelector('#deletion');
   form.querySelector('#ask-delete')?.addEventListener('click', (event) => {

@@ -102,6 +102,10 @@ def test_a_rule_that_reaches_nobody_is_named() -> None:
     assert [line.name for line in page.lines if line.unheard] == ["Low trace quality"]
 
 
+def test_without_a_channel_no_rule_reaches_anybody() -> None:
+    assert rules_page(DEFAULT_RULES, [], [], None).list_title == "No rule reaches a channel"
+
+
 def test_rules_that_are_all_off_are_the_heading() -> None:
     page = rules_page([replace(SLOW, enabled=False)], [], [], None)
     assert page.heading == "No rule is on: nobody is told of anything"
