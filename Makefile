@@ -130,7 +130,7 @@ fuzz: install-dev ## Damage many traces, as every night: make fuzz CASES=n
 
 INCIDENTS ?= 10000
 soak: install-dev ## Alerts under failing channels and killed workers: make soak INCIDENTS=n
-	@$(BIN)/python -m benchmarks.soak --incidents $(INCIDENTS)
+	@$(BIN)/python -m benchmarks.soak --incidents $(INCIDENTS) --seed $(SEED)
 
 fidelity: install-dev ## Hold estimates against true slowdowns; writes docs/fidelity.md and its plots
 	@$(BIN)/python -m benchmarks.fidelity $(ARGS)
