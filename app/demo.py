@@ -20,6 +20,8 @@ from app.errors import StartupError
 SESSIONS: Final = 5
 # Faults come after this many healthy sessions; what is built into a job is there from the first.
 HEALTHY_SESSIONS: Final = 3
+# A worker that is slow stays slow: one incident, not another one for each session.
+FAULT_SEED: Final = 4
 COME_LATER: Final = frozenset({"slow-worker", "network", "garbage-collection", "virtual-stages"})
 TIMEOUT_S: Final = 60.0
 
@@ -53,7 +55,7 @@ def _sessions() -> Iterator[tuple[Scenario, int]]:
 def _synthesize(scenario: Scenario, seed: int) -> SyntheticSession:
     if scenario.name in COME_LATER and seed < HEALTHY_SESSIONS:
         return synthesize(scenario.job, seed=seed)
-    return scenario.synthesize(seed)
+    return scenario.synthesize(seed, FAULT_SEED)
 
 
 def _send(client: httpx.Client, session: SyntheticSession) -> None:

@@ -63,9 +63,18 @@ class Scenario:
     job: JobModel
     draw: Draw
 
-    def synthesize(self, seed: int) -> SyntheticSession:
-        """Return the scenario's session; equal seeds give equal sessions."""
-        injections = self.draw(self.job, stream(seed, "scenario", self.name))
+    def synthesize(self, seed: int, fault_seed: int | None = None) -> SyntheticSession:
+        """Return the scenario's session; equal seeds give equal sessions.
+
+        Parameters
+        ----------
+        seed : int
+        fault_seed : int, optional
+            Sessions of one job have one, so that the same worker is at fault in all of them;
+            `seed` where not given.
+        """
+        fault_seed = seed if fault_seed is None else fault_seed
+        injections = self.draw(self.job, stream(fault_seed, "scenario", self.name))
         return synthesize(self.job, injections, seed=seed)
 
 

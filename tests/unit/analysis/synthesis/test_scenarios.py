@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from app.analysis.synthesis.scenarios import SCENARIOS
@@ -51,3 +52,9 @@ def test_equal_seeds_give_equal_sessions_and_another_seed_another_worker() -> No
 
     assert scenario.synthesize(5).truth == scenario.synthesize(5).truth
     assert len({scenario.synthesize(seed).truth.workers for seed in range(6)}) > 1
+
+
+def test_sessions_of_one_job_have_the_same_worker_at_fault() -> None:
+    one, other = (SCENARIOS["slow-worker"].synthesize(seed, fault_seed=4) for seed in (0, 1))
+    assert one.truth.workers == other.truth.workers
+    assert not np.array_equal(one.trace.duration_ns, other.trace.duration_ns)
