@@ -215,6 +215,7 @@ def test_evidence_leads_to_where_it_is_seen(
     stored = analyzed(container, job_trace(), "dense-34b")
     page = visitor.open(f"{site}/sessions/{stored.session}?dp=3&pp=3")
     wait_for_figures(page)
+    expect(page.get_by_role("img", name="worker (0, 0) takes")).to_be_visible()
     page.locator(".causes a").filter(has_text="Worker (0, 0)").click()
     expect(page).to_have_url(re.compile(r"\?dp=0&pp=0$"))
     expect(page.locator("#cell")).to_contain_text("Worker (0, 0)")
