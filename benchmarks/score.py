@@ -215,7 +215,8 @@ def calibration(results: Sequence[Scored]) -> Iterator[str]:
     for low, high in pairwise(bounds):
         hits = [there for sure, there in pairs if low <= sure < high]
         if hits:
-            yield f"  {low:.2f} to {min(high, 1.0):.2f} {len(hits):6d} {np.mean(hits):8.1%}"
+            share = 100 * float(np.mean(hits))
+            yield f"  {low:.2f} to {min(high, 1.0):.2f} {len(hits):6d} {share:7.1f} %"
 
 
 def main() -> None:
