@@ -81,7 +81,8 @@ def record(phases: Sequence[Phase], seed: int) -> Recording:
         keys = [columns[name] for name in ("order", "op", "step", "rank")]
         in_order = np.lexsort(keys)
         columns = {name: values[in_order] for name, values in columns.items()}
-    meta = _metadata(phases[0], stream(seed, "recording"))
+    # A job stays on its machines from session to session.
+    meta = _metadata(phases[0], stream(0, "hosts", phases[0].job.name))
     offset, rate = _set_clocks(job, meta, columns, stream(seed, "clocks"))
     written = stream(seed, "losses").random(len(columns["op"])) >= job.profiler.lost_share
     if not written.all():
