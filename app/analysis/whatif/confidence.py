@@ -46,8 +46,10 @@ def bootstrap(metrics: Metrics, workers: tuple[tuple[int, int], ...]) -> Interva
     def share(contribution: Contribution) -> Interval | None:
         if not metrics.attributable:
             return None
-        lost = simulated - ideal
-        return _interval((simulated - weights @ contribution.removed_s) / lost)
+        recovered = simulated - weights @ contribution.removed_s
+        # Of steps that lose nothing there is no share: draws of them alone say nothing.
+        loses = simulated > ideal
+        return _interval(recovered[loses] / (simulated - ideal)[loses])
 
     chosen = metrics.by_worker[:, [dp for dp, _ in workers], [pp for _, pp in workers]]
     low, high = np.quantile((weights @ chosen) / ideal[:, None], QUANTILES, axis=0)

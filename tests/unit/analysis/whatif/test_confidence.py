@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 
 from app.analysis.synthesis.injections import SlowWorker
 from app.analysis.whatif.confidence import bootstrap
-from app.analysis.whatif.metrics import Metrics, measure
+from app.analysis.whatif.metrics import Contribution, Metrics, measure
 from app.analysis.whatif.session import prepare_replay
 from tests.factories import session
 
@@ -43,3 +45,14 @@ def test_the_interval_is_what_drawing_steps_one_by_one_gives() -> None:
 def test_the_same_session_has_the_same_intervals() -> None:
     metrics = measured()
     assert bootstrap(metrics, ((1, 0),)) == bootstrap(metrics, ((1, 0),))
+
+
+def test_draws_of_steps_that_lose_nothing_do_not_count() -> None:
+    metrics = measured()
+    ideal_s = metrics.simulated_s.copy()
+    ideal_s[0] /= 4
+    only_one_step = dataclasses.replace(
+        metrics, ideal_s=ideal_s, worst_workers=Contribution(ideal_s, metrics.simulated_s)
+    )
+
+    assert bootstrap(only_one_step, ()).m_w == pytest.approx((1.0, 1.0))
