@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -245,7 +245,7 @@ def causes_table(document: Document) -> tuple[CauseRow, ...]:
             name=findings.cause_name(cause["cause"]),
             share="" if cause["contribution"] is None else rough_percent(cause["contribution"]),
             confidence="" if cause["confidence"] is None else percent(cause["confidence"], 0),
-            evidence=_evidence(cause),
+            evidence=_evidence(document, cause),
             strong=index == 0,
             picture=cause_picture(document, cause),
         )
@@ -270,26 +270,36 @@ def _note(name: str, text: str) -> CauseRow:
     return CauseRow(name, "", "", (Evidence(text, ""),), muted=True)
 
 
-def _evidence(cause: Mapping[str, Any]) -> tuple[Evidence, ...]:
+def _evidence(document: Document, cause: Mapping[str, Any]) -> tuple[Evidence, ...]:
     views = cause.get("views") or [None] * len(cause["evidence"])
     return tuple(
-        Evidence(text, _view_url(view) if view else "")
+        Evidence(text, _view_url(document, view) if view else "")
         for text, view in zip(cause["evidence"], views, strict=True)
     )
 
 
-def _view_url(view: Mapping[str, Any]) -> str:
-    """Return where on this page a piece of evidence is to be seen."""
+def _view_url(document: Document, view: Mapping[str, Any]) -> str:
+    """Return where on this page a piece of evidence is to be seen.
+
+    A stage or a DP rank is a line of the map: its slowest worker is chosen there.
+    """
     match view:
+        case {"view": "stage", "pp": stage}:
+            return _slowest_url(document, lambda _, pp: pp == stage)
+        case {"view": "dp", "dp": rank}:
+            return _slowest_url(document, lambda dp, _: dp == rank)
         case {"view": "worker", "dp": dp, "pp": pp} | {"view": "link", "dp": dp, "from": pp}:
             return f"?dp={dp}&pp={pp}"
         case {"view": "step", "step": step}:
             return f"?step={step}"
-        case {"view": "scatter"}:
-            return "#scatter"
-        case {"view": "map" | "dp" | "stage"}:
-            return "#heatmap"
-    return ""
+    return {"scatter": "#scatter", "map": "#heatmap"}.get(view["view"], "")
+
+
+def _slowest_url(document: Document, among: Callable[[int, int], bool]) -> str:
+    for _, dp, pp in findings.ranked_workers(document):
+        if among(dp, pp):
+            return f"?dp={dp}&pp={pp}"
+    return "#heatmap"
 
 
 def recovered_rows(document: Document) -> tuple[Row, ...]:
