@@ -44,7 +44,15 @@ from app.alerts.incidents import (
     silence,
 )
 from app.alerts.rules import Escalation, Threshold
-from tests.unit.alerts.builders import START, Job, session, silent_rule, slow_rule, sure_rule
+from tests.unit.alerts.builders import (
+    START,
+    Job,
+    regression_rule,
+    session,
+    silent_rule,
+    slow_rule,
+    sure_rule,
+)
 
 TIMING = Timing()
 CAUSES = (
@@ -116,7 +124,7 @@ class Channel:
 class NoAlertIsLost(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
-        self.job = Job(slow_rule(), sure_rule(), silent_rule())
+        self.job = Job(slow_rule(), sure_rule(), silent_rule(), regression_rule())
         self.now = START
         self.numbers = itertools.count(1)
         self.ids = itertools.count(1)
@@ -127,17 +135,34 @@ class NoAlertIsLost(RuleBasedStateMachine):
 
     # -- what happens ----------------------------------------------------------------------------
 
-    def _session(self, number: int, slowdown: float | None, causes: tuple[CauseFact, ...]) -> None:
-        facts = replace(session(number, slowdown, *causes), received_at=self.now)
+    def _session(
+        self,
+        number: int,
+        slowdown: float | None,
+        causes: tuple[CauseFact, ...],
+        step_time_s: float = 10.0,
+    ) -> None:
+        made = session(number, slowdown, *causes, step_time_s=step_time_s)
+        facts = replace(made, received_at=self.now)
         self.job.history.append(facts)
         self._look()
 
     @rule(
         slowdown=st.sampled_from([None, 1.0, 1.07, 1.2, 1.2, 1.6]),
         causes=st.sampled_from(CAUSES),
+        step_time_s=st.sampled_from([10.0, 10.4, 11.0]),
     )
-    def session_comes(self, slowdown: float | None, causes: tuple[CauseFact, ...]) -> None:
-        self._session(next(self.numbers), slowdown, causes)
+    def session_comes(
+        self, slowdown: float | None, causes: tuple[CauseFact, ...], step_time_s: float
+    ) -> None:
+        self._session(next(self.numbers), slowdown, causes, step_time_s)
+
+    @rule(count=st.sampled_from([2, 30, 110]), step_time_s=st.sampled_from([10.0, 11.0]))
+    def many_sessions_come(self, count: int, step_time_s: float) -> None:
+        """Among others more than are looked at."""
+        for _ in range(count):
+            self.now += timedelta(minutes=1)
+            self._session(next(self.numbers), 1.0, (), step_time_s)
 
     @rule(causes=st.sampled_from(CAUSES), looked=st.booleans())
     def it_gets_slow(self, causes: tuple[CauseFact, ...], *, looked: bool) -> None:
@@ -201,7 +226,7 @@ class NoAlertIsLost(RuleBasedStateMachine):
             self._transition()
 
     @rule(
-        kept=st.sets(st.sampled_from([0, 1, 2])),
+        kept=st.sets(st.sampled_from([0, 1, 2, 3])),
         at_least=st.sampled_from([1.06, 1.1, 1.3]),
         escalates=st.booleans(),
     )
@@ -211,6 +236,7 @@ class NoAlertIsLost(RuleBasedStateMachine):
             slow_rule(condition=Threshold("slowdown", at_least, 1.05), escalation=plan),
             sure_rule(),
             silent_rule(),
+            regression_rule(),
         ]
         self.job.rules = [rules[number] for number in sorted(kept)]
         self._look()
