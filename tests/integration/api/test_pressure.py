@@ -51,7 +51,8 @@ def blocked_stores(installation: Installation) -> Iterator[None]:
 
 
 def test_a_sender_that_falls_silent_is_let_go(install: Install) -> None:
-    with install(ingest_idle_timeout_s=0.2) as installation, half_a_body(installation) as sender:
+    # Long enough for `half_a_body` to see the body before it is given up.
+    with install(ingest_idle_timeout_s=2.0) as installation, half_a_body(installation) as sender:
         head, _, problem = sender.makefile("rb").read().partition(b"\r\n\r\n")
         assert head.startswith(b"HTTP/1.1 408 ")
         assert b"connection: close" in head.lower()
