@@ -9,6 +9,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote
 
+from app.alerts.incidents import State as Stage
 from app.dashboard import figures
 from app.dashboard.alert_parts import STATES
 from app.dashboard.findings import cause_name, history_finding
@@ -241,7 +242,9 @@ def _job_row(job: JobSummary, incidents: Sequence[IncidentRow]) -> SessionRow:
     row = session_row(job.name, job.latest, shown=_shown(job))
     if incidents:
         first = min((i.incident for i in incidents), key=lambda i: STATES[i.state].order)
-        row = replace(row, incident=STATES[first.state], incident_url=f"/incidents/{first.id}")
+        # What nobody is told of yet hides neither a missing verdict nor a failure.
+        if first.state is not Stage.PENDING or job.latest.state == "analyzed":
+            row = replace(row, incident=STATES[first.state], incident_url=f"/incidents/{first.id}")
     values = verdict_values(job.sessions)
     return replace(row, spark=sparkline(values) if values else None)
 
