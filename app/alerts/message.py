@@ -20,7 +20,7 @@ from app.alerts.grouping import Content, Item, Status
 from app.alerts.incidents import Incident
 from app.alerts.readings import LOW_QUALITY_CAUSE, NO_DATA_CAUSE, REGRESSION_CAUSE
 from app.alerts.rules import Severity
-from app.analysis.wording import NBSP, percent
+from app.analysis.wording import NBSP, hours, percent
 
 # Who gets more is told how many more there are; the page has them all.
 MAX_ALERTS: Final = 10
@@ -323,7 +323,7 @@ def _measured(alert: Alert, facts: Facts) -> list[tuple[str, str]]:
     if facts.slowdown is not None:
         fields.append(("Slowdown S", _slowdown(facts.slowdown, facts.slowdown_ci95)))
     if facts.gpu_hours_lost is not None:
-        fields.append(("GPU-hours lost", f"{facts.gpu_hours_lost:.1f} in this session"))
+        fields.append(("GPU-hours lost", f"{hours(facts.gpu_hours_lost)} in this session"))
     if alert.cause == REGRESSION_CAUSE and alert.value is not None:
         fields.append(("Against baseline", f"steps take {percent(alert.value)} longer"))
     if alert.cause == LOW_QUALITY_CAUSE and facts.discrepancy is not None:

@@ -10,3 +10,13 @@ NBSP: Final = "\N{NO-BREAK SPACE}"
 def percent(share: float, digits: int = 1) -> str:
     """Return a share of 1 in per cent: ``19.9 %``."""
     return f"{100 * share:.{digits}f}{NBSP}%"
+
+
+def hours(value: float) -> str:
+    """Return GPU-hours to three digits: ``0.42``, ``8.7``, ``18.0``, ``3,341``."""
+    size = abs(value)
+    if size >= 100:  # noqa: PLR2004 - three digits are enough
+        return f"{value:,.0f}"
+    if size >= 1:
+        return f"{value:.1f}"
+    return f"{value:.2g}" if size >= 0.001 else "0"  # noqa: PLR2004 - less is nothing

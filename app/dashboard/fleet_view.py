@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote
 
 from app.alerts.incidents import State as Stage
+from app.analysis.wording import hours
 from app.dashboard import figures
 from app.dashboard.alert_parts import STATES
 from app.dashboard.findings import cause_name, history_finding
 from app.dashboard.format import (
     heat_color,
-    hours,
     interval,
     percent,
     plural,

@@ -66,16 +66,6 @@ def plural(value: int, noun: str, plural_noun: str | None = None) -> str:
     return f"{count(value)}{NBSP}{noun if value == 1 else plural_noun or noun + 's'}"
 
 
-def hours(value: float) -> str:
-    """Return GPU-hours to three digits: ``0.42``, ``8.7``, ``18.0``, ``3,341``."""
-    size = abs(value)
-    if size >= 100:  # noqa: PLR2004 - three digits are enough
-        return f"{value:,.0f}"
-    if size >= 1:
-        return f"{value:.1f}"
-    return f"{value:.2g}" if size >= 0.001 else "0"  # noqa: PLR2004 - less is nothing
-
-
 def seconds(value: float) -> str:
     """Return a duration of a step or an operation to three digits: ``46.3 s``, ``412 ms``."""
     size = abs(value)

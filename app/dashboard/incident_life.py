@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 from urllib.parse import quote
 
 from app.alerts.message import lines_of, view_url
+from app.analysis.wording import hours
 from app.dashboard.alert_parts import (
     Actions,
     actions,
@@ -20,7 +21,7 @@ from app.dashboard.alert_parts import (
     session_url,
     until,
 )
-from app.dashboard.format import hours, interval, listing, plural, times
+from app.dashboard.format import interval, listing, plural, times
 from app.dashboard.parts import State
 
 if TYPE_CHECKING:

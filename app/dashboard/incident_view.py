@@ -9,9 +9,10 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Final
 
 from app.alerts.incidents import State as Stage
+from app.analysis.wording import hours
 from app.dashboard.alert_parts import STATES, context, dead, headline, labels, since
 from app.dashboard.channel_health import Health, channels_title, health
-from app.dashboard.format import MINUS, age, count, heat_color, hours, percent, plural, times
+from app.dashboard.format import MINUS, age, count, heat_color, percent, plural, times
 from app.dashboard.incident_life import Chosen, chosen_incident
 from app.dashboard.parts import State
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from app.analysis.wording import hours
 from app.dashboard import findings
-from app.dashboard.format import hours, interval, percent, rough_percent, times
+from app.dashboard.format import interval, percent, rough_percent, times
 from app.dashboard.parts import Fact
 
 Document = Mapping[str, Any]

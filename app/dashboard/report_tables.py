@@ -9,12 +9,12 @@ from typing import Any, Final
 
 from markupsafe import Markup
 
+from app.analysis.wording import hours
 from app.dashboard import findings
 from app.dashboard.cause_pictures import Picture, cause_picture
 from app.dashboard.format import (
     count,
     heat_color,
-    hours,
     interval,
     listing,
     percent,

@@ -2,9 +2,11 @@ from __future__ import annotations
 
 import re
 
+import pytest
+
 from app.analysis.report import analyze
 from app.analysis.synthesis.scenarios import SCENARIOS
-from app.analysis.wording import percent
+from app.analysis.wording import hours, percent
 from app.dashboard import format as pages
 
 
@@ -20,3 +22,11 @@ def test_the_sentences_of_a_report_that_is_not_believed_write_shares_that_way() 
     for sentence in (document["verdict"]["sentence"], document["fidelity"]["reason"]):
         assert re.search(r"\d\N{NO-BREAK SPACE}%", sentence)
         assert not re.search(r"\d%", sentence)
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(0.0, "0"), (0.0234, "0.023"), (8.74, "8.7"), (17.96, "18.0"), (3341.2, "3,341")],
+)
+def test_gpu_hours_keep_three_digits(value: float, text: str) -> None:
+    assert hours(value) == text

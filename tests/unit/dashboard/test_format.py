@@ -42,14 +42,6 @@ def test_durations_keep_three_digits(value: float, text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "text"),
-    [(0.0, "0"), (0.0234, "0.023"), (8.74, "8.7"), (17.96, "18.0"), (3341.2, "3,341")],
-)
-def test_gpu_hours_keep_three_digits(value: float, text: str) -> None:
-    assert fmt.hours(value) == text
-
-
-@pytest.mark.parametrize(
     ("duration_s", "text"),
     [
         (-3, "0 s"),
