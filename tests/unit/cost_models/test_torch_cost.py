@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
+from tests.support.extras import of_extra
 
-torch = pytest.importorskip("torch", reason="the extra torch is not installed")
+torch = of_extra("torch", "torch")
 
 from app.cost_models.torch_cost import count_torch  # noqa: E402 - it imports torch
 

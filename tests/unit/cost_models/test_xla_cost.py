@@ -10,8 +10,9 @@ from app.analysis.planning.parse import parse_spec
 from app.analysis.planning.plan import plan
 from app.analysis.planning.transformer import Accelerator
 from app.cost_models.roofline import layer_documents
+from tests.support.extras import of_extra
 
-jax = pytest.importorskip("jax", reason="the extra xla is not installed")
+jax = of_extra("jax", "xla")
 
 from app.cost_models.xla_cost import count_xla  # noqa: E402 - it imports jax
 

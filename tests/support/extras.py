@@ -1,0 +1,20 @@
+"""Libraries of extras, which are too large to be installed for every run of the tests."""
+
+from __future__ import annotations
+
+import importlib
+import os
+from types import ModuleType
+
+import pytest
+
+# Set every night, where the extras are installed: what is missing then is a failure.
+REQUIRE_EXTRAS = "PACELINE_REQUIRE_EXTRAS"
+
+
+def of_extra(module: str, extra: str) -> ModuleType:
+    """Import a module of an extra, or skip the tests of this file."""
+    if os.environ.get(REQUIRE_EXTRAS) == "1":
+        return importlib.import_module(module)
+    skipped: ModuleType = pytest.importorskip(module, reason=f"the extra {extra} is not installed")
+    return skipped
