@@ -71,13 +71,13 @@ ON_POSTGRES_15 = PACELINE_TEST_POSTGRES_BIN="$(POSTGRES_15_BIN)" $(BIN)/pytest
 # itself run on both releases in any case.)
 SENDING_SQL := $(addprefix tests/integration/,db durable plans dashboard \
 	$(addprefix api/test_,alerts.py events.py receive.py sessions.py upload.py what_if.py) \
-	$(addprefix alerts/test_,channel_views.py delivery.py routing.py workers.py))
+	$(addprefix alerts/test_,channel_views.py delivery.py routing.py)) --ignore-glob '*/test_workers.py'
 
 test: check ## All checks and tests that this machine allows, as CI runs them
-	@$(BIN)/pytest --numprocesses $(TEST_PROCESSES) --cov $(PYTEST_ARGS)
+	@$(BIN)/pytest --numprocesses $(TEST_PROCESSES) --dist worksteal --cov $(PYTEST_ARGS)
 	@if [ -x "$(POSTGRES_15_BIN)/postgres" ]; then \
 		echo "What sends SQL again, on PostgreSQL 15"; \
-		$(ON_POSTGRES_15) $(SENDING_SQL) --numprocesses $(TEST_PROCESSES) $(PYTEST_ARGS); \
+		$(ON_POSTGRES_15) $(SENDING_SQL) --numprocesses $(TEST_PROCESSES) --dist worksteal $(PYTEST_ARGS); \
 	elif [ -n "$${PACELINE_REQUIRE_ALL:-}" ]; then \
 		echo "PACELINE_REQUIRE_ALL: there is no PostgreSQL 15 in $(POSTGRES_15_BIN)" >&2; exit 1; \
 	else \
