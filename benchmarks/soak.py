@@ -12,10 +12,8 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import os
 import random
 import signal
-import subprocess
 import sys
 import tempfile
 import threading
@@ -27,21 +25,21 @@ from typing import TYPE_CHECKING, Final
 
 from sqlalchemy import func, select, text
 
-from app.alerts.facts import FACTS, CauseFact, Facts
+from app.alerts.facts import CauseFact, Facts
 from app.alerts.rules import CauseFound, Rule
 from app.bootstrap import build
 from app.db import migrate
-from app.db.alert_models import AlertDelivery, AlertFacts, AlertGroup
+from app.db.alert_models import AlertDelivery, AlertGroup
 from app.db.embedded import EmbeddedPostgres
-from app.db.models import Job, Session, WorkerHeartbeat
+from app.db.models import Job, WorkerHeartbeat
 from app.services.alert_channels import create_channel
-from app.services.alert_evaluate import look
 from app.services.alert_rules import delete_rule, list_rules, save_rule
-from app.services.alert_store import group_of_job
 from app.services.sweep import sweep
 from app.settings import Settings
 from benchmarks.soak_judge import CHANNELS, Made, Verdict, judge
 from benchmarks.soak_receiver import Receiver
+from tests.support.alerting import evaluate_session
+from tests.support.worker import WorkerProcess
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -67,8 +65,8 @@ class Workers:
     """
 
     def __init__(self, container: Container, log: Path) -> None:
-        self._container, self._settings, self._log = container, container.settings, log
-        self._running: list[subprocess.Popen[bytes]] = []
+        self._container, self._log = container, log
+        self._running: list[WorkerProcess] = []
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._torment, name="torment")
         self.killed = 0
@@ -82,36 +80,22 @@ class Workers:
         """End them all."""
         self._stop.set()
         self._thread.join()
-        for process in self._running:
-            _kill(process)
+        for worker in self._running:
+            worker.kill()
 
-    def _start(self) -> subprocess.Popen[bytes]:
-        with self._log.open("ab") as output:
-            return subprocess.Popen(
-                [sys.executable, "-m", "workers.child", "--queue", "io"],
-                env=os.environ | self._settings.environment(),
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                start_new_session=True,
-            )
+    def _start(self) -> WorkerProcess:
+        return WorkerProcess(self._container, self._log, "io")
 
     def _torment(self) -> None:
         while not self._stop.wait(KILL_EVERY_S):
             with self._container.uow() as tx:
                 ready = set(tx.session.execute(select(WorkerHeartbeat.pid)).scalars())
-            victims = [process for process in self._running if process.pid in ready]
+            victims = [worker for worker in self._running if worker.pid in ready]
             if len(victims) > 1:
-                _kill(victims[0])
+                victims[0].kill()
                 self.killed += 1
                 self._running.remove(victims[0])
                 self._running.append(self._start())
-
-
-def _kill(process: subprocess.Popen[bytes]) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
 
 
 @contextlib.contextmanager
@@ -193,35 +177,10 @@ def _host(cause: int) -> str:
 
 def _session(container: Container, job_id: int, number: int, causes: frozenset[int]) -> None:
     """Store what the analysis of a session leaves for alerts, and evaluate it."""
-    session_id = uuid.uuid4()
     with container.uow() as tx:
         name = tx.session.execute(select(Job.name).where(Job.id == job_id)).scalar_one()
-        tx.session.add(
-            Session(
-                id=session_id,
-                job_id=job_id,
-                attempt=1,
-                number=number,
-                content_sha256=session_id.bytes,
-                state="analyzed",
-                meta={"labels": {}},
-                dp=2,
-                pp=2,
-                tp=1,
-                cp=1,
-                vpp=1,
-                world=4,
-                trace_format="ndjson",
-                body_bytes=0,
-                operations=0,
-                steps=12,
-                trace_blob=session_id,
-                received_at=tx.now,
-            )
-        )
-        tx.session.flush()
-        facts = Facts(
-            session=session_id,
+        found = Facts(
+            session=uuid.uuid4(),
             job=name,
             attempt=1,
             number=number,
@@ -231,16 +190,7 @@ def _session(container: Container, job_id: int, number: int, causes: frozenset[i
                 CauseFact("slow_worker", (_host(cause),), confidence=0.95) for cause in causes
             ),
         )
-        tx.session.add(
-            AlertFacts(
-                session_id=session_id,
-                job_id=job_id,
-                received_at=tx.now,
-                document=FACTS.dump_python(facts, mode="json"),
-            )
-        )
-        tx.session.flush()
-        look(container, tx, group_of_job(tx, job_id))
+        evaluate_session(container, tx, job_id, found)
 
 
 def drain(container: Container) -> None:

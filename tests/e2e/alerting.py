@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from playwright.sync_api import Page
 
     from app.analysis.trace.model import Trace
-    from tests.integration.alerts.conftest import Alerting
-    from tests.integration.alerts.receiver import Receiver
+    from tests.support.alerting import Alerting
+    from tests.support.receiver import Receiver
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

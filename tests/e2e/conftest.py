@@ -16,8 +16,8 @@ from app.main import create_app
 from tests.conftest import skip_or_fail
 from tests.e2e.alerting import Place
 from tests.e2e.visiting import BROWSER_ARGUMENTS, Installation, Visitor
-from tests.integration.alerts.conftest import LOOPBACK, Alerting
-from tests.integration.alerts.receiver import Receiver
+from tests.support.alerting import LOOPBACK, Alerting
+from tests.support.receiver import Receiver
 from tests.support.waiting import LIMIT_S
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from tests.e2e.looking import keep, wait_for_figures
 from tests.e2e.test_journey import upload
 from tests.e2e.test_pages import analyzed, expect_well_made, in_every_look
 from tests.e2e.visiting import NARROW, Installation
-from tests.integration.alerts.receiver import Receiver, Reply
+from tests.support.receiver import Receiver, Reply
 from tests.support.waiting import wait_for
 
 if TYPE_CHECKING:

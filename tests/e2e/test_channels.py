@@ -14,14 +14,14 @@ from app.services.alert_channels import list_channels
 from tests.e2e.alerting import act
 from tests.e2e.looking import keep
 from tests.e2e.test_pages import expect_well_made, in_every_look
-from tests.integration.alerts.receiver import Receiver, Reply
+from tests.support.receiver import Receiver, Reply
 
 if TYPE_CHECKING:
     from playwright.sync_api import Locator, Page
 
     from tests.e2e.alerting import Place
     from tests.e2e.visiting import Look, Visitor
-    from tests.integration.alerts.receiver import Got
+    from tests.support.receiver import Got
 
 SECRET = "whsec_" + "c2VjcmV0IHNlY3JldCBzZWNyZXQgc2VjcmV0"
 

@@ -20,8 +20,8 @@ from app.services.alert_rules import list_rules
 from tests.e2e.looking import keep
 from tests.e2e.test_pages import expect_well_made, in_every_look
 from tests.e2e.visiting import NARROW
-from tests.integration.alerts.conftest import LOOPBACK, Alerting
-from tests.integration.alerts.receiver import Receiver
+from tests.support.alerting import LOOPBACK, Alerting
+from tests.support.receiver import Receiver
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

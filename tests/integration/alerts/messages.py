@@ -11,7 +11,7 @@ from app.alerts.facts import CauseFact, FixFact, WorkerFact
 from app.alerts.grouping import Content, Item, Status
 from app.alerts.incidents import Incident, State, fingerprint_of
 from app.alerts.message import Message, make_message
-from tests.integration.alerts.conftest import facts
+from tests.support.alerting import facts
 
 NOW = datetime(2026, 3, 1, 12, tzinfo=UTC)
 RULE = uuid.UUID(int=77)

@@ -18,8 +18,8 @@ import pytest
 
 from app.alerts.facts import CauseFact
 from tests.conftest import skip_or_fail
-from tests.integration.alerts.conftest import SLOW_NODE, Alerting
-from tests.integration.alerts.receiver import Receiver
+from tests.support.alerting import SLOW_NODE, Alerting
+from tests.support.receiver import Receiver
 from tests.support.waiting import wait_for
 
 PROGRAMS = ("prometheus-alertmanager", "alertmanager")

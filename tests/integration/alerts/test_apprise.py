@@ -13,9 +13,9 @@ from app.bootstrap import build
 from app.errors import InvalidChannelError
 from app.services.alert_channels import create_channel
 from app.services.alert_example import send_example
-from tests.integration.alerts.conftest import Alerting
 from tests.integration.alerts.messages import incident, message
-from tests.integration.alerts.receiver import Receiver, Reply
+from tests.support.alerting import Alerting
+from tests.support.receiver import Receiver, Reply
 
 # The library's import of a module that Python is to lose.
 pytestmark = pytest.mark.filterwarnings("ignore:'imghdr' is deprecated:DeprecationWarning")

@@ -9,8 +9,8 @@ from app.services.alert_channels import list_channels, update_channel
 from app.services.alert_deliveries import replay_delivery
 from app.services.alert_views import incidents, tallies
 from app.services.channel_views import dead_channels, undelivered
-from tests.integration.alerts.conftest import Alerting
-from tests.integration.alerts.receiver import Receiver, Reply
+from tests.support.alerting import Alerting
+from tests.support.receiver import Receiver, Reply
 
 
 def test_a_channel_is_dead_when_its_receiver_is_gone_and_alive_once_enabled(

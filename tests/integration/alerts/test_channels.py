@@ -20,10 +20,10 @@ from app.alerts.incidents import State
 from app.alerts.message import Message, plain_text
 from app.alerts.outbound import MAX_RETRY_AFTER_S, Outbound
 from app.alerts.picture import heatmap_png
-from tests.integration.alerts.conftest import LOOPBACK
 from tests.integration.alerts.messages import NASTY, incident, message, messages
-from tests.integration.alerts.receiver import Receiver, Reply
 from tests.integration.alerts.services import SERVICES, WEBHOOK_SECRETS, config_of
+from tests.support.alerting import LOOPBACK
+from tests.support.receiver import Receiver, Reply
 
 GUARD = Guard(tuple(ipaddress.ip_network(text) for text in LOOPBACK))
 MESSAGES = dict(messages())

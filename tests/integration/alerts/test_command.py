@@ -11,7 +11,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.integration.alerts.receiver import Receiver, Reply
+from tests.support.receiver import Receiver, Reply
 from tests.support.redis import RedisServer
 from tests.support.waiting import LIMIT_S, wait_for
 

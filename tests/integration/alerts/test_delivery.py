@@ -22,8 +22,8 @@ from app.services.alert_sweep import sweep_alerts
 from app.services.container import Container
 from app.services.sweep import sweep
 from app.services.task_runs import claim
-from tests.integration.alerts.conftest import Alerting
-from tests.integration.alerts.receiver import Got, Receiver, Reply
+from tests.support.alerting import Alerting
+from tests.support.receiver import Got, Receiver, Reply
 
 MINUTE = timedelta(minutes=1)
 

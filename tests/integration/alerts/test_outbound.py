@@ -17,7 +17,7 @@ import trustme
 from app.alerts.addresses import Guard
 from app.alerts.delivery import DeliveryError
 from app.alerts.outbound import Outbound, check, check_url
-from tests.integration.alerts.receiver import Receiver, Reply
+from tests.support.receiver import Receiver, Reply
 
 LOOPBACK = (ipaddress.ip_network("127.0.0.1/32"),)
 NAME = "hooks.example.com"

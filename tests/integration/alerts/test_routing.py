@@ -16,8 +16,8 @@ from app.alerts.rules import Escalation, Rule, Selector, Threshold
 from app.services.alert_channels import create_channel
 from app.services.alert_incidents import acknowledge_incident
 from app.services.alert_rules import delete_rule, list_rules, save_rule, with_new_id
-from tests.integration.alerts.conftest import Alerting
-from tests.integration.alerts.receiver import Receiver
+from tests.support.alerting import Alerting
+from tests.support.receiver import Receiver
 
 MINUTE = timedelta(minutes=1)
 IMBALANCE = CauseFact("stage_imbalance", ("stage 1",), confidence=0.5)

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from app.bootstrap import build
 from app.services.alert_sweep import sweep_alerts
-from tests.integration.alerts.conftest import Alerting
-from tests.integration.alerts.receiver import Receiver
+from tests.support.alerting import Alerting
+from tests.support.receiver import Receiver
 from tests.support.redis import RedisServer
 from tests.support.waiting import wait_for
 from tests.support.worker import WorkerProcess

@@ -23,9 +23,9 @@ from app.services.alert_channels import list_channels
 from app.services.alert_incidents import silence_incident
 from app.services.alert_secrets import seal, unseal
 from app.settings import Settings
-from tests.integration.alerts.conftest import LOOPBACK, Alerting
-from tests.integration.alerts.receiver import Receiver, Reply
 from tests.integration.api.conftest import Install, Installation
+from tests.support.alerting import LOOPBACK, Alerting
+from tests.support.receiver import Receiver, Reply
 
 API = "/api/v1"
 SECRET = "whsec_" + "QUJD" * 10

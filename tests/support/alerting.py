@@ -1,0 +1,223 @@
+"""Alerts of a container, moved by a test without waiting for minutes."""
+
+from __future__ import annotations
+
+import uuid
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from typing import Any
+
+from sqlalchemy import select, text, update
+
+from app.alerts.facts import FACTS, CauseFact, Facts, FixFact, WorkerFact
+from app.alerts.incidents import INCIDENT, Incident
+from app.bootstrap import Container
+from app.db.alert_models import AlertDelivery, AlertFacts, AlertGroup, AlertIncident
+from app.db.models import Job, Session, TaskRun
+from app.db.unit_of_work import UnitOfWork
+from app.services.alert_channels import create_channel
+from app.services.alert_evaluate import look
+from app.services.alert_store import group_of_job, incident_of
+from app.services.alert_sweep import sweep_alerts
+from app.services.execute import execute
+from app.services.leases import LeaseKeeper
+from tests.support.receiver import Receiver
+
+LOOPBACK = ("127.0.0.0/8", "::1/128")
+SLOW_NODE = CauseFact(
+    "slow_worker",
+    ("node-7",),
+    confidence=0.95,
+    contribution=0.8,
+    evidence=("Idealizing 1 of 4 workers recovers 80.0 % of the lost time.",),
+)
+
+
+@dataclass
+class Alerting:
+    """A container, and the shortest ways to make things happen and to look at them."""
+
+    container: Container
+
+    def session(
+        self, slowdown: float | None = 1.3, *causes: CauseFact, job: str = "llm"
+    ) -> uuid.UUID:
+        """Let a session be analyzed: what the analysis writes for alerts, without the analysis."""
+        session_id = uuid.uuid4()
+        with self.container.uow() as tx:
+            job_id = self._job(tx, job)
+            number = tx.session.execute(
+                select(Session.number)
+                .where(Session.job_id == job_id)
+                .order_by(Session.number.desc())
+                .limit(1)
+            ).scalar()
+            number = (number or 0) + 1
+            found = facts(session_id, job, number, tx.now, slowdown, *(causes or (SLOW_NODE,)))
+            evaluate_session(self.container, tx, job_id, found)
+        return session_id
+
+    def slow(self, job: str = "llm") -> None:
+        """Let two slow sessions in a row come."""
+        for _ in range(2):
+            self.session(job=job)
+
+    def fast(self, job: str = "llm") -> None:
+        """Let two fast sessions in a row come."""
+        for _ in range(2):
+            self.session(1.0, job=job)
+
+    def channel(self, receiver: Receiver, name: str = "hook", **changes: Any) -> uuid.UUID:  # noqa: ANN401 - of a channel
+        """Add a webhook."""
+        values = {"kind": "webhook", "config": {"url": receiver.url}} | changes
+        return create_channel(self.container, name=name, **values).id
+
+    def time_passes(self, span: timedelta = timedelta(hours=5)) -> None:
+        """Let everything that is to happen later be due now."""
+        with self.container.uow() as tx:
+            tx.session.execute(
+                update(AlertGroup).values(
+                    flush_at=AlertGroup.flush_at - span,
+                    flushed_at=AlertGroup.flushed_at - span,
+                    look_at=AlertGroup.look_at - span,
+                )
+            )
+            tx.session.execute(
+                update(AlertDelivery).values(
+                    next_attempt_at=AlertDelivery.next_attempt_at - span,
+                    created_at=AlertDelivery.created_at - span,
+                )
+            )
+            tx.session.execute(
+                text("UPDATE alert_channel SET hold_until = hold_until - :span"), {"span": span}
+            )
+
+    def grow_older(self, span: timedelta) -> None:
+        """Let what fires have fired that much earlier."""
+        with self.container.uow() as tx:
+            for row in tx.session.execute(select(AlertIncident)).scalars():
+                found = incident_of(row)
+                assert found.fired_at is not None
+                older = replace(found, fired_at=found.fired_at - span)
+                row.document = INCIDENT.dump_python(older, mode="json")
+
+    def work(self) -> None:
+        """Do what sweeper and workers do, until nothing is left to do."""
+        keeper = LeaseKeeper(self.container)
+        while True:
+            swept = sweep_alerts(self.container)
+            with self.container.uow() as tx:
+                runs = list(
+                    tx.session.execute(
+                        select(TaskRun.id).where(TaskRun.state == "queued")
+                    ).scalars()
+                )
+            for run_id in runs:
+                execute(self.container, keeper, run_id)
+            if not runs and not swept.started:
+                break
+        keeper.stop()
+
+    def pass_and_work(self, span: timedelta = timedelta(hours=5)) -> None:
+        self.time_passes(span)
+        self.work()
+
+    def deliveries(self) -> list[AlertDelivery]:
+        with self.container.uow() as tx:
+            return list(
+                tx.session.execute(
+                    select(AlertDelivery).order_by(AlertDelivery.number, AlertDelivery.created_at)
+                ).scalars()
+            )
+
+    def states(self) -> list[str]:
+        return [delivery.state for delivery in self.deliveries()]
+
+    def incidents(self) -> list[Incident]:
+        with self.container.uow() as tx:
+            rows = tx.session.execute(select(AlertIncident).order_by(AlertIncident.opened_at))
+            return [incident_of(row) for row in rows.scalars()]
+
+    def incident(self) -> Incident:
+        [found] = self.incidents()
+        return found
+
+    def _job(self, tx: UnitOfWork, name: str) -> int:
+        job_id: int | None = tx.session.execute(select(Job.id).where(Job.name == name)).scalar()
+        if job_id is None:
+            job = Job(name=name)
+            tx.session.add(job)
+            tx.session.flush()
+            job_id = job.id
+        return job_id
+
+
+def facts(
+    session_id: uuid.UUID,
+    job: str,
+    number: int,
+    received_at: datetime,
+    slowdown: float | None,
+    *causes: CauseFact,
+) -> Facts:
+    found = Facts(
+        session=session_id,
+        job=job,
+        attempt=1,
+        number=number,
+        received_at=received_at,
+        layout="dp=2 pp=2",
+        discrepancy=0.01,
+    )
+    if slowdown is None:
+        return found
+    return replace(
+        found,
+        slowdown=slowdown,
+        slowdown_ci95=(slowdown - 0.02, slowdown + 0.02),
+        waste=1 - 1 / slowdown,
+        gpu_hours_lost=12.5 * (slowdown - 1),
+        step_time_s=10.0,
+        causes=causes if slowdown > 1.05 else (),
+        worst=(WorkerFact(1, 1, "node-7", slowdown),),
+        worst_step=7,
+        fix=FixFact("Replace node-7", 0.2, 8.0),
+    )
+
+
+def evaluate_session(container: Container, tx: UnitOfWork, job_id: int, found: Facts) -> None:
+    """Store what the analysis of a session leaves for alerts, and evaluate it."""
+    tx.session.add(
+        Session(
+            id=found.session,
+            job_id=job_id,
+            attempt=found.attempt,
+            number=found.number,
+            content_sha256=found.session.bytes,
+            state="analyzed",
+            meta={"labels": {}},
+            dp=2,
+            pp=2,
+            tp=1,
+            cp=1,
+            vpp=1,
+            world=4,
+            trace_format="ndjson",
+            body_bytes=0,
+            operations=0,
+            steps=12,
+            trace_blob=found.session,
+            received_at=found.received_at,
+        )
+    )
+    tx.session.flush()
+    tx.session.add(
+        AlertFacts(
+            session_id=found.session,
+            job_id=job_id,
+            received_at=found.received_at,
+            document=FACTS.dump_python(found, mode="json"),
+        )
+    )
+    tx.session.flush()
+    look(container, tx, group_of_job(tx, job_id))
