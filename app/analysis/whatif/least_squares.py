@@ -156,6 +156,7 @@ def robust_potentials(
     one, other, difference = one[known], other[known], difference[known]
     if not len(one):
         return np.zeros(count)
+    edges = _Edges(one, other, difference, connected_parts(one, other, count))
     typical = float(np.median(spread[known])) if known.any() else 0.0
     usual = float(np.median(np.abs(difference)))
     base = np.sqrt(spread[known] ** 2 + typical**2 + (FLOOR * usual) ** 2)
@@ -165,16 +166,17 @@ def robust_potentials(
     potential = np.zeros(count)
     for _ in range(MOST_ROUNDS):
         before = potential
-        potential = _solve(one, other, difference, weight, before)
+        potential = _solve(edges, weight, before)
+        # differences leave one node of each part free: it is put at 0
+        potential -= potential[edges.part]
         if np.abs(potential - before).max() <= SETTLED * usual:
             break
         left = np.abs(difference - potential[one] + potential[other]) / base
         scale = SPREAD * float(np.median(left))
         limit = HUBER * max(scale, TOLERANCE * usual, np.finfo(float).tiny)
         weight = _bounded(np.minimum(1.0, limit / np.maximum(left, limit)) / base**2)
-    part = connected_parts(one, other, count)
-    for label in np.unique(part):
-        inside = part == label
+    for label in np.unique(edges.part):
+        inside = edges.part == label
         potential[inside] -= np.median(potential[inside])
     return potential
 
@@ -184,13 +186,21 @@ def _bounded(weight: FloatArray) -> FloatArray:
     return np.asarray(np.maximum(weight, LEAST_WEIGHT * weight.max()))
 
 
-def _solve(
-    one: IntArray, other: IntArray, difference: FloatArray, weight: FloatArray, guess: FloatArray
-) -> FloatArray:
+@dataclass(frozen=True, slots=True, eq=False)
+class _Edges:
+    """Known differences, and for each node the lowest that it is connected with."""
+
+    one: IntArray
+    other: IntArray
+    difference: FloatArray
+    part: IntArray
+
+
+def _solve(edges: _Edges, weight: FloatArray, guess: FloatArray) -> FloatArray:
     """Solve the weighted normal equations: directly, or by conjugate gradients where large."""
-    count = len(guess)
+    one, other, count = edges.one, edges.other, len(edges.part)
     if count <= DIRECT_NODES:
-        return _solve_directly(one, other, difference, weight, count)
+        return _solve_directly(edges, weight)
     ends = np.concatenate([one, other])
 
     def gathered(flow: FloatArray) -> FloatArray:
@@ -201,7 +211,7 @@ def _solve(
 
     diagonal = np.bincount(ends, np.concatenate([weight, weight]), minlength=count)
     scale = 1 / np.where(diagonal > 0, diagonal, 1.0)
-    target = gathered(weight * difference)
+    target = gathered(weight * edges.difference)
     potential = guess.copy()
     left = target - applied(potential)
     ready = scale * left
@@ -227,18 +237,16 @@ def _inner(one: FloatArray, other: FloatArray) -> float:
     return float((one * other).sum())
 
 
-def _solve_directly(
-    one: IntArray, other: IntArray, difference: FloatArray, weight: FloatArray, count: int
-) -> FloatArray:
+def _solve_directly(edges: _Edges, weight: FloatArray) -> FloatArray:
     """Solve the weighted normal equations as one matrix."""
+    one, other, count = edges.one, edges.other, len(edges.part)
     rows = np.concatenate([one, other, one, other])
     columns = np.concatenate([one, other, other, one])
     values = np.concatenate([weight, weight, -weight, -weight])
     matrix = np.bincount(rows * count + columns, values, minlength=count * count)
     matrix = matrix.reshape(count, count)
-    # edges leave one node of each part free: it is put at 0
-    held = np.flatnonzero(connected_parts(one, other, count) == np.arange(count))
+    held = np.flatnonzero(edges.part == np.arange(count))
     matrix[held, held] += weight.max()
-    flow = weight * difference
+    flow = weight * edges.difference
     target = np.bincount(one, flow, minlength=count) - np.bincount(other, flow, minlength=count)
     return np.asarray(np.linalg.solve(matrix, target))

@@ -3,25 +3,32 @@
 from __future__ import annotations
 
 import dataclasses
+from functools import partial
 
 import numpy as np
 import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from app.analysis.report import analyze
 from app.analysis.synthesis.injections import SlowWorker
+from app.analysis.synthesis.random_jobs import random_job
 from app.analysis.trace.model import Trace
 from app.analysis.whatif.alignment import align
 from app.analysis.whatif.arrange import lay_out
 from app.analysis.whatif.graph import build_graph
 from app.analysis.whatif.least_squares import (
+    SETTLED,
     connected_parts,
     median_of_known,
     robust_lines,
     robust_potentials,
 )
+from app.analysis.whatif.reference_clocks import corrected_starts, read_clocks
 from app.analysis.whatif.session import prepare_replay
-from tests.factories import select, session
+from app.errors import UnanalyzableError
+from tests.factories import joined, select, session
 from tests.lossy import losing
 
 
@@ -211,3 +218,63 @@ def test_potentials_survive_wrong_edges(nodes: int) -> None:
 def test_parts_are_named_by_their_lowest_node() -> None:
     parts = connected_parts(np.array([1, 4, 2]), np.array([2, 5, 6]), 7)
     assert parts.tolist() == [0, 1, 1, 3, 4, 4, 1]
+
+
+def odd_session(seed: int, *, on_clocks: bool) -> Trace:
+    """Return steps of one or two shapes, on wrong clocks, some operations lost."""
+    rng = np.random.default_rng(seed)
+    steps = int(rng.integers(2, 20))
+    if rng.random() < 0.7:
+        trace = random_job(seed, steps=steps, launch_overhead=True).trace
+    else:
+        dp, pp = int(rng.integers(1, 4)), int(rng.integers(1, 4))
+        trace = session(dp=dp, pp=pp, steps=steps, microbatches=4, seed=seed).trace
+        other = session(dp=dp, pp=pp, steps=5, microbatches=6, seed=seed).trace
+        trace = joined(trace, dataclasses.replace(other, step=other.step + trace.step.max() + 1))
+    if on_clocks:
+        trace = absolute(trace, gap_s=float(rng.uniform(1, 60)))
+    drift_ppm = float(rng.choice([0, 50])) if on_clocks else 0.0
+    trace, _ = skewed(trace, float(rng.choice([0.1, 5, 100])), drift_ppm=drift_ppm, seed=seed)
+    return losing(trace, 0.03, renumbered=False, seed=seed) if rng.random() < 0.5 else trace
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 2**32 - 1), st.booleans())
+def test_clocks_are_read_as_the_twin_reads_them(
+    seed: int,
+    on_clocks: bool,  # noqa: FBT001 - drawn by hypothesis
+) -> None:
+    try:
+        layouts = lay_out(odd_session(seed, on_clocks=on_clocks)).groups
+        graphs = [build_graph(layout) for layout in layouts]
+    except UnanalyzableError:
+        assume(False)  # noqa: FBT003 - too much is lost to tell what depended on what
+    aligned, clocks = align(layouts, graphs, absolute=on_clocks)
+
+    twin = read_clocks(layouts, graphs, absolute=on_clocks)
+    ranks = [(d, p) for d in range(layouts[0].dp) for p in range(layouts[0].pp)]
+    near = partial(pytest.approx, rel=1e-6, abs=1.0)  # a nanosecond
+    assert clocks.aligned is twin.aligned
+    assert clocks.offsets_ns.ravel() == near([twin.offset_ns[rank] for rank in ranks])
+    assert clocks.residual_ns.ravel() == near([twin.residual_ns[rank] for rank in ranks])
+    if clocks.drift_ppm is not None:
+        drift = [twin.drift_ppm[rank] for rank in ranks]
+        assert clocks.drift_ppm.ravel() == pytest.approx(drift, rel=1e-6, abs=1e-6)
+    if clocks.aligned:
+        starts = corrected_starts(layouts, twin)
+        assert [a.start_ns for a in aligned] == [pytest.approx(s, abs=10) for s in starts]
+
+
+@given(st.integers(0, 2**32 - 1), st.integers(2, 40))
+@settings(max_examples=40, deadline=None)
+def test_iteration_finds_the_potentials_that_one_matrix_gives(seed: int, nodes: int) -> None:
+    rng = np.random.default_rng(seed)
+    one, other = rng.integers(0, nodes, (2, 3 * nodes))
+    truth = rng.normal(0, 10, nodes)
+    difference = truth[one] - truth[other] + rng.standard_t(2, 3 * nodes)
+    directly = robust_potentials(one, other, difference, np.full(len(one), 0.1), nodes)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("app.analysis.whatif.least_squares.DIRECT_NODES", 0)
+        by_iteration = robust_potentials(one, other, difference, np.full(len(one), 0.1), nodes)
+    # rounds end when nothing moves by more than a twentieth of the usual difference
+    assert by_iteration == pytest.approx(directly, abs=SETTLED * np.median(np.abs(difference)))
