@@ -8,7 +8,7 @@ from dataclasses import asdict
 from datetime import datetime
 from typing import Annotated, Any, Literal
 
-from pydantic import AwareDatetime, BaseModel, Field
+from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
 
 from app.alerts.rules import (
     Audience,
@@ -20,16 +20,19 @@ from app.alerts.rules import (
     Severity,
     ShortText,
 )
-from app.services.alert_channels import ChannelView
-from app.services.alert_deliveries import DeliveryRow
-from app.services.alert_example import TestResult
-from app.services.alert_incidents import EventRow, IncidentRow, IncidentView
+from app.services.alert_incidents import IncidentRow, IncidentView
 from app.services.alert_rules import Preview
 
 IncidentState = Literal["pending", "firing", "acknowledged", "silenced", "resolved"]
 DeliveryState = Literal["waiting", "sending", "delivered", "failed", "superseded"]
 Person = Annotated[str, Field(min_length=1, max_length=200, description="Who says so.")]
 Note = Annotated[str, Field(max_length=2000)]
+
+
+class ReadBody(BaseModel):
+    """What is answered with attributes of what a service returns: `model_validate` takes it."""
+
+    model_config = ConfigDict(from_attributes=True)
 
 
 class RuleBody(BaseModel):
@@ -51,7 +54,7 @@ class RuleBody(BaseModel):
         return Rule(id=rule_id, **{name: getattr(self, name) for name in type(self).model_fields})
 
 
-class StoredRuleBody(RuleBody):
+class StoredRuleBody(RuleBody, ReadBody):
     """A rule and its id."""
 
     id: uuid.UUID
@@ -84,7 +87,7 @@ class ChannelPatchBody(BaseModel):
     enabled: bool | None = None
 
 
-class StoredChannelBody(BaseModel):
+class StoredChannelBody(ReadBody):
     """A channel; of its secrets only their names, and the host of those that are addresses."""
 
     id: uuid.UUID
@@ -117,7 +120,7 @@ class ResealedBody(BaseModel):
     channels: int
 
 
-class TestResultBody(BaseModel):
+class TestResultBody(ReadBody):
     """How an example was received."""
 
     delivered: bool
@@ -152,7 +155,7 @@ class IncidentBody(BaseModel):
     facts: dict[str, Any] | None
 
 
-class EventBody(BaseModel):
+class EventBody(ReadBody):
     """A transition of an incident."""
 
     at: datetime
@@ -191,7 +194,7 @@ class SilenceBody(BaseModel):
     until: AwareDatetime
 
 
-class OutcomeBody(BaseModel):
+class OutcomeBody(ReadBody):
     """How an incident ended up."""
 
     cause: str
@@ -218,7 +221,7 @@ class PreviewBody(BaseModel):
     incidents: list[PreviewIncidentBody]
 
 
-class DeliveryBody(BaseModel):
+class DeliveryBody(ReadBody):
     """A delivery; `id` is what its receiver was told as well."""
 
     id: uuid.UUID
@@ -244,36 +247,6 @@ class DeliveryListBody(BaseModel):
     deliveries: list[DeliveryBody]
 
 
-def stored_rule_body(rule: Rule) -> StoredRuleBody:
-    """Return a rule as the API has it."""
-    return StoredRuleBody(
-        **{name: getattr(rule, name) for name in StoredRuleBody.model_fields},
-    )
-
-
-def channel_body(view: ChannelView) -> StoredChannelBody:
-    """Return a channel as the API has it."""
-    return StoredChannelBody(**_fields(view, StoredChannelBody))
-
-
-def test_result_body(result: TestResult) -> TestResultBody:
-    """Return how an example was received as the API has it."""
-    return TestResultBody(**_fields(result, TestResultBody))
-
-
-def delivery_body(row: DeliveryRow) -> DeliveryBody:
-    """Return a delivery as the API has it."""
-    return DeliveryBody(**_fields(row, DeliveryBody))
-
-
-def _event(row: EventRow) -> EventBody:
-    return EventBody(**_fields(row, EventBody))
-
-
-def _fields(value: object, body: type[BaseModel]) -> dict[str, Any]:
-    return {name: getattr(value, name) for name in body.model_fields}
-
-
 def incident_values(row: IncidentRow) -> dict[str, Any]:
     """Return what the body of an incident is made of."""
     incident = row.incident
@@ -297,7 +270,8 @@ def incident_values(row: IncidentRow) -> dict[str, Any]:
 def incident_detail_body(view: IncidentView) -> IncidentDetailBody:
     """Return an incident with its history as the API has it."""
     return IncidentDetailBody(
-        **incident_values(view.row), events=[_event(event) for event in view.events]
+        **incident_values(view.row),
+        events=[EventBody.model_validate(event) for event in view.events],
     )
 
 
@@ -309,7 +283,7 @@ def preview_body(found: Preview) -> PreviewBody:
         sessions=found.sessions,
         complete=found.complete,
         incidents=[
-            PreviewIncidentBody(job=item.job, **_fields(item.incident, OutcomeBody))
+            PreviewIncidentBody(job=item.job, **dict(OutcomeBody.model_validate(item.incident)))
             for item in found.incidents
         ],
     )

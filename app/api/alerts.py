@@ -12,6 +12,7 @@ from app.api.alert_bodies import (
     ChannelBody,
     ChannelListBody,
     ChannelPatchBody,
+    DeliveryBody,
     DeliveryListBody,
     DeliveryState,
     IncidentBody,
@@ -26,13 +27,9 @@ from app.api.alert_bodies import (
     StoredChannelBody,
     StoredRuleBody,
     TestResultBody,
-    channel_body,
-    delivery_body,
     incident_detail_body,
     incident_values,
     preview_body,
-    stored_rule_body,
-    test_result_body,
 )
 from app.services.alert_channels import (
     create_channel,
@@ -85,12 +82,14 @@ def router(container: Container) -> APIRouter:
 def _rules(routes: APIRouter, container: Container) -> None:
     @routes.get("/alert-rules", summary="Rules by name")
     def get_rules() -> RuleListBody:
-        return RuleListBody(rules=[stored_rule_body(rule) for rule in list_rules(container)])
+        return RuleListBody(
+            rules=[StoredRuleBody.model_validate(rule) for rule in list_rules(container)]
+        )
 
     @routes.post("/alert-rules", status_code=CREATED, summary="Add a rule")
     def post_rule(body: RuleBody) -> StoredRuleBody:
         rule = with_new_id(body.rule(uuid.UUID(int=0)))
-        return stored_rule_body(save_rule(container, rule, new=True))
+        return StoredRuleBody.model_validate(save_rule(container, rule, new=True))
 
     @routes.post("/alert-rules/preview", summary="What a rule would have done in 30 days")
     def post_preview(body: RuleBody) -> PreviewBody:
@@ -99,11 +98,11 @@ def _rules(routes: APIRouter, container: Container) -> None:
 
     @routes.get("/alert-rules/{rule}", summary="A rule")
     def get_one_rule(rule: uuid.UUID) -> StoredRuleBody:
-        return stored_rule_body(get_rule(container, rule))
+        return StoredRuleBody.model_validate(get_rule(container, rule))
 
     @routes.put("/alert-rules/{rule}", summary="Replace a rule")
     def put_rule(rule: uuid.UUID, body: RuleBody) -> StoredRuleBody:
-        return stored_rule_body(save_rule(container, body.rule(rule), new=False))
+        return StoredRuleBody.model_validate(save_rule(container, body.rule(rule), new=False))
 
     @routes.delete("/alert-rules/{rule}", status_code=NO_CONTENT, summary="Delete a rule")
     def remove_rule(rule: uuid.UUID) -> Response:
@@ -115,11 +114,13 @@ def _rules(routes: APIRouter, container: Container) -> None:
 def _channels(routes: APIRouter, container: Container) -> None:
     @routes.get("/channels", summary="Channels by name, and their health")
     def get_channels() -> ChannelListBody:
-        return ChannelListBody(channels=[channel_body(found) for found in list_channels(container)])
+        return ChannelListBody(
+            channels=[StoredChannelBody.model_validate(found) for found in list_channels(container)]
+        )
 
     @routes.post("/channels", status_code=CREATED, summary="Add a channel")
     def post_channel(body: ChannelBody) -> StoredChannelBody:
-        return channel_body(
+        return StoredChannelBody.model_validate(
             create_channel(
                 container,
                 name=body.name,
@@ -137,11 +138,11 @@ def _channels(routes: APIRouter, container: Container) -> None:
 
     @routes.get("/channels/{channel}", summary="A channel and its health")
     def get_one_channel(channel: uuid.UUID) -> StoredChannelBody:
-        return channel_body(get_channel(container, channel))
+        return StoredChannelBody.model_validate(get_channel(container, channel))
 
     @routes.patch("/channels/{channel}", summary="Change, enable or disable a channel")
     def patch_channel(channel: uuid.UUID, body: ChannelPatchBody) -> StoredChannelBody:
-        return channel_body(
+        return StoredChannelBody.model_validate(
             update_channel(
                 container,
                 channel,
@@ -161,7 +162,7 @@ def _channels(routes: APIRouter, container: Container) -> None:
     @routes.post("/channels/{channel}/test", summary="Send a marked example")
     def post_test(channel: uuid.UUID) -> TestResultBody:
         """Answer with what the receiver said, within the time of one attempt."""
-        return test_result_body(send_example(container, channel))
+        return TestResultBody.model_validate(send_example(container, channel))
 
 
 def _incidents(routes: APIRouter, container: Container) -> None:
@@ -214,7 +215,7 @@ def _deliveries(routes: APIRouter, container: Container) -> None:
         job: Annotated[str | None, Query(description="Only of this job.")] = None,
     ) -> DeliveryListBody:
         rows = list_deliveries(container, limit, channel=channel, state=state, job=job)
-        return DeliveryListBody(deliveries=[delivery_body(row) for row in rows])
+        return DeliveryListBody(deliveries=[DeliveryBody.model_validate(row) for row in rows])
 
     @routes.post(
         "/deliveries/{delivery}/replay", status_code=NO_CONTENT, summary="Send once more, now"

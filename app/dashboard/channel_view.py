@@ -278,7 +278,7 @@ def _lost_title(found: Sequence[Undelivered], total: int, asked: ChannelView | N
     to = f" to {asked.name}" if asked else ""
     if not total:
         return f"Every message{to} of the last 7 days arrived"
-    counted = Counter(item.state == "failed" for item in found)
+    counted = Counter(item.delivery.state == "failed" for item in found)
     parts = [
         text
         for text in (
@@ -292,26 +292,27 @@ def _lost_title(found: Sequence[Undelivered], total: int, asked: ChannelView | N
 
 
 def _lost(item: Undelivered, now: datetime) -> Lost:
-    answer = said(item.error, item.answer) or "not tried yet"
-    if item.overtaken and item.state == "failed":
+    delivery = item.delivery
+    answer = said(delivery.error, delivery.answer) or "not tried yet"
+    if item.overtaken and delivery.state == "failed":
         answer = f"{answer.removesuffix('.')}. A later message was sent."
     return Lost(
-        id=item.id,
-        channel=item.channel,
-        job=item.job,
-        title=item.title or "its words are chosen when it is sent",
-        state=DELIVERY_STATES[item.state],
+        id=delivery.id,
+        channel=delivery.channel,
+        job=delivery.job,
+        title=delivery.title or "its words are chosen when it is sent",
+        state=DELIVERY_STATES[delivery.state],
         answer=answer,
-        next_attempt=_next_attempt(item, now),
-        created_at=item.created_at,
+        next_attempt=_next_attempt(delivery.next_attempt_at, now),
+        created_at=delivery.created_at,
         can_replay=item.can_replay,
     )
 
 
-def _next_attempt(item: Undelivered, now: datetime) -> str:
-    if item.next_attempt_at is None:
+def _next_attempt(at: datetime | None, now: datetime) -> str:
+    if at is None:
         return ""
-    left_s = (item.next_attempt_at - now).total_seconds()
+    left_s = (at - now).total_seconds()
     return f"next try in {age(left_s)}" if left_s > 0 else "next try is due"
 
 
@@ -321,5 +322,6 @@ def _version(channels: Sequence[ChannelView], lost: Sequence[Undelivered]) -> st
         (c.id, c.name, c.enabled, c.failures, c.last_error, c.last_success_at, c.waiting)
         for c in channels
     ]
-    parts += [(item.id, item.state, item.attempt) for item in lost]
+    deliveries = [item.delivery for item in lost]
+    parts += [(delivery.id, delivery.state, delivery.attempt) for delivery in deliveries]
     return uuid.uuid5(uuid.NAMESPACE_OID, repr(parts)).hex

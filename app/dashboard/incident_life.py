@@ -29,8 +29,9 @@ if TYPE_CHECKING:
 
     from app.alerts.facts import Facts
     from app.services.alert_channels import ChannelView
+    from app.services.alert_deliveries import DeliveryRow
     from app.services.alert_incidents import EventRow
-    from app.services.alert_views import IncidentLife, Sent
+    from app.services.alert_views import IncidentLife
 
 DELIVERY_STATES: Final = {
     "waiting": State("wait", "Waiting", 1),
@@ -162,7 +163,7 @@ def _events(life: IncidentLife) -> list[Moment]:
     return [Moment(at, day_or_time(at, life.view.now), text) for at, text in found]
 
 
-def _received(sent: Sent) -> str:
+def _received(sent: DeliveryRow) -> str:
     return sent.channel if sent.answer_status is None else f"{sent.channel} ({sent.answer_status})"
 
 
@@ -201,7 +202,7 @@ def _words(life: IncidentLife) -> Words | None:
     return None
 
 
-def _attempted(sent: Sent) -> Attempted:
+def _attempted(sent: DeliveryRow) -> Attempted:
     words = said(sent.error, sent.answer)
     status = "" if sent.answer_status is None else str(sent.answer_status)
     answer = words if sent.error else " ".join(part for part in (status, words) if part)
@@ -216,7 +217,7 @@ def _attempted(sent: Sent) -> Attempted:
     )
 
 
-def _failing(deliveries: Sequence[Sent], channels: Sequence[ChannelView]) -> str:
+def _failing(deliveries: Sequence[DeliveryRow], channels: Sequence[ChannelView]) -> str:
     """Return a sentence on what did not arrive."""
     failed = sorted({sent.channel for sent in deliveries if sent.state == "failed"})
     if failed:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from sqlalchemy import select
 
-from app.alerts.message import MESSAGE
+from app.alerts.message import MESSAGE, Message
 from app.db.alert_models import AlertChannel, AlertDelivery, AlertGroup
 from app.db.models import Job
 from app.errors import ConflictError, NotFoundError
@@ -16,7 +16,6 @@ from app.services.alert_store import lock_group
 
 if TYPE_CHECKING:
     import uuid
-    from collections.abc import Mapping
     from datetime import datetime
 
     from app.services.container import Container
@@ -42,8 +41,8 @@ class DeliveryRow:
     next_attempt_at : datetime or None
         None unless it waits.
     finished_at : datetime or None
-    title : str or None
-        What it says in one line; None before the first attempt.
+    message : Message or None
+        None before the first attempt.
     error_code, error : str or None
         Of the last attempt.
     answer_status : int or None
@@ -61,11 +60,16 @@ class DeliveryRow:
     created_at: datetime
     next_attempt_at: datetime | None
     finished_at: datetime | None
-    title: str | None
+    message: Message | None
     error_code: str | None
     error: str | None
     answer_status: int | None
     answer: str | None
+
+    @property
+    def title(self) -> str | None:
+        """Return what it says in one line."""
+        return None if self.message is None else self.message.title
 
 
 def list_deliveries(
@@ -101,26 +105,28 @@ def list_deliveries(
     if job is not None:
         query = query.where(Job.name == job)
     with container.uow() as tx:
-        return [
-            DeliveryRow(
-                id=row.id,
-                channel_id=row.channel_id,
-                channel=channel_name,
-                job=job_name,
-                number=row.number,
-                state=row.state,
-                attempt=row.attempt,
-                created_at=row.created_at,
-                next_attempt_at=row.next_attempt_at if row.state == "waiting" else None,
-                finished_at=row.finished_at,
-                title=_title(row.message),
-                error_code=row.error_code,
-                error=row.error,
-                answer_status=row.answer_status,
-                answer=row.answer,
-            )
-            for row, channel_name, job_name in tx.session.execute(query)
-        ]
+        return [delivery_row(*found) for found in tx.session.execute(query)]
+
+
+def delivery_row(row: AlertDelivery, channel: str, job: str) -> DeliveryRow:
+    """Return a delivery to a channel about a job."""
+    return DeliveryRow(
+        id=row.id,
+        channel_id=row.channel_id,
+        channel=channel,
+        job=job,
+        number=row.number,
+        state=row.state,
+        attempt=row.attempt,
+        created_at=row.created_at,
+        next_attempt_at=row.next_attempt_at if row.state == "waiting" else None,
+        finished_at=row.finished_at,
+        message=None if row.message is None else MESSAGE.validate_python(row.message),
+        error_code=row.error_code,
+        error=row.error,
+        answer_status=row.answer_status,
+        answer=row.answer,
+    )
 
 
 def replay_delivery(container: Container, delivery_id: uuid.UUID) -> None:
@@ -166,10 +172,3 @@ def replay_delivery(container: Container, delivery_id: uuid.UUID) -> None:
         delivery.finished_at = None
         channel.hold_until = None
     pump(container, found.channel_id)
-
-
-def _title(message: Mapping[str, Any] | None) -> str | None:
-    if message is None:
-        return None
-
-    return MESSAGE.validate_python(message).title

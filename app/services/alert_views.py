@@ -11,10 +11,10 @@ from sqlalchemy import func, select
 from sqlalchemy.dialects.postgresql import distinct_on
 
 from app.alerts.facts import FACTS, Facts
-from app.alerts.message import MESSAGE, Message
 from app.db.alert_models import AlertChannel, AlertDelivery, AlertFacts, AlertIncident
 from app.db.models import Session
 from app.errors import NotFoundError
+from app.services.alert_deliveries import DeliveryRow, delivery_row
 from app.services.alert_incidents import IncidentRow, IncidentView, get_incident, list_incidents
 from app.services.alert_store import OPEN
 
@@ -85,46 +85,11 @@ class Incidents:
 
 
 @dataclass(frozen=True, slots=True)
-class Sent:
-    """A delivery that an incident is in.
-
-    Parameters
-    ----------
-    id : UUID
-    channel : str
-    number : int
-        Of the notification: the same for every channel that was told together.
-    state : str
-    attempt : int
-    created_at : datetime
-    next_attempt_at, finished_at : datetime or None
-    error : str or None
-    answer_status : int or None
-    answer : str or None
-    message : Message or None
-        None before the first attempt.
-    """
-
-    id: uuid.UUID
-    channel: str
-    number: int
-    state: str
-    attempt: int
-    created_at: datetime
-    next_attempt_at: datetime | None
-    finished_at: datetime | None
-    error: str | None
-    answer_status: int | None
-    answer: str | None
-    message: Message | None
-
-
-@dataclass(frozen=True, slots=True)
 class IncidentLife:
     """An incident, what was sent about it (the latest first), and the sessions it went through."""
 
     view: IncidentView
-    deliveries: Sequence[Sent]
+    deliveries: Sequence[DeliveryRow]
     sessions: Mapping[uuid.UUID, Measured]
 
 
@@ -234,7 +199,7 @@ def incident_life(container: Container, incident_id: uuid.UUID) -> IncidentLife:
             .limit(DELIVERIES_LISTED)
         ).all()
         sessions = _measured(tx.session, ids)
-    sent = [_sent(row, name) for row, name in rows]
+    sent = [delivery_row(row, name, view.row.job) for row, name in rows]
     return IncidentLife(
         view=view,
         deliveries=[item for item in sent if _is_about(item, incident_id)],
@@ -285,24 +250,7 @@ def _measured(session: Any, ids: set[uuid.UUID]) -> dict[uuid.UUID, Measured]:  
     return {id_: Measured(number, slowdown, world) for id_, number, slowdown, world in rows}
 
 
-def _sent(row: AlertDelivery, channel: str) -> Sent:
-    return Sent(
-        id=row.id,
-        channel=channel,
-        number=row.number,
-        state=row.state,
-        attempt=row.attempt,
-        created_at=row.created_at,
-        next_attempt_at=row.next_attempt_at if row.state == "waiting" else None,
-        finished_at=row.finished_at,
-        error=row.error,
-        answer_status=row.answer_status,
-        answer=row.answer,
-        message=None if row.message is None else MESSAGE.validate_python(row.message),
-    )
-
-
-def _is_about(sent: Sent, incident_id: uuid.UUID) -> bool:
+def _is_about(sent: DeliveryRow, incident_id: uuid.UUID) -> bool:
     # What was not tried yet says what is so by then, and so also this.
     if sent.message is None:
         return sent.state != "superseded"

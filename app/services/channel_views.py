@@ -10,16 +10,15 @@ from typing import TYPE_CHECKING, Final
 from sqlalchemy import and_, exists, func, or_, select
 from sqlalchemy.orm import aliased
 
-from app.alerts.message import MESSAGE
 from app.db.alert_models import AlertChannel, AlertDelivery, AlertGroup
 from app.db.models import Job
 from app.errors import SecretKeyError
 from app.services.alert_channels import DISABLED_BY_PERSON
+from app.services.alert_deliveries import DeliveryRow, delivery_row
 from app.services.alert_secrets import unseal
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from datetime import datetime
 
     from app.services.container import Container
 
@@ -35,35 +34,14 @@ class Undelivered:
 
     Parameters
     ----------
-    id, channel_id : UUID
-    channel, job : str
-    title : str or None
-        None before the first attempt.
-    state : str
-        waiting, sending or failed.
-    attempt : int
-    created_at : datetime
-    next_attempt_at : datetime or None
-        None unless it waits.
-    error : str or None
-    answer : str or None
-        What the receiver said last.
+    delivery : DeliveryRow
+        It is waiting, sending or failed.
     overtaken : bool
         Whether a later one of the same job was sent, which this one would contradict.
     can_replay : bool
     """
 
-    id: uuid.UUID
-    channel_id: uuid.UUID
-    channel: str
-    job: str
-    title: str | None
-    state: str
-    attempt: int
-    created_at: datetime
-    next_attempt_at: datetime | None
-    error: str | None
-    answer: str | None
+    delivery: DeliveryRow
     overtaken: bool
     can_replay: bool
 
@@ -140,19 +118,8 @@ def _undelivered(
     job: str,
     overtaken: bool,  # noqa: FBT001 - a column
 ) -> Undelivered:
-    message = None if row.message is None else MESSAGE.validate_python(row.message)
     return Undelivered(
-        id=row.id,
-        channel_id=row.channel_id,
-        channel=channel.name,
-        job=job,
-        title=message.title if message else None,
-        state=row.state,
-        attempt=row.attempt,
-        created_at=row.created_at,
-        next_attempt_at=row.next_attempt_at if row.state == "waiting" else None,
-        error=row.error,
-        answer=row.answer,
+        delivery=delivery_row(row, channel.name, job),
         overtaken=overtaken,
         can_replay=channel.enabled and not overtaken and row.state in ("failed", "waiting"),
     )

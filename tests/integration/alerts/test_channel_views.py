@@ -23,7 +23,7 @@ def test_a_channel_is_dead_when_its_receiver_is_gone_and_alive_once_enabled(
     alerting.pass_and_work()
     assert dead_channels(alerting.container) == ["hook"]
     [failed], count = undelivered(alerting.container)
-    assert (failed.state, failed.answer, count) == ("failed", "gone for good", 1)
+    assert (failed.delivery.state, failed.delivery.answer, count) == ("failed", "gone for good", 1)
     assert not failed.can_replay
     update_channel(alerting.container, channel, enabled=True)
     assert dead_channels(alerting.container) == []
@@ -58,8 +58,8 @@ def test_what_a_later_message_has_overtaken_is_not_offered_again(
     receiver.answer = lambda _: Reply(200, b"yes")
     alerting.fast()
     alerting.pass_and_work()
-    rows, _ = undelivered(alerting.container, channel)
-    assert [(row.state, row.overtaken, row.can_replay) for row in rows] == [("failed", True, False)]
+    [failed], _ = undelivered(alerting.container, channel)
+    assert (failed.delivery.state, failed.overtaken, failed.can_replay) == ("failed", True, False)
 
 
 def test_a_delivery_that_failed_is_gone_from_the_list_once_it_arrived(
@@ -73,7 +73,7 @@ def test_a_delivery_that_failed_is_gone_from_the_list_once_it_arrived(
     tally = tallies(alerting.container)[channel]
     assert (tally.failed, tally.status, tally.answer) == (1, 400, "no")
     receiver.answer = lambda _: Reply(200, b"yes")
-    replay_delivery(alerting.container, failed.id)
+    replay_delivery(alerting.container, failed.delivery.id)
     alerting.work()
     assert undelivered(alerting.container) == ([], 0)
     tally = tallies(alerting.container)[channel]

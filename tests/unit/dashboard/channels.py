@@ -1,14 +1,17 @@
-"""A channel as the views of the dashboard get it."""
+"""A channel and a delivery as the views of the dashboard get them."""
 
 from __future__ import annotations
 
 import uuid
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from app.alerts.rules import Selector
 from app.services.alert_channels import ChannelView
+from app.services.alert_deliveries import DeliveryRow
+
+NOW = datetime(2026, 11, 20, 9, 30, tzinfo=UTC)
 
 
 def channel(**changes: Any) -> ChannelView:  # noqa: ANN401 - fields of ChannelView
@@ -30,5 +33,27 @@ def channel(**changes: Any) -> ChannelView:  # noqa: ANN401 - fields of ChannelV
         last_success_at=datetime(2026, 11, 20, 9, 22, tzinfo=UTC),
         waiting=0,
         created_at=datetime(2026, 11, 1, tzinfo=UTC),
+    )
+    return replace(found, **changes)
+
+
+def delivery(state: str, **changes: Any) -> DeliveryRow:  # noqa: ANN401 - fields of DeliveryRow
+    """Return one whose only attempt was answered."""
+    found = DeliveryRow(
+        id=uuid.UUID(int=7),
+        channel_id=uuid.UUID(int=99),
+        channel="ops",
+        job="llm",
+        number=1,
+        state=state,
+        attempt=1,
+        created_at=NOW - timedelta(minutes=9),
+        next_attempt_at=None,
+        finished_at=NOW - timedelta(minutes=8),
+        message=None,
+        error_code=None,
+        error=None,
+        answer_status=200,
+        answer="ok",
     )
     return replace(found, **changes)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import uuid
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -16,14 +16,13 @@ from app.dashboard.channel_view import ChannelsPage, channel_state, channels_pag
 from app.services.alert_channels import DISABLED_BY_PERSON
 from app.services.alert_views import Tally
 from app.services.channel_views import Undelivered
-from tests.unit.dashboard.channels import channel
+from tests.unit.dashboard.channels import NOW, channel, delivery
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from app.services.alert_channels import ChannelView
 
-NOW = datetime(2026, 11, 20, 9, 30, tzinfo=UTC)
 REFUSED = "The receiver answered 410."
 UNREADABLE = "its secrets cannot be decrypted with the keys that there are"
 
@@ -38,23 +37,17 @@ def page_of(
     return channels_page(channels, tallies or {}, lost, NOW, **asked)
 
 
-def delivery(state: str, **changes: Any) -> Undelivered:  # noqa: ANN401 - fields of Undelivered
-    found = Undelivered(
-        id=uuid.UUID(int=5),
-        channel_id=uuid.UUID(int=99),
-        channel="ops",
-        job="llm",
-        title="[FIRING] llm: Slow worker",
-        state=state,
-        attempt=2,
-        created_at=NOW - timedelta(minutes=4),
-        next_attempt_at=None,
-        error="The receiver answered 503.",
-        answer="maintenance",
-        overtaken=False,
-        can_replay=True,
+def undelivered(
+    state: str,
+    *,
+    overtaken: bool = False,
+    can_replay: bool = True,
+    **changes: Any,  # noqa: ANN401 - fields of DeliveryRow
+) -> Undelivered:
+    refused = {"attempt": 2, "error": "The receiver answered 503.", "answer": "maintenance"}
+    return Undelivered(
+        delivery(state, **(refused | changes)), overtaken=overtaken, can_replay=can_replay
     )
-    return replace(found, **changes)
 
 
 @pytest.mark.parametrize(
@@ -153,9 +146,9 @@ def test_adding_one_shows_no_other() -> None:
 
 
 def test_what_did_not_arrive() -> None:
-    waiting = delivery("waiting", next_attempt_at=NOW + timedelta(minutes=3))
-    failed = delivery("failed", overtaken=True, can_replay=False)
-    fresh = delivery("waiting", attempt=0, error=None, answer=None, title=None, next_attempt_at=NOW)
+    waiting = undelivered("waiting", next_attempt_at=NOW + timedelta(minutes=3))
+    failed = undelivered("failed", overtaken=True, can_replay=False)
+    fresh = undelivered("waiting", attempt=0, error=None, answer=None, next_attempt_at=NOW)
     page = page_of(channel(), lost=([waiting, failed, fresh], 3))
     assert page.lost_title == "Messages: 1 did not arrive, 2 on the way"
     assert [item.answer for item in page.lost] == [
@@ -170,7 +163,7 @@ def test_what_did_not_arrive() -> None:
 
 def test_says_when_all_arrived_and_when_not_all_are_listed() -> None:
     assert page_of(channel()).lost_title == "Every message of the last 7 days arrived"
-    many = page_of(channel(), lost=([delivery("failed")], 1200))
+    many = page_of(channel(), lost=([undelivered("failed")], 1200))
     assert many.lost_title == "Messages: 1 did not arrive; the newest 1 of 1,200"
 
 
@@ -178,4 +171,4 @@ def test_the_version_changes_with_what_happens() -> None:
     before = page_of(channel()).version
     assert page_of(channel()).version == before
     assert page_of(channel(failures=1)).version != before
-    assert page_of(channel(), lost=([delivery("failed")], 1)).version != before
+    assert page_of(channel(), lost=([undelivered("failed")], 1)).version != before

@@ -13,11 +13,11 @@ from app.alerts.facts import Facts, FixFact
 from app.alerts.incidents import Incident, Silence, State
 from app.dashboard.alert_parts import actions, context, day_or_time, session_url
 from app.dashboard.incident_view import PAGE, IncidentsPage, incidents_page, most_pressing
+from app.services.alert_deliveries import DeliveryRow
 from app.services.alert_incidents import EventRow, IncidentRow, IncidentView
-from app.services.alert_views import IncidentLife, Incidents, Measured, Over, Sent
-from tests.unit.dashboard.channels import channel
+from app.services.alert_views import IncidentLife, Incidents, Measured, Over
+from tests.unit.dashboard.channels import NOW, channel, delivery
 
-NOW = datetime(2026, 11, 20, 9, 30, tzinfo=UTC)
 RULE = uuid.UUID(int=1)
 
 
@@ -77,7 +77,7 @@ def listed(*rows: IncidentRow, world: int = 8, **changes: Any) -> Incidents:  # 
 
 
 def life(
-    found: Incident, *events: EventRow, deliveries: tuple[Sent, ...] = (), at: datetime = NOW
+    found: Incident, *events: EventRow, deliveries: tuple[DeliveryRow, ...] = (), at: datetime = NOW
 ) -> IncidentLife:
     view = IncidentView(row=row(found), events=events, now=at)
     return IncidentLife(view=view, deliveries=deliveries, sessions={})
@@ -85,24 +85,6 @@ def life(
 
 def page_of(found: Incidents, **changes: Any) -> IncidentsPage:  # noqa: ANN401 - of the page
     return incidents_page(found, None, [channel()], {}, **changes)
-
-
-def sent(state: str, **changes: Any) -> Sent:  # noqa: ANN401 - fields of Sent
-    found = Sent(
-        id=uuid.UUID(int=7),
-        channel="ops",
-        number=1,
-        state=state,
-        attempt=1,
-        created_at=NOW - timedelta(minutes=9),
-        next_attempt_at=None,
-        finished_at=NOW - timedelta(minutes=8),
-        error=None,
-        answer_status=200,
-        answer="ok",
-        message=None,
-    )
-    return replace(found, **changes)
 
 
 def test_says_that_nothing_is_open() -> None:
@@ -199,14 +181,14 @@ def test_what_is_over_with_the_gain_that_was_measured() -> None:
 def test_the_life_of_one_in_order_with_what_did_not_arrive() -> None:
     opened = EventRow(NOW - timedelta(days=2), "opened", None, "pending", None, None, None)
     fired = EventRow(NOW - timedelta(minutes=10), "fired", "pending", "firing", None, None, None)
-    failed = sent(
+    failed = delivery(
         "failed",
         id=uuid.UUID(int=8),
         channel="old",
         error="The receiver answered 410.",
         answer="gone",
     )
-    found = life(incident(), opened, fired, deliveries=(sent("delivered"), failed))
+    found = life(incident(), opened, fired, deliveries=(delivery("delivered"), failed))
     chosen = incidents_page(listed(row(incident())), found, [channel()], {}).chosen
     assert chosen is not None
     assert [(moment.when, moment.text) for moment in chosen.events] == [
@@ -216,7 +198,7 @@ def test_the_life_of_one_in_order_with_what_did_not_arrive() -> None:
         ("09:22", "Not sent to old: The receiver answered 410: gone"),
     ]
     assert chosen.failing == "Not delivered to old"
-    assert [delivery.failed for delivery in chosen.deliveries] == [False, True]
+    assert [item.failed for item in chosen.deliveries] == [False, True]
     assert chosen.rules == "Slow job"
 
 
