@@ -176,6 +176,8 @@ class UnexpectedErrors:
 
         try:
             await self.app(scope, receive, observed_send)
+        # What was foreseen is answered further in, by its class. What comes here no class names:
+        # it is logged with its trace, or raised once more.
         except Exception:
             if scope["type"] != "http" or started:
                 raise
