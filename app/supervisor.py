@@ -183,9 +183,9 @@ def _start_sweeper(container: Container, running: contextlib.ExitStack) -> None:
                 sweep(container)
             except SQLAlchemyError as error:
                 _log.warning("the sweeper's pass failed", error=str(error))
-            # Not even a bug of ours may end this thread: nobody would notice, and nothing else finds
-            # lost messages. No class names what nobody foresaw; the log has its trace, and the next
-            # pass tries again.
+            # Not even a bug of ours may end this thread: nobody would notice, and nothing else
+            # finds lost messages. No class names what nobody foresaw; the log has its trace, and
+            # the next pass tries again.
             except Exception:  # noqa: BLE001 - as above
                 _log.exception("the sweeper's pass failed")
             if done.wait(container.settings.sweep_interval_s):
