@@ -17,7 +17,7 @@ from fastapi.sse import EventSourceResponse, ServerSentEvent
 from app.api.live import LONGEST_TRANSACTION_S, LiveStates, Stream
 from app.errors import NotFoundError
 from app.services.container import Container
-from app.services.sessions import recent_states, session_states
+from app.services.session_states import recent_states, session_states
 
 # The largest integer that is exact in JavaScript; the year 2255 in microseconds.
 MAX_EVENT_ID: Final = 2**53 - 1

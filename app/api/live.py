@@ -21,7 +21,7 @@ from psycopg.conninfo import make_conninfo
 from sqlalchemy.exc import SQLAlchemyError
 
 from app.db.unit_of_work import SESSION_CHANNEL
-from app.services.sessions import SessionState, recent_states, session_states
+from app.services.session_states import SessionState, recent_states, session_states
 
 if TYPE_CHECKING:
     from sqlalchemy.engine import URL

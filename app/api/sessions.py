@@ -12,16 +12,9 @@ from fastapi import APIRouter, Query, Response
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel
 
-from app.services.sessions import (
-    SessionRow,
-    SessionView,
-    get_session,
-    heatmap,
-    list_sessions,
-    perfetto_timeline,
-    report_json,
-    timeline,
-)
+from app.services.reports import heatmap, report_json
+from app.services.sessions import SessionRow, SessionView, get_session, list_sessions
+from app.services.timelines import perfetto_timeline, timeline
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

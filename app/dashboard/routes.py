@@ -29,7 +29,8 @@ from app.services.alert_incidents import count_firing
 from app.services.alert_views import open_by_job
 from app.services.channel_views import dead_channels
 from app.services.fleet import fleet
-from app.services.sessions import get_session, heatmap, report_document
+from app.services.reports import heatmap, report_document
+from app.services.sessions import get_session
 from app.services.status import installation_status
 
 if TYPE_CHECKING:

@@ -242,7 +242,7 @@ def _picture(container: Container, message: Message) -> bytes | None:
     if facts is None or facts.slowdown is None or message.test or not message.firing:
         return None
     from app.alerts.picture import heatmap_png  # noqa: PLC0415 - most channels show no pictures
-    from app.services.sessions import heatmap  # noqa: PLC0415 - as above
+    from app.services.reports import heatmap  # noqa: PLC0415 - as above
 
     try:
         slowdowns = heatmap(container, facts.session)

@@ -12,7 +12,7 @@ from app.analysis.whatif.session import prepare_replay
 from app.db.models import Session
 from app.errors import BusyError, ConflictError, NotFoundError
 from app.services.container import Container
-from app.services.sessions import stored_trace
+from app.services.timelines import stored_trace
 
 # Each answer holds a whole session in memory while it is computed.
 AT_ONCE: Final = 2

@@ -14,7 +14,7 @@ import pytest
 from sqlalchemy import text
 
 from app.api.live import Stream
-from app.services.sessions import SessionState
+from app.services.session_states import SessionState
 from tests.integration.api import bodies
 from tests.integration.api.outage import away
 from tests.support.waiting import LIMIT_S, wait_for

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from sqlalchemy import text
 
-from app.services.sessions import heatmap, report_document, timeline
+from app.services.reports import heatmap, report_document
+from app.services.timelines import timeline
 from tests.integration.api import bodies
 
 if TYPE_CHECKING:
