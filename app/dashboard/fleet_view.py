@@ -11,7 +11,6 @@ from urllib.parse import quote
 
 from app.alerts.incidents import State as Stage
 from app.analysis.wording import hours
-from app.dashboard import figures
 from app.dashboard.alert_parts import STATES
 from app.dashboard.findings import cause_name, history_finding
 from app.dashboard.format import (
@@ -24,6 +23,7 @@ from app.dashboard.format import (
     times,
     worker,
 )
+from app.dashboard.history import HistoryPoint, history
 from app.dashboard.parts import SLOW, Sparkline, State, job_state, sparkline
 
 if TYPE_CHECKING:
@@ -172,7 +172,7 @@ def job_page(fleet: Fleet, limit: int) -> JobPage:
         state=row.state,
         sizes=f"{row.sizes} · {plural(row.gpus, 'GPU')}",
         sessions=tuple(session_row(job.name, session) for session in reversed(job.sessions)),
-        figure=figures.history([_point(session) for session in job.sessions]) if known else None,
+        figure=history([_point(session) for session in job.sessions]) if known else None,
         finding=history_finding(known, threshold=SLOW),
         truncated=len(job.sessions) >= limit,
     )
@@ -255,9 +255,9 @@ def _shown(job: JobSummary) -> StoredSession:
     return through[-1] if through else job.latest
 
 
-def _point(session: StoredSession) -> figures.HistoryPoint:
+def _point(session: StoredSession) -> HistoryPoint:
     has = session.state == "analyzed"
-    return figures.HistoryPoint(
+    return HistoryPoint(
         number=session.number,
         slowdown=session.slowdown if has else None,
         low=session.slowdown_low if has else None,

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from app.dashboard import figures, findings
+from app.dashboard.figure_parts import stretch_starts
 from app.dashboard.format import count
 from app.dashboard.plan_session import SessionTemplate, session_template
 from app.dashboard.report_tables import (
@@ -86,7 +87,7 @@ def report_view(
     chosen = _choose(document, step, dp, pp)
     times_s = document["step_times"]
     correlation = document["fb_correlation"]
-    starts = figures.stretch_starts(document["steps"]["analyzed"])
+    starts = stretch_starts(document["steps"]["analyzed"])
     drawn = len(correlation["sample"]["forward_s"])
     return ReportView(
         verdict=document["fidelity"]["verdict"],

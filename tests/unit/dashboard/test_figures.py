@@ -8,17 +8,19 @@ import pytest
 
 from app.dashboard import figures
 from app.dashboard.assets import STATIC_DIR
+from app.dashboard.figure_parts import Figure
+from app.dashboard.history import HistoryPoint, history
 
 go = pytest.importorskip("plotly.graph_objects")
 
 TOKENS = (STATIC_DIR / "css" / "tokens.css").read_text()
 
 
-def every_figure(document: dict[str, Any]) -> list[figures.Figure]:
+def every_figure(document: dict[str, Any]) -> list[Figure]:
     points = [
-        figures.HistoryPoint(1, 1.01, 1.0, 1.02, "/sessions/a"),
-        figures.HistoryPoint(2, None, None, None, "/sessions/b"),
-        figures.HistoryPoint(3, 1.97, 1.96, 1.98, "/sessions/c"),
+        HistoryPoint(1, 1.01, 1.0, 1.02, "/sessions/a"),
+        HistoryPoint(2, None, None, None, "/sessions/b"),
+        HistoryPoint(3, 1.97, 1.96, 1.98, "/sessions/c"),
     ]
     return [
         figures.heatmap(document),
@@ -26,7 +28,7 @@ def every_figure(document: dict[str, Any]) -> list[figures.Figure]:
         figures.recorded_times(document),
         figures.scatter(document),
         figures.launch_delays(document),
-        figures.history(points),
+        history(points),
     ]
 
 
@@ -84,32 +86,6 @@ def test_the_scatter_is_in_milliseconds(slow_worker: dict[str, Any]) -> None:
 def test_launch_delays_are_per_cent_of_the_step(slow_worker: dict[str, Any]) -> None:
     slow_worker["per_step"]["launch_slowdown"] = [1.02] * 12
     assert figures.launch_delays(slow_worker)["data"][0]["y"] == [2.0] * 12
-
-
-def test_a_job_without_any_verdict_has_an_empty_history() -> None:
-    figure = figures.history([figures.HistoryPoint(4, None, None, None, "/sessions/a")])
-    assert figure["data"][0]["y"] == [None]
-    assert figure["layout"]["yaxis"]["range"][1] > 1
-
-
-@pytest.mark.parametrize(
-    ("steps", "starts"),
-    [
-        ([], []),
-        ([5], []),
-        ([1, 2, 3, 4], []),
-        ([16, 21, 27, 404, 408, 413, 802], [3, 6]),
-    ],
-)
-def test_recorded_stretches_part_where_steps_jump(steps: list[int], starts: list[int]) -> None:
-    assert figures.stretch_starts(steps) == starts
-
-
-@pytest.mark.parametrize(
-    ("span", "wanted", "tick"), [(1.0, 3, 0.5), (0.4, 3, 0.2), (0.1, 3, 0.05), (9.0, 3, 5.0)]
-)
-def test_ticks_are_round(span: float, wanted: int, tick: float) -> None:
-    assert figures.nice_tick(span, wanted) == pytest.approx(tick)
 
 
 def test_nothing_in_the_static_files_is_loaded_from_elsewhere() -> None:
