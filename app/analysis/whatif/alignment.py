@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Final, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,6 +28,8 @@ from app.analysis.whatif.least_squares import (
     robust_lines,
     robust_potentials,
 )
+
+Item = TypeVar("Item")
 
 CORRECTED_NS: Final = 1e6
 CORRECTED_RESIDUALS: Final = 3.0
@@ -158,14 +160,13 @@ def _matches(layout: Layout, graph: Graph) -> _Matches:
     ranks = np.arange(dp) * pp
     one, other, apart = [], [], []
     for (first, second), found in sorted(pairs.items()):
-        chosen = [found[i] for i in _sample(len(found))]
-        ends = [_ends(layout, list(side)) for side in zip(*chosen, strict=True)]
+        ends = [_ends(layout, list(side)) for side in zip(*_sample(found), strict=True)]
         one.append(ranks + first)
         other.append(ranks + second)
         apart.append(ends[0] - ends[1])
     if dp > 1:
         for stage, nodes in sorted(collectives.items()):
-            end = _ends(layout, [nodes[i] for i in _sample(len(nodes))])
+            end = _ends(layout, _sample(nodes))
             middle = median_of_known(np.moveaxis(end, -1, 0))
             one.append(ranks + stage)
             other.append(np.full(dp, dp * pp + stage))
@@ -206,10 +207,11 @@ def _collect(
             pass
 
 
-def _sample(count: int) -> list[int]:
-    """Choose a few places over the whole step."""
-    places = np.linspace(0, count - 1, min(count, MATCHES)).astype(int)
-    return [int(place) for place in np.unique(places)]
+def _sample(found: list[Item]) -> list[Item]:
+    """Choose a few, evenly spread over the whole step."""
+    if len(found) <= MATCHES:
+        return found
+    return [found[i * (len(found) - 1) // (MATCHES - 1)] for i in range(MATCHES)]
 
 
 def _ends(layout: Layout, nodes: list[int]) -> FloatArray:

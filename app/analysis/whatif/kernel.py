@@ -207,8 +207,10 @@ class CompiledReplay:
                 ends[variants],
             )
 
-        threads = min(_MOST_THREADS, os.cpu_count() or 1, len(ends))
-        if threads < 2 or ends.size * nodes < _WORTH_A_THREAD:  # noqa: PLR2004 - one and the other
+        threads = 1
+        if ends.size * nodes >= _WORTH_A_THREAD:
+            threads = min(_MOST_THREADS, os.cpu_count() or 1, len(ends))
+        if threads == 1:
             run(slice(0, len(ends)))
         else:
             with ThreadPoolExecutor(threads) as pool:

@@ -136,7 +136,7 @@ class Simulator:
         nodes = self.layout.nodes
         takes = np.full((len(types), len(nodes)), RECORDED, dtype=np.int32)
         every = np.arange(len(nodes), dtype=np.int32)
-        late = [np.where(np.isin(nodes.op, self.layout.codes(*n)), every, ON_TIME) for n in types]
+        late = [np.where(self.keep(types=names).types[nodes.op], every, ON_TIME) for names in types]
         batch = Batch(takes, _no_masks(self.layout), np.array(late, dtype=np.int32))
         return self._step_times(batch, delays_ns=delays_ns)
 
