@@ -1,13 +1,13 @@
-"""What a message says, before any channel gives it a form.
+"""What a message is about, before it is put into words.
 
-A message is made once, when its delivery is first tried, and stored: every later try sends the
-same words under the same id.
+A message is made once, when its delivery is first tried, and stored: every later try says the
+same under the same id.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Final
 from urllib.parse import quote, urlencode
@@ -15,18 +15,11 @@ from uuid import UUID
 
 from pydantic import TypeAdapter
 
-from app.alerts.facts import UNKNOWN_CAUSE, Facts, WorkerFact
+from app.alerts.facts import UNKNOWN_CAUSE, Facts
 from app.alerts.grouping import Content, Item, Status
 from app.alerts.incidents import Incident
 from app.alerts.readings import LOW_QUALITY_CAUSE, NO_DATA_CAUSE, REGRESSION_CAUSE
 from app.alerts.rules import Severity
-from app.analysis.wording import NBSP, hours, percent
-
-# Who gets more is told how many more there are; the page has them all.
-MAX_ALERTS: Final = 10
-
-# Of the workers after the worst, those that slow the job down by so much.
-WORTH_NAMING: Final = 1.01
 
 _CAUSES: Final[Mapping[str, str]] = {
     UNKNOWN_CAUSE: "Cause unknown",
@@ -177,15 +170,6 @@ class Message:
 MESSAGE: Final = TypeAdapter(Message)
 
 
-@dataclass(frozen=True, slots=True)
-class Lines:
-    """An alert in words: pairs of a name and a value, and sentences of evidence."""
-
-    summary: str
-    fields: Sequence[tuple[str, str]] = field(default_factory=tuple)
-    evidence: Sequence[str] = field(default_factory=tuple)
-
-
 def make_message(  # noqa: PLR0913 - everything that is fixed at this moment
     *,
     id: UUID,  # noqa: A002 - what it is
@@ -281,120 +265,3 @@ def view_url(base_url: str, facts: Facts | None) -> str:
 def job_url(base_url: str, job: str) -> str:
     """Return the address of a job's page."""
     return f"{base_url}jobs/{quote(job, safe='')}"
-
-
-def lines_of(alert: Alert, at: datetime) -> Lines:
-    """Return an alert in words.
-
-    Parameters
-    ----------
-    alert : Alert
-    at : datetime
-        When the message was made; ages count from here.
-    """
-    if alert.status is Status.RESOLVED:
-        lasted = (alert.resolved_at or at) - alert.since
-        return Lines(
-            f"{alert.headline}: over after {duration(lasted)}",
-            [("Because", alert.why_resolved)] if alert.why_resolved else [],
-        )
-    facts = alert.facts
-    fields = []
-    if alert.cause == NO_DATA_CAUSE:
-        fields.append(("No session since", moment(facts.received_at) if facts else "it was added"))
-    elif facts is not None:
-        fields += _measured(alert, facts)
-    fields.append(("Since", f"{moment(alert.since)} ({duration(at - alert.since)})"))
-    if alert.rules:
-        fields.append(("Rule", ", ".join(alert.rules)))
-    return Lines(_summary(alert), fields, _evidence(alert))
-
-
-def _summary(alert: Alert) -> str:
-    facts = alert.facts
-    slow = alert.cause not in (NO_DATA_CAUSE, LOW_QUALITY_CAUSE)
-    if facts is None or facts.slowdown is None or not slow:
-        return alert.headline
-    return f"{alert.headline}. The job is {facts.slowdown:.2f}× slower than ideal."
-
-
-def _measured(alert: Alert, facts: Facts) -> list[tuple[str, str]]:
-    fields = []
-    if facts.slowdown is not None:
-        fields.append(("Slowdown S", _slowdown(facts.slowdown, facts.slowdown_ci95)))
-    if facts.gpu_hours_lost is not None:
-        fields.append(("GPU-hours lost", f"{hours(facts.gpu_hours_lost)} in this session"))
-    if alert.cause == REGRESSION_CAUSE and alert.value is not None:
-        fields.append(("Against baseline", f"steps take {percent(alert.value)} longer"))
-    if alert.cause == LOW_QUALITY_CAUSE and facts.discrepancy is not None:
-        fields.append(("Discrepancy", percent(facts.discrepancy)))
-    cause = next((cause for cause in facts.causes if cause.cause == alert.cause), None)
-    if cause is not None and cause.confidence is not None:
-        fields.append(("Confidence", percent(cause.confidence, 0)))
-    if facts.worst:
-        named = [facts.worst[0], *(w for w in facts.worst[1:] if w.slowdown >= WORTH_NAMING)]
-        fields.append(("Worst workers", "; ".join(_worker(worker) for worker in named)))
-    if facts.fix is not None:
-        gain = percent(facts.fix.gain)
-        fields.append(("Best fix", f"{facts.fix.title} (predicted gain {gain})"))
-    fields.append(("Session", f"{facts.number}, received {moment(facts.received_at)}"))
-    return fields
-
-
-def _slowdown(value: float, interval: tuple[float, float] | None) -> str:
-    if interval is None:
-        return f"{value:.3f}"
-    low, high = interval
-    return f"{value:.3f} (95{NBSP}%: {low:.3f}–{high:.3f})"
-
-
-def _worker(worker: WorkerFact) -> str:
-    host = f"{worker.host} " if worker.host else ""
-    return f"{host}(DP {worker.dp}, PP {worker.pp}) {worker.slowdown:.2f}×"
-
-
-def _evidence(alert: Alert) -> list[str]:
-    if alert.facts is None:
-        return []
-    return [
-        sentence
-        for cause in alert.facts.causes
-        if cause.cause == alert.cause
-        for sentence in cause.evidence
-    ]
-
-
-def moment(at: datetime) -> str:
-    """Return a time as people on several continents read it."""
-    return at.strftime("%Y-%m-%d %H:%M UTC")
-
-
-def duration(span: timedelta) -> str:
-    """Return a span in its two largest units."""
-    minutes = max(0, int(span.total_seconds() // 60))
-    days, minutes = divmod(minutes, 24 * 60)
-    hours, minutes = divmod(minutes, 60)
-    parts = [f"{days} d"] if days else []
-    parts += [f"{hours} h"] if hours else []
-    parts += [f"{minutes} min"] if minutes or not parts else []
-    return " ".join(parts[:2])
-
-
-def clip(text: str, limit: int) -> str:
-    """Return a text of at most `limit` characters; what is cut off shows."""
-    return text if len(text) <= limit else text[: limit - 1].rstrip() + "…"
-
-
-def plain_text(message: Message) -> str:
-    """Return the whole message as plain text."""
-    parts = [message.title, ""]
-    for alert in message.alerts[:MAX_ALERTS]:
-        lines = lines_of(alert, message.at)
-        parts.append(lines.summary)
-        parts += [f"  {name}: {value}" for name, value in lines.fields]
-        parts += [f"  · {sentence}" for sentence in lines.evidence]
-        parts += [f"  Open: {alert.view_url}", f"  {alert.incident_link}: {alert.incident_url}", ""]
-    more = len(message.alerts) - MAX_ALERTS
-    if more > 0:
-        parts.append(f"And {more} more: {message.job_url}")
-    return "\n".join(parts).rstrip() + "\n"

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
-from app.alerts.message import clip
+from app.alerts.lines import clip
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -9,7 +9,8 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Final
 from urllib.parse import quote
 
-from app.alerts.message import lines_of, view_url
+from app.alerts.lines import lines_of
+from app.alerts.message import view_url
 from app.analysis.wording import hours
 from app.dashboard.alert_parts import (
     Actions,

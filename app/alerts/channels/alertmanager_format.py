@@ -7,7 +7,8 @@ from datetime import UTC, datetime
 from typing import Any
 
 from app.alerts.grouping import Status
-from app.alerts.message import Alert, Message, cause_name, lines_of
+from app.alerts.lines import lines_of
+from app.alerts.message import Alert, Message, cause_name
 
 # Go's zero time: has not ended.
 NEVER = "0001-01-01T00:00:00Z"

@@ -16,7 +16,7 @@ from pydantic import Field, TypeAdapter
 
 from app.alerts.channels.kind import Kind, Parcel, Secret
 from app.alerts.delivery import Answer, DeliveryError
-from app.alerts.message import plain_text
+from app.alerts.lines import plain_text
 
 
 @dataclass(frozen=True, slots=True)

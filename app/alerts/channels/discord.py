@@ -17,7 +17,8 @@ from pydantic import Field, TypeAdapter
 from app.alerts.channels.kind import JSON_HEADERS, Kind, Parcel, Url, encode
 from app.alerts.delivery import Answer, DeliveryError
 from app.alerts.grouping import Status
-from app.alerts.message import Alert, Message, clip, lines_of
+from app.alerts.lines import clip, lines_of
+from app.alerts.message import Alert, Message
 from app.alerts.outbound import MAX_RETRY_AFTER_S, Response, check
 
 MAX_EMBEDS: Final = 10

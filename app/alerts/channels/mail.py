@@ -23,7 +23,8 @@ from pydantic import Field, TypeAdapter
 
 from app.alerts.channels.kind import Kind, Parcel, Secret
 from app.alerts.delivery import Answer, DeliveryError, excerpt
-from app.alerts.message import MAX_ALERTS, Alert, Message, clip, lines_of, plain_text
+from app.alerts.lines import MAX_ALERTS, clip, lines_of, plain_text
+from app.alerts.message import Alert, Message
 from app.alerts.outbound import Outbound
 
 Mailbox = Annotated[str, Field(min_length=3, max_length=254, pattern=r"^[^@\s<>,;]+@[^@\s<>,;]+$")]

@@ -14,7 +14,8 @@ from pydantic import Field, TypeAdapter
 from app.alerts.channels.kind import JSON_HEADERS, Kind, Parcel, Secret, Url, encode
 from app.alerts.delivery import Answer
 from app.alerts.grouping import Manner, Status
-from app.alerts.message import Alert, Message, clip, lines_of
+from app.alerts.lines import clip, lines_of
+from app.alerts.message import Alert, Message
 from app.alerts.outbound import check
 
 EVENTS_URL: Final = "https://events.pagerduty.com/v2/enqueue"

@@ -15,7 +15,8 @@ from pydantic import Field, TypeAdapter
 from app.alerts.channels.kind import JSON_HEADERS, Kind, Parcel, Url, encode
 from app.alerts.delivery import Answer
 from app.alerts.grouping import Status
-from app.alerts.message import MAX_ALERTS, Alert, Message, clip, lines_of
+from app.alerts.lines import MAX_ALERTS, clip, lines_of
+from app.alerts.message import Alert, Message
 from app.alerts.outbound import check
 
 # 28 kB is the limit of a message; a little is left for what the workflow wraps around it.

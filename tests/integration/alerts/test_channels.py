@@ -17,7 +17,8 @@ from app.alerts.channels.kind import Parcel
 from app.alerts.channels.registry import KINDS
 from app.alerts.delivery import Answer, DeliveryError
 from app.alerts.incidents import State
-from app.alerts.message import Message, plain_text
+from app.alerts.lines import plain_text
+from app.alerts.message import Message
 from app.alerts.outbound import MAX_RETRY_AFTER_S, Outbound
 from app.alerts.picture import heatmap_png
 from tests.integration.alerts.messages import NASTY, incident, message, messages

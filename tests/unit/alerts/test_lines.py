@@ -8,7 +8,8 @@ from datetime import timedelta
 
 from app.alerts.facts import CauseFact, Facts, FixFact, WorkerFact
 from app.alerts.grouping import Status
-from app.alerts.message import Alert, Message, lines_of, plain_text
+from app.alerts.lines import lines_of, plain_text
+from app.alerts.message import Alert, Message
 from tests.unit.alerts.builders import START
 
 FACTS = Facts(
