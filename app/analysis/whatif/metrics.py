@@ -23,8 +23,8 @@ WORST_SHARE: Final = 0.03
 ATTRIBUTABLE: Final = 0.01
 # Half of the lost time, for k50.
 HALF: Final = 0.5
-# Counts of workers that the search for k50 tries first, and how many it tries then at a time.
-FIRST_COUNTS: Final = (1, 2, 4, 8)
+# Counts of workers that the search for k50 tries at a time, once those that stand apart are no
+# answer.
 COUNTS_A_REPLAY: Final = 4
 
 # Sends and receives of one direction carry the same bytes at the same time: one type.
@@ -157,7 +157,8 @@ def measure(replayed: Replayed) -> Metrics:
     worst = order[: int(np.ceil(WORST_SHARE * dp * pp))]
     search = _Removals(replayed, order)
     # What the search for k50 begins with is replayed along with the worst workers.
-    search.replay([len(worst), *FIRST_COUNTS], keep=worst)
+    apart = _standing_apart(by_worker.mean(axis=0) - ideal.mean())
+    search.replay([len(worst), 1, max(1, apart - 1), apart], keep=worst)
     recorded = replayed.over_steps(recorded_step_times) * NS
     _require_time(replayed, {"recorded": recorded, "replayed": simulated, "ideal": ideal})
     launch_by_optype, clamped = _launch_shares(replayed, simulated, recorded)
@@ -220,6 +221,11 @@ def rank_workers(by_worker: FloatArray) -> tuple[tuple[int, int], ...]:
     """Sort (DP rank, stage) by slowdown, worst first; of equals the lower DP rank, then stage."""
     order = np.argsort(-by_worker.ravel(), kind="stable")
     return tuple((int(i // by_worker.shape[1]), int(i % by_worker.shape[1])) for i in order)
+
+
+def _standing_apart(excess_s: FloatArray) -> int:
+    """Return how many workers are slow by at least half of what the slowest is."""
+    return int(np.count_nonzero(excess_s >= HALF * excess_s.max()))
 
 
 def _lone_lanes(group: Group) -> FloatArray:
@@ -289,13 +295,14 @@ def _fewest_for_half(removals: _Removals, simulated_s: FloatArray, lost_s: float
         return float(simulated_s.mean() - removals.times_s[count].mean()) >= HALF * lost_s
 
     low, high = 0, len(removals.order)
-    counts = list(FIRST_COUNTS)
-    while high - low > 1:
-        removals.replay([count for count in counts if low < count < high])
+    while True:
         known = sorted(count for count in removals.times_s if low < count < high)
         high = min((count for count in known if recovers_half(count)), default=high)
         low = max((count for count in known if count < high), default=low)
+        if high - low <= 1:
+            break
         counts = np.linspace(low, high, COUNTS_A_REPLAY + 2).astype(int).tolist()
+        removals.replay([count for count in counts if low < count < high])
     removals.replay([high])
     return high if recovers_half(high) else None
 

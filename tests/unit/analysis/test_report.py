@@ -14,6 +14,8 @@ from app.analysis.synthesis.injections import (
 )
 from app.analysis.synthesis.job import CostModel
 from app.analysis.synthesis.transfer_injections import SlowDataLoading
+from app.analysis.whatif.metrics import measure, rank_workers
+from app.analysis.whatif.session import prepare_replay
 from app.errors import UnanalyzableError
 from tests.factories import joined, select, session
 
@@ -216,6 +218,25 @@ def test_half_of_the_lost_time_needs_both_slow_workers() -> None:
     assert one["k50"] == 1
     both = analyze(session(SlowWorker((1, 0), 2.0), SlowWorker((2, 0), 2.0), dp=4).trace).document
     assert both["k50"] == 2
+
+
+@pytest.mark.parametrize(
+    "slow", [[2.0] * 7, [3.0, 1.8, 1.6, 1.4], [2.0, 1.05, 1.05], [1.3] * 2, [1.1] * 7]
+)
+def test_half_of_the_lost_time_takes_as_many_workers_as_one_by_one(slow: list[float]) -> None:
+    places = [(0, 0), (1, 0), (2, 1), (3, 0), (4, 1), (5, 1), (6, 0)]
+    injections = [SlowWorker(place, factor) for place, factor in zip(places, slow, strict=False)]
+    replayed = prepare_replay(session(*injections, dp=8).trace)
+    simulator = replayed.simulator
+    metrics = measure(replayed)
+    order = rank_workers(metrics.by_worker.mean(axis=0))
+    recovered_s = []
+    for count in range(len(order) + 1):
+        kept = np.ones((8, 2), dtype=bool)
+        kept[tuple(np.array(order[:count], dtype=int).reshape(-1, 2).T)] = False
+        times_ns = simulator.step_times([simulator.keep(cells=kept)])
+        recovered_s.append(metrics.simulated_s.mean() - times_ns.mean() * 1e-9)
+    assert metrics.k50 == int(np.argmax(np.array(recovered_s) >= metrics.lost_s / 2))
 
 
 def test_fewer_backwards_than_forwards_leave_the_cause_open() -> None:
