@@ -53,3 +53,4 @@ def warm_up() -> None:
     for late in (None, np.full((1, 1), ON_TIME, dtype=np.int32)):
         block = Block(slice(0, 1), one, one[0, 0], one[:0], one[:0])
         CompiledReplay(program).step_ends(replace(batch, late=late), block)
+    CompiledReplay(program).launch_delays(one, one, slice(0, 1))

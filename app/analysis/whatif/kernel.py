@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from app.analysis.compiled import compiled
+from app.analysis.whatif.durations import FAULT_NS
 from app.analysis.whatif.layout import FloatArray
 from app.analysis.whatif.replay import (
     FIRST_MASK,
@@ -157,6 +158,40 @@ def replay_lanes(
                         _raise_to(out[v], end[lanes:])
 
 
+@compiled  # pragma: no cover
+def delay_launches(
+    node_of: CodeArray,
+    after_first: CodeArray,
+    after_node: CodeArray,
+    start: FloatArray,
+    duration: FloatArray,
+    first_lane: int,
+    out: FloatArray,
+) -> int:
+    """Write how late each node of some lanes starts; return how many delays are at fault."""
+    lanes = out.shape[1]
+    own = slice(first_lane, first_lane + lanes)
+    latest = np.empty(lanes)
+    clamped = 0
+    for m in range(node_of.shape[0]):
+        first, last = after_first[m], after_first[m + 1]
+        delay = out[node_of[m]]
+        delay[:] = start[node_of[m], own]
+        if first < last:
+            _add(latest, start[after_node[first], own], duration[after_node[first], own])
+            for k in range(first + 1, last):
+                other, length = start[after_node[k], own], duration[after_node[k], own]
+                for i in range(lanes):
+                    latest[i] = max(latest[i], other[i] + length[i])
+            for i in range(lanes):
+                delay[i] -= latest[i]
+        for i in range(lanes):
+            if delay[i] <= FAULT_NS:
+                delay[i] = 0.0
+                clamped += 1
+    return clamped
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class CompiledReplay:
     """Executes steps with a compiled loop, on several cores where there is enough to do."""
@@ -218,13 +253,32 @@ class CompiledReplay:
                 list(pool.map(run, map(slice, cuts[:-1], cuts[1:])))
         return ends.reshape(len(ends), end - first, dp)
 
+    def launch_delays(
+        self, start_ns: FloatArray, duration_ns: FloatArray, steps: slice
+    ) -> tuple[FloatArray, int]:
+        """Return how late each operation of some steps starts; see `Executor`."""
+        nodes, count, dp = start_ns.shape
+        first, end, _ = steps.indices(count)
+        delays = np.empty((nodes, end - first, dp))
+        tables = self._tables
+        clamped = delay_launches(
+            tables.node_of,
+            tables.after_first,
+            tables.after_node,
+            start_ns.reshape(nodes, count * dp),
+            duration_ns.reshape(nodes, count * dp),
+            first * dp,
+            delays.reshape(nodes, (end - first) * dp),
+        )
+        return delays, clamped
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Tables:
     """A program as arrays; members of all units are in one row, a slot holds a live end.
 
     Shapes: `unit_first` (units + 1,), `unit_spans` (units,), `node_of`, `slot_of`, `ends_last`
-    (members,), `after_first` (members + 1,), `after_slot` (dependencies,).
+    (members,), `after_first` (members + 1,), `after_slot`, `after_node` (dependencies,).
     """
 
     unit_first: CodeArray
@@ -234,6 +288,7 @@ class _Tables:
     ends_last: NDArray[np.bool_]
     after_first: CodeArray
     after_slot: CodeArray
+    after_node: CodeArray
     slots: int
 
 
@@ -241,12 +296,14 @@ def _tables(program: Program) -> _Tables:
     unit_first, after_first = [0], [0]
     node_of: list[int] = []
     after_slot: list[int] = []
+    after_node: list[int] = []
     slot_of: dict[int, int] = {}
     free: list[int] = []
     slots = 0
     for members, afters, _, finished in program.units:
         for after in afters:
             after_slot += [slot_of[node] for node in after]
+            after_node += after
             after_first.append(len(after_slot))
         for node in members:
             if not free:
@@ -264,5 +321,6 @@ def _tables(program: Program) -> _Tables:
         ends_last=np.array([node in program.ends_last for node in node_of], dtype=np.bool_),
         after_first=np.array(after_first, dtype=np.int32),
         after_slot=np.array(after_slot, dtype=np.int32),
+        after_node=np.array(after_node, dtype=np.int32),
         slots=slots,
     )

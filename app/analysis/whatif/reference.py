@@ -35,6 +35,18 @@ def transfer_durations(layout: Layout, graph: Graph, step: int) -> dict[Operatio
     return result
 
 
+def launch_delays(layout: Layout, graph: Graph, step: int) -> dict[Operation, float]:
+    """Return how late each operation of the step at index `step` starts, ns."""
+    result = {}
+    for unit in graph.units:
+        for node, after in zip(unit.members, unit.after, strict=True):
+            for dp in range(layout.dp):
+                ready = max((sum(_recorded(layout, (n, dp), step)) for n in after), default=0.0)
+                delay = _recorded(layout, (node, dp), step)[0] - ready
+                result[node, dp] = 0.0 if delay <= FAULT_NS else delay
+    return result
+
+
 def replay_step(
     layout: Layout,
     graph: Graph,

@@ -11,7 +11,7 @@ import numpy as np
 from app.analysis.trace.model import Trace
 from app.analysis.whatif.alignment import Clocks, align
 from app.analysis.whatif.arrange import lay_out
-from app.analysis.whatif.durations import FAULT_NS, Durations, ideal_durations, own_durations
+from app.analysis.whatif.durations import Durations, ideal_durations, own_durations
 from app.analysis.whatif.executor import executor_for
 from app.analysis.whatif.graph import Graph, build_graph
 from app.analysis.whatif.layout import DroppedStep, FloatArray, IntArray, LaidOut, Layout
@@ -159,21 +159,8 @@ def launch_delays(group: Group, steps: slice = ALL_STEPS) -> tuple[FloatArray, i
     clamped : int
         Delays at fault (-10 ms or less) that count as 0.
     """
-    start = group.layout.start_ns[:, steps]
-    duration = group.layout.duration_ns[:, steps]
-    delays = start.copy()
-    for unit in group.graph.units:
-        for node, after in zip(unit.members, unit.after, strict=True):
-            if after:
-                latest = start[after[0]] + duration[after[0]]
-                for other in after[1:]:
-                    np.maximum(latest, start[other] + duration[other], out=latest)
-                delays[node] -= latest
-    faulty = delays <= FAULT_NS
-    clamped = int(faulty.sum())
-    if clamped:
-        delays[faulty] = 0.0
-    return delays, clamped
+    layout, executor = group.layout, group.simulator.executor
+    return executor.launch_delays(layout.start_ns, layout.duration_ns, steps)
 
 
 def recorded_step_times(group: Group) -> FloatArray:

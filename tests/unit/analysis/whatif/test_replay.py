@@ -11,6 +11,7 @@ from app.analysis.synthesis.job import JobModel
 from app.analysis.synthesis.random_jobs import random_job
 from app.analysis.synthesis.synthesize import synthesize
 from app.analysis.trace.model import Sizes
+from app.analysis.whatif import reference
 from app.analysis.whatif.durations import FAULT_NS
 from app.analysis.whatif.layout import FloatArray
 from app.analysis.whatif.reference import replay_step, transfer_durations
@@ -67,6 +68,23 @@ def test_a_job_without_launch_delays_replays_to_its_executed_times(
     times_s = simulator.step_times([simulator.keep()])[0] * 1e-9
     # the executor rounds every instant to whole nanoseconds
     assert times_s == pytest.approx(np.array(session.truth.step_times_s), rel=0, abs=2e-6)
+
+
+@jobs
+@given(seeds, st.booleans())
+def test_launches_are_as_late_as_the_twin_says(
+    seed: int,
+    faulty: bool,  # noqa: FBT001 - drawn by hypothesis
+) -> None:
+    replayed = prepared(seed, launch_overhead=True)
+    layout = replayed.layout
+    if faulty:
+        layout.start_ns[:] += np.random.default_rng(seed).normal(0, 3e7, layout.dp)
+    delays, clamped = launch_delays(replayed.main)
+    assert (clamped > 0) <= faulty
+    for step in range(len(layout.steps)):
+        twin = reference.launch_delays(layout, replayed.graph, step)
+        assert as_mapping(delays[:, step]) == twin
 
 
 @jobs
