@@ -22,7 +22,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from app.bootstrap import build
 from app.broker import QUEUES
 from app.db import migrate
-from app.db.embedded import EmbeddedPostgres
+from app.db.embedded.server import EmbeddedPostgres
 from app.errors import StartupError
 from app.http_server import HttpServer, address_of, listen
 from app.logs import configure_logging

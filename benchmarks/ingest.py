@@ -19,7 +19,7 @@ from app.analysis.trace.decode import decode
 from app.analysis.trace.encode import to_ndjson_gz
 from app.analysis.trace.limits import Limits
 from app.db import migrate
-from app.db.embedded import EmbeddedPostgres
+from app.db.embedded.server import EmbeddedPostgres
 from benchmarks.pairs import Pairs, time_pairs
 from benchmarks.traces import BenchTrace
 

@@ -30,7 +30,7 @@ from app.alerts.rules import CauseFound, Rule
 from app.bootstrap import build
 from app.db import migrate
 from app.db.alert_models import AlertDelivery, AlertGroup
-from app.db.embedded import EmbeddedPostgres
+from app.db.embedded.server import EmbeddedPostgres
 from app.db.models import Job, WorkerHeartbeat
 from app.services.alert_channels import create_channel
 from app.services.alert_rules import delete_rule, list_rules, save_rule

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from app.bootstrap import Container
-    from app.db.embedded import EmbeddedPostgres
+    from app.db.embedded.server import EmbeddedPostgres
 
 # Turns what would be skipped for want of a program into a failure.
 REQUIRE_ALL = "PACELINE_REQUIRE_ALL"
