@@ -3,8 +3,9 @@
 The analyzer is named by the folder of its checkout; its interpreter needs its requirements, with
 pandas 2: it writes into arrays that pandas 3 makes read-only. Compared are whole processes, start
 to end, because that is how it is used: its main program, and with it the two for M_S and M_W,
-which read what the first has written; ours holds them all. Then its main function and our report,
-both in processes that have done it before, from the file to the result, with nothing written.
+which read what the first has written; ours holds them all. Then its main function, and with it the
+two others, and our report, both in processes that have done it before, from the file to the
+result, with nothing written: M_S and M_W find the files that the whole processes left behind.
 """
 
 from __future__ import annotations
@@ -31,16 +32,25 @@ _AT_LEAST_S: Final = 30.0
 _TRIAL: Final = "bench"
 _SHOWN_CHARS: Final = 2000
 
-# Its main function once for each line that it reads; its log goes to standard error.
-_DRIVER: Final = """
+_MAIN: Final = "main"
+_ALL: Final = "all"
+
+# What its programs call, once for each line that it reads; its log goes to standard error.
+_DRIVER: Final = f"""
+import json
 import sys
 import yaml
+from analyzer import compute_ms, compute_mw
 from analyzer.metatypes import JobMeta
 from analyzer.wia import WhatIfAnalyzer
-for _ in sys.stdin:
-    with open(sys.argv[1]) as file:
-        meta = JobMeta(**yaml.safe_load(file))
-    WhatIfAnalyzer(sys.argv[2], root=None, steps=None).analyze(meta)
+meta, trace, directory, result = sys.argv[1:]
+for line in sys.stdin:
+    with open(meta) as file:
+        job = JobMeta(**yaml.safe_load(file))
+    WhatIfAnalyzer(trace, root=None, steps=None).analyze(job)
+    for program in (compute_ms, compute_mw) if line.strip() == "{_ALL}" else ():
+        with open(result) as file:
+            program.work(directory, job.trial_name, json.load(file))
     print("done", flush=True)
 """
 
@@ -59,6 +69,10 @@ class _Published:
         return self.directory / "meta.yaml"
 
     @property
+    def result(self) -> Path:
+        return self.directory / f"{_TRIAL}.json"
+
+    @property
     def environment(self) -> dict[str, str]:
         # Its modules name each other both ways.
         folders = (self.checkout, self.checkout / "analyzer")
@@ -69,9 +83,8 @@ class _Published:
 
     def run_all(self) -> None:
         self.run_main()
-        result = self.directory / f"{_TRIAL}.json"
         for program in ("compute_ms", "compute_mw"):
-            self._run(program, "--trial", _TRIAL, "--analysis-result", result)
+            self._run(program, "--trial", _TRIAL, "--analysis-result", self.result)
 
     def _run(self, program: str, *arguments: str | Path) -> None:
         script = self.checkout / "analyzer" / f"{program}.py"
@@ -86,12 +99,14 @@ def measure_published(checkout: Path, python: str, traces: list[BenchTrace]) -> 
         with tempfile.TemporaryDirectory(prefix="paceline-bench-") as directory:
             theirs = _Published(checkout.resolve(), python, trace, Path(directory))
             theirs.meta.write_text(yaml.safe_dump(_published_keys(trace)), encoding="utf-8")
-            main, everything = _whole_processes(theirs)
-            lines += [
-                _line(trace, "main program", main),
-                _line(trace, "with M_S and M_W", everything),
-                _line(trace, "main, in process", _in_process(theirs)),
-            ]
+            for where, (main, everything) in (
+                ("processes", _whole_processes(theirs)),
+                ("in process", _in_process(theirs)),
+            ):
+                lines += [
+                    _line(trace, f"{where}, main", main),
+                    _line(trace, f"{where}, with M_S and M_W", everything),
+                ]
     return lines
 
 
@@ -108,10 +123,12 @@ def _whole_processes(theirs: _Published) -> tuple[Pairs, Pairs]:
     )
 
 
-def _in_process(theirs: _Published) -> Pairs:
+def _in_process(theirs: _Published) -> tuple[Pairs, Pairs]:
+    """Time what its main program calls, and what all three call; their files are there already."""
     warm_up()
+    arguments = (theirs.meta, theirs.trace.path, theirs.directory, theirs.result)
     with subprocess.Popen(  # noqa: S603 - ours
-        [theirs.python, "-c", _DRIVER, theirs.meta, theirs.trace.path],
+        [theirs.python, "-c", _DRIVER, *arguments],
         env=theirs.environment,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
@@ -119,23 +136,26 @@ def _in_process(theirs: _Published) -> Pairs:
         text=True,
     ) as driver:
 
-        def analyze_once(_: int) -> None:
-            print(file=driver.stdin, flush=True)
+        def analyze_once(what: str) -> None:
+            print(what, file=driver.stdin, flush=True)
             if next(iter(driver.stdout or ()), "") != "done\n":
                 raise SystemExit("the published analyzer failed in process")
 
-        return time_pairs(
-            analyze_once,
-            lambda _: report_of(theirs.trace.path, theirs.trace.meta),
-            pairs=_PAIRS,
-            at_least_s=_AT_LEAST_S,
-        )
+        def against_report(what: str) -> Pairs:
+            return time_pairs(
+                lambda _: analyze_once(what),
+                lambda _: report_of(theirs.trace.path, theirs.trace.meta),
+                pairs=_PAIRS,
+                at_least_s=_AT_LEAST_S,
+            )
+
+        return against_report(_MAIN), against_report(_ALL)
 
 
 def _line(trace: BenchTrace, what: str, times: Pairs) -> str:
     low, high = times.spread
     return (
-        f"{trace.name:<12} {what:<16} published {statistics.median(times.ours_s):.2f} s, "
+        f"{trace.name:<12} {what:<28} published {statistics.median(times.ours_s):.2f} s, "
         f"ours {statistics.median(times.base_s):.3f} s, speed-up {times.ratio:.1f} "
         f"(quartiles {low:.1f} to {high:.1f}; {len(times.ours_s)} pairs)"
     )
