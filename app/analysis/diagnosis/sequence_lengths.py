@@ -13,6 +13,8 @@ from app.analysis.trace.model import ABSENT, BACKWARD_COMPUTE
 from app.analysis.whatif.layout import FloatArray
 
 _MIN_POINTS: Final = 8
+# Metadata are their sender's: a length beyond this is none.
+_LONGEST: Final = 1e12
 
 
 def find_sequence_lengths(observation: Observation, usual: Usual) -> Finding | None:
@@ -66,8 +68,8 @@ def _against_squares(observation: Observation, factor: SingleArray) -> float | N
             continue
         for dp, lengths in enumerate(lanes[: observation.layout.dp]):
             for position, number in enumerate(microbatch.tolist()):
-                if ABSENT < number < len(lengths):
-                    squares = float(sum(s * s for s in lengths[number]))
+                squares = _sum_of_squares(lengths, number)
+                if squares is not None:
                     points.append((squares, float(factor[position, index, dp])))
     if len(points) < _MIN_POINTS:
         return None
@@ -75,3 +77,19 @@ def _against_squares(observation: Observation, factor: SingleArray) -> float | N
     if squares_of.std() == 0 or times_of.std() == 0:
         return None
     return float(np.corrcoef(squares_of, times_of)[0, 1])
+
+
+def _sum_of_squares(lengths: object, microbatch: int) -> float | None:
+    """Return Σs² of a microbatch, given what was recorded of its DP rank; None if not lengths."""
+    if not isinstance(lengths, list) or not ABSENT < microbatch < len(lengths):
+        return None
+    sequences = lengths[microbatch]
+    if not isinstance(sequences, list) or not all(_is_length(s) for s in sequences):
+        return None
+    return float(sum(s * s for s in sequences))
+
+
+def _is_length(value: object) -> bool:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    return 0 <= value <= _LONGEST

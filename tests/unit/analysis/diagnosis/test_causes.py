@@ -2,8 +2,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
+from app.analysis.report import analyze
 from app.analysis.synthesis.injection import Injection, Spells
 from app.analysis.synthesis.injections import (
     GarbageCollection,
@@ -180,6 +182,33 @@ def test_recorded_sequence_lengths_are_held_against_the_times() -> None:
 
     assert "follow Σs²" in evidence(diagnosed(session(SequenceLengths(), job=job)))
     assert "follow Σs²" not in evidence(diagnosed(session(SequenceLengths())))
+
+
+@pytest.mark.parametrize(
+    "lane",
+    [
+        7,
+        "a text as long",
+        {"0": [512]},
+        [512] * 8,
+        [None] * 8,
+        [["512"]] * 8,
+        [[True]] * 8,
+        [[-512]] * 8,
+        [[float("nan")]] * 8,
+        [[10**200]] * 8,
+    ],
+    ids=str,
+)
+def test_what_is_no_list_of_sequence_lengths_is_left_alone(lane: object) -> None:
+    trace = session(SequenceLengths()).trace
+    recorded = {str(step): [lane] * JOB.sizes.dp for step in np.unique(trace.step).tolist()}
+    document = analyze(
+        replace(trace, meta=replace(trace.meta, extra={"sequence_lengths": recorded}))
+    ).document
+
+    assert document["causes"][0]["cause"] == "sequence_length_imbalance"
+    assert "Σs²" not in " ".join(document["causes"][0]["evidence"])
 
 
 def test_pauses_that_grow_are_said_to_grow() -> None:
