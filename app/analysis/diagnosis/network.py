@@ -170,12 +170,12 @@ def _evidence(  # noqa: PLR0913, PLR0917 - each is another thing that was found
     if slow.any():
         worst = np.unravel_index(np.argmax(np.where(slow, links.ratio, 0.0)), slow.shape)
         a, b = links.ends[int(worst[0])]
-        dp = int(worst[1])
+        dp, count = int(worst[1]), int(slow.sum())
         lines.append(
             Evidence(
                 f"Transfers between stages {a} and {b} of DP rank {dp} take "
                 f"{links.ratio[worst]:.1f}× the median of their type; "
-                f"{int(slow.sum())} of {slow.size} links are slow",
+                f"{count} of {slow.size} links {'is' if count == 1 else 'are'} slow",
                 {"view": "link", "dp": dp, "from": a, "to": b},
             )
         )

@@ -230,6 +230,8 @@ def test_slow_links_name_the_worker_that_they_share() -> None:
     diagnosis = diagnosed(session(SlowLink((2, 1), 30.0)))
 
     assert where(diagnosis)["links"] == [[2, 0, 1], [2, 1, 2]]
+    assert "2 of 12 links are slow" in evidence(diagnosis)
+    assert "1 of 12 links is slow" in evidence(diagnosed(session(SlowLink((2, 0), 30.0))))
     assert "Collectives over the DP ranks of stage 1" in evidence(diagnosis)
     figure = diagnosis.causes[0].figure
     assert figure is not None
