@@ -89,14 +89,16 @@ def _stage_load(figure: Document, _: Document) -> Picture:
     )
 
 
-def _waits(what: str, by_step_s: Sequence[float]) -> Picture:
+def _waits(what: str, by_step_s: Sequence[float], *, added: bool = False) -> Picture:
+    """Draw the wait in each step; `added` over all workers it may be longer than the step."""
     bars, of = _worst(by_step_s, MOST_BARS)
+    within = "each step, all workers added" if added else "each step"
     high = seconds(max(by_step_s))
     mean = seconds(sum(by_step_s) / len(by_step_s))
     return Picture(
-        caption=f"{what} in each step, from 0: up to {high}{of}",
-        label=f"Bars of {plural(len(by_step_s), 'step')}: {what.lower()}, "
-        f"{mean} a step on average, {high} at most",
+        caption=f"{what} in {within}, from 0: up to {high}{of}",
+        label=f"Bars of {plural(len(by_step_s), 'step')}: {what.lower()} in {within}, "
+        f"{mean} on average, {high} at most",
         marks=_bars(bars, base=0.0, color=lambda _: _MARK),
     )
 
@@ -165,11 +167,13 @@ def _scatter(_: Document, document: Document) -> Picture | None:
 _PICTURES: Final[dict[str, Callable[[Document, Document], Picture | None]]] = {
     "worker_steps": _worker_steps,
     "stage_load": _stage_load,
-    "stalls": lambda figure, _: _waits("Stalled forwards", figure["by_step_s"]),
+    "stalls": lambda figure, _: _waits("Stalled forwards", figure["by_step_s"], added=True),
     "late_launches": lambda figure, _: _waits(
         "Wait before the first operation", figure["by_step_s"]
     ),
-    "held_launches": lambda figure, _: _waits("Computations held up", figure["by_step_s"]),
+    "held_launches": lambda figure, _: _waits(
+        "Computations held up", figure["by_step_s"], added=True
+    ),
     "links": _links,
     "late_ranks": _late_ranks,
     "scatter": _scatter,
