@@ -69,9 +69,10 @@ serve: install ## Serve with an embedded database
 ON_POSTGRES_15 = PACELINE_TEST_POSTGRES_BIN="$(POSTGRES_15_BIN)" $(BIN)/pytest
 # Whatever sends SQL of its own; the rest would be the same once more. (Those of the embedded server
 # itself run on both releases in any case.)
-SENDING_SQL := $(addprefix tests/integration/,db durable plans dashboard \
-	$(addprefix api/test_,alerts.py events.py receive.py sessions.py upload.py what_if.py) \
-	$(addprefix alerts/test_,channel_views.py delivery.py routing.py)) --ignore-glob '*/test_workers.py'
+SENDING_SQL := $(addprefix tests/integration/,db durable plans dashboard api/alerts \
+	$(addprefix api/test_,events.py receive.py sessions.py upload.py what_if.py) \
+	$(addprefix alerts/test_,channel_views.py delivery.py routing.py)) \
+	--ignore-glob '*/test_workers.py' --ignore tests/integration/db/embedded
 
 test: check ## All checks and tests that this machine allows, as CI runs them
 	@$(BIN)/pytest --numprocesses $(TEST_PROCESSES) --dist worksteal --cov $(PYTEST_ARGS)
@@ -94,7 +95,7 @@ test-integration: install-dev ## With real PostgreSQL and Redis servers, which t
 	@$(BIN)/pytest tests/integration $(PYTEST_ARGS)
 
 test-postgres-15: install-dev ## Integration tests on the oldest supported PostgreSQL
-	@$(ON_POSTGRES_15) tests/integration --ignore tests/integration/test_embedded.py $(PYTEST_ARGS)
+	@$(ON_POSTGRES_15) tests/integration --ignore tests/integration/db/embedded $(PYTEST_ARGS)
 
 test-e2e: install-dev ## In a real browser
 	@$(BIN)/pytest tests/e2e $(PYTEST_ARGS)
