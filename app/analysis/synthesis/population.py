@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
 
 import numpy as np
 
@@ -48,13 +48,29 @@ if TYPE_CHECKING:
     from app.analysis.synthesis.injection import Injection, Worker
 
 _MS: Final = 1e6
-# The strength of an injection is sought until the slowdown is this near its target.
-_NEAR: Final = 0.03
+# Strengths of an injection that are tried for a slowdown, at most.
 _ROUNDS: Final = 8
 
 Sick = tuple[JobModel, tuple["Injection", ...]]
 # Given a job, the strength of the fault and draws that do not depend on it.
 Strengthen = Callable[[JobModel, float, np.random.Generator], Sick]
+
+
+class SlowdownOf(Protocol):
+    """A slowdown of a job with injections, as `true_slowdown` is one."""
+
+    def __call__(self, job: JobModel, injections: Sequence[Injection], *, seed: int) -> float:
+        """Return how many times as long the job takes."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Goal:
+    """The slowdown that a job shall have, by which measure, and the share it may be off."""
+
+    slowdown: float
+    slowdown_of: SlowdownOf = true_slowdown
+    near: float = 0.03
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +144,17 @@ def _sequences(job: JobModel, strength: float, rng: np.random.Generator) -> Sick
     return replace(job, profiler=recorded), (injection,)
 
 
+def _long_context(job: JobModel, strength: float, rng: np.random.Generator) -> Sick:
+    # Attention weighs in proportion to the context, and a longer one holds more unequal sequences.
+    median, spread = float(rng.uniform(800, 2_400)), float(rng.uniform(1.3, 1.8))
+    length = int(min(max(float(rng.uniform(12_000, 30_000)) * strength, 4_096), 262_144))
+    backward = float(rng.uniform(0.8, 1.3))
+    injection = SequenceLengths(
+        length, median, spread, quadratic=0.6 * strength, backward_quadratic=backward
+    )
+    return job, (injection,)
+
+
 def _garbage(job: JobModel, strength: float, rng: np.random.Generator) -> Sick:
     # About as many pauses a step whatever the job's size, at least one on a worker in five steps.
     pauses = max(0.2, float(rng.uniform(0.8, 4)) / job.sizes.workers)
@@ -135,6 +162,13 @@ def _garbage(job: JobModel, strength: float, rng: np.random.Generator) -> Sick:
     growth = float(rng.choice([0.0, rng.uniform(0.3, 1.5)]))
     pause = 1.2 * strength * job.costs.forward_ns / job.sizes.vpp
     return job, (GarbageCollection(pause, pauses, growth),)
+
+
+def _collecting(job: JobModel, strength: float, rng: np.random.Generator) -> Sick:
+    # Every interpreter collects each few steps. In one session its heap hardly grows.
+    pauses = min(float(rng.uniform(0.25, 0.7)), 0.2 * job.microbatches * job.sizes.vpp)
+    pause = 1.2 * strength * job.costs.forward_ns / job.sizes.vpp
+    return job, (GarbageCollection(pause, pauses, growth=float(rng.uniform(0, 0.2))),)
 
 
 def _network(job: JobModel, strength: float, rng: np.random.Generator) -> Sick:
@@ -158,6 +192,17 @@ def _fragmentation(job: JobModel, strength: float, rng: np.random.Generator) -> 
     return job, (MemoryFragmentation(_any_worker(job, rng), stall, share, spells),)
 
 
+def _fragmentation_anywhere(job: JobModel, strength: float, rng: np.random.Generator) -> Sick:
+    # What allocates in the same pattern fragments in the same way: not one worker, but many.
+    stall = 0.4 * strength * job.costs.forward_ns / job.sizes.vpp
+    count = max(2, job.sizes.workers // 4)
+    found = [
+        MemoryFragmentation(divmod(number, job.sizes.pp), stall, 0.5, Spells(share=0.5))
+        for number in rng.permutation(job.sizes.workers)[:count].tolist()
+    ]
+    return job, tuple(found)
+
+
 def _tensor_rank(job: JobModel, strength: float, rng: np.random.Generator) -> Sick:
     rank, worker = int(rng.integers(job.sizes.tp)), _any_worker(job, rng)
     return job, (TensorParallelStraggler(worker, rank, 1 + 0.6 * strength, _spells(job, rng)),)
@@ -175,9 +220,21 @@ _CAUSES: Final[Mapping[str, tuple[Needs, Strengthen]]] = {
     "tensor_parallel_straggler": (Needs(dp=2, tensor_ranks=True), _tensor_rank),
 }
 CAUSES: Final = tuple(_CAUSES)
-# The last stage is the one that carries the loss layer nobody counted.
+# Kinds of causes that fleets have. The last stage carries the loss layer that nobody counted.
 LAST_STAGE: Final = "last_stage"
-_DIALS: Final = {**_CAUSES, LAST_STAGE: (Needs(pp=2), _last_stage)}
+# Sequence lengths that are the more unequal the longer the context is.
+LONG_CONTEXT: Final = "long_context"
+# Garbage collection on each worker every few steps.
+COLLECTING: Final = "collecting"
+# Memory fragmentation on a quarter of the workers.
+FRAGMENTED: Final = "fragmented"
+_DIALS: Final = {
+    **_CAUSES,
+    LAST_STAGE: (Needs(pp=2), _last_stage),
+    LONG_CONTEXT: (Needs(), _long_context),
+    COLLECTING: (Needs(workers=6), _collecting),
+    FRAGMENTED: (Needs(dp=2, tensor_ranks=True), _fragmentation_anywhere),
+}
 
 
 def draw_session(
@@ -185,13 +242,17 @@ def draw_session(
 ) -> SyntheticSession:
     """Return a random job with the named causes and about the given true slowdown.
 
-    Causes are `CAUSES`, or ``last_stage`` for a stage imbalance that is always there.
+    Causes are `CAUSES`, or one of `LAST_STAGE`, `LONG_CONTEXT`, `COLLECTING`,
+    `FRAGMENTED`.
     Several causes get equal strength. Without a cause the job is healthy, whatever the slowdown.
     Where no strength reaches the slowdown, the strongest that was tried is taken.
     """
-    rng = stream(seed, "population")
-    needs = [_DIALS[cause][0] for cause in causes]
-    job = draw_job(rng, _all_of(needs), sizes)
+    job = draw_job(stream(seed, "population"), needs_of(causes), sizes)
+    return afflict(job, causes, Goal(slowdown), seed)
+
+
+def afflict(job: JobModel, causes: Sequence[str], goal: Goal, seed: int) -> SyntheticSession:
+    """Return the job with the named causes, as strong as the goal needs."""
     if not causes:
         return synthesize(job, seed=seed)
 
@@ -202,8 +263,13 @@ def draw_session(
             sick = (changed, (*sick[1], *added))
         return sick
 
-    job, injections = _seek(with_strength, slowdown, seed)
-    return synthesize(job, injections, seed=seed)
+    found = _seek(with_strength, goal, seed)
+    return synthesize(*found, seed=seed)
+
+
+def needs_of(causes: Sequence[str]) -> Needs:
+    """Return what a job must have for all of the causes."""
+    return _all_of([_DIALS[cause][0] for cause in causes])
 
 
 def draw_job(rng: np.random.Generator, needs: Needs, sizes: Range = USUAL) -> JobModel:
@@ -243,7 +309,7 @@ def _draw_job(rng: np.random.Generator, needs: Needs, sizes: Range) -> JobModel:
         microbatches=microbatches,
         steps=int(rng.integers(12, sizes.most_steps + 1)),
         schedule=schedule,
-        costs=_draw_costs(rng),
+        costs=draw_costs(rng),
         op_types=types - unrecorded,
         buckets=int(rng.integers(1, 3)),
         edge_transfers=bool(vpp == 1 and rng.random() < 0.2),  # noqa: PLR2004 - some recorders do
@@ -252,7 +318,8 @@ def _draw_job(rng: np.random.Generator, needs: Needs, sizes: Range) -> JobModel:
     )
 
 
-def _draw_costs(rng: np.random.Generator) -> CostModel:
+def draw_costs(rng: np.random.Generator) -> CostModel:
+    """Return what the operations of a random job cost."""
     forward = float(np.exp(rng.uniform(np.log(15), np.log(180)))) * _MS
     return CostModel(
         forward_ns=forward,
@@ -305,17 +372,18 @@ def _spells(job: JobModel, rng: np.random.Generator) -> Spells:
     return Spells(from_step=since) if kind < 0.8 else Spells(share=share)  # noqa: PLR2004 - half each
 
 
-def _seek(with_strength: Callable[[float], Sick], slowdown: float, seed: int) -> Sick:
-    """Return the job whose true slowdown is nearest to the target; more strength is slower."""
+def _seek(with_strength: Callable[[float], Sick], goal: Goal, seed: int) -> Sick:
+    """Return the job that is nearest to the goal; more strength is slower."""
+    slowdown = goal.slowdown
     low, high, strength = 0.0, np.inf, 1.0
     best: tuple[float, Sick] | None = None
     for _ in range(_ROUNDS):
         sick = with_strength(strength)
-        reached = true_slowdown(*sick, seed=seed)
+        reached = goal.slowdown_of(*sick, seed=seed)
         off = abs(reached - slowdown)
         if best is None or off < best[0]:
             best = (off, sick)
-        if off <= _NEAR * slowdown and reached >= min(slowdown, 1.1):
+        if off <= goal.near * slowdown and reached >= min(slowdown, 1.1):
             break
         low, high = (strength, high) if reached < slowdown else (low, strength)
         grown = (slowdown - 1) / max(reached - 1, 1e-3)

@@ -136,6 +136,13 @@ def synthesize(
     return SyntheticSession(job=job, seed=seed, trace=recording.trace, truth=truth)
 
 
+def inject(work: Work, job: JobModel, injections: Sequence[Injection], seed: int) -> None:
+    """Change the work in place by what goes wrong."""
+    for number, injection in enumerate(injections):
+        work.program = injection.rewire(work.program, job)
+        injection.apply(work, job, stream(seed, "injection", number, injection.cause))
+
+
 def true_slowdown(job: JobModel, injections: Sequence[Injection], *, seed: int) -> float:
     """Return the slowdown that `synthesize` would give the job, without recording it."""
     healthy, phase = _run(job, injections, np.empty(0, np.int64), seed)
@@ -170,10 +177,8 @@ def _run(
     program = build_program(job, evaluation=evaluation)
     work: Work = healthy_work(job, program, seed)
     execution = healthy = execute(work, job.costs.contention)
-    for number, injection in enumerate(injections):
-        work.program = injection.rewire(work.program, job)
-        injection.apply(work, job, stream(seed, "injection", number, injection.cause))
     if injections:
+        inject(work, job, injections, seed)
         execution = execute(work, job.costs.contention)
     return healthy, Phase(job, work, execution, ids)
 
