@@ -276,6 +276,10 @@ def coverage_finding(document: Document) -> str:
         parts.append(f"{plural(missing, 'worker')} sent nothing")
     if dropped:
         parts.append(f"{plural(len(dropped), 'step')} left out")
+    # Reports from before operations were re-created do not say so.
+    recreated = (coverage.get("recreated") or {}).get("operations", 0)
+    if recreated:
+        parts.append(f"{plural(recreated, 'lost operation')} re-created")
     if coverage["unknown_op_types"]:
         parts.append(f"{plural(len(coverage['unknown_op_types']), 'unknown type')} of operation")
     text = listing(parts)

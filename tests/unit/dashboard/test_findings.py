@@ -164,6 +164,11 @@ def test_what_is_missing_is_named(slow_worker: dict[str, Any]) -> None:
     )
 
 
+def test_what_was_lost_is_missing_though_it_was_made_anew(slow_worker: dict[str, Any]) -> None:
+    slow_worker["coverage"]["recreated"]["operations"] = 30
+    assert plain(findings.coverage_finding(slow_worker)) == "30 lost operations re-created"
+
+
 @pytest.mark.parametrize(
     ("slowdowns", "title"),
     [
