@@ -7,7 +7,7 @@ from typing import Any
 
 from app.analysis.wording import hours
 from app.dashboard import findings
-from app.dashboard.format import interval, percent, rough_percent, times
+from app.dashboard.format import interval, percent, rough_percent, times, worker
 from app.dashboard.parts import Fact
 
 Document = Mapping[str, Any]
@@ -45,6 +45,21 @@ def quality_fact(document: Document) -> Fact:
         f"discrepancy {percent(fidelity['discrepancy'])} {sign} {percent(fidelity['limit'], 0)}",
         hint="Mean recorded step time ÷ replayed − 1; above the limit there is no verdict",
     )
+
+
+def launch_facts(document: Document) -> list[Fact]:
+    """Return the operation type that is launched latest, and the worker that has most of it."""
+    shares = document["launch_by_optype"]
+    name = max(shares, key=lambda key: shares[key], default=None)
+    if name is None:
+        return []
+    note = f"{percent(shares[name])} of each step, before it"
+    # Reports from before workers were told apart do not name them.
+    for late in document["fidelity"].get("late_launches", ()):
+        if late["op_type"] == name and late["workers"]:
+            first = late["workers"][0]
+            note += f"; worker {worker(*first['worker'])} alone {percent(first['share'])}"
+    return [Fact("Most launch delay", name, note)]
 
 
 def _cause_fact(cause: Mapping[str, Any], label: str = "Cause") -> Fact:

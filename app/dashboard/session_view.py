@@ -16,14 +16,13 @@ from app.dashboard.format import (
     byte_size,
     clock_time,
     count,
-    percent,
     plural,
     seconds,
     sizes,
     times,
 )
 from app.dashboard.parts import ANALYZED_STATE, SLOW_STATE, STATES, Fact, State, sparkline
-from app.dashboard.report_facts import quality_fact, verdict_facts
+from app.dashboard.report_facts import launch_facts, quality_fact, verdict_facts
 from app.dashboard.report_tables import Row
 from app.dashboard.report_view import ReportView
 
@@ -224,8 +223,6 @@ def _no_verdict(view: SessionView, document: Document) -> _Body:
         document["step_times"]["recorded"],
         document["step_times"]["simulated"],
     )
-    launches = document["launch_by_optype"]
-    name = max(launches, key=lambda key: launches[key], default=None)
     facts = [
         Fact(
             "Step recorded",
@@ -238,11 +235,8 @@ def _no_verdict(view: SessionView, document: Document) -> _Body:
             "without launch delays",
         ),
         quality_fact(document),
+        *launch_facts(document),
     ]
-    if name is not None:
-        facts.append(
-            Fact("Most launch delay", name, f"{percent(launches[name])} of each step, before it")
-        )
     facts.append(Fact("Received", "", clock_time(row.received_at), moment=row.received_at))
     return _Body(
         state=STATES["no_verdict"],

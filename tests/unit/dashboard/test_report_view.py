@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from app.dashboard.report_facts import quality_fact, verdict_facts
+from app.dashboard.report_facts import launch_facts, quality_fact, verdict_facts
 from app.dashboard.report_tables import LONG_TABLE
 from app.dashboard.report_view import report_view
 
@@ -172,6 +172,17 @@ def test_without_a_verdict_nothing_that_rests_on_the_replay_is_sent(
     assert set(view.data["figures"]) == {"launch", "recorded"}
     assert not {"slowdown", "by_dp", "by_pp", "step_slowdown"} & set(view.data)
     assert quality_fact(distrusted).value == "Poor"
+
+
+def test_without_a_verdict_the_worker_that_launches_latest_is_named(
+    distrusted: dict[str, Any],
+) -> None:
+    (fact,) = launch_facts(distrusted)
+    assert fact.value == "forward-compute"
+    dp, pp = distrusted["fidelity"]["late_launches"][0]["workers"][0]["worker"]
+    assert f"before it; worker ({dp},{NBSP}{pp}) alone " in fact.note
+    del distrusted["fidelity"]["late_launches"]
+    assert launch_facts(distrusted)[0].note.endswith("of each step, before it")
 
 
 def test_the_facts_say_how_slow_what_it_costs_and_why(slow_worker: dict[str, Any]) -> None:
