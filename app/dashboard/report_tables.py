@@ -378,7 +378,8 @@ def _recreated(coverage: Mapping[str, Any]) -> list[Row]:
 
 
 def _clock_note(clocks: Mapping[str, Any]) -> str:
-    return "starts are host clock readings" if clocks["absolute"] else "starts count from each step"
+    read = "starts are host clock readings" if clocks["absolute"] else "starts count from each step"
+    return "; ".join([read, *clocks.get("warnings", ())])
 
 
 def _dropped(dropped: list[Mapping[str, Any]]) -> str:

@@ -185,6 +185,12 @@ def test_without_a_verdict_the_worker_that_launches_latest_is_named(
     assert launch_facts(distrusted)[0].note.endswith("of each step, before it")
 
 
+def test_clocks_that_disagree_are_warned_of(slow_worker: dict[str, Any]) -> None:
+    slow_worker["clocks"]["warnings"] = ["Clocks are up to 30.0 ms apart"]
+    rows = {row.label: row for row in report_view(slow_worker).coverage}
+    assert rows["Clocks"].note.endswith("; Clocks are up to 30.0 ms apart")
+
+
 def test_the_facts_say_how_slow_what_it_costs_and_why(slow_worker: dict[str, Any]) -> None:
     slowdown, lost, cause, runner_up = verdict_facts(slow_worker)
     assert slowdown.value == f"{slow_worker['slowdown']:.3f}×"
