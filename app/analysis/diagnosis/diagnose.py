@@ -103,7 +103,7 @@ def diagnose(trace: Trace, replayed: Replayed, metrics: Metrics) -> Diagnosis:
     tensor_ranks = has_tensor_ranks(trace)
     unjudged = cannot_judge(observation, tensor_ranks=tensor_ranks)
     excess = float(metrics.recorded_s.mean() / metrics.ideal_s.mean())
-    if excess < 1 + _WORTH_A_LOOK or not observation.passes:
+    if excess < 1 + _WORTH_A_LOOK:
         judged = tuple(cause for cause in CAUSES if cause not in unjudged)
         return Diagnosis(
             (), judged, unjudged, metrics.lost_s, metrics.slowdown, metrics.discrepancy
@@ -128,13 +128,9 @@ def _find(
         explained.update(finding.change.less_ns)
     if explained:
         observation = replace(observation, less_ns=explained)
-    usual = take_apart(observation)
     found: list[Finding | None] = [
         *waiting,
-        find_slow_workers(observation, usual),
-        find_stage_imbalance(observation),
-        find_sequence_lengths(observation, usual),
-        find_garbage_collection(observation, usual),
+        *_find_by_comparison(observation),
         find_network(observation),
         find_data_loading(observation, batch, step_ns),
         find_false_dependency(observation, held),
@@ -146,6 +142,19 @@ def _find(
         if cause in causes:
             late |= delays
     return findings, late
+
+
+def _find_by_comparison(observation: Observation) -> list[Finding | None]:
+    """Return what shows where a computation is held against its like on other stages."""
+    if not observation.comparable:
+        return []
+    usual = take_apart(observation)
+    return [
+        find_slow_workers(observation, usual),
+        find_stage_imbalance(observation),
+        find_sequence_lengths(observation, usual),
+        find_garbage_collection(observation, usual),
+    ]
 
 
 def _weigh(
@@ -218,7 +227,9 @@ def _cause(finding: Finding, cost_s: float, lost_s: float, sure: float) -> Cause
 
 
 def _unknown(left_s: float, lost_s: float, others: int) -> Cause:
-    besides = "what the causes named here explain" if others else "what any known cause explains"
+    besides = (
+        "what the causes named here explain" if others else "any cause that this session can show"
+    )
     return Cause(
         cause=UNKNOWN,
         contribution=left_s / lost_s,

@@ -9,9 +9,12 @@ from __future__ import annotations
 from app.analysis.diagnosis.finding import (
     DATA_LOADING,
     FALSE_DEPENDENCY,
+    GARBAGE_COLLECTION,
     MEMORY_FRAGMENTATION,
     NETWORK,
+    SEQUENCE_LENGTHS,
     SLOW_WORKER,
+    STAGE_IMBALANCE,
     TENSOR_PARALLEL,
 )
 from app.analysis.diagnosis.observation import Observation
@@ -25,8 +28,15 @@ def cannot_judge(observation: Observation, *, tensor_ranks: bool) -> dict[str, s
     sizes = observation.trace.meta.sizes
     layout = observation.layout
     present = {layout.op_names[code] for code in set(layout.nodes.op.tolist())}
-    reasons = {}
-    if sizes.dp == 1:
+    reasons: dict[str, str] = {}
+    if not observation.comparable:
+        reason = (
+            "stages do not all compute the same microbatches and model chunks, forward and "
+            "backward, so their computations cannot be compared"
+        )
+        compared = (SLOW_WORKER, STAGE_IMBALANCE, SEQUENCE_LENGTHS, GARBAGE_COLLECTION)
+        reasons |= dict.fromkeys(compared, reason)
+    elif sizes.dp == 1:
         reasons[SLOW_WORKER] = "with one DP rank a worker has no peers to compare it with"
     if sizes.workers == 1:
         reasons[NETWORK] = "one worker has no transfers to compare"

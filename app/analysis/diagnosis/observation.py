@@ -101,24 +101,30 @@ class Observation:
         return late
 
     @cached_property
-    def passes(self) -> dict[str, Passes]:
-        """Return the computations by type.
+    def comparable(self) -> bool:
+        """Return whether all stages compute as often, forward and backward.
 
-        Empty where stages do not all compute the same, or not as many backwards as forwards: then
-        what is whose microbatch cannot be told.
+        Where they do not, what is whose microbatch cannot be told.
         """
-        found = {}
-        for name in COMPUTATIONS:
-            passes = self._passes(name)
-            if passes is None:
-                return {}
-            if passes.nodes.size:
-                found[name] = passes
-        if not {ops.FORWARD_COMPUTE, ops.BACKWARD_COMPUTE} <= set(found):
-            return {}
-        return found if len({passes.nodes.shape for passes in found.values()}) == 1 else {}
+        nodes, layout = self.layout.nodes, self.layout
+        counts = np.array(
+            [
+                np.bincount(nodes.pp[nodes.op == code], minlength=layout.pp)
+                for code in layout.codes(*COMPUTATIONS)
+            ]
+        )
+        recorded = counts[counts.any(axis=1)]
+        return bool(counts[:2].all()) and len(np.unique(recorded)) == 1
 
-    def _passes(self, name: str) -> Passes | None:
+    @cached_property
+    def passes(self) -> dict[str, Passes]:
+        """Return the computations by type; empty where stages are not `comparable`."""
+        if not self.comparable:
+            return {}
+        found = {name: self._passes(name) for name in COMPUTATIONS}
+        return {name: passes for name, passes in found.items() if passes.nodes.size}
+
+    def _passes(self, name: str) -> Passes:
         nodes, layout = self.layout.nodes, self.layout
         of_type = nodes.op == layout.codes(name)[0]
         rows = []
@@ -127,8 +133,6 @@ class Observation:
             known = nodes.mb[mine] != ABSENT
             microbatch = np.where(known, nodes.mb[mine], np.arange(len(mine)))
             rows.append(mine[np.lexsort((microbatch, nodes.mc[mine]))])
-        if len({len(mine) for mine in rows}) > 1:
-            return None
         table = np.array(rows, dtype=np.int64)
         if not table.size:
             return Passes(table, np.empty(0, np.int64), np.empty(0, np.float32), np.empty(0))

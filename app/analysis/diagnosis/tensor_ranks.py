@@ -115,10 +115,7 @@ def _waits(observation: Observation, rows: IntArray) -> Waits | None:
 
 def find_tensor_ranks(observation: Observation, waits: list[Waits]) -> list[Finding]:
     """Return tensor-parallel stragglers and fragmented cells; without them nobody waits."""
-    computing_ns = {
-        name: passes.times_ns.sum(axis=(1, 2)) for name, passes in observation.passes.items()
-    }
-    total = np.sum(list(computing_ns.values()), axis=0)
+    total = _computing_ns(observation)
     shares = np.array([w.wait_ns.sum() / total[w.cell[1], w.cell[0]] for w in waits])
     if not len(shares):
         return []
@@ -151,6 +148,16 @@ def find_tensor_ranks(observation: Observation, waits: list[Waits]) -> list[Find
             )
         )
     return findings
+
+
+def _computing_ns(observation: Observation) -> FloatArray:
+    """Return how long each worker computes, shape (pp, dp)."""
+    layout = observation.layout
+    computes = np.isin(layout.nodes.op, layout.codes(*COMPUTATIONS))
+    total = np.zeros((layout.pp, layout.dp))
+    for node in np.flatnonzero(computes).tolist():
+        total[layout.nodes.pp[node]] += observation.recorded_ns[node].sum(axis=0)
+    return np.maximum(total, 1.0)
 
 
 def _where(cause: str, cells: list[tuple[Waits, float, float]]) -> dict[str, Any]:

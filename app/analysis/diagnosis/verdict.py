@@ -54,15 +54,13 @@ def verdict(document: Document, causes: Sequence[Cause], slowdown: float) -> dic
             sentence += f"; {_because(document, causes).removeprefix('because ')}"
         return {"sentence": sentence, "level": "none"}
     shown = document["slowdown"] if document["slowdown"] >= STRAGGLING else slowdown
-    if shown < STRAGGLING or not causes:
+    if shown < STRAGGLING:
         return {
             "sentence": f"{document['slowdown']:.2f}× the ideal step time: no straggler to act on",
             "level": "ok",
         }
-    return {
-        "sentence": f"{shown:.2f}× slower than ideal {_because(document, causes)}",
-        "level": "slow",
-    }
+    why = _because(document, causes) if causes else _for_nobody(document)
+    return {"sentence": f"{shown:.2f}× slower than ideal {why}", "level": "slow"}
 
 
 def _because(document: Document, causes: Sequence[Cause]) -> str:
@@ -141,8 +139,12 @@ def _data(document: Document, cause: Cause) -> str:
     return "because steps wait for their data"
 
 
-def _nobody(document: Document, cause: Cause) -> str:
+def _unknown(document: Document, cause: Cause) -> str:
     del cause
+    return _for_nobody(document)
+
+
+def _for_nobody(document: Document) -> str:
     by_type = document["by_optype"]
     name = max(by_type, key=by_type.__getitem__)
     return f"for no single worker or stage; {name} costs most"
@@ -163,5 +165,5 @@ _REASONS: Final[Mapping[str, Callable[[Document, Cause], str]]] = {
     NETWORK: _network,
     DATA_LOADING: _data,
     TENSOR_PARALLEL: _tensor_rank,
-    UNKNOWN: _nobody,
+    UNKNOWN: _unknown,
 }

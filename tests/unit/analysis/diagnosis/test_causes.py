@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from app.analysis.diagnosis.diagnose import diagnose
 from app.analysis.report import analyze
 from app.analysis.synthesis.injection import Injection, Spells
 from app.analysis.synthesis.injections import (
@@ -21,7 +22,10 @@ from app.analysis.synthesis.transfer_injections import (
     SlowDataLoading,
     SlowLink,
 )
-from app.analysis.trace.model import Sizes
+from app.analysis.trace.model import Sizes, Trace
+from app.analysis.whatif.metrics import measure
+from app.analysis.whatif.session import prepare_replay
+from tests.schedules import Job, executed
 from tests.unit.analysis.diagnosis.jobs import (
     INTERLEAVED,
     JOB,
@@ -257,3 +261,30 @@ def test_what_no_cause_explains_is_unknown() -> None:
     assert diagnosis.slowdown > 1.2
     assert causes(diagnosis)[0] == "unknown"
     assert "beyond" in evidence(diagnosis)
+
+
+def uneven_chunks() -> Trace:
+    job = Job("interleaved", dp=3, pp=4, vpp=2, microbatches=8, missing_chunks=frozenset({(3, 1)}))
+    return executed(job, steps=6)[0]
+
+
+def test_stages_with_other_chunks_leave_open_what_their_comparison_would_tell() -> None:
+    document = analyze(uneven_chunks()).document
+
+    assert document["slowdown"] > 1.1
+    assert [cause["cause"] for cause in document["causes"]] == ["unknown"]
+    assert document["verdict"]["level"] == "slow"
+    unjudged = {item["cause"]: item["reason"] for item in document["diagnosis"]["cannot_judge"]}
+    assert "cannot be compared" in unjudged["slow_worker"]
+    assert unjudged.keys().isdisjoint(document["diagnosis"]["ruled_out"])
+
+
+def test_a_slow_network_shows_where_stages_have_other_chunks() -> None:
+    trace = uneven_chunks()
+    slow = (trace.pp == 0) & (trace.op == trace.op_names.index("grads-reduce-scatter"))
+    longer = replace(trace, duration_ns=trace.duration_ns + slow * 5_000_000_000)
+    replayed = prepare_replay(longer)
+    diagnosis = diagnose(longer, replayed, measure(replayed))
+
+    assert causes(diagnosis) == ["network"]
+    assert where(diagnosis)["stage"] == 0
