@@ -228,10 +228,13 @@ def _solve(edges: _Edges, weight: FloatArray, guess: FloatArray) -> FloatArray:
     power = _inner(left, ready)
     enough = TOLERANCE**2 * _inner(target, scale * target)
     for _ in range(4 * count):
-        if power <= enough or power == 0.0:
+        if power <= enough:
             break
         image = applied(direction)
-        step = power / _inner(direction, image)
+        bend = _inner(direction, image)
+        if bend <= 0.0:  # what is left is rounding
+            break
+        step = power / bend
         potential += step * direction
         left -= step * image
         ready = scale * left
