@@ -96,6 +96,7 @@ def test_the_truth_says_what_was_injected(tmp_path: Path) -> None:
     assert (truth["scenario"], truth["seed"]) == ("slow-worker", 4)
     assert truth["causes"] == ["slow_worker"]
     assert truth["workers"] == [list(worker)]
+    assert truth["slow_steps"] == truth["steps"]
     assert truth["slowdown"] == pytest.approx(
         sum(truth["step_times_s"]) / sum(truth["healthy_step_times_s"])
     )

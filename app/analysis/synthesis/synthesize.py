@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from app.analysis.synthesis.job import JobModel
     from app.analysis.trace.model import Trace
 
+# A step is slow when the injections make it so many times as long, or longer.
+_LONGER: Final = 1.001
+
 
 @dataclass(frozen=True, slots=True)
 class Truth:
@@ -40,6 +43,8 @@ class Truth:
         Time of each recorded training step, in order of the steps.
     healthy_step_times_s : tuple of float
         The same steps executed without the injections: same draws for all the rest.
+    steps : tuple of int
+        Numbers of these steps.
     injections : tuple of dict
         Each injection's cause and dials.
     warm_up_steps, evaluation_steps : tuple of int
@@ -55,6 +60,7 @@ class Truth:
     stage: int | None
     step_times_s: tuple[float, ...]
     healthy_step_times_s: tuple[float, ...]
+    steps: tuple[int, ...]
     injections: tuple[dict[str, Any], ...] = ()
     warm_up_steps: tuple[int, ...] = ()
     evaluation_steps: tuple[int, ...] = ()
@@ -67,6 +73,12 @@ class Truth:
         """Return how many times as long the steps take because of the injections."""
         return sum(self.step_times_s) / sum(self.healthy_step_times_s)
 
+    @property
+    def slow_steps(self) -> tuple[int, ...]:
+        """Return the steps that the injections make longer: not all where faults come in spells."""
+        both = zip(self.steps, self.step_times_s, self.healthy_step_times_s, strict=True)
+        return tuple(step for step, taken, healthy in both if taken > _LONGER * healthy)
+
     def document(self) -> dict[str, Any]:
         """Return the truth as JSON-able data."""
         return {
@@ -77,6 +89,8 @@ class Truth:
             "slowdown": self.slowdown,
             "step_times_s": list(self.step_times_s),
             "healthy_step_times_s": list(self.healthy_step_times_s),
+            "steps": list(self.steps),
+            "slow_steps": list(self.slow_steps),
             "injections": list(self.injections),
             "warm_up_steps": list(self.warm_up_steps),
             "evaluation_steps": list(self.evaluation_steps),
@@ -126,6 +140,7 @@ def synthesize(
         stage=stages[0] if stages else None,
         step_times_s=tuple((phase.execution.step_times_ns() / 1e9).tolist()),
         healthy_step_times_s=tuple((healthy.step_times_ns() / 1e9).tolist()),
+        steps=tuple(training.ids.tolist()),
         injections=tuple(injection.document() for injection in injections),
         warm_up_steps=tuple(training.warm_up.tolist()),
         evaluation_steps=tuple(training.evaluation.tolist()),

@@ -31,9 +31,12 @@ def forwards(trace: Trace, step: int) -> int:
 
 
 def test_a_fault_is_there_from_its_step_on() -> None:
-    trace = synthesize(JOB, [SlowWorker((1, 0), 2.0, Spells(from_step=6))], seed=1).trace
+    session = synthesize(JOB, [SlowWorker((1, 0), 2.0, Spells(from_step=6))], seed=1)
+    trace = session.trace
 
     steps = sorted(set(trace.step.tolist()))
+    assert session.truth.steps == tuple(steps)
+    assert session.truth.slow_steps == tuple(steps[6:])
     means = [
         trace.duration_ns[rows(trace, FORWARD_COMPUTE, dp=1, pp=0, step=step)].mean() / 10e6
         for step in steps
