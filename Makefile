@@ -19,7 +19,7 @@ ARGS ?=
 .SUFFIXES:
 .PHONY: help install install-dev demo serve test test-unit test-integration test-e2e test-golden \
 	test-postgres-15 check lint format types imports bench score fuzz fidelity \
-	cost-model plan-table soak lock upgrade image clean
+	fleet cost-model plan-table soak lock upgrade image clean
 
 help: ## List the targets
 	@sed -n 's/^\([a-z0-9-]*\):.*## \(.*\)$$/\1\t\2/p' $(firstword $(MAKEFILE_LIST)) \
@@ -138,6 +138,9 @@ soak: install-dev ## Alerts under failing channels and killed workers: make soak
 
 fidelity: install-dev ## Hold estimates against true slowdowns; writes docs/fidelity.md and its plots
 	@$(BIN)/python -m benchmarks.fidelity $(ARGS)
+
+fleet: install-dev ## Hold a synthetic fleet against the paper; writes docs/fleet.md
+	@$(BIN)/python -m benchmarks.fleet $(ARGS)
 
 cost-model: install-dev ## Predicted against measured layer times, on this machine's processor
 	@OPENBLAS_NUM_THREADS=1 $(BIN)/python -m benchmarks.cost_model
