@@ -5,8 +5,8 @@ stage in 39.3 %, sequence lengths in 21.4 %; the paper gives no shares for the r
 their job 1.28 times on average, workers 3.04 and sequence lengths 1.34 times. The other jobs are
 not all healthy: the same causes are there, below 1.1.
 
-What an analysis finds in a fleet follows from these jobs but is not drawn; docs/fleet.md holds it
-against the paper.
+Causes, S and sizes are drawn; what else an analysis finds follows from the executed jobs, and
+docs/fleet.md holds it against the paper.
 """
 
 from __future__ import annotations
