@@ -253,7 +253,12 @@ def causes_table(document: Document) -> tuple[CauseRow, ...]:
     ]
     # Reports from before causes were ruled out do not say so.
     diagnosis = document.get("diagnosis") or {}
-    ruled_out = [findings.cause_name(cause).lower() for cause in diagnosis.get("ruled_out", ())]
+    ruled_out = diagnosis.get("ruled_out", ())
+    cheap = [c for c in ruled_out if any(c == x.get("runner_up") for x in document["causes"])]
+    rows += [
+        _note(findings.cause_name(c), "its sign is there, but costs too little") for c in cheap
+    ]
+    ruled_out = [findings.cause_name(c).lower() for c in ruled_out if c not in cheap]
     if ruled_out:
         rows.append(_note("Not found", listing(ruled_out)))
     reasons: dict[str, list[str]] = {}

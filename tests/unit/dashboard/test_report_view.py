@@ -142,8 +142,13 @@ def test_a_report_without_views_and_diagnosis_is_shown_all_the_same(
 def test_a_runner_up_that_costs_too_little_is_named_as_such(slow_worker: dict[str, Any]) -> None:
     slow_worker["causes"] = slow_worker["causes"][:1]
     slow_worker["causes"][0]["runner_up"] = "network"
+    slow_worker["diagnosis"] = {"ruled_out": ["network", "data_loading"], "cannot_judge": []}
     runner_up = verdict_facts(slow_worker)[3]
     assert (runner_up.value, runner_up.note) == ("Network", "costs too little to name")
+    _, cheap, not_found = report_view(slow_worker).causes
+    assert (cheap.name, cheap.muted) == ("Network", True)
+    assert "costs too little" in cheap.evidence[0].text
+    assert (not_found.name, not_found.evidence[0].text) == ("Not found", "data loading")
 
 
 def test_dropped_steps_and_unknown_types_are_named(slow_worker: dict[str, Any]) -> None:
