@@ -246,6 +246,7 @@ def _coverage(trace: Trace, replayed: Replayed, metrics: Metrics) -> dict[str, A
             for name, count in zip(trace.op_names[known:], counts[known:], strict=True)
             if count
         },
+        "unanswered": {name: counts[REPLAYED_OP_TYPES.index(name)] for name in replayed.unanswered},
         "absent_op_types": [
             name for name, count in zip(REPLAYED_OP_TYPES, counts, strict=False) if not count
         ],

@@ -280,6 +280,9 @@ def coverage_finding(document: Document) -> str:
     recreated = (coverage.get("recreated") or {}).get("operations", 0)
     if recreated:
         parts.append(f"{plural(recreated, 'lost operation')} re-created")
+    unanswered = coverage.get("unanswered") or {}
+    if unanswered:
+        parts.append(f"{plural(sum(unanswered.values()), 'send')} without receives left out")
     if coverage["unknown_op_types"]:
         parts.append(f"{plural(len(coverage['unknown_op_types']), 'unknown type')} of operation")
     text = listing(parts)

@@ -367,6 +367,11 @@ def coverage_rows(document: Document) -> tuple[Row, ...]:
     if unknown:
         named = ", ".join(f"{name} ({count(number)})" for name, number in unknown.items())
         rows.append(Row("Operations of unknown types", count(sum(unknown.values())), named))
+    # Reports from before such sends were left out do not say so.
+    unanswered = coverage.get("unanswered") or {}
+    if unanswered:
+        total = count(sum(unanswered.values()))
+        rows.append(Row("Sends without receives, left out", total, ", ".join(unanswered)))
     absent = coverage["absent_op_types"]
     if absent:
         rows.append(Row("Types not recorded", count(len(absent)), ", ".join(absent)))

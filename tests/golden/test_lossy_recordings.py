@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from app.analysis.report import analyze
+from tests.factories import select
 from tests.golden.conftest import Published
 from tests.lossy import losing
 
@@ -23,6 +24,19 @@ def test_the_slowdown_stays_within_one_percent(
     lost = len(published.trace) - len(lossy)
     # garbage collections, one a stage, are not re-created
     assert 0.95 * lost < report["coverage"]["recreated"]["operations"] <= lost
+
+
+@pytest.mark.parametrize(
+    "absent", ["forward-send", "forward-recv", "backward-send", "backward-recv"]
+)
+def test_the_slowdown_stays_where_one_side_of_transfers_is_not_recorded(
+    published: Published, absent: str
+) -> None:
+    trace = published.trace
+    report = analyze(select(trace, trace.op != trace.op_names.index(absent))).document
+    assert report["slowdown"] == pytest.approx(published.report["slowdown"], rel=2e-3)
+    causes = [cause["cause"] for cause in report["causes"]]
+    assert causes == [cause["cause"] for cause in published.report["causes"]]
 
 
 def test_clean_recordings_are_not_repaired(published: Published) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -50,10 +52,12 @@ def lay_out(trace: Trace) -> LaidOut:
     runs = find_runs(trace)
     ranks = _analyzed_ranks(trace, runs)
     dense = transpose_blocks(trace, runs)
+    unanswered: tuple[str, ...] = ()
     if dense is not None and _is_plain(dense.shape, ranks.shape[1]):
         groups, dropped = [_from_dense(trace, dense, ranks)], dict[int, str]()
     else:
-        groups, dropped = _group_by_shape(trace, runs, ranks)
+        unanswered = _unanswered(trace)
+        groups, dropped = _group_by_shape(trace, runs, ranks, unanswered)
     groups = [part for group in groups for part in split_by_order(group)]
     groups.sort(key=lambda layout: (-len(layout.steps), int(layout.steps[0])))
     for layout in groups[MAX_GROUPS:]:
@@ -69,7 +73,7 @@ def lay_out(trace: Trace) -> LaidOut:
                 for d in named[:MAX_NAMED_FAULTS]
             ),
         )
-    return LaidOut(tuple(groups[:MAX_GROUPS]), named)
+    return LaidOut(tuple(groups[:MAX_GROUPS]), named, unanswered)
 
 
 def _is_plain(shape: IntArray, pp: int) -> bool:
@@ -78,6 +82,17 @@ def _is_plain(shape: IntArray, pp: int) -> bool:
     recorded = dict(zip(REPLAYED_OP_TYPES, (kinds > 0).tolist(), strict=False))
     both = all(recorded[direction.send] == recorded[direction.recv] for direction in DIRECTIONS)
     return both and recorded[BACKWARD_COMPUTE] and recorded[FORWARD_COMPUTE]
+
+
+def _unanswered(trace: Trace) -> tuple[str, ...]:
+    """Return the types of sends whose receives nobody recorded.
+
+    What such a send waits for is unknown: in recorded jobs receives are posted long after they
+    could be, and without them that wait would pass for the transfer. So the sends are left out as
+    well, and the stages hand over at once.
+    """
+    recorded = {trace.op_names[code] for code in np.unique(trace.op).tolist()}
+    return tuple(d.send for d in DIRECTIONS if d.send in recorded and d.recv not in recorded)
 
 
 def _from_dense(trace: Trace, dense: Dense, ranks: NDArray[np.int32]) -> Layout:
@@ -96,11 +111,13 @@ def _from_dense(trace: Trace, dense: Dense, ranks: NDArray[np.int32]) -> Layout:
 
 
 def _group_by_shape(
-    trace: Trace, runs: Runs, ranks: NDArray[np.int32]
+    trace: Trace, runs: Runs, ranks: NDArray[np.int32], left_out: Sequence[str]
 ) -> tuple[list[Layout], dict[int, str]]:
     """Lay out steps of several shapes, or with operations missing."""
     steps, dropped = _steps_of_all_ranks(runs, ranks)
-    census, rows = _count(trace, runs, ranks, steps)
+    replayed = np.array([name not in left_out for name in trace.op_names])
+    replayed[len(REPLAYED_OP_TYPES) :] = False
+    census, rows = _count(trace, runs, ranks, (steps, replayed))
     shapes = infer_shapes(census)
     dropped |= {int(steps[index]): reason for index, reason in shapes.dropped.items()}
     kept = np.setdiff1d(np.arange(len(steps)), list(shapes.dropped))
@@ -239,15 +256,19 @@ def _absence(cells: IntArray, ranks: NDArray[np.int32]) -> str:
 
 
 def _count(
-    trace: Trace, runs: Runs, ranks: NDArray[np.int32], steps: IntArray
+    trace: Trace,
+    runs: Runs,
+    ranks: NDArray[np.int32],
+    chosen: tuple[IntArray, NDArray[np.bool_]],
 ) -> tuple[Census, Rows]:
-    """Count the replayed operations of each lane."""
+    """Count the operations of each lane: those of the chosen steps and op types."""
+    steps, replayed = chosen
     dp, pp = ranks.shape
     known = len(REPLAYED_OP_TYPES)
     place_of = np.searchsorted(steps, runs.step)
     there = np.isin(runs.step, steps) & (ranks[runs.dp, runs.pp] == runs.rank)
     length = runs.end - runs.first
-    inside = np.repeat(there, length) & (trace.op < known)
+    inside = np.repeat(there, length) & replayed[trace.op]
     row = np.flatnonzero(inside)
     rows = Rows(
         row=row,

@@ -108,7 +108,11 @@ class Layout:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LaidOut:
-    """A session's steps by shape, those of the shape with most steps first."""
+    """A session's steps by shape, those of the shape with most steps first.
+
+    `unanswered` names types of sends that are left out because nobody recorded their receives.
+    """
 
     groups: tuple[Layout, ...]
     dropped: tuple[DroppedStep, ...]
+    unanswered: tuple[str, ...] = ()

@@ -2,8 +2,8 @@
 
 A computation gets the median duration of its type on its rank, a communication the median
 *transfer* duration: recorded durations of communication contain waiting. An operation is launched
-when what it follows has ended. Where a type is not recorded at all, but its other side is (sends
-without receives), its transfer ends when the other side says so.
+when what it follows has ended. Where sends are not recorded at all, but their receives are, a
+transfer ends when the receive says so.
 """
 
 from __future__ import annotations

@@ -48,6 +48,8 @@ class Replayed:
     recreated : Recreated
         Operations that the recorder lost and that were made anew.
     clocks : Clocks
+    unanswered : tuple of str
+        Types of sends that are left out because nobody recorded their receives.
     """
 
     groups: tuple[Group, ...]
@@ -55,6 +57,7 @@ class Replayed:
     clamped: int
     recreated: Recreated
     clocks: Clocks
+    unanswered: tuple[str, ...]
 
     @property
     def main(self) -> Group:
@@ -118,7 +121,14 @@ def prepare_replay(trace: Trace) -> Replayed:
         executor = executor_for(prepare(graph, shortest), values.size)
         simulator = Simulator(layout, durations, executor)
         groups.append(Group(layout, graph, durations, simulator))
-    return Replayed(tuple(groups), dropped, sum(clamped for _, clamped in own), recreated, clocks)
+    return Replayed(
+        groups=tuple(groups),
+        dropped=dropped,
+        clamped=sum(clamped for _, clamped in own),
+        recreated=recreated,
+        clocks=clocks,
+        unanswered=laid_out.unanswered,
+    )
 
 
 def _with_graphs(

@@ -63,7 +63,7 @@ class Shapes:
     expected : int32 array, shape (steps, op types, pp)
     free : bool array, shape (op types, pp)
         Kinds that may be missing without anything being lost: garbage collections, which run
-        where and when they please, and transfers that only the other side records.
+        where and when they please, and sends of which only the receives are recorded.
     dropped : dict of int to str
         Index of each step that is left out, and why.
     """
@@ -116,7 +116,7 @@ def _expected(
     microbatches: NDArray[np.int64],
     free: NDArray[np.bool_],
 ) -> Counts:
-    """Return what the training steps have run; marks transfers that one side records as free."""
+    """Return what the training steps have run; marks sends that nobody records as free."""
     counts = census.counts[training]
     most = counts.max(axis=1)
     pp = counts.shape[-1]

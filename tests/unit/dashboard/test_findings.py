@@ -169,6 +169,12 @@ def test_what_was_lost_is_missing_though_it_was_made_anew(slow_worker: dict[str,
     assert plain(findings.coverage_finding(slow_worker)) == "30 lost operations re-created"
 
 
+def test_sends_without_receives_are_said_to_be_left_out(slow_worker: dict[str, Any]) -> None:
+    slow_worker["coverage"]["unanswered"] = {"forward-send": 7, "backward-send": 8}
+    title = plain(findings.coverage_finding(slow_worker))
+    assert title == "15 sends without receives left out"
+
+
 @pytest.mark.parametrize(
     ("slowdowns", "title"),
     [

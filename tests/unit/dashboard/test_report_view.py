@@ -156,9 +156,11 @@ def test_dropped_steps_and_unknown_types_are_named(slow_worker: dict[str, Any]) 
         {"step": number, "reason": "warm-up"} for number in range(10)
     ]
     slow_worker["coverage"]["unknown_op_types"] = {"moe-all-to-all": 7}
+    slow_worker["coverage"]["unanswered"] = {"forward-send": 7, "backward-send": 8}
     rows = {row.label: row for row in report_view(slow_worker).coverage}
     assert rows["Steps left out"].note.endswith("7: warm-up, and 2 more")
     assert rows["Operations of unknown types"].note == "moe-all-to-all (7)"
+    assert rows["Sends without receives, left out"].value == "15"
 
 
 def test_the_data_for_the_script_is_json(slow_worker: dict[str, Any]) -> None:
