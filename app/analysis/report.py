@@ -111,7 +111,7 @@ def _document(trace: Trace, replayed: Replayed, metrics: Metrics) -> dict[str, A
     late = [] if trusted else late_launches(replayed, metrics)
     diagnosis = diagnose(trace, replayed, metrics)
     causes = diagnosis.causes_within(DISCREPANCY_LIMIT)
-    fixes = predict_fixes(replayed, metrics, causes) if trusted else []
+    fixes = predict_fixes(replayed, metrics, diagnosis, causes, trace.meta.hosts, trusted=trusted)
     steps = metrics.ideal_s[:, None]
     document = {
         "schema": SCHEMA,

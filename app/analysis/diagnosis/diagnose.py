@@ -68,6 +68,8 @@ class Diagnosis:
         where the ideal contains the straggler.
     discrepancy : float
         How far the replay, with launches late that have a cause, is from the recording.
+    late : float
+        How many times as long steps are with launches late that have a cause as with none late.
     """
 
     causes: tuple[Cause, ...]
@@ -76,6 +78,7 @@ class Diagnosis:
     lost_s: float
     slowdown: float
     discrepancy: float
+    late: float = 1.0
 
     def causes_within(self, limit: float) -> tuple[Cause, ...]:
         """Return the causes if the replay they come from is within `limit` of the recording.
@@ -113,7 +116,11 @@ def diagnose(trace: Trace, replayed: Replayed, metrics: Metrics) -> Diagnosis:
     replays = Counterfactuals(replayed.main, [finding.change for finding in findings], late)
     main = np.isin(replayed.steps, replayed.layout.steps)
     recorded_s = float(metrics.recorded_s[main].mean())
-    return _weigh(replays, findings, recorded_s, float(metrics.ideal_s[main][0]), unjudged)
+    diagnosis = _weigh(replays, findings, recorded_s, float(metrics.ideal_s[main][0]), unjudged)
+    if not late:
+        return diagnosis
+    with_late_s = float(replays.without(frozenset()).mean())
+    return replace(diagnosis, late=with_late_s / float(metrics.simulated_s[main].mean()))
 
 
 def _find(
@@ -179,7 +186,16 @@ def _weigh(
     ]
     named.sort(key=lambda item: -float(item[1].mean()))
     causes = [
-        _cause(findings[number], float(cost.mean()), lost_s, confidence(cost, now_s, lost_s))
+        Cause(
+            cause=findings[number].cause,
+            contribution=float(cost.mean()) / lost_s,
+            cost_s=float(cost.mean()),
+            confidence=confidence(cost, now_s, lost_s),
+            evidence=findings[number].evidence,
+            where=findings[number].where,
+            figure=findings[number].figure,
+            saves=replays.gain(frozenset({number})) / mean_s,
+        )
         for number, cost in named
     ]
     left_s = lost_s - sum(float(cost.mean()) for _, cost in named)
@@ -188,7 +204,7 @@ def _weigh(
         causes.insert(0 if not causes else _place(causes, left_s), unknown)
     chosen = {cause.cause for cause in causes}
     return Diagnosis(
-        causes=tuple(_with_runners_up(causes, replays, findings)),
+        causes=tuple(_with_runners_up(causes, findings)),
         ruled_out=tuple(c for c in CAUSES if c not in chosen and c not in unjudged),
         unjudged=unjudged,
         lost_s=lost_s,
@@ -214,18 +230,6 @@ def _that_matter(replays: Counterfactuals, count: int) -> list[int]:
     return sorted(sorted(worth, key=lambda number: -saved[number])[:_MOST_CAUSES])
 
 
-def _cause(finding: Finding, cost_s: float, lost_s: float, sure: float) -> Cause:
-    return Cause(
-        cause=finding.cause,
-        contribution=cost_s / lost_s,
-        cost_s=cost_s,
-        confidence=sure,
-        evidence=finding.evidence,
-        where=finding.where,
-        figure=finding.figure,
-    )
-
-
 def _unknown(left_s: float, lost_s: float, others: int) -> Cause:
     besides = (
         "what the causes named here explain" if others else "any cause that this session can show"
@@ -243,26 +247,11 @@ def _place(causes: list[Cause], cost_s: float) -> int:
     return sum((cause.cost_s or 0.0) >= cost_s for cause in causes)
 
 
-def _with_runners_up(
-    causes: list[Cause], replays: Counterfactuals, findings: Sequence[Finding]
-) -> list[Cause]:
+def _with_runners_up(causes: list[Cause], findings: Sequence[Finding]) -> list[Cause]:
     """Give each cause the next best explanation: the next cause, or else the next finding."""
-    del replays
     names = [cause.cause for cause in causes]
     spare = next((f.cause for f in findings if f.cause not in names), None)
-    result = []
-    for position, cause in enumerate(causes):
-        following = names[position + 1] if position + 1 < len(names) else spare
-        result.append(
-            Cause(
-                cause=cause.cause,
-                contribution=cause.contribution,
-                cost_s=cause.cost_s,
-                confidence=cause.confidence,
-                evidence=cause.evidence,
-                where=cause.where,
-                figure=cause.figure,
-                runner_up=following,
-            )
-        )
-    return result
+    return [
+        replace(cause, runner_up=following)
+        for cause, following in zip(causes, [*names, spare][1:], strict=True)
+    ]

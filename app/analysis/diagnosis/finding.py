@@ -109,6 +109,8 @@ class Cause:
         That share in seconds of a mean step.
     confidence : float or None
         How sure the diagnosis is that this cause holds, 0 to 1.
+    saves : float or None
+        The share of a mean step that removing it alone saves.
     runner_up : str or None
         The next best explanation.
     """
@@ -120,6 +122,7 @@ class Cause:
     evidence: tuple[Evidence, ...]
     where: dict[str, Any] = field(default_factory=dict)
     figure: dict[str, Any] | None = None
+    saves: float | None = None
     runner_up: str | None = None
 
     def as_document(self) -> dict[str, Any]:

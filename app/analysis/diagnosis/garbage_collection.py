@@ -65,6 +65,7 @@ def find_garbage_collection(observation: Observation, usual: Usual) -> Finding |
             "kind": "stalls",
             "by_step_s": (stall_ns.sum(axis=(0, 1, 3)) / 1e9).tolist(),
             "by_worker": by_worker.tolist(),
+            "longest_s": float(stall_ns.max()) / 1e9,
         },
     )
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any, Final
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final
 
 import numpy as np
 
-from app.analysis.diagnosis.finding import SLOW_WORKER, Cause, Worker
+from app.analysis.diagnosis.diagnose import Diagnosis
+from app.analysis.diagnosis.finding import SLOW_WORKER, UNKNOWN, Cause, Worker
+from app.analysis.mitigation.fix import Fix, named
+from app.analysis.mitigation.remedies import Hosts, remedies
 from app.analysis.trace.model import (
     BACKWARD_COMPUTE,
     BACKWARD_SEND,
@@ -25,76 +27,85 @@ from app.analysis.whatif.variants import Replacement
 NS: Final = 1e-9
 # A fix that brings less is not worth a restart.
 MIN_GAIN: Final = 0.01
-NAMED_WORKERS: Final = 3
 # What a host launches as soon as it can.
 LAUNCHED: Final = (FORWARD_COMPUTE, BACKWARD_COMPUTE, FORWARD_SEND, BACKWARD_SEND)
 
 
-@dataclass(frozen=True, slots=True)
-class Fix:
-    """A change, and the mean step time with it.
+def predict_fixes(  # noqa: PLR0913 - what is known of the session and of its causes
+    replayed: Replayed,
+    metrics: Metrics,
+    diagnosis: Diagnosis,
+    causes: Sequence[Cause],
+    hosts: Mapping[int, str],
+    *,
+    trusted: bool,
+) -> list[Fix]:
+    """Return the fixes that a trace alone can judge; best first, none under 1 % gain.
 
     Parameters
     ----------
-    action, title, detail : str
-        A code, and what it is in words.
-    step_time_s : float
-        Today's simulated step time less what replays with late launches save.
-    gain : float
-        The share of today's simulated step time that it saves.
+    replayed : Replayed
+    metrics : Metrics
+    diagnosis : Diagnosis
+    causes : sequence of Cause
+        Those that are named; what removes them is among the fixes.
+    hosts : mapping of int to str
+        Hosts of ranks.
+    trusted : bool
+        Whether the replay of durations is near the recording; if not, only causes count.
     """
-
-    action: str
-    title: str
-    detail: str
-    step_time_s: float
-    gain: float
-
-    def as_document(self) -> dict[str, Any]:
-        """Return JSON types."""
-        return {
-            "action": self.action,
-            "title": self.title,
-            "predicted_step_time": self.step_time_s,
-            "predicted_gain": self.gain,
-            "detail": self.detail,
-        }
+    now_s = float(metrics.simulated_s.mean()) * diagnosis.late
+    places = Hosts(hosts, replayed.layout.ranks.tolist())
+    fixes = remedies(causes, places, now_s)
+    if trusted:
+        fixes += _by_replay(replayed, _to_replace(metrics, causes), now_s)
+    return sorted((fix for fix in fixes if fix.gain >= MIN_GAIN), key=lambda fix: -fix.gain)
 
 
-def predict_fixes(replayed: Replayed, metrics: Metrics, causes: Sequence[Cause] = ()) -> list[Fix]:
-    """Replay the fixes that a trace alone can judge; best first, none under 1 % gain.
+def _to_replace(metrics: Metrics, causes: Sequence[Cause]) -> tuple[Worker, ...]:
+    """Return the workers that the diagnosis calls slow; if nothing is known, those that cost most.
 
-    The workers that the diagnosis calls slow are replaced together; where it names none, those that
-    cost most.
+    Where another cause is known it is what makes them cost, and is not replaced with them.
     """
-    now_s = float(metrics.simulated_s.mean())
-    workers = next((_workers(c) for c in causes if c.cause == SLOW_WORKER), metrics.blamed)
-    fixes = (
+    for cause in causes:
+        if cause.cause == SLOW_WORKER:
+            return tuple((dp, pp) for dp, pp in cause.where["workers"])
+    known = any(cause.cause != UNKNOWN for cause in causes)
+    return () if known else metrics.blamed
+
+
+def _by_replay(replayed: Replayed, workers: Sequence[Worker], now_s: float) -> list[Fix]:
+    """Replay slow workers replaced together, and stages made even."""
+    even = (
+        "even_stages",
+        "Divide the layers evenly by time",
         (
-            "replace_worker",
-            f"Replace {_named(workers)}",
-            "Replayed with the medians of the other DP ranks of the same stage.",
+            "Replayed with the computing of each microbatch shared evenly among the stages: the "
+            "most that a better division of layers can bring."
         ),
-        (
-            "even_stages",
-            "Divide the layers evenly by time",
-            (
-                "Replayed with the computing of each microbatch shared evenly among the stages: "
-                "the most that a better division of layers can bring."
-            ),
-        ),
+        _even_stages,
     )
+    replace = (
+        "replace_worker",
+        f"Replace {named('worker', [f'({dp}, {pp})' for dp, pp in workers])}",
+        "Replayed with the medians of the other DP ranks of the same stage.",
+        lambda group: _at_peers_medians(group, workers),
+    )
+    fixes = [replace, even] if workers else [even]
     times = replayed.over_steps(
-        lambda group: _launched_step_times(
-            group, _at_peers_medians(group, workers), _even_stages(group)
-        )
+        lambda group: _launched_step_times(group, *(change(group) for *_, change in fixes))
     )
     recorded_s, *after_s = times.mean(axis=0).tolist()
-    predicted = [
-        Fix(*fix, step_time_s=now_s - (recorded_s - time_s), gain=(recorded_s - time_s) / now_s)
-        for fix, time_s in zip(fixes, after_s, strict=True)
+    return [
+        Fix(
+            action,
+            title,
+            detail,
+            step_time_s=now_s - (recorded_s - time_s),
+            gain=(recorded_s - time_s) / now_s,
+        )
+        for (action, title, detail, _), time_s in zip(fixes, after_s, strict=True)
     ]
-    return sorted((fix for fix in predicted if fix.gain >= MIN_GAIN), key=lambda fix: -fix.gain)
 
 
 def _launched_step_times(group: Group, *replacements: Replacement) -> FloatArray:
@@ -123,17 +134,6 @@ def _launched_step_times(group: Group, *replacements: Replacement) -> FloatArray
         lambda steps: launch_delays(group, steps)[0],
     )
     return times_ns.T * NS
-
-
-def _workers(cause: Cause) -> tuple[Worker, ...]:
-    return tuple((dp, pp) for dp, pp in cause.where["workers"])
-
-
-def _named(workers: Sequence[tuple[int, int]]) -> str:
-    listed = ", ".join(f"({dp}, {pp})" for dp, pp in workers[:NAMED_WORKERS])
-    more = len(workers) - NAMED_WORKERS
-    label = f"worker {listed}" if len(workers) == 1 else f"workers {listed}"
-    return f"{label} and {more} more" if more > 0 else label
 
 
 def _at_peers_medians(group: Group, workers: Sequence[tuple[int, int]]) -> Replacement:

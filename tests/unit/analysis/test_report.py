@@ -88,7 +88,7 @@ def test_late_launches_withhold_the_verdict_and_are_named() -> None:
     assert report["verdict"]["level"] == "none"
     assert "launches of forward-compute come late" in fidelity["reason"]
     assert [cause["cause"] for cause in report["causes"]] == ["data_loading"]
-    assert report["recommendations"] == []
+    assert [fix["action"] for fix in report["recommendations"]] == ["load_ahead"]
     largest = max(report["launch_by_optype"], key=report["launch_by_optype"].__getitem__)
     assert largest == "forward-compute"
     # nothing else is late, so these launches alone explain what the replay leaves out

@@ -10,10 +10,22 @@ import pytest
 
 from app.analysis.report import analyze
 from app.analysis.synthesis.injection import Injection, Spells
-from app.analysis.synthesis.injections import SlowWorker
-from app.analysis.synthesis.job import CostModel, JobModel, Schedule
+from app.analysis.synthesis.injections import (
+    GarbageCollection,
+    MemoryFragmentation,
+    SequenceLengths,
+    SlowWorker,
+    StageImbalance,
+    TensorParallelStraggler,
+)
+from app.analysis.synthesis.job import USUAL_OP_TYPES, CostModel, JobModel, Profiler, Schedule
 from app.analysis.synthesis.synthesize import SyntheticSession, synthesize
-from app.analysis.trace.model import Sizes
+from app.analysis.synthesis.transfer_injections import (
+    FalseKernelDependency,
+    SlowDataLoading,
+    SlowLink,
+)
+from app.analysis.trace.model import SEPARATE_ALL_REDUCE, Sizes
 
 JOB = JobModel(Sizes(dp=4, pp=4), microbatches=8, steps=16)
 # Hosts that launch late: the replay, which does not have that, is some per cent off.
@@ -23,6 +35,18 @@ LATE = JobModel(
     steps=12,
     schedule=Schedule.INTERLEAVED,
     costs=CostModel(launch_overhead_ns=0.4e6),
+)
+MS = 1e6
+TENSOR = JobModel(
+    Sizes(dp=3, pp=2, tp=4), microbatches=8, steps=14, profiler=Profiler(tensor_ranks=True)
+)
+OVERLAPPED = JobModel(
+    Sizes(dp=3, pp=2, vpp=2),
+    microbatches=8,
+    steps=12,
+    schedule=Schedule.INTERLEAVED,
+    op_types=USUAL_OP_TYPES | {SEPARATE_ALL_REDUCE},
+    costs=CostModel(grads_ns=200 * MS),
 )
 
 
@@ -68,3 +92,92 @@ def test_late_launches_that_a_slow_worker_hides_come_back_without_it() -> None:
 def test_a_replacement_brings_nothing_to_a_healthy_job() -> None:
     document = analyze(synthesize(replace(JOB, steps=8), seed=3).trace).document
     assert document["recommendations"] == []
+
+
+@pytest.mark.parametrize(
+    ("injection", "job", "action", "title"),
+    [
+        (SlowLink((2, 1), 30.0), JOB, "repair_link", "Repair the link of worker (2, 1) on node-"),
+        (
+            SequenceLengths(),
+            JOB,
+            "even_microbatches",
+            "Even out the sequence lengths of microbatches",
+        ),
+        (SlowDataLoading(200 * MS), JOB, "load_ahead", "Load batches ahead"),
+        (
+            FalseKernelDependency(),
+            OVERLAPPED,
+            "separate_kernels",
+            "Keep reduce-scatters from holding up computations",
+        ),
+        (
+            TensorParallelStraggler((2, 1), 3, 1.6),
+            TENSOR,
+            "replace_rank",
+            f"Replace rank {TENSOR.traced_rank(2, 1, 3)} on node-",
+        ),
+        (
+            MemoryFragmentation((2, 1), 40 * MS),
+            TENSOR,
+            "defragment_memory",
+            "Stop the memory fragmentation of worker (2, 1) on node-",
+        ),
+        (SlowWorker((1, 2), 1.6), JOB, "replace_worker", "Replace worker (1, 2)"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else None,
+)
+def test_the_best_fix_of_a_cause_removes_it(
+    injection: Injection, job: JobModel, action: str, title: str
+) -> None:
+    synthetic = synthesize(job, (injection,), seed=5)
+    document = analyze(synthetic.trace).document
+
+    best, *others = document["recommendations"]
+    assert best["action"] == action
+    assert best["title"].startswith(title)
+    # the same fix is not predicted in other words
+    replaced = [fix["action"] for fix in others if fix["action"].startswith("replace")]
+    assert replaced == []
+    # what it saves is what the cause costs
+    truth = synthetic.truth
+    lost = 1 - np.mean(truth.healthy_step_times_s) / np.mean(document["step_times"]["recorded"])
+    assert best["predicted_gain"] == pytest.approx(lost, rel=0.2)
+
+
+def test_what_removes_late_launches_is_predicted_though_there_is_no_verdict() -> None:
+    synthetic = synthesize(JOB, (SlowDataLoading(300 * MS),), seed=5)
+    document = analyze(synthetic.trace).document
+
+    assert not document["fidelity"]["verdict"]
+    (fix,) = document["recommendations"]
+    healthy_s = np.mean(synthetic.truth.healthy_step_times_s)
+    assert fix["predicted_step_time"] == pytest.approx(healthy_s, rel=0.03)
+    now_s = fix["predicted_step_time"] / (1 - fix["predicted_gain"])
+    assert now_s == pytest.approx(np.mean(document["step_times"]["recorded"]), rel=0.03)
+
+
+def test_planned_collections_pause_everybody_as_often_as_one_worker_stalls_now() -> None:
+    synthetic = synthesize(JOB, (GarbageCollection(100 * MS, pauses=0.5),), seed=5)
+    document = analyze(synthetic.trace).document
+
+    (cause,) = document["causes"]
+    fix = document["recommendations"][0]
+    assert fix["action"] == "plan_garbage_collection"
+    # half a pause a step on each worker
+    assert fix["title"] == "Collect garbage on all workers at once, every 2 steps"
+    # every stalled forward would take its usual time, but each second step pauses
+    longest_s = cause["figure"]["longest_s"]
+    assert longest_s > 0.1
+    healthy_s = np.mean(synthetic.truth.healthy_step_times_s)
+    assert fix["predicted_step_time"] == pytest.approx(healthy_s + longest_s / 2, rel=0.03)
+    assert "as often as a worker stalls now" in fix["detail"]
+
+
+def test_each_cause_of_a_mixture_has_its_fix() -> None:
+    both = (StageImbalance(), SlowLink((2, 1), 30.0))
+    document = analyze(synthesize(JOB, both, seed=5).trace).document
+
+    fixes = document["recommendations"]
+    assert {fix["action"] for fix in fixes} == {"even_stages", "repair_link"}
+    assert fixes == sorted(fixes, key=lambda fix: -fix["predicted_gain"])

@@ -1,0 +1,48 @@
+"""A change to a session, and what it is predicted to bring."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+NAMED: Final = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Fix:
+    """A change, and the mean step time with it.
+
+    Parameters
+    ----------
+    action, title, detail : str
+        A code, and what it is in words.
+    step_time_s : float
+        Today's step time less what the replay with the change saves.
+    gain : float
+        The share of today's step time that it saves.
+    """
+
+    action: str
+    title: str
+    detail: str
+    step_time_s: float
+    gain: float
+
+    def as_document(self) -> dict[str, Any]:
+        """Return JSON types."""
+        return {
+            "action": self.action,
+            "title": self.title,
+            "predicted_step_time": self.step_time_s,
+            "predicted_gain": self.gain,
+            "detail": self.detail,
+        }
+
+
+def named(what: str, names: Sequence[str]) -> str:
+    """Name one or several things: ``worker (1, 2)``, ``workers (1, 2), (3, 0) and 4 more``."""
+    listed = ", ".join(names[:NAMED])
+    more = len(names) - NAMED
+    label = f"{what} {listed}" if len(names) == 1 else f"{what}s {listed}"
+    return f"{label} and {more} more" if more > 0 else label
