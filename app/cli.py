@@ -112,7 +112,8 @@ def analyze(
     """Analyze a trace on this machine, without any server.
 
     With --fix, --keep or --scale, answer that question instead. A selection is one or more of
-    op=, step=, stage=, dp= and worker=DP:STAGE, separated by commas; several values by |.
+    op=, step=, stage=, dp= and worker=DP:STAGE, each at most once, separated by commas; several
+    values of one by |.
     """
     if fix or keep or scale:
         from app.cli_what_if import answer_file

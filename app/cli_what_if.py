@@ -7,7 +7,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from app.analysis.whatif.questions import Base, Change, Question, answer, parse_selection
+from app.analysis.whatif.question_reading import parse_factor, parse_selection
+from app.analysis.whatif.questions import Base, Change, Question, answer
 from app.analysis.whatif.session import prepare_replay
 from app.cli_analyze import read_trace
 from app.errors import Fault, InvalidQuestionError
@@ -56,8 +57,8 @@ def _question(fix: Sequence[str], keep: Sequence[str], scale: Sequence[str]) -> 
 
 
 def _scaled(text: str) -> Change:
-    selection, _, factor = text.rpartition("*")
-    if not factor.replace(".", "", 1).isdecimal():
-        message = f"{text!r} has no factor: op=grads-sync*0.5"
+    selection, star, factor = text.rpartition("*")
+    if not star:
+        message = f"{text!r} has no factor, such as {text}*0.5"
         raise InvalidQuestionError(message, faults=(Fault("scale", message, column=text),))
-    return Change(parse_selection(selection), Base.RECORDED, float(factor))
+    return Change(parse_selection(selection), Base.RECORDED, parse_factor(factor))

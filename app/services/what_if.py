@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from threading import BoundedSemaphore
 from typing import Any, Final
 
-from app.analysis.whatif.questions import answer, parse_question
+from app.analysis.whatif.question_reading import parse_question
+from app.analysis.whatif.questions import answer
 from app.analysis.whatif.session import prepare_replay
 from app.db.models import Session
 from app.errors import BusyError, ConflictError, NotFoundError

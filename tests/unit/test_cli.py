@@ -82,6 +82,24 @@ def test_a_question_that_cannot_be_asked_fails_with_its_code(files: SyntheticFil
         assert "[what_if.invalid]" in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("option", "value", "message"),
+    [
+        ("--fix", "stage=1,stage=2", "has stage= twice"),
+        ("--fix", "worker=0", "'worker=0' does not name a worker as DP:STAGE"),
+        ("--fix", "op=separate-grads-all-reduce", "no separate-grads-all-reduce in its replay"),
+        ("--scale", "op=gc", "'op=gc' has no factor, such as op=gc*0.5"),
+        ("--scale", "stage=0*" + "9" * 400, "is no factor: a number from 0 to 1000"),
+    ],
+)
+def test_the_refusal_of_a_question_says_what_is_wrong(
+    files: SyntheticFiles, option: str, value: str, message: str
+) -> None:
+    done = paceline("analyze", files.trace, "--meta", files.meta, option, value)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert message in done.stderr.splitlines()[0]
+
+
 def test_rubbish_fails_with_code_and_position(files: SyntheticFiles, tmp_path: Path) -> None:
     rubbish = tmp_path / "trace.parquet"
     rubbish.write_bytes(b"not a trace")

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from enum import StrEnum
+from itertools import islice
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from app.analysis.trace import model as ops
-from app.analysis.whatif.layout import FloatArray
-from app.analysis.whatif.metrics import MERGED_TYPES
+from app.analysis.whatif.layout import MAX_NAMED_FAULTS, FloatArray
+from app.analysis.whatif.metrics import MERGED_TYPES, present_types
 from app.analysis.whatif.session import Group, Replayed
 from app.analysis.whatif.variants import Replacement
 from app.errors import Fault, InvalidQuestionError
@@ -41,7 +41,10 @@ class Base(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """Operations that meet every condition given; an empty tuple is no condition."""
+    """Operations that meet every condition given; an empty tuple is no condition.
+
+    `op_types` are keys of `TYPE_NAMES`.
+    """
 
     op_types: tuple[str, ...] = ()
     steps: tuple[int, ...] = ()
@@ -97,8 +100,8 @@ def answer(replayed: Replayed, question: Question) -> Answer:
     Raises
     ------
     InvalidQuestionError
-        A change selects a step, stage, DP rank or worker that the session does not have, or
-        nothing at all.
+        A change selects a type, step, stage, DP rank or worker that the session does not have,
+        or nothing at all.
     """
     _check(replayed, question)
     simulated = replayed.over_steps(
@@ -113,169 +116,41 @@ def answer(replayed: Replayed, question: Question) -> Answer:
     return Answer(replayed.steps, simulated * NS, ideal * NS, changed * NS)
 
 
-def parse_question(document: Mapping[str, Any]) -> Question:
-    """Read a question from JSON types.
-
-    ``{"base": "recorded", "changes": [{"select": {"op_types": [], "steps": [], "stages": [],
-    "dp_ranks": [], "workers": [[0, 0]]}, "duration": "ideal", "scale": 1.0}]}``
-
-    Raises
-    ------
-    InvalidQuestionError
-        With every fault and its path.
-    """
-    faults: list[Fault] = []
-    base = _one_of(document.get("base", "recorded"), "base", faults)
-    changes = document.get("changes", [])
-    if not isinstance(changes, list) or not changes:
-        faults.append(Fault("no_changes", "There has to be a list of changes", column="changes"))
-        changes = []
-    parsed = [_change(entry, f"changes[{i}]", faults) for i, entry in enumerate(changes)]
-    unknown = set(document) - {"base", "changes"}
-    faults += [Fault("unknown_key", f"There is no {key!r}", column=key) for key in sorted(unknown)]
-    if faults:
-        raise InvalidQuestionError(faults[0].message, faults=tuple(faults))
-    return Question(base, tuple(parsed))
-
-
-def parse_selection(text: str) -> Selection:
-    """Read a selection as the command line writes it: ``stage=3,op=forward-compute|optimizer``.
-
-    Keys are ``op``, ``step``, ``stage``, ``dp`` and ``worker`` (``DP:STAGE``); several values of a
-    key are separated by ``|``.
-
-    Raises
-    ------
-    InvalidQuestionError
-        With the part that cannot be read.
-    """
-    readers: dict[str, tuple[str, Callable[[str], Any]]] = {
-        "op": ("op_types", str),
-        "step": ("steps", int),
-        "stage": ("stages", int),
-        "dp": ("dp_ranks", int),
-        "worker": ("workers", lambda value: [int(part) for part in value.split(":")]),
-    }
-    document: dict[str, list[Any]] = {}
-    for part in text.split(","):
-        key, _, values = part.partition("=")
-        name, read = readers.get(key.strip(), ("", str))
-        try:
-            document[name] = [read(value.strip()) for value in values.split("|")]
-        except ValueError:
-            name = ""
-        if not name or not values:
-            message = f"{part!r} is not one of op=, step=, stage=, dp=, worker=DP:STAGE"
-            raise InvalidQuestionError(message, faults=(Fault("selection", message, column=part),))
-    faults: list[Fault] = []
-    selection = _selection(document, text, faults)
-    if faults:
-        raise InvalidQuestionError(faults[0].message, faults=tuple(faults))
-    return selection
-
-
-def _change(entry: object, path: str, faults: list[Fault]) -> Change:
-    if not isinstance(entry, dict):
-        faults.append(Fault("type", f"{path} has to be an object", column=path))
-        return Change(Selection(), Base.IDEAL)
-    unknown = set(entry) - {"select", "duration", "scale"}
-    faults += [
-        Fault("unknown_key", f"There is no {key!r}", column=f"{path}.{key}")
-        for key in sorted(map(str, unknown))
-    ]
-    select = entry.get("select", {})
-    if not isinstance(select, dict):
-        faults.append(Fault("type", f"{path}.select has to be an object", column=f"{path}.select"))
-        select = {}
-    scale = entry.get("scale", 1.0)
-    if isinstance(scale, bool) or not isinstance(scale, int | float) or not 0 <= scale < math.inf:
-        message = f"{path}.scale has to be a number of 0 or more"
-        faults.append(Fault("scale", message, column=f"{path}.scale"))
-        scale = 1.0
-    return Change(
-        _selection(select, f"{path}.select", faults),
-        _one_of(entry.get("duration", "ideal"), f"{path}.duration", faults),
-        float(scale),
-    )
-
-
-def _one_of(value: object, path: str, faults: list[Fault]) -> Base:
-    if value in set(Base):
-        return Base(str(value))
-    faults.append(Fault("choice", f"{path} has to be recorded or ideal", column=path))
-    return Base.RECORDED
-
-
-@dataclass(slots=True)
-class _Reader:
-    """Reads the lists of a selection, collecting what is wrong with them."""
-
-    document: Mapping[str, Any]
-    path: str
-    faults: list[Fault] = field(default_factory=list)
-
-    def entries(self, key: str, fits: Callable[[Any], bool], what: str) -> list[Any]:
-        values = self.document.get(key, [])
-        if isinstance(values, list) and all(fits(value) for value in values):
-            return values
-        message = f"{self.path}.{key} has to be a list of {what}"
-        self.faults.append(Fault("type", message, column=f"{self.path}.{key}"))
-        return []
-
-
-def _is_count(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
-
-
-def _selection(document: Mapping[str, Any], path: str, faults: list[Fault]) -> Selection:
-    reader = _Reader(document, path, faults)
-    known = {"op_types", "steps", "stages", "dp_ranks", "workers"}
-    faults += [
-        Fault("unknown_key", f"There is no {key!r}", column=f"{path}.{key}")
-        for key in sorted(set(map(str, document)) - known)
-    ]
-    names = reader.entries(
-        "op_types", lambda v: isinstance(v, str) and v in TYPE_NAMES, f"{', '.join(TYPE_NAMES)}"
-    )
-    workers = reader.entries(
-        "workers",
-        lambda v: isinstance(v, list) and len(v) == 2 and all(map(_is_count, v)),  # noqa: PLR2004
-        "[DP rank, stage]",
-    )
-    return Selection(
-        op_types=tuple(name for given in names for name in TYPE_NAMES[given]),
-        steps=tuple(reader.entries("steps", _is_count, "steps")),
-        stages=tuple(reader.entries("stages", _is_count, "stages")),
-        dp_ranks=tuple(reader.entries("dp_ranks", _is_count, "DP ranks")),
-        workers=tuple((dp, pp) for dp, pp in workers),
-    )
-
-
 def _check(replayed: Replayed, question: Question) -> None:
     """Refuse what the session does not have."""
-    layout = replayed.layout
-    steps = set(replayed.steps.tolist())
-    faults = []
-    for i, change in enumerate(question.changes):
-        select, path = change.select, f"changes[{i}].select"
-        if select == Selection():
-            faults.append(Fault("selects_all", "A change has to select something", column=path))
-        absent = [
-            *(("steps", f"step {s}") for s in select.steps if s not in steps),
-            *(("stages", f"stage {s}") for s in select.stages if s >= layout.pp),
-            *(("dp_ranks", f"DP rank {d}") for d in select.dp_ranks if d >= layout.dp),
-            *(
-                ("workers", f"worker ({dp}, {pp})")
-                for dp, pp in select.workers
-                if dp >= layout.dp or pp >= layout.pp
-            ),
-        ]
-        faults += [
-            Fault("absent", f"The session has no {what}", column=f"{path}.{key}")
-            for key, what in absent
-        ]
+    faults = tuple(islice(_faults(replayed, question), MAX_NAMED_FAULTS))
     if faults:
-        raise InvalidQuestionError(faults[0].message, faults=tuple(faults[:10]))
+        raise InvalidQuestionError(faults[0].message, faults=faults)
+
+
+def _faults(replayed: Replayed, question: Question) -> Iterator[Fault]:
+    for i, change in enumerate(question.changes):
+        path = f"changes[{i}].select"
+        if change.select == Selection():
+            yield Fault("selects_all", "A change has to select something", column=path)
+        for key, message in _absent(replayed, change.select):
+            yield Fault("absent", message, column=f"{path}.{key}")
+
+
+def _absent(replayed: Replayed, select: Selection) -> Iterator[tuple[str, str]]:
+    """Yield the key of each value that the session does not have, and a sentence."""
+    dp, pp = replayed.layout.dp, replayed.layout.pp
+    steps, types = set(replayed.steps.tolist()), set(present_types(replayed))
+
+    def is_replayed(name: str) -> bool:
+        return not types.isdisjoint(TYPE_NAMES[name])
+
+    conditions: tuple[tuple[str, Sequence[Any], Callable[[Any], bool], str], ...] = (
+        ("op_types", select.op_types, is_replayed, "{} in its replay"),
+        ("steps", select.steps, lambda step: step in steps, "step {}"),
+        ("stages", select.stages, lambda stage: stage < pp, "stage {}"),
+        ("dp_ranks", select.dp_ranks, lambda rank: rank < dp, "DP rank {}"),
+        ("workers", select.workers, lambda cell: cell[0] < dp and cell[1] < pp, "worker {}"),
+    )
+    for key, values, is_there, what in conditions:
+        for value in values:
+            if not is_there(value):
+                yield key, f"The session has no {what.format(value)}"
 
 
 def _in_question(group: Group, question: Question) -> Replacement:
@@ -309,8 +184,10 @@ def _in_question(group: Group, question: Question) -> Replacement:
 def _mask(group: Group, select: Selection) -> tuple[Sequence[bool], NDArray[np.bool_]]:
     """Return which nodes a selection may hold, and where: shape (steps, dp, pp)."""
     layout = group.layout
-    types = layout.codes(*select.op_types) if select.op_types else range(len(layout.op_names))
-    nodes = np.isin(layout.nodes.op, np.asarray(list(types)))
+    nodes = np.ones(len(layout.nodes), dtype=bool)
+    if select.op_types:
+        names = [name for given in select.op_types for name in TYPE_NAMES[given]]
+        nodes &= np.isin(layout.nodes.op, layout.codes(*names))
     if select.stages:
         nodes &= np.isin(layout.nodes.pp, select.stages)
     steps = (

@@ -46,6 +46,31 @@ def test_faults_of_a_question_are_named(installation: Installation, session: str
     assert answer.json()["faults"][0]["column"] == "changes[0].scale"
 
 
+@pytest.mark.parametrize(
+    ("question", "code", "column"),
+    [
+        ({"base": ["ideal"], **fix(stages=[0])}, "choice", "base"),
+        (
+            {"changes": [{"select": {"stages": [0]}, "duration": {}}]},
+            "choice",
+            "changes[0].duration",
+        ),
+        ({"changes": [{"select": {"stages": [0]}, "scale": 10**400}]}, "scale", "changes[0].scale"),
+        ({"changes": [{"select": {"stages": [0]}, "scale": 1e308}]}, "scale", "changes[0].scale"),
+        ({"changes": fix(stages=[0])["changes"] * 101}, "too_many_changes", "changes"),
+        (fix(op_types=["separate-grads-all-reduce"]), "absent", "changes[0].select.op_types"),
+    ],
+)
+def test_what_cannot_be_asked_is_refused_at_its_place(
+    installation: Installation, session: str, question: dict[str, Any], code: str, column: str
+) -> None:
+    installation.analyze_all()
+    answer = installation.client.post(address(session), json=question)
+    assert (answer.status_code, answer.json()["code"]) == (422, "what_if.invalid")
+    (fault,) = answer.json()["faults"]
+    assert (fault["code"], fault["column"]) == (code, column)
+
+
 def test_a_session_without_a_verdict_cannot_be_asked(
     installation: Installation, session: str
 ) -> None:

@@ -2,7 +2,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from app.analysis.whatif.questions import TYPE_NAMES, parse_question
+from app.analysis.whatif.question_reading import parse_question
+from app.analysis.whatif.questions import TYPE_NAMES
 from app.dashboard.format import seconds
 from app.dashboard.report_view import report_view
 from app.dashboard.what_if_view import what_if_form
