@@ -145,8 +145,11 @@ def _expected(
     for code in range(most.shape[1]):
         if code in pipelined:
             continue
-        for stage in np.flatnonzero(most[:, code].any(axis=0)).tolist():
-            settled = _settle(counts[:, :, code, stage], always=code == _CODE[ops.GC])
+        stages = np.flatnonzero(most[:, code].any(axis=0))
+        sure = _agreed(counts[:, :, code, stages])
+        for stage, sure_steps in zip(stages.tolist(), sure.T, strict=True):
+            kind = counts[:, :, code, stage]
+            settled = _settle(kind, sure_steps, always=code == _CODE[ops.GC])
             if code == weights:
                 full = whole[:, stage]
                 settled = np.where(settled >= (1 - MOST_MISSING) * full, full, settled)
@@ -167,23 +170,42 @@ def _transfers(
     return per_stage
 
 
-def _settle(counts: Counts, *, always: bool) -> Counts:
+def _agreed(counts: Counts) -> NDArray[np.bool_]:
+    """Return where nothing seems lost of one type, shape (steps, stages).
+
+    DP ranks run the same. Where there is but one, stages vouch for it: a step that runs less does
+    so on all of them, and a loss is on one.
+
+    Parameters
+    ----------
+    counts : int32 array, shape (steps, dp, stages)
+    """
+    if counts.shape[1] > 1:
+        return np.asarray((counts == counts[:, :1]).all(axis=1))
+    less = (counts < counts.max(axis=0))[:, 0]
+    together = less.all(axis=1) | ~less.any(axis=1)
+    return np.broadcast_to(together[:, None], less.shape)
+
+
+def _settle(counts: Counts, sure: NDArray[np.bool_], *, always: bool) -> Counts:
     """Return what the steps ran of one kind, given what the lanes recorded, shape (steps, dp).
 
     Parameters
     ----------
+    counts : int32 array, shape (steps, dp)
+    sure : bool array, shape (steps,)
+        Steps in which nothing seems lost of the type.
     always : bool
         Every step is taken to have run as many as the one with most.
     """
     most: Counts = counts.max(axis=1)
     if always:
         return np.broadcast_to(most.max(), most.shape)
-    alike = (counts == most[:, None]).all(axis=1)
     enough = max(STEPS_OF_SHAPE, SHARE_OF_SHAPE * len(most))
-    values, frequency = np.unique(most[alike], return_counts=True)
+    values, frequency = np.unique(most[sure], return_counts=True)
     accepted = set(values[frequency >= enough].tolist())
     top = int(most.max())
-    if int((counts == top).sum()) > 1 or alike[most == top].any():
+    if int((counts == top).sum()) > 1 or sure[most == top].any():
         accepted.add(top)
     known = np.array(sorted(accepted), dtype=np.int32)
     if not len(known):

@@ -12,6 +12,7 @@ from app.analysis.whatif.arrange import lay_out
 from app.analysis.whatif.session import Replayed, prepare_replay
 from app.errors import UnanalyzableError
 from tests.factories import joined, select, session
+from tests.lossy import losing
 from tests.schedules import Job, executed
 
 
@@ -63,11 +64,22 @@ def test_steps_launched_in_another_order_are_groups_of_their_own() -> None:
     assert simulated(replayed) == times
 
 
-def test_a_type_that_only_some_steps_run_makes_shapes() -> None:
-    job = Job(pp=2)
+@pytest.mark.parametrize("dp", [1, 2])
+def test_a_type_that_only_some_steps_run_makes_shapes(dp: int) -> None:
+    job = Job(dp=dp, pp=2)
     rare = dataclasses.replace(job, types=job.types - {"embedding-grads-all-reduce"})
     trace, times = mixed((job, 4), (rare, 4))
     assert simulated(prepare_replay(trace)) == times
+
+
+@pytest.mark.parametrize("seed", [13, 19, 20, 26])
+def test_losses_of_a_single_dp_rank_make_no_shapes(seed: int) -> None:
+    job = Job("interleaved", dp=1, pp=3, vpp=2, microbatches=6)
+    trace, times = executed(job, steps=8, seed=seed)
+    lossy = prepare_replay(losing(trace, 0.05, renumbered=True, seed=seed))
+    assert len(lossy.groups) == 1
+    assert all("operations are missing" in step.reason for step in lossy.dropped)
+    assert simulated(lossy) == pytest.approx([times[step] for step in lossy.steps], rel=0.05)
 
 
 def test_ideal_durations_are_pooled_over_groups() -> None:
