@@ -116,6 +116,8 @@ def analyze(
     values of one by |.
     """
     if fix or keep or scale:
+        if timeline is not None:
+            raise typer.BadParameter("--timeline writes a step of the report, not of a question")
         from app.cli_what_if import answer_file
 
         answer_file(trace, meta, fix or [], keep or [], scale or [], as_json=json)

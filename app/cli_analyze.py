@@ -18,6 +18,7 @@ from app.analysis.trace.decode import decode
 from app.analysis.trace.limits import Limits
 from app.analysis.trace.metadata import load_metadata
 from app.analysis.trace.model import Trace
+from app.cli_files import read_metadata_text, reading, writing
 
 # The dashboard's fixed scale, 1.0 to 1.5 and above in steps of 0.05: pale to dark.
 SCALE: Final = (
@@ -39,7 +40,7 @@ def analyze_file(
     Raises
     ------
     PacelineError
-        The file is no trace, or no verdict can come from it.
+        The file is no trace, no verdict can come from it, or the timeline cannot be written.
     """
     trace = read_trace(path, meta_path)
     document = analyze(trace).document
@@ -53,9 +54,16 @@ def analyze_file(
 
 
 def read_trace(path: Path, meta_path: Path | None) -> Trace:
-    """Read a trace file and its metadata, which an NDJSON trace may hold itself."""
-    meta = None if meta_path is None else load_metadata(meta_path.read_text(encoding="utf-8"))
-    return decode(path, meta, limits=Limits()).trace
+    """Read a trace file and its metadata, which an NDJSON trace may hold itself.
+
+    Raises
+    ------
+    PacelineError
+        A file cannot be read, or is not what it should be.
+    """
+    meta = None if meta_path is None else load_metadata(read_metadata_text(meta_path))
+    with reading(path):
+        return decode(path, meta, limits=Limits()).trace
 
 
 def show(document: dict[str, Any], console: Console) -> None:
@@ -164,6 +172,6 @@ def _write_timeline(trace: Trace, document: dict[str, Any], path: Path) -> None:
         if str(ranks[dp][pp]) in document["hosts"]
     }
     events = perfetto(step_timeline(trace, step), hosts)
-    with gzip.open(path, "wt", encoding="utf-8") as file:
+    with writing(path), gzip.open(path, "wt", encoding="utf-8") as file:
         json.dump(events, file)
     sys.stderr.write(f"Step {step} written to {path}; open it at ui.perfetto.dev\n")

@@ -20,6 +20,7 @@ from app.analysis.synthesis.synthesize import SyntheticSession
 from app.analysis.trace.encode import to_ndjson_gz, to_parquet
 from app.analysis.trace.metadata import metadata_document
 from app.analysis.trace.model import Trace
+from app.cli_files import writing
 from app.errors import NotFoundError
 
 
@@ -50,7 +51,7 @@ def write_scenario(
     ------
     NotFoundError
         There is no scenario of this name.
-    OSError
+    FileError
         The directory cannot be written to.
     """
     scenario = SCENARIOS.get(name)
@@ -72,7 +73,7 @@ def write_fleet(
 
     Raises
     ------
-    OSError
+    FileError
         The directory cannot be written to.
     """
     listed = []
@@ -89,7 +90,8 @@ def write_fleet(
             }
         )
     fleet = {"schema": "paceline.fleet/1", "seed": seed, "jobs": listed}
-    (out_dir / "fleet.json").write_text(json.dumps(fleet, indent=2) + "\n", encoding="utf-8")
+    with writing(out_dir):
+        (out_dir / "fleet.json").write_text(json.dumps(fleet, indent=2) + "\n", encoding="utf-8")
 
 
 def _ndjson_zstd(trace: Trace) -> bytes:
@@ -108,12 +110,13 @@ _FORMATS: Final[Mapping[TraceFormat, tuple[str, Callable[[Trace], bytes]]]] = {
 def _write(
     session: SyntheticSession, out_dir: Path, trace_format: TraceFormat, about: dict[str, Any]
 ) -> SyntheticFiles:
-    out_dir.mkdir(parents=True, exist_ok=True)
     trace_name, encode = _FORMATS[trace_format]
     files = SyntheticFiles(out_dir / trace_name, out_dir / "meta.yaml", out_dir / "truth.json")
-    files.trace.write_bytes(encode(session.trace))
-    document = metadata_document(session.trace.meta)
-    files.meta.write_text(yaml.safe_dump(document, sort_keys=False), encoding="utf-8")
-    truth = {**about, **session.truth.document()}
-    files.truth.write_text(json.dumps(truth, indent=2) + "\n", encoding="utf-8")
+    meta = yaml.safe_dump(metadata_document(session.trace.meta), sort_keys=False)
+    truth = json.dumps({**about, **session.truth.document()}, indent=2)
+    with writing(out_dir):
+        out_dir.mkdir(parents=True, exist_ok=True)
+        files.trace.write_bytes(encode(session.trace))
+        files.meta.write_text(meta, encoding="utf-8")
+        files.truth.write_text(truth + "\n", encoding="utf-8")
     return files

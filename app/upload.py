@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
 from app.analysis.trace.metadata import load_metadata
+from app.cli_files import read_metadata_text
 from app.errors import Fault, InvalidMetadataError, PacelineError
 
 if TYPE_CHECKING:
@@ -79,12 +80,14 @@ def upload(path: Path, meta: Path | None, *, server: str, job: str | None, wait:
 
     Raises
     ------
+    FileError
+        If the file of the metadata cannot be read.
     InvalidMetadataError
-        If the metadata cannot be read, or there is no name for the job.
+        If the metadata cannot be understood, or there is no name for the job.
     UploadError
         With the server's code and faults.
     """
-    text = None if meta is None else meta.read_text(encoding="utf-8")
+    text = None if meta is None else read_metadata_text(meta)
     name = job or _trial_name(None if text is None else load_metadata(text))
     console = Console(stderr=True)
     with httpx.Client(

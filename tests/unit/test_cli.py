@@ -12,6 +12,9 @@ import pytest
 
 from app.synth_files import SyntheticFiles, write_scenario
 
+# It can be opened, and nothing is mapped where reading begins.
+UNREADABLE = Path("/proc/self/mem")
+
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> SyntheticFiles:
@@ -113,7 +116,40 @@ def test_rubbish_fails_with_code_and_position(files: SyntheticFiles, tmp_path: P
     assert "Traceback" not in done.stderr
 
 
+def test_files_that_cannot_be_used_are_refused_in_a_line(
+    files: SyntheticFiles, tmp_path: Path
+) -> None:
+    binary = tmp_path / "meta.yaml"
+    binary.write_bytes(b"dp: 8\npp: 8\ntrial_name: caf\xe9\n")
+    given = ("analyze", files.trace, "--meta")
+    nowhere = tmp_path / "nowhere" / "step.json.gz"
+    for arguments, code, detail in (
+        ((*given, binary), "metadata.malformed", "line 3"),
+        (("upload", files.trace, "--meta", binary), "metadata.malformed", "line 3"),
+        ((*given, files.meta, "--timeline", nowhere), "file.not_writable", str(nowhere)),
+        (("synth", "healthy", "--out", "/dev/null"), "file.not_writable", "/dev/null cannot be"),
+        (("synth", "--fleet", "1", "--out", "/dev/null"), "file.not_writable", "/dev/null/"),
+    ):
+        done = paceline(*arguments)
+        assert (done.returncode, done.stdout) == (1, "")
+        assert f"[{code}]" in done.stderr.splitlines()[0]
+        assert detail in done.stderr
+        assert "Traceback" not in done.stderr
+
+
+@pytest.mark.skipif(not UNREADABLE.exists(), reason="only Linux has such a file")
+def test_a_trace_that_the_system_does_not_let_read_is_refused() -> None:
+    done = paceline("analyze", UNREADABLE)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "/proc/self/mem cannot be read: Input/output error [file.not_readable]" in done.stderr
+
+
 def test_wrong_use_has_an_exit_code_of_its_own(files: SyntheticFiles) -> None:
+    timeline = paceline(
+        "analyze", files.trace, "--meta", files.meta, "--fix", "stage=0", "--timeline", "x.json.gz"
+    )
+    assert (timeline.returncode, timeline.stdout) == (2, "")
+    assert "--timeline" in timeline.stderr
     assert paceline("analyze", "nowhere.parquet").returncode == 2
     assert paceline("analyze", files.trace, "--no-such-option").returncode == 2
     assert paceline("no-such-command").returncode == 2
