@@ -123,10 +123,12 @@ format: install-dev ## Format, and repair what can be repaired
 bench: install-dev ## Measure speed and memory side by side with plain decoding and plain storing
 	@$(BIN)/python -m benchmarks.run $(ARGS)
 
-SEED ?= 1
+# Without SEED each takes its own default.
+OPTIONAL_SEED = $(if $(SEED),--seed $(SEED))
+
 JOBS ?= 1000
 score: install-dev ## Score the diagnosis on synthetic jobs: make score SEED=n JOBS=m
-	@$(BIN)/python -m benchmarks.score --seed $(SEED) --jobs $(JOBS)
+	@$(BIN)/python -m benchmarks.score $(OPTIONAL_SEED) --jobs $(JOBS)
 
 CASES ?= 100000
 fuzz: install-dev ## Damage many traces, as every night: make fuzz CASES=n
@@ -134,7 +136,7 @@ fuzz: install-dev ## Damage many traces, as every night: make fuzz CASES=n
 
 INCIDENTS ?= 10000
 soak: install-dev ## Alerts under failing channels and killed workers: make soak INCIDENTS=n
-	@$(BIN)/python -m benchmarks.soak --incidents $(INCIDENTS) --seed $(SEED)
+	@$(BIN)/python -m benchmarks.soak --incidents $(INCIDENTS) $(OPTIONAL_SEED)
 
 fidelity: install-dev ## Hold estimates against true slowdowns; writes docs/fidelity.md and its plots
 	@$(BIN)/python -m benchmarks.fidelity $(ARGS)

@@ -163,6 +163,9 @@ def lines(results: Sequence[Scored]) -> Iterator[str]:
         f"{len(results)} jobs: {len(slow)} slow ones with one cause, {len(mixtures)} with two, "
         f"{len(healthy)} healthy; {len(mild)} with a cause that slows them below {STRAGGLING}"
     )
+    tuned = sum(s.seed < HELD_OUT for s in results)
+    if tuned:
+        yield f"{tuned} of them are of seeds below {HELD_OUT:,}, on which the rules were made"
     yield ""
     columns = [*CAUSES, UNKNOWN, NONE]
     yield f"{'true, named →':<12}" + "".join(f"{_SHORT[c]:>9}" for c in columns) + f"{'F1':>9}"
