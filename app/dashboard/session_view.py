@@ -247,8 +247,17 @@ def _no_verdict(view: SessionView, document: Document) -> _Body:
             "a cause is known" if document["causes"] else "no cause is named",
         ),
         facts=facts,
-        why="Recorded times, launch delays and coverage are shown below. S, the map and fixes are "
-        "not: they would rest on a replay that is off.",
+        why=_why_no_more(document),
+    )
+
+
+def _why_no_more(document: Document) -> str:
+    fixable = bool(document["recommendations"])
+    shown = "the cause and its fix, " if fixable else ""
+    off = "S and the map" if fixable else "S, the map and fixes"
+    return (
+        f"Recorded times, {shown}launch delays and coverage are shown below. {off} are not: they "
+        "would rest on a replay that is off."
     )
 
 

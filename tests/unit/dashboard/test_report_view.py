@@ -82,6 +82,19 @@ def test_fixes_share_one_axis_with_the_ideal(slow_worker: dict[str, Any]) -> Non
     assert fixes.saves.endswith("GPU-hours each hour")
 
 
+def test_without_a_verdict_the_fix_of_the_cause_starts_from_the_late_step(
+    distrusted: dict[str, Any],
+) -> None:
+    view = report_view(distrusted)
+    now, fix = view.fixes.rows
+    assert not view.verdict
+    assert view.fixes.title.startswith("Best fix: load batches ahead")
+    recorded = distrusted["step_times"]["recorded"]
+    assert float(now.text.split()[0]) == pytest.approx(sum(recorded) / len(recorded), rel=0.03)
+    assert now.share == pytest.approx(100)
+    assert fix.strong
+
+
 def test_without_a_fix_the_page_says_why(healthy: dict[str, Any]) -> None:
     healthy["recommendations"] = []
     fixes = report_view(healthy).fixes
