@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from app.analysis.synthesis.random_jobs import random_job
@@ -173,6 +173,7 @@ def test_without_overhead_everything_starts_when_something_of_its_worker_ends(
         assert np.isin(trace.start_ns[own], np.append(ends(trace)[own], begin)).all()
 
 
+@example(random_job(9420))
 @given(sessions)
 @settings(max_examples=40, deadline=None)
 def test_true_step_times_are_those_of_the_trace(session: SyntheticSession) -> None:
@@ -184,9 +185,10 @@ def test_true_step_times_are_those_of_the_trace(session: SyntheticSession) -> No
     ]
 
     assert recorded == list(session.truth.step_times_s)
-    # Injections only ever add work, except that sequence lengths are spread around their mean.
+    # Injections only ever add work, except that sequence lengths are spread around their mean; work
+    # that is put off may also meet fewer transfers that it competes with.
     if "sequence_length_imbalance" not in session.truth.causes:
-        assert session.truth.slowdown >= 1 - 1e-12
+        assert session.truth.slowdown >= 1 - session.job.costs.contention
 
 
 def test_random_jobs_cover_what_a_replay_has_to_cope_with() -> None:
