@@ -221,11 +221,11 @@ def synth(
     ] = "parquet",
 ) -> None:
     """Write synthetic traces, their metadata and their ground truth."""
-    from app.analysis.synthesis.scenarios import SCENARIOS
+    from app.analysis.synthesis.scenarios import ALL_SCENARIOS
     from app.synth_files import TraceFormat, write_fleet, write_scenario
 
     if scenario == "list":
-        for known in SCENARIOS.values():
+        for known in ALL_SCENARIOS.values():
             typer.echo(f"{known.name:<24}{known.summary}")
         return
     if (scenario is None) == (fleet is None):

@@ -15,7 +15,7 @@ import zstandard
 
 from app.analysis.synthesis.fleet import plan_fleet
 from app.analysis.synthesis.published import to_published_parquet
-from app.analysis.synthesis.scenarios import SCENARIOS
+from app.analysis.synthesis.scenarios import ALL_SCENARIOS
 from app.analysis.synthesis.synthesize import SyntheticSession
 from app.analysis.trace.encode import to_ndjson_gz, to_parquet
 from app.analysis.trace.metadata import metadata_document
@@ -54,9 +54,10 @@ def write_scenario(
     FileError
         The directory cannot be written to.
     """
-    scenario = SCENARIOS.get(name)
+    scenario = ALL_SCENARIOS.get(name)
     if scenario is None:
-        raise NotFoundError(f"there is no scenario {name!r}; there are {', '.join(SCENARIOS)}")
+        names = ", ".join(ALL_SCENARIOS)
+        raise NotFoundError(f"there is no scenario {name!r}; there are {names}")
     session = scenario.synthesize(seed)
     return _write(session, out_dir, trace_format, {"scenario": name, "seed": seed})
 

@@ -8,6 +8,7 @@ from typing import Final
 
 import pytest
 
+from app.analysis.synthesis.scenarios import ALL_SCENARIOS
 from app.analysis.trace import decode, metadata
 from app.analysis.trace.model import KNOWN_OP_TYPES, OP_TYPE_ALIASES
 from app.api.problems import PROBLEMS
@@ -83,6 +84,12 @@ def test_every_name_of_an_operation_type_is_on_the_page_of_the_format() -> None:
 
     for name in (*KNOWN_OP_TYPES, *OP_TYPE_ALIASES):
         assert f"`{name}`" in page, name
+
+
+def test_every_synthetic_scenario_is_on_the_page_of_the_format() -> None:
+    page = (DOCS / "trace-format.md").read_text()
+
+    assert [name for name in ALL_SCENARIOS if f"`{name}`" not in page] == []
 
 
 def test_links_between_the_pages_lead_somewhere() -> None:

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from app.analysis.synthesis.scenarios import SCENARIOS
+from app.analysis.synthesis.scenarios import ALL_SCENARIOS, SCENARIOS
 from app.analysis.trace.decode import decode
 from app.analysis.trace.limits import Limits
 from app.analysis.trace.metadata import load_metadata
@@ -127,5 +127,7 @@ def test_the_command_writes_a_scenario_or_a_fleet_but_not_both(tmp_path: Path) -
     many = ["synth", "--fleet", "2", "--out", str(tmp_path / "many"), "--format", "ndjson"]
     assert runner.invoke(app, many).exit_code == 0
     assert len(list((tmp_path / "many").glob("*/trace.ndjson.gz"))) == 2
+    listed = runner.invoke(app, ["synth", "list"]).output
+    assert [line.split()[0] for line in listed.splitlines()] == list(ALL_SCENARIOS)
     for wrong in (["synth"], ["synth", "healthy", "--fleet", "2"], [*many[:-1], "csv"]):
         assert runner.invoke(app, wrong).exit_code == 2

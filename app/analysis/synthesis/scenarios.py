@@ -253,4 +253,51 @@ _SCENARIOS: Final = (
     ),
 )
 
+_RECORDINGS: Final = (
+    Scenario(
+        name="skewed-clocks",
+        summary="A slow worker on hosts whose clocks are 20 ms apart and drift.",
+        job=JobModel(
+            sizes=Sizes(dp=8, pp=4, tp=4),
+            microbatches=8,
+            steps=24,
+            costs=CostModel(forward_ns=60 * _MS, backward_ns=125 * _MS),
+            profiler=Profiler(clock_skew_ns=20 * _MS, clock_drift_ppm=50.0),
+            name="dense-30b",
+        ),
+        draw=lambda job, rng: (SlowWorker(_inner_worker(job, rng), factor=1.6),),
+    ),
+    Scenario(
+        name="lossy-recorder",
+        summary="A heavy last stage; the recorder loses one operation in a hundred.",
+        job=JobModel(
+            sizes=Sizes(dp=4, pp=4, tp=4),
+            microbatches=12,
+            steps=20,
+            costs=CostModel(forward_ns=55 * _MS, backward_ns=118 * _MS),
+            profiler=Profiler(lost_share=0.01),
+            name="dense-20b",
+        ),
+        draw=lambda _job, _rng: (StageImbalance(),),
+    ),
+    Scenario(
+        name="warm-up-and-evaluation",
+        summary="A slow worker; the batch size grows at first, and evaluations come in between.",
+        job=JobModel(
+            sizes=Sizes(dp=6, pp=4, tp=4),
+            microbatches=8,
+            steps=18,
+            warm_up_steps=3,
+            evaluation_steps=2,
+            costs=CostModel(forward_ns=58 * _MS, backward_ns=120 * _MS),
+            name="dense-40b",
+        ),
+        draw=lambda job, rng: (SlowWorker(_inner_worker(job, rng), factor=1.6),),
+    ),
+)
+
+# What makes a job slow; the demo shows them all.
 SCENARIOS: Final[Mapping[str, Scenario]] = {scenario.name: scenario for scenario in _SCENARIOS}
+# What makes a session hard to read.
+RECORDINGS: Final[Mapping[str, Scenario]] = {scenario.name: scenario for scenario in _RECORDINGS}
+ALL_SCENARIOS: Final[Mapping[str, Scenario]] = {**SCENARIOS, **RECORDINGS}

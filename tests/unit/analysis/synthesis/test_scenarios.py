@@ -3,7 +3,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from app.analysis.synthesis.scenarios import SCENARIOS
+from app.analysis.report import analyze
+from app.analysis.synthesis.scenarios import ALL_SCENARIOS, RECORDINGS, SCENARIOS
 
 CAUSES = {
     "healthy": (),
@@ -19,32 +20,42 @@ CAUSES = {
     "virtual-stages": ("slow_worker",),
     "mixture": ("stage_imbalance", "sequence_length_imbalance"),
 }
+HARD_TO_READ = {
+    "skewed-clocks": ("slow_worker",),
+    "lossy-recorder": ("stage_imbalance",),
+    "warm-up-and-evaluation": ("slow_worker",),
+}
 OF_A_WORKER = {
     "slow-worker",
     "network",
     "tensor-parallel",
     "memory-fragmentation",
     "virtual-stages",
+    "skewed-clocks",
+    "warm-up-and-evaluation",
 }
+HEAVY_LAST_STAGE = {"stage-imbalance", "mixture", "lossy-recorder"}
 
 
 def test_the_scenarios_are_those_documented() -> None:
     assert list(SCENARIOS) == list(CAUSES)
+    assert list(RECORDINGS) == list(HARD_TO_READ)
+    assert list(ALL_SCENARIOS) == [*CAUSES, *HARD_TO_READ]
 
 
-@pytest.mark.parametrize("name", CAUSES)
+@pytest.mark.parametrize("name", [*CAUSES, *HARD_TO_READ])
 @pytest.mark.parametrize("seed", [1, 2026])
 def test_a_scenario_is_what_it_says(name: str, seed: int) -> None:
-    session = SCENARIOS[name].synthesize(seed)
+    session = ALL_SCENARIOS[name].synthesize(seed)
 
-    assert session.truth.causes == CAUSES[name]
+    assert session.truth.causes == {**CAUSES, **HARD_TO_READ}[name]
     assert len(session.trace) <= 60_000
     if name == "healthy":
         assert session.truth.slowdown == 1.0
     else:
         assert 1.1 < session.truth.slowdown < 2.0
     assert len(session.truth.workers) == (name in OF_A_WORKER)
-    assert session.truth.stage == (3 if name in ("stage-imbalance", "mixture") else None)
+    assert session.truth.stage == (3 if name in HEAVY_LAST_STAGE else None)
 
 
 def test_equal_seeds_give_equal_sessions_and_another_seed_another_worker() -> None:
@@ -58,3 +69,41 @@ def test_sessions_of_one_job_have_the_same_worker_at_fault() -> None:
     one, other = (SCENARIOS["slow-worker"].synthesize(seed, fault_seed=4) for seed in (0, 1))
     assert one.truth.workers == other.truth.workers
     assert not np.array_equal(one.trace.duration_ns, other.trace.duration_ns)
+
+
+@pytest.mark.parametrize("name", HARD_TO_READ)
+def test_the_cause_is_found_in_what_is_hard_to_read(name: str) -> None:
+    session = RECORDINGS[name].synthesize(3)
+    (cause,) = analyze(session.trace).document["causes"]
+    assert cause["cause"] == HARD_TO_READ[name][0]
+    assert cause["where"].get("workers", []) == [list(cell) for cell in session.truth.workers]
+
+
+def test_skewed_clocks_are_apart_and_drift() -> None:
+    session = RECORDINGS["skewed-clocks"].synthesize(3)
+    offsets, rates = session.truth.clock_offset_ns, session.truth.clock_rate_ppm
+    assert set(offsets) == set(rates) == set(session.trace.meta.hosts.values())
+    assert 10e6 < np.std(list(offsets.values())) < 40e6
+    assert 25 < np.std(list(rates.values())) < 100
+    assert not session.trace.step_relative
+    assert analyze(session.trace).document["clocks"]["aligned"]
+
+
+def test_a_lossy_recorder_loses_one_operation_in_a_hundred() -> None:
+    session = RECORDINGS["lossy-recorder"].synthesize(3)
+    lost = session.truth.lost_operations
+    assert lost / (len(session.trace) + lost) == pytest.approx(0.01, abs=0.003)
+    recreated = analyze(session.trace).document["coverage"]["recreated"]["operations"]
+    # what only some steps have is not missed
+    assert 0.95 * lost < recreated <= lost
+
+
+def test_warm_up_and_evaluation_are_left_out_by_name() -> None:
+    session = RECORDINGS["warm-up-and-evaluation"].synthesize(3)
+    truth, dropped = session.truth, analyze(session.trace).document["steps"]["dropped"]
+    reasons = {entry["step"]: entry["reason"].split(":")[0] for entry in dropped}
+    assert reasons == {
+        **dict.fromkeys(truth.warm_up_steps, "warm-up"),
+        **dict.fromkeys(truth.evaluation_steps, "evaluation"),
+    }
+    assert (len(truth.warm_up_steps), len(truth.evaluation_steps)) == (3, 2)
