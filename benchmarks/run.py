@@ -17,6 +17,7 @@ import pyarrow as pa
 
 from benchmarks.analysis import measure_analysis
 from benchmarks.ingest import measure_ingest
+from benchmarks.loops import measure_loops
 from benchmarks.planner import measure_peer, measure_planner, peer_checkout
 from benchmarks.published import measure_published
 from benchmarks.scale import GROWING, LARGEST, measure_scale
@@ -47,6 +48,9 @@ def main() -> None:
         print("\nFrom a Parquet file to the whole report, against decoding the file with pyarrow")
         for trace in traces:
             print(measure_analysis(trace).line(), flush=True)
+        print("\nWhat compiled loops bring where NumPy alone would do")
+        for line in filter(None, map(measure_loops, traces)):
+            print(line, flush=True)
         if arguments.published is not None:
             print("\nAgainst the published analyzer: whole processes, and both in process")
             for line in measure_published(arguments.published, arguments.published_python, traces):
