@@ -8,7 +8,8 @@ from typing import Final
 
 import pytest
 
-from app.analysis.synthesis.scenarios import ALL_SCENARIOS
+from app.analysis.planning.measured import layers_per_stage
+from app.analysis.synthesis.scenarios import ALL_SCENARIOS, SCENARIOS
 from app.analysis.trace import decode, metadata
 from app.analysis.trace.model import KNOWN_OP_TYPES, OP_TYPE_ALIASES
 from app.api.problems import PROBLEMS
@@ -84,6 +85,25 @@ def test_every_name_of_an_operation_type_is_on_the_page_of_the_format() -> None:
 
     for name in (*KNOWN_OP_TYPES, *OP_TYPE_ALIASES):
         assert f"`{name}`" in page, name
+
+
+def test_the_metadata_on_the_page_of_the_format_are_understood() -> None:
+    page = (DOCS / "trace-format.md").read_text()
+    written = re.search(r"```yaml\n(trial_name.*?)```", page, re.DOTALL)
+    assert written
+
+    meta = metadata.load_metadata(written[1])
+    sizes = meta.sizes
+    assert layers_per_stage(dict(meta.extra), sizes.pp) == (20, 20, 20, 20)
+    # as a synthetic session writes them
+    session = SCENARIOS["sequence-lengths"].synthesize(0)
+    for lengths, dp in (
+        (meta.extra["sequence_lengths"], sizes.dp),
+        (session.trace.meta.extra["sequence_lengths"], session.job.sizes.dp),
+    ):
+        lanes = next(iter(lengths.values()))
+        assert len(lanes) == dp
+        assert all(isinstance(s, int) for lane in lanes for microbatch in lane for s in microbatch)
 
 
 def test_every_synthetic_scenario_is_on_the_page_of_the_format() -> None:
