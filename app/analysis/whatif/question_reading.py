@@ -59,7 +59,10 @@ def parse_selection(text: str) -> Selection:
         key, _, values = (piece.strip() for piece in part.partition("="))
         if key not in _KEYS or not values:
             keys = "op=, step=, stage=, dp=, worker=DP:STAGE"
-            _refuse("selection", f"{part!r} is not one of {keys}", part)
+            message = (
+                f"{part!r} is not one of" if part else "A selection is missing, one or more of"
+            )
+            _refuse("selection", f"{message} {keys}", part)
         name, read, what = _KEYS[key]
         if name in found:
             message = f"{text!r} has {key}= twice; several values are separated by |"

@@ -29,7 +29,8 @@ def test_selections_of_the_command_line() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "'' is not one of op=, step=, stage=, dp=, worker=DP:STAGE"),
+        ("", "A selection is missing, one or more of op=, step=, stage=, dp=, worker=DP:STAGE"),
+        ("dp=0,", "A selection is missing, one or more of op="),
         ("stage", "'stage' is not one of op=, step=, stage=, dp=, worker=DP:STAGE"),
         ("stage=", "'stage=' is not one of op=, step=, stage=, dp=, worker=DP:STAGE"),
         ("rank=1", "'rank=1' is not one of op=, step=, stage=, dp=, worker=DP:STAGE"),
