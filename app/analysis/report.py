@@ -203,13 +203,20 @@ def _document(trace: Trace, replayed: Replayed, metrics: Metrics) -> dict[str, A
 
 def _clocks(trace: Trace, replayed: Replayed, metrics: Metrics) -> dict[str, Any]:
     clocks = replayed.clocks
-    largest = float(np.abs(clocks.offsets_ns).max()) / NS_A_SECOND
-    share = largest / float(metrics.recorded_s.mean())
+    step_s = float(metrics.recorded_s.mean())
+    largest_s = float(np.abs(clocks.offsets_ns).max()) / NS_A_SECOND
+    residual_s = float(clocks.residual_ns.max()) / NS_A_SECOND
     warnings = []
-    if share > CLOCK_WARNING:
+    if largest_s > CLOCK_WARNING * step_s:
         warnings.append(
-            f"Clocks are up to {largest * 1e3:.1f} ms apart, {percent(share)} of a step: "
-            "synchronize the hosts"
+            f"Clocks are up to {largest_s * 1e3:.1f} ms apart, {percent(largest_s / step_s)} of a "
+            "step: synchronize the hosts"
+        )
+    if residual_s > CLOCK_WARNING * step_s and not clocks.unconnected:
+        warnings.append(
+            f"Even aligned, ends that belong together are up to {residual_s * 1e3:.1f} ms apart, "
+            f"{percent(residual_s / step_s)} of a step: clocks move between steps, and S may be off"
+            + (". Absolute times would tell by how much" if trace.step_relative else "")
         )
     if clocks.unconnected:
         warnings.append(

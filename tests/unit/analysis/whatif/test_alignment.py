@@ -135,6 +135,16 @@ def test_clocks_far_apart_are_warned_of(job: Trace) -> None:
     assert "synchronize the hosts" in warning
 
 
+def test_clocks_that_move_between_steps_are_warned_of(job: Trace) -> None:
+    # what step-relative times do not tell: each step on another offset
+    rng = np.random.default_rng(5)
+    offsets = rng.normal(0, 40e6, (int(job.step.max()) + 1, job.meta.sizes.world)).astype(np.int64)
+    moving = dataclasses.replace(job, start_ns=job.start_ns + offsets[job.step, job.rank])
+    *_, warning = analyze(moving).document["clocks"]["warnings"]
+    assert "clocks move between steps" in warning
+    assert "Absolute times" in warning
+
+
 COLLECTIVES = ("params-all-gather", "grads-reduce-scatter")
 
 
