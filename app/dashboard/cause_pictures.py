@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, TypeVar
 
 from app.dashboard.format import (
@@ -28,7 +28,6 @@ MOST_ROWS: Final = 10
 _WITH_GAP: Final = 3.0
 _MARK: Final = "var(--mark)"
 _DOT: Final = 2.0
-_DOTS: Final = 240
 _LISTED: Final = 16
 
 
@@ -45,25 +44,42 @@ class Mark:
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """Marks with a caption; `label` says in words what they show, `line` is a height to compare."""
+    """Marks with a caption; `label` says in words what they show, `line` is a height to compare.
+
+    Evidence leads to it by its `id`.
+    """
 
     caption: str
     label: str
     marks: tuple[Mark, ...]
     line: float | None = None
+    id: str = ""
 
 
-def cause_picture(document: Document, cause: Document) -> Picture | None:
-    """Return the picture of a cause; None where there is nothing to draw.
+def cause_pictures(cause: Document) -> tuple[Picture, ...]:
+    """Return the pictures of a cause; none where there is nothing to draw.
 
     Reports of earlier versions have fewer of them.
     """
     figure = cause.get("figure") or {}
-    draw = _PICTURES.get(figure.get("kind", ""))
-    return None if draw is None else draw(figure, document)
+    drawn = (
+        (part, draw(figure))
+        for (kind, part), draw in _PICTURES.items()
+        if kind == figure.get("kind")
+    )
+    return tuple(
+        replace(picture, id=picture_id(cause["cause"], part))
+        for part, picture in drawn
+        if picture is not None
+    )
 
 
-def _worker_steps(figure: Document, _: Document) -> Picture:
+def picture_id(cause: str, part: str) -> str:
+    """Return the id of a part of a cause's picture on its page."""
+    return "-".join(word for word in ("picture", *cause.split("_"), part) if word)
+
+
+def _worker_steps(figure: Document) -> Picture:
     name, ratio = worker(*figure["worker"]), figure["ratio"]
     low, high = times(min(ratio)), times(max(ratio))
     bars, of = _worst(ratio, MOST_BARS)
@@ -75,7 +91,7 @@ def _worker_steps(figure: Document, _: Document) -> Picture:
     )
 
 
-def _stage_load(figure: Document, _: Document) -> Picture:
+def _stage_load(figure: Document) -> Picture:
     relative = figure["relative"]
     bars, of = _worst(relative, MOST_BARS)
     listed = ", ".join(times(value) for value in relative[:_LISTED])
@@ -103,28 +119,62 @@ def _waits(what: str, by_step_s: Sequence[float], *, added: bool = False) -> Pic
     )
 
 
-def _links(figure: Document, _: Document) -> Picture:
-    ends, ratio = figure["ends"], figure["ratio"]
-    worst = max((value, row, dp) for row, line in enumerate(ratio) for dp, value in enumerate(line))
-    rows = [[max(column) for column in zip(*group, strict=True)]
-            for group in _grouped(ratio, MOST_ROWS)]  # fmt: skip
-    matrix = [_worst(row, MOST_BARS)[0] for row in rows]
-    width, height = WIDTH / len(matrix[0]), HEIGHT / len(matrix)
-    between = f"stages {ends[worst[1]][0]} and {ends[worst[1]][1]}"
+def _stalls(figure: Document) -> Picture:
+    return _waits("Stalled forwards", figure["by_step_s"], added=True)
+
+
+def _late_launches(figure: Document) -> Picture:
+    return _waits("Wait before the first operation", figure["by_step_s"])
+
+
+def _held_launches(figure: Document) -> Picture:
+    return _waits("Computations held up", figure["by_step_s"], added=True)
+
+
+def _stalled_workers(figure: Document) -> Picture | None:
+    by_stage = [list(row) for row in zip(*figure.get("by_worker", ()), strict=True)]
+    if not by_stage:
+        return None
+    counts = [number for row in by_stage for number in row]
+    most, stalled = max(counts), sum(number > 0 for number in counts)
     return Picture(
-        caption="Links between stages (rows) of DP ranks (columns): transfers ÷ median, colors as "
-        "in the map",
-        label=f"Matrix of {plural(len(ends), 'link')} of {plural(len(ratio[0]), 'DP rank')}: the "
-        f"slowest, between {between} of DP rank {worst[2]}, takes {times(worst[0])} the median",
-        marks=tuple(
-            _mark(column * width, row * height, width, height - 1, heat_color(value))
-            for row, line in enumerate(matrix)
-            for column, value in enumerate(line)
-        ),
+        caption=f"Stalls by worker, stages (rows) of DP ranks (columns): from 0, pale, to {most}, "
+        "dark",
+        label=f"Matrix of {plural(len(counts), 'worker')}: forwards stall on {stalled} of them, "
+        f"at most {most} on one",
+        marks=_matrix(by_stage, lambda number: heat_color(1 + number / (2 * most))),
     )
 
 
-def _late_ranks(figure: Document, _: Document) -> Picture:
+def _late_dp_ranks(figure: Document) -> Picture | None:
+    by_dp_s = figure.get("by_dp_s")
+    if not by_dp_s:
+        return None
+    bars, of = _worst(by_dp_s, MOST_BARS)
+    slowest = max(range(len(by_dp_s)), key=by_dp_s.__getitem__)
+    return Picture(
+        caption=f"The same by DP rank, mean of the steps, from 0: rank {slowest} up to "
+        f"{seconds(by_dp_s[slowest])}{of}",
+        label=f"Bars of {plural(len(by_dp_s), 'DP rank')}: rank {slowest} waits longest, "
+        f"{seconds(by_dp_s[slowest])}",
+        marks=_bars(bars, base=0.0, color=lambda _: _MARK),
+    )
+
+
+def _links(figure: Document) -> Picture:
+    ends, ratio = figure["ends"], figure["ratio"]
+    worst = max((value, row, dp) for row, line in enumerate(ratio) for dp, value in enumerate(line))
+    slowest = f"between stages {ends[worst[1]][0]} and {ends[worst[1]][1]} of DP rank {worst[2]}"
+    return Picture(
+        caption="Links between stages (rows) of DP ranks (columns): transfers ÷ median, colors as "
+        f"in the map; the slowest, {slowest}: {times(worst[0])}",
+        label=f"Matrix of {plural(len(ends), 'link')} of {plural(len(ratio[0]), 'DP rank')}: the "
+        f"slowest, {slowest}, takes {times(worst[0])} the median",
+        marks=_matrix(ratio, heat_color),
+    )
+
+
+def _late_ranks(figure: Document) -> Picture:
     name, ranks, share = worker(*figure["worker"]), figure["ranks"], figure["share"]
     bars, of = _worst(share, MOST_BARS)
     worst = max(range(len(share)), key=share.__getitem__)
@@ -140,17 +190,27 @@ def _late_ranks(figure: Document, _: Document) -> Picture:
     )
 
 
-def _scatter(_: Document, document: Document) -> Picture | None:
-    sample, r = document["fb_correlation"]["sample"], document["fb_correlation"]["pearson"]
-    every = max(1, -(-len(sample["forward_s"]) // _DOTS))
-    across, up = sample["forward_s"][::every], sample["backward_s"][::every]
-    if r is None or not across:
-        return None
+def _spread(figure: Document) -> Picture:
+    spread = figure["spread"]
+    counts, low, high = spread["counts"], times(spread["from"]), times(spread["to"])
     return Picture(
-        caption=f"Forward (across) against backward (up) of microbatches: r = {r:.2f}",
-        label=f"Points of {plural(len(across), 'microbatch', 'microbatches')}: forward takes "
-        f"{seconds(min(across))} to {seconds(max(across))}, backward {seconds(min(up))} to "
-        f"{seconds(max(up))}, r = {r:.2f}",
+        caption=f"How many microbatches take how much of the mean time, from {low} to {high}",
+        label=f"Bars of {plural(len(counts), 'class', 'classes')} of microbatches by time ÷ mean, "
+        f"from {low} to {high}",
+        marks=_bars(counts, base=0.0, color=lambda _: _MARK),
+    )
+
+
+def _squares(figure: Document) -> Picture | None:
+    points = figure.get("squares")
+    if points is None:
+        return None
+    across, up = points["sum_of_squares"], points["relative"]
+    return Picture(
+        caption="Σs² of the recorded sequence lengths (across) against time ÷ mean (up)",
+        label=f"Points of {plural(len(across), 'microbatch', 'microbatches')}: Σs² is "
+        f"{min(across):.2g} to {max(across):.2g}, their time {times(min(up))} to "
+        f"{times(max(up))} the mean",
         marks=tuple(
             Mark(
                 x=round(x * (WIDTH - _DOT), 1),
@@ -164,19 +224,19 @@ def _scatter(_: Document, document: Document) -> Picture | None:
     )
 
 
-_PICTURES: Final[dict[str, Callable[[Document, Document], Picture | None]]] = {
-    "worker_steps": _worker_steps,
-    "stage_load": _stage_load,
-    "stalls": lambda figure, _: _waits("Stalled forwards", figure["by_step_s"], added=True),
-    "late_launches": lambda figure, _: _waits(
-        "Wait before the first operation", figure["by_step_s"]
-    ),
-    "held_launches": lambda figure, _: _waits(
-        "Computations held up", figure["by_step_s"], added=True
-    ),
-    "links": _links,
-    "late_ranks": _late_ranks,
-    "scatter": _scatter,
+# By the kind of a figure and the part of it that is drawn.
+_PICTURES: Final[dict[tuple[str, str], Callable[[Document], Picture | None]]] = {
+    ("worker_steps", ""): _worker_steps,
+    ("stage_load", ""): _stage_load,
+    ("stalls", ""): _stalls,
+    ("stalls", "workers"): _stalled_workers,
+    ("late_launches", ""): _late_launches,
+    ("late_launches", "ranks"): _late_dp_ranks,
+    ("held_launches", ""): _held_launches,
+    ("links", ""): _links,
+    ("late_ranks", ""): _late_ranks,
+    ("lengths", "spread"): _spread,
+    ("lengths", "squares"): _squares,
 }
 
 
@@ -211,6 +271,19 @@ def _bars(
         if height:
             marks.append(_mark(index * width, HEIGHT - height, width, height, color(value)))
     return tuple(marks)
+
+
+def _matrix(values: Sequence[Sequence[float]], color: Callable[[float], str]) -> tuple[Mark, ...]:
+    """Return rows of marks; where they are too many each is the worst of its neighbors."""
+    rows = [[max(column) for column in zip(*group, strict=True)]
+            for group in _grouped(values, MOST_ROWS)]  # fmt: skip
+    matrix = [_worst(row, MOST_BARS)[0] for row in rows]
+    width, height = WIDTH / len(matrix[0]), HEIGHT / len(matrix)
+    return tuple(
+        _mark(column * width, row * height, width, height - 1, color(value))
+        for row, line in enumerate(matrix)
+        for column, value in enumerate(line)
+    )
 
 
 def _mark(x: float, y: float, width: float, height: float, color: str) -> Mark:

@@ -7,17 +7,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from app.dashboard import figures, findings
+from app.dashboard.cause_rows import CauseRow, causes_table
 from app.dashboard.figure_parts import stretch_starts
 from app.dashboard.format import count
 from app.dashboard.plan_session import SessionTemplate, session_template
 from app.dashboard.report_tables import (
     Attribution,
-    CauseRow,
     Fixes,
     Row,
     Workers,
     attribution_table,
-    causes_table,
     coverage_rows,
     fixes_table,
     launch_rows,

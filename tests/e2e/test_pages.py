@@ -12,6 +12,7 @@ from playwright.sync_api import expect
 
 from app.analysis.synthesis.injections import SlowWorker
 from app.analysis.synthesis.job import JobModel
+from app.analysis.synthesis.scenarios import SCENARIOS
 from app.analysis.synthesis.synthesize import synthesize
 from app.analysis.trace.model import Sizes
 from app.services.analyze_session import analyze_session
@@ -221,6 +222,31 @@ def test_evidence_leads_to_where_it_is_seen(
     expect(page).to_have_url(re.compile(r"\?dp=0&pp=0$"))
     expect(page.locator("#cell")).to_contain_text("Worker (0, 0)")
     expect(page.locator("#heatmap")).to_be_in_viewport()
+
+
+@pytest.mark.parametrize(
+    ("scenario", "targets"),
+    [
+        ("network", {"Transfers between stages": "#picture-network"}),
+        (
+            "sequence-lengths",
+            {
+                "Nine of ten": "#picture-sequence-length-imbalance-spread",
+                "Σs²": "#picture-sequence-length-imbalance-squares",
+            },
+        ),
+    ],
+)
+def test_evidence_of_what_no_map_shows_leads_to_the_picture_of_its_cause(
+    container: Container, site: str, visitor: Visitor, scenario: str, targets: dict[str, str]
+) -> None:
+    stored = analyzed(container, SCENARIOS[scenario].synthesize(0).trace, scenario)
+    page = visitor.open(f"{site}/sessions/{stored.session}")
+    wait_for_figures(page)
+    for text, target in targets.items():
+        page.locator(".causes a").filter(has_text=text).click()
+        expect(page.locator(target)).to_be_in_viewport()
+        expect(page.locator(target)).to_have_css("outline-style", "solid")
 
 
 def test_the_timeline_zooms_by_dragging_and_resets(

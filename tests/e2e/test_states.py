@@ -121,7 +121,7 @@ def test_a_discarded_session_says_what_is_missing_and_what_to_do(
     keep(page, "state-discarded")
 
 
-def test_without_a_verdict_there_is_data_but_no_slowdown_no_map_and_no_fix(
+def test_without_a_verdict_there_is_data_a_cause_and_its_fix_but_no_slowdown_and_no_map(
     container: Container, site: str, visitor: Visitor
 ) -> None:
     stored = store(container, SCENARIOS["data-loading"].synthesize(0).trace)
@@ -131,8 +131,11 @@ def test_without_a_verdict_there_is_data_but_no_slowdown_no_map_and_no_fix(
     expect(page.locator("h1")).to_contain_text("No verdict: the replay differs from the recording")
     expect(page.locator(".verdict")).to_contain_text("Most launch delay")
     wait_for_plots(page)
-    for absent in ("#heatmap", "#strip", "#timeline", ".fixes", ".causes a"):
+    for absent in ("#heatmap", "#strip", "#timeline"):
         assert page.locator(absent).count() == 0, absent
+    expect(page.locator(".fixes")).to_contain_text("Load batches ahead")
+    page.locator(".causes a").filter(has_text="launched").click()
+    expect(page.locator("#launches")).to_be_in_viewport()
     assert "Slowdown S" not in page.inner_text("main")
     assert "heatmap" not in page.inner_html("#data")
     keep(page, "state-no-verdict")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
@@ -51,15 +51,16 @@ def find_data_loading(
     by_rank = latest.mean(axis=0)
     slowest = int(np.argmax(by_rank))
     where = {}
+    figure: dict[str, Any] = {"kind": "late_launches", "by_step_s": (by_step / 1e9).tolist()}
     if observation.layout.dp > 1 and by_rank[slowest] > 2 * np.median(by_rank):
         where = {"dp": slowest}
+        figure["by_dp_s"] = (by_rank / 1e9).tolist()
         evidence.append(
             Evidence(
                 f"DP rank {slowest} waits longest: {by_rank[slowest] / 1e6:.0f} ms, the middle one "
                 f"{np.median(by_rank) / 1e6:.0f} ms",
-                {"view": "dp", "dp": slowest},
+                {"view": "figure", "part": "ranks"},
             )
         )
     on_time = {node: np.ones(delay.shape, bool) for node, delay in delays.items()}
-    figure = {"kind": "late_launches", "by_step_s": (by_step / 1e9).tolist()}
     return Finding(DATA_LOADING, Change(on_time=on_time), tuple(evidence), where, figure)

@@ -84,12 +84,16 @@ def _evidence(
         Evidence(
             f"They are on {int((by_worker > 0).sum())} of {by_worker.size} workers, at most "
             f"{int(by_worker.max())} on one",
-            {"view": "map"},
+            {"view": "figure", "part": "workers"},
         ),
     ]
     growth = _growth(stall_ns)
     if growth is not None and growth >= _GROWTH:
-        lines.append(Evidence(f"They grow: {growth:.1f}× as long at the end as at the start", None))
+        lines.append(
+            Evidence(
+                f"They grow: {growth:.1f}× as long at the end as at the start", {"view": "figure"}
+            )
+        )
     return lines
 
 

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
 from app.analysis.diagnosis.finding import SEQUENCE_LENGTHS, Change, Evidence, Finding
-from app.analysis.diagnosis.observation import Observation, SingleArray
+from app.analysis.diagnosis.observation import Observation, SingleArray, sample
 from app.analysis.diagnosis.usual import Usual
 from app.analysis.trace.model import ABSENT, BACKWARD_COMPUTE
 from app.analysis.whatif.layout import FloatArray
 
 _MIN_POINTS: Final = 8
+# Bars and points of the pictures.
+_BINS: Final = 40
+_DRAWN: Final = 240
 # Metadata are their sender's: a length beyond this is none.
 _LONGEST: Final = 1e12
 
@@ -29,33 +32,45 @@ def find_sequence_lengths(observation: Observation, usual: Usual) -> Finding | N
             times.update(zip(nodes.tolist(), even, strict=True))
     factor = usual.microbatch[BACKWARD_COMPUTE]
     low, high = np.quantile(factor / factor.mean(), (0.05, 0.95))
+    several = observation.layout.pp > 1
     evidence = [
         Evidence(
-            f"Forward and backward of a microbatch rise together on all stages: r = "
-            f"{usual.correlation:.2f}",
+            "Forward and backward of a microbatch rise together on all stages: r = "
+            f"{usual.correlation:.2f}" + (", of its medians over them" if several else ""),
             {"view": "scatter"},
         ),
         Evidence(
             f"Nine of ten microbatches take {low:.2f}× to {high:.2f}× the mean, on all DP ranks "
             "and in all steps",
-            {"view": "map"},
+            {"view": "figure", "part": "spread"},
         ),
     ]
-    squares = _against_squares(observation, factor)
-    if squares is not None:
+    figure: dict[str, Any] = {"kind": "lengths", "spread": _spread(factor)}
+    points = _against_squares(observation, factor)
+    if points is not None:
         evidence.append(
             Evidence(
-                f"Their times follow Σs² of the recorded sequence lengths: r = {squares:.2f}",
-                {"view": "scatter"},
+                "Their times follow Σs² of the recorded sequence lengths: r = "
+                f"{np.corrcoef(*points)[0, 1]:.2f}",
+                {"view": "figure", "part": "squares"},
             )
         )
-    # The points are in the report already, as its sample of microbatches.
-    figure = {"kind": "scatter"}
+        squares, relative = points[:, :: -(-points.shape[1] // _DRAWN)]
+        figure["squares"] = {"sum_of_squares": squares.tolist(), "relative": relative.tolist()}
     return Finding(SEQUENCE_LENGTHS, Change(times=times), tuple(evidence), figure=figure)
 
 
-def _against_squares(observation: Observation, factor: SingleArray) -> float | None:
-    """Correlate times with Σs² of the recorded lengths; None where there are too few."""
+def _spread(factor: SingleArray) -> dict[str, Any]:
+    """Count microbatches by their time over the mean."""
+    counts, edges = np.histogram(sample(factor) / factor.mean(), _BINS)
+    return {"from": float(edges[0]), "to": float(edges[-1]), "counts": counts.tolist()}
+
+
+def _against_squares(observation: Observation, factor: SingleArray) -> FloatArray | None:
+    """Return Σs² of the recorded lengths and times over their mean; None where there are too few.
+
+    An array of shape (2, microbatches).
+    """
     recorded = observation.trace.meta.extra.get("sequence_lengths")
     if not isinstance(recorded, dict):
         return None
@@ -73,10 +88,11 @@ def _against_squares(observation: Observation, factor: SingleArray) -> float | N
                     points.append((squares, float(factor[position, index, dp])))
     if len(points) < _MIN_POINTS:
         return None
-    squares_of, times_of = np.array(points).T
-    if squares_of.std() == 0 or times_of.std() == 0:
+    found: FloatArray = np.array(points).T
+    if (found.std(axis=1) == 0).any():
         return None
-    return float(np.corrcoef(squares_of, times_of)[0, 1])
+    found[1] /= factor.mean()
+    return found
 
 
 def _sum_of_squares(lengths: object, microbatch: int) -> float | None:

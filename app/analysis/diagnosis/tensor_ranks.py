@@ -140,8 +140,8 @@ def find_tensor_ranks(observation: Observation, waits: list[Waits]) -> list[Find
                 cause=cause,
                 change=Change(less_ns=less),
                 evidence=tuple(
-                    _evidence(observation, cause, wait, share, concentration)
-                    for wait, share, concentration in cells[:3]
+                    Evidence(_sign(observation, cause, *cell), _view(cell[0], drawn=number == 0))
+                    for number, cell in enumerate(cells[:3])
                 ),
                 where=_where(cause, cells),
                 figure=_figure(cells[0][0]),
@@ -189,28 +189,30 @@ def _figure(wait: Waits) -> dict[str, Any]:
     }
 
 
-def _evidence(
-    observation: Observation, cause: str, wait: Waits, share: float, concentration: float
-) -> Evidence:
+def _view(wait: Waits, *, drawn: bool) -> dict[str, Any]:
+    """Return where a group's ranks are seen: of the slowest one there is a picture."""
     dp, pp = wait.cell
+    return {"view": "figure"} if drawn else {"view": "worker", "dp": dp, "pp": pp}
+
+
+def _sign(
+    observation: Observation, cause: str, wait: Waits, share: float, concentration: float
+) -> str:
     who = observation.named(wait.cell)
-    view = {"view": "worker", "dp": dp, "pp": pp}
     if cause == TENSOR_PARALLEL:
         slowest = _slowest(wait)
-        return Evidence(
+        return (
             f"Tensor-parallel rank {slowest} (global rank {int(wait.ranks[slowest])}) of {who} is "
             f"last for {percent(concentration, 0)} of the waiting; its group waits "
-            f"{percent(share, 0)} of its computing time",
-            view,
+            f"{percent(share, 0)} of its computing time"
         )
     waiting = wait.wait_ns > 0.25 * wait.wait_ns.max()
     steps = len(np.unique(wait.step[waiting]))
-    return Evidence(
+    return (
         f"The ranks of {who} start their collectives apart and end them together: the group waits "
         f"{percent(share, 0)} of its computing time, for one rank or another (at most "
         f"{percent(concentration, 0)} for the same), in {steps} of "
-        f"{len(observation.layout.steps)} steps",
-        view,
+        f"{len(observation.layout.steps)} steps"
     )
 
 

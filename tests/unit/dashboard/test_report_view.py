@@ -121,7 +121,8 @@ def test_what_was_not_judged_is_named(slow_worker: dict[str, Any]) -> None:
     ("view", "url"),
     [
         ({"view": "worker", "dp": 3, "pp": 1}, "?dp=3&pp=1"),
-        ({"view": "link", "dp": 3, "from": 0, "to": 1}, "?dp=3&pp=0"),
+        ({"view": "figure"}, "#picture-slow-worker"),
+        ({"view": "figure", "part": "a later one"}, ""),
         ({"view": "step", "step": 821}, "?step=821"),
         ({"view": "scatter"}, "#scatter"),
         ({"view": "stage", "pp": 2}, "?dp=1&pp=2"),
@@ -138,6 +139,35 @@ def test_evidence_leads_to_where_it_is_seen(
     slow_worker["causes"][0] |= {"evidence": ["so it is"], "views": [view]}
     evidence = report_view(slow_worker).causes[0].evidence[0]
     assert (evidence.text, evidence.url) == ("so it is", url)
+
+
+def test_a_link_leads_to_the_matrix_of_links(slow_worker: dict[str, Any]) -> None:
+    slow_worker["causes"] = [
+        {
+            **slow_worker["causes"][0],
+            "cause": "network",
+            "evidence": ["a link is slow"],
+            "views": [{"view": "link", "dp": 0, "from": 0, "to": 1}],
+            "figure": {"kind": "links", "ends": [[0, 1]], "ratio": [[8.0, 1.0]]},
+        }
+    ]
+    (cause, *_) = report_view(slow_worker).causes
+    assert cause.evidence[0].url == f"#{cause.pictures[0].id}"
+
+
+@pytest.mark.parametrize(
+    ("view", "url"),
+    [
+        ({"view": "step", "step": 7}, "#launches"),
+        ({"view": "figure"}, "#picture-data-loading"),
+        ({"view": "worker", "dp": 0, "pp": 0}, ""),
+    ],
+)
+def test_without_a_verdict_evidence_leads_to_what_is_on_the_page(
+    distrusted: dict[str, Any], view: dict[str, Any], url: str
+) -> None:
+    distrusted["causes"][0] |= {"evidence": ["so it is"], "views": [view]}
+    assert report_view(distrusted).causes[0].evidence[0].url == url
 
 
 def test_a_report_without_views_and_diagnosis_is_shown_all_the_same(
