@@ -11,7 +11,7 @@ from app.alerts.facts import Facts, WorkerFact
 from app.alerts.grouping import Status
 from app.alerts.message import Alert, Message
 from app.alerts.readings import LOW_QUALITY_CAUSE, NO_DATA_CAUSE, REGRESSION_CAUSE
-from app.analysis.wording import NBSP, hours, percent
+from app.analysis.wording import NBSP, hours, percent, sure
 
 # Who gets more is told how many more there are; the page has them all.
 MAX_ALERTS: Final = 10
@@ -76,7 +76,7 @@ def _measured(alert: Alert, facts: Facts) -> list[tuple[str, str]]:
         fields.append(("Discrepancy", percent(facts.discrepancy)))
     cause = next((cause for cause in facts.causes if cause.cause == alert.cause), None)
     if cause is not None and cause.confidence is not None:
-        fields.append(("Confidence", percent(cause.confidence, 0)))
+        fields.append(("Confidence", sure(cause.confidence)))
     if facts.worst:
         named = [facts.worst[0], *(w for w in facts.worst[1:] if w.slowdown >= WORTH_NAMING)]
         fields.append(("Worst workers", "; ".join(_worker(worker) for worker in named)))

@@ -12,6 +12,12 @@ def percent(share: float, digits: int = 1) -> str:
     return f"{100 * share:.{digits}f}{NBSP}%"
 
 
+def sure(confidence: float) -> str:
+    """Return a confidence in per cent; never that something is certain: ``over 99 %``."""
+    beyond = 0.99
+    return f"over {percent(beyond, 0)}" if confidence > beyond else percent(confidence, 0)
+
+
 def hours(value: float) -> str:
     """Return GPU-hours to three digits: ``0.42``, ``8.7``, ``18.0``, ``3,341``."""
     size = abs(value)

@@ -6,9 +6,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from app.analysis.wording import sure
 from app.dashboard import findings
 from app.dashboard.cause_pictures import Picture, cause_pictures, picture_id
-from app.dashboard.format import listing, percent, rough_percent
+from app.dashboard.format import listing, rough_percent
 
 Document = Mapping[str, Any]
 
@@ -40,7 +41,7 @@ def causes_table(document: Document) -> tuple[CauseRow, ...]:
         CauseRow(
             name=findings.cause_name(cause["cause"]),
             share="" if cause["contribution"] is None else rough_percent(cause["contribution"]),
-            confidence="" if cause["confidence"] is None else percent(cause["confidence"], 0),
+            confidence="" if cause["confidence"] is None else sure(cause["confidence"]),
             evidence=_evidence(document, cause),
             strong=index == 0,
             pictures=cause_pictures(cause),

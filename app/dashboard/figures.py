@@ -31,8 +31,9 @@ from app.dashboard.format import NBSP, SCALE_HIGH, SCALE_LOW, seconds, times
 
 Document = Mapping[str, Any]
 
-# Tick labels of the strip's right side need this share of its height to themselves.
-LABEL_SHARE: Final = 0.14
+# The strip is so high between its margins, and labels at its right so high, in pixels.
+STRIP_HEIGHT: Final = 80.0
+LABEL_HEIGHT: Final = 13.0
 
 
 def heatmap(document: Document) -> Figure:
@@ -198,15 +199,26 @@ def _right_labels(
         right_label(value, f"{seconds(value * ideal_s)}{' ideal' if index == 0 else ''}", TEXT_2)
         for index, value in enumerate(values)
     ]
-    room = LABEL_SHARE * (top - 1)
-    nearest = min(values, key=lambda value: abs(value - total))
     label = right_label(total, f"<b>S{NBSP}{times(total, 3)}</b>", TEXT)
-    if abs(total - nearest) < room:
-        # Beside the tick it would cover: below it when S is at or under the tick, else above.
-        label["yshift"] = -13 if total <= nearest or nearest == values[-1] else 13
-        if total <= nearest and nearest == values[0]:
-            label["yshift"] = 13
+    ticks, at = [_height(value, top) for value in values], _height(total, top)
+    label["yshift"] = rounded(_free(ticks, at) - at)
     return [*labels, label]
+
+
+def _height(value: float, top: float) -> float:
+    return STRIP_HEIGHT * (value - 1) / (top - 1)
+
+
+def _free(taken: Sequence[float], at: float) -> float:
+    """Return the height nearest to `at` where a label covers none of those that are there."""
+    beside = [tick + side * LABEL_HEIGHT for tick in taken for side in (-1, 1)]
+    free = [
+        height
+        for height in (at, *beside)
+        if height <= STRIP_HEIGHT
+        and all(abs(height - tick) >= LABEL_HEIGHT - 1e-9 for tick in taken)
+    ]
+    return min(free, key=lambda height: abs(height - at))
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from app.analysis.wording import hours
+from app.analysis.wording import hours, sure
 from app.dashboard import findings
 from app.dashboard.format import interval, percent, rough_percent, times, worker
 from app.dashboard.parts import Fact
@@ -68,7 +68,7 @@ def _cause_fact(cause: Mapping[str, Any], label: str = "Cause") -> Fact:
     if share is not None:
         parts.append(f"explains {rough_percent(share)}")
     if confidence is not None:
-        parts.append(f"{percent(confidence, 0)} sure")
+        parts.append(f"{sure(confidence)} sure")
     note = ", ".join(parts) or (cause["evidence"][0] if cause["evidence"] else "share not known")
     return Fact(label, findings.cause_name(cause["cause"]), note)
 

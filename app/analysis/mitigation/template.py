@@ -72,7 +72,7 @@ def recommend_template(
     layers = layers_per_stage(dict(trace.meta.extra), pp)
     if layers is None:
         return _withheld(
-            LAYERS_UNKNOWN, "The metadata do not say how many layers each stage has (`layers`)."
+            LAYERS_UNKNOWN, 'The metadata do not say, as "layers", how many layers each stage has.'
         )
     try:
         times = measure_session(trace)

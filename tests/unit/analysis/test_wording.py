@@ -6,7 +6,7 @@ import pytest
 
 from app.analysis.report import analyze
 from app.analysis.synthesis.scenarios import SCENARIOS
-from app.analysis.wording import hours, percent
+from app.analysis.wording import hours, percent, sure
 from app.dashboard import format as pages
 
 
@@ -15,6 +15,14 @@ def test_reports_write_shares_as_pages_do() -> None:
         for digits in (0, 1):
             assert percent(share, digits) == pages.percent(share, digits)
     assert percent(0.199) == "19.9\N{NO-BREAK SPACE}%"
+
+
+@pytest.mark.parametrize(
+    ("confidence", "text"),
+    [(1.0, "over 99 %"), (0.991, "over 99 %"), (0.99, "99 %"), (0.94, "94 %")],
+)
+def test_nothing_is_certain(confidence: float, text: str) -> None:
+    assert sure(confidence).replace("\N{NO-BREAK SPACE}", " ") == text
 
 
 def test_the_sentences_of_a_report_that_is_not_believed_write_shares_that_way() -> None:

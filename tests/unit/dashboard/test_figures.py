@@ -76,6 +76,22 @@ def test_the_strip_says_s_and_the_seconds_of_its_ticks(slow_worker: dict[str, An
     assert f"{slow_worker['slowdown']:.3f}×" in texts[-1]
 
 
+@pytest.mark.parametrize("slowdown", [1.0 + 0.004 * number for number in range(220)])
+def test_the_label_of_s_covers_no_other(slow_worker: dict[str, Any], slowdown: float) -> None:
+    slow_worker["slowdown"] = slowdown
+    slow_worker["step_slowdown"] = [slowdown * 1.02] * 12
+    layout = figures.strip(slow_worker)["layout"]
+    top = layout["yaxis"]["range"][1]
+    heights = [
+        80 * (item["y"] - 1) / (top - 1) + item.get("yshift", 0) for item in layout["annotations"]
+    ]
+    *ticks, label = heights
+    assert min(abs(label - tick) for tick in ticks) >= 12.9
+    # it stays near its line, and within the figure
+    assert abs(layout["annotations"][-1]["yshift"]) <= 27
+    assert label <= 80
+
+
 def test_the_scatter_is_in_milliseconds(slow_worker: dict[str, Any]) -> None:
     trace = figures.scatter(slow_worker)["data"][0]
     sample = slow_worker["fb_correlation"]["sample"]
