@@ -138,8 +138,8 @@ def _stalled_workers(figure: Document) -> Picture | None:
     counts = [number for row in by_stage for number in row]
     most, stalled = max(counts), sum(number > 0 for number in counts)
     return Picture(
-        caption=f"Stalls by worker, stages (rows) of DP ranks (columns): from 0, pale, to {most}, "
-        "dark",
+        caption="Stalls by worker, stages (rows) of DP ranks (columns): gray none, the map's "
+        f"strongest color {most}",
         label=f"Matrix of {plural(len(counts), 'worker')}: forwards stall on {stalled} of them, "
         f"at most {most} on one",
         marks=_matrix(by_stage, lambda number: heat_color(1 + number / (2 * most))),

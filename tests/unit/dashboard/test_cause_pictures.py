@@ -99,7 +99,7 @@ def test_stalls_are_counted_by_worker() -> None:
     figure = {"kind": "stalls", "by_step_s": [1.0], "by_worker": [[0, 2], [4, 0], [2, 4]]}
     _, workers = cause_pictures({"cause": "garbage_collection", "figure": figure})
     assert workers.id == "picture-garbage-collection-workers"
-    assert "from 0, pale, to 4, dark" in workers.caption
+    assert workers.caption.endswith("gray none, the map's strongest color 4")
     # two stages of three DP ranks
     assert [mark.color for mark in workers.marks] == [
         *("var(--s-100)", "var(--s-150)", "var(--s-125)"),
