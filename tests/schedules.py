@@ -54,6 +54,8 @@ class Job:
     missing_chunks: frozenset[tuple[int, int]] = frozenset()
     edge_transfers: bool = False
     jitter: bool = True  # members of a group end apart
+    compute_ns: int | None = None  # computations take about this long; else anything
+    slow: tuple[tuple[int, int], float] | None = None  # a worker (dp, pp) that takes longer
 
     @property
     def flow(self) -> list[tuple[int, int]]:
@@ -141,6 +143,10 @@ class Step:
         # members of a group end apart only where the job says so
         spread = random.Random(f"{group}{self.rng.random() if self.job.jitter else ''}")
         duration = 0 if name == "gc" else spread.randrange(1_000, 100_000_000)
+        if self.job.compute_ns and name in NAMES.values():
+            slow, factor = self.job.slow or (None, 1.0)
+            usual = self.job.compute_ns * (factor if worker == slow else 1.0)
+            duration = round(usual * spread.uniform(0.98, 1.02))
         self.ops.append(Op(name, *worker, *place, duration, needed, group))
         return index
 

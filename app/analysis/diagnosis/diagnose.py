@@ -29,7 +29,7 @@ from app.analysis.diagnosis.sequence_lengths import find_sequence_lengths
 from app.analysis.diagnosis.slow_worker import find_slow_workers
 from app.analysis.diagnosis.stage_imbalance import find_stage_imbalance
 from app.analysis.diagnosis.tensor_ranks import find_tensor_ranks, has_tensor_ranks, measure_waits
-from app.analysis.diagnosis.usual import take_apart
+from app.analysis.diagnosis.usual import slowness_by_stage, take_apart
 from app.analysis.trace.model import Trace
 from app.analysis.whatif.layout import FloatArray
 from app.analysis.whatif.metrics import Metrics
@@ -152,12 +152,17 @@ def _find(
 
 
 def _find_by_comparison(observation: Observation) -> list[Finding | None]:
-    """Return what shows where a computation is held against its like on other stages."""
+    """Return what shows where a computation is held against its like.
+
+    On other stages; workers can be held against their stage's peers alone.
+    """
     if not observation.comparable:
-        return []
-    usual = take_apart(observation)
+        if not observation.comparable_within_stages:
+            return []
+        return [find_slow_workers(observation, slowness_by_stage(observation))]
+    usual = take_apart(observation.passes)
     return [
-        find_slow_workers(observation, usual),
+        find_slow_workers(observation, usual.worker),
         find_stage_imbalance(observation),
         find_sequence_lengths(observation, usual),
         find_garbage_collection(observation, usual),

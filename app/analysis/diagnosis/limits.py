@@ -34,8 +34,13 @@ def cannot_judge(observation: Observation, *, tensor_ranks: bool) -> dict[str, s
             "stages do not all compute the same microbatches and model chunks, forward and "
             "backward, so their computations cannot be compared"
         )
-        compared = (SLOW_WORKER, STAGE_IMBALANCE, SEQUENCE_LENGTHS, GARBAGE_COLLECTION)
+        compared = (STAGE_IMBALANCE, SEQUENCE_LENGTHS, GARBAGE_COLLECTION)
         reasons |= dict.fromkeys(compared, reason)
+    if not observation.comparable_within_stages:
+        reasons[SLOW_WORKER] = (
+            "stages do not compute as often forward as backward, so their workers cannot be "
+            "compared"
+        )
     elif sizes.dp == 1:
         reasons[SLOW_WORKER] = "with one DP rank a worker has no peers to compare it with"
     if sizes.workers == 1:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Final, TypeVar
@@ -101,11 +101,8 @@ class Observation:
         return late
 
     @cached_property
-    def comparable(self) -> bool:
-        """Return whether all stages compute as often, forward and backward.
-
-        Where they do not, what is whose microbatch cannot be told.
-        """
+    def _counts(self) -> IntArray:
+        """Return how often each stage computes, shape (types that are recorded, pp)."""
         nodes, layout = self.layout.nodes, self.layout
         counts = np.array(
             [
@@ -113,22 +110,49 @@ class Observation:
                 for code in layout.codes(*COMPUTATIONS)
             ]
         )
-        recorded = counts[counts.any(axis=1)]
-        return bool(counts[:2].all()) and len(np.unique(recorded)) == 1
+        # Forward and backward count, recorded or not.
+        return counts[counts.any(axis=1) | (np.arange(len(counts)) < 2)]  # noqa: PLR2004
+
+    @cached_property
+    def comparable(self) -> bool:
+        """Return whether all stages compute as often, forward and backward.
+
+        Where they do not, what is whose microbatch cannot be told.
+        """
+        return bool(self._counts.all()) and len(np.unique(self._counts)) == 1
+
+    @cached_property
+    def comparable_within_stages(self) -> bool:
+        """Return whether each stage computes as often forward as backward.
+
+        Then the workers of a stage can be told apart, even where stages have other model chunks.
+        """
+        return bool(self._counts.all() and (self._counts == self._counts[0]).all())
 
     @cached_property
     def passes(self) -> dict[str, Passes]:
         """Return the computations by type; empty where stages are not `comparable`."""
-        if not self.comparable:
-            return {}
-        found = {name: self._passes(name) for name in COMPUTATIONS}
+        return self._by_type(range(self.layout.pp)) if self.comparable else {}
+
+    def passes_of(self, stage: int) -> dict[str, Passes]:
+        """Return the computations of one stage by type, as if it were the only one."""
+        return self._by_type([stage])
+
+    def computations(self, name: str, stage: int) -> list[int]:
+        """Return the nodes of a type on a stage."""
+        nodes, code = self.layout.nodes, self.layout.codes(name)[0]
+        found: list[int] = np.flatnonzero((nodes.op == code) & (nodes.pp == stage)).tolist()
+        return found
+
+    def _by_type(self, stages: Sequence[int]) -> dict[str, Passes]:
+        found = {name: self._passes(name, stages) for name in COMPUTATIONS}
         return {name: passes for name, passes in found.items() if passes.nodes.size}
 
-    def _passes(self, name: str) -> Passes:
+    def _passes(self, name: str, stages: Sequence[int]) -> Passes:
         nodes, layout = self.layout.nodes, self.layout
         of_type = nodes.op == layout.codes(name)[0]
         rows = []
-        for stage in range(layout.pp):
+        for stage in stages:
             mine = np.flatnonzero(of_type & (nodes.pp == stage))
             known = nodes.mb[mine] != ABSENT
             microbatch = np.where(known, nodes.mb[mine], np.arange(len(mine)))

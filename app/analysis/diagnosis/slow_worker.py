@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Final
 
 import numpy as np
@@ -9,7 +10,6 @@ from numpy.typing import NDArray
 
 from app.analysis.diagnosis.finding import SLOW_WORKER, Change, Evidence, Finding, Worker
 from app.analysis.diagnosis.observation import Observation, scatter_of_most
-from app.analysis.diagnosis.usual import Usual
 from app.analysis.trace.model import BACKWARD_COMPUTE, FORWARD_COMPUTE
 from app.analysis.whatif.layout import FloatArray
 
@@ -25,9 +25,18 @@ _NEARLY_ALL: Final = 0.9
 _NAMED: Final = 3
 
 
-def find_slow_workers(observation: Observation, usual: Usual) -> Finding | None:
-    """Return the workers whose forwards and backwards are both slow, slowest first."""
-    both = np.minimum(usual.worker[FORWARD_COMPUTE], usual.worker[BACKWARD_COMPUTE])
+def find_slow_workers(
+    observation: Observation, slowness: Mapping[str, FloatArray]
+) -> Finding | None:
+    """Return the workers whose forwards and backwards are both slow, slowest first.
+
+    Parameters
+    ----------
+    observation : Observation
+    slowness : mapping of str to float64 array, shape (pp, steps, dp)
+        As `Usual.worker`.
+    """
+    both = np.minimum(slowness[FORWARD_COMPUTE], slowness[BACKWARD_COMPUTE])
     lasting = np.median(both, axis=1)
     limit = 1 + max(_SLOW, _TO_SCATTER * scatter_of_most(lasting))
     limit_step = 1 + max(_SLOW_STEP, _TO_SCATTER * scatter_of_most(both / lasting[:, None, :]))
@@ -42,17 +51,17 @@ def find_slow_workers(observation: Observation, usual: Usual) -> Finding | None:
         ((int(dp), int(pp)) for pp, dp in found), key=lambda w: -float(excess[w[1], w[0]])
     )
     times: dict[int, FloatArray] = {}
-    for name, passes in observation.passes.items():
+    for name, by_worker in slowness.items():
         for pp in sorted({pp for _, pp in workers}):
             factor = np.ones(both.shape[1:])
             for dp in (dp for dp, stage in workers if stage == pp):
-                own = usual.worker[name][pp, :, dp]
+                own = by_worker[pp, :, dp]
                 factor[:, dp] = np.where(slow[pp, :, dp], 1 / own, 1.0)
-            times.update(dict.fromkeys(passes.nodes[pp].tolist(), factor))
+            times.update(dict.fromkeys(observation.computations(name, pp), factor))
     return Finding(
         cause=SLOW_WORKER,
         change=Change(times=times),
-        evidence=tuple(_evidence(observation, usual, workers, slow)),
+        evidence=tuple(_evidence(observation, slowness, workers, slow)),
         where={
             "workers": [list(worker) for worker in workers],
             **_spells(workers[0], both, slow),
@@ -78,13 +87,16 @@ def _spells(worker: Worker, both: FloatArray, slow: NDArray[np.bool_]) -> dict[s
 
 
 def _evidence(
-    observation: Observation, usual: Usual, workers: list[Worker], slow: NDArray[np.bool_]
+    observation: Observation,
+    slowness: Mapping[str, FloatArray],
+    workers: list[Worker],
+    slow: NDArray[np.bool_],
 ) -> list[Evidence]:
     lines = []
     for dp, pp in workers[:_NAMED]:
         when = slow[pp, :, dp]
         forward, backward = (
-            float(usual.worker[name][pp, when, dp].mean())
+            float(slowness[name][pp, when, dp].mean())
             for name in (FORWARD_COMPUTE, BACKWARD_COMPUTE)
         )
         lines.append(

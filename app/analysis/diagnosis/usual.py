@@ -6,6 +6,7 @@ alike (sequence lengths), times what is left: a slow spell of the worker, or a s
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -67,11 +68,21 @@ class Usual:
     noise: float
 
 
-def take_apart(observation: Observation) -> Usual:
-    """Separate microbatches, workers and what is left; the observation must have passes."""
-    passes = observation.passes
+def slowness_by_stage(observation: Observation) -> dict[str, FloatArray]:
+    """Return what `Usual.worker` is, each stage taken apart by itself.
+
+    That is less: what is the microbatch's is told as with one stage.
+    """
+    stages = [
+        take_apart(observation.passes_of(stage)).worker for stage in range(observation.layout.pp)
+    ]
+    return {name: np.concatenate([worker[name] for worker in stages]) for name in stages[0]}
+
+
+def take_apart(passes: Mapping[str, Passes]) -> Usual:
+    """Separate microbatches, workers and what is left of computations, given by type."""
     relative = {name: values.relative() for name, values in passes.items()}
-    several = observation.layout.pp > 1
+    several = len(passes[BACKWARD_COMPUTE].nodes) > 1
     # Some of the steps tell whether lengths differ; only if they do, all are needed.
     every = max(1, relative[BACKWARD_COMPUTE].size // _ENOUGH)
     some = {name: values[:, :, ::every] for name, values in relative.items()}

@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 
 from app.analysis.diagnosis.diagnose import diagnose
+from app.analysis.diagnosis.limits import cannot_judge
+from app.analysis.diagnosis.observation import Observation
 from app.analysis.report import analyze
 from app.analysis.synthesis.injection import Injection, Spells
 from app.analysis.synthesis.injections import (
@@ -22,7 +24,7 @@ from app.analysis.synthesis.transfer_injections import (
     SlowDataLoading,
     SlowLink,
 )
-from app.analysis.trace.model import Sizes, Trace
+from app.analysis.trace.model import BACKWARD_COMPUTE, FORWARD_COMPUTE, Sizes, Trace
 from app.analysis.whatif.metrics import measure
 from app.analysis.whatif.session import prepare_replay
 from tests.schedules import Job, executed
@@ -263,9 +265,11 @@ def test_what_no_cause_explains_is_unknown() -> None:
     assert "beyond" in evidence(diagnosis)
 
 
+UNEVEN = Job("interleaved", dp=3, pp=4, vpp=2, microbatches=8, missing_chunks=frozenset({(3, 1)}))
+
+
 def uneven_chunks() -> Trace:
-    job = Job("interleaved", dp=3, pp=4, vpp=2, microbatches=8, missing_chunks=frozenset({(3, 1)}))
-    return executed(job, steps=6)[0]
+    return executed(UNEVEN, steps=6)[0]
 
 
 def test_stages_with_other_chunks_leave_open_what_their_comparison_would_tell() -> None:
@@ -275,8 +279,43 @@ def test_stages_with_other_chunks_leave_open_what_their_comparison_would_tell() 
     assert [cause["cause"] for cause in document["causes"]] == ["unknown"]
     assert document["verdict"]["level"] == "slow"
     unjudged = {item["cause"]: item["reason"] for item in document["diagnosis"]["cannot_judge"]}
-    assert "cannot be compared" in unjudged["slow_worker"]
+    assert unjudged.keys() >= {
+        "stage_imbalance",
+        "sequence_length_imbalance",
+        "garbage_collection",
+    }
+    assert "cannot be compared" in unjudged["garbage_collection"]
     assert unjudged.keys().isdisjoint(document["diagnosis"]["ruled_out"])
+
+
+@pytest.mark.parametrize("factor", [1.3, 2.0])
+def test_a_slow_worker_shows_where_stages_have_other_chunks(factor: float) -> None:
+    steady = replace(UNEVEN, compute_ns=400_000_000)
+    healthy = analyze(executed(steady, steps=6)[0]).document
+    assert "slow_worker" in healthy["diagnosis"]["ruled_out"]
+    for worker in ((1, 2), (2, 3)):
+        trace = executed(replace(steady, slow=(worker, factor)), steps=6)[0]
+        document = analyze(trace).document
+        (cause,) = document["causes"]
+        assert (cause["cause"], cause["where"]) == ("slow_worker", {"workers": [list(worker)]})
+        assert f"forward {factor:.1f}" in cause["evidence"][0]
+        assert document["recommendations"][0]["action"] == "replace_worker"
+
+
+def test_workers_are_not_compared_where_a_stage_computes_more_often_forward() -> None:
+    synthetic = session()
+    group = prepare_replay(synthetic.trace).main
+    layout, nodes = group.layout, group.layout.nodes
+    op = nodes.op.copy()
+    op[np.flatnonzero((op == layout.codes(BACKWARD_COMPUTE)[0]) & (nodes.pp == 1))[0]] = (
+        layout.codes(FORWARD_COMPUTE)[0]
+    )
+    other = replace(group, layout=replace(layout, nodes=replace(nodes, op=op)))
+    observation = Observation(synthetic.trace, other)
+
+    said = cannot_judge(observation, tensor_ranks=False)
+    assert "as often forward as backward" in said["slow_worker"]
+    assert "cannot be compared" in said["stage_imbalance"]
 
 
 def test_a_slow_network_shows_where_stages_have_other_chunks() -> None:

@@ -42,9 +42,9 @@ HEALTHY = observe(session())
 
 
 def test_nothing_is_found_in_a_healthy_job() -> None:
-    usual = take_apart(HEALTHY)
+    usual = take_apart(HEALTHY.passes)
 
-    assert find_slow_workers(HEALTHY, usual) is None
+    assert find_slow_workers(HEALTHY, usual.worker) is None
     assert find_stage_imbalance(HEALTHY) is None
     assert find_sequence_lengths(HEALTHY, usual) is None
     assert find_garbage_collection(HEALTHY, usual) is None
@@ -56,7 +56,7 @@ def test_nothing_is_found_in_a_healthy_job() -> None:
 
 def test_a_slow_worker_without_it_computes_like_its_peers() -> None:
     observation = observe(session(SlowWorker((2, 1), 1.6)))
-    finding = find_slow_workers(observation, take_apart(observation))
+    finding = find_slow_workers(observation, take_apart(observation.passes).worker)
 
     assert finding is not None
     nodes = observation.passes["backward-compute"].nodes[1]
@@ -83,7 +83,7 @@ def test_even_stages_keep_the_total_work() -> None:
 
 def test_even_microbatches_take_the_same_time_on_all_dp_ranks() -> None:
     observation = observe(session(SequenceLengths()))
-    finding = find_sequence_lengths(observation, take_apart(observation))
+    finding = find_sequence_lengths(observation, take_apart(observation.passes))
 
     assert finding is not None
     for nodes in observation.passes["backward-compute"].nodes:
@@ -95,7 +95,7 @@ def test_even_microbatches_take_the_same_time_on_all_dp_ranks() -> None:
 
 def test_stalls_are_as_long_as_the_pauses_were() -> None:
     observation = observe(session(GarbageCollection(100 * MS, pauses=0.5)))
-    finding = find_garbage_collection(observation, take_apart(observation))
+    finding = find_garbage_collection(observation, take_apart(observation.passes))
 
     assert finding is not None
     stalls = np.concatenate([less[less > 0] for less in finding.change.less_ns.values()])
@@ -151,8 +151,8 @@ def test_an_explained_time_is_not_judged_again() -> None:
     (finding,) = find_tensor_ranks(observation, measure_waits(observation))
     explained = replace(observation, less_ns=finding.change.less_ns)
 
-    assert find_slow_workers(observation, take_apart(observation)) is not None
-    assert find_slow_workers(explained, take_apart(explained)) is None
+    assert find_slow_workers(observation, take_apart(observation.passes).worker) is not None
+    assert find_slow_workers(explained, take_apart(explained.passes).worker) is None
 
 
 def test_the_lower_median_is_not_moved_by_one_of_two() -> None:
