@@ -250,7 +250,8 @@ def _coverage(trace: Trace, replayed: Replayed, metrics: Metrics) -> dict[str, A
         },
         "unknown_op_types": {
             name: count
-            for name, count in zip(trace.op_names[known:], counts[known:], strict=True)
+            # by name: their codes follow the order in which they came
+            for name, count in sorted(zip(trace.op_names[known:], counts[known:], strict=True))
             if count
         },
         "unanswered": {name: counts[REPLAYED_OP_TYPES.index(name)] for name in replayed.unanswered},

@@ -8,7 +8,7 @@ sorted to be checked.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
@@ -20,7 +20,7 @@ from app.analysis.trace.faults import Places, refuse, refuse_body
 from app.analysis.trace.layout import Layout
 from app.analysis.trace.limits import MAX_FAULTS, Limits
 from app.analysis.trace.model import ABSENT, SessionMeta, Trace
-from app.analysis.trace.operations import name_operations
+from app.analysis.trace.operations import forget_unused, name_operations
 from app.analysis.trace.pipeline import check_pipeline
 from app.analysis.trace.validate import check_values
 from app.errors import BodyTooLargeError
@@ -40,6 +40,36 @@ _TYPES: Final[Mapping[str, type[np.signedinteger[Any]]]] = {
 _NS: Final = 1e9
 
 
+@dataclass(frozen=True, slots=True)
+class Collected:
+    """Columns whose values were checked one by one, and what is known of neighboring rows.
+
+    Parameters
+    ----------
+    meta : SessionMeta
+    columns : dict
+        Under our names, `op` as indices into `names`; `order` where it was recorded.
+    heads : int array
+        Rows where runs start (`groups`).
+    names : sequence of str
+        As recorded, `KNOWN_OP_TYPES` first.
+    seconds : bool
+        Times were floating-point seconds from the earliest start of their step.
+    in_order : bool
+        Within each run the order, or else the start, rises.
+    microbatches_rise : bool
+        So does the microbatch.
+    """
+
+    meta: SessionMeta
+    columns: dict[str, NDArray[Any]]
+    heads: NDArray[np.intp]
+    names: Sequence[str]
+    seconds: bool
+    in_order: bool
+    microbatches_rise: bool
+
+
 class Assembler:
     """Collects the batches of one body.
 
@@ -53,15 +83,25 @@ class Assembler:
     limits : Limits
     capacity : int
         Rows expected; more are accepted up to the limit.
+    part : bool
+        The body is a part of a session.
     """
 
-    def __init__(
-        self, meta: SessionMeta, layout: Layout, places: Places, limits: Limits, capacity: int
+    def __init__(  # noqa: PLR0913 - all that is known before the first row
+        self,
+        meta: SessionMeta,
+        layout: Layout,
+        places: Places,
+        limits: Limits,
+        capacity: int,
+        *,
+        part: bool = False,
     ) -> None:
         self._meta = meta
         self._layout = layout
         self._places = places
         self._limits = limits
+        self._part = part
         self._rows = 0
         self._ordered = "order" in layout.columns
         self._columns: dict[str, NDArray[Any]] = {
@@ -119,6 +159,10 @@ class Assembler:
     def finish(self, names: Sequence[str]) -> Trace:
         """Return the trace; `names` are those of the codes given to `add`.
 
+        A part of a session passes the same checks but stays as it was recorded, without an order
+        that was not recorded: what an operation is, and which one in its step, may depend on
+        operations of other parts.
+
         Raises
         ------
         InvalidTraceError
@@ -127,40 +171,21 @@ class Assembler:
         if not self._rows:
             refuse_body("no_rows", "there is no operation in the body")
         columns = {name: values[: self._rows] for name, values in self._columns.items()}
-        sizes, places = self._meta.sizes, self._places
-        heads = np.concatenate(self._heads)
-        stretches = groups.find_stretches(columns, heads)
-        groups.check_cells(columns, stretches, sizes, places)
-        step_relative = self._step_relative(columns, stretches)
-        runs = groups.find_runs(columns, heads, stretches, sizes)
-        if self._ordered:
-            groups.check_order(columns, runs, places, in_order=self._in_order)
-        named = name_operations(columns, heads, names)
-        columns = named.columns
-        if named.changed:
-            places = replace(places, source=named.source)
-            heads = groups.find_heads(columns)
-            stretches = groups.find_stretches(columns, heads)
-            runs = groups.find_runs(columns, heads, stretches, sizes)
-        if named.changed or not self._ordered:
-            columns["order"] = groups.order_by_start(columns, runs, places)
-        if sizes.vpp > 1 or named.changed or not (runs.whole and self._microbatches_rise):
-            check_pipeline(columns, runs, named.op_names, sizes, places)
-        return Trace(
-            meta=self._meta,
-            op_names=named.op_names,
-            rank=columns["rank"],
-            dp=columns["dp"],
-            pp=columns["pp"],
-            step=columns["step"],
-            op=columns["op"],
-            mb=columns["mb"],
-            mc=columns["mc"],
-            order=columns["order"],
-            start_ns=columns["start"],
-            duration_ns=columns["duration"],
-            step_relative=step_relative,
+        recorded = _as_recorded(self._meta, columns, names, self._layout) if self._part else None
+        whole = build_trace(
+            Collected(
+                meta=self._meta,
+                columns=columns,
+                heads=np.concatenate(self._heads),
+                names=names,
+                seconds=self._layout.seconds,
+                in_order=self._in_order,
+                microbatches_rise=self._microbatches_rise,
+            ),
+            self._places,
+            part=self._part,
         )
+        return recorded or whole
 
     def _scratch(self, rows: int) -> NDArray[np.float64]:
         if len(self._seconds) < rows:
@@ -212,32 +237,120 @@ class Assembler:
             first = rows[repeated][:MAX_FAULTS]
             refuse(groups.duplicate(int(row), self._columns, self._places) for row in first)
 
-    def _step_relative(
-        self, columns: Mapping[str, NDArray[Any]], stretches: NDArray[np.intp]
-    ) -> bool:
-        """Return whether every step's earliest start is 0.
 
-        Floating-point times must be so: they do not resolve a clock.
-        """
-        start = columns["start"]
-        if not self._layout.seconds and start.min() != 0:
-            return False
-        steps, number = np.unique(columns["step"][stretches], return_inverse=True)
-        earliest = np.full(len(steps), np.iinfo(np.int64).max)
-        np.minimum.at(earliest, number, np.minimum.reduceat(start, stretches))
-        late = np.flatnonzero(earliest != 0)
-        if len(late) and self._layout.seconds:
-            refuse(
-                self._places.fault(
-                    "absolute_float_time",
-                    f"floating-point starts must count from their step's earliest: step "
-                    f"{steps[which]} begins at {earliest[which] / _NS:g} s",
-                    int(np.argmax((columns["step"] == steps[which]) & (start == earliest[which]))),
-                    "start",
-                )
-                for which in late[:MAX_FAULTS].tolist()
+def build_trace(given: Collected, places: Places, *, part: bool) -> Trace:
+    """Check columns against each other and return the trace that they are.
+
+    Parameters
+    ----------
+    given : Collected
+    places : Places
+        Names the place of a faulty row.
+    part : bool
+        Operations of the session may be missing, also the earliest of a step.
+
+    Raises
+    ------
+    InvalidTraceError
+        See `decode`.
+    """
+    columns, heads, sizes = given.columns, given.heads, given.meta.sizes
+    stretches = groups.find_stretches(columns, heads)
+    groups.check_cells(columns, stretches, sizes, places)
+    step_relative = _step_relative(given, stretches, places, part=part)
+    runs = groups.find_runs(columns, heads, stretches, sizes)
+    ordered = "order" in columns
+    if ordered:
+        groups.check_order(columns, runs, places, in_order=given.in_order)
+    named = name_operations(columns, heads, given.names)
+    columns = named.columns
+    if named.changed:
+        places = replace(places, source=_through(places.source, named.source))
+        heads = groups.find_heads(columns)
+        stretches = groups.find_stretches(columns, heads)
+        runs = groups.find_runs(columns, heads, stretches, sizes)
+    if named.changed or not ordered:
+        columns["order"] = groups.order_by_start(columns, runs, places)
+    if sizes.vpp > 1 or named.changed or not (runs.whole and given.microbatches_rise):
+        check_pipeline(columns, runs, named.op_names, sizes, places)
+    return _trace(given.meta, columns, named.op_names, step_relative=step_relative)
+
+
+def _through(
+    outer: NDArray[np.intp] | None, inner: NDArray[np.intp] | None
+) -> NDArray[np.intp] | None:
+    """Return the row of the body of each row, where rows were chosen once or twice."""
+    if outer is None or inner is None:
+        return inner if outer is None else outer
+    return outer[inner]
+
+
+def _as_recorded(
+    meta: SessionMeta, columns: Mapping[str, NDArray[Any]], names: Sequence[str], layout: Layout
+) -> Trace:
+    kept = dict(columns)
+    # Naming the operations may write into the codes.
+    kept["op"] = columns["op"].copy()
+    types = list(names)
+    forget_unused(kept, types)
+    if "order" not in kept:
+        kept["order"] = np.full(len(kept["op"]), ABSENT, np.int32)
+    return _trace(meta, kept, tuple(types), step_relative=layout.seconds)
+
+
+def _trace(
+    meta: SessionMeta,
+    columns: Mapping[str, NDArray[Any]],
+    op_names: tuple[str, ...],
+    *,
+    step_relative: bool,
+) -> Trace:
+    return Trace(
+        meta=meta,
+        op_names=op_names,
+        rank=columns["rank"],
+        dp=columns["dp"],
+        pp=columns["pp"],
+        step=columns["step"],
+        op=columns["op"],
+        mb=columns["mb"],
+        mc=columns["mc"],
+        order=columns["order"],
+        start_ns=columns["start"],
+        duration_ns=columns["duration"],
+        step_relative=step_relative,
+    )
+
+
+def _step_relative(
+    given: Collected, stretches: NDArray[np.intp], places: Places, *, part: bool
+) -> bool:
+    """Return whether every step's earliest start is 0.
+
+    Floating-point times must be so, where the session is whole: they do not resolve a clock.
+    """
+    columns = given.columns
+    start = columns["start"]
+    if not given.seconds and start.min() != 0:
+        return False
+    if given.seconds and part:
+        return True
+    steps, number = np.unique(columns["step"][stretches], return_inverse=True)
+    earliest = np.full(len(steps), np.iinfo(np.int64).max)
+    np.minimum.at(earliest, number, np.minimum.reduceat(start, stretches))
+    late = np.flatnonzero(earliest != 0)
+    if len(late) and given.seconds:
+        refuse(
+            places.fault(
+                "absolute_float_time",
+                f"floating-point starts must count from their step's earliest: step "
+                f"{steps[which]} begins at {earliest[which] / _NS:g} s",
+                int(np.argmax((columns["step"] == steps[which]) & (start == earliest[which]))),
+                "start",
             )
-        return not len(late)
+            for which in late[:MAX_FAULTS].tolist()
+        )
+    return not len(late)
 
 
 def _empty(rows: int, dtype: np.typing.DTypeLike) -> NDArray[Any]:

@@ -89,8 +89,9 @@ def decode(
     *,
     limits: Limits,
     content_type: str | None = None,
+    part: bool = False,
 ) -> Decoded:
-    """Decode and check a whole body.
+    """Decode and check a body.
 
     Parameters
     ----------
@@ -102,6 +103,9 @@ def decode(
         What the body may decompress to.
     content_type : str, optional
         What the sender calls the format; named in the refusal of an unknown one.
+    part : bool
+        The body is a part of a session: its trace keeps the recorded names and order, which
+        `merge` needs. Floating-point times need not begin with 0.
 
     Raises
     ------
@@ -117,10 +121,10 @@ def decode(
         if meta is None:
             message = "a Parquet body needs the session's metadata beside it"
             raise InvalidMetadataError(message, code="metadata.missing")
-        trace, layout = decode_parquet(body, meta, limits)
+        trace, layout = decode_parquet(body, meta, limits, part=part)
         return Decoded(trace, layout.trace_format)
     if head.startswith((GZIP_MAGIC, ZSTD_MAGIC)) or head.lstrip().startswith(b"{"):
-        return Decoded(decode_ndjson(body, meta, limits), NDJSON)
+        return Decoded(decode_ndjson(body, meta, limits, part=part), NDJSON)
     said = f" (sent as {content_type[:80]!r})" if content_type else ""
     message = f"the body is neither Parquet nor NDJSON, plain, gzip or zstd{said}"
     raise UnsupportedFormatError(message)

@@ -67,7 +67,9 @@ class _Lines:
         return lines + offset if isinstance(lines, int) else int(lines[offset])
 
 
-def decode_ndjson(body: Path | bytes, meta: SessionMeta | None, limits: Limits) -> Trace:
+def decode_ndjson(
+    body: Path | bytes, meta: SessionMeta | None, limits: Limits, *, part: bool
+) -> Trace:
     """Decode and check an NDJSON body; see `decode` for what it raises.
 
     `meta` may be left out where the header line has it; both must then have the same sizes.
@@ -85,7 +87,7 @@ def decode_ndjson(body: Path | bytes, meta: SessionMeta | None, limits: Limits) 
 
     lines = _Lines()
     places = Places(NATIVE.columns, line_of=lines.line_of)
-    assembler = Assembler(meta, NATIVE, places, limits, _FIRST_CAPACITY)
+    assembler = Assembler(meta, NATIVE, places, limits, _FIRST_CAPACITY, part=part)
     names = OpNames(places)
     while True:
         if block:

@@ -87,11 +87,11 @@ def name_operations(
     source = None if present.isdisjoint(FUSED) else _split(named, code_of)
     changed = directed or source is not None or len(present) < len(used)
     if changed:
-        _forget_unused(named, types)
+        forget_unused(named, types)
     return Named(named, tuple(types), source, changed)
 
 
-def _forget_unused(columns: dict[str, NDArray[Any]], types: list[str]) -> None:
+def forget_unused(columns: dict[str, NDArray[Any]], types: list[str]) -> None:
     """Drop unknown types that no row has any more."""
     known = len(KNOWN_OP_TYPES)
     counts = np.bincount(columns["op"], minlength=len(types))

@@ -36,7 +36,9 @@ T = TypeVar("T")
 _UNREADABLE: Final = (pa.ArrowException, OSError, ValueError, KeyError, IndexError, OverflowError)
 
 
-def decode_parquet(body: Path | bytes, meta: SessionMeta, limits: Limits) -> tuple[Trace, Layout]:
+def decode_parquet(
+    body: Path | bytes, meta: SessionMeta, limits: Limits, *, part: bool
+) -> tuple[Trace, Layout]:
     """Decode and check a Parquet body; see `decode` for what it raises."""
     with _open(body) as source:
         footer = read_footer(source, limits)
@@ -50,7 +52,7 @@ def decode_parquet(body: Path | bytes, meta: SessionMeta, limits: Limits) -> tup
             raise BodyTooLargeError(message, code="body.too_many_rows")
         check_pages(source, footer, wanted, limits)
         places = Places(layout.columns)
-        assembler = Assembler(meta, layout, places, limits, footer.rows)
+        assembler = Assembler(meta, layout, places, limits, footer.rows, part=part)
         names = OpNames(places)
         batches = _batches(source, described.metadata, layout, wanted)
         if footer.rows > BATCH_ROWS:
