@@ -70,7 +70,7 @@ ON_POSTGRES_15 = PACELINE_TEST_POSTGRES_BIN="$(POSTGRES_15_BIN)" $(BIN)/pytest
 # Whatever sends SQL of its own; the rest would be the same once more. (Those of the embedded server
 # itself run on both releases in any case.)
 SENDING_SQL := $(addprefix tests/integration/,db durable plans dashboard api/alerts \
-	$(addprefix api/test_,events.py receive.py sessions.py upload.py what_if.py) \
+	$(addprefix api/test_,chunks.py events.py receive.py sessions.py upload.py what_if.py) \
 	$(addprefix alerts/test_,channel_views.py delivery.py routing.py)) \
 	--ignore-glob '*/test_workers.py' --ignore tests/integration/db/embedded
 

@@ -10,6 +10,7 @@ from fastapi import FastAPI
 
 from app.api import (
     alerts,
+    chunks,
     docs,
     events,
     health,
@@ -23,6 +24,7 @@ from app.api import (
 from app.api.compression import Compression
 from app.api.guards import CrossSiteGuard, HostGuard
 from app.api.headers import SecurityHeaders
+from app.api.intake import Ingest
 from app.api.live import LiveStates
 from app.dashboard import routes as dashboard
 
@@ -65,7 +67,9 @@ def create_app(container: Container) -> FastAPI:
     )
     app.state.closing = live.close_soon
 
-    app.include_router(ingest.router(container, counted))
+    taking = Ingest(container, counted)
+    app.include_router(ingest.router(taking))
+    app.include_router(chunks.router(taking))
     app.include_router(sessions.router(container))
     app.include_router(what_if.router(container))
     app.include_router(plans.router(container))

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from alembic import context
 
-from app.db import alert_models, plan_models
+from app.db import alert_models, chunk_models, plan_models
 from app.db.engine import make_engine
 from app.db.models import Base
 from app.errors import StartupError
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 # Every module that has tables must be imported for its tables to be compared.
-TABLES_OF = (alert_models, plan_models)
+TABLES_OF = (alert_models, chunk_models, plan_models)
 
 
 def run(connection: Connection) -> None:

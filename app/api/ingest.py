@@ -1,104 +1,21 @@
-"""Ingest: a whole session in one body.
-
-The first of the two async islands. A body is streamed, counted, hashed and spooled on the event
-loop, within an idle timeout and a byte budget of the process; then a thread of a limiter of its own
-stores it, so that many senders leave pages their threads.
-"""
+"""Ingest: a whole session in one body."""
 
 from __future__ import annotations
 
 import uuid
-from collections.abc import AsyncIterator
-from typing import TYPE_CHECKING, Annotated, Final
+from functools import partial
+from typing import Annotated
 
-import anyio
 import structlog
-from anyio import CapacityLimiter
 from fastapi import APIRouter, Path, Query, Request, Response
 from fastapi.responses import JSONResponse
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel
 from starlette.requests import ClientDisconnect
 
-from app.analysis.trace.limits import Limits
-from app.analysis.trace.metadata import load_metadata, parse_metadata
-from app.api import problems
-from app.api.multipart import MultipartParts, MultipartReader
-from app.api.spool import ByteBudget, Spool, SpooledBody, spool_directory
-from app.errors import (
-    BusyError,
-    InvalidMetadataError,
-    PacelineError,
-    UnsupportedFormatError,
-)
+from app.api.intake import CLIENT_CLOSED_REQUEST, REFUSALS, TRACE_CONTENT, Ingest, QueryMetadata
 from app.services.receive_session import Body, Receipt, check_job_name, receive_session
 
-if TYPE_CHECKING:
-    from app.analysis.trace.model import SessionMeta
-    from app.api.metrics import Metrics
-    from app.services.container import Container
-
 log = structlog.get_logger(__name__)
-
-# Threads that write and hash bodies; storing has its own limiter.
-SPOOL_THREADS: Final = 4
-
-MULTIPART: Final = "multipart/form-data"
-
-# Senders that say nothing about the bytes (curl's own default is the form's): the decoder looks.
-UNDECLARED: Final = frozenset(
-    {"", "application/octet-stream", "binary/octet-stream", "application/x-www-form-urlencoded"}
-)
-NDJSON: Final = frozenset(
-    {
-        "application/x-ndjson",
-        "application/ndjson",
-        "application/jsonl",
-        "application/gzip",
-        "application/x-gzip",
-        "application/zstd",
-    }
-)
-PARQUET: Final = frozenset(
-    {"application/vnd.apache.parquet", "application/x-parquet", "application/parquet"}
-)
-
-# Content codings of NDJSON and how such a body starts; the decoder undoes them.
-ENCODINGS: Final = {"gzip": b"\x1f\x8b", "x-gzip": b"\x1f\x8b", "zstd": b"\x28\xb5\x2f\xfd"}
-
-# What nginx calls a client that is gone; nobody reads it.
-CLIENT_CLOSED_REQUEST: Final = 499
-
-
-class BodyTimeoutError(PacelineError):
-    """No byte of a body came for too long."""
-
-    code = "body.timeout"
-
-
-class UnsupportedEncodingError(PacelineError):
-    """The Content-Encoding is none that this body may have, or not that of its bytes."""
-
-    code = "encoding.unsupported"
-
-
-class QueryMetadata(BaseModel):
-    """Sizes of the job, where neither the body nor a part `meta` says them."""
-
-    model_config = ConfigDict(extra="forbid")
-
-    dp: int | None = Field(None, description="Data-parallel size.")
-    pp: int | None = Field(None, description="Pipeline stages.")
-    tp: int | None = Field(None, description="Tensor-parallel size; 1 unless given.")
-    cp: int | None = Field(None, description="Context-parallel size; 1 unless given.")
-    vpp: int | None = Field(None, description="Model chunks a stage; 1 unless given.")
-    world: int | None = Field(None, description="Ranks: dp · pp · tp · cp.")
-    trial_name: str | None = None
-    run_id: str | None = None
-
-    def meta(self) -> SessionMeta | None:
-        """Return the metadata, or None if no parameter was given."""
-        given = self.model_dump(exclude_none=True)
-        return parse_metadata(given) if given else None
 
 
 class ReceiptBody(BaseModel):
@@ -111,112 +28,29 @@ class ReceiptBody(BaseModel):
     number: int
 
 
-class Ingest:
-    """What all requests of one application share: budget, limiters, and who waits."""
-
-    def __init__(self, container: Container, metrics: Metrics) -> None:
-        settings = container.settings
-        self._container = container
-        self._settings = settings
-        self._metrics = metrics
-        self._directory = spool_directory(settings)
-        self._budget = ByteBudget(settings.ingest_budget_bytes)
-        self._spool_limiter = CapacityLimiter(SPOOL_THREADS)
-        self._store_limiter = CapacityLimiter(settings.ingest_concurrency)
-        self._max_meta_bytes = Limits().max_header_bytes
-        metrics.ingest_spooled.set_function(lambda: self._budget.used)
-        metrics.ingest_waiting.set_function(self._waiting)
-
-    async def receive(self, request: Request, job: str, query: QueryMetadata) -> Receipt:
-        """Take one body from the wire to the database."""
-        spool = Spool(
-            self._directory, self._budget, self._settings.max_body_bytes, self._spool_limiter
-        )
-        try:
-            async with spool:
-                receipt = await self._receive(request, job, query, spool)
-        except PacelineError as error:
-            self._metrics.ingest_refusals.labels(error.stable_code).inc()
-            self._metrics.ingest_refused_bytes.inc(spool.size)
-            log.info("body refused", job=job, code=error.stable_code, bytes=spool.size)
-            raise
-        finally:
-            self._metrics.ingest_bytes.inc(spool.size)
-        self._metrics.ingest_sessions.labels("new" if receipt.created else "known").inc()
-        if receipt.created:
-            self._metrics.ingest_rows.inc(receipt.operations)
-        return receipt
-
-    async def _receive(
-        self, request: Request, job: str, query: QueryMetadata, spool: Spool
-    ) -> Receipt:
-        # All that can be refused before the body comes.
-        check_job_name(job)
-        media_type = _media_type(request.headers.get("content-type"))
-        encoding = _encoding(request, media_type)
-        meta = query.meta()
-        if self._waiting() >= self._settings.ingest_queue:
-            raise BusyError("Too many bodies wait to be stored; send this one later.")
-        length = request.headers.get("content-length")
-        spool.expect(int(length) if length is not None else 0)
-
-        content_type = media_type
-        if media_type == MULTIPART:
-            parts = await self._read_parts(request, spool)
-            content_type = _part_media_type(parts)
-            meta = _only_one(meta, parts)
-        else:
-            async for chunk in self._chunks(request):
-                await spool.write(chunk)
-        spooled = await spool.finish()
-        _check_encoding(encoding, spooled)
-        return await self._store(
-            job,
-            Body(
-                path=spooled.path,
-                size=spooled.size,
-                sha256=spooled.sha256,
-                content_type=None if content_type in UNDECLARED else content_type,
-                meta=meta,
-            ),
-        )
-
-    async def _read_parts(self, request: Request, spool: Spool) -> MultipartParts:
-        reader = MultipartReader(
-            request.headers["content-type"], spool, max_meta_bytes=self._max_meta_bytes
-        )
-        async for chunk in self._chunks(request):
-            await reader.feed(chunk)
-        return reader.finish()
-
-    async def _chunks(self, request: Request) -> AsyncIterator[bytes]:
-        timeout_s = self._settings.ingest_idle_timeout_s
-        more = True
-        while more:
-            try:
-                with anyio.fail_after(timeout_s):
-                    message = await request.receive()
-            except TimeoutError as error:
-                raise BodyTimeoutError(f"No byte came for {timeout_s:g} seconds.") from error
-            if message["type"] == "http.disconnect":
-                raise ClientDisconnect
-            more = message.get("more_body", False)
-            if body := message.get("body"):
-                yield body
-
-    async def _store(self, job: str, body: Body) -> Receipt:
-        return await anyio.to_thread.run_sync(
-            receive_session, self._container, job, body, limiter=self._store_limiter
-        )
-
-    def _waiting(self) -> int:
-        return self._store_limiter.statistics().tasks_waiting
+def answer(  # noqa: PLR0913 - what it says
+    request: Request, session: uuid.UUID, state: str, job: str, number: int, *, created: bool
+) -> Response:
+    """Return the answer of every route that takes something of a session."""
+    url = f"/sessions/{session}"
+    body = ReceiptBody(
+        session=session,
+        url=str(request.base_url).rstrip("/") + url,
+        state=state,
+        job=job,
+        number=number,
+    )
+    return JSONResponse(
+        body.model_dump(mode="json"),
+        status_code=202 if created else 200,
+        headers={"Location": f"/api/v1{url}"},
+    )
 
 
-def router(container: Container, metrics: Metrics) -> APIRouter:
+def router(ingest: Ingest) -> APIRouter:
     """Return the route that takes sessions."""
     routes = APIRouter(tags=["ingest"])
-    ingest = Ingest(container, metrics)
+    container, metrics = ingest.container, ingest.metrics
 
     @routes.post(
         "/api/v1/jobs/{job}/sessions",
@@ -225,30 +59,9 @@ def router(container: Container, metrics: Metrics) -> APIRouter:
         response_model=ReceiptBody,
         responses={
             200: {"model": ReceiptBody, "description": "The same body was there already"},
-            413: problems.described("Over a limit, as it is or decompressed"),
-            415: problems.described("A format or content encoding that is not known"),
-            422: problems.described("Not a trace or metadata that can be stored"),
-            429: problems.described("The server is behind; Retry-After says when to try again"),
+            **REFUSALS,
         },
-        openapi_extra={
-            "requestBody": {
-                "required": True,
-                "content": {
-                    "application/vnd.apache.parquet": {"schema": {"type": "string"}},
-                    "application/x-ndjson": {"schema": {"type": "string"}},
-                    MULTIPART: {
-                        "schema": {
-                            "type": "object",
-                            "required": ["trace"],
-                            "properties": {
-                                "meta": {"type": "string", "description": "YAML or JSON"},
-                                "trace": {"type": "string", "format": "binary"},
-                            },
-                        }
-                    },
-                },
-            }
-        },
+        openapi_extra=TRACE_CONTENT,
     )
     async def post_session(
         request: Request,
@@ -260,68 +73,27 @@ def router(container: Container, metrics: Metrics) -> APIRouter:
         The metadata comes in the header line of NDJSON, in a multipart part `meta`, or in query
         parameters. The same body again answers 200 with the session that it already is.
         """
+
+        def store(body: Body) -> Receipt:
+            return receive_session(container, job, body)
+
         try:
-            receipt = await ingest.receive(request, job, query)
+            receipt = await ingest.receive(
+                request, query, check=partial(check_job_name, job), store=store
+            )
         except ClientDisconnect:
             log.info("sender gone", job=job)
             return Response(status_code=CLIENT_CLOSED_REQUEST)
-        url = f"/sessions/{receipt.session}"
-        body = ReceiptBody(
-            session=receipt.session,
-            url=str(request.base_url).rstrip("/") + url,
-            state=receipt.state,
-            job=receipt.job,
-            number=receipt.number,
-        )
-        return JSONResponse(
-            body.model_dump(mode="json"),
-            status_code=202 if receipt.created else 200,
-            headers={"Location": f"/api/v1{url}"},
+        metrics.ingest_sessions.labels("new" if receipt.created else "known").inc()
+        if receipt.created:
+            metrics.ingest_rows.inc(receipt.operations)
+        return answer(
+            request,
+            receipt.session,
+            receipt.state,
+            receipt.job,
+            receipt.number,
+            created=receipt.created,
         )
 
     return routes
-
-
-def _media_type(content_type: str | None) -> str:
-    media_type = (content_type or "").partition(";")[0].strip().lower()
-    if media_type in UNDECLARED or media_type in NDJSON or media_type in PARQUET:
-        return media_type
-    if media_type == MULTIPART:
-        return media_type
-    raise UnsupportedFormatError(f"Bodies of type {media_type} are not accepted.")
-
-
-def _part_media_type(parts: MultipartParts) -> str:
-    media_type = _media_type(parts.trace_content_type)
-    if media_type == MULTIPART:
-        raise UnsupportedFormatError("A part cannot have parts of its own.")
-    return media_type
-
-
-def _encoding(request: Request, media_type: str) -> str | None:
-    encoding = request.headers.get("content-encoding", "identity").strip().lower()
-    if encoding == "identity":
-        return None
-    if encoding not in ENCODINGS or media_type in PARQUET or media_type == MULTIPART:
-        raise UnsupportedEncodingError(
-            f"Content-Encoding {encoding} is not accepted here; NDJSON may come as gzip or zstd."
-        )
-    return encoding
-
-
-def _check_encoding(encoding: str | None, body: SpooledBody) -> None:
-    if encoding is not None and not body.head.startswith(ENCODINGS[encoding]):
-        raise UnsupportedEncodingError(
-            f"The body is not encoded as its Content-Encoding says: {encoding}."
-        )
-
-
-def _only_one(query: SessionMeta | None, parts: MultipartParts) -> SessionMeta | None:
-    if parts.meta is None:
-        return query
-    if query is not None:
-        raise InvalidMetadataError(
-            "The metadata comes twice: as query parameters and as a part.",
-            code="metadata.conflict",
-        )
-    return load_metadata(parts.meta)

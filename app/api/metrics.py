@@ -66,6 +66,12 @@ class Metrics:
             ("outcome",),
             registry=self.registry,
         )
+        self.ingest_chunks = Counter(
+            "paceline_ingest_chunks",
+            "Chunks accepted, by whether they were new or there already.",
+            ("outcome",),
+            registry=self.registry,
+        )
         self.ingest_refusals = Counter(
             "paceline_ingest_refusals",
             "Bodies refused, by the code of the problem.",

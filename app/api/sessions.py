@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import uuid
+from dataclasses import asdict
 from datetime import datetime
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
@@ -13,7 +14,13 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel
 
 from app.services.reports import heatmap, report_json
-from app.services.sessions import SessionRow, SessionView, get_session, list_sessions
+from app.services.sessions import (
+    IntakeView,
+    SessionRow,
+    SessionView,
+    get_session,
+    list_sessions,
+)
 from app.services.timelines import perfetto_timeline, timeline
 
 if TYPE_CHECKING:
@@ -88,12 +95,39 @@ class WorkBody(BaseModel):
     error: str | None
 
 
+class ProducerBody(BaseModel):
+    """What one producer of a session has sent; `final` with its last chunk."""
+
+    producer: str
+    chunks: int
+    operations: int
+    body_bytes: int
+    final: bool
+
+
+class IntakeBody(BaseModel):
+    """How a session came in chunks; `seals_at` unless another one comes before."""
+
+    chunks: int
+    refused_chunks: int
+    refused_bytes: int
+    last_chunk_at: datetime
+    sealed_at: datetime | None
+    sealed_by: Literal["request", "final", "silence"] | None
+    seals_at: datetime | None
+    producers: list[ProducerBody]
+
+
 class SessionDetailBody(SessionBody):
-    """A session with what its sender said and how its analysis stands."""
+    """A session with what its sender said and how its analysis stands.
+
+    `intake` is null where it came in one body.
+    """
 
     meta: dict[str, Any]
     reason_detail: dict[str, Any] | None
     work: WorkBody | None
+    intake: IntakeBody | None
     has_report: bool
 
 
@@ -255,5 +289,19 @@ def _detail(view: SessionView) -> SessionDetailBody:
             error_code=work.error_code,
             error=work.error,
         ),
+        intake=None if view.intake is None else _intake(view.intake),
         has_report=view.has_report,
+    )
+
+
+def _intake(intake: IntakeView) -> IntakeBody:
+    return IntakeBody(
+        chunks=intake.chunks,
+        refused_chunks=intake.refused_chunks,
+        refused_bytes=intake.refused_bytes,
+        last_chunk_at=intake.last_chunk_at,
+        sealed_at=intake.sealed_at,
+        sealed_by=intake.sealed_by,
+        seals_at=intake.seals_at if intake.sealed_at is None else None,
+        producers=[ProducerBody(**asdict(producer)) for producer in intake.producers],
     )

@@ -94,8 +94,9 @@ class Session(Base):
     attempt: Mapped[int]
     # Counts a job's sessions from 1: what people call it ("session 14").
     number: Mapped[int]
-    # Of the body and its metadata: the same bytes again are the same session.
-    content_sha256: Mapped[bytes]
+    # Of the body and its metadata: the same bytes again are the same session. Null where it came in
+    # chunks, which have their own.
+    content_sha256: Mapped[bytes | None]
     state: Mapped[str]
     received_at: Mapped[datetime] = mapped_column(server_default=text("now()"))
     state_changed_at: Mapped[datetime] = mapped_column(server_default=text("now()"))
@@ -112,7 +113,8 @@ class Session(Base):
     body_bytes: Mapped[int] = mapped_column(BigInteger)
     operations: Mapped[int] = mapped_column(BigInteger)
     steps: Mapped[int]
-    trace_blob: Mapped[uuid.UUID] = mapped_column(Uuid)
+    # null until the chunks of a session that came in such are merged
+    trace_blob: Mapped[uuid.UUID | None] = mapped_column(Uuid)
 
     # why there is no verdict: a stable code, a sentence, and details for the page
     reason_code: Mapped[str | None]

@@ -15,9 +15,11 @@ from app.analysis.report import Analysis, analyze
 from app.analysis.trace.metadata import parse_metadata
 from app.analysis.trace.storage import unpack
 from app.db.blobs import read_blob
+from app.db.chunk_models import Intake
 from app.db.models import Job, Session
 from app.errors import NotFoundError, UnanalyzableError
 from app.services.alert_evaluate import evaluate_session
+from app.services.merge_session import merge_session
 from app.services.report_store import delete_report, replace_report
 from app.services.session_task import move_session
 from app.services.task_runs import Claim, finish
@@ -45,10 +47,14 @@ NO_NUMBERS: Final[dict[str, None]] = dict.fromkeys(
 class _Loaded:
     trace: Trace
     job: str
+    # what the merging of chunks did; None where the session came in one body
+    chunks: dict[str, Any] | None
 
 
 def analyze_session(container: Container, claim: Claim) -> None:
     """Read the trace of a claim's session, analyze it and store what came out.
+
+    Chunks are merged first; that stays, whatever becomes of the analysis.
 
     Raises
     ------
@@ -57,26 +63,28 @@ def analyze_session(container: Container, claim: Claim) -> None:
     NotFoundError
         If the session was deleted meanwhile.
     """
-    loaded = _load(container, claim.subject_id)
     try:
+        merge_session(container, claim.subject_id)
+        loaded = _load(container, claim.subject_id)
         analysis = analyze(loaded.trace)
     except UnanalyzableError as error:
         _discard(container, claim, error)
     else:
-        _store(container, claim, analysis, loaded.job)
+        _store(container, claim, analysis, loaded)
 
 
 def _load(container: Container, session_id: uuid.UUID) -> _Loaded:
     with container.uow() as tx:
         row = tx.session.execute(
-            select(Session.meta, Session.trace_blob, Job.name)
+            select(Session.meta, Session.trace_blob, Job.name, Intake.merged)
             .join(Job, Job.id == Session.job_id)
+            .outerjoin(Intake, Intake.session_id == Session.id)
             .where(Session.id == session_id)
         ).one_or_none()
-        if row is None:
+        if row is None or row.trace_blob is None:
             raise NotFoundError(f"session {session_id} is gone")
         parts = list(read_blob(tx, row.trace_blob))
-    return _Loaded(unpack(parts, parse_metadata(row.meta)), row.name)
+    return _Loaded(unpack(parts, parse_metadata(row.meta)), row.name, row.merged)
 
 
 def _discard(container: Container, claim: Claim, error: UnanalyzableError) -> None:
@@ -97,8 +105,10 @@ def _discard(container: Container, claim: Claim, error: UnanalyzableError) -> No
         evaluate_session(container, tx, claim.subject_id, None)
 
 
-def _store(container: Container, claim: Claim, analysis: Analysis, job: str) -> None:
-    document = analysis.document | {"job": job, "session": str(claim.subject_id)}
+def _store(container: Container, claim: Claim, analysis: Analysis, loaded: _Loaded) -> None:
+    document = analysis.document | {"job": loaded.job, "session": str(claim.subject_id)}
+    if loaded.chunks is not None:
+        document["coverage"] = document["coverage"] | {"chunks": loaded.chunks}
     fidelity = document["fidelity"]
     with container.uow() as tx:
         finish(tx, claim)

@@ -109,17 +109,22 @@ def check_job_name(name: str) -> None:
     InvalidJobNameError
         If it is empty, too long, not printable, or means a folder in an address.
     """
-    if (
-        not 0 < len(name) <= MAX_JOB_NAME_CHARACTERS
-        or not name.isprintable()
-        or name != name.strip()
-        or "/" in name
-        or name in (".", "..")
-    ):
+    if not is_plain_name(name, MAX_JOB_NAME_CHARACTERS):
         raise InvalidJobNameError(
             f"A job's name has 1 to {MAX_JOB_NAME_CHARACTERS} printable characters, "
             "without a slash and without blanks around it."
         )
+
+
+def is_plain_name(name: str, max_characters: int) -> bool:
+    """Return whether a name survives in an address and on a page."""
+    return (
+        0 < len(name) <= max_characters
+        and name.isprintable()
+        and name == name.strip()
+        and "/" not in name
+        and name not in (".", "..")
+    )
 
 
 def receive_session(container: Container, job: str, body: Body) -> Receipt:

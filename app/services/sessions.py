@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 from sqlalchemy import Select, func, select
 
+from app.db.chunk_models import Chunk, Intake, SealedBy
 from app.db.models import ANALYZE_SESSION, Job, Report, Session, TaskRun
 from app.errors import NotFoundError
+from app.services.seal_session import silence
 
 if TYPE_CHECKING:
     import uuid
@@ -20,6 +22,10 @@ if TYPE_CHECKING:
 
 # What a session may still become something else from.
 PENDING_STATES: Final = ("open", "sealed", "queued", "analyzing")
+
+
+# Shown of one session.
+MAX_PRODUCERS: Final = 2048
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +84,45 @@ class WorkStatus:
 
 
 @dataclass(frozen=True, slots=True)
+class ProducerView:
+    """What one producer of a session has sent."""
+
+    producer: str
+    chunks: int
+    operations: int
+    body_bytes: int
+    final: bool
+
+
+@dataclass(frozen=True, slots=True)
+class IntakeView:
+    """How a session came in chunks.
+
+    Parameters
+    ----------
+    chunks : int
+    refused_chunks, refused_bytes : int
+        Of chunks that were not taken.
+    last_chunk_at : datetime
+    sealed_at : datetime or None
+    sealed_by : str or None
+    seals_at : datetime
+        When silence seals the session, if no further chunk comes.
+    producers : tuple of ProducerView
+        By name; at most `MAX_PRODUCERS`.
+    """
+
+    chunks: int
+    refused_chunks: int
+    refused_bytes: int
+    last_chunk_at: datetime
+    sealed_at: datetime | None
+    sealed_by: SealedBy | None
+    seals_at: datetime
+    producers: tuple[ProducerView, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class SessionView:
     """Everything of one session but its report.
 
@@ -90,6 +135,8 @@ class SessionView:
         Faults behind `row.reason`.
     work : WorkStatus or None
         None where nothing was ever to be done.
+    intake : IntakeView or None
+        None where the session came in one body.
     has_report : bool
     now : datetime
         The database's time of this view.
@@ -99,6 +146,7 @@ class SessionView:
     meta: Mapping[str, Any]
     reason_detail: Mapping[str, Any] | None
     work: WorkStatus | None
+    intake: IntakeView | None
     has_report: bool
     now: datetime
 
@@ -149,6 +197,7 @@ def get_session(container: Container, session_id: uuid.UUID) -> SessionView:
             meta=meta,
             reason_detail=reason_detail,
             work=_work(tx, session_id),
+            intake=_intake(tx, session_id),
             has_report=report is not None,
             now=tx.now,
         )
@@ -185,6 +234,47 @@ def _work(tx: UnitOfWork, session_id: uuid.UUID) -> WorkStatus | None:
     return WorkStatus(run.state, run.attempt, position, run.error_code, run.error)
 
 
+def _intake(tx: UnitOfWork, session_id: uuid.UUID) -> IntakeView | None:
+    intake = tx.session.get(Intake, session_id)
+    if intake is None:
+        return None
+    producers = tx.session.execute(
+        select(
+            Chunk.producer,
+            func.count(),
+            func.sum(Chunk.operations),
+            func.sum(Chunk.body_bytes),
+            func.bool_or(Chunk.final),
+        )
+        .where(Chunk.session_id == session_id)
+        .group_by(Chunk.producer)
+        .order_by(Chunk.producer)
+        .limit(MAX_PRODUCERS)
+    )
+    return IntakeView(
+        chunks=intake.chunks,
+        refused_chunks=intake.refused_chunks,
+        refused_bytes=intake.refused_bytes,
+        last_chunk_at=intake.last_chunk_at,
+        sealed_at=intake.sealed_at,
+        sealed_by=intake.sealed_by,
+        seals_at=intake.last_chunk_at + silence(intake.longest_gap_s),
+        producers=tuple(
+            ProducerView(name, chunks, int(operations), int(body_bytes), final)
+            for name, chunks, operations, body_bytes, final in producers
+        ),
+    )
+
+
 def no_session(session_id: uuid.UUID) -> NotFoundError:
     """Return what is raised where there is no such session."""
     return NotFoundError(f"There is no session {session_id}.")
+
+
+def no_trace(state: str) -> NotFoundError:
+    """Return what is raised where a session's chunks are not one trace (yet)."""
+    if state in PENDING_STATES:
+        return NotFoundError(
+            f"There is no timeline yet: the session is {state}.", code="report.not_ready"
+        )
+    return NotFoundError(f"The session is {state}; its chunks are no trace.", code="report.none")

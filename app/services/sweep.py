@@ -17,6 +17,7 @@ from sqlalchemy import delete, func, select, update
 
 from app.db.models import TaskRun, WorkerHeartbeat
 from app.services.alert_sweep import sweep_alerts
+from app.services.seal_session import seal_silent
 from app.services.task_runs import Claim, TaskError, expire
 
 if TYPE_CHECKING:
@@ -57,12 +58,15 @@ class SweepResult:
         Task runs of killed workers that had no attempt left.
     forgotten : int
         Heartbeats that were deleted.
+    sealed : int
+        Sessions of which no further chunk was heard.
     """
 
     republished: int = 0
     expired: int = 0
     dead: int = 0
     forgotten: int = 0
+    sealed: int = 0
 
 
 def sweep(container: Container) -> SweepResult:
@@ -83,6 +87,7 @@ def _sweep_tasks(container: Container) -> SweepResult:
             expired=expired,
             dead=dead,
             forgotten=_forget_workers(tx),
+            sealed=seal_silent(tx),
         )
     if result != SweepResult():
         _log.info(
@@ -91,6 +96,7 @@ def _sweep_tasks(container: Container) -> SweepResult:
             expired=result.expired,
             dead=result.dead,
             forgotten=result.forgotten,
+            sealed=result.sealed,
         )
     return result
 

@@ -12,7 +12,7 @@ from app.analysis.trace.metadata import parse_metadata
 from app.analysis.trace.storage import unpack
 from app.db.blobs import read_blob
 from app.db.models import Session
-from app.services.sessions import no_session
+from app.services.sessions import no_session, no_trace
 
 if TYPE_CHECKING:
     import uuid
@@ -67,14 +67,16 @@ def stored_trace(container: Container, session_id: uuid.UUID) -> Trace:
     Raises
     ------
     NotFoundError
-        If there is no such session.
+        If there is no such session, or its chunks are not merged.
     """
     with container.uow() as tx:
         row = tx.session.execute(
-            select(Session.meta, Session.trace_blob).where(Session.id == session_id)
+            select(Session.meta, Session.trace_blob, Session.state).where(Session.id == session_id)
         ).one_or_none()
         if row is None:
             raise no_session(session_id)
+        if row.trace_blob is None:
+            raise no_trace(row.state)
         parts = list(read_blob(tx, row.trace_blob))
     return unpack(parts, parse_metadata(row.meta))
 

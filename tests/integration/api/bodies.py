@@ -66,26 +66,25 @@ def changed(column: str, row: int, value: object) -> bytes:
     return parquet(**{column: pa.array(values, table().schema.field(column).type)})
 
 
-def published(start: Floats, duration: Floats) -> bytes:
-    """Return a Parquet body in the columns of the published traces."""
+def published(start: Floats, duration: Floats, chosen: NDArray[np.intp] | None = None) -> bytes:
+    """Return a Parquet body in the columns of the published traces, of all rows or the chosen."""
     sample, rows = trace(), table()
-    return written(
-        pa.table(
-            {
-                "dp_rank": rows["dp"],
-                "stage": rows["pp"],
-                "rank": rows["rank"],
-                "step": rows["step"],
-                "optype": rows["op"],
-                "start_ts": pa.array(start),
-                "duration": pa.array(duration),
-                "seq_id": sample.order,
-                "mc": sample.mc,
-                "gmc": sample.mc,
-                "mb_id": sample.mb,
-            }
-        )
+    whole = pa.table(
+        {
+            "dp_rank": rows["dp"],
+            "stage": rows["pp"],
+            "rank": rows["rank"],
+            "step": rows["step"],
+            "optype": rows["op"],
+            "start_ts": pa.array(start),
+            "duration": pa.array(duration),
+            "seq_id": sample.order,
+            "mc": sample.mc,
+            "gmc": sample.mc,
+            "mb_id": sample.mb,
+        }
     )
+    return written(whole if chosen is None else whole.take(chosen))
 
 
 def published_times() -> tuple[Floats, Floats]:

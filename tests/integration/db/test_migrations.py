@@ -46,6 +46,30 @@ def test_up_down_up(engine: Engine) -> None:
     assert migrate.current_revision(engine) == migrate.expected_revision()
 
 
+def test_merged_sessions_outlive_a_schema_without_chunks(engine: Engine) -> None:
+    migrate.upgrade(engine.url)
+    with engine.begin() as connection:
+        connection.execute(text("INSERT INTO job (name) VALUES ('llm')"))
+        for number, blob in ((1, uuid.uuid4()), (2, None)):
+            connection.execute(
+                text(
+                    """
+                    INSERT INTO session (id, job_id, attempt, number, state, meta, dp, pp, tp, cp,
+                        vpp, world, trace_format, body_bytes, operations, steps, trace_blob)
+                    VALUES (:id, 1, 1, :number, 'open', '{}', 1, 1, 1, 1, 1, 1, 'ndjson', 0, 0, 0,
+                        :blob)
+                    """
+                ),
+                {"id": uuid.uuid4(), "number": number, "blob": blob},
+            )
+    migrate.downgrade(engine.url, "0003")
+    migrate.upgrade(engine.url)
+    with engine.connect() as connection:
+        left = connection.execute(text("SELECT number, content_sha256 FROM session")).all()
+    assert [row.number for row in left] == [1]
+    assert len(left[0].content_sha256) == 32
+
+
 def test_models_need_no_further_revision(engine: Engine) -> None:
     migrate.upgrade(engine.url)
     with engine.connect() as connection:
