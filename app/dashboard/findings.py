@@ -283,6 +283,10 @@ def coverage_finding(document: Document) -> str:
     unanswered = coverage.get("unanswered") or {}
     if unanswered:
         parts.append(f"{plural(sum(unanswered.values()), 'send')} without receives left out")
+    # Only sessions that came in chunks have these.
+    repeated = coverage.get("chunks", {}).get("dropped", {}).get("operations", 0)
+    if repeated:
+        parts.append(f"{plural(repeated, 'repeated operation')} dropped")
     if coverage["unknown_op_types"]:
         parts.append(f"{plural(len(coverage['unknown_op_types']), 'unknown type')} of operation")
     text = listing(parts)

@@ -8,6 +8,7 @@ from typing import Any
 
 from app.dashboard import figures, findings
 from app.dashboard.cause_rows import CauseRow, causes_table
+from app.dashboard.chunk_parts import chunk_rows
 from app.dashboard.figure_parts import stretch_starts
 from app.dashboard.format import count
 from app.dashboard.plan_session import SessionTemplate, session_template
@@ -116,7 +117,7 @@ def report_view(
         launches=launch_rows(document),
         recorded_title=findings.recorded_finding(document),
         coverage_title=findings.coverage_finding(document),
-        coverage=coverage_rows(document),
+        coverage=(*coverage_rows(document), *chunk_rows(document)),
         template=session_template(document),
         data=_data(document, chosen),
     )

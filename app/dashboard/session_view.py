@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote
 
 from app.dashboard.alert_parts import Actions
+from app.dashboard.chunk_parts import arrival_facts, refused_facts
 from app.dashboard.fleet_view import UNDERWAY, verdict_values
 from app.dashboard.format import (
     age,
@@ -28,7 +29,7 @@ from app.dashboard.report_view import ReportView
 
 if TYPE_CHECKING:
     from app.services.fleet import JobSummary
-    from app.services.sessions import SessionView
+    from app.services.sessions import IntakeView, SessionView
 
 Document = Mapping[str, Any]
 
@@ -155,6 +156,8 @@ def _body(
         return _analyzed(view, job, document)
     if state == "no_verdict" and document is not None:
         return _no_verdict(view, document)
+    if state == "open" and view.intake is not None:
+        return _arriving(view, view.intake)
     if state in UNDERWAY:
         return _underway(view, max_attempts)
     return _ended(view)
@@ -261,6 +264,23 @@ def _why_no_more(document: Document) -> str:
     )
 
 
+def _arriving(view: SessionView, intake: IntakeView) -> _Body:
+    row = view.row
+    chunks, producers = (
+        plural(intake.chunks, "chunk"),
+        plural(len(intake.producers), "producer"),
+    )
+    return _Body(
+        state=STATES["open"],
+        short="arriving",
+        heading=f"Session {row.number} is arriving: {chunks} of {producers} so far",
+        line=(FORMATS.get(row.trace_format, row.trace_format),),
+        facts=arrival_facts(row, intake),
+        why="It is analyzed when it is sealed: on request, by the last producer's last chunk, or "
+        "when nothing more comes.",
+    )
+
+
 def _underway(view: SessionView, max_attempts: int) -> _Body:
     row, work = view.row, view.work
     attempt = work.attempt if work else 0
@@ -273,6 +293,7 @@ def _underway(view: SessionView, max_attempts: int) -> _Body:
             FORMATS.get(row.trace_format, row.trace_format),
         ),
         Fact("Received", "", clock_time(row.received_at), moment=row.received_at),
+        *refused_facts(view.intake),
     ]
     ghosts = (f"Heatmap, {plural(workers, 'worker')}", f"Steps, {count(row.steps)} received")
     if row.state == "analyzing":
@@ -317,6 +338,7 @@ def _ended(view: SessionView) -> _Body:
     facts += [
         Fact("Operations", count(row.operations), f"in {plural(row.steps, 'step')}"),
         Fact("Received", "", clock_time(row.received_at), moment=row.received_at),
+        *refused_facts(view.intake),
     ]
     if failed:
         why = (
