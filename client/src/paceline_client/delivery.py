@@ -53,6 +53,25 @@ class Delivery:
     attempts: int
 
 
+@dataclass(frozen=True)
+class Share:
+    """What one producer sends of a session that all of them name alike.
+
+    Parameters
+    ----------
+    session : int
+        Counts the sessions of the attempt from 1.
+    producer : str
+        Who sends it, unlike all others: ``rank-3``.
+    attempt : int
+        Counts the starts of the job from 1.
+    """
+
+    session: int
+    producer: str
+    attempt: int = 1
+
+
 class DeliveryError(Exception):
     """The body did not arrive; the sentence says why.
 
@@ -89,7 +108,29 @@ def session_url(server: str, job: str) -> str:
     return f"{server.rstrip('/')}/api/v1/jobs/{quote(job, safe='')}/sessions"
 
 
-def deliver(url: str, body: bytes, policy: RetryPolicy) -> Delivery:
+def share_url(sessions_url: str, share: Share) -> str:
+    """Return the address of a producer's only chunk, given that of its job's sessions.
+
+    Raises
+    ------
+    ValueError
+        If `share` names no session or no producer.
+    """
+    if min(share.session, share.attempt) < 1 or not share.producer or "/" in share.producer:
+        message = (
+            "sessions and attempts count from 1, and producers have names without slashes, "
+            f"unlike {share!r}"
+        )
+        raise ValueError(message)
+    job_url = sessions_url.removesuffix("/sessions")
+    producer = quote(share.producer, safe="")
+    return (
+        f"{job_url}/attempts/{share.attempt}/sessions/{share.session}/chunks/{producer}/0"
+        "?final=true"
+    )
+
+
+def deliver(url: str, body: bytes, policy: RetryPolicy, method: str = "POST") -> Delivery:
     """Send the body, again while that may help. The server receives equal bytes once.
 
     Raises
@@ -102,7 +143,7 @@ def deliver(url: str, body: bytes, policy: RetryPolicy) -> Delivery:
     while True:
         attempt += 1
         try:
-            return _send(url, body, policy.timeout_s, attempt)
+            return _send(url, body, policy.timeout_s, attempt, method)
         except DeliveryError as error:
             wait_s = max(policy.wait_s(attempt), error.wait_s or 0.0)
             if error.permanent or time.monotonic() + wait_s > give_up_at:
@@ -110,11 +151,11 @@ def deliver(url: str, body: bytes, policy: RetryPolicy) -> Delivery:
         threading.Event().wait(wait_s)
 
 
-def _send(url: str, body: bytes, timeout_s: float, attempt: int) -> Delivery:
+def _send(url: str, body: bytes, timeout_s: float, attempt: int, method: str) -> Delivery:
     request = urllib.request.Request(  # noqa: S310 - session_url lets only http and https pass
         url,
         data=body,
-        method="POST",
+        method=method,
         headers={
             "Content-Type": _CONTENT_TYPE,
             "Accept": "application/json",

@@ -10,7 +10,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, SupportsIndex
 
 from paceline_client.body import Operation, SessionBody
-from paceline_client.delivery import Delivery, DeliveryError, RetryPolicy, deliver, session_url
+from paceline_client.delivery import (
+    Delivery,
+    DeliveryError,
+    RetryPolicy,
+    Share,
+    deliver,
+    session_url,
+    share_url,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -60,6 +68,9 @@ class Recorder:
     meta : mapping
         The session's sizes (``dp``, ``pp``, ``tp``, ``cp``, ``vpp``, ``world``) and, where known,
         ``hosts``, ``gpus`` and ``labels``.
+    share : Share, optional
+        Where every rank, or host, has a recorder of its own: which part of which session this one
+        sends. Without it the recorder holds the whole session.
     buffer_operations : int
         Operations that may wait for the thread.
     max_body_bytes : int
@@ -80,6 +91,7 @@ class Recorder:
         job: str,
         meta: Mapping[str, Any],
         *,
+        share: Share | None = None,
         buffer_operations: int = 100_000,
         max_body_bytes: int = 64 * 1024 * 1024,
         retry: RetryPolicy | None = None,
@@ -95,7 +107,9 @@ class Recorder:
         self._delivery: Delivery | None = None
         self._error: str | None = None
         try:
-            self._url = session_url(server, job)
+            sessions_url = session_url(server, job)
+            self._url = share_url(sessions_url, share) if share else sessions_url
+            self._method = "PUT" if share else "POST"
             body = SessionBody(meta, max_body_bytes)
             threading.Thread(
                 target=self._run, args=(body,), name="paceline-recorder", daemon=True
@@ -169,7 +183,7 @@ class Recorder:
             self._drain(body)
             if self._dropped:
                 _log.warning("%d operations were dropped", self._dropped)
-            self._delivery = deliver(self._url, body.close(), self._retry)
+            self._delivery = deliver(self._url, body.close(), self._retry, self._method)
         except Exception as error:  # noqa: BLE001 - a thread of somebody else's process
             self._give_up(error)
         finally:

@@ -27,6 +27,7 @@ class Answer:
 
 @dataclass
 class Request:
+    method: str
     path: str
     headers: dict[str, str]
     body: bytes
@@ -43,7 +44,7 @@ class Receiver:
         class Handler(BaseHTTPRequestHandler):
             def do_POST(self) -> None:
                 body = self.rfile.read(int(self.headers["Content-Length"]))
-                receiver.requests.append(Request(self.path, dict(self.headers), body))
+                receiver.requests.append(Request(self.command, self.path, dict(self.headers), body))
                 answer = receiver.answers.pop(0) if receiver.answers else Answer()
                 if answer.status is None:
                     self.close_connection = True
@@ -55,6 +56,8 @@ class Receiver:
                 self.send_header("Content-Length", str(len(content)))
                 self.end_headers()
                 self.wfile.write(content)
+
+            do_PUT = do_POST  # noqa: N815 - name of the library
 
             def log_message(self, *args: object) -> None:
                 pass

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from paceline_client import Recorder, RetryPolicy
+from paceline_client import Recorder, RetryPolicy, Share
 from paceline_client.body import Operation, SessionBody
 
 from .conftest import Answer
@@ -53,6 +53,34 @@ def test_a_session_arrives_as_a_header_and_a_line_for_each_operation(receiver: R
         "rank": 1, "dp": 1, "pp": 0, "step": 3, "op": "optimizer",
         "start_ns": 10**18 + 9, "dur_ns": 8,
     }  # fmt: skip
+
+
+def test_a_share_is_put_as_the_last_chunk_of_its_producer(receiver: Receiver) -> None:
+    share = Share(session=14, producer="host a", attempt=2)
+    recorder = Recorder(receiver.url, "llama 7b", META, share=share, retry=QUICK)
+    record(recorder, 1)
+    recorder.finish()
+    outcome = recorder.wait(30)
+
+    assert outcome is not None
+    assert outcome.error is None
+    (request,) = receiver.requests
+    assert request.method == "PUT"
+    assert request.path == (
+        "/api/v1/jobs/llama%207b/attempts/2/sessions/14/chunks/host%20a/0?final=true"
+    )
+    assert len(lines(request.body)) == 2
+
+
+@pytest.mark.parametrize(
+    "share", [Share(0, "a"), Share(1, "a", attempt=0), Share(1, ""), Share(1, "a/b")]
+)
+def test_a_share_that_cannot_be_is_not_sent(receiver: Receiver, share: Share) -> None:
+    outcome = Recorder(receiver.url, "llama", META, share=share, retry=QUICK).wait(30)
+    assert outcome is not None
+    assert outcome.error is not None
+    assert "count from 1" in outcome.error
+    assert receiver.requests == []
 
 
 def test_equal_sessions_are_equal_bytes_so_that_sending_twice_is_harmless(
