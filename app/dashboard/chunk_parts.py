@@ -26,12 +26,13 @@ def arrival_facts(row: SessionRow, intake: IntakeView) -> list[Fact]:
     """Return how far an open session has come."""
     producers = intake.producers
     ready = sum(producer.final for producer in producers)
+    names = _some([producer.producer for producer in producers])
     return [
         Fact("Operations", count(row.operations), f"in {plural(intake.chunks, 'chunk')}"),
         Fact(
             "Producers",
             count(len(producers)),
-            f"{_some([producer.producer for producer in producers])}; {count(ready)} sent the last",
+            f"{names}; the last chunk of {count(ready)} has come" if ready else names,
         ),
         Fact("Received", byte_size(row.body_bytes)),
         *refused_facts(intake),

@@ -45,7 +45,7 @@ def test_an_open_session_shows_how_far_it_has_come(installation: Installation) -
     page = text_of(installation, f"/sessions/{session}")
     assert "Session 1 is arriving: 2 chunks of 2 producers so far" in page
     assert f"Operations {2 * rows} in 2 chunks" in page
-    assert "Producers 2 0, 1; 1 sent the last" in page
+    assert "Producers 2 0, 1; the last chunk of 1 has come" in page
     assert re.search(r"Refused [\d.]+ KiB 1 chunk", page)
     assert "Arriving" in text_of(installation, "/")
     listed = installation.client.get("/api/v1/sessions", params={"state": "open"}).json()
