@@ -149,7 +149,11 @@ def headline(document: dict[str, Any]) -> dict[str, Any]:
         "m_s": document["m_s"]["rem"],
         "fb_correlation": document["fb_correlation"]["pearson"],
         "top_optype": max(by_optype, key=by_optype.__getitem__, default=None),
-        "causes": document["causes"][:HEADLINE_CAUSES],
+        # The data of pictures stay in the report: a list of sessions would be made of them.
+        "causes": [
+            {key: value for key, value in cause.items() if key != "figure"}
+            for cause in document["causes"][:HEADLINE_CAUSES]
+        ],
         "sizes": document["sizes"],
     }
 

@@ -87,6 +87,10 @@ def test_report_and_headline_are_stored(container: Container, keeper: LeaseKeepe
     assert row.discrepancy == pytest.approx(document["fidelity"]["discrepancy"])
     assert row.headline is not None
     assert row.headline["sentence"] == document["verdict"]["sentence"]
+    assert document["causes"][0]["figure"] is not None
+    assert [set(cause) for cause in row.headline["causes"]] == [
+        set(cause) - {"figure"} for cause in document["causes"]
+    ]
     worst = row.headline["worst"]
     assert (worst["dp"], worst["pp"]) == (1, 1)
     assert worst["rank"] == document["workers"]["rank"][1][1]
