@@ -18,7 +18,7 @@ from app.analysis.trace.decode import decode
 from app.analysis.trace.limits import Limits
 from app.analysis.trace.metadata import load_metadata
 from app.analysis.trace.model import Trace
-from app.cli_files import read_metadata_text, reading, writing
+from app.cli_files import read_metadata, reading, writing
 
 # The dashboard's fixed scale, 1.0 to 1.5 and above in steps of 0.05: pale to dark.
 SCALE: Final = (
@@ -61,7 +61,7 @@ def read_trace(path: Path, meta_path: Path | None) -> Trace:
     PacelineError
         A file cannot be read, or is not what it should be.
     """
-    meta = None if meta_path is None else load_metadata(read_metadata_text(meta_path))
+    meta = None if meta_path is None else load_metadata(read_metadata(meta_path))
     with reading(path):
         return decode(path, meta, limits=Limits()).trace
 

@@ -6,7 +6,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from app.errors import Fault, InvalidMetadataError, PacelineError
+from app.analysis.documents import MOST_CHARS, UnreadableDocumentError
+from app.analysis.trace.metadata import unreadable_metadata
+from app.errors import PacelineError
 
 
 class FileError(PacelineError):
@@ -45,22 +47,38 @@ def writing(path: Path) -> Iterator[None]:
         raise FileError(message, code="file.not_writable") from error
 
 
-def read_metadata_text(path: Path) -> str:
-    """Return the text of a metadata file.
+def read_document(path: Path) -> str:
+    """Return the text of a file of YAML or JSON; of a longer one no more is read than the limit.
+
+    Raises
+    ------
+    FileError
+        It cannot be read.
+    UnreadableDocumentError
+        It is over the limit, or not UTF-8; with the line.
+    """
+    with reading(path), path.open("rb") as file:
+        content = file.read(MOST_CHARS + 1)
+    if len(content) > MOST_CHARS:
+        raise UnreadableDocumentError(f"over {MOST_CHARS} bytes", "too_large")
+    try:
+        return content.decode("utf-8")
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        raise UnreadableDocumentError(f"not UTF-8: {error.reason}", line=line) from error
+
+
+def read_metadata(path: Path) -> str:
+    """Return the text of a file of metadata.
 
     Raises
     ------
     FileError
         It cannot be read.
     InvalidMetadataError
-        It is not UTF-8; with the line.
+        See `read_document`.
     """
-    with reading(path):
-        content = path.read_bytes()
     try:
-        return content.decode("utf-8")
-    except UnicodeDecodeError as error:
-        line = content.count(b"\n", 0, error.start) + 1
-        message = f"{path} is no text in UTF-8"
-        fault = Fault("malformed", f"not UTF-8: {error.reason}", line=line)
-        raise InvalidMetadataError(message, code="metadata.malformed", faults=(fault,)) from error
+        return read_document(path)
+    except UnreadableDocumentError as error:
+        raise unreadable_metadata(error, str(path)) from error

@@ -8,20 +8,20 @@ import time
 from pathlib import Path
 from typing import Any
 
-import yaml
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from app.analysis.documents import UnreadableDocumentError, load_document
 from app.analysis.planning.budget import Budget
 from app.analysis.planning.document import plan_document
-from app.analysis.planning.parse import parse_spec
+from app.analysis.planning.parse import parse_spec, unreadable_spec
 from app.analysis.planning.plan import BASELINES, plan, with_oobleck_templates
-from app.errors import Fault, InvalidSpecError
+from app.cli_files import FileError, read_document
+from app.errors import InvalidSpecError
 
 GIB = 2**30
 MS_PER_S = 1e3
-MOST_SPEC_BYTES = 16 * 2**20
 
 
 def plan_file(
@@ -43,7 +43,7 @@ def plan_file(
     PacelineError
         The specification has faults, or there is no template.
     """
-    spec = parse_spec(read_document(path), lambda name: read_document(path.parent / name))
+    spec = parse_spec(read_spec(path), lambda name: read_spec(path.parent / name))
     deadline = None if time_limit is None else time.monotonic() + time_limit
     budget = Budget(time.monotonic, deadline)
     found = plan(spec, method=method, objective=objective, budget=budget, compare=True)
@@ -57,50 +57,20 @@ def plan_file(
         show(document, Console())
 
 
-def read_document(path: Path) -> object:
-    """Read YAML or JSON.
+def read_spec(path: Path) -> object:
+    """Read a specification, or a profile that one names.
 
     Raises
     ------
     InvalidSpecError
-        The file cannot be read, or is neither.
+        The file cannot be read, or is neither YAML nor JSON; with the line of the fault.
     """
     try:
-        if path.stat().st_size > MOST_SPEC_BYTES:
-            raise InvalidSpecError(f"{path} is over {MOST_SPEC_BYTES} bytes", code="spec.too_large")
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise InvalidSpecError(
-            f"{path} cannot be read: {error}", code="spec.not_readable"
-        ) from error
-    return load_document(text, str(path))
-
-
-def load_document(text: str, name: str) -> object:
-    """Parse YAML or JSON.
-
-    Raises
-    ------
-    InvalidSpecError
-        With the line of the fault.
-    """
-    try:
-        # JSON first: it is much faster
-        return json.loads(text)
-    except (ValueError, RecursionError):
-        pass
-    try:
-        return yaml.safe_load(text)
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        mark = getattr(error, "problem_mark", None)
-        fault = Fault(
-            "malformed",
-            f"not YAML or JSON: {getattr(error, 'problem', None) or error}",
-            line=None if mark is None else mark.line + 1,
-        )
-        raise InvalidSpecError(
-            f"{name} is neither YAML nor JSON", code="spec.malformed", faults=(fault,)
-        ) from error
+        return load_document(read_document(path))
+    except FileError as error:
+        raise InvalidSpecError(error.message, code="spec.not_readable") from error
+    except UnreadableDocumentError as error:
+        raise unreadable_spec(error, str(path)) from error
 
 
 def show(document: dict[str, Any], console: Console) -> None:

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
 from app.analysis.trace.metadata import load_metadata
-from app.cli_files import read_metadata_text
+from app.cli_files import read_metadata
 from app.errors import Fault, InvalidMetadataError, PacelineError
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ def upload(path: Path, meta: Path | None, *, server: str, job: str | None, wait:
     UploadError
         With the server's code and faults.
     """
-    text = None if meta is None else read_metadata_text(meta)
+    text = None if meta is None else read_metadata(meta)
     name = job or _trial_name(None if text is None else load_metadata(text))
     console = Console(stderr=True)
     with httpx.Client(

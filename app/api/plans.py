@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import http
-import json
 import uuid
 from datetime import datetime
 from typing import Annotated, Any, Final, Literal
@@ -11,6 +10,8 @@ from typing import Annotated, Any, Final, Literal
 from fastapi import APIRouter, Depends, Query, Request, Response
 from pydantic import BaseModel
 
+from app.analysis.documents import UnreadableDocumentError, load_json
+from app.analysis.planning.parse import unreadable_spec
 from app.errors import BodyTooLargeError, InvalidSpecError
 from app.services.container import Container
 from app.services.plan_requests import cancel_plan, read_request, submit_plan
@@ -95,8 +96,10 @@ async def _body(request: Request) -> object:
         if len(data) > MOST_BODY_BYTES:
             raise BodyTooLargeError(f"A plan's request has at most {MOST_BODY_BYTES} bytes.")
     try:
-        return json.loads(data)
-    except (ValueError, RecursionError) as error:
+        return load_json(data.decode())
+    except UnreadableDocumentError as error:
+        raise unreadable_spec(error, "the body") from error
+    except ValueError as error:
         raise InvalidSpecError(f"The body is not JSON: {error}.", code="spec.malformed") from error
 
 

@@ -9,11 +9,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, cast
 
-import yaml
 from sqlalchemy import CursorResult, func, select, update
 from sqlalchemy.dialects.postgresql import insert
 
-from app.analysis.planning.parse import parse_spec
+from app.analysis.planning.parse import load_spec, parse_spec
 from app.analysis.planning.reading import Reader
 from app.analysis.planning.spec import METHODS, OBJECTIVES, Spec
 from app.db.models import PLAN_TEMPLATE, TaskRun
@@ -106,30 +105,6 @@ def read_request(document: object) -> PlanRequest:
         raise _invalid(faults)
     plain = cast("dict[str, Any]", _as_json(given))
     return PlanRequest(plain, spec, method, objective, limit_s, name)
-
-
-def load_spec(text: str) -> object:
-    """Return what a text of YAML or JSON says.
-
-    Raises
-    ------
-    InvalidSpecError
-        With the line of the fault, ``spec.malformed``.
-    """
-    try:
-        # JSON first: it is much faster.
-        return json.loads(text)
-    except (ValueError, RecursionError):
-        pass
-    try:
-        return yaml.safe_load(text)
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        mark = getattr(error, "problem_mark", None)
-        message = f"neither YAML nor JSON: {getattr(error, 'problem', None) or error}"
-        fault = Fault("malformed", message, line=None if mark is None else mark.line + 1)
-        raise InvalidSpecError(
-            "The specification is neither YAML nor JSON.", code="spec.malformed", faults=(fault,)
-        ) from error
 
 
 def submit_plan(container: Container, request: PlanRequest) -> Submitted:

@@ -36,7 +36,7 @@ def small_spec(**changes: Any) -> dict[str, Any]:  # noqa: ANN401 - JSON
         "stored_activation_bytes": 1e8,
     }
     spec: dict[str, Any] = {
-        "model": {"layers": [layer] * 12},
+        "model": {"layers": [dict(layer) for _ in range(12)]},
         "devices": [
             {"type": "a6000", "nodes": 2, "gpus_per_node": 2, "speed": 2.0, "memory_bytes": 5e10},
             {"type": "v100", "nodes": 2, "gpus_per_node": 2, "memory_bytes": 1.7e10},

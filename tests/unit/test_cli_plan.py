@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from app.analysis.documents import MOST_CHARS
 from app.cli_plan import plan_file
 from app.errors import InfeasiblePlanError, InvalidSpecError
 from tests.support.clusters import example, uniform_layers
@@ -72,14 +73,21 @@ def test_malformed_file_names_the_line(tmp_path: Path) -> None:
     assert caught.value.faults[0].line == 3
 
 
-@pytest.mark.parametrize("content", [None, b"\xff\xfe\x00"])
-def test_file_that_cannot_be_read(tmp_path: Path, content: bytes | None) -> None:
+@pytest.mark.parametrize(
+    ("content", "code"),
+    [
+        (None, "spec.not_readable"),
+        (b"\xff\xfe\x00", "spec.malformed"),
+        (b"a" * (MOST_CHARS + 1), "spec.too_large"),
+    ],
+)
+def test_file_that_cannot_be_read(tmp_path: Path, content: bytes | None, code: str) -> None:
     path = tmp_path / "spec.yaml"
     if content is not None:
         path.write_bytes(content)
     with pytest.raises(InvalidSpecError) as caught:
         plan_file(path, "optimal", "t_std", None, as_json=False)
-    assert caught.value.stable_code == "spec.not_readable"
+    assert caught.value.stable_code == code
 
 
 def test_method_without_an_answer(spec: Path) -> None:

@@ -23,6 +23,7 @@ from collections.abc import Callable, Mapping
 from math import prod
 from typing import Any, Final
 
+from app.analysis.documents import UnreadableDocumentError, load_document
 from app.analysis.planning.reading import Reader, join
 from app.analysis.planning.spec import (
     BACKWARD_PER_FORWARD,
@@ -33,7 +34,7 @@ from app.analysis.planning.spec import (
     Spec,
 )
 from app.analysis.planning.transformer import Accelerator, Transformer, read_transformer
-from app.errors import InvalidSpecError
+from app.errors import Fault, InvalidSpecError
 
 MOST_LAYERS: Final = 1000
 MOST_TYPES: Final = 16
@@ -62,6 +63,29 @@ _NETWORK = (
     "intra_node_gbytes_per_s", "inter_node_gbytes_per_s", "allreduce_in_node_ms",
     "allreduce_across_ms",
 )  # fmt: skip
+
+
+def load_spec(text: str) -> object:
+    """Return what a text of YAML or JSON says, for `parse_spec`.
+
+    Raises
+    ------
+    InvalidSpecError
+        ``spec.malformed`` or ``spec.too_large``, with the line of the fault.
+    """
+    try:
+        return load_document(text)
+    except UnreadableDocumentError as error:
+        raise unreadable_spec(error) from error
+
+
+def unreadable_spec(
+    error: UnreadableDocumentError, name: str = "the specification"
+) -> InvalidSpecError:
+    """Return the error of a specification whose text is no document."""
+    message = f"{name} is {error.message}"
+    fault = Fault(error.code, message, line=error.line)
+    return InvalidSpecError(message, code=f"spec.{error.code}", faults=(fault,))
 
 
 def parse_spec(document: object, read_profile: ProfileReader | None = None) -> Spec:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
-import math
 from collections.abc import Mapping
-from typing import Any, Final, NoReturn
+from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from app.analysis.documents import UnreadableDocumentError, load_json
 from app.analysis.trace.faults import refuse
 from app.analysis.trace.layout import NATIVE
 from app.analysis.trace.limits import MAX_FAULTS
@@ -32,35 +31,12 @@ def parse_object(line: bytes) -> dict[str, Any]:
         The line is not UTF-8, not JSON (NaN and infinities are not), no object, or has a key twice.
     """
     try:
-        value = json.loads(
-            line.decode(),
-            parse_constant=_refuse_constant,
-            parse_float=_finite,
-            object_pairs_hook=_object,
-        )
-    except RecursionError:
-        raise ValueError("nested too deep") from None
+        value = load_json(line.decode())
+    except UnreadableDocumentError as error:
+        raise ValueError(error.message) from error
     if not isinstance(value, dict):
         raise ValueError("not an object")  # noqa: TRY004 - all of a line's faults are one kind
     return value
-
-
-def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is not JSON")
-
-
-def _finite(text: str) -> float:
-    value = float(text)
-    if not math.isfinite(value):
-        raise ValueError(f"{text[:20]} is too large")
-    return value
-
-
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
-        raise ValueError("a key is there twice")
-    return found
 
 
 def read_lines(block: bytes, first_line: int) -> tuple[pa.RecordBatch, NDArray[np.int64]]:

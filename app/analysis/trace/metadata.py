@@ -22,14 +22,12 @@ Codes of `InvalidMetadataError`
 from __future__ import annotations
 
 import datetime as dt
-import json
 import math
-from collections.abc import Hashable, Mapping
+from collections.abc import Mapping
 from typing import Any, Final, NoReturn
 
-import yaml
-
-from app.analysis.trace.limits import MAX_FAULTS, MAX_MODEL_CHUNKS, MAX_WORLD, MIB
+from app.analysis.documents import UnreadableDocumentError, load_document
+from app.analysis.trace.limits import MAX_FAULTS, MAX_MODEL_CHUNKS, MAX_WORLD
 from app.analysis.trace.model import SessionMeta, Sizes
 from app.errors import Fault, InvalidMetadataError
 
@@ -42,9 +40,6 @@ SIZE_KEYS: Final[Mapping[str, tuple[str, ...]]] = {
     "world": ("world", "world_size"),
 }
 REQUIRED_SIZES: Final = ("dp", "pp")
-MAX_DOCUMENT_CHARS: Final = 16 * MIB
-# The reader of YAML needs seconds for a megabyte.
-MAX_YAML_CHARS: Final = MIB // 4
 MAX_NAME_CHARS: Final = 255
 # Nesting of what is kept in `SessionMeta.extra`; per-microbatch tables need four.
 MAX_DEPTH: Final = 16
@@ -55,23 +50,6 @@ _KNOWN_KEYS: Final = frozenset(
 )
 
 
-class _Loader(yaml.SafeLoader):
-    """Safe YAML without aliases (they multiply) and without repeated keys (they hide)."""
-
-    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
-        if self.check_event(yaml.AliasEvent):
-            line = self.get_mark().line + 1
-            _refuse("aliases are not accepted in metadata", "malformed", line=line)
-        return super().compose_node(parent, index)
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:  # noqa: FBT001, FBT002 - PyYAML's signature
-        mapping = super().construct_mapping(node, deep=deep)
-        if len(mapping) != len(node.value):
-            line = node.start_mark.line + 1
-            _refuse("a key stands twice in one mapping", "malformed", line=line)
-        return mapping
-
-
 def load_metadata(text: str) -> SessionMeta:
     """Read metadata from YAML or JSON text.
 
@@ -80,13 +58,10 @@ def load_metadata(text: str) -> SessionMeta:
     InvalidMetadataError
         With the line of the fault where the text is not well-formed.
     """
-    if len(text) > MAX_DOCUMENT_CHARS:
-        _refuse(f"metadata is over {MAX_DOCUMENT_CHARS} characters", "too_large")
     try:
-        # JSON first: it is a subset of YAML but for tabs and surrogates, and much faster.
-        document = json.loads(text)
-    except (ValueError, RecursionError):
-        document = _load_yaml(text)
+        document = load_document(text)
+    except UnreadableDocumentError as error:
+        raise unreadable_metadata(error) from error
     if document is None:
         _refuse("the metadata is empty", "missing")
     if not isinstance(document, Mapping):
@@ -94,17 +69,13 @@ def load_metadata(text: str) -> SessionMeta:
     return parse_metadata(document)
 
 
-def _load_yaml(text: str) -> object:
-    if len(text) > MAX_YAML_CHARS:
-        message = f"metadata in YAML is over {MAX_YAML_CHARS} characters; JSON may be longer"
-        _refuse(message, "too_large")
-    try:
-        return yaml.load(text, Loader=_Loader)  # noqa: S506 - a SafeLoader
-    except yaml.MarkedYAMLError as error:
-        line = error.problem_mark.line + 1 if error.problem_mark else None
-        _refuse(f"not YAML: {error.problem or error.context}", "malformed", line=line)
-    except (yaml.YAMLError, ValueError, TypeError, RecursionError) as error:
-        _refuse(f"not YAML: {error}", "malformed")
+def unreadable_metadata(
+    error: UnreadableDocumentError, name: str = "the metadata"
+) -> InvalidMetadataError:
+    """Return the error of metadata whose text is no document."""
+    message = f"{name} is {error.message}"
+    fault = Fault(error.code, message, line=error.line)
+    return InvalidMetadataError(message, code=f"metadata.{error.code}", faults=(fault,))
 
 
 def parse_metadata(document: Mapping[Any, Any]) -> SessionMeta:

@@ -1,0 +1,163 @@
+"""The one reader of YAML and JSON that other people wrote.
+
+Time and memory stay in proportion to a text: JSON may have megabytes, YAML a quarter of one (its
+reader takes a thousand times as long a byte), and what multiplies or hides is refused: aliases,
+repeated keys, numbers that JSON does not have, nesting that no document of ours needs, numbers of
+thousands of digits.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Hashable
+from typing import Any, Final, NoReturn
+
+import yaml
+
+MOST_CHARS: Final = 16 * 1024 * 1024
+# YAML's scanner is quadratic in some texts: at this length the worst known takes a second.
+MOST_YAML_CHARS: Final = 256 * 1024
+# A specification needs 6 levels, metadata with a table for each microbatch 4. Deeper texts cost
+# YAML's scanner time in proportion to the square of their depth.
+MOST_LEVELS: Final = 64
+# Longer numbers are no quantity. YAML 1.1 reads 1:2:3 as a number too, in quadratic time.
+MOST_NUMBER_CHARS: Final = 400
+
+# Wheels of PyYAML hold libyaml's loader; a build without it has only the slow one.
+_Loader: Final[type[yaml.SafeLoader]] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+
+class UnreadableDocumentError(Exception):
+    """A text is no document.
+
+    Parameters
+    ----------
+    message : str
+        One sentence for a person.
+    code : str
+        ``malformed`` or ``too_large``; the kind of document stands before it where it is shown.
+    line : int or None
+        1-based, where the reader knows it.
+    """
+
+    def __init__(self, message: str, code: str = "malformed", line: int | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.code = code
+        self.line = line
+
+
+def load_document(text: str) -> object:
+    """Return what a text of JSON or YAML says, as mappings, lists and scalars.
+
+    Parameters
+    ----------
+    text : str
+        JSON is tried first: it is a subset of YAML but for tabs and surrogates, and much faster.
+
+    Raises
+    ------
+    UnreadableDocumentError
+        It is neither, or over a bound of this module.
+
+    Examples
+    --------
+    >>> load_document("dp: 2")
+    {'dp': 2}
+    """
+    if len(text) > MOST_CHARS:
+        raise UnreadableDocumentError(f"over {MOST_CHARS} characters", "too_large")
+    try:
+        return load_json(text)
+    except ValueError:
+        return _load_yaml(text)
+
+
+def load_json(text: str) -> object:
+    """Return what a text of JSON says.
+
+    Raises
+    ------
+    UnreadableDocumentError
+        A key stands twice in one mapping, a number is none of JSON's, or the nesting is too deep.
+    ValueError
+        It is not JSON.
+    """
+    try:
+        return json.loads(
+            text,
+            parse_constant=_refuse_constant,
+            parse_float=_finite,
+            object_pairs_hook=_unique,
+        )
+    except RecursionError:
+        raise UnreadableDocumentError("nested too deep") from None
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise UnreadableDocumentError(f"{name} is not JSON")
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise UnreadableDocumentError(f"{text[:20]} is too large")
+    return value
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise UnreadableDocumentError("a key stands twice in one mapping")
+    return found
+
+
+class _StrictLoader(_Loader):  # type: ignore[misc, valid-type]
+    """Safe YAML in which no key hides another."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:  # noqa: FBT001, FBT002 - PyYAML's signature
+        mapping: dict[Hashable, Any] = super().construct_mapping(node, deep=deep)
+        if len(mapping) != len(node.value):
+            line = node.start_mark.line + 1
+            raise UnreadableDocumentError("a key stands twice in one mapping", line=line)
+        return mapping
+
+
+def _load_yaml(text: str) -> object:
+    if len(text) > MOST_YAML_CHARS:
+        message = f"YAML of over {MOST_YAML_CHARS} characters; JSON may be longer"
+        raise UnreadableDocumentError(message, "too_large")
+    try:
+        _check_events(text)
+        return yaml.load(text, Loader=_StrictLoader)  # noqa: S506 - a SafeLoader
+    except yaml.MarkedYAMLError as error:
+        line = error.problem_mark.line + 1 if error.problem_mark else None
+        message = f"not YAML: {error.problem or error.context}"
+        raise UnreadableDocumentError(message, line=line) from error
+    except (yaml.YAMLError, ValueError, TypeError, RecursionError) as error:
+        raise UnreadableDocumentError(f"not YAML: {error}") from error
+
+
+def _check_events(text: str) -> None:
+    """Refuse what is expensive to compose or to construct, before either begins."""
+    level = 0
+    for event in yaml.parse(text, Loader=_Loader):
+        line = None if event.start_mark is None else event.start_mark.line + 1
+        if isinstance(event, yaml.AliasEvent):
+            raise UnreadableDocumentError("aliases are not accepted", line=line)
+        if isinstance(event, yaml.CollectionStartEvent):
+            level += 1
+            if level > MOST_LEVELS:
+                message = f"nested over {MOST_LEVELS} levels"
+                raise UnreadableDocumentError(message, line=line)
+        elif isinstance(event, yaml.CollectionEndEvent):
+            level -= 1
+        elif (
+            isinstance(event, yaml.ScalarEvent)
+            and event.implicit[0]
+            and len(event.value) > MOST_NUMBER_CHARS
+            and event.value[0] in "+-.0123456789"
+        ):
+            message = f"a number of over {MOST_NUMBER_CHARS} characters; text needs quotes"
+            raise UnreadableDocumentError(message, line=line)
