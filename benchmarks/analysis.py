@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Final
 
 import pyarrow.parquet as pq
 
-from app.analysis.report import Analysis, analyze
+from app.analysis.replay.engine.executor import warm_up
+from app.analysis.report.build import Analysis, analyze
 from app.analysis.trace.decode import decode
 from app.analysis.trace.limits import Limits
 from app.analysis.trace.metadata import metadata_document, parse_metadata
-from app.analysis.whatif.executor import warm_up
 from benchmarks.pairs import Pairs, time_pairs
 from benchmarks.traces import BenchTrace
 

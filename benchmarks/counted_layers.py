@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from app.analysis.planning.transformer import EFFICIENCY, Accelerator, roofline_ms
+from app.analysis.planning.spec.transformer import EFFICIENCY, Accelerator, roofline_ms
 from benchmarks.timing import Held, measured_ms
 
 if TYPE_CHECKING:

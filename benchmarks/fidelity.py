@@ -16,8 +16,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from app.analysis.report import analyze
-from app.analysis.synthesis.injections import SlowWorker
+from app.analysis.report.build import analyze
+from app.analysis.synthesis.injections.computations import SlowWorker
 from app.analysis.synthesis.job import CostModel, JobModel
 from app.analysis.synthesis.population import draw_session
 from app.analysis.synthesis.randomness import stream

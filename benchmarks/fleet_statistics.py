@@ -9,7 +9,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from app.analysis.synthesis.fleet import STRAGGLING, UNSEEN, WORKERS, Member
+from app.analysis.synthesis.fleet.draw import STRAGGLING, UNSEEN, WORKERS, Member
 from app.analysis.synthesis.population import LAST_STAGE, LONG_CONTEXT
 from app.analysis.synthesis.randomness import stream
 from app.analysis.wording import percent

@@ -12,8 +12,8 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from app.analysis.replay.engine.executor import COMPILED_FROM, warm_up
 from app.analysis.trace.metadata import metadata_document, parse_metadata
-from app.analysis.whatif.executor import COMPILED_FROM, warm_up
 from benchmarks.analysis import report_of
 
 if TYPE_CHECKING:

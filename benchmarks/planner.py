@@ -20,10 +20,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
-from app.analysis.planning.budget import Budget
 from app.analysis.planning.plan import Plan, plan
 from app.analysis.planning.problem import PS_PER_MS, Problem
-from app.analysis.planning.spec import METHODS, DeviceType, Layer, Spec
+from app.analysis.planning.search.budget import Budget
+from app.analysis.planning.spec.model import METHODS, DeviceType, Layer, Spec
 from app.analysis.planning.template import evaluate
 from app.analysis.planning.warm_up import warm_up
 from app.errors import InfeasiblePlanError

@@ -21,8 +21,8 @@ from typing import Final
 
 import yaml
 
+from app.analysis.replay.engine.executor import warm_up
 from app.analysis.trace.metadata import metadata_document
-from app.analysis.whatif.executor import warm_up
 from benchmarks.analysis import report_of
 from benchmarks.pairs import Pairs, time_pairs
 from benchmarks.traces import BenchTrace
@@ -111,7 +111,7 @@ def measure_published(checkout: Path, python: str, traces: list[BenchTrace]) -> 
 
 
 def _whole_processes(theirs: _Published) -> tuple[Pairs, Pairs]:
-    command: list[str | Path] = [sys.executable, "-m", "app.cli", "analyze", theirs.trace.path]
+    command: list[str | Path] = [sys.executable, "-m", "app.cli.main", "analyze", theirs.trace.path]
     command += ["--meta", theirs.meta, "--json"]
 
     def ours(_: int) -> None:

@@ -18,12 +18,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from app.analysis.report import analyze
-from app.analysis.synthesis.injections import GarbageCollection, SequenceLengths, SlowWorker
+from app.analysis.replay.engine.executor import warm_up
+from app.analysis.report.build import analyze
+from app.analysis.synthesis.injections.computations import (
+    GarbageCollection,
+    SequenceLengths,
+    SlowWorker,
+)
 from app.analysis.synthesis.job import JobModel
 from app.analysis.synthesis.synthesize import synthesize
 from app.analysis.trace.model import Sizes
-from app.analysis.whatif.executor import warm_up
 from benchmarks.svg import Axis, Series, plot
 
 PLOT: Final = Path(__file__).parent.parent / "docs" / "scale.svg"

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from app.analysis.report import analyze
+from app.analysis.report.build import analyze
 from app.analysis.synthesis.population import CAUSES, LARGER, USUAL, draw_session
 from app.analysis.synthesis.randomness import stream
 

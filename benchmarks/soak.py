@@ -29,12 +29,12 @@ from app.alerts.facts import CauseFact, Facts
 from app.alerts.rules import CauseFound, Rule
 from app.bootstrap import build
 from app.db import migrate
-from app.db.alert_models import AlertDelivery, AlertGroup
 from app.db.embedded.server import EmbeddedPostgres
-from app.db.models import Job, WorkerHeartbeat
-from app.services.alert_channels import create_channel
-from app.services.alert_rules import delete_rule, list_rules, save_rule
-from app.services.sweep import sweep
+from app.db.models.alerts import AlertDelivery, AlertGroup
+from app.db.models.sessions import Job, WorkerHeartbeat
+from app.services.alerts.channels import create_channel
+from app.services.alerts.rules import delete_rule, list_rules, save_rule
+from app.services.installation.sweep import sweep
 from app.settings import Settings
 from benchmarks.soak_judge import CHANNELS, Made, Verdict, judge
 from benchmarks.soak_receiver import Receiver

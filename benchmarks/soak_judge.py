@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Final
 from sqlalchemy import select
 
 from app.alerts.grouping import visible
-from app.db.alert_models import AlertDelivery, AlertGroup, AlertIncident
-from app.db.models import Job
-from app.services.alert_store import incident_of
+from app.db.models.alerts import AlertDelivery, AlertGroup, AlertIncident
+from app.db.models.sessions import Job
+from app.services.alerts.store import incident_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

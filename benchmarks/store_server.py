@@ -17,9 +17,9 @@ from starlette.routing import Route
 
 from app.bootstrap import build
 from app.db.blobs import PART_BYTES, write_blob
-from app.http_server import HttpServer, address_of, listen
-from app.main import create_app
+from app.run.http import HttpServer, address_of, listen
 from app.settings import Settings
+from app.web import create_app
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

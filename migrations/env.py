@@ -6,9 +6,11 @@ from typing import TYPE_CHECKING
 
 from alembic import context
 
-from app.db import alert_models, chunk_models, plan_models
 from app.db.engine import make_engine
-from app.db.models import Base
+from app.db.models import alerts as alert_models
+from app.db.models import chunks as chunk_models
+from app.db.models import plans as plan_models
+from app.db.models.sessions import Base
 from app.errors import StartupError
 from app.settings import Settings
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from app.analysis.synthesis.injection import Injection
+from app.analysis.synthesis.injections.base import Injection
 from app.analysis.synthesis.job import CostModel, JobModel
 from app.analysis.synthesis.synthesize import SyntheticSession, synthesize
 from app.analysis.trace.model import Sizes, Trace

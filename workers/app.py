@@ -5,7 +5,7 @@ from __future__ import annotations
 import uuid
 from typing import TYPE_CHECKING, Final
 
-from app import broker
+from app.broker import celery as broker
 from workers.requests import NoticingRequest
 
 if TYPE_CHECKING:

@@ -27,10 +27,10 @@ def main() -> int:
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
 
     # Only now: importing numpy anywhere below would start its threads.
-    from app.broker import QUEUES  # noqa: PLC0415 - see above
-    from app.logs import configure_logging  # noqa: PLC0415
-    from app.processes import follow_lifeline  # noqa: PLC0415
+    from app.broker.celery import QUEUES  # noqa: PLC0415 - see above
     from app.settings import Settings  # noqa: PLC0415
+    from app.system.logs import configure_logging  # noqa: PLC0415
+    from app.system.processes import follow_lifeline  # noqa: PLC0415
     from workers.runner import run_worker  # noqa: PLC0415
 
     parser = argparse.ArgumentParser(prog="python -m workers.child", description=__doc__)

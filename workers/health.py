@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING
 
 from sqlalchemy import func, select
 
-from app.broker import QUEUES
+from app.broker.celery import QUEUES
 from app.db.engine import make_engine
-from app.db.models import WorkerHeartbeat
+from app.db.models.sessions import WorkerHeartbeat
 from app.errors import StartupError
-from app.services.status import MISSED_HEARTBEATS
+from app.services.installation.status import MISSED_HEARTBEATS
 from app.settings import Settings
 
 if TYPE_CHECKING:

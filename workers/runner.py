@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final
 from celery import signals
 from celery.exceptions import SecurityWarning
 
-from app.broker import ANALYSIS_QUEUE
+from app.broker.celery import ANALYSIS_QUEUE
 from workers.app import make_celery
 from workers.handover import Handover
 from workers.heartbeat import Heartbeat
@@ -46,7 +46,7 @@ def run_worker(settings: Settings, queue: str, *, concurrency: int | None = None
     ----------
     settings : Settings
     queue : str
-        One of `app.broker.QUEUES`.
+        One of `app.broker.celery.QUEUES`.
     concurrency : int, optional
         Processes of ``analysis`` (1 without), threads of ``io`` (16 without).
 
@@ -112,6 +112,5 @@ def _load_analysis() -> None:
     After the fork: numpy's threads must not be forked.
     """
     from app.analysis.warm_up import warm_up  # noqa: PLC0415 - see above
-    from app.services import analyze_session  # noqa: F401, PLC0415
 
     warm_up()

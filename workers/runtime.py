@@ -6,8 +6,8 @@ import threading
 from typing import TYPE_CHECKING
 
 from app.bootstrap import Container, build
-from app.services.execute import execute
-from app.services.leases import LeaseKeeper
+from app.services.tasks.execute import execute
+from app.services.tasks.leases import LeaseKeeper
 
 if TYPE_CHECKING:
     import uuid

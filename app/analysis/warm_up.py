@@ -6,7 +6,7 @@ Compiling takes some ten seconds, once on a machine: it is kept on disk. Loading
 from __future__ import annotations
 
 from app.analysis.planning.warm_up import warm_up as warm_up_planner
-from app.analysis.whatif.executor import warm_up as warm_up_replay
+from app.analysis.replay.engine.executor import warm_up as warm_up_replay
 
 
 def warm_up() -> None:

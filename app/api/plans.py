@@ -11,11 +11,11 @@ from fastapi import APIRouter, Depends, Query, Request, Response
 from pydantic import BaseModel
 
 from app.analysis.documents import UnreadableDocumentError, load_json
-from app.analysis.planning.parse import unreadable_spec
+from app.analysis.planning.spec.parse import unreadable_spec
 from app.errors import BodyTooLargeError, InvalidSpecError
 from app.services.container import Container
-from app.services.plan_requests import cancel_plan, read_request, submit_plan
-from app.services.plans import PlanRow, PlanView, get_plan, list_plans
+from app.services.plans.read import PlanRow, PlanView, get_plan, list_plans
+from app.services.plans.requests import cancel_plan, read_request, submit_plan
 
 DEFAULT_LIMIT: Final = 50
 MAX_LIMIT: Final = 1000

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from app.analysis.planning.transformer import Accelerator, Work, roofline_ms
+from app.analysis.planning.spec.transformer import Accelerator, Work, roofline_ms
 
 
 @dataclass(frozen=True, slots=True)

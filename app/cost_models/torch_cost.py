@@ -16,7 +16,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
-from app.analysis.planning.transformer import Work
+from app.analysis.planning.spec.transformer import Work
 from app.cost_models.roofline import CountedLayer
 
 # Operations that only look at memory in another way.

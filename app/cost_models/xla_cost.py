@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from app.analysis.planning.transformer import Work
+from app.analysis.planning.spec.transformer import Work
 from app.cost_models.roofline import CountedLayer
 
 # Takes its parameters, any tree of arrays, and the input.

@@ -14,24 +14,24 @@ from fastapi.responses import HTMLResponse, PlainTextResponse, Response
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from app.dashboard import format as fmt
-from app.dashboard.alert_pages import add_alert_pages
-from app.dashboard.alert_parts import actions
-from app.dashboard.assets import Assets
-from app.dashboard.exports import EXPORTS, workers_csv
-from app.dashboard.fleet_view import fleet_page, job_page
-from app.dashboard.plans import add_plan_pages
-from app.dashboard.report_view import report_view
-from app.dashboard.rule_pages import add_rule_pages
-from app.dashboard.session_view import session_page
+from app.dashboard.alerts.pages import add_alert_pages
+from app.dashboard.alerts.parts import actions
+from app.dashboard.alerts.rule_pages import add_rule_pages
+from app.dashboard.fleet.view import fleet_page, job_page
+from app.dashboard.look import format as fmt
+from app.dashboard.look.assets import Assets
+from app.dashboard.plans.pages import add_plan_pages
+from app.dashboard.session.exports import EXPORTS, workers_csv
+from app.dashboard.session.report import report_view
+from app.dashboard.session.view import session_page
 from app.errors import NotFoundError
-from app.services.alert_incidents import count_firing
-from app.services.alert_views import open_by_job
-from app.services.channel_views import dead_channels
-from app.services.fleet import fleet
-from app.services.reports import heatmap, report_document
-from app.services.sessions import get_session
-from app.services.status import installation_status
+from app.services.alerts.channel_views import dead_channels
+from app.services.alerts.incidents import count_firing
+from app.services.alerts.views import open_by_job
+from app.services.installation.status import installation_status
+from app.services.sessions.fleet import fleet
+from app.services.sessions.read import get_session
+from app.services.sessions.reports import heatmap, report_document
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -131,11 +131,11 @@ def _add_pages(routes: APIRouter, container: Container, pages: Pages) -> None:
     def fleet_route(request: Request) -> Response:
         page = fleet_page(fleet(container), open_by_job(container))
         if page.jobs:
-            return pages.render("fleet.html", page=page, now=page.now)
+            return pages.render("fleet/page.html", page=page, now=page.now)
         status = installation_status(container)
         alive = sum(worker.alive for worker in status.workers)
         return pages.render(
-            "fleet_empty.html",
+            "fleet/empty.html",
             page=page,
             now=page.now,
             server=str(request.base_url).rstrip("/"),
@@ -148,7 +148,7 @@ def _add_pages(routes: APIRouter, container: Container, pages: Pages) -> None:
         found = fleet(container, job=job, per_job=JOB_SESSIONS)
         if not found.jobs:
             return pages.not_found(f"job {job}")
-        return pages.render("job.html", page=job_page(found, JOB_SESSIONS), now=found.now)
+        return pages.render("fleet/job.html", page=job_page(found, JOB_SESSIONS), now=found.now)
 
     @routes.get("/sessions/{session}")
     def session_route(session: str, step: Asked = "", dp: Asked = "", pp: Asked = "") -> Response:
@@ -178,7 +178,7 @@ def _add_pages(routes: APIRouter, container: Container, pages: Pages) -> None:
                 for row in open_by_job(container, view.row.job).get(view.row.job, [])
             ],
         )
-        return pages.render("session.html", page=page, now=page.now)
+        return pages.render("session/page.html", page=page, now=page.now)
 
 
 def _add_exports(routes: APIRouter, container: Container) -> None:

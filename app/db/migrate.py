@@ -61,7 +61,7 @@ def current_revision(engine: Engine) -> str | None:
 
 
 def check(connection: Connection) -> None:
-    """Compare the tables with `app.db.models`.
+    """Compare the tables with `app.db.models.sessions`.
 
     Raises
     ------

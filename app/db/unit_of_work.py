@@ -10,7 +10,7 @@ from sqlalchemy import Engine, func, select, text
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import Session
 
-from app.db.models import TaskRun
+from app.db.models.sessions import TaskRun
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -78,7 +78,7 @@ class UnitOfWork:
         Parameters
         ----------
         kind : str
-            What is to be done: a name of `app.db.models.TASK_KINDS`.
+            What is to be done: a name of `app.db.models.sessions.TASK_KINDS`.
         subject_id : UUID
             What it is to be done to.
 

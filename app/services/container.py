@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from sqlalchemy import Engine
 
     from app.db.unit_of_work import UnitOfWork
-    from app.services.dispatch import Dispatcher
-    from app.services.task_runs import TaskKind
+    from app.services.tasks.dispatch import Dispatcher
+    from app.services.tasks.task_runs import TaskKind
     from app.settings import Settings
 
 

@@ -6,7 +6,7 @@ import dataclasses
 from functools import cache
 from typing import TYPE_CHECKING
 
-from app.analysis.synthesis.injections import SlowWorker
+from app.analysis.synthesis.injections.computations import SlowWorker
 from app.analysis.synthesis.job import JobModel
 from app.analysis.synthesis.synthesize import synthesize
 from app.analysis.trace.model import Sizes

@@ -11,8 +11,8 @@ import pytest
 from playwright.sync_api import expect, sync_playwright
 
 from app.bootstrap import build
-from app.http_server import HttpServer, address_of, listen
-from app.main import create_app
+from app.run.http import HttpServer, address_of, listen
+from app.web import create_app
 from tests.conftest import skip_or_fail
 from tests.e2e.alerting import Place
 from tests.e2e.visiting import BROWSER_ARGUMENTS, Installation, Visitor

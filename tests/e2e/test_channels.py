@@ -10,7 +10,7 @@ from playwright.sync_api import expect
 
 from app.alerts.channels.registry import KINDS
 from app.alerts.rules import Selector
-from app.services.alert_channels import list_channels
+from app.services.alerts.channels import list_channels
 from tests.e2e.alerting import act
 from tests.e2e.looking import keep
 from tests.e2e.test_pages import expect_well_made, in_every_look

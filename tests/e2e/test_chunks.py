@@ -11,9 +11,9 @@ from playwright.sync_api import expect
 from sqlalchemy import select
 
 from app.analysis.trace.encode import to_parquet
-from app.db.models import TaskRun
-from app.services.analyze_session import analyze_session
-from app.services.task_runs import claim
+from app.db.models.sessions import TaskRun
+from app.services.sessions.analyze import analyze_session
+from app.services.tasks.task_runs import claim
 from tests import factories
 from tests.e2e.looking import keep, wait_for_figures
 from tests.support.sessions import small_trace

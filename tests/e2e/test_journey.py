@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import httpx
 from playwright.sync_api import expect
 
-from app.analysis.synthesis.injections import SlowWorker
+from app.analysis.synthesis.injections.computations import SlowWorker
 from app.analysis.synthesis.job import JobModel
 from app.analysis.synthesis.synthesize import synthesize
 from app.analysis.trace.encode import to_parquet

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 import pytest
 from playwright.sync_api import expect
 
-from app.analysis.synthesis.injections import SlowWorker
+from app.analysis.synthesis.injections.computations import SlowWorker
 from app.analysis.synthesis.job import JobModel
 from app.analysis.synthesis.scenarios import SCENARIOS
 from app.analysis.synthesis.synthesize import synthesize
 from app.analysis.trace.model import Sizes
-from app.services.analyze_session import analyze_session
-from app.services.task_runs import claim
+from app.services.sessions.analyze import analyze_session
+from app.services.tasks.task_runs import claim
 from tests.e2e.looking import check, keep, wait_for_figures, wait_for_plots
 from tests.e2e.visiting import LOOKS, NARROW, Look
 from tests.support.sessions import Stored, small_trace, store

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import yaml
 from playwright.sync_api import expect
 
-from app.analysis.planning.parse import parse_spec
 from app.analysis.planning.plan import plan
+from app.analysis.planning.spec.parse import parse_spec
 from app.analysis.planning.template import evaluate
 from app.analysis.synthesis.scenarios import SCENARIOS
 from tests.e2e.looking import SCREENSHOTS, check, keep, wait_for_figures

@@ -13,10 +13,10 @@ from sqlalchemy import text
 from app.alerts.facts import CauseFact
 from app.alerts.rules import CauseFound, NoData, Threshold
 from app.bootstrap import build
-from app.http_server import HttpServer, address_of, listen
-from app.main import create_app
-from app.services import alert_rules
-from app.services.alert_rules import list_rules
+from app.run.http import HttpServer, address_of, listen
+from app.services.alerts import rules as alert_rules
+from app.services.alerts.rules import list_rules
+from app.web import create_app
 from tests.e2e.looking import keep
 from tests.e2e.test_pages import expect_well_made, in_every_look
 from tests.e2e.visiting import NARROW

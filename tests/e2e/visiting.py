@@ -104,7 +104,7 @@ class Installation:
         with self._words.open("ab") as words:
             self._process = subprocess.Popen(  # noqa: S603 - the test's own
                 [
-                    *(sys.executable, "-m", "app.cli", "serve", "--port", "0"),
+                    *(sys.executable, "-m", "app.cli.main", "serve", "--port", "0"),
                     *("--data-dir", str(directory / "data")),
                 ],
                 cwd=REPOSITORY,

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.random import Generator
 from numpy.typing import NDArray
 
-from app.analysis.report import analyze
+from app.analysis.report.build import analyze
 from app.analysis.trace.decode import decode
 from app.analysis.trace.encode import to_parquet
 from app.analysis.trace.limits import MAX_MICROBATCH, MAX_ORDER, MAX_STEP, MAX_TIME_NS, Limits

@@ -17,11 +17,11 @@ from hypothesis import strategies as st
 
 from app.analysis.trace import encode, storage
 from app.analysis.trace.decode import decode
-from app.analysis.trace.json_lines import read_lines
 from app.analysis.trace.limits import Limits
 from app.analysis.trace.metadata import load_metadata, metadata_document, parse_metadata
 from app.analysis.trace.model import SessionMeta, Sizes, Trace
-from app.analysis.trace.thrift import Budget, ThriftError, read_struct
+from app.analysis.trace.ndjson.lines import read_lines
+from app.analysis.trace.parquet.thrift import Budget, ThriftError, read_struct
 from app.errors import InvalidMetadataError, PacelineError
 from tests.unit.analysis.trace import bodies
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from app.analysis.report import Analysis, analyze
+from app.analysis.report.build import Analysis, analyze
 from app.analysis.trace.decode import decode
 from app.analysis.trace.limits import Limits
 from app.analysis.trace.metadata import load_metadata

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from app.analysis.report import analyze
+from app.analysis.report.build import analyze
 from tests.factories import select
 from tests.golden.conftest import Published
 from tests.lossy import losing

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from app.analysis.planning.checker import faults_of_certificate, faults_of_template
 from app.analysis.planning.plan import plan
 from app.analysis.planning.problem import PS_PER_MS
 from app.analysis.planning.template import evaluate
 from app.errors import InfeasiblePlanError
 from tests.conftest import skip_or_fail
+from tests.oracles.plan_checker import faults_of_certificate, faults_of_template
 from tests.support.clusters import CLUSTERS, real_example, reference_profile
 
 EXACT = 1e-6

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from app.analysis.whatif.session import prepare_replay
+from app.analysis.replay.session import prepare_replay
 from tests.golden.conftest import Published
 
 TOLERANCE = 1e-4

@@ -7,9 +7,9 @@ import dataclasses
 import numpy as np
 import pytest
 
-from app.analysis.report import analyze
-from app.analysis.whatif.arrange import lay_out
-from app.analysis.whatif.session import prepare_replay
+from app.analysis.replay.layout.arrange import lay_out
+from app.analysis.replay.session import prepare_replay
+from app.analysis.report.build import analyze
 from tests.golden.conftest import Published
 
 

@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from app.processes import SupervisedChild
+from app.system.processes import SupervisedChild
 from tests.support.processes import alive, descendants, wait_until_gone
 from tests.support.waiting import LIMIT_S, wait_for
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 # A child that forks one process of its own, and says so, before it does what the test wants.
 FORKING = """
 import os, pathlib, signal, sys, time
-from app.processes import follow_lifeline
+from app.system.processes import follow_lifeline
 if "ignore" in sys.argv:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
 follow_lifeline()

@@ -32,7 +32,7 @@ class Installation:
         environment = {f"PACELINE_{name.upper()}": value for name, value in settings.items()}
         with self._words.open("wb") as words:
             self.process = user.popen(
-                *("-m", "app.cli", "serve", "--port", str(port)),
+                *("-m", "app.cli.main", "serve", "--port", str(port)),
                 *("--data-dir", str(user.home / "data")),
                 environment=environment,
                 stdin=subprocess.DEVNULL,
@@ -254,7 +254,7 @@ def test_workers_serve_an_api_process_over_a_database_of_their_own(
         words.open("wb") as output,
         Installation(present_user, database_url=database_url) as api,
         present_user.popen(
-            *("-m", "app.cli", "worker"),
+            *("-m", "app.cli.main", "worker"),
             environment={
                 "PACELINE_DATABASE_URL": database_url,
                 "PACELINE_DATA_DIR": str(present_user.home / "data"),
@@ -278,7 +278,7 @@ def test_workers_serve_an_api_process_over_a_database_of_their_own(
 
 
 def test_workers_without_a_database_are_refused_in_words(present_user: User) -> None:
-    with present_user.popen("-m", "app.cli", "worker", stderr=subprocess.PIPE) as workers:
+    with present_user.popen("-m", "app.cli.main", "worker", stderr=subprocess.PIPE) as workers:
         _, words = workers.communicate(timeout=LIMIT_S)
     assert workers.returncode == 1
     assert "PACELINE_DATABASE_URL" in words
@@ -292,8 +292,8 @@ def test_as_many_open_files_as_the_system_allows(present_user: User) -> None:
     program = (
         "import json, resource, sys\n"
         "resource.setrlimit(resource.RLIMIT_NOFILE, (256, 4096))\n"
-        "import app.supervisor\n"
-        "app.supervisor._raise_open_files_limit()\n"
+        "import app.run.supervisor\n"
+        "app.run.supervisor._raise_open_files_limit()\n"
         "print(json.dumps(resource.getrlimit(resource.RLIMIT_NOFILE)))\n"
     )
     with present_user.popen("-c", program, stdout=subprocess.PIPE) as process:

@@ -12,15 +12,15 @@ from sqlalchemy import select, text, update
 from app.alerts.facts import FACTS, CauseFact, Facts, FixFact, WorkerFact
 from app.alerts.incidents import INCIDENT, Incident
 from app.bootstrap import Container
-from app.db.alert_models import AlertDelivery, AlertFacts, AlertGroup, AlertIncident
-from app.db.models import Job, Session, TaskRun
+from app.db.models.alerts import AlertDelivery, AlertFacts, AlertGroup, AlertIncident
+from app.db.models.sessions import Job, Session, TaskRun
 from app.db.unit_of_work import UnitOfWork
-from app.services.alert_channels import create_channel
-from app.services.alert_evaluate import look
-from app.services.alert_store import group_of_job, incident_of
-from app.services.alert_sweep import sweep_alerts
-from app.services.execute import execute
-from app.services.leases import LeaseKeeper
+from app.services.alerts.channels import create_channel
+from app.services.alerts.evaluate import look
+from app.services.alerts.store import group_of_job, incident_of
+from app.services.alerts.sweep import sweep_alerts
+from app.services.tasks.execute import execute
+from app.services.tasks.leases import LeaseKeeper
 from tests.support.receiver import Receiver
 
 LOOPBACK = ("127.0.0.0/8", "::1/128")

@@ -16,7 +16,7 @@ import pytest
 
 from app.db.embedded.binaries import Binaries, bundled, readable_copy
 from app.db.embedded.server import EmbeddedPostgres
-from app.processes import Account
+from app.system.processes import Account
 from tests.support.waiting import LIMIT_S
 
 if TYPE_CHECKING:

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import select
 
-from app.db.models import PLAN_TEMPLATE, TaskRun
-from app.db.plan_models import Plan
-from app.services.execute import execute
-from app.services.leases import LeaseKeeper
-from app.services.plan_requests import read_request, submit_plan
+from app.db.models.plans import Plan
+from app.db.models.sessions import PLAN_TEMPLATE, TaskRun
+from app.services.plans.requests import read_request, submit_plan
+from app.services.tasks.execute import execute
+from app.services.tasks.leases import LeaseKeeper
 
 if TYPE_CHECKING:
     from app.bootstrap import Container

@@ -12,14 +12,14 @@ import numpy as np
 from sqlalchemy import func, select
 from sqlalchemy.dialects.postgresql import insert
 
-from app.analysis.synthesis.injections import SlowWorker
+from app.analysis.synthesis.injections.computations import SlowWorker
 from app.analysis.synthesis.job import JobModel
 from app.analysis.synthesis.synthesize import synthesize
 from app.analysis.trace.metadata import metadata_document
 from app.analysis.trace.model import Sizes, Trace
 from app.analysis.trace.storage import pack
 from app.db.blobs import write_blob
-from app.db.models import ANALYZE_SESSION, BlobPart, Job, Report, Session, TaskRun
+from app.db.models.sessions import ANALYZE_SESSION, BlobPart, Job, Report, Session, TaskRun
 
 if TYPE_CHECKING:
     from app.bootstrap import Container

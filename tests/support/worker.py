@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Self
 
 from sqlalchemy import select
 
-from app.db.models import WorkerHeartbeat
+from app.db.models.sessions import WorkerHeartbeat
 from tests.support.waiting import wait_for
 
 if TYPE_CHECKING:

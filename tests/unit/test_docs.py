@@ -8,14 +8,14 @@ from typing import Final
 
 import pytest
 
-from app.analysis.planning.measured import layers_per_stage
+from app.analysis.planning.spec.measured import layers_per_stage
 from app.analysis.synthesis.scenarios import ALL_SCENARIOS, SCENARIOS
 from app.analysis.trace import decode, metadata
 from app.analysis.trace.model import KNOWN_OP_TYPES, OP_TYPE_ALIASES
-from app.api.problems import PROBLEMS
+from app.api.frame.problems import PROBLEMS
 from app.bootstrap import build
-from app.main import create_app
 from app.settings import Settings
+from app.web import create_app
 
 ROOT: Final = Path(__file__).parents[2]
 DOCS: Final = ROOT / "docs"
@@ -58,7 +58,7 @@ def test_every_problem_is_on_the_page_of_the_api() -> None:
     ] == []
 
 
-@pytest.mark.parametrize("folder", ["app/services", "app/analysis/whatif"])
+@pytest.mark.parametrize("folder", ["app/services", "app/analysis/replay"])
 def test_every_code_of_a_use_case_is_on_a_page(folder: str) -> None:
     page = (DOCS / "http-api.md").read_text() + (DOCS / "trace-format.md").read_text()
     reasons = codes_in(folder, r'"((?:trace|task|report)\.[a-z_]+)"')

@@ -6,7 +6,7 @@ from typing import Final
 
 import numpy as np
 
-from app.analysis.whatif.layout import FloatArray
+from app.analysis.replay.layout.dense import FloatArray
 
 _DRAWS: Final = 500
 # A cause that stands out in every draw, but has next to no share, is there this surely (scored).

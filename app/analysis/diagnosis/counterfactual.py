@@ -17,9 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from app.analysis.diagnosis.finding import Change
-from app.analysis.whatif.layout import FloatArray
-from app.analysis.whatif.replay import ON_TIME, RECORDED, CodeArray
-from app.analysis.whatif.session import Group
+from app.analysis.replay.engine.replay import ON_TIME, RECORDED, CodeArray
+from app.analysis.replay.layout.dense import FloatArray
+from app.analysis.replay.session import Group
 
 NS: Final = 1e-9
 

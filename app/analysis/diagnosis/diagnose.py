@@ -8,9 +8,20 @@ from typing import Any, Final
 
 import numpy as np
 
+from app.analysis.diagnosis.causes.data_loading import find_data_loading, first_delays
+from app.analysis.diagnosis.causes.garbage_collection import find_garbage_collection
+from app.analysis.diagnosis.causes.kernel_dependency import find_false_dependency, held_up
+from app.analysis.diagnosis.causes.network import find_network
+from app.analysis.diagnosis.causes.sequence_lengths import find_sequence_lengths
+from app.analysis.diagnosis.causes.slow_worker import find_slow_workers
+from app.analysis.diagnosis.causes.stage_imbalance import find_stage_imbalance
+from app.analysis.diagnosis.causes.tensor_ranks import (
+    find_tensor_ranks,
+    has_tensor_ranks,
+    measure_waits,
+)
 from app.analysis.diagnosis.confidence import confidence
 from app.analysis.diagnosis.counterfactual import NS, Counterfactuals
-from app.analysis.diagnosis.data_loading import find_data_loading, first_delays
 from app.analysis.diagnosis.finding import (
     CAUSES,
     DATA_LOADING,
@@ -20,20 +31,13 @@ from app.analysis.diagnosis.finding import (
     Evidence,
     Finding,
 )
-from app.analysis.diagnosis.garbage_collection import find_garbage_collection
-from app.analysis.diagnosis.kernel_dependency import find_false_dependency, held_up
 from app.analysis.diagnosis.limits import cannot_judge
-from app.analysis.diagnosis.network import find_network
 from app.analysis.diagnosis.observation import Observation
-from app.analysis.diagnosis.sequence_lengths import find_sequence_lengths
-from app.analysis.diagnosis.slow_worker import find_slow_workers
-from app.analysis.diagnosis.stage_imbalance import find_stage_imbalance
-from app.analysis.diagnosis.tensor_ranks import find_tensor_ranks, has_tensor_ranks, measure_waits
 from app.analysis.diagnosis.usual import slowness_by_stage, take_apart
+from app.analysis.replay.layout.dense import FloatArray
+from app.analysis.replay.metrics import Metrics
+from app.analysis.replay.session import Replayed
 from app.analysis.trace.model import Trace
-from app.analysis.whatif.layout import FloatArray
-from app.analysis.whatif.metrics import Metrics
-from app.analysis.whatif.session import Replayed
 from app.analysis.wording import percent
 
 # A session whose steps lose less than this share has nothing to explain.

@@ -9,7 +9,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from app.analysis.whatif.layout import FloatArray
+from app.analysis.replay.layout.dense import FloatArray
 
 SLOW_WORKER: Final = "slow_worker"
 STAGE_IMBALANCE: Final = "stage_imbalance"

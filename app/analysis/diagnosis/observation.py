@@ -10,10 +10,10 @@ from typing import Final, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from app.analysis.replay.layout.dense import FloatArray, IntArray, Layout
+from app.analysis.replay.session import Group
 from app.analysis.trace import model as ops
 from app.analysis.trace.model import ABSENT, Trace
-from app.analysis.whatif.layout import FloatArray, IntArray, Layout
-from app.analysis.whatif.session import Group
 
 SingleArray = NDArray[np.float32]
 Real = TypeVar("Real", np.float32, np.float64)

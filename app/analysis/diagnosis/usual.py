@@ -21,8 +21,8 @@ from app.analysis.diagnosis.observation import (
     sample,
     spread,
 )
+from app.analysis.replay.layout.dense import FloatArray
 from app.analysis.trace.model import BACKWARD_COMPUTE, FORWARD_COMPUTE
-from app.analysis.whatif.layout import FloatArray
 
 # Microbatches differ when their times on most DP ranks scatter by this much, and by several times
 # what one microbatch scatters over the stages.

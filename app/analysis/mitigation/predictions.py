@@ -11,18 +11,18 @@ from app.analysis.diagnosis.diagnose import Diagnosis
 from app.analysis.diagnosis.finding import SLOW_WORKER, UNKNOWN, Cause, Worker
 from app.analysis.mitigation.fix import Fix, named
 from app.analysis.mitigation.remedies import Hosts, remedies
+from app.analysis.replay.engine.replay import ON_TIME, RECORDED
+from app.analysis.replay.engine.variants import Replacement
+from app.analysis.replay.layout.dense import FloatArray, IntArray
+from app.analysis.replay.layout.graph import COMPUTE
+from app.analysis.replay.metrics import Metrics
+from app.analysis.replay.session import Group, Replayed, launch_delays
 from app.analysis.trace.model import (
     BACKWARD_COMPUTE,
     BACKWARD_SEND,
     FORWARD_COMPUTE,
     FORWARD_SEND,
 )
-from app.analysis.whatif.graph import COMPUTE
-from app.analysis.whatif.layout import FloatArray, IntArray
-from app.analysis.whatif.metrics import Metrics
-from app.analysis.whatif.replay import ON_TIME, RECORDED
-from app.analysis.whatif.session import Group, Replayed, launch_delays
-from app.analysis.whatif.variants import Replacement
 
 NS: Final = 1e-9
 # A fix that brings less is not worth a restart.

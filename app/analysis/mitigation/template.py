@@ -15,18 +15,18 @@ from typing import Any, Final
 import numpy as np
 
 from app.analysis.diagnosis.finding import SLOW_WORKER, STAGE_IMBALANCE, Cause
-from app.analysis.planning.measured import (
+from app.analysis.planning.spec.measured import (
     SessionTimes,
     layers_per_stage,
     measure_session,
     spec_of_session,
     worker_speeds,
 )
+from app.analysis.replay.engine.variants import Replacement
+from app.analysis.replay.layout.dense import FloatArray
+from app.analysis.replay.session import Group, Replayed
 from app.analysis.trace import model as ops
 from app.analysis.trace.model import Trace
-from app.analysis.whatif.layout import FloatArray
-from app.analysis.whatif.session import Group, Replayed
-from app.analysis.whatif.variants import Replacement
 from app.errors import InfeasiblePlanError
 
 # What a page shows a template for.

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from app.analysis.planning.ditto import VirtualTemplate
-from app.analysis.planning.folding import Folding
+from app.analysis.planning.ditto.folding import Folding
+from app.analysis.planning.ditto.method import VirtualTemplate
 from app.analysis.planning.plan import BASELINES, Plan
 from app.analysis.planning.problem import PS_PER_MS, Problem
 from app.analysis.planning.template import (

@@ -6,22 +6,22 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from app.analysis.planning.advice import nearest_changes
-from app.analysis.planning.budget import Budget
-from app.analysis.planning.certificate import Certificate
-from app.analysis.planning.ditto import (
+from app.analysis.planning.ditto.division import Division, TooLargeToDivideError
+from app.analysis.planning.ditto.folding import Folding
+from app.analysis.planning.ditto.method import (
     DittoPlan,
     VirtualTemplate,
     oobleck_templates,
     plan_ditto,
     plan_greedy,
 )
-from app.analysis.planning.division import Division, TooLargeToDivideError
-from app.analysis.planning.folding import Folding
-from app.analysis.planning.optimal import OptimalPlan, plan_optimal
-from app.analysis.planning.passes import TooManyCellsError
 from app.analysis.planning.problem import Problem, compile_problem
-from app.analysis.planning.spec import METHODS, OBJECTIVES, Spec
+from app.analysis.planning.search.advice import nearest_changes
+from app.analysis.planning.search.budget import Budget
+from app.analysis.planning.search.certificate import Certificate
+from app.analysis.planning.search.optimal import OptimalPlan, plan_optimal
+from app.analysis.planning.search.passes import TooManyCellsError
+from app.analysis.planning.spec.model import METHODS, OBJECTIVES, Spec
 from app.analysis.planning.template import (
     Template,
     evaluate,

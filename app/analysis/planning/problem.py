@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from app.analysis.planning.replication import combined_cost, node_sets
-from app.analysis.planning.spec import WEIGHT_STATES, DeviceType, Spec
+from app.analysis.planning.spec.model import WEIGHT_STATES, DeviceType, Spec
 from app.errors import Fault, InvalidSpecError
 
 IntArray = NDArray[np.int64]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from app.analysis.planning.plan import plan
-from app.analysis.planning.spec import DeviceType, Layer, Spec
+from app.analysis.planning.spec.model import DeviceType, Layer, Spec
 
 
 def warm_up() -> None:

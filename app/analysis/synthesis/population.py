@@ -11,14 +11,19 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 import numpy as np
 
-from app.analysis.synthesis.injection import Spells
-from app.analysis.synthesis.injections import (
+from app.analysis.synthesis.injections.base import Spells
+from app.analysis.synthesis.injections.computations import (
     GarbageCollection,
     MemoryFragmentation,
     SequenceLengths,
     SlowWorker,
     StageImbalance,
     TensorParallelStraggler,
+)
+from app.analysis.synthesis.injections.transfers import (
+    FalseKernelDependency,
+    SlowDataLoading,
+    SlowLink,
 )
 from app.analysis.synthesis.job import (
     USUAL_OP_TYPES,
@@ -29,11 +34,6 @@ from app.analysis.synthesis.job import (
 )
 from app.analysis.synthesis.randomness import stream
 from app.analysis.synthesis.synthesize import SyntheticSession, synthesize, true_slowdown
-from app.analysis.synthesis.transfer_injections import (
-    FalseKernelDependency,
-    SlowDataLoading,
-    SlowLink,
-)
 from app.analysis.trace.model import (
     EMBEDDING_ALL_REDUCE,
     GC,
@@ -45,7 +45,7 @@ from app.analysis.trace.model import (
 )
 
 if TYPE_CHECKING:
-    from app.analysis.synthesis.injection import Injection, Worker
+    from app.analysis.synthesis.injections.base import Injection, Worker
 
 _MS: Final = 1e6
 # Strengths of an injection that are tried for a slowdown, at most.

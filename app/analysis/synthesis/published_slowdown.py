@@ -20,7 +20,7 @@ from app.analysis.trace.model import GC
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from app.analysis.synthesis.injection import Injection
+    from app.analysis.synthesis.injections.base import Injection
     from app.analysis.synthesis.job import JobModel
 
 

@@ -9,17 +9,17 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from app.analysis.synthesis.injection import Injection
-from app.analysis.synthesis.injections import (
+from app.analysis.synthesis.injections.base import Injection
+from app.analysis.synthesis.injections.computations import (
     GarbageCollection,
     SequenceLengths,
     SlowWorker,
     StageImbalance,
 )
+from app.analysis.synthesis.injections.transfers import SlowLink
 from app.analysis.synthesis.job import OPTIONAL_OP_TYPES, CostModel, JobModel, Schedule
 from app.analysis.synthesis.randomness import stream
 from app.analysis.synthesis.synthesize import SyntheticSession, synthesize
-from app.analysis.synthesis.transfer_injections import SlowLink
 from app.analysis.trace.model import SEPARATE_ALL_REDUCE, Sizes
 
 if TYPE_CHECKING:

@@ -8,14 +8,19 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from app.analysis.synthesis.injection import Spells
-from app.analysis.synthesis.injections import (
+from app.analysis.synthesis.injections.base import Spells
+from app.analysis.synthesis.injections.computations import (
     GarbageCollection,
     MemoryFragmentation,
     SequenceLengths,
     SlowWorker,
     StageImbalance,
     TensorParallelStraggler,
+)
+from app.analysis.synthesis.injections.transfers import (
+    FalseKernelDependency,
+    SlowDataLoading,
+    SlowLink,
 )
 from app.analysis.synthesis.job import (
     USUAL_OP_TYPES,
@@ -26,17 +31,12 @@ from app.analysis.synthesis.job import (
 )
 from app.analysis.synthesis.randomness import stream
 from app.analysis.synthesis.synthesize import SyntheticSession, synthesize
-from app.analysis.synthesis.transfer_injections import (
-    FalseKernelDependency,
-    SlowDataLoading,
-    SlowLink,
-)
 from app.analysis.trace.model import SEPARATE_ALL_REDUCE, Sizes
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from app.analysis.synthesis.injection import Injection, Worker
+    from app.analysis.synthesis.injections.base import Injection, Worker
 
 _MS: Final = 1e6
 

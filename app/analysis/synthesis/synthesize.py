@@ -12,14 +12,14 @@ from app.analysis.synthesis.execution import Execution, Work, execute
 from app.analysis.synthesis.phase import Phase
 from app.analysis.synthesis.program import build_program
 from app.analysis.synthesis.randomness import stream
-from app.analysis.synthesis.recording import record, step_ids
+from app.analysis.synthesis.recording.recorder import record, step_ids
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
-    from app.analysis.synthesis.injection import Injection, Worker
+    from app.analysis.synthesis.injections.base import Injection, Worker
     from app.analysis.synthesis.job import JobModel
     from app.analysis.trace.model import Trace
 

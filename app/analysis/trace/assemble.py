@@ -15,13 +15,13 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from app.analysis.trace import groups
+from app.analysis.trace.column_sets import Layout
 from app.analysis.trace.faults import Places, refuse, refuse_body
-from app.analysis.trace.layout import Layout
 from app.analysis.trace.limits import MAX_FAULTS, Limits
 from app.analysis.trace.model import ABSENT, SessionMeta, Trace
-from app.analysis.trace.operations import forget_unused, name_operations
-from app.analysis.trace.pipeline import check_pipeline
+from app.analysis.trace.operations import groups
+from app.analysis.trace.operations.pipeline import check_pipeline
+from app.analysis.trace.operations.recorded import forget_unused, name_operations
 from app.analysis.trace.validate import check_values
 from app.errors import BodyTooLargeError
 

@@ -9,8 +9,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from app.analysis.trace.column_sets import NULLABLE, Layout
 from app.analysis.trace.faults import Places, refuse
-from app.analysis.trace.layout import NULLABLE, Layout
 from app.analysis.trace.limits import MAX_FAULTS
 from app.analysis.trace.model import ABSENT
 from app.errors import Fault

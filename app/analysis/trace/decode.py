@@ -58,10 +58,10 @@ from typing import Final
 from app.analysis.trace.faults import refuse_body
 from app.analysis.trace.limits import Limits
 from app.analysis.trace.model import SessionMeta, Trace
-from app.analysis.trace.ndjson import decode_ndjson
-from app.analysis.trace.parquet import decode_parquet
-from app.analysis.trace.parquet_footer import MAGIC
-from app.analysis.trace.streams import GZIP_MAGIC, ZSTD_MAGIC
+from app.analysis.trace.ndjson.reader import decode_ndjson
+from app.analysis.trace.ndjson.streams import GZIP_MAGIC, ZSTD_MAGIC
+from app.analysis.trace.parquet.footer import MAGIC
+from app.analysis.trace.parquet.reader import decode_parquet
 from app.errors import InvalidMetadataError, UnsupportedFormatError
 
 NDJSON: Final = "ndjson"

@@ -11,10 +11,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from app.analysis.trace.layout import NATIVE
+from app.analysis.trace.column_sets import NATIVE
 from app.analysis.trace.metadata import metadata_document
 from app.analysis.trace.model import Trace
-from app.analysis.trace.ndjson import SCHEMA
+from app.analysis.trace.ndjson.reader import SCHEMA
 
 _GZIP_LEVEL: Final = 6
 

@@ -7,7 +7,7 @@ import pwd
 from typing import TYPE_CHECKING
 
 from app.errors import StartupError
-from app.processes import Account
+from app.system.processes import Account
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from app.db.embedded.account import make_server_dir
 from app.errors import StartupError
-from app.launch import EXIT_DIRECTORY_CLOSED
+from app.system.launch import EXIT_DIRECTORY_CLOSED
 
 if TYPE_CHECKING:
     import subprocess

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
-from app.processes import Account, launch_command, spawn
+from app.system.processes import Account, launch_command, spawn
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

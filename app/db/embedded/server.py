@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from types import TracebackType
 
-    from app.processes import Account
+    from app.system.processes import Account
 
 DATABASE = "paceline"
 

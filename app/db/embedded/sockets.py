@@ -12,7 +12,7 @@ from app.db.embedded.account import make_server_dir
 from app.errors import StartupError
 
 if TYPE_CHECKING:
-    from app.processes import Account
+    from app.system.processes import Account
 
 _SOCKET_NAME = ".s.PGSQL.5432"
 # sockaddr_un.sun_path without its terminating zero.

@@ -3,7 +3,7 @@ import { copyable } from './clipboard.js';
 import { age } from './format.js';
 import { Live } from './live.js';
 import { draw } from './plots.js';
-import { DistrustedReport, SessionReport } from './session.js';
+import { DistrustedReport, SessionReport } from './session/page.js';
 import { filterable, sortable } from './tables.js';
 
 const TICK_MS = 10_000;

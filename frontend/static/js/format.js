@@ -1,4 +1,4 @@
-// How numbers are written; the same rules as app/dashboard/format.py.
+// How numbers are written; the same rules as app/dashboard/look/format.py.
 const NBSP = '\u00a0';
 const minus = (text) => (/^-.*[1-9]/.test(text) ? '\u2212' + text.slice(1) : text.replace(/^-/, ''));
 

@@ -1,4 +1,4 @@
-// Figures come from Python (app/dashboard/figures.py); this draws them with plotly.js.
+// Figures come from Python (app/dashboard/session/figures.py); this draws them with plotly.js.
 import { resolved } from './colors.js';
 
 const CONFIG = { displayModeBar: false, responsive: false, doubleClick: false, scrollZoom: false, showTips: false };

@@ -11,8 +11,8 @@ from app.alerts.delivery import DeliveryError
 from app.alerts.outbound import Outbound
 from app.bootstrap import build
 from app.errors import InvalidChannelError
-from app.services.alert_channels import create_channel
-from app.services.alert_example import send_example
+from app.services.alerts.channels import create_channel
+from app.services.alerts.example import send_example
 from tests.integration.alerts.messages import incident, message
 from tests.support.alerting import Alerting
 from tests.support.receiver import Receiver, Reply

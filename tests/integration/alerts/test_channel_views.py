@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from sqlalchemy import update
 
-from app.db.alert_models import AlertChannel
-from app.services.alert_channels import list_channels, update_channel
-from app.services.alert_deliveries import replay_delivery
-from app.services.alert_views import incidents, tallies
-from app.services.channel_views import dead_channels, undelivered
+from app.db.models.alerts import AlertChannel
+from app.services.alerts.channel_views import dead_channels, undelivered
+from app.services.alerts.channels import list_channels, update_channel
+from app.services.alerts.deliveries import replay_delivery
+from app.services.alerts.views import incidents, tallies
 from tests.support.alerting import Alerting
 from tests.support.receiver import Receiver, Reply
 

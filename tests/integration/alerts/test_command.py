@@ -18,7 +18,7 @@ from tests.support.waiting import LIMIT_S, wait_for
 
 def _paceline(*arguments: str, server: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(  # noqa: S603 - this interpreter and our own module
-        [sys.executable, "-m", "app.cli", "alerts", *arguments],
+        [sys.executable, "-m", "app.cli.main", "alerts", *arguments],
         capture_output=True,
         text=True,
         check=False,
@@ -37,7 +37,7 @@ def server(request: pytest.FixtureRequest, open_dir: Path) -> Iterator[str]:
             "PACELINE_BROKER_URL": redis.url,
         }
     words = open_dir / "words"
-    command = (sys.executable, "-m", "app.cli", "serve", "--port", "0")
+    command = (sys.executable, "-m", "app.cli.main", "serve", "--port", "0")
     with words.open("wb") as output:
         running = subprocess.Popen(  # noqa: S603 - as above
             [*command, "--data-dir", str(open_dir / "data")],

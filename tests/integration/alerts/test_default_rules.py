@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from sqlalchemy import select
 
 from app.alerts.rules import DEFAULT_RULES, RULE
-from app.db.alert_models import AlertRule
+from app.db.models.alerts import AlertRule
 
 if TYPE_CHECKING:
     from app.bootstrap import Container

@@ -11,17 +11,17 @@ import pytest
 from sqlalchemy import select, update
 
 from app.alerts.incidents import State
-from app.db.alert_models import AlertChannel, AlertDelivery, AlertGroup
-from app.db.models import TaskRun
+from app.db.models.alerts import AlertChannel, AlertDelivery, AlertGroup
+from app.db.models.sessions import TaskRun
 from app.errors import ConflictError
-from app.services.alert_channels import get_channel, update_channel
-from app.services.alert_deliveries import replay_delivery
-from app.services.alert_flush import IN_FLIGHT, flush_group, pump
-from app.services.alert_incidents import acknowledge_incident, resolve_incident
-from app.services.alert_sweep import sweep_alerts
+from app.services.alerts.channels import get_channel, update_channel
+from app.services.alerts.deliveries import replay_delivery
+from app.services.alerts.flush import IN_FLIGHT, flush_group, pump
+from app.services.alerts.incidents import acknowledge_incident, resolve_incident
+from app.services.alerts.sweep import sweep_alerts
 from app.services.container import Container
-from app.services.sweep import sweep
-from app.services.task_runs import claim
+from app.services.installation.sweep import sweep
+from app.services.tasks.task_runs import claim
 from tests.support.alerting import Alerting
 from tests.support.receiver import Got, Receiver, Reply
 

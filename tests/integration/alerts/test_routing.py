@@ -13,9 +13,9 @@ import pytest
 
 from app.alerts.facts import CauseFact
 from app.alerts.rules import Escalation, Rule, Selector, Threshold
-from app.services.alert_channels import create_channel
-from app.services.alert_incidents import acknowledge_incident
-from app.services.alert_rules import delete_rule, list_rules, save_rule, with_new_id
+from app.services.alerts.channels import create_channel
+from app.services.alerts.incidents import acknowledge_incident
+from app.services.alerts.rules import delete_rule, list_rules, save_rule, with_new_id
 from tests.support.alerting import Alerting
 from tests.support.receiver import Receiver
 

@@ -6,7 +6,7 @@ import pytest
 from cryptography.fernet import Fernet
 
 from app.errors import SecretKeyError
-from app.services.alert_secrets import seal, unseal
+from app.services.alerts.secrets import seal, unseal
 from app.settings import Settings
 
 

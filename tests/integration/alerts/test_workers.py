@@ -7,7 +7,7 @@ from datetime import timedelta
 from pathlib import Path
 
 from app.bootstrap import build
-from app.services.alert_sweep import sweep_alerts
+from app.services.alerts.sweep import sweep_alerts
 from tests.support.alerting import Alerting
 from tests.support.receiver import Receiver
 from tests.support.redis import RedisServer

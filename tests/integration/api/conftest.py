@@ -13,11 +13,11 @@ import pytest
 from sqlalchemy import text
 
 from app.bootstrap import Container, build
-from app.http_server import HttpServer, address_of, listen
-from app.main import create_app
-from app.services.execute import execute
-from app.services.leases import LeaseKeeper
+from app.run.http import HttpServer, address_of, listen
+from app.services.tasks.execute import execute
+from app.services.tasks.leases import LeaseKeeper
 from app.settings import Settings
+from app.web import create_app
 from tests.integration.api import bodies
 
 TABLES = ("job", "session", "task_run", "blob_part", "report")

@@ -12,8 +12,8 @@ from sqlalchemy import select, update
 
 from app.analysis.trace.encode import to_parquet
 from app.analysis.trace.model import Trace
-from app.db.chunk_models import Intake
-from app.services.sweep import SweepResult, sweep
+from app.db.models.chunks import Intake
+from app.services.installation.sweep import SweepResult, sweep
 from tests import factories
 from tests.integration.api import bodies, chunks
 from tests.integration.api.chunks import put, report, seal

@@ -13,8 +13,8 @@ import httpx
 import pytest
 from sqlalchemy import text
 
-from app.api.live import Stream
-from app.services.session_states import SessionState
+from app.api.sessions.live import Stream
+from app.services.sessions.changes import SessionState
 from tests.integration.api import bodies
 from tests.integration.api.outage import away
 from tests.support.waiting import LIMIT_S, wait_for

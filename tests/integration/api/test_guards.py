@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import brotli
 import pytest
 
-from app.api.headers import SECURITY_HEADERS
+from app.api.frame.headers import SECURITY_HEADERS
 from tests.integration.api import bodies
 from tests.integration.api.test_refusals import NOTHING
 

@@ -154,7 +154,7 @@ def test_a_full_disk_is_said(installation: Installation, monkeypatch: pytest.Mon
     def on_a_full_disk(**_options: object) -> object:
         return open(full, "wb", buffering=0)  # noqa: PTH123 - a device; closed by the spool
 
-    monkeypatch.setattr("app.api.spool.tempfile.TemporaryFile", on_a_full_disk)
+    monkeypatch.setattr("app.api.sessions.spool.tempfile.TemporaryFile", on_a_full_disk)
     refused(installation, installation.post(), 507, "storage.full")
 
 

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from sqlalchemy import text
 
-from app.services.reports import heatmap, report_document
-from app.services.timelines import timeline
+from app.services.sessions.reports import heatmap, report_document
+from app.services.sessions.timelines import timeline
 from tests.integration.api import bodies
 
 if TYPE_CHECKING:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from app.cli.upload import UploadError, content_type_of, upload
 from app.errors import InvalidMetadataError
-from app.upload import UploadError, content_type_of, upload
 from tests.integration.api import bodies
 from tests.integration.api.test_pressure import SPOOLED, half_a_body
 from tests.support.waiting import wait_for
@@ -112,7 +112,7 @@ def test_a_server_that_is_busy_is_asked_again(
             stack.close()
             wait_for(lambda: installation.metric(SPOOLED) == 0, "room")
 
-        monkeypatch.setattr("app.upload.time.sleep", make_room)
+        monkeypatch.setattr("app.cli.upload.time.sleep", make_room)
         upload(trace, meta, server=installation.url, job=None, wait=False)
         monkeypatch.undo()
         assert installation.rows()["session"] == 1

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from app.services.analyze_session import analyze_session
-from app.services.fleet import fleet
-from app.services.task_runs import claim
+from app.services.sessions.analyze import analyze_session
+from app.services.sessions.fleet import fleet
+from app.services.tasks.task_runs import claim
 from tests.support.sessions import Stored, small_trace, store
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from sqlalchemy.exc import IntegrityError
 
 from app.db import migrate
 from app.db.engine import make_engine
-from app.db.models import Base, TaskRun
+from app.db.models.sessions import Base, TaskRun
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

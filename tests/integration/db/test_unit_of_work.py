@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 from sqlalchemy import select
 
-from app.db.models import ANALYZE_SESSION, TaskRun
+from app.db.models.sessions import ANALYZE_SESSION, TaskRun
 from app.db.unit_of_work import UnitOfWork
 
 if TYPE_CHECKING:

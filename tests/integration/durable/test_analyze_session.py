@@ -11,14 +11,14 @@ import numpy as np
 import pytest
 from sqlalchemy import delete, func, select, update
 
-from app.analysis.report import analyze
-from app.db.models import ANALYZE_SESSION, Report, Session, TaskRun
+from app.analysis.report.build import analyze
+from app.db.models.sessions import ANALYZE_SESSION, Report, Session, TaskRun
 from app.errors import UnanalyzableError
-from app.services.execute import execute
-from app.services.leases import LeaseKeeper
-from app.services.report_store import read_document, read_heatmaps
-from app.services.sweep import SweepResult, sweep
-from app.services.task_runs import Claim, claim
+from app.services.installation.sweep import SweepResult, sweep
+from app.services.sessions.report_store import read_document, read_heatmaps
+from app.services.tasks.execute import execute
+from app.services.tasks.leases import LeaseKeeper
+from app.services.tasks.task_runs import Claim, claim
 from tests.support.sessions import (
     Stored,
     count_blobs,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from kombu import Queue
 
-from app.broker import ANALYSIS_QUEUE, IO_QUEUE, make_celery
+from app.broker.celery import ANALYSIS_QUEUE, IO_QUEUE, make_celery
 from app.settings import Settings
 
 if TYPE_CHECKING:

@@ -16,14 +16,14 @@ import pytest
 from sqlalchemy import func, select, update
 
 from app.analysis.trace.encode import to_parquet
-from app.db.chunk_models import Chunk, Intake
-from app.db.models import BlobPart, Session, TaskRun
-from app.services.execute import execute
-from app.services.leases import LeaseKeeper
-from app.services.merge_session import merge_session
-from app.services.receive_chunk import ChunkPath, receive_chunk
-from app.services.receive_session import Body
-from app.services.seal_session import seal_session
+from app.db.models.chunks import Chunk, Intake
+from app.db.models.sessions import BlobPart, Session, TaskRun
+from app.services.sessions.merge import merge_session
+from app.services.sessions.receive import Body
+from app.services.sessions.receive_chunk import ChunkPath, receive_chunk
+from app.services.sessions.seal import seal_session
+from app.services.tasks.execute import execute
+from app.services.tasks.leases import LeaseKeeper
 from tests import factories
 from tests.support.sessions import count_blobs, count_reports, short_trace, small_trace
 from tests.support.waiting import LIMIT_S, wait_for
@@ -139,8 +139,8 @@ def serving(container: Container, tmp_path: Path) -> Iterator[tuple[subprocess.P
 SERVE = """
 import time
 from app.bootstrap import build
-from app.http_server import HttpServer, address_of, listen
-from app.main import create_app
+from app.run.http import HttpServer, address_of, listen
+from app.web import create_app
 from app.settings import Settings
 container = build(Settings())
 listener = listen(container.settings)

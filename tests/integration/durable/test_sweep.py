@@ -8,11 +8,11 @@ from datetime import timedelta
 import pytest
 from sqlalchemy import func, insert, select, update
 
-from app.db.models import TaskRun, WorkerHeartbeat
+from app.db.models.sessions import TaskRun, WorkerHeartbeat
 from app.db.unit_of_work import UnitOfWork
 from app.services.container import Container
-from app.services.sweep import HEAD, SWEEP_LOCK, SweepResult, sweep
-from app.services.task_runs import claim, give_back
+from app.services.installation.sweep import HEAD, SWEEP_LOCK, SweepResult, sweep
+from app.services.tasks.task_runs import claim, give_back
 from tests.support.sessions import Stored, session_row, small_trace, store, task_row
 
 NOTHING = SweepResult()

@@ -1,4 +1,4 @@
-"""The protocol of `app.services.task_runs`, step by step and race by race."""
+"""The protocol of `app.services.tasks.task_runs`, step by step and race by race."""
 
 from __future__ import annotations
 
@@ -11,9 +11,18 @@ from typing import TYPE_CHECKING
 import pytest
 from sqlalchemy import func, select, text, update
 
-from app.db.models import ANALYZE_SESSION, Session, TaskRun
+from app.db.models.sessions import ANALYZE_SESSION, Session, TaskRun
 from app.errors import LostClaimError
-from app.services.task_runs import Claim, TaskError, claim, fail, finish, give_back, renew, retry
+from app.services.tasks.task_runs import (
+    Claim,
+    TaskError,
+    claim,
+    fail,
+    finish,
+    give_back,
+    renew,
+    retry,
+)
 from tests.support.sessions import session_row, small_trace, store, task_row
 
 if TYPE_CHECKING:

@@ -14,9 +14,9 @@ import pytest
 from sqlalchemy import select
 
 from app.bootstrap import build
-from app.broker import ANALYSIS_QUEUE, TASK_NAME, make_celery
-from app.db.models import WorkerHeartbeat
-from app.services.sweep import sweep
+from app.broker.celery import ANALYSIS_QUEUE, TASK_NAME, make_celery
+from app.db.models.sessions import WorkerHeartbeat
+from app.services.installation.sweep import sweep
 from app.settings import Settings
 from tests.support.sessions import (
     count_blobs,

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import httpx
 import pytest
 
-from app.http_server import HttpServer, address_of, listen
-from app.main import create_app
+from app.run.http import HttpServer, address_of, listen
+from app.web import create_app
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

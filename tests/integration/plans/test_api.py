@@ -11,8 +11,8 @@ import pytest
 import yaml
 
 from app.analysis.planning.document import plan_document
-from app.analysis.planning.parse import parse_spec
 from app.analysis.planning.plan import plan
+from app.analysis.planning.spec.parse import parse_spec
 from tests.support.plans import Asked, ask, do, open_run, plan_row, small_spec
 
 if TYPE_CHECKING:

@@ -8,9 +8,9 @@ import pytest
 from sqlalchemy import select
 
 from app.bootstrap import build
-from app.db.models import TaskRun
-from app.services.plan_requests import cancel_plan
-from app.services.sweep import sweep
+from app.db.models.sessions import TaskRun
+from app.services.installation.sweep import sweep
+from app.services.plans.requests import cancel_plan
 from app.settings import Settings
 from tests.support.plans import Asked, ask, long_spec, plan_row, small_spec
 from tests.support.sessions import count_blobs

@@ -4,10 +4,10 @@ import re
 
 import pytest
 
-from app.analysis.report import analyze
+from app.analysis.report.build import analyze
 from app.analysis.synthesis.scenarios import SCENARIOS
 from app.analysis.wording import hours, percent, sure
-from app.dashboard import format as pages
+from app.dashboard.look import format as pages
 
 
 def test_reports_write_shares_as_pages_do() -> None:

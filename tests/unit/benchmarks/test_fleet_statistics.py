@@ -6,7 +6,7 @@ from itertools import chain
 import numpy as np
 import pytest
 
-from app.analysis.synthesis.fleet import plan_fleet
+from app.analysis.synthesis.fleet.draw import plan_fleet
 from benchmarks.fleet_statistics import (
     KINDS,
     STATISTICS,

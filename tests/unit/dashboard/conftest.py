@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from app.analysis.report import analyze
-from app.analysis.synthesis.injections import SlowWorker
+from app.analysis.report.build import analyze
+from app.analysis.synthesis.injections.computations import SlowWorker
 from app.analysis.synthesis.job import JobModel
 from app.analysis.synthesis.scenarios import SCENARIOS
 from app.analysis.synthesis.synthesize import synthesize

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from sqlalchemy import select, text
 
-from app.cli_alerts import AlertsCommandError, reseal, send_test
-from app.db.alert_models import AlertChannel
-from app.services.alert_channels import list_channels
+from app.cli.alerts import AlertsCommandError, reseal, send_test
+from app.db.models.alerts import AlertChannel
+from app.services.alerts.channels import list_channels
 from tests.integration.api.alerts.asking import API, add_channel
 from tests.integration.api.conftest import Install, Installation
 from tests.support.alerting import Alerting

@@ -6,8 +6,8 @@ from datetime import UTC, datetime, timedelta
 
 from sqlalchemy import select, text
 
-from app.db.alert_models import AlertFacts
-from app.services.alert_incidents import silence_incident
+from app.db.models.alerts import AlertFacts
+from app.services.alerts.incidents import silence_incident
 from tests.integration.api.alerts.asking import API, PERSON
 from tests.integration.api.conftest import Installation
 from tests.support.alerting import Alerting

@@ -6,7 +6,7 @@ import subprocess
 from pathlib import Path
 
 from app.db.embedded.server import EmbeddedPostgres
-from app.processes import launch_command
+from app.system.processes import launch_command
 from tests.support.embedded import connect, server_of
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from app.db.embedded.server import EmbeddedPostgres
 from app.errors import InstanceRunningError
-from app.processes import launch_command
+from app.system.processes import launch_command
 from tests.support.embedded import connect, server_of
 from tests.support.waiting import LIMIT_S
 

@@ -7,7 +7,9 @@ from typing import Any, Final
 
 from app.analysis.diagnosis.diagnose import Diagnosis, diagnose
 from app.analysis.diagnosis.observation import Observation
-from app.analysis.synthesis.injection import Injection
+from app.analysis.replay.metrics import measure
+from app.analysis.replay.session import prepare_replay
+from app.analysis.synthesis.injections.base import Injection
 from app.analysis.synthesis.job import (
     USUAL_OP_TYPES,
     CostModel,
@@ -17,8 +19,6 @@ from app.analysis.synthesis.job import (
 )
 from app.analysis.synthesis.synthesize import SyntheticSession, synthesize
 from app.analysis.trace.model import SEPARATE_ALL_REDUCE, Sizes
-from app.analysis.whatif.metrics import measure
-from app.analysis.whatif.session import prepare_replay
 
 MS: Final = 1e6
 JOB: Final = JobModel(sizes=Sizes(dp=4, pp=4), microbatches=8, steps=12)

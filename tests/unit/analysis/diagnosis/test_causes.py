@@ -8,9 +8,11 @@ import pytest
 from app.analysis.diagnosis.diagnose import diagnose
 from app.analysis.diagnosis.limits import cannot_judge
 from app.analysis.diagnosis.observation import Observation
-from app.analysis.report import analyze
-from app.analysis.synthesis.injection import Injection, Spells
-from app.analysis.synthesis.injections import (
+from app.analysis.replay.metrics import measure
+from app.analysis.replay.session import prepare_replay
+from app.analysis.report.build import analyze
+from app.analysis.synthesis.injections.base import Injection, Spells
+from app.analysis.synthesis.injections.computations import (
     GarbageCollection,
     MemoryFragmentation,
     SequenceLengths,
@@ -18,15 +20,13 @@ from app.analysis.synthesis.injections import (
     StageImbalance,
     TensorParallelStraggler,
 )
-from app.analysis.synthesis.job import CostModel, JobModel, Profiler
-from app.analysis.synthesis.transfer_injections import (
+from app.analysis.synthesis.injections.transfers import (
     FalseKernelDependency,
     SlowDataLoading,
     SlowLink,
 )
+from app.analysis.synthesis.job import CostModel, JobModel, Profiler
 from app.analysis.trace.model import BACKWARD_COMPUTE, FORWARD_COMPUTE, Sizes, Trace
-from app.analysis.whatif.metrics import measure
-from app.analysis.whatif.session import prepare_replay
 from tests.schedules import Job, executed
 from tests.unit.analysis.diagnosis.jobs import (
     INTERLEAVED,

@@ -3,12 +3,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from app.analysis.diagnosis.causes.data_loading import first_delays
 from app.analysis.diagnosis.counterfactual import Counterfactuals
-from app.analysis.diagnosis.data_loading import first_delays
 from app.analysis.diagnosis.finding import Change
-from app.analysis.synthesis.injections import SlowWorker, StageImbalance
-from app.analysis.synthesis.transfer_injections import SlowDataLoading
-from app.analysis.whatif.variants import Replacement
+from app.analysis.replay.engine.variants import Replacement
+from app.analysis.synthesis.injections.computations import SlowWorker, StageImbalance
+from app.analysis.synthesis.injections.transfers import SlowDataLoading
 from tests.unit.analysis.diagnosis.jobs import MS, observe, session
 
 SICK = session(SlowWorker((2, 1), 1.6), StageImbalance(), SlowDataLoading(100 * MS))

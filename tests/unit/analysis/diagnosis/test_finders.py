@@ -7,11 +7,19 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from app.analysis.diagnosis.causes.data_loading import find_data_loading, first_delays
+from app.analysis.diagnosis.causes.garbage_collection import find_garbage_collection
+from app.analysis.diagnosis.causes.kernel_dependency import held_up
+from app.analysis.diagnosis.causes.network import find_network
+from app.analysis.diagnosis.causes.sequence_lengths import find_sequence_lengths
+from app.analysis.diagnosis.causes.slow_worker import find_slow_workers
+from app.analysis.diagnosis.causes.stage_imbalance import find_stage_imbalance
+from app.analysis.diagnosis.causes.tensor_ranks import (
+    find_tensor_ranks,
+    has_tensor_ranks,
+    measure_waits,
+)
 from app.analysis.diagnosis.confidence import confidence
-from app.analysis.diagnosis.data_loading import find_data_loading, first_delays
-from app.analysis.diagnosis.garbage_collection import find_garbage_collection
-from app.analysis.diagnosis.kernel_dependency import held_up
-from app.analysis.diagnosis.network import find_network
 from app.analysis.diagnosis.observation import (
     lower_median,
     peers_median,
@@ -19,19 +27,15 @@ from app.analysis.diagnosis.observation import (
     scatter_of_most,
     spread,
 )
-from app.analysis.diagnosis.sequence_lengths import find_sequence_lengths
-from app.analysis.diagnosis.slow_worker import find_slow_workers
-from app.analysis.diagnosis.stage_imbalance import find_stage_imbalance
-from app.analysis.diagnosis.tensor_ranks import find_tensor_ranks, has_tensor_ranks, measure_waits
 from app.analysis.diagnosis.usual import take_apart
-from app.analysis.synthesis.injections import (
+from app.analysis.synthesis.injections.computations import (
     GarbageCollection,
     SequenceLengths,
     SlowWorker,
     StageImbalance,
     TensorParallelStraggler,
 )
-from app.analysis.synthesis.transfer_injections import (
+from app.analysis.synthesis.injections.transfers import (
     FalseKernelDependency,
     SlowDataLoading,
     SlowLink,

@@ -8,8 +8,10 @@ import numpy as np
 import pytest
 
 from app.analysis.diagnosis.diagnose import Diagnosis, diagnose
-from app.analysis.report import analyze
-from app.analysis.synthesis.injections import (
+from app.analysis.replay.metrics import measure
+from app.analysis.replay.session import prepare_replay
+from app.analysis.report.build import analyze
+from app.analysis.synthesis.injections.computations import (
     GarbageCollection,
     SequenceLengths,
     SlowWorker,
@@ -20,8 +22,6 @@ from app.analysis.synthesis.job import Profiler
 from app.analysis.synthesis.random_jobs import random_job
 from app.analysis.synthesis.synthesize import SyntheticSession
 from app.analysis.trace.model import Trace
-from app.analysis.whatif.metrics import measure
-from app.analysis.whatif.session import prepare_replay
 from tests.unit.analysis.diagnosis.jobs import JOB, TENSOR, causes, diagnosed, session, where
 
 MIXED = session(SlowWorker((2, 1), 1.6), GarbageCollection(120e6, pauses=0.4))

@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import pytest
 
-from app.analysis.report import analyze
-from app.analysis.synthesis.injection import Injection, Spells
-from app.analysis.synthesis.injections import (
+from app.analysis.report.build import analyze
+from app.analysis.synthesis.injections.base import Injection, Spells
+from app.analysis.synthesis.injections.computations import (
     GarbageCollection,
     MemoryFragmentation,
     SequenceLengths,
@@ -12,12 +12,12 @@ from app.analysis.synthesis.injections import (
     StageImbalance,
     TensorParallelStraggler,
 )
-from app.analysis.synthesis.job import JobModel
-from app.analysis.synthesis.transfer_injections import (
+from app.analysis.synthesis.injections.transfers import (
     FalseKernelDependency,
     SlowDataLoading,
     SlowLink,
 )
+from app.analysis.synthesis.job import JobModel
 from tests.unit.analysis.diagnosis.jobs import INTERLEAVED, JOB, MS, TENSOR, session
 
 

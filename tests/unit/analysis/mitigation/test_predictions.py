@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from app.analysis.report import analyze
-from app.analysis.synthesis.injection import Injection, Spells
-from app.analysis.synthesis.injections import (
+from app.analysis.report.build import analyze
+from app.analysis.synthesis.injections.base import Injection, Spells
+from app.analysis.synthesis.injections.computations import (
     GarbageCollection,
     MemoryFragmentation,
     SequenceLengths,
@@ -18,13 +18,13 @@ from app.analysis.synthesis.injections import (
     StageImbalance,
     TensorParallelStraggler,
 )
-from app.analysis.synthesis.job import USUAL_OP_TYPES, CostModel, JobModel, Profiler, Schedule
-from app.analysis.synthesis.synthesize import SyntheticSession, synthesize
-from app.analysis.synthesis.transfer_injections import (
+from app.analysis.synthesis.injections.transfers import (
     FalseKernelDependency,
     SlowDataLoading,
     SlowLink,
 )
+from app.analysis.synthesis.job import USUAL_OP_TYPES, CostModel, JobModel, Profiler, Schedule
+from app.analysis.synthesis.synthesize import SyntheticSession, synthesize
 from app.analysis.trace.model import SEPARATE_ALL_REDUCE, Sizes
 
 JOB = JobModel(Sizes(dp=4, pp=4), microbatches=8, steps=16)

@@ -9,13 +9,17 @@ import numpy as np
 import pytest
 
 from app.analysis.mitigation.template import recommend_template
-from app.analysis.report import analyze
-from app.analysis.synthesis.injection import Injection
-from app.analysis.synthesis.injections import SequenceLengths, SlowWorker, StageImbalance
+from app.analysis.replay.session import prepare_replay
+from app.analysis.report.build import analyze
+from app.analysis.synthesis.injections.base import Injection
+from app.analysis.synthesis.injections.computations import (
+    SequenceLengths,
+    SlowWorker,
+    StageImbalance,
+)
 from app.analysis.synthesis.job import JobModel, Schedule
 from app.analysis.synthesis.synthesize import synthesize
 from app.analysis.trace.model import Sizes, Trace
-from app.analysis.whatif.session import prepare_replay
 
 JOB = JobModel(Sizes(dp=3, pp=4), microbatches=12, steps=8, layers=(8, 8, 8, 8))
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from app.analysis.planning.catalogue import CATALOGUE, find_device
-from app.analysis.planning.parse import parse_spec
 from app.analysis.planning.plan import plan
+from app.analysis.planning.spec.catalogue import CATALOGUE, find_device
+from app.analysis.planning.spec.parse import parse_spec
 from app.errors import InvalidSpecError
 
 SHAPE = {

@@ -7,16 +7,16 @@ from dataclasses import replace
 
 import pytest
 
-from app.analysis.planning.budget import Budget
-from app.analysis.planning.certificate import Certificate, Leaf
-from app.analysis.planning.checker import faults_of_certificate, faults_of_template
 from app.analysis.planning.document import plan_document, timeline_document
 from app.analysis.planning.plan import Plan, plan, with_oobleck_templates
 from app.analysis.planning.problem import PS_PER_MS
-from app.analysis.planning.spec import DeviceType, Layer, Network, Spec
+from app.analysis.planning.search.budget import Budget
+from app.analysis.planning.search.certificate import Certificate, Leaf
+from app.analysis.planning.spec.model import DeviceType, Layer, Network, Spec
 from app.analysis.planning.template import evaluate, stage_times
 from app.analysis.planning.warm_up import warm_up
 from app.errors import InfeasiblePlanError, InvalidSpecError
+from tests.oracles.plan_checker import faults_of_certificate, faults_of_template
 from tests.support.clusters import CLUSTERS, uniform_example
 
 

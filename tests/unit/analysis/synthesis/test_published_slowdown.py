@@ -2,13 +2,17 @@ from __future__ import annotations
 
 import pytest
 
-from app.analysis.report import analyze
-from app.analysis.synthesis.injection import Injection
-from app.analysis.synthesis.injections import GarbageCollection, SlowWorker, StageImbalance
+from app.analysis.report.build import analyze
+from app.analysis.synthesis.injections.base import Injection
+from app.analysis.synthesis.injections.computations import (
+    GarbageCollection,
+    SlowWorker,
+    StageImbalance,
+)
+from app.analysis.synthesis.injections.transfers import SlowDataLoading, SlowLink
 from app.analysis.synthesis.job import CostModel, JobModel
 from app.analysis.synthesis.published_slowdown import published_slowdown
 from app.analysis.synthesis.synthesize import synthesize
-from app.analysis.synthesis.transfer_injections import SlowDataLoading, SlowLink
 from app.analysis.trace.model import Sizes
 
 JOB = JobModel(sizes=Sizes(dp=4, pp=4), microbatches=8, steps=8, costs=CostModel())

@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from app.analysis.report import analyze
+from app.analysis.report.build import analyze
 from app.analysis.synthesis.scenarios import ALL_SCENARIOS, RECORDINGS, SCENARIOS
 
 CAUSES = {

@@ -5,13 +5,17 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from app.analysis.synthesis.injection import Spells
-from app.analysis.synthesis.injections import SequenceLengths, SlowWorker, StageImbalance
+from app.analysis.synthesis.injections.base import Spells
+from app.analysis.synthesis.injections.computations import (
+    SequenceLengths,
+    SlowWorker,
+    StageImbalance,
+)
+from app.analysis.synthesis.injections.transfers import FalseKernelDependency, SlowLink
 from app.analysis.synthesis.job import USUAL_OP_TYPES, JobModel, Profiler, Schedule
 from app.analysis.synthesis.randomness import stream
-from app.analysis.synthesis.recording import EPOCH_NS
+from app.analysis.synthesis.recording.recorder import EPOCH_NS
 from app.analysis.synthesis.synthesize import synthesize
-from app.analysis.synthesis.transfer_injections import FalseKernelDependency, SlowLink
 from app.analysis.trace.metadata import metadata_document, parse_metadata
 from app.analysis.trace.model import (
     BACKWARD_COMPUTE,

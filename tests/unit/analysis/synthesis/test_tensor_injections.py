@@ -5,8 +5,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from app.analysis.synthesis.injection import Spells
-from app.analysis.synthesis.injections import MemoryFragmentation, TensorParallelStraggler
+from app.analysis.synthesis.injections.base import Spells
+from app.analysis.synthesis.injections.computations import (
+    MemoryFragmentation,
+    TensorParallelStraggler,
+)
 from app.analysis.synthesis.job import JobModel, Profiler
 from app.analysis.synthesis.synthesize import SyntheticSession, synthesize
 from app.analysis.trace.model import BACKWARD_COMPUTE, FORWARD_COMPUTE, Sizes

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from app.analysis.report import analyze
+from app.analysis.report.build import analyze
 from app.analysis.synthesis.random_jobs import random_job
 from app.analysis.trace.decode import decode
 from app.analysis.trace.encode import to_ndjson_gz, to_parquet

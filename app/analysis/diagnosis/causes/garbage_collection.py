@@ -1,0 +1,108 @@
+"""Single forwards that stall on ranks and in steps at random, while backwards do not."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+
+from app.analysis.diagnosis.finding import GARBAGE_COLLECTION, Change, Evidence, Finding
+from app.analysis.diagnosis.observation import Observation, SingleArray
+from app.analysis.diagnosis.usual import Usual
+from app.analysis.replay.layout.dense import IntArray
+from app.analysis.trace.model import BACKWARD_COMPUTE, FORWARD_COMPUTE
+
+# A forward stalls when it takes this much longer than usual, beyond the scatter of what is left…
+_STALL: Final = 0.12
+_TO_SCATTER: Final = 7.0
+# …and its backward takes at most this share of the excess longer.
+_BACKWARD: Final = 0.4
+# Pauses of an interpreter come on many workers: so many stalls, on so many of those that could.
+_MIN_STALLS: Final = 5
+_MIN_WORKERS: Final = 3
+_TOP_SHARE: Final = 0.5
+# More forwards than this do not stall one by one.
+_MOST: Final = 0.35
+# Steps whose trend is worth a word, and how much growth is.
+_MIN_STEPS: Final = 8
+_GROWTH: Final = 1.25
+
+
+def find_garbage_collection(observation: Observation, usual: Usual) -> Finding | None:
+    """Return the stalls, where they are spread over the workers; without it they take no time."""
+    passes = observation.passes[FORWARD_COMPUTE]
+    forward, backward = usual.left[FORWARD_COMPUTE], usual.left[BACKWARD_COMPUTE]
+    limit = max(_STALL, _TO_SCATTER * usual.noise)
+    # Stage by stage: copies of everything would be what a large session's analysis needs most.
+    stalled = np.empty(forward.shape, dtype=bool)
+    for of_stage, this, back in zip(stalled, forward, backward, strict=True):
+        beyond = this - 1
+        of_stage[:] = (beyond > limit) & (back - 1 < _BACKWARD * beyond)
+    count = int(stalled.sum())
+    if count < _MIN_STALLS or count > _MOST * stalled.size:
+        return None
+    by_worker = stalled.sum(axis=(1, 2)).T
+    workers = int((by_worker > 0).sum())
+    possible = by_worker.size
+    if (
+        workers < min(_MIN_WORKERS, possible)
+        or by_worker.max() > max(_TOP_SHARE, 1.5 / possible) * count
+    ):
+        return None
+    stall_ns = np.empty_like(forward)
+    for stage, times_ns in enumerate(passes.times_ns):
+        stall_ns[stage] = np.where(stalled[stage], times_ns - times_ns / forward[stage], 0.0)
+    less = {
+        int(node): stall_ns[stage, position]
+        for stage, nodes in enumerate(passes.nodes)
+        for position, node in enumerate(nodes)
+    }
+    return Finding(
+        cause=GARBAGE_COLLECTION,
+        change=Change(less_ns=less),
+        evidence=tuple(_evidence(observation, stall_ns, by_worker)),
+        figure={
+            "kind": "stalls",
+            "by_step_s": (stall_ns.sum(axis=(0, 1, 3)) / 1e9).tolist(),
+            "by_worker": by_worker.tolist(),
+            "longest_s": float(stall_ns.max()) / 1e9,
+        },
+    )
+
+
+def _evidence(
+    observation: Observation, stall_ns: SingleArray, by_worker: IntArray
+) -> list[Evidence]:
+    stalls = stall_ns[stall_ns > 0]
+    worst = int(np.argmax(stall_ns.sum(axis=(0, 1, 3))))
+    lines = [
+        Evidence(
+            f"{len(stalls)} of {stall_ns.size} forwards stall, {np.median(stalls) / 1e6:.0f} ms "
+            "each, and their backwards do not",
+            {"view": "step", "step": int(observation.layout.steps[worst])},
+        ),
+        Evidence(
+            f"They are on {int((by_worker > 0).sum())} of {by_worker.size} workers, at most "
+            f"{int(by_worker.max())} on one",
+            {"view": "figure", "part": "workers"},
+        ),
+    ]
+    growth = _growth(stall_ns)
+    if growth is not None and growth >= _GROWTH:
+        lines.append(
+            Evidence(
+                f"They grow: {growth:.1f}× as long at the end as at the start", {"view": "figure"}
+            )
+        )
+    return lines
+
+
+def _growth(stall_ns: SingleArray) -> float | None:
+    """Return how many times as long stalls are in the last step as in the first, by a line."""
+    step = np.broadcast_to(np.arange(stall_ns.shape[2])[:, None], stall_ns.shape)[stall_ns > 0]
+    stalls = stall_ns[stall_ns > 0]
+    if len(np.unique(step)) < _MIN_STEPS:
+        return None
+    slope, begin = np.polyfit(step, stalls, 1)
+    last = begin + slope * (stall_ns.shape[2] - 1)
+    return float(last / begin) if begin > 0 else None

@@ -1,0 +1,90 @@
+"""Computations that are launched exactly when an unrelated reduce-scatter ends."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from app.analysis.diagnosis.finding import FALSE_DEPENDENCY, Change, Evidence, Finding
+from app.analysis.diagnosis.observation import Observation
+from app.analysis.replay.layout.dense import FloatArray, IntArray
+from app.analysis.trace.model import BACKWARD_COMPUTE, FORWARD_COMPUTE, GRADS_REDUCE_SCATTER
+
+# A computation is held up when it is launched so soon after a reduce-scatter's end, in ns and as a
+# share of a computation (hosts take their time to launch)…
+_WITHIN_NS: Final = 1.5e6
+_WITHIN_SHARE: Final = 0.1
+# …not before it, but for clock noise…
+_BEFORE_NS: Final = 0.3e6
+# …and by so much later than all that it depends on.
+_LATE_NS: Final = 2e6
+_LATE_SHARE: Final = 0.05
+# Chance lets a launch fall on such an end now and then, not in this share of the steps.
+_MIN_SHARE: Final = 0.3
+_NAMED_STAGES: Final = 8
+
+
+def held_up(observation: Observation) -> dict[int, FloatArray]:
+    """Return launch delays that end with a reduce-scatter, by node; 0 where they do not."""
+    layout = observation.layout
+    if GRADS_REDUCE_SCATTER not in layout.op_names:
+        return {}
+    found = {}
+    for stage in range(layout.pp):
+        scatters = _of(observation, stage, GRADS_REDUCE_SCATTER)
+        computes = np.concatenate(
+            [_of(observation, stage, name) for name in (FORWARD_COMPUTE, BACKWARD_COMPUTE)]
+        )
+        # Mostly gradients are reduced after all computing; one step tells.
+        first_start = layout.start_ns[scatters, 0, 0].min(initial=np.inf)
+        computes = computes[layout.start_ns[computes, 0, 0] > first_start]
+        if not len(computes):
+            continue
+        usual = float(np.median(observation.recorded_ns[computes]))
+        within = max(_WITHIN_NS, _WITHIN_SHARE * usual)
+        least = max(_LATE_NS, _LATE_SHARE * usual)
+        ends = layout.start_ns[scatters] + layout.duration_ns[scatters]
+        for node in computes.tolist():
+            start = layout.start_ns[node]
+            delay = observation.delay_ns(node)
+            after = start - ends
+            near = ((after > -_BEFORE_NS) & (after < within)).any(axis=0) & (delay > least)
+            if near.mean() >= _MIN_SHARE:
+                found[node] = np.where(near, delay, 0.0)
+    return found
+
+
+def find_false_dependency(observation: Observation, held: dict[int, FloatArray]) -> Finding | None:
+    """Return the dependency; without it computations are launched when they may be."""
+    if not held:
+        return None
+    nodes = observation.layout.nodes
+    delays = np.array(list(held.values()))
+    stages = sorted({int(nodes.pp[node]) for node in held})
+    listed = ", ".join(map(str, stages[:_NAMED_STAGES])) + (
+        "…" if len(stages) > _NAMED_STAGES else ""
+    )
+    worst = int(np.argmax(delays.sum(axis=(0, 2))))
+    on_time: dict[int, NDArray[np.bool_]] = {node: delay > 0 for node, delay in held.items()}
+    return Finding(
+        cause=FALSE_DEPENDENCY,
+        change=Change(on_time=on_time),
+        evidence=(
+            Evidence(
+                f"{len(held)} computations of a step are launched the moment a reduce-scatter that "
+                f"they do not need ends, {delays[delays > 0].mean() / 1e6:.0f} ms after all that "
+                f"they do need, on stage{'s' if len(stages) > 1 else ''} {listed}",
+                {"view": "step", "step": int(observation.layout.steps[worst])},
+            ),
+        ),
+        where={"stages": stages},
+        figure={"kind": "held_launches", "by_step_s": (delays.sum(axis=(0, 2)) / 1e9).tolist()},
+    )
+
+
+def _of(observation: Observation, stage: int, name: str) -> IntArray:
+    nodes, layout = observation.layout.nodes, observation.layout
+    found: IntArray = np.flatnonzero((nodes.op == layout.codes(name)[0]) & (nodes.pp == stage))
+    return found

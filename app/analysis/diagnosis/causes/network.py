@@ -1,0 +1,196 @@
+"""Links whose transfers take far longer than those of the same type elsewhere."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from app.analysis.diagnosis.finding import NETWORK, Change, Evidence, Finding, Worker
+from app.analysis.diagnosis.observation import Observation
+from app.analysis.replay.layout.dense import FloatArray
+from app.analysis.replay.layout.graph import P2P
+
+# A link is slow from this ratio to a reference link on, which is this quantile of all.
+_SLOW: Final = 1.8
+_REFERENCE: Final = 0.3
+# A flapping network is slow in this share of the steps; chance strikes in fewer.
+_SPELLS: Final = 0.15
+# Transfers shorter than clocks resolve are not compared.
+_LEAST_NS: Final = 1e3
+
+Link = tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Links:
+    """Pipeline links: stages at both ends, their nodes, and how slow each DP rank's is."""
+
+    ends: list[Link]
+    nodes: list[list[int]]
+    ratio: FloatArray
+
+
+def find_network(observation: Observation) -> Finding | None:
+    """Return slow links; without it their transfers take the median time of their type."""
+    recorded = observation.recorded_ns
+    # The ideal of a communication type is its median.
+    medians = observation.group.durations.ideal_ns
+    links = _pipeline_links(observation)
+    slow_links = _beyond(links.ratio) if links.ends else np.zeros((0, 1), bool)
+    stages, by_step = _collectives(observation)
+    collectives = by_step.mean(axis=1)
+    slow_stages = _beyond(collectives) if len(stages) > 1 else _by_spells(by_step)
+    if not slow_links.any() and not slow_stages.any():
+        return None
+    transfers: dict[int, FloatArray] = {}
+    for index, dp in np.argwhere(slow_links).tolist():
+        for node in links.nodes[index]:
+            changed = transfers.get(node)
+            changed = np.full(recorded[node].shape, np.inf) if changed is None else changed
+            changed[:, dp] = medians[node]
+            transfers[node] = changed
+    for index in np.flatnonzero(slow_stages).tolist():
+        for node in stages[index][1]:
+            transfers[node] = np.full(recorded[node].shape, medians[node])
+    slow_at = {stages[index][0] for index in np.flatnonzero(slow_stages).tolist()}
+    workers = _at_fault(links, slow_links, slow_at, observation.layout.dp)
+    where: dict[str, object] = {
+        "links": [[dp, *links.ends[index]] for index, dp in np.argwhere(slow_links).tolist()]
+    }
+    if workers:
+        where["workers"] = [list(worker) for worker in workers]
+    elif slow_at:
+        where["stage"] = min(slow_at)
+    figure = None
+    if links.ends:
+        figure = {
+            "kind": "links",
+            "ends": [list(ends) for ends in links.ends],
+            "ratio": links.ratio.tolist(),
+        }
+    ratio = {stages[index][0]: float(collectives[index]) for index in range(len(stages))}
+    return Finding(
+        cause=NETWORK,
+        change=Change(transfers_ns=transfers),
+        evidence=tuple(_evidence(observation, links, slow_links, slow_at, ratio, workers)),
+        where=where,
+        figure=figure,
+    )
+
+
+def _pipeline_links(observation: Observation) -> _Links:
+    """Return how much longer than usual the transfers of each link take, shape (links, dp)."""
+    layout, nodes = observation.layout, observation.layout.nodes
+    codes = {layout.op_names.index(name) for name in P2P if name in layout.op_names}
+    op, stage = nodes.op.tolist(), nodes.pp.tolist()
+    by_link: dict[Link, list[int]] = {}
+    for unit in observation.group.graph.units:
+        members = unit.members
+        if len(members) > 1 and not unit.across_dp and op[members[0]] in codes:
+            stages = [stage[node] for node in members]
+            by_link.setdefault((min(stages), max(stages)), []).extend(members)
+    ends = sorted(by_link)
+    ratio = np.empty((len(ends), layout.dp))
+    for index, link in enumerate(ends):
+        usual = observation.group.durations.ideal_ns[by_link[link]]
+        taken = observation.recorded_ns[by_link[link]].mean(axis=1)
+        ratio[index] = (taken / np.maximum(usual, _LEAST_NS)[:, None]).mean(axis=0)
+    return _Links(ends, [by_link[link] for link in ends], ratio)
+
+
+def _collectives(
+    observation: Observation,
+) -> tuple[list[tuple[int, list[int]]], FloatArray]:
+    """Return each stage with its collectives over DP ranks, and how much longer they take.
+
+    That is an array of shape (stages, steps).
+    """
+    layout, nodes = observation.layout, observation.layout.nodes
+    by_stage: dict[int, list[int]] = {}
+    if layout.dp > 1:
+        for unit in observation.group.graph.units:
+            if unit.across_dp and len(unit.members) == 1:
+                by_stage.setdefault(int(nodes.pp[unit.members[0]]), []).append(unit.members[0])
+    stages = sorted(by_stage.items())
+    ratio = np.empty((len(stages), len(layout.steps)))
+    for index, (_, members) in enumerate(stages):
+        usual = observation.group.durations.ideal_ns[members]
+        taken = observation.recorded_ns[members].mean(axis=2)
+        ratio[index] = taken.sum(axis=0) / max(float(usual.sum()), _LEAST_NS)
+    return stages, ratio
+
+
+def _beyond(ratio: FloatArray) -> NDArray[np.bool_]:
+    """Return which are far above most of the faster half: half of a few links may be slow."""
+    return np.asarray(ratio > _SLOW * float(np.quantile(ratio, _REFERENCE, method="lower")))
+
+
+def _by_spells(by_step: FloatArray) -> NDArray[np.bool_]:
+    """Return whether the only stage is slow in some of its steps: it has no other to compare."""
+    return np.asarray([_beyond(steps).mean() >= _SPELLS for steps in by_step], dtype=bool)
+
+
+def _at_fault(
+    links: _Links, slow: NDArray[np.bool_], slow_at: set[int], dp_ranks: int
+) -> tuple[Worker, ...]:
+    """Return the workers whose own links are the slow ones.
+
+    A worker's slow link slows all of its transfers: those with both neighbors, and the collectives
+    of its stage. The fewest workers that cover all slow links are at fault.
+    """
+    found: list[Worker] = []
+    for dp in range(dp_ranks):
+        left = {index for index in range(len(links.ends)) if slow.shape[1] > dp and slow[index, dp]}
+        while left:
+            scored = []
+            for stage in sorted({stage for ends in links.ends for stage in ends}):
+                own = {index for index, ends in enumerate(links.ends) if stage in ends}
+                fast = sum(not slow[index, dp] for index in own)
+                score = len(own & left) - fast + (0.5 if stage in slow_at else 0.0)
+                if own & left:
+                    scored.append((score, -stage, own))
+            _, negative, own = max(scored, key=lambda item: item[:2])
+            found.append((dp, -negative))
+            left -= own
+    return tuple(found)
+
+
+def _evidence(  # noqa: PLR0913, PLR0917 - each is another thing that was found
+    observation: Observation,
+    links: _Links,
+    slow: NDArray[np.bool_],
+    slow_at: set[int],
+    collectives: dict[int, float],
+    workers: tuple[Worker, ...],
+) -> list[Evidence]:
+    lines = []
+    if slow.any():
+        worst = np.unravel_index(np.argmax(np.where(slow, links.ratio, 0.0)), slow.shape)
+        a, b = links.ends[int(worst[0])]
+        dp, count = int(worst[1]), int(slow.sum())
+        lines.append(
+            Evidence(
+                f"Transfers between stages {a} and {b} of DP rank {dp} take "
+                f"{links.ratio[worst]:.1f}× the median of their type; "
+                f"{count} of {slow.size} links {'is' if count == 1 else 'are'} slow",
+                {"view": "link", "dp": dp, "from": a, "to": b},
+            )
+        )
+    lines.extend(
+        Evidence(
+            f"Collectives over the DP ranks of stage {stage} take {collectives[stage]:.1f}× their "
+            "type's median",
+            {"view": "stage", "pp": stage},
+        )
+        for stage in sorted(slow_at)
+    )
+    if workers:
+        listed = ", ".join(observation.named(worker) for worker in workers[:3])
+        dp, pp = workers[0]
+        lines.append(
+            Evidence(f"What the slow links share: {listed}", {"view": "worker", "dp": dp, "pp": pp})
+        )
+    return lines

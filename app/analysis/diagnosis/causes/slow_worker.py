@@ -1,0 +1,125 @@
+"""Workers that compute slower than their stage's peers: always, from a step on, or by spells."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from app.analysis.diagnosis.finding import SLOW_WORKER, Change, Evidence, Finding, Worker
+from app.analysis.diagnosis.observation import Observation, scatter_of_most
+from app.analysis.replay.layout.dense import FloatArray
+from app.analysis.trace.model import BACKWARD_COMPUTE, FORWARD_COMPUTE
+
+# A worker is slow from here on, always or in a single step, and beyond what workers scatter by.
+_SLOW: Final = 0.04
+_SLOW_STEP: Final = 0.07
+_TO_SCATTER: Final = 6.0
+# Others count beside the slowest one when in their slow steps they are this much of what it is in
+# its own: how often they are does not matter, each slow step is lost.
+_BESIDE: Final = 0.25
+# Steps are all slow, or slow since one of them, when this share of them is.
+_NEARLY_ALL: Final = 0.9
+_NAMED: Final = 3
+
+
+def find_slow_workers(
+    observation: Observation, slowness: Mapping[str, FloatArray]
+) -> Finding | None:
+    """Return the workers whose forwards and backwards are both slow, slowest first.
+
+    Parameters
+    ----------
+    observation : Observation
+    slowness : mapping of str to float64 array, shape (pp, steps, dp)
+        As `Usual.worker`.
+    """
+    both = np.minimum(slowness[FORWARD_COMPUTE], slowness[BACKWARD_COMPUTE])
+    lasting = np.median(both, axis=1)
+    limit = 1 + max(_SLOW, _TO_SCATTER * scatter_of_most(lasting))
+    limit_step = 1 + max(_SLOW_STEP, _TO_SCATTER * scatter_of_most(both / lasting[:, None, :]))
+    slow = (both > limit_step) | ((both > limit) & (lasting > limit)[:, None, :])
+    excess = np.where(slow, both - 1, 0.0).mean(axis=1)
+    if excess.max() <= 0:
+        return None
+    severity = excess / np.maximum(slow.mean(axis=1), 1e-9)
+    slowest = np.unravel_index(np.argmax(excess), excess.shape)
+    found = np.argwhere((excess > 0) & (severity >= _BESIDE * severity[slowest]))
+    workers = sorted(
+        ((int(dp), int(pp)) for pp, dp in found), key=lambda w: -float(excess[w[1], w[0]])
+    )
+    times: dict[int, FloatArray] = {}
+    for name, by_worker in slowness.items():
+        for pp in sorted({pp for _, pp in workers}):
+            factor = np.ones(both.shape[1:])
+            for dp in (dp for dp, stage in workers if stage == pp):
+                own = by_worker[pp, :, dp]
+                factor[:, dp] = np.where(slow[pp, :, dp], 1 / own, 1.0)
+            times.update(dict.fromkeys(observation.computations(name, pp), factor))
+    return Finding(
+        cause=SLOW_WORKER,
+        change=Change(times=times),
+        evidence=tuple(_evidence(observation, slowness, workers, slow)),
+        where={
+            "workers": [list(worker) for worker in workers],
+            **_spells(workers[0], both, slow),
+        },
+        figure=_figure(workers[0], both),
+    )
+
+
+def _figure(worker: Worker, both: FloatArray) -> dict[str, Any]:
+    """Return how much slower the slowest worker is than its peers in each step."""
+    dp, pp = worker
+    return {"kind": "worker_steps", "worker": [dp, pp], "ratio": both[pp, :, dp].tolist()}
+
+
+def _spells(worker: Worker, both: FloatArray, slow: NDArray[np.bool_]) -> dict[str, Any]:
+    """Return in how many steps the slowest worker is slow and how much, if not in nearly all."""
+    dp, pp = worker
+    when = slow[pp, :, dp]
+    if when.mean() >= _NEARLY_ALL:
+        return {}
+    times = float(both[pp, when, dp].mean())
+    return {"spells": {"steps": int(when.sum()), "of": len(when), "times": times}}
+
+
+def _evidence(
+    observation: Observation,
+    slowness: Mapping[str, FloatArray],
+    workers: list[Worker],
+    slow: NDArray[np.bool_],
+) -> list[Evidence]:
+    lines = []
+    for dp, pp in workers[:_NAMED]:
+        when = slow[pp, :, dp]
+        forward, backward = (
+            float(slowness[name][pp, when, dp].mean())
+            for name in (FORWARD_COMPUTE, BACKWARD_COMPUTE)
+        )
+        lines.append(
+            Evidence(
+                f"W{observation.named((dp, pp))[1:]}: forward {forward:.2f}×, backward "
+                f"{backward:.2f}× its stage's peers, {_when(observation, when)}",
+                {"view": "worker", "dp": dp, "pp": pp},
+            )
+        )
+    if len(workers) > _NAMED:
+        lines.append(Evidence(f"{len(workers) - _NAMED} more workers are slow", {"view": "map"}))
+    hosts = {observation.named(worker).partition(" on ")[2] for worker in workers}
+    if len(workers) > 1 and len(hosts) == 1 and "" not in hosts:
+        lines.append(Evidence(f"All of them are on {hosts.pop()}", {"view": "map"}))
+    return lines
+
+
+def _when(observation: Observation, slow: NDArray[np.bool_]) -> str:
+    """Say in which steps a worker is slow."""
+    count, share = len(slow), float(slow.mean())
+    if share >= _NEARLY_ALL:
+        return f"in all {count} steps" if slow.all() else f"in {int(slow.sum())} of {count} steps"
+    first = int(np.argmax(slow))
+    if slow[first:].mean() >= _NEARLY_ALL and first > 1:
+        return f"in every step since {int(observation.layout.steps[first])}"
+    return f"in {int(slow.sum())} of {count} steps"

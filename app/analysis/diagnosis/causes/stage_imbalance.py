@@ -1,0 +1,56 @@
+"""Stages that have more to compute than the others."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+
+from app.analysis.diagnosis.finding import STAGE_IMBALANCE, Change, Evidence, Finding
+from app.analysis.diagnosis.observation import Observation, lower_median
+from app.analysis.replay.layout.dense import FloatArray
+
+# The heaviest stage is too heavy from here on, against the mean of all.
+_HEAVY: Final = 1.03
+
+
+def find_stage_imbalance(observation: Observation) -> Finding | None:
+    """Return the heaviest stage, where stages differ; without it all have the same to compute."""
+    # The middle of the DP ranks, so that one slow worker does not make a heavy stage.
+    levels = {
+        name: lower_median(passes.own_ns, axis=2) for name, passes in observation.passes.items()
+    }
+    total = np.sum([level.sum(axis=1) for level in levels.values()], axis=0)
+    heaviest = int(np.argmax(total))
+    if observation.layout.pp == 1 or total[heaviest] < _HEAVY * total.mean():
+        return None
+    times: dict[int, FloatArray] = {}
+    for name, passes in observation.passes.items():
+        level = levels[name]
+        factor = level.mean() / level
+        for stage, nodes in enumerate(passes.nodes):
+            for node, chunk in zip(nodes.tolist(), passes.chunk.tolist(), strict=True):
+                times[node] = np.asarray(factor[stage, chunk])
+    return Finding(
+        cause=STAGE_IMBALANCE,
+        change=Change(times=times),
+        evidence=(_evidence(levels, total, heaviest),),
+        where={"stage": heaviest},
+        figure={"kind": "stage_load", "relative": (total / total.mean()).tolist()},
+    )
+
+
+def _evidence(levels: dict[str, FloatArray], total: FloatArray, heaviest: int) -> Evidence:
+    others = np.arange(len(total)) != heaviest
+    against = {
+        name.split("-")[0]: float(
+            level.sum(axis=1)[heaviest] / np.median(level.sum(axis=1)[others])
+        )
+        for name, level in levels.items()
+    }
+    listed = ", ".join(f"{name} {ratio:.2f}×" for name, ratio in against.items())
+    last = "The last stage" if heaviest == len(total) - 1 else f"Stage {heaviest}"
+    return Evidence(
+        f"{last} against the median of the other stages: {listed}, on every DP rank",
+        {"view": "stage", "pp": heaviest},
+    )

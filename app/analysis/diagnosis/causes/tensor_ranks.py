@@ -1,0 +1,245 @@
+"""Tensor-parallel ranks that keep their group waiting: always the same one, or another each time.
+
+All ranks of a group end a collective together, so that the last to arrive is the one whose record
+is shortest; that needs no common clock.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+
+from app.analysis.diagnosis.finding import (
+    MEMORY_FRAGMENTATION,
+    TENSOR_PARALLEL,
+    Change,
+    Evidence,
+    Finding,
+    Worker,
+)
+from app.analysis.diagnosis.observation import COMPUTATIONS, Observation
+from app.analysis.replay.layout.dense import FloatArray, IntArray
+from app.analysis.trace.model import Trace
+from app.analysis.wording import percent
+
+TENSOR_TYPES: Final = ("tp-all-gather", "tp-reduce-scatter", "tp-all-reduce")
+# A group waits for a rank when that costs this share of its computing, and several times as much
+# as it costs the middle group.
+_LEAST_SHARE: Final = 0.03
+_TO_MIDDLE: Final = 4.0
+# It is one rank's fault when that rank is last for this share of the waiting.
+_SAME_RANK: Final = 0.8
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Waits:
+    """How long a cell's collectives wait for their last rank.
+
+    Parameters
+    ----------
+    cell : (dp, pp)
+    ranks : int64 array, shape (ranks,)
+        Global ranks of the group.
+    step : int64 array, shape (collectives,)
+    start_ns : int64 array, shape (collectives,)
+        As the analyzed rank recorded them.
+    wait_ns : float64 array, shape (collectives,)
+    last : int64 array, shape (collectives,)
+        Index into `ranks`.
+    """
+
+    cell: Worker
+    ranks: IntArray
+    step: IntArray
+    start_ns: IntArray
+    wait_ns: FloatArray
+    last: IntArray
+
+
+def has_tensor_ranks(trace: Trace) -> bool:
+    """Return whether any group's ranks recorded their collectives."""
+    codes = [trace.op_names.index(name) for name in TENSOR_TYPES]
+    rows = np.isin(trace.op, codes)
+    return bool(rows.any()) and len(np.unique(trace.rank[rows])) > trace.meta.sizes.workers
+
+
+def measure_waits(observation: Observation) -> list[Waits]:
+    """Return the waits of each cell of which several ranks recorded their collectives."""
+    trace = observation.trace
+    rows = np.flatnonzero(np.isin(trace.op, [trace.op_names.index(n) for n in TENSOR_TYPES]))
+    rows = rows[np.isin(trace.step[rows], observation.layout.steps)]
+    keys = (trace.rank, trace.order, trace.op, trace.step, trace.pp, trace.dp)
+    rows = rows[np.lexsort([key[rows] for key in keys])]
+    cell = trace.dp[rows].astype(np.int64) * trace.meta.sizes.pp + trace.pp[rows]
+    found = []
+    for mine in np.split(rows, np.flatnonzero(np.diff(cell)) + 1):
+        waits = _waits(observation, mine)
+        if waits is not None:
+            found.append(waits)
+    return found
+
+
+def _waits(observation: Observation, rows: IntArray) -> Waits | None:
+    """Return the waits of one cell; its rows are sorted by step, type, order and rank."""
+    trace = observation.trace
+    ranks = np.unique(trace.rank[rows])
+    count = len(ranks)
+    if count == 1:
+        return None
+    # A collective of which a record is missing is left out.
+    change = np.zeros(len(rows), bool)
+    change[0] = True
+    for column in (trace.step, trace.op, trace.order):
+        change[1:] |= column[rows][1:] != column[rows][:-1]
+    first = np.flatnonzero(change)
+    whole = np.diff(np.append(first, len(rows))) == count
+    if not whole.any():
+        return None
+    table = rows[first[whole][:, None] + np.arange(count)]
+    duration = trace.duration_ns[table].astype(np.float64)
+    dp, pp = int(trace.dp[rows[0]]), int(trace.pp[rows[0]])
+    analyzed = int(np.searchsorted(ranks, observation.layout.ranks[dp, pp]))
+    # Of two ranks the other one, of more the middle one.
+    usual = np.sort(duration, axis=1)[:, count // 2]
+    return Waits(
+        cell=(dp, pp),
+        ranks=ranks.astype(np.int64),
+        step=trace.step[table[:, 0]],
+        start_ns=trace.start_ns[table[:, min(analyzed, count - 1)]],
+        wait_ns=usual - duration.min(axis=1),
+        last=duration.argmin(axis=1),
+    )
+
+
+def find_tensor_ranks(observation: Observation, waits: list[Waits]) -> list[Finding]:
+    """Return tensor-parallel stragglers and fragmented cells; without them nobody waits."""
+    total = _computing_ns(observation)
+    shares = np.array([w.wait_ns.sum() / total[w.cell[1], w.cell[0]] for w in waits])
+    if not len(shares):
+        return []
+    middle = float(np.median(shares)) if len(shares) > 2 else 0.0  # noqa: PLR2004 - of two there is none
+    limit = max(_LEAST_SHARE, _TO_MIDDLE * middle)
+    by_cause: dict[str, list[tuple[Waits, float, float]]] = {}
+    for wait, share in zip(waits, shares.tolist(), strict=True):
+        if share < limit:
+            continue
+        late = _waits_for(wait)
+        concentration = float(late.max() / late.sum())
+        cause = TENSOR_PARALLEL if concentration >= _SAME_RANK else MEMORY_FRAGMENTATION
+        by_cause.setdefault(cause, []).append((wait, share, concentration))
+    findings = []
+    for cause, cells in by_cause.items():
+        cells.sort(key=lambda item: -item[1])
+        less: dict[int, FloatArray] = {}
+        for wait, _, _ in cells:
+            _spread_over_computations(observation, wait, less)
+        findings.append(
+            Finding(
+                cause=cause,
+                change=Change(less_ns=less),
+                evidence=tuple(
+                    Evidence(_sign(observation, cause, *cell), _view(cell[0], drawn=number == 0))
+                    for number, cell in enumerate(cells[:3])
+                ),
+                where=_where(cause, cells),
+                figure=_figure(cells[0][0]),
+            )
+        )
+    return findings
+
+
+def _computing_ns(observation: Observation) -> FloatArray:
+    """Return how long each worker computes, shape (pp, dp)."""
+    layout = observation.layout
+    computes = np.isin(layout.nodes.op, layout.codes(*COMPUTATIONS))
+    total = np.zeros((layout.pp, layout.dp))
+    for node in np.flatnonzero(computes).tolist():
+        total[layout.nodes.pp[node]] += observation.recorded_ns[node].sum(axis=0)
+    return np.maximum(total, 1.0)
+
+
+def _where(cause: str, cells: list[tuple[Waits, float, float]]) -> dict[str, Any]:
+    where: dict[str, Any] = {"workers": [list(wait.cell) for wait, _, _ in cells]}
+    if cause == TENSOR_PARALLEL:
+        where["ranks"] = [int(wait.ranks[_slowest(wait)]) for wait, _, _ in cells]
+    return where
+
+
+def _slowest(wait: Waits) -> int:
+    return int(np.argmax(_waits_for(wait)))
+
+
+def _waits_for(wait: Waits) -> FloatArray:
+    """Return how long the group waited for each of its ranks, in ns."""
+    late = np.zeros(len(wait.ranks))
+    np.add.at(late, wait.last, np.maximum(wait.wait_ns, 0.0))
+    return late
+
+
+def _figure(wait: Waits) -> dict[str, Any]:
+    """Return the shares of the waiting of the slowest group, and of which ranks."""
+    late = _waits_for(wait)
+    return {
+        "kind": "late_ranks",
+        "worker": list(wait.cell),
+        "ranks": wait.ranks.tolist(),
+        "share": (late / late.sum()).tolist(),
+    }
+
+
+def _view(wait: Waits, *, drawn: bool) -> dict[str, Any]:
+    """Return where a group's ranks are seen: of the slowest one there is a picture."""
+    dp, pp = wait.cell
+    return {"view": "figure"} if drawn else {"view": "worker", "dp": dp, "pp": pp}
+
+
+def _sign(
+    observation: Observation, cause: str, wait: Waits, share: float, concentration: float
+) -> str:
+    who = observation.named(wait.cell)
+    if cause == TENSOR_PARALLEL:
+        slowest = _slowest(wait)
+        return (
+            f"Tensor-parallel rank {slowest} (global rank {int(wait.ranks[slowest])}) of {who} is "
+            f"last for {percent(concentration, 0)} of the waiting; its group waits "
+            f"{percent(share, 0)} of its computing time"
+        )
+    waiting = wait.wait_ns > 0.25 * wait.wait_ns.max()
+    steps = len(np.unique(wait.step[waiting]))
+    return (
+        f"The ranks of {who} start their collectives apart and end them together: the group waits "
+        f"{percent(share, 0)} of its computing time, for one rank or another (at most "
+        f"{percent(concentration, 0)} for the same), in {steps} of "
+        f"{len(observation.layout.steps)} steps"
+    )
+
+
+def _spread_over_computations(
+    observation: Observation, wait: Waits, less: dict[int, FloatArray]
+) -> None:
+    """Add each wait to the computation that it lengthens, by the analyzed rank's own clock."""
+    trace, layout = observation.trace, observation.layout
+    dp, pp = wait.cell
+    codes = [layout.op_names.index(n) for n in COMPUTATIONS if n in layout.op_names]
+    rows = np.flatnonzero((trace.rank == layout.ranks[dp, pp]) & np.isin(trace.op, codes))
+    nodes = layout.nodes
+    here = np.flatnonzero((nodes.pp == pp) & np.isin(nodes.op, codes))
+    node_of = {(int(nodes.op[n]), int(nodes.order[n])): int(n) for n in here}
+    for index, step in enumerate(layout.steps.tolist()):
+        mine = rows[trace.step[rows] == step]
+        mine = mine[np.argsort(trace.start_ns[mine], kind="stable")]
+        of_step = np.flatnonzero(wait.step == step)
+        if not len(mine):
+            continue
+        holder = np.searchsorted(trace.start_ns[mine], wait.start_ns[of_step], side="right") - 1
+        for row, wait_ns in zip(
+            mine[np.maximum(holder, 0)].tolist(), wait.wait_ns[of_step].tolist(), strict=True
+        ):
+            node = node_of.get((int(trace.op[row]), int(trace.order[row])))
+            if node is None:
+                continue
+            if node not in less:
+                less[node] = np.zeros((len(layout.steps), layout.dp))
+            less[node][index, dp] += wait_ns

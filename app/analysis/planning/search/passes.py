@@ -1,0 +1,290 @@
+"""One pass of the optimal search: the cheapest template whose stages take at most some time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from app.analysis.planning.problem import BETWEEN, INSIDE, Problem
+from app.analysis.planning.search.kernels import (
+    FAR,
+    cheapest,
+    lay_out,
+    reach_from_end,
+    reach_from_start,
+    steps_into,
+)
+from app.analysis.planning.search.states import CLOSED, StateSpace
+from app.analysis.planning.template import Template, fits, number_nodes
+
+IntArray = NDArray[np.int64]
+
+_Steps = tuple[IntArray, IntArray, IntArray, IntArray, IntArray, IntArray, IntArray, IntArray]
+
+# Cells of one pass: 8 bytes each.
+MOST_CELLS: Final = 150_000_000
+_MOST_WAYS: Final = 4096
+
+# How memory in flight is counted, by the number of stages from a stage to the end.
+EXACT: Final = "exact"
+AT_LEAST: Final = "at_least"
+AT_MOST: Final = "at_most"
+
+
+class TooManyCellsError(Exception):
+    """The pass would take more memory than is reasonable."""
+
+
+@dataclass(frozen=True, slots=True)
+class Goal:
+    """What a pass minimizes.
+
+    Parameters
+    ----------
+    longest_ps : int
+        No stage takes longer.
+    variants : tuple of tuples
+        See `app.analysis.planning.search.kernels.cheapest`.
+    cutoff : int
+        Sums from here on do not matter.
+    """
+
+    longest_ps: int
+    variants: tuple[tuple[int, int, int, int, int, int], ...]
+    cutoff: int = FAR
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """A place in the table, with what its layers cost."""
+
+    v: int
+    slot: int
+    phase: int
+    count: int
+    layer: int
+    value: int
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """A stage into a cell: the cell behind it, the step, what the stage costs."""
+
+    step: int
+    behind: Cell
+    cost: int
+
+
+class Passes:
+    """All that the passes of one search share."""
+
+    def __init__(self, problem: Problem, space: StateSpace, counting: str) -> None:
+        self.problem = problem
+        self.space = space
+        self.layers = problem.layers
+        self.counting = counting if problem.limited else AT_LEAST
+        fewest = np.minimum(space.fewest_stages, problem.spec.microbatches).ravel()
+        most = np.minimum(
+            np.minimum(space.most_stages, self.layers), problem.spec.microbatches
+        ).ravel()
+        self.counts = int(most.max()) + 1 if self.counting == EXACT else 1
+        self.fixed_count = most if self.counting == AT_MOST else fewest
+        self.memory_first = self._memory_first(int(most.max()) + 1)
+        self.cost = problem.cost_ps
+        self.rest = self._rest()
+
+    def _memory_first(self, counts: int) -> IntArray:
+        """Return ``[option, n, b]``: lowest first layer that fits memory, n stages to the end."""
+        problem = self.problem
+        shape = (len(problem.options), counts, self.layers + 1)
+        if not problem.limited:
+            return np.zeros((shape[0], counts, shape[2]), dtype=np.int64)
+        lowest = np.empty(shape, dtype=np.int64)
+        inside = np.tri(self.layers + 1, k=-1, dtype=bool)
+        capacity = problem.capacity_bytes[:, None, None]
+        for n in range(counts):
+            needed = problem.static_bytes + n * problem.activation_bytes
+            lowest[:, n] = ((needed > capacity) & inside).sum(axis=2)
+        return lowest
+
+    def _rest(self) -> IntArray:
+        """Return a lower bound of what the layers before each layer take together."""
+        layers = np.arange(self.layers)
+        single = self.problem.cost_ps[:, layers + 1, layers].min(axis=0)
+        if self.problem.spec.replicate:
+            single = np.maximum(single - 1, 0)  # a replicated stage is rounded as a whole
+        return np.concatenate([[0], np.cumsum(single)]).astype(np.int64)
+
+    def lowest_first(self, longest_ps: int) -> IntArray:
+        """Return ``[option, n, b]``: lowest first layer of a stage that ends before layer b."""
+        inside = np.tri(self.layers + 1, k=-1, dtype=bool)
+        by_time = ((self.problem.cost_ps > longest_ps) & inside).sum(axis=2)
+        lowest: IntArray = np.maximum(by_time[:, None, :], self.memory_first)
+        return lowest
+
+    def bounds(self, lowest: IntArray) -> tuple[IntArray, IntArray]:
+        """Return the layers between which each state can be part of a template."""
+        space, layers = self.space, self.layers
+        least = lowest[:, min(1, lowest.shape[1] - 1)]
+        low = self._from_end(least)
+        ends = np.arange(layers + 1)
+        fits_to = np.full_like(least, -1)
+        for begin in range(layers):
+            ok = (least <= begin) & (ends > begin)
+            fits_to[:, begin] = np.where(ok.any(axis=1), layers - ok[:, ::-1].argmax(axis=1), -1)
+        fits_to = np.maximum.accumulate(fits_to, axis=1)
+        high = reach_from_start(*self._steps(), fits_to, low, space.idle)
+        self._count_stages(low, high)
+        return low, high
+
+    def _from_end(self, least: IntArray) -> IntArray:
+        """Return the lowest layer that each state reaches from the end."""
+        usable = np.where(least < np.arange(self.layers + 1), least, self.layers + 1)
+        fits_from = np.minimum.accumulate(usable[:, ::-1], axis=1)[:, ::-1]
+        return reach_from_end(*self._steps(), np.ascontiguousarray(fits_from), self.layers)
+
+    def _steps(self) -> _Steps:
+        space = self.space
+        places = (space.digits, space.nodes, space.slot_type)
+        return (*places, space.first, space.source, space.option, space.drop, space.gain)
+
+    def _count_stages(self, low: IntArray, high: IntArray) -> None:
+        """Narrow the bounds: a stage has a layer, and each node that is left has a stage."""
+        fewest = self.space.fewest_stages.ravel()
+        np.minimum(high, self.layers - fewest, out=high)
+        if not self.space.idle and not self.problem.spec.replicate:
+            np.maximum(low, self.problem.spec.nodes - fewest, out=low)
+
+    def feasible(self, longest_ps: int) -> bool:
+        """Return False where certainly no template has stages of at most this time."""
+        lowest = self.lowest_first(longest_ps)
+        low = self._from_end(lowest[:, min(1, lowest.shape[1] - 1)])
+        return any(low[s] == 0 for s in self.last_states())
+
+    def last_states(self) -> range:
+        """Return the states that a whole template can end in."""
+        slots, states = self.space.slots, self.space.states
+        return (
+            range(slots, states, slots)
+            if self.space.idle
+            else range(states - slots, states, states)
+        )
+
+    def single_stages(self) -> list[Template]:
+        """Return the templates of one stage that fit."""
+        space, problem = self.space, self.problem
+        into_closed = range(int(space.first[CLOSED]), int(space.first[CLOSED + 1]))
+        options = [
+            int(space.option[step])
+            for step in into_closed
+            if space.source[step] == CLOSED
+            and (space.idle or bool((space.gain[step] == space.nodes).all()))
+            and bool((space.gain[step] <= space.nodes).all())
+        ]
+        templates = [number_nodes(problem, [(0, self.layers, option, False)]) for option in options]
+        return [template for template in templates if fits(problem, template)]
+
+    def run(self, goal: Goal) -> Table | None:
+        """Return the pass's table, or None where no template is within the goal.
+
+        Raises
+        ------
+        TooManyCellsError
+            There are more cells than `MOST_CELLS`.
+        """
+        lowest = self.lowest_first(goal.longest_ps)
+        low, high = self.bounds(lowest)
+        phases = 1 + max(variant[1] for variant in goal.variants)
+        begin = lay_out(low, high, phases * self.counts)
+        if begin[-1] > MOST_CELLS:
+            raise TooManyCellsError
+        table = Table(self, goal, lowest, low, high, begin, phases)
+        return table if table.best is not None else None
+
+
+class Table:
+    """The cells of one pass, filled."""
+
+    def __init__(  # noqa: PLR0913, PLR0917 - what the pass worked out
+        self,
+        passes: Passes,
+        goal: Goal,
+        lowest: IntArray,
+        low: IntArray,
+        high: IntArray,
+        begin: IntArray,
+        phases: int,
+    ) -> None:
+        space, problem = passes.space, passes.problem
+        self.passes = passes
+        self.low, self.high, self.begin, self.phases = low, high, begin, phases
+        self._space_arrays = (
+            space.digits, space.nodes, space.slot_type, space.first, space.source, space.option,
+            space.drop, space.left, space.right, space.gain, passes.cost, problem.input_ps,
+            problem.gradient_ps, lowest, np.array(goal.variants, dtype=np.int64), passes.counts,
+            passes.fixed_count,
+        )  # fmt: skip
+        self.values = cheapest(*self._space_arrays, passes.rest, goal.cutoff, low, high, begin)
+        ends = sorted(self._ends(), key=lambda cell: cell.value)
+        self.ends = [cell for cell in ends if cell.value < FAR]
+        self.best = self.ends[0] if self.ends else None
+
+    def _ends(self) -> list[Cell]:
+        """Return the cells that hold all layers."""
+        counts, slots, phase = self.passes.counts, self.passes.space.slots, self.phases - 1
+        cells = []
+        for s in self.passes.last_states():
+            if not self.low[s] <= 0 <= self.high[s]:
+                continue
+            width = int(self.high[s] - self.low[s]) + 1
+            for count in range(counts):
+                at = int(self.begin[s]) + (phase * counts + count) * width - int(self.low[s])
+                cells.append(Cell(s // slots, CLOSED, phase, count, 0, int(self.values[at])))
+        return cells
+
+    def ways(self, cell: Cell, budget: int) -> list[Way]:
+        """Return the stages that lead into a cell and cost at most `budget` with all behind."""
+        rows = steps_into(
+            cell.v, cell.slot, cell.phase, cell.count, cell.layer, budget,
+            *self._space_arrays, self.low, self.high, self.begin, self.values, _MOST_WAYS,
+        )  # fmt: skip
+        return [Way(int(row[0]), Cell(*(int(x) for x in row[2:8])), int(row[8])) for row in rows]
+
+    def template_to(self, cell: Cell) -> Template:
+        """Return a template that costs what the cell says."""
+        path: list[tuple[Way, Cell]] = []
+        while cell.layer < self.passes.layers:
+            way = self.ways(cell, cell.value)[0]
+            path.append((way, cell))
+            cell = way.behind
+        return self.template_of(path)
+
+    def template_of(self, path: list[tuple[Way, Cell]]) -> Template:
+        """Return the template of a path from the pipeline's start."""
+        space = self.passes.space
+        parts, same_node = [], False
+        for way, cell in path:
+            index = int(space.option[way.step])
+            parts.append((cell.layer, way.behind.layer, index, same_node))
+            same_node = int(space.right[way.step]) == INSIDE
+        if same_node:
+            raise AssertionError("the last stage cannot have a neighbor inside its node")
+        return number_nodes(self.passes.problem, parts)
+
+
+def candidate_times(problem: Problem) -> IntArray:
+    """Return every time that a stage can take, sorted."""
+    inside = np.tri(problem.layers + 1, k=-1, dtype=bool)
+    cost = problem.cost_ps[:, inside]
+    ends, begins = np.nonzero(inside)
+    kinds = (INSIDE, BETWEEN)
+    totals = {
+        (left, right): problem.input_ps[left, begins] + problem.gradient_ps[right, ends]
+        for left in kinds
+        for right in kinds
+    }
+    distinct = np.unique(np.stack(list(totals.values())), axis=0)
+    return np.unique(np.concatenate([(cost + row).ravel() for row in distinct]))

@@ -1,0 +1,137 @@
+"""What is to be planned: a model's layers, a cluster's devices, their network.
+
+Times are milliseconds of one microbatch, sizes bytes, speeds relative. These types are trusted:
+`app.analysis.planning.spec.parse` checks what comes from outside.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+# Weights, gradients and the optimizer's state, as a multiple of the parameters' bytes (Oobleck).
+WEIGHT_STATES: Final = 6
+# Where only the forward pass was profiled (Oobleck's profiler).
+BACKWARD_PER_FORWARD: Final = 3.0
+
+OBJECTIVES: Final = ("t_std", "t_oobleck", "simulated")
+METHODS: Final = ("optimal", "ditto", "greedy", "exhaustive")
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """One layer of the model on the device that was profiled.
+
+    `output_bytes` is the tensor that the next layer reads; `stored_activation_bytes` is what its
+    forward pass keeps of one microbatch for its backward pass.
+    """
+
+    forward_ms: float
+    backward_ms: float
+    parameter_bytes: float = 0.0
+    output_bytes: float = 0.0
+    stored_activation_bytes: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class LayerTimes:
+    """Times of every layer on one type, where a speed does not say it all."""
+
+    forward_ms: tuple[float, ...]
+    backward_ms: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceType:
+    """Nodes with equal devices in equal number.
+
+    `memory_bytes` is what one device has, None where it does not limit; `times` overrides what
+    `speed` says.
+    """
+
+    name: str
+    nodes: int
+    gpus_per_node: int
+    speed: float = 1.0
+    memory_bytes: float | None = None
+    times: LayerTimes | None = None
+
+    @property
+    def gpus(self) -> int:
+        """Return the number of devices of this type."""
+        return self.nodes * self.gpus_per_node
+
+
+@dataclass(frozen=True, slots=True)
+class Network:
+    """What moving data takes; what is absent takes no time.
+
+    Parameters
+    ----------
+    intra_node_gbytes_per_s, inter_node_gbytes_per_s : float or None
+        Decimal gigabytes a second between two stages inside one node, and across nodes.
+    allreduce_in_node_ms : tuple of mappings
+        For each layer: number of devices → time of its all-reduce, once in each direction.
+    allreduce_across_ms : tuple of float
+        For each layer: time of its all-reduce across nodes; only Ditto's folding reads it.
+    """
+
+    intra_node_gbytes_per_s: float | None = None
+    inter_node_gbytes_per_s: float | None = None
+    allreduce_in_node_ms: tuple[Mapping[int, float], ...] = ()
+    allreduce_across_ms: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Spec:
+    """A planning problem.
+
+    Parameters
+    ----------
+    layers : tuple of Layer
+    profiled_speed : float
+        A type's time is the layer's time × `profiled_speed` / the type's speed.
+    devices : tuple of DeviceType
+    microbatches : int
+        Microbatches of one iteration (N_b).
+    network : Network
+    allow_idle : bool
+        Devices may be left unused; else every one is in a stage.
+    replicate : bool
+        A stage may be replicated over whole nodes, which share its microbatches by their speed.
+    fold_with_communication : bool
+        Ditto's folding counts communication.
+    greedy_rule : str
+        ``paper``: Algorithm 1; ``code``: with the rule that the authors' program adds.
+    """
+
+    layers: tuple[Layer, ...]
+    profiled_speed: float
+    devices: tuple[DeviceType, ...]
+    microbatches: int
+    network: Network = field(default_factory=Network)
+    allow_idle: bool = False
+    replicate: bool = False
+    fold_with_communication: bool = False
+    greedy_rule: str = "paper"
+
+    def times_of(self, device: DeviceType) -> LayerTimes:
+        """Return the times of every layer on one device of a type."""
+        if device.times is not None:
+            return device.times
+        factor = self.profiled_speed / device.speed
+        return LayerTimes(
+            forward_ms=tuple(layer.forward_ms * factor for layer in self.layers),
+            backward_ms=tuple(layer.backward_ms * factor for layer in self.layers),
+        )
+
+    @property
+    def nodes(self) -> int:
+        """Return the number of nodes."""
+        return sum(device.nodes for device in self.devices)
+
+    @property
+    def gpus(self) -> int:
+        """Return the number of devices."""
+        return sum(device.gpus for device in self.devices)

@@ -1,0 +1,381 @@
+"""How far the clocks of the ranks are apart, and starts as one common clock would show them.
+
+Operations that move data together end together: a send and its receive, a collective of the DP
+ranks. (Ends, not starts; and not `optimizer-clip-main-grad`, whose ends spread by 10 ms.) Each such
+pair of ends says how far two clocks are apart. Offsets of all ranks follow by robust least squares;
+where times are absolute, so do the clocks' rates, window by window.
+
+Clean recordings stay as they are: ends that belong together differ by 0.03 to 0.3 ms even on equal
+clocks, so only offsets above 1 ms and three residuals are corrected.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Final, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from app.analysis.replay.clocks.least_squares import (
+    SPREAD,
+    connected_parts,
+    median_of_known,
+    robust_lines,
+    robust_potentials,
+)
+from app.analysis.replay.layout.dense import FloatArray, Layout
+from app.analysis.replay.layout.graph import DP_COLLECTIVES, Graph, Unit
+from app.analysis.trace.model import OPTIMIZER_CLIP
+
+Item = TypeVar("Item")
+
+CORRECTED_NS: Final = 1e6
+CORRECTED_RESIDUALS: Final = 3.0
+# Fewer steps do not tell a clock from chance.
+LEAST_STEPS: Final = 5
+# What only step boundaries connect: a rank's step begins up to so much after another's.
+BOUNDARY_NS: Final = 10e6
+# Ends that one pair of stages is matched by in each step; more say nothing new.
+MATCHES: Final = 6
+# Steps that a clock is taken to run evenly for.
+WINDOW_STEPS: Final = 16
+PPM: Final = 1e6
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Clocks:
+    """What the clocks of the analyzed ranks show.
+
+    Parameters
+    ----------
+    aligned : bool
+        Whether starts were corrected.
+    offsets_ns, residual_ns : float64 arrays, shape (dp, pp)
+        The clock ahead of the middle one, that of the window where it is furthest; how far matched
+        ends are from what the offsets say.
+    drift_ppm : float64 array, shape (dp, pp), or None
+        How much faster the clock runs than the middle one; None where times are not absolute.
+    unconnected : tuple of (DP rank, stage)
+        The first rank of each group of ranks that nothing but step boundaries connects with the
+        others; empty where all are connected.
+    """
+
+    aligned: bool
+    offsets_ns: FloatArray
+    residual_ns: FloatArray
+    drift_ppm: FloatArray | None
+    unconnected: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Matches:
+    """Clocks that are compared: node `one` shows `ahead_ns` more than node `other`.
+
+    Nodes are ranks (DP rank × PP + stage), then one for each stage's collectives, then one for the
+    boundaries of steps. `ahead_ns` has the shape (steps, matches), NaN where nothing was recorded;
+    `spread_ns`, of the same shape, is how far single ends of a step are from it.
+    """
+
+    one: NDArray[np.int64]
+    other: NDArray[np.int64]
+    ahead_ns: FloatArray
+    spread_ns: FloatArray
+
+    def pairs(self) -> list[tuple[int, int]]:
+        """Return (one, other) of each match."""
+        return list(zip(self.one.tolist(), self.other.tolist(), strict=True))
+
+
+def align(
+    layouts: Sequence[Layout], graphs: Sequence[Graph], *, absolute: bool
+) -> tuple[list[Layout], Clocks]:
+    """Put all starts on one clock; layouts of clean recordings stay the same objects.
+
+    Parameters
+    ----------
+    layouts, graphs : sequences
+        One of each group of steps.
+    absolute : bool
+        Whether starts are readings of clocks; else they count from their step's begin.
+    """
+    dp, pp = layouts[0].dp, layouts[0].pp
+    ranks = dp * pp
+    matches = _joined([_matches(*pair) for pair in zip(layouts, graphs, strict=True)])
+    count = ranks + pp + 1
+    part = connected_parts(matches.one, matches.other, count)[:ranks]
+    parts = np.unique(part)
+    if len(parts) > 1:
+        boundaries = [_boundaries(layout, part, count - 1) for layout in layouts]
+        matches = _beside(matches, _joined(boundaries))
+    begin = np.concatenate([layout.begin_ns for layout in layouts])
+    fit = _fit(matches, begin, count, absolute=absolute)
+    offsets = fit.offsets_ns[:, :ranks]
+    residual, of_boundary = _residuals(matches, fit, part)
+    furthest = np.take_along_axis(offsets, np.abs(offsets).argmax(axis=0)[None], axis=0)[0]
+    within = _within_parts(offsets, part)
+    wrong = (within > np.maximum(CORRECTED_NS, CORRECTED_RESIDUALS * residual)).any()
+    if len(parts) > 1:
+        residual = np.maximum(residual, of_boundary)
+        limit = np.maximum(BOUNDARY_NS, CORRECTED_RESIDUALS * residual)
+        wrong |= (np.abs(furthest) > limit).any()
+    wrong &= len(begin) >= LEAST_STEPS
+    clocks = Clocks(
+        aligned=bool(wrong),
+        offsets_ns=furthest.reshape(dp, pp),
+        residual_ns=residual.reshape(dp, pp),
+        drift_ppm=None if fit.rates is None else _usual_rate(fit.rates[:, :ranks], (dp, pp)),
+        unconnected=()
+        if len(parts) == 1
+        else tuple(divmod(int(np.flatnonzero(part == p)[0]), pp) for p in parts),
+    )
+    if not wrong:
+        return list(layouts), clocks
+    return _corrected(layouts, fit, ranks), clocks
+
+
+def _within_parts(offsets: FloatArray, part: NDArray[np.int64]) -> FloatArray:
+    """Return the largest offset of each rank against the middle of what it is connected with."""
+    within = offsets.copy()
+    for label in np.unique(part):
+        inside = part == label
+        within[:, inside] -= np.median(within[:, inside], axis=1, keepdims=True)
+    return np.asarray(np.abs(within).max(axis=0))
+
+
+def _usual_rate(rates: FloatArray, shape: tuple[int, int]) -> FloatArray:
+    return np.asarray(np.median(rates, axis=0).reshape(shape) * PPM)
+
+
+def _matches(layout: Layout, graph: Graph) -> _Matches:
+    """Compare the ends of what moves data together."""
+    dp, pp = layout.dp, layout.pp
+    pairs: dict[tuple[int, int], list[tuple[int, int]]] = {}
+    collectives: dict[int, list[int]] = {}
+    kinds = list(zip(layout.nodes.op.tolist(), layout.nodes.pp.tolist(), strict=True))
+    spanning = set(layout.codes(*DP_COLLECTIVES))
+    for unit in graph.units:
+        _collect(unit, layout, (kinds, spanning), pairs, collectives)
+    ranks = np.arange(dp) * pp
+    one, other, apart = [], [], []
+    for (first, second), found in sorted(pairs.items()):
+        ends = [_ends(layout, list(side)) for side in zip(*_sample(found), strict=True)]
+        one.append(ranks + first)
+        other.append(ranks + second)
+        apart.append(ends[0] - ends[1])
+    if dp > 1:
+        for stage, nodes in sorted(collectives.items()):
+            end = _ends(layout, _sample(nodes))
+            middle = median_of_known(np.moveaxis(end, -1, 0))
+            one.append(ranks + stage)
+            other.append(np.full(dp, dp * pp + stage))
+            apart.append(end - middle[:, :, None])
+    nothing = np.zeros((len(layout.steps), 0))
+    ahead = [median_of_known(values) for values in apart]
+    spread = [
+        median_of_known(np.abs(values - middle))
+        for values, middle in zip(apart, ahead, strict=True)
+    ]
+    return _Matches(
+        np.concatenate([np.zeros(0, dtype=np.int64), *one]),
+        np.concatenate([np.zeros(0, dtype=np.int64), *other]),
+        np.concatenate([nothing, *ahead], axis=1),
+        np.concatenate([nothing, *spread], axis=1),
+    )
+
+
+def _collect(
+    unit: Unit,
+    layout: Layout,
+    known: tuple[list[tuple[int, int]], set[int]],
+    pairs: dict[tuple[int, int], list[tuple[int, int]]],
+    collectives: dict[int, list[int]],
+) -> None:
+    kinds, spanning = known
+    stages = [kinds[node][1] for node in unit.members]
+    match unit.members:
+        case (one, other) if not unit.across_dp and stages[0] != stages[1]:
+            if layout.free is not None and (layout.free[one] or layout.free[other]):
+                return
+            if stages[0] > stages[1]:
+                one, other = other, one
+            pairs.setdefault((min(stages), max(stages)), []).append((one, other))
+        case (node,) if kinds[node][0] in spanning:
+            collectives.setdefault(stages[0], []).append(node)
+        case _:
+            pass
+
+
+def _sample(found: list[Item]) -> list[Item]:
+    """Choose a few, evenly spread over the whole step."""
+    if len(found) <= MATCHES:
+        return found
+    return [found[i * (len(found) - 1) // (MATCHES - 1)] for i in range(MATCHES)]
+
+
+def _ends(layout: Layout, nodes: list[int]) -> FloatArray:
+    """Return recorded ends, shape (nodes, steps, dp); NaN where missing."""
+    ends = layout.start_ns[nodes] + layout.duration_ns[nodes]
+    if layout.missing is not None:
+        ends[layout.missing[nodes]] = np.nan
+    return ends
+
+
+def _boundaries(layout: Layout, part: NDArray[np.int64], node: int) -> _Matches:
+    """Compare when groups of ranks that nothing connects reach the boundaries of steps."""
+    first = np.array([int(np.flatnonzero(part == label)[0]) for label in np.unique(part)])
+    marks = np.stack([_boundary(layout, first, rank) for rank in first.tolist()], axis=1)
+    marks[~np.isfinite(marks)] = np.nan
+    marks -= median_of_known(marks.T)[:, None]
+    return _Matches(first, np.full(len(first), node), marks, np.zeros_like(marks))
+
+
+def _boundary(layout: Layout, first: NDArray[np.int64], rank: int) -> FloatArray:
+    """Return a rank's boundary of each step, shape (steps,).
+
+    What clips gradients ends on all ranks within some milliseconds. Where it is not recorded, DP
+    ranks begin their steps together, and stages, which begin one after another, end them together.
+    """
+    dp, stage = divmod(rank, layout.pp)
+    nodes = np.flatnonzero(layout.nodes.pp == stage)
+    clips = nodes[layout.nodes.op[nodes] == layout.codes(OPTIMIZER_CLIP)[0]]
+    by_begin = len(clips) == 0 and len(np.unique(first % layout.pp)) == 1
+    nodes = clips if len(clips) else nodes
+    start, duration = layout.start_ns[nodes, :, dp], layout.duration_ns[nodes, :, dp]
+    lost = False if layout.missing is None else layout.missing[nodes, :, dp]
+    if by_begin:
+        return np.asarray(np.where(lost, np.inf, start).min(axis=0, initial=np.inf))
+    return np.asarray(np.where(lost, -np.inf, start + duration).max(axis=0, initial=-np.inf))
+
+
+def _joined(parts: Sequence[_Matches]) -> _Matches:
+    """Join the steps of groups whose matches may differ."""
+    if len(parts) == 1:
+        return parts[0]
+    keys = sorted({key for part in parts for key in part.pairs()})
+    column = {key: i for i, key in enumerate(keys)}
+    tables: list[list[FloatArray]] = [[], []]
+    for part in parts:
+        own = [column[key] for key in part.pairs()]
+        for table, values in zip(tables, (part.ahead_ns, part.spread_ns), strict=True):
+            table.append(np.full((len(values), len(keys)), np.nan))
+            table[-1][:, own] = values
+    ends = np.array(keys, dtype=np.int64).reshape(-1, 2)
+    return _Matches(ends[:, 0], ends[:, 1], *(np.concatenate(table) for table in tables))
+
+
+def _beside(one: _Matches, other: _Matches) -> _Matches:
+    return _Matches(
+        np.concatenate([one.one, other.one]),
+        np.concatenate([one.other, other.other]),
+        np.concatenate([one.ahead_ns, other.ahead_ns], axis=1),
+        np.concatenate([one.spread_ns, other.spread_ns], axis=1),
+    )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Fit:
+    """Offsets of all nodes.
+
+    Parameters
+    ----------
+    window : int64 array, shape (steps,)
+        Window of each step.
+    middle_ns : float64 array, shape (windows,)
+        When the offsets hold.
+    offsets_ns : float64 array, shape (windows, nodes)
+    rates : float64 array, shape (windows, nodes), or None
+        ns by which a clock gains on the middle one, each ns.
+    begin_ns : float64 array, shape (steps,)
+    """
+
+    window: NDArray[np.int64]
+    middle_ns: FloatArray
+    offsets_ns: FloatArray
+    rates: FloatArray | None
+    begin_ns: FloatArray
+
+    def at_begin(self) -> FloatArray:
+        """Return the offsets at the begin of each step, shape (steps, nodes)."""
+        offsets = self.offsets_ns[self.window]
+        if self.rates is None:
+            return offsets
+        since = self.begin_ns - self.middle_ns[self.window]
+        return np.asarray(offsets + self.rates[self.window] * since[:, None])
+
+
+def _fit(matches: _Matches, begin_ns: FloatArray, count: int, *, absolute: bool) -> _Fit:
+    """Solve for the offsets, and the rates, of each window."""
+    steps = len(begin_ns)
+    windows = -(-steps // WINDOW_STEPS) if absolute else 1
+    window = np.empty(steps, dtype=np.int64)
+    window[np.argsort(begin_ns, kind="stable")] = np.arange(steps) * windows // steps
+    middle = np.array([np.median(begin_ns[window == w]) for w in range(windows)])
+    offsets, rates = np.zeros((windows, count)), np.zeros((windows, count))
+    for w in range(windows):
+        inside = window == w
+        since = begin_ns[inside] - middle[w] if absolute else np.zeros(int(inside.sum()))
+        lines = robust_lines(since, matches.ahead_ns[inside])
+        offsets[w] = robust_potentials(matches.one, matches.other, lines.value, lines.spread, count)
+        if absolute:
+            rates[w] = robust_potentials(
+                matches.one, matches.other, lines.slope, lines.slope_spread, count
+            )
+    return _Fit(window, middle, offsets, rates if absolute else None, begin_ns)
+
+
+def _residuals(
+    matches: _Matches, fit: _Fit, part: NDArray[np.int64]
+) -> tuple[FloatArray, FloatArray]:
+    """Return how far ends are from what the offsets say.
+
+    Parameters
+    ----------
+    matches : _Matches
+    fit : _Fit
+    part : int64 array, shape (ranks,)
+        The lowest rank that each is connected with.
+
+    Returns
+    -------
+    residual, of_boundary : float64 arrays, shape (ranks,)
+        Of the ends that a rank is matched by; of the step boundaries of what it is connected with.
+    """
+    ranks = len(part)
+    offsets = fit.at_begin()
+    left = np.abs(matches.ahead_ns - offsets[:, matches.one] + offsets[:, matches.other])
+    of_match = SPREAD * np.hypot(median_of_known(left), median_of_known(matches.spread_ns))
+    boundary = matches.other == fit.offsets_ns.shape[1] - 1
+    of_part = np.zeros(ranks)
+    of_part[matches.one[boundary]] = np.nan_to_num(of_match[boundary])
+    ends = np.concatenate([matches.one[~boundary], matches.other[~boundary]])
+    values = np.concatenate([of_match[~boundary], of_match[~boundary]])
+    known = (ends < ranks) & ~np.isnan(values)
+    ends, values = ends[known], values[known]
+    order = np.lexsort((values, ends))
+    ends, values = ends[order], values[order]
+    residual = np.zeros(ranks)
+    found, first, number = np.unique(ends, return_index=True, return_counts=True)
+    residual[found] = (values[first + (number - 1) // 2] + values[first + number // 2]) / 2
+    return residual, of_part[part]
+
+
+def _corrected(layouts: Sequence[Layout], fit: _Fit, ranks: int) -> list[Layout]:
+    """Return the layouts as one clock would have shown them."""
+    offsets = fit.at_begin()[:, :ranks]
+    corrected = []
+    done = 0
+    for layout in layouts:
+        steps = slice(done, done + len(layout.steps))
+        done = steps.stop
+        shift = offsets[steps].reshape(-1, layout.dp, layout.pp)
+        start = layout.start_ns - np.moveaxis(shift, 2, 0)[layout.nodes.pp]
+        if fit.rates is not None:
+            rate = fit.rates[fit.window[steps], :ranks].reshape(shift.shape)
+            start -= layout.start_ns * np.moveaxis(rate, 2, 0)[layout.nodes.pp]
+        present = start if layout.missing is None else np.where(layout.missing, np.inf, start)
+        begin = present.min(axis=(0, 2))
+        start -= begin[:, None]
+        corrected.append(replace(layout, start_ns=start, begin_ns=layout.begin_ns + begin))
+    return corrected

@@ -1,0 +1,99 @@
+"""What each operation takes by itself: recorded, and as it would be without stragglers.
+
+Source: section 3.2 of "Understanding Stragglers in Large Model Training Using What-if Analysis".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from app.analysis.replay.layout.dense import FloatArray, Layout
+from app.analysis.replay.layout.graph import Graph
+from app.analysis.trace import model as ops
+
+# A communication that ends this long before its last member was launched cannot be right: its
+# clock or its record is at fault, and it counts as instantaneous. Above it, clock noise is kept.
+FAULT_NS = -10e6
+
+# Computing differs because work is divided unevenly: dividing it evenly gives everyone the mean.
+IDEAL_IS_MEAN = frozenset(
+    {ops.FORWARD_COMPUTE, ops.BACKWARD_COMPUTE, ops.WGRAD_COMPUTE, ops.OPTIMIZER, ops.GC}
+)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Durations:
+    """Durations without waiting.
+
+    Parameters
+    ----------
+    recorded_ns : float64 array, shape (nodes, steps, dp)
+        Computation as recorded; communication from the moment when the last member of its group
+        was launched (transfer duration).
+    ideal_ns : float64 array, shape (nodes,)
+        The value that every operation of the node's type would have without stragglers.
+    """
+
+    recorded_ns: FloatArray
+    ideal_ns: FloatArray
+
+
+def own_durations(layout: Layout, graph: Graph) -> tuple[FloatArray, int]:
+    """Separate transferring from waiting.
+
+    Returns
+    -------
+    durations : float64 array, shape (nodes, steps, dp)
+        As `Durations.recorded_ns`.
+    clamped : int
+        Transfer durations at fault that count as 0.
+    """
+    recorded = layout.duration_ns.copy()
+    clamped = 0
+    for unit in graph.units:
+        if not unit.communication or (len(unit.members) == 1 and not unit.across_dp):
+            continue
+        latest = layout.start_ns[unit.members[0]]
+        for node in unit.members[1:]:
+            latest = np.maximum(latest, layout.start_ns[node])
+        if unit.across_dp:
+            latest = latest.max(axis=-1, keepdims=True)
+        for node in unit.members:
+            transfer = recorded[node]
+            transfer += layout.start_ns[node]
+            transfer -= latest
+            if transfer.min() < FAULT_NS:
+                faulty = transfer < FAULT_NS
+                clamped += int(faulty.sum())
+                transfer[faulty] = 0.0
+    return recorded, clamped
+
+
+def ideal_durations(layouts: Sequence[Layout], recorded: Sequence[FloatArray]) -> list[FloatArray]:
+    """Return the ideal duration of each layout's nodes, shape (nodes,).
+
+    The ideal duration of an op type is taken over all steps, microbatches, stages and DP ranks of
+    the session: the mean for computation, the median for communication, whose rare outliers are
+    long.
+    """
+    by_type: dict[int, list[FloatArray]] = {}
+    for layout, values in zip(layouts, recorded, strict=True):
+        for code, nodes in _nodes_by_type(layout):
+            by_type.setdefault(code, []).append(values[nodes].ravel())
+    names = layouts[0].op_names
+    ideal = {}
+    for code, parts in by_type.items():
+        values = parts[0] if len(parts) == 1 else np.concatenate(parts)
+        ideal[code] = values.mean() if names[code] in IDEAL_IS_MEAN else np.median(values)
+    return [np.array([ideal[code] for code in layout.nodes.op.tolist()]) for layout in layouts]
+
+
+def _nodes_by_type(layout: Layout) -> Iterator[tuple[int, slice]]:
+    """Yield each op type's code and its nodes, which are neighbors."""
+    codes, firsts = np.unique(layout.nodes.op, return_index=True)
+    ends = [*firsts[1:].tolist(), len(layout.nodes)]
+    for code, first, end in zip(codes.tolist(), firsts.tolist(), ends, strict=True):
+        yield code, slice(first, end)

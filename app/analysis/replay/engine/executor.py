@@ -1,0 +1,56 @@
+"""Which of the two executors replays a session."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from typing import Final
+
+import numpy as np
+
+from app.analysis.replay.engine.replay import (
+    ON_TIME,
+    RECORDED,
+    ArrayReplay,
+    Batch,
+    Block,
+    Executor,
+    Program,
+)
+
+# Loading the compiler's run-time takes about half a second, as long as replaying so many
+# operations without it.
+COMPILED_FROM: Final = 1_000_000
+_COMPILED: Final = "app.analysis.replay.engine.kernel"
+
+
+def executor_for(program: Program, operations: int) -> Executor:
+    """Return the compiled executor where it is loaded already or pays for being loaded.
+
+    Parameters
+    ----------
+    program : Program
+    operations : int
+        How many there are to replay.
+    """
+    if operations < COMPILED_FROM and _COMPILED not in sys.modules:
+        return ArrayReplay(program)
+    from app.analysis.replay.engine.kernel import CompiledReplay  # noqa: PLC0415 - see above
+
+    return CompiledReplay(program)
+
+
+def warm_up() -> None:
+    """Load the compiled executor, so that every replay from now on uses it.
+
+    Takes seconds the first time on a machine: then it is compiled and kept on disk.
+    """
+    from app.analysis.replay.engine.kernel import CompiledReplay  # noqa: PLC0415 - see above
+
+    program = Program((((0,), ((),), True, (0,)),), frozenset({0}))
+    one = np.ones((1, 1, 1))
+    batch = Batch(np.full((1, 1), RECORDED, dtype=np.int32), np.empty((0, 1), dtype=bool))
+    for late in (None, np.full((1, 1), ON_TIME, dtype=np.int32)):
+        block = Block(slice(0, 1), one, one[0, 0], one[:0], one[:0])
+        CompiledReplay(program).step_ends(replace(batch, late=late), block)
+    CompiledReplay(program).launch_delays(one, one, slice(0, 1))

@@ -1,0 +1,309 @@
+"""Replay of a step's operations under changed durations, many variants at once.
+
+An operation is launched when the last operation that it depends on has ended. A computation ends
+after its duration; a communication when the last member of its group was launched plus its own
+transfer duration (section 3.2 of the paper).
+
+Two executors do the same, to the bit. `ArrayReplay` walks the graph once and handles all variants,
+steps and DP ranks of a node in one NumPy call; it is there at once and observes. Its compiled twin
+(`app.analysis.replay.engine.kernel`) is many times as fast, once its compiler's run-time is loaded.
+`tests.oracles.replay` is the slow twin of both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from app.analysis.replay.engine.durations import FAULT_NS
+from app.analysis.replay.layout.dense import FloatArray
+from app.analysis.replay.layout.graph import Graph
+
+CodeArray = NDArray[np.int32]
+
+# What an operation of a variant takes. 0 and above: that row of the block's `values_ns`.
+IDEAL: Final = -1
+RECORDED: Final = -2
+# And below: its recorded duration on the DP ranks of a row of `Batch.masks`, ideal elsewhere.
+FIRST_MASK: Final = -3
+# An operation that is launched at once.
+ON_TIME: Final = -1
+
+# [lane or partner, variant, step, DP rank]
+_STEP_START: FloatArray = np.zeros((1, 1, 1, 1))
+# Elements that one NumPy call works on. Fewer, and calling costs more than computing; more, and
+# the ends that are alive no longer fit in the cache of a core.
+_BATCH_ELEMENTS: Final = 16_384
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Batch:
+    """Variants of the same steps.
+
+    Parameters
+    ----------
+    takes : int32 array, shape (variants, nodes)
+        What each node takes: IDEAL, RECORDED, a row of `Block.values_ns`, or FIRST_MASK and below
+        for the rows of `masks`.
+    masks : bool array, shape (masks, dp)
+        DP ranks that keep their recorded duration.
+    late : int32 array, shape (variants, nodes), optional
+        By which row of `Block.delays_ns` a node is launched late; ON_TIME where it is not.
+    partnered : bool
+        Each lane is replayed against one ideal partner, that stands for all other DP ranks, and
+        not against the other lanes.
+    """
+
+    takes: CodeArray
+    masks: NDArray[np.bool_]
+    late: CodeArray | None = None
+    partnered: bool = False
+
+    def part(self, variants: slice) -> Batch:
+        """Return some of the variants."""
+        late = None if self.late is None else self.late[variants]
+        return Batch(self.takes[variants], self.masks, late, self.partnered)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Block:
+    """Durations of some steps, ns.
+
+    Parameters
+    ----------
+    steps : slice
+        The steps of the block.
+    recorded_ns : float64 array, shape (nodes, all steps, dp)
+    ideal_ns : float64 array, shape (nodes,)
+    values_ns, delays_ns : float64 arrays, shape (rows, the block's steps, dp)
+    """
+
+    steps: slice
+    recorded_ns: FloatArray
+    ideal_ns: FloatArray
+    values_ns: FloatArray
+    delays_ns: FloatArray
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Program:
+    """A graph prepared for replay: what to read, what to write, what to forget.
+
+    Parameters
+    ----------
+    units : tuple
+        For each unit its members, for each member what it follows, whether the group spans the DP
+        ranks, and the nodes whose end nobody needs after it.
+    ends_last : frozenset of int
+        Nodes that may end last.
+    """
+
+    units: tuple[tuple[tuple[int, ...], tuple[tuple[int, ...], ...], bool, tuple[int, ...]], ...]
+    ends_last: frozenset[int]
+
+
+def prepare(graph: Graph, shortest_ns: FloatArray) -> Program:
+    """Prepare a graph for replay.
+
+    Parameters
+    ----------
+    graph : Graph
+    shortest_ns : float64 array, shape (nodes,)
+        The shortest duration of each node in any variant. Where it is negative (clock noise), what
+        the node follows may end after it and can be the step's last end.
+    """
+    ends_last = set(graph.last)
+    last_use: dict[int, int] = {}
+    for index, unit in enumerate(graph.units):
+        last_use.update(dict.fromkeys(unit.members, index))
+        for after in unit.after:
+            last_use.update(dict.fromkeys(after, index))
+    for unit in graph.units if (shortest_ns < 0).any() else ():
+        for node, after in zip(unit.members, unit.after, strict=True):
+            if shortest_ns[node] < 0:
+                ends_last.update(after)
+    finished: list[list[int]] = [[] for _ in graph.units]
+    for node, index in last_use.items():
+        finished[index].append(node)
+    units = tuple(
+        (unit.members, unit.after, unit.across_dp, tuple(nodes))
+        for unit, nodes in zip(graph.units, finished, strict=True)
+    )
+    return Program(units, frozenset(ends_last))
+
+
+class Executor(Protocol):
+    """Executes steps."""
+
+    @property
+    def program(self) -> Program:
+        """Return what it executes."""
+        ...
+
+    @property
+    def lanes_at_once(self) -> int:
+        """Return about how many (step, DP rank) a block should have."""
+        ...
+
+    def step_ends(self, batch: Batch, block: Block) -> FloatArray:
+        """Return when the steps end, shape (variants, the block's steps, dp), ns."""
+        ...
+
+    def launch_delays(
+        self, start_ns: FloatArray, duration_ns: FloatArray, steps: slice
+    ) -> tuple[FloatArray, int]:
+        """Return how late each operation of some steps starts after all that it depends on.
+
+        Parameters
+        ----------
+        start_ns, duration_ns : float64 arrays, shape (nodes, all steps, dp)
+            As recorded.
+        steps : slice
+
+        Returns
+        -------
+        delays_ns : float64 array, shape (nodes, those steps, dp)
+            Slightly negative values are clock noise and kept.
+        clamped : int
+            Delays at fault (-10 ms or less) that count as 0.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ArrayReplay:
+    """Executes steps with one NumPy call a node."""
+
+    program: Program
+    # Is given (node, launch, end) of each node, [lane or partner, variant, step, DP rank].
+    observe: Callable[[int, FloatArray, FloatArray], None] | None = None
+
+    @property
+    def lanes_at_once(self) -> int:
+        """Return about how many (step, DP rank) a block should have."""
+        return _BATCH_ELEMENTS // 8
+
+    def step_ends(self, batch: Batch, block: Block) -> FloatArray:
+        """Return when the steps end, shape (variants, the block's steps, dp), ns."""
+        recorded = block.recorded_ns[:, block.steps]
+        ends = np.empty((len(batch.takes), *recorded.shape[1:]))
+        size = max(1, _BATCH_ELEMENTS // recorded[0].size)
+        for first in range(0, len(ends), size):
+            variants = slice(first, first + size)
+            ends[variants] = self._replay(batch.part(variants), block)
+        return ends
+
+    def launch_delays(
+        self, start_ns: FloatArray, duration_ns: FloatArray, steps: slice
+    ) -> tuple[FloatArray, int]:
+        """Return how late each operation of some steps starts; see `Executor`."""
+        start, duration = start_ns[:, steps], duration_ns[:, steps]
+        delays = start.copy()
+        for members, afters, _, _ in self.program.units:
+            for node, after in zip(members, afters, strict=True):
+                if after:
+                    latest = start[after[0]] + duration[after[0]]
+                    for other in after[1:]:
+                        np.maximum(latest, start[other] + duration[other], out=latest)
+                    delays[node] -= latest
+        faulty = delays <= FAULT_NS
+        clamped = int(faulty.sum())
+        if clamped:
+            delays[faulty] = 0.0
+        return delays, clamped
+
+    def _replay(self, batch: Batch, block: Block) -> FloatArray:
+        # For short steps this loop is what replay costs, so names are bound once.
+        times = _Times(batch, block)
+        maximum, ends_last = np.maximum, self.program.ends_last
+        ends: dict[int, FloatArray] = {}
+        step_end = _STEP_START
+        for members, afters, spans_dp, finished in self.program.units:
+            launches = [
+                times.launch(node, _latest(after, ends))
+                for node, after in zip(members, afters, strict=True)
+            ]
+            begin = launches[0]
+            for launch in launches[1:]:
+                begin = maximum(begin, launch)
+            if spans_dp and batch.partnered:
+                begin = begin.max(axis=0, keepdims=True)
+            elif spans_dp:
+                begin = begin.max(axis=-1, keepdims=True)
+            for node, launch in zip(members, launches, strict=True):
+                end = ends[node] = times.end(node, begin)
+                if node in ends_last:
+                    step_end = maximum(step_end, end)
+                if self.observe is not None:
+                    self.observe(node, launch, end)
+            for node in finished:
+                del ends[node]
+        return np.asarray(step_end.max(axis=0))
+
+
+def _latest(after: tuple[int, ...], ends: Mapping[int, FloatArray]) -> FloatArray:
+    """Return the latest end of what a node follows; the step's start where that is nothing."""
+    if not after:
+        return _STEP_START
+    latest = ends[after[0]]
+    for other in after[1:]:
+        latest = np.maximum(latest, ends[other])
+    return latest
+
+
+class _Times:
+    """Durations and delays of a batch, [lane or partner, variant, step, DP rank].
+
+    As long as nothing tells variants, lanes or steps apart, one number stands for all of them.
+    """
+
+    def __init__(self, batch: Batch, block: Block) -> None:
+        self._batch, self._block = batch, block
+        self._recorded = block.recorded_ns[:, block.steps]
+        self._takes: list[list[int]] = batch.takes.T.tolist()
+        self._late: list[list[int]] | None = None if batch.late is None else batch.late.T.tolist()
+        self._shape = (2 if batch.partnered else 1, len(batch.takes), *self._recorded.shape[1:])
+
+    def launch(self, node: int, ready: FloatArray) -> FloatArray:
+        """Return when a node is launched, given when what it depends on has ended."""
+        if self._late is None or max(self._late[node]) == ON_TIME:
+            return ready
+        launch = np.array(np.broadcast_to(ready, self._shape))
+        for variant, row in enumerate(self._late[node]):
+            if row != ON_TIME:
+                launch[0, variant] += self._block.delays_ns[row]
+        return launch
+
+    def end(self, node: int, begin: FloatArray) -> FloatArray:
+        """Return when a node ends, given when it begins to compute or to transfer."""
+        takes = self._takes[node]
+        alike = len(set(takes)) == 1
+        end: FloatArray
+        if alike and (takes[0] == IDEAL or not self._batch.partnered):
+            end = begin + self._duration(node, takes[0])
+            return end
+        usual = IDEAL if self._batch.partnered or IDEAL in takes else RECORDED
+        end = np.empty(self._shape)
+        np.add(begin, self._duration(node, usual), out=end)
+        for variant, code in enumerate(takes):
+            if code != usual:
+                own = begin[0, variant if begin.shape[1] > 1 else 0]
+                np.add(own, self._duration(node, code), out=end[0, variant])
+        return end
+
+    def _duration(self, node: int, code: int) -> FloatArray:
+        duration: FloatArray
+        if code == IDEAL:
+            duration = self._block.ideal_ns[node, None]
+        elif code == RECORDED:
+            duration = self._recorded[node]
+        elif code >= 0:
+            duration = self._block.values_ns[code]
+        else:
+            mask = self._batch.masks[FIRST_MASK - code]
+            duration = np.where(mask, self._recorded[node], self._block.ideal_ns[node])
+        return duration

@@ -1,0 +1,234 @@
+"""Variants of a session: which operations keep their recorded duration, and what the rest gets."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from app.analysis.replay.engine.durations import Durations
+from app.analysis.replay.engine.replay import (
+    FIRST_MASK,
+    IDEAL,
+    ON_TIME,
+    RECORDED,
+    Batch,
+    Block,
+    CodeArray,
+    Executor,
+)
+from app.analysis.replay.layout.dense import FloatArray, IntArray, Layout
+
+# Rows of durations or delays of some steps, shape (rows, those steps, dp), ns.
+RowsOfSteps = Callable[[slice], FloatArray]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Keep:
+    """The operations that keep their recorded durations; all others become ideal.
+
+    Parameters
+    ----------
+    cells : bool array, shape (dp, pp)
+        Workers whose operations are kept.
+    types : bool array, shape (op codes,)
+        Op types that are kept.
+    """
+
+    cells: NDArray[np.bool_]
+    types: NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Replacement:
+    """Nodes, and what they take in place of their recorded durations.
+
+    Parameters
+    ----------
+    nodes : int64 array, shape (replaced,)
+    times_ns : callable
+        Given a slice of steps, returns their durations, shape (replaced, steps, dp).
+    """
+
+    nodes: IntArray
+    times_ns: RowsOfSteps
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Simulator:
+    """Replays variants of one layout.
+
+    Results are step times in ns, the steps in the layout's order.
+    """
+
+    layout: Layout
+    durations: Durations
+    executor: Executor
+
+    def keep(
+        self, *, cells: NDArray[np.bool_] | None = None, types: Sequence[str] | None = None
+    ) -> Keep:
+        """Return what keeps the given cells and op types; everything where nothing is given."""
+        layout = self.layout
+        if cells is None:
+            cells = np.ones((layout.dp, layout.pp), dtype=bool)
+        kept = np.ones(len(layout.op_names), dtype=bool)
+        if types is not None:
+            kept[:] = False
+            kept[layout.codes(*types)] = True
+        return Keep(cells, kept)
+
+    def step_times(self, keeps: Sequence[Keep]) -> FloatArray:
+        """Replay variants on all DP ranks.
+
+        Returns
+        -------
+        float64 array, shape (variants, steps)
+        """
+        return self._step_times(self._kept(keeps))
+
+    def ideal_step_time(self) -> float:
+        """Return the step time with every operation ideal; one step stands for all."""
+        none = self.keep(types=[])
+        return float(self._ends(self._kept([none]), slice(0, 1)).max())
+
+    def lone_lanes(self) -> tuple[FloatArray, FloatArray]:
+        """Replay every worker, and every DP rank, as the only one that keeps its durations.
+
+        With everything else ideal, the other DP ranks are equal at all times: one ideal partner,
+        met at the collectives, stands for all of them. So each (step, DP rank) lane is replayed
+        against a partner of its own, and all workers of a stage cost one such replay.
+
+        Returns
+        -------
+        by_worker : float64 array, shape (steps, dp, pp)
+        by_dp : float64 array, shape (steps, dp)
+        """
+        layout = self.layout
+        stage = layout.nodes.pp
+        takes = np.full((layout.pp + 1, len(stage)), IDEAL, dtype=np.int32)
+        takes[stage, np.arange(len(stage))] = RECORDED
+        takes[-1] = RECORDED
+        batch = Batch(takes, _no_masks(layout), partnered=layout.dp > 1)
+        times = np.empty((len(layout.steps), layout.dp, layout.pp + 1))
+        for steps in self._blocks():
+            times[steps] = np.moveaxis(self._ends(batch, steps), 0, -1)
+        return times[..., :-1], times[..., -1]
+
+    def delayed_step_times(
+        self, types: Sequence[Sequence[str]], delays_ns: RowsOfSteps
+    ) -> FloatArray:
+        """Replay recorded durations with the launch delays of some op types at a time.
+
+        Parameters
+        ----------
+        types : sequence of sequences of str
+            The op types that are late in each variant.
+        delays_ns : callable
+            Returns the launch delays of some steps, shape (nodes, steps, dp).
+
+        Returns
+        -------
+        float64 array, shape (variants, steps)
+        """
+        nodes = self.layout.nodes
+        takes = np.full((len(types), len(nodes)), RECORDED, dtype=np.int32)
+        every = np.arange(len(nodes), dtype=np.int32)
+        late = [np.where(self.keep(types=names).types[nodes.op], every, ON_TIME) for names in types]
+        batch = Batch(takes, _no_masks(self.layout), np.array(late, dtype=np.int32))
+        return self._step_times(batch, delays_ns=delays_ns)
+
+    def replaced_step_times(self, *replacements: Replacement) -> FloatArray:
+        """Replay recorded durations, in each variant those of some nodes replaced.
+
+        Returns
+        -------
+        float64 array, shape (variants, steps)
+        """
+        takes = np.full((len(replacements), len(self.layout.nodes)), RECORDED, dtype=np.int32)
+        first = 0
+        for row, item in zip(takes, replacements, strict=True):
+            row[item.nodes] = np.arange(first, first + len(item.nodes))
+            first += len(item.nodes)
+
+        def values(steps: slice) -> FloatArray:
+            return np.concatenate([item.times_ns(steps) for item in replacements])
+
+        return self.coded_step_times(takes, values)
+
+    def coded_step_times(
+        self,
+        takes: CodeArray,
+        values_ns: RowsOfSteps,
+        late: CodeArray | None = None,
+        delays_ns: RowsOfSteps | None = None,
+    ) -> FloatArray:
+        """Replay variants that the caller has coded.
+
+        Parameters
+        ----------
+        takes, late : int32 arrays, shape (variants, nodes)
+            See `Batch`; codes of masks are not allowed.
+        values_ns, delays_ns : callable
+            Given a slice of steps, return the rows that the codes are about.
+
+        Returns
+        -------
+        float64 array, shape (variants, steps)
+        """
+        batch = Batch(takes, _no_masks(self.layout), late)
+        return self._step_times(batch, values_ns, delays_ns)
+
+    def _step_times(
+        self,
+        batch: Batch,
+        values_ns: RowsOfSteps | None = None,
+        delays_ns: RowsOfSteps | None = None,
+    ) -> FloatArray:
+        times = np.empty((len(batch.takes), len(self.layout.steps)))
+        for steps in self._blocks():
+            times[:, steps] = self._ends(batch, steps, values_ns, delays_ns).max(axis=-1)
+        return times
+
+    def _ends(
+        self,
+        batch: Batch,
+        steps: slice,
+        values_ns: RowsOfSteps | None = None,
+        delays_ns: RowsOfSteps | None = None,
+    ) -> FloatArray:
+        none = np.empty((0, *self.layout.duration_ns[0, steps].shape))
+        block = Block(
+            steps,
+            self.durations.recorded_ns,
+            self.durations.ideal_ns,
+            none if values_ns is None else values_ns(steps),
+            none if delays_ns is None else delays_ns(steps),
+        )
+        return self.executor.step_ends(batch, block)
+
+    def _blocks(self) -> list[slice]:
+        """Cut the steps so that what is alive of a block stays in the cache."""
+        count = len(self.layout.steps)
+        size = max(1, self.executor.lanes_at_once // self.layout.dp)
+        return [slice(first, min(first + size, count)) for first in range(0, count, size)]
+
+    def _kept(self, keeps: Sequence[Keep]) -> Batch:
+        """Code which variants keep which nodes."""
+        layout, nodes = self.layout, self.layout.nodes
+        masks: list[NDArray[np.bool_]] = []
+        takes = np.empty((len(keeps), len(nodes)), dtype=np.int32)
+        for row, keep in zip(takes, keeps, strict=True):
+            of_stage = np.full(layout.pp, RECORDED)
+            of_stage[~keep.cells.any(axis=0)] = IDEAL
+            for stage in np.flatnonzero(keep.cells.any(axis=0) & ~keep.cells.all(axis=0)):
+                of_stage[stage] = FIRST_MASK - len(masks)
+                masks.append(keep.cells[:, stage])
+            row[:] = np.where(keep.types[nodes.op], of_stage[nodes.pp], IDEAL)
+        return Batch(takes, np.array(masks) if masks else _no_masks(layout))
+
+
+def _no_masks(layout: Layout) -> NDArray[np.bool_]:
+    return np.empty((0, layout.dp), dtype=bool)

@@ -1,0 +1,137 @@
+"""Where the time went that a replay does not account for (section 6 of the paper)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from app.analysis.replay.layout.dense import FloatArray
+from app.analysis.replay.metrics import Metrics, merge_types, present_types
+from app.analysis.replay.session import Group, Replayed, launch_delays
+from app.analysis.wording import percent
+
+NS: Final = 1e-9
+# Op types, and ranks of each, that are named.
+MOST_TYPES: Final = 3
+MOST_WORKERS: Final = 4
+# A smaller share of a step is not worth a word.
+WORTH_NAMING: Final = 0.005
+# Steps whose launch delays are in memory at a time.
+BLOCK_STEPS: Final = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Late:
+    """An op type that is launched late, and the ranks that do so most.
+
+    Parameters
+    ----------
+    op_type : str
+    share : float
+        What its late launches add to a step, as a share of the recorded step time.
+    workers : tuple of ((DP rank, stage), share)
+        The same, of single ranks.
+    """
+
+    op_type: str
+    share: float
+    workers: tuple[tuple[tuple[int, int], float], ...]
+
+    def as_document(self) -> dict[str, Any]:
+        """Return JSON types."""
+        return {
+            "op_type": self.op_type,
+            "share": self.share,
+            "workers": [{"worker": list(worker), "share": share} for worker, share in self.workers],
+        }
+
+
+def late_launches(replayed: Replayed, metrics: Metrics) -> list[Late]:
+    """Name the op types, and for each the ranks, whose late launches cost most."""
+    types = merge_types(present_types(replayed))
+    costly = sorted(metrics.launch_by_optype.items(), key=lambda item: -item[1])[:MOST_TYPES]
+    return [
+        Late(name, share, _late_workers(replayed, metrics, types[name]))
+        for name, share in costly
+        if share >= WORTH_NAMING
+    ]
+
+
+def _late_workers(
+    replayed: Replayed, metrics: Metrics, types: Sequence[str]
+) -> tuple[tuple[tuple[int, int], float], ...]:
+    """Replay the ranks with the longest delays as the only ones that are late."""
+    delay = sum(_delays_by_worker(group, types) for group in replayed.groups)
+    order = np.argsort(-np.ravel(delay), kind="stable")[:MOST_WORKERS]
+    recorded, simulated = float(metrics.recorded_s.mean()), float(metrics.simulated_s.mean())
+    late = []
+    for dp, stage in (divmod(int(i), replayed.layout.pp) for i in order):
+        times = replayed.over_steps(
+            lambda group, dp=dp, stage=stage: group.simulator.delayed_step_times(  # type: ignore[misc]
+                [types], _only(group, dp, stage)
+            )[0]
+        )
+        share = (float(times.mean()) * NS - simulated) / recorded
+        if share >= WORTH_NAMING:
+            late.append(((dp, stage), share))
+    return tuple(sorted(late, key=lambda item: -item[1]))
+
+
+def _delays_by_worker(group: Group, types: Sequence[str]) -> FloatArray:
+    """Return the sum of the launch delays of some types on each rank, shape (dp, pp)."""
+    layout = group.layout
+    of_types = np.isin(layout.nodes.op, layout.codes(*types))
+    total = np.zeros((layout.dp, layout.pp))
+    for first in range(0, len(layout.steps), BLOCK_STEPS):
+        delays, _ = launch_delays(group, slice(first, first + BLOCK_STEPS))
+        for stage in range(layout.pp):
+            chosen = of_types & (layout.nodes.pp == stage)
+            total[:, stage] += np.maximum(delays[chosen], 0.0).sum(axis=(0, 1))
+    return total
+
+
+def _only(group: Group, dp: int, stage: int) -> Callable[[slice], FloatArray]:
+    """Return the launch delays of one rank; all others launch at once."""
+    elsewhere: NDArray[np.bool_] = group.layout.nodes.pp != stage
+
+    def delays(steps: slice) -> FloatArray:
+        values, _ = launch_delays(group, steps)
+        values[elsewhere] = 0.0
+        values[:, :, np.arange(group.layout.dp) != dp] = 0.0
+        return values
+
+    return delays
+
+
+def distrust(replayed: Replayed, metrics: Metrics, late: Sequence[Late], limit: float) -> str:
+    """Say in words what keeps the replay from the recording."""
+    opening = (
+        f"The replay differs from the recording by {percent(metrics.discrepancy)}, "
+        f"the limit is {percent(limit, 0)}."
+    )
+    if metrics.recorded_s.mean() < metrics.simulated_s.mean():
+        return (
+            f"{opening} The recording is the shorter one: operations that the dependency model "
+            "runs one after another overlap in it, or clocks disagree (matched ends are up to "
+            f"{replayed.clocks.residual_ns.max() * 1e-6:.1f} ms off)."
+        )
+    if not late:
+        return f"{opening} No op type alone is launched late: delays add up along each step."
+    first = late[0]
+    where = ", ".join(f"{_place(worker)} {percent(share)}" for worker, share in first.workers)
+    others = ", ".join(f"{item.op_type} {percent(item.share)}" for item in late[1:])
+    return (
+        f"{opening} Most of it: launches of {first.op_type} come late, "
+        f"{percent(first.share)} of a step"
+        + (f"; alone, on {where}" if where else "")
+        + (f". Also {others}" if others else "")
+        + "."
+    )
+
+
+def _place(worker: tuple[int, int]) -> str:
+    return f"worker ({worker[0]}, {worker[1]})"

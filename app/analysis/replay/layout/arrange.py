@@ -1,0 +1,338 @@
+"""From the rows of a trace to layouts, one for each shape of steps."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from app.analysis.replay.layout.blocks import Dense, Runs, find_runs, transpose_blocks
+from app.analysis.replay.layout.dense import (
+    MAX_NAMED_FAULTS,
+    DroppedStep,
+    IntArray,
+    LaidOut,
+    Layout,
+    Nodes,
+)
+from app.analysis.replay.layout.launch_order import MAX_GROUPS, launch_scores, split_by_order
+from app.analysis.replay.layout.pipeline import COMPUTE, DIRECTIONS, flow_of
+from app.analysis.replay.layout.places import Placed, Rows, place
+from app.analysis.replay.layout.shapes import Census, infer_shapes
+from app.analysis.trace.model import (
+    ABSENT,
+    BACKWARD_COMPUTE,
+    FORWARD_COMPUTE,
+    REPLAYED_OP_TYPES,
+    Trace,
+)
+from app.errors import Fault, UnanalyzableError
+
+MAX_NAMED_WORKERS = 3
+# Operations of one step of one DP rank, far above any pipeline.
+MAX_NODES = 2_000_000
+
+
+def lay_out(trace: Trace) -> LaidOut:
+    """Arrange a trace's operations by node, step and DP rank.
+
+    Each DP × PP cell is represented by its lowest traced rank. The shape of a step is how many
+    operations of each type each stage runs, and in which order it computes. Steps of each shape
+    form a group. Left out by name are steps that a rank is missing from, that too many operations
+    are missing from, that warm up, and that evaluate.
+
+    Raises
+    ------
+    UnanalyzableError
+        ``trace.rank_missing`` where a cell sent nothing at all; ``trace.missing_model_chunk``;
+        ``trace.too_many_operations`` in a step; ``trace.no_complete_step``.
+    """
+    _require_chunks(trace)
+    runs = find_runs(trace)
+    ranks = _analyzed_ranks(trace, runs)
+    dense = transpose_blocks(trace, runs)
+    unanswered: tuple[str, ...] = ()
+    if dense is not None and _is_plain(dense.shape, ranks.shape[1]):
+        groups, dropped = [_from_dense(trace, dense, ranks)], dict[int, str]()
+    else:
+        unanswered = _unanswered(trace)
+        groups, dropped = _group_by_shape(trace, runs, ranks, unanswered)
+    groups = [part for group in groups for part in split_by_order(group)]
+    groups.sort(key=lambda layout: (-len(layout.steps), int(layout.steps[0])))
+    for layout in groups[MAX_GROUPS:]:
+        reason = f"its shape is not among the {MAX_GROUPS} most frequent ones"
+        dropped |= dict.fromkeys(layout.steps.tolist(), reason)
+    named = tuple(DroppedStep(step, reason) for step, reason in sorted(dropped.items()))
+    if not groups:
+        raise UnanalyzableError(
+            "No step is complete on all workers",
+            code="trace.no_complete_step",
+            faults=tuple(
+                Fault("incomplete_step", f"Step {d.step}: {d.reason}")
+                for d in named[:MAX_NAMED_FAULTS]
+            ),
+        )
+    return LaidOut(tuple(groups[:MAX_GROUPS]), named, unanswered)
+
+
+def _is_plain(shape: IntArray, pp: int) -> bool:
+    """Return whether steps of a shape train, and each side of their transfers is recorded."""
+    kinds = shape.reshape(-1, pp).sum(axis=1)
+    recorded = dict(zip(REPLAYED_OP_TYPES, (kinds > 0).tolist(), strict=False))
+    both = all(recorded[direction.send] == recorded[direction.recv] for direction in DIRECTIONS)
+    return both and recorded[BACKWARD_COMPUTE] and recorded[FORWARD_COMPUTE]
+
+
+def _unanswered(trace: Trace) -> tuple[str, ...]:
+    """Return the types of sends whose receives nobody recorded.
+
+    What such a send waits for is unknown: in recorded jobs receives are posted long after they
+    could be, and without them that wait would pass for the transfer. So the sends are left out as
+    well, and the stages hand over at once.
+    """
+    recorded = {trace.op_names[code] for code in np.unique(trace.op).tolist()}
+    return tuple(d.send for d in DIRECTIONS if d.send in recorded and d.recv not in recorded)
+
+
+def _from_dense(trace: Trace, dense: Dense, ranks: NDArray[np.int32]) -> Layout:
+    """Return the layout of a trace whose every row has its place."""
+    return Layout(
+        op_names=trace.op_names,
+        nodes=_name_nodes(trace, int(dense.steps[0]), ranks[0], dense.shape),
+        steps=dense.steps,
+        start_ns=dense.start_ns,
+        duration_ns=dense.duration_ns,
+        ranks=ranks,
+        # the lowest step of DP rank 0 is the template
+        launch=dense.start_ns[:, 0, 0],
+        begin_ns=dense.begin_ns.astype(np.float64),
+    )
+
+
+def _group_by_shape(
+    trace: Trace, runs: Runs, ranks: NDArray[np.int32], left_out: Sequence[str]
+) -> tuple[list[Layout], dict[int, str]]:
+    """Lay out steps of several shapes, or with operations missing."""
+    steps, dropped = _steps_of_all_ranks(runs, ranks)
+    replayed = np.array([name not in left_out for name in trace.op_names])
+    replayed[len(REPLAYED_OP_TYPES) :] = False
+    census, rows = _count(trace, runs, ranks, (steps, replayed))
+    shapes = infer_shapes(census)
+    dropped |= {int(steps[index]): reason for index, reason in shapes.dropped.items()}
+    kept = np.setdiff1d(np.arange(len(steps)), list(shapes.dropped))
+    layouts = []
+    flat = shapes.expected.reshape(len(steps), len(REPLAYED_OP_TYPES) * ranks.shape[1])
+    distinct, group_of = np.unique(flat[kept], axis=0, return_inverse=True)
+    number = np.full(len(steps), -1)
+    number[kept] = group_of.ravel()
+    for group, shape in enumerate(distinct.astype(np.int64)):
+        chosen = np.flatnonzero(number == group)
+        _bound(int(shape.sum()))
+        index = np.full(len(steps), -1)
+        index[chosen] = np.arange(len(chosen))
+        inside = number[rows.step] == group
+        part = Rows(
+            row=rows.row[inside],
+            step=index[rows.step[inside]],
+            dp=rows.dp[inside],
+            kind=rows.kind[inside],
+            order=rows.order[inside],
+        )
+        placed = place(trace, part, shape, census.flow, (len(chosen), len(ranks)))
+        nodes = _nodes_of(placed, shape, ranks.shape[1])
+        free = shapes.free[nodes.op, nodes.pp]
+        layouts.append(_from_placed(trace.op_names, nodes, placed, steps[chosen], (ranks, free)))
+    return layouts, dropped
+
+
+def _nodes_of(placed: Placed, shape: IntArray, pp: int) -> Nodes:
+    kind = np.repeat(np.arange(len(shape)), shape)
+    order = np.arange(len(kind)) - np.repeat(np.cumsum(shape) - shape, shape)
+    return Nodes(
+        op=(kind // pp).astype(np.int16),
+        pp=(kind % pp).astype(np.int32),
+        order=order.astype(np.int32),
+        mb=placed.mb,
+        mc=placed.mc,
+    )
+
+
+def _from_placed(
+    op_names: tuple[str, ...],
+    nodes: Nodes,
+    placed: Placed,
+    steps: IntArray,
+    ranks_and_free: tuple[NDArray[np.int32], NDArray[np.bool_]],
+) -> Layout:
+    ranks, free = ranks_and_free
+    missing = placed.missing
+    present = placed.start_ns
+    if missing is not None:
+        present = np.where(missing, np.iinfo(np.int64).max, present)
+    begin = present.min(axis=(0, 2))
+    start_ns = (placed.start_ns - begin[None, :, None]).astype(np.float64)
+    if missing is None:
+        launch = start_ns[:, 0, 0]
+    else:
+        start_ns[missing] = 0.0
+        launch = launch_scores(nodes, np.where(missing, np.nan, start_ns))
+    return Layout(
+        op_names=op_names,
+        nodes=nodes,
+        steps=steps,
+        start_ns=start_ns,
+        duration_ns=placed.duration_ns,
+        ranks=ranks,
+        launch=launch,
+        begin_ns=begin.astype(np.float64),
+        missing=missing,
+        free=None if missing is None else free,
+    )
+
+
+def _require_chunks(trace: Trace) -> None:
+    """Refuse computations that no virtual stage can be given to."""
+    if trace.meta.sizes.vpp == 1:
+        return
+    computes = np.array([name in COMPUTE for name in trace.op_names])
+    rows = np.flatnonzero((trace.mc == ABSENT) & computes[trace.op])[:MAX_NAMED_FAULTS]
+    if len(rows):
+        message = (
+            f"With {trace.meta.sizes.vpp} chunks a stage, computation must name its model chunk"
+        )
+        raise UnanalyzableError(
+            message,
+            code="trace.missing_model_chunk",
+            faults=tuple(
+                Fault("missing_model_chunk", message, row=row, column="mc") for row in rows.tolist()
+            ),
+        )
+
+
+def _analyzed_ranks(trace: Trace, runs: Runs) -> NDArray[np.int32]:
+    """Return the lowest traced rank of each cell, shape (dp, pp)."""
+    sizes = trace.meta.sizes
+    lowest = np.full((sizes.dp, sizes.pp), np.iinfo(np.int32).max, dtype=np.int32)
+    np.minimum.at(lowest, (runs.dp, runs.pp), runs.rank)
+    missing = np.argwhere(lowest == np.iinfo(np.int32).max)
+    if len(missing):
+        cells = [(int(d), int(p)) for d, p in missing[:MAX_NAMED_FAULTS]]
+        listed = ", ".join(f"({d}, {p})" for d, p in cells)
+        raise UnanalyzableError(
+            f"{len(missing)} of {sizes.workers} workers sent nothing: (DP rank, stage) {listed}",
+            code="trace.rank_missing",
+            faults=tuple(
+                Fault("rank_missing", f"DP rank {d}, stage {p} sent nothing") for d, p in cells
+            ),
+        )
+    return lowest
+
+
+def _steps_of_all_ranks(runs: Runs, ranks: NDArray[np.int32]) -> tuple[IntArray, dict[int, str]]:
+    """Return the steps that all analyzed ranks took part in; name who is missing from the rest."""
+    workers = ranks.size
+    analyzed = np.flatnonzero(ranks[runs.dp, runs.pp] == runs.rank)
+    steps, index = np.unique(runs.step[analyzed], return_inverse=True)
+    cell = runs.dp[analyzed].astype(np.int64) * ranks.shape[1] + runs.pp[analyzed]
+    seen = np.unique(index * workers + cell)
+    count = np.bincount(seen // workers, minlength=len(steps))
+    dropped = {}
+    for incomplete in np.flatnonzero(count < workers).tolist():
+        first, last = np.searchsorted(seen, (incomplete * workers, (incomplete + 1) * workers))
+        absent = np.setdiff1d(np.arange(workers), seen[first:last] % workers)
+        dropped[int(steps[incomplete])] = _absence(absent, ranks)
+    return steps[count == workers], dropped
+
+
+def _absence(cells: IntArray, ranks: NDArray[np.int32]) -> str:
+    """Say which workers sent nothing of a step."""
+    names = [
+        f"rank {ranks[d, p]} (DP rank {d}, stage {p})"
+        for d, p in zip(*np.divmod(cells[:MAX_NAMED_WORKERS], ranks.shape[1]), strict=True)
+    ]
+    more = f" and {len(cells) - len(names)} more" if len(cells) > len(names) else ""
+    return f"{', '.join(names)}{more} sent nothing"
+
+
+def _count(
+    trace: Trace,
+    runs: Runs,
+    ranks: NDArray[np.int32],
+    chosen: tuple[IntArray, NDArray[np.bool_]],
+) -> tuple[Census, Rows]:
+    """Count the operations of each lane: those of the chosen steps and op types."""
+    steps, replayed = chosen
+    dp, pp = ranks.shape
+    known = len(REPLAYED_OP_TYPES)
+    place_of = np.searchsorted(steps, runs.step)
+    there = np.isin(runs.step, steps) & (ranks[runs.dp, runs.pp] == runs.rank)
+    length = runs.end - runs.first
+    inside = np.repeat(there, length) & replayed[trace.op]
+    row = np.flatnonzero(inside)
+    rows = Rows(
+        row=row,
+        step=np.repeat(place_of, length)[row],
+        dp=trace.dp[row].astype(np.int64),
+        kind=trace.op[row].astype(np.int64) * pp + trace.pp[row],
+        order=trace.order[row].astype(np.int64),
+    )
+    lane = rows.step * dp + rows.dp
+    counts = np.bincount(lane * (known * pp) + rows.kind, minlength=len(steps) * dp * known * pp)
+    forwards = trace.op[row] == REPLAYED_OP_TYPES.index(FORWARD_COMPUTE)
+    chunk = np.maximum(trace.mc[row[forwards]], 0).astype(np.int64)
+    # a pair once: stage and chunk
+    places = np.unique(trace.pp[row[forwards]] + chunk * pp)
+    flow = flow_of((int(p % pp), int(p // pp)) for p in places)
+    census = Census(
+        steps=steps,
+        counts=counts.reshape(len(steps), dp, known, pp).astype(np.int32),
+        microbatches=_named_microbatches(
+            lane[forwards], trace.mb[row[forwards]].astype(np.int64), (len(steps), dp)
+        ),
+        flow=flow,
+    )
+    return census, rows
+
+
+def _named_microbatches(lane: IntArray, mb: IntArray, size: tuple[int, int]) -> IntArray:
+    """Return how many different microbatches the lanes of each step name at most."""
+    named = mb != ABSENT
+    if not named.any():
+        return np.zeros(size[0], dtype=np.int64)
+    span = int(mb.max()) + 1
+    different = np.unique(lane[named] * span + mb[named]) // span
+    counts = np.bincount(different, minlength=size[0] * size[1]).reshape(size)
+    return np.asarray(counts.max(axis=1))
+
+
+def _bound(nodes: int) -> None:
+    if nodes > MAX_NODES:
+        message = f"{nodes} operations in one step of one DP rank, at most {MAX_NODES} are analyzed"
+        raise UnanalyzableError(
+            message,
+            code="trace.too_many_operations",
+            faults=(Fault("too_many_operations", message, column="step"),),
+        )
+
+
+def _name_nodes(trace: Trace, step: int, stage_ranks: NDArray[np.int32], shape: IntArray) -> Nodes:
+    """Return what each node is; microbatch and chunk as DP rank 0 recorded them in `step`."""
+    pp = len(stage_ranks)
+    kind = np.repeat(np.arange(len(shape)), shape)
+    first = np.concatenate(([0], np.cumsum(shape)))
+    order = np.arange(len(kind)) - first[kind]
+    lane = np.flatnonzero((trace.step == step) & (trace.dp == 0))
+    lane = lane[trace.rank[lane] == stage_ranks[trace.pp[lane]]]
+    lane = lane[trace.op[lane] < len(REPLAYED_OP_TYPES)]
+    at = first[trace.op[lane].astype(np.int64) * pp + trace.pp[lane]] + trace.order[lane]
+    mb = np.full(len(kind), -1, dtype=np.int32)
+    mc = np.full(len(kind), -1, dtype=np.int32)
+    mb[at], mc[at] = trace.mb[lane], trace.mc[lane]
+    return Nodes(
+        op=(kind // pp).astype(np.int16),
+        pp=(kind % pp).astype(np.int32),
+        order=order.astype(np.int32),
+        mb=mb,
+        mc=mc,
+    )

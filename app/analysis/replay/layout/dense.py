@@ -1,0 +1,118 @@
+"""Operations laid out densely: one row an operation of the step, one column a (step, DP rank).
+
+All DP ranks and all steps of one shape run the same operations, so a session is a matrix
+``[node, step, DP rank]``, where a *node* is one operation of a step's pipeline, (op type, stage,
+order). Everything behind this module works on whole rows of that matrix.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+FloatArray = NDArray[np.float64]
+IntArray = NDArray[np.int64]
+
+MAX_NAMED_FAULTS = 10
+
+
+@dataclass(frozen=True, slots=True)
+class DroppedStep:
+    """A step that is left out, and why."""
+
+    step: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Nodes:
+    """Operations of one step on one DP rank, sorted by op type, stage and order.
+
+    Every array has the shape (nodes,). `mb` and `mc` are those of the template lane.
+    """
+
+    op: NDArray[np.int16]
+    pp: NDArray[np.int32]
+    order: NDArray[np.int32]
+    mb: NDArray[np.int32]
+    mc: NDArray[np.int32]
+
+    def __len__(self) -> int:
+        return len(self.op)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Layout:
+    """Steps of one shape as dense matrices.
+
+    Parameters
+    ----------
+    op_names : tuple of str
+        Name of each op code.
+    nodes : Nodes
+    steps : int64 array, shape (steps,)
+        The analyzed steps, ascending.
+    start_ns, duration_ns : float64 arrays, shape (nodes, steps, dp)
+        Recorded start, relative to the step's earliest start, and recorded duration.
+    ranks : int32 array, shape (dp, pp)
+        The global rank that each cell is analyzed from.
+    launch : float64 array, shape (nodes,)
+        Sorts the nodes of a stage in the order of their launch.
+    begin_ns : float64 array, shape (steps,)
+        The steps' earliest starts as recorded.
+    missing : bool array, shape (nodes, steps, dp), or None
+        Operations that the recorder lost; None where there are none. Their times are 0 until they
+        are re-created (`app.analysis.replay.repair`).
+    free : bool array, shape (nodes,), or None
+        Nodes that may be missing without anything being lost; None where nothing is missing.
+    """
+
+    op_names: tuple[str, ...]
+    nodes: Nodes
+    steps: IntArray
+    start_ns: FloatArray
+    duration_ns: FloatArray
+    ranks: NDArray[np.int32]
+    launch: FloatArray
+    begin_ns: FloatArray
+    missing: NDArray[np.bool_] | None = None
+    free: NDArray[np.bool_] | None = None
+
+    @property
+    def dp(self) -> int:
+        """Return the number of DP ranks."""
+        return int(self.ranks.shape[0])
+
+    @property
+    def pp(self) -> int:
+        """Return the number of pipeline stages."""
+        return int(self.ranks.shape[1])
+
+    def of_steps(self, chosen: NDArray[np.intp]) -> Layout:
+        """Return the layout of some steps, given by index."""
+        return replace(
+            self,
+            steps=self.steps[chosen],
+            start_ns=self.start_ns[:, chosen],
+            duration_ns=self.duration_ns[:, chosen],
+            begin_ns=self.begin_ns[chosen],
+            missing=None if self.missing is None else self.missing[:, chosen],
+        )
+
+    def codes(self, *names: str) -> list[int]:
+        """Return the codes of the named op types."""
+        return [self.op_names.index(name) for name in names]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LaidOut:
+    """A session's steps by shape, those of the shape with most steps first.
+
+    `unanswered` names types of sends that are left out because nobody recorded their receives.
+    """
+
+    groups: tuple[Layout, ...]
+    dropped: tuple[DroppedStep, ...]
+    unanswered: tuple[str, ...] = ()

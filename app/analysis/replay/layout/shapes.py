@@ -1,0 +1,258 @@
+"""What every step must have run, read off what was recorded of it.
+
+The *shape* of a step is how many operations of each type each stage runs; all DP ranks share it.
+Recorders lose operations, so a lane (one step of one DP rank) may hold fewer. The number of
+microbatches and the way through the pipeline tell how many computations and transfers there were;
+of the rest, what other steps and DP ranks agree on.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from app.analysis.replay.layout.pipeline import DIRECTIONS, Direction, Flow, transferred
+from app.analysis.trace import model as ops
+
+# A step is left out when more of its operations are missing, or more of one worker's.
+MOST_MISSING: Final = 0.10
+MOST_MISSING_OF_WORKER: Final = 0.25
+# Deviating counts are taken for a shape of their own when so many steps agree on them, for
+# missing operations otherwise.
+SHARE_OF_SHAPE: Final = 0.15
+STEPS_OF_SHAPE: Final = 2
+# Batches ramp up to a size that stays; fewer steps of it show no such thing.
+STEPS_AFTER_WARM_UP: Final = 5
+
+_CODE: Final = {name: code for code, name in enumerate(ops.REPLAYED_OP_TYPES)}
+_COMPUTED: Final = (ops.FORWARD_COMPUTE, ops.BACKWARD_COMPUTE)
+
+Counts = NDArray[np.int32]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Census:
+    """What was recorded.
+
+    Parameters
+    ----------
+    steps : int64 array, shape (steps,)
+        Ascending.
+    counts : int32 array, shape (steps, dp, op types, pp)
+        Operations of each lane.
+    microbatches : int64 array, shape (steps,)
+        Distinct microbatches that computations name; 0 where they name none.
+    flow : Flow
+    """
+
+    steps: NDArray[np.int64]
+    counts: Counts
+    microbatches: NDArray[np.int64]
+    flow: Flow
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Shapes:
+    """What the steps have run.
+
+    Parameters
+    ----------
+    expected : int32 array, shape (steps, op types, pp)
+    free : bool array, shape (op types, pp)
+        Kinds that may be missing without anything being lost: garbage collections, which run
+        where and when they please, and sends of which only the receives are recorded.
+    dropped : dict of int to str
+        Index of each step that is left out, and why.
+    """
+
+    expected: Counts
+    free: NDArray[np.bool_]
+    dropped: dict[int, str]
+
+
+def infer_shapes(census: Census) -> Shapes:
+    """Say what each step has run, and which steps are not analyzed."""
+    counts = census.counts
+    most = counts.max(axis=1)
+    trains = (most[:, _CODE[ops.BACKWARD_COMPUTE]] > 0).any(axis=-1)
+    dropped = dict.fromkeys(np.flatnonzero(~trains).tolist(), "evaluation: it has no backward")
+    free = np.zeros(most.shape[1:], dtype=bool)
+    free[_CODE[ops.GC]] = True
+    expected = most.copy()
+    if trains.any():
+        training = np.flatnonzero(trains)
+        microbatches = _microbatches(census, training)
+        expected[training] = _expected(census, training, microbatches, free)
+        dropped |= _warm_up(training, microbatches)
+    dropped |= _too_incomplete(census, expected, free, dropped)
+    return Shapes(expected, free, dropped)
+
+
+def _microbatches(census: Census, training: NDArray[np.intp]) -> NDArray[np.int64]:
+    """Return the number of microbatches of each training step."""
+    chunks = census.flow.chunks(census.counts.shape[-1])
+    counts = census.counts[training][:, :, [_CODE[name] for name in _COMPUTED]]
+    counts = counts[..., chunks > 0]
+    chunks = chunks[chunks > 0]
+    if not len(chunks):
+        return np.zeros(len(training), dtype=np.int64)
+    found = (-(-counts // chunks)).max(axis=(1, 2, 3)).astype(np.int64)
+    named = census.microbatches[training]
+    # names that are not shared along the pipeline count nothing
+    found = np.where((named > found) & (named * 4 <= found * 5 + 4), named, found)
+    ragged = (counts != found[:, None, None, None] * chunks).any(axis=(1, 2, 3))
+    values, frequency = np.unique(found, return_counts=True)
+    usual = int(values[frequency.argmax()])
+    short = ragged & (named == 0) & (found < usual) & (found >= (1 - MOST_MISSING) * usual)
+    return np.where(short, usual, found)
+
+
+def _expected(
+    census: Census,
+    training: NDArray[np.intp],
+    microbatches: NDArray[np.int64],
+    free: NDArray[np.bool_],
+) -> Counts:
+    """Return what the training steps have run; marks sends that nobody records as free."""
+    counts = census.counts[training]
+    most = counts.max(axis=1)
+    pp = counts.shape[-1]
+    expected: Counts = np.zeros_like(most)
+    chunks = census.flow.chunks(pp)
+    whole = microbatches[:, None] * chunks
+    for name in _COMPUTED:
+        code = _CODE[name]
+        expected[:, code] = np.where(most[:, code].max(axis=0) > 0, whole, 0)
+    weights = _CODE[ops.WGRAD_COMPUTE]
+    pipelined = {_CODE[name] for name in _COMPUTED}
+    for direction in DIRECTIONS:
+        sends, receives = _CODE[direction.send], _CODE[direction.recv]
+        pipelined |= {sends, receives}
+        unseen = {code for code in (sends, receives) if not most[:, code].any()}
+        for code in (sends, receives):
+            if code in unseen and len(unseen) > 1:
+                continue
+            per_microbatch = _transfers(census.flow, direction, pp, sending=code == sends)
+            free[code] = code in unseen
+            for stage in range(pp):
+                seen = most[:, code, stage]
+                fitting = (m for m in per_microbatch[stage] if (microbatches * m >= seen).all())
+                multiple = next(fitting, None) if seen.any() or code in unseen else 0
+                expected[:, code, stage] = seen if multiple is None else microbatches * multiple
+    for code in range(most.shape[1]):
+        if code in pipelined:
+            continue
+        stages = np.flatnonzero(most[:, code].any(axis=0))
+        sure = _agreed(counts[:, :, code, stages])
+        for stage, sure_steps in zip(stages.tolist(), sure.T, strict=True):
+            kind = counts[:, :, code, stage]
+            settled = _settle(kind, sure_steps, always=code == _CODE[ops.GC])
+            if code == weights:
+                full = whole[:, stage]
+                settled = np.where(settled >= (1 - MOST_MISSING) * full, full, settled)
+            expected[:, code, stage] = settled
+    return expected
+
+
+def _transfers(
+    flow: Flow, direction: Direction, pp: int, *, sending: bool
+) -> list[tuple[int, ...]]:
+    """Return how many transfers of a microbatch each stage may record, the fewest first."""
+    neighbor = flow.target if sending else flow.source
+    per_stage = []
+    for stage in range(pp):
+        here = [place for place in flow.stages if place[0] == stage]
+        options = transferred(stage, [neighbor(direction, place) for place in here])
+        per_stage.append(tuple(sorted({len(option) for option in options})))
+    return per_stage
+
+
+def _agreed(counts: Counts) -> NDArray[np.bool_]:
+    """Return where nothing seems lost of one type, shape (steps, stages).
+
+    DP ranks run the same. Where there is but one, stages vouch for it: a step that runs less does
+    so on all of them, and a loss is on one.
+
+    Parameters
+    ----------
+    counts : int32 array, shape (steps, dp, stages)
+    """
+    if counts.shape[1] > 1:
+        return np.asarray((counts == counts[:, :1]).all(axis=1))
+    less = (counts < counts.max(axis=0))[:, 0]
+    together = less.all(axis=1) | ~less.any(axis=1)
+    return np.broadcast_to(together[:, None], less.shape)
+
+
+def _settle(counts: Counts, sure: NDArray[np.bool_], *, always: bool) -> Counts:
+    """Return what the steps ran of one kind, given what the lanes recorded, shape (steps, dp).
+
+    Parameters
+    ----------
+    counts : int32 array, shape (steps, dp)
+    sure : bool array, shape (steps,)
+        Steps in which nothing seems lost of the type.
+    always : bool
+        Every step is taken to have run as many as the one with most.
+    """
+    most: Counts = counts.max(axis=1)
+    if always:
+        return np.broadcast_to(most.max(), most.shape)
+    enough = max(STEPS_OF_SHAPE, SHARE_OF_SHAPE * len(most))
+    values, frequency = np.unique(most[sure], return_counts=True)
+    accepted = set(values[frequency >= enough].tolist())
+    top = int(most.max())
+    if int((counts == top).sum()) > 1 or sure[most == top].any():
+        accepted.add(top)
+    known = np.array(sorted(accepted), dtype=np.int32)
+    if not len(known):
+        return most
+    above = np.searchsorted(known, most)
+    return np.where(above < len(known), known[np.minimum(above, len(known) - 1)], known[-1])
+
+
+def _warm_up(training: NDArray[np.intp], microbatches: NDArray[np.int64]) -> dict[int, str]:
+    """Recognize a ramp of the batch size: it only grows, and then stays."""
+    full = int(microbatches.max())
+    ramps = bool((np.diff(microbatches) >= 0).all())
+    if not ramps or int((microbatches == full).sum()) < STEPS_AFTER_WARM_UP:
+        return {}
+    return {
+        int(training[i]): f"warm-up: {microbatches[i]} of {full} microbatches"
+        for i in np.flatnonzero(microbatches < full).tolist()
+    }
+
+
+def _too_incomplete(
+    census: Census, expected: Counts, free: NDArray[np.bool_], dropped: dict[int, str]
+) -> dict[int, str]:
+    """Name the steps that hold more than they should, or far less."""
+    lacks = expected[:, None] - census.counts
+    reasons: dict[int, str] = {}
+    surplus = np.asarray((lacks < 0).any(axis=(1, 2, 3)))
+    lost = np.where(free, 0, np.maximum(lacks, 0))
+    expects = np.where(free, 0, expected)
+    of_worker = lost.sum(axis=2)
+    share = np.maximum(MOST_MISSING_OF_WORKER * expects.sum(axis=1), 1)
+    step_share = MOST_MISSING * census.counts.shape[1] * expects.sum(axis=(1, 2))
+    bare = (of_worker > share[:, None]).any(axis=(1, 2))
+    bare |= of_worker.sum(axis=(1, 2)) > np.maximum(step_share, 1)
+    for index in np.flatnonzero(surplus | bare).tolist():
+        if index in dropped:
+            continue
+        if surplus[index]:
+            dp, code, stage = (int(i) for i in np.argwhere(lacks[index] < 0)[0])
+            found, usual = census.counts[index, dp, code, stage], expected[index, code, stage]
+            name = ops.REPLAYED_OP_TYPES[code]
+            reasons[index] = f"{found} instead of {usual} {name} on stage {stage} on DP rank {dp}"
+        else:
+            worst = np.unravel_index(of_worker[index].argmax(), of_worker[index].shape)
+            total = census.counts.shape[1] * int(expects[index].sum())
+            reasons[index] = (
+                f"{of_worker[index].sum()} of {total} operations are missing, "
+                f"{of_worker[index][worst]} of them on DP rank {worst[0]}, stage {worst[1]}"
+            )
+    return reasons

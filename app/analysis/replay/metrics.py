@@ -1,0 +1,314 @@
+"""Straggler metrics of a session (sections 3.3 to 6 of the paper)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from app.analysis.replay.engine.variants import Keep
+from app.analysis.replay.layout.dense import MAX_NAMED_FAULTS, FloatArray
+from app.analysis.replay.session import Group, Replayed, launch_delays, recorded_step_times
+from app.analysis.trace import model as ops
+from app.errors import Fault, UnanalyzableError
+
+NS: Final = 1e-9
+
+# Share of the workers that M_W blames, of all (paper, equation 5).
+WORST_SHARE: Final = 0.03
+# Below this share of T there is too little lost time to attribute.
+ATTRIBUTABLE: Final = 0.01
+# Half of the lost time, for k50.
+HALF: Final = 0.5
+# Counts of workers that the search for k50 tries at a time, once those that stand apart are no
+# answer.
+COUNTS_A_REPLAY: Final = 4
+
+# Sends and receives of one direction carry the same bytes at the same time: one type.
+MERGED_TYPES: Final = {
+    ops.FORWARD_SEND: "forward-pp-comm",
+    ops.FORWARD_RECV: "forward-pp-comm",
+    ops.BACKWARD_SEND: "backward-pp-comm",
+    ops.BACKWARD_RECV: "backward-pp-comm",
+}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Contribution:
+    """Step times behind the share of the lost time that a set of operations explains.
+
+    Parameters
+    ----------
+    removed_s : float64 array, shape (steps,)
+        With only the set ideal.
+    kept_s : float64 array, shape (steps,)
+        With all but the set ideal.
+    """
+
+    removed_s: FloatArray
+    kept_s: FloatArray
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Metrics:
+    """Everything that replay says about a session; times in seconds.
+
+    Shapes: `*_s` of steps (steps,); `by_optype` maps a name to (steps,); `by_dp` (steps, dp);
+    `by_pp` (steps, pp); `by_worker` (steps, dp, pp). The ``by_`` arrays are simulated step times
+    with all but the named operations ideal.
+    """
+
+    recorded_s: FloatArray
+    simulated_s: FloatArray
+    ideal_s: FloatArray
+    by_optype: dict[str, FloatArray]
+    by_dp: FloatArray
+    by_pp: FloatArray
+    by_worker: FloatArray
+    worst: tuple[tuple[int, int], ...]
+    worst_workers: Contribution
+    last_stage: Contribution
+    k50: int | None
+    launch_by_optype: dict[str, float]
+    clamped_delays: int
+
+    @property
+    def slowdown(self) -> float:
+        """Return S, the job's slowdown (equation 1)."""
+        return float(self.simulated_s.sum() / self.ideal_s.sum())
+
+    @property
+    def blamed(self) -> tuple[tuple[int, int], ...]:
+        """Return the fewest of the worst workers that recover half of the lost time.
+
+        All of the worst 3 % where even they do not.
+        """
+        return self.worst[: self.k50] if self.k50 is not None else self.worst
+
+    @property
+    def discrepancy(self) -> float:
+        """Return how far the replay is from the recording, relative to the replay (section 6)."""
+        return abs(float(self.recorded_s.mean() / self.simulated_s.mean()) - 1)
+
+    @property
+    def lost_s(self) -> float:
+        """Return the time that a mean step loses."""
+        return float(self.simulated_s.mean() - self.ideal_s.mean())
+
+    @property
+    def attributable(self) -> bool:
+        """Return whether enough time is lost to say what loses it."""
+        return self.lost_s >= ATTRIBUTABLE * float(self.simulated_s.mean())
+
+    @property
+    def m_w(self) -> float | None:
+        """Return M_W, the share of the slowest workers (equation 5); None if not attributable."""
+        return self.removal(self.worst_workers)
+
+    @property
+    def m_s(self) -> float | None:
+        """Return M_S, the share of the last stage (section 5.2); 0 with one stage."""
+        return self.removal(self.last_stage) if self.by_pp.shape[1] > 1 else 0.0
+
+    def removal(self, contribution: Contribution) -> float | None:
+        """Return the share of the lost time that idealizing the set recovers."""
+        if not self.attributable:
+            return None
+        return float(self.simulated_s.mean() - contribution.removed_s.mean()) / self.lost_s
+
+    def addition(self, contribution: Contribution) -> float | None:
+        """Return the share of the lost time that the set alone brings about."""
+        if not self.attributable:
+            return None
+        return float(contribution.kept_s.mean() - self.ideal_s.mean()) / self.lost_s
+
+    def relative(self, simulated_s: FloatArray) -> FloatArray:
+        """Return the slowdown of the mean step; steps are the first axis."""
+        return np.asarray(simulated_s.mean(axis=0) / self.ideal_s.mean())
+
+
+def measure(replayed: Replayed) -> Metrics:
+    """Replay a session in every variant that the metrics need."""
+    dp, pp = replayed.layout.dp, replayed.layout.pp
+    merged = merge_types(present_types(replayed))
+    stages = [_cells(dp, pp, [(d, stage) for d in range(dp)]) for stage in range(pp)]
+
+    def variants(group: Group) -> FloatArray:
+        simulator = group.simulator
+        keeps: list[Keep] = [
+            simulator.keep(),
+            simulator.keep(types=[]),
+            simulator.keep(cells=~stages[-1]),
+            *(simulator.keep(types=names) for names in merged.values()),
+            *(simulator.keep(cells=cells) for cells in stages),
+        ]
+        return simulator.step_times(keeps).T * NS
+
+    times = replayed.over_steps(variants)
+    simulated, ideal, without_last = times[:, 0], times[:, 1], times[:, 2]
+    by_optype = dict(zip(merged, times[:, 3 : 3 + len(merged)].T, strict=True))
+    by_pp = times[:, 3 + len(merged) :]
+    lanes = replayed.over_steps(_lone_lanes)
+    by_worker, by_dp = lanes[:, :, :-1], lanes[:, :, -1]
+    order = rank_workers(by_worker.mean(axis=0))
+    worst = order[: int(np.ceil(WORST_SHARE * dp * pp))]
+    search = _Removals(replayed, order)
+    # What the search for k50 begins with is replayed along with the worst workers.
+    apart = _standing_apart(by_worker.mean(axis=0) - ideal.mean())
+    search.replay([len(worst), 1, max(1, apart - 1), apart], keep=worst)
+    recorded = replayed.over_steps(recorded_step_times) * NS
+    _require_time(replayed, {"recorded": recorded, "replayed": simulated, "ideal": ideal})
+    launch_by_optype, clamped = _launch_shares(replayed, simulated, recorded)
+    lost_s = float(simulated.mean() - ideal.mean())
+    attributable = lost_s >= ATTRIBUTABLE * simulated.mean()
+    return Metrics(
+        recorded_s=recorded,
+        simulated_s=simulated,
+        ideal_s=ideal,
+        by_optype=by_optype,
+        by_dp=by_dp,
+        by_pp=by_pp,
+        by_worker=by_worker,
+        worst=worst,
+        worst_workers=Contribution(search.times_s[len(worst)], search.kept_s),
+        last_stage=Contribution(without_last, by_pp[:, -1]),
+        k50=_fewest_for_half(search, simulated, lost_s) if attributable else None,
+        launch_by_optype=launch_by_optype,
+        clamped_delays=clamped,
+    )
+
+
+def _require_time(replayed: Replayed, times_s: Mapping[str, FloatArray]) -> None:
+    """Refuse steps that take no time: nothing can be compared with them.
+
+    Raises
+    ------
+    UnanalyzableError
+        ``trace.no_time``.
+    """
+    faults = [
+        Fault("no_time", f"Step {step}: {time_s * 1e9:.0f} ns {kind}")
+        for kind, values in times_s.items()
+        for step, time_s in zip(replayed.steps.tolist(), values.tolist(), strict=True)
+        if not time_s > 0
+    ]
+    if faults:
+        raise UnanalyzableError(
+            "Operations take no time: steps last 0 ns or less",
+            code="trace.no_time",
+            faults=tuple(faults[:MAX_NAMED_FAULTS]),
+        )
+
+
+def present_types(replayed: Replayed) -> list[str]:
+    """Return the names of the op types that are replayed, in order of their codes."""
+    codes = np.unique(np.concatenate([group.layout.nodes.op for group in replayed.groups]))
+    return [replayed.layout.op_names[code] for code in codes]
+
+
+def merge_types(types: Sequence[str]) -> dict[str, list[str]]:
+    """Group op types under the names that they are reported by."""
+    merged: dict[str, list[str]] = {}
+    for name in types:
+        merged.setdefault(MERGED_TYPES.get(name, name), []).append(name)
+    return merged
+
+
+def rank_workers(by_worker: FloatArray) -> tuple[tuple[int, int], ...]:
+    """Sort (DP rank, stage) by slowdown, worst first; of equals the lower DP rank, then stage."""
+    order = np.argsort(-by_worker.ravel(), kind="stable")
+    return tuple((int(i // by_worker.shape[1]), int(i % by_worker.shape[1])) for i in order)
+
+
+def _standing_apart(excess_s: FloatArray) -> int:
+    """Return how many workers are slow by at least half of what the slowest is."""
+    return int(np.count_nonzero(excess_s >= HALF * excess_s.max()))
+
+
+def _lone_lanes(group: Group) -> FloatArray:
+    """Return step times with one worker kept, and with the whole DP rank kept, as the last."""
+    by_worker, by_dp = group.simulator.lone_lanes()
+    return np.concatenate([by_worker, by_dp[:, :, None]], axis=2) * NS
+
+
+def _launch_shares(
+    replayed: Replayed, simulated_s: FloatArray, recorded_s: FloatArray
+) -> tuple[dict[str, float], int]:
+    """Return what late launches of each op type add to a step, as a share of the recorded time."""
+    merged = merge_types(present_types(replayed))
+    clamped = 0
+
+    def delayed(group: Group) -> FloatArray:
+        def delays(steps: slice) -> FloatArray:
+            nonlocal clamped
+            values, faulty = launch_delays(group, steps)
+            clamped += faulty
+            return values
+
+        return group.simulator.delayed_step_times(list(merged.values()), delays).T * NS
+
+    times = replayed.over_steps(delayed)
+    shares = (times.mean(axis=0) - simulated_s.mean()) / recorded_s.mean()
+    return dict(zip(merged, shares.tolist(), strict=True)), clamped
+
+
+@dataclass(slots=True)
+class _Removals:
+    """Step times with the worst workers idealized, by how many of them; each replayed once."""
+
+    replayed: Replayed
+    order: Sequence[tuple[int, int]]
+    times_s: dict[int, FloatArray] = field(default_factory=dict)
+    # with all but the workers of `replay` idealized
+    kept_s: FloatArray = field(default_factory=lambda: np.empty(0))
+
+    def replay(self, counts: Sequence[int], keep: Sequence[tuple[int, int]] = ()) -> None:
+        """Replay what is not known yet, in one go."""
+        dp, pp = self.replayed.layout.dp, self.replayed.layout.pp
+        wanted = sorted({min(n, len(self.order)) for n in counts} - set(self.times_s))
+        cells = [~_cells(dp, pp, self.order[:count]) for count in wanted]
+        if keep:
+            cells.append(_cells(dp, pp, keep))
+        if not cells:
+            return
+        times = self.replayed.over_steps(
+            lambda group: (
+                group.simulator.step_times([group.simulator.keep(cells=c) for c in cells]).T * NS
+            )
+        )
+        self.times_s.update(zip(wanted, times.T, strict=False))
+        if keep:
+            self.kept_s = times[:, -1]
+
+
+def _fewest_for_half(removals: _Removals, simulated_s: FloatArray, lost_s: float) -> int | None:
+    """Return how few of the worst workers, idealized, recover half of the lost time.
+
+    More workers idealized recover more but for noise, so the count is searched between one that
+    does not suffice and one that does, several counts a replay.
+    """
+
+    def recovers_half(count: int) -> bool:
+        return float(simulated_s.mean() - removals.times_s[count].mean()) >= HALF * lost_s
+
+    low, high = 0, len(removals.order)
+    while True:
+        known = sorted(count for count in removals.times_s if low < count < high)
+        high = min((count for count in known if recovers_half(count)), default=high)
+        low = max((count for count in known if count < high), default=low)
+        if high - low <= 1:
+            break
+        counts = np.linspace(low, high, COUNTS_A_REPLAY + 2).astype(int).tolist()
+        removals.replay([count for count in counts if low < count < high])
+    removals.replay([high])
+    return high if recovers_half(high) else None
+
+
+def _cells(dp: int, pp: int, workers: Sequence[tuple[int, int]]) -> NDArray[np.bool_]:
+    cells = np.zeros((dp, pp), dtype=bool)
+    for dp_rank, stage in workers:
+        cells[dp_rank, stage] = True
+    return cells

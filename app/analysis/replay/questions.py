@@ -1,0 +1,203 @@
+"""Questions of one's own: the step time if these operations took their ideal, or a scaled, time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from itertools import islice
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from app.analysis.replay.engine.variants import Replacement
+from app.analysis.replay.layout.dense import MAX_NAMED_FAULTS, FloatArray
+from app.analysis.replay.metrics import MERGED_TYPES, present_types
+from app.analysis.replay.session import Group, Replayed
+from app.analysis.trace import model as ops
+from app.errors import Fault, InvalidQuestionError
+
+NS: Final = 1e-9
+
+# The paper's names, and those that reports merge types under.
+TYPE_NAMES: Final[Mapping[str, tuple[str, ...]]] = {
+    **{name: (name,) for name in ops.REPLAYED_OP_TYPES},
+    "params-sync": (ops.PARAMS_ALL_GATHER,),
+    "grads-sync": (ops.GRADS_REDUCE_SCATTER,),
+    **{
+        merged: tuple(name for name, other in MERGED_TYPES.items() if other == merged)
+        for merged in dict.fromkeys(MERGED_TYPES.values())
+    },
+}
+
+
+class Base(StrEnum):
+    """What operations take that no change selects."""
+
+    RECORDED = "recorded"
+    IDEAL = "ideal"
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """Operations that meet every condition given; an empty tuple is no condition.
+
+    `op_types` are keys of `TYPE_NAMES`.
+    """
+
+    op_types: tuple[str, ...] = ()
+    steps: tuple[int, ...] = ()
+    stages: tuple[int, ...] = ()
+    dp_ranks: tuple[int, ...] = ()
+    workers: tuple[tuple[int, int], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """Selected operations take their `base` duration times `scale`."""
+
+    select: Selection
+    base: Base
+    scale: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """Changes to a session; of several that select an operation the last one holds."""
+
+    base: Base = Base.RECORDED
+    changes: tuple[Change, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Answer:
+    """Step times in seconds, shape (steps,): as simulated today, ideal, and in question."""
+
+    steps: NDArray[np.int64]
+    simulated_s: FloatArray
+    ideal_s: FloatArray
+    answer_s: FloatArray
+
+    def as_document(self) -> dict[str, Any]:
+        """Return JSON types; `gain` is the share of today's step time that is saved."""
+        now, then = float(self.simulated_s.mean()), float(self.answer_s.mean())
+        return {
+            "schema": "paceline.what-if/1",
+            "step_time_s": then,
+            "simulated_step_time_s": now,
+            "ideal_step_time_s": float(self.ideal_s.mean()),
+            "gain": 1 - then / now,
+            "slowdown": float(self.answer_s.sum() / self.ideal_s.sum()),
+            "steps": self.steps.tolist(),
+            "step_times_s": self.answer_s.tolist(),
+        }
+
+
+def answer(replayed: Replayed, question: Question) -> Answer:
+    """Replay a session as a question changes it.
+
+    Raises
+    ------
+    InvalidQuestionError
+        A change selects a type, step, stage, DP rank or worker that the session does not have,
+        or nothing at all.
+    """
+    _check(replayed, question)
+    simulated = replayed.over_steps(
+        lambda group: group.simulator.step_times([group.simulator.keep()])[0]
+    )
+    ideal = replayed.over_steps(
+        lambda group: np.full(len(group.layout.steps), group.simulator.ideal_step_time())
+    )
+    changed = replayed.over_steps(
+        lambda group: group.simulator.replaced_step_times(_in_question(group, question))[0]
+    )
+    return Answer(replayed.steps, simulated * NS, ideal * NS, changed * NS)
+
+
+def _check(replayed: Replayed, question: Question) -> None:
+    """Refuse what the session does not have."""
+    faults = tuple(islice(_faults(replayed, question), MAX_NAMED_FAULTS))
+    if faults:
+        raise InvalidQuestionError(faults[0].message, faults=faults)
+
+
+def _faults(replayed: Replayed, question: Question) -> Iterator[Fault]:
+    for i, change in enumerate(question.changes):
+        path = f"changes[{i}].select"
+        if change.select == Selection():
+            yield Fault("selects_all", "A change has to select something", column=path)
+        for key, message in _absent(replayed, change.select):
+            yield Fault("absent", message, column=f"{path}.{key}")
+
+
+def _absent(replayed: Replayed, select: Selection) -> Iterator[tuple[str, str]]:
+    """Yield the key of each value that the session does not have, and a sentence."""
+    dp, pp = replayed.layout.dp, replayed.layout.pp
+    steps, types = set(replayed.steps.tolist()), set(present_types(replayed))
+
+    def is_replayed(name: str) -> bool:
+        return not types.isdisjoint(TYPE_NAMES[name])
+
+    conditions: tuple[tuple[str, Sequence[Any], Callable[[Any], bool], str], ...] = (
+        ("op_types", select.op_types, is_replayed, "{} in its replay"),
+        ("steps", select.steps, lambda step: step in steps, "step {}"),
+        ("stages", select.stages, lambda stage: stage < pp, "stage {}"),
+        ("dp_ranks", select.dp_ranks, lambda rank: rank < dp, "DP rank {}"),
+        ("workers", select.workers, lambda cell: cell[0] < dp and cell[1] < pp, "worker {}"),
+    )
+    for key, values, is_there, what in conditions:
+        for value in values:
+            if not is_there(value):
+                yield key, f"The session has no {what.format(value)}"
+
+
+def _in_question(group: Group, question: Question) -> Replacement:
+    """Return every node's durations in question."""
+    durations = group.durations
+    masks = [_mask(group, change.select) for change in question.changes]
+
+    def value(base: Base, node: int, steps: slice) -> FloatArray:
+        if base is Base.IDEAL:
+            return np.asarray(durations.ideal_ns[node])
+        return durations.recorded_ns[node, steps]
+
+    def of(node: int, steps: slice) -> FloatArray:
+        result = value(question.base, node, steps)
+        for change, (nodes, lanes) in zip(question.changes, masks, strict=True):
+            if nodes[node]:
+                changed = value(change.base, node, steps) * change.scale
+                stage = int(group.layout.nodes.pp[node])
+                result = np.where(lanes[steps, :, stage], changed, result)
+        return result
+
+    nodes = np.arange(len(group.layout.nodes))
+
+    def times(steps: slice) -> FloatArray:
+        shape = durations.recorded_ns[0, steps].shape
+        return np.stack([np.broadcast_to(of(node, steps), shape) for node in nodes.tolist()])
+
+    return Replacement(nodes, times)
+
+
+def _mask(group: Group, select: Selection) -> tuple[Sequence[bool], NDArray[np.bool_]]:
+    """Return which nodes a selection may hold, and where: shape (steps, dp, pp)."""
+    layout = group.layout
+    nodes = np.ones(len(layout.nodes), dtype=bool)
+    if select.op_types:
+        names = [name for given in select.op_types for name in TYPE_NAMES[given]]
+        nodes &= np.isin(layout.nodes.op, layout.codes(*names))
+    if select.stages:
+        nodes &= np.isin(layout.nodes.pp, select.stages)
+    steps = (
+        np.isin(layout.steps, select.steps) if select.steps else np.ones(len(layout.steps), bool)
+    )
+    cells = np.ones((layout.dp, layout.pp), dtype=bool)
+    if select.dp_ranks:
+        cells &= np.isin(np.arange(layout.dp), select.dp_ranks)[:, None]
+    if select.workers:
+        chosen = np.zeros_like(cells)
+        chosen[tuple(np.array(select.workers).T)] = True
+        cells &= chosen
+    return nodes.tolist(), steps[:, None, None] & cells

@@ -1,0 +1,182 @@
+"""A session prepared for replay: its steps by shape, their dependencies and durations."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from app.analysis.replay.clocks.alignment import Clocks, align
+from app.analysis.replay.engine.durations import Durations, ideal_durations, own_durations
+from app.analysis.replay.engine.executor import executor_for
+from app.analysis.replay.engine.replay import prepare
+from app.analysis.replay.engine.variants import Simulator
+from app.analysis.replay.layout.arrange import lay_out
+from app.analysis.replay.layout.dense import DroppedStep, FloatArray, IntArray, LaidOut, Layout
+from app.analysis.replay.layout.graph import Graph, build_graph
+from app.analysis.replay.repair import Recreated, recreate
+from app.analysis.trace.model import Trace
+from app.errors import UnanalyzableError
+
+ALL_STEPS: Final = slice(None)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Group:
+    """Steps of one shape."""
+
+    layout: Layout
+    graph: Graph
+    durations: Durations
+    simulator: Simulator
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Replayed:
+    """A session prepared for replay.
+
+    Parameters
+    ----------
+    groups : tuple of Group
+        At least one; the one with most steps first.
+    dropped : tuple of DroppedStep
+        Steps that are left out.
+    clamped : int
+        Transfer durations at fault that count as 0.
+    recreated : Recreated
+        Operations that the recorder lost and that were made anew.
+    clocks : Clocks
+    unanswered : tuple of str
+        Types of sends that are left out because nobody recorded their receives.
+    """
+
+    groups: tuple[Group, ...]
+    dropped: tuple[DroppedStep, ...]
+    clamped: int
+    recreated: Recreated
+    clocks: Clocks
+    unanswered: tuple[str, ...]
+
+    @property
+    def main(self) -> Group:
+        """Return the group with most steps."""
+        return self.groups[0]
+
+    @property
+    def layout(self) -> Layout:
+        """Return the main group's layout."""
+        return self.main.layout
+
+    @property
+    def graph(self) -> Graph:
+        """Return the main group's dependencies."""
+        return self.main.graph
+
+    @property
+    def durations(self) -> Durations:
+        """Return the main group's durations."""
+        return self.main.durations
+
+    @property
+    def simulator(self) -> Simulator:
+        """Return the main group's simulator."""
+        return self.main.simulator
+
+    @property
+    def steps(self) -> IntArray:
+        """Return all analyzed steps, ascending."""
+        return np.sort(np.concatenate([group.layout.steps for group in self.groups]))
+
+    def over_steps(self, measure: Callable[[Group], FloatArray]) -> FloatArray:
+        """Measure each group and put the results, whose first axis is steps, in order of steps."""
+        results = [measure(group) for group in self.groups]
+        if len(results) == 1:
+            return results[0]
+        steps = np.concatenate([group.layout.steps for group in self.groups])
+        return np.concatenate(results)[np.argsort(steps)]
+
+
+def prepare_replay(trace: Trace) -> Replayed:
+    """Lay a trace out, derive its dependencies and its ideal durations.
+
+    Raises
+    ------
+    UnanalyzableError
+        Where no replay can come from the trace; see `lay_out` and `build_graph`.
+    """
+    laid_out = lay_out(trace)
+    arranged, graphs, dropped = _with_graphs(laid_out)
+    aligned, clocks = align(arranged, graphs, absolute=not trace.step_relative)
+    layouts, recreated = recreate(aligned, graphs)
+    own = [own_durations(*pair) for pair in zip(layouts, graphs, strict=True)]
+    recorded = [durations for durations, _ in own]
+    groups = []
+    for layout, graph, values, ideal in zip(
+        layouts, graphs, recorded, ideal_durations(layouts, recorded), strict=True
+    ):
+        durations = Durations(values, ideal)
+        shortest = np.minimum(values.min(axis=(1, 2)), ideal)
+        executor = executor_for(prepare(graph, shortest), values.size)
+        simulator = Simulator(layout, durations, executor)
+        groups.append(Group(layout, graph, durations, simulator))
+    return Replayed(
+        groups=tuple(groups),
+        dropped=dropped,
+        clamped=sum(clamped for _, clamped in own),
+        recreated=recreated,
+        clocks=clocks,
+        unanswered=laid_out.unanswered,
+    )
+
+
+def _with_graphs(
+    laid_out: LaidOut,
+) -> tuple[list[Layout], list[Graph], tuple[DroppedStep, ...]]:
+    """Derive the dependencies of each group of steps; drop groups that cannot have run so."""
+    layouts: list[Layout] = []
+    graphs: list[Graph] = []
+    dropped = list(laid_out.dropped)
+    refused: list[UnanalyzableError] = []
+    for layout in laid_out.groups:
+        graph = _graph_or_refusal(layout)
+        if isinstance(graph, Graph):
+            layouts.append(layout)
+            graphs.append(graph)
+        else:
+            refused.append(graph)
+            dropped += [DroppedStep(int(step), graph.message) for step in layout.steps]
+    if not layouts:
+        raise refused[0]
+    return layouts, graphs, tuple(sorted(dropped, key=lambda item: item.step))
+
+
+def _graph_or_refusal(layout: Layout) -> Graph | UnanalyzableError:
+    try:
+        return build_graph(layout)
+    except UnanalyzableError as error:
+        return error
+
+
+def launch_delays(group: Group, steps: slice = ALL_STEPS) -> tuple[FloatArray, int]:
+    """Return how late each operation was launched after all that it depends on.
+
+    Returns
+    -------
+    delays : float64 array, shape (nodes, steps, dp)
+        Nanoseconds. Slightly negative values are clock noise and kept.
+    clamped : int
+        Delays at fault (-10 ms or less) that count as 0.
+    """
+    layout, executor = group.layout, group.simulator.executor
+    return executor.launch_delays(layout.start_ns, layout.duration_ns, steps)
+
+
+def recorded_step_times(group: Group) -> FloatArray:
+    """Return first start to last end of each step as recorded, ns."""
+    layout = group.layout
+    latest = np.zeros(layout.start_ns.shape[1:])
+    for start, duration in zip(layout.start_ns, layout.duration_ns, strict=True):
+        np.maximum(latest, start + duration, out=latest)
+    return np.asarray(latest.max(axis=1))

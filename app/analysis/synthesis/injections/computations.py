@@ -1,0 +1,269 @@
+"""Injections that make computations take longer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+
+from app.analysis.synthesis.injections.base import Injection, Spells, Worker, checked
+from app.analysis.trace.model import BACKWARD_COMPUTE, FORWARD_COMPUTE
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from app.analysis.synthesis.execution import Work
+    from app.analysis.synthesis.job import JobModel
+
+
+@dataclass(frozen=True, slots=True)
+class SlowWorker(Injection):
+    """One worker computes slower than its peers.
+
+    Parameters
+    ----------
+    worker : tuple of int
+        (dp, pp).
+    factor : float
+        How many times as long its forwards and backwards take.
+    spells : Spells
+        When it does.
+    backward_share : float
+        How much of the factor's excess its backwards have.
+    """
+
+    worker: Worker
+    factor: float
+    spells: Spells = field(default_factory=Spells)
+    backward_share: float = 1.0
+    cause: ClassVar[str] = "slow_worker"
+
+    def apply(self, work: Work, job: JobModel, rng: np.random.Generator) -> None:
+        """Lengthen the worker's forwards and backwards."""
+        dp, pp = checked(self.worker, job)
+        program, active = work.program, self.spells.active(job.steps, rng)
+        for name, share in ((FORWARD_COMPUTE, 1.0), (BACKWARD_COMPUTE, self.backward_share)):
+            mask = program.of_types(name) & (program.stage == pp)
+            work.duration_ns[mask, :, dp] *= np.where(active, 1 + share * (self.factor - 1), 1.0)
+
+    def workers(self, job: JobModel) -> tuple[Worker, ...]:
+        """Return the one worker."""
+        return (checked(self.worker, job),)
+
+
+@dataclass(frozen=True, slots=True)
+class StageImbalance(Injection):
+    """One stage has more to compute than the others, as with a loss layer nobody counted.
+
+    Parameters
+    ----------
+    forward_factor, backward_factor : float
+        How many times as long its passes take; the defaults were measured on a job with as many
+        layers on the last stage as on the others.
+    at : int
+        The stage; negative counts from the last one.
+    """
+
+    forward_factor: float = 2.07
+    backward_factor: float = 1.41
+    at: int = -1
+    cause: ClassVar[str] = "stage_imbalance"
+
+    def apply(self, work: Work, job: JobModel, rng: np.random.Generator) -> None:  # noqa: ARG002 - nothing is random
+        """Lengthen the forwards and backwards of the stage's last model chunk."""
+        program, vpp = work.program, job.sizes.vpp
+        place = (program.stage == self.stage(job)) & (program.chunk == vpp - 1)
+        for name, factor in (
+            (FORWARD_COMPUTE, self.forward_factor),
+            (BACKWARD_COMPUTE, self.backward_factor),
+        ):
+            # The factor is of the whole stage, and only its last chunk carries the surplus.
+            work.duration_ns[program.of_types(name) & place] *= 1 + (factor - 1) * vpp
+
+    def stage(self, job: JobModel) -> int:
+        """Return the heavy stage."""
+        return self.at % job.sizes.pp
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceLengths(Injection):
+    """Microbatches are packed from sequences of very different lengths.
+
+    Lengths are log-normal; sequences fill a microbatch up to `max_length`, the last one cut to fit.
+    A microbatch takes a + b·Σs + c·Σs², scaled to a mean of 1 over the job: without the
+    imbalance each microbatch takes that mean.
+
+    Parameters
+    ----------
+    max_length : int
+        Tokens of a microbatch.
+    median_length : float
+        Tokens of the median sequence.
+    spread : float
+        Sigma of the lengths' logarithm.
+    fixed, linear, quadratic : float
+        Weights a, b, c, for lengths counted in units of `max_length`.
+    backward_quadratic : float
+        How many times c is in a backward.
+    """
+
+    max_length: int = 32_768
+    median_length: float = 2_000.0
+    spread: float = 1.6
+    fixed: float = 0.05
+    linear: float = 0.6
+    quadratic: float = 1.0
+    backward_quadratic: float = 1.0
+    cause: ClassVar[str] = "sequence_length_imbalance"
+
+    def apply(self, work: Work, job: JobModel, rng: np.random.Generator) -> None:
+        """Scale both passes of each microbatch on every stage of its DP rank."""
+        program = work.program
+        microbatches = int(program.microbatch.max()) + 1
+        shape = (microbatches, job.steps, job.sizes.dp)
+        drawn = self.draw(int(np.prod(shape)), rng)
+        if work.lengths is None:
+            work.lengths = drawn.reshape(*shape, -1)
+        lengths = drawn / self.max_length
+        for name, more in ((FORWARD_COMPUTE, 1.0), (BACKWARD_COMPUTE, self.backward_quadratic)):
+            time = self.fixed + self.linear * lengths.sum(axis=1)
+            time += self.quadratic * more * np.square(lengths).sum(axis=1)
+            factors = (time / time.mean()).reshape(shape)
+            mask = program.of_types(name)
+            work.duration_ns[mask] *= factors[program.microbatch[mask]]
+
+    def draw(self, microbatches: int, rng: np.random.Generator) -> NDArray[np.int64]:
+        """Return sequence lengths, shape (microbatches, sequences), 0 where there are no more."""
+        columns: list[NDArray[np.int64]] = []
+        room = np.full(microbatches, self.max_length, np.int64)
+        while room.any():
+            drawn = rng.lognormal(np.log(self.median_length), self.spread, microbatches)
+            taken = np.minimum(np.maximum(drawn.astype(np.int64), 1), room)
+            columns.append(taken)
+            room = room - taken
+        return np.stack(columns, axis=1)
+
+
+@dataclass(frozen=True, slots=True)
+class GarbageCollection(Injection):
+    """The interpreter stops now and then, on ranks and in steps at random.
+
+    Only forwards suffer: backwards are launched by native code.
+
+    Parameters
+    ----------
+    pause_ns : float
+        Mean length of a pause in the first step.
+    pauses : float
+        Pauses of one worker in one step, on average; below its number of forwards.
+    growth : float
+        How much longer pauses are in the last step than in the first: 1 for twice as long.
+    """
+
+    pause_ns: float
+    pauses: float
+    growth: float = 0.0
+    cause: ClassVar[str] = "garbage_collection"
+
+    def apply(self, work: Work, job: JobModel, rng: np.random.Generator) -> None:
+        """Lengthen single forwards by a pause."""
+        mask = work.program.of_types(FORWARD_COMPUTE)
+        shape = (int(mask.sum()), job.steps, job.sizes.dp)
+        hit = rng.random(shape) < self.pauses / (job.microbatches * job.sizes.vpp)
+        age = np.linspace(0.0, 1.0, job.steps)[None, :, None]
+        pause = self.pause_ns * (1 + self.growth * age) * rng.lognormal(-0.02, 0.2, shape)
+        work.duration_ns[mask] += np.where(hit, pause, 0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class TensorParallelStraggler(Injection):
+    """One tensor-parallel rank computes slower than the others of its group, which wait for it.
+
+    Parameters
+    ----------
+    worker : tuple of int
+        (dp, pp).
+    tensor_rank : int
+    factor : float
+        How many times as long the rank's own computing takes.
+    spells : Spells
+        When it does.
+    """
+
+    worker: Worker
+    tensor_rank: int
+    factor: float
+    spells: Spells = field(default_factory=Spells)
+    cause: ClassVar[str] = "tensor_parallel_straggler"
+
+    def apply(self, work: Work, job: JobModel, rng: np.random.Generator) -> None:
+        """Lengthen the cell's computations by what the rank keeps the others waiting."""
+        dp, pp = checked(self.worker, job)
+        if not 0 <= self.tensor_rank < job.sizes.tp:
+            raise ValueError(f"tensor-parallel rank {self.tensor_rank} is outside {job.sizes.tp}")
+        program = work.program
+        mask = program.of_types(FORWARD_COMPUTE, BACKWARD_COMPUTE) & (program.stage == pp)
+        extra = (1 - job.costs.tensor_share) * (self.factor - 1)
+        late = work.duration_ns[mask, :, dp] * extra
+        late *= self.spells.active(job.steps, rng)
+        keep_waiting(work, mask, dp, late, np.array(self.tensor_rank, np.int16))
+
+    def workers(self, job: JobModel) -> tuple[Worker, ...]:
+        """Return the cell of the rank."""
+        return (checked(self.worker, job),)
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryFragmentation(Injection):
+    """The allocator of one cell's GPUs frees and allocates again and again, by spells.
+
+    A rank that allocates launches its kernels late, and the others of its tensor-parallel group
+    wait for it. It is another rank each time.
+
+    Parameters
+    ----------
+    worker : tuple of int
+        (dp, pp).
+    stall_ns : float
+        Mean time that one computation waits.
+    share : float
+        Share of the computations that wait while a spell lasts.
+    spells : Spells
+        When it happens.
+    """
+
+    worker: Worker
+    stall_ns: float
+    share: float = 0.7
+    spells: Spells = field(default_factory=lambda: Spells(share=0.5))
+    cause: ClassVar[str] = "memory_fragmentation"
+
+    def apply(self, work: Work, job: JobModel, rng: np.random.Generator) -> None:
+        """Lengthen some computations of the cell."""
+        dp, pp = checked(self.worker, job)
+        program = work.program
+        mask = program.of_types(FORWARD_COMPUTE, BACKWARD_COMPUTE) & (program.stage == pp)
+        shape = (int(mask.sum()), job.steps)
+        hit = rng.random(shape) < self.share
+        late = np.where(hit, self.stall_ns * rng.lognormal(-0.08, 0.4, shape), 0.0)
+        late *= self.spells.active(job.steps, rng)
+        keep_waiting(work, mask, dp, late, rng.integers(job.sizes.tp, size=shape).astype(np.int16))
+
+    def workers(self, job: JobModel) -> tuple[Worker, ...]:
+        """Return the cell."""
+        return (checked(self.worker, job),)
+
+
+def keep_waiting(
+    work: Work,
+    mask: NDArray[np.bool_],
+    dp: int,
+    late_ns: NDArray[np.float64],
+    rank: NDArray[np.int16],
+) -> None:
+    """Let one tensor-parallel rank keep the others waiting; `late_ns` is (operations, steps)."""
+    work.duration_ns[mask, :, dp] += late_ns
+    longer = late_ns > work.late_ns[mask, :, dp]
+    work.late_ns[mask, :, dp] += late_ns
+    work.late_rank[mask, :, dp] = np.where(longer, rank, work.late_rank[mask, :, dp])

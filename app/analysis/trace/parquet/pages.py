@@ -1,0 +1,122 @@
+"""What a Parquet body would decompress to, read from its page headers.
+
+The sizes in a footer are not checked against anything by readers, and a page of a kilobyte may
+claim to be two gigabytes. The header of a page is believed by the decompressor, so its claim is
+compared with the number of values that it says to hold.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any, Final
+
+import pyarrow as pa
+
+from app.analysis.trace.faults import refuse, refuse_body
+from app.analysis.trace.limits import MAX_OP_NAME_CHARS, MIB, Limits
+from app.analysis.trace.operations.codes import MAX_DICTIONARY
+from app.analysis.trace.parquet.footer import Chunk, Footer
+from app.analysis.trace.parquet.thrift import Budget, ThriftError, read_struct
+from app.errors import BodyTooLargeError, Fault
+
+MAX_PAGE_BYTES: Final = 256 * MIB
+
+# Levels, block headers and padding of a page.
+_SLACK_BYTES: Final = 64 * 1024
+# The widest number, its levels and the padding of its blocks.
+_NUMBER_BYTES: Final = 16
+# In memory, as numbers or as indices of names.
+_DECODED_BYTES: Final = 8
+# Length and text; more is no name of an operation.
+_NAME_BYTES: Final = 4 + 4 * MAX_OP_NAME_CHARS
+
+# Ids of fields in parquet.thrift: of PageHeader, then of the header inside for each page type.
+_TYPE: Final = 1
+_UNCOMPRESSED_SIZE: Final = 2
+_COMPRESSED_SIZE: Final = 3
+_NUM_VALUES: Final = 1
+_DICTIONARY_PAGE: Final = 2
+# Page type → field of its header, and the field of the encoding there.
+_PAGES: Final = {0: (5, 2), _DICTIONARY_PAGE: (7, 2), 3: (8, 4)}
+
+# PLAIN, PLAIN_DICTIONARY, RLE_DICTIONARY. The delta encodings of text build each value on the
+# last: a megabyte of them makes terabytes.
+_NAME_ENCODINGS: Final = frozenset({0, 2, 8})
+
+# Headers mostly have less; with statistics, more.
+_HEADER_READS: Final = (512, 64 * 1024, MIB)
+
+
+def check_pages(
+    source: pa.NativeFile, footer: Footer, wanted: Collection[str], limits: Limits
+) -> None:
+    """Refuse a body whose pages claim more than their values can need.
+
+    Parameters
+    ----------
+    wanted : collection of str
+        Columns that will be read.
+
+    Raises
+    ------
+    InvalidTraceError
+        `trace.corrupt`, `trace.decompression_bomb`, `trace.unsupported_encoding`.
+    BodyTooLargeError
+        `body.too_large`.
+    """
+    total = 0
+    for chunk in footer.chunks:
+        if chunk.name in wanted:
+            total += _check_chunk(source, chunk)
+            if total > limits.max_decompressed_bytes:
+                message = f"the body decompresses to over {limits.max_decompressed_bytes} bytes"
+                raise BodyTooLargeError(message)
+
+
+def _check_chunk(source: pa.NativeFile, chunk: Chunk) -> int:
+    """Walk the pages of one column; return the bytes that it will take."""
+    name, position = chunk.name, chunk.start
+    width = _NAME_BYTES if chunk.is_text else _NUMBER_BYTES
+    total = seen = 0
+    while seen < chunk.rows:
+        try:
+            header, length = _header(source, position)
+            kind, size, compressed, count, encoding = _facts(header)
+        except (ThriftError, IndexError, KeyError, TypeError, AttributeError) as error:
+            refuse_body("corrupt", f"a page header of the column {name} is damaged: {error!r}")
+        position += length + compressed
+        most = max(chunk.rows, MAX_DICTIONARY) if kind == _DICTIONARY_PAGE else chunk.rows - seen
+        if size < 0 or compressed < 0 or not 0 <= count <= most or position > chunk.end:
+            refuse_body("corrupt", f"a page header of the column {name} contradicts the footer")
+        if size > min(_SLACK_BYTES + width * count, MAX_PAGE_BYTES):
+            message = f"a page of the column {name} claims {size} bytes for {count} values"
+            refuse([Fault("decompression_bomb", message, column=name)])
+        if kind != _DICTIONARY_PAGE:
+            seen += count
+            if chunk.is_text and encoding not in _NAME_ENCODINGS:
+                message = f"the column {name} must be encoded plainly or by dictionary"
+                refuse([Fault("unsupported_encoding", message, column=name)])
+        total += size
+    # Runs of equal values are short as pages and long as columns.
+    return max(total, chunk.rows * _DECODED_BYTES)
+
+
+def _facts(header: Mapping[int, Any]) -> tuple[int, int, int, int, int]:
+    """Return kind, decompressed and compressed size, number of values, encoding of the page."""
+    kind = header[_TYPE]
+    inner, encoding = _PAGES[kind]
+    page = header[inner]
+    # The sums fail for what is no number.
+    size, compressed = header[_UNCOMPRESSED_SIZE] + 0, header[_COMPRESSED_SIZE] + 0
+    return kind, size, compressed, page[_NUM_VALUES] + 0, page[encoding] + 0
+
+
+def _header(source: pa.NativeFile, position: int) -> tuple[dict[int, Any], int]:
+    """Return the fields of the page header at `position`, and its length."""
+    for size in _HEADER_READS:
+        source.seek(position)
+        try:
+            return read_struct(source.read(size), 0, Budget())
+        except IndexError:
+            continue
+    raise ThriftError("it does not end")

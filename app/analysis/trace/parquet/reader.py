@@ -1,0 +1,110 @@
+"""Parquet bodies: the published columns, or ours.
+
+The footer says what the body claims to be: rows, types and pages are checked there before
+anything is decoded. Only known columns are read, operation names through their dictionary, in
+batches that are checked before the next is read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from pathlib import Path
+from typing import Final, NoReturn, TypeVar
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from app.analysis.trace.assemble import Assembler
+from app.analysis.trace.column_sets import Layout, choose_layout
+from app.analysis.trace.columns import batch_columns, check_types
+from app.analysis.trace.faults import Places, refuse_body
+from app.analysis.trace.limits import Limits
+from app.analysis.trace.model import SessionMeta, Trace
+from app.analysis.trace.operations.codes import OpNames
+from app.analysis.trace.parquet.footer import read_footer
+from app.analysis.trace.parquet.pages import check_pages
+from app.errors import BodyTooLargeError
+
+# Small enough that a batch of all columns stays in a core's cache.
+BATCH_ROWS: Final = 1 << 17
+
+T = TypeVar("T")
+
+# What Arrow's readers raise on bytes that are not what they claim; see tests/fuzz.
+_UNREADABLE: Final = (pa.ArrowException, OSError, ValueError, KeyError, IndexError, OverflowError)
+
+
+def decode_parquet(
+    body: Path | bytes, meta: SessionMeta, limits: Limits, *, part: bool
+) -> tuple[Trace, Layout]:
+    """Decode and check a Parquet body; see `decode` for what it raises."""
+    with _open(body) as source:
+        footer = read_footer(source, limits)
+        described = _read(lambda: pq.ParquetFile(source))
+        schema = _read(lambda: described.schema_arrow)
+        layout = choose_layout(schema.names)
+        check_types(schema, layout)
+        wanted = [name for name in layout.columns.values() if name in schema.names]
+        if footer.rows > limits.max_rows:
+            message = f"the body claims {footer.rows} rows, the limit is {limits.max_rows}"
+            raise BodyTooLargeError(message, code="body.too_many_rows")
+        check_pages(source, footer, wanted, limits)
+        places = Places(layout.columns)
+        assembler = Assembler(meta, layout, places, limits, footer.rows, part=part)
+        names = OpNames(places)
+        batches = _batches(source, described.metadata, layout, wanted)
+        if footer.rows > BATCH_ROWS:
+            batches = _one_ahead(batches)
+        # Closed before the source is, also when a batch is refused: another is being read.
+        with closing(batches):
+            for batch in batches:
+                if batch.num_rows:
+                    columns, op = batch_columns(batch, layout, places, assembler.rows)
+                    assembler.add(columns, names.codes(op, assembler.rows))
+        return assembler.finish(names.names), layout
+
+
+def _open(body: Path | bytes) -> pa.NativeFile:
+    return pa.OSFile(str(body), "r") if isinstance(body, Path) else pa.BufferReader(body)
+
+
+def _batches(
+    source: pa.NativeFile, metadata: pq.FileMetaData, layout: Layout, wanted: list[str]
+) -> Generator[pa.RecordBatch, None, None]:
+    file = _read(
+        lambda: pq.ParquetFile(
+            source,
+            metadata=metadata,
+            read_dictionary=[layout.columns["op"]],
+            page_checksum_verification=True,
+        )
+    )
+    batches = _read(
+        lambda: file.iter_batches(batch_size=BATCH_ROWS, columns=wanted, use_threads=False)
+    )
+    while (batch := _read(lambda: next(batches, None))) is not None:
+        yield batch
+
+
+def _one_ahead(items: Iterator[T]) -> Generator[T, None, None]:
+    """Have the next item made on a second core while one is looked at."""
+    with ThreadPoolExecutor(1) as pool:
+        following = pool.submit(next, items, None)
+        while (item := following.result()) is not None:
+            following = pool.submit(next, items, None)
+            yield item
+
+
+def _read(action: Callable[[], T]) -> T:
+    """Do what reads untrusted bytes; every way in which Arrow gives up is one refusal."""
+    try:
+        return action()
+    except _UNREADABLE as error:
+        _refuse_corrupt(error)
+
+
+def _refuse_corrupt(error: Exception) -> NoReturn:
+    reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+    refuse_body("corrupt", f"the Parquet body cannot be read: {reason}")

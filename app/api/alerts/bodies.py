@@ -1,0 +1,289 @@
+"""Alerts as the API has them: what is sent and answered, made from what services return."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping
+from dataclasses import asdict
+from datetime import datetime
+from typing import Annotated, Any, Literal
+
+from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
+
+from app.alerts.rules import (
+    Audience,
+    Condition,
+    Count,
+    Escalation,
+    Rule,
+    Selector,
+    Severity,
+    ShortText,
+)
+from app.services.alerts.incidents import IncidentRow, IncidentView
+from app.services.alerts.rules import Preview
+
+IncidentState = Literal["pending", "firing", "acknowledged", "silenced", "resolved"]
+DeliveryState = Literal["waiting", "sending", "delivered", "failed", "superseded"]
+Person = Annotated[str, Field(min_length=1, max_length=200, description="Who says so.")]
+Note = Annotated[str, Field(max_length=2000)]
+
+
+class ReadBody(BaseModel):
+    """What is answered with attributes of what a service returns: `model_validate` takes it."""
+
+    model_config = ConfigDict(from_attributes=True)
+
+
+class RuleBody(BaseModel):
+    """A rule."""
+
+    name: ShortText
+    condition: Condition
+    selector: Selector = Selector()
+    enabled: bool = True
+    consecutive: Count = 2
+    clear_sessions: Count = 2
+    severity: Severity = "warning"
+    audience: Audience = "on_call"
+    channels: tuple[uuid.UUID, ...] = ()
+    escalation: Escalation | None = None
+
+    def rule(self, rule_id: uuid.UUID) -> Rule:
+        """Return the rule under an id."""
+        return Rule(id=rule_id, **{name: getattr(self, name) for name in type(self).model_fields})
+
+
+class StoredRuleBody(RuleBody, ReadBody):
+    """A rule and its id."""
+
+    id: uuid.UUID
+
+
+class RuleListBody(BaseModel):
+    """All rules by name."""
+
+    rules: list[StoredRuleBody]
+
+
+class ChannelBody(BaseModel):
+    """A channel; which fields `config` has depends on its kind."""
+
+    name: ShortText
+    kind: ShortText
+    config: dict[str, Any]
+    audience: Audience = "on_call"
+    selector: Selector = Selector()
+    enabled: bool = True
+
+
+class ChannelPatchBody(BaseModel):
+    """What of a channel is to change; fields of `config` that are left out stay, null ones go."""
+
+    name: ShortText | None = None
+    config: dict[str, Any] | None = None
+    audience: Audience | None = None
+    selector: Selector | None = None
+    enabled: bool | None = None
+
+
+class StoredChannelBody(ReadBody):
+    """A channel; of its secrets only their names, and the host of those that are addresses."""
+
+    id: uuid.UUID
+    name: str
+    kind: str
+    audience: Audience
+    selector: Selector
+    config: dict[str, Any]
+    secrets: dict[str, str | None]
+    readable: bool
+    enabled: bool
+    disabled_reason: str | None
+    failures: int
+    last_error: str | None
+    last_failure_at: datetime | None
+    last_success_at: datetime | None
+    waiting: int
+    created_at: datetime
+
+
+class ChannelListBody(BaseModel):
+    """All channels by name."""
+
+    channels: list[StoredChannelBody]
+
+
+class ResealedBody(BaseModel):
+    """How many channels were encrypted anew."""
+
+    channels: int
+
+
+class TestResultBody(ReadBody):
+    """How an example was received."""
+
+    delivered: bool
+    code: str | None
+    error: str | None
+    status: int | None
+    answer: str
+
+
+class IncidentBody(BaseModel):
+    """An incident; `rules` are names by id, `facts` what its latest session said."""
+
+    id: uuid.UUID
+    job: str
+    fingerprint: str
+    cause: str
+    where: str
+    state: IncidentState
+    severity: Severity
+    rules: dict[uuid.UUID, str]
+    value: float | None
+    opened_at: datetime
+    fired_at: datetime | None
+    resolved_at: datetime | None
+    escalated_at: datetime | None
+    acknowledged_by: str | None
+    silenced_until: datetime | None
+    silence_reason: str | None
+    silenced_by: str | None
+    why_resolved: str | None
+    resolved_by: str | None
+    facts: dict[str, Any] | None
+
+
+class EventBody(ReadBody):
+    """A transition of an incident."""
+
+    at: datetime
+    event: str
+    from_state: str | None
+    to_state: str
+    actor: str | None
+    note: str | None
+    session: uuid.UUID | None
+
+
+class IncidentDetailBody(IncidentBody):
+    """An incident with its history, the oldest event first."""
+
+    events: list[EventBody]
+
+
+class IncidentListBody(BaseModel):
+    """Incidents, firing ones first."""
+
+    incidents: list[IncidentBody]
+
+
+class AckBody(BaseModel):
+    """Who is at it."""
+
+    by: Person
+    note: Note | None = None
+
+
+class SilenceBody(BaseModel):
+    """Until when nobody is to be told, and why."""
+
+    by: Person
+    reason: Annotated[str, Field(min_length=1, max_length=2000)]
+    until: AwareDatetime
+
+
+class OutcomeBody(ReadBody):
+    """How an incident ended up."""
+
+    cause: str
+    where: str
+    severity: Severity
+    fired_at: datetime | None
+    resolved_at: datetime | None
+    value: float | None
+
+
+class PreviewIncidentBody(OutcomeBody):
+    """An incident that would have been."""
+
+    job: str
+
+
+class PreviewBody(BaseModel):
+    """What a rule would have done since then."""
+
+    since: datetime
+    jobs: int
+    sessions: int
+    complete: bool
+    incidents: list[PreviewIncidentBody]
+
+
+class DeliveryBody(ReadBody):
+    """A delivery; `id` is what its receiver was told as well."""
+
+    id: uuid.UUID
+    channel_id: uuid.UUID
+    channel: str
+    job: str
+    number: int
+    state: DeliveryState
+    attempt: int
+    created_at: datetime
+    next_attempt_at: datetime | None
+    finished_at: datetime | None
+    title: str | None
+    error_code: str | None
+    error: str | None
+    answer_status: int | None
+    answer: str | None
+
+
+class DeliveryListBody(BaseModel):
+    """Deliveries, the newest first."""
+
+    deliveries: list[DeliveryBody]
+
+
+def incident_values(row: IncidentRow) -> dict[str, Any]:
+    """Return what the body of an incident is made of."""
+    incident = row.incident
+    silence = incident.silence
+    same: Mapping[str, Any] = {
+        name: getattr(incident, name)
+        for name in IncidentBody.model_fields
+        if hasattr(incident, name) and name not in ("rules", "facts")
+    }
+    return {
+        **same,
+        "job": row.job,
+        "rules": dict(row.rules),
+        "silenced_until": silence.until if silence else None,
+        "silence_reason": silence.reason if silence else None,
+        "silenced_by": silence.by if silence else None,
+        "facts": asdict(incident.facts) if incident.facts else None,
+    }
+
+
+def incident_detail_body(view: IncidentView) -> IncidentDetailBody:
+    """Return an incident with its history as the API has it."""
+    return IncidentDetailBody(
+        **incident_values(view.row),
+        events=[EventBody.model_validate(event) for event in view.events],
+    )
+
+
+def preview_body(found: Preview) -> PreviewBody:
+    """Return what a rule would have done as the API has it."""
+    return PreviewBody(
+        since=found.since,
+        jobs=found.jobs,
+        sessions=found.sessions,
+        complete=found.complete,
+        incidents=[
+            PreviewIncidentBody(job=item.job, **dict(OutcomeBody.model_validate(item.incident)))
+            for item in found.incidents
+        ],
+    )

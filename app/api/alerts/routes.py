@@ -1,0 +1,226 @@
+"""Alerts: rules, channels, incidents and deliveries."""
+
+from __future__ import annotations
+
+import uuid
+from typing import TYPE_CHECKING, Annotated, Final
+
+from fastapi import APIRouter, Query, Response
+
+from app.api.alerts.bodies import (
+    AckBody,
+    ChannelBody,
+    ChannelListBody,
+    ChannelPatchBody,
+    DeliveryBody,
+    DeliveryListBody,
+    DeliveryState,
+    IncidentBody,
+    IncidentDetailBody,
+    IncidentListBody,
+    IncidentState,
+    PreviewBody,
+    ResealedBody,
+    RuleBody,
+    RuleListBody,
+    SilenceBody,
+    StoredChannelBody,
+    StoredRuleBody,
+    TestResultBody,
+    incident_detail_body,
+    incident_values,
+    preview_body,
+)
+from app.services.alerts.channels import (
+    create_channel,
+    delete_channel,
+    get_channel,
+    list_channels,
+    reseal,
+    update_channel,
+)
+from app.services.alerts.deliveries import list_deliveries, replay_delivery
+from app.services.alerts.example import send_example
+from app.services.alerts.incidents import (
+    acknowledge_incident,
+    end_incident_silence,
+    get_incident,
+    list_incidents,
+    resolve_incident,
+    silence_incident,
+)
+from app.services.alerts.rules import (
+    delete_rule,
+    get_rule,
+    list_rules,
+    preview,
+    save_rule,
+    with_new_id,
+)
+
+if TYPE_CHECKING:
+    from app.services.container import Container
+
+DEFAULT_LIMIT: Final = 50
+MAX_LIMIT: Final = 1000
+NO_CONTENT: Final = 204
+CREATED: Final = 201
+
+Limit = Annotated[int, Query(ge=1, le=MAX_LIMIT)]
+
+
+def router(container: Container) -> APIRouter:
+    """Return the routes of alerts."""
+    routes = APIRouter(prefix="/api/v1", tags=["alerts"])
+    _rules(routes, container)
+    _channels(routes, container)
+    _incidents(routes, container)
+    _deliveries(routes, container)
+    return routes
+
+
+def _rules(routes: APIRouter, container: Container) -> None:
+    @routes.get("/alert-rules", summary="Rules by name")
+    def get_rules() -> RuleListBody:
+        return RuleListBody(
+            rules=[StoredRuleBody.model_validate(rule) for rule in list_rules(container)]
+        )
+
+    @routes.post("/alert-rules", status_code=CREATED, summary="Add a rule")
+    def post_rule(body: RuleBody) -> StoredRuleBody:
+        rule = with_new_id(body.rule(uuid.UUID(int=0)))
+        return StoredRuleBody.model_validate(save_rule(container, rule, new=True))
+
+    @routes.post("/alert-rules/preview", summary="What a rule would have done in 30 days")
+    def post_preview(body: RuleBody) -> PreviewBody:
+        """Nothing is stored and nobody is told."""
+        return preview_body(preview(container, body.rule(uuid.UUID(int=0))))
+
+    @routes.get("/alert-rules/{rule}", summary="A rule")
+    def get_one_rule(rule: uuid.UUID) -> StoredRuleBody:
+        return StoredRuleBody.model_validate(get_rule(container, rule))
+
+    @routes.put("/alert-rules/{rule}", summary="Replace a rule")
+    def put_rule(rule: uuid.UUID, body: RuleBody) -> StoredRuleBody:
+        return StoredRuleBody.model_validate(save_rule(container, body.rule(rule), new=False))
+
+    @routes.delete("/alert-rules/{rule}", status_code=NO_CONTENT, summary="Delete a rule")
+    def remove_rule(rule: uuid.UUID) -> Response:
+        """Incidents that only this rule holds end."""
+        delete_rule(container, rule)
+        return Response(status_code=NO_CONTENT)
+
+
+def _channels(routes: APIRouter, container: Container) -> None:
+    @routes.get("/channels", summary="Channels by name, and their health")
+    def get_channels() -> ChannelListBody:
+        return ChannelListBody(
+            channels=[StoredChannelBody.model_validate(found) for found in list_channels(container)]
+        )
+
+    @routes.post("/channels", status_code=CREATED, summary="Add a channel")
+    def post_channel(body: ChannelBody) -> StoredChannelBody:
+        return StoredChannelBody.model_validate(
+            create_channel(
+                container,
+                name=body.name,
+                kind=body.kind,
+                config=body.config,
+                audience=body.audience,
+                selector=body.selector,
+                enabled=body.enabled,
+            )
+        )
+
+    @routes.post("/channels/reseal", summary="Encrypt all secrets with the newest key")
+    def post_reseal() -> ResealedBody:
+        return ResealedBody(channels=reseal(container))
+
+    @routes.get("/channels/{channel}", summary="A channel and its health")
+    def get_one_channel(channel: uuid.UUID) -> StoredChannelBody:
+        return StoredChannelBody.model_validate(get_channel(container, channel))
+
+    @routes.patch("/channels/{channel}", summary="Change, enable or disable a channel")
+    def patch_channel(channel: uuid.UUID, body: ChannelPatchBody) -> StoredChannelBody:
+        return StoredChannelBody.model_validate(
+            update_channel(
+                container,
+                channel,
+                name=body.name,
+                config=body.config,
+                audience=body.audience,
+                selector=body.selector,
+                enabled=body.enabled,
+            )
+        )
+
+    @routes.delete("/channels/{channel}", status_code=NO_CONTENT, summary="Delete a channel")
+    def remove_channel(channel: uuid.UUID) -> Response:
+        delete_channel(container, channel)
+        return Response(status_code=NO_CONTENT)
+
+    @routes.post("/channels/{channel}/test", summary="Send a marked example")
+    def post_test(channel: uuid.UUID) -> TestResultBody:
+        """Answer with what the receiver said, within the time of one attempt."""
+        return TestResultBody.model_validate(send_example(container, channel))
+
+
+def _incidents(routes: APIRouter, container: Container) -> None:
+    @routes.get("/incidents", summary="Incidents, firing ones first")
+    def get_incidents(
+        limit: Limit = DEFAULT_LIMIT,
+        state: Annotated[IncidentState | None, Query(description="Only in this state.")] = None,
+        job: Annotated[str | None, Query(description="Only of this job.")] = None,
+    ) -> IncidentListBody:
+        rows = list_incidents(container, limit, state=state, job=job)
+        return IncidentListBody(incidents=[IncidentBody(**incident_values(row)) for row in rows])
+
+    @routes.get("/incidents/{incident}", summary="An incident and its history")
+    def get_one_incident(incident: uuid.UUID) -> IncidentDetailBody:
+        return incident_detail_body(get_incident(container, incident))
+
+    @routes.post("/incidents/{incident}/ack", summary="Acknowledge: no repeats any more")
+    def post_ack(incident: uuid.UUID, body: AckBody) -> IncidentDetailBody:
+        return incident_detail_body(
+            acknowledge_incident(container, incident, by=body.by, note=body.note)
+        )
+
+    @routes.post("/incidents/{incident}/silence", summary="Tell nobody until a time")
+    def post_silence(incident: uuid.UUID, body: SilenceBody) -> IncidentDetailBody:
+        return incident_detail_body(
+            silence_incident(container, incident, until=body.until, reason=body.reason, by=body.by)
+        )
+
+    @routes.delete("/incidents/{incident}/silence", summary="End a silence early")
+    def remove_silence(
+        incident: uuid.UUID,
+        by: Annotated[str, Query(min_length=1, max_length=200, description="Who says so.")],
+    ) -> IncidentDetailBody:
+        return incident_detail_body(end_incident_silence(container, incident, by=by))
+
+    @routes.post("/incidents/{incident}/resolve", summary="Say that it is over")
+    def post_resolve(incident: uuid.UUID, body: AckBody) -> IncidentDetailBody:
+        """Sessions up to now are settled: the same must hold anew before it fires again."""
+        return incident_detail_body(
+            resolve_incident(container, incident, by=body.by, note=body.note)
+        )
+
+
+def _deliveries(routes: APIRouter, container: Container) -> None:
+    @routes.get("/deliveries", summary="Deliveries, the newest first")
+    def get_deliveries(
+        limit: Limit = DEFAULT_LIMIT,
+        channel: Annotated[uuid.UUID | None, Query(description="Only to this channel.")] = None,
+        state: Annotated[DeliveryState | None, Query(description="Only in this state.")] = None,
+        job: Annotated[str | None, Query(description="Only of this job.")] = None,
+    ) -> DeliveryListBody:
+        rows = list_deliveries(container, limit, channel=channel, state=state, job=job)
+        return DeliveryListBody(deliveries=[DeliveryBody.model_validate(row) for row in rows])
+
+    @routes.post(
+        "/deliveries/{delivery}/replay", status_code=NO_CONTENT, summary="Send once more, now"
+    )
+    def post_replay(delivery: uuid.UUID) -> Response:
+        """Under the same id, unless a later message of the job was sent already."""
+        replay_delivery(container, delivery)
+        return Response(status_code=NO_CONTENT)

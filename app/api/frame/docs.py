@@ -1,0 +1,137 @@
+"""The API's documentation: the OpenAPI document, and a page made of it that needs no other host."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import TYPE_CHECKING, Any, Final
+
+from fastapi import APIRouter, Response
+from fastapi.responses import HTMLResponse
+from jinja2 import Environment
+
+from app.api.frame.problems import PROBLEMS
+
+if TYPE_CHECKING:
+    from fastapi import FastAPI
+
+OPENAPI_URL: Final = "/api/openapi.json"
+DOCS_URL: Final = "/api/docs"
+
+STYLE: Final = """\
+:root { color-scheme: light dark; }
+body { font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 60rem; padding: 0 1rem; }
+code, pre { font: 13px/1.5 ui-monospace, monospace; }
+h2 { margin-top: 2.5rem; }
+h3 { margin: 2rem 0 .25rem; font-weight: 600; }
+table { border-collapse: collapse; width: 100%; }
+th, td { border-bottom: 1px solid color-mix(in srgb, currentColor 20%, transparent);
+  padding: .25rem 1rem .25rem 0; text-align: left; vertical-align: top; }
+.method { display: inline-block; min-width: 4rem; }
+"""
+STYLE_URL: Final = f"{DOCS_URL}/{hashlib.sha256(STYLE.encode()).hexdigest()[:16]}.css"
+
+PAGE: Final = """\
+<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>{{ info.title }} API {{ info.version }}</title>
+<link rel="stylesheet" href="{{ style_url }}">
+</head>
+<body>
+<h1>{{ info.title }} API {{ info.version }}</h1>
+<p>{{ info.description }} The same as <a href="{{ openapi_url }}">OpenAPI</a>.</p>
+{% for tag, operations in groups %}
+<h2>{{ tag }}</h2>
+{% for operation in operations %}
+<section>
+<h3><code><span class="method">{{ operation.method }}</span>{{ operation.path }}</code></h3>
+<p>{{ operation.summary }}.{% if operation.description %} {{ operation.description }}{% endif %}</p>
+{% if operation.parameters %}
+<table>
+<thead><tr><th>Parameter</th><th>In</th><th>Required</th><th>Meaning</th></tr></thead>
+<tbody>
+{% for parameter in operation.parameters %}
+<tr><td><code>{{ parameter.name }}</code></td><td>{{ parameter.in }}</td>
+<td>{{ "yes" if parameter.required else "no" }}</td><td>{{ parameter.description or "" }}</td></tr>
+{% endfor %}
+</tbody>
+</table>
+{% endif %}
+{% if operation.bodies %}
+<p>Body:
+{% for body in operation.bodies %}
+<code>{{ body }}</code>{{ ", " if not loop.last }}
+{% endfor %}
+</p>
+{% endif %}
+<p>Answers:
+{% for status, meaning in operation.answers %}
+<code>{{ status }}</code> {{ meaning }}{{ "; " if not loop.last }}
+{% endfor %}
+</p>
+</section>
+{% endfor %}
+{% endfor %}
+<h2>Problems</h2>
+<p>Errors are problem documents (RFC 9457) with a stable <code>code</code>.</p>
+<table>
+<thead><tr><th>Code</th><th>Status</th><th>Title</th></tr></thead>
+<tbody>
+{% for code, (status, title) in problems %}
+<tr id="problem-{{ code }}">
+<td><code>{{ code }}</code></td><td>{{ status }}</td><td>{{ title }}</td>
+</tr>
+{% endfor %}
+</tbody>
+</table>
+</body>
+</html>
+"""
+
+
+def router(app: FastAPI) -> APIRouter:
+    """Return the page and its style; the document itself is the framework's."""
+    routes = APIRouter(include_in_schema=False)
+    template = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True).from_string(PAGE)
+
+    @routes.get(DOCS_URL)
+    def page() -> HTMLResponse:
+        document = app.openapi()
+        return HTMLResponse(
+            template.render(
+                info=document["info"],
+                groups=_groups(document),
+                problems=sorted(PROBLEMS.items()),
+                openapi_url=OPENAPI_URL,
+                style_url=STYLE_URL,
+            )
+        )
+
+    @routes.get(STYLE_URL)
+    def style() -> Response:
+        return Response(STYLE, media_type="text/css")
+
+    return routes
+
+
+def _groups(document: dict[str, Any]) -> list[tuple[str, list[dict[str, Any]]]]:
+    groups: dict[str, list[dict[str, Any]]] = {}
+    for path, methods in document["paths"].items():
+        for method, operation in methods.items():
+            groups.setdefault(operation["tags"][0], []).append(
+                {
+                    "method": method.upper(),
+                    "path": path,
+                    "summary": operation["summary"],
+                    "description": operation.get("description"),
+                    "parameters": operation.get("parameters", []),
+                    "bodies": list(operation.get("requestBody", {}).get("content", {})),
+                    "answers": [
+                        (status, answer["description"])
+                        for status, answer in operation["responses"].items()
+                    ],
+                }
+            )
+    return sorted(groups.items())

@@ -1,0 +1,111 @@
+"""Who is answered at all: the host guard and the cross-site guard."""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Collection
+from typing import Final
+from urllib.parse import urlsplit
+
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from app.api.frame.problems import problem
+
+SAFE_METHODS: Final = frozenset({"GET", "HEAD", "OPTIONS"})
+
+# There are no tokens: whoever reaches the server may do everything, so requests that a proxy
+# passes on from elsewhere are not answered.
+FORWARDED_HEADERS: Final = (
+    "forwarded",
+    "x-forwarded-for",
+    "x-forwarded-host",
+    "x-forwarded-proto",
+    "x-real-ip",
+)
+
+
+class HostGuard:
+    """ASGI middleware that answers only loopback host names and those that the operator named.
+
+    A page of another site can make a browser send requests to a loopback address under a name of
+    its own (DNS rebinding); the Host header gives it away.
+
+    Parameters
+    ----------
+    app : ASGI application
+    allowed_hosts : collection of str
+        Host names answered besides the loopback ones.
+    """
+
+    def __init__(self, app: ASGIApp, allowed_hosts: Collection[str] = ()) -> None:
+        self.app = app
+        self.allowed_hosts = frozenset(name.lower() for name in allowed_hosts)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request, or refuse it for its host."""
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        headers = Headers(scope=scope)
+        forwarded = next((name for name in FORWARDED_HEADERS if name in headers), None)
+        hosts = headers.getlist("host")
+        app: ASGIApp = self.app
+        if len(hosts) != 1 or not self._answers(hosts[0]):
+            app = problem(
+                "host.refused",
+                "Only loopback host names are answered, and those in PACELINE_ALLOWED_HOSTS.",
+            )
+        elif forwarded is not None:
+            app = problem("host.forwarded", f"The request carries {forwarded}.")
+        await app(scope, receive, send)
+
+    def _answers(self, host: str) -> bool:
+        name = _host_name(host)
+        return name is not None and (name in self.allowed_hosts or _is_loopback(name))
+
+
+class CrossSiteGuard:
+    """ASGI middleware that refuses unsafe methods from pages of another origin.
+
+    Browsers say where a request comes from; programs that are no browsers send neither header.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request, or refuse it for where it comes from."""
+        app: ASGIApp = self.app
+        if scope["type"] == "http" and scope["method"] not in SAFE_METHODS:
+            headers = Headers(scope=scope)
+            site, origin = headers.get("sec-fetch-site"), headers.get("origin")
+            if (site is not None and site != "same-origin") or (
+                origin is not None and not _same_host(origin, headers.get("host", ""))
+            ):
+                app = problem("csrf.cross_site", "The request comes from a page of another site.")
+        await app(scope, receive, send)
+
+
+def _host_name(host: str) -> str | None:
+    """Return the name or address in a Host header, lower case, without its port."""
+    try:
+        parts = urlsplit(f"//{host}")
+        _ = parts.port  # raises on a port that is none
+    except ValueError:
+        return None
+    return parts.hostname if parts.netloc == host and "@" not in host else None
+
+
+def _is_loopback(name: str) -> bool:
+    if name == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(name).is_loopback
+    except ValueError:
+        return False
+
+
+def _same_host(origin: str, host: str) -> bool:
+    # The scheme is left out: behind a proxy that ends TLS the two differ.
+    return bool(host) and urlsplit(origin).netloc.lower() == host.lower()

@@ -1,0 +1,190 @@
+"""Prometheus metrics: what this process counts, and what the database says at each scrape."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Final
+
+import structlog
+from fastapi import APIRouter, Response
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    GCCollector,
+    Histogram,
+    PlatformCollector,
+    ProcessCollector,
+)
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client.registry import Collector
+from sqlalchemy.exc import SQLAlchemyError
+
+from app.services.installation.status import installation_status
+
+if TYPE_CHECKING:
+    from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+    from app.services.container import Container
+
+log = structlog.get_logger(__name__)
+
+DURATION_BUCKETS_S: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
+
+
+class Metrics:
+    """The metrics of one application; a registry of its own lets tests build many."""
+
+    def __init__(self, container: Container) -> None:
+        self.registry = CollectorRegistry()
+        for collector in (ProcessCollector, PlatformCollector, GCCollector):
+            collector(registry=self.registry)
+        self.requests = Counter(
+            "paceline_http_requests",
+            "Requests answered.",
+            ("method", "route", "status"),
+            registry=self.registry,
+        )
+        self.request_duration = Histogram(
+            "paceline_http_request_duration_seconds",
+            "From a request's head to the head of its answer.",
+            ("method", "route"),
+            buckets=DURATION_BUCKETS_S,
+            registry=self.registry,
+        )
+        self.ingest_bytes = Counter(
+            "paceline_ingest_bytes", "Bytes of bodies received.", registry=self.registry
+        )
+        self.ingest_rows = Counter(
+            "paceline_ingest_rows", "Operations stored.", registry=self.registry
+        )
+        self.ingest_sessions = Counter(
+            "paceline_ingest_sessions",
+            "Bodies accepted, by whether the session was new or there already.",
+            ("outcome",),
+            registry=self.registry,
+        )
+        self.ingest_chunks = Counter(
+            "paceline_ingest_chunks",
+            "Chunks accepted, by whether they were new or there already.",
+            ("outcome",),
+            registry=self.registry,
+        )
+        self.ingest_refusals = Counter(
+            "paceline_ingest_refusals",
+            "Bodies refused, by the code of the problem.",
+            ("code",),
+            registry=self.registry,
+        )
+        self.ingest_refused_bytes = Counter(
+            "paceline_ingest_refused_bytes",
+            "Bytes received of bodies that were refused.",
+            registry=self.registry,
+        )
+        self.ingest_waiting = Gauge(
+            "paceline_ingest_waiting",
+            "Bodies that have arrived and wait to be stored.",
+            registry=self.registry,
+        )
+        self.ingest_spooled = Gauge(
+            "paceline_ingest_spooled_bytes",
+            "Bytes reserved by bodies that are arriving or being stored.",
+            registry=self.registry,
+        )
+        self.event_streams = Gauge(
+            "paceline_event_streams", "Open streams of events.", registry=self.registry
+        )
+        self.registry.register(_DatabaseCollector(container))
+
+
+class RequestMetrics:
+    """ASGI middleware that counts and times requests by the route that answered them."""
+
+    def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
+        self.app = app
+        self.metrics = metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request and count it."""
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        started = time.perf_counter()
+        status = 0
+
+        async def observed_send(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                self.metrics.request_duration.labels(scope["method"], _route(scope)).observe(
+                    time.perf_counter() - started
+                )
+            await send(message)
+
+        try:
+            await self.app(scope, receive, observed_send)
+        finally:
+            # An exception that gets here is answered with 500 outside of this middleware.
+            self.metrics.requests.labels(scope["method"], _route(scope), status or 500).inc()
+
+
+class _DatabaseCollector(Collector):
+    """Queue, sessions and workers as the database has them when Prometheus asks."""
+
+    def __init__(self, container: Container) -> None:
+        self._container = container
+
+    def describe(self) -> list[Metric]:
+        # Without this the registry would ask the database at start.
+        return []
+
+    def collect(self) -> Iterator[Metric]:
+        up = GaugeMetricFamily("paceline_database_up", "Whether the database answers.")
+        try:
+            status = installation_status(self._container)
+        except SQLAlchemyError as error:
+            log.warning("metrics without the database", error=str(error).splitlines()[0])
+            up.add_metric((), 0)
+            yield up
+            return
+        up.add_metric((), 1)
+        yield up
+        sessions = GaugeMetricFamily("paceline_sessions", "Sessions by state.", labels=("state",))
+        for state, count in status.sessions.items():
+            sessions.add_metric((state,), count)
+        yield sessions
+        tasks = GaugeMetricFamily("paceline_tasks", "Task runs by state.", labels=("state",))
+        for state, count in status.tasks.items():
+            tasks.add_metric((state,), count)
+        yield tasks
+        oldest = GaugeMetricFamily(
+            "paceline_oldest_queued_seconds", "Age of the oldest task that waits; 0 without one."
+        )
+        oldest.add_metric((), status.oldest_queued_s or 0.0)
+        yield oldest
+        workers = GaugeMetricFamily(
+            "paceline_worker_heartbeat_age_seconds",
+            "Time since a worker was last seen.",
+            labels=("worker", "host", "queues"),
+        )
+        for worker in status.workers:
+            workers.add_metric((str(worker.id), worker.host, worker.queues), worker.seen_age_s)
+        yield workers
+
+
+def router(metrics: Metrics) -> APIRouter:
+    """Return the route that Prometheus scrapes."""
+    routes = APIRouter(tags=["operation"])
+
+    @routes.get("/metrics", response_class=Response, summary="Prometheus metrics")
+    def scrape() -> Response:
+        return Response(generate_latest(metrics.registry), media_type=CONTENT_TYPE_LATEST)
+
+    return routes
+
+
+def _route(scope: Scope) -> str:
+    """Return the template of the route that took the request: few values, whatever is asked."""
+    return getattr(scope.get("route"), "path", "unmatched")

@@ -1,0 +1,287 @@
+"""The way of bodies from the wire to the database, whatever they hold.
+
+The first of the two async islands. A body is streamed, counted, hashed and spooled on the event
+loop, within an idle timeout and a byte budget of the process; then a thread of a limiter of its own
+stores it, so that many senders leave pages their threads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+import anyio
+import structlog
+from anyio import CapacityLimiter
+from fastapi import Request
+from pydantic import BaseModel, ConfigDict, Field
+from starlette.requests import ClientDisconnect
+
+from app.analysis.trace.limits import Limits
+from app.analysis.trace.metadata import load_metadata, parse_metadata
+from app.api.frame import problems
+from app.api.sessions.multipart import MultipartParts, MultipartReader
+from app.api.sessions.spool import ByteBudget, Spool, SpooledBody, spool_directory
+from app.errors import (
+    BusyError,
+    InvalidMetadataError,
+    PacelineError,
+    UnsupportedFormatError,
+)
+from app.services.sessions.receive import Body
+
+if TYPE_CHECKING:
+    from app.analysis.trace.model import SessionMeta
+    from app.api.frame.metrics import Metrics
+    from app.services.container import Container
+
+log = structlog.get_logger(__name__)
+
+R = TypeVar("R")
+
+# Threads that write and hash bodies; storing has its own limiter.
+SPOOL_THREADS: Final = 4
+
+MULTIPART: Final = "multipart/form-data"
+
+# Senders that say nothing about the bytes (curl's own default is the form's): the decoder looks.
+UNDECLARED: Final = frozenset(
+    {"", "application/octet-stream", "binary/octet-stream", "application/x-www-form-urlencoded"}
+)
+NDJSON: Final = frozenset(
+    {
+        "application/x-ndjson",
+        "application/ndjson",
+        "application/jsonl",
+        "application/gzip",
+        "application/x-gzip",
+        "application/zstd",
+    }
+)
+PARQUET: Final = frozenset(
+    {"application/vnd.apache.parquet", "application/x-parquet", "application/parquet"}
+)
+
+# Content codings of NDJSON and how such a body starts; the decoder undoes them.
+ENCODINGS: Final = {"gzip": b"\x1f\x8b", "x-gzip": b"\x1f\x8b", "zstd": b"\x28\xb5\x2f\xfd"}
+
+# What nginx calls a client that is gone; nobody reads it.
+CLIENT_CLOSED_REQUEST: Final = 499
+
+
+TRACE_CONTENT: Final[dict[str, Any]] = {
+    "requestBody": {
+        "required": True,
+        "content": {
+            "application/vnd.apache.parquet": {"schema": {"type": "string"}},
+            "application/x-ndjson": {"schema": {"type": "string"}},
+            MULTIPART: {
+                "schema": {
+                    "type": "object",
+                    "required": ["trace"],
+                    "properties": {
+                        "meta": {"type": "string", "description": "YAML or JSON"},
+                        "trace": {"type": "string", "format": "binary"},
+                    },
+                }
+            },
+        },
+    }
+}
+
+# Refusals of every route that takes a trace.
+REFUSALS: Final[dict[int | str, dict[str, Any]]] = {
+    413: problems.described("Over a limit, as it is or decompressed"),
+    415: problems.described("A format or content encoding that is not known"),
+    422: problems.described("Not a trace or metadata that can be stored"),
+    429: problems.described("The server is behind; Retry-After says when to try again"),
+}
+
+
+class BodyTimeoutError(PacelineError):
+    """No byte of a body came for too long."""
+
+    code = "body.timeout"
+
+
+class UnsupportedEncodingError(PacelineError):
+    """The Content-Encoding is none that this body may have, or not that of its bytes."""
+
+    code = "encoding.unsupported"
+
+
+class QueryMetadata(BaseModel):
+    """Sizes of the job, where neither the body nor a part `meta` says them."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    dp: int | None = Field(None, description="Data-parallel size.")
+    pp: int | None = Field(None, description="Pipeline stages.")
+    tp: int | None = Field(None, description="Tensor-parallel size; 1 unless given.")
+    cp: int | None = Field(None, description="Context-parallel size; 1 unless given.")
+    vpp: int | None = Field(None, description="Model chunks a stage; 1 unless given.")
+    world: int | None = Field(None, description="Ranks: dp · pp · tp · cp.")
+    trial_name: str | None = None
+    run_id: str | None = None
+
+    def meta(self) -> SessionMeta | None:
+        """Return the metadata, or None if no parameter was given."""
+        given = self.model_dump(exclude_none=True)
+        return parse_metadata(given) if given else None
+
+
+class Ingest:
+    """What all requests of one application share: budget, limiters, and who waits."""
+
+    def __init__(self, container: Container, metrics: Metrics) -> None:
+        settings = container.settings
+        self.container = container
+        self.metrics = metrics
+        self._settings = settings
+        self._directory = spool_directory(settings)
+        self._budget = ByteBudget(settings.ingest_budget_bytes)
+        self._spool_limiter = CapacityLimiter(SPOOL_THREADS)
+        self._store_limiter = CapacityLimiter(settings.ingest_concurrency)
+        self._max_meta_bytes = Limits().max_header_bytes
+        metrics.ingest_spooled.set_function(lambda: self._budget.used)
+        metrics.ingest_waiting.set_function(self._waiting)
+
+    async def receive(
+        self,
+        request: Request,
+        query: QueryMetadata,
+        *,
+        check: Callable[[], None],
+        store: Callable[[Body], R],
+        refused: Callable[[int], None] | None = None,
+    ) -> R:
+        """Take one body from the wire to the database.
+
+        Parameters
+        ----------
+        request : Request
+        query : QueryMetadata
+        check : callable
+            Refuses what can be refused before the body comes.
+        store : callable
+            Takes the body in a thread and returns what became of it.
+        refused : callable, optional
+            Takes, in a thread, how many bytes had come of a body that was refused for good.
+        """
+        spool = Spool(
+            self._directory, self._budget, self._settings.max_body_bytes, self._spool_limiter
+        )
+        try:
+            async with spool:
+                check()
+                body = await self._spool(request, query, spool)
+                return await anyio.to_thread.run_sync(store, body, limiter=self._store_limiter)
+        except PacelineError as error:
+            self.metrics.ingest_refusals.labels(error.stable_code).inc()
+            self.metrics.ingest_refused_bytes.inc(spool.size)
+            log.info(
+                "body refused", path=request.url.path, code=error.stable_code, bytes=spool.size
+            )
+            if refused is not None and spool.size and not isinstance(error, BusyError):
+                await anyio.to_thread.run_sync(refused, spool.size, limiter=self._store_limiter)
+            raise
+        finally:
+            self.metrics.ingest_bytes.inc(spool.size)
+
+    async def _spool(self, request: Request, query: QueryMetadata, spool: Spool) -> Body:
+        media_type = _media_type(request.headers.get("content-type"))
+        encoding = _encoding(request, media_type)
+        meta = query.meta()
+        if self._waiting() >= self._settings.ingest_queue:
+            raise BusyError("Too many bodies wait to be stored; send this one later.")
+        length = request.headers.get("content-length")
+        spool.expect(int(length) if length is not None else 0)
+
+        content_type = media_type
+        if media_type == MULTIPART:
+            parts = await self._read_parts(request, spool)
+            content_type = _part_media_type(parts)
+            meta = _only_one(meta, parts)
+        else:
+            async for chunk in self._chunks(request):
+                await spool.write(chunk)
+        spooled = await spool.finish()
+        _check_encoding(encoding, spooled)
+        return Body(
+            path=spooled.path,
+            size=spooled.size,
+            sha256=spooled.sha256,
+            content_type=None if content_type in UNDECLARED else content_type,
+            meta=meta,
+        )
+
+    async def _read_parts(self, request: Request, spool: Spool) -> MultipartParts:
+        reader = MultipartReader(
+            request.headers["content-type"], spool, max_meta_bytes=self._max_meta_bytes
+        )
+        async for chunk in self._chunks(request):
+            await reader.feed(chunk)
+        return reader.finish()
+
+    async def _chunks(self, request: Request) -> AsyncIterator[bytes]:
+        timeout_s = self._settings.ingest_idle_timeout_s
+        more = True
+        while more:
+            try:
+                with anyio.fail_after(timeout_s):
+                    message = await request.receive()
+            except TimeoutError as error:
+                raise BodyTimeoutError(f"No byte came for {timeout_s:g} seconds.") from error
+            if message["type"] == "http.disconnect":
+                raise ClientDisconnect
+            more = message.get("more_body", False)
+            if body := message.get("body"):
+                yield body
+
+    def _waiting(self) -> int:
+        return self._store_limiter.statistics().tasks_waiting
+
+
+def _media_type(content_type: str | None) -> str:
+    media_type = (content_type or "").partition(";")[0].strip().lower()
+    if media_type in UNDECLARED or media_type in NDJSON or media_type in PARQUET:
+        return media_type
+    if media_type == MULTIPART:
+        return media_type
+    raise UnsupportedFormatError(f"Bodies of type {media_type} are not accepted.")
+
+
+def _part_media_type(parts: MultipartParts) -> str:
+    media_type = _media_type(parts.trace_content_type)
+    if media_type == MULTIPART:
+        raise UnsupportedFormatError("A part cannot have parts of its own.")
+    return media_type
+
+
+def _encoding(request: Request, media_type: str) -> str | None:
+    encoding = request.headers.get("content-encoding", "identity").strip().lower()
+    if encoding == "identity":
+        return None
+    if encoding not in ENCODINGS or media_type in PARQUET or media_type == MULTIPART:
+        raise UnsupportedEncodingError(
+            f"Content-Encoding {encoding} is not accepted here; NDJSON may come as gzip or zstd."
+        )
+    return encoding
+
+
+def _check_encoding(encoding: str | None, body: SpooledBody) -> None:
+    if encoding is not None and not body.head.startswith(ENCODINGS[encoding]):
+        raise UnsupportedEncodingError(
+            f"The body is not encoded as its Content-Encoding says: {encoding}."
+        )
+
+
+def _only_one(query: SessionMeta | None, parts: MultipartParts) -> SessionMeta | None:
+    if parts.meta is None:
+        return query
+    if query is not None:
+        raise InvalidMetadataError(
+            "The metadata comes twice: as query parameters and as a part.",
+            code="metadata.conflict",
+        )
+    return load_metadata(parts.meta)

@@ -1,0 +1,178 @@
+"""Changes of sessions' states, from the database to every stream that is open.
+
+The second of the two async islands. One connection a process listens for all streams: a connection
+a stream would use up the database's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+import uuid
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+import anyio
+import psycopg
+import structlog
+from psycopg.conninfo import make_conninfo
+from sqlalchemy.exc import SQLAlchemyError
+
+from app.db.unit_of_work import SESSION_CHANNEL
+from app.services.sessions.changes import SessionState, recent_states, session_states
+
+if TYPE_CHECKING:
+    from sqlalchemy.engine import URL
+
+    from app.services.container import Container
+
+log = structlog.get_logger(__name__)
+
+RECONNECT_S: Final = 1.0
+
+# A change's time is that of the start of its transaction; it is seen after the commit.
+LONGEST_TRANSACTION_S: Final = 120.0
+
+# Without the keepalives a connection to a database that has vanished stays silent for hours.
+CONNECTION: Final = {
+    "application_name": "paceline events",
+    "connect_timeout": "10",
+    "keepalives_idle": "15",
+    "keepalives_interval": "5",
+    "keepalives_count": "3",
+}
+
+
+class Stream:
+    """What one client has not been sent yet: the latest state of each session, however many change.
+
+    Parameters
+    ----------
+    only : UUID or None
+        The one session that it is about; None for all.
+    """
+
+    def __init__(self, only: uuid.UUID | None) -> None:
+        self._only = only
+        self._pending: dict[uuid.UUID, SessionState] = {}
+        self._wake = asyncio.Event()
+        self._closed = False
+
+    def push(self, states: Sequence[SessionState]) -> None:
+        """Add states; a later one of the same session replaces one that was not sent."""
+        for state in states:
+            if self._only in (None, state.session):
+                self._pending.pop(state.session, None)
+                self._pending[state.session] = state
+        if self._pending:
+            self._wake.set()
+
+    def close(self) -> None:
+        """End the stream once what it holds was sent."""
+        self._closed = True
+        self._wake.set()
+
+    async def __aiter__(self) -> AsyncIterator[SessionState]:
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            pending, self._pending = self._pending, {}
+            for state in pending.values():
+                yield state
+            if self._closed:
+                return
+
+
+class LiveStates:
+    """Listens to the database and feeds the streams; used on one event loop."""
+
+    def __init__(self, container: Container) -> None:
+        self._container = container
+        self._conninfo = _conninfo(container.engine.url)
+        self._streams: set[Stream] = set()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._closed = False
+
+    @property
+    def streams(self) -> int:
+        """Return how many streams are open."""
+        return len(self._streams)
+
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Listen while the block runs."""
+        self._loop = asyncio.get_running_loop()
+        async with asyncio.TaskGroup() as tasks:
+            listener = tasks.create_task(self._listen())
+            try:
+                yield
+            finally:
+                listener.cancel()
+
+    def close_soon(self) -> None:
+        """End every stream, and each that still comes; may be called from any thread."""
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(self._close)
+
+    @contextlib.contextmanager
+    def stream(self, only: uuid.UUID | None = None) -> Iterator[Stream]:
+        """Return a stream of the changes from now on."""
+        stream = Stream(only)
+        if self._closed:
+            stream.close()
+        self._streams.add(stream)
+        try:
+            yield stream
+        finally:
+            self._streams.discard(stream)
+
+    def _close(self) -> None:
+        self._closed = True
+        for stream in self._streams:
+            stream.close()
+
+    async def _listen(self) -> None:
+        heard_at_s = time.monotonic()
+        while True:
+            try:
+                async with await psycopg.AsyncConnection.connect(
+                    self._conninfo, autocommit=True
+                ) as connection:
+                    await connection.execute(f"LISTEN {SESSION_CHANNEL}")
+                    # What changed while nobody listened is read from the tables.
+                    silent_s = time.monotonic() - heard_at_s
+                    await self._feed(
+                        partial(recent_states, self._container, silent_s + LONGEST_TRANSACTION_S)
+                    )
+                    while True:
+                        ids = {
+                            uuid.UUID(notify.payload)
+                            async for notify in connection.notifies(stop_after=1)
+                        }
+                        await self._feed(partial(session_states, self._container, ids))
+                        heard_at_s = time.monotonic()
+            except (psycopg.Error, SQLAlchemyError) as error:
+                log.warning("events interrupted", error=str(error).splitlines()[0])
+                await asyncio.sleep(RECONNECT_S)
+
+    async def _feed(self, read: Callable[[], list[SessionState]]) -> None:
+        if not self._streams:
+            return
+        states = await anyio.to_thread.run_sync(read)
+        for stream in self._streams:
+            stream.push(states)
+
+
+def _conninfo(url: URL) -> str:
+    """Return what libpq needs for the same database.
+
+    Not the URL as text: SQLAlchemy writes a blank as "+", which libpq takes for one.
+    """
+    options = {
+        name: value if isinstance(value, str) else ",".join(value)
+        for name, value in url.query.items()
+    }
+    server = url.translate_connect_args(username="user", database="dbname")
+    return make_conninfo(**server | options | CONNECTION)

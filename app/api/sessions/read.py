@@ -1,0 +1,307 @@
+"""Sessions: their states, reports, heatmaps and timelines."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from dataclasses import asdict
+from datetime import datetime
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
+
+import numpy as np
+from fastapi import APIRouter, Query, Response
+from fastapi.responses import JSONResponse
+from pydantic import BaseModel
+
+from app.services.sessions.read import (
+    IntakeView,
+    SessionRow,
+    SessionView,
+    get_session,
+    list_sessions,
+)
+from app.services.sessions.reports import heatmap, report_json
+from app.services.sessions.timelines import perfetto_timeline, timeline
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from app.analysis.report.timeline import Lanes, Timeline
+    from app.services.container import Container
+
+DEFAULT_LIMIT: Final = 50
+MAX_LIMIT: Final = 1000
+
+# Heatmaps travel as 16-bit integers, a tenth of their JSON: slowdown × 10,000, and one value that
+# says that nothing is known.
+HEATMAP_SCALE: Final = 10_000
+HEATMAP_MISSING: Final = 65_535
+
+State = Literal[
+    "open", "sealed", "queued", "analyzing", "analyzed", "no_verdict", "discarded", "failed"
+]
+Step = Annotated[int, Query(description="A training step that was analyzed.")]
+DpRanks = Annotated[
+    list[int] | None, Query(description="Only these DP ranks; may be given several times.")
+]
+
+
+class Sizes(BaseModel):
+    """Parallelism of the job."""
+
+    dp: int
+    pp: int
+    tp: int
+    cp: int
+    vpp: int
+    world: int
+
+
+class SessionBody(BaseModel):
+    """A session; the numbers of its verdict are null until there is one.
+
+    `session` counts the sessions of a job from 1; `id` is the address.
+    """
+
+    id: uuid.UUID
+    job: str
+    attempt: int
+    session: int
+    state: State
+    received_at: datetime
+    state_changed_at: datetime
+    sizes: Sizes
+    trace_format: str
+    body_bytes: int
+    operations: int
+    steps: int
+    reason_code: str | None
+    reason: str | None
+    slowdown: float | None
+    slowdown_ci95: tuple[float, float] | None
+    waste: float | None
+    gpu_hours_lost: float | None
+    discrepancy: float | None
+    headline: dict[str, Any] | None
+
+
+class WorkBody(BaseModel):
+    """The latest analysis of a session; `position` is its place in the queue, from 1."""
+
+    state: str
+    attempt: int
+    position: int | None
+    error_code: str | None
+    error: str | None
+
+
+class ProducerBody(BaseModel):
+    """What one producer of a session has sent; `final` with its last chunk."""
+
+    producer: str
+    chunks: int
+    operations: int
+    body_bytes: int
+    final: bool
+
+
+class IntakeBody(BaseModel):
+    """How a session came in chunks; `seals_at` unless another one comes before."""
+
+    chunks: int
+    refused_chunks: int
+    refused_bytes: int
+    last_chunk_at: datetime
+    sealed_at: datetime | None
+    sealed_by: Literal["request", "final", "silence"] | None
+    seals_at: datetime | None
+    producers: list[ProducerBody]
+
+
+class SessionDetailBody(SessionBody):
+    """A session with what its sender said and how its analysis stands.
+
+    `intake` is null where it came in one body.
+    """
+
+    meta: dict[str, Any]
+    reason_detail: dict[str, Any] | None
+    work: WorkBody | None
+    intake: IntakeBody | None
+    has_report: bool
+
+
+class SessionListBody(BaseModel):
+    """Sessions, newest first."""
+
+    sessions: list[SessionBody]
+
+
+def router(container: Container) -> APIRouter:
+    """Return the routes that read sessions."""
+    routes = APIRouter(prefix="/api/v1/sessions", tags=["sessions"])
+
+    @routes.get("", summary="Sessions, newest first")
+    def get_sessions(
+        limit: Annotated[int, Query(ge=1, le=MAX_LIMIT)] = DEFAULT_LIMIT,
+        job: Annotated[str | None, Query(description="Only sessions of this job.")] = None,
+        state: Annotated[State | None, Query(description="Only sessions in this state.")] = None,
+    ) -> SessionListBody:
+        rows = list_sessions(container, limit, job, state)
+        return SessionListBody(sessions=[SessionBody(**_session(row)) for row in rows])
+
+    @routes.get("/{session}", summary="State and coverage of a session")
+    def get_one(session: uuid.UUID) -> SessionDetailBody:
+        return _detail(get_session(container, session))
+
+    @routes.get(
+        "/{session}/report",
+        summary="The report, schema paceline.report/1",
+        response_class=JSONResponse,
+        response_model=dict[str, Any],
+    )
+    def get_report(session: uuid.UUID) -> Response:
+        return Response(report_json(container, session), media_type="application/json")
+
+    @routes.get(
+        "/{session}/heatmaps",
+        summary="Slowdown of each worker in a step",
+        response_class=Response,
+        responses={
+            200: {
+                "description": (
+                    "[dp][pp] of little-endian uint16: slowdown × 10,000, at most 65,534; 65,535 "
+                    "where nothing is known. The header X-Shape says `dp,pp`."
+                ),
+                "content": {"application/octet-stream": {}},
+            }
+        },
+    )
+    def get_heatmap(
+        session: uuid.UUID,
+        step: Annotated[
+            int | None, Query(description="A training step; without it the mean of all.")
+        ] = None,
+    ) -> Response:
+        values = heatmap(container, session, step)
+        return Response(
+            encode_heatmap(values),
+            headers={"X-Shape": ",".join(str(size) for size in values.shape)},
+            media_type="application/octet-stream",
+        )
+
+    @routes.get(
+        "/{session}/timeline",
+        summary="Recorded and ideal timeline of a step",
+        response_class=JSONResponse,
+        response_model=dict[str, Any],
+    )
+    def get_timeline(
+        session: uuid.UUID,
+        step: Step,
+        dp: DpRanks = None,
+        format: Literal["perfetto", "lanes"] = "perfetto",  # noqa: A002 - name of the parameter
+    ) -> Response:
+        """Return a Chrome trace that Perfetto opens, or the same as columns (`format=lanes`)."""
+        if format == "perfetto":
+            content = perfetto_timeline(container, session, step, dp)
+        else:
+            content = timeline_columns(timeline(container, session, step, dp))
+        text = json.dumps(content, allow_nan=False, separators=(",", ":"))
+        return Response(text, media_type="application/json")
+
+    return routes
+
+
+def encode_heatmap(values: NDArray[np.float32]) -> bytes:
+    """Return slowdowns as little-endian uint16, row by row."""
+    known = np.isfinite(values)
+    scaled = np.rint(np.where(known, values, 0).astype(np.float64) * HEATMAP_SCALE)
+    clipped = np.clip(scaled, 0, HEATMAP_MISSING - 1)
+    return np.where(known, clipped, HEATMAP_MISSING).astype("<u2").tobytes()
+
+
+def timeline_columns(timeline: Timeline) -> dict[str, Any]:
+    """Return a timeline as JSON columns; times in nanoseconds since the step's start."""
+    return {
+        "step": timeline.step,
+        "op_names": list(timeline.op_names),
+        "recorded_s": timeline.recorded_s,
+        "ideal_s": timeline.ideal_s,
+        "recorded": _columns(timeline.recorded),
+        "ideal": _columns(timeline.ideal),
+    }
+
+
+def _columns(lanes: Lanes) -> dict[str, list[Any]]:
+    ratios = np.round(lanes.ratio, 4).tolist()
+    return {
+        "dp": lanes.dp.tolist(),
+        "pp": lanes.pp.tolist(),
+        "op": lanes.op.tolist(),
+        "mb": lanes.mb.tolist(),
+        "start_ns": np.rint(lanes.start_ns).astype(np.int64).tolist(),
+        "begin_ns": np.rint(lanes.begin_ns).astype(np.int64).tolist(),
+        "end_ns": np.rint(lanes.end_ns).astype(np.int64).tolist(),
+        # JSON has no NaN; it is the only value that differs from itself
+        "ratio": [ratio if ratio == ratio else None for ratio in ratios],  # noqa: PLR0124
+    }
+
+
+def _session(row: SessionRow) -> dict[str, Any]:
+    low, high = row.slowdown_low, row.slowdown_high
+    return {
+        "id": row.id,
+        "job": row.job,
+        "attempt": row.attempt,
+        "session": row.number,
+        "state": row.state,
+        "received_at": row.received_at,
+        "state_changed_at": row.state_changed_at,
+        "sizes": Sizes(dp=row.dp, pp=row.pp, tp=row.tp, cp=row.cp, vpp=row.vpp, world=row.world),
+        "trace_format": row.trace_format,
+        "body_bytes": row.body_bytes,
+        "operations": row.operations,
+        "steps": row.steps,
+        "reason_code": row.reason_code,
+        "reason": row.reason,
+        "slowdown": row.slowdown,
+        "slowdown_ci95": None if low is None or high is None else (low, high),
+        "waste": row.waste,
+        "gpu_hours_lost": row.gpu_hours_lost,
+        "discrepancy": row.discrepancy,
+        "headline": row.headline,
+    }
+
+
+def _detail(view: SessionView) -> SessionDetailBody:
+    work = view.work
+    return SessionDetailBody(
+        **_session(view.row),
+        meta=dict(view.meta),
+        reason_detail=None if view.reason_detail is None else dict(view.reason_detail),
+        work=None
+        if work is None
+        else WorkBody(
+            state=work.state,
+            attempt=work.attempt,
+            position=work.position,
+            error_code=work.error_code,
+            error=work.error,
+        ),
+        intake=None if view.intake is None else _intake(view.intake),
+        has_report=view.has_report,
+    )
+
+
+def _intake(intake: IntakeView) -> IntakeBody:
+    return IntakeBody(
+        chunks=intake.chunks,
+        refused_chunks=intake.refused_chunks,
+        refused_bytes=intake.refused_bytes,
+        last_chunk_at=intake.last_chunk_at,
+        sealed_at=intake.sealed_at,
+        sealed_by=intake.sealed_by,
+        seals_at=intake.seals_at if intake.sealed_at is None else None,
+        producers=[ProducerBody(**asdict(producer)) for producer in intake.producers],
+    )

@@ -1,0 +1,327 @@
+"""What the page of channels shows: how each does, its settings, and what did not arrive."""
+
+from __future__ import annotations
+
+import uuid
+from collections import Counter
+from dataclasses import dataclass
+from datetime import datetime
+from typing import TYPE_CHECKING, Final
+
+from app.alerts.channels.registry import KINDS
+from app.dashboard.alerts.channel_health import channels_title, last_answer
+from app.dashboard.alerts.incident_life import DELIVERY_STATES
+from app.dashboard.alerts.parts import dead, said
+from app.dashboard.look.format import age, count, plural
+from app.dashboard.look.forms import Field, fields_of
+from app.dashboard.look.parts import State
+from app.services.alerts.routing import SELECTOR
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from app.alerts.channels.kind import Kind
+    from app.services.alerts.channel_views import Undelivered
+    from app.services.alerts.channels import ChannelView
+    from app.services.alerts.views import Tally
+
+AUDIENCES: Final = {"on_call": "on call", "owner": "the job's owner"}
+
+DEAD: Final = State("fail", "Dead", 0)
+RETRYING: Final = State("wait", "Retrying", 1)
+ALIVE: Final = State("done", "Alive", 2)
+UNUSED: Final = State("ok", "Not used yet", 2, quiet=True)
+DISABLED: Final = State("silenced", "Disabled", 3, quiet=True)
+
+
+@dataclass(frozen=True, slots=True)
+class ChannelLine:
+    """A channel in the list."""
+
+    id: uuid.UUID
+    url: str
+    name: str
+    state: State
+    about: str
+    sent: int
+    waiting: int
+    failed: int
+    answer: str
+    last_success_at: datetime | None
+    chosen: bool
+
+
+@dataclass(frozen=True, slots=True)
+class KindForm:
+    """The fields of a kind of channel."""
+
+    name: str
+    title: str
+    fields: Sequence[Field]
+
+
+@dataclass(frozen=True, slots=True)
+class ChannelForm:
+    """A channel's settings; `id` is None for one that is still to be added."""
+
+    id: uuid.UUID | None
+    name: str
+    audience: str
+    kinds: Sequence[KindForm]
+    selector: Sequence[Field]
+
+
+@dataclass(frozen=True, slots=True)
+class ChosenChannel:
+    """The channel beside the list."""
+
+    id: uuid.UUID
+    name: str
+    title: str
+    state: State
+    why: str
+    enabled: bool
+    created_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """A delivery that did not arrive, or has not yet."""
+
+    id: uuid.UUID
+    channel: str
+    job: str
+    title: str
+    state: State
+    answer: str
+    next_attempt: str
+    created_at: datetime
+    can_replay: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ChannelsPage:
+    """The page; `version` changes when anything on it does that is not a mere age."""
+
+    now: datetime
+    title: str
+    heading: str
+    states: Sequence[tuple[State, str]]
+    list_title: str
+    lines: Sequence[ChannelLine]
+    asked: bool
+    chosen: ChosenChannel | None
+    form: ChannelForm
+    lost_title: str
+    lost: Sequence[Lost]
+    version: str
+
+
+def channels_page(  # noqa: PLR0913 - everything that is on it
+    channels: Sequence[ChannelView],
+    tallies: Mapping[uuid.UUID, Tally],
+    lost: tuple[Sequence[Undelivered], int],
+    now: datetime,
+    *,
+    asked: ChannelView | None,
+    adding: bool,
+    apprise: bool,
+) -> ChannelsPage:
+    """Return the page of channels.
+
+    Parameters
+    ----------
+    channels : sequence of ChannelView
+    tallies : mapping of UUID to Tally
+    lost : pair of sequence of Undelivered and int
+        The newest, and how many there are.
+    now : datetime
+    asked : ChannelView or None
+        The one that was asked for; without it, what needs somebody most stands beside the list.
+    adding : bool
+        Whether another one is to be added.
+    apprise : bool
+        Whether the operator allows channels of Apprise.
+    """
+    channels = sorted(channels, key=lambda channel: (channel_state(channel).order, channel.name))
+    chosen = None if adding else asked or next(iter(channels), None)
+    lines = [_line(channel, tallies.get(channel.id), now, chosen) for channel in channels]
+    return ChannelsPage(
+        now=now,
+        title=_title(asked, channels, adding=adding),
+        heading=_heading(channels),
+        states=_states(lines),
+        list_title=plural(len(channels), "channel") if channels else "No channel yet",
+        lines=lines,
+        asked=adding or asked is not None,
+        chosen=None if chosen is None else _chosen(chosen, tallies.get(chosen.id), now),
+        form=_form(chosen, apprise=apprise),
+        lost_title=_lost_title(*lost, asked),
+        lost=[_lost(item, now) for item in lost[0]],
+        version=_version(channels, lost[0]),
+    )
+
+
+def channel_state(channel: ChannelView) -> State:
+    """Return how a channel does."""
+    if dead([channel]):
+        return DEAD
+    if not channel.enabled:
+        return DISABLED
+    if channel.failures:
+        return RETRYING
+    return UNUSED if channel.last_success_at is None else ALIVE
+
+
+def kind_title(kind: str) -> str:
+    """Return what people call a kind of channel."""
+    return KINDS[kind].title if kind in KINDS else kind
+
+
+def _title(asked: ChannelView | None, channels: Sequence[ChannelView], *, adding: bool) -> str:
+    if asked is not None:
+        return f"Channel {asked.name}: {channel_state(asked).word.lower()}"
+    return "Add a channel" if adding else f"Channels: {channels_title(channels)}"
+
+
+def _heading(channels: Sequence[ChannelView]) -> str:
+    gone = dead(channels)
+    if len(gone) == 1:
+        return f"The channel {gone[0].name} is dead: nobody hears of incidents there"
+    if gone:
+        return f"{len(gone)} channels are dead: nobody hears of incidents there"
+    heard = sum(channel.enabled for channel in channels)
+    if not heard:
+        return "Nobody is told of incidents: no channel is enabled"
+    return f"{plural(heard, 'channel')} {'hears' if heard == 1 else 'hear'} of incidents"
+
+
+def _states(lines: Sequence[ChannelLine]) -> list[tuple[State, str]]:
+    counted = Counter(line.state for line in lines)
+    return [
+        (state, f"{number} {state.word.lower()}")
+        for state, number in sorted(counted.items(), key=lambda item: item[0].order)
+    ]
+
+
+def _line(
+    channel: ChannelView, tally: Tally | None, now: datetime, chosen: ChannelView | None
+) -> ChannelLine:
+    return ChannelLine(
+        id=channel.id,
+        url=f"/channels/{channel.id}",
+        name=channel.name,
+        state=channel_state(channel),
+        about=" · ".join([kind_title(channel.kind), AUDIENCES[channel.audience], *_jobs(channel)]),
+        sent=tally.delivered if tally else 0,
+        waiting=channel.waiting,
+        failed=tally.failed if tally else 0,
+        answer=last_answer(channel, tally, now),
+        last_success_at=channel.last_success_at,
+        chosen=chosen is not None and channel.id == chosen.id,
+    )
+
+
+def _jobs(channel: ChannelView) -> list[str]:
+    """Return of which jobs it hears, if not of all."""
+    selector = channel.selector
+    found = [*selector.jobs, *(f"{name}={value}" for name, value in selector.labels.items())]
+    if selector.importance:
+        found.append(f"{' or '.join(selector.importance)} importance")
+    return [", ".join(found)] if found else []
+
+
+def _chosen(channel: ChannelView, tally: Tally | None, now: datetime) -> ChosenChannel:
+    said = last_answer(channel, tally, now)
+    times = f", {channel.failures} times in a row" if channel.failures > 1 else ""
+    return ChosenChannel(
+        id=channel.id,
+        name=channel.name,
+        title=f"{channel.name}: {kind_title(channel.kind)}",
+        state=channel_state(channel),
+        why=f"{said}{times}" if channel.enabled and channel.last_error else said,
+        enabled=channel.enabled,
+        created_at=channel.created_at,
+    )
+
+
+def _form(channel: ChannelView | None, *, apprise: bool) -> ChannelForm:
+    kinds = [
+        kind
+        for kind in KINDS.values()
+        if (channel is None and (kind.name != "apprise" or apprise))
+        or (channel is not None and kind.name == channel.kind)
+    ]
+    selector = None if channel is None else SELECTOR.dump_python(channel.selector, mode="json")
+    return ChannelForm(
+        id=channel.id if channel else None,
+        name=channel.name if channel else "",
+        audience=channel.audience if channel else "on_call",
+        kinds=[_kind_form(kind, channel) for kind in kinds],
+        selector=fields_of(SELECTOR, "selector", values=selector),
+    )
+
+
+def _kind_form(kind: Kind, channel: ChannelView | None) -> KindForm:
+    fields = fields_of(
+        kind.config,
+        "config",
+        values=None if channel is None else channel.config,
+        secrets=kind.secrets,
+        stored=channel.secrets if channel else None,
+        prefix=f"{kind.name}-",
+    )
+    return KindForm(kind.name, kind.title, fields)
+
+
+def _lost_title(found: Sequence[Undelivered], total: int, asked: ChannelView | None) -> str:
+    to = f" to {asked.name}" if asked else ""
+    if not total:
+        return f"Every message{to} of the last 7 days arrived"
+    counted = Counter(item.delivery.state == "failed" for item in found)
+    parts = [
+        text
+        for text in (
+            f"{counted[True]} did not arrive" if counted[True] else "",
+            f"{counted[False]} on the way" if counted[False] else "",
+        )
+        if text
+    ]
+    text = f"Messages{to}: {', '.join(parts)}"
+    return text if len(found) >= total else f"{text}; the newest {len(found)} of {count(total)}"
+
+
+def _lost(item: Undelivered, now: datetime) -> Lost:
+    delivery = item.delivery
+    answer = said(delivery.error, delivery.answer) or "not tried yet"
+    if item.overtaken and delivery.state == "failed":
+        answer = f"{answer.removesuffix('.')}. A later message was sent."
+    return Lost(
+        id=delivery.id,
+        channel=delivery.channel,
+        job=delivery.job,
+        title=delivery.title or "its words are chosen when it is sent",
+        state=DELIVERY_STATES[delivery.state],
+        answer=answer,
+        next_attempt=_next_attempt(delivery.next_attempt_at, now),
+        created_at=delivery.created_at,
+        can_replay=item.can_replay,
+    )
+
+
+def _next_attempt(at: datetime | None, now: datetime) -> str:
+    if at is None:
+        return ""
+    left_s = (at - now).total_seconds()
+    return f"next try in {age(left_s)}" if left_s > 0 else "next try is due"
+
+
+def _version(channels: Sequence[ChannelView], lost: Sequence[Undelivered]) -> str:
+    """Return a short text that is the same as long as the page says the same."""
+    parts: list[object] = [
+        (c.id, c.name, c.enabled, c.failures, c.last_error, c.last_success_at, c.waiting)
+        for c in channels
+    ]
+    deliveries = [item.delivery for item in lost]
+    parts += [(delivery.id, delivery.state, delivery.attempt) for delivery in deliveries]
+    return uuid.uuid5(uuid.NAMESPACE_OID, repr(parts)).hex

@@ -1,0 +1,230 @@
+"""The life of one incident: what happened to it, what was said of it, and to whom."""
+
+from __future__ import annotations
+
+import itertools
+import uuid
+from dataclasses import dataclass
+from datetime import datetime
+from typing import TYPE_CHECKING, Final
+from urllib.parse import quote
+
+from app.alerts.lines import lines_of
+from app.alerts.message import view_url
+from app.analysis.wording import hours
+from app.dashboard.alerts.parts import (
+    Actions,
+    actions,
+    day_or_time,
+    headline,
+    labels,
+    said,
+    session_url,
+    until,
+)
+from app.dashboard.look.format import interval, listing, plural, times
+from app.dashboard.look.parts import State
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from app.alerts.facts import Facts
+    from app.services.alerts.channels import ChannelView
+    from app.services.alerts.deliveries import DeliveryRow
+    from app.services.alerts.incidents import EventRow
+    from app.services.alerts.views import IncidentLife
+
+DELIVERY_STATES: Final = {
+    "waiting": State("wait", "Waiting", 1),
+    "sending": State("run", "Sending", 1),
+    "delivered": State("done", "Delivered", 2),
+    "failed": State("fail", "Failed", 0),
+    "superseded": State("none", "Superseded", 3, quiet=True),
+}
+
+WORDS: Final = {
+    "opened": "Pending",
+    "fired": "Firing",
+    "acknowledged": "Acknowledged",
+    "silenced": "Silenced",
+    "unsilenced": "Silence ended",
+    "escalated": "Escalated: critical from now on",
+    "resolved": "Resolved",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """Something that happened to an incident."""
+
+    at: datetime
+    when: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Words:
+    """The message as it was sent."""
+
+    title: str
+    summary: str
+    fields: Sequence[tuple[str, str]]
+    evidence: Sequence[str]
+    view_url: str
+
+
+@dataclass(frozen=True, slots=True)
+class Attempted:
+    """A delivery of an incident's message."""
+
+    id: uuid.UUID
+    channel: str
+    state: State
+    attempts: str
+    answer: str
+    at: datetime
+    failed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """The incident beside the list."""
+
+    actions: Actions
+    job: str
+    job_url: str
+    title: str
+    subtitle: str
+    session_url: str
+    rules: str
+    labels: str
+    events: Sequence[Moment]
+    message: Words | None
+    deliveries: Sequence[Attempted]
+    failing: str
+
+
+def chosen_incident(life: IncidentLife, channels: Sequence[ChannelView]) -> Chosen:
+    """Return what stands beside the list.
+
+    Parameters
+    ----------
+    life : IncidentLife
+    channels : sequence of ChannelView
+    """
+    row, incident = life.view.row, life.view.row.incident
+    facts = incident.facts
+    job_url = f"/jobs/{quote(row.job, safe='')}"
+    message = _words(life)
+    return Chosen(
+        actions=actions(row, life.view.now),
+        job=row.job,
+        job_url=job_url,
+        title=f"{row.job}: {headline(incident)}",
+        subtitle=_measured(facts),
+        session_url=session_url(incident, job_url),
+        rules=listing(list(row.rules.values())) or "a rule that is gone",
+        labels=labels(facts),
+        events=_events(life),
+        message=message,
+        deliveries=[_attempted(sent) for sent in life.deliveries],
+        failing=_failing(life.deliveries, channels),
+    )
+
+
+def _measured(facts: Facts | None) -> str:
+    if facts is None or facts.slowdown is None:
+        return "No session with a verdict belongs to it"
+    parts = [f"S {times(facts.slowdown, 3)}"]
+    if facts.slowdown_ci95:
+        parts[0] += f" (95\N{NO-BREAK SPACE}%: {interval(*facts.slowdown_ci95)})"
+    if facts.gpu_hours_lost is not None:
+        parts.append(f"{hours(facts.gpu_hours_lost)} GPU-hours lost in session {facts.number}")
+    return ", ".join(parts)
+
+
+def _events(life: IncidentLife) -> list[Moment]:
+    """Return transitions, what was sent and what did not arrive, in order."""
+    found = [(event.at, _happened(event, life)) for event in life.view.events]
+    told = sorted(
+        (sent for sent in life.deliveries if sent.state == "delivered" and sent.finished_at),
+        key=lambda sent: sent.number,
+    )
+    for _, group in itertools.groupby(told, key=lambda sent: sent.number):
+        sents = list(group)
+        names = listing([_received(sent) for sent in sents])
+        found.append((max(s.finished_at or s.created_at for s in sents), f"Sent to {names}"))
+    for sent in life.deliveries:
+        if sent.state == "failed":
+            why = said(sent.error, sent.answer)
+            found.append(
+                (sent.finished_at or sent.created_at, f"Not sent to {sent.channel}: {why}")
+            )
+    found.sort(key=lambda moment: moment[0])
+    return [Moment(at, day_or_time(at, life.view.now), text) for at, text in found]
+
+
+def _received(sent: DeliveryRow) -> str:
+    return sent.channel if sent.answer_status is None else f"{sent.channel} ({sent.answer_status})"
+
+
+def _happened(event: EventRow, life: IncidentLife) -> str:
+    word = WORDS.get(event.event, event.event)
+    session = life.sessions.get(event.session) if event.session else None
+    if event.event in ("opened", "fired") and session is not None:
+        measured = "" if session.slowdown is None else f" measured S {times(session.slowdown)}"
+        return f"{word}: session {session.number}{measured}"
+    by = f" by {event.actor}" if event.actor else ""
+    silence = life.view.row.incident.silence
+    end = (
+        f" to {until(silence.until, event.at)}"
+        if event.event == "silenced" and silence is not None
+        else ""
+    )
+    note = f": {event.note}" if event.note else ""
+    return f"{word}{end}{by}{note}"
+
+
+def _words(life: IncidentLife) -> Words | None:
+    """Return what was said of the incident last."""
+    for sent in life.deliveries:
+        if sent.message is None:
+            continue
+        for alert in sent.message.alerts:
+            if alert.incident == life.view.row.incident.id:
+                lines = lines_of(alert, sent.message.at)
+                return Words(
+                    title=sent.message.title,
+                    summary=lines.summary,
+                    fields=lines.fields,
+                    evidence=lines.evidence,
+                    view_url=view_url("/", alert.facts),
+                )
+    return None
+
+
+def _attempted(sent: DeliveryRow) -> Attempted:
+    words = said(sent.error, sent.answer)
+    status = "" if sent.answer_status is None else str(sent.answer_status)
+    answer = words if sent.error else " ".join(part for part in (status, words) if part)
+    return Attempted(
+        id=sent.id,
+        channel=sent.channel,
+        state=DELIVERY_STATES[sent.state],
+        attempts=plural(sent.attempt, "try", "tries") if sent.attempt else "not tried yet",
+        answer=answer,
+        at=sent.finished_at or sent.created_at,
+        failed=sent.state == "failed",
+    )
+
+
+def _failing(deliveries: Sequence[DeliveryRow], channels: Sequence[ChannelView]) -> str:
+    """Return a sentence on what did not arrive."""
+    failed = sorted({sent.channel for sent in deliveries if sent.state == "failed"})
+    if failed:
+        return f"Not delivered to {listing(failed)}"
+    if deliveries:
+        return "Deliveries of its messages"
+    if not any(channel.enabled for channel in channels):
+        return "Nobody was told: there is no channel"
+    return "Nothing was sent yet"

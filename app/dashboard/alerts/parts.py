@@ -1,0 +1,139 @@
+"""Parts that every page shares where it shows incidents: their states, lines and actions."""
+
+from __future__ import annotations
+
+import uuid
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Final
+
+from app.alerts.incidents import State as Stage
+from app.alerts.message import cause_name, view_url
+from app.dashboard.look.parts import State
+from app.services.alerts.channel_views import is_dead
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from app.alerts.facts import Facts
+    from app.alerts.incidents import Incident
+    from app.services.alerts.channels import ChannelView
+    from app.services.alerts.incidents import IncidentRow
+
+# Before every state that a session may be in: what needs somebody comes first.
+STATES: Final = {
+    Stage.FIRING: State("firing", "Firing", -4),
+    Stage.ACKNOWLEDGED: State("ack", "Acknowledged", -3),
+    Stage.PENDING: State("pending", "Pending", -2),
+    Stage.SILENCED: State("silenced", "Silenced", -1),
+    Stage.RESOLVED: State("resolved", "Resolved", 5),
+}
+
+
+# Of a receiver's words so many characters fit into a table.
+SAID: Final = 160
+
+
+@dataclass(frozen=True, slots=True)
+class Actions:
+    """An incident as far as it takes to act on it."""
+
+    id: uuid.UUID
+    url: str
+    headline: str
+    state: State
+    since: datetime
+    context: str
+    can_acknowledge: bool
+    can_silence: bool
+    can_resolve: bool
+    is_silenced: bool
+
+
+def headline(incident: Incident) -> str:
+    """Return what is wrong and where: ``Slow worker: node-017``."""
+    place = f": {incident.where}" if incident.where else ""
+    return f"{cause_name(incident.cause)}{place}"
+
+
+def session_url(incident: Incident, job_url: str) -> str:
+    """Return the view of its latest session that shows it; the job's page where there is none."""
+    return view_url("/", incident.facts) if incident.facts else job_url
+
+
+def since(incident: Incident) -> datetime:
+    """Return when it fired, or began if it has not."""
+    return incident.fired_at or incident.opened_at
+
+
+def day_or_time(moment: datetime, now: datetime) -> str:
+    """Return the time of day in UTC, and the day unless it is today: ``18 Nov 09:26``."""
+    moment, now = moment.astimezone(UTC), now.astimezone(UTC)
+    day = "" if moment.date() == now.date() else f"{moment.day} {moment:%b} "
+    year = "" if moment.year == now.year else f"{moment:%Y} "
+    return f"{day}{year}{moment:%H:%M}"
+
+
+def until(moment: datetime, now: datetime) -> str:
+    """Return the end of a silence."""
+    return f"{day_or_time(moment, now)} UTC"
+
+
+def context(incident: Incident, now: datetime) -> str:
+    """Return who is at it, or why nobody is told."""
+    if incident.state is Stage.ACKNOWLEDGED and incident.acknowledged_by:
+        return f"by {incident.acknowledged_by}"
+    if incident.state is Stage.SILENCED and incident.silence is not None:
+        silence = incident.silence
+        return f"to {until(silence.until, now)} by {silence.by}: {silence.reason}"
+    if incident.state is Stage.PENDING:
+        return "not yet held for as many sessions as its rule asks"
+    return "critical" if incident.severity == "critical" else ""
+
+
+def labels(facts: Facts | None) -> str:
+    """Return whose job it is, as far as its metadata says."""
+    given = facts.labels if facts is not None else {}
+    named = [f"{name} {given[name]}" for name in ("owner", "project", "team") if name in given]
+    return ", ".join(named)
+
+
+def actions(row: IncidentRow, now: datetime) -> Actions:
+    """Return what can be done about an incident."""
+    incident = row.incident
+    told = (Stage.FIRING, Stage.ACKNOWLEDGED, Stage.SILENCED)
+    return Actions(
+        id=incident.id,
+        url=f"/incidents/{incident.id}",
+        headline=headline(incident),
+        state=STATES[incident.state],
+        since=since(incident),
+        context=context(incident, now),
+        can_acknowledge=incident.state is Stage.FIRING,
+        can_silence=incident.state in told,
+        can_resolve=incident.state is not Stage.RESOLVED,
+        is_silenced=incident.state is Stage.SILENCED,
+    )
+
+
+def said(error: str | None, answer: str | None) -> str:
+    """Return why something did not arrive, with the receiver's own words where there are any."""
+    words = " ".join((answer or "").split())
+    if not error or not words or words in error:
+        return error or words
+    short = words if len(words) <= SAID else f"{words[:SAID]}…"
+    return f"{error.removesuffix('.')}: {short}"
+
+
+def dead(channels: Sequence[ChannelView]) -> list[ChannelView]:
+    """Return the channels that nobody hears from, though nobody wanted it so."""
+    return [
+        channel
+        for channel in channels
+        if is_dead(
+            readable=channel.readable,
+            enabled=channel.enabled,
+            disabled_reason=channel.disabled_reason,
+            failures=channel.failures,
+        )
+    ]

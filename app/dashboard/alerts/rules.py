@@ -1,0 +1,297 @@
+"""The page of rules: what each says in words, who hears of it, and the form that changes it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+from uuid import UUID
+
+from app.alerts.rules import CauseFound, Escalation, NoData, Rule, Selector, Threshold
+from app.dashboard.alerts.parts import dead
+from app.dashboard.look.format import count, listing, percent, plural
+from app.dashboard.look.parts import State
+from app.dashboard.session.findings import CAUSE_NAMES
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from app.services.alerts.channels import ChannelView
+    from app.services.alerts.incidents import IncidentRow
+
+ON: Final = State("done", "On", 0)
+OFF: Final = State("silenced", "Off", 1, quiet=True)
+
+KINDS: Final[Mapping[str, str]] = {
+    "slowdown": "Slowdown S",
+    "waste": "Waste, % of the GPU time",
+    "gpu_hours_lost": "GPU-hours lost in a session",
+    "regression": "Regression, % of the step time",
+    "discrepancy": "Discrepancy of the replay, %",
+    "cause": "A cause, by its confidence",
+    "no_data": "No data",
+}
+# What the form shows in per cent, and the rule has as a share of 1.
+SHARES: Final = ("waste", "regression", "discrepancy", "cause")
+AUDIENCES: Final[Mapping[str, str]] = {"on_call": "on call", "owner": "the job's owner"}
+CAUSES: Final[Mapping[str, str]] = {
+    name: word for name, word in CAUSE_NAMES.items() if name != "unknown"
+}
+
+# So many names are read; the rest is counted.
+NAMED: Final = 2
+
+NEW: Final = Rule(
+    id=UUID(int=0), name="", condition=Threshold("slowdown", at_least=1.1, clears_below=1.05)
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A rule in the list."""
+
+    id: UUID
+    url: str
+    name: str
+    state: State
+    enabled: bool
+    condition: str
+    jobs: str
+    told: str
+    unheard: bool
+    open: str
+    chosen: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """What the form is filled with; numbers as people write them."""
+
+    id: str
+    enabled: bool
+    name: str
+    kind: str
+    at_least: str
+    clears_below: str
+    causes: Sequence[str]
+    minutes: str
+    intervals: str
+    consecutive: int
+    clear_sessions: int
+    jobs: str
+    labels: str
+    importance: Sequence[str]
+    severity: str
+    audience: str
+    channels: Sequence[UUID]
+    escalates_at: str
+    escalates_after: str
+    escalates_to: Sequence[UUID]
+
+
+@dataclass(frozen=True, slots=True)
+class RulesPage:
+    """The page."""
+
+    title: str
+    heading: str
+    states: Sequence[tuple[str, str]]
+    list_title: str
+    lines: Sequence[Line]
+    form_title: str
+    form: Form
+    channels: Sequence[tuple[UUID, str]]
+
+
+def rules_page(
+    rules: Sequence[Rule],
+    channels: Sequence[ChannelView],
+    present: Sequence[IncidentRow],
+    chosen: Rule | None,
+) -> RulesPage:
+    """Return the page of rules.
+
+    Parameters
+    ----------
+    rules : sequence of Rule
+        By name.
+    channels : sequence of ChannelView
+    present : sequence of IncidentRow
+        The open incidents.
+    chosen : Rule or None
+        The one in the form; None: a new one.
+    """
+    held = Counter(id_ for row in present for id_ in row.incident.rules)
+    lines = [_line(rule, channels, held[rule.id], rule == chosen) for rule in rules]
+    on = sum(rule.enabled for rule in rules)
+    return RulesPage(
+        title=f"Rule {chosen.name}" if chosen else "Rules",
+        heading=_heading(on, len(present)),
+        states=_states(lines),
+        list_title=_list_title(lines, held),
+        lines=lines,
+        form_title=chosen.name if chosen else "A new rule",
+        form=_form(chosen or NEW, new=chosen is None),
+        channels=[(channel.id, channel.name) for channel in channels],
+    )
+
+
+def condition_words(rule: Rule) -> str:
+    """Return a condition as a sentence: ``S from 1.1 on in 2 sessions in a row``."""
+    condition = rule.condition
+    if isinstance(condition, NoData):
+        limits = []
+        if condition.intervals is not None:
+            limits.append(f"{condition.intervals:g} usual intervals")
+        if condition.minutes is not None:
+            limits.append(f"{condition.minutes:g} min")
+        return f"No session for {' and '.join(limits)}"
+    if isinstance(condition, CauseFound):
+        named = [CAUSES.get(cause, cause).lower() for cause in condition.causes]
+        what = f"{_some(named)} with" if named else "Any cause with"
+        start = f"{what[0].upper()}{what[1:]} {_percent(condition.confidence)} confidence"
+    else:
+        start = _number(condition)
+    return f"{start}, {_sessions(rule.consecutive)}"
+
+
+def jobs_words(selector: Selector) -> str:
+    """Return which jobs a selector means."""
+    parts = []
+    if selector.jobs:
+        parts.append(_some(list(selector.jobs)))
+    if selector.labels:
+        parts.append(_some([f"{name} {value}" for name, value in selector.labels.items()]))
+    importance = set(selector.importance)
+    if importance == {"normal", "high"}:
+        parts.append("not low importance")
+    elif importance and importance != {"low", "normal", "high"}:
+        parts.append(f"{listing(sorted(importance))} importance")
+    return ", ".join(parts) or "all"
+
+
+def told(rule: Rule, channels: Sequence[ChannelView]) -> list[str]:
+    """Return the names of the channels that hear of a rule, as far as they hear anything."""
+    silent = {channel.id for channel in dead(channels)}
+    return [
+        channel.name
+        for channel in channels
+        if channel.enabled
+        and channel.id not in silent
+        and (channel.id in rule.channels if rule.channels else channel.audience == rule.audience)
+    ]
+
+
+def _number(condition: Threshold) -> str:
+    value = condition.at_least
+    match condition.kind:
+        case "slowdown":
+            return f"S from {value:g}× on"
+        case "waste":
+            return f"Waste from {_percent(value)} on"
+        case "gpu_hours_lost":
+            return f"From {value:g} GPU-hours lost on"
+        case "discrepancy":
+            return f"Discrepancy from {_percent(value)} on"
+        case "regression":
+            return f"Steps {_percent(value)} longer than usual"
+
+
+def _sessions(number: int) -> str:
+    return "at once" if number == 1 else f"{number} sessions in a row"
+
+
+def _line(rule: Rule, channels: Sequence[ChannelView], held: int, chosen: bool) -> Line:  # noqa: FBT001 - a fact of the line
+    names = told(rule, channels)
+    whom = "these channels" if rule.channels else AUDIENCES[rule.audience]
+    return Line(
+        id=rule.id,
+        url=f"/rules/{rule.id}",
+        name=rule.name,
+        state=ON if rule.enabled else OFF,
+        enabled=rule.enabled,
+        condition=condition_words(rule),
+        jobs=jobs_words(rule.selector),
+        told=f"{whom}: {_some(names)}" if names else f"{whom}: no channel",
+        unheard=rule.enabled and not names,
+        open=count(held) if held else "none",
+        chosen=chosen,
+    )
+
+
+def _heading(on: int, present: int) -> str:
+    if not on:
+        return "No rule is on: nobody is told of anything"
+    watch = "One rule is on" if on == 1 else f"{count(on)} rules are on"
+    if not present:
+        return f"{watch}, and nothing is open"
+    return f"{watch}; {plural(present, 'incident')} {'is' if present == 1 else 'are'} open"
+
+
+def _list_title(lines: Sequence[Line], held: Mapping[UUID, int]) -> str:
+    unheard = [line.name for line in lines if line.unheard]
+    if unheard and len(unheard) == sum(line.enabled for line in lines):
+        return "No rule reaches a channel"
+    if unheard:
+        return f"{_some(unheard)} {'reaches' if len(unheard) == 1 else 'reach'} no channel"
+    most = max(lines, key=lambda line: held.get(line.id, 0), default=None)
+    if most is not None and held.get(most.id):
+        return f"{most.name} holds {plural(held[most.id], 'open incident')}"
+    return "Nothing holds at present" if lines else "There is no rule"
+
+
+def _states(lines: Sequence[Line]) -> list[tuple[str, str]]:
+    on = sum(line.enabled for line in lines)
+    unheard = sum(line.unheard for line in lines)
+    found = [(ON.glyph, f"{count(on)} on")]
+    if on < len(lines):
+        found.append((OFF.glyph, f"{count(len(lines) - on)} off"))
+    if unheard:
+        verb = "reaches" if unheard == 1 else "reach"
+        found.append(("warn", f"{count(unheard)} {verb} no channel"))
+    return found
+
+
+def _form(rule: Rule, *, new: bool) -> Form:
+    plan = rule.escalation or Escalation()
+    condition: Any = rule.condition
+    scale = 100.0 if condition.kind in SHARES else 1.0
+    from_here = condition.confidence if condition.kind == "cause" else None
+    at_least = from_here or getattr(condition, "at_least", None)
+    return Form(
+        id="" if new else str(rule.id),
+        enabled=rule.enabled,
+        name=rule.name,
+        kind=condition.kind,
+        at_least=_written(at_least, scale),
+        clears_below=_written(getattr(condition, "clears_below", None), scale),
+        causes=getattr(condition, "causes", ()),
+        minutes=_written(getattr(condition, "minutes", None)),
+        intervals=_written(getattr(condition, "intervals", None)),
+        consecutive=rule.consecutive,
+        clear_sessions=rule.clear_sessions,
+        jobs=", ".join(rule.selector.jobs),
+        labels=", ".join(f"{name}={value}" for name, value in rule.selector.labels.items()),
+        importance=rule.selector.importance or ("low", "normal", "high"),
+        severity=rule.severity,
+        audience=rule.audience,
+        channels=rule.channels,
+        escalates_at=_written(plan.at_least, scale),
+        escalates_after=_written(plan.after_minutes),
+        escalates_to=plan.channels,
+    )
+
+
+def _written(value: float | None, scale: float = 1.0) -> str:
+    # Twelve digits: 5, where 0.05 × 100 is 5.000000000000001.
+    return "" if value is None else f"{scale * value:.12g}"
+
+
+def _percent(share: float) -> str:
+    return percent(share, 0 if float(f"{100 * share:.9g}").is_integer() else 1)
+
+
+def _some(names: list[str]) -> str:
+    if len(names) <= NAMED + 1:
+        return listing(names)
+    return f"{', '.join(names[:NAMED])} and {len(names) - NAMED} more"

@@ -1,0 +1,331 @@
+"""What the fleet page and a job's page show, made from the jobs and their latest sessions."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import quote
+
+from app.alerts.incidents import State as Stage
+from app.analysis.wording import hours
+from app.dashboard.alerts.parts import STATES
+from app.dashboard.fleet.history import HistoryPoint, history
+from app.dashboard.look.format import (
+    heat_color,
+    interval,
+    percent,
+    plural,
+    rough_percent,
+    sizes,
+    times,
+    worker,
+)
+from app.dashboard.look.parts import SLOW, Sparkline, State, job_state, sparkline
+from app.dashboard.session.findings import cause_name, history_finding
+
+if TYPE_CHECKING:
+    from app.services.alerts.incidents import IncidentRow
+    from app.services.sessions.fleet import Fleet, JobSummary
+    from app.services.sessions.read import SessionRow as StoredSession
+
+# States in which the numbers of the session before still say most about a job.
+UNDERWAY: Final = ("open", "sealed", "queued", "analyzing")
+# A longer reason gives way to its code in a table, characters.
+SHORT_REASON: Final = 60
+# A job is worth naming in the heading when it loses this share of all that is lost.
+NAMED_SHARE: Final = 0.3
+
+
+@dataclass(frozen=True, slots=True)
+class SessionRow:
+    """One line of a table of jobs or of sessions."""
+
+    state: State
+    status: str
+    name: str
+    url: str
+    session_url: str
+    number: int
+    slowdown: float | None
+    slowdown_text: str
+    color: str
+    interval: str
+    hours_lost: float | None
+    hours_lost_text: str
+    cause: str
+    cause_share: str
+    where: str
+    gpus: int
+    sizes: str
+    steps: int
+    operations: int
+    discrepancy: str
+    received_at: datetime
+    spark: Sparkline | None = None
+    incident: State | None = None
+    incident_url: str = ""
+
+    @property
+    def standing(self) -> State:
+        """Return the state of its most pressing incident, or else its own."""
+        return self.incident or self.state
+
+    @property
+    def kind(self) -> str:
+        """Return the group by which the fleet page filters."""
+        if self.state.word == "Slow":
+            return "slow"
+        return "none" if self.slowdown is None else "quiet"
+
+
+@dataclass(frozen=True, slots=True)
+class FleetPage:
+    """The fleet page; without jobs it is the page that says how to send a first trace."""
+
+    now: datetime
+    title: str
+    heading: str
+    states: tuple[tuple[State, str], ...]
+    jobs: tuple[SessionRow, ...]
+    slow: int
+    without: int
+
+
+@dataclass(frozen=True, slots=True)
+class JobPage:
+    """A job's page: its sessions, latest first."""
+
+    now: datetime
+    name: str
+    title: str
+    heading: str
+    state: State
+    sizes: str
+    sessions: tuple[SessionRow, ...]
+    figure: Mapping[str, Any] | None
+    finding: str
+    truncated: bool
+
+
+def fleet_page(
+    fleet: Fleet, incidents: Mapping[str, Sequence[IncidentRow]] | None = None
+) -> FleetPage:
+    """Return the fleet page, what needs attention first.
+
+    Parameters
+    ----------
+    fleet : Fleet
+    incidents : mapping of str to sequence of IncidentRow, optional
+        Open ones by job.
+    """
+    rows = sorted(
+        (_job_row(job, (incidents or {}).get(job.name, ())) for job in fleet.jobs),
+        key=lambda row: (row.standing.order, -(row.slowdown or 0.0), row.name),
+    )
+    slow = sum(row.kind == "slow" for row in rows)
+    without = sum(row.kind == "none" for row in rows)
+    words = Counter(row.standing for row in rows)
+    states = tuple(
+        (state, f"{number} {state.word.lower()}")
+        for state, number in sorted(words.items(), key=lambda item: item[0].order)
+    )
+    heading = _heading(fleet, rows)
+    short = "no job yet" if not rows else f"{slow} of {plural(len(rows), 'job')} slow"
+    return FleetPage(
+        now=fleet.now,
+        title=f"Fleet: {short}",
+        heading=heading,
+        states=states,
+        jobs=tuple(rows),
+        slow=slow,
+        without=without,
+    )
+
+
+def job_page(fleet: Fleet, limit: int) -> JobPage:
+    """Return the page of the only job of `fleet`.
+
+    Parameters
+    ----------
+    fleet : Fleet
+        Of one job.
+    limit : int
+        How many sessions were asked for; the page says when there may be more.
+    """
+    job = fleet.jobs[0]
+    latest = job.latest
+    known = [
+        (session.number, session.slowdown)
+        for session in job.sessions
+        if session.state == "analyzed" and session.slowdown is not None
+    ]
+    shown = _shown(job)
+    row = session_row(job.name, latest)
+    return JobPage(
+        now=fleet.now,
+        name=job.name,
+        title=f"{job.name}: {_said(shown)}",
+        heading=_job_heading(shown),
+        state=row.state,
+        sizes=f"{row.sizes} · {plural(row.gpus, 'GPU')}",
+        sessions=tuple(session_row(job.name, session) for session in reversed(job.sessions)),
+        figure=history([_point(session) for session in job.sessions]) if known else None,
+        finding=history_finding(known, threshold=SLOW),
+        truncated=len(job.sessions) >= limit,
+    )
+
+
+def session_row(
+    job: str, session: StoredSession, *, shown: StoredSession | None = None
+) -> SessionRow:
+    """Return a line about a session.
+
+    Parameters
+    ----------
+    job : str
+        Name of its job.
+    session : StoredSession
+        The session whose state and age the line shows.
+    shown : StoredSession, optional
+        An earlier session whose numbers the line shows instead, because this one has none yet.
+    """
+    numbers = shown or session
+    has = numbers.state == "analyzed" and numbers.slowdown is not None
+    slowdown = numbers.slowdown if has else None
+    headline = (numbers.headline or {}) if has else {}
+    # The diagnosis may know of time lost that S does not see, such as late batches.
+    slow = slowdown is not None and (headline.get("level") == "slow" or slowdown >= SLOW)
+    causes = headline.get("causes") or [] if slow else []
+    first = causes[0] if causes else None
+    lost = numbers.gpu_hours_lost if has else None
+    low, high = numbers.slowdown_low, numbers.slowdown_high
+    return SessionRow(
+        state=job_state(session.state, slow=slow),
+        status=session.state,
+        name=job,
+        url=f"/jobs/{quote(job)}",
+        session_url=f"/sessions/{session.id}",
+        number=session.number,
+        slowdown=slowdown,
+        slowdown_text="none" if slowdown is None else times(slowdown),
+        color="" if slowdown is None else heat_color(slowdown),
+        interval="" if not has or low is None or high is None else interval(low, high),
+        hours_lost=lost,
+        hours_lost_text="" if lost is None else hours(lost),
+        cause=cause_name(first["cause"]) if first else _reason(session),
+        cause_share=""
+        if not first or first["contribution"] is None
+        else rough_percent(first["contribution"]),
+        where=_where(first, headline) if first else "",
+        gpus=session.world,
+        sizes=sizes(session.dp, session.pp, session.tp, session.cp, session.vpp),
+        steps=session.steps,
+        operations=session.operations,
+        discrepancy="" if session.discrepancy is None else percent(session.discrepancy),
+        received_at=session.received_at,
+    )
+
+
+def verdict_values(sessions: Sequence[StoredSession]) -> list[float | None]:
+    """Return S of sessions that are through, in order, None where there is no verdict."""
+    return [
+        session.slowdown if session.state == "analyzed" else None
+        for session in sessions
+        if session.state not in UNDERWAY
+    ]
+
+
+def _job_row(job: JobSummary, incidents: Sequence[IncidentRow]) -> SessionRow:
+    row = session_row(job.name, job.latest, shown=_shown(job))
+    if incidents:
+        first = min((i.incident for i in incidents), key=lambda i: STATES[i.state].order)
+        # What nobody is told of yet hides neither a missing verdict nor a failure.
+        if first.state is not Stage.PENDING or job.latest.state == "analyzed":
+            row = replace(row, incident=STATES[first.state], incident_url=f"/incidents/{first.id}")
+    values = verdict_values(job.sessions)
+    return replace(row, spark=sparkline(values) if values else None)
+
+
+def _shown(job: JobSummary) -> StoredSession:
+    """Return the session whose numbers stand for a job: the latest that is through."""
+    through = [session for session in job.sessions if session.state not in UNDERWAY]
+    return through[-1] if through else job.latest
+
+
+def _point(session: StoredSession) -> HistoryPoint:
+    has = session.state == "analyzed"
+    return HistoryPoint(
+        number=session.number,
+        slowdown=session.slowdown if has else None,
+        low=session.slowdown_low if has else None,
+        high=session.slowdown_high if has else None,
+        url=f"/sessions/{session.id}",
+    )
+
+
+def _reason(session: StoredSession) -> str:
+    if session.state == "no_verdict" and session.discrepancy is not None:
+        return f"replay differs by {percent(session.discrepancy)}"
+    if session.state in ("failed", "discarded"):
+        reason = session.reason or ""
+        return reason if 0 < len(reason) <= SHORT_REASON else session.reason_code or ""
+    return ""
+
+
+def _where(cause: Mapping[str, Any], headline: Mapping[str, Any]) -> str:
+    where = cause.get("where") or {}
+    if cause["cause"] == "sequence_length_imbalance":
+        return "all DP ranks"
+    workers = where.get("workers") or []
+    if not workers and "stage" in where:
+        return f"stage {where['stage']}"
+    if where.get("ranks"):
+        return f"rank {where['ranks'][0]}, worker {worker(*workers[0])}"
+    if len(workers) > 1:
+        return plural(len(workers), "worker")
+    worst = headline.get("worst") or {}
+    if workers and worst.get("host"):
+        return f"{worst['host']}, worker {worker(*workers[0])}"
+    return f"worker {worker(*workers[0])}" if workers else ""
+
+
+def _said(session: StoredSession) -> str:
+    if session.state == "analyzed" and session.slowdown is not None:
+        return f"{times(session.slowdown)} in session {session.number}"
+    return f"session {session.number} {job_state(session.state, slow=False).word.lower()}"
+
+
+def _job_heading(session: StoredSession) -> str:
+    sentence = (session.headline or {}).get("sentence")
+    if session.state == "analyzed" and sentence:
+        return str(sentence)
+    return session.reason or {
+        "no_verdict": "The latest session has no verdict",
+        "failed": "The analysis of the latest session failed",
+        "discarded": "The latest session was discarded",
+    }.get(session.state, "The first session is being worked on")
+
+
+def _heading(fleet: Fleet, rows: list[SessionRow]) -> str:
+    if not rows:
+        return "No job has sent a trace yet"
+    rates = {
+        job.name: shown.world * shown.waste
+        for job in fleet.jobs
+        if (shown := _shown(job)).state == "analyzed" and shown.waste is not None
+    }
+    if not rates:
+        return f"{plural(len(rows), 'job')}, no verdict yet"
+    lost = sum(rates.values())
+    gpus = sum(job.latest.world for job in fleet.jobs if job.name in rates)
+    sentence = (
+        f"Stragglers cost {hours(lost)} GPU-hours each hour, "
+        f"{rough_percent(lost / gpus)} of {plural(gpus, 'GPU')}"
+    )
+    name, most = max(rates.items(), key=lambda item: item[1])
+    if len(rates) > 1 and lost > 0 and most >= NAMED_SHARE * lost:
+        sentence += f"; {name} alone loses {rough_percent(most / lost)} of them"
+    return sentence

@@ -1,0 +1,269 @@
+"""The pages of plans and the files behind their figures."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import uuid
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, Final
+
+import yaml
+from fastapi import APIRouter, Request
+from fastapi.responses import Response
+
+from app.analysis.planning.spec.model import METHODS, OBJECTIVES
+from app.dashboard.look.format import percent, seconds
+from app.dashboard.look.parts import State
+from app.dashboard.plans.parts import METHOD_NAMES, MS, plan_name
+from app.dashboard.plans.view import PROVEN, STATES, plan_page
+from app.errors import NotFoundError
+from app.services.plans.read import PlanRow, PlanView, get_plan, list_plans
+from app.services.plans.requests import DEFAULT_TIME_LIMIT_S, MOST_TIME_LIMIT_S
+
+if TYPE_CHECKING:
+    from app.dashboard.routes import Pages
+    from app.services.container import Container
+
+# What the page lists.
+LISTED: Final = 100
+
+# A plan that was found never changes; one that is asked for again gets the same answer.
+FILE_HEADERS: Final = {"Cache-Control": "no-cache"}
+
+EXAMPLE: Final = """\
+# times of one microbatch on the profiled device
+model:
+  layers:
+    - {forward_ms: 0.5, backward_ms: 1.4, parameter_bytes: 328e+6, output_bytes: 6.6e+6}
+    - {forward_ms: 17.6, backward_ms: 52.9, parameter_bytes: 127e+6, output_bytes: 6.6e+6}
+    - {forward_ms: 15.5, backward_ms: 46.4, parameter_bytes: 127e+6, output_bytes: 6.6e+6}
+    - {forward_ms: 15.8, backward_ms: 47.3, parameter_bytes: 127e+6, output_bytes: 6.6e+6}
+    - {forward_ms: 15.4, backward_ms: 46.2, parameter_bytes: 127e+6, output_bytes: 6.6e+6}
+    - {forward_ms: 15.5, backward_ms: 46.4, parameter_bytes: 127e+6, output_bytes: 6.6e+6}
+profiled_on: {type: "4090"}
+devices:
+  - {type: v100, nodes: 1, gpus_per_node: 2, speed: 1.0, memory_bytes: 17179869184}
+  - {type: "4090", nodes: 1, gpus_per_node: 2, speed: 2.94, memory_bytes: 25769803776}
+microbatches: 50
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """What the form is filled with."""
+
+    name: str
+    method: str
+    objective: str
+    time_limit_s: str
+    spec: str
+
+
+@dataclass(frozen=True, slots=True)
+class ListedPlan:
+    """A row of the list."""
+
+    url: str
+    name: str
+    state: State
+    method: str
+    iteration: str
+    over: str
+    stages: str
+    proof: str
+    created_at: datetime
+
+
+EMPTY_FORM: Final = Form("", METHODS[0], OBJECTIVES[0], f"{DEFAULT_TIME_LIMIT_S:g}", EXAMPLE)
+
+
+def add_plan_pages(routes: APIRouter, container: Container, pages: Pages) -> None:
+    """Add the pages of plans to the dashboard."""
+
+    @routes.get("/plans")
+    def plans_route(of: str = "") -> Response:
+        form = EMPTY_FORM
+        if of:
+            try:
+                form = _filled(get_plan(container, uuid.UUID(of)))
+            except (ValueError, NotFoundError):
+                return pages.not_found(f"plan {of}")
+        found = list_plans(container, LISTED)
+        return pages.render(
+            "plans/list.html",
+            now=found.now,
+            form=form,
+            rows=[_listed(row) for row in found.rows],
+            methods=METHOD_NAMES,
+            objectives=OBJECTIVES,
+            most_s=MOST_TIME_LIMIT_S,
+        )
+
+    @routes.get("/plans/{plan}")
+    def plan_route(request: Request, plan: str) -> Response:
+        try:
+            view = get_plan(container, uuid.UUID(plan))
+        except (ValueError, NotFoundError):
+            return pages.not_found(f"plan {plan}")
+        page = plan_page(view)
+        address = f"{str(request.base_url).rstrip('/')}/plans/{page.id}"
+        return pages.render("plans/page.html", page=page, now=page.now, address=address)
+
+    @routes.get("/plans/{plan}/{name}")
+    def file_route(plan: uuid.UUID, name: str) -> Response:
+        view = get_plan(container, plan)
+        make = FILES.get(name)
+        if make is None or view.document is None or view.timeline is None:
+            raise NotFoundError(f"There is no {name} of this plan.")
+        kind = "application/json" if name.endswith(".json") else "text/csv; charset=utf-8"
+        disposition = f'attachment; filename="paceline-plan-{str(plan)[:8]}-{name}"'
+        return Response(
+            make(view.document, view.timeline),
+            media_type=kind,
+            headers=FILE_HEADERS | {"Content-Disposition": disposition},
+        )
+
+
+def _filled(view: PlanView) -> Form:
+    row = view.row
+    return Form(
+        row.name or "",
+        row.method,
+        row.objective,
+        f"{row.time_limit_s:g}",
+        yaml.safe_dump(view.spec, sort_keys=False, default_flow_style=None, width=100),
+    )
+
+
+def _listed(row: PlanRow) -> ListedPlan:
+    headline = row.headline if row.state == "planned" else None
+    optimal = headline is not None and headline["optimal"]
+    return ListedPlan(
+        url=f"/plans/{row.id}",
+        name=plan_name(row.name, row.layers, row.gpus),
+        state=PROVEN if optimal else STATES[row.state],
+        method=METHOD_NAMES[row.method],
+        iteration=seconds(headline["iteration_time_ms"]["simulated"] * MS) if headline else "",
+        over=_over(headline["over"]) if headline else "",
+        stages=str(headline["stages"]) if headline else "",
+        proof="" if row.gap is None else percent(row.gap),
+        created_at=row.created_at,
+    )
+
+
+def _over(over: Mapping[str, float]) -> str:
+    return ", ".join(
+        f"{METHOD_NAMES[name]} {'+' if value >= 0 else ''}{percent(value)}"
+        for name, value in over.items()
+    )
+
+
+# ---- files
+
+Document = Mapping[str, Any]
+
+
+def _plan_json(document: Document, timeline: Document) -> str:
+    del timeline
+    return json.dumps(document, indent=1, allow_nan=False) + "\n"
+
+
+def _template_csv(document: Document, timeline: Document) -> str:
+    return _csv(
+        (
+            "stage", "first_layer", "last_layer", "device", "gpus", "node", "forward_ms",
+            "backward_ms", "transfer_ms", "memory_bytes", "memory_limit_bytes", "idle_share",
+        ),
+        (
+            (
+                number, *stage["layers"], stage["device"], stage["gpus"], stage["node"],
+                stage["forward_ms"], stage["backward_ms"], stage["transfer_ms"],
+                stage["memory_bytes"], stage["memory_limit_bytes"], idle,
+            )
+            for number, (stage, idle) in enumerate(
+                zip(document["stages"], timeline["bubble"], strict=True)
+            )
+        ),
+    )  # fmt: skip
+
+
+def _methods_csv(document: Document, timeline: Document) -> str:
+    del timeline
+    found = {document["method"]: document} | dict(document["comparison"])
+    return _csv(
+        (
+            "method",
+            "simulated_ms",
+            "t_std_ms",
+            "t_oobleck_ms",
+            "stages",
+            "planning_time_s",
+            "reason",
+        ),
+        (
+            (
+                name,
+                *(
+                    other.get("iteration_time_ms", {}).get(key)
+                    for key in ("simulated", "t_std", "t_oobleck")
+                ),
+                len(other["stages"]) if "stages" in other else None,
+                other.get("planning_time_s"),
+                other.get("reason"),
+            )
+            for name, other in found.items()
+        ),
+    )
+
+
+def _alternatives_csv(document: Document, timeline: Document) -> str:
+    del timeline
+    return _csv(
+        ("rank", "simulated_ms", "t_std_ms", "stages"),
+        (
+            (
+                rank,
+                other["iteration_time_ms"]["simulated"],
+                other["iteration_time_ms"]["t_std"],
+                " | ".join(
+                    f"{stage['layers'][0]}-{stage['layers'][1]} {stage['gpus']} x {stage['device']}"
+                    for stage in other["stages"]
+                ),
+            )
+            for rank, other in enumerate(document["alternatives"], 1)
+        ),
+    )
+
+
+def _schedule_csv(document: Document, timeline: Document) -> str:
+    starts = timeline["starts"] or {}
+    return _csv(
+        ("stage", "direction", "microbatch", "start_ms", "duration_ms"),
+        (
+            (number, direction, microbatch, start, document["stages"][number][f"{direction}_ms"])
+            for direction, stages in starts.items()
+            for number, stage in enumerate(stages)
+            for microbatch, start in enumerate(stage)
+        ),
+    )
+
+
+def _csv(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(header)
+    writer.writerows(rows)
+    return text.getvalue()
+
+
+FILES: Final[Mapping[str, Callable[[Document, Document], str]]] = {
+    "plan.json": _plan_json,
+    "template.csv": _template_csv,
+    "methods.csv": _methods_csv,
+    "alternatives.csv": _alternatives_csv,
+    "schedule.csv": _schedule_csv,
+}

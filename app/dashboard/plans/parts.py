@@ -1,0 +1,273 @@
+"""Parts of the pages of plans: templates drawn over layers and devices, and what they cost."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from app.dashboard.look.format import NBSP, percent, plural, seconds
+
+Document = Mapping[str, Any]
+
+MS: Final = 1e-3
+GIB: Final = 2**30
+# tokens.css has so many; further types share them, and are always named as well.
+COLORS: Final = 5
+# A label that begins further right than this is written to the left of its block, in per cent.
+_LATE: Final = 72.0
+_TICKS: Final = 6
+# The last tick but one stays away from the last one by this share of a step.
+_ROOM: Final = 0.9
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Layers of one stage as a bar, in per cent of all layers."""
+
+    left: float
+    width: float
+    color: int
+    label: str
+
+    @property
+    def late(self) -> bool:
+        """Return whether the label belongs to the left of the block."""
+        return self.left > _LATE
+
+
+@dataclass(frozen=True, slots=True)
+class StageRow:
+    """One stage of the template; shares are per cent of the widest bar."""
+
+    number: int
+    color: int
+    devices: str
+    place: str
+    block: Block
+    time_share: float
+    time_text: str
+    memory_share: float | None
+    memory_text: str
+    idle_text: str
+
+
+@dataclass(frozen=True, slots=True)
+class MethodRow:
+    """What a method gives; without a template, why there is none."""
+
+    name: str
+    own: bool
+    share: float = 0.0
+    simulated: str = ""
+    over: str = ""
+    t_std: str = ""
+    t_oobleck: str = ""
+    stages: str = ""
+    planned: str = ""
+    remark: str = ""
+    reason: str = ""
+    blocks: tuple[Block, ...] = ()
+
+
+def device_names(spec: Mapping[str, Any]) -> list[str]:
+    """Return the types of a specification in its order: a type's place is its color."""
+    return [str(device["type"]) for device in spec["devices"]]
+
+
+def cluster_text(spec: Mapping[str, Any]) -> str:
+    """Return the cluster in words: ``2 × 4 V100, 2 × 4 A6000``."""
+    return ", ".join(
+        f"{device['nodes']}{NBSP}×{NBSP}{device['gpus_per_node']} {device['type']}"
+        for device in spec["devices"]
+    )
+
+
+def blocks_of(stages: Sequence[Document], layers: int, names: Sequence[str]) -> tuple[Block, ...]:
+    """Return the stages of a template as bars."""
+    return tuple(_block(stage, layers, names) for stage in stages)
+
+
+def _block(stage: Document, layers: int, names: Sequence[str]) -> Block:
+    first, last = stage["layers"]
+    return Block(
+        left=round(100 * first / layers, 3),
+        width=round(100 * (last + 1 - first) / layers, 3),
+        color=color_of(stage["device"], names),
+        label=f"{first}–{last}" if last > first else str(first),
+    )
+
+
+def color_of(device: str, names: Sequence[str]) -> int:
+    """Return the number of a type's color, from 1."""
+    return names.index(device) % COLORS + 1 if device in names else 1
+
+
+def layer_ticks(layers: int) -> tuple[tuple[float, str], ...]:
+    """Return ticks of the axis of layers: per cent and number."""
+    step = next(s for s in (1, 2, 5, 10, 20, 50, 100, 200, 500) if layers / s <= _TICKS)
+    numbers = [n for n in range(0, layers + 1, step) if n == 0 or layers - n >= _ROOM * step]
+    return tuple((round(100 * n / layers, 3), str(n)) for n in [*numbers, layers])
+
+
+def stage_ms(stage: Document) -> float:
+    """Return what a stage takes for one microbatch, transfers included."""
+    return float(stage["forward_ms"] + stage["backward_ms"] + stage["transfer_ms"])
+
+
+def stage_rows(
+    document: Document, timeline: Document, names: Sequence[str]
+) -> tuple[StageRow, ...]:
+    """Return the rows of the template."""
+    stages = document["stages"]
+    longest = max(map(stage_ms, stages))
+    most = max(stage["memory_bytes"] for stage in stages)
+    return tuple(
+        StageRow(
+            number=number,
+            color=color_of(stage["device"], names),
+            devices=_devices(stage),
+            place=_place(stage),
+            block=_block(stage, document["layers"], names),
+            time_share=100 * stage_ms(stage) / longest,
+            time_text=milliseconds(stage_ms(stage)),
+            memory_share=_memory_share(stage, most),
+            memory_text=_memory_text(stage),
+            idle_text=percent(timeline["bubble"][number]),
+        )
+        for number, stage in enumerate(stages)
+    )
+
+
+def _devices(stage: Document) -> str:
+    parts = stage.get("replicas") or [stage]
+    return " + ".join(f"{part['gpus']}{NBSP}×{NBSP}{part['device']}" for part in parts)
+
+
+def _place(stage: Document) -> str:
+    if "replicas" in stage:
+        return f"{len(stage['replicas'])} nodes, shared by speed"
+    return f"node {stage['node']}"
+
+
+def _memory_share(stage: Document, most: float) -> float | None:
+    limit = stage["memory_limit_bytes"]
+    whole = limit or most
+    return min(100 * stage["memory_bytes"] / whole, 100.0) if whole else None
+
+
+def _memory_text(stage: Document) -> str:
+    used, limit = stage["memory_bytes"] / GIB, stage["memory_limit_bytes"]
+    if limit is None:
+        return f"{used:.1f}"
+    return f"{used:.1f} of {limit / GIB:.3g}"
+
+
+def milliseconds(value: float) -> str:
+    """Return milliseconds to three digits, without the unit."""
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"  # noqa: PLR2004 - three digits are enough
+
+
+METHOD_NAMES: Final = {
+    "optimal": "Optimal",
+    "ditto": "Ditto",
+    "greedy": "Greedy",
+    "exhaustive": "Exhaustive",
+}
+
+
+def method_rows(document: Document, names: Sequence[str]) -> tuple[MethodRow, ...]:
+    """Return what the method and what it is held against give, the method first."""
+    found = {document["method"]: document} | {
+        name: other for name, other in document["comparison"].items() if "stages" in other
+    }
+    simulated = [other["iteration_time_ms"]["simulated"] for other in found.values()]
+    rows = [
+        _method_row(name, other, simulated, names, own=name == document["method"])
+        for name, other in found.items()
+    ]
+    rows += [
+        MethodRow(METHOD_NAMES[name], own=False, reason=other["reason"] or "no answer")
+        for name, other in document["comparison"].items()
+        if "stages" not in other
+    ]
+    return tuple(rows)
+
+
+def _method_row(
+    name: str, other: Document, simulated: Sequence[float], names: Sequence[str], *, own: bool
+) -> MethodRow:
+    times = other["iteration_time_ms"]
+    over = times["simulated"] / min(simulated) - 1
+    remarks = [_folded(other["folding"])] if "folding" in other else []
+    if not other["fits_memory"]:
+        remarks.append("does not fit the memory")
+    if not other["contiguous_nodes"]:
+        remarks.append("stages of one node do not follow each other")
+    return MethodRow(
+        name=METHOD_NAMES[name],
+        own=own,
+        share=100 * times["simulated"] / max(simulated),
+        simulated=seconds(times["simulated"] * MS),
+        over=f"+{percent(over)}" if over else "",
+        t_std=seconds(times["t_std"] * MS),
+        t_oobleck="" if times["t_oobleck"] is None else seconds(times["t_oobleck"] * MS),
+        stages=str(len(other["stages"])),
+        planned=seconds(other["planning_time_s"]),
+        remark=", ".join(remarks),
+        blocks=blocks_of(other["stages"], other["layers"], names),
+    )
+
+
+def _folded(folding: Document) -> str:
+    """Say as what the cluster passes where Ditto looks for its virtual template."""
+    weakest, nodes = folding["weakest"], plural(folding["virtual_nodes"], "node")
+    worth = [f"a {name} as {n}" for name, n in folding["factors"].items() if name != weakest]
+    counted = f" ({', '.join(worth)})" if worth else ""
+    return f"folded into {nodes} of {folding['virtual_gpus_per_node']} {weakest}{counted}"
+
+
+def alternative_rows(document: Document, names: Sequence[str]) -> tuple[MethodRow, ...]:
+    """Return the near-optimal templates, the best simulated first."""
+    others = document["alternatives"]
+    if not others:
+        return ()
+    own = document["iteration_time_ms"]["simulated"]
+    longest = max(other["iteration_time_ms"]["simulated"] for other in others)
+    return tuple(
+        MethodRow(
+            name=f"{rank}",
+            own=other["stages"] == document["stages"],
+            share=100 * other["iteration_time_ms"]["simulated"] / longest,
+            simulated=seconds(other["iteration_time_ms"]["simulated"] * MS),
+            over=_difference(other["iteration_time_ms"]["simulated"] / own - 1),
+            t_std=seconds(other["iteration_time_ms"]["t_std"] * MS),
+            stages=str(len(other["stages"])),
+            blocks=blocks_of(other["stages"], document["layers"], names),
+        )
+        for rank, other in enumerate(others, 1)
+    )
+
+
+def _difference(over: float) -> str:
+    text = percent(over, 2)
+    if not any(digit in text for digit in "123456789"):
+        return "the same"
+    return text if over < 0 else f"+{text}"
+
+
+def idle_shares(document: Document, timeline: Document) -> tuple[float, float, float]:
+    """Return which share of the iteration GPUs idle in stages: over all GPUs, least, most."""
+    bubbles = timeline["bubble"]
+    gpus = [_gpus(stage) for stage in document["stages"]]
+    whole = sum(b * g for b, g in zip(bubbles, gpus, strict=True)) / sum(gpus)
+    return whole, min(bubbles), max(bubbles)
+
+
+def _gpus(stage: Document) -> int:
+    return sum(part["gpus"] for part in stage.get("replicas") or [stage])
+
+
+def plan_name(name: str | None, layers: int, gpus: int) -> str:
+    """Return what a plan is called: its own name, or its size."""
+    return name or f"{plural(layers, 'layer')} on {plural(gpus, 'GPU')}"

@@ -1,0 +1,378 @@
+"""What the page of one plan shows, whatever state it is in."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, Final
+
+from app.dashboard.look.format import NBSP, percent, plural, rough_percent, seconds
+from app.dashboard.look.parts import Fact, State
+from app.dashboard.plans.parts import (
+    GIB,
+    METHOD_NAMES,
+    MS,
+    MethodRow,
+    StageRow,
+    alternative_rows,
+    cluster_text,
+    color_of,
+    device_names,
+    idle_shares,
+    layer_ticks,
+    method_rows,
+    milliseconds,
+    plan_name,
+    stage_ms,
+    stage_rows,
+)
+from app.dashboard.session.tables import Row
+
+if TYPE_CHECKING:
+    from app.services.plans.read import PlanView
+
+Document = Mapping[str, Any]
+
+STATES: Final = {
+    "queued": State("wait", "Waiting", 3),
+    "planning": State("run", "Planning", 3),
+    "planned": State("done", "Planned", 4),
+    "infeasible": State("none", "No template", 2),
+    "canceled": State("none", "Canceled", 4, quiet=True),
+    "failed": State("fail", "Planning failed", 1),
+}
+PROVEN: Final = State("done", "Proven optimal", 4)
+
+OBJECTIVE_WORDS: Final = {
+    "t_std": "least ΣL + (N − 1)·max L (t_std); near-optimal templates executed and ranked",
+    "t_oobleck": "least by Oobleck's estimate (t_oobleck)",
+    "simulated": "least executed time among near-optimal templates (simulated 1F1B)",
+}
+# Stages within this of one another leave nothing to gain by moving a layer.
+_EVEN: Final = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class Template:
+    """The regions that a found template fills."""
+
+    title: str
+    note: str
+    ticks: tuple[tuple[float, str], ...]
+    stages: tuple[StageRow, ...]
+    has_memory: bool
+    idle_devices: str
+    methods_title: str
+    methods: tuple[MethodRow, ...]
+    legend: tuple[tuple[int, str], ...]
+    schedule_title: str
+    schedule_note: str
+    alternatives_title: str
+    alternatives: tuple[MethodRow, ...]
+    text: str
+    data: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class PlanPage:
+    """The page of a plan; `template` is None while, or where, there is none."""
+
+    id: uuid.UUID
+    now: datetime
+    title: str
+    name: str
+    subject: str
+    status: str
+    state: State
+    line: tuple[str, ...]
+    heading: str
+    facts: tuple[Fact, ...]
+    why: str
+    changes: tuple[Row, ...]
+    template: Template | None
+    request: Mapping[str, Any]
+
+
+def plan_page(view: PlanView) -> PlanPage:
+    """Return the page of a plan."""
+    row, document, timeline = view.row, view.document, view.timeline
+    name = plan_name(row.name, row.layers, row.gpus)
+    subject = (
+        f"{plural(row.layers, 'layer')} · {plural(int(view.spec['microbatches']), 'microbatch', 'microbatches')}"  # noqa: E501 - one sentence
+        f" · {cluster_text(view.spec)}"
+    )
+    template = None
+    heading, why, facts = _waiting(view)
+    if document is not None and timeline is not None:
+        template = _template(view, document, timeline)
+        heading, why = sentence(document), ""
+        facts = _facts(document, timeline)
+    proven = document is not None and document["optimal"]
+    return PlanPage(
+        id=row.id,
+        now=view.now,
+        title=f"Plan {name}: {_short(view)}",
+        name=name,
+        subject=subject,
+        status=row.state,
+        state=PROVEN if proven else STATES[row.state],
+        line=(METHOD_NAMES[row.method], OBJECTIVE_WORDS[row.objective], *_constraints(view.spec)),
+        heading=heading,
+        facts=facts,
+        why=why,
+        changes=tuple(
+            Row(fault.get("column", ""), fault["message"], fault["code"]) for fault in view.faults
+        ),
+        template=template,
+        request=_request(view),
+    )
+
+
+def sentence(document: Document) -> str:
+    """Return the verdict: what an iteration takes, what is proven, what others would give."""
+    own = document["iteration_time_ms"]["simulated"]
+    text = f"{seconds(own * MS)} an iteration"
+    bound = document["lower_bound_ms"]
+    by_objective = document["iteration_time_ms"][document["objective"]]
+    if document["optimal"]:
+        text += ", proven optimal"
+    elif bound and by_objective is not None:
+        text += f", at most {rough_percent(by_objective / bound - 1)} above the optimum"
+    else:
+        text += f" by {METHOD_NAMES[document['method']]}"
+    others = _others(document, own)
+    return f"{text}; {others}" if others else text
+
+
+def _others(document: Document, own: float) -> str:
+    parts: list[str] = []
+    for name, other in document["comparison"].items():
+        if "stages" not in other:
+            continue
+        template = " template" if not parts else ""
+        over = other["iteration_time_ms"]["simulated"] / own - 1
+        # greedy is a word, Ditto is a name
+        word = "greedy" if parts and name == "greedy" else METHOD_NAMES[name]
+        parts.append(f"{word}’s{template}{_against(over)}")
+    return ", ".join(parts)
+
+
+def _against(over: float) -> str:
+    if abs(over) < 0.0005:  # noqa: PLR2004 - rounds to 0.0 %
+        return " takes as long"
+    return f" takes {percent(abs(over))} {'longer' if over > 0 else 'less'}"
+
+
+def _short(view: PlanView) -> str:
+    if view.document is None:
+        return STATES[view.row.state].word.lower()
+    proof = ", proven optimal" if view.document["optimal"] else ""
+    return f"{seconds(view.document['iteration_time_ms']['simulated'] * MS)}{proof}"
+
+
+def _constraints(spec: Document) -> tuple[str, ...]:
+    idle = "devices may idle" if spec.get("allow_idle") else "all devices used"
+    stage = "stages may be replicated" if spec.get("replicate") else "a stage stays in one node"
+    return (idle, stage)
+
+
+def _waiting(view: PlanView) -> tuple[str, str, tuple[Fact, ...]]:
+    """Return what is said of a plan without a template: sentence, explanation, facts."""
+    row = view.row
+    facts = [
+        Fact("Method", METHOD_NAMES[row.method], row.objective),
+        Fact("Time limit", seconds(row.time_limit_s), "then the best so far"),
+        Fact("Asked", "", moment=row.created_at),
+    ]
+    if row.state == "planning":
+        if row.gap is not None:
+            facts.append(Fact("Gap so far", percent(row.gap), "between the best and its bound"))
+        return (
+            f"A worker is looking for the best pipeline on {plural(row.gpus, 'GPU')}",
+            "The template appears here when it is found, without a reload.",
+            tuple(facts),
+        )
+    if row.state == "queued":
+        ahead = f"{plural(view.ahead, 'task')} ahead" if view.ahead else "next in line"
+        return (
+            "This plan waits for a worker",
+            f"It is {ahead}; the template appears here without a reload.",
+            tuple(facts),
+        )
+    if row.state == "canceled":
+        return "This plan was canceled", "Nothing was stored. It can be asked for again.", ()
+    reason = row.reason or "the reason was not recorded"
+    code = (Fact("Code", row.reason_code or "unknown"), *facts)
+    if row.state == "infeasible":
+        why = "Each of these changes would be enough by itself." if view.faults else ""
+        return reason[:1].upper() + reason[1:], why, code
+    return f"Planning failed: {reason}", "The worker's log has the rest; ask again.", code
+
+
+def _facts(document: Document, timeline: Document) -> tuple[Fact, ...]:
+    times, stages = document["iteration_time_ms"], document["stages"]
+    idle, least, most = idle_shares(document, timeline)
+    durations = [stage_ms(stage) for stage in stages]
+    facts = [
+        Fact("Iteration", seconds(times["simulated"] * MS), "simulated 1F1B"),
+        _proof(document),
+        Fact(
+            "Stages",
+            str(len(stages)),
+            f"{milliseconds(min(durations))} to {milliseconds(max(durations))}{NBSP}ms each",
+        ),
+        Fact("GPU time idle", percent(idle), f"{percent(least)} to {percent(most)} by stage"),
+        _planned(document),
+    ]
+    memory = _memory(stages)
+    if memory is not None:
+        facts.append(memory)
+    return tuple(facts)
+
+
+def _proof(document: Document) -> Fact:
+    bound = document["lower_bound_ms"]
+    own = document["iteration_time_ms"][document["objective"]]
+    if bound is None or own is None:
+        return Fact("Proof", "None", f"{METHOD_NAMES[document['method']]} proves nothing")
+    gap = max(own / bound - 1, 0.0)
+    return Fact(
+        "Proof",
+        "Gap 0" if document["optimal"] else f"Gap {percent(gap)}",
+        f"bound {seconds(bound * MS)} ({document['objective']})",
+        hint=f"{own:.6f} ms, no template below {bound:.6f} ms",
+    )
+
+
+def _planned(document: Document) -> Fact:
+    certificate = document.get("certificate")
+    note = ""
+    if certificate is not None:
+        note = f"{plural(certificate['intervals_explored'], 'interval')} explored"
+    return Fact("Planned in", seconds(document["planning_time_s"]), note)
+
+
+def _memory(stages: list[Document]) -> Fact | None:
+    limited = [
+        (stage["memory_bytes"] / stage["memory_limit_bytes"], number, stage)
+        for number, stage in enumerate(stages)
+        if stage["memory_limit_bytes"]
+    ]
+    if not limited:
+        return None
+    share, number, stage = max(limited, key=lambda item: item[0])
+    used, limit = stage["memory_bytes"] / GIB, stage["memory_limit_bytes"] / GIB
+    return Fact(
+        "Memory",
+        f"{rough_percent(share)} at most",
+        f"{used:.1f} of {limit:.3g}{NBSP}GiB, stage {number}",
+    )
+
+
+def _template(view: PlanView, document: Document, timeline: Document) -> Template:
+    names = device_names(view.spec)
+    methods = method_rows(document, names)
+    used = {stage["device"] for stage in document["stages"]}
+    idle = {name: count for name, count in document["idle"].items() if count}
+    starts = timeline["starts"]
+    return Template(
+        title=_template_title(document),
+        note=f"Layers 0–{document['layers'] - 1} over stages in pipeline order; dashed: the "
+        "slowest stage; memory against what one GPU of the stage has",
+        ticks=layer_ticks(document["layers"]),
+        stages=stage_rows(document, timeline, names),
+        has_memory=any(stage["memory_bytes"] for stage in document["stages"]),
+        idle_devices=", ".join(f"{count} × {name}" for name, count in idle.items()),
+        methods_title=_methods_title(document),
+        methods=methods,
+        legend=tuple((color_of(name, names), name) for name in names if name in used),
+        schedule_title=_schedule_title(document, timeline),
+        schedule_note="One iteration under 1F1B, "
+        f"{plural(document['microbatches'], 'microbatch', 'microbatches')}; "
+        "light: forward, dark: backward, hatched: bubble"
+        if starts
+        else "Too many computations to draw: the idle share of each stage is in the table above",
+        alternatives_title=_alternatives_title(document),
+        alternatives=alternative_rows(document, names),
+        text=_text(document),
+        data={
+            "iteration_ms": timeline["iteration_time_ms"],
+            "starts": starts,
+            "stages": [
+                {
+                    "forward_ms": stage["forward_ms"],
+                    "backward_ms": stage["backward_ms"],
+                    "color": color_of(stage["device"], names),
+                    "name": f"{number} · {stage['gpus']} × {stage['device']}",
+                    "idle": timeline["bubble"][number],
+                }
+                for number, stage in enumerate(document["stages"])
+            ],
+        },
+    )
+
+
+def _template_title(document: Document) -> str:
+    durations = [stage_ms(stage) for stage in document["stages"]]
+    if len(durations) == 1:
+        return "One stage holds every layer"
+    spread = max(durations) / min(durations) - 1
+    text = f"{plural(len(durations), 'stage')} within {rough_percent(spread)} of each other"
+    if document["optimal"] and spread <= _EVEN:
+        return f"{text}: nothing to gain by moving a layer"
+    if spread > _EVEN:
+        slowest = durations.index(max(durations))
+        return f"Stage {slowest} takes longest, {rough_percent(spread)} more than the shortest"
+    return text
+
+
+def _methods_title(document: Document) -> str:
+    own = document["iteration_time_ms"]["simulated"]
+    over = {
+        name: other["iteration_time_ms"]["simulated"] / own - 1
+        for name, other in document["comparison"].items()
+        if "stages" in other
+    }
+    if not over:
+        return "No other method has an answer"
+    parts = [f"{METHOD_NAMES[name]}{_against(value)}" for name, value in over.items()]
+    return ", ".join(parts)
+
+
+def _schedule_title(document: Document, timeline: Document) -> str:
+    idle, _, _ = idle_shares(document, timeline)
+    return f"GPUs idle {percent(idle)} of the iteration, hatched"
+
+
+def _alternatives_title(document: Document) -> str:
+    count = len(document["alternatives"])
+    if not count:
+        return "No alternatives: only the optimal search looks for them"
+    if count == 1:
+        return "No other template comes within 2 %"
+    return f"{count} templates come within 2 % of the best"
+
+
+def _text(document: Document) -> str:
+    """Return the template as lines to paste."""
+    return "\n".join(
+        f"stage {number}: layers {stage['layers'][0]}-{stage['layers'][1]} on "
+        + " + ".join(
+            f"{part['gpus']} x {part['device']} (node {part['node']})"
+            for part in stage.get("replicas") or [stage]
+        )
+        for number, stage in enumerate(document["stages"])
+    )
+
+
+def _request(view: PlanView) -> dict[str, Any]:
+    row = view.row
+    asked: dict[str, Any] = {
+        "spec": view.spec,
+        "method": row.method,
+        "objective": row.objective,
+        "time_limit_s": row.time_limit_s,
+    }
+    return asked if row.name is None else asked | {"name": row.name}

@@ -1,0 +1,78 @@
+"""What pages show of a session that came in chunks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+from app.dashboard.look.format import byte_size, clock_time, count, plural
+from app.dashboard.look.parts import Fact
+from app.dashboard.session.tables import Row
+
+if TYPE_CHECKING:
+    from app.services.sessions.read import IntakeView, SessionRow
+
+# Producers and chunks that are named one by one.
+NAMED: Final = 6
+
+SEALED_BY: Final = {
+    "request": "sealed on request",
+    "final": "sealed by the last producer's last chunk",
+    "silence": "sealed because nothing more came",
+}
+
+
+def arrival_facts(row: SessionRow, intake: IntakeView) -> list[Fact]:
+    """Return how far an open session has come."""
+    producers = intake.producers
+    ready = sum(producer.final for producer in producers)
+    names = _some([producer.producer for producer in producers])
+    return [
+        Fact("Operations", count(row.operations), f"in {plural(intake.chunks, 'chunk')}"),
+        Fact(
+            "Producers",
+            count(len(producers)),
+            f"{names}; the last chunk of {count(ready)} has come" if ready else names,
+        ),
+        Fact("Received", byte_size(row.body_bytes)),
+        *refused_facts(intake),
+        Fact("Last chunk", "", clock_time(intake.last_chunk_at), moment=intake.last_chunk_at),
+        Fact("Sealed", clock_time(intake.seals_at), "unless another chunk comes"),
+    ]
+
+
+def refused_facts(intake: IntakeView | None) -> list[Fact]:
+    """Return how much of a session was refused, if anything was."""
+    if intake is None or not intake.refused_chunks:
+        return []
+    chunks = plural(intake.refused_chunks, "chunk")
+    return [Fact("Refused", byte_size(intake.refused_bytes), chunks)]
+
+
+def chunk_rows(document: Mapping[str, Any]) -> tuple[Row, ...]:
+    """Return who sent what of a session, and what was dropped of it."""
+    chunks = document["coverage"].get("chunks")
+    if chunks is None:
+        return ()
+    names = [producer["producer"] for producer in chunks["producers"]]
+    dropped = chunks["dropped"]
+    again = [
+        f"chunk {entry['producer']}/{entry['chunk']} ({count(entry['operations'])})"
+        for entry in dropped["chunks"]
+    ]
+    rows = [
+        Row("Chunks", count(chunks["chunks"]), SEALED_BY[chunks["sealed_by"]]),
+        Row("Producers", count(len(names)), _some(names)),
+        Row("Operations sent twice, dropped", count(dropped["operations"]), _some(again)),
+    ]
+    if chunks["refused_chunks"]:
+        size = byte_size(chunks["refused_bytes"])
+        rows.append(Row("Chunks refused", count(chunks["refused_chunks"]), size))
+    return tuple(rows)
+
+
+def _some(names: list[str]) -> str:
+    shown = names[:NAMED]
+    if len(names) > NAMED:
+        shown.append(f"{count(len(names) - NAMED)} more")
+    return ", ".join(shown)

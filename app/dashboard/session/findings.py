@@ -1,0 +1,322 @@
+"""The titles of figures: what each one shows, said in a sentence. Documents in, text out."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from app.dashboard.look.format import (
+    NBSP,
+    count,
+    listing,
+    percent,
+    plural,
+    ratio,
+    rough_percent,
+    seconds,
+    times,
+    worker,
+)
+
+Document = Mapping[str, Any]
+Ranked = list[tuple[float, int, int]]
+
+# Below this a slowdown is not worth a sentence of its own: 1 % of a step.
+NEGLIGIBLE: Final = 0.01
+# A worker stands out when it costs at least this share of what the worst one costs.
+OUTSTANDING_SHARE: Final = 0.5
+# So many workers are still named one by one.
+NAMED_WORKERS: Final = 3
+# Forward and backward against the stage's peers: slower than this is slow.
+SLOW_RATIO: Final = 1.05
+# Every step is slow when the fastest keeps this share of the job's slowdown.
+STEADY_SHARE: Final = 0.5
+# A set explains a slowdown when it brings back this share of the lost time.
+MAJORITY: Final = 0.5
+# What costs less than this share of the worst is not worth a word beside it.
+WORTH_NAMING: Final = 0.1
+# Less lost time than this share of a step needs no cause.
+UNEXPLAINED: Final = 0.05
+# The paper's bound for sequence lengths as the cause.
+CORRELATION_BOUND: Final = 0.9
+
+CAUSE_NAMES: Final = {
+    "slow_worker": "Slow worker",
+    "stage_imbalance": "Stage imbalance",
+    "sequence_length_imbalance": "Sequence lengths",
+    "garbage_collection": "Garbage collection",
+    "memory_fragmentation": "Memory fragmentation",
+    "false_kernel_dependency": "False kernel dependency",
+    "network": "Network",
+    "data_loading": "Data loading",
+    "tensor_parallel_straggler": "Tensor-parallel rank",
+    "context_parallel_straggler": "Context-parallel rank",
+    "unknown": "Unknown",
+}
+
+
+def cause_name(cause: str) -> str:
+    """Return what people call a cause."""
+    return CAUSE_NAMES.get(cause, cause.replace("_", " ").capitalize())
+
+
+def cost(slowdown: float) -> float:
+    """Return the share of a step that a slowdown costs: 1 − 1/S."""
+    return 1 - 1 / slowdown if slowdown > 0 else 0.0
+
+
+def ranked_workers(document: Document) -> Ranked:
+    """Return (slowdown, dp, pp) of every worker with data, slowest first."""
+    exact = document["by_worker"]["exact"]
+    found = [
+        (value, dp, pp)
+        for dp, row in enumerate(exact)
+        for pp, value in enumerate(row)
+        if value is not None
+    ]
+    return sorted(found, key=lambda item: (-item[0], item[1], item[2]))
+
+
+def map_finding(document: Document) -> str:
+    """Return the title of the worker map: who alone costs how much."""
+    ranked = ranked_workers(document)
+    if not ranked:
+        return "No worker sent operations"
+    worst = cost(ranked[0][0])
+    if worst < NEGLIGIBLE:
+        return f"No worker alone costs 1{NBSP}% of a step"
+    standing = [item for item in ranked if cost(item[0]) >= OUTSTANDING_SHARE * worst]
+    rest = ranked[len(standing) :]
+    if len(standing) <= NAMED_WORKERS:
+        return _named(standing, rest)
+    low, high = rough_percent(cost(standing[-1][0])), rough_percent(worst)
+    costs = high if low == high else f"{low} to {high}"
+    for axis, name in ((2, "Stage"), (1, "DP rank")):
+        places = {item[axis] for item in standing}
+        if len(places) == 1:
+            return f"{name} {places.pop()} stands out: its workers alone cost {costs} of a step"
+    return f"No one place stands out: {count(len(standing))} workers alone cost {costs} of a step"
+
+
+def _named(standing: Ranked, rest: Ranked) -> str:
+    names = listing([worker(dp, pp) for _, dp, pp in standing])
+    if len(standing) == 1:
+        head = f"Worker {names} alone costs {rough_percent(cost(standing[0][0]))} of every step"
+    else:
+        costs = listing([rough_percent(cost(item[0])) for item in standing])
+        head = f"Workers {names} alone cost {costs} of every step"
+    if not rest:
+        return head
+    bound = max(1, math.ceil(100 * max(0.0, cost(rest[0][0])) + 1e-9))
+    return f"{head}; no other costs {bound}{NBSP}%"
+
+
+def workers_finding(document: Document) -> str:
+    """Return the title of the worker table: who computes slower than its peers."""
+    slow = slow_workers(document)
+    if not slow:
+        bound = percent(SLOW_RATIO - 1, 0)
+        return f"No worker computes {bound} slower than its stage's peers"
+    if len(slow) == 1:
+        dp, pp, forward, backward = slow[0]
+        return (
+            f"Only {worker(dp, pp)} is slow: forward {times(forward)}, backward {times(backward)}"
+        )
+    if len(slow) <= NAMED_WORKERS:
+        names = listing([worker(dp, pp) for dp, pp, _, _ in slow])
+        return f"Workers {names} compute slower than their peers"
+    total = sum(value is not None for row in document["by_worker"]["exact"] for value in row)
+    return f"{count(len(slow))} of {count(total)} workers compute slower than their peers"
+
+
+def slow_workers(document: Document) -> list[tuple[int, int, float, float]]:
+    """Return (dp, pp, forward, backward) of workers slower than their stage's peers."""
+    by_worker = document["by_worker"]
+    found = [
+        (dp, pp, forward or 1.0, backward or 1.0)
+        for dp, (forwards, backwards) in enumerate(
+            zip(by_worker["forward_ratio"], by_worker["backward_ratio"], strict=True)
+        )
+        for pp, (forward, backward) in enumerate(zip(forwards, backwards, strict=True))
+        if max(forward or 1.0, backward or 1.0) >= SLOW_RATIO
+    ]
+    return sorted(found, key=lambda item: -max(item[2], item[3]))
+
+
+def strip_finding(document: Document) -> str:
+    """Return the title of the strip: whether the cause comes and goes."""
+    slowdowns: list[float] = document["step_slowdown"]
+    low, high = min(slowdowns), max(slowdowns)
+    span = times(low) if times(low) == times(high) else f"{times(low)} to {times(high)}"
+    total = document["slowdown"]
+    if cost(high) < 2 * NEGLIGIBLE:
+        return f"No step is slow: {span}"
+    if low - 1 >= STEADY_SHARE * (total - 1) and total > 1 + NEGLIGIBLE:
+        return f"Every step is slow, {span}: the cause does not come and go"
+    bound = 1 + (high - 1) / 2
+    beyond = sum(value > bound for value in slowdowns)
+    worst = document["steps"]["analyzed"][slowdowns.index(high)]
+    return (
+        f"{count(beyond)} of {count(len(slowdowns))} steps exceed {times(bound)}; "
+        f"step {worst} reaches {times(high)}"
+    )
+
+
+def fix_finding(document: Document) -> str:
+    """Return the title of the list of fixes."""
+    best = best_fix(document)
+    if best is not None:
+        title = str(best["title"])
+        faster = 1 / (1 - best["predicted_gain"])
+        return f"Best fix: {title[:1].lower()}{title[1:]}; {times(faster)} faster"
+    if cost(document["slowdown"]) < NEGLIGIBLE:
+        return "Nothing to fix"
+    return "No single change is known to help"
+
+
+def best_fix(document: Document) -> Mapping[str, Any] | None:
+    """Return the recommendation with the largest predicted gain, or None."""
+    fixes = document["recommendations"]
+    return max(fixes, key=lambda fix: fix["predicted_gain"], default=None)
+
+
+def timeline_finding(step: int, recorded_s: float, ideal_s: float) -> str:
+    """Return the title of the timeline of one step."""
+    lost = recorded_s - ideal_s
+    if lost <= NEGLIGIBLE * recorded_s:
+        return f"Step {step} took {seconds(recorded_s)}, nothing of it lost"
+    share = rough_percent(lost / recorded_s)
+    return f"Step {step} took {seconds(recorded_s)}: {seconds(lost)} of it, {share}, lost"
+
+
+def attribution_finding(document: Document) -> str:
+    """Return the title of the attribution by operation type."""
+    ranked = sorted(
+        ((name, value) for name, value in document["by_optype"].items() if value is not None),
+        key=lambda item: -item[1],
+    )
+    worst = cost(ranked[0][1]) if ranked else 0.0
+    slow = [item for item in ranked if cost(item[1]) >= max(NEGLIGIBLE, WORTH_NAMING * worst)]
+    if not slow:
+        return f"No operation type alone costs 1{NBSP}% of a step"
+    first, rest = slow[0], slow[1:2]
+    if {name for name, _ in slow} <= {"forward-compute", "backward-compute"}:
+        parts = ", ".join(f"{name.split('-')[0]} {times(value)}" for name, value in slow)
+        return f"Computing explains it: {parts}"
+    text = f"{first[0]} costs most: {times(first[1])}"
+    return f"{text}, then {rest[0][0]} {times(rest[0][1])}" if rest else text
+
+
+def causes_finding(document: Document) -> str:
+    """Return the title of the list of causes."""
+    causes = document["causes"]
+    if not causes and cost(document["slowdown"]) < UNEXPLAINED:
+        return "There is too little to explain"
+    if not causes or causes[0]["cause"] == "unknown":
+        return "The cause is not known"
+    first = causes[0]
+    name = cause_name(first["cause"])
+    share = first["contribution"]
+    if share is None:
+        return f"{name}: the likely cause"
+    if share >= 1 - NEGLIGIBLE:
+        return f"{name}: explains all of it"
+    return f"{name}: explains {rough_percent(share)} of it"
+
+
+def recovery_finding(document: Document) -> str:
+    """Return the title of what recovers the lost time."""
+    m_w, m_s, k50 = document["m_w"]["rem"], document["m_s"]["rem"], document["k50"]
+    if m_w is None or m_s is None:
+        return "Too little is lost to say what would bring it back"
+    if m_w >= MAJORITY and m_w >= m_s:
+        workers = plural(len(document["m_w"]["workers"]), "worker")
+        return f"{workers} would bring back {rough_percent(m_w)} of the lost time"
+    if m_s >= MAJORITY:
+        return f"The last stage would bring back {rough_percent(m_s)} of the lost time"
+    if k50 is not None:
+        return f"It takes {plural(k50, 'worker')} to bring back half of the lost time"
+    return "Neither a few workers nor the last stage would bring back half of it"
+
+
+def recorded_finding(document: Document) -> str:
+    """Return the title of the recorded step times."""
+    recorded = document["step_times"]["recorded"]
+    low, high = seconds(min(recorded)), seconds(max(recorded))
+    return f"Steps took {low} to {high}" if low != high else f"Every step took {low}"
+
+
+def correlation_finding(document: Document) -> str:
+    """Return the title of the forward–backward scatter."""
+    r = document["fb_correlation"]["pearson"]
+    if r is None:
+        return "Sequence lengths: cannot say"
+    if r >= CORRELATION_BOUND:
+        return f"Forward and backward rise together: r = {ratio(r)}, over 0.90"
+    return f"Not sequence lengths: r = {ratio(r)}, under 0.90"
+
+
+def launch_finding(document: Document) -> str:
+    """Return the title of the launch delays."""
+    share = document["launch_slowdown"] - 1
+    shares = document["launch_by_optype"]
+    name = max(shares, key=lambda key: shares[key], default=None)
+    if name is None or shares[name] < max(NEGLIGIBLE / 10, MAJORITY * sum(shares.values())):
+        return f"Launch delays: {percent(share)} of a step"
+    return f"Launch delays: {percent(share)} of a step, most before {name}"
+
+
+def coverage_finding(document: Document) -> str:
+    """Return the title of what arrived."""
+    coverage, dropped = document["coverage"], document["steps"]["dropped"]
+    missing = coverage["ranks_expected"] - coverage["ranks_present"]
+    parts = []
+    if missing:
+        parts.append(f"{plural(missing, 'worker')} sent nothing")
+    if dropped:
+        parts.append(f"{plural(len(dropped), 'step')} left out")
+    # Reports from before operations were re-created do not say so.
+    recreated = (coverage.get("recreated") or {}).get("operations", 0)
+    if recreated:
+        parts.append(f"{plural(recreated, 'lost operation')} re-created")
+    unanswered = coverage.get("unanswered") or {}
+    if unanswered:
+        parts.append(f"{plural(sum(unanswered.values()), 'send')} without receives left out")
+    # Only sessions that came in chunks have these.
+    repeated = coverage.get("chunks", {}).get("dropped", {}).get("operations", 0)
+    if repeated:
+        parts.append(f"{plural(repeated, 'repeated operation')} dropped")
+    if coverage["unknown_op_types"]:
+        parts.append(f"{plural(len(coverage['unknown_op_types']), 'unknown type')} of operation")
+    text = listing(parts)
+    return f"{text[:1].upper()}{text[1:]}" if parts else "Nothing is missing"
+
+
+def history_finding(slowdowns: Sequence[tuple[int, float]], *, threshold: float) -> str:
+    """Return the title of a job's S over its sessions.
+
+    Parameters
+    ----------
+    slowdowns : sequence of (int, float)
+        Number and S of every session with a verdict, oldest first.
+    threshold : float
+        From here on a session counts as slow.
+    """
+    if not slowdowns:
+        return "No session has a verdict yet"
+    number, latest = slowdowns[-1]
+    slow = [item for item in slowdowns if item[1] >= threshold]
+    if not slow:
+        worst = max(value for _, value in slowdowns)
+        return f"No session is slow: none above {times(worst)}"
+    if latest < threshold:
+        return f"{len(slow)} of {len(slowdowns)} sessions were slow; session {number} is not"
+    since = number
+    for earlier, value in reversed(slowdowns):
+        if value < threshold:
+            break
+        since = earlier
+    if since == slowdowns[0][0]:
+        return f"Slow since the first session: {times(latest)} in session {number}"
+    return f"Slow since session {since}: {times(latest)} in session {number}"

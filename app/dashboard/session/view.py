@@ -1,0 +1,380 @@
+"""What the page of one session shows, whatever state it is in."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import quote
+
+from app.dashboard.alerts.parts import Actions
+from app.dashboard.fleet.view import UNDERWAY, verdict_values
+from app.dashboard.look.format import (
+    age,
+    byte_size,
+    clock_time,
+    count,
+    plural,
+    seconds,
+    sizes,
+    times,
+)
+from app.dashboard.look.parts import ANALYZED_STATE, SLOW_STATE, STATES, Fact, State, sparkline
+from app.dashboard.session.chunks import arrival_facts, refused_facts
+from app.dashboard.session.facts import launch_facts, quality_fact, verdict_facts
+from app.dashboard.session.report import ReportView
+from app.dashboard.session.tables import Row
+
+if TYPE_CHECKING:
+    from app.services.sessions.fleet import JobSummary
+    from app.services.sessions.read import IntakeView, SessionView
+
+Document = Mapping[str, Any]
+
+FORMATS: Final = {
+    "parquet-published": "Parquet, published columns",
+    "parquet": "Parquet",
+    "ndjson": "NDJSON",
+}
+
+# What to do about a session without a verdict, by the code of the reason.
+REMEDIES: Final = {
+    "trace.too_few_steps": ("Record longer", "20 steps or more after warm-up"),
+    "trace.no_complete_step": ("Send every rank", "a step counts when all of its ranks are there"),
+    "trace.rank_missing": ("Send every rank", "one rank of each DP × PP cell is needed"),
+    "trace.dependency_cycle": ("Look at the profiler", "operations wait for each other"),
+}
+OTHER_REMEDY: Final = ("Correct the trace", "and send it again")
+
+
+@dataclass(frozen=True, slots=True)
+class Neighbor:
+    """The session before or after this one."""
+
+    number: int
+    url: str
+
+
+@dataclass(frozen=True, slots=True)
+class SessionPage:
+    """The page of a session; `report` is None while, or where, there is none."""
+
+    id: uuid.UUID
+    now: datetime
+    title: str
+    job: str
+    job_url: str
+    number: int
+    sizes: str
+    before: Neighbor | None
+    after: Neighbor | None
+    status: str
+    state: State
+    line: tuple[str, ...]
+    heading: str
+    facts: tuple[Fact, ...]
+    why: str
+    faults: tuple[Row, ...]
+    ghosts: tuple[str, ...]
+    report: ReportView | None
+    incidents: Sequence[Actions]
+
+
+def session_page(  # noqa: PLR0913 - everything that is on it
+    view: SessionView,
+    job: JobSummary,
+    document: Document | None,
+    report: ReportView | None,
+    *,
+    max_attempts: int,
+    incidents: Sequence[Actions],
+) -> SessionPage:
+    """Return the page of a session.
+
+    Parameters
+    ----------
+    view : SessionView
+    job : JobSummary
+        Its job with the latest sessions, for what came before and after.
+    document : mapping or None
+        The report, where there is one.
+    report : ReportView or None
+        What is shown of it.
+    max_attempts : int
+        After so many attempts an analysis is given up.
+    incidents : sequence of Actions
+        The open ones of its job.
+    """
+    row = view.row
+    body = _body(view, job, document, max_attempts)
+    hosts = set((document or view.meta).get("hosts", {}).values())
+    gpus = plural(row.world, "GPU")
+    where = f"{gpus} on {plural(len(hosts), 'host')}" if hosts else gpus
+    return SessionPage(
+        id=row.id,
+        now=view.now,
+        title=f"{row.job}, session {row.number}: {body.short}",
+        job=row.job,
+        job_url=f"/jobs/{quote(row.job)}",
+        number=row.number,
+        sizes=f"{sizes(row.dp, row.pp, row.tp, row.cp, row.vpp)} · {where}",
+        before=_neighbor(job, row.id, -1),
+        after=_neighbor(job, row.id, 1),
+        status=row.state,
+        state=body.state,
+        line=body.line,
+        heading=body.heading,
+        facts=tuple(body.facts),
+        why=body.why,
+        faults=_faults(view),
+        ghosts=body.ghosts,
+        report=report,
+        incidents=incidents,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Body:
+    """What differs by state."""
+
+    state: State
+    short: str
+    heading: str
+    line: tuple[str, ...]
+    facts: Sequence[Fact]
+    why: str = ""
+    ghosts: tuple[str, ...] = ()
+
+
+def _body(
+    view: SessionView, job: JobSummary, document: Document | None, max_attempts: int
+) -> _Body:
+    state = view.row.state
+    if state == "analyzed" and document is not None:
+        return _analyzed(view, job, document)
+    if state == "no_verdict" and document is not None:
+        return _no_verdict(view, document)
+    if state == "open" and view.intake is not None:
+        return _arriving(view, view.intake)
+    if state in UNDERWAY:
+        return _underway(view, max_attempts)
+    return _ended(view)
+
+
+def _analyzed(view: SessionView, job: JobSummary, document: Document) -> _Body:
+    row, steps = view.row, document["steps"]["analyzed"]
+    slow = document["verdict"]["level"] == "slow"
+    facts = verdict_facts(document)
+    facts.append(_before(view, job))
+    facts.append(quality_fact(document))
+    facts.append(
+        Fact(
+            "Data age",
+            "",
+            f"last step {steps[-1]}, {clock_time(row.received_at)}",
+            moment=row.received_at,
+        )
+    )
+    return _Body(
+        state=SLOW_STATE if slow else ANALYZED_STATE,
+        short=_short(document),
+        heading=document["verdict"]["sentence"],
+        line=(
+            f"{plural(len(steps), 'step')}, {plural(row.operations, 'operation')}",
+            f"{FORMATS.get(row.trace_format, row.trace_format)}, {byte_size(row.body_bytes)}",
+        ),
+        facts=facts,
+    )
+
+
+def _short(document: Document) -> str:
+    text = f"{times(document['slowdown'])} slower than ideal"
+    causes = document["causes"]
+    if document["verdict"]["level"] == "slow" and causes:
+        workers = (causes[0].get("where") or {}).get("workers") or []
+        if len(workers) == 1:
+            return f"{text}, worker ({workers[0][0]}, {workers[0][1]})"
+    return text
+
+
+def _before(view: SessionView, job: JobSummary) -> Fact:
+    """Return how the job did before: S of the session before, and all of them as a sparkline."""
+    position = next((i for i, s in enumerate(job.sessions) if s.id == view.row.id), None)
+    earlier = [
+        session
+        for session in job.sessions[: position or 0]
+        if session.state == "analyzed" and session.slowdown is not None
+    ]
+    if not earlier or position is None:
+        return Fact("Before", "First session", "nothing to compare with")
+    last = earlier[-1]
+    values = verdict_values(job.sessions[: position + 1])
+    passed_s = (view.row.received_at - last.received_at).total_seconds()
+    return Fact(
+        "Before",
+        times(last.slowdown or 0.0),
+        f"session {last.number}, {age(passed_s)} earlier",
+        spark=sparkline(values),
+    )
+
+
+def _no_verdict(view: SessionView, document: Document) -> _Body:
+    row = view.row
+    recorded, simulated = (
+        document["step_times"]["recorded"],
+        document["step_times"]["simulated"],
+    )
+    facts = [
+        Fact(
+            "Step recorded",
+            seconds(sum(recorded) / len(recorded)),
+            f"mean of {plural(len(recorded), 'step')}",
+        ),
+        Fact(
+            "Step replayed",
+            seconds(sum(simulated) / len(simulated)),
+            "without launch delays",
+        ),
+        quality_fact(document),
+        *launch_facts(document),
+    ]
+    facts.append(Fact("Received", "", clock_time(row.received_at), moment=row.received_at))
+    return _Body(
+        state=STATES["no_verdict"],
+        short="no verdict",
+        heading=document["verdict"]["sentence"],
+        line=(
+            plural(row.operations, "operation"),
+            "a cause is known" if document["causes"] else "no cause is named",
+        ),
+        facts=facts,
+        why=_why_no_more(document),
+    )
+
+
+def _why_no_more(document: Document) -> str:
+    fixable = bool(document["recommendations"])
+    shown = "the cause and its fix, " if fixable else ""
+    off = "S and the map" if fixable else "S, the map and fixes"
+    return (
+        f"Recorded times, {shown}launch delays and coverage are shown below. {off} are not: they "
+        "would rest on a replay that is off."
+    )
+
+
+def _arriving(view: SessionView, intake: IntakeView) -> _Body:
+    row = view.row
+    chunks, producers = (
+        plural(intake.chunks, "chunk"),
+        plural(len(intake.producers), "producer"),
+    )
+    return _Body(
+        state=STATES["open"],
+        short="arriving",
+        heading=f"Session {row.number} is arriving: {chunks} of {producers} so far",
+        line=(FORMATS.get(row.trace_format, row.trace_format),),
+        facts=arrival_facts(row, intake),
+        why="It is analyzed when it is sealed: on request, by the last producer's last chunk, or "
+        "when nothing more comes.",
+    )
+
+
+def _underway(view: SessionView, max_attempts: int) -> _Body:
+    row, work = view.row, view.work
+    attempt = work.attempt if work else 0
+    workers = row.dp * row.pp
+    facts = [
+        Fact("Operations", count(row.operations), f"in {plural(row.steps, 'step')}"),
+        Fact(
+            "Trace",
+            byte_size(row.body_bytes),
+            FORMATS.get(row.trace_format, row.trace_format),
+        ),
+        Fact("Received", "", clock_time(row.received_at), moment=row.received_at),
+        *refused_facts(view.intake),
+    ]
+    ghosts = (f"Heatmap, {plural(workers, 'worker')}", f"Steps, {count(row.steps)} received")
+    if row.state == "analyzing":
+        facts.append(Fact("Attempt", f"{attempt} of {max_attempts}"))
+        return _Body(
+            state=STATES["analyzing"],
+            short="analyzing",
+            heading=f"Session {row.number} is being analyzed: "
+            f"{plural(row.operations, 'operation')} of {plural(workers, 'worker')}",
+            line=(f"attempt {attempt} of {max_attempts}",),
+            facts=facts,
+            why="The report appears here when it is ready, without a reload.",
+            ghosts=ghosts,
+        )
+    ahead = (work.position or 1) - 1 if work else 0
+    if attempt:
+        facts.append(
+            Fact("Attempt", f"{attempt + 1} of {max_attempts}", "the last one was cut off")
+        )
+    place = f"{plural(ahead, 'session')} ahead" if ahead else "next in line"
+    return _Body(
+        state=STATES[row.state],
+        short="waiting",
+        heading=f"Session {row.number} has arrived and waits to be analyzed",
+        line=(place,),
+        facts=facts,
+        why="Analysis starts as soon as a worker is free; the report appears here without a "
+        "reload.",
+        ghosts=ghosts,
+    )
+
+
+def _ended(view: SessionView) -> _Body:
+    row, work = view.row, view.work
+    reason = row.reason or "the reason was not recorded"
+    code = row.reason_code or (work.error_code if work else None) or "unknown"
+    failed = row.state == "failed"
+    word = "Analysis failed" if failed else "Discarded"
+    facts = [Fact("Code", code)]
+    if work is not None:
+        facts.append(Fact("Attempts", count(work.attempt)))
+    facts += [
+        Fact("Operations", count(row.operations), f"in {plural(row.steps, 'step')}"),
+        Fact("Received", "", clock_time(row.received_at), moment=row.received_at),
+        *refused_facts(view.intake),
+    ]
+    if failed:
+        why = (
+            "Nothing is lost: the trace is stored as it was sent. The code names what broke; "
+            "the worker's log has the rest."
+        )
+    else:
+        facts.append(Fact("Remedy", *REMEDIES.get(code, OTHER_REMEDY)))
+        why = "The trace is stored as it was sent, but no verdict can come from it."
+    return _Body(
+        state=STATES["failed" if failed else "discarded"],
+        short=word.lower(),
+        heading=f"{word}: {reason}",
+        line=(FORMATS.get(row.trace_format, row.trace_format), byte_size(row.body_bytes)),
+        facts=facts,
+        why=why,
+    )
+
+
+def _faults(view: SessionView) -> tuple[Row, ...]:
+    faults = (view.reason_detail or {}).get("faults") or []
+    return tuple(
+        Row(fault.get("code", ""), fault.get("message", ""), _position(fault)) for fault in faults
+    )
+
+
+def _position(fault: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name} {fault[name]}" for name in ("row", "line", "column") if name in fault)
+
+
+def _neighbor(job: JobSummary, session_id: uuid.UUID, distance: int) -> Neighbor | None:
+    ids = [session.id for session in job.sessions]
+    if session_id not in ids:
+        return None
+    position = ids.index(session_id) + distance
+    if not 0 <= position < len(ids):
+        return None
+    session = job.sessions[position]
+    return Neighbor(session.number, f"/sessions/{session.id}")

@@ -1,0 +1,195 @@
+"""Tables of alerts. The values in the documents are those of `app.alerts`."""
+
+from __future__ import annotations
+
+import uuid
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import (
+    BigInteger,
+    CheckConstraint,
+    ForeignKey,
+    Identity,
+    Index,
+    UniqueConstraint,
+    Uuid,
+    text,
+)
+from sqlalchemy.orm import Mapped, mapped_column
+
+from app.db.models.sessions import Base
+
+INCIDENT_STATES = ("pending", "firing", "acknowledged", "silenced", "resolved")
+DELIVERY_STATES = ("waiting", "sending", "delivered", "failed", "superseded")
+
+
+def _one_of(column: str, values: tuple[str, ...]) -> CheckConstraint:
+    listed = ", ".join(f"'{value}'" for value in values)
+    return CheckConstraint(f"{column} IN ({listed})", name=column)
+
+
+class AlertRule(Base):
+    """A rule; `document` is an `app.alerts.rules.Rule` without its id and name."""
+
+    __tablename__ = "alert_rule"
+
+    id: Mapped[uuid.UUID] = mapped_column(Uuid, primary_key=True)
+    name: Mapped[str] = mapped_column(unique=True)
+    document: Mapped[dict[str, Any]]
+    created_at: Mapped[datetime] = mapped_column(server_default=text("now()"))
+    updated_at: Mapped[datetime] = mapped_column(server_default=text("now()"))
+
+
+class AlertChannel(Base):
+    """Where messages go."""
+
+    __tablename__ = "alert_channel"
+
+    id: Mapped[uuid.UUID] = mapped_column(Uuid, primary_key=True)
+    name: Mapped[str] = mapped_column(unique=True)
+    kind: Mapped[str]
+    audience: Mapped[str]
+    # an `app.alerts.rules.Selector`
+    selector: Mapped[dict[str, Any]]
+    # what may be shown of its configuration, and all that may not, encrypted
+    config: Mapped[dict[str, Any]]
+    secrets: Mapped[bytes]
+    enabled: Mapped[bool]
+    # Rises when the channel is to hear of everything anew.
+    generation: Mapped[int]
+    disabled_reason: Mapped[str | None]
+    # Nothing is sent before this: the receiver asked for it, or did not answer.
+    hold_until: Mapped[datetime | None]
+    failures: Mapped[int]
+    last_error: Mapped[str | None]
+    last_failure_at: Mapped[datetime | None]
+    last_success_at: Mapped[datetime | None]
+    created_at: Mapped[datetime] = mapped_column(server_default=text("now()"))
+
+
+class AlertFacts(Base):
+    """What rules see of an analyzed session: an `app.alerts.facts.Facts`."""
+
+    __tablename__ = "alert_facts"
+    __table_args__ = (Index("ix_alert_facts_job_id_received_at", "job_id", "received_at"),)
+
+    session_id: Mapped[uuid.UUID] = mapped_column(
+        ForeignKey("session.id", ondelete="CASCADE"), primary_key=True
+    )
+    job_id: Mapped[int] = mapped_column(ForeignKey("job.id", ondelete="CASCADE"))
+    received_at: Mapped[datetime]
+    document: Mapped[dict[str, Any]]
+
+
+class AlertGroup(Base):
+    """The incidents of one job; its row is the lock under which they change."""
+
+    __tablename__ = "alert_group"
+    __table_args__ = (
+        Index("ix_alert_group_flush_at", "flush_at", postgresql_where=text("flush_at IS NOT NULL")),
+        Index("ix_alert_group_look_at", "look_at", postgresql_where=text("look_at IS NOT NULL")),
+    )
+
+    id: Mapped[uuid.UUID] = mapped_column(Uuid, primary_key=True)
+    job_id: Mapped[int] = mapped_column(ForeignKey("job.id", ondelete="CASCADE"), unique=True)
+    # The last number given to a transition or a notification of this group.
+    number: Mapped[int] = mapped_column(BigInteger)
+    # When channels are to be told, and were last looked after.
+    flush_at: Mapped[datetime | None]
+    flushed_at: Mapped[datetime | None]
+    # When time alone may change an incident: a silence ends, a job has been silent for too long.
+    look_at: Mapped[datetime | None]
+
+
+class AlertIncident(Base):
+    """An incident; `document` is an `app.alerts.incidents.Incident`, the truth about it.
+
+    The other columns repeat what is searched for.
+    """
+
+    __tablename__ = "alert_incident"
+    __table_args__ = (
+        _one_of("state", INCIDENT_STATES),
+        Index(
+            "uq_alert_incident_open",
+            "group_id",
+            "fingerprint",
+            unique=True,
+            postgresql_where=text("state <> 'resolved'"),
+        ),
+        Index("ix_alert_incident_group_id_resolved_at", "group_id", "resolved_at"),
+        Index("ix_alert_incident_state_fired_at", "state", "fired_at"),
+    )
+
+    id: Mapped[uuid.UUID] = mapped_column(Uuid, primary_key=True)
+    group_id: Mapped[uuid.UUID] = mapped_column(ForeignKey("alert_group.id", ondelete="CASCADE"))
+    fingerprint: Mapped[str]
+    state: Mapped[str]
+    opened_at: Mapped[datetime]
+    fired_at: Mapped[datetime | None]
+    resolved_at: Mapped[datetime | None]
+    # Until when a silence lasts, also past the incident's end.
+    silenced_until: Mapped[datetime | None]
+    document: Mapped[dict[str, Any]]
+
+
+class AlertEvent(Base):
+    """A transition of an incident: its history."""
+
+    __tablename__ = "alert_event"
+    __table_args__ = (UniqueConstraint("incident_id", "number"),)
+
+    id: Mapped[int] = mapped_column(BigInteger, Identity(always=True), primary_key=True)
+    incident_id: Mapped[uuid.UUID] = mapped_column(
+        ForeignKey("alert_incident.id", ondelete="CASCADE")
+    )
+    # Of the group: puts the events of one job in order.
+    number: Mapped[int] = mapped_column(BigInteger)
+    at: Mapped[datetime] = mapped_column(server_default=text("now()"))
+    event: Mapped[str]
+    from_state: Mapped[str | None]
+    to_state: Mapped[str]
+    actor: Mapped[str | None]
+    note: Mapped[str | None]
+    session_id: Mapped[uuid.UUID | None] = mapped_column(Uuid)
+
+
+class AlertDelivery(Base):
+    """A message of a group to a channel: sent at least once, always under this id."""
+
+    __tablename__ = "alert_delivery"
+    __table_args__ = (
+        _one_of("state", DELIVERY_STATES),
+        UniqueConstraint("channel_id", "group_id", "number"),
+        Index(
+            "ix_alert_delivery_due",
+            "channel_id",
+            "next_attempt_at",
+            postgresql_where=text("state IN ('waiting', 'sending')"),
+        ),
+        Index("ix_alert_delivery_created_at", "created_at"),
+    )
+
+    id: Mapped[uuid.UUID] = mapped_column(Uuid, primary_key=True)
+    group_id: Mapped[uuid.UUID] = mapped_column(ForeignKey("alert_group.id", ondelete="CASCADE"))
+    channel_id: Mapped[uuid.UUID] = mapped_column(
+        ForeignKey("alert_channel.id", ondelete="CASCADE")
+    )
+    # Of the notification: those of one look at the group have the same, later ones higher.
+    number: Mapped[int] = mapped_column(BigInteger)
+    # Of the channel when this was made.
+    generation: Mapped[int]
+    state: Mapped[str]
+    attempt: Mapped[int]
+    next_attempt_at: Mapped[datetime]
+    created_at: Mapped[datetime] = mapped_column(server_default=text("now()"))
+    # What it says, fixed by the first attempt: an `app.alerts.grouping.Content`, and the whole
+    # message.
+    content: Mapped[dict[str, Any] | None]
+    message: Mapped[dict[str, Any] | None]
+    finished_at: Mapped[datetime | None]
+    error_code: Mapped[str | None]
+    error: Mapped[str | None]
+    answer_status: Mapped[int | None]
+    answer: Mapped[str | None]

@@ -1,0 +1,67 @@
+"""Tables of sessions that come in chunks."""
+
+from __future__ import annotations
+
+import uuid
+from datetime import datetime
+from typing import Any, Literal
+
+from sqlalchemy import BigInteger, ForeignKey, Index, Integer, Text, Uuid, text
+from sqlalchemy.dialects.postgresql import ARRAY
+from sqlalchemy.orm import Mapped, mapped_column
+
+from app.db.models.sessions import Base
+
+# Somebody asked for it; the last producer's last chunk came; nothing came for too long.
+SealedBy = Literal["request", "final", "silence"]
+
+
+class Intake(Base):
+    """What is known of the arrival of a session in chunks; others have none.
+
+    Whoever adds a chunk or seals the session locks this row first.
+    """
+
+    __tablename__ = "intake"
+    __table_args__ = (
+        # the sessions that the sweeper looks at
+        Index("ix_intake_open", "last_chunk_at", postgresql_where=text("sealed_at IS NULL")),
+    )
+
+    session_id: Mapped[uuid.UUID] = mapped_column(
+        ForeignKey("session.id", ondelete="CASCADE"), primary_key=True
+    )
+    chunks: Mapped[int]
+    last_chunk_at: Mapped[datetime]
+    # between two chunks so far
+    longest_gap_s: Mapped[float]
+    # of chunks of this session that were not taken
+    refused_chunks: Mapped[int]
+    refused_bytes: Mapped[int] = mapped_column(BigInteger)
+    sealed_at: Mapped[datetime | None]
+    sealed_by: Mapped[SealedBy | None] = mapped_column(Text)
+    # what was dropped when the chunks were merged, as reports show it; null until then
+    merged: Mapped[dict[str, Any] | None]
+
+
+class Chunk(Base):
+    """One chunk of a session: identified by producer and number, and by its bytes."""
+
+    __tablename__ = "chunk"
+
+    session_id: Mapped[uuid.UUID] = mapped_column(
+        ForeignKey("intake.session_id", ondelete="CASCADE"), primary_key=True
+    )
+    producer: Mapped[str] = mapped_column(primary_key=True)
+    # counts a producer's chunks from 0
+    number: Mapped[int] = mapped_column(primary_key=True)
+    sha256: Mapped[bytes]
+    received_at: Mapped[datetime] = mapped_column(server_default=text("now()"))
+    # the producer sends none with a higher number
+    final: Mapped[bool]
+    body_bytes: Mapped[int] = mapped_column(BigInteger)
+    operations: Mapped[int] = mapped_column(BigInteger)
+    # DP × PP cells with operations: dp · stages + pp
+    cells: Mapped[list[int]] = mapped_column(ARRAY(Integer))
+    # null once it is part of the session's trace
+    blob: Mapped[uuid.UUID | None] = mapped_column(Uuid)

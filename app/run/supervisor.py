@@ -1,0 +1,225 @@
+"""The processes of one installation: `serve` runs everything, `run_workers` the workers.
+
+The main thread starts and watches child processes and handles signals; HTTP and the sweeper have
+threads. What is started is stopped in the opposite order, whatever ends the run: HTTP with its
+streams, the sweeper, the workers, PostgreSQL.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import signal
+import sys
+import threading
+import time
+from typing import TYPE_CHECKING, Final
+
+import structlog
+from sqlalchemy.exc import SQLAlchemyError
+
+from app.bootstrap import build
+from app.broker.celery import QUEUES
+from app.db import migrate
+from app.db.embedded.server import EmbeddedPostgres
+from app.errors import StartupError
+from app.run.http import HttpServer, address_of, listen
+from app.services.installation.sweep import sweep
+from app.system.logs import configure_logging
+from app.system.processes import SupervisedChild
+from app.web import create_app
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+    from types import FrameType
+
+    from app.bootstrap import Container
+    from app.settings import Settings
+
+# A worker gives back its leases in this time; what it forked is killed with it afterwards.
+WORKER_STOP_LIMIT_S: Final = 5.0
+_SWEEPER_STOP_LIMIT_S: Final = 5.0
+_TEND_INTERVAL_S: Final = 0.2
+
+_log = structlog.get_logger(__name__)
+
+
+def serve(settings: Settings, *, after_start: Callable[[str], None] | None = None) -> None:
+    """Serve the API and the dashboard until SIGINT or SIGTERM.
+
+    Without a database URL this is the whole installation: the embedded database, its schema and the
+    workers run as children of this process and end with it. With one it is the HTTP server alone.
+
+    Parameters
+    ----------
+    settings : Settings
+    after_start : callable, optional
+        Called with the server's URL in a thread of its own once requests are answered.
+
+    Raises
+    ------
+    InstanceRunningError
+        Another process serves this data directory.
+    StartupError
+        Something does not start, or ended although nobody asked for it.
+    """
+    configure_logging(json=settings.log_json, level=settings.log_level)
+    _raise_open_files_limit()
+    with _stop_signals() as stop, contextlib.ExitStack() as running:
+        try:
+            _serve(settings, running, stop, after_start)
+        except StartupError:
+            # A start that a signal cut short is a stop like any other.
+            if not stop.is_set():
+                raise
+
+
+def run_workers(settings: Settings) -> None:
+    """Run the workers and the sweeper until SIGINT or SIGTERM; serves no requests.
+
+    Parameters
+    ----------
+    settings : Settings
+        `database_url` must be set.
+
+    Raises
+    ------
+    StartupError
+        There is no database URL.
+    """
+    if settings.database_url is None:
+        raise StartupError(
+            "Workers of the embedded database run within `paceline serve`. "
+            "Set PACELINE_DATABASE_URL for workers of their own."
+        )
+    configure_logging(json=settings.log_json, level=settings.log_level)
+    with _stop_signals() as stop, contextlib.ExitStack() as running:
+        workers = _workers(settings, running)
+        container = build(settings, application_name="paceline sweeper")
+        running.callback(container.close)
+        _start_sweeper(container, running)
+        while not stop.wait(_TEND_INTERVAL_S):
+            for worker in workers:
+                worker.tend()
+
+
+def _serve(
+    settings: Settings,
+    running: contextlib.ExitStack,
+    stop: threading.Event,
+    after_start: Callable[[str], None] | None,
+) -> None:
+    postgres: EmbeddedPostgres | None = None
+    if settings.database_url is None:
+        postgres = EmbeddedPostgres(settings.data_dir)
+        running.callback(postgres.stop)
+        postgres.start(stop.is_set)
+        settings = settings.model_copy(update={"database_url": postgres.url})
+    listener = running.enter_context(listen(settings))
+
+    workers: Sequence[SupervisedChild] = ()
+    if postgres is not None:
+        migrate.upgrade(postgres.url)
+        workers = _workers(settings, running)
+    container = build(settings, application_name="paceline serve")
+    running.callback(container.close)
+    if postgres is not None:
+        _start_sweeper(container, running)
+
+    http = HttpServer(create_app(container), listener)
+    running.callback(http.stop)
+    for worker in workers:
+        worker.tend()
+    http.start(stop.is_set)
+    if not stop.is_set():
+        _announce(address_of(listener), after_start)
+    while not stop.wait(_TEND_INTERVAL_S):
+        for worker in workers:
+            worker.tend()
+        if postgres is not None and postgres.poll() is not None:
+            raise StartupError("The embedded database ended by itself; its log says why.")
+        if not http.alive:
+            raise StartupError("The HTTP server ended by itself; the log says why.")
+
+
+def _announce(url: str, after_start: Callable[[str], None] | None) -> None:
+    sys.stderr.write(f"Paceline is ready: {url}\n")
+    sys.stderr.flush()
+    if after_start is not None:
+        threading.Thread(target=after_start, args=(url,), name="after-start", daemon=True).start()
+
+
+def _workers(settings: Settings, running: contextlib.ExitStack) -> list[SupervisedChild]:
+    """Return one worker a queue, not yet started; they are stopped together."""
+    environment = os.environ | settings.environment()
+    workers = [
+        SupervisedChild(
+            f"worker {queue}",
+            [sys.executable, "-m", "workers.child", "--queue", queue, "--lifeline"],
+            environment,
+        )
+        for queue in QUEUES
+    ]
+    running.callback(_stop_workers, workers)
+    return workers
+
+
+def _stop_workers(workers: Sequence[SupervisedChild]) -> None:
+    for worker in workers:
+        worker.ask_to_stop()
+    deadline_s = time.monotonic() + WORKER_STOP_LIMIT_S
+    for worker in workers:
+        worker.wait_or_kill(deadline_s)
+
+
+def _start_sweeper(container: Container, running: contextlib.ExitStack) -> None:
+    """Start the thread that finds the work which nobody else will; the first pass is at once."""
+    done = threading.Event()
+
+    def sweep_until_done() -> None:
+        while True:
+            try:
+                sweep(container)
+            except SQLAlchemyError as error:
+                _log.warning("the sweeper's pass failed", error=str(error))
+            # Not even a bug of ours may end this thread: nobody would notice, and nothing else
+            # finds lost messages. No class names what nobody foresaw; the log has its trace, and
+            # the next pass tries again.
+            except Exception:  # noqa: BLE001 - as above
+                _log.exception("the sweeper's pass failed")
+            if done.wait(container.settings.sweep_interval_s):
+                return
+
+    thread = threading.Thread(target=sweep_until_done, name="sweeper", daemon=True)
+    thread.start()
+    running.callback(thread.join, _SWEEPER_STOP_LIMIT_S)
+    running.callback(done.set)
+
+
+@contextlib.contextmanager
+def _stop_signals() -> Iterator[threading.Event]:
+    """Turn the signals that ask a program to end into an event, also while it is stopping."""
+    stop = threading.Event()
+
+    def request(_signum: int, _frame: FrameType | None) -> None:
+        stop.set()
+
+    wanted = [signal.SIGINT, signal.SIGTERM]
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup keeps it ignored
+        wanted.append(signal.SIGHUP)
+    before = {signum: signal.signal(signum, request) for signum in wanted}
+    try:
+        yield stop
+    finally:
+        for signum, handler in before.items():
+            signal.signal(signum, handler)
+
+
+def _raise_open_files_limit() -> None:
+    """Allow as many open files as the system lets us: every producer holds a connection."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        # macOS says "infinity" and refuses it.
+        with contextlib.suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -1,0 +1,371 @@
+"""Use case: one attempt of a delivery.
+
+Protocol. A delivery goes ``waiting → sending → delivered | failed``, back to ``waiting`` after a
+fault that passes, or ends ``superseded``. Every race shows as "rows updated != 1":
+
+start (`app.services.alerts.flush.pump`)
+    WHERE state = waiting → sending, and a task run, in one transaction: the claim with its lease is
+    that task run's (`app.services.tasks.task_runs`). A killed worker's lease runs out and the task
+    is run again; three times, then the delivery waits, and is never given up for that.
+fix
+    Before the first attempt, under the group's lock: what the message says is computed from the
+    present and stored, unless there is nothing to say any more: superseded. Every later attempt
+    sends the same bytes under the same id.
+send
+    Outside of any transaction, within `alert_attempt_limit_s`, which is below the lease: who lost
+    his claim is not sending any more.
+settle
+    `finish` of the task run (rows != 1: somebody else has it, nothing is stored), then under the
+    group's lock WHERE state = sending → what came out.
+
+At least once: between the receiver's answer and the end of `settle` a worker may die, and the
+message is sent again, with its id. In order: see `pump`.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import random
+import uuid
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Final, cast
+
+import structlog
+from sqlalchemy import CursorResult, select, update
+
+from app.alerts.addresses import Guard
+from app.alerts.channels.apprise import APPRISE, is_installed
+from app.alerts.channels.kind import Parcel
+from app.alerts.channels.registry import KINDS
+from app.alerts.delivery import Answer, DeliveryError
+from app.alerts.grouping import CONTENT, Audience, Item, content_for, is_due
+from app.alerts.message import MESSAGE, Message, make_message
+from app.alerts.outbound import Outbound
+from app.alerts.retry import wait_before
+from app.db.models.alerts import AlertChannel, AlertDelivery, AlertGroup
+from app.errors import NotFoundError, SecretKeyError
+from app.services.alerts.flush import pause_after, pump
+from app.services.alerts.routing import audience, routed, with_heard_of
+from app.services.alerts.secrets import unseal
+from app.services.alerts.store import (
+    job_and_labels,
+    load_rules,
+    lock_group,
+    open_incidents,
+    rule_names,
+    timing,
+)
+from app.services.tasks.task_runs import Claim, finish
+
+if TYPE_CHECKING:
+    from app.db.unit_of_work import UnitOfWork
+    from app.services.container import Container
+    from app.settings import Settings
+
+DISABLED: Final = DeliveryError("channel.disabled", "The channel is disabled.", permanent=True)
+NO_APPRISE: Final = (
+    "Channels of Apprise need the extra `apprise`, and PACELINE_ALERT_APPRISE=true: they may send "
+    "to private addresses."
+)
+
+_log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A channel as an attempt needs it.
+
+    Parameters
+    ----------
+    id : UUID
+    name, kind : str
+    config : mapping
+        What may be shown of it.
+    secrets : bytes
+        The rest, encrypted.
+    """
+
+    id: uuid.UUID
+    name: str
+    kind: str
+    config: dict[str, Any]
+    secrets: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class _Started:
+    message: Message
+    target: Target
+
+
+def deliver(container: Container, claim: Claim) -> None:
+    """Try a delivery once and store what came out.
+
+    Raises
+    ------
+    LostClaimError
+        If another worker took it over meanwhile; nothing is stored.
+    """
+    channel_id, started = _start(container, claim)
+    if started is None:
+        with container.uow() as tx:
+            finish(tx, claim)
+    else:
+        try:
+            answer = attempt(container, started.target, started.message)
+        except DeliveryError as error:
+            _log.info("delivery not taken", code=error.code, error=error.sentence)
+            _settle_failure(container, claim, error)
+        else:
+            _settle_success(container, claim, answer)
+    if channel_id is not None:
+        pump(container, channel_id)
+
+
+def attempt(container: Container, target: Target, message: Message) -> Answer:
+    """Send a message to a channel, now, within the time of one attempt.
+
+    Raises
+    ------
+    DeliveryError
+        If it was not taken.
+    """
+    kind = KINDS[target.kind]
+    if kind is APPRISE and not apprise_is_usable(container.settings):
+        # The operator's to allow again, as with the keys below.
+        raise DeliveryError("apprise.off", NO_APPRISE)
+    try:
+        config = kind.config.validate_python(
+            target.config | unseal(container.settings, target.secrets)
+        )
+    except SecretKeyError as error:
+        # The operator's to repair, upon which it can still go out.
+        raise DeliveryError(error.stable_code, error.message) from error
+    picture = _picture(container, message) if kind.pictures else None
+    limit_s = container.settings.alert_attempt_limit_s
+    with Outbound(guard(container.settings), limit_s) as outbound:
+        return kind.send(config, Parcel(message, picture, outbound))
+
+
+def apprise_is_usable(settings: Settings) -> bool:
+    """Return whether the operator allows Apprise and has installed it."""
+    return settings.alert_apprise and is_installed()
+
+
+def guard(settings: Settings) -> Guard:
+    """Return the guard with the networks that the operator allows."""
+    return Guard(tuple(ipaddress.ip_network(text) for text in settings.alert_allowed_networks))
+
+
+def base_url(settings: Settings) -> str:
+    """Return the address of the dashboard, with a slash at its end."""
+    if settings.external_url is not None:
+        return settings.external_url.rstrip("/") + "/"
+    host = f"[{settings.host}]" if ":" in settings.host else settings.host
+    return f"http://{host}:{settings.port}/"
+
+
+def _start(container: Container, claim: Claim) -> tuple[uuid.UUID | None, _Started | None]:
+    """Return the channel, and what to send, if anything is to be sent."""
+    with container.uow() as tx:
+        group_id = tx.session.execute(
+            select(AlertDelivery.group_id).where(AlertDelivery.id == claim.subject_id)
+        ).scalar()
+        group = None if group_id is None else lock_group(tx, group_id)
+        delivery = tx.session.get(AlertDelivery, claim.subject_id)
+        if group is None or delivery is None:
+            return None, None
+        channel = tx.session.get_one(AlertChannel, delivery.channel_id)
+        if delivery.state != "sending":
+            return channel.id, None
+        if not channel.enabled:
+            _end(tx, delivery, "failed", DISABLED)
+            return channel.id, None
+        if delivery.message is None and not _fix(container, tx, group, delivery, channel):
+            _end(tx, delivery, "superseded")
+            return channel.id, None
+        delivery.attempt += 1
+        message = MESSAGE.validate_python(delivery.message)
+        target = target_of(channel)
+    return target.id, _Started(message, target)
+
+
+def target_of(channel: AlertChannel) -> Target:
+    """Return what an attempt needs of a channel."""
+    return Target(channel.id, channel.name, channel.kind, channel.config, channel.secrets)
+
+
+def _fix(
+    container: Container,
+    tx: UnitOfWork,
+    group: AlertGroup,
+    delivery: AlertDelivery,
+    channel: AlertChannel,
+) -> bool:
+    """Fix what a delivery says; return False where there is nothing to say."""
+    rules = {rule.id: rule for rule in load_rules(tx)}
+    job, labels = job_and_labels(tx, group.job_id)
+    incidents = open_incidents(tx, group.id)
+    heard = audience(tx, channel, group.id, without=delivery.id)
+    meant = with_heard_of(tx, routed(channel, incidents, rules, job, labels), heard)
+    content = content_for(meant, heard)
+    intervals = timing(container.settings)
+    if not is_due(content, meant, heard, intervals, tx.now):
+        return False
+    message = make_message(
+        id=delivery.id,
+        number=delivery.number,
+        at=tx.now,
+        job=job,
+        receiver=channel.name,
+        content=content,
+        told_before=_told(heard),
+        incidents={incident.id: incident for incident in meant},
+        rule_names=rule_names(list(rules.values())),
+        base_url=base_url(container.settings),
+        repeat=intervals.repeat_interval,
+    )
+    delivery.content = CONTENT.dump_python(content, mode="json")
+    delivery.message = MESSAGE.dump_python(message, mode="json")
+    return True
+
+
+def _told(heard: Audience) -> set[Item]:
+    delivered = [sent.content for sent in heard.sent if sent.delivered and sent.counts]
+    return {*delivered[-1].present, *delivered[-1].resolved} if delivered else set()
+
+
+def _picture(container: Container, message: Message) -> bytes | None:
+    """Return the heatmap of the leading alert's session, where there is one."""
+    facts = message.main.facts
+    if facts is None or facts.slowdown is None or message.test or not message.firing:
+        return None
+    from app.alerts.picture import heatmap_png  # noqa: PLC0415 - most channels show no pictures
+    from app.services.sessions.reports import heatmap  # noqa: PLC0415 - as above
+
+    try:
+        slowdowns = heatmap(container, facts.session)
+    except NotFoundError:
+        return None
+    return heatmap_png(slowdowns, f"{message.job}, session {facts.number}: slowdown of workers")
+
+
+def _settle_success(container: Container, claim: Claim, answer: Answer) -> None:
+    with container.uow() as tx:
+        delivery, channel = _locked(tx, claim)
+        if delivery is None or channel is None:
+            return
+        _end(tx, delivery, "delivered", answer=answer)
+        channel.failures = 0
+        channel.hold_until = None
+        channel.last_success_at = tx.now
+        channel.last_error = None
+
+
+def _settle_failure(container: Container, claim: Claim, error: DeliveryError) -> None:
+    with container.uow() as tx:
+        delivery, channel = _locked(tx, claim)
+        if delivery is None or channel is None:
+            return
+        channel.failures += 1
+        channel.last_failure_at = tx.now
+        channel.last_error = error.sentence
+        if error.disable:
+            disable(tx, channel, error.sentence)
+        wait = None
+        if not error.permanent:
+            wait = wait_before(
+                delivery.attempt + 1,
+                random.random(),  # noqa: S311 - spreads load
+                tx.now - delivery.created_at,
+                error.retry_after_s,
+            )
+            pause = max(pause_after(channel.failures), timedelta(seconds=error.retry_after_s or 0))
+            channel.hold_until = tx.now + pause if pause else None
+        if wait is None:
+            _end(tx, delivery, "failed", error)
+            _come_back(container, tx, delivery.group_id)
+        elif _overtaken(tx, delivery):
+            _end(tx, delivery, "superseded", error)
+        else:
+            _end(tx, delivery, "waiting", error)
+            delivery.next_attempt_at = tx.now + wait
+            delivery.finished_at = None
+
+
+def _locked(tx: UnitOfWork, claim: Claim) -> tuple[AlertDelivery | None, AlertChannel | None]:
+    """Finish the task run, and return delivery and channel, locked; None where they are gone."""
+    finish(tx, claim)
+    row = tx.session.execute(
+        select(AlertDelivery.group_id, AlertDelivery.channel_id).where(
+            AlertDelivery.id == claim.subject_id
+        )
+    ).one_or_none()
+    if row is None or lock_group(tx, row.group_id) is None:
+        return None, None
+    channel = tx.session.execute(
+        select(AlertChannel)
+        .where(AlertChannel.id == row.channel_id)
+        .with_for_update(key_share=True)
+    ).scalar_one_or_none()
+    delivery = tx.session.execute(
+        select(AlertDelivery)
+        .where(AlertDelivery.id == claim.subject_id, AlertDelivery.state == "sending")
+        .with_for_update()
+    ).scalar_one_or_none()
+    return delivery, channel
+
+
+def _end(
+    tx: UnitOfWork,
+    delivery: AlertDelivery,
+    state: str,
+    error: DeliveryError | None = None,
+    *,
+    answer: Answer | None = None,
+) -> None:
+    answer = error.answer if error else answer
+    delivery.state = state
+    delivery.finished_at = tx.now
+    delivery.error_code = error.code if error else None
+    delivery.error = error.sentence if error else None
+    delivery.answer_status = answer.status if answer else None
+    delivery.answer = answer.text if answer else None
+
+
+def _overtaken(tx: UnitOfWork, delivery: AlertDelivery) -> bool:
+    newer = select(AlertDelivery.id).where(
+        AlertDelivery.channel_id == delivery.channel_id,
+        AlertDelivery.group_id == delivery.group_id,
+        AlertDelivery.number > delivery.number,
+        AlertDelivery.state == "waiting",
+    )
+    return tx.session.execute(newer.limit(1)).scalar() is not None
+
+
+def _come_back(container: Container, tx: UnitOfWork, group_id: uuid.UUID) -> None:
+    """Let the group be looked after again in time: somebody was not told."""
+    again = tx.now + timing(container.settings).repeat_interval
+    tx.session.execute(
+        update(AlertGroup)
+        .where(AlertGroup.id == group_id, AlertGroup.flush_at.is_(None))
+        .values(flush_at=again)
+    )
+
+
+def disable(tx: UnitOfWork, channel: AlertChannel, reason: str) -> int:
+    """Disable a channel that is locked, give its deliveries up, and return how many those were."""
+    channel.enabled = False
+    channel.disabled_reason = reason
+    given_up = tx.session.execute(
+        update(AlertDelivery)
+        .where(AlertDelivery.channel_id == channel.id, AlertDelivery.state == "waiting")
+        .values(
+            state="failed",
+            finished_at=tx.now,
+            error_code=DISABLED.code,
+            error=DISABLED.sentence,
+        )
+    )
+    return cast("CursorResult[Any]", given_up).rowcount

@@ -1,0 +1,224 @@
+"""Rules: added, edited, and tried on the past."""
+
+from __future__ import annotations
+
+import itertools
+import uuid
+from bisect import bisect_right
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from typing import TYPE_CHECKING, Final
+
+from sqlalchemy import func, select, update
+from sqlalchemy.exc import IntegrityError
+
+from app.alerts.board import JobState
+from app.alerts.evaluate import evaluate, next_look
+from app.alerts.facts import FACTS
+from app.alerts.incidents import Incident, State
+from app.db.models.alerts import AlertFacts, AlertGroup, AlertRule
+from app.db.models.sessions import Job, Session
+from app.errors import ConflictError, Fault, NotFoundError
+from app.services.alerts.store import RECEIVED, load_rules, rule_document, rule_of
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from datetime import datetime
+
+    from app.alerts.facts import Facts
+    from app.alerts.rules import Rule
+    from app.db.unit_of_work import UnitOfWork
+    from app.services.container import Container
+
+PREVIEW: Final = timedelta(days=30)
+# Sessions that a preview reads at most, the latest ones: it answers while somebody waits.
+PREVIEW_SESSIONS: Final = 20_000
+
+
+@dataclass(frozen=True, slots=True)
+class WouldHave:
+    """An incident that a rule would have made.
+
+    Parameters
+    ----------
+    job : str
+    incident : Incident
+        As it would have ended up.
+    """
+
+    job: str
+    incident: Incident
+
+
+@dataclass(frozen=True, slots=True)
+class Preview:
+    """What a rule would have done.
+
+    Parameters
+    ----------
+    since : datetime
+        From here on: 30 days ago, or the earliest session that was read.
+    jobs, sessions : int
+        How many were looked at.
+    complete : bool
+        False where there were more sessions than a preview reads.
+    incidents : sequence of WouldHave
+        The newest first.
+    """
+
+    since: datetime
+    jobs: int
+    sessions: int
+    complete: bool
+    incidents: Sequence[WouldHave]
+
+
+def list_rules(container: Container) -> list[Rule]:
+    """Return all rules by name."""
+    with container.uow() as tx:
+        return load_rules(tx)
+
+
+def get_rule(container: Container, rule_id: uuid.UUID) -> Rule:
+    """Return a rule.
+
+    Raises
+    ------
+    NotFoundError
+    """
+    with container.uow() as tx:
+        return rule_of(_row(tx, rule_id))
+
+
+def save_rule(container: Container, rule: Rule, *, new: bool) -> Rule:
+    """Add or replace a rule; every job is looked at soon.
+
+    Raises
+    ------
+    NotFoundError
+        If it is to be replaced and is not there.
+    ConflictError
+        If another one has this name.
+    """
+    try:
+        with container.uow() as tx:
+            if new:
+                row = AlertRule(id=rule.id, name=rule.name, document=rule_document(rule))
+                tx.session.add(row)
+            else:
+                row = _row(tx, rule.id)
+                row.name, row.document = rule.name, rule_document(rule)
+                row.updated_at = tx.now
+    except IntegrityError as error:
+        raise ConflictError(
+            f"There is a rule {rule.name} already.",
+            code="rule.name_taken",
+            faults=(Fault("taken", "Another rule has this name.", column="name"),),
+        ) from error
+    _look_at_all(container)
+    return rule
+
+
+def delete_rule(container: Container, rule_id: uuid.UUID) -> None:
+    """Delete a rule; incidents that only it holds end.
+
+    Raises
+    ------
+    NotFoundError
+    """
+    with container.uow() as tx:
+        tx.session.delete(_row(tx, rule_id))
+    _look_at_all(container)
+
+
+def preview(container: Container, rule: Rule) -> Preview:
+    """Return what a rule, as it is given, would have done alone in the last 30 days."""
+    with container.uow() as tx:
+        now = tx.now
+        since = now - PREVIEW
+        documents = tx.session.execute(
+            select(AlertFacts.document)
+            .where(AlertFacts.received_at >= since)
+            .order_by(AlertFacts.received_at.desc())
+            .limit(PREVIEW_SESSIONS + 1)
+        ).scalars()
+        facts = [FACTS.validate_python(document) for document in documents]
+        received = tx.session.execute(
+            select(Job.name, Session.received_at)
+            .join(Session, Session.job_id == Job.id)
+            .where(Session.received_at >= since)
+            .order_by(Job.name, Session.received_at)
+        ).all()
+    complete = len(facts) <= PREVIEW_SESSIONS
+    if not complete:
+        since = facts[PREVIEW_SESSIONS - 1].received_at
+    facts = sorted(facts[:PREVIEW_SESSIONS], key=lambda item: (item.job, item.order))
+    came = {
+        job: [at for _, at in rows] for job, rows in itertools.groupby(received, lambda row: row[0])
+    }
+    found: list[WouldHave] = []
+    jobs = 0
+    for job, sessions in itertools.groupby(facts, key=lambda item: item.job):
+        jobs += 1
+        replayed = _replay(job, list(sessions), came.get(job, []), rule, now)
+        found += [WouldHave(job, incident) for incident in replayed]
+    found.sort(key=lambda item: item.incident.opened_at, reverse=True)
+    return Preview(since, jobs, len(facts), complete, found)
+
+
+def _replay(
+    job: str, sessions: list[Facts], received: list[datetime], rule: Rule, now: datetime
+) -> list[Incident]:
+    """Let a job's sessions come again, and time pass between them."""
+    incidents: dict[uuid.UUID, Incident] = {}
+
+    def at(moment: datetime, history: list[Facts]) -> JobState:
+        come = bisect_right(received, moment)
+        return JobState(
+            job=job,
+            labels=history[-1].labels,
+            history=history,
+            received=received[max(0, come - RECEIVED) : come],
+            incidents=[i for i in incidents.values() if i.state is not State.RESOLVED],
+            silences={},
+            since={},
+        )
+
+    def look(moment: datetime, history: list[Facts]) -> None:
+        for change in evaluate(at(moment, history), [rule], moment, uuid.uuid4):
+            incidents[change.incident.id] = change.incident
+
+    for count, facts in enumerate(sessions, start=1):
+        history = sessions[max(0, count - _HISTORY) : count]
+        look(facts.received_at, history)
+        until = sessions[count].received_at if count < len(sessions) else now
+        alone = next_look(at(facts.received_at, history), [rule], facts.received_at)
+        if alone is not None and alone < until:
+            look(alone, history)
+    return [incident for incident in incidents.values() if incident.told]
+
+
+# Enough for baselines; a preview looks at every session of a month.
+_HISTORY: Final = 40
+
+
+def _look_at_all(container: Container) -> None:
+    """Let the sweeper look at every job, in a transaction that waits for no other."""
+    with container.uow() as tx:
+        ids = select(AlertGroup.id).order_by(AlertGroup.id).with_for_update(key_share=True)
+        groups = list(tx.session.execute(ids).scalars())
+        tx.session.execute(
+            update(AlertGroup).where(AlertGroup.id.in_(groups)).values(look_at=func.now())
+        )
+
+
+def _row(tx: UnitOfWork, rule_id: uuid.UUID) -> AlertRule:
+    row = tx.session.get(AlertRule, rule_id)
+    if row is None:
+        raise NotFoundError(f"There is no rule {rule_id}.")
+    return row
+
+
+def with_new_id(rule: Rule) -> Rule:
+    """Return a rule under an id that no other has."""
+    return replace(rule, id=uuid.uuid4())

@@ -1,0 +1,135 @@
+"""Use case: do what time alone asks for: end silences, miss silent jobs, send what is due.
+
+Runs in the sweeper's thread, several of them at once without harm: what a pass works on it has
+locked, and what another one has locked it leaves alone.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Final, cast
+
+import structlog
+from sqlalchemy import CursorResult, delete, exists, select
+from sqlalchemy.orm import aliased
+
+from app.db.models.alerts import AlertChannel, AlertDelivery, AlertGroup
+from app.db.models.sessions import DELIVER_ALERT, TaskRun
+from app.services.alerts.evaluate import look_at_group
+from app.services.alerts.flush import flush_group, pump
+
+if TYPE_CHECKING:
+    import uuid
+
+    from app.services.container import Container
+
+# Groups taken from the list at a time, and how long a pass may go on: the sweeper has other duties.
+BATCH: Final = 100
+PASS_LIMIT_S: Final = 10.0
+
+# How long deliveries stay for people to look at, and how long their task runs.
+DELIVERIES_KEPT: Final = timedelta(days=30)
+TASK_RUNS_KEPT: Final = timedelta(hours=1)
+PRUNED: Final = 5_000
+
+_log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class AlertSweep:
+    """What one pass did: jobs looked at, groups told of, deliveries started, rows deleted."""
+
+    looked: int = 0
+    flushed: int = 0
+    started: int = 0
+    pruned: int = 0
+
+
+def sweep_alerts(container: Container) -> AlertSweep:
+    """Do one pass."""
+    until_s = time.monotonic() + PASS_LIMIT_S
+    looked = flushed = started = 0
+    while time.monotonic() < until_s:
+        due = _due_groups(container, AlertGroup.look_at)
+        looked += sum(look_at_group(container, group_id) for group_id in due)
+        if len(due) < BATCH:
+            break
+    while time.monotonic() < until_s:
+        due = _due_groups(container, AlertGroup.flush_at)
+        for group_id in due:
+            flush_group(container, group_id)
+        flushed += len(due)
+        started += sum(pump(container, channel_id) for channel_id in _due_channels(container))
+        if len(due) < BATCH:
+            break
+    result = AlertSweep(looked, flushed, started, _prune(container))
+    if result != AlertSweep():
+        _log.info(
+            "alerts swept",
+            looked=result.looked,
+            flushed=result.flushed,
+            started=result.started,
+            pruned=result.pruned,
+        )
+    return result
+
+
+def _due_groups(container: Container, column: Any) -> list[uuid.UUID]:  # noqa: ANN401 - a column
+    with container.uow() as tx:
+        return list(
+            tx.session.execute(
+                select(AlertGroup.id).where(column <= tx.now).order_by(column).limit(BATCH)
+            ).scalars()
+        )
+
+
+def _due_channels(container: Container) -> list[uuid.UUID]:
+    with container.uow() as tx:
+        waiting = exists().where(
+            AlertDelivery.channel_id == AlertChannel.id,
+            AlertDelivery.state == "waiting",
+            AlertDelivery.next_attempt_at <= tx.now,
+        )
+        return list(
+            tx.session.execute(
+                select(AlertChannel.id).where(AlertChannel.enabled, waiting)
+            ).scalars()
+        )
+
+
+def _prune(container: Container) -> int:
+    """Delete old deliveries, but not what says what a channel knows; and old task runs."""
+    newer = aliased(AlertDelivery)
+    with container.uow() as tx:
+        old = (
+            select(AlertDelivery.id)
+            .where(
+                AlertDelivery.created_at < tx.now - DELIVERIES_KEPT,
+                AlertDelivery.state.in_(("delivered", "failed", "superseded")),
+                exists().where(
+                    newer.channel_id == AlertDelivery.channel_id,
+                    newer.group_id == AlertDelivery.group_id,
+                    newer.number > AlertDelivery.number,
+                    newer.state == "delivered",
+                ),
+            )
+            .limit(PRUNED)
+        )
+        runs = (
+            select(TaskRun.id)
+            .where(
+                TaskRun.kind == DELIVER_ALERT,
+                TaskRun.state.in_(("done", "dead")),
+                TaskRun.finished_at < tx.now - TASK_RUNS_KEPT,
+            )
+            .limit(PRUNED)
+        )
+        return sum(
+            cast("CursorResult[Any]", tx.session.execute(statement)).rowcount
+            for statement in (
+                delete(AlertDelivery).where(AlertDelivery.id.in_(old)),
+                delete(TaskRun).where(TaskRun.id.in_(runs)),
+            )
+        )

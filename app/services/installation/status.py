@@ -1,0 +1,153 @@
+"""How the installation as a whole is doing: its queue, its workers, and whether it is ready."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from sqlalchemy import func, select
+from sqlalchemy.exc import SQLAlchemyError
+
+from app.broker.celery import make_celery
+from app.db.migrate import current_revision, expected_revision
+from app.db.models.sessions import SESSION_STATES, TASK_STATES, Session, TaskRun, WorkerHeartbeat
+
+if TYPE_CHECKING:
+    import uuid
+    from collections.abc import Mapping
+    from datetime import datetime
+
+    from app.services.container import Container
+    from app.settings import Settings
+
+# A worker that has missed this many heartbeats in a row is taken for gone.
+MISSED_HEARTBEATS: Final = 3
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerStatus:
+    """A worker process and how long ago it was seen."""
+
+    id: uuid.UUID
+    host: str
+    pid: int
+    queues: str
+    seen_age_s: float
+    alive: bool
+
+
+@dataclass(frozen=True, slots=True)
+class InstallationStatus:
+    """Counts by state; states without rows are there with 0."""
+
+    sessions: Mapping[str, int]
+    tasks: Mapping[str, int]
+    oldest_queued_s: float | None
+    workers: tuple[WorkerStatus, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One thing that the server needs, and in words why it is not ready."""
+
+    name: str
+    ready: bool
+    detail: str
+
+
+def installation_status(container: Container) -> InstallationStatus:
+    """Return counts of sessions and task runs, and the workers that were seen.
+
+    Raises
+    ------
+    SQLAlchemyError
+        If the database does not answer.
+    """
+    with container.uow() as tx:
+        now = tx.now
+        sessions = tx.session.execute(
+            select(Session.state, func.count()).group_by(Session.state)
+        ).all()
+        tasks = tx.session.execute(
+            select(TaskRun.state, func.count()).group_by(TaskRun.state)
+        ).all()
+        oldest = tx.session.execute(
+            select(func.min(TaskRun.created_at)).where(TaskRun.state == "queued")
+        ).scalar()
+        workers = tx.session.execute(
+            select(WorkerHeartbeat).order_by(WorkerHeartbeat.host, WorkerHeartbeat.pid)
+        ).scalars()
+        return InstallationStatus(
+            sessions=dict.fromkeys(SESSION_STATES, 0) | {row[0]: row[1] for row in sessions},
+            tasks=dict.fromkeys(TASK_STATES, 0) | {row[0]: row[1] for row in tasks},
+            oldest_queued_s=None if oldest is None else _age_s(oldest, now),
+            workers=tuple(_worker_status(worker, now, container.settings) for worker in workers),
+        )
+
+
+def readiness(container: Container) -> tuple[Part, ...]:
+    """Return the state of the database, its schema, the broker and the workers.
+
+    Never raises for a part that is down: saying so is its purpose.
+    """
+    database = _database(container)
+    if not database[0].ready:
+        return (*database, _broker(container))
+    return (*database, _broker(container), _workers(container))
+
+
+def _worker_status(worker: WorkerHeartbeat, now: datetime, settings: Settings) -> WorkerStatus:
+    age_s = _age_s(worker.seen_at, now)
+    return WorkerStatus(
+        id=worker.id,
+        host=worker.host,
+        pid=worker.pid,
+        queues=worker.queues,
+        seen_age_s=age_s,
+        alive=age_s <= MISSED_HEARTBEATS * settings.heartbeat_interval_s,
+    )
+
+
+def _age_s(time: datetime, now: datetime) -> float:
+    # A heartbeat that commits during the reading transaction is later than its `now`.
+    return max(0.0, (now - time).total_seconds())
+
+
+def _database(container: Container) -> tuple[Part, ...]:
+    expected = expected_revision()
+    try:
+        current = current_revision(container.engine)
+    except SQLAlchemyError as error:
+        return (Part("database", ready=False, detail=str(error).splitlines()[0]),)
+    database = Part("database", ready=True, detail="answers")
+    if current == expected:
+        return database, Part("schema", ready=True, detail=f"revision {current}")
+    detail = f"revision {current}, this code needs {expected}: run `paceline migrate`"
+    return database, Part("schema", ready=False, detail=detail)
+
+
+def _broker(container: Container) -> Part:
+    settings = container.settings
+    if settings.broker_url is None:
+        # Files: there is nothing to connect to, only a directory to write to.
+        ready = os.access(settings.data_dir / "broker", os.W_OK)
+        return Part("broker", ready=ready, detail="files" if ready else "directory not writable")
+    try:
+        with make_celery(settings).connection_for_write() as connection:
+            connection.connect()
+    except Exception as error:  # noqa: BLE001 - each transport raises errors of its own
+        return Part("broker", ready=False, detail=str(error) or type(error).__name__)
+    return Part("broker", ready=True, detail="answers")
+
+
+def _workers(container: Container) -> Part:
+    try:
+        workers = installation_status(container).workers
+    except SQLAlchemyError as error:
+        return Part("workers", ready=False, detail=str(error).splitlines()[0])
+    alive = [worker for worker in workers if worker.alive]
+    queues = {queue for worker in alive for queue in worker.queues.split(",")}
+    if "analysis" not in queues:
+        return Part("workers", ready=False, detail="no living worker takes analyses")
+    return Part("workers", ready=True, detail=f"{len(alive)} alive")

@@ -1,0 +1,139 @@
+"""The read side of plans."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import zstandard
+from sqlalchemy import func, select
+
+from app.db.blobs import read_blob
+from app.db.models.plans import Plan
+from app.db.models.sessions import PLAN_TEMPLATE, TaskRun
+from app.errors import NotFoundError
+
+if TYPE_CHECKING:
+    import uuid
+    from collections.abc import Mapping
+    from datetime import datetime
+
+    from app.db.unit_of_work import UnitOfWork
+    from app.services.container import Container
+
+# What a plan may still become something else from.
+PENDING: Final = ("queued", "planning")
+
+
+@dataclass(frozen=True, slots=True)
+class PlanRow:
+    """A plan as lists show it; `gap` is proven so far while it is planned, a fraction."""
+
+    id: uuid.UUID
+    name: str | None
+    method: str
+    objective: str
+    time_limit_s: float
+    layers: int
+    gpus: int
+    state: str
+    created_at: datetime
+    state_changed_at: datetime
+    gap: float | None
+    reason_code: str | None
+    reason: str | None
+    headline: Mapping[str, Any] | None
+
+
+@dataclass(frozen=True, slots=True)
+class PlanView:
+    """Everything of one plan.
+
+    Parameters
+    ----------
+    row : PlanRow
+    spec : mapping
+        The specification as it was sent.
+    faults : tuple of mappings
+        Why there is no template: the nearest changes, or what is wrong.
+    ahead : int
+        Plans and sessions that workers will take first, while it is queued.
+    document : mapping or None
+        ``paceline.plan/1``.
+    timeline : mapping or None
+        The simulated iteration: `iteration_time_ms`, `bubble` of each stage, `starts` of its
+        computations by direction in ms, or None where there are too many to draw.
+    now : datetime
+        The database's time of this view.
+    """
+
+    row: PlanRow
+    spec: Mapping[str, Any]
+    faults: tuple[Mapping[str, Any], ...]
+    ahead: int
+    document: Mapping[str, Any] | None
+    timeline: Mapping[str, Any] | None
+    now: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class PlanList:
+    """Plans, newest first, and the database's time."""
+
+    rows: tuple[PlanRow, ...]
+    now: datetime
+
+
+_COLUMNS: Final = tuple(getattr(Plan, name) for name in PlanRow.__slots__)
+
+
+def list_plans(container: Container, limit: int) -> PlanList:
+    """Return at most so many plans, newest first."""
+    query = select(*_COLUMNS).order_by(Plan.created_at.desc(), Plan.id).limit(limit)
+    with container.uow() as tx:
+        return PlanList(tuple(PlanRow(*row) for row in tx.session.execute(query)), tx.now)
+
+
+def get_plan(container: Container, plan_id: uuid.UUID) -> PlanView:
+    """Return one plan.
+
+    Raises
+    ------
+    NotFoundError
+        If there is no such plan.
+    """
+    query = select(*_COLUMNS, Plan.spec, Plan.reason_detail, Plan.result_blob)
+    with container.uow() as tx:
+        found = tx.session.execute(query.where(Plan.id == plan_id)).one_or_none()
+        if found is None:
+            raise NotFoundError(f"There is no plan {plan_id}.")
+        *values, spec, detail, blob = found
+        row = PlanRow(*values)
+        result: dict[str, Any] = {}
+        if blob is not None:
+            result = json.loads(zstandard.decompress(b"".join(read_blob(tx, blob))))
+        return PlanView(
+            row=row,
+            spec=spec,
+            faults=tuple((detail or {}).get("faults", ())),
+            ahead=_ahead(tx, plan_id) if row.state == "queued" else 0,
+            document=result.get("plan"),
+            timeline=result.get("timeline"),
+            now=tx.now,
+        )
+
+
+def _ahead(tx: UnitOfWork, plan_id: uuid.UUID) -> int:
+    mine = (
+        select(TaskRun.created_at)
+        .where(
+            TaskRun.kind == PLAN_TEMPLATE,
+            TaskRun.subject_id == plan_id,
+            TaskRun.state == "queued",
+        )
+        .scalar_subquery()
+    )
+    return tx.session.execute(
+        select(func.count()).where(TaskRun.state == "queued", TaskRun.created_at < mine)
+    ).scalar_one()

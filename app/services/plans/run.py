@@ -1,0 +1,190 @@
+"""Use case: find the pipeline template that a plan asks for, and keep it.
+
+All that comes out is one transaction at the end. Run twice, it gives one result.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import TYPE_CHECKING, Any, Final
+
+import zstandard
+from sqlalchemy import exists, update
+
+from app.analysis.planning.document import plan_document, timeline_document
+from app.analysis.planning.plan import plan, with_oobleck_templates
+from app.analysis.planning.search.budget import Budget
+from app.analysis.planning.spec.parse import parse_spec
+from app.db.blobs import write_blob
+from app.db.models.plans import Plan
+from app.db.models.sessions import TaskRun
+from app.errors import InfeasiblePlanError, InvalidSpecError, LostClaimError, NotFoundError
+from app.services.plans.task import move_plan
+from app.services.sessions.report_store import ZSTD_LEVEL
+from app.services.tasks.task_runs import Claim, finish
+
+if TYPE_CHECKING:
+    from app.analysis.planning.plan import Plan as Found
+    from app.services.container import Container
+
+# How often a search looks whether it was canceled, and says how far it is.
+TELL_S: Final = 0.5
+# Computations (stages × microbatches) that a page can draw; of more, only the bubbles are kept.
+MOST_DRAWN: Final = 50_000
+DIGITS: Final = 3
+
+
+def run_plan(container: Container, claim: Claim) -> None:
+    """Plan what a claim's subject asks for and store what came out.
+
+    Raises
+    ------
+    LostClaimError
+        If the plan was canceled, or another worker took it over; nothing is stored.
+    NotFoundError
+        If the plan was deleted meanwhile.
+    """
+    with container.uow() as tx:
+        row = tx.session.get(Plan, claim.subject_id)
+        if row is None:
+            raise NotFoundError(f"plan {claim.subject_id} is gone")
+    progress = _Progress(container, claim)
+    budget = Budget(progress.clock, time.monotonic() + row.time_limit_s, progress.report)
+    try:
+        found = plan(
+            parse_spec(row.spec), method=row.method, objective=row.objective, budget=budget
+        )
+        if row.method == "ditto":
+            found = with_oobleck_templates(found, Budget(progress.clock))
+    except (InfeasiblePlanError, InvalidSpecError) as error:
+        _store_reason(container, claim, error)
+    else:
+        _store(container, claim, found)
+
+
+class _Progress:
+    """Tells the database how far a search is, and the search when nobody waits for it any more.
+
+    The searches read the clock between their passes: that is where both happen.
+    """
+
+    def __init__(self, container: Container, claim: Claim) -> None:
+        self._container = container
+        self._claim = claim
+        self._gap: float | None = None
+        self._next_s = time.monotonic() + TELL_S
+
+    def clock(self) -> float:
+        """Return monotonic seconds.
+
+        Raises
+        ------
+        LostClaimError
+            The plan was canceled, or another worker has it.
+        """
+        now_s = time.monotonic()
+        if now_s >= self._next_s:
+            self._tell()
+            self._next_s = time.monotonic() + TELL_S
+        return now_s
+
+    def report(self, gap: float) -> None:
+        """Remember the proven gap, a fraction; raises as `clock` does."""
+        self._gap = gap
+        self.clock()
+
+    def _tell(self) -> None:
+        claim = self._claim
+        held = exists().where(
+            TaskRun.id == claim.run_id,
+            TaskRun.claim_token == claim.token,
+            TaskRun.state == "running",
+        )
+        with self._container.uow() as tx:
+            told = tx.session.execute(
+                update(Plan)
+                .where(Plan.id == claim.subject_id, held)
+                .values(gap=self._gap)
+                .returning(Plan.id)
+            ).scalar()
+        if told is None:
+            raise LostClaimError(f"plan {claim.subject_id} was canceled or taken over")
+
+
+def _store(container: Container, claim: Claim, found: Found) -> None:
+    document = plan_document(found)
+    result = {"plan": document, "timeline": _timeline(found)}
+    text = json.dumps(result, allow_nan=False, separators=(",", ":")).encode()
+    with container.uow() as tx:
+        finish(tx, claim)
+        move_plan(
+            tx,
+            claim.subject_id,
+            state="planned",
+            gap=_gap(document),
+            result_blob=write_blob(tx, [zstandard.compress(text, ZSTD_LEVEL)]),
+            headline=_headline(document),
+            reason_code=None,
+            reason=None,
+            reason_detail=None,
+        )
+
+
+def _store_reason(
+    container: Container, claim: Claim, error: InfeasiblePlanError | InvalidSpecError
+) -> None:
+    with container.uow() as tx:
+        finish(tx, claim)
+        move_plan(
+            tx,
+            claim.subject_id,
+            state="infeasible",
+            gap=None,
+            reason_code=error.stable_code,
+            reason=error.message,
+            reason_detail={"faults": [fault.as_dict() for fault in error.faults]},
+        )
+
+
+def _timeline(found: Found) -> dict[str, Any]:
+    """Return when each stage computes what, ms since the iteration's start.
+
+    A stage's computations all take as long; so their starts are enough.
+    """
+    stages, microbatches = len(found.template), found.problem.spec.microbatches
+    line = timeline_document(found.problem, found.template)
+    drawn = stages * microbatches <= MOST_DRAWN
+    return {
+        "iteration_time_ms": line["iteration_time_ms"],
+        "bubble": line["bubble"],
+        "starts": {
+            name: [[round(start, DIGITS) for start, _ in stage] for stage in line[name]]
+            for name in ("forward", "backward")
+        }
+        if drawn
+        else None,
+    }
+
+
+def _gap(document: dict[str, Any]) -> float | None:
+    bound: float | None = document["lower_bound_ms"]
+    own: float | None = document["iteration_time_ms"][document["objective"]]
+    if not bound or own is None:
+        return None
+    return max(own / bound - 1, 0.0)
+
+
+def _headline(document: dict[str, Any]) -> dict[str, Any]:
+    """Return what a list shows of a plan."""
+    own = document["iteration_time_ms"]["simulated"]
+    return {
+        "iteration_time_ms": document["iteration_time_ms"],
+        "stages": len(document["stages"]),
+        "optimal": document["optimal"],
+        "over": {
+            name: other["iteration_time_ms"]["simulated"] / own - 1
+            for name, other in document["comparison"].items()
+            if "iteration_time_ms" in other
+        },
+    }

@@ -1,0 +1,178 @@
+"""Use case: analyze a stored session and keep its report.
+
+Everything that the analysis brings (report, state, headline, the end of the task run, the
+notification) is one transaction at the end. Run twice, it gives one result.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from sqlalchemy import select
+
+from app.analysis.report.build import Analysis, analyze
+from app.analysis.trace.metadata import parse_metadata
+from app.analysis.trace.storage import unpack
+from app.db.blobs import read_blob
+from app.db.models.chunks import Intake
+from app.db.models.sessions import Job, Session
+from app.errors import NotFoundError, UnanalyzableError
+from app.services.alerts.evaluate import evaluate_session
+from app.services.sessions.merge import merge_session
+from app.services.sessions.report_store import delete_report, replace_report
+from app.services.sessions.task import move_session
+from app.services.tasks.task_runs import Claim, finish
+
+if TYPE_CHECKING:
+    import uuid
+
+    from app.analysis.trace.model import Trace
+    from app.services.container import Container
+
+# The replay does not match the recording closely enough for a verdict (paper, section 2.4).
+LOW_FIDELITY: Final = "report.low_fidelity"
+
+# A chat message and a row of the fleet page have room for two.
+HEADLINE_CAUSES: Final = 2
+
+
+# A session without a verdict must not be listed, sorted or summed by what nobody vouches for.
+NO_NUMBERS: Final[dict[str, None]] = dict.fromkeys(
+    ("slowdown", "slowdown_low", "slowdown_high", "waste", "gpu_hours_lost")
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Loaded:
+    trace: Trace
+    job: str
+    # what the merging of chunks did; None where the session came in one body
+    chunks: dict[str, Any] | None
+
+
+def analyze_session(container: Container, claim: Claim) -> None:
+    """Read the trace of a claim's session, analyze it and store what came out.
+
+    Chunks are merged first; that stays, whatever becomes of the analysis.
+
+    Raises
+    ------
+    LostClaimError
+        If another worker took the task over meanwhile; nothing is stored.
+    NotFoundError
+        If the session was deleted meanwhile.
+    """
+    try:
+        merge_session(container, claim.subject_id)
+        loaded = _load(container, claim.subject_id)
+        analysis = analyze(loaded.trace)
+    except UnanalyzableError as error:
+        _discard(container, claim, error)
+    else:
+        _store(container, claim, analysis, loaded)
+
+
+def _load(container: Container, session_id: uuid.UUID) -> _Loaded:
+    with container.uow() as tx:
+        row = tx.session.execute(
+            select(Session.meta, Session.trace_blob, Job.name, Intake.merged)
+            .join(Job, Job.id == Session.job_id)
+            .outerjoin(Intake, Intake.session_id == Session.id)
+            .where(Session.id == session_id)
+        ).one_or_none()
+        if row is None or row.trace_blob is None:
+            raise NotFoundError(f"session {session_id} is gone")
+        parts = list(read_blob(tx, row.trace_blob))
+    return _Loaded(unpack(parts, parse_metadata(row.meta)), row.name, row.merged)
+
+
+def _discard(container: Container, claim: Claim, error: UnanalyzableError) -> None:
+    with container.uow() as tx:
+        finish(tx, claim)
+        delete_report(tx, claim.subject_id)
+        move_session(
+            tx,
+            claim.subject_id,
+            state="discarded",
+            reason_code=error.stable_code,
+            reason=error.message,
+            reason_detail={"faults": [fault.as_dict() for fault in error.faults]},
+            discrepancy=None,
+            headline=None,
+            **NO_NUMBERS,
+        )
+        evaluate_session(container, tx, claim.subject_id, None)
+
+
+def _store(container: Container, claim: Claim, analysis: Analysis, loaded: _Loaded) -> None:
+    document = analysis.document | {"job": loaded.job, "session": str(claim.subject_id)}
+    if loaded.chunks is not None:
+        document["coverage"] = document["coverage"] | {"chunks": loaded.chunks}
+    fidelity = document["fidelity"]
+    with container.uow() as tx:
+        finish(tx, claim)
+        replace_report(tx, claim.subject_id, document, analysis.heatmaps)
+        move_session(
+            tx,
+            claim.subject_id,
+            state="analyzed" if fidelity["verdict"] else "no_verdict",
+            reason_code=None if fidelity["verdict"] else LOW_FIDELITY,
+            reason=fidelity["reason"],
+            reason_detail=None,
+            discrepancy=fidelity["discrepancy"],
+            **(_numbers(document) if fidelity["verdict"] else NO_NUMBERS),
+            headline=headline(document),
+        )
+        evaluate_session(container, tx, claim.subject_id, document)
+
+
+def _numbers(document: dict[str, Any]) -> dict[str, Any]:
+    low, high = document["slowdown_ci95"]
+    return {
+        "slowdown": document["slowdown"],
+        "slowdown_low": low,
+        "slowdown_high": high,
+        "waste": document["waste"],
+        "gpu_hours_lost": document["gpu_hours_lost"],
+    }
+
+
+def headline(document: dict[str, Any]) -> dict[str, Any]:
+    """Return what lists and alerts show of a report, so that they need not read it."""
+    by_optype = {name: value for name, value in document["by_optype"].items() if value is not None}
+    return {
+        "sentence": document["verdict"]["sentence"],
+        "level": document["verdict"]["level"],
+        "worst": _worst_worker(document),
+        "m_w": document["m_w"]["rem"],
+        "m_s": document["m_s"]["rem"],
+        "fb_correlation": document["fb_correlation"]["pearson"],
+        "top_optype": max(by_optype, key=by_optype.__getitem__, default=None),
+        # The data of pictures stay in the report: a list of sessions would be made of them.
+        "causes": [
+            {key: value for key, value in cause.items() if key != "figure"}
+            for cause in document["causes"][:HEADLINE_CAUSES]
+        ],
+        "sizes": document["sizes"],
+    }
+
+
+def _worst_worker(document: dict[str, Any]) -> dict[str, Any] | None:
+    cells = [
+        (value, dp, pp)
+        for dp, row in enumerate(document["by_worker"]["exact"])
+        for pp, value in enumerate(row)
+        if value is not None
+    ]
+    if not cells:
+        return None
+    slowdown, dp, pp = max(cells, key=lambda cell: cell[0])
+    rank = document["workers"]["rank"][dp][pp]
+    return {
+        "dp": dp,
+        "pp": pp,
+        "rank": rank,
+        "host": document["hosts"].get(str(rank)),
+        "slowdown": slowdown,
+    }

@@ -1,0 +1,83 @@
+"""States of sessions in the order of their changes: what streams of events tell."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING, Final
+
+from sqlalchemy import Select, func, or_, select
+
+from app.db.models.sessions import Session
+from app.services.sessions.read import PENDING_STATES
+
+if TYPE_CHECKING:
+    import uuid
+    from collections.abc import Collection
+    from datetime import datetime
+
+    from app.db.unit_of_work import UnitOfWork
+    from app.services.container import Container
+
+# A stream of events that starts is told at most this many states.
+MAX_STATES: Final = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class SessionState:
+    """A session's state and since when, in microseconds of the database's time since 1970."""
+
+    session: uuid.UUID
+    state: str
+    changed_us: int
+
+
+def session_states(container: Container, ids: Collection[uuid.UUID]) -> list[SessionState]:
+    """Return the states of these sessions, in the order in which they changed."""
+    with container.uow() as tx:
+        return _states(tx, _state_rows().where(Session.id.in_(ids)))
+
+
+def recent_states(
+    container: Container, since_s: float, after_us: int | None = None
+) -> list[SessionState]:
+    """Return the states of sessions that are pending or changed lately, in order of their changes.
+
+    Parameters
+    ----------
+    container : Container
+    since_s : float
+        How long ago "lately" begins, in seconds of the database's clock.
+    after_us : int, optional
+        A `SessionState.changed_us`, where it begins if that is earlier.
+    """
+    begin = func.now() - timedelta(seconds=since_s)
+    if after_us is not None:
+        begin = func.least(begin, func.to_timestamp(after_us / 1e6))
+    query = _state_rows().where(
+        or_(Session.state.in_(PENDING_STATES), Session.state_changed_at >= begin)
+    )
+    with container.uow() as tx:
+        return _states(tx, query)
+
+
+def _state_rows() -> Select[uuid.UUID, str, datetime]:
+    # The latest ones count where there are too many; `_states` puts them in order.
+    return (
+        select(Session.id, Session.state, Session.state_changed_at)
+        .order_by(Session.state_changed_at.desc())
+        .limit(MAX_STATES)
+    )
+
+
+def _states(tx: UnitOfWork, query: Select[uuid.UUID, str, datetime]) -> list[SessionState]:
+    rows = tx.session.execute(query).all()
+    return [
+        SessionState(session, state, _microseconds(changed_at))
+        for session, state, changed_at in reversed(rows)
+    ]
+
+
+def _microseconds(time: datetime) -> int:
+    # Through a float the last digits would be lost, and with them the order of quick changes.
+    return int(time.timestamp()) * 1_000_000 + time.microsecond

@@ -1,0 +1,81 @@
+"""The jobs and their latest sessions, in one query: what the fleet and job pages list."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from sqlalchemy import func, select
+
+from app.db.models.sessions import Job, Session
+from app.services.sessions.read import SessionRow
+
+if TYPE_CHECKING:
+    from datetime import datetime
+
+    from app.services.container import Container
+
+# What a sparkline shows.
+FLEET_SESSIONS: Final = 24
+
+
+@dataclass(frozen=True, slots=True)
+class JobSummary:
+    """A job and its latest sessions, oldest first; there is at least one."""
+
+    name: str
+    sessions: tuple[SessionRow, ...]
+
+    @property
+    def latest(self) -> SessionRow:
+        """Return the session that was received last."""
+        return self.sessions[-1]
+
+
+@dataclass(frozen=True, slots=True)
+class Fleet:
+    """Jobs by name, and the database's time at which this was so."""
+
+    now: datetime
+    jobs: tuple[JobSummary, ...]
+
+
+def fleet(container: Container, *, job: str | None = None, per_job: int = FLEET_SESSIONS) -> Fleet:
+    """Return every job with its latest sessions.
+
+    Parameters
+    ----------
+    container : Container
+    job : str, optional
+        Only the job of this name; none if there is no such job.
+    per_job : int
+        At most so many sessions of a job.
+
+    Raises
+    ------
+    SQLAlchemyError
+        If the database does not answer.
+    """
+    names = SessionRow.__slots__
+    recent = func.row_number().over(
+        partition_by=Session.job_id, order_by=(Session.received_at.desc(), Session.id)
+    )
+    ranked = select(
+        *(Job.name.label("job") if name == "job" else getattr(Session, name) for name in names),
+        recent.label("recent"),
+    ).join(Job)
+    if job is not None:
+        ranked = ranked.where(Job.name == job)
+    rows = ranked.subquery()
+    query = (
+        select(*(rows.c[name] for name in names))
+        .where(rows.c.recent <= per_job)
+        .order_by(rows.c.job, rows.c.recent.desc())
+    )
+    found: dict[str, list[SessionRow]] = {}
+    with container.uow() as tx:
+        now = tx.now
+        for values in tx.session.execute(query):
+            row = SessionRow(*values)
+            found.setdefault(row.job, []).append(row)
+    return Fleet(now, tuple(JobSummary(name, tuple(rows)) for name, rows in found.items()))

@@ -1,0 +1,152 @@
+"""Use case: make one trace of the chunks of a sealed session.
+
+The merged trace takes the place of the chunks' bytes. Their rows stay: the same chunk sent once
+more is still recognized.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+from sqlalchemy import CursorResult, select, update
+
+from app.analysis.trace.merge import Chunk as TraceChunk
+from app.analysis.trace.merge import Merged, merge
+from app.analysis.trace.metadata import parse_metadata
+from app.analysis.trace.storage import pack, unpack
+from app.db.blobs import delete_blob, read_blob, write_blob
+from app.db.models.chunks import Chunk, Intake
+from app.db.models.sessions import Session
+
+if TYPE_CHECKING:
+    import uuid
+    from collections.abc import Sequence
+
+    from app.analysis.trace.model import SessionMeta
+    from app.db.unit_of_work import UnitOfWork
+    from app.services.container import Container
+
+
+@dataclass(frozen=True, slots=True)
+class _Pieces:
+    meta: SessionMeta
+    chunks: list[TraceChunk]
+    coverage: dict[str, Any]
+
+
+class _AlreadyMergedError(Exception):
+    """Another worker merged the chunks meanwhile: roll back what this one wrote."""
+
+
+def merge_session(container: Container, session_id: uuid.UUID) -> None:
+    """Merge the chunks of a session, unless it has its trace already.
+
+    Raises
+    ------
+    UnanalyzableError
+        If the chunks contradict each other; they stay as they are.
+    """
+    with container.uow() as tx:
+        pieces = _read(tx, session_id)
+    if pieces is None:
+        return
+    merged = merge(pieces.chunks, pieces.meta)
+    try:
+        with container.uow() as tx:
+            _store(tx, session_id, pieces, merged)
+    except _AlreadyMergedError:
+        # Both made the same trace of the same chunks.
+        return
+
+
+def _read(tx: UnitOfWork, session_id: uuid.UUID) -> _Pieces | None:
+    # Locked: a worker that lost its claim may be about to replace the chunks by their trace.
+    row = tx.session.execute(
+        select(Session.meta, Session.trace_blob)
+        .where(Session.id == session_id)
+        .with_for_update(read=True)
+    ).one_or_none()
+    if row is None or row.trace_blob is not None:
+        return None
+    meta = parse_metadata(row.meta)
+    intake = tx.session.get_one(Intake, session_id)
+    rows = (
+        tx.session.execute(
+            select(Chunk)
+            .where(Chunk.session_id == session_id, Chunk.blob.is_not(None))
+            .order_by(Chunk.producer, Chunk.number)
+        )
+        .scalars()
+        .all()
+    )
+    return _Pieces(
+        meta,
+        [
+            TraceChunk(
+                row.producer,
+                row.number,
+                unpack(list(read_blob(tx, cast("uuid.UUID", row.blob))), meta),
+            )
+            for row in rows
+        ],
+        _coverage(intake, rows),
+    )
+
+
+def _store(tx: UnitOfWork, session_id: uuid.UUID, pieces: _Pieces, merged: Merged) -> None:
+    trace = merged.trace
+    replaced = cast(
+        "CursorResult[Any]",
+        tx.session.execute(
+            update(Session)
+            .where(Session.id == session_id, Session.trace_blob.is_(None))
+            .values(
+                trace_blob=write_blob(tx, pack(trace)),
+                operations=len(trace),
+                steps=int(np.unique(trace.step).size),
+            )
+        ),
+    )
+    if replaced.rowcount != 1:
+        raise _AlreadyMergedError
+    blobs = tx.session.execute(
+        select(Chunk.blob).where(Chunk.session_id == session_id, Chunk.blob.is_not(None))
+    ).scalars()
+    for blob in blobs.all():
+        delete_blob(tx, cast("uuid.UUID", blob))
+    tx.session.execute(update(Chunk).where(Chunk.session_id == session_id).values(blob=None))
+    dropped = {
+        "operations": sum(chunk.operations for chunk in merged.dropped),
+        "chunks": [
+            {
+                "producer": chunk.producer,
+                "chunk": chunk.number,
+                "operations": chunk.operations,
+            }
+            for chunk in merged.dropped
+        ],
+    }
+    tx.session.execute(
+        update(Intake)
+        .where(Intake.session_id == session_id)
+        .values(merged=pieces.coverage | {"dropped": dropped})
+    )
+
+
+def _coverage(intake: Intake, rows: Sequence[Chunk]) -> dict[str, Any]:
+    producers: dict[str, dict[str, Any]] = {}
+    for row in rows:
+        known = producers.setdefault(
+            row.producer, {"producer": row.producer, "chunks": 0, "operations": 0}
+        )
+        known["chunks"] += 1
+        known["operations"] += row.operations
+    return {
+        "chunks": len(rows),
+        "producers": list(producers.values()),
+        "sealed_by": intake.sealed_by,
+        "refused_chunks": intake.refused_chunks,
+        "refused_bytes": intake.refused_bytes,
+    }

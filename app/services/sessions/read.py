@@ -1,0 +1,280 @@
+"""The read side of sessions: lists of them, and everything of one but its report."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from sqlalchemy import Select, func, select
+
+from app.db.models.chunks import Chunk, Intake, SealedBy
+from app.db.models.sessions import ANALYZE_SESSION, Job, Report, Session, TaskRun
+from app.errors import NotFoundError
+from app.services.sessions.seal import silence
+
+if TYPE_CHECKING:
+    import uuid
+    from collections.abc import Mapping
+    from datetime import datetime
+
+    from app.db.unit_of_work import UnitOfWork
+    from app.services.container import Container
+
+# What a session may still become something else from.
+PENDING_STATES: Final = ("open", "sealed", "queued", "analyzing")
+
+
+# Shown of one session.
+MAX_PRODUCERS: Final = 2048
+
+
+@dataclass(frozen=True, slots=True)
+class SessionRow:
+    """A session as lists show it; the numbers of its verdict are None until there is one."""
+
+    id: uuid.UUID
+    job: str
+    attempt: int
+    number: int
+    state: str
+    received_at: datetime
+    state_changed_at: datetime
+    dp: int
+    pp: int
+    tp: int
+    cp: int
+    vpp: int
+    world: int
+    trace_format: str
+    body_bytes: int
+    operations: int
+    steps: int
+    reason_code: str | None
+    reason: str | None
+    slowdown: float | None
+    slowdown_low: float | None
+    slowdown_high: float | None
+    waste: float | None
+    gpu_hours_lost: float | None
+    discrepancy: float | None
+    headline: Mapping[str, Any] | None
+
+
+@dataclass(frozen=True, slots=True)
+class WorkStatus:
+    """The latest analysis of a session.
+
+    Parameters
+    ----------
+    state : str
+        Of the task run: queued, running, done, dead.
+    attempt : int
+        Counts from 1 once a worker has claimed it.
+    position : int or None
+        Place in the queue, from 1; None unless queued.
+    error_code, error : str or None
+        Why it is dead.
+    """
+
+    state: str
+    attempt: int
+    position: int | None
+    error_code: str | None
+    error: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class ProducerView:
+    """What one producer of a session has sent."""
+
+    producer: str
+    chunks: int
+    operations: int
+    body_bytes: int
+    final: bool
+
+
+@dataclass(frozen=True, slots=True)
+class IntakeView:
+    """How a session came in chunks.
+
+    Parameters
+    ----------
+    chunks : int
+    refused_chunks, refused_bytes : int
+        Of chunks that were not taken.
+    last_chunk_at : datetime
+    sealed_at : datetime or None
+    sealed_by : str or None
+    seals_at : datetime
+        When silence seals the session, if no further chunk comes.
+    producers : tuple of ProducerView
+        By name; at most `MAX_PRODUCERS`.
+    """
+
+    chunks: int
+    refused_chunks: int
+    refused_bytes: int
+    last_chunk_at: datetime
+    sealed_at: datetime | None
+    sealed_by: SealedBy | None
+    seals_at: datetime
+    producers: tuple[ProducerView, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SessionView:
+    """Everything of one session but its report.
+
+    Parameters
+    ----------
+    row : SessionRow
+    meta : mapping
+        Metadata document, normalized.
+    reason_detail : mapping or None
+        Faults behind `row.reason`.
+    work : WorkStatus or None
+        None where nothing was ever to be done.
+    intake : IntakeView or None
+        None where the session came in one body.
+    has_report : bool
+    now : datetime
+        The database's time of this view.
+    """
+
+    row: SessionRow
+    meta: Mapping[str, Any]
+    reason_detail: Mapping[str, Any] | None
+    work: WorkStatus | None
+    intake: IntakeView | None
+    has_report: bool
+    now: datetime
+
+
+def list_sessions(
+    container: Container, limit: int, job: str | None = None, state: str | None = None
+) -> list[SessionRow]:
+    """Return sessions, newest first.
+
+    Parameters
+    ----------
+    container : Container
+    limit : int
+        At most so many.
+    job, state : str, optional
+        Only those of this job, in this state.
+    """
+    query = _rows().order_by(Session.received_at.desc(), Session.id).limit(limit)
+    if job is not None:
+        query = query.where(Job.name == job)
+    if state is not None:
+        query = query.where(Session.state == state)
+    with container.uow() as tx:
+        return [SessionRow(*row) for row in tx.session.execute(query)]
+
+
+def get_session(container: Container, session_id: uuid.UUID) -> SessionView:
+    """Return one session.
+
+    Raises
+    ------
+    NotFoundError
+        If there is no such session.
+    """
+    query = (
+        _rows()
+        .add_columns(Session.meta, Session.reason_detail, Report.session_id)
+        .outerjoin(Report, Report.session_id == Session.id)
+        .where(Session.id == session_id)
+    )
+    with container.uow() as tx:
+        found = tx.session.execute(query).one_or_none()
+        if found is None:
+            raise no_session(session_id)
+        *row, meta, reason_detail, report = found
+        return SessionView(
+            row=SessionRow(*row),
+            meta=meta,
+            reason_detail=reason_detail,
+            work=_work(tx, session_id),
+            intake=_intake(tx, session_id),
+            has_report=report is not None,
+            now=tx.now,
+        )
+
+
+def _rows() -> Select[Any]:
+    columns = (
+        Job.name if name == "job" else getattr(Session, name) for name in SessionRow.__slots__
+    )
+    return select(*columns).select_from(Session).join(Job)
+
+
+def _work(tx: UnitOfWork, session_id: uuid.UUID) -> WorkStatus | None:
+    run = tx.session.execute(
+        select(TaskRun)
+        .where(TaskRun.kind == ANALYZE_SESSION, TaskRun.subject_id == session_id)
+        .order_by(TaskRun.created_at.desc(), TaskRun.id)
+        .limit(1)
+    ).scalar_one_or_none()
+    if run is None:
+        return None
+    position = None
+    if run.state == "queued":
+        position = (
+            1
+            + tx.session.execute(
+                select(func.count()).where(
+                    TaskRun.kind == run.kind,
+                    TaskRun.state == "queued",
+                    TaskRun.created_at < run.created_at,
+                )
+            ).scalar_one()
+        )
+    return WorkStatus(run.state, run.attempt, position, run.error_code, run.error)
+
+
+def _intake(tx: UnitOfWork, session_id: uuid.UUID) -> IntakeView | None:
+    intake = tx.session.get(Intake, session_id)
+    if intake is None:
+        return None
+    producers = tx.session.execute(
+        select(
+            Chunk.producer,
+            func.count(),
+            func.sum(Chunk.operations),
+            func.sum(Chunk.body_bytes),
+            func.bool_or(Chunk.final),
+        )
+        .where(Chunk.session_id == session_id)
+        .group_by(Chunk.producer)
+        .order_by(Chunk.producer)
+        .limit(MAX_PRODUCERS)
+    )
+    return IntakeView(
+        chunks=intake.chunks,
+        refused_chunks=intake.refused_chunks,
+        refused_bytes=intake.refused_bytes,
+        last_chunk_at=intake.last_chunk_at,
+        sealed_at=intake.sealed_at,
+        sealed_by=intake.sealed_by,
+        seals_at=intake.last_chunk_at + silence(intake.longest_gap_s),
+        producers=tuple(
+            ProducerView(name, chunks, int(operations), int(body_bytes), final)
+            for name, chunks, operations, body_bytes, final in producers
+        ),
+    )
+
+
+def no_session(session_id: uuid.UUID) -> NotFoundError:
+    """Return what is raised where there is no such session."""
+    return NotFoundError(f"There is no session {session_id}.")
+
+
+def no_trace(state: str) -> NotFoundError:
+    """Return what is raised where a session's chunks are not one trace (yet)."""
+    if state in PENDING_STATES:
+        return NotFoundError(
+            f"There is no timeline yet: the session is {state}.", code="report.not_ready"
+        )
+    return NotFoundError(f"The session is {state}; its chunks are no trace.", code="report.none")

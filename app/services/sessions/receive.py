@@ -1,0 +1,249 @@
+"""Receive a session: one body in, a stored session and the work that it causes out."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import uuid
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import structlog
+from sqlalchemy import func, select
+from sqlalchemy.dialects.postgresql import insert
+
+from app.analysis.trace.decode import decode
+from app.analysis.trace.limits import Limits
+from app.analysis.trace.metadata import metadata_document
+from app.analysis.trace.storage import pack
+from app.db.blobs import write_blob
+from app.db.models.sessions import ANALYZE_SESSION, Job, Session
+from app.errors import InvalidTraceError, PacelineError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from app.analysis.trace.decode import Decoded
+    from app.analysis.trace.model import SessionMeta
+    from app.db.unit_of_work import UnitOfWork
+    from app.services.container import Container
+    from app.settings import Settings
+
+log = structlog.get_logger(__name__)
+
+MAX_JOB_NAME_CHARACTERS: Final = 200
+
+# A header line holds sizes, hosts and GPUs of every rank: 16,384 ranks need about 1 MiB.
+MAX_HEADER_BYTES: Final = 8 * 1024 * 1024
+
+# A session that comes in one body belongs to the first attempt: only chunks name theirs.
+FIRST_ATTEMPT: Final = 1
+
+
+class InvalidJobNameError(PacelineError):
+    """A job's name that would not survive in an address or on a page."""
+
+    code = "job.invalid_name"
+
+
+@dataclass(frozen=True, slots=True)
+class Body:
+    """A body that has arrived whole.
+
+    Parameters
+    ----------
+    path : Path
+        Where its bytes can be read.
+    size : int
+        Bytes.
+    sha256 : bytes
+        Digest of the bytes.
+    content_type : str or None
+        What the sender calls them; None lets the decoder look.
+    meta : SessionMeta or None
+        None where the body itself carries the metadata.
+    """
+
+    path: Path
+    size: int
+    sha256: bytes
+    content_type: str | None
+    meta: SessionMeta | None
+
+
+@dataclass(frozen=True, slots=True)
+class Receipt:
+    """The session that a body became, or already was."""
+
+    session: uuid.UUID
+    job: str
+    number: int
+    state: str
+    operations: int
+    created: bool
+
+
+class _AlreadyStoredError(Exception):
+    """Another request stored the same body meanwhile: roll back what this one wrote."""
+
+    def __init__(self, receipt: Receipt) -> None:
+        super().__init__()
+        self.receipt = receipt
+
+
+def trace_limits(settings: Settings) -> Limits:
+    """Return what a decoder may read of one body."""
+    return Limits(
+        max_decompressed_bytes=settings.max_decompressed_bytes,
+        max_rows=settings.max_rows,
+        max_header_bytes=MAX_HEADER_BYTES,
+    )
+
+
+def check_job_name(name: str) -> None:
+    """Check a job's name.
+
+    Raises
+    ------
+    InvalidJobNameError
+        If it is empty, too long, not printable, or means a folder in an address.
+    """
+    if not is_plain_name(name, MAX_JOB_NAME_CHARACTERS):
+        raise InvalidJobNameError(
+            f"A job's name has 1 to {MAX_JOB_NAME_CHARACTERS} printable characters, "
+            "without a slash and without blanks around it."
+        )
+
+
+def is_plain_name(name: str, max_characters: int) -> bool:
+    """Return whether a name survives in an address and on a page."""
+    return (
+        0 < len(name) <= max_characters
+        and name.isprintable()
+        and name == name.strip()
+        and "/" not in name
+        and name not in (".", "..")
+    )
+
+
+def receive_session(container: Container, job: str, body: Body) -> Receipt:
+    """Decode and check a body, and store it durably together with the work that it causes.
+
+    The same bytes with the same metadata are the same session of a job, also when they arrive
+    twice at the same time.
+
+    Parameters
+    ----------
+    container : Container
+    job : str
+        Name of the job; made if it is new.
+    body : Body
+
+    Returns
+    -------
+    Receipt
+        Only after the commit: what it says survives a crash.
+
+    Raises
+    ------
+    InvalidJobNameError, InvalidTraceError, InvalidMetadataError, UnsupportedFormatError,
+    BodyTooLargeError
+        Nothing is stored.
+    """
+    check_job_name(job)
+    if body.size == 0:
+        raise InvalidTraceError("The body is empty.", code="trace.empty")
+    content = _content_sha256(body)
+    with container.uow() as tx:
+        known = _find(tx, job, content)
+    if known is not None:
+        # A repeated body need not be decoded to be recognized.
+        return known
+    decoded = decode(
+        body.path,
+        body.meta,
+        limits=trace_limits(container.settings),
+        content_type=body.content_type,
+    )
+    try:
+        with container.uow() as tx:
+            receipt = _store(tx, job, content, body, decoded)
+    except _AlreadyStoredError as twin:
+        return twin.receipt
+    log.info(
+        "session received",
+        session=str(receipt.session),
+        job=job,
+        number=receipt.number,
+        bytes=body.size,
+        operations=receipt.operations,
+    )
+    return receipt
+
+
+def _content_sha256(body: Body) -> bytes:
+    meta: dict[str, Any] | None = None if body.meta is None else metadata_document(body.meta)
+    canonical = json.dumps(meta, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(body.sha256 + canonical.encode()).digest()
+
+
+def _find(tx: UnitOfWork, job: str, content: bytes) -> Receipt | None:
+    row = tx.session.execute(
+        select(Session.id, Session.number, Session.state, Session.operations)
+        .join(Job)
+        .where(Job.name == job, Session.content_sha256 == content)
+    ).one_or_none()
+    if row is None:
+        return None
+    return Receipt(row.id, job, row.number, row.state, row.operations, created=False)
+
+
+def _store(tx: UnitOfWork, job: str, content: bytes, body: Body, decoded: Decoded) -> Receipt:
+    trace = decoded.trace
+    sizes = trace.meta.sizes
+    # The blob first: from the job's row lock on, other sessions of the job wait.
+    blob_id = write_blob(tx, pack(trace))
+    # Making or finding the job locks its row, which puts the numbers in order and lets only one
+    # of two equal bodies pass.
+    job_id = tx.session.execute(
+        insert(Job)
+        .values(name=job)
+        .on_conflict_do_update(index_elements=[Job.name], set_={"name": job})
+        .returning(Job.id)
+    ).scalar_one()
+    twin = _find(tx, job, content)
+    if twin is not None:
+        raise _AlreadyStoredError(twin)
+    number = tx.session.execute(
+        select(func.coalesce(func.max(Session.number), 0) + 1).where(
+            Session.job_id == job_id, Session.attempt == FIRST_ATTEMPT
+        )
+    ).scalar_one()
+    session = Session(
+        id=uuid.uuid4(),
+        job_id=job_id,
+        attempt=FIRST_ATTEMPT,
+        number=number,
+        content_sha256=content,
+        state="queued",
+        received_at=tx.now,
+        state_changed_at=tx.now,
+        meta=metadata_document(trace.meta),
+        dp=sizes.dp,
+        pp=sizes.pp,
+        tp=sizes.tp,
+        cp=sizes.cp,
+        vpp=sizes.vpp,
+        world=sizes.world,
+        trace_format=decoded.trace_format,
+        body_bytes=body.size,
+        operations=len(trace),
+        steps=int(np.unique(trace.step).size),
+        trace_blob=blob_id,
+    )
+    tx.session.add(session)
+    tx.session.flush()
+    tx.enqueue(ANALYZE_SESSION, session.id)
+    tx.notify_session(session.id)
+    return Receipt(session.id, job, number, session.state, session.operations, created=True)

@@ -1,0 +1,357 @@
+"""Receive a chunk of a session: one body of one producer in, a durable chunk out.
+
+Everything about one session happens under the lock of its row of `intake`: chunks may come in any
+order and from many producers at once, and meet the end of the session at any moment.
+"""
+
+from __future__ import annotations
+
+import uuid
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+import structlog
+from sqlalchemy import and_, select, update
+from sqlalchemy.dialects.postgresql import insert
+
+from app.analysis.trace.column_sets import PUBLISHED
+from app.analysis.trace.decode import decode
+from app.analysis.trace.joint_metadata import join_metadata
+from app.analysis.trace.metadata import metadata_document, parse_metadata
+from app.analysis.trace.storage import pack
+from app.db.blobs import write_blob
+from app.db.models.chunks import Chunk, Intake
+from app.db.models.sessions import Job, Session
+from app.errors import BodyTooLargeError, ConflictError, InvalidTraceError, PacelineError
+from app.services.sessions.receive import Body, check_job_name, is_plain_name, trace_limits
+from app.services.sessions.seal import is_complete, no_chunks, seal
+
+if TYPE_CHECKING:
+    from app.analysis.trace.decode import Decoded
+    from app.analysis.trace.model import Trace
+    from app.db.unit_of_work import UnitOfWork
+    from app.services.container import Container
+
+log = structlog.get_logger(__name__)
+
+MAX_PRODUCER_CHARACTERS: Final = 200
+
+
+class InvalidProducerError(PacelineError):
+    """A producer's name that would not survive in an address or on a page."""
+
+    code = "producer.invalid_name"
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkPath:
+    """What names a chunk: `session` counts within the attempt, `number` within the producer."""
+
+    job: str
+    attempt: int
+    session: int
+    producer: str
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkReceipt:
+    """The session that a chunk belongs to; `created` unless the chunk was there already."""
+
+    session: uuid.UUID
+    state: str
+    operations: int
+    created: bool
+
+
+class _AlreadyStoredError(Exception):
+    """Another request stored the same chunk meanwhile: roll back what this one wrote."""
+
+    def __init__(self, receipt: ChunkReceipt) -> None:
+        super().__init__()
+        self.receipt = receipt
+
+
+def check_path(path: ChunkPath) -> None:
+    """Check the names in a chunk's path.
+
+    Raises
+    ------
+    InvalidJobNameError, InvalidProducerError
+        If one is empty, too long, not printable, or means a folder in an address.
+    """
+    check_job_name(path.job)
+    if not is_plain_name(path.producer, MAX_PRODUCER_CHARACTERS):
+        raise InvalidProducerError(
+            f"A producer's name has 1 to {MAX_PRODUCER_CHARACTERS} printable characters, "
+            "without a slash and without blanks around it."
+        )
+
+
+def receive_chunk(
+    container: Container, path: ChunkPath, body: Body, *, final: bool
+) -> ChunkReceipt:
+    """Decode and check a chunk, and store it durably.
+
+    The first chunk makes its session. The same bytes under the same path are the same chunk.
+
+    Parameters
+    ----------
+    container : Container
+    path : ChunkPath
+        Of names that `check_path` passed.
+    body : Body
+    final : bool
+        The producer's last one. Once every producer is complete, the session is sealed.
+
+    Returns
+    -------
+    ChunkReceipt
+        Only after the commit: what it says survives a crash.
+
+    Raises
+    ------
+    InvalidTraceError, InvalidMetadataError, UnsupportedFormatError, BodyTooLargeError
+        The body is refused, or contradicts the session's metadata. Nothing is stored.
+    ConflictError
+        ``chunk.differs``, ``session.sealed``, ``session.whole``, ``session.formats_mixed``.
+    """
+    if body.size == 0:
+        raise InvalidTraceError("The body is empty.", code="trace.empty")
+    with container.uow() as tx:
+        known = _find(tx, path, body)
+    if known is not None:
+        # A repeated body need not be decoded to be recognized.
+        return known
+    decoded = decode(
+        body.path,
+        body.meta,
+        limits=trace_limits(container.settings),
+        content_type=body.content_type,
+        part=True,
+    )
+    try:
+        with container.uow() as tx:
+            receipt = _store(container, tx, path, body, decoded, final=final)
+    except _AlreadyStoredError as twin:
+        return twin.receipt
+    log.info(
+        "chunk received",
+        session=str(receipt.session),
+        job=path.job,
+        producer=path.producer,
+        chunk=path.number,
+        bytes=body.size,
+        operations=receipt.operations,
+    )
+    return receipt
+
+
+def count_refused(container: Container, path: ChunkPath, size: int) -> None:
+    """Count a chunk of `size` bytes that was refused, where its session is known."""
+    session = (
+        select(Session.id)
+        .join(Job)
+        .where(
+            Job.name == path.job,
+            Session.attempt == path.attempt,
+            Session.number == path.session,
+        )
+    )
+    with container.uow() as tx:
+        tx.session.execute(
+            update(Intake)
+            .where(Intake.session_id == session.scalar_subquery())
+            .values(
+                refused_chunks=Intake.refused_chunks + 1,
+                refused_bytes=Intake.refused_bytes + size,
+            )
+        )
+
+
+def _find(tx: UnitOfWork, path: ChunkPath, body: Body) -> ChunkReceipt | None:
+    """Return what is there already of a chunk, or refuse it for what is there."""
+    same = and_(
+        Chunk.session_id == Intake.session_id,
+        Chunk.producer == path.producer,
+        Chunk.number == path.number,
+    )
+    row = tx.session.execute(
+        select(
+            Session.id,
+            Session.state,
+            Intake.session_id,
+            Intake.sealed_at,
+            Chunk.sha256,
+            Chunk.operations,
+        )
+        .join(Job)
+        .outerjoin(Intake, Intake.session_id == Session.id)
+        .outerjoin(Chunk, same)
+        .where(
+            Job.name == path.job,
+            Session.attempt == path.attempt,
+            Session.number == path.session,
+        )
+    ).one_or_none()
+    if row is None:
+        return None
+    session_id, state, intake, sealed_at, sha256, operations = row
+    if intake is None:
+        raise no_chunks(path.session)
+    if sha256 == body.sha256:
+        return ChunkReceipt(session_id, state, operations, created=False)
+    if sealed_at is not None:
+        raise ConflictError(
+            f"Session {path.session} is sealed: it takes no more chunks.", code="session.sealed"
+        )
+    if sha256 is not None:
+        raise ConflictError(
+            f"Chunk {path.number} of {path.producer} is there already with other bytes.",
+            code="chunk.differs",
+        )
+    return None
+
+
+def _store(  # noqa: PLR0913 - one request
+    container: Container,
+    tx: UnitOfWork,
+    path: ChunkPath,
+    body: Body,
+    decoded: Decoded,
+    *,
+    final: bool,
+) -> ChunkReceipt:
+    trace = decoded.trace
+    # The blob first: from the intake's lock on, other chunks of the session wait.
+    blob_id = write_blob(tx, pack(trace))
+    session_id = _lock(tx, path) or _create(tx, path, decoded)
+    twin = _find(tx, path, body)
+    if twin is not None:
+        raise _AlreadyStoredError(twin)
+    intake = tx.session.get_one(Intake, session_id)
+    session = tx.session.get_one(Session, session_id)
+    _check_formats(session.trace_format, decoded.trace_format)
+    if session.operations + len(trace) > container.settings.max_rows:
+        raise BodyTooLargeError(
+            f"The session would have over {container.settings.max_rows} operations.",
+            code="body.too_many_rows",
+        )
+    session.meta = metadata_document(join_metadata(parse_metadata(session.meta), trace.meta))
+    session.operations += len(trace)
+    session.body_bytes += body.size
+    # How many there are together is known when the chunks are merged.
+    session.steps = max(session.steps, int(np.unique(trace.step).size))
+    if intake.chunks:
+        gap_s = (tx.now - intake.last_chunk_at).total_seconds()
+        intake.longest_gap_s = max(intake.longest_gap_s, gap_s)
+    intake.chunks += 1
+    intake.last_chunk_at = max(intake.last_chunk_at, tx.now)
+    tx.session.add(
+        Chunk(
+            session_id=session_id,
+            producer=path.producer,
+            number=path.number,
+            sha256=body.sha256,
+            received_at=tx.now,
+            final=final,
+            body_bytes=body.size,
+            operations=len(trace),
+            cells=_cells(trace),
+            blob=blob_id,
+        )
+    )
+    tx.session.flush()
+    state = session.state
+    if is_complete(tx, session, path.producer):
+        seal(tx, session_id, "final")
+        state = "queued"
+    return ChunkReceipt(session_id, state, len(trace), created=True)
+
+
+def _lock(tx: UnitOfWork, path: ChunkPath) -> uuid.UUID | None:
+    """Lock the intake of a session and return the session's id; None where there is none."""
+    return tx.session.execute(
+        select(Intake.session_id)
+        .join(Session, Session.id == Intake.session_id)
+        .join(Job)
+        .where(
+            Job.name == path.job,
+            Session.attempt == path.attempt,
+            Session.number == path.session,
+        )
+        .with_for_update(of=Intake)
+    ).scalar_one_or_none()
+
+
+def _create(tx: UnitOfWork, path: ChunkPath, decoded: Decoded) -> uuid.UUID:
+    """Make the session of a first chunk, or find that another chunk just made it."""
+    # As in `receive_session`: whoever makes a session of a job holds the job's row.
+    job_id = tx.session.execute(
+        insert(Job)
+        .values(name=path.job)
+        .on_conflict_do_update(index_elements=[Job.name], set_={"name": path.job})
+        .returning(Job.id)
+    ).scalar_one()
+    made = _lock(tx, path)
+    if made is not None:
+        return made
+    sizes = decoded.trace.meta.sizes
+    values = {
+        "id": uuid.uuid4(),
+        "job_id": job_id,
+        "attempt": path.attempt,
+        "number": path.session,
+        "state": "open",
+        "received_at": tx.now,
+        "state_changed_at": tx.now,
+        "meta": metadata_document(decoded.trace.meta),
+        "dp": sizes.dp,
+        "pp": sizes.pp,
+        "tp": sizes.tp,
+        "cp": sizes.cp,
+        "vpp": sizes.vpp,
+        "world": sizes.world,
+        "trace_format": decoded.trace_format,
+        "body_bytes": 0,
+        "operations": 0,
+        "steps": 0,
+    }
+    session_id = tx.session.execute(
+        insert(Session)
+        .values(**values)
+        .on_conflict_do_nothing(index_elements=["job_id", "attempt", "number"])
+        .returning(Session.id)
+    ).scalar()
+    if session_id is None:
+        raise no_chunks(path.session)
+    tx.session.add(
+        Intake(
+            session_id=session_id,
+            chunks=0,
+            last_chunk_at=tx.now,
+            longest_gap_s=0.0,
+            refused_chunks=0,
+            refused_bytes=0,
+        )
+    )
+    tx.session.flush()
+    tx.notify_session(session_id)
+    return session_id
+
+
+def _check_formats(known: str, added: str) -> None:
+    """Refuse times that count from the start of their step beside clock readings."""
+    if (known == PUBLISHED.trace_format) != (added == PUBLISHED.trace_format):
+        raise ConflictError(
+            f"The session's chunks are {known}; {added} has times of another kind.",
+            code="session.formats_mixed",
+        )
+
+
+def _cells(trace: Trace) -> list[int]:
+    cells: list[int] = np.unique(
+        trace.dp.astype(np.int64) * trace.meta.sizes.pp + trace.pp
+    ).tolist()
+    return cells

@@ -1,0 +1,88 @@
+"""Where the report of a session is kept: two blobs and one row.
+
+The document is zstd-compressed JSON; the heatmaps are a ``.npy`` file, which carries its own shape.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import zstandard
+from sqlalchemy import delete
+from sqlalchemy.dialects.postgresql import insert
+
+from app.db.blobs import delete_blob, read_blob, write_blob
+from app.db.models.sessions import Report
+
+if TYPE_CHECKING:
+    import uuid
+
+    from numpy.typing import NDArray
+
+    from app.db.unit_of_work import UnitOfWork
+
+# 3 is zstd's default: a report shrinks to a seventh, and higher levels gain a few percent.
+ZSTD_LEVEL: Final = 3
+
+
+def replace_report(
+    tx: UnitOfWork,
+    session_id: uuid.UUID,
+    document: dict[str, Any],
+    heatmaps: NDArray[np.float32],
+) -> None:
+    """Store the report of a session in place of an earlier one.
+
+    Parameters
+    ----------
+    tx : UnitOfWork
+    session_id : UUID
+    document : dict
+        The report, schema ``paceline.report/1``; holds no NaN.
+    heatmaps : float32 array, shape (analyzed steps, dp, pp)
+        Slowdown of a step if only this worker kept its recorded durations.
+
+    Raises
+    ------
+    ValueError
+        If the document holds NaN or infinity, which JSON has no way to say.
+    """
+    delete_report(tx, session_id)
+    text = json.dumps(document, allow_nan=False, separators=(",", ":")).encode()
+    array = io.BytesIO()
+    np.save(array, heatmaps, allow_pickle=False)
+    tx.session.execute(
+        insert(Report).values(
+            session_id=session_id,
+            document_blob=write_blob(tx, [zstandard.compress(text, ZSTD_LEVEL)]),
+            heatmap_blob=write_blob(tx, [array.getvalue()]),
+        )
+    )
+
+
+def delete_report(tx: UnitOfWork, session_id: uuid.UUID) -> None:
+    """Delete the report of a session, if there is one."""
+    old = tx.session.execute(
+        delete(Report)
+        .where(Report.session_id == session_id)
+        .returning(Report.document_blob, Report.heatmap_blob)
+    ).one_or_none()
+    if old is not None:
+        delete_blob(tx, old.document_blob)
+        delete_blob(tx, old.heatmap_blob)
+
+
+def read_document(tx: UnitOfWork, report: Report) -> bytes:
+    """Return the report's JSON text, encoded as UTF-8."""
+    return zstandard.decompress(b"".join(read_blob(tx, report.document_blob)))
+
+
+def read_heatmaps(tx: UnitOfWork, report: Report) -> NDArray[np.float32]:
+    """Return the heatmaps, shape (analyzed steps, dp, pp)."""
+    array: NDArray[np.float32] = np.load(
+        io.BytesIO(b"".join(read_blob(tx, report.heatmap_blob))), allow_pickle=False
+    )
+    return array

@@ -1,0 +1,138 @@
+"""The read side of reports: documents, and heatmaps that are asked for step after step."""
+
+from __future__ import annotations
+
+import json
+from collections import OrderedDict
+from dataclasses import dataclass
+from threading import Lock
+from typing import TYPE_CHECKING, Any, Final, cast
+
+import numpy as np
+
+from app.db.models.sessions import Report, Session
+from app.errors import NotFoundError
+from app.services.sessions.read import PENDING_STATES, no_session
+from app.services.sessions.report_store import read_document, read_heatmaps
+
+if TYPE_CHECKING:
+    import uuid
+    from collections.abc import Mapping
+
+    from numpy.typing import NDArray
+
+    from app.db.unit_of_work import UnitOfWork
+    from app.services.container import Container
+
+# Heatmaps of so many sessions stay in memory: choosing step after step must not read a report of
+# megabytes each time. 1,024 × 64 workers and 50 steps are 13 MB.
+CACHED_HEATMAPS: Final = 4
+
+
+def report_json(container: Container, session_id: uuid.UUID) -> bytes:
+    """Return the report of a session as JSON text, schema ``paceline.report/1``.
+
+    Raises
+    ------
+    NotFoundError
+        If there is no such session, or it has no report (yet).
+    """
+    with container.uow() as tx:
+        return read_document(tx, _report(tx, session_id))
+
+
+def report_document(container: Container, session_id: uuid.UUID) -> dict[str, Any]:
+    """Return the report of a session; raises as `report_json` does."""
+    return cast("dict[str, Any]", json.loads(report_json(container, session_id)))
+
+
+def heatmap(
+    container: Container, session_id: uuid.UUID, step: int | None = None
+) -> NDArray[np.float32]:
+    """Return the slowdown of one step if only that worker kept its recorded durations.
+
+    Parameters
+    ----------
+    container : Container
+    session_id : UUID
+    step : int, optional
+        A training step; without it the mean over the analyzed steps.
+
+    Returns
+    -------
+    float32 array, shape (dp, pp)
+        NaN where nothing is known.
+
+    Raises
+    ------
+    NotFoundError
+        If there is no such session, no report, or the step was not analyzed.
+    """
+    with container.uow() as tx:
+        report = _report(tx, session_id)
+        maps = _heatmaps.get(report.heatmap_blob)
+        if maps is None:
+            steps = json.loads(read_document(tx, report))["steps"]["analyzed"]
+            maps = _Heatmaps(
+                {number: at for at, number in enumerate(steps)}, read_heatmaps(tx, report)
+            )
+            _heatmaps.put(report.heatmap_blob, maps)
+    if step is None:
+        return maps.mean
+    at = maps.position.get(step)
+    if at is None:
+        raise NotFoundError(f"Step {step} was not analyzed.", code="step_not_analyzed")
+    return cast("NDArray[np.float32]", maps.values[at])
+
+
+def _report(tx: UnitOfWork, session_id: uuid.UUID) -> Report:
+    report = tx.session.get(Report, session_id)
+    if report is not None:
+        return report
+    session = tx.session.get(Session, session_id)
+    if session is None:
+        raise no_session(session_id)
+    if session.state in PENDING_STATES:
+        raise NotFoundError(
+            f"There is no report yet: the session is {session.state}.", code="report.not_ready"
+        )
+    why = f": {session.reason}" if session.reason else "."
+    raise NotFoundError(f"The session is {session.state}{why}", code="report.none")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Heatmaps:
+    position: Mapping[int, int]
+    values: NDArray[np.float32]
+
+    @property
+    def mean(self) -> NDArray[np.float32]:
+        # By hand: nanmean warns of workers that no step knows.
+        known = ~np.isnan(self.values)
+        total = np.where(known, self.values, 0).sum(axis=0, dtype=np.float64)
+        count = known.sum(axis=0)
+        mean = np.divide(total, count, out=np.full(total.shape, np.nan), where=count > 0)
+        return cast("NDArray[np.float32]", mean.astype(np.float32))
+
+
+class _HeatmapCache:
+    """The heatmaps used last, by their blob, which never changes."""
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._kept: OrderedDict[uuid.UUID, _Heatmaps] = OrderedDict()
+
+    def get(self, blob_id: uuid.UUID) -> _Heatmaps | None:
+        with self._lock:
+            if blob_id in self._kept:
+                self._kept.move_to_end(blob_id)
+            return self._kept.get(blob_id)
+
+    def put(self, blob_id: uuid.UUID, maps: _Heatmaps) -> None:
+        with self._lock:
+            self._kept[blob_id] = maps
+            while len(self._kept) > CACHED_HEATMAPS:
+                self._kept.popitem(last=False)
+
+
+_heatmaps = _HeatmapCache()

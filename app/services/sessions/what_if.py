@@ -1,0 +1,57 @@
+"""Questions of one's own about a session, answered by replaying its stored trace."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping
+from threading import BoundedSemaphore
+from typing import Any, Final
+
+from app.analysis.replay.question_reading import parse_question
+from app.analysis.replay.questions import answer
+from app.analysis.replay.session import prepare_replay
+from app.db.models.sessions import Session
+from app.errors import BusyError, ConflictError, NotFoundError
+from app.services.container import Container
+from app.services.sessions.timelines import stored_trace
+
+# Each answer holds a whole session in memory while it is computed.
+AT_ONCE: Final = 2
+WAIT_S: Final = 10.0
+
+_slots = BoundedSemaphore(AT_ONCE)
+
+
+def answer_question(
+    container: Container, session_id: uuid.UUID, document: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Answer a question about an analyzed session; see `app.analysis.replay.questions`.
+
+    Raises
+    ------
+    InvalidQuestionError
+        If the question cannot be read, or asks for what the session does not have.
+    NotFoundError
+        If there is no such session.
+    ConflictError
+        If the session has no verdict: its replay says nothing about the job.
+    BusyError
+        If others keep asking.
+    """
+    question = parse_question(document)
+    with container.uow() as tx:
+        session = tx.session.get(Session, session_id)
+        if session is None:
+            raise NotFoundError(f"There is no session {session_id}.")
+        state = session.state
+    if state != "analyzed":
+        raise ConflictError(
+            f"The session is {state}; only an analyzed one can be asked about.",
+            code="what_if.no_verdict",
+        )
+    if not _slots.acquire(timeout=WAIT_S):
+        raise BusyError("Others are asking; try again in a few seconds.")
+    try:
+        return answer(prepare_replay(stored_trace(container, session_id)), question).as_document()
+    finally:
+        _slots.release()

@@ -1,0 +1,116 @@
+"""Runs one task: claim, work, and what becomes of it when the work fails."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import psycopg
+import structlog
+from celery.exceptions import SoftTimeLimitExceeded
+from sqlalchemy.exc import InterfaceError, OperationalError
+
+from app.errors import LostClaimError, PacelineError
+from app.services.tasks.task_runs import Claim, TaskError, claim, fail, retry
+
+if TYPE_CHECKING:
+    import uuid
+
+    from app.services.container import Container
+    from app.services.tasks.leases import LeaseKeeper
+
+# The database is restarting, out of connections, or refused a lock: the work itself is sound.
+# Blobs are read and written with the driver's own cursors, hence the driver's own errors too.
+TRANSIENT: Final = (
+    OperationalError,
+    InterfaceError,
+    psycopg.OperationalError,
+    psycopg.InterfaceError,
+)
+
+UNREACHABLE: Final = TaskError(
+    "task.database_unavailable",
+    "The database failed on every attempt to do this work.",
+)
+
+_log = structlog.get_logger(__name__)
+
+
+def execute(container: Container, keeper: LeaseKeeper, run_id: uuid.UUID) -> bool:
+    """Run a task if it is there to be run.
+
+    No error of the work gets out of here: it is in the log, and in the row of the task and of its
+    subject. Where the database does not take it, the lease runs out and the sweeper sees to it.
+
+    Parameters
+    ----------
+    container : Container
+    keeper : LeaseKeeper
+        This process's.
+    run_id : UUID
+        What the message said.
+
+    Returns
+    -------
+    bool
+        Whether the task ended here, done or dead.
+    """
+    taken = claim(container, run_id)
+    if taken is None:
+        _log.debug("nothing to claim", run=str(run_id))
+        return False
+    with structlog.contextvars.bound_contextvars(
+        run=str(run_id), kind=taken.kind, subject=str(taken.subject_id), attempt=taken.attempt
+    ):
+        _log.info("task started")
+        try:
+            with keeper.hold(taken):
+                container.kinds[taken.kind].run(container, taken)
+        except LostClaimError as error:
+            _log.warning("claim lost, nothing stored", error=error.message)
+            return False
+        except Exception as error:  # noqa: BLE001 - whatever it is belongs into the row
+            return _settle(container, taken, _time_limit_behind(error) or error)
+        _log.info("task done")
+        return True
+
+
+def _time_limit_behind(error: BaseException | None) -> SoftTimeLimitExceeded | None:
+    """Return the time limit that an error comes from.
+
+    The limit is raised wherever the process is, also within the database driver, which then fails
+    in words of its own; taken for the database's fault, the work would be tried again for ever.
+    """
+    while error is not None:
+        if isinstance(error, SoftTimeLimitExceeded):
+            return error
+        error = error.__cause__ or error.__context__
+    return None
+
+
+def _settle(container: Container, taken: Claim, error: Exception) -> bool:
+    """Record why the work failed; return whether that ended the task."""
+    try:
+        if isinstance(error, TRANSIENT):
+            _log.warning("task interrupted", error=str(error))
+            retry(container, taken, UNREACHABLE)
+            return False
+        _log.error("task failed", exc_info=error)
+        return fail(container, taken, _reason(container, error))
+    except TRANSIENT as away:
+        _log.warning("failure not recorded, the lease will run out", error=str(away))
+        return False
+
+
+def _reason(container: Container, error: Exception) -> TaskError:
+    if isinstance(error, PacelineError):
+        return TaskError(error.stable_code, error.message)
+    if isinstance(error, SoftTimeLimitExceeded):
+        return TaskError(
+            "task.time_limit",
+            f"The work took longer than {container.settings.analysis_time_limit_s} s.",
+        )
+    return TaskError(
+        "task.internal_error",
+        f"The work failed unexpectedly ({type(error).__name__}); the log of the worker has the "
+        "details.",
+    )

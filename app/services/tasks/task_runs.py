@@ -1,0 +1,264 @@
+"""Task runs: durable work, claimed with a lease.
+
+A row of `task_run` goes ``queued → running → done``, or ends ``dead``. It is the truth; messages
+of the broker only make somebody look at it. Every step below is one conditional UPDATE, and every
+race shows as "rows updated != 1":
+
+enqueue
+    `UnitOfWork.enqueue` inserts ``queued``, attempt 0, in the transaction of the fact that causes
+    the work. A fact without its work, or work without its fact, cannot be.
+claim
+    WHERE id AND state = queued → running, attempt + 1, a new random token, a lease. Commits alone:
+    no transaction stays open while computing. Not 1 row: another worker has it, or it is over.
+    A message that comes twice, late, or after a restart ends here.
+renew
+    WHERE id AND token AND state = running → a later lease. Not 1 row: the lease ran out and
+    somebody else may be at work by now; nothing is lost yet, but finish will refuse.
+finish
+    The same condition → done, *in the transaction that stores the result*. Not 1 row:
+    `LostClaimError`, and the result is rolled back. So of any number of runs one is stored.
+give back
+    The same condition → queued, attempt - 1: to be stopped is not the task's fault.
+fail
+    The same condition → dead: the work itself failed, and would fail again.
+retry
+    The same condition → queued, or dead after `max_attempts`: the surroundings failed.
+expire
+    By the sweeper: WHERE id AND the token that it saw AND state = running AND the lease is over →
+    queued, or dead after `max_attempts`. A worker that was killed cannot say so; this says it for
+    it, and stops a task that kills every worker.
+
+The subject (a session) follows in the same transaction, after the task run's row: with that order
+kept everywhere no two of these steps can deadlock. Leases are the database's time only; a worker
+whose clock is wrong can neither hold a task forever nor lose it early.
+"""
+
+from __future__ import annotations
+
+import uuid
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Any, Literal, cast
+
+from sqlalchemy import CursorResult, Update, update
+
+from app.db.models.sessions import TaskRun
+from app.errors import LostClaimError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from app.db.unit_of_work import UnitOfWork
+    from app.services.container import Container
+
+SubjectState = Literal["queued", "running", "dead"]
+
+
+@dataclass(frozen=True, slots=True)
+class TaskError:
+    """Why a task run is dead.
+
+    Parameters
+    ----------
+    code : str
+        Stable and machine-readable.
+    sentence : str
+        For a person.
+    """
+
+    code: str
+    sentence: str
+
+
+@dataclass(frozen=True, slots=True)
+class TaskKind:
+    """A kind of durable work.
+
+    Parameters
+    ----------
+    name : str
+        What `task_run.kind` holds.
+    queue : str
+        The broker's queue, and with it the worker child that runs it.
+    run : callable
+        Does the work of a claim and calls `finish` in the transaction that stores the result.
+    follow : callable
+        Takes a transaction, the subject's id, the task run's new state and the error of a dead
+        one; brings the subject into the state that belongs to it.
+    """
+
+    name: str
+    queue: str
+    run: Callable[[Container, Claim], None]
+    follow: Callable[[UnitOfWork, uuid.UUID, SubjectState, TaskError | None], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """The right to run a task, as long as its lease is renewed.
+
+    `attempt` counts from 1.
+    """
+
+    run_id: uuid.UUID
+    token: uuid.UUID
+    kind: str
+    subject_id: uuid.UUID
+    attempt: int
+
+
+def claim(container: Container, run_id: uuid.UUID) -> Claim | None:
+    """Take a queued task run, or return None where there is nothing to take."""
+    token = uuid.uuid4()
+    with container.uow() as tx:
+        row = tx.session.execute(
+            update(TaskRun)
+            .where(
+                TaskRun.id == run_id,
+                TaskRun.state == "queued",
+                # A newer version's work, during a rolling deployment, waits for its workers.
+                TaskRun.kind.in_(container.kinds),
+            )
+            .values(
+                state="running",
+                attempt=TaskRun.attempt + 1,
+                claim_token=token,
+                lease_until=_lease_end(container, tx),
+            )
+            .returning(TaskRun.kind, TaskRun.subject_id, TaskRun.attempt)
+        ).one_or_none()
+        if row is None:
+            return None
+        taken = Claim(run_id, token, row.kind, row.subject_id, row.attempt)
+        _follow(container, tx, taken, "running", None)
+    return taken
+
+
+def renew(container: Container, held: Claim) -> bool:
+    """Move the end of the lease; return False where the claim is lost."""
+    with container.uow() as tx:
+        return _moved(tx, _held(held).values(lease_until=_lease_end(container, tx)))
+
+
+def finish(tx: UnitOfWork, held: Claim) -> None:
+    """End a task run in the transaction that stores its result; call it before storing.
+
+    Raises
+    ------
+    LostClaimError
+        If another worker owns the task by now: leave the transaction, which rolls back.
+    """
+    if not _moved(tx, _held(held).values(state="done", **_over(tx.now))):
+        raise LostClaimError(f"task run {held.run_id} is no longer held by attempt {held.attempt}")
+
+
+def give_back(container: Container, held: Claim) -> bool:
+    """Let another worker start over, because this one is to stop; False where it is lost."""
+    with container.uow() as tx:
+        moved = _moved(
+            tx, _held(held).values(attempt=TaskRun.attempt - 1, published_at=None, **_waiting())
+        )
+        if moved:
+            _follow(container, tx, held, "queued", None)
+            tx.publish_after_commit(held.run_id, held.kind)
+    return moved
+
+
+def fail(container: Container, held: Claim, error: TaskError) -> bool:
+    """End a task run whose work failed for good; False where the claim is lost."""
+    with container.uow() as tx:
+        return _kill(container, tx, _held(held), held, error)
+
+
+def retry(container: Container, held: Claim, error: TaskError) -> bool:
+    """Queue a task run again after a passing fault, or end it after the last attempt.
+
+    The sweeper publishes it; at once would meet the same fault again. False where the claim is
+    lost.
+    """
+    with container.uow() as tx:
+        return _again(container, tx, _held(held), held, error)
+
+
+def expire(
+    container: Container, tx: UnitOfWork, seen: Claim, error: TaskError
+) -> Literal["queued", "dead"] | None:
+    """Take a task run from a worker whose lease is over.
+
+    Parameters
+    ----------
+    container : Container
+    tx : UnitOfWork
+        The sweeper's pass.
+    seen : Claim
+        The claim whose lease is over.
+    error : TaskError
+        Why the task is dead, if this was its last attempt.
+
+    Returns
+    -------
+    str or None
+        The new state; None where the worker was faster and renewed, finished or gave back.
+    """
+    over = _held(seen).where(TaskRun.lease_until < tx.now)
+    if not _again(container, tx, over, seen, error):
+        return None
+    return "dead" if seen.attempt >= container.settings.max_attempts else "queued"
+
+
+def _again(
+    container: Container, tx: UnitOfWork, where: Update, held: Claim, error: TaskError
+) -> bool:
+    if held.attempt >= container.settings.max_attempts:
+        return _kill(container, tx, where, held, error)
+    moved = _moved(tx, where.values(published_at=tx.now, **_waiting()))
+    if moved:
+        _follow(container, tx, held, "queued", None)
+    return moved
+
+
+def _kill(
+    container: Container, tx: UnitOfWork, where: Update, held: Claim, error: TaskError
+) -> bool:
+    moved = _moved(
+        tx,
+        where.values(state="dead", error_code=error.code, error=error.sentence, **_over(tx.now)),
+    )
+    if moved:
+        _follow(container, tx, held, "dead", error)
+    return moved
+
+
+def _follow(
+    container: Container,
+    tx: UnitOfWork,
+    held: Claim,
+    state: SubjectState,
+    error: TaskError | None,
+) -> None:
+    container.kinds[held.kind].follow(tx, held.subject_id, state, error)
+
+
+def _held(held: Claim) -> Update:
+    return update(TaskRun).where(
+        TaskRun.id == held.run_id,
+        TaskRun.claim_token == held.token,
+        TaskRun.state == "running",
+    )
+
+
+def _moved(tx: UnitOfWork, statement: Update) -> bool:
+    """Run an UPDATE by id and return whether it was this transaction that moved the row."""
+    return cast("CursorResult[Any]", tx.session.execute(statement)).rowcount == 1
+
+
+def _lease_end(container: Container, tx: UnitOfWork) -> datetime:
+    return tx.now + timedelta(seconds=container.settings.lease_s)
+
+
+def _waiting() -> dict[str, Any]:
+    return {"state": "queued", "claim_token": None, "lease_until": None}
+
+
+def _over(now: datetime) -> dict[str, Any]:
+    return {"claim_token": None, "lease_until": None, "finished_at": now}

@@ -1,0 +1,153 @@
+// The page of channels: test, enable, disable, add, change and delete them.
+import { mountedPage, refresh } from '../app.js';
+import { ask } from '../ask.js';
+import { follow } from '../follow.js';
+import { clearFaults, read, showFaults } from '../forms.js';
+import { mountReplays } from './replay.js';
+
+const CHANNELS = '/api/v1/channels';
+const NAME_TAKEN = 'channel.name_taken';
+
+// What receivers said to tests, by its place: a page that is made anew keeps it.
+const results = new Map();
+
+function paragraph(words, name = '') {
+  const made = document.createElement('p');
+  made.textContent = words;
+  made.className = name;
+  return made;
+}
+
+/** What the receiver said, in its own words. */
+function shown(result) {
+  const status = result.status === null ? '' : ` ${result.status}`;
+  const head = result.delivered ? `Delivered: the receiver answered${status}.` : result.error;
+  const parts = [paragraph(head, result.delivered ? 'good' : 'bad')];
+  if (result.answer) {
+    const answer = document.createElement('pre');
+    answer.className = 'answer';
+    answer.textContent = result.answer;
+    parts.push(answer);
+  }
+  return parts;
+}
+
+function mountTests(main, signal) {
+  for (const [id, parts] of results) document.getElementById(id)?.replaceChildren(...parts);
+  for (const button of main.querySelectorAll('[data-test]')) {
+    button.disabled = false;
+    const show = (parts) => {
+      results.set(button.dataset.result, parts);
+      document.getElementById(button.dataset.result)?.replaceChildren(...parts);
+    };
+    button.addEventListener('click', async () => {
+      button.disabled = true;
+      show([paragraph('Sending an example…', 'note')]);
+      try {
+        show(shown(await ask('POST', `${CHANNELS}/${button.dataset.test}/test`)));
+      } catch (error) {
+        show([paragraph(error.message, 'bad')]);
+      } finally {
+        button.disabled = false;
+      }
+    }, { signal });
+  }
+}
+
+function mountChosen(region, signal) {
+  const address = `${CHANNELS}/${region.dataset.channel}`;
+  const said = region.querySelector('.said');
+  const act = async (button, work) => {
+    button.disabled = true;
+    said.textContent = '';
+    try {
+      await work();
+    } catch (error) {
+      said.textContent = error.message;
+      button.disabled = false;
+    }
+  };
+  const toggle = region.querySelector('[data-enable]');
+  toggle.disabled = false;
+  toggle.addEventListener('click', () => act(toggle, async () => {
+    await ask('PATCH', address, { enabled: toggle.dataset.enable === 'true' });
+    await refresh();
+  }), { signal });
+  const form = region.querySelector('form');
+  const opens = region.querySelector('[data-opens]');
+  opens.disabled = false;
+  opens.addEventListener('click', () => {
+    form.hidden = !form.hidden;
+    opens.setAttribute('aria-expanded', String(!form.hidden));
+  }, { signal });
+  form.addEventListener('submit', (event) => {
+    event.preventDefault();
+    act(form.querySelector('[type=submit]'), async () => {
+      await ask('DELETE', address);
+      location.assign('/channels');
+    });
+  }, { signal });
+}
+
+function mountSettings(form, signal) {
+  const { channel } = form.dataset;
+  const button = form.querySelector('[type=submit]');
+  const said = form.querySelector('.said');
+  const kind = form.querySelector('#kind');
+  const choose = () => {
+    for (const fields of form.querySelectorAll('[data-kind]')) {
+      fields.hidden = fields.disabled = fields.dataset.kind !== kind.value;
+    }
+  };
+  if (kind) {
+    // A browser that comes back to the page keeps what was chosen.
+    choose();
+    kind.addEventListener('change', () => {
+      clearFaults(form);
+      choose();
+    }, { signal });
+  }
+  button.disabled = false;
+  form.addEventListener('input', () => { form.dataset.changed = ''; }, { signal });
+  form.addEventListener('submit', async (event) => {
+    event.preventDefault();
+    button.disabled = true;
+    said.textContent = '';
+    clearFaults(form);
+    const name = form.querySelector('#name').value.trim();
+    try {
+      const body = { ...read(form, { nulls: Boolean(channel) }), name };
+      if (channel) {
+        await ask('PATCH', `${CHANNELS}/${channel}`, body);
+        results.clear();
+        await refresh();
+        document.querySelector('[data-saved]').textContent = 'Saved.';
+      } else {
+        const added = await ask('POST', CHANNELS, body);
+        location.assign(`/channels/${added.id}`);
+      }
+    } catch (error) {
+      const faults = error.code === NAME_TAKEN ? [{ column: 'name', message: error.message }] : error.faults ?? [];
+      said.textContent = showFaults(form, faults) || (faults.length ? '' : error.message);
+    } finally {
+      button.disabled = false;
+    }
+  }, { signal });
+}
+
+/** What is being filled in must not be taken away. */
+const busy = (main) => main.querySelector('#settings[data-changed], form[data-form]:not([hidden])')
+  || document.activeElement?.matches('input, select, textarea');
+
+function mount({ main, stop }) {
+  mountTests(main, stop.signal);
+  mountReplays(main, stop.signal);
+  const chosen = document.getElementById('chosen');
+  if (chosen) mountChosen(chosen, stop.signal);
+  const settings = document.getElementById('settings');
+  if (settings) mountSettings(settings, stop.signal);
+  follow(main, () => busy(main));
+}
+
+mount(mountedPage());
+addEventListener('pagemounted', (event) => mount(event.detail));

@@ -1,0 +1,313 @@
+// The page of rules: turn them on and off, edit, and try one on the last 30 days.
+import { mountedPage } from '../app.js';
+import { ask } from '../ask.js';
+import { age, count, percent, times } from '../format.js';
+import { line, rect, svg, text } from '../svg.js';
+
+const RULES = '/api/v1/alert-rules';
+const SHARES = new Set(['waste', 'regression', 'discrepancy', 'cause']);
+const DAY_MS = 86_400_000;
+const LISTED = 50;
+
+const el = (kind, words, attributes = {}) => Object.assign(document.createElement(kind), words === null ? {} : { textContent: words }, attributes);
+const words = (value) => value.split(',').map((part) => part.trim()).filter(Boolean);
+const plural = (number, noun) => `${count(number)}\u00a0${noun}${number === 1 ? '' : 's'}`;
+
+// ---- the form as the API has it
+
+const picked = (form, name) => [...form.querySelectorAll(`[name=${name}]:checked`)].map((box) => box.value);
+
+/** A number of the form; shares are percentages there. Nothing written is nothing given. */
+function number(form, name, scale = 1) {
+  const written = form.elements[name].value.trim();
+  return written === '' ? null : Number((Number(written) / scale).toPrecision(12));
+}
+
+const scaleOf = (kind) => (SHARES.has(kind) ? 100 : 1);
+
+function condition(form, kind) {
+  const scale = scaleOf(kind);
+  if (kind === 'no_data') return { kind, minutes: number(form, 'minutes'), intervals: number(form, 'intervals') };
+  const clears_below = number(form, 'clears_below', scale);
+  if (kind === 'cause') return { kind, confidence: number(form, 'at_least', scale), clears_below, causes: picked(form, 'causes') };
+  return { kind, at_least: number(form, 'at_least', scale), clears_below };
+}
+
+function labels(form) {
+  return Object.fromEntries(words(form.elements.labels.value).map((pair) => {
+    const [name, ...value] = pair.split('=');
+    return [name.trim(), value.join('=').trim()];
+  }));
+}
+
+function escalation(form, kind) {
+  const plan = {
+    at_least: kind === 'no_data' ? null : number(form, 'escalates_at', scaleOf(kind)),
+    after_minutes: number(form, 'escalates_after'),
+    channels: picked(form, 'escalates_to'),
+  };
+  return plan.at_least === null && plan.after_minutes === null && !plan.channels.length ? null : plan;
+}
+
+function body(form) {
+  const kind = form.elements.kind.value;
+  const importance = picked(form, 'importance');
+  return {
+    name: form.elements.name.value.trim(),
+    enabled: form.dataset.enabled === 'true',
+    condition: condition(form, kind),
+    consecutive: kind === 'no_data' ? 1 : number(form, 'consecutive'),
+    clear_sessions: kind === 'no_data' ? 1 : number(form, 'clear_sessions'),
+    // All of them are the same as none: whatever a job's metadata says.
+    selector: { jobs: words(form.elements.jobs.value), labels: labels(form), importance: importance.length === 3 ? [] : importance },
+    severity: form.elements.severity.value,
+    audience: form.elements.audience.value,
+    channels: picked(form, 'channels'),
+    escalation: escalation(form, kind),
+  };
+}
+
+function fit(form) {
+  const kind = form.elements.kind.value;
+  const shown = new Set(kind === 'no_data' ? ['no_data'] : ['number', 'sessions', kind]);
+  for (const part of form.querySelectorAll('[data-for]')) part.hidden = !shown.has(part.dataset.for);
+  const unit = { slowdown: ', ×', gpu_hours_lost: ', GPU-hours' }[kind] ?? ', %';
+  for (const label of form.querySelectorAll('[data-unit]')) label.textContent = label.dataset.unit + unit;
+}
+
+// ---- what is wrong with it
+
+function clearFaults(form) {
+  for (const note of form.querySelectorAll('.fault')) note.remove();
+  for (const input of form.querySelectorAll('[aria-invalid]')) {
+    input.removeAttribute('aria-invalid');
+    input.removeAttribute('aria-describedby');
+  }
+  form.querySelector('#said').textContent = '';
+}
+
+/** Where a fault belongs: `condition.slowdown.at_least` is `condition.at_least` in the form. */
+function placeOf(form, column) {
+  const parts = column.split('.');
+  if (parts[0] === 'condition') parts.splice(1, 1);
+  const inputs = [...form.querySelectorAll('[data-path]')].filter((input) => !input.closest('[hidden]'));
+  for (; parts.length; parts.pop()) {
+    const path = parts.join('.');
+    const found = inputs.find((input) => input.dataset.path.split(' ').includes(path));
+    if (found) return found;
+  }
+  return null;
+}
+
+const SAYS = { string_too_short: 'This is needed.', float_type: 'A number is needed.', int_type: 'A number is needed.' };
+
+/** The API's words, with the names that the form has. */
+function said(fault, place) {
+  if (SAYS[fault.code]) return SAYS[fault.code];
+  const plain = fault.message.replace(/^Value error, /, '').replace('clears_below', '“Over below”').replace(/\b(at_least|confidence)\b/, '“From”');
+  const message = plain[0].toUpperCase() + plain.slice(1);
+  // The form has per cent where the rule has shares.
+  const isShare = place.matches('[name=at_least], [name=clears_below], [name=escalates_at]') && SHARES.has(place.form.elements.kind.value);
+  return isShare ? message.replace(/[\d.]+$/, (bound) => `${100 * bound} %`) : message;
+}
+
+function showFaults(form, error) {
+  clearFaults(form);
+  const elsewhere = [];
+  for (const fault of error.faults ?? []) {
+    const place = placeOf(form, fault.column ?? '');
+    if (!place) {
+      elsewhere.push(fault.message);
+      continue;
+    }
+    const note = el('span', said(fault, place), { className: 'fault', id: `fault-${place.dataset.path.split(' ')[0].replace('.', '-')}` });
+    place.setAttribute('aria-invalid', 'true');
+    place.setAttribute('aria-describedby', note.id);
+    place.after(note);
+  }
+  const place = form.querySelector('#said');
+  place.textContent = form.querySelector('.fault') ? elsewhere.join(' ') : error.message;
+  form.querySelector('[aria-invalid=true]')?.focus();
+}
+
+// ---- what it would have done
+
+const value = (kind, number_) => {
+  if (number_ === null) return 'none';
+  if (kind === 'slowdown') return times(number_);
+  if (SHARES.has(kind)) return percent(number_);
+  return `${number_.toFixed(1)}\u00a0${kind === 'no_data' ? 'min' : 'h'}`;
+};
+
+const NAMES = { slowdown: 'S', gpu_hours_lost: 'Lost', cause: 'Confidence', no_data: 'Silent for', waste: 'Waste', regression: 'Longer by', discrepancy: 'Discrepancy' };
+const MONTHS = ['Jan', 'Feb', 'Mar', 'Apr', 'May', 'Jun', 'Jul', 'Aug', 'Sep', 'Oct', 'Nov', 'Dec'];
+const day = (at) => `${at.getUTCDate()} ${MONTHS[at.getUTCMonth()]}`;
+const minute = (at) => `${day(at)} ${at.toISOString().slice(11, 16)}`;
+
+function named(incident) {
+  const cause = incident.cause.replaceAll('_', ' ');
+  return `${cause[0].toUpperCase()}${cause.slice(1)}${incident.where ? `: ${incident.where}` : ''}`;
+}
+
+/** How often each day, the days in UTC. */
+function days(found, width) {
+  const since = Date.parse(found.since);
+  const first = Math.floor(since / DAY_MS);
+  const last = Math.floor(Date.now() / DAY_MS);
+  const counts = new Array(last - first + 1).fill(0);
+  for (const incident of found.incidents) counts[Math.min(Math.max(Math.floor(Date.parse(incident.fired_at) / DAY_MS) - first, 0), counts.length - 1)] += 1;
+  const most = Math.max(...counts);
+  const step = width / counts.length;
+  const drawn = svg('svg', { class: 'days', viewBox: `0 0 ${width} 68`, preserveAspectRatio: 'none', role: 'img', 'aria-label': `Incidents by day, at most ${most}` });
+  counts.forEach((number_, index) => {
+    const height = (36 * number_) / most;
+    if (number_) drawn.append(rect(index * step + 1, 52 - height, step - 2, height, 'day'));
+  });
+  drawn.append(line(0, 52.5, width, 52.5, 'base'), text(0, 66, day(new Date(first * DAY_MS))), text(width, 66, 'today', { 'text-anchor': 'end' }), text(width, 10, `at most ${most} a day`, { 'text-anchor': 'end' }));
+  return drawn;
+}
+
+function table(found, kind) {
+  const made = el('table', null, { className: 'outcomes' });
+  const head = made.createTHead().insertRow();
+  for (const [word, className] of [['Job and cause', ''], [NAMES[kind], 'num'], ['Fired', 'num'], ['Lasted', 'num']]) head.append(el('th', word, { className, scope: 'col' }));
+  const rows = made.createTBody();
+  for (const incident of found.incidents.slice(0, LISTED)) {
+    const fired = new Date(incident.fired_at);
+    const row = rows.insertRow();
+    const what = el('td', null, { className: 'grow' });
+    what.append(el('a', incident.job, { href: `/jobs/${encodeURIComponent(incident.job)}` }), el('span', `${named(incident)}${incident.severity === 'critical' ? ', critical' : ''}`, { className: 'note' }));
+    row.append(
+      what,
+      el('td', value(kind, incident.value), { className: 'num' }),
+      el('td', minute(fired), { className: 'num' }),
+      el('td', incident.resolved_at ? age((Date.parse(incident.resolved_at) - fired) / 1000) : 'still open', { className: 'num' }),
+    );
+  }
+  return made;
+}
+
+function verdict(found) {
+  const jobs = new Set(found.incidents.map((incident) => incident.job)).size;
+  if (!found.incidents.length) return 'It would not have fired';
+  return `It would have fired ${found.incidents.length === 1 ? 'once' : `${count(found.incidents.length)} times`}, in ${plural(jobs, 'job')}`;
+}
+
+function scope(found) {
+  const looked = `${plural(found.sessions, 'session')} of ${plural(found.jobs, 'job')}`;
+  if (found.complete) return `Last 30 days, ${looked}; times in UTC`;
+  return `Only the latest ${looked}, back to ${minute(new Date(found.since))} UTC: there were more in 30 days than a preview reads`;
+}
+
+function showPreview(section, found, kind) {
+  const head = el('div', null, { className: 'cap' });
+  const looked = el('p', scope(found));
+  looked.dataset.scope = '';
+  head.append(el('h2', verdict(found)), looked);
+  const parts = [head];
+  if (found.incidents.length) parts.push(days(found, Math.max(section.clientWidth, 240)), table(found, kind));
+  if (found.incidents.length > LISTED) parts.push(el('p', `And ${count(found.incidents.length - LISTED)} more before these.`, { className: 'note more' }));
+  section.replaceChildren(...parts);
+}
+
+// ---- the page
+
+/** Make list and summary anew, and leave the form as it is: somebody may be writing in it. */
+async function freshen(form, signal) {
+  const response = await fetch(location.href, { headers: { Accept: 'text/html' } });
+  if (!response.ok) return;
+  const fresh = new DOMParser().parseFromString(await response.text(), 'text/html');
+  form.dataset.enabled = fresh.getElementById('rule').dataset.enabled;
+  form.querySelector('h2').textContent = fresh.querySelector('#rule h2').textContent;
+  document.title = fresh.title;
+  for (const id of ['summary', 'rules']) document.getElementById(id).replaceWith(document.importNode(fresh.getElementById(id), true));
+  mountList(form, signal);
+}
+
+function mountList(form, signal) {
+  for (const button of document.querySelectorAll('[data-turn]')) {
+    button.disabled = false;
+    button.addEventListener('click', async () => {
+      button.disabled = true;
+      try {
+        const address = `${RULES}/${button.dataset.turn}`;
+        const stored = await ask('GET', address);
+        await ask('PUT', address, { ...stored, enabled: button.dataset.to === 'true' });
+        await freshen(form, signal);
+        document.querySelector(`[data-turn="${button.dataset.turn}"]`)?.focus();
+      } catch (error) {
+        document.getElementById('turned').textContent = error.message;
+        button.disabled = false;
+      }
+    }, { signal });
+  }
+}
+
+function mountForm(form, signal) {
+  const section = document.getElementById('would');
+  const done = form.querySelector('#done');
+  const buttons = [...form.querySelectorAll('.actions button')];
+  const work = async (doing) => {
+    for (const button of buttons) button.disabled = true;
+    done.textContent = '';
+    try {
+      await doing();
+    } catch (error) {
+      showFaults(form, error);
+    } finally {
+      for (const button of buttons) button.disabled = false;
+    }
+  };
+  const save = async () => {
+    const known = form.dataset.rule;
+    const stored = await ask(known ? 'PUT' : 'POST', known ? `${RULES}/${known}` : RULES, body(form));
+    clearFaults(form);
+    if (!known) {
+      location.assign(`/rules/${stored.id}`);
+      return;
+    }
+    await freshen(form, signal);
+    done.textContent = 'Saved';
+  };
+  const preview = async () => {
+    const asked = body(form);
+    // A preview needs no name; it is about the rest.
+    const found = await ask('POST', `${RULES}/preview`, { ...asked, name: asked.name || 'preview', enabled: true });
+    clearFaults(form);
+    showPreview(section, found, asked.condition.kind);
+    if (section.getBoundingClientRect().top > innerHeight) section.scrollIntoView({ block: 'start' });
+  };
+  for (const button of buttons) button.disabled = false;
+  form.addEventListener('submit', (event) => {
+    event.preventDefault();
+    work(save);
+  }, { signal });
+  form.querySelector('#preview').addEventListener('click', () => work(preview), { signal });
+  form.addEventListener('input', () => {
+    fit(form);
+    done.textContent = '';
+    const shown = section.querySelector('[data-scope]');
+    if (shown) shown.textContent = 'Of the form as it was then; choose Preview again';
+  }, { signal });
+  const question = form.querySelector('#deletion');
+  form.querySelector('#ask-delete')?.addEventListener('click', (event) => {
+    question.hidden = !question.hidden;
+    event.currentTarget.setAttribute('aria-expanded', String(!question.hidden));
+    if (!question.hidden) form.querySelector('#delete').focus();
+  }, { signal });
+  form.querySelector('#delete')?.addEventListener('click', () => work(async () => {
+    await ask('DELETE', `${RULES}/${form.dataset.rule}`);
+    location.assign('/rules');
+  }), { signal });
+  fit(form);
+}
+
+function mount({ main, stop }) {
+  if (main.dataset.view !== 'rules') return;
+  const form = document.getElementById('rule');
+  mountForm(form, stop.signal);
+  mountList(form, stop.signal);
+}
+
+mount(mountedPage());
+addEventListener('pagemounted', (event) => mount(event.detail));

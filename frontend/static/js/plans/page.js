@@ -1,0 +1,132 @@
+// Pages of plans: the form, what is under way, the schedule of an iteration.
+import { mountedPage, refresh } from '../app.js';
+import { token } from '../colors.js';
+import { percent, seconds } from '../format.js';
+import { Schedule } from './schedule.js';
+
+const LOOK_MS = 500;
+const PENDING = new Set(['queued', 'planning']);
+
+let schedule = null;
+let looking = 0;
+
+const explain = (words) => { document.getElementById('said').textContent = words; };
+
+async function send(request) {
+  const response = await fetch('/api/v1/plans', {
+    method: 'POST', headers: { 'Content-Type': 'application/json' }, body: JSON.stringify(request),
+  });
+  const body = await response.json();
+  if (!response.ok) throw Object.assign(new Error(body.detail), { problem: body });
+  return body.plan;
+}
+
+// ---- the form
+
+function cell(kind, words) {
+  const made = document.createElement(kind);
+  made.textContent = words;
+  return made;
+}
+
+function showFaults(form, problem) {
+  const place = document.getElementById('faults');
+  const faults = problem.faults.length ? problem.faults : [{ column: '', message: problem.detail }];
+  const table = document.createElement('table');
+  for (const fault of faults) {
+    const row = table.insertRow();
+    row.append(cell('td', fault.column ?? (fault.line ? `line ${fault.line}` : '')), cell('td', fault.message));
+    const named = form.elements.namedItem(fault.column?.split(/[.[]/)[0] ?? '');
+    (named ?? form.elements.spec).setAttribute('aria-invalid', 'true');
+  }
+  place.replaceChildren(cell('h2', faults.length === 1 ? 'One fault' : `${faults.length} faults`), table);
+  form.querySelector('[aria-invalid=true]')?.focus();
+}
+
+function mountForm(form, signal) {
+  const button = form.querySelector('[type=submit]');
+  button.disabled = false;
+  document.getElementById('file').addEventListener('change', async (event) => {
+    const [file] = event.target.files;
+    if (!file) return;
+    form.elements.spec.value = await file.text();
+    if (!form.elements.name.value) form.elements.name.value = file.name.replace(/\.[^.]*$/, '').slice(0, 100);
+    event.target.value = '';
+    form.elements.spec.focus();
+  }, { signal });
+  form.addEventListener('submit', async (event) => {
+    event.preventDefault();
+    button.disabled = true;
+    document.getElementById('faults').replaceChildren();
+    for (const element of form.elements) element.removeAttribute('aria-invalid');
+    const { spec, method, objective, name, time_limit_s: limit } = form.elements;
+    try {
+      const plan = await send({
+        spec: spec.value, method: method.value, objective: objective.value, time_limit_s: limit.value === '' ? null : Number(limit.value),
+        ...(name.value.trim() ? { name: name.value.trim() } : {}),
+      });
+      location.assign(`/plans/${plan}`);
+    } catch (error) {
+      showFaults(form, error.problem ?? { faults: [], detail: 'The server does not answer; try again.' });
+    } finally {
+      button.disabled = false;
+    }
+  }, { signal });
+}
+
+// ---- a plan
+
+async function look(main) {
+  const response = await fetch(`/api/v1/plans/${main.dataset.plan}`);
+  if (response.ok) {
+    const { state } = await response.json();
+    if (state !== main.dataset.status) await refresh();
+  }
+}
+
+function follow(main) {
+  clearTimeout(looking);
+  if (!PENDING.has(main.dataset.status)) return;
+  looking = setTimeout(async () => {
+    // Hidden tabs ask nothing, and a server that is away is asked again.
+    if (!document.hidden) await look(main).catch(() => {});
+    if (main.isConnected) follow(main);
+  }, LOOK_MS);
+}
+
+function mountPlan(main, signal) {
+  document.getElementById('cancel')?.addEventListener('click', async () => {
+    const response = await fetch(`/api/v1/plans/${main.dataset.plan}/cancel`, { method: 'POST' });
+    if (response.ok || response.status === 409) await refresh();
+    else explain('It could not be canceled; try again.');
+  }, { signal });
+  document.getElementById('again')?.addEventListener('click', async () => {
+    try {
+      const plan = await send(JSON.parse(document.getElementById('plan-request').textContent));
+      if (plan === main.dataset.plan) await refresh();
+      else location.assign(`/plans/${plan}`);
+    } catch (error) {
+      explain(error.problem?.detail ?? 'The server does not answer; try again.');
+    }
+  }, { signal });
+  const element = document.getElementById('schedule');
+  schedule = element ? new Schedule(element, JSON.parse(document.getElementById('plan-data').textContent), { token, percent, seconds }, signal) : null;
+  follow(main);
+}
+
+function mount({ main, stop }) {
+  schedule = null;
+  const form = document.getElementById('plan-form');
+  if (form) mountForm(form, stop.signal);
+  if (main.dataset.view === 'plan') mountPlan(main, stop.signal);
+}
+
+mount(mountedPage());
+addEventListener('pagemounted', (event) => mount(event.detail));
+addEventListener('themechange', () => schedule?.draw());
+let width = innerWidth;
+addEventListener('resize', () => {
+  if (innerWidth === width) return;
+  width = innerWidth;
+  requestAnimationFrame(() => schedule?.draw());
+});

@@ -1,0 +1,360 @@
+// The page of a session: one choice (mean or step, worker) that map, strip, timeline and address share.
+import { token } from '../colors.js';
+import { count, roughPercent, seconds, times, worker } from '../format.js';
+import { Heatmap } from './heatmap.js';
+import { change, draw, withStepTicks } from '../plots.js';
+import { Timeline } from './timeline.js';
+import { WhatIf } from './what_if.js';
+
+const NARROW = 720;
+const MISSING = 65535;
+const SCALE = 10000;
+// So many lanes of recorded operations are drawn at once.
+const LANES = 32;
+const NARROW_RANKS = 2;
+// A range that is dragged passes over steps; a timeline is fetched where it rests.
+const REST_MS = 200;
+// Changes of the range this close together are one gesture.
+const GESTURE_MS = 1000;
+const $ = (selector) => document.querySelector(selector);
+
+export class SessionReport {
+  constructor(main, data, signal) {
+    this.data = data;
+    this.api = `/api/v1/sessions/${main.dataset.session}`;
+    this.title = main.dataset.title;
+    this.signal = signal;
+    this.maps = new Map();
+    this.defaults = { mode: data.by_request ? 'step' : 'mean', index: data.index, cell: data.cell };
+    this.choice = { ...this.defaults };
+    this.worstIndex = data.step_slowdown.indexOf(Math.max(...data.step_slowdown));
+    this.ticket = 0;
+    this.heatmap = new Heatmap($('#heatmap'), data, { pick: (cell) => this.go({ cell }), point: (cell) => this.readCell(cell ?? this.choice.cell) });
+    this.timeline = new Timeline($('#timeline'), $('#op-read'), data.pp, this.ranks().length);
+    this.whatIf = new WhatIf(data, this.api, this.choice, signal);
+    this.listen();
+    this.drawAll();
+  }
+
+  listen() {
+    const on = (target, name, handler) => target.addEventListener(name, handler, { signal: this.signal });
+    on($('#mode-mean'), 'click', () => this.go({ mode: 'mean' }));
+    on($('#mode-step'), 'click', () => this.go({ mode: 'step' }));
+    const range = $('#step');
+    // Dragging, or holding a key, shows each step on the way but makes one entry in the history.
+    let lastMs = -Infinity;
+    on(range, 'input', (event) => {
+      const record = event.timeStamp - lastMs < GESTURE_MS ? 'replace' : 'push';
+      lastMs = event.timeStamp;
+      this.go({ mode: 'step', index: Number(range.value) }, { record });
+    });
+    on($('#strip'), 'click', (event) => {
+      const box = $('#strip').getBoundingClientRect();
+      const { left, barWidth } = this.stripGeometry();
+      const index = Math.floor((event.clientX - box.left - left) / barWidth);
+      if (index >= 0 && index < this.data.steps.length) this.go({ mode: 'step', index });
+    });
+    on($('.workers'), 'click', (event) => {
+      const row = event.target.closest('tr[data-dp]');
+      if (!row || event.ctrlKey || event.metaKey || event.shiftKey) return;
+      event.preventDefault();
+      this.go({ cell: [Number(row.dataset.dp), Number(row.dataset.pp)] });
+    });
+    // Evidence says where it is to be seen: a worker, a step, or a figure of this page.
+    on($('#main'), 'click', (event) => {
+      const link = event.target.closest('a[data-go]');
+      if (!link || event.ctrlKey || event.metaKey || event.shiftKey) return;
+      const asked = new URLSearchParams(new URL(link.href).search);
+      const index = this.data.steps.indexOf(Number(asked.get('step') ?? NaN));
+      if (link.getAttribute('href').startsWith('#')) return;
+      event.preventDefault();
+      if (index >= 0) this.go({ mode: 'step', index });
+      else this.go({ cell: [Number(asked.get('dp')), Number(asked.get('pp'))] });
+      $(index >= 0 ? '#timeline' : '#heatmap').scrollIntoView({ block: 'center' });
+    });
+    on($('#reset-zoom'), 'click', () => this.timeline.reset());
+    on(window, 'popstate', () => this.back());
+  }
+
+  /** Change the choice, record it in the address, and show it. */
+  go(change, { record = 'push' } = {}) {
+    const before = this.choice;
+    this.choice = { ...before, ...change };
+    const url = new URL(location.href);
+    if (this.choice.mode === 'step') url.searchParams.set('step', this.data.steps[this.choice.index]);
+    else url.searchParams.delete('step');
+    url.searchParams.set('dp', this.choice.cell[0]);
+    url.searchParams.set('pp', this.choice.cell[1]);
+    if (url.href !== location.href) history[`${record}State`](null, '', url);
+    return this.show(before);
+  }
+
+  /** The address changed under us: back or forward. */
+  back() {
+    const asked = new URLSearchParams(location.search);
+    const index = this.data.steps.indexOf(Number(asked.get('step') ?? NaN));
+    const cell = asked.has('dp') && asked.has('pp') ? [Number(asked.get('dp')), Number(asked.get('pp'))] : this.defaults.cell;
+    const before = this.choice;
+    this.choice = { mode: index < 0 ? 'mean' : 'step', index: index < 0 ? this.worstIndex : index, cell };
+    this.show(before);
+    this.whatIf.back();
+  }
+
+  /** Show the choice; only what differs from `before` is drawn. */
+  async show(before) {
+    const { mode, index, cell } = this.choice;
+    const mapChanged = mode !== before.mode || (mode === 'step' && index !== before.index);
+    this.heatmap.cell = cell;
+    this.markRow();
+    this.writeControls();
+    this.whatIf.select(this.choice);
+    const jobs = [];
+    if (index !== before.index) jobs.push(change($('#strip'), { 'marker.color': [this.stripColors()] }));
+    if (mapChanged) jobs.push(this.showMap());
+    else this.heatmap.select(cell);
+    this.readCell(cell);
+    if (index !== before.index || !this.shownRanks?.includes(cell[0])) jobs.push(this.loadTimeline());
+    await Promise.all(jobs);
+  }
+
+  drawAll() {
+    this.markRow();
+    this.writeControls();
+    this.drawStrip();
+    this.showMap();
+    this.loadTimeline();
+    this.drawOthers();
+  }
+
+  redraw() {
+    this.drawStrip();
+    this.heatmap.draw();
+    this.timeline.draw();
+    this.whatIf.draw();
+    this.drawOthers();
+  }
+
+  drawOthers() {
+    const { figures, steps } = this.data;
+    const scatter = document.querySelector('[data-figure=scatter]');
+    const launch = document.querySelector('[data-figure=launch]');
+    if (scatter) draw(scatter, figures.scatter);
+    draw(launch, withStepTicks(figures.launch, steps, launch));
+  }
+
+  /** Slowdowns as rows of stages, and the margins that belong to them. */
+  async values(index) {
+    const { dp, pp, steps, by_dp_step: byDp, by_pp_step: byPp } = this.data;
+    const step = steps[index];
+    if (!this.maps.has(step)) {
+      const loading = fetch(`${this.api}/heatmaps?step=${step}`, { signal: this.signal }).then(async (response) => {
+        if (!response.ok) throw new Error(`heatmap of step ${step}: ${response.status}`);
+        const view = new DataView(await response.arrayBuffer());
+        return Array.from({ length: pp }, (_, stage) => Array.from({ length: dp }, (__, rank) => {
+          const value = view.getUint16(2 * (rank * pp + stage), true);
+          return value === MISSING ? null : value / SCALE;
+        }));
+      });
+      loading.catch(() => this.maps.delete(step));
+      this.maps.set(step, loading);
+    }
+    return { rows: await this.maps.get(step), margins: { dp: byDp.map((row) => row[index]), pp: byPp.map((row) => row[index]) } };
+  }
+
+  async showMap() {
+    const ticket = ++this.ticket;
+    const { mode, index } = this.choice;
+    const heading = $('#map-title');
+    if (mode === 'mean') {
+      heading.textContent = heading.dataset.mean;
+      $('#heatmap').setAttribute('aria-label', heading.textContent);
+      await this.heatmap.show(this.data.figures.heatmap.data[0].z, { dp: this.data.by_dp, pp: this.data.by_pp });
+      this.readCell(this.choice.cell);
+      this.readStep();
+      return;
+    }
+    let found;
+    try {
+      found = await this.values(index);
+    } catch (error) {
+      if (error.name === 'AbortError') return;
+      $('#cell').textContent = `Step ${this.data.steps[index]} could not be loaded: ${error.message}. The map still shows what it showed.`;
+      return;
+    }
+    // A later choice has been made meanwhile.
+    if (ticket !== this.ticket) return;
+    const worst = worstOf(found.rows);
+    heading.textContent = worst
+      ? `Step ${this.data.steps[index]}: worker ${worker(worst.dp, worst.pp)} alone makes it ${times(worst.value)} slower`
+      : `Step ${this.data.steps[index]}: no worker has data`;
+    $('#heatmap').setAttribute('aria-label', heading.textContent);
+    await this.heatmap.show(found.rows, found.margins);
+    this.readCell(this.choice.cell);
+    this.readStep(worst);
+  }
+
+  stripGeometry() {
+    const narrow = innerWidth <= NARROW;
+    const margin = { ...this.data.figures.strip.layout.margin, ...(narrow ? { l: 40, r: 0 } : {}) };
+    const width = $('#strip').clientWidth - margin.l - margin.r;
+    return { narrow, margin, left: margin.l, barWidth: width / this.data.steps.length };
+  }
+
+  stripColors() {
+    const [chosen, others] = [token('--accent'), token('--line-strong')];
+    return this.data.steps.map((_, at) => (at === this.choice.index ? chosen : others));
+  }
+
+  async drawStrip() {
+    const { figures, steps } = this.data;
+    const { narrow, margin, left, barWidth } = this.stripGeometry();
+    const range = $('#step');
+    const thumb = 12;
+    range.style.marginLeft = `${left + barWidth / 2 - thumb / 2}px`;
+    range.style.width = `${(steps.length - 1) * barWidth + thumb}px`;
+    const { data: [trace], layout } = figures.strip;
+    const figure = {
+      data: [{ ...trace, marker: { ...trace.marker, color: this.stripColors() } }],
+      layout: { ...layout, margin, bargap: barWidth > 6 ? layout.bargap : 0, annotations: narrow ? [] : layout.annotations },
+    };
+    await draw($('#strip'), withStepTicks(figure, steps, $('#strip')));
+  }
+
+  /** DP ranks whose lanes are drawn: all, or those around the chosen worker. */
+  ranks() {
+    const { dp, pp } = this.data;
+    const most = Math.max(1, innerWidth <= NARROW ? NARROW_RANKS : Math.floor(LANES / pp));
+    if (dp <= most) return Array.from({ length: dp }, (_, rank) => rank);
+    const first = Math.min(Math.max(0, this.choice.cell[0] - Math.floor((most - 1) / 2)), dp - most);
+    return Array.from({ length: most }, (_, at) => first + at);
+  }
+
+  async loadTimeline() {
+    const { steps, dp } = this.data;
+    const step = steps[this.choice.index];
+    const ranks = this.ranks();
+    this.shownRanks = ranks;
+    this.loading?.abort();
+    this.loading = new AbortController();
+    const signal = AbortSignal.any([this.signal, this.loading.signal]);
+    const element = $('#timeline');
+    element.setAttribute('aria-busy', 'true');
+    this.nameTimeline(step, this.data.recorded_s[this.choice.index], this.data.ideal_s[this.choice.index]);
+    const query = new URLSearchParams({ step, format: 'lanes' });
+    if (ranks.length < dp) for (const rank of ranks) query.append('dp', rank);
+    $('#lanes-note').textContent = ranks.length < dp
+      ? `; DP rank${ranks.length > 1 ? `s ${ranks[0]} to ${ranks.at(-1)}` : ` ${ranks[0]}`} of ${count(dp)}` : '';
+    const reading = $('#op-read');
+    try {
+      if (this.timeline.data) {
+        reading.textContent = `Fetching step ${step}; above is still step ${this.timeline.data.step}.`;
+        await rest(REST_MS, signal);
+      }
+      const response = await fetch(`${this.api}/timeline?${query}`, { signal });
+      if (!response.ok) throw new Error((await response.json()).detail ?? response.statusText);
+      this.timeline.show(await response.json());
+      element.removeAttribute('aria-busy');
+    } catch (error) {
+      if (error.name !== 'AbortError') reading.textContent = `The timeline of step ${step} could not be loaded: ${error.message}`;
+    }
+  }
+
+  nameTimeline(step, recordedS, idealS) {
+    const lost = recordedS - idealS;
+    $('#timeline-title').textContent = lost <= 0.01 * recordedS
+      ? `Step ${step} took ${seconds(recordedS)}, nothing of it lost`
+      : `Step ${step} took ${seconds(recordedS)}: ${seconds(lost)} of it, ${roughPercent(lost / recordedS)}, lost`;
+    for (const link of [$('#perfetto'), $('#perfetto-file')]) {
+      link.href = `${this.api}/timeline?step=${step}`;
+      link.download = link.download.replace(/step--?\d+/, `step-${step}`);
+    }
+    $('#perfetto-file').textContent = `Timeline of step ${step} (Perfetto)`;
+  }
+
+  writeControls() {
+    const { steps } = this.data;
+    const { mode, index } = this.choice;
+    const step = steps[index];
+    $('#mode-mean').setAttribute('aria-pressed', String(mode === 'mean'));
+    $('#mode-step').setAttribute('aria-pressed', String(mode === 'step'));
+    $('#mode-step').textContent = `Step ${step}`;
+    const range = $('#step');
+    range.value = index;
+    range.setAttribute('aria-valuetext', `Step ${step}, ${times(this.data.step_slowdown[index], 3)}`);
+    const tools = $('#map-title').closest('.cap').querySelectorAll('[data-copy], [data-csv]');
+    for (const tool of tools) {
+      const name = tool.hasAttribute('data-copy') ? 'data-copy' : 'href';
+      const file = tool.getAttribute(name).split('?')[0];
+      tool.setAttribute(name, mode === 'step' ? `${file}?step=${step}` : file);
+    }
+    document.title = mode === 'step' ? `Step ${step} of ${this.title}` : this.title;
+    this.readStep();
+  }
+
+  markRow() {
+    const [dp, pp] = this.choice.cell;
+    for (const row of document.querySelectorAll('.workers tbody tr')) {
+      row.setAttribute('aria-selected', String(Number(row.dataset.dp) === dp && Number(row.dataset.pp) === pp));
+    }
+  }
+
+  readCell([dp, pp]) {
+    const { mode, index } = this.choice;
+    const place = this.data.places[dp][pp];
+    const value = this.heatmap.value([dp, pp]);
+    const what = mode === 'mean' ? `mean of ${this.data.steps.length} steps` : `in step ${this.data.steps[index]}`;
+    const line = $('#cell');
+    const subscript = document.createElement('sub');
+    subscript.textContent = 'w';
+    line.replaceChildren(strong(`Worker ${worker(dp, pp)}`), place ? ` · ${place} · ` : ' · ');
+    if (value === null) line.append('no operations received');
+    else line.append('S', subscript, ' ', strong(times(value, 3)), ` ${what}`);
+  }
+
+  readStep(worst = null) {
+    const { steps, recorded_s: recorded, step_slowdown: slowdown } = this.data;
+    const { index } = this.choice;
+    $('#step-read').replaceChildren(strong(`Step ${steps[index]}`), ` · ${seconds(recorded[index])} recorded · `, strong(times(slowdown[index], 3)),
+      worst ? ` · worst worker ${worker(worst.dp, worst.pp)} ${times(worst.value, 3)}` : '');
+  }
+}
+
+/** The page of a session whose replay is off: recorded times and launch delays only. */
+export class DistrustedReport {
+  constructor(_main, data) {
+    this.data = data;
+    this.redraw();
+  }
+
+  redraw() {
+    for (const element of document.querySelectorAll('[data-figure]')) {
+      draw(element, withStepTicks(this.data.figures[element.dataset.figure], this.data.steps, element));
+    }
+  }
+}
+
+/** Wait; rejects as a fetch does when it is no longer wanted. */
+function rest(delayMs, signal) {
+  return new Promise((resolve, reject) => {
+    signal.throwIfAborted();
+    const timer = setTimeout(resolve, delayMs);
+    signal.addEventListener('abort', () => {
+      clearTimeout(timer);
+      reject(signal.reason);
+    }, { once: true });
+  });
+}
+
+function strong(words) {
+  const element = document.createElement('b');
+  element.textContent = words;
+  return element;
+}
+
+function worstOf(rows) {
+  let worst = null;
+  rows.forEach((row, pp) => row.forEach((value, dp) => {
+    if (value !== null && (worst === null || value > worst.value)) worst = { dp, pp, value };
+  }));
+  return worst;
+}

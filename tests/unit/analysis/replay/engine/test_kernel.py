@@ -1,0 +1,92 @@
+"""The compiled replay against its twin of arrays: the same to the bit, whatever is asked."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from app.analysis.replay.engine.executor import COMPILED_FROM, executor_for
+from app.analysis.replay.engine.kernel import CompiledReplay
+from app.analysis.replay.engine.replay import (
+    FIRST_MASK,
+    ON_TIME,
+    ArrayReplay,
+    Batch,
+    Block,
+    Executor,
+)
+from app.analysis.replay.engine.variants import Simulator
+from app.analysis.replay.session import prepare_replay
+from app.analysis.synthesis.random_jobs import random_job
+
+seeds = st.integers(min_value=0, max_value=2**32 - 1)
+jobs = settings(max_examples=40, deadline=None)
+
+
+@jobs
+@given(seeds, st.booleans(), st.booleans())
+def test_any_variants_end_alike(seed: int, late: bool, partnered: bool) -> None:  # noqa: FBT001
+    group = prepare_replay(random_job(seed, launch_overhead=True).trace).main
+    rng = np.random.default_rng(seed)
+    nodes, steps, dp = group.durations.recorded_ns.shape
+    variants, rows, masks = 5, 7, 3
+    steps_of_block = slice(steps // 2, steps)
+    shape = (rows, steps - steps // 2, dp)
+    batch = Batch(
+        takes=rng.integers(FIRST_MASK - masks + 1, rows, (variants, nodes), dtype=np.int32),
+        masks=rng.random((masks, dp)) < 0.5,
+        late=rng.integers(ON_TIME, rows, (variants, nodes), dtype=np.int32)
+        if late and not partnered
+        else None,
+        partnered=partnered,
+    )
+    block = Block(
+        steps_of_block,
+        group.durations.recorded_ns,
+        group.durations.ideal_ns,
+        rng.normal(1e6, 1e6, shape),
+        rng.normal(0, 1e6, shape),
+    )
+    program = group.simulator.executor.program
+    arrays = ArrayReplay(program).step_ends(batch, block)
+
+    assert np.array_equal(CompiledReplay(program).step_ends(batch, block), arrays)
+
+
+@jobs
+@given(seeds)
+def test_the_metrics_replays_are_alike(seed: int) -> None:
+    group = prepare_replay(random_job(seed, launch_overhead=True).trace).main
+    program = group.simulator.executor.program
+
+    def lanes(executor: Executor) -> tuple[np.ndarray, ...]:
+        simulator = Simulator(group.layout, group.durations, executor)
+        cells = np.zeros((group.layout.dp, group.layout.pp), dtype=bool)
+        cells[0] = True
+        keeps = [simulator.keep(), simulator.keep(types=[]), simulator.keep(cells=cells)]
+        return simulator.step_times(keeps), *simulator.lone_lanes()
+
+    for one, other in zip(lanes(ArrayReplay(program)), lanes(CompiledReplay(program)), strict=True):
+        assert np.array_equal(one, other)
+
+
+@jobs
+@given(seeds, st.booleans())
+def test_launches_are_late_alike(seed: int, faulty: bool) -> None:  # noqa: FBT001
+    layout = (group := prepare_replay(random_job(seed, launch_overhead=True).trace).main).layout
+    program, count = group.simulator.executor.program, len(layout.steps)
+    # clocks tens of milliseconds apart
+    start = layout.start_ns + faulty * np.random.default_rng(seed).normal(0, 3e7, layout.dp)
+    for steps in (slice(0, count), slice(count // 2, count + 3)):
+        delays, clamped = ArrayReplay(program).launch_delays(start, layout.duration_ns, steps)
+        compiled = CompiledReplay(program).launch_delays(start, layout.duration_ns, steps)
+        assert np.array_equal(compiled[0], delays)
+        assert compiled[1] == clamped
+
+
+def test_large_sessions_are_replayed_by_the_compiled_executor() -> None:
+    group = prepare_replay(random_job(3).trace).main
+    program = group.simulator.executor.program
+
+    assert isinstance(executor_for(program, COMPILED_FROM), CompiledReplay)

@@ -1,0 +1,107 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from app.analysis.replay.metrics import measure
+from app.analysis.replay.questions import (
+    Answer,
+    Base,
+    Change,
+    Question,
+    Selection,
+    answer,
+)
+from app.analysis.replay.session import prepare_replay
+from app.analysis.report.build import analyze
+from app.analysis.synthesis.injections.computations import SlowWorker
+from app.errors import InvalidQuestionError
+from tests.factories import select, session
+
+TRACE = session(SlowWorker((1, 0), 2.0)).trace
+REPLAYED = prepare_replay(TRACE)
+METRICS = measure(REPLAYED)
+
+
+def ask(*changes: Change, base: Base = Base.RECORDED) -> Answer:
+    return answer(REPLAYED, Question(base, changes))
+
+
+def test_only_one_worker_kept_is_its_slowdown() -> None:
+    found = ask(Change(Selection(workers=((1, 0),)), Base.RECORDED), base=Base.IDEAL)
+    assert found.answer_s == pytest.approx(METRICS.by_worker[:, 1, 0], rel=1e-12)
+
+
+def test_the_last_stage_fixed_is_what_m_s_removes() -> None:
+    found = ask(Change(Selection(stages=(1,)), Base.IDEAL))
+    assert found.answer_s == pytest.approx(METRICS.last_stage.removed_s, rel=1e-12)
+
+
+def test_one_op_type_kept_is_its_slowdown() -> None:
+    found = ask(Change(Selection(op_types=("forward-compute",)), Base.RECORDED), base=Base.IDEAL)
+    assert found.answer_s == pytest.approx(METRICS.by_optype["forward-compute"], rel=1e-12)
+
+
+def test_conditions_of_a_selection_have_to_hold_together() -> None:
+    steps = REPLAYED.steps
+    one = ask(Change(Selection(workers=((1, 0),), steps=(int(steps[2]),)), Base.IDEAL))
+    changed = np.flatnonzero(~np.isclose(one.answer_s, one.simulated_s, rtol=1e-12))
+    assert changed.tolist() == [2]
+    nothing = ask(Change(Selection(workers=((1, 0),), stages=(1,)), Base.IDEAL))
+    assert nothing.answer_s == pytest.approx(nothing.simulated_s, rel=1e-12)
+
+
+def test_the_last_change_holds() -> None:
+    worker = Selection(workers=((1, 0),))
+    undone = ask(Change(worker, Base.IDEAL), Change(worker, Base.RECORDED))
+    assert undone.answer_s == pytest.approx(undone.simulated_s, rel=1e-12)
+
+
+def test_scaled_durations_take_so_many_times_as_long() -> None:
+    everything = Selection(stages=(0, 1))
+    doubled = ask(Change(everything, Base.RECORDED, 2.0))
+    assert doubled.answer_s == pytest.approx(2 * doubled.simulated_s, rel=1e-12)
+    assert doubled.as_document()["gain"] == pytest.approx(-1)
+
+
+def test_the_answer_agrees_with_the_report() -> None:
+    report = analyze(TRACE).document
+    document = ask(Change(Selection(stages=(0, 1)), Base.IDEAL)).as_document()
+    assert document["slowdown"] == pytest.approx(1)
+    assert document["gain"] == pytest.approx(report["waste"])
+    assert document["steps"] == report["steps"]["analyzed"]
+
+
+@pytest.mark.parametrize(
+    ("selection", "path"),
+    [
+        (Selection(), "changes[0].select"),
+        (Selection(op_types=("separate-grads-all-reduce",)), "changes[0].select.op_types"),
+        (Selection(steps=(1,)), "changes[0].select.steps"),
+        (Selection(stages=(2,)), "changes[0].select.stages"),
+        (Selection(dp_ranks=(3,)), "changes[0].select.dp_ranks"),
+        (Selection(workers=((0, 2),)), "changes[0].select.workers"),
+    ],
+)
+def test_what_the_session_does_not_have_is_refused_at_its_place(
+    selection: Selection, path: str
+) -> None:
+    with pytest.raises(InvalidQuestionError) as caught:
+        ask(Change(selection, Base.IDEAL))
+    assert [fault.column for fault in caught.value.faults] == [path]
+
+
+def test_a_name_for_several_types_is_refused_by_that_name() -> None:
+    transfers = [TRACE.op_names.index(name) for name in ("backward-send", "backward-recv")]
+    replayed = prepare_replay(select(TRACE, ~np.isin(TRACE.op, transfers)))
+    either = Question(changes=(Change(Selection(op_types=("forward-pp-comm",)), Base.IDEAL),))
+    assert answer(replayed, either).answer_s.shape == replayed.steps.shape
+    absent = Question(changes=(Change(Selection(op_types=("backward-pp-comm",)), Base.IDEAL),))
+    with pytest.raises(InvalidQuestionError, match="no backward-pp-comm in its replay"):
+        answer(replayed, absent)
+
+
+def test_no_more_faults_are_named_than_a_person_reads() -> None:
+    with pytest.raises(InvalidQuestionError) as caught:
+        ask(Change(Selection(stages=tuple(range(2, 1000))), Base.IDEAL))
+    assert len(caught.value.faults) == 10

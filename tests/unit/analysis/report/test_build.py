@@ -1,0 +1,247 @@
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+
+from app.analysis.replay.metrics import measure, rank_workers
+from app.analysis.replay.session import prepare_replay
+from app.analysis.report.build import MIN_STEPS, analyze
+from app.analysis.synthesis.injections.computations import (
+    SequenceLengths,
+    SlowWorker,
+    StageImbalance,
+)
+from app.analysis.synthesis.injections.transfers import SlowDataLoading
+from app.analysis.synthesis.job import CostModel
+from app.errors import UnanalyzableError
+from tests.factories import joined, select, session
+
+
+def test_the_report_is_plain_json_without_nan() -> None:
+    analysis = analyze(session(SlowWorker((1, 0), 2.0)).trace)
+    assert json.loads(json.dumps(analysis.document, allow_nan=False)) == analysis.document
+    assert analysis.document["schema"] == "paceline.report/1"
+
+
+def test_figures_agree_with_each_other() -> None:
+    trace = session(SlowWorker((1, 0), 2.0)).trace
+    analysis = analyze(trace)
+    report, sizes = analysis.document, analysis.document["sizes"]
+    simulated, ideal = (np.array(report["step_times"][name]) for name in ("simulated", "ideal"))
+    assert report["slowdown"] == pytest.approx(simulated.sum() / ideal.sum())
+    assert report["waste"] == pytest.approx(1 - 1 / report["slowdown"])
+    lost_s = float((simulated - ideal).sum()) * sizes["world"]
+    assert report["gpu_hours_lost"] == pytest.approx(lost_s / 3600)
+    assert report["step_slowdown"] == pytest.approx((simulated / ideal).tolist())
+    low, high = report["slowdown_ci95"]
+    assert low <= report["slowdown"] <= high
+    assert analysis.heatmaps.shape == (len(ideal), sizes["dp"], sizes["pp"])
+    exact = np.array(report["by_worker"]["exact"])
+    assert analysis.heatmaps.mean(axis=0) == pytest.approx(exact, rel=1e-5)
+    approximate = np.minimum.outer(report["by_dp"], report["by_pp"])
+    assert report["by_worker"]["approximate"] == approximate.tolist()
+
+
+def test_a_slow_worker_is_named_with_host_and_factor() -> None:
+    truth = session(SlowWorker((1, 0), 2.0))
+    report = analyze(truth.trace).document
+    assert report["causes"][0]["cause"] == "slow_worker"
+    assert report["m_w"]["workers"] == [[1, 0]]
+    rank = report["workers"]["rank"][1][0]
+    host = truth.trace.meta.hosts[rank]
+    assert report["verdict"]["level"] == "slow"
+    assert f"because worker (1, 0) on {host} computes 2.0× slower" in report["verdict"]["sentence"]
+    fix = report["recommendations"][0]
+    assert fix["action"] == "replace_worker"
+    healthy = float(np.mean(truth.truth.healthy_step_times_s))
+    assert fix["predicted_step_time"] == pytest.approx(healthy, rel=0.03)
+
+
+def test_a_heavy_last_stage_is_named() -> None:
+    report = analyze(session(StageImbalance(), pp=4, microbatches=8).trace).document
+    assert report["causes"][0]["cause"] == "stage_imbalance"
+    assert report["causes"][0]["where"] == {"stage": 3}
+    assert report["recommendations"][0]["action"] == "even_stages"
+
+
+def test_sequence_lengths_are_named() -> None:
+    report = analyze(session(SequenceLengths(), dp=4, pp=2, microbatches=8).trace).document
+    assert report["fb_correlation"]["pearson"] >= 0.9
+    assert report["causes"][0]["cause"] == "sequence_length_imbalance"
+
+
+def test_a_healthy_job_has_no_cause() -> None:
+    report = analyze(session().trace).document
+    assert report["slowdown"] < 1.1
+    assert report["causes"] == []
+    assert report["verdict"]["level"] == "ok"
+
+
+def test_late_launches_withhold_the_verdict_and_are_named() -> None:
+    report = analyze(session(SlowDataLoading(delay_ns=300e6)).trace).document
+    fidelity = report["fidelity"]
+    assert fidelity["discrepancy"] > fidelity["limit"]
+    assert fidelity["verdict"] is False
+    assert report["verdict"]["level"] == "none"
+    assert "launches of forward-compute come late" in fidelity["reason"]
+    assert [cause["cause"] for cause in report["causes"]] == ["data_loading"]
+    assert [fix["action"] for fix in report["recommendations"]] == ["load_ahead"]
+    largest = max(report["launch_by_optype"], key=report["launch_by_optype"].__getitem__)
+    assert largest == "forward-compute"
+    # nothing else is late, so these launches alone explain what the replay leaves out
+    assert report["launch_by_optype"][largest] == pytest.approx(
+        1 - 1 / report["launch_slowdown"], rel=0.05
+    )
+
+
+def test_ranks_that_launch_late_are_named() -> None:
+    trace = session(dp=3, pp=2, steps=12).trace
+    # the host of one rank takes long to start each backward: all that follows moves on
+    late = (trace.dp == 1) & (trace.pp == 1)
+    backward = late & (trace.op == trace.op_names.index("backward-compute"))
+    shift = np.zeros(len(trace), dtype=np.int64)
+    for step in np.unique(trace.step):
+        of_step = trace.step == step
+        for start in np.sort(trace.start_ns[backward & of_step]):
+            shift[of_step & (trace.start_ns >= start)] += 60_000_000
+    report = analyze(dataclasses.replace(trace, start_ns=trace.start_ns + shift)).document
+    fidelity = report["fidelity"]
+    assert fidelity["verdict"] is False
+    (name, worst) = (fidelity["late_launches"][0][key] for key in ("op_type", "workers"))
+    assert name == "backward-compute"
+    assert worst[0]["worker"] == [1, 1]
+    assert worst[0]["share"] > 0.1
+    assert "launches of backward-compute come late" in fidelity["reason"]
+    assert "worker (1, 1)" in fidelity["reason"]
+
+
+def test_a_recording_shorter_than_its_replay_is_explained() -> None:
+    trace = session(dp=2, pp=2, steps=12).trace
+    computes = trace.op < 2
+    longer = np.where(computes, trace.duration_ns * 3 // 2, trace.duration_ns)
+    report = analyze(dataclasses.replace(trace, duration_ns=longer)).document
+    assert report["fidelity"]["verdict"] is False
+    assert "The recording is the shorter one" in report["fidelity"]["reason"]
+    assert report["fidelity"]["late_launches"] == []
+
+
+def test_too_few_steps_give_no_verdict() -> None:
+    with pytest.raises(UnanalyzableError) as caught:
+        analyze(session(steps=MIN_STEPS - 1).trace)
+    assert caught.value.stable_code == "trace.too_few_steps"
+    assert caught.value.message == "4 complete steps, at least 5 are needed"
+
+
+def test_dropped_steps_are_reported_by_name() -> None:
+    trace = session(steps=12).trace
+    step = int(trace.step.max())
+    report = analyze(select(trace, (trace.step != step) | (trace.dp != 0))).document
+    assert report["steps"]["dropped"] == [
+        {
+            "step": step,
+            "reason": "rank 0 (DP rank 0, stage 0), rank 3 (DP rank 0, stage 1) sent nothing",
+        }
+    ]
+    assert len(report["steps"]["analyzed"]) == 11
+
+
+@pytest.mark.parametrize(
+    "absent",
+    [
+        {"gc"},
+        {"layernorm-grads-all-reduce", "embedding-grads-all-reduce"},
+        {"optimizer", "optimizer-clip-main-grad"},
+        {"params-all-gather", "grads-reduce-scatter"},
+        {
+            "gc", "layernorm-grads-all-reduce", "embedding-grads-all-reduce", "optimizer",
+            "optimizer-clip-main-grad", "params-all-gather", "grads-reduce-scatter",
+        },
+    ],
+)  # fmt: skip
+def test_optional_op_types_may_be_absent(absent: set[str]) -> None:
+    trace = session(SlowWorker((1, 0), 2.0)).trace
+    codes = [trace.op_names.index(name) for name in absent]
+    report = analyze(select(trace, ~np.isin(trace.op, codes))).document
+    assert absent <= set(report["coverage"]["absent_op_types"])
+    assert report["slowdown"] > 1.2
+    assert report["m_w"]["workers"] == [[1, 0]]
+
+
+def test_unknown_op_types_are_counted() -> None:
+    trace = session().trace
+    extra = dataclasses.replace(
+        select(trace, np.arange(6)), op=np.full(6, len(trace.op_names), dtype=np.int16)
+    )
+    report = analyze(joined(trace, extra, op_names=(*trace.op_names, "first-op"))).document
+    assert report["coverage"]["unknown_op_types"] == {"first-op": 6}
+    assert report["coverage"]["operations"] == len(trace) + 6
+    assert report["coverage"]["operations_replayed"] == len(trace)
+
+
+def test_one_stage_has_no_last_stage_to_blame() -> None:
+    report = analyze(session(SlowWorker((1, 0), 2.0), pp=1).trace).document
+    assert (report["m_s"]["rem"], report["m_s"]["add"]) == (0.0, 0.0)
+    assert report["fb_correlation"]["stage"] == 0
+
+
+def test_one_dp_rank_has_no_peers() -> None:
+    report = analyze(session(SlowWorker((0, 1), 2.0), dp=1, pp=4).trace).document
+    assert report["by_worker"]["forward_ratio"] == [[None] * 4]
+    assert report["by_worker"]["exact"][0] == pytest.approx(report["by_pp"], rel=1e-12)
+    assert report["recommendations"][0]["action"] == "even_stages"
+
+
+def test_nothing_is_attributed_where_nothing_is_lost() -> None:
+    quiet = CostModel(
+        compute_noise=0,
+        worker_noise=0,
+        transfer_noise=0,
+        tail_probability=0,
+        member_jitter_ns=0,
+        launch_overhead_ns=0,
+        data_loading_ns=0,
+        host_stall_probability=0,
+        contention=0,
+    )
+    report = analyze(session(costs=quiet).trace).document
+    assert report["slowdown"] == pytest.approx(1, abs=1e-6)
+    for contribution in (report["m_w"], report["m_s"]):
+        assert (contribution["rem"], contribution["add"]) == (None, None)
+    assert report["k50"] is None
+
+
+def test_half_of_the_lost_time_needs_both_slow_workers() -> None:
+    one = analyze(session(SlowWorker((1, 0), 2.0)).trace).document
+    assert one["k50"] == 1
+    both = analyze(session(SlowWorker((1, 0), 2.0), SlowWorker((2, 0), 2.0), dp=4).trace).document
+    assert both["k50"] == 2
+
+
+@pytest.mark.parametrize(
+    "slow", [[2.0] * 7, [3.0, 1.8, 1.6, 1.4], [2.0, 1.05, 1.05], [1.3] * 2, [1.1] * 7]
+)
+def test_half_of_the_lost_time_takes_as_many_workers_as_one_by_one(slow: list[float]) -> None:
+    places = [(0, 0), (1, 0), (2, 1), (3, 0), (4, 1), (5, 1), (6, 0)]
+    injections = [SlowWorker(place, factor) for place, factor in zip(places, slow, strict=False)]
+    replayed = prepare_replay(session(*injections, dp=8).trace)
+    simulator = replayed.simulator
+    metrics = measure(replayed)
+    order = rank_workers(metrics.by_worker.mean(axis=0))
+    recovered_s = []
+    for count in range(len(order) + 1):
+        kept = np.ones((8, 2), dtype=bool)
+        kept[tuple(np.array(order[:count], dtype=int).reshape(-1, 2).T)] = False
+        times_ns = simulator.step_times([simulator.keep(cells=kept)])
+        recovered_s.append(metrics.simulated_s.mean() - times_ns.mean() * 1e-9)
+    assert metrics.k50 == int(np.argmax(np.array(recovered_s) >= metrics.lost_s / 2))
+
+
+def test_fewer_backwards_than_forwards_leave_the_cause_open() -> None:
+    trace = session(SlowWorker((1, 0), 2.0)).trace
+    backward = [trace.op_names.index(f"backward-{what}") for what in ("compute", "send", "recv")]
+    report = analyze(select(trace, ~(np.isin(trace.op, backward) & (trace.order == 3)))).document
+    assert report["slowdown"] > 1.1
+    assert report["causes"] == []

@@ -1,0 +1,97 @@
+"""`paceline plan`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+
+from app.analysis.documents import MOST_CHARS
+from app.cli.plan import plan_file
+from app.errors import InfeasiblePlanError, InvalidSpecError
+from tests.support.clusters import example, uniform_layers
+
+
+@pytest.fixture
+def spec(tmp_path: Path) -> Path:
+    path = tmp_path / "spec.yaml"
+    path.write_text(yaml.safe_dump(example("Ex1", {"layers": uniform_layers()})))
+    return path
+
+
+def test_prints_the_template_and_what_ditto_gives(
+    spec: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plan_file(spec, "optimal", "t_std", None, as_json=False)
+    out = capsys.readouterr().out
+    assert "4 stages, 91.140 s an iteration; proven: no template is better by t_std" in out
+    assert "2 × 3090 node 0" in out
+    assert "ditto: 91.216 s t_std" in out
+    assert "greedy: 94.744 s t_std" in out
+
+
+def test_ditto_prints_how_it_folds(spec: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    plan_file(spec, "ditto", "t_std", None, as_json=False)
+    out = capsys.readouterr().out
+    assert "Folded into 6 nodes of 2 v100: v100 1, 3090 2; virtual template of 12 stages" in out
+    assert ", 7 templates of Oobleck" in out
+
+
+def test_json_is_the_document_alone(spec: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    plan_file(spec, "ditto", "t_oobleck", None, as_json=True)
+    document = json.loads(capsys.readouterr().out)
+    assert document["schema"] == "paceline.plan/1"
+    assert document["method"] == "ditto"
+    assert document["oobleck_templates"]
+    assert document["planning_time_s"] > 0
+
+
+def test_time_limit_prints_the_gap(spec: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    plan_file(spec, "optimal", "t_oobleck", 0.0, as_json=False)
+    assert "above the optimum by t_oobleck" in capsys.readouterr().out
+
+
+def test_profile_beside_the_specification(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [{"forward": row["forward_ms"]} for row in uniform_layers()]
+    (tmp_path / "layers.json").write_text(json.dumps(rows))
+    path = tmp_path / "spec.json"
+    path.write_text(json.dumps(example("Ex1", {"profile": "layers.json"})))
+    plan_file(path, "optimal", "t_std", None, as_json=False)
+    assert "91.140 s an iteration" in capsys.readouterr().out
+
+
+def test_malformed_file_names_the_line(tmp_path: Path) -> None:
+    path = tmp_path / "spec.yaml"
+    path.write_text("model: {}\ndevices: [\n")
+    with pytest.raises(InvalidSpecError) as caught:
+        plan_file(path, "optimal", "t_std", None, as_json=False)
+    assert caught.value.stable_code == "spec.malformed"
+    assert caught.value.faults[0].line == 3
+
+
+@pytest.mark.parametrize(
+    ("content", "code"),
+    [
+        (None, "spec.not_readable"),
+        (b"\xff\xfe\x00", "spec.malformed"),
+        (b"a" * (MOST_CHARS + 1), "spec.too_large"),
+    ],
+)
+def test_file_that_cannot_be_read(tmp_path: Path, content: bytes | None, code: str) -> None:
+    path = tmp_path / "spec.yaml"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(InvalidSpecError) as caught:
+        plan_file(path, "optimal", "t_std", None, as_json=False)
+    assert caught.value.stable_code == code
+
+
+def test_method_without_an_answer(spec: Path) -> None:
+    document = example("Ex3", {"layers": uniform_layers()})
+    spec.write_text(json.dumps(document))
+    with pytest.raises(InfeasiblePlanError, match="there are 8"):
+        plan_file(spec, "greedy", "t_std", None, as_json=False)

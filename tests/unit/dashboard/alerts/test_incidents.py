@@ -1,0 +1,248 @@
+"""What the page of incidents says, with none, with one and with more than fit."""
+
+from __future__ import annotations
+
+import uuid
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from app.alerts.facts import Facts, FixFact
+from app.alerts.incidents import Incident, Silence, State
+from app.dashboard.alerts.incidents import PAGE, IncidentsPage, incidents_page, most_pressing
+from app.dashboard.alerts.parts import actions, context, day_or_time, session_url
+from app.services.alerts.deliveries import DeliveryRow
+from app.services.alerts.incidents import EventRow, IncidentRow, IncidentView
+from app.services.alerts.views import IncidentLife, Incidents, Measured, Over
+from tests.unit.dashboard.alerts.channels import NOW, channel, delivery
+
+RULE = uuid.UUID(int=1)
+
+
+def facts(number: int, slowdown: float, **changes: Any) -> Facts:  # noqa: ANN401 - fields of Facts
+    found = Facts(
+        session=uuid.UUID(int=1000 + number),
+        job="llm",
+        attempt=1,
+        number=number,
+        received_at=NOW - timedelta(hours=1),
+        labels={"owner": "Kim", "project": "vision"},
+        slowdown=slowdown,
+        slowdown_ci95=(slowdown - 0.01, slowdown + 0.01),
+        waste=1 - 1 / slowdown,
+        gpu_hours_lost=4.0,
+        step_time_s=10.0,
+        fix=FixFact("Replace node-7", 0.2, 8.0),
+    )
+    return replace(found, **changes)
+
+
+def incident(number: int = 1, state: State = State.FIRING, **changes: Any) -> Incident:  # noqa: ANN401 - fields of Incident
+    found = Incident(
+        id=uuid.UUID(int=number),
+        fingerprint=str(number),
+        cause="slow_worker",
+        where="node-7",
+        state=state,
+        severity="warning",
+        rules=(RULE,),
+        opened_at=NOW - timedelta(hours=2),
+        facts=facts(number, 1.25),
+        fired_at=None if state is State.PENDING else NOW - timedelta(hours=1),
+    )
+    return replace(found, **changes)
+
+
+def row(found: Incident, job: str = "llm") -> IncidentRow:
+    return IncidentRow(job, found, {RULE: "Slow job"})
+
+
+def listed(*rows: IncidentRow, world: int = 8, **changes: Any) -> Incidents:  # noqa: ANN401 - fields of Incidents
+    states = [row.incident.state for row in rows]
+    found = Incidents(
+        now=NOW,
+        present=rows,
+        counts={state: states.count(state) for state in set(states)},
+        over=(),
+        over_count=0,
+        sessions={
+            row.incident.facts.session: Measured(row.incident.facts.number, 1.25, world)
+            for row in rows
+            if row.incident.facts
+        },
+    )
+    return replace(found, **changes)
+
+
+def life(
+    found: Incident, *events: EventRow, deliveries: tuple[DeliveryRow, ...] = (), at: datetime = NOW
+) -> IncidentLife:
+    view = IncidentView(row=row(found), events=events, now=at)
+    return IncidentLife(view=view, deliveries=deliveries, sessions={})
+
+
+def page_of(found: Incidents, **changes: Any) -> IncidentsPage:  # noqa: ANN401 - of the page
+    return incidents_page(found, None, [channel()], {}, **changes)
+
+
+def test_says_that_nothing_is_open() -> None:
+    page = page_of(listed())
+    assert page.heading == "No incident is open"
+    assert page.list_title == "Nothing to list"
+    assert page.states == []
+    assert most_pressing(listed()) is None
+
+
+def test_one_that_fires_and_what_it_costs() -> None:
+    page = page_of(listed(row(incident())))
+    assert page.title == "Incidents: 1 firing"
+    assert page.heading.replace("\N{NO-BREAK SPACE}", " ") == (
+        "1 incident fires and costs 1.6 GPU-hours each hour"
+    )
+    [line] = page.lines
+    assert (line.job, line.headline, line.slowdown, line.lost) == (
+        "llm",
+        "Slow worker: node-7",
+        "1.25×",
+        "1.6",
+    )
+    assert (line.fix, line.gain) == ("Replace node-7", "−20.0\N{NO-BREAK SPACE}%")
+    assert line.labels == "owner Kim, project vision"
+
+
+def test_what_fires_comes_first_then_what_costs_most() -> None:
+    rows = [
+        row(incident(1, State.SILENCED), "silenced"),
+        row(incident(2, State.PENDING), "pending"),
+        row(incident(3, facts=facts(3, 1.1)), "cheap"),
+        row(incident(4, facts=facts(4, 1.9)), "dear"),
+        row(incident(5, State.ACKNOWLEDGED), "acknowledged"),
+        row(incident(6, facts=None), "no data"),
+    ]
+    page = page_of(listed(*rows))
+    order = ["dear", "cheap", "no data", "acknowledged", "pending", "silenced"]
+    assert [line.job for line in page.lines] == order
+    assert most_pressing(listed(*rows)) == uuid.UUID(int=4)
+    assert page.list_title.startswith("3 firing of 6 open; dear loses 84")
+    [lost] = [line.lost for line in page.lines if line.job == "no data"]
+    assert lost == ""
+
+
+def test_several_incidents_of_a_job_cost_what_one_costs() -> None:
+    both = listed(row(incident(1)), row(incident(2)))
+    assert "2\N{NO-BREAK SPACE}incidents fire and cost 1.6 GPU-hours" in page_of(both).heading
+
+
+def test_nothing_fires_where_all_is_acknowledged() -> None:
+    acknowledged = incident(state=State.ACKNOWLEDGED, acknowledged_by="Kim")
+    page = page_of(listed(row(acknowledged)))
+    assert page.heading == "Nothing fires; 1\N{NO-BREAK SPACE}incident open"
+    assert page.lines[0].labels == "by Kim · owner Kim, project vision"
+
+
+def test_more_than_a_page_of_them() -> None:
+    rows = [row(incident(number), f"job-{number}") for number in range(1, 2 * PAGE + 51)]
+    first = page_of(listed(*rows))
+    assert len(first.lines) == PAGE
+    assert "; 1 to 100 of 250" in first.list_note
+    assert (first.previous_url, first.next_url) == ("", "/incidents?page=2")
+    last = page_of(listed(*rows), number=3)
+    assert len(last.lines) == 50
+    assert "; 201 to 250 of 250" in last.list_note
+    assert (last.previous_url, last.next_url) == ("/incidents?page=2", "")
+    assert last.lines[0].url.endswith("?page=3")
+    assert page_of(listed(*rows), number=99).lines == last.lines
+
+
+def test_says_how_many_are_beyond_the_list() -> None:
+    page = page_of(listed(row(incident()), counts={State.FIRING: 1200, State.PENDING: 5}))
+    assert page.title == "Incidents: 1,200 firing"
+    assert "at least 1.6 GPU-hours" in page.heading
+    assert page.list_note.endswith("; 1,204 more are not listed")
+    assert [text for _, text in page.states] == ["1,200 firing", "5 pending"]
+
+
+def test_what_is_over_with_the_gain_that_was_measured() -> None:
+    ended = incident(2, State.RESOLVED, resolved_at=NOW - timedelta(minutes=30))
+    after = facts(9, 1.02, step_time_s=8.1)
+    page = page_of(listed(over=[Over(row(ended), after)], over_count=44))
+    assert page.over_title == "44\N{NO-BREAK SPACE}incidents over in the last 7 days; the latest 1"
+    [line] = page.over
+    assert (line.before, line.after) == ("1.25×", "1.02×")
+    assert (line.predicted, line.measured) == (
+        "−20.0\N{NO-BREAK SPACE}%",
+        "−19.0\N{NO-BREAK SPACE}%",
+    )
+    assert line.lasted == "30\N{NO-BREAK SPACE}min"
+
+
+def test_the_life_of_one_in_order_with_what_did_not_arrive() -> None:
+    opened = EventRow(NOW - timedelta(days=2), "opened", None, "pending", None, None, None)
+    fired = EventRow(NOW - timedelta(minutes=10), "fired", "pending", "firing", None, None, None)
+    failed = delivery(
+        "failed",
+        id=uuid.UUID(int=8),
+        channel="old",
+        error="The receiver answered 410.",
+        answer="gone",
+    )
+    found = life(incident(), opened, fired, deliveries=(delivery("delivered"), failed))
+    chosen = incidents_page(listed(row(incident())), found, [channel()], {}).chosen
+    assert chosen is not None
+    assert [(moment.when, moment.text) for moment in chosen.events] == [
+        ("18 Nov 09:30", "Pending"),
+        ("09:20", "Firing"),
+        ("09:22", "Sent to ops (200)"),
+        ("09:22", "Not sent to old: The receiver answered 410: gone"),
+    ]
+    assert chosen.failing == "Not delivered to old"
+    assert [item.failed for item in chosen.deliveries] == [False, True]
+    assert chosen.rules == "Slow job"
+
+
+def test_says_that_nobody_was_told_where_there_is_no_channel() -> None:
+    page = incidents_page(listed(row(incident())), life(incident()), [], {})
+    assert page.chosen is not None
+    assert page.chosen.failing == "Nobody was told: there is no channel"
+    assert page.channels_title == "There is no channel: nobody is told"
+    assert [text for _, text in page.states] == ["1 firing", "no channel: nobody is told"]
+
+
+@pytest.mark.parametrize(
+    ("state", "may"),
+    [
+        (State.PENDING, (False, False, True)),
+        (State.FIRING, (True, True, True)),
+        (State.ACKNOWLEDGED, (False, True, True)),
+        (State.SILENCED, (False, True, True)),
+        (State.RESOLVED, (False, False, False)),
+    ],
+)
+def test_offers_what_the_state_allows(state: State, may: tuple[bool, bool, bool]) -> None:
+    found = actions(row(incident(state=state)), NOW)
+    assert (found.can_acknowledge, found.can_silence, found.can_resolve) == may
+    assert found.is_silenced is (state is State.SILENCED)
+
+
+def test_a_silence_says_until_when_who_and_why() -> None:
+    silence = Silence(NOW + timedelta(days=1), "node-7 is drained", "Kim")
+    silenced = incident(state=State.SILENCED, silence=silence)
+    assert context(silenced, NOW) == "to 21 Nov 09:30 UTC by Kim: node-7 is drained"
+
+
+def test_a_time_of_another_year_says_so() -> None:
+    assert day_or_time(datetime(2025, 12, 31, 23, 5, tzinfo=UTC), NOW) == "31 Dec 2025 23:05"
+
+
+def test_leads_to_the_job_where_no_session_shows_it() -> None:
+    assert session_url(incident(facts=None), "/jobs/llm") == "/jobs/llm"
+
+
+def test_the_version_changes_with_a_state_and_not_with_time() -> None:
+    before = page_of(listed(row(incident())))
+    later = page_of(listed(row(incident()), now=NOW + timedelta(hours=1)))
+    acknowledged = page_of(listed(row(incident(state=State.ACKNOWLEDGED))))
+    assert before.version == later.version
+    assert before.version != acknowledged.version

@@ -1,0 +1,137 @@
+from __future__ import annotations
+
+import uuid
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from app.dashboard.fleet.view import fleet_page, job_page
+from app.dashboard.look.parts import sparkline
+from app.services.sessions.fleet import Fleet, JobSummary
+from app.services.sessions.read import SessionRow
+
+NOW = datetime(2026, 11, 20, 9, 30, tzinfo=UTC)
+NBSP = "\N{NO-BREAK SPACE}"
+
+
+def session(number: int = 1, slowdown: float | None = None, **changes: Any) -> SessionRow:  # noqa: ANN401 - columns differ
+    values: dict[str, Any] = {
+        "id": uuid.UUID(int=number),
+        "job": "llm",
+        "attempt": 1,
+        "number": number,
+        "state": "queued" if slowdown is None else "analyzed",
+        "received_at": NOW - timedelta(minutes=number),
+        "state_changed_at": NOW,
+        "dp": 4,
+        "pp": 4,
+        "tp": 4,
+        "cp": 1,
+        "vpp": 1,
+        "world": 64,
+        "trace_format": "parquet",
+        "body_bytes": 1,
+        "operations": 100,
+        "steps": 10,
+        "reason_code": None,
+        "reason": None,
+        "slowdown": slowdown,
+        "slowdown_low": None if slowdown is None else slowdown - 0.004,
+        "slowdown_high": None if slowdown is None else slowdown + 0.004,
+        "waste": None if slowdown is None else 1 - 1 / slowdown,
+        "gpu_hours_lost": None if slowdown is None else 18.0,
+        "discrepancy": None if slowdown is None else 0.007,
+        "headline": None
+        if slowdown is None
+        else {
+            "sentence": "slow",
+            "worst": {"dp": 0, "pp": 0, "rank": 0, "host": "node-017", "slowdown": slowdown},
+            "causes": [
+                {
+                    "cause": "slow_worker",
+                    "contribution": 1.0,
+                    "where": {"workers": [[0, 0]]},
+                }
+            ],
+        },
+    }
+    return SessionRow(**(values | changes))
+
+
+def fleet(**jobs: list[SessionRow]) -> Fleet:
+    return Fleet(NOW, tuple(JobSummary(name, tuple(rows)) for name, rows in jobs.items()))
+
+
+def test_an_empty_fleet_says_that_nobody_has_sent_anything() -> None:
+    page = fleet_page(fleet())
+    assert page.heading == "No job has sent a trace yet"
+    assert page.title == "Fleet: no job yet"
+
+
+def test_slow_jobs_come_first_and_the_heading_counts_what_they_cost() -> None:
+    page = fleet_page(fleet(well=[session(1, 1.01)], ill=[session(2, 2.0)], new=[session(3)]))
+    assert [row.name for row in page.jobs] == ["ill", "new", "well"]
+    assert page.heading.replace(NBSP, " ") == (
+        "Stragglers cost 32.6 GPU-hours each hour, 25 % of 128 GPUs; ill alone loses 98 % of them"
+    )
+    assert (page.slow, page.without) == (1, 1)
+
+
+def test_a_slow_job_says_why_and_where() -> None:
+    row = fleet_page(fleet(ill=[session(1, 2.0)])).jobs[0]
+    assert (row.cause, row.cause_share.replace(NBSP, " ")) == ("Slow worker", "100 %")
+    assert row.where.replace(NBSP, " ") == "node-017, worker (0, 0)"
+    assert (row.state.word, row.kind) == ("Slow", "slow")
+
+
+def test_a_job_that_is_well_has_no_cause() -> None:
+    row = fleet_page(fleet(well=[session(1, 1.02)])).jobs[0]
+    assert (row.cause, row.where, row.kind) == ("", "", "quiet")
+
+
+def test_while_a_session_is_worked_on_the_one_before_speaks_for_the_job() -> None:
+    row = fleet_page(fleet(llm=[session(1, 1.5), session(2, state="analyzing")])).jobs[0]
+    assert row.status == "analyzing"
+    assert row.slowdown == 1.5
+    assert row.session_url.endswith(str(uuid.UUID(int=2)))
+
+
+def test_without_a_verdict_there_is_no_number() -> None:
+    row = fleet_page(
+        fleet(llm=[session(1, 1.5), session(2, None, state="no_verdict", discrepancy=0.078)])
+    ).jobs[0]
+    assert (row.slowdown, row.slowdown_text, row.color) == (None, "none", "")
+    assert row.cause.replace(NBSP, " ") == "replay differs by 7.8 %"
+
+
+def test_a_reason_too_long_for_a_table_gives_way_to_its_code() -> None:
+    failed = session(1, None, state="failed", reason="x" * 100, reason_code="task.killed")
+    assert fleet_page(fleet(llm=[failed])).jobs[0].cause == "task.killed"
+
+
+def test_a_job_page_lists_its_sessions_latest_first() -> None:
+    page = job_page(fleet(llm=[session(1, 1.01), session(2, 1.97)]), 200)
+    assert [row.number for row in page.sessions] == [2, 1]
+    assert page.finding == "Slow since session 2: 1.97× in session 2"
+    assert page.figure is not None
+
+
+def test_a_job_without_verdicts_has_no_history_to_draw() -> None:
+    page = job_page(fleet(llm=[session(1)]), 200)
+    assert page.figure is None
+    assert page.heading == "The first session is being worked on"
+
+
+def test_names_of_jobs_are_quoted_in_addresses() -> None:
+    row = fleet_page(fleet(**{"a b?c": [session(1, 1.2)]})).jobs[0]
+    assert row.url == "/jobs/a%20b%3Fc"
+
+
+def test_a_sparkline_has_one_range_marks_what_is_above_and_hatches_gaps() -> None:
+    spark = sparkline([1.0, 1.9, None, None, 1.25])
+    assert len(spark.lines) == 2
+    assert len(spark.above) == 1
+    assert len(spark.gaps) == 1, "neighboring gaps are one"
+    assert spark.dot is not None
+    assert spark.dot[2] == "var(--s-125)"
+    assert sparkline([1.2, None]).dot is None
+    assert "none has a verdict" in sparkline([None]).label

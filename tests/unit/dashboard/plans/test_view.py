@@ -1,0 +1,227 @@
+"""What the pages of plans say, and the files behind their figures."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import uuid
+from datetime import UTC, datetime
+from functools import cache
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+from app.analysis.planning.document import plan_document, timeline_document
+from app.analysis.planning.plan import plan
+from app.analysis.planning.spec.parse import parse_spec
+from app.dashboard.plans.pages import FILES
+from app.dashboard.plans.parts import blocks_of, layer_ticks, method_rows
+from app.dashboard.plans.view import plan_page, sentence
+from app.dashboard.session.template import session_template
+from app.services.plans.read import PlanRow, PlanView
+from tests.support.plans import small_spec
+
+NOW = datetime(2026, 11, 20, 9, 30, tzinfo=UTC)
+
+
+@cache
+def found() -> tuple[str, str]:
+    result = plan(parse_spec(small_spec()))
+    line = timeline_document(result.problem, result.template)
+    timeline = {
+        "iteration_time_ms": line["iteration_time_ms"],
+        "bubble": line["bubble"],
+        "starts": {
+            name: [[start for start, _ in stage] for stage in line[name]]
+            for name in ("forward", "backward")
+        },
+    }
+    return json.dumps(plan_document(result)), json.dumps(timeline)
+
+
+@pytest.fixture
+def document() -> dict[str, Any]:
+    return dict(json.loads(found()[0]))
+
+
+@pytest.fixture
+def timeline() -> dict[str, Any]:
+    return dict(json.loads(found()[1]))
+
+
+def view(state: str, **changes: Any) -> PlanView:  # noqa: ANN401 - columns differ in type
+    row: dict[str, Any] = {
+        "id": uuid.uuid4(),
+        "name": None,
+        "method": "optimal",
+        "objective": "t_std",
+        "time_limit_s": 60.0,
+        "layers": 12,
+        "gpus": 8,
+        "state": state,
+        "created_at": NOW,
+        "state_changed_at": NOW,
+        "gap": None,
+        "reason_code": None,
+        "reason": None,
+        "headline": None,
+    }
+    whole: dict[str, Any] = {"faults": (), "ahead": 0, "document": None, "timeline": None}
+    for name, value in changes.items():
+        (row if name in row else whole)[name] = value
+    return PlanView(row=PlanRow(**row), spec=small_spec(), now=NOW, **whole)
+
+
+def test_the_sentence_says_what_is_proven_and_what_others_take(document: dict[str, Any]) -> None:
+    said = sentence(document).replace("\N{NO-BREAK SPACE}", " ")
+    assert "ms an iteration, proven optimal; Ditto’s template takes" in said
+    document["optimal"] = False
+    document["lower_bound_ms"] = document["iteration_time_ms"]["t_std"] / 1.25
+    document["comparison"] = {"ditto": {"reason": "too few layers"}}
+    assert sentence(document).endswith("at most 25\N{NO-BREAK SPACE}% above the optimum")
+    document |= {"method": "greedy", "lower_bound_ms": None}
+    assert sentence(document).endswith("an iteration by Greedy")
+
+
+def test_blocks_cover_every_layer_once(document: dict[str, Any]) -> None:
+    blocks = blocks_of(document["stages"], document["layers"], ["a6000", "v100"])
+    assert blocks[0].left == 0
+    for before, after in pairwise(blocks):
+        assert before.left + before.width == pytest.approx(after.left, abs=0.01)
+    assert blocks[-1].left + blocks[-1].width == pytest.approx(100, abs=0.01)
+    assert {block.color for block in blocks} == {1, 2}
+
+
+@pytest.mark.parametrize("layers", [1, 2, 7, 12, 50, 96, 98, 1000])
+def test_the_axis_begins_and_ends_with_the_layers(layers: int) -> None:
+    ticks = layer_ticks(layers)
+    assert (ticks[0], ticks[-1]) == ((0.0, "0"), (100.0, str(layers)))
+    places = [place for place, _ in ticks]
+    assert places == sorted(set(places))
+    assert len(ticks) <= 8
+
+
+def test_methods_are_held_against_the_best_and_say_why_there_is_none(
+    document: dict[str, Any],
+) -> None:
+    document["comparison"]["greedy"] = {"reason": "devices do not come out even"}
+    rows = method_rows(document, ["a6000", "v100"])
+    assert [row.name for row in rows] == ["Optimal", "Ditto", "Greedy"]
+    assert [row.own for row in rows] == [True, False, False]
+    assert rows[0].over == ""
+    assert max(row.share for row in rows) == 100
+    assert rows[2].reason == "devices do not come out even"
+
+
+@pytest.mark.parametrize(
+    ("state", "changes", "heading"),
+    [
+        ("queued", {"ahead": 2}, "This plan waits for a worker"),
+        ("planning", {"gap": 0.013}, "A worker is looking for the best pipeline"),
+        ("canceled", {}, "This plan was canceled"),
+        ("infeasible", {"reason": "no template fits"}, "No template fits"),
+        ("failed", {"reason": "it broke"}, "Planning failed: it broke"),
+    ],
+)
+def test_every_state_has_its_words(state: str, changes: dict[str, Any], heading: str) -> None:
+    page = plan_page(view(state, **changes))
+    assert page.heading.startswith(heading)
+    assert page.template is None
+    assert page.status == state
+    if "gap" in changes:
+        assert "1.3\N{NO-BREAK SPACE}%" in [fact.value for fact in page.facts]
+
+
+def test_a_found_template_fills_its_page(
+    document: dict[str, Any], timeline: dict[str, Any]
+) -> None:
+    page = plan_page(view("planned", document=document, timeline=timeline))
+    assert page.template is not None
+    assert page.state.word == "Proven optimal"
+    assert len(page.template.stages) == len(document["stages"])
+    assert page.template.text.count("\n") == len(document["stages"]) - 1
+    assert max(stage.time_share for stage in page.template.stages) == 100
+    assert page.template.data["starts"] == timeline["starts"]
+    assert [fact.label for fact in page.facts] == [
+        *("Iteration", "Proof", "Stages", "GPU time idle", "Planned in", "Memory")
+    ]
+
+
+def test_how_ditto_folds_is_said_beside_its_template(
+    document: dict[str, Any], timeline: dict[str, Any]
+) -> None:
+    page = plan_page(view("planned", document=document, timeline=timeline))
+    assert page.template is not None
+    remarks = {row.name: row.remark.replace("\xa0", " ") for row in page.template.methods}
+    assert remarks["Optimal"] == ""
+    assert remarks["Ditto"].startswith("folded into ")
+
+
+def test_what_is_too_much_to_draw_is_said(
+    document: dict[str, Any], timeline: dict[str, Any]
+) -> None:
+    timeline["starts"] = None
+    page = plan_page(view("planned", document=document, timeline=timeline))
+    assert page.template is not None
+    assert "Too many computations" in page.template.schedule_note
+    assert FILES["schedule.csv"](document, timeline).count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "rows"), [("template.csv", 4), ("methods.csv", 3), ("schedule.csv", 2 * 4 * 16)]
+)
+def test_files_hold_a_row_for_each_thing_drawn(
+    document: dict[str, Any], timeline: dict[str, Any], name: str, rows: int
+) -> None:
+    assert len(document["stages"]) == 4
+    text = FILES[name](document, timeline)
+    assert len(list(csv.DictReader(io.StringIO(text)))) == rows
+
+
+def test_the_json_file_is_the_document(document: dict[str, Any], timeline: dict[str, Any]) -> None:
+    assert json.loads(FILES["plan.json"](document, timeline)) == document
+
+
+def report(**template: Any) -> dict[str, Any]:  # noqa: ANN401 - JSON
+    found: dict[str, Any] = {
+        "withheld": None,
+        "reason": None,
+        "layers": {"today": [8, 8], "template": [11, 5]},
+        "stage_ms": {"today": [10.0, 20.0], "template": [13.0, 12.5]},
+        "worker_of_stage": [0, 1],
+        "speed_of_worker": [1.0, 0.5],
+        "proven": True,
+        "predicted_step_time": 0.8,
+        "predicted_gain": 0.2,
+    }
+    return {"step_times": {"simulated": [1.0, 1.0]}, "template": found | template}
+
+
+def test_the_template_of_a_session_stands_beside_what_is_now() -> None:
+    region = session_template(report())
+    assert region is not None
+    now, recommended = region.sides
+    assert [stage.label for stage in now.stages] == ["8", "8"]
+    assert [stage.label for stage in recommended.stages] == ["11", "5"]
+    assert recommended.stages[1].workers == "2.00× slower"
+    assert recommended.stages[1].anchor == "end"
+    assert "Workers move" not in region.remarks
+    moved = session_template(report(worker_of_stage=[1, 0]))
+    assert moved is not None
+    assert "stage 0 gets those of today’s stage 1" in moved.remarks
+
+
+def test_a_template_of_a_session_is_shown_from_two_per_cent_on() -> None:
+    assert session_template(report(predicted_gain=0.019)) is None
+    assert session_template(report(predicted_gain=0.021)) is not None
+    assert session_template({"template": None}) is None
+    # Reports of earlier versions have no such key.
+    assert session_template({}) is None
+
+
+def test_a_withheld_template_says_why() -> None:
+    region = session_template(report(withheld="layers_unknown", reason="no layer counts"))
+    assert region is not None
+    assert (region.sides, region.note) == ((), "no layer counts")

@@ -1,0 +1,198 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from app.dashboard.session import findings
+
+NBSP = "\N{NO-BREAK SPACE}"
+
+
+def plain(text: str) -> str:
+    return text.replace(NBSP, " ")
+
+
+def with_map(document: dict[str, Any], exact: list[list[float | None]]) -> dict[str, Any]:
+    document["by_worker"]["exact"] = exact
+    return document
+
+
+@pytest.mark.parametrize(
+    ("exact", "title"),
+    [
+        (
+            [[1.979, 1.0], [1.015, 1.0]],
+            "Worker (0, 0) alone costs 49 % of every step; no other costs 2 %",
+        ),
+        ([[1.005, 1.0], [1.0, 1.0]], "No worker alone costs 1 % of a step"),
+        (
+            [[1.256, 1.0], [1.2, 1.0], [1.0, 1.0]],
+            "Workers (0, 0) and (1, 0) alone cost 20 % and 17 % of every step; no other costs 1 %",
+        ),
+        (
+            [[1.0, 1.2], [1.0, 1.2], [1.0, 1.2], [1.0, 1.19]],
+            "Stage 1 stands out: its workers alone cost 16 % to 17 % of a step",
+        ),
+        (
+            [[1.2, 1.2, 1.2, 1.2], [1.0, 1.0, 1.0, 1.0]],
+            "DP rank 0 stands out: its workers alone cost 17 % of a step",
+        ),
+        (
+            [[1.2, 1.2], [1.2, 1.2]],
+            "No one place stands out: 4 workers alone cost 17 % of a step",
+        ),
+        ([[None, None]], "No worker sent operations"),
+        ([[None, 1.5]], "Worker (0, 1) alone costs 33 % of every step"),
+    ],
+)
+def test_the_map_says_who_costs_how_much(
+    slow_worker: dict[str, Any], exact: list[list[float | None]], title: str
+) -> None:
+    assert plain(findings.map_finding(with_map(slow_worker, exact))) == title
+
+
+def test_ties_go_to_the_lower_dp_rank_then_stage(slow_worker: dict[str, Any]) -> None:
+    document = with_map(slow_worker, [[1.0, 1.3], [1.3, 1.0]])
+    assert findings.ranked_workers(document)[:2] == [(1.3, 0, 1), (1.3, 1, 0)]
+
+
+def test_the_table_names_the_worker_that_is_slow(slow_worker: dict[str, Any]) -> None:
+    assert plain(findings.workers_finding(slow_worker)).startswith("Only (1, 2) is slow: forward ")
+
+
+def test_the_table_says_when_nobody_is_slow(healthy: dict[str, Any]) -> None:
+    assert plain(findings.workers_finding(healthy)) == (
+        "No worker computes 5 % slower than its stage's peers"
+    )
+
+
+@pytest.mark.parametrize(
+    ("total", "slowdowns", "title"),
+    [
+        (1.97, [1.94, 1.99], "Every step is slow, 1.94× to 1.99×: the cause does not come and go"),
+        (1.01, [1.0, 1.015], "No step is slow: 1.00× to 1.01×"),
+        (1.2, [1.0, 1.0, 1.8], "1 of 3 steps exceed 1.40×; step 7 reaches 1.80×"),
+    ],
+)
+def test_the_strip_says_whether_the_cause_comes_and_goes(
+    slow_worker: dict[str, Any], total: float, slowdowns: list[float], title: str
+) -> None:
+    slow_worker |= {"slowdown": total, "step_slowdown": slowdowns}
+    slow_worker["steps"]["analyzed"] = [5, 6, 7][: len(slowdowns)]
+    assert findings.strip_finding(slow_worker) == title
+
+
+def test_the_best_fix_is_the_one_that_brings_most(slow_worker: dict[str, Any]) -> None:
+    slow_worker["recommendations"] = [
+        {"title": "Divide the layers", "predicted_gain": 0.2},
+        {"title": "Replace worker (1, 2)", "predicted_gain": 0.5},
+    ]
+    assert plain(findings.fix_finding(slow_worker)) == (
+        "Best fix: replace worker (1, 2); 2.00× faster"
+    )
+
+
+def test_without_a_fix_the_title_says_so(slow_worker: dict[str, Any]) -> None:
+    slow_worker["recommendations"] = []
+    assert findings.fix_finding(slow_worker) == "No single change is known to help"
+    slow_worker["slowdown"] = 1.004
+    assert findings.fix_finding(slow_worker) == "Nothing to fix"
+
+
+def test_computing_that_explains_everything_is_said_in_two_words(
+    slow_worker: dict[str, Any],
+) -> None:
+    slow_worker["by_optype"] = {
+        "forward-compute": 1.369,
+        "grads-reduce-scatter": 1.011,
+        "backward-compute": 1.581,
+        "gc": None,
+    }
+    assert findings.attribution_finding(slow_worker) == (
+        "Computing explains it: backward 1.58×, forward 1.37×"
+    )
+    slow_worker["by_optype"]["forward-pp-comm"] = 1.7
+    assert findings.attribution_finding(slow_worker) == (
+        "forward-pp-comm costs most: 1.70×, then backward-compute 1.58×"
+    )
+
+
+@pytest.mark.parametrize(
+    ("causes", "title"),
+    [
+        ([], "The cause is not known"),
+        ([("unknown", None)], "The cause is not known"),
+        ([("slow_worker", 1.0)], "Slow worker: explains all of it"),
+        ([("stage_imbalance", 0.6)], "Stage imbalance: explains 60 % of it"),
+        ([("sequence_length_imbalance", None)], "Sequence lengths: the likely cause"),
+        ([("cosmic_rays", 0.6)], "Cosmic rays: explains 60 % of it"),
+    ],
+)
+def test_the_causes_are_summed_up(
+    slow_worker: dict[str, Any], causes: list[tuple[str, float | None]], title: str
+) -> None:
+    slow_worker["causes"] = [{"cause": name, "contribution": share} for name, share in causes]
+    assert plain(findings.causes_finding(slow_worker)) == title
+
+
+@pytest.mark.parametrize(
+    ("pearson", "title"),
+    [
+        (None, "Sequence lengths: cannot say"),
+        (0.88, "Not sequence lengths: r = 0.88, under 0.90"),
+        (0.97, "Forward and backward rise together: r = 0.97, over 0.90"),
+    ],
+)
+def test_the_correlation_is_held_against_the_bound(
+    slow_worker: dict[str, Any], pearson: float | None, title: str
+) -> None:
+    slow_worker["fb_correlation"]["pearson"] = pearson
+    assert findings.correlation_finding(slow_worker) == title
+
+
+def test_what_is_missing_is_named(slow_worker: dict[str, Any]) -> None:
+    assert findings.coverage_finding(slow_worker) == "Nothing is missing"
+    slow_worker["coverage"] |= {
+        "ranks_present": 10,
+        "ranks_expected": 12,
+        "unknown_op_types": {"moe-all-to-all": 7},
+    }
+    slow_worker["steps"]["dropped"] = [{"step": 3, "reason": "warm-up"}]
+    assert plain(findings.coverage_finding(slow_worker)) == (
+        "2 workers sent nothing, 1 step left out and 1 unknown type of operation"
+    )
+
+
+def test_what_was_lost_is_missing_though_it_was_made_anew(slow_worker: dict[str, Any]) -> None:
+    slow_worker["coverage"]["recreated"]["operations"] = 30
+    assert plain(findings.coverage_finding(slow_worker)) == "30 lost operations re-created"
+
+
+def test_sends_without_receives_are_said_to_be_left_out(slow_worker: dict[str, Any]) -> None:
+    slow_worker["coverage"]["unanswered"] = {"forward-send": 7, "backward-send": 8}
+    title = plain(findings.coverage_finding(slow_worker))
+    assert title == "15 sends without receives left out"
+
+
+@pytest.mark.parametrize(
+    ("slowdowns", "title"),
+    [
+        ([], "No session has a verdict yet"),
+        ([(1, 1.01), (2, 1.02)], "No session is slow: none above 1.02×"),
+        ([(1, 1.01), (2, 1.9), (3, 1.97)], "Slow since session 2: 1.97× in session 3"),
+        ([(4, 1.9), (5, 1.97)], "Slow since the first session: 1.97× in session 5"),
+        ([(1, 1.9), (2, 1.01)], "1 of 2 sessions were slow; session 2 is not"),
+    ],
+)
+def test_a_history_says_since_when(slowdowns: list[tuple[int, float]], title: str) -> None:
+    assert findings.history_finding(slowdowns, threshold=1.1) == title
+
+
+def test_a_step_that_loses_nothing_says_so() -> None:
+    assert (
+        plain(findings.timeline_finding(7, 10.0, 9.95)) == "Step 7 took 10.0 s, nothing of it lost"
+    )
+    assert plain(findings.timeline_finding(821, 47.0, 23.5)) == (
+        "Step 821 took 47.0 s: 23.5 s of it, 50 %, lost"
+    )
