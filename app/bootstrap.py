@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from app.broker.celery import TASK_NAME, make_celery
+from app.broker.dispatch import Dispatcher
 from app.db.engine import make_engine
 from app.db.unit_of_work import UnitOfWork
 from app.errors import StartupError
@@ -12,7 +13,6 @@ from app.services.alerts.task import DELIVERY
 from app.services.container import Container
 from app.services.plans.task import PLANNING
 from app.services.sessions.task import ANALYSIS
-from app.services.tasks.dispatch import Dispatcher
 
 if TYPE_CHECKING:
     import uuid

@@ -1,4 +1,4 @@
-"""What a use case needs from the outside, handed to it as one value.
+"""What a use case needs from the outside, handed to it as one value, and the kinds of work.
 
 `app.bootstrap` builds it; nothing below knows how.
 """
@@ -6,17 +6,73 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
+    import uuid
     from collections.abc import Callable, Mapping
 
     from sqlalchemy import Engine
 
+    from app.broker.dispatch import Dispatcher
     from app.db.unit_of_work import UnitOfWork
-    from app.services.tasks.dispatch import Dispatcher
-    from app.services.tasks.task_runs import TaskKind
     from app.settings import Settings
+
+
+SubjectState = Literal["queued", "running", "dead"]
+
+
+@dataclass(frozen=True, slots=True)
+class TaskError:
+    """Why a task run is dead.
+
+    Parameters
+    ----------
+    code : str
+        Stable and machine-readable.
+    sentence : str
+        For a person.
+    """
+
+    code: str
+    sentence: str
+
+
+@dataclass(frozen=True, slots=True)
+class TaskKind:
+    """A kind of durable work.
+
+    Parameters
+    ----------
+    name : str
+        What `task_run.kind` holds.
+    queue : str
+        The broker's queue, and with it the worker child that runs it.
+    run : callable
+        Does the work of a claim and calls `finish` in the transaction that stores the result.
+    follow : callable
+        Takes a transaction, the subject's id, the task run's new state and the error of a dead
+        one; brings the subject into the state that belongs to it.
+    """
+
+    name: str
+    queue: str
+    run: Callable[[Container, Claim], None]
+    follow: Callable[[UnitOfWork, uuid.UUID, SubjectState, TaskError | None], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """The right to run a task, as long as its lease is renewed.
+
+    `attempt` counts from 1.
+    """
+
+    run_id: uuid.UUID
+    token: uuid.UUID
+    kind: str
+    subject_id: uuid.UUID
+    attempt: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 from playwright.sync_api import expect
 
 from app.analysis.synthesis.scenarios import SCENARIOS
+from app.services.container import Claim, TaskError
 from app.services.sessions.analyze import analyze_session
-from app.services.tasks.task_runs import Claim, TaskError, claim, fail, give_back
+from app.services.tasks.task_runs import claim, fail, give_back
 from tests.e2e.looking import check, keep, wait_for_figures, wait_for_plots
 from tests.support.sessions import Stored, short_trace, small_trace, store
 

@@ -56,7 +56,8 @@ from app.services.alerts.store import (
     rule_names,
     timing,
 )
-from app.services.tasks.task_runs import Claim, finish
+from app.services.container import Claim
+from app.services.tasks.task_runs import finish
 
 if TYPE_CHECKING:
     from app.db.unit_of_work import UnitOfWork

@@ -14,7 +14,7 @@ from app.alerts.retry import delay_before
 from app.broker.celery import IO_QUEUE
 from app.db.models.alerts import AlertDelivery
 from app.db.models.sessions import DELIVER_ALERT
-from app.services.tasks.task_runs import Claim, SubjectState, TaskError, TaskKind
+from app.services.container import Claim, SubjectState, TaskError, TaskKind
 
 if TYPE_CHECKING:
     import uuid

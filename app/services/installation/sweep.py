@@ -17,8 +17,9 @@ from sqlalchemy import delete, func, select, update
 
 from app.db.models.sessions import TaskRun, WorkerHeartbeat
 from app.services.alerts.sweep import sweep_alerts
+from app.services.container import Claim, TaskError
 from app.services.sessions.seal import seal_silent
-from app.services.tasks.task_runs import Claim, TaskError, expire
+from app.services.tasks.task_runs import expire
 
 if TYPE_CHECKING:
     from app.db.unit_of_work import UnitOfWork

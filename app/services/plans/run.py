@@ -20,9 +20,10 @@ from app.db.blobs import write_blob
 from app.db.models.plans import Plan
 from app.db.models.sessions import TaskRun
 from app.errors import InfeasiblePlanError, InvalidSpecError, LostClaimError, NotFoundError
-from app.services.plans.task import move_plan
+from app.services.container import Claim
+from app.services.plans.transition import move_plan
 from app.services.sessions.report_store import ZSTD_LEVEL
-from app.services.tasks.task_runs import Claim, finish
+from app.services.tasks.task_runs import finish
 
 if TYPE_CHECKING:
     from app.analysis.planning.plan import Plan as Found

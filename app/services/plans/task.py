@@ -5,14 +5,12 @@ Processes that only publish or sweep need to know this much.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
-
-from sqlalchemy import func, update
+from typing import TYPE_CHECKING, Final
 
 from app.broker.celery import ANALYSIS_QUEUE
-from app.db.models.plans import Plan
 from app.db.models.sessions import PLAN_TEMPLATE
-from app.services.tasks.task_runs import Claim, SubjectState, TaskError, TaskKind
+from app.services.container import Claim, SubjectState, TaskError, TaskKind
+from app.services.plans.transition import move_plan
 
 if TYPE_CHECKING:
     import uuid
@@ -25,13 +23,6 @@ _PLAN_STATE: Final[dict[SubjectState, str]] = {
     "running": "planning",
     "dead": "failed",
 }
-
-
-def move_plan(tx: UnitOfWork, plan_id: uuid.UUID, **values: Any) -> None:  # noqa: ANN401 - columns differ in type
-    """Set columns of a plan that changes its state."""
-    tx.session.execute(
-        update(Plan).where(Plan.id == plan_id).values(state_changed_at=func.now(), **values)
-    )
 
 
 def follow_task(

@@ -17,7 +17,7 @@ from sqlalchemy import CursorResult, func, select, update
 from app.db.models.chunks import Chunk, Intake, SealedBy
 from app.db.models.sessions import ANALYZE_SESSION, Job, Session
 from app.errors import ConflictError, NotFoundError
-from app.services.sessions.task import move_session
+from app.services.sessions.transition import move_session
 
 if TYPE_CHECKING:
     from app.db.unit_of_work import UnitOfWork

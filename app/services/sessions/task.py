@@ -5,13 +5,12 @@ Processes that only publish or sweep (the API, the sweeper) need to know this mu
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
-
-from sqlalchemy import func, update
+from typing import TYPE_CHECKING, Final
 
 from app.broker.celery import ANALYSIS_QUEUE
-from app.db.models.sessions import ANALYZE_SESSION, Session
-from app.services.tasks.task_runs import Claim, SubjectState, TaskError, TaskKind
+from app.db.models.sessions import ANALYZE_SESSION
+from app.services.container import Claim, SubjectState, TaskError, TaskKind
+from app.services.sessions.transition import move_session
 
 if TYPE_CHECKING:
     import uuid
@@ -24,16 +23,6 @@ _SESSION_STATE: Final[dict[SubjectState, str]] = {
     "running": "analyzing",
     "dead": "failed",
 }
-
-
-def move_session(tx: UnitOfWork, session_id: uuid.UUID, **values: Any) -> None:  # noqa: ANN401 - columns differ in type
-    """Set columns of a session that changes its state, and tell listeners on commit."""
-    tx.session.execute(
-        update(Session)
-        .where(Session.id == session_id)
-        .values(state_changed_at=func.now(), **values)
-    )
-    tx.notify_session(session_id)
 
 
 def follow_task(

@@ -10,7 +10,8 @@ from celery.exceptions import SoftTimeLimitExceeded
 from sqlalchemy.exc import InterfaceError, OperationalError
 
 from app.errors import LostClaimError, PacelineError
-from app.services.tasks.task_runs import Claim, TaskError, claim, fail, retry
+from app.services.container import Claim, TaskError
+from app.services.tasks.task_runs import claim, fail, retry
 
 if TYPE_CHECKING:
     import uuid

@@ -10,7 +10,8 @@ import structlog
 from sqlalchemy.exc import SQLAlchemyError
 
 from app.errors import LostClaimError
-from app.services.tasks.task_runs import Claim, give_back, renew
+from app.services.container import Claim
+from app.services.tasks.task_runs import give_back, renew
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

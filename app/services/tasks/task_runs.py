@@ -36,7 +36,6 @@ whose clock is wrong can neither hold a task forever nor lose it early.
 from __future__ import annotations
 
 import uuid
-from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Literal, cast
 
@@ -44,67 +43,10 @@ from sqlalchemy import CursorResult, Update, update
 
 from app.db.models.sessions import TaskRun
 from app.errors import LostClaimError
+from app.services.container import Claim, Container, SubjectState, TaskError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from app.db.unit_of_work import UnitOfWork
-    from app.services.container import Container
-
-SubjectState = Literal["queued", "running", "dead"]
-
-
-@dataclass(frozen=True, slots=True)
-class TaskError:
-    """Why a task run is dead.
-
-    Parameters
-    ----------
-    code : str
-        Stable and machine-readable.
-    sentence : str
-        For a person.
-    """
-
-    code: str
-    sentence: str
-
-
-@dataclass(frozen=True, slots=True)
-class TaskKind:
-    """A kind of durable work.
-
-    Parameters
-    ----------
-    name : str
-        What `task_run.kind` holds.
-    queue : str
-        The broker's queue, and with it the worker child that runs it.
-    run : callable
-        Does the work of a claim and calls `finish` in the transaction that stores the result.
-    follow : callable
-        Takes a transaction, the subject's id, the task run's new state and the error of a dead
-        one; brings the subject into the state that belongs to it.
-    """
-
-    name: str
-    queue: str
-    run: Callable[[Container, Claim], None]
-    follow: Callable[[UnitOfWork, uuid.UUID, SubjectState, TaskError | None], None]
-
-
-@dataclass(frozen=True, slots=True)
-class Claim:
-    """The right to run a task, as long as its lease is renewed.
-
-    `attempt` counts from 1.
-    """
-
-    run_id: uuid.UUID
-    token: uuid.UUID
-    kind: str
-    subject_id: uuid.UUID
-    attempt: int
 
 
 def claim(container: Container, run_id: uuid.UUID) -> Claim | None:

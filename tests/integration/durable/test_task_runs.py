@@ -13,16 +13,8 @@ from sqlalchemy import func, select, text, update
 
 from app.db.models.sessions import ANALYZE_SESSION, Session, TaskRun
 from app.errors import LostClaimError
-from app.services.tasks.task_runs import (
-    Claim,
-    TaskError,
-    claim,
-    fail,
-    finish,
-    give_back,
-    renew,
-    retry,
-)
+from app.services.container import Claim, TaskError
+from app.services.tasks.task_runs import claim, fail, finish, give_back, renew, retry
 from tests.support.sessions import session_row, small_trace, store, task_row
 
 if TYPE_CHECKING:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from app.services.tasks import dispatch
-from app.services.tasks.dispatch import Dispatcher
+from app.broker import dispatch
+from app.broker.dispatch import Dispatcher
 from tests.support.waiting import wait_for
 
 if TYPE_CHECKING:
