@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
@@ -91,17 +91,6 @@ class Diagnosis:
         of durations alone is not.
         """
         return self.causes if self.discrepancy <= limit else ()
-
-    def as_document(self) -> dict[str, Any]:
-        """Return JSON types: what a report says besides its causes."""
-        return {
-            "ruled_out": list(self.ruled_out),
-            "cannot_judge": [
-                {"cause": cause, "reason": reason} for cause, reason in self.unjudged.items()
-            ],
-            "lost_s": self.lost_s,
-            "slowdown": self.slowdown,
-        }
 
 
 def diagnose(trace: Trace, replayed: Replayed, metrics: Metrics) -> Diagnosis:

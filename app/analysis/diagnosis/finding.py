@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from app.analysis.diagnosis.figures import FigureData
+from app.analysis.diagnosis.places import View, Where
 from app.analysis.replay.layout.dense import FloatArray
 
 SLOW_WORKER: Final = "slow_worker"
@@ -35,8 +37,6 @@ CAUSES: Final = (
     TENSOR_PARALLEL,
 )
 
-Worker = tuple[int, int]
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Change:
@@ -62,13 +62,10 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """One line for people, and which view of the session shows it.
-
-    `view` names the view and its place: ``{"view": "worker", "dp": 3, "pp": 1}``.
-    """
+    """One line for people, and which view of the session shows it."""
 
     text: str
-    view: Mapping[str, Any] | None = None
+    view: View | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -82,22 +79,21 @@ class Finding:
     change : Change
         The session without it.
     evidence : tuple of Evidence
-    where : dict
-        ``workers``, ``stage``, ``links`` or ``ranks``, as far as there is a place.
-    figure : dict or None
-        Data of a small picture, JSON types; ``kind`` says which.
+    where : Where
+    figure : FigureData or None
+        Data of a small picture.
     """
 
     cause: str
     change: Change
     evidence: tuple[Evidence, ...]
-    where: dict[str, Any] = field(default_factory=dict)
-    figure: dict[str, Any] | None = None
+    where: Where = field(default_factory=Where)
+    figure: FigureData | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Cause:
-    """A cause as reported.
+    """A cause that costs enough to be named.
 
     Parameters
     ----------
@@ -120,21 +116,7 @@ class Cause:
     cost_s: float | None
     confidence: float | None
     evidence: tuple[Evidence, ...]
-    where: dict[str, Any] = field(default_factory=dict)
-    figure: dict[str, Any] | None = None
+    where: Where = field(default_factory=Where)
+    figure: FigureData | None = None
     saves: float | None = None
     runner_up: str | None = None
-
-    def as_document(self) -> dict[str, Any]:
-        """Return JSON types."""
-        return {
-            "cause": self.cause,
-            "contribution": self.contribution,
-            "cost_s": self.cost_s,
-            "confidence": self.confidence,
-            "evidence": [line.text for line in self.evidence],
-            "views": [None if line.view is None else dict(line.view) for line in self.evidence],
-            "where": self.where,
-            "figure": self.figure,
-            "runner_up": self.runner_up,
-        }

@@ -8,7 +8,8 @@ from typing import Final
 import numpy as np
 
 from app.analysis.diagnosis.diagnose import Diagnosis
-from app.analysis.diagnosis.finding import SLOW_WORKER, UNKNOWN, Cause, Worker
+from app.analysis.diagnosis.finding import SLOW_WORKER, UNKNOWN, Cause
+from app.analysis.diagnosis.places import Worker
 from app.analysis.mitigation.fix import Fix, named
 from app.analysis.mitigation.remedies import Hosts, remedies
 from app.analysis.replay.engine.replay import ON_TIME, RECORDED
@@ -69,7 +70,7 @@ def _to_replace(metrics: Metrics, causes: Sequence[Cause]) -> tuple[Worker, ...]
     """
     for cause in causes:
         if cause.cause == SLOW_WORKER:
-            return tuple((dp, pp) for dp, pp in cause.where["workers"])
+            return cause.where.workers
     known = any(cause.cause != UNKNOWN for cause in causes)
     return () if known else metrics.blamed
 

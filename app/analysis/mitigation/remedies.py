@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, cast
 
+from app.analysis.diagnosis.figures import Stalls
 from app.analysis.diagnosis.finding import (
     DATA_LOADING,
     FALSE_DEPENDENCY,
@@ -15,8 +16,8 @@ from app.analysis.diagnosis.finding import (
     SEQUENCE_LENGTHS,
     TENSOR_PARALLEL,
     Cause,
-    Worker,
 )
+from app.analysis.diagnosis.places import Worker
 from app.analysis.mitigation.fix import Fix, named
 from app.analysis.wording import percent
 
@@ -74,9 +75,9 @@ def remedies(causes: Sequence[Cause], hosts: Hosts, now_s: float) -> list[Fix]:
 
 
 def _link(cause: Cause, hosts: Hosts) -> _Remedy:
-    workers = _workers(cause)
+    workers = cause.where.workers
     if not workers:
-        what = f"network of stage {cause.where['stage']}"
+        what = f"network of stage {cause.where.stage}"
     elif len(workers) == 1:
         what = f"link of {_worker_named(workers, hosts)}"
     else:
@@ -94,11 +95,11 @@ def _collections(cause: Cause, hosts: Hosts) -> _Remedy:
     A common pause lasts as long as that of the slowest worker.
     """
     del hosts
-    figure = cause.figure or {}
-    by_worker, steps = figure["by_worker"], len(figure["by_step_s"])
-    cells = [count for row in by_worker for count in row]
+    figure = cast("Stalls", cause.figure)
+    steps = len(figure.by_step_s)
+    cells = [count for row in figure.by_worker for count in row]
     every = max(1, round(steps * len(cells) / sum(cells)))
-    pause_s = figure["longest_s"]
+    pause_s = figure.longest_s
     often = "in every step" if every == 1 else f"every {every} steps"
     return _Remedy(
         "plan_garbage_collection",
@@ -112,7 +113,7 @@ def _collections(cause: Cause, hosts: Hosts) -> _Remedy:
 
 def _batches(cause: Cause, hosts: Hosts) -> _Remedy:
     del hosts
-    dp = cause.where.get("dp")
+    dp = cause.where.dp
     return _Remedy(
         "load_ahead",
         "Load batches ahead" if dp is None else f"Load the batches of DP rank {dp} ahead",
@@ -134,7 +135,7 @@ def _lengths(cause: Cause, hosts: Hosts) -> _Remedy:
 def _memory(cause: Cause, hosts: Hosts) -> _Remedy:
     return _Remedy(
         "defragment_memory",
-        f"Stop the memory fragmentation of {_worker_named(_workers(cause), hosts)}",
+        f"Stop the memory fragmentation of {_worker_named(cause.where.workers, hosts)}",
         "Replayed with no rank waiting for another of its tensor-parallel group. Expandable "
         "segments of the CUDA allocator keep memory in one piece.",
     )
@@ -151,17 +152,13 @@ def _kernels(cause: Cause, hosts: Hosts) -> _Remedy:
 
 
 def _tensor_rank(cause: Cause, hosts: Hosts) -> _Remedy:
-    ranks = cause.where["ranks"]
+    ranks = cause.where.ranks
     where = hosts.on(ranks[0]) if len(ranks) == 1 else ""
     return _Remedy(
         "replace_rank",
         f"Replace {named('rank', [str(rank) for rank in ranks])}{where}",
         "Replayed with no rank waiting for another of its tensor-parallel group.",
     )
-
-
-def _workers(cause: Cause) -> list[Worker]:
-    return [(dp, pp) for dp, pp in cause.where.get("workers", ())]
 
 
 def _worker_named(workers: Sequence[Worker], hosts: Hosts) -> str:

@@ -10,7 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from app.analysis.diagnosis.diagnose import diagnose
+from app.analysis.diagnosis.finding import Cause
+from app.analysis.diagnosis.places import JobFacts
 from app.analysis.diagnosis.verdict import verdict
+from app.analysis.json_text import plain
 from app.analysis.mitigation.predictions import predict_fixes
 from app.analysis.mitigation.template import recommend_template
 from app.analysis.replay.confidence import Interval, bootstrap
@@ -190,15 +193,45 @@ def _document(trace: Trace, replayed: Replayed, metrics: Metrics) -> dict[str, A
         },
         "m_s": _contribution(metrics, metrics.last_stage, metrics.m_s, intervals.m_s),
         "fb_correlation": correlation.as_document(SAMPLE_POINTS),
-        "causes": [cause.as_document() for cause in causes],
-        "diagnosis": diagnosis.as_document(),
+        "causes": [_cause(cause) for cause in causes],
+        "diagnosis": {
+            "ruled_out": list(diagnosis.ruled_out),
+            "cannot_judge": [
+                {"cause": cause, "reason": reason} for cause, reason in diagnosis.unjudged.items()
+            ],
+            "lost_s": diagnosis.lost_s,
+            "slowdown": diagnosis.slowdown,
+        },
         "recommendations": [fix.as_document() for fix in fixes],
         "template": recommend_template(trace, replayed, causes, float(metrics.simulated_s.mean()))
         if trusted
         else None,
     }
-    document["verdict"] = verdict(document, causes, diagnosis.slowdown)
+    facts = JobFacts(
+        trace.meta.hosts,
+        layout.ranks.tolist(),
+        _finite(forward_ratio),
+        _finite(backward_ratio),
+        by_optype,
+    )
+    document["verdict"] = plain(
+        verdict(facts, metrics, causes, diagnosis.slowdown, DISCREPANCY_LIMIT)
+    )
     return document
+
+
+def _cause(cause: Cause) -> dict[str, Any]:
+    return {
+        "cause": cause.cause,
+        "contribution": cause.contribution,
+        "cost_s": cause.cost_s,
+        "confidence": cause.confidence,
+        "evidence": [line.text for line in cause.evidence],
+        "views": [plain(line.view) for line in cause.evidence],
+        "where": plain(cause.where),
+        "figure": plain(cause.figure),
+        "runner_up": cause.runner_up,
+    }
 
 
 def _clocks(trace: Trace, replayed: Replayed, metrics: Metrics) -> dict[str, Any]:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from dataclasses import replace
+from typing import Final
 
 import numpy as np
 
+from app.analysis.diagnosis.figures import LateLaunches
 from app.analysis.diagnosis.finding import DATA_LOADING, Change, Evidence, Finding
 from app.analysis.diagnosis.observation import Observation
+from app.analysis.diagnosis.places import FigureView, StepView, Where
 from app.analysis.replay.layout.dense import FloatArray
 from app.analysis.trace.model import FORWARD_COMPUTE, FORWARD_RECV
 
@@ -45,21 +48,21 @@ def find_data_loading(
         Evidence(
             f"The first operations of a step are launched {latest.mean() / 1e6:.0f} ms late on "
             f"average, {by_step[worst] / 1e6:.0f} ms in the worst step",
-            {"view": "step", "step": int(observation.layout.steps[worst])},
+            StepView(step=int(observation.layout.steps[worst])),
         )
     ]
     by_rank = latest.mean(axis=0)
     slowest = int(np.argmax(by_rank))
-    where = {}
-    figure: dict[str, Any] = {"kind": "late_launches", "by_step_s": (by_step / 1e9).tolist()}
+    where = Where()
+    figure = LateLaunches(by_step_s=tuple((by_step / 1e9).tolist()))
     if observation.layout.dp > 1 and by_rank[slowest] > 2 * np.median(by_rank):
-        where = {"dp": slowest}
-        figure["by_dp_s"] = (by_rank / 1e9).tolist()
+        where = Where(dp=slowest)
+        figure = replace(figure, by_dp_s=tuple((by_rank / 1e9).tolist()))
         evidence.append(
             Evidence(
                 f"DP rank {slowest} waits longest: {by_rank[slowest] / 1e6:.0f} ms, the middle one "
                 f"{np.median(by_rank) / 1e6:.0f} ms",
-                {"view": "figure", "part": "ranks"},
+                FigureView(part="ranks"),
             )
         )
     on_time = {node: np.ones(delay.shape, bool) for node, delay in delays.items()}

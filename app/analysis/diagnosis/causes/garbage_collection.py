@@ -6,8 +6,10 @@ from typing import Final
 
 import numpy as np
 
+from app.analysis.diagnosis.figures import Stalls
 from app.analysis.diagnosis.finding import GARBAGE_COLLECTION, Change, Evidence, Finding
 from app.analysis.diagnosis.observation import Observation, SingleArray
+from app.analysis.diagnosis.places import FigureView, StepView
 from app.analysis.diagnosis.usual import Usual
 from app.analysis.replay.layout.dense import IntArray
 from app.analysis.trace.model import BACKWARD_COMPUTE, FORWARD_COMPUTE
@@ -61,12 +63,11 @@ def find_garbage_collection(observation: Observation, usual: Usual) -> Finding |
         cause=GARBAGE_COLLECTION,
         change=Change(less_ns=less),
         evidence=tuple(_evidence(observation, stall_ns, by_worker)),
-        figure={
-            "kind": "stalls",
-            "by_step_s": (stall_ns.sum(axis=(0, 1, 3)) / 1e9).tolist(),
-            "by_worker": by_worker.tolist(),
-            "longest_s": float(stall_ns.max()) / 1e9,
-        },
+        figure=Stalls(
+            by_step_s=tuple((stall_ns.sum(axis=(0, 1, 3)) / 1e9).tolist()),
+            by_worker=tuple(map(tuple, by_worker.tolist())),
+            longest_s=float(stall_ns.max()) / 1e9,
+        ),
     )
 
 
@@ -79,20 +80,18 @@ def _evidence(
         Evidence(
             f"{len(stalls)} of {stall_ns.size} forwards stall, {np.median(stalls) / 1e6:.0f} ms "
             "each, and their backwards do not",
-            {"view": "step", "step": int(observation.layout.steps[worst])},
+            StepView(step=int(observation.layout.steps[worst])),
         ),
         Evidence(
             f"They are on {int((by_worker > 0).sum())} of {by_worker.size} workers, at most "
             f"{int(by_worker.max())} on one",
-            {"view": "figure", "part": "workers"},
+            FigureView(part="workers"),
         ),
     ]
     growth = _growth(stall_ns)
     if growth is not None and growth >= _GROWTH:
         lines.append(
-            Evidence(
-                f"They grow: {growth:.1f}× as long at the end as at the start", {"view": "figure"}
-            )
+            Evidence(f"They grow: {growth:.1f}× as long at the end as at the start", FigureView())
         )
     return lines
 

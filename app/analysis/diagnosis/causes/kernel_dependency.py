@@ -7,8 +7,10 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from app.analysis.diagnosis.figures import HeldLaunches
 from app.analysis.diagnosis.finding import FALSE_DEPENDENCY, Change, Evidence, Finding
 from app.analysis.diagnosis.observation import Observation
+from app.analysis.diagnosis.places import StepView, Where
 from app.analysis.replay.layout.dense import FloatArray, IntArray
 from app.analysis.trace.model import BACKWARD_COMPUTE, FORWARD_COMPUTE, GRADS_REDUCE_SCATTER
 
@@ -76,11 +78,11 @@ def find_false_dependency(observation: Observation, held: dict[int, FloatArray])
                 f"{len(held)} computations of a step are launched the moment a reduce-scatter that "
                 f"they do not need ends, {delays[delays > 0].mean() / 1e6:.0f} ms after all that "
                 f"they do need, on stage{'s' if len(stages) > 1 else ''} {listed}",
-                {"view": "step", "step": int(observation.layout.steps[worst])},
+                StepView(step=int(observation.layout.steps[worst])),
             ),
         ),
-        where={"stages": stages},
-        figure={"kind": "held_launches", "by_step_s": (delays.sum(axis=(0, 2)) / 1e9).tolist()},
+        where=Where(stages=tuple(stages)),
+        figure=HeldLaunches(by_step_s=tuple((delays.sum(axis=(0, 2)) / 1e9).tolist())),
     )
 
 

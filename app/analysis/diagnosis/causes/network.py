@@ -8,8 +8,10 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from app.analysis.diagnosis.finding import NETWORK, Change, Evidence, Finding, Worker
+from app.analysis.diagnosis.figures import Links
+from app.analysis.diagnosis.finding import NETWORK, Change, Evidence, Finding
 from app.analysis.diagnosis.observation import Observation
+from app.analysis.diagnosis.places import LinkView, StageView, Where, Worker, WorkerView
 from app.analysis.replay.layout.dense import FloatArray
 from app.analysis.replay.layout.graph import P2P
 
@@ -57,20 +59,14 @@ def find_network(observation: Observation) -> Finding | None:
             transfers[node] = np.full(recorded[node].shape, medians[node])
     slow_at = {stages[index][0] for index in np.flatnonzero(slow_stages).tolist()}
     workers = _at_fault(links, slow_links, slow_at, observation.layout.dp)
-    where: dict[str, object] = {
-        "links": [[dp, *links.ends[index]] for index, dp in np.argwhere(slow_links).tolist()]
-    }
-    if workers:
-        where["workers"] = [list(worker) for worker in workers]
-    elif slow_at:
-        where["stage"] = min(slow_at)
+    where = Where(
+        links=tuple((dp, *links.ends[index]) for index, dp in np.argwhere(slow_links).tolist()),
+        workers=workers,
+        stage=min(slow_at) if slow_at and not workers else None,
+    )
     figure = None
     if links.ends:
-        figure = {
-            "kind": "links",
-            "ends": [list(ends) for ends in links.ends],
-            "ratio": links.ratio.tolist(),
-        }
+        figure = Links(ends=tuple(links.ends), ratio=tuple(map(tuple, links.ratio.tolist())))
     ratio = {stages[index][0]: float(collectives[index]) for index in range(len(stages))}
     return Finding(
         cause=NETWORK,
@@ -176,21 +172,19 @@ def _evidence(  # noqa: PLR0913, PLR0917 - each is another thing that was found
                 f"Transfers between stages {a} and {b} of DP rank {dp} take "
                 f"{links.ratio[worst]:.1f}× the median of their type; "
                 f"{count} of {slow.size} links {'is' if count == 1 else 'are'} slow",
-                {"view": "link", "dp": dp, "from": a, "to": b},
+                LinkView(dp=dp, from_=a, to=b),
             )
         )
     lines.extend(
         Evidence(
             f"Collectives over the DP ranks of stage {stage} take {collectives[stage]:.1f}× their "
             "type's median",
-            {"view": "stage", "pp": stage},
+            StageView(pp=stage),
         )
         for stage in sorted(slow_at)
     )
     if workers:
         listed = ", ".join(observation.named(worker) for worker in workers[:3])
         dp, pp = workers[0]
-        lines.append(
-            Evidence(f"What the slow links share: {listed}", {"view": "worker", "dp": dp, "pp": pp})
-        )
+        lines.append(Evidence(f"What the slow links share: {listed}", WorkerView(dp=dp, pp=pp)))
     return lines

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
+from app.analysis.diagnosis.figures import Lengths, Spread, Squares
 from app.analysis.diagnosis.finding import SEQUENCE_LENGTHS, Change, Evidence, Finding
 from app.analysis.diagnosis.observation import Observation, SingleArray, sample
+from app.analysis.diagnosis.places import FigureView, RegionView
 from app.analysis.diagnosis.usual import Usual
 from app.analysis.replay.layout.dense import FloatArray
 from app.analysis.trace.model import ABSENT, BACKWARD_COMPUTE
@@ -37,33 +39,34 @@ def find_sequence_lengths(observation: Observation, usual: Usual) -> Finding | N
         Evidence(
             "Forward and backward of a microbatch rise together on all stages: r = "
             f"{usual.correlation:.2f}" + (", of its medians over them" if several else ""),
-            {"view": "scatter"},
+            RegionView(view="scatter"),
         ),
         Evidence(
             f"Nine of ten microbatches take {low:.2f}× to {high:.2f}× the mean, on all DP ranks "
             "and in all steps",
-            {"view": "figure", "part": "spread"},
+            FigureView(part="spread"),
         ),
     ]
-    figure: dict[str, Any] = {"kind": "lengths", "spread": _spread(factor)}
+    drawn = None
     points = _against_squares(observation, factor)
     if points is not None:
         evidence.append(
             Evidence(
                 "Their times follow Σs² of the recorded sequence lengths: r = "
                 f"{np.corrcoef(*points)[0, 1]:.2f}",
-                {"view": "figure", "part": "squares"},
+                FigureView(part="squares"),
             )
         )
         squares, relative = points[:, :: -(-points.shape[1] // _DRAWN)]
-        figure["squares"] = {"sum_of_squares": squares.tolist(), "relative": relative.tolist()}
+        drawn = Squares(tuple(squares.tolist()), tuple(relative.tolist()))
+    figure = Lengths(spread=_spread(factor), squares=drawn)
     return Finding(SEQUENCE_LENGTHS, Change(times=times), tuple(evidence), figure=figure)
 
 
-def _spread(factor: SingleArray) -> dict[str, Any]:
+def _spread(factor: SingleArray) -> Spread:
     """Count microbatches by their time over the mean."""
     counts, edges = np.histogram(sample(factor) / factor.mean(), _BINS)
-    return {"from": float(edges[0]), "to": float(edges[-1]), "counts": counts.tolist()}
+    return Spread(float(edges[0]), float(edges[-1]), tuple(counts.tolist()))
 
 
 def _against_squares(observation: Observation, factor: SingleArray) -> FloatArray | None:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from app.analysis.diagnosis.finding import SLOW_WORKER, Change, Evidence, Finding, Worker
+from app.analysis.diagnosis.figures import WorkerSteps
+from app.analysis.diagnosis.finding import SLOW_WORKER, Change, Evidence, Finding
 from app.analysis.diagnosis.observation import Observation, scatter_of_most
+from app.analysis.diagnosis.places import RegionView, SlowSpells, Where, Worker, WorkerView
 from app.analysis.replay.layout.dense import FloatArray
 from app.analysis.trace.model import BACKWARD_COMPUTE, FORWARD_COMPUTE
 
@@ -62,28 +64,25 @@ def find_slow_workers(
         cause=SLOW_WORKER,
         change=Change(times=times),
         evidence=tuple(_evidence(observation, slowness, workers, slow)),
-        where={
-            "workers": [list(worker) for worker in workers],
-            **_spells(workers[0], both, slow),
-        },
+        where=Where(workers=tuple(workers), spells=_spells(workers[0], both, slow)),
         figure=_figure(workers[0], both),
     )
 
 
-def _figure(worker: Worker, both: FloatArray) -> dict[str, Any]:
+def _figure(worker: Worker, both: FloatArray) -> WorkerSteps:
     """Return how much slower the slowest worker is than its peers in each step."""
     dp, pp = worker
-    return {"kind": "worker_steps", "worker": [dp, pp], "ratio": both[pp, :, dp].tolist()}
+    return WorkerSteps(worker=worker, ratio=tuple(both[pp, :, dp].tolist()))
 
 
-def _spells(worker: Worker, both: FloatArray, slow: NDArray[np.bool_]) -> dict[str, Any]:
+def _spells(worker: Worker, both: FloatArray, slow: NDArray[np.bool_]) -> SlowSpells | None:
     """Return in how many steps the slowest worker is slow and how much, if not in nearly all."""
     dp, pp = worker
     when = slow[pp, :, dp]
     if when.mean() >= _NEARLY_ALL:
-        return {}
+        return None
     times = float(both[pp, when, dp].mean())
-    return {"spells": {"steps": int(when.sum()), "of": len(when), "times": times}}
+    return SlowSpells(steps=int(when.sum()), of=len(when), times=times)
 
 
 def _evidence(
@@ -103,14 +102,16 @@ def _evidence(
             Evidence(
                 f"W{observation.named((dp, pp))[1:]}: forward {forward:.2f}×, backward "
                 f"{backward:.2f}× its stage's peers, {_when(observation, when)}",
-                {"view": "worker", "dp": dp, "pp": pp},
+                WorkerView(dp=dp, pp=pp),
             )
         )
     if len(workers) > _NAMED:
-        lines.append(Evidence(f"{len(workers) - _NAMED} more workers are slow", {"view": "map"}))
+        lines.append(
+            Evidence(f"{len(workers) - _NAMED} more workers are slow", RegionView(view="map"))
+        )
     hosts = {observation.named(worker).partition(" on ")[2] for worker in workers}
     if len(workers) > 1 and len(hosts) == 1 and "" not in hosts:
-        lines.append(Evidence(f"All of them are on {hosts.pop()}", {"view": "map"}))
+        lines.append(Evidence(f"All of them are on {hosts.pop()}", RegionView(view="map")))
     return lines
 
 

@@ -6,8 +6,10 @@ from typing import Final
 
 import numpy as np
 
+from app.analysis.diagnosis.figures import StageLoad
 from app.analysis.diagnosis.finding import STAGE_IMBALANCE, Change, Evidence, Finding
 from app.analysis.diagnosis.observation import Observation, lower_median
+from app.analysis.diagnosis.places import StageView, Where
 from app.analysis.replay.layout.dense import FloatArray
 
 # The heaviest stage is too heavy from here on, against the mean of all.
@@ -35,8 +37,8 @@ def find_stage_imbalance(observation: Observation) -> Finding | None:
         cause=STAGE_IMBALANCE,
         change=Change(times=times),
         evidence=(_evidence(levels, total, heaviest),),
-        where={"stage": heaviest},
-        figure={"kind": "stage_load", "relative": (total / total.mean()).tolist()},
+        where=Where(stage=heaviest),
+        figure=StageLoad(relative=tuple((total / total.mean()).tolist())),
     )
 
 
@@ -52,5 +54,5 @@ def _evidence(levels: dict[str, FloatArray], total: FloatArray, heaviest: int) -
     last = "The last stage" if heaviest == len(total) - 1 else f"Stage {heaviest}"
     return Evidence(
         f"{last} against the median of the other stages: {listed}, on every DP rank",
-        {"view": "stage", "pp": heaviest},
+        StageView(pp=heaviest),
     )

@@ -7,19 +7,20 @@ is shortest; that needs no common clock.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
+from app.analysis.diagnosis.figures import LateRanks
 from app.analysis.diagnosis.finding import (
     MEMORY_FRAGMENTATION,
     TENSOR_PARALLEL,
     Change,
     Evidence,
     Finding,
-    Worker,
 )
 from app.analysis.diagnosis.observation import COMPUTATIONS, Observation
+from app.analysis.diagnosis.places import FigureView, View, Where, Worker, WorkerView
 from app.analysis.replay.layout.dense import FloatArray, IntArray
 from app.analysis.trace.model import Trace
 from app.analysis.wording import percent
@@ -160,11 +161,12 @@ def _computing_ns(observation: Observation) -> FloatArray:
     return np.maximum(total, 1.0)
 
 
-def _where(cause: str, cells: list[tuple[Waits, float, float]]) -> dict[str, Any]:
-    where: dict[str, Any] = {"workers": [list(wait.cell) for wait, _, _ in cells]}
-    if cause == TENSOR_PARALLEL:
-        where["ranks"] = [int(wait.ranks[_slowest(wait)]) for wait, _, _ in cells]
-    return where
+def _where(cause: str, cells: list[tuple[Waits, float, float]]) -> Where:
+    ranks = [int(wait.ranks[_slowest(wait)]) for wait, _, _ in cells]
+    return Where(
+        workers=tuple(wait.cell for wait, _, _ in cells),
+        ranks=tuple(ranks) if cause == TENSOR_PARALLEL else (),
+    )
 
 
 def _slowest(wait: Waits) -> int:
@@ -178,21 +180,20 @@ def _waits_for(wait: Waits) -> FloatArray:
     return late
 
 
-def _figure(wait: Waits) -> dict[str, Any]:
+def _figure(wait: Waits) -> LateRanks:
     """Return the shares of the waiting of the slowest group, and of which ranks."""
     late = _waits_for(wait)
-    return {
-        "kind": "late_ranks",
-        "worker": list(wait.cell),
-        "ranks": wait.ranks.tolist(),
-        "share": (late / late.sum()).tolist(),
-    }
+    return LateRanks(
+        worker=wait.cell,
+        ranks=tuple(wait.ranks.tolist()),
+        share=tuple((late / late.sum()).tolist()),
+    )
 
 
-def _view(wait: Waits, *, drawn: bool) -> dict[str, Any]:
+def _view(wait: Waits, *, drawn: bool) -> View:
     """Return where a group's ranks are seen: of the slowest one there is a picture."""
     dp, pp = wait.cell
-    return {"view": "figure"} if drawn else {"view": "worker", "dp": dp, "pp": pp}
+    return FigureView() if drawn else WorkerView(dp=dp, pp=pp)
 
 
 def _sign(

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, Final
+from typing import Final
 
 from app.analysis.diagnosis.diagnose import Diagnosis, diagnose
 from app.analysis.diagnosis.observation import Observation
+from app.analysis.diagnosis.places import Where
 from app.analysis.replay.metrics import measure
 from app.analysis.replay.session import prepare_replay
 from app.analysis.synthesis.injections.base import Injection
@@ -57,5 +58,5 @@ def evidence(diagnosis: Diagnosis) -> str:
     return "; ".join(line.text for cause in diagnosis.causes for line in cause.evidence)
 
 
-def where(diagnosis: Diagnosis) -> dict[str, Any]:
+def where(diagnosis: Diagnosis) -> Where:
     return diagnosis.causes[0].where

@@ -6,8 +6,10 @@ import numpy as np
 import pytest
 
 from app.analysis.diagnosis.diagnose import diagnose
+from app.analysis.diagnosis.figures import Links, Stalls
 from app.analysis.diagnosis.limits import cannot_judge
 from app.analysis.diagnosis.observation import Observation
+from app.analysis.diagnosis.places import Where, WorkerView
 from app.analysis.replay.metrics import measure
 from app.analysis.replay.session import prepare_replay
 from app.analysis.report.build import analyze
@@ -87,8 +89,8 @@ def test_a_single_cause_is_named_alone_with_its_place_and_most_of_the_lost_time(
     assert diagnosis.causes[0].confidence is not None
     assert diagnosis.causes[0].confidence > 0.8
     truth = synthetic.truth
-    assert where(diagnosis).get("stage") == truth.stage
-    assert where(diagnosis).get("workers", []) == [list(worker) for worker in truth.workers]
+    assert where(diagnosis).stage == truth.stage
+    assert where(diagnosis).workers == tuple(truth.workers)
     assert injection.cause not in diagnosis.ruled_out
     assert diagnosis.discrepancy < 0.02
 
@@ -126,14 +128,14 @@ def test_evidence_of_a_slow_worker_says_how_slow_where_and_since_when() -> None:
     assert text.startswith(f"Worker (2, 1) on {host}: forward 1.6")
     assert "backward 1.3" in text
     assert f"in every step since {step}" in text
-    assert diagnosis.causes[0].as_document()["views"][0] == {"view": "worker", "dp": 2, "pp": 1}
+    assert diagnosis.causes[0].evidence[0].view == WorkerView(dp=2, pp=1)
 
 
 def test_several_slow_workers_are_named_slowest_first() -> None:
     diagnosis = diagnosed(session(SlowWorker((0, 2), 1.5), SlowWorker((3, 1), 2.0)))
 
     assert causes(diagnosis) == ["slow_worker"]
-    assert where(diagnosis) == {"workers": [[3, 1], [0, 2]]}
+    assert where(diagnosis) == Where(workers=((3, 1), (0, 2)))
 
 
 def test_a_worker_that_is_seldom_slow_is_named_beside_one_that_mostly_is() -> None:
@@ -141,7 +143,7 @@ def test_a_worker_that_is_seldom_slow_is_named_beside_one_that_mostly_is() -> No
     seldom = SlowWorker((0, 2), 2.0, Spells(share=0.2))
     diagnosis = diagnosed(session(SlowWorker((3, 1), 2.4), seldom, job=job))
 
-    assert where(diagnosis)["workers"] == [[3, 1], [0, 2]]
+    assert where(diagnosis).workers == ((3, 1), (0, 2))
 
 
 def test_a_tensor_parallel_straggler_is_named_by_its_global_rank() -> None:
@@ -149,7 +151,7 @@ def test_a_tensor_parallel_straggler_is_named_by_its_global_rank() -> None:
     diagnosis = diagnosed(synthetic)
 
     rank = TENSOR.traced_rank(2, 1, 3)
-    assert where(diagnosis)["ranks"] == [rank]
+    assert where(diagnosis).ranks == (rank,)
     assert f"global rank {rank}" in evidence(diagnosis)
 
 
@@ -222,8 +224,8 @@ def test_pauses_that_grow_are_said_to_grow() -> None:
 
     assert "They grow: " in evidence(diagnosis)
     figure = diagnosis.causes[0].figure
-    assert figure is not None
-    assert len(figure["by_step_s"]) == JOB.steps
+    assert isinstance(figure, Stalls)
+    assert len(figure.by_step_s) == JOB.steps
 
 
 def test_stalls_of_one_worker_alone_are_not_garbage_collection() -> None:
@@ -235,13 +237,13 @@ def test_stalls_of_one_worker_alone_are_not_garbage_collection() -> None:
 def test_slow_links_name_the_worker_that_they_share() -> None:
     diagnosis = diagnosed(session(SlowLink((2, 1), 30.0)))
 
-    assert where(diagnosis)["links"] == [[2, 0, 1], [2, 1, 2]]
+    assert where(diagnosis).links == ((2, 0, 1), (2, 1, 2))
     assert "2 of 12 links are slow" in evidence(diagnosis)
     assert "1 of 12 links is slow" in evidence(diagnosed(session(SlowLink((2, 0), 30.0))))
     assert "Collectives over the DP ranks of stage 1" in evidence(diagnosis)
     figure = diagnosis.causes[0].figure
-    assert figure is not None
-    assert figure["ends"] == [[0, 1], [1, 2], [2, 3]]
+    assert isinstance(figure, Links)
+    assert figure.ends == ((0, 1), (1, 2), (2, 3))
 
 
 def test_a_network_that_flaps_shows_even_with_one_stage() -> None:
@@ -249,11 +251,11 @@ def test_a_network_that_flaps_shows_even_with_one_stage() -> None:
     diagnosis = diagnosed(session(SlowLink((2, 0), 6.0, Spells(from_step=8)), job=job))
 
     assert causes(diagnosis) == ["network"]
-    assert where(diagnosis) == {"links": [], "stage": 0}
+    assert where(diagnosis) == Where(links=(), stage=0)
 
 
 def test_data_that_is_late_for_all_has_no_place() -> None:
-    assert where(diagnosed(session(SlowDataLoading(200 * MS)))) == {}
+    assert where(diagnosed(session(SlowDataLoading(200 * MS)))) == Where()
 
 
 def test_what_no_cause_explains_is_unknown() -> None:
@@ -326,4 +328,4 @@ def test_a_slow_network_shows_where_stages_have_other_chunks() -> None:
     diagnosis = diagnose(longer, replayed, measure(replayed))
 
     assert causes(diagnosis) == ["network"]
-    assert where(diagnosis)["stage"] == 0
+    assert where(diagnosis).stage == 0

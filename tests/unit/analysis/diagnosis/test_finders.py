@@ -27,6 +27,7 @@ from app.analysis.diagnosis.observation import (
     scatter_of_most,
     spread,
 )
+from app.analysis.diagnosis.places import Where
 from app.analysis.diagnosis.usual import take_apart
 from app.analysis.synthesis.injections.computations import (
     GarbageCollection,
@@ -75,7 +76,7 @@ def test_even_stages_keep_the_total_work() -> None:
     finding = find_stage_imbalance(observation)
 
     assert finding is not None
-    assert finding.where == {"stage": 3}
+    assert finding.where == Where(stage=3)
     nodes = observation.passes["forward-compute"].nodes
     before = observation.recorded_ns[nodes].sum()
     after = sum(
@@ -111,7 +112,7 @@ def test_slow_links_without_the_fault_take_the_median_of_their_type() -> None:
     finding = find_network(observation)
 
     assert finding is not None
-    assert finding.where["workers"] == [[2, 1]]
+    assert finding.where.workers == ((2, 1),)
     ideal = observation.group.durations.ideal_ns
     for node, transfer in finding.change.transfers_ns.items():
         finite = transfer[np.isfinite(transfer)]

@@ -86,7 +86,7 @@ def test_renaming_the_dp_ranks_renames_the_worker_and_changes_nothing_else() -> 
 
     assert [cause.cause for cause in before.causes] == [cause.cause for cause in after.causes]
     slow = {cause.cause: cause.where for cause in after.causes}["slow_worker"]
-    assert slow == {"workers": [[1, 1]]}
+    assert slow.workers == ((1, 1),)
     assert after.lost_s == pytest.approx(before.lost_s)
 
 
@@ -120,4 +120,4 @@ def test_tensor_ranks_with_lost_records_still_show_the_straggler() -> None:
     diagnosis = of(dataclasses.replace(trace, **kept))
 
     assert causes(diagnosis) == ["tensor_parallel_straggler"]
-    assert where(diagnosis)["ranks"] == [TENSOR.traced_rank(2, 1, 1)]
+    assert where(diagnosis).ranks == (TENSOR.traced_rank(2, 1, 1),)

@@ -1,0 +1,158 @@
+"""Where a cause is in a job, and which view of a session shows its evidence."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Final, Literal, TypeAlias
+
+from app.analysis.json_text import OMITTED, json_name
+
+# DP rank and pipeline stage.
+Worker: TypeAlias = tuple[int, int]
+
+# What reads stored documents makes keys of names as the writer does.
+KEYS: Final[dict[str, Any]] = {"alias_generator": json_name}
+
+
+@dataclass(frozen=True, slots=True)
+class SlowSpells:
+    """When the slowest worker is slow, if not in nearly all steps.
+
+    Parameters
+    ----------
+    steps : int
+        In so many steps it is slow.
+    of : int
+        So many steps were compared.
+    times : float
+        Its slowness in the slow ones: time ÷ that of its stage's peers.
+    """
+
+    steps: int
+    of: int
+    times: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Where:
+    """The places of a cause, as far as it has any; what does not apply has no key.
+
+    Parameters
+    ----------
+    links : tuple of (DP rank, stage, stage), optional
+        Slow links, each between two stages of one DP rank.
+    workers : tuple of (DP rank, stage)
+        Workers at fault, the worst first.
+    stage : int, optional
+        The stage at fault.
+    stages : tuple of int
+        Stages on which it shows.
+    ranks : tuple of int
+        Global ranks at fault, one for each of `workers`.
+    spells : SlowSpells, optional
+        When the first of `workers` is slow; none where it is in nearly all steps.
+    dp : int, optional
+        The DP rank at fault.
+    """
+
+    links: tuple[tuple[int, int, int], ...] | None = field(default=None, metadata=OMITTED)
+    workers: tuple[Worker, ...] = field(default=(), metadata=OMITTED)
+    stage: int | None = field(default=None, metadata=OMITTED)
+    stages: tuple[int, ...] = field(default=(), metadata=OMITTED)
+    ranks: tuple[int, ...] = field(default=(), metadata=OMITTED)
+    spells: SlowSpells | None = field(default=None, metadata=OMITTED)
+    dp: int | None = field(default=None, metadata=OMITTED)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerView:
+    """The line of a worker (DP rank, stage) in the table of workers."""
+
+    view: Literal["worker"] = "worker"
+    dp: int
+    pp: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageView:
+    """The row of a stage in the map of workers."""
+
+    view: Literal["stage"] = "stage"
+    pp: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepView:
+    """The timeline of a training step."""
+
+    view: Literal["step"] = "step"
+    step: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkView:
+    """A link of one DP rank in the cause's figure, from a stage to a later one."""
+
+    __pydantic_config__: ClassVar = KEYS
+
+    view: Literal["link"] = "link"
+    dp: int
+    from_: int
+    to: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FigureView:
+    """The cause's own figure, or a part of it: ``workers``, ``ranks``, ``spread``, ``squares``."""
+
+    view: Literal["figure"] = "figure"
+    part: str = field(default="", metadata=OMITTED)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RegionView:
+    """The map of workers, or the scatter of forward against backward times, as a whole."""
+
+    view: Literal["map", "scatter"]
+
+
+View: TypeAlias = WorkerView | StageView | StepView | LinkView | FigureView | RegionView
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class JobFacts:
+    """What a sentence about a cause can name besides it.
+
+    Parameters
+    ----------
+    hosts : mapping of int to str
+        By global rank, as far as known.
+    ranks : nested sequence of int
+        The traced rank of each worker, [dp][pp].
+    forward_ratio, backward_ratio : nested sequence of float or None
+        Computing time of each worker ÷ its stage's peers', [dp][pp]; None where it has none.
+    by_optype : mapping of str to float
+        Slowdown if only this operation type kept its recorded durations.
+    """
+
+    hosts: Mapping[int, str]
+    ranks: Sequence[Sequence[int]]
+    forward_ratio: Sequence[Sequence[float | None]]
+    backward_ratio: Sequence[Sequence[float | None]]
+    by_optype: Mapping[str, float]
+
+    @property
+    def last_stage(self) -> int:
+        """Return the number of the last pipeline stage."""
+        return len(self.ranks[0]) - 1
+
+    def named(self, worker: Worker) -> str:
+        """Return a worker and its host where that is known: ``worker (1, 2) on node-7``."""
+        dp, pp = worker
+        return f"worker ({dp}, {pp}){self.on(self.ranks[dp][pp])}"
+
+    def on(self, rank: int) -> str:
+        """Return " on " and the host of a rank, or nothing."""
+        host = self.hosts.get(rank)
+        return f" on {host}" if host else ""
