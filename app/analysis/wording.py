@@ -1,10 +1,12 @@
-"""How sentences of reports write numbers: as the pages that show them do."""
+"""How sentences of reports write numbers and lists: as the pages that show them do."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 NBSP: Final = "\N{NO-BREAK SPACE}"
+_NAMED: Final = 3
 
 
 def percent(share: float, digits: int = 1) -> str:
@@ -26,3 +28,11 @@ def hours(value: float) -> str:
     if size >= 1:
         return f"{value:.1f}"
     return f"{value:.2g}" if size >= 0.001 else "0"  # noqa: PLR2004 - less is nothing
+
+
+def named(what: str, names: Sequence[str]) -> str:
+    """Name one or several things: ``worker (1, 2)``, ``workers (1, 2), (3, 0) and 4 more``."""
+    listed = ", ".join(names[:_NAMED])
+    more = len(names) - _NAMED
+    label = f"{what} {listed}" if len(names) == 1 else f"{what}s {listed}"
+    return f"{label} and {more} more" if more > 0 else label

@@ -2,38 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
 
-from app.analysis.diagnosis.causes.data_loading import find_data_loading, first_delays
-from app.analysis.diagnosis.causes.garbage_collection import find_garbage_collection
-from app.analysis.diagnosis.causes.kernel_dependency import find_false_dependency, held_up
-from app.analysis.diagnosis.causes.network import find_network
-from app.analysis.diagnosis.causes.sequence_lengths import find_sequence_lengths
-from app.analysis.diagnosis.causes.slow_worker import find_slow_workers
-from app.analysis.diagnosis.causes.stage_imbalance import find_stage_imbalance
-from app.analysis.diagnosis.causes.tensor_ranks import (
-    find_tensor_ranks,
-    has_tensor_ranks,
-    measure_waits,
-)
+from app.analysis.diagnosis.causes.kind import CauseKind
+from app.analysis.diagnosis.causes.registry import EVERY, KINDS
 from app.analysis.diagnosis.confidence import confidence
 from app.analysis.diagnosis.counterfactual import NS, Counterfactuals
-from app.analysis.diagnosis.finding import (
-    CAUSES,
-    DATA_LOADING,
-    FALSE_DEPENDENCY,
-    UNKNOWN,
-    Cause,
-    Evidence,
-    Finding,
-)
-from app.analysis.diagnosis.limits import cannot_judge
+from app.analysis.diagnosis.finding import UNKNOWN, Cause, Evidence, Finding
 from app.analysis.diagnosis.observation import Observation
-from app.analysis.diagnosis.usual import slowness_by_stage, take_apart
+from app.analysis.diagnosis.signs import Signs
 from app.analysis.replay.layout.dense import FloatArray
 from app.analysis.replay.metrics import Metrics
 from app.analysis.replay.session import Replayed
@@ -93,84 +74,74 @@ class Diagnosis:
         return self.causes if self.discrepancy <= limit else ()
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Found:
+    """A kind of cause whose sign is there."""
+
+    kind: CauseKind
+    finding: Finding
+
+
 def diagnose(trace: Trace, replayed: Replayed, metrics: Metrics) -> Diagnosis:
     """Name the causes of a session's lost time; steps of the most frequent shape are looked at."""
-    observation = Observation(trace, replayed.main)
-    tensor_ranks = has_tensor_ranks(trace)
-    unjudged = cannot_judge(observation, tensor_ranks=tensor_ranks)
+    step_ns = float(metrics.recorded_s.mean()) / NS
+    signs = Signs(Observation(trace, replayed.main), step_ns)
+    unjudged = _cannot_judge(signs)
     excess = float(metrics.recorded_s.mean() / metrics.ideal_s.mean())
     if excess < 1 + _WORTH_A_LOOK:
-        judged = tuple(cause for cause in CAUSES if cause not in unjudged)
+        judged = tuple(name for name in KINDS if name not in unjudged)
         return Diagnosis(
             (), judged, unjudged, metrics.lost_s, metrics.slowdown, metrics.discrepancy
         )
-    step_ns = float(metrics.recorded_s.mean()) / NS
-    findings, late = _find(observation, step_ns, tensor_ranks=tensor_ranks)
-    replays = Counterfactuals(replayed.main, [finding.change for finding in findings], late)
+    found = _find(signs)
+    late: dict[int, FloatArray] = {}
+    for sign in found:
+        late |= sign.finding.late_ns
+    replays = Counterfactuals(replayed.main, [sign.finding.change for sign in found], late)
     main = np.isin(replayed.steps, replayed.layout.steps)
     recorded_s = float(metrics.recorded_s[main].mean())
-    diagnosis = _weigh(replays, findings, recorded_s, float(metrics.ideal_s[main][0]), unjudged)
+    diagnosis = _weigh(replays, found, recorded_s, float(metrics.ideal_s[main][0]), unjudged)
     if not late:
         return diagnosis
     with_late_s = float(replays.without(frozenset()).mean())
     return replace(diagnosis, late=with_late_s / float(metrics.simulated_s[main].mean()))
 
 
-def _find(
-    observation: Observation, step_ns: float, *, tensor_ranks: bool
-) -> tuple[list[Finding], dict[int, FloatArray]]:
-    """Return what left its sign, and the launch delays that have a cause."""
-    batch, held = first_delays(observation), held_up(observation)
-    waiting = find_tensor_ranks(observation, measure_waits(observation)) if tensor_ranks else []
-    # What a tensor-parallel group waits for its own ranks is no slowness of the worker besides.
-    explained: dict[int, FloatArray] = {}
-    for finding in waiting:
-        explained.update(finding.change.less_ns)
-    if explained:
-        observation = replace(observation, less_ns=explained)
-    found: list[Finding | None] = [
-        *waiting,
-        *_find_by_comparison(observation),
-        find_network(observation),
-        find_data_loading(observation, batch, step_ns),
-        find_false_dependency(observation, held),
-    ]
-    findings = [finding for finding in found if finding is not None]
-    causes = {finding.cause for finding in findings}
-    late: dict[int, FloatArray] = {}
-    for cause, delays in ((DATA_LOADING, batch), (FALSE_DEPENDENCY, held)):
-        if cause in causes:
-            late |= delays
-    return findings, late
+def _cannot_judge(signs: Signs) -> dict[str, str]:
+    """Return the causes that a session cannot show, because it lacks what they would be seen in.
 
-
-def _find_by_comparison(observation: Observation) -> list[Finding | None]:
-    """Return what shows where a computation is held against its like.
-
-    On other stages; workers can be held against their stage's peers alone.
+    A cause that the job cannot have is not among them: without overlap nothing waits for a
+    reduce-scatter, with one stage none is too heavy.
     """
-    if not observation.comparable:
-        if not observation.comparable_within_stages:
-            return []
-        return [find_slow_workers(observation, slowness_by_stage(observation))]
-    usual = take_apart(observation.passes)
-    return [
-        find_slow_workers(observation, usual.worker),
-        find_stage_imbalance(observation),
-        find_sequence_lengths(observation, usual),
-        find_garbage_collection(observation, usual),
-    ]
+    reasons = {kind.name: kind.cannot_judge(signs) for kind in EVERY.values()}
+    return {name: reason for name, reason in reasons.items() if reason is not None}
+
+
+def _find(signs: Signs) -> list[_Found]:
+    """Return what left its sign."""
+    within = [kind for kind in KINDS.values() if kind.within_worker]
+    found = _found(within, signs)
+    explained: dict[int, FloatArray] = {}
+    for sign in found:
+        explained |= sign.finding.change.less_ns
+    others = [kind for kind in KINDS.values() if not kind.within_worker]
+    return found + _found(others, signs.less(explained))
+
+
+def _found(kinds: Iterable[CauseKind], signs: Signs) -> list[_Found]:
+    findings = ((kind, kind.find(signs)) for kind in kinds)
+    return [_Found(kind, finding) for kind, finding in findings if finding is not None]
 
 
 def _weigh(
     replays: Counterfactuals,
-    findings: Sequence[Finding],
+    found: Sequence[_Found],
     recorded_s: float,
     ideal_s: float,
     unjudged: dict[str, str],
 ) -> Diagnosis:
     """Give each finding its share of the lost time and keep those that matter."""
-    numbers = _that_matter(replays, len(findings))
+    numbers = _that_matter(replays, len(found))
     shares_s = replays.shares(numbers)
     now_s = replays.without(frozenset())
     mean_s = float(now_s.mean())
@@ -185,13 +156,13 @@ def _weigh(
     named.sort(key=lambda item: -float(item[1].mean()))
     causes = [
         Cause(
-            cause=findings[number].cause,
+            cause=found[number].kind.name,
             contribution=float(cost.mean()) / lost_s,
             cost_s=float(cost.mean()),
             confidence=confidence(cost, now_s, lost_s),
-            evidence=findings[number].evidence,
-            where=findings[number].where,
-            figure=findings[number].figure,
+            evidence=found[number].finding.evidence,
+            where=found[number].finding.where,
+            figure=found[number].finding.figure,
             saves=replays.gain(frozenset({number})) / mean_s,
         )
         for number, cost in named
@@ -202,8 +173,8 @@ def _weigh(
         causes.insert(0 if not causes else _place(causes, left_s), unknown)
     chosen = {cause.cause for cause in causes}
     return Diagnosis(
-        causes=tuple(_with_runners_up(causes, findings)),
-        ruled_out=tuple(c for c in CAUSES if c not in chosen and c not in unjudged),
+        causes=tuple(_with_runners_up(causes, found)),
+        ruled_out=tuple(c for c in KINDS if c not in chosen and c not in unjudged),
         unjudged=unjudged,
         lost_s=lost_s,
         slowdown=mean_s / best_s,
@@ -245,10 +216,10 @@ def _place(causes: list[Cause], cost_s: float) -> int:
     return sum((cause.cost_s or 0.0) >= cost_s for cause in causes)
 
 
-def _with_runners_up(causes: list[Cause], findings: Sequence[Finding]) -> list[Cause]:
+def _with_runners_up(causes: list[Cause], found: Sequence[_Found]) -> list[Cause]:
     """Give each cause the next best explanation: the next cause, or else the next finding."""
     names = [cause.cause for cause in causes]
-    spare = next((f.cause for f in findings if f.cause not in names), None)
+    spare = next((sign.kind.name for sign in found if sign.kind.name not in names), None)
     return [
         replace(cause, runner_up=following)
         for cause, following in zip(causes, [*names, spare][1:], strict=True)

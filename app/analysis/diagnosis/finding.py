@@ -13,29 +13,8 @@ from app.analysis.diagnosis.figures import FigureData
 from app.analysis.diagnosis.places import View, Where
 from app.analysis.replay.layout.dense import FloatArray
 
-SLOW_WORKER: Final = "slow_worker"
-STAGE_IMBALANCE: Final = "stage_imbalance"
-SEQUENCE_LENGTHS: Final = "sequence_length_imbalance"
-GARBAGE_COLLECTION: Final = "garbage_collection"
-MEMORY_FRAGMENTATION: Final = "memory_fragmentation"
-FALSE_DEPENDENCY: Final = "false_kernel_dependency"
-NETWORK: Final = "network"
-DATA_LOADING: Final = "data_loading"
-TENSOR_PARALLEL: Final = "tensor_parallel_straggler"
+# The name of what no cause explains.
 UNKNOWN: Final = "unknown"
-
-# Every cause that can be named, in the order in which a page lists what was ruled out.
-CAUSES: Final = (
-    SLOW_WORKER,
-    STAGE_IMBALANCE,
-    SEQUENCE_LENGTHS,
-    GARBAGE_COLLECTION,
-    MEMORY_FRAGMENTATION,
-    FALSE_DEPENDENCY,
-    NETWORK,
-    DATA_LOADING,
-    TENSOR_PARALLEL,
-)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -74,21 +53,22 @@ class Finding:
 
     Parameters
     ----------
-    cause : str
-        One of `CAUSES`.
     change : Change
         The session without it.
     evidence : tuple of Evidence
     where : Where
     figure : FigureData or None
         Data of a small picture.
+    late_ns : mapping
+        Launch delays that it makes, by node, shape (steps, dp). Replays have them unless the cause
+        is removed.
     """
 
-    cause: str
     change: Change
     evidence: tuple[Evidence, ...]
     where: Where = field(default_factory=Where)
     figure: FigureData | None = None
+    late_ns: Mapping[int, FloatArray] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -98,7 +78,7 @@ class Cause:
     Parameters
     ----------
     cause : str
-        One of `CAUSES`, or ``unknown``.
+        The name of a kind of cause, or ``unknown``.
     contribution : float or None
         Its fair share of the lost time.
     cost_s : float or None

@@ -10,6 +10,7 @@ from typing import Final, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from app.analysis.diagnosis.places import Hosts
 from app.analysis.replay.layout.dense import FloatArray, IntArray, Layout
 from app.analysis.replay.session import Group
 from app.analysis.trace import model as ops
@@ -85,11 +86,15 @@ class Observation:
             for node, after in zip(unit.members, unit.after, strict=True)
         }
 
-    def named(self, worker: tuple[int, int]) -> str:
-        """Return what people call a worker: its place and, where it is known, its host."""
-        dp, pp = worker
-        host = self.trace.meta.hosts.get(int(self.layout.ranks[dp, pp]))
-        return f"worker ({dp}, {pp})" + (f" on {host}" if host else "")
+    @cached_property
+    def hosts(self) -> Hosts:
+        """Return where workers and ranks run."""
+        return Hosts(self.trace.meta.hosts, self.layout.ranks.tolist())
+
+    @cached_property
+    def op_types(self) -> frozenset[str]:
+        """Return the types of operations that are replayed."""
+        return frozenset(self.layout.op_names[code] for code in np.unique(self.layout.nodes.op))
 
     def delay_ns(self, node: int) -> FloatArray:
         """Return how late a node is launched after all that it depends on, shape (steps, dp)."""

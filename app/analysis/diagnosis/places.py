@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Final, Literal, TypeAlias
 
 from app.analysis.json_text import OMITTED, json_name
+from app.analysis.wording import named
 
 # DP rank and pipeline stage.
 Worker: TypeAlias = tuple[int, int]
@@ -121,8 +122,8 @@ View: TypeAlias = WorkerView | StageView | StepView | LinkView | FigureView | Re
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class JobFacts:
-    """What a sentence about a cause can name besides it.
+class Hosts:
+    """Where workers and ranks run, as sentences name it.
 
     Parameters
     ----------
@@ -130,14 +131,51 @@ class JobFacts:
         By global rank, as far as known.
     ranks : nested sequence of int
         The traced rank of each worker, [dp][pp].
+    """
+
+    hosts: Mapping[int, str]
+    ranks: Sequence[Sequence[int]]
+
+    def host(self, worker: Worker) -> str | None:
+        """Return the host of a worker; None where it is not known."""
+        dp, pp = worker
+        return self.hosts.get(self.ranks[dp][pp])
+
+    def on(self, rank: int) -> str:
+        """Return " on " and the host of a rank, or nothing."""
+        host = self.hosts.get(rank)
+        return f" on {host}" if host else ""
+
+    def named(self, *workers: Worker) -> str:
+        """Name a worker and its host where that is known, or several workers.
+
+        Examples
+        --------
+        >>> hosts = Hosts({1: "node-7"}, [[0, 1], [2, 3]])
+        >>> hosts.named((0, 1))
+        'worker (0, 1) on node-7'
+        >>> hosts.named((0, 1), (1, 0))
+        'workers (0, 1), (1, 0)'
+        """
+        text = named("worker", [f"({dp}, {pp})" for dp, pp in workers])
+        if len(workers) > 1:
+            return text
+        ((dp, pp),) = workers
+        return text + self.on(self.ranks[dp][pp])
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class JobFacts(Hosts):
+    """What a sentence about a cause can name besides it.
+
+    Parameters
+    ----------
     forward_ratio, backward_ratio : nested sequence of float or None
         Computing time of each worker ÷ its stage's peers', [dp][pp]; None where it has none.
     by_optype : mapping of str to float
         Slowdown if only this operation type kept its recorded durations.
     """
 
-    hosts: Mapping[int, str]
-    ranks: Sequence[Sequence[int]]
     forward_ratio: Sequence[Sequence[float | None]]
     backward_ratio: Sequence[Sequence[float | None]]
     by_optype: Mapping[str, float]
@@ -146,13 +184,3 @@ class JobFacts:
     def last_stage(self) -> int:
         """Return the number of the last pipeline stage."""
         return len(self.ranks[0]) - 1
-
-    def named(self, worker: Worker) -> str:
-        """Return a worker and its host where that is known: ``worker (1, 2) on node-7``."""
-        dp, pp = worker
-        return f"worker ({dp}, {pp}){self.on(self.ranks[dp][pp])}"
-
-    def on(self, rank: int) -> str:
-        """Return " on " and the host of a rank, or nothing."""
-        host = self.hosts.get(rank)
-        return f" on {host}" if host else ""

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final
-
-NAMED: Final = 3
+from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,11 +35,3 @@ class Fix:
             "predicted_gain": self.gain,
             "detail": self.detail,
         }
-
-
-def named(what: str, names: Sequence[str]) -> str:
-    """Name one or several things: ``worker (1, 2)``, ``workers (1, 2), (3, 0) and 4 more``."""
-    listed = ", ".join(names[:NAMED])
-    more = len(names) - NAMED
-    label = f"{what} {listed}" if len(names) == 1 else f"{what}s {listed}"
-    return f"{label} and {more} more" if more > 0 else label

@@ -7,11 +7,12 @@ from typing import Final
 
 import numpy as np
 
+from app.analysis.diagnosis.causes.slow_worker import SLOW_WORKER
 from app.analysis.diagnosis.diagnose import Diagnosis
-from app.analysis.diagnosis.finding import SLOW_WORKER, UNKNOWN, Cause
-from app.analysis.diagnosis.places import Worker
-from app.analysis.mitigation.fix import Fix, named
-from app.analysis.mitigation.remedies import Hosts, remedies
+from app.analysis.diagnosis.finding import UNKNOWN, Cause
+from app.analysis.diagnosis.places import Hosts, Worker
+from app.analysis.mitigation.fix import Fix
+from app.analysis.mitigation.remedies import remedies
 from app.analysis.replay.engine.replay import ON_TIME, RECORDED
 from app.analysis.replay.engine.variants import Replacement
 from app.analysis.replay.layout.dense import FloatArray, IntArray
@@ -24,6 +25,7 @@ from app.analysis.trace.model import (
     FORWARD_COMPUTE,
     FORWARD_SEND,
 )
+from app.analysis.wording import named
 
 NS: Final = 1e-9
 # A fix that brings less is not worth a restart.
@@ -69,7 +71,7 @@ def _to_replace(metrics: Metrics, causes: Sequence[Cause]) -> tuple[Worker, ...]
     Where another cause is known it is what makes them cost, and is not replaced with them.
     """
     for cause in causes:
-        if cause.cause == SLOW_WORKER:
+        if cause.cause == SLOW_WORKER.name:
             return cause.where.workers
     known = any(cause.cause != UNKNOWN for cause in causes)
     return () if known else metrics.blamed

@@ -14,7 +14,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from app.analysis.diagnosis.finding import SLOW_WORKER, STAGE_IMBALANCE, Cause
+from app.analysis.diagnosis.causes.registry import KINDS
+from app.analysis.diagnosis.finding import Cause
 from app.analysis.planning.spec.measured import (
     SessionTimes,
     layers_per_stage,
@@ -31,7 +32,7 @@ from app.errors import InfeasiblePlanError
 
 # What a page shows a template for.
 MIN_GAIN: Final = 0.02
-CAUSES: Final = frozenset({SLOW_WORKER, STAGE_IMBALANCE})
+CAUSES: Final = frozenset(kind.name for kind in KINDS.values() if kind.planned_around)
 LAYERS_UNKNOWN: Final = "layers_unknown"
 NS: Final = 1e-9
 

@@ -7,12 +7,14 @@ from typing import Final
 
 import numpy as np
 
+from app.analysis.diagnosis.causes.kind import CauseKind, Remedy
 from app.analysis.diagnosis.figures import LateLaunches
-from app.analysis.diagnosis.finding import DATA_LOADING, Change, Evidence, Finding
+from app.analysis.diagnosis.finding import Cause, Change, Evidence, Finding
 from app.analysis.diagnosis.observation import Observation
-from app.analysis.diagnosis.places import FigureView, StepView, Where
+from app.analysis.diagnosis.places import FigureView, Hosts, JobFacts, StepView, Where
+from app.analysis.diagnosis.signs import Signs
 from app.analysis.replay.layout.dense import FloatArray
-from app.analysis.trace.model import FORWARD_COMPUTE, FORWARD_RECV
+from app.analysis.trace.model import FORWARD_COMPUTE, FORWARD_RECV, PARAMS_ALL_GATHER
 
 # A step that waits for less of its time has its batch.
 _LEAST_SHARE: Final = 0.01
@@ -35,12 +37,12 @@ def first_delays(observation: Observation) -> dict[int, FloatArray]:
     return found
 
 
-def find_data_loading(
-    observation: Observation, delays: dict[int, FloatArray], step_ns: float
-) -> Finding | None:
+def _find(signs: Signs) -> Finding | None:
     """Return the wait for batches; without it first operations are launched when they may be."""
+    observation = signs.observation
+    delays = first_delays(observation)
     latest = np.max(list(delays.values()), axis=0)
-    if latest.mean() < _LEAST_SHARE * step_ns:
+    if latest.mean() < _LEAST_SHARE * signs.step_ns:
         return None
     by_step = latest.max(axis=1)
     worst = int(np.argmax(by_step))
@@ -66,4 +68,42 @@ def find_data_loading(
             )
         )
     on_time = {node: np.ones(delay.shape, bool) for node, delay in delays.items()}
-    return Finding(DATA_LOADING, Change(on_time=on_time), tuple(evidence), where, figure)
+    return Finding(Change(on_time=on_time), tuple(evidence), where, figure, late_ns=delays)
+
+
+def _cannot_judge(signs: Signs) -> str | None:
+    if PARAMS_ALL_GATHER not in signs.observation.op_types:
+        return (
+            "nothing is recorded before a step's first forward, so waiting for its batch cannot be "
+            "told from the time between steps"
+        )
+    return None
+
+
+def _because(cause: Cause, job: JobFacts) -> str:
+    del cause, job
+    return "steps wait for their data"
+
+
+def _remedy(cause: Cause, hosts: Hosts) -> Remedy:
+    del hosts
+    dp = cause.where.dp
+    return Remedy(
+        "load_ahead",
+        "Load batches ahead" if dp is None else f"Load the batches of DP rank {dp} ahead",
+        "Replayed with the first operations of each step launched when they may be: its batch is "
+        "there before it begins.",
+    )
+
+
+DATA_LOADING: Final = CauseKind(
+    name="data_loading",
+    title="Data loading",
+    word="loading",
+    sign="The first operations of a step are launched late: the first forward of stage 0, and the "
+    "first receive of a forward elsewhere.",
+    cannot_judge=_cannot_judge,
+    because=_because,
+    find=_find,
+    remedy=_remedy,
+)

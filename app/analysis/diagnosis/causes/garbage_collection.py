@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, cast
 
 import numpy as np
 
+from app.analysis.diagnosis.causes.kind import CauseKind, Remedy, needs_like_stages
 from app.analysis.diagnosis.figures import Stalls
-from app.analysis.diagnosis.finding import GARBAGE_COLLECTION, Change, Evidence, Finding
+from app.analysis.diagnosis.finding import Cause, Change, Evidence, Finding
 from app.analysis.diagnosis.observation import Observation, SingleArray
-from app.analysis.diagnosis.places import FigureView, StepView
-from app.analysis.diagnosis.usual import Usual
+from app.analysis.diagnosis.places import FigureView, Hosts, JobFacts, StepView
+from app.analysis.diagnosis.signs import Signs
 from app.analysis.replay.layout.dense import IntArray
 from app.analysis.trace.model import BACKWARD_COMPUTE, FORWARD_COMPUTE
+from app.analysis.wording import percent
 
 # A forward stalls when it takes this much longer than usual, beyond the scatter of what is left…
 _STALL: Final = 0.12
@@ -30,8 +32,11 @@ _MIN_STEPS: Final = 8
 _GROWTH: Final = 1.25
 
 
-def find_garbage_collection(observation: Observation, usual: Usual) -> Finding | None:
+def _find(signs: Signs) -> Finding | None:
     """Return the stalls, where they are spread over the workers; without it they take no time."""
+    observation, usual = signs.observation, signs.usual
+    if usual is None:
+        return None
     passes = observation.passes[FORWARD_COMPUTE]
     forward, backward = usual.left[FORWARD_COMPUTE], usual.left[BACKWARD_COMPUTE]
     limit = max(_STALL, _TO_SCATTER * usual.noise)
@@ -60,7 +65,6 @@ def find_garbage_collection(observation: Observation, usual: Usual) -> Finding |
         for position, node in enumerate(nodes)
     }
     return Finding(
-        cause=GARBAGE_COLLECTION,
         change=Change(less_ns=less),
         evidence=tuple(_evidence(observation, stall_ns, by_worker)),
         figure=Stalls(
@@ -105,3 +109,42 @@ def _growth(stall_ns: SingleArray) -> float | None:
     slope, begin = np.polyfit(step, stalls, 1)
     last = begin + slope * (stall_ns.shape[2] - 1)
     return float(last / begin) if begin > 0 else None
+
+
+def _because(cause: Cause, job: JobFacts) -> str:
+    del cause, job
+    return "forwards stall on random workers, as with garbage collection"
+
+
+def _remedy(cause: Cause, hosts: Hosts) -> Remedy:
+    """Plan collections as often as a worker stalls now, so that memory does not grow beyond that.
+
+    A common pause lasts as long as that of the slowest worker.
+    """
+    del hosts
+    figure = cast("Stalls", cause.figure)
+    steps = len(figure.by_step_s)
+    cells = [count for row in figure.by_worker for count in row]
+    every = max(1, round(steps * len(cells) / sum(cells)))
+    pause_s = figure.longest_s
+    often = "in every step" if every == 1 else f"every {every} steps"
+    return Remedy(
+        "plan_garbage_collection",
+        f"Collect garbage on all workers at once, {often}",
+        f"Replayed without the stalls, with one common pause of {pause_s:.2f} s {often}: as often "
+        "as a worker stalls now, and as long as the longest stall. Less often, as far as "
+        f"memory allows, it saves up to {percent(cause.saves or 0.0)} of a step.",
+        pause_s / every,
+    )
+
+
+GARBAGE_COLLECTION: Final = CauseKind(
+    name="garbage_collection",
+    title="Garbage collection",
+    word="gc",
+    sign="Single forwards stall on many workers, in steps at random, and their backwards do not.",
+    cannot_judge=needs_like_stages,
+    because=_because,
+    find=_find,
+    remedy=_remedy,
+)

@@ -7,10 +7,12 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from app.analysis.diagnosis.causes.kind import CauseKind, Remedy
 from app.analysis.diagnosis.figures import HeldLaunches
-from app.analysis.diagnosis.finding import FALSE_DEPENDENCY, Change, Evidence, Finding
+from app.analysis.diagnosis.finding import Cause, Change, Evidence, Finding
 from app.analysis.diagnosis.observation import Observation
-from app.analysis.diagnosis.places import StepView, Where
+from app.analysis.diagnosis.places import Hosts, JobFacts, StepView, Where
+from app.analysis.diagnosis.signs import Signs
 from app.analysis.replay.layout.dense import FloatArray, IntArray
 from app.analysis.trace.model import BACKWARD_COMPUTE, FORWARD_COMPUTE, GRADS_REDUCE_SCATTER
 
@@ -58,8 +60,10 @@ def held_up(observation: Observation) -> dict[int, FloatArray]:
     return found
 
 
-def find_false_dependency(observation: Observation, held: dict[int, FloatArray]) -> Finding | None:
+def _find(signs: Signs) -> Finding | None:
     """Return the dependency; without it computations are launched when they may be."""
+    observation = signs.observation
+    held = held_up(observation)
     if not held:
         return None
     nodes = observation.layout.nodes
@@ -71,7 +75,6 @@ def find_false_dependency(observation: Observation, held: dict[int, FloatArray])
     worst = int(np.argmax(delays.sum(axis=(0, 2))))
     on_time: dict[int, NDArray[np.bool_]] = {node: delay > 0 for node, delay in held.items()}
     return Finding(
-        cause=FALSE_DEPENDENCY,
         change=Change(on_time=on_time),
         evidence=(
             Evidence(
@@ -83,6 +86,7 @@ def find_false_dependency(observation: Observation, held: dict[int, FloatArray])
         ),
         where=Where(stages=tuple(stages)),
         figure=HeldLaunches(by_step_s=tuple((delays.sum(axis=(0, 2)) / 1e9).tolist())),
+        late_ns=held,
     )
 
 
@@ -90,3 +94,36 @@ def _of(observation: Observation, stage: int, name: str) -> IntArray:
     nodes, layout = observation.layout.nodes, observation.layout
     found: IntArray = np.flatnonzero((nodes.op == layout.codes(name)[0]) & (nodes.pp == stage))
     return found
+
+
+def _cannot_judge(signs: Signs) -> str | None:
+    if GRADS_REDUCE_SCATTER not in signs.observation.op_types:
+        return "no reduce-scatters recorded"
+    return None
+
+
+def _because(cause: Cause, job: JobFacts) -> str:
+    del cause, job
+    return "computations wait for reduce-scatters that they do not need"
+
+
+def _remedy(cause: Cause, hosts: Hosts) -> Remedy:
+    del cause, hosts
+    return Remedy(
+        "separate_kernels",
+        "Keep reduce-scatters from holding up computations",
+        "Replayed with computations launched when they may be. A larger "
+        "CUDA_DEVICE_MAX_CONNECTIONS can keep the two in different hardware queues.",
+    )
+
+
+KERNEL_DEPENDENCY: Final = CauseKind(
+    name="false_kernel_dependency",
+    title="False kernel dependency",
+    word="kernel",
+    sign="Computations are launched the moment a reduce-scatter ends that they do not need.",
+    cannot_judge=_cannot_judge,
+    because=_because,
+    find=_find,
+    remedy=_remedy,
+)

@@ -8,10 +8,20 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from app.analysis.diagnosis.causes.kind import CauseKind, Remedy
 from app.analysis.diagnosis.figures import Links
-from app.analysis.diagnosis.finding import NETWORK, Change, Evidence, Finding
+from app.analysis.diagnosis.finding import Cause, Change, Evidence, Finding
 from app.analysis.diagnosis.observation import Observation
-from app.analysis.diagnosis.places import LinkView, StageView, Where, Worker, WorkerView
+from app.analysis.diagnosis.places import (
+    Hosts,
+    JobFacts,
+    LinkView,
+    StageView,
+    Where,
+    Worker,
+    WorkerView,
+)
+from app.analysis.diagnosis.signs import Signs
 from app.analysis.replay.layout.dense import FloatArray
 from app.analysis.replay.layout.graph import P2P
 
@@ -35,8 +45,9 @@ class _Links:
     ratio: FloatArray
 
 
-def find_network(observation: Observation) -> Finding | None:
+def _find(signs: Signs) -> Finding | None:
     """Return slow links; without it their transfers take the median time of their type."""
+    observation = signs.observation
     recorded = observation.recorded_ns
     # The ideal of a communication type is its median.
     medians = observation.group.durations.ideal_ns
@@ -69,7 +80,6 @@ def find_network(observation: Observation) -> Finding | None:
         figure = Links(ends=tuple(links.ends), ratio=tuple(map(tuple, links.ratio.tolist())))
     ratio = {stages[index][0]: float(collectives[index]) for index in range(len(stages))}
     return Finding(
-        cause=NETWORK,
         change=Change(transfers_ns=transfers),
         evidence=tuple(_evidence(observation, links, slow_links, slow_at, ratio, workers)),
         where=where,
@@ -184,7 +194,47 @@ def _evidence(  # noqa: PLR0913, PLR0917 - each is another thing that was found
         for stage in sorted(slow_at)
     )
     if workers:
-        listed = ", ".join(observation.named(worker) for worker in workers[:3])
+        listed = ", ".join(observation.hosts.named(worker) for worker in workers[:3])
         dp, pp = workers[0]
         lines.append(Evidence(f"What the slow links share: {listed}", WorkerView(dp=dp, pp=pp)))
     return lines
+
+
+def _cannot_judge(signs: Signs) -> str | None:
+    one = signs.observation.trace.meta.sizes.workers == 1
+    return "one worker has no transfers to compare" if one else None
+
+
+def _because(cause: Cause, job: JobFacts) -> str:
+    workers = cause.where.workers
+    if not workers:
+        return f"the network of stage {cause.where.stage} is slow"
+    if len(workers) > 1:
+        return f"the network links of {len(workers)} workers are slow"
+    return f"the network link of {job.named(workers[0])} is slow"
+
+
+def _remedy(cause: Cause, hosts: Hosts) -> Remedy:
+    workers = cause.where.workers
+    if not workers:
+        what = f"network of stage {cause.where.stage}"
+    else:
+        what = f"link{'s' if len(workers) > 1 else ''} of {hosts.named(*workers)}"
+    return Remedy(
+        "repair_link",
+        f"Repair the {what}",
+        "Replayed with its transfers at the median of their type.",
+    )
+
+
+NETWORK: Final = CauseKind(
+    name="network",
+    title="Network",
+    word="network",
+    sign="Transfers of some links, or the collectives of some stages, take far longer than those "
+    "of the same type elsewhere.",
+    cannot_judge=_cannot_judge,
+    because=_because,
+    find=_find,
+    remedy=_remedy,
+)

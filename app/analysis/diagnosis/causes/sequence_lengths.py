@@ -6,11 +6,12 @@ from typing import Final
 
 import numpy as np
 
+from app.analysis.diagnosis.causes.kind import CauseKind, Remedy, needs_like_stages
 from app.analysis.diagnosis.figures import Lengths, Spread, Squares
-from app.analysis.diagnosis.finding import SEQUENCE_LENGTHS, Change, Evidence, Finding
+from app.analysis.diagnosis.finding import Cause, Change, Evidence, Finding
 from app.analysis.diagnosis.observation import Observation, SingleArray, sample
-from app.analysis.diagnosis.places import FigureView, RegionView
-from app.analysis.diagnosis.usual import Usual
+from app.analysis.diagnosis.places import FigureView, Hosts, JobFacts, RegionView
+from app.analysis.diagnosis.signs import Signs
 from app.analysis.replay.layout.dense import FloatArray
 from app.analysis.trace.model import ABSENT, BACKWARD_COMPUTE
 
@@ -22,9 +23,10 @@ _DRAWN: Final = 240
 _LONGEST: Final = 1e12
 
 
-def find_sequence_lengths(observation: Observation, usual: Usual) -> Finding | None:
+def _find(signs: Signs) -> Finding | None:
     """Return the imbalance; without it every microbatch takes the mean time of its stage."""
-    if not usual.lengths_differ:
+    observation, usual = signs.observation, signs.usual
+    if usual is None or not usual.lengths_differ:
         return None
     times: dict[int, FloatArray] = {}
     for name, passes in observation.passes.items():
@@ -60,7 +62,7 @@ def find_sequence_lengths(observation: Observation, usual: Usual) -> Finding | N
         squares, relative = points[:, :: -(-points.shape[1] // _DRAWN)]
         drawn = Squares(tuple(squares.tolist()), tuple(relative.tolist()))
     figure = Lengths(spread=_spread(factor), squares=drawn)
-    return Finding(SEQUENCE_LENGTHS, Change(times=times), tuple(evidence), figure=figure)
+    return Finding(Change(times=times), tuple(evidence), figure=figure)
 
 
 def _spread(factor: SingleArray) -> Spread:
@@ -112,3 +114,31 @@ def _is_length(value: object) -> bool:
     if isinstance(value, bool) or not isinstance(value, int | float):
         return False
     return 0 <= value <= _LONGEST
+
+
+def _because(cause: Cause, job: JobFacts) -> str:
+    del cause, job
+    return "microbatches differ in length, on all workers alike"
+
+
+def _remedy(cause: Cause, hosts: Hosts) -> Remedy:
+    del cause, hosts
+    return Remedy(
+        "even_microbatches",
+        "Even out the sequence lengths of microbatches",
+        "Replayed with every microbatch taking the mean time: the most that dividing sequences "
+        "better over DP ranks and microbatches can bring.",
+    )
+
+
+SEQUENCE_LENGTHS: Final = CauseKind(
+    name="sequence_length_imbalance",
+    title="Sequence-length imbalance",
+    word="lengths",
+    sign="Forward and backward of a microbatch are long or short together on all stages, on every "
+    "DP rank and in all steps.",
+    cannot_judge=needs_like_stages,
+    because=_because,
+    find=_find,
+    remedy=_remedy,
+)

@@ -8,10 +8,19 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from app.analysis.diagnosis.causes.kind import CauseKind
 from app.analysis.diagnosis.figures import WorkerSteps
-from app.analysis.diagnosis.finding import SLOW_WORKER, Change, Evidence, Finding
+from app.analysis.diagnosis.finding import Cause, Change, Evidence, Finding
 from app.analysis.diagnosis.observation import Observation, scatter_of_most
-from app.analysis.diagnosis.places import RegionView, SlowSpells, Where, Worker, WorkerView
+from app.analysis.diagnosis.places import (
+    JobFacts,
+    RegionView,
+    SlowSpells,
+    Where,
+    Worker,
+    WorkerView,
+)
+from app.analysis.diagnosis.signs import Signs
 from app.analysis.replay.layout.dense import FloatArray
 from app.analysis.trace.model import BACKWARD_COMPUTE, FORWARD_COMPUTE
 
@@ -27,17 +36,14 @@ _NEARLY_ALL: Final = 0.9
 _NAMED: Final = 3
 
 
-def find_slow_workers(
-    observation: Observation, slowness: Mapping[str, FloatArray]
-) -> Finding | None:
+def _find(signs: Signs) -> Finding | None:
     """Return the workers whose forwards and backwards are both slow, slowest first.
 
-    Parameters
-    ----------
-    observation : Observation
-    slowness : mapping of str to float64 array, shape (pp, steps, dp)
-        As `Usual.worker`.
+    Without it they compute like their peers.
     """
+    observation, slowness = signs.observation, signs.slowness
+    if slowness is None:
+        return None
     both = np.minimum(slowness[FORWARD_COMPUTE], slowness[BACKWARD_COMPUTE])
     lasting = np.median(both, axis=1)
     limit = 1 + max(_SLOW, _TO_SCATTER * scatter_of_most(lasting))
@@ -61,7 +67,6 @@ def find_slow_workers(
                 factor[:, dp] = np.where(slow[pp, :, dp], 1 / own, 1.0)
             times.update(dict.fromkeys(observation.computations(name, pp), factor))
     return Finding(
-        cause=SLOW_WORKER,
         change=Change(times=times),
         evidence=tuple(_evidence(observation, slowness, workers, slow)),
         where=Where(workers=tuple(workers), spells=_spells(workers[0], both, slow)),
@@ -100,7 +105,7 @@ def _evidence(
         )
         lines.append(
             Evidence(
-                f"W{observation.named((dp, pp))[1:]}: forward {forward:.2f}×, backward "
+                f"W{observation.hosts.named((dp, pp))[1:]}: forward {forward:.2f}×, backward "
                 f"{backward:.2f}× its stage's peers, {_when(observation, when)}",
                 WorkerView(dp=dp, pp=pp),
             )
@@ -109,8 +114,8 @@ def _evidence(
         lines.append(
             Evidence(f"{len(workers) - _NAMED} more workers are slow", RegionView(view="map"))
         )
-    hosts = {observation.named(worker).partition(" on ")[2] for worker in workers}
-    if len(workers) > 1 and len(hosts) == 1 and "" not in hosts:
+    hosts = {observation.hosts.host(worker) for worker in workers}
+    if len(workers) > 1 and len(hosts) == 1 and None not in hosts:
         lines.append(Evidence(f"All of them are on {hosts.pop()}", RegionView(view="map")))
     return lines
 
@@ -124,3 +129,45 @@ def _when(observation: Observation, slow: NDArray[np.bool_]) -> str:
     if slow[first:].mean() >= _NEARLY_ALL and first > 1:
         return f"in every step since {int(observation.layout.steps[first])}"
     return f"in {int(slow.sum())} of {count} steps"
+
+
+def _cannot_judge(signs: Signs) -> str | None:
+    if not signs.observation.comparable_within_stages:
+        return (
+            "stages do not compute as often forward as backward, so their workers cannot be "
+            "compared"
+        )
+    if signs.observation.layout.dp == 1:
+        return "with one DP rank a worker has no peers to compare it with"
+    return None
+
+
+def _because(cause: Cause, job: JobFacts) -> str:
+    workers = cause.where.workers
+    dp, pp = workers[0]
+    who = job.named(workers[0])
+    if len(workers) > 1:
+        return f"{len(workers)} workers are slow, {who} most of all"
+    spells = cause.where.spells
+    if spells:
+        return (
+            f"{who} computes {spells.times:.1f}× slower than its peers in "
+            f"{spells.steps} of {spells.of} steps"
+        )
+    forward, backward = job.forward_ratio[dp][pp], job.backward_ratio[dp][pp]
+    if forward is None or backward is None:
+        return f"{who} is slow"
+    return f"{who} computes {(forward + backward) / 2:.1f}× slower than its peers"
+
+
+SLOW_WORKER: Final = CauseKind(
+    name="slow_worker",
+    title="Slow worker",
+    word="worker",
+    sign="A worker computes slower than the other DP ranks of its stage, forward and backward "
+    "alike: always, since a step, or by spells.",
+    cannot_judge=_cannot_judge,
+    because=_because,
+    find=_find,
+    planned_around=True,
+)

@@ -6,18 +6,23 @@ from typing import Final
 
 import numpy as np
 
+from app.analysis.diagnosis.causes.kind import CauseKind, needs_like_stages
 from app.analysis.diagnosis.figures import StageLoad
-from app.analysis.diagnosis.finding import STAGE_IMBALANCE, Change, Evidence, Finding
-from app.analysis.diagnosis.observation import Observation, lower_median
-from app.analysis.diagnosis.places import StageView, Where
+from app.analysis.diagnosis.finding import Cause, Change, Evidence, Finding
+from app.analysis.diagnosis.observation import lower_median
+from app.analysis.diagnosis.places import JobFacts, StageView, Where
+from app.analysis.diagnosis.signs import Signs
 from app.analysis.replay.layout.dense import FloatArray
 
 # The heaviest stage is too heavy from here on, against the mean of all.
 _HEAVY: Final = 1.03
 
 
-def find_stage_imbalance(observation: Observation) -> Finding | None:
+def _find(signs: Signs) -> Finding | None:
     """Return the heaviest stage, where stages differ; without it all have the same to compute."""
+    observation = signs.observation
+    if not observation.comparable:
+        return None
     # The middle of the DP ranks, so that one slow worker does not make a heavy stage.
     levels = {
         name: lower_median(passes.own_ns, axis=2) for name, passes in observation.passes.items()
@@ -34,7 +39,6 @@ def find_stage_imbalance(observation: Observation) -> Finding | None:
             for node, chunk in zip(nodes.tolist(), passes.chunk.tolist(), strict=True):
                 times[node] = np.asarray(factor[stage, chunk])
     return Finding(
-        cause=STAGE_IMBALANCE,
         change=Change(times=times),
         evidence=(_evidence(levels, total, heaviest),),
         where=Where(stage=heaviest),
@@ -56,3 +60,21 @@ def _evidence(levels: dict[str, FloatArray], total: FloatArray, heaviest: int) -
         f"{last} against the median of the other stages: {listed}, on every DP rank",
         StageView(pp=heaviest),
     )
+
+
+def _because(cause: Cause, job: JobFacts) -> str:
+    stage = cause.where.stage
+    which = f"the last stage ({stage})" if stage == job.last_stage else f"stage {stage}"
+    return f"{which} is heavier than the others"
+
+
+STAGE_IMBALANCE: Final = CauseKind(
+    name="stage_imbalance",
+    title="Stage imbalance",
+    word="stage",
+    sign="One stage has more to compute than the others, on the middle DP rank and in all steps.",
+    cannot_judge=needs_like_stages,
+    because=_because,
+    find=_find,
+    planned_around=True,
+)

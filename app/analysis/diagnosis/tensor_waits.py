@@ -1,4 +1,4 @@
-"""Tensor-parallel ranks that keep their group waiting: always the same one, or another each time.
+"""How long tensor-parallel groups wait for their ranks, and for which.
 
 All ranks of a group end a collective together, so that the last to arrive is the one whose record
 is shortest; that needs no common clock.
@@ -6,30 +6,25 @@ is shortest; that needs no common clock.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 
 from app.analysis.diagnosis.figures import LateRanks
-from app.analysis.diagnosis.finding import (
-    MEMORY_FRAGMENTATION,
-    TENSOR_PARALLEL,
-    Change,
-    Evidence,
-    Finding,
-)
 from app.analysis.diagnosis.observation import COMPUTATIONS, Observation
-from app.analysis.diagnosis.places import FigureView, View, Where, Worker, WorkerView
+from app.analysis.diagnosis.places import FigureView, View, Worker, WorkerView
 from app.analysis.replay.layout.dense import FloatArray, IntArray
 from app.analysis.trace.model import Trace
-from app.analysis.wording import percent
 
 TENSOR_TYPES: Final = ("tp-all-gather", "tp-reduce-scatter", "tp-all-reduce")
 # A group waits for a rank when that costs this share of its computing, and several times as much
 # as it costs the middle group.
 _LEAST_SHARE: Final = 0.03
 _TO_MIDDLE: Final = 4.0
+# So many groups are evidence; the rest has only a place.
+LISTED: Final = 3
 # It is one rank's fault when that rank is last for this share of the waiting.
 _SAME_RANK: Final = 0.8
 
@@ -57,6 +52,44 @@ class Waits:
     start_ns: IntArray
     wait_ns: FloatArray
     last: IntArray
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Waiting:
+    """A group that waits for its ranks.
+
+    Parameters
+    ----------
+    waits : Waits
+    share : float
+        Of its computing time.
+    by_rank : float64 array, shape (ranks,)
+        The share of the waiting that is for each rank.
+    """
+
+    waits: Waits
+    share: float
+    by_rank: FloatArray
+
+    @property
+    def cell(self) -> Worker:
+        """Return the worker that the group is, (dp, pp)."""
+        return self.waits.cell
+
+    @property
+    def concentration(self) -> float:
+        """Return the share of the waiting that is for the slowest rank."""
+        return float(self.by_rank.max())
+
+    @property
+    def slowest(self) -> int:
+        """Return the rank within the group that it waits for most."""
+        return int(np.argmax(self.by_rank))
+
+    @property
+    def of_one_rank(self) -> bool:
+        """Return whether it waits for the same rank nearly always."""
+        return self.concentration >= _SAME_RANK
 
 
 def has_tensor_ranks(trace: Trace) -> bool:
@@ -114,41 +147,21 @@ def _waits(observation: Observation, rows: IntArray) -> Waits | None:
     )
 
 
-def find_tensor_ranks(observation: Observation, waits: list[Waits]) -> list[Finding]:
-    """Return tensor-parallel stragglers and fragmented cells; without them nobody waits."""
+def waiting_groups(observation: Observation, waits: Sequence[Waits]) -> list[Waiting]:
+    """Return the groups that wait for a rank much more than the others, the longest wait first."""
     total = _computing_ns(observation)
     shares = np.array([w.wait_ns.sum() / total[w.cell[1], w.cell[0]] for w in waits])
     if not len(shares):
         return []
     middle = float(np.median(shares)) if len(shares) > 2 else 0.0  # noqa: PLR2004 - of two there is none
     limit = max(_LEAST_SHARE, _TO_MIDDLE * middle)
-    by_cause: dict[str, list[tuple[Waits, float, float]]] = {}
-    for wait, share in zip(waits, shares.tolist(), strict=True):
-        if share < limit:
-            continue
-        late = _waits_for(wait)
-        concentration = float(late.max() / late.sum())
-        cause = TENSOR_PARALLEL if concentration >= _SAME_RANK else MEMORY_FRAGMENTATION
-        by_cause.setdefault(cause, []).append((wait, share, concentration))
-    findings = []
-    for cause, cells in by_cause.items():
-        cells.sort(key=lambda item: -item[1])
-        less: dict[int, FloatArray] = {}
-        for wait, _, _ in cells:
-            _spread_over_computations(observation, wait, less)
-        findings.append(
-            Finding(
-                cause=cause,
-                change=Change(less_ns=less),
-                evidence=tuple(
-                    Evidence(_sign(observation, cause, *cell), _view(cell[0], drawn=number == 0))
-                    for number, cell in enumerate(cells[:3])
-                ),
-                where=_where(cause, cells),
-                figure=_figure(cells[0][0]),
-            )
-        )
-    return findings
+    found = [
+        Waiting(wait, share, by_rank / by_rank.sum())
+        for wait, share in zip(waits, shares.tolist(), strict=True)
+        if share >= limit
+        for by_rank in [_waits_for(wait)]
+    ]
+    return sorted(found, key=lambda group: -group.share)
 
 
 def _computing_ns(observation: Observation) -> FloatArray:
@@ -161,18 +174,6 @@ def _computing_ns(observation: Observation) -> FloatArray:
     return np.maximum(total, 1.0)
 
 
-def _where(cause: str, cells: list[tuple[Waits, float, float]]) -> Where:
-    ranks = [int(wait.ranks[_slowest(wait)]) for wait, _, _ in cells]
-    return Where(
-        workers=tuple(wait.cell for wait, _, _ in cells),
-        ranks=tuple(ranks) if cause == TENSOR_PARALLEL else (),
-    )
-
-
-def _slowest(wait: Waits) -> int:
-    return int(np.argmax(_waits_for(wait)))
-
-
 def _waits_for(wait: Waits) -> FloatArray:
     """Return how long the group waited for each of its ranks, in ns."""
     late = np.zeros(len(wait.ranks))
@@ -180,41 +181,29 @@ def _waits_for(wait: Waits) -> FloatArray:
     return late
 
 
-def _figure(wait: Waits) -> LateRanks:
-    """Return the shares of the waiting of the slowest group, and of which ranks."""
-    late = _waits_for(wait)
+def computations_without(
+    observation: Observation, groups: Sequence[Waiting]
+) -> dict[int, FloatArray]:
+    """Return what computations lose to the waits of some groups, by node, shape (steps, dp), ns."""
+    less: dict[int, FloatArray] = {}
+    for group in groups:
+        _spread_over_computations(observation, group.waits, less)
+    return less
+
+
+def figure_of(group: Waiting) -> LateRanks:
+    """Return the shares of the waiting of a group that are for each rank."""
     return LateRanks(
-        worker=wait.cell,
-        ranks=tuple(wait.ranks.tolist()),
-        share=tuple((late / late.sum()).tolist()),
+        worker=group.cell,
+        ranks=tuple(group.waits.ranks.tolist()),
+        share=tuple(group.by_rank.tolist()),
     )
 
 
-def _view(wait: Waits, *, drawn: bool) -> View:
+def view_of(group: Waiting, *, drawn: bool) -> View:
     """Return where a group's ranks are seen: of the slowest one there is a picture."""
-    dp, pp = wait.cell
+    dp, pp = group.cell
     return FigureView() if drawn else WorkerView(dp=dp, pp=pp)
-
-
-def _sign(
-    observation: Observation, cause: str, wait: Waits, share: float, concentration: float
-) -> str:
-    who = observation.named(wait.cell)
-    if cause == TENSOR_PARALLEL:
-        slowest = _slowest(wait)
-        return (
-            f"Tensor-parallel rank {slowest} (global rank {int(wait.ranks[slowest])}) of {who} is "
-            f"last for {percent(concentration, 0)} of the waiting; its group waits "
-            f"{percent(share, 0)} of its computing time"
-        )
-    waiting = wait.wait_ns > 0.25 * wait.wait_ns.max()
-    steps = len(np.unique(wait.step[waiting]))
-    return (
-        f"The ranks of {who} start their collectives apart and end them together: the group waits "
-        f"{percent(share, 0)} of its computing time, for one rank or another (at most "
-        f"{percent(concentration, 0)} for the same), in {steps} of "
-        f"{len(observation.layout.steps)} steps"
-    )
 
 
 def _spread_over_computations(

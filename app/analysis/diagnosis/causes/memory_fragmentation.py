@@ -1,0 +1,84 @@
+"""Tensor-parallel ranks that keep their group waiting by turns, as allocators of full memory do."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+
+from app.analysis.diagnosis.causes.kind import (
+    CauseKind,
+    Remedy,
+    needs_tensor_ranks,
+)
+from app.analysis.diagnosis.finding import Cause, Change, Evidence, Finding
+from app.analysis.diagnosis.places import Hosts, JobFacts, Where
+from app.analysis.diagnosis.signs import Signs
+from app.analysis.diagnosis.tensor_waits import (
+    LISTED,
+    Waiting,
+    computations_without,
+    figure_of,
+    view_of,
+)
+from app.analysis.wording import percent
+
+# A collective waits for a rank when that takes this share of the longest wait.
+_WAITING: Final = 0.25
+
+
+def _find(signs: Signs) -> Finding | None:
+    """Return the groups that wait for one rank or another; without it nobody waits."""
+    groups = [group for group in signs.waiting if not group.of_one_rank]
+    if not groups:
+        return None
+    return Finding(
+        change=Change(less_ns=computations_without(signs.observation, groups)),
+        evidence=tuple(
+            Evidence(_sign(signs, group), view_of(group, drawn=number == 0))
+            for number, group in enumerate(groups[:LISTED])
+        ),
+        where=Where(workers=tuple(group.cell for group in groups)),
+        figure=figure_of(groups[0]),
+    )
+
+
+def _sign(signs: Signs, group: Waiting) -> str:
+    who, waits = signs.observation.hosts.named(group.cell), group.waits
+    waiting = waits.wait_ns > _WAITING * waits.wait_ns.max()
+    steps = len(np.unique(waits.step[waiting]))
+    return (
+        f"The ranks of {who} start their collectives apart and end them together: the group waits "
+        f"{percent(group.share, 0)} of its computing time, for one rank or another (at most "
+        f"{percent(group.concentration, 0)} for the same), in {steps} of "
+        f"{len(signs.observation.layout.steps)} steps"
+    )
+
+
+def _because(cause: Cause, job: JobFacts) -> str:
+    who = job.named(cause.where.workers[0])
+    return f"ranks of {who} launch late by turns, as with fragmented memory"
+
+
+def _remedy(cause: Cause, hosts: Hosts) -> Remedy:
+    workers = hosts.named(*cause.where.workers)
+    return Remedy(
+        "defragment_memory",
+        f"Stop the memory fragmentation of {workers}",
+        "Replayed with no rank waiting for another of its tensor-parallel group. Expandable "
+        "segments of the CUDA allocator keep memory in one piece.",
+    )
+
+
+MEMORY_FRAGMENTATION: Final = CauseKind(
+    name="memory_fragmentation",
+    title="Memory fragmentation",
+    word="memory",
+    sign="The ranks of a tensor-parallel group start their collectives apart and end them "
+    "together, another one late each time.",
+    cannot_judge=needs_tensor_ranks,
+    because=_because,
+    find=_find,
+    remedy=_remedy,
+    within_worker=True,
+)

@@ -1,0 +1,55 @@
+"""All kinds of causes, in the order in which pages list them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from app.analysis.diagnosis.causes.context_parallel import CONTEXT_PARALLEL
+from app.analysis.diagnosis.causes.data_loading import DATA_LOADING
+from app.analysis.diagnosis.causes.garbage_collection import GARBAGE_COLLECTION
+from app.analysis.diagnosis.causes.kernel_dependency import KERNEL_DEPENDENCY
+from app.analysis.diagnosis.causes.kind import CauseKind, Kind
+from app.analysis.diagnosis.causes.memory_fragmentation import MEMORY_FRAGMENTATION
+from app.analysis.diagnosis.causes.network import NETWORK
+from app.analysis.diagnosis.causes.sequence_lengths import SEQUENCE_LENGTHS
+from app.analysis.diagnosis.causes.slow_worker import SLOW_WORKER
+from app.analysis.diagnosis.causes.stage_imbalance import STAGE_IMBALANCE
+from app.analysis.diagnosis.causes.tensor_straggler import TENSOR_STRAGGLER
+from app.analysis.diagnosis.finding import UNKNOWN
+
+KINDS: Final[Mapping[str, CauseKind]] = {
+    kind.name: kind
+    for kind in (
+        SLOW_WORKER,
+        STAGE_IMBALANCE,
+        SEQUENCE_LENGTHS,
+        GARBAGE_COLLECTION,
+        MEMORY_FRAGMENTATION,
+        KERNEL_DEPENDENCY,
+        NETWORK,
+        DATA_LOADING,
+        TENSOR_STRAGGLER,
+    )
+}
+# Also those that no trace shows.
+EVERY: Final[Mapping[str, Kind]] = {
+    **KINDS,
+    **{kind.name: kind for kind in (CONTEXT_PARALLEL,)},
+}
+
+_TITLES: Final[Mapping[str, str]] = {
+    **{kind.name: kind.title for kind in EVERY.values()},
+    UNKNOWN: "Unknown cause",
+}
+
+
+def title_of(name: str) -> str:
+    """Return what people call a cause; one of another version by its name in words.
+
+    Examples
+    --------
+    >>> title_of("sequence_length_imbalance")
+    'Sequence-length imbalance'
+    """
+    return _TITLES.get(name) or name.replace("_", " ").capitalize()

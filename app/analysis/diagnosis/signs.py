@@ -1,0 +1,65 @@
+"""A session as the finders of causes see it: observed, and taken apart where that can be done."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from app.analysis.diagnosis.observation import Observation
+from app.analysis.diagnosis.tensor_waits import (
+    Waiting,
+    has_tensor_ranks,
+    measure_waits,
+    waiting_groups,
+)
+from app.analysis.diagnosis.usual import Usual, slowness_by_stage, take_apart
+from app.analysis.replay.layout.dense import FloatArray
+
+
+@dataclass(frozen=True, eq=False)
+class Signs:
+    """A session as the finders of causes see it.
+
+    Parameters
+    ----------
+    observation : Observation
+    step_ns : float
+        The mean recorded step.
+    """
+
+    observation: Observation
+    step_ns: float
+
+    @cached_property
+    def has_tensor_ranks(self) -> bool:
+        """Return whether any tensor-parallel group's ranks recorded their collectives."""
+        return has_tensor_ranks(self.observation.trace)
+
+    @cached_property
+    def waiting(self) -> list[Waiting]:
+        """Return the tensor-parallel groups that wait for their ranks; empty if not recorded."""
+        if not self.has_tensor_ranks:
+            return []
+        return waiting_groups(self.observation, measure_waits(self.observation))
+
+    @cached_property
+    def usual(self) -> Usual | None:
+        """Return computations taken apart; None where stages are not `comparable`."""
+        observation = self.observation
+        return take_apart(observation.passes) if observation.comparable else None
+
+    @property
+    def slowness(self) -> Mapping[str, FloatArray] | None:
+        """Return what `Usual.worker` is; None where no worker can be held against its peers."""
+        if self.usual is not None:
+            return self.usual.worker
+        if self.observation.comparable_within_stages:
+            return slowness_by_stage(self.observation)
+        return None
+
+    def less(self, explained_ns: Mapping[int, FloatArray]) -> Signs:
+        """Return the signs that are left when some time of computations, by node, is explained."""
+        if not explained_ns:
+            return self
+        return replace(self, observation=replace(self.observation, less_ns=explained_ns))

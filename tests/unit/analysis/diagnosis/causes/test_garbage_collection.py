@@ -1,0 +1,61 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from app.analysis.diagnosis.causes.garbage_collection import GARBAGE_COLLECTION
+from app.analysis.diagnosis.figures import Stalls
+from app.analysis.synthesis.injections.base import Injection, Spells
+from app.analysis.synthesis.injections.computations import GarbageCollection, MemoryFragmentation
+from app.analysis.synthesis.job import JobModel
+from tests.unit.analysis.diagnosis.jobs import (
+    JOB,
+    MS,
+    ONE_STAGE,
+    causes,
+    check_named_alone,
+    diagnosed,
+    evidence,
+    found,
+    session,
+    signs_of,
+)
+
+
+@pytest.mark.parametrize(
+    ("injection", "job"),
+    [
+        (GarbageCollection(100 * MS, pauses=0.5), JOB),
+        (GarbageCollection(100 * MS, pauses=0.5), ONE_STAGE),
+    ],
+)
+def test_it_is_named_alone_with_its_place_and_most_of_the_lost_time(
+    injection: Injection, job: JobModel
+) -> None:
+    check_named_alone(injection, job)
+
+
+def test_nothing_is_found_in_a_healthy_job() -> None:
+    assert GARBAGE_COLLECTION.find(signs_of(session())) is None
+
+
+def test_stalls_are_as_long_as_the_pauses_were() -> None:
+    finding = found(GARBAGE_COLLECTION, signs_of(session(GarbageCollection(100 * MS, pauses=0.5))))
+
+    stalls = np.concatenate([less[less > 0] for less in finding.change.less_ns.values()])
+    assert np.mean(stalls) == pytest.approx(100 * MS, rel=0.1)
+
+
+def test_pauses_that_grow_are_said_to_grow() -> None:
+    diagnosis = diagnosed(session(GarbageCollection(80 * MS, pauses=1.0, growth=2.0)))
+
+    assert "They grow: " in evidence(diagnosis)
+    figure = diagnosis.causes[0].figure
+    assert isinstance(figure, Stalls)
+    assert len(figure.by_step_s) == JOB.steps
+
+
+def test_stalls_of_one_worker_alone_are_something_else() -> None:
+    synthetic = session(MemoryFragmentation((1, 1), 60 * MS, share=0.3, spells=Spells()))
+
+    assert "garbage_collection" not in causes(diagnosed(synthetic))

@@ -1,0 +1,97 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from app.analysis.diagnosis.causes.network import NETWORK
+from app.analysis.diagnosis.diagnose import diagnose
+from app.analysis.diagnosis.figures import Links
+from app.analysis.diagnosis.places import Where
+from app.analysis.replay.metrics import measure
+from app.analysis.replay.session import prepare_replay
+from app.analysis.synthesis.injections.base import Injection, Spells
+from app.analysis.synthesis.injections.transfers import SlowLink
+from app.analysis.synthesis.job import CostModel, JobModel
+from app.analysis.trace.model import Sizes
+from tests.unit.analysis.diagnosis.jobs import (
+    JOB,
+    MS,
+    ONE_STAGE,
+    causes,
+    check_named_alone,
+    diagnosed,
+    evidence,
+    found,
+    session,
+    signs_of,
+    uneven_chunks,
+    where,
+)
+
+
+@pytest.mark.parametrize(
+    ("injection", "job"),
+    [
+        (SlowLink((2, 1), 30.0), JOB),
+        (SlowLink((2, 1), 40.0, Spells(share=0.5)), JOB),
+    ],
+)
+def test_it_is_named_alone_with_its_place_and_most_of_the_lost_time(
+    injection: Injection, job: JobModel
+) -> None:
+    check_named_alone(injection, job)
+
+
+def test_nothing_is_found_in_a_healthy_job() -> None:
+    assert NETWORK.find(signs_of(session())) is None
+
+
+def test_one_worker_has_no_transfers() -> None:
+    signs = signs_of(session(job=replace(JOB, sizes=Sizes(dp=1, pp=1))))
+
+    assert NETWORK.cannot_judge(signs) == "one worker has no transfers to compare"
+    assert NETWORK.find(signs) is None
+
+
+def test_slow_links_without_the_fault_take_the_median_of_their_type() -> None:
+    signs = signs_of(session(SlowLink((2, 1), 30.0)))
+    finding = found(NETWORK, signs)
+
+    assert finding.where.workers == ((2, 1),)
+    ideal = signs.observation.group.durations.ideal_ns
+    for node, transfer in finding.change.transfers_ns.items():
+        finite = transfer[np.isfinite(transfer)]
+        assert (finite == ideal[node]).all()
+
+
+def test_slow_links_name_the_worker_that_they_share() -> None:
+    diagnosis = diagnosed(session(SlowLink((2, 1), 30.0)))
+
+    assert where(diagnosis).links == ((2, 0, 1), (2, 1, 2))
+    assert "2 of 12 links are slow" in evidence(diagnosis)
+    assert "1 of 12 links is slow" in evidence(diagnosed(session(SlowLink((2, 0), 30.0))))
+    assert "Collectives over the DP ranks of stage 1" in evidence(diagnosis)
+    figure = diagnosis.causes[0].figure
+    assert isinstance(figure, Links)
+    assert figure.ends == ((0, 1), (1, 2), (2, 3))
+
+
+def test_a_network_that_flaps_shows_even_with_one_stage() -> None:
+    job = replace(ONE_STAGE, costs=CostModel(grads_ns=200 * MS))
+    diagnosis = diagnosed(session(SlowLink((2, 0), 6.0, Spells(from_step=8)), job=job))
+
+    assert causes(diagnosis) == ["network"]
+    assert where(diagnosis) == Where(links=(), stage=0)
+
+
+def test_it_shows_where_stages_have_other_chunks() -> None:
+    trace = uneven_chunks()
+    slow = (trace.pp == 0) & (trace.op == trace.op_names.index("grads-reduce-scatter"))
+    longer = replace(trace, duration_ns=trace.duration_ns + slow * 5_000_000_000)
+    replayed = prepare_replay(longer)
+    diagnosis = diagnose(longer, replayed, measure(replayed))
+
+    assert causes(diagnosis) == ["network"]
+    assert where(diagnosis).stage == 0

@@ -1,0 +1,146 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from app.analysis.diagnosis.causes.slow_worker import SLOW_WORKER
+from app.analysis.diagnosis.observation import Observation
+from app.analysis.diagnosis.places import Where, WorkerView
+from app.analysis.diagnosis.signs import Signs
+from app.analysis.replay.session import prepare_replay
+from app.analysis.report.build import analyze
+from app.analysis.synthesis.injections.base import Injection, Spells
+from app.analysis.synthesis.injections.computations import SlowWorker
+from app.analysis.synthesis.job import JobModel
+from app.analysis.trace.model import BACKWARD_COMPUTE, FORWARD_COMPUTE, Sizes
+from tests.schedules import executed
+from tests.unit.analysis.diagnosis.jobs import (
+    JOB,
+    ONE_RANK,
+    ONE_STAGE,
+    TENSOR,
+    UNEVEN,
+    causes,
+    check_named_alone,
+    diagnosed,
+    evidence,
+    found,
+    session,
+    signs_of,
+    where,
+)
+
+SPELLS = Spells(share=0.5)
+TWO_WORKERS = replace(ONE_STAGE, sizes=Sizes(dp=2, pp=1))
+
+
+@pytest.mark.parametrize(
+    ("injection", "job"),
+    [
+        (SlowWorker((2, 1), 1.6), JOB),
+        (SlowWorker((2, 1), 1.6, Spells(from_step=6)), JOB),
+        (SlowWorker((2, 1), 1.8, SPELLS), JOB),
+        (SlowWorker((2, 0), 1.6), ONE_STAGE),
+        (SlowWorker((2, 0), 1.8, SPELLS), ONE_STAGE),
+        (SlowWorker((1, 0), 3.0, Spells(from_step=6)), TWO_WORKERS),
+        (SlowWorker((1, 0), 1.3), TWO_WORKERS),
+        (SlowWorker((2, 1), 1.6), TENSOR),
+    ],
+)
+def test_it_is_named_alone_with_its_place_and_most_of_the_lost_time(
+    injection: Injection, job: JobModel
+) -> None:
+    check_named_alone(injection, job)
+
+
+def test_nothing_is_found_in_a_healthy_job() -> None:
+    assert SLOW_WORKER.find(signs_of(session())) is None
+
+
+def test_without_it_the_worker_computes_like_its_peers() -> None:
+    signs = signs_of(session(SlowWorker((2, 1), 1.6)))
+    finding = found(SLOW_WORKER, signs)
+
+    observation = signs.observation
+    nodes = observation.passes["backward-compute"].nodes[1]
+    for node in nodes.tolist():
+        times = observation.recorded_ns[node] * finding.change.times[node]
+        assert times[:, 2] == pytest.approx(times[:, [0, 1, 3]].mean(axis=1), rel=0.1)
+        assert (finding.change.times[node][:, [0, 1, 3]] == 1).all()
+
+
+def test_evidence_says_how_slow_where_and_since_when() -> None:
+    synthetic = session(SlowWorker((2, 1), 1.6, Spells(from_step=6), backward_share=0.5))
+    diagnosis = diagnosed(synthetic)
+
+    step = sorted(set(synthetic.trace.step.tolist()))[6]
+    host = synthetic.trace.meta.hosts[synthetic.job.traced_rank(2, 1)]
+    text = evidence(diagnosis)
+    assert text.startswith(f"Worker (2, 1) on {host}: forward 1.6")
+    assert "backward 1.3" in text
+    assert f"in every step since {step}" in text
+    assert diagnosis.causes[0].evidence[0].view == WorkerView(dp=2, pp=1)
+
+
+def test_several_slow_workers_are_named_slowest_first() -> None:
+    diagnosis = diagnosed(session(SlowWorker((0, 2), 1.5), SlowWorker((3, 1), 2.0)))
+
+    assert causes(diagnosis) == ["slow_worker"]
+    assert where(diagnosis) == Where(workers=((3, 1), (0, 2)))
+
+
+def test_a_host_that_all_slow_workers_share_is_evidence() -> None:
+    job = replace(JOB, gpus_per_host=4)
+    synthetic = session(SlowWorker((2, 1), 1.6), SlowWorker((3, 1), 1.6), job=job)
+    meta = synthetic.trace.meta
+    text = evidence(diagnosed(synthetic))
+
+    ranks = [job.traced_rank(2, 1), job.traced_rank(3, 1)]
+    (host,) = {meta.hosts[rank] for rank in ranks}
+    assert f"All of them are on {host}" in text
+
+
+def test_a_worker_that_is_seldom_slow_is_named_beside_one_that_mostly_is() -> None:
+    job = replace(JOB, steps=24)
+    seldom = SlowWorker((0, 2), 2.0, Spells(share=0.2))
+    diagnosis = diagnosed(session(SlowWorker((3, 1), 2.4), seldom, job=job))
+
+    assert where(diagnosis).workers == ((3, 1), (0, 2))
+
+
+def test_with_one_dp_rank_there_are_no_peers() -> None:
+    unjudged = diagnosed(session(job=ONE_RANK)).unjudged
+
+    assert "no peers" in unjudged["slow_worker"]
+    assert unjudged.keys() == {"slow_worker"}
+
+
+@pytest.mark.parametrize("factor", [1.3, 2.0])
+def test_it_shows_where_stages_have_other_chunks(factor: float) -> None:
+    steady = replace(UNEVEN, compute_ns=400_000_000)
+    healthy = analyze(executed(steady, steps=6)[0]).document
+    assert "slow_worker" in healthy["diagnosis"]["ruled_out"]
+    for worker in ((1, 2), (2, 3)):
+        trace = executed(replace(steady, slow=(worker, factor)), steps=6)[0]
+        document = analyze(trace).document
+        (cause,) = document["causes"]
+        assert (cause["cause"], cause["where"]) == ("slow_worker", {"workers": [list(worker)]})
+        assert f"forward {factor:.1f}" in cause["evidence"][0]
+        assert document["recommendations"][0]["action"] == "replace_worker"
+
+
+def test_workers_are_not_compared_where_a_stage_computes_more_often_forward() -> None:
+    synthetic = session()
+    group = prepare_replay(synthetic.trace).main
+    layout, nodes = group.layout, group.layout.nodes
+    op = nodes.op.copy()
+    op[np.flatnonzero((op == layout.codes(BACKWARD_COMPUTE)[0]) & (nodes.pp == 1))[0]] = (
+        layout.codes(FORWARD_COMPUTE)[0]
+    )
+    other = replace(group, layout=replace(layout, nodes=replace(nodes, op=op)))
+    signs = Signs(Observation(synthetic.trace, other), step_ns=1e9)
+
+    assert "as often forward as backward" in (SLOW_WORKER.cannot_judge(signs) or "")
+    assert SLOW_WORKER.find(signs) is None

@@ -1,0 +1,96 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from app.analysis.report.build import analyze
+from app.analysis.synthesis.injections.computations import StageImbalance
+from app.analysis.synthesis.injections.transfers import SlowDataLoading
+from app.analysis.synthesis.job import CostModel, JobModel
+from app.analysis.trace.model import Sizes
+from tests.unit.analysis.diagnosis.jobs import (
+    INTERLEAVED,
+    JOB,
+    MS,
+    ONE_RANK,
+    ONE_STAGE,
+    TENSOR,
+    causes,
+    diagnosed,
+    evidence,
+    session,
+    uneven_chunks,
+)
+
+
+@pytest.mark.parametrize("job", [JOB, ONE_STAGE, ONE_RANK, TENSOR, INTERLEAVED])
+def test_a_healthy_job_has_no_cause(job: JobModel) -> None:
+    diagnosis = diagnosed(session(job=job))
+
+    assert diagnosis.causes == ()
+    assert diagnosis.slowdown < 1.05
+
+
+def test_causes_that_hold_at_once_share_the_lost_time_fairly() -> None:
+    both = session(SlowDataLoading(200 * MS), StageImbalance())
+    diagnosis = diagnosed(both)
+
+    assert sorted(causes(diagnosis)) == ["data_loading", "stage_imbalance"]
+    cost = {cause.cause: cause.cost_s or 0.0 for cause in diagnosis.causes}
+    shares = [cause.contribution or 0.0 for cause in diagnosis.causes]
+    assert sum(cost.values()) == pytest.approx(sum(shares) * diagnosis.lost_s)
+    assert sum(shares) <= 1 + 1e-9
+    # The wait comes before the rest of a step and costs the same whatever the stages do.
+    assert cost["data_loading"] == pytest.approx(0.2, rel=0.2)
+    names = causes(diagnosis)
+    assert diagnosis.causes[0].runner_up == names[1]
+
+
+def test_a_session_that_lacks_nothing_judges_every_cause() -> None:
+    assert diagnosed(session(job=ONE_STAGE)).unjudged == {}
+
+
+def test_what_a_session_cannot_show_is_said_and_not_ruled_out() -> None:
+    bare = replace(JOB, sizes=Sizes(dp=2, pp=2, cp=2), op_types=frozenset())
+    diagnosis = diagnosed(session(job=bare))
+
+    assert list(diagnosis.unjudged) == [
+        "false_kernel_dependency",
+        "data_loading",
+        "context_parallel_straggler",
+    ]
+    assert diagnosis.ruled_out == (
+        "slow_worker",
+        "stage_imbalance",
+        "sequence_length_imbalance",
+        "garbage_collection",
+        "memory_fragmentation",
+        "network",
+        "tensor_parallel_straggler",
+    )
+
+
+def test_what_no_cause_explains_is_unknown() -> None:
+    noisy = replace(JOB, costs=CostModel(compute_noise=0.35))
+    diagnosis = diagnosed(session(job=noisy))
+
+    assert diagnosis.slowdown > 1.2
+    assert causes(diagnosis)[0] == "unknown"
+    assert "beyond" in evidence(diagnosis)
+
+
+def test_stages_with_other_chunks_leave_open_what_their_comparison_would_tell() -> None:
+    document = analyze(uneven_chunks()).document
+
+    assert document["slowdown"] > 1.1
+    assert [cause["cause"] for cause in document["causes"]] == ["unknown"]
+    assert document["verdict"]["level"] == "slow"
+    unjudged = {item["cause"]: item["reason"] for item in document["diagnosis"]["cannot_judge"]}
+    assert unjudged.keys() >= {
+        "stage_imbalance",
+        "sequence_length_imbalance",
+        "garbage_collection",
+    }
+    assert "cannot be compared" in unjudged["garbage_collection"]
+    assert unjudged.keys().isdisjoint(document["diagnosis"]["ruled_out"])

@@ -1,0 +1,37 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from app.analysis.diagnosis.observation import (
+    lower_median,
+    peers_median,
+    sample,
+    scatter_of_most,
+    spread,
+)
+
+
+def test_the_lower_median_is_not_moved_by_one_of_two() -> None:
+    assert lower_median(np.array([[1.0], [9.0]]), axis=0).tolist() == [1.0]
+    assert lower_median(np.array([3.0, 1.0, 2.0]), axis=0) == 2.0
+
+
+def test_peers_are_the_others() -> None:
+    assert peers_median(np.array([1.0, 2.0, 9.0])).tolist() == [5.5, 5.0, 1.5]
+    assert peers_median(np.array([4.0])).tolist() == [4.0]
+
+
+def test_scatter_is_that_of_the_usual_values_even_if_half_are_at_fault() -> None:
+    usual = np.random.default_rng(1).normal(1.0, 0.01, 4000)
+
+    assert scatter_of_most(usual) == pytest.approx(0.01, rel=0.1)
+    assert scatter_of_most(np.concatenate([usual, usual[:1900] + 2])) < 0.03
+    assert scatter_of_most(np.array([1.0, 3.0])) == 0.0
+
+
+def test_scatter_of_a_sample_is_that_of_the_whole() -> None:
+    values = np.random.default_rng(1).normal(5.0, 0.3, (400, 1000))
+
+    assert sample(values).size < values.size / 5
+    assert spread(values) == pytest.approx(0.3, rel=0.02)
