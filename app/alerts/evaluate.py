@@ -15,7 +15,7 @@ from typing import Final
 from uuid import UUID
 
 from app.alerts.board import Board, Change, JobState
-from app.alerts.facts import UNKNOWN_CAUSE, CauseFact, Facts
+from app.alerts.facts import CauseFact, Facts
 from app.alerts.incidents import (
     Baseline,
     Incident,
@@ -30,6 +30,7 @@ from app.alerts.incidents import (
 )
 from app.alerts.readings import NO_DATA_CAUSE, Level, Reading, read_history, silent_for
 from app.alerts.rules import NoData, Rule
+from app.analysis.diagnosis.finding import UNKNOWN
 
 # What an evaluation looks at: enough for baselines and for the longest `consecutive`.
 HISTORY_SESSIONS: Final = 100
@@ -182,7 +183,7 @@ def _about(board: Board, rule: Rule, blamed: CauseFact) -> list[Incident]:
     same = [incident for incident in present if _matches(incident, blamed)]
     if same:
         return same
-    if blamed.cause == UNKNOWN_CAUSE:
+    if blamed.cause == UNKNOWN:
         # A session that cannot tell the cause does not say that the known one is gone.
         held = [incident for incident in present if rule.id in incident.rules]
         if held:
@@ -277,9 +278,7 @@ def _clear_sessions(incident: Incident, read: _Read) -> int:
 def _holds(incident: Incident, reading: Reading) -> bool:
     if reading.level is Level.CLEAR:
         return False
-    return any(
-        blamed.cause == UNKNOWN_CAUSE or _matches(incident, blamed) for blamed in reading.blamed
-    )
+    return any(blamed.cause == UNKNOWN or _matches(incident, blamed) for blamed in reading.blamed)
 
 
 def _tick(board: Board, incident: Incident, rules: Mapping[UUID, Rule]) -> None:

@@ -11,7 +11,7 @@ from uuid import UUID
 
 from pydantic import TypeAdapter
 
-UNKNOWN_CAUSE: Final = "unknown"
+from app.analysis.diagnosis.finding import UNKNOWN
 
 # A message has room for so many of each.
 WORST_WORKERS: Final = 3
@@ -114,7 +114,7 @@ class Facts:
     @property
     def leading_cause(self) -> CauseFact:
         """Return the first cause, or the unknown one."""
-        return self.causes[0] if self.causes else CauseFact(UNKNOWN_CAUSE)
+        return self.causes[0] if self.causes else CauseFact(UNKNOWN)
 
     @property
     def order(self) -> tuple[datetime, int, int]:

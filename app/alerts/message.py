@@ -15,14 +15,15 @@ from uuid import UUID
 
 from pydantic import TypeAdapter
 
-from app.alerts.facts import UNKNOWN_CAUSE, Facts
+from app.alerts.facts import Facts
 from app.alerts.grouping import Content, Item, Status
 from app.alerts.incidents import Incident
 from app.alerts.readings import LOW_QUALITY_CAUSE, NO_DATA_CAUSE, REGRESSION_CAUSE
 from app.alerts.rules import Severity
+from app.analysis.diagnosis.causes.registry import title_of
 
-_CAUSES: Final[Mapping[str, str]] = {
-    UNKNOWN_CAUSE: "Cause unknown",
+# What only alerts have besides the diagnosis' causes.
+_TITLES: Final[Mapping[str, str]] = {
     NO_DATA_CAUSE: "No data",
     LOW_QUALITY_CAUSE: "Trace quality too low for a verdict",
     REGRESSION_CAUSE: "Slower than the job's own baseline",
@@ -246,7 +247,7 @@ def _alert(
 
 def cause_name(cause: str) -> str:
     """Return a cause as people call it."""
-    return _CAUSES.get(cause) or cause.replace("_", " ").capitalize()
+    return _TITLES.get(cause) or title_of(cause)
 
 
 def view_url(base_url: str, facts: Facts | None) -> str:

@@ -10,8 +10,9 @@ from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Final, assert_never
 
-from app.alerts.facts import UNKNOWN_CAUSE, CauseFact, Facts
+from app.alerts.facts import CauseFact, Facts
 from app.alerts.rules import CauseFound, NoData, Rule, Threshold
+from app.analysis.diagnosis.finding import UNKNOWN
 
 # What a job usually does is the median of so many sessions; fewer than the second number say
 # nothing yet.
@@ -143,7 +144,7 @@ def _cause(condition: CauseFound, facts: Facts) -> Reading:
         cause
         for cause in facts.causes
         if cause.confidence is not None
-        and cause.cause != UNKNOWN_CAUSE
+        and cause.cause != UNKNOWN
         and (not condition.causes or cause.cause in condition.causes)
     ]
     value = max((cause.confidence or 0.0 for cause in meant), default=None)

@@ -10,6 +10,8 @@ from uuid import UUID
 
 from pydantic import Field, TypeAdapter
 
+from app.analysis.diagnosis.causes.slow_worker import SLOW_WORKER
+
 # Where a job's metadata says nothing it is as important as any.
 DEFAULT_IMPORTANCE: Final = "normal"
 
@@ -212,7 +214,7 @@ DEFAULT_RULES: Final = (
     Rule(
         id=UUID("5a0c1ea1-0000-4000-8000-000000000003"),
         name="Slow worker, for certain",
-        condition=CauseFound(confidence=0.9, clears_below=0.8, causes=("slow_worker",)),
+        condition=CauseFound(confidence=0.9, clears_below=0.8, causes=(SLOW_WORKER.name,)),
         selector=Selector(importance=("normal", "high")),
         consecutive=1,
     ),

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 from fastapi import APIRouter
 from fastapi.responses import Response
 
-from app.dashboard.alerts.rules import CAUSES, KINDS, rules_page
+from app.analysis.diagnosis.causes import registry
+from app.dashboard.alerts.rules import KINDS, rules_page
 from app.services.alerts.channels import list_channels
 from app.services.alerts.rules import list_rules
 from app.services.alerts.views import open_by_job
@@ -24,7 +25,9 @@ def add_rule_pages(routes: APIRouter, container: Container, pages: Pages) -> Non
     def show(rules: list[Rule], chosen: Rule | None) -> Response:
         present = [row for rows in open_by_job(container).values() for row in rows]
         page = rules_page(rules, list_channels(container), present, chosen)
-        return pages.render("alerts/rules.html", page=page, kinds=KINDS, causes=CAUSES)
+        return pages.render(
+            "alerts/rules.html", page=page, kinds=KINDS, causes=registry.KINDS.values()
+        )
 
     @routes.get("/rules")
     def rules_route() -> Response:

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any, Final
 from uuid import UUID
 
 from app.alerts.rules import CauseFound, Escalation, NoData, Rule, Selector, Threshold
+from app.analysis.diagnosis.causes.registry import title_of
 from app.dashboard.alerts.parts import dead
 from app.dashboard.look.format import count, listing, percent, plural
 from app.dashboard.look.parts import State
-from app.dashboard.session.findings import CAUSE_NAMES
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -34,9 +34,6 @@ KINDS: Final[Mapping[str, str]] = {
 # What the form shows in per cent, and the rule has as a share of 1.
 SHARES: Final = ("waste", "regression", "discrepancy", "cause")
 AUDIENCES: Final[Mapping[str, str]] = {"on_call": "on call", "owner": "the job's owner"}
-CAUSES: Final[Mapping[str, str]] = {
-    name: word for name, word in CAUSE_NAMES.items() if name != "unknown"
-}
 
 # So many names are read; the rest is counted.
 NAMED: Final = 2
@@ -147,7 +144,7 @@ def condition_words(rule: Rule) -> str:
             limits.append(f"{condition.minutes:g} min")
         return f"No session for {' and '.join(limits)}"
     if isinstance(condition, CauseFound):
-        named = [CAUSES.get(cause, cause).lower() for cause in condition.causes]
+        named = [title_of(cause).lower() for cause in condition.causes]
         what = f"{_some(named)} with" if named else "Any cause with"
         start = f"{what[0].upper()}{what[1:]} {_percent(condition.confidence)} confidence"
     else:

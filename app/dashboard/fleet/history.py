@@ -110,3 +110,32 @@ def _clamped(value: float | None) -> float:
 
 def _distance(high: float | None, low: float | None) -> float:
     return 0.0 if high is None or low is None else max(0.0, high - low)
+
+
+def history_finding(slowdowns: Sequence[tuple[int, float]], *, threshold: float) -> str:
+    """Return the title of a job's S over its sessions.
+
+    Parameters
+    ----------
+    slowdowns : sequence of (int, float)
+        Number and S of every session with a verdict, oldest first.
+    threshold : float
+        From here on a session counts as slow.
+    """
+    if not slowdowns:
+        return "No session has a verdict yet"
+    number, latest = slowdowns[-1]
+    slow = [item for item in slowdowns if item[1] >= threshold]
+    if not slow:
+        worst = max(value for _, value in slowdowns)
+        return f"No session is slow: none above {times(worst)}"
+    if latest < threshold:
+        return f"{len(slow)} of {len(slowdowns)} sessions were slow; session {number} is not"
+    since = number
+    for earlier, value in reversed(slowdowns):
+        if value < threshold:
+            break
+        since = earlier
+    if since == slowdowns[0][0]:
+        return f"Slow since the first session: {times(latest)} in session {number}"
+    return f"Slow since session {since}: {times(latest)} in session {number}"

@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote
 
 from app.alerts.incidents import State as Stage
+from app.analysis.diagnosis.causes.registry import title_of
+from app.analysis.diagnosis.causes.sequence_lengths import SEQUENCE_LENGTHS
 from app.analysis.wording import hours
 from app.dashboard.alerts.parts import STATES
-from app.dashboard.fleet.history import HistoryPoint, history
+from app.dashboard.fleet.history import HistoryPoint, history, history_finding
 from app.dashboard.look.format import (
     heat_color,
     interval,
@@ -24,7 +26,6 @@ from app.dashboard.look.format import (
     worker,
 )
 from app.dashboard.look.parts import SLOW, Sparkline, State, job_state, sparkline
-from app.dashboard.session.findings import cause_name, history_finding
 
 if TYPE_CHECKING:
     from app.services.alerts.incidents import IncidentRow
@@ -215,7 +216,7 @@ def session_row(
         interval="" if not has or low is None or high is None else interval(low, high),
         hours_lost=lost,
         hours_lost_text="" if lost is None else hours(lost),
-        cause=cause_name(first["cause"]) if first else _reason(session),
+        cause=title_of(first["cause"]) if first else _reason(session),
         cause_share=""
         if not first or first["contribution"] is None
         else rough_percent(first["contribution"]),
@@ -277,7 +278,7 @@ def _reason(session: StoredSession) -> str:
 
 def _where(cause: Mapping[str, Any], headline: Mapping[str, Any]) -> str:
     where = cause.get("where") or {}
-    if cause["cause"] == "sequence_length_imbalance":
+    if cause["cause"] == SEQUENCE_LENGTHS.name:
         return "all DP ranks"
     workers = where.get("workers") or []
     if not workers and "stage" in where:

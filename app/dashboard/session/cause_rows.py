@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from app.analysis.diagnosis.causes.registry import title_of
 from app.analysis.wording import sure
 from app.dashboard.look.format import listing, rough_percent
 from app.dashboard.session import findings
@@ -39,7 +40,7 @@ def causes_table(document: Document) -> tuple[CauseRow, ...]:
     """Return the causes, and what was ruled out or cannot be judged."""
     rows = [
         CauseRow(
-            name=findings.cause_name(cause["cause"]),
+            name=title_of(cause["cause"]),
             share="" if cause["contribution"] is None else rough_percent(cause["contribution"]),
             confidence="" if cause["confidence"] is None else sure(cause["confidence"]),
             evidence=_evidence(document, cause),
@@ -52,15 +53,13 @@ def causes_table(document: Document) -> tuple[CauseRow, ...]:
     diagnosis = document.get("diagnosis") or {}
     ruled_out = diagnosis.get("ruled_out", ())
     cheap = [c for c in ruled_out if any(c == x.get("runner_up") for x in document["causes"])]
-    rows += [
-        _note(findings.cause_name(c), "its sign is there, but costs too little") for c in cheap
-    ]
-    ruled_out = [findings.cause_name(c).lower() for c in ruled_out if c not in cheap]
+    rows += [_note(title_of(c), "its sign is there, but costs too little") for c in cheap]
+    ruled_out = [title_of(c).lower() for c in ruled_out if c not in cheap]
     if ruled_out:
         rows.append(_note("Not found", listing(ruled_out)))
     reasons: dict[str, list[str]] = {}
     for item in diagnosis.get("cannot_judge", ()):
-        reasons.setdefault(item["reason"], []).append(findings.cause_name(item["cause"]))
+        reasons.setdefault(item["reason"], []).append(title_of(item["cause"]))
     rows += [
         _note(listing([names[0], *(name.lower() for name in names[1:])]), f"cannot say: {reason}")
         for reason, names in reasons.items()

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from app.analysis.diagnosis.causes.registry import title_of
 from app.analysis.wording import hours, sure
 from app.dashboard.look.format import interval, percent, rough_percent, times, worker
 from app.dashboard.look.parts import Fact
-from app.dashboard.session import findings
 
 Document = Mapping[str, Any]
 
@@ -70,7 +70,7 @@ def _cause_fact(cause: Mapping[str, Any], label: str = "Cause") -> Fact:
     if confidence is not None:
         parts.append(f"{sure(confidence)} sure")
     note = ", ".join(parts) or (cause["evidence"][0] if cause["evidence"] else "share not known")
-    return Fact(label, findings.cause_name(cause["cause"]), note)
+    return Fact(label, title_of(cause["cause"]), note)
 
 
 def _runner_up(causes: Sequence[Mapping[str, Any]]) -> Fact:
@@ -80,4 +80,4 @@ def _runner_up(causes: Sequence[Mapping[str, Any]]) -> Fact:
     other = causes[0].get("runner_up") if causes else None
     if other is None:
         return Fact(label, "None", "nothing else found")
-    return Fact(label, findings.cause_name(other), "costs too little to name")
+    return Fact(label, title_of(other), "costs too little to name")

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Final
 
+from app.analysis.diagnosis.causes.registry import title_of
 from app.dashboard.look.format import (
     NBSP,
     count,
@@ -40,25 +41,6 @@ WORTH_NAMING: Final = 0.1
 UNEXPLAINED: Final = 0.05
 # The paper's bound for sequence lengths as the cause.
 CORRELATION_BOUND: Final = 0.9
-
-CAUSE_NAMES: Final = {
-    "slow_worker": "Slow worker",
-    "stage_imbalance": "Stage imbalance",
-    "sequence_length_imbalance": "Sequence lengths",
-    "garbage_collection": "Garbage collection",
-    "memory_fragmentation": "Memory fragmentation",
-    "false_kernel_dependency": "False kernel dependency",
-    "network": "Network",
-    "data_loading": "Data loading",
-    "tensor_parallel_straggler": "Tensor-parallel rank",
-    "context_parallel_straggler": "Context-parallel rank",
-    "unknown": "Unknown",
-}
-
-
-def cause_name(cause: str) -> str:
-    """Return what people call a cause."""
-    return CAUSE_NAMES.get(cause, cause.replace("_", " ").capitalize())
 
 
 def cost(slowdown: float) -> float:
@@ -216,7 +198,7 @@ def causes_finding(document: Document) -> str:
     if not causes or causes[0]["cause"] == "unknown":
         return "The cause is not known"
     first = causes[0]
-    name = cause_name(first["cause"])
+    name = title_of(first["cause"])
     share = first["contribution"]
     if share is None:
         return f"{name}: the likely cause"
@@ -291,32 +273,3 @@ def coverage_finding(document: Document) -> str:
         parts.append(f"{plural(len(coverage['unknown_op_types']), 'unknown type')} of operation")
     text = listing(parts)
     return f"{text[:1].upper()}{text[1:]}" if parts else "Nothing is missing"
-
-
-def history_finding(slowdowns: Sequence[tuple[int, float]], *, threshold: float) -> str:
-    """Return the title of a job's S over its sessions.
-
-    Parameters
-    ----------
-    slowdowns : sequence of (int, float)
-        Number and S of every session with a verdict, oldest first.
-    threshold : float
-        From here on a session counts as slow.
-    """
-    if not slowdowns:
-        return "No session has a verdict yet"
-    number, latest = slowdowns[-1]
-    slow = [item for item in slowdowns if item[1] >= threshold]
-    if not slow:
-        worst = max(value for _, value in slowdowns)
-        return f"No session is slow: none above {times(worst)}"
-    if latest < threshold:
-        return f"{len(slow)} of {len(slowdowns)} sessions were slow; session {number} is not"
-    since = number
-    for earlier, value in reversed(slowdowns):
-        if value < threshold:
-            break
-        since = earlier
-    if since == slowdowns[0][0]:
-        return f"Slow since the first session: {times(latest)} in session {number}"
-    return f"Slow since session {since}: {times(latest)} in session {number}"

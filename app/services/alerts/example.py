@@ -12,6 +12,7 @@ from app.alerts.facts import CauseFact, Facts, FixFact, WorkerFact
 from app.alerts.grouping import Status
 from app.alerts.incidents import fingerprint_of
 from app.alerts.message import Alert, Message
+from app.analysis.diagnosis.causes.slow_worker import SLOW_WORKER
 from app.db.models.alerts import AlertChannel
 from app.errors import NotFoundError
 from app.services.alerts.deliver import attempt, base_url, target_of
@@ -93,7 +94,7 @@ def example(container: Container, receiver: str, now: datetime) -> Message:
         step_time_s=7.4,
         causes=(
             CauseFact(
-                "slow_worker",
+                SLOW_WORKER.name,
                 ("node-017",),
                 confidence=0.94,
                 contribution=0.82,
@@ -106,10 +107,10 @@ def example(container: Container, receiver: str, now: datetime) -> Message:
     )
     alert = Alert(
         incident=uuid.UUID(int=0),
-        fingerprint=fingerprint_of(EXAMPLE_JOB, "slow_worker", "node-017"),
+        fingerprint=fingerprint_of(EXAMPLE_JOB, SLOW_WORKER.name, "node-017"),
         status=Status.FIRING,
         severity="warning",
-        cause="slow_worker",
+        cause=SLOW_WORKER.name,
         where="node-017",
         rules=("Example",),
         since=now - timedelta(minutes=34),

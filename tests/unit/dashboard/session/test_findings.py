@@ -125,7 +125,7 @@ def test_computing_that_explains_everything_is_said_in_two_words(
         ([("unknown", None)], "The cause is not known"),
         ([("slow_worker", 1.0)], "Slow worker: explains all of it"),
         ([("stage_imbalance", 0.6)], "Stage imbalance: explains 60 % of it"),
-        ([("sequence_length_imbalance", None)], "Sequence lengths: the likely cause"),
+        ([("sequence_length_imbalance", None)], "Sequence-length imbalance: the likely cause"),
         ([("cosmic_rays", 0.6)], "Cosmic rays: explains 60 % of it"),
     ],
 )
@@ -173,20 +173,6 @@ def test_sends_without_receives_are_said_to_be_left_out(slow_worker: dict[str, A
     slow_worker["coverage"]["unanswered"] = {"forward-send": 7, "backward-send": 8}
     title = plain(findings.coverage_finding(slow_worker))
     assert title == "15 sends without receives left out"
-
-
-@pytest.mark.parametrize(
-    ("slowdowns", "title"),
-    [
-        ([], "No session has a verdict yet"),
-        ([(1, 1.01), (2, 1.02)], "No session is slow: none above 1.02×"),
-        ([(1, 1.01), (2, 1.9), (3, 1.97)], "Slow since session 2: 1.97× in session 3"),
-        ([(4, 1.9), (5, 1.97)], "Slow since the first session: 1.97× in session 5"),
-        ([(1, 1.9), (2, 1.01)], "1 of 2 sessions were slow; session 2 is not"),
-    ],
-)
-def test_a_history_says_since_when(slowdowns: list[tuple[int, float]], title: str) -> None:
-    assert findings.history_finding(slowdowns, threshold=1.1) == title
 
 
 def test_a_step_that_loses_nothing_says_so() -> None:

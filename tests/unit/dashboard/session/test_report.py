@@ -113,7 +113,7 @@ def test_what_was_not_judged_is_named(slow_worker: dict[str, Any]) -> None:
     first, *_, not_found, unjudged = report_view(slow_worker).causes
     assert first.strong
     assert (not_found.name, not_found.evidence[0].text) == ("Not found", "network and data loading")
-    assert unjudged.name == "Memory fragmentation and tensor-parallel rank"
+    assert unjudged.name == "Memory fragmentation and tensor-parallel straggler"
     assert unjudged.evidence[0].text == "cannot say: TP is 1"
 
 
