@@ -16,6 +16,13 @@ from typing import Any, Final
 
 import numpy as np
 
+from app.analysis.diagnosis.causes.memory_fragmentation import MEMORY_FRAGMENTATION
+from app.analysis.diagnosis.causes.network import NETWORK
+from app.analysis.diagnosis.causes.registry import KINDS
+from app.analysis.diagnosis.causes.slow_worker import SLOW_WORKER
+from app.analysis.diagnosis.causes.stage_imbalance import STAGE_IMBALANCE
+from app.analysis.diagnosis.causes.tensor_straggler import TENSOR_STRAGGLER
+from app.analysis.diagnosis.finding import UNKNOWN
 from app.analysis.report.build import analyze
 from app.analysis.synthesis.population import CAUSES, LARGER, USUAL, draw_session
 from app.analysis.synthesis.randomness import stream
@@ -23,31 +30,18 @@ from app.analysis.synthesis.randomness import stream
 # Seeds from here on were never looked at while the rules were made.
 HELD_OUT: Final = 1_000_000
 NONE: Final = "none"
-UNKNOWN: Final = "unknown"
 # Jobs that are slower than this count in F1 (paper, section 4).
 STRAGGLING: Final = 1.1
 # Of a hundred jobs: healthy ones and mixtures of two causes; the rest has one cause.
 HEALTHY: Final = 20
 MIXTURES: Final = 15
 _WORKER_CAUSES: Final = {
-    "slow_worker",
-    "network",
-    "memory_fragmentation",
-    "tensor_parallel_straggler",
+    SLOW_WORKER.name,
+    NETWORK.name,
+    MEMORY_FRAGMENTATION.name,
+    TENSOR_STRAGGLER.name,
 }
-_SHORT: Final = {
-    "slow_worker": "worker",
-    "stage_imbalance": "stage",
-    "sequence_length_imbalance": "lengths",
-    "garbage_collection": "gc",
-    "memory_fragmentation": "memory",
-    "false_kernel_dependency": "kernel",
-    "network": "network",
-    "data_loading": "loading",
-    "tensor_parallel_straggler": "tensor",
-    NONE: "none",
-    UNKNOWN: "unknown",
-}
+_SHORT: Final = {**{kind.name: kind.word for kind in KINDS.values()}, NONE: NONE, UNKNOWN: UNKNOWN}
 
 
 Document = Mapping[str, Any]
@@ -122,9 +116,10 @@ def _worker_right(
 def _stage_right(
     causes: Sequence[str], stage: int | None, found: Sequence[Document]
 ) -> bool | None:
-    if "stage_imbalance" not in causes:
+    name = STAGE_IMBALANCE.name
+    if name not in causes:
         return None
-    return any(c["where"].get("stage") == stage for c in found if c["cause"] == "stage_imbalance")
+    return any(c["where"].get("stage") == stage for c in found if c["cause"] == name)
 
 
 def run(first_seed: int, jobs: int, processes: int) -> list[Scored]:

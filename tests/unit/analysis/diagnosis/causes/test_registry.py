@@ -1,0 +1,90 @@
+"""Every kind of cause has all that belongs to it; a failure says what is missing."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import pytest
+
+from app.alerts.message import cause_name
+from app.analysis.diagnosis.causes.kind import Kind
+from app.analysis.diagnosis.causes.registry import EVERY, KINDS, title_of
+from app.analysis.synthesis import population
+from app.analysis.synthesis.scenarios import SCENARIOS
+
+ROOT: Final = Path(__file__).parents[5]
+CAUSES: Final = ROOT / "app/analysis/diagnosis/causes"
+TESTS: Final = Path(__file__).parent
+NO_CAUSE: Final = {"__init__", "kind", "registry"}
+
+every_kind = pytest.mark.parametrize("kind", EVERY.values(), ids=lambda kind: kind.name)
+
+
+def modules() -> set[str]:
+    return {path.stem for path in CAUSES.glob("*.py")} - NO_CAUSE
+
+
+def section(title: str) -> str:
+    """Return what the page of the diagnosis says below a title, in one line; empty if nothing."""
+    page = (ROOT / "docs/diagnosis.md").read_text()
+    found = re.search(rf"^### {re.escape(title)}\n(.*?)(?=^##)", page, re.DOTALL | re.MULTILINE)
+    return " ".join(found[1].split()) if found else ""
+
+
+def test_every_file_of_a_cause_has_its_kind_in_the_registry() -> None:
+    registered = (CAUSES / "registry.py").read_text()
+
+    assert [name for name in sorted(modules()) if f"causes.{name} import" not in registered] == []
+    assert len(modules()) == len(EVERY)
+
+
+def test_every_cause_has_its_test() -> None:
+    assert [name for name in sorted(modules()) if not (TESTS / f"test_{name}.py").exists()] == []
+
+
+@every_kind
+def test_the_page_of_the_diagnosis_has_a_section_of_the_cause(kind: Kind) -> None:
+    text = section(kind.title)
+
+    assert text, f"docs/diagnosis.md has no section ### {kind.title}"
+    assert f"`{kind.name}`" in text
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_its_section_says_its_sign(name: str) -> None:
+    kind = KINDS[name]
+
+    assert kind.sign in section(kind.title)
+
+
+def test_every_cause_is_drawn_in_populations() -> None:
+    assert sorted(KINDS) == sorted(population.CAUSES)
+
+
+def test_every_cause_has_a_scenario() -> None:
+    made = {
+        injection.cause
+        for scenario in SCENARIOS.values()
+        for injection in scenario.draw(scenario.job, np.random.default_rng(0))
+    }
+
+    assert [name for name in KINDS if name not in made] == []
+
+
+def test_names_titles_and_words_are_each_one_cause() -> None:
+    assert len({kind.title for kind in EVERY.values()}) == len(EVERY)
+    assert len({kind.word for kind in KINDS.values()}) == len(KINDS)
+    assert all(name == kind.name for name, kind in EVERY.items())
+
+
+@every_kind
+def test_messages_call_a_cause_as_pages_do(kind: Kind) -> None:
+    assert title_of(kind.name) == cause_name(kind.name) == kind.title
+
+
+def test_what_no_cause_explains_and_what_another_version_named_have_titles() -> None:
+    assert title_of("unknown") == cause_name("unknown") == "Unknown cause"
+    assert title_of("cosmic_rays") == "Cosmic rays"
