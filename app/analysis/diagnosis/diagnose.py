@@ -120,15 +120,17 @@ def _cannot_judge(signs: Signs) -> dict[str, str]:
 def _find(signs: Signs) -> list[_Found]:
     """Return what left its sign."""
     within = [kind for kind in KINDS.values() if kind.within_worker]
-    found = _found(within, signs)
+    found = _look_for(within, signs)
     explained: dict[int, FloatArray] = {}
     for sign in found:
-        explained |= sign.finding.change.less_ns
+        for node, less_ns in sign.finding.change.less_ns.items():
+            # Groups of one stage share nodes, in columns of their own.
+            explained[node] = explained[node] + less_ns if node in explained else less_ns
     others = [kind for kind in KINDS.values() if not kind.within_worker]
-    return found + _found(others, signs.less(explained))
+    return found + _look_for(others, signs.less(explained))
 
 
-def _found(kinds: Iterable[CauseKind], signs: Signs) -> list[_Found]:
+def _look_for(kinds: Iterable[CauseKind], signs: Signs) -> list[_Found]:
     findings = ((kind, kind.find(signs)) for kind in kinds)
     return [_Found(kind, finding) for kind, finding in findings if finding is not None]
 

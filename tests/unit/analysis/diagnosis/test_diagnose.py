@@ -5,7 +5,11 @@ from dataclasses import replace
 import pytest
 
 from app.analysis.report.build import analyze
-from app.analysis.synthesis.injections.computations import StageImbalance
+from app.analysis.synthesis.injections.computations import (
+    MemoryFragmentation,
+    StageImbalance,
+    TensorParallelStraggler,
+)
 from app.analysis.synthesis.injections.transfers import SlowDataLoading
 from app.analysis.synthesis.job import CostModel, JobModel
 from app.analysis.trace.model import Sizes
@@ -94,3 +98,12 @@ def test_stages_with_other_chunks_leave_open_what_their_comparison_would_tell() 
     }
     assert "cannot be compared" in unjudged["garbage_collection"]
     assert unjudged.keys().isdisjoint(document["diagnosis"]["ruled_out"])
+
+
+def test_what_two_groups_of_a_stage_wait_for_is_no_slowness_of_their_workers() -> None:
+    straggler = TensorParallelStraggler((2, 1), 3, 1.6)
+    fragmented = MemoryFragmentation((0, 1), 60 * MS)
+    diagnosis = diagnosed(session(straggler, fragmented, job=TENSOR))
+
+    assert sorted(causes(diagnosis)) == ["memory_fragmentation", "tensor_parallel_straggler"]
+    assert "slow_worker" in diagnosis.ruled_out
