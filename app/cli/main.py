@@ -222,7 +222,8 @@ def synth(
 ) -> None:
     """Write synthetic traces, their metadata and their ground truth."""
     from app.analysis.synthesis.scenarios import ALL_SCENARIOS
-    from app.cli.synth import TraceFormat, write_fleet, write_scenario
+    from app.analysis.trace.formats.registry import WRITERS
+    from app.cli.synth import write_fleet, write_scenario
 
     if scenario == "list":
         for known in ALL_SCENARIOS.values():
@@ -230,13 +231,13 @@ def synth(
         return
     if (scenario is None) == (fleet is None):
         raise typer.BadParameter("name either a scenario or the size of a --fleet")
-    if trace_format not in list(TraceFormat):
-        raise typer.BadParameter(f"--format is one of {', '.join(TraceFormat)}")
-    form = TraceFormat(trace_format)
+    writer = WRITERS.get(trace_format)
+    if writer is None:
+        raise typer.BadParameter(f"--format is one of {', '.join(WRITERS)}")
     if scenario is not None:
-        written = iter([write_scenario(scenario, out, seed=seed, trace_format=form)])
+        written = iter([write_scenario(scenario, out, seed=seed, writer=writer)])
     else:
-        written = write_fleet(fleet or 1, out, seed=seed, trace_format=form)
+        written = write_fleet(fleet or 1, out, seed=seed, writer=writer)
     for files in written:
         for path in (files.trace, files.meta, files.truth):
             typer.echo(str(path))

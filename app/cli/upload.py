@@ -13,6 +13,8 @@ import httpx
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
+from app.analysis.trace.formats.head import COMPRESSIONS
+from app.analysis.trace.formats.registry import FORMATS
 from app.analysis.trace.metadata import load_metadata
 from app.cli.files import read_metadata
 from app.errors import Fault, InvalidMetadataError, PacelineError
@@ -39,11 +41,9 @@ DONE_STATES: Final = ("analyzed", "no_verdict")
 ENDED_STATES: Final = ("discarded", "failed")
 
 CONTENT_TYPES: Final = {
-    ".parquet": "application/vnd.apache.parquet",
-    ".ndjson": "application/x-ndjson",
-    ".jsonl": "application/x-ndjson",
+    suffix: known.media_types[0] for known in FORMATS.values() for suffix in known.suffixes
 }
-COMPRESSED_SUFFIXES: Final = (".gz", ".zst")
+COMPRESSED_SUFFIXES: Final = tuple(known.suffix for known in COMPRESSIONS)
 
 
 class UploadError(PacelineError):

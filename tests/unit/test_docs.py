@@ -7,13 +7,17 @@ from pathlib import Path
 from typing import Final
 
 import pytest
+from typer.testing import CliRunner
 
 from app.analysis.planning.spec.measured import layers_per_stage
 from app.analysis.synthesis.scenarios import ALL_SCENARIOS, SCENARIOS
 from app.analysis.trace import decode, metadata
+from app.analysis.trace.formats.kind import TraceFormat
+from app.analysis.trace.formats.registry import FORMATS, WRITERS
 from app.analysis.trace.model import KNOWN_OP_TYPES, OP_TYPE_ALIASES
 from app.api.frame.problems import PROBLEMS
 from app.bootstrap import build
+from app.cli.main import app
 from app.settings import Settings
 from app.web import create_app
 
@@ -78,6 +82,27 @@ def test_every_refusal_of_a_trace_is_on_the_page_of_the_format() -> None:
     codes = (listed | raised | metadata_codes) - {"trace.unreadable_blob"}
     assert len(codes) > 30
     assert [code for code in sorted(codes) if f"`{code}`" not in page] == []
+
+
+@pytest.mark.parametrize("known", FORMATS.values(), ids=FORMATS)
+def test_every_trace_format_has_a_row_and_a_section_on_its_page(known: TraceFormat) -> None:
+    page = (DOCS / "trace-format.md").read_text()
+    row = next((line for line in page.splitlines() if line.startswith(f"| [{known.title}](#")), "")
+
+    for said in (known.name, *known.media_types, *known.suffixes):
+        assert f"`{said}`" in row, said
+    anchor = re.findall(r"\]\(#([a-z-]+)\)", row)[0]
+    headings = re.findall(r"^### (.*)$", page, re.MULTILINE)
+    assert anchor in {re.sub(r"[^a-z -]", "", text.lower()).replace(" ", "-") for text in headings}
+
+
+def test_every_format_that_synth_writes_is_on_the_page_and_in_its_help() -> None:
+    page = (DOCS / "trace-format.md").read_text()
+    help_text = CliRunner().invoke(app, ["synth", "--help"], env={"COLUMNS": "400"}).stdout
+
+    for name in WRITERS:
+        assert f"`{name}`" in page, name
+        assert re.search(rf"\b{name}\b", help_text), name
 
 
 def test_every_name_of_an_operation_type_is_on_the_page_of_the_format() -> None:

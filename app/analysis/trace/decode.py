@@ -8,8 +8,8 @@ Formats
 - NDJSON, plain, gzip or zstd: the header line ``{"schema": "paceline.trace/1", "meta": {…}}``,
   then one object a line with our columns as keys.
 
-Which one it is, the bytes say themselves. A refused body leaves nothing behind: there is no trace
-until every check has passed.
+`formats.registry` has them all. Which one it is, the bytes say themselves. A refused body leaves
+nothing behind: there is no trace until every check has passed.
 
 Codes
 -----
@@ -51,36 +51,15 @@ Of `BodyTooLargeError`: ``body.too_large`` (decompressed bytes), ``body.too_many
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
 
 from app.analysis.trace.faults import refuse_body
+from app.analysis.trace.formats.head import head_of
+from app.analysis.trace.formats.kind import Decoded
+from app.analysis.trace.formats.registry import FORMATS
 from app.analysis.trace.limits import Limits
-from app.analysis.trace.model import SessionMeta, Trace
-from app.analysis.trace.ndjson.reader import decode_ndjson
-from app.analysis.trace.ndjson.streams import GZIP_MAGIC, ZSTD_MAGIC
-from app.analysis.trace.parquet.footer import MAGIC
-from app.analysis.trace.parquet.reader import decode_parquet
-from app.errors import InvalidMetadataError, UnsupportedFormatError
-
-NDJSON: Final = "ndjson"
-_SNIFFED_BYTES: Final = 64
-
-
-@dataclass(frozen=True, slots=True)
-class Decoded:
-    """A decoded body.
-
-    Parameters
-    ----------
-    trace : Trace
-    trace_format : str
-        ``parquet-published``, ``parquet`` or ``ndjson``.
-    """
-
-    trace: Trace
-    trace_format: str
+from app.analysis.trace.model import SessionMeta
+from app.errors import UnsupportedFormatError
 
 
 def decode(
@@ -114,22 +93,12 @@ def decode(
     OSError
         The file cannot be read.
     """
-    head = body[:_SNIFFED_BYTES] if isinstance(body, bytes) else _head(body)
-    if not head:
+    head = head_of(body)
+    if not head.start:
         refuse_body("no_rows", "the body is empty")
-    if head.startswith(MAGIC):
-        if meta is None:
-            message = "a Parquet body needs the session's metadata beside it"
-            raise InvalidMetadataError(message, code="metadata.missing")
-        trace, layout = decode_parquet(body, meta, limits, part=part)
-        return Decoded(trace, layout.trace_format)
-    if head.startswith((GZIP_MAGIC, ZSTD_MAGIC)) or head.lstrip().startswith(b"{"):
-        return Decoded(decode_ndjson(body, meta, limits, part=part), NDJSON)
+    for known in FORMATS.values():
+        if known.sniff(head):
+            return known.decode(body, meta, limits, part=part)
     said = f" (sent as {content_type[:80]!r})" if content_type else ""
-    message = f"the body is neither Parquet nor NDJSON, plain, gzip or zstd{said}"
-    raise UnsupportedFormatError(message)
-
-
-def _head(path: Path) -> bytes:
-    with path.open("rb") as file:
-        return file.read(_SNIFFED_BYTES)
+    titles = ", ".join(known.title for known in FORMATS.values())
+    raise UnsupportedFormatError(f"the body is in none of the known formats{said}: {titles}")

@@ -17,6 +17,8 @@ from fastapi import Request
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.requests import ClientDisconnect
 
+from app.analysis.trace.formats.head import COMPRESSIONS
+from app.analysis.trace.formats.registry import FORMATS
 from app.analysis.trace.limits import Limits
 from app.analysis.trace.metadata import load_metadata, parse_metadata
 from app.api.frame import problems
@@ -48,22 +50,20 @@ MULTIPART: Final = "multipart/form-data"
 UNDECLARED: Final = frozenset(
     {"", "application/octet-stream", "binary/octet-stream", "application/x-www-form-urlencoded"}
 )
-NDJSON: Final = frozenset(
-    {
-        "application/x-ndjson",
-        "application/ndjson",
-        "application/jsonl",
-        "application/gzip",
-        "application/x-gzip",
-        "application/zstd",
-    }
+# Those that say no more than how the bytes are compressed.
+COMPRESSED: Final = frozenset(
+    media_type for known in COMPRESSIONS for media_type in known.media_types
 )
-PARQUET: Final = frozenset(
-    {"application/vnd.apache.parquet", "application/x-parquet", "application/parquet"}
+DECLARED: Final = frozenset(
+    media_type for known in FORMATS.values() for media_type in known.media_types
+)
+# Those of text, which may come with a content coding; the decoder undoes it.
+TEXT: Final = frozenset(
+    media_type for known in FORMATS.values() if known.text for media_type in known.media_types
 )
 
-# Content codings of NDJSON and how such a body starts; the decoder undoes them.
-ENCODINGS: Final = {"gzip": b"\x1f\x8b", "x-gzip": b"\x1f\x8b", "zstd": b"\x28\xb5\x2f\xfd"}
+# Content codings and how such a body starts.
+ENCODINGS: Final = {coding: known.magic for known in COMPRESSIONS for coding in known.codings}
 
 # What nginx calls a client that is gone; nobody reads it.
 CLIENT_CLOSED_REQUEST: Final = 499
@@ -73,8 +73,7 @@ TRACE_CONTENT: Final[dict[str, Any]] = {
     "requestBody": {
         "required": True,
         "content": {
-            "application/vnd.apache.parquet": {"schema": {"type": "string"}},
-            "application/x-ndjson": {"schema": {"type": "string"}},
+            **{known.media_types[0]: {"schema": {"type": "string"}} for known in FORMATS.values()},
             MULTIPART: {
                 "schema": {
                     "type": "object",
@@ -244,9 +243,7 @@ class Ingest:
 
 def _media_type(content_type: str | None) -> str:
     media_type = (content_type or "").partition(";")[0].strip().lower()
-    if media_type in UNDECLARED or media_type in NDJSON or media_type in PARQUET:
-        return media_type
-    if media_type == MULTIPART:
+    if media_type in UNDECLARED | COMPRESSED | DECLARED or media_type == MULTIPART:
         return media_type
     raise UnsupportedFormatError(f"Bodies of type {media_type} are not accepted.")
 
@@ -262,9 +259,10 @@ def _encoding(request: Request, media_type: str) -> str | None:
     encoding = request.headers.get("content-encoding", "identity").strip().lower()
     if encoding == "identity":
         return None
-    if encoding not in ENCODINGS or media_type in PARQUET or media_type == MULTIPART:
+    if encoding not in ENCODINGS or media_type not in UNDECLARED | COMPRESSED | TEXT:
+        titles = ", ".join(known.title for known in FORMATS.values() if known.text)
         raise UnsupportedEncodingError(
-            f"Content-Encoding {encoding} is not accepted here; NDJSON may come as gzip or zstd."
+            f"Content-Encoding {encoding} is not accepted here; {titles} may come as gzip or zstd."
         )
     return encoding
 

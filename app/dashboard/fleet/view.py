@@ -12,6 +12,7 @@ from urllib.parse import quote
 from app.alerts.incidents import State as Stage
 from app.analysis.diagnosis.causes.registry import title_of
 from app.analysis.diagnosis.causes.sequence_lengths import SEQUENCE_LENGTHS
+from app.analysis.trace.formats.registry import FORMATS
 from app.analysis.wording import hours
 from app.dashboard.alerts.parts import STATES
 from app.dashboard.fleet.history import HistoryPoint, history, history_finding
@@ -93,6 +94,7 @@ class FleetPage:
     jobs: tuple[SessionRow, ...]
     slow: int
     without: int
+    formats: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +145,7 @@ def fleet_page(
         jobs=tuple(rows),
         slow=slow,
         without=without,
+        formats=tuple(known.title for known in FORMATS.values()),
     )
 
 

@@ -9,6 +9,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote
 
+from app.analysis.trace.formats.registry import FORMATS
 from app.dashboard.alerts.parts import Actions
 from app.dashboard.fleet.view import UNDERWAY, verdict_values
 from app.dashboard.look.format import (
@@ -32,12 +33,6 @@ if TYPE_CHECKING:
     from app.services.sessions.read import IntakeView, SessionView
 
 Document = Mapping[str, Any]
-
-FORMATS: Final = {
-    "parquet-published": "Parquet, published columns",
-    "parquet": "Parquet",
-    "ndjson": "NDJSON",
-}
 
 # What to do about a session without a verdict, by the code of the reason.
 REMEDIES: Final = {
@@ -183,7 +178,7 @@ def _analyzed(view: SessionView, job: JobSummary, document: Document) -> _Body:
         heading=document["verdict"]["sentence"],
         line=(
             f"{plural(len(steps), 'step')}, {plural(row.operations, 'operation')}",
-            f"{FORMATS.get(row.trace_format, row.trace_format)}, {byte_size(row.body_bytes)}",
+            f"{FORMATS[row.trace_format].title}, {byte_size(row.body_bytes)}",
         ),
         facts=facts,
     )
@@ -274,7 +269,7 @@ def _arriving(view: SessionView, intake: IntakeView) -> _Body:
         state=STATES["open"],
         short="arriving",
         heading=f"Session {row.number} is arriving: {chunks} of {producers} so far",
-        line=(FORMATS.get(row.trace_format, row.trace_format),),
+        line=(FORMATS[row.trace_format].title,),
         facts=arrival_facts(row, intake),
         why="It is analyzed when it is sealed: on request, by the last producer's last chunk, or "
         "when nothing more comes.",
@@ -290,7 +285,7 @@ def _underway(view: SessionView, max_attempts: int) -> _Body:
         Fact(
             "Trace",
             byte_size(row.body_bytes),
-            FORMATS.get(row.trace_format, row.trace_format),
+            FORMATS[row.trace_format].title,
         ),
         Fact("Received", "", clock_time(row.received_at), moment=row.received_at),
         *refused_facts(view.intake),
@@ -352,7 +347,7 @@ def _ended(view: SessionView) -> _Body:
         state=STATES["failed" if failed else "discarded"],
         short=word.lower(),
         heading=f"{word}: {reason}",
-        line=(FORMATS.get(row.trace_format, row.trace_format), byte_size(row.body_bytes)),
+        line=(FORMATS[row.trace_format].title, byte_size(row.body_bytes)),
         facts=facts,
         why=why,
     )

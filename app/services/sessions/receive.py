@@ -24,7 +24,7 @@ from app.errors import InvalidTraceError, PacelineError
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from app.analysis.trace.decode import Decoded
+    from app.analysis.trace.formats.kind import Decoded
     from app.analysis.trace.model import SessionMeta
     from app.db.unit_of_work import UnitOfWork
     from app.services.container import Container

@@ -15,8 +15,8 @@ import structlog
 from sqlalchemy import and_, select, update
 from sqlalchemy.dialects.postgresql import insert
 
-from app.analysis.trace.column_sets import PUBLISHED
 from app.analysis.trace.decode import decode
+from app.analysis.trace.formats.registry import FORMATS
 from app.analysis.trace.joint_metadata import join_metadata
 from app.analysis.trace.metadata import metadata_document, parse_metadata
 from app.analysis.trace.storage import pack
@@ -28,7 +28,7 @@ from app.services.sessions.receive import Body, check_job_name, is_plain_name, t
 from app.services.sessions.seal import is_complete, no_chunks, seal
 
 if TYPE_CHECKING:
-    from app.analysis.trace.decode import Decoded
+    from app.analysis.trace.formats.kind import Decoded
     from app.analysis.trace.model import Trace
     from app.db.unit_of_work import UnitOfWork
     from app.services.container import Container
@@ -343,7 +343,7 @@ def _create(tx: UnitOfWork, path: ChunkPath, decoded: Decoded) -> uuid.UUID:
 
 def _check_formats(known: str, added: str) -> None:
     """Refuse times that count from the start of their step beside clock readings."""
-    if (known == PUBLISHED.trace_format) != (added == PUBLISHED.trace_format):
+    if FORMATS[known].step_relative != FORMATS[added].step_relative:
         raise ConflictError(
             f"The session's chunks are {known}; {added} has times of another kind.",
             code="session.formats_mixed",

@@ -9,10 +9,11 @@ from typer.testing import CliRunner
 
 from app.analysis.synthesis.scenarios import ALL_SCENARIOS, SCENARIOS
 from app.analysis.trace.decode import decode
+from app.analysis.trace.formats.registry import WRITERS
 from app.analysis.trace.limits import Limits
 from app.analysis.trace.metadata import load_metadata
 from app.cli.main import app
-from app.cli.synth import TraceFormat, write_fleet, write_scenario
+from app.cli.synth import write_fleet, write_scenario
 from app.errors import NotFoundError
 
 if TYPE_CHECKING:
@@ -23,19 +24,17 @@ COLUMNS = ("rank", "dp", "pp", "step", "op", "mb", "mc", "order", "start_ns", "d
 
 
 @pytest.mark.parametrize(
-    ("trace_format", "name"),
+    ("form", "name"),
     [
-        (TraceFormat.PARQUET, "trace.parquet"),
-        (TraceFormat.NDJSON, "trace.ndjson.gz"),
-        (TraceFormat.NDJSON_ZSTD, "trace.ndjson.zst"),
+        ("parquet", "trace.parquet"),
+        ("ndjson", "trace.ndjson.gz"),
+        ("ndjson-zstd", "trace.ndjson.zst"),
     ],
 )
 def test_the_written_trace_is_read_back_as_the_same_operations(
-    tmp_path: Path, trace_format: TraceFormat, name: str
+    tmp_path: Path, form: str, name: str
 ) -> None:
-    files = write_scenario(
-        "slow-worker", tmp_path / "deep" / "er", seed=4, trace_format=trace_format
-    )
+    files = write_scenario("slow-worker", tmp_path / "deep" / "er", seed=4, writer=WRITERS[form])
 
     meta = load_metadata(files.meta.read_text())
     decoded = decode(files.trace, meta, limits=LIMITS)
@@ -52,7 +51,7 @@ def test_the_written_trace_is_read_back_as_the_same_operations(
 def test_the_columns_of_the_published_traces_are_read_back_to_their_precision(
     tmp_path: Path,
 ) -> None:
-    files = write_scenario("healthy", tmp_path, seed=4, trace_format=TraceFormat.PUBLISHED)
+    files = write_scenario("healthy", tmp_path, seed=4, writer=WRITERS["published"])
 
     decoded = decode(files.trace, load_metadata(files.meta.read_text()), limits=LIMITS)
     original = SCENARIOS["healthy"].synthesize(4).trace

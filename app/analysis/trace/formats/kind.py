@@ -1,0 +1,90 @@
+"""What a trace format is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from app.analysis.trace.formats.head import Head
+from app.analysis.trace.limits import Limits
+from app.analysis.trace.model import SessionMeta, Trace
+
+
+@dataclass(frozen=True, slots=True)
+class Decoded:
+    """A decoded body.
+
+    Parameters
+    ----------
+    trace : Trace
+    trace_format : str
+        The name of its format.
+    """
+
+    trace: Trace
+    trace_format: str
+
+
+class Decode(Protocol):
+    """What decodes bodies of a format."""
+
+    def __call__(
+        self, body: Path | bytes, meta: SessionMeta | None, limits: Limits, *, part: bool
+    ) -> Decoded:
+        """Decode and check a body; see `app.analysis.trace.decode.decode`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Writer:
+    """How a trace is written in a format.
+
+    Parameters
+    ----------
+    file_name : str
+        Of the file that the command line writes.
+    encode : callable
+        Returns the bytes of a trace.
+    """
+
+    file_name: str
+    encode: Callable[[Trace], bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class TraceFormat:
+    """A format in which traces are accepted.
+
+    Parameters
+    ----------
+    name : str
+        As sessions carry it.
+    title : str
+        As people call it.
+    media_types : tuple of str
+        What senders call it; the first one is ours.
+    suffixes : tuple of str
+        Of its files, without that of a compression.
+    sniff : callable
+        Takes the beginning of a body and returns whether it is of this format. Formats that begin
+        alike have the same `sniff` and the same `decode`, which tells them apart.
+    decode : callable
+    text : bool
+        It is text, which may come compressed with gzip or zstd.
+    step_relative : bool
+        Its times count from the earliest start of their step, so that nothing is known across
+        steps; its chunks do not mix with those of other formats.
+    writers : mapping of str to Writer
+        By the name that ``paceline synth --format`` takes; empty where nothing writes it.
+    """
+
+    name: str
+    title: str
+    media_types: tuple[str, ...]
+    suffixes: tuple[str, ...]
+    sniff: Callable[[Head], bool]
+    decode: Decode
+    text: bool = False
+    step_relative: bool = False
+    writers: Mapping[str, Writer] = field(default_factory=dict)

@@ -1,0 +1,39 @@
+"""NDJSON: a header line with the metadata, then an operation a line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+from app.analysis.trace.encode import to_ndjson_gz, to_ndjson_zstd
+from app.analysis.trace.formats.head import Head
+from app.analysis.trace.formats.kind import Decoded, TraceFormat, Writer
+from app.analysis.trace.limits import Limits
+from app.analysis.trace.model import SessionMeta
+from app.analysis.trace.ndjson.reader import decode_ndjson
+
+_NAME: Final = "ndjson"
+
+
+def _sniff(head: Head) -> bool:
+    # What is compressed and of no other format is read as this one, to say what is wrong with it.
+    return head.compressed or head.text.lstrip().startswith(b"{")
+
+
+def _decode(body: Path | bytes, meta: SessionMeta | None, limits: Limits, *, part: bool) -> Decoded:
+    return Decoded(decode_ndjson(body, meta, limits, part=part), _NAME)
+
+
+NDJSON: Final = TraceFormat(
+    name=_NAME,
+    title="NDJSON",
+    media_types=("application/x-ndjson", "application/ndjson", "application/jsonl"),
+    suffixes=(".ndjson", ".jsonl"),
+    sniff=_sniff,
+    decode=_decode,
+    text=True,
+    writers={
+        "ndjson": Writer("trace.ndjson.gz", to_ndjson_gz),
+        "ndjson-zstd": Writer("trace.ndjson.zst", to_ndjson_zstd),
+    },
+)
