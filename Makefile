@@ -85,8 +85,8 @@ test: check ## All checks and tests that this machine allows, as CI runs them
 		echo "Not run on PostgreSQL 15: no binaries in $(POSTGRES_15_BIN)"; \
 	fi
 
-test-unit: install-dev ## Unit tests alone: seconds, no server
-	@$(BIN)/pytest tests/unit $(PYTEST_ARGS)
+test-unit: install-dev ## Unit tests but the slow ones: a minute, no server
+	@$(BIN)/pytest tests/unit -m "not slow" $(PYTEST_ARGS)
 
 test-golden: install-dev ## Against the published results (PACELINE_REFERENCE_DATA names the folder)
 	@$(BIN)/pytest tests/golden $(PYTEST_ARGS)

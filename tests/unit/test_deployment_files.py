@@ -8,7 +8,6 @@ import re
 import shlex
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any, Final
 
@@ -16,9 +15,9 @@ import pytest
 import yaml
 
 from app.settings import Settings
+from tests.support.command import paceline
 
 ROOT: Final = Path(__file__).parents[2]
-PACELINE: Final = Path(sys.executable).parent / "paceline"
 # Services of our own image, and those that others made.
 OURS: Final = ("migrate", "api", "worker")
 DURABLE: Final = ("postgres",)
@@ -152,9 +151,7 @@ def test_the_commands_of_the_services_exist(
     commands.append(json.loads(of(dockerfile, "CMD")[0]))
 
     for command in commands:
-        shown = subprocess.run(  # noqa: S603 - our own command
-            [PACELINE, *command, "--help"], check=False, capture_output=True, text=True
-        )
+        shown = paceline(*command, "--help")
         assert shown.returncode == 0, (command, shown.stderr)
 
 

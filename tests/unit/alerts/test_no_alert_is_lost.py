@@ -12,6 +12,7 @@ import uuid
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -53,6 +54,8 @@ from tests.unit.alerts.builders import (
     slow_rule,
     sure_rule,
 )
+
+pytestmark = pytest.mark.slow
 
 TIMING = Timing()
 CAUSES = (

@@ -1,16 +1,15 @@
-"""The command as a user runs it: a process, its two streams and its exit code."""
+"""The command: its two streams and its exit code, once each as a process of its own."""
 
 from __future__ import annotations
 
 import gzip
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from app.cli.synth import SyntheticFiles, write_scenario
+from tests.support.command import paceline, paceline_process
 
 # It can be opened, and nothing is mapped where reading begins.
 UNREADABLE = Path("/proc/self/mem")
@@ -21,17 +20,8 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> SyntheticFiles:
     return write_scenario("slow-worker", tmp_path_factory.mktemp("trace"), seed=3)
 
 
-def paceline(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(  # noqa: S603 - this interpreter and our own module
-        [sys.executable, "-m", "app.cli.main", *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-
-
 def test_the_report_is_all_of_standard_output(files: SyntheticFiles) -> None:
-    done = paceline("analyze", files.trace, "--meta", files.meta, "--json")
+    done = paceline_process("analyze", files.trace, "--meta", files.meta, "--json")
     assert (done.returncode, done.stderr) == (0, "")
     report = json.loads(done.stdout)
     truth = json.loads(files.truth.read_text())
@@ -111,7 +101,7 @@ def test_rubbish_fails_with_code_and_position(files: SyntheticFiles, tmp_path: P
     assert "[trace." in done.stderr
     truncated = tmp_path / "truncated.parquet"
     truncated.write_bytes(files.trace.read_bytes()[:-100])
-    done = paceline("analyze", truncated, "--meta", files.meta)
+    done = paceline_process("analyze", truncated, "--meta", files.meta)
     assert done.returncode == 1
     assert "Traceback" not in done.stderr
 
@@ -152,4 +142,4 @@ def test_wrong_use_has_an_exit_code_of_its_own(files: SyntheticFiles) -> None:
     assert "--timeline" in timeline.stderr
     assert paceline("analyze", "nowhere.parquet").returncode == 2
     assert paceline("analyze", files.trace, "--no-such-option").returncode == 2
-    assert paceline("no-such-command").returncode == 2
+    assert paceline_process("no-such-command").returncode == 2

@@ -48,6 +48,7 @@ def test_the_report_ends_with_the_three_figures() -> None:
     assert any(line.startswith("1 mixtures of two causes: first cause right in 1") for line in text)
 
 
+@pytest.mark.slow
 def test_the_rules_hold_on_a_few_jobs_of_the_seeds_they_were_made_on() -> None:
     assert max(range(1, 21)) < HELD_OUT
     results = run(first_seed=1, jobs=20, processes=1)

@@ -52,6 +52,7 @@ def jobs(draw: st.DrawFn) -> Job:
     )
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(jobs(), st.integers(0, 1 << 30))
 def test_replayed_times_equal_the_executed_ones(job: Job, seed: int) -> None:

@@ -157,6 +157,7 @@ def report_on(member: Member) -> Report:
     )
 
 
+@pytest.mark.slow
 def test_analyses_find_the_planned_slowdowns_and_the_paper_s_signs_as_often() -> None:
     fleet = [member for member in plan_fleet(120, seed=2) if member.causes not in UNSEEN]
     slow = [report_on(member) for member in fleet if straggles(member)]
