@@ -26,6 +26,7 @@ from app.db.embedded.server import EmbeddedPostgres
 from app.errors import StartupError
 from app.run.http import HttpServer, address_of, listen
 from app.services.installation.sweep import sweep
+from app.system import scratch
 from app.system.logs import configure_logging
 from app.system.processes import SupervisedChild
 from app.web import create_app
@@ -152,6 +153,7 @@ def _announce(url: str, after_start: Callable[[str], None] | None) -> None:
 
 def _workers(settings: Settings, running: contextlib.ExitStack) -> list[SupervisedChild]:
     """Return one worker a queue, not yet started; they are stopped together."""
+    scratch.sweep()
     environment = os.environ | settings.environment()
     workers = [
         SupervisedChild(

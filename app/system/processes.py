@@ -15,6 +15,8 @@ from typing import IO, TYPE_CHECKING, Final
 
 import structlog
 
+from app.system.scratch import Scratch
+
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
@@ -140,6 +142,13 @@ def follow_lifeline() -> None:
     os.register_at_fork(after_in_child=start_watching)
 
 
+@dataclass(frozen=True, slots=True)
+class _Running:
+    process: subprocess.Popen[bytes]
+    lifeline: int
+    scratch: Scratch
+
+
 class SupervisedChild:
     """A child process with what it forks: started again when it dies, stopped as a whole.
 
@@ -152,15 +161,14 @@ class SupervisedChild:
     command : sequence of str
         Program, as an absolute path, and its arguments; it calls `follow_lifeline`.
     environment : mapping of str to str
-        Its whole environment.
+        Its environment; TMPDIR becomes a directory that is removed when the child has ended.
     """
 
     def __init__(self, name: str, command: Sequence[str], environment: Mapping[str, str]) -> None:
         self.name = name
         self._command = command
         self._environment = environment
-        self._process: subprocess.Popen[bytes] | None = None
-        self._lifeline = -1
+        self._running: _Running | None = None
         self._started_s = 0.0
         self._restart_at_s = 0.0
         self._backoff_s = _FIRST_BACKOFF_S
@@ -168,13 +176,13 @@ class SupervisedChild:
     def tend(self) -> None:
         """Start it if it is due, and clean up behind it if it died."""
         now_s = time.monotonic()
-        if self._process is None:
+        if self._running is None:
             if now_s >= self._restart_at_s:
                 self._start(now_s)
             return
-        if not _has_ended(self._process):
+        if not _has_ended(self._running.process):
             return
-        status = self._reap(self._process)
+        status = self._reap(self._running)
         if now_s - self._started_s >= _HEALTHY_AFTER_S:
             self._backoff_s = _FIRST_BACKOFF_S
         self._restart_at_s = now_s + self._backoff_s
@@ -183,45 +191,49 @@ class SupervisedChild:
 
     def ask_to_stop(self) -> None:
         """Send SIGTERM to the child; it is up to the child to stop what it forked."""
-        if self._process is not None:
-            self._process.terminate()
+        if self._running is not None:
+            self._running.process.terminate()
 
     def wait_or_kill(self, deadline_s: float) -> None:
         """Wait until `deadline_s` on the monotonic clock, then kill the child and all it forked."""
-        if self._process is None:
+        if self._running is None:
             return
-        while not _has_ended(self._process) and time.monotonic() < deadline_s:
+        process = self._running.process
+        while not _has_ended(process) and time.monotonic() < deadline_s:
             time.sleep(_POLL_S)
-        if not _has_ended(self._process):
+        if not _has_ended(process):
             _log.warning("child killed", child=self.name, why="it did not stop in time")
-        self._reap(self._process)
+        self._reap(self._running)
 
     def _start(self, now_s: float) -> None:
+        scratch = Scratch()
         read_end, write_end = os.pipe()
         try:
-            self._process = spawn(
+            process = spawn(
                 self._command,
                 parent_death=signal.SIGKILL,
-                environment=self._environment,
+                environment={**self._environment, "TMPDIR": str(scratch.path)},
                 stdin=read_end,
             )
         except BaseException:
             os.close(write_end)
+            scratch.remove()
             raise
         finally:
             os.close(read_end)
-        self._lifeline = write_end
+        self._running = _Running(process, write_end, scratch)
         self._started_s = now_s
-        _log.info("child started", child=self.name, pid=self._process.pid)
+        _log.info("child started", child=self.name, pid=process.pid)
 
-    def _reap(self, process: subprocess.Popen[bytes]) -> int:
+    def _reap(self, running: _Running) -> int:
         # The group is killed while its leader is not yet reaped: until then its number cannot have
         # passed to a stranger.
         with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(process.pid, signal.SIGKILL)
-        status = process.wait()
-        os.close(self._lifeline)
-        self._process = None
+            os.killpg(running.process.pid, signal.SIGKILL)
+        status = running.process.wait()
+        os.close(running.lifeline)
+        running.scratch.remove()
+        self._running = None
         return status
 
 

@@ -6,9 +6,12 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+import pytest
 
 from app.system.processes import SupervisedChild
 from tests.support.processes import alive, descendants, wait_until_gone
@@ -19,13 +22,14 @@ if TYPE_CHECKING:
 
 # A child that forks one process of its own, and says so, before it does what the test wants.
 FORKING = """
-import os, pathlib, signal, sys, time
+import os, pathlib, signal, sys, tempfile, time
 from app.system.processes import follow_lifeline
 if "ignore" in sys.argv:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
 follow_lifeline()
 if os.fork() == 0:
     time.sleep(600)
+tempfile.mkdtemp()
 said = pathlib.Path(sys.argv[1])
 said.with_suffix(".new").write_text(str(os.getpid()))
 said.with_suffix(".new").rename(said)
@@ -71,6 +75,18 @@ def test_a_child_that_does_not_stop_is_killed_with_what_it_forked(tmp_path: Path
     supervised.ask_to_stop()
     supervised.wait_or_kill(time.monotonic())
     wait_until_gone(running)
+
+
+def test_temporary_files_of_a_killed_child_go_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    supervised = child(tmp_path)
+    started(supervised, tmp_path)
+    [directory] = tmp_path.glob("paceline-child-*")
+    assert len(list(directory.iterdir())) == 1
+    supervised.wait_or_kill(time.monotonic())
+    assert not directory.exists()
 
 
 def test_stopping_what_was_never_started_does_nothing(tmp_path: Path) -> None:

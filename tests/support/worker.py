@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Self
 from sqlalchemy import select
 
 from app.db.models.sessions import WorkerHeartbeat
+from app.system.scratch import Scratch
 from tests.support.waiting import wait_for
 
 if TYPE_CHECKING:
@@ -36,10 +37,13 @@ class WorkerProcess:
     def __init__(self, container: Container, log: Path, queue: str = "analysis") -> None:
         self._container = container
         self._log = log
+        self._scratch = Scratch()
         with log.open("ab") as output:
             self._process = subprocess.Popen(  # noqa: S603 - our own argument list
                 [sys.executable, "-m", "workers.child", "--queue", queue],
-                env=os.environ | container.settings.environment(),
+                env=os.environ
+                | container.settings.environment()
+                | {"TMPDIR": str(self._scratch.path)},
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
@@ -99,6 +103,7 @@ class WorkerProcess:
         if self._process.poll() is None:
             os.killpg(self.pid, signal.SIGKILL)
             self._process.wait()
+        self._scratch.remove()
 
     def kill_only_the_consumer(self) -> None:
         """Kill the process that takes messages, not what it forked."""
