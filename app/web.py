@@ -66,7 +66,7 @@ def create_app(container: Container) -> FastAPI:
     app.include_router(sessions.router(container))
     app.include_router(what_if.router(container))
     app.include_router(plans.router(container))
-    app.include_router(events.router(container, live))
+    app.include_router(events.router(live))
     app.include_router(alerts.router(container))
     app.include_router(health.router(container))
     app.include_router(metrics.router(counted))

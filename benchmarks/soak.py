@@ -32,8 +32,10 @@ from app.db import migrate
 from app.db.embedded.server import EmbeddedPostgres
 from app.db.models.alerts import AlertDelivery, AlertGroup
 from app.db.models.sessions import Job, WorkerHeartbeat
+from app.db.unit_of_work import reading
 from app.services.alerts.channels import create_channel
-from app.services.alerts.rules import delete_rule, list_rules, save_rule
+from app.services.alerts.rules import delete_rule, save_rule
+from app.services.alerts.store import load_rules
 from app.services.installation.sweep import sweep
 from app.settings import Settings
 from benchmarks.soak_judge import CHANNELS, Made, Verdict, judge
@@ -136,7 +138,9 @@ def hurry(container: Container) -> None:
 
 def prepare(container: Container, receiver: Receiver, jobs: int) -> list[int]:
     """Make channels, one rule, and jobs; return the jobs."""
-    for rule in list_rules(container):
+    with reading(container.engine) as tx:
+        rules = load_rules(tx)
+    for rule in rules:
         delete_rule(container, rule.id)
     save_rule(container, RULE, new=True)
     for name in CHANNELS:

@@ -12,6 +12,7 @@ from pydantic import BaseModel
 
 from app.analysis.documents import UnreadableDocumentError, load_json
 from app.analysis.planning.spec.parse import unreadable_spec
+from app.db.unit_of_work import reading
 from app.errors import BodyTooLargeError, InvalidSpecError
 from app.services.container import Container
 from app.services.plans.read import PlanRow, PlanView, get_plan, list_plans
@@ -144,20 +145,26 @@ def router(container: Container) -> APIRouter:
     def get_plans(
         limit: Annotated[int, Query(ge=1, le=MAX_LIMIT)] = DEFAULT_LIMIT,
     ) -> PlanListBody:
-        rows = list_plans(container, limit).rows
+        with reading(container.engine) as tx:
+            rows = list_plans(tx, limit).rows
         return PlanListBody(plans=[PlanBody(**_row(row)) for row in rows])
 
     @routes.get("/{plan}", summary="A plan: its state, its specification, its template")
     def get_one(plan: uuid.UUID) -> PlanDetailBody:
-        return _detail(get_plan(container, plan))
+        return _detail(_read(container, plan))
 
     @routes.post("/{plan}/cancel", summary="End a plan that is not ready")
     def cancel(plan: uuid.UUID) -> PlanDetailBody:
         """End it at once; to cancel it twice is harmless."""
         cancel_plan(container, plan)
-        return _detail(get_plan(container, plan))
+        return _detail(_read(container, plan))
 
     return routes
+
+
+def _read(container: Container, plan: uuid.UUID) -> PlanView:
+    with reading(container.engine) as tx:
+        return get_plan(tx, plan)
 
 
 def _row(row: PlanRow) -> dict[str, Any]:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     import psycopg
 
-    from app.db.unit_of_work import UnitOfWork
+    from app.db.unit_of_work import Reads, UnitOfWork
 
 # One part is in memory several times while it travels (the client's buffer, the driver's, the
 # server's), and PostgreSQL refuses values of 1 GB.
@@ -48,12 +48,12 @@ def write_blob(tx: UnitOfWork, parts: Iterable[bytes]) -> uuid.UUID:
     return blob_id
 
 
-def read_blob(tx: UnitOfWork, blob_id: uuid.UUID) -> Iterator[bytes]:
+def read_blob(tx: Reads, blob_id: uuid.UUID) -> Iterator[bytes]:
     """Yield the parts of a blob in their order, each fetched when it is asked for.
 
     Parameters
     ----------
-    tx : UnitOfWork
+    tx : Reads
         Must stay open until the last part was read.
     blob_id : UUID
 
@@ -79,7 +79,7 @@ def delete_blob(tx: UnitOfWork, blob_id: uuid.UUID) -> int:
         return cursor.execute("DELETE FROM blob_part WHERE blob_id = %s", (blob_id,)).rowcount
 
 
-def _connection(tx: UnitOfWork) -> psycopg.Connection[tuple[Any, ...]]:
+def _connection(tx: Reads) -> psycopg.Connection[tuple[Any, ...]]:
     """Return psycopg's own connection, in the transaction that `tx` has open."""
     return cast(
         "psycopg.Connection[tuple[Any, ...]]", tx.session.connection().connection.driver_connection

@@ -1,7 +1,8 @@
-"""One transaction, and the messages that may go out once it has committed."""
+"""One transaction: to read one moment's rows, or to write and then send what must follow."""
 
 from __future__ import annotations
 
+import contextlib
 import uuid
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, Self
@@ -13,6 +14,7 @@ from sqlalchemy.orm import Session
 from app.db.models.sessions import TaskRun
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from datetime import datetime
     from types import TracebackType
 
@@ -27,8 +29,52 @@ ENQUEUE_TRIES: Final = 5
 Publish = Callable[[uuid.UUID, str], None]
 
 
-class UnitOfWork:
-    """A context manager that owns one transaction.
+class Reads:
+    """A transaction as functions take it that only read.
+
+    Parameters
+    ----------
+    session : Session
+        Of SQLAlchemy; its transaction is open, or begins with the first statement.
+    """
+
+    def __init__(self, session: Session) -> None:
+        self.session = session
+        self._now: datetime | None = None
+
+    @property
+    def now(self) -> datetime:
+        """Return the database's time of this transaction, read once."""
+        if self._now is None:
+            self._now = self.session.execute(select(func.now())).scalar_one()
+        return self._now
+
+
+@contextlib.contextmanager
+def reading(engine: Engine) -> Iterator[Reads]:
+    """Open a transaction that sees the rows of one moment and can write none.
+
+    What is read stays readable afterwards. Compute and render outside of it: it holds one of the
+    pool's connections.
+
+    Parameters
+    ----------
+    engine : Engine
+
+    Raises
+    ------
+    SQLAlchemyError
+        If the database does not answer.
+    """
+    with Session(engine, autoflush=False) as session:
+        session.connection(
+            execution_options={"isolation_level": "REPEATABLE READ", "postgresql_readonly": True}
+        )
+        yield Reads(session)
+
+
+class UnitOfWork(Reads):
+    """A context manager that owns one transaction, which may write.
 
     Entered, it has `session` and `now`; a clean exit commits, an exception rolls back. What was
     enqueued is handed to `publish` after the commit and only then: a message for a row that is not
@@ -44,10 +90,9 @@ class UnitOfWork:
 
     def __init__(self, engine: Engine, publish: Publish) -> None:
         # Objects stay readable after the commit: services return them as values.
-        self.session = Session(engine, expire_on_commit=False)
+        super().__init__(Session(engine, expire_on_commit=False))
         self._publish = publish
         self._to_publish: dict[uuid.UUID, str] = {}
-        self._now: datetime | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -64,13 +109,6 @@ class UnitOfWork:
             self.session.commit()
         for run_id, task_kind in self._to_publish.items():
             self._publish(run_id, task_kind)
-
-    @property
-    def now(self) -> datetime:
-        """Return the database's time of this transaction, read once."""
-        if self._now is None:
-            self._now = self.session.execute(select(func.now())).scalar_one()
-        return self._now
 
     def enqueue(self, kind: str, subject_id: uuid.UUID) -> uuid.UUID:
         """Record that there is work to do, in this transaction, and publish it after the commit.

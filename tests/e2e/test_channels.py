@@ -10,10 +10,11 @@ from playwright.sync_api import expect
 
 from app.alerts.channels.registry import KINDS
 from app.alerts.rules import Selector
-from app.services.alerts.channels import list_channels
+from app.services.alerts.channel_reads import list_channels
 from tests.e2e.alerting import act
 from tests.e2e.looking import keep
 from tests.e2e.test_pages import expect_well_made, in_every_look
+from tests.support.reads import read
 from tests.support.receiver import Receiver, Reply
 
 if TYPE_CHECKING:
@@ -54,7 +55,7 @@ def test_the_page_of_channels(
             alerting.channel(away, "away")
             alerting.slow()
             alerting.pass_and_work()
-    dead = next(c for c in list_channels(alerting.container) if c.name == "old-hook")
+    dead = next(c for c in read(alerting.container, list_channels) if c.name == "old-hook")
     page = visitor.open(f"{place.url}/channels", look)
     expect(page.locator("h1")).to_contain_text("The channel old-hook is dead")
     expect(page.locator(".nav .count.dead")).to_contain_text("1 dead")
@@ -113,7 +114,7 @@ def test_a_channel_from_its_first_test_to_its_end(
     page.get_by_label("high").check()
     act(page, "Add")
     expect(page).to_have_url(re.compile(r"/channels/[0-9a-f-]{36}$"))
-    [channel] = list_channels(place.alerting.container)
+    [channel] = read(place.alerting.container, list_channels)
     assert channel.selector.jobs == ("llm", "llama-*")
     assert channel.selector.importance == ("high",)
     assert set(channel.secrets) == {"url", "signing_secrets"}
@@ -133,7 +134,7 @@ def test_a_channel_from_its_first_test_to_its_end(
     act(page, "Save")
     expect(page.locator("[data-saved]")).to_have_text("Saved.")
     expect(page.locator("#chosen h2")).to_contain_text("ops: Webhook")
-    [channel] = list_channels(place.alerting.container)
+    [channel] = read(place.alerting.container, list_channels)
     assert set(channel.secrets) == {"url"}
     assert channel.selector.importance == ()
     act(page, "Send a test")
@@ -223,7 +224,7 @@ def test_what_is_wrong_is_said_beside_the_field(
     )
     expect(page.locator("#email-config-port-fault")).to_contain_text("less than or equal to 65535")
     refused(visitor, 422)
-    assert len(list_channels(place.alerting.container)) == 1
+    assert len(read(place.alerting.container, list_channels)) == 1
 
 
 def test_a_test_that_the_operator_does_not_allow_says_so(place: Place, visitor: Visitor) -> None:

@@ -15,12 +15,13 @@ from app.alerts.rules import CauseFound, NoData, Threshold
 from app.bootstrap import build
 from app.run.http import HttpServer, address_of, listen
 from app.services.alerts import rules as alert_rules
-from app.services.alerts.rules import list_rules
+from app.services.alerts.store import load_rules
 from app.web import create_app
 from tests.e2e.looking import keep
 from tests.e2e.test_pages import expect_well_made, in_every_look
 from tests.e2e.visiting import NARROW
 from tests.support.alerting import LOOPBACK, Alerting
+from tests.support.reads import read
 from tests.support.receiver import Receiver
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ class Place:
         self.server = HttpServer(create_app(self.container), listener)
 
     def rule(self, name: str) -> Rule:
-        [found] = [rule for rule in list_rules(self.container) if rule.name == name]
+        [found] = [rule for rule in read(self.container, load_rules) if rule.name == name]
         return found
 
     def history(self, job: str, *slowdowns: float, ends: timedelta = timedelta(hours=6)) -> None:
@@ -161,14 +162,14 @@ def test_a_rule_is_added_edited_and_deleted(place: Place, visitor: Visitor) -> N
     press(page, "Delete…")
     press(page, "Delete rule")
     expect(page).to_have_url(f"{place.url}/rules")
-    assert "Wasteful" not in [rule.name for rule in list_rules(place.container)]
+    assert "Wasteful" not in [rule.name for rule in read(place.container, load_rules)]
 
 
 def test_a_rule_that_comes_with_the_product_is_saved_as_it_was(
     place: Place, visitor: Visitor
 ) -> None:
     """What the form does not change, it does not lose."""
-    for rule in list_rules(place.container):
+    for rule in read(place.container, load_rules):
         page = visitor.open(f"{place.url}/rules/{rule.id}")
         press(page, "Save")
         expect(page.locator("#done")).to_have_text("Saved")
@@ -233,7 +234,7 @@ def test_faults_stand_beside_their_fields(place: Place, visitor: Visitor) -> Non
     expect(page.locator("#fault-condition-minutes")).to_have_text(
         "Minutes or intervals must be given"
     )
-    assert len(list_rules(place.container)) == 5
+    assert len(read(place.container, load_rules)) == 5
     # The browser itself writes such answers to the console.
     assert [c for c in visitor.complaints if not re.search("422|409", c)] == []
     visitor.complaints.clear()

@@ -20,7 +20,7 @@ from app.alerts.rules import (
     Severity,
     ShortText,
 )
-from app.services.alerts.incidents import IncidentRow, IncidentView
+from app.services.alerts.incident_reads import IncidentRow, IncidentView
 from app.services.alerts.rules import Preview
 
 IncidentState = Literal["pending", "firing", "acknowledged", "silenced", "resolved"]

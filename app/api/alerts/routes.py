@@ -31,32 +31,20 @@ from app.api.alerts.bodies import (
     incident_values,
     preview_body,
 )
-from app.services.alerts.channels import (
-    create_channel,
-    delete_channel,
-    get_channel,
-    list_channels,
-    reseal,
-    update_channel,
-)
+from app.db.unit_of_work import reading
+from app.services.alerts.channel_reads import get_channel, list_channels
+from app.services.alerts.channels import create_channel, delete_channel, reseal, update_channel
 from app.services.alerts.deliveries import list_deliveries, replay_delivery
 from app.services.alerts.example import send_example
+from app.services.alerts.incident_reads import get_incident, list_incidents
 from app.services.alerts.incidents import (
     acknowledge_incident,
     end_incident_silence,
-    get_incident,
-    list_incidents,
     resolve_incident,
     silence_incident,
 )
-from app.services.alerts.rules import (
-    delete_rule,
-    get_rule,
-    list_rules,
-    preview,
-    save_rule,
-    with_new_id,
-)
+from app.services.alerts.rules import delete_rule, get_rule, preview, save_rule, with_new_id
+from app.services.alerts.store import load_rules
 
 if TYPE_CHECKING:
     from app.services.container import Container
@@ -82,9 +70,9 @@ def router(container: Container) -> APIRouter:
 def _rules(routes: APIRouter, container: Container) -> None:
     @routes.get("/alert-rules", summary="Rules by name")
     def get_rules() -> RuleListBody:
-        return RuleListBody(
-            rules=[StoredRuleBody.model_validate(rule) for rule in list_rules(container)]
-        )
+        with reading(container.engine) as tx:
+            rules = load_rules(tx)
+        return RuleListBody(rules=[StoredRuleBody.model_validate(rule) for rule in rules])
 
     @routes.post("/alert-rules", status_code=CREATED, summary="Add a rule")
     def post_rule(body: RuleBody) -> StoredRuleBody:
@@ -98,7 +86,9 @@ def _rules(routes: APIRouter, container: Container) -> None:
 
     @routes.get("/alert-rules/{rule}", summary="A rule")
     def get_one_rule(rule: uuid.UUID) -> StoredRuleBody:
-        return StoredRuleBody.model_validate(get_rule(container, rule))
+        with reading(container.engine) as tx:
+            found = get_rule(tx, rule)
+        return StoredRuleBody.model_validate(found)
 
     @routes.put("/alert-rules/{rule}", summary="Replace a rule")
     def put_rule(rule: uuid.UUID, body: RuleBody) -> StoredRuleBody:
@@ -114,8 +104,10 @@ def _rules(routes: APIRouter, container: Container) -> None:
 def _channels(routes: APIRouter, container: Container) -> None:
     @routes.get("/channels", summary="Channels by name, and their health")
     def get_channels() -> ChannelListBody:
+        with reading(container.engine) as tx:
+            found = list_channels(tx)
         return ChannelListBody(
-            channels=[StoredChannelBody.model_validate(found) for found in list_channels(container)]
+            channels=[StoredChannelBody.model_validate(channel) for channel in found]
         )
 
     @routes.post("/channels", status_code=CREATED, summary="Add a channel")
@@ -138,7 +130,9 @@ def _channels(routes: APIRouter, container: Container) -> None:
 
     @routes.get("/channels/{channel}", summary="A channel and its health")
     def get_one_channel(channel: uuid.UUID) -> StoredChannelBody:
-        return StoredChannelBody.model_validate(get_channel(container, channel))
+        with reading(container.engine) as tx:
+            found = get_channel(tx, channel)
+        return StoredChannelBody.model_validate(found)
 
     @routes.patch("/channels/{channel}", summary="Change, enable or disable a channel")
     def patch_channel(channel: uuid.UUID, body: ChannelPatchBody) -> StoredChannelBody:
@@ -172,12 +166,15 @@ def _incidents(routes: APIRouter, container: Container) -> None:
         state: Annotated[IncidentState | None, Query(description="Only in this state.")] = None,
         job: Annotated[str | None, Query(description="Only of this job.")] = None,
     ) -> IncidentListBody:
-        rows = list_incidents(container, limit, state=state, job=job)
+        with reading(container.engine) as tx:
+            rows = list_incidents(tx, limit, state=state, job=job)
         return IncidentListBody(incidents=[IncidentBody(**incident_values(row)) for row in rows])
 
     @routes.get("/incidents/{incident}", summary="An incident and its history")
     def get_one_incident(incident: uuid.UUID) -> IncidentDetailBody:
-        return incident_detail_body(get_incident(container, incident))
+        with reading(container.engine) as tx:
+            view = get_incident(tx, incident)
+        return incident_detail_body(view)
 
     @routes.post("/incidents/{incident}/ack", summary="Acknowledge: no repeats any more")
     def post_ack(incident: uuid.UUID, body: AckBody) -> IncidentDetailBody:
@@ -214,7 +211,8 @@ def _deliveries(routes: APIRouter, container: Container) -> None:
         state: Annotated[DeliveryState | None, Query(description="Only in this state.")] = None,
         job: Annotated[str | None, Query(description="Only of this job.")] = None,
     ) -> DeliveryListBody:
-        rows = list_deliveries(container, limit, channel=channel, state=state, job=job)
+        with reading(container.engine) as tx:
+            rows = list_deliveries(tx, limit, channel=channel, state=state, job=job)
         return DeliveryListBody(deliveries=[DeliveryBody.model_validate(row) for row in rows])
 
     @routes.post(

@@ -22,6 +22,7 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.registry import Collector
 from sqlalchemy.exc import SQLAlchemyError
 
+from app.db.unit_of_work import reading
 from app.services.installation.status import installation_status
 
 if TYPE_CHECKING:
@@ -143,7 +144,8 @@ class _DatabaseCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         up = GaugeMetricFamily("paceline_database_up", "Whether the database answers.")
         try:
-            status = installation_status(self._container)
+            with reading(self._container.engine) as tx:
+                status = installation_status(tx, self._container.settings)
         except SQLAlchemyError as error:
             log.warning("metrics without the database", error=str(error).splitlines()[0])
             up.add_metric((), 0)

@@ -10,14 +10,11 @@ import uuid
 from collections.abc import AsyncIterator
 from typing import Annotated, Final
 
-import anyio
 from fastapi import APIRouter, Depends, Header
 from fastapi.sse import EventSourceResponse, ServerSentEvent
 
 from app.api.sessions.live import LONGEST_TRANSACTION_S, LiveStates, Stream
 from app.errors import NotFoundError
-from app.services.container import Container
-from app.services.sessions.changes import recent_states, session_states
 
 # The largest integer that is exact in JavaScript; the year 2255 in microseconds.
 MAX_EVENT_ID: Final = 2**53 - 1
@@ -25,7 +22,7 @@ MAX_EVENT_ID: Final = 2**53 - 1
 LastEventId = Annotated[int | None, Header(ge=0, le=MAX_EVENT_ID)]
 
 
-def router(container: Container, live: LiveStates) -> APIRouter:
+def router(live: LiveStates) -> APIRouter:
     """Return the routes of the event streams."""
     routes = APIRouter(prefix="/api/v1", tags=["events"])
 
@@ -34,16 +31,12 @@ def router(container: Container, live: LiveStates) -> APIRouter:
         with live.stream() as stream:
             margin_us = int(LONGEST_TRANSACTION_S * 1e6)
             after_us = None if last_event_id is None else max(0, last_event_id - margin_us)
-            stream.push(
-                await anyio.to_thread.run_sync(
-                    recent_states, container, LONGEST_TRANSACTION_S, after_us
-                )
-            )
+            stream.push(await live.recent(LONGEST_TRANSACTION_S, after_us))
             yield stream
 
     async def session_stream(session: uuid.UUID) -> AsyncIterator[Stream]:
         with live.stream(session) as stream:
-            states = await anyio.to_thread.run_sync(session_states, container, [session])
+            states = await live.states([session])
             if not states:
                 raise NotFoundError(f"There is no session {session}.")
             stream.push(states)

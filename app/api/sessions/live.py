@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
@@ -20,7 +20,7 @@ import structlog
 from psycopg.conninfo import make_conninfo
 from sqlalchemy.exc import SQLAlchemyError
 
-from app.db.unit_of_work import SESSION_CHANNEL
+from app.db.unit_of_work import SESSION_CHANNEL, reading
 from app.services.sessions.changes import SessionState, recent_states, session_states
 
 if TYPE_CHECKING:
@@ -128,6 +128,22 @@ class LiveStates:
         finally:
             self._streams.discard(stream)
 
+    async def states(self, ids: Collection[uuid.UUID]) -> list[SessionState]:
+        """Return the states of these sessions, in the order in which they changed."""
+        return await anyio.to_thread.run_sync(self._states, ids)
+
+    async def recent(self, since_s: float, after_us: int | None = None) -> list[SessionState]:
+        """Return what `recent_states` does."""
+        return await anyio.to_thread.run_sync(self._recent, since_s, after_us)
+
+    def _states(self, ids: Collection[uuid.UUID]) -> list[SessionState]:
+        with reading(self._container.engine) as tx:
+            return session_states(tx, ids)
+
+    def _recent(self, since_s: float, after_us: int | None = None) -> list[SessionState]:
+        with reading(self._container.engine) as tx:
+            return recent_states(tx, since_s, after_us)
+
     def _close(self) -> None:
         self._closed = True
         for stream in self._streams:
@@ -143,24 +159,22 @@ class LiveStates:
                     await connection.execute(f"LISTEN {SESSION_CHANNEL}")
                     # What changed while nobody listened is read from the tables.
                     silent_s = time.monotonic() - heard_at_s
-                    await self._feed(
-                        partial(recent_states, self._container, silent_s + LONGEST_TRANSACTION_S)
-                    )
+                    await self._feed(partial(self.recent, silent_s + LONGEST_TRANSACTION_S))
                     while True:
                         ids = {
                             uuid.UUID(notify.payload)
                             async for notify in connection.notifies(stop_after=1)
                         }
-                        await self._feed(partial(session_states, self._container, ids))
+                        await self._feed(partial(self.states, ids))
                         heard_at_s = time.monotonic()
             except (psycopg.Error, SQLAlchemyError) as error:
                 log.warning("events interrupted", error=str(error).splitlines()[0])
                 await asyncio.sleep(RECONNECT_S)
 
-    async def _feed(self, read: Callable[[], list[SessionState]]) -> None:
+    async def _feed(self, read: Callable[[], Awaitable[list[SessionState]]]) -> None:
         if not self._streams:
             return
-        states = await anyio.to_thread.run_sync(read)
+        states = await read()
         for stream in self._streams:
             stream.push(states)
 

@@ -13,6 +13,8 @@ from fastapi import APIRouter, Query, Response
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel
 
+from app.analysis.report.timeline import step_timeline
+from app.db.unit_of_work import reading
 from app.services.sessions.read import (
     IntakeView,
     SessionRow,
@@ -21,7 +23,7 @@ from app.services.sessions.read import (
     list_sessions,
 )
 from app.services.sessions.reports import heatmap, report_json
-from app.services.sessions.timelines import perfetto_timeline, timeline
+from app.services.sessions.timelines import perfetto_timeline, stored_trace
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -147,12 +149,15 @@ def router(container: Container) -> APIRouter:
         job: Annotated[str | None, Query(description="Only sessions of this job.")] = None,
         state: Annotated[State | None, Query(description="Only sessions in this state.")] = None,
     ) -> SessionListBody:
-        rows = list_sessions(container, limit, job, state)
+        with reading(container.engine) as tx:
+            rows = list_sessions(tx, limit, job, state)
         return SessionListBody(sessions=[SessionBody(**_session(row)) for row in rows])
 
     @routes.get("/{session}", summary="State and coverage of a session")
     def get_one(session: uuid.UUID) -> SessionDetailBody:
-        return _detail(get_session(container, session))
+        with reading(container.engine) as tx:
+            view = get_session(tx, session)
+        return _detail(view)
 
     @routes.get(
         "/{session}/report",
@@ -161,7 +166,9 @@ def router(container: Container) -> APIRouter:
         response_model=dict[str, Any],
     )
     def get_report(session: uuid.UUID) -> Response:
-        return Response(report_json(container, session), media_type="application/json")
+        with reading(container.engine) as tx:
+            text = report_json(tx, session)
+        return Response(text, media_type="application/json")
 
     @routes.get(
         "/{session}/heatmaps",
@@ -183,7 +190,8 @@ def router(container: Container) -> APIRouter:
             int | None, Query(description="A training step; without it the mean of all.")
         ] = None,
     ) -> Response:
-        values = heatmap(container, session, step)
+        with reading(container.engine) as tx:
+            values = heatmap(tx, session, step)
         return Response(
             encode_heatmap(values),
             headers={"X-Shape": ",".join(str(size) for size in values.shape)},
@@ -203,10 +211,12 @@ def router(container: Container) -> APIRouter:
         format: Literal["perfetto", "lanes"] = "perfetto",  # noqa: A002 - name of the parameter
     ) -> Response:
         """Return a Chrome trace that Perfetto opens, or the same as columns (`format=lanes`)."""
+        with reading(container.engine) as tx:
+            stored = stored_trace(tx, session)
         if format == "perfetto":
-            content = perfetto_timeline(container, session, step, dp)
+            content = perfetto_timeline(stored.unpack(), step, dp)
         else:
-            content = timeline_columns(timeline(container, session, step, dp))
+            content = timeline_columns(step_timeline(stored.unpack(), step, dp))
         text = json.dumps(content, allow_nan=False, separators=(",", ":"))
         return Response(text, media_type="application/json")
 

@@ -21,9 +21,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from app.alerts.channels.kind import Kind
+    from app.services.alerts.channel_reads import ChannelView, Tally
     from app.services.alerts.channel_views import Undelivered
-    from app.services.alerts.channels import ChannelView
-    from app.services.alerts.views import Tally
 
 AUDIENCES: Final = {"on_call": "on call", "owner": "the job's owner"}
 

@@ -11,13 +11,16 @@ from fastapi.responses import Response
 from app.dashboard.alerts.channels import channels_page
 from app.dashboard.alerts.incidents import incidents_page, most_pressing
 from app.errors import NotFoundError
+from app.services.alerts.channel_reads import channels_and_tallies, no_channel
 from app.services.alerts.channel_views import undelivered
-from app.services.alerts.channels import get_channel, list_channels
 from app.services.alerts.deliver import apprise_is_usable
-from app.services.alerts.views import incident_life, incidents, tallies
+from app.services.alerts.views import incident_life, incidents
 
 if TYPE_CHECKING:
-    from app.dashboard.routes import Pages
+    from collections.abc import Sequence
+
+    from app.dashboard.pages import Pages
+    from app.services.alerts.channel_reads import ChannelView
     from app.services.container import Container
 
 # Of a page's number in an address; more is no number of a page.
@@ -26,24 +29,29 @@ MAX_DIGITS: Final = 6
 
 def add_alert_pages(routes: APIRouter, container: Container, pages: Pages) -> None:
     """Add the pages of alerts to the dashboard."""
-    _add_incidents(routes, container, pages)
+    _add_incidents(routes, pages)
     _add_channels(routes, container, pages)
 
 
-def _add_incidents(routes: APIRouter, container: Container, pages: Pages) -> None:
-    def show(asked: uuid.UUID | None, number: str) -> Response:
-        found = incidents(container)
-        chosen = asked or most_pressing(found)
-        life = None if chosen is None else incident_life(container, chosen)
+def _add_incidents(routes: APIRouter, pages: Pages) -> None:
+    def show(asked: str | None, number: str) -> Response:
+        with pages.reading() as (tx, nav):
+            found = incidents(tx)
+            try:
+                chosen = most_pressing(found) if asked is None else uuid.UUID(asked)
+                life = None if chosen is None else incident_life(tx, chosen)
+            except (ValueError, NotFoundError):
+                return pages.not_found(f"incident {asked}", nav)
+            channels, tallies = channels_and_tallies(tx)
         page = incidents_page(
             found,
             life,
-            list_channels(container),
-            tallies(container),
+            channels,
+            tallies,
             asked=asked is not None,
             number=int(number) if number.isdecimal() and len(number) <= MAX_DIGITS else 1,
         )
-        return pages.render("alerts/incidents.html", page=page, now=page.now)
+        return pages.render("alerts/incidents.html", nav, page=page, now=page.now)
 
     @routes.get("/incidents")
     def incidents_route(page: str = "1") -> Response:
@@ -51,26 +59,28 @@ def _add_incidents(routes: APIRouter, container: Container, pages: Pages) -> Non
 
     @routes.get("/incidents/{incident}")
     def incident_route(incident: str, page: str = "1") -> Response:
-        try:
-            return show(uuid.UUID(incident), page)
-        except (ValueError, NotFoundError):
-            return pages.not_found(f"incident {incident}")
+        return show(incident, page)
 
 
 def _add_channels(routes: APIRouter, container: Container, pages: Pages) -> None:
-    def show(asked: uuid.UUID | None = None, *, adding: bool = False) -> Response:
-        with container.uow() as tx:
-            now = tx.now
+    def show(asked: str | None = None, *, adding: bool = False) -> Response:
+        with pages.reading() as (tx, nav):
+            channels, tallies = channels_and_tallies(tx)
+            try:
+                chosen = None if asked is None else _find(channels, uuid.UUID(asked))
+            except (ValueError, NotFoundError):
+                return pages.not_found(f"channel {asked}", nav)
+            lost, now = undelivered(tx, chosen.id if chosen else None), tx.now
         page = channels_page(
-            list_channels(container),
-            tallies(container),
-            undelivered(container, asked),
+            channels,
+            tallies,
+            lost,
             now,
-            asked=None if asked is None else get_channel(container, asked),
+            asked=chosen,
             adding=adding,
             apprise=apprise_is_usable(container.settings),
         )
-        return pages.render("alerts/channels.html", page=page, now=page.now)
+        return pages.render("alerts/channels.html", nav, page=page, now=page.now)
 
     @routes.get("/channels")
     def channels_route() -> Response:
@@ -82,7 +92,11 @@ def _add_channels(routes: APIRouter, container: Container, pages: Pages) -> None
 
     @routes.get("/channels/{channel}")
     def channel_route(channel: str) -> Response:
-        try:
-            return show(uuid.UUID(channel))
-        except (ValueError, NotFoundError):
-            return pages.not_found(f"channel {channel}")
+        return show(channel)
+
+
+def _find(channels: Sequence[ChannelView], asked: uuid.UUID) -> ChannelView:
+    for channel in channels:
+        if channel.id == asked:
+            return channel
+    raise no_channel(asked)

@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, Final
 from app.alerts.incidents import State as Stage
 from app.alerts.message import cause_name, view_url
 from app.dashboard.look.parts import State
-from app.services.alerts.channel_views import is_dead
+from app.services.alerts.channel_reads import is_dead
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from app.alerts.facts import Facts
     from app.alerts.incidents import Incident
-    from app.services.alerts.channels import ChannelView
-    from app.services.alerts.incidents import IncidentRow
+    from app.services.alerts.channel_reads import ChannelView
+    from app.services.alerts.incident_reads import IncidentRow
 
 # Before every state that a session may be in: what needs somebody comes first.
 STATES: Final = {

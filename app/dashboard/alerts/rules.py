@@ -16,8 +16,8 @@ from app.dashboard.look.parts import State
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from app.services.alerts.channels import ChannelView
-    from app.services.alerts.incidents import IncidentRow
+    from app.services.alerts.channel_reads import ChannelView
+    from app.services.alerts.incident_reads import IncidentRow
 
 ON: Final = State("done", "On", 0)
 OFF: Final = State("silenced", "Off", 1, quiet=True)

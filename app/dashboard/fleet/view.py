@@ -29,7 +29,7 @@ from app.dashboard.look.format import (
 from app.dashboard.look.parts import SLOW, Sparkline, State, job_state, sparkline
 
 if TYPE_CHECKING:
-    from app.services.alerts.incidents import IncidentRow
+    from app.services.alerts.incident_reads import IncidentRow
     from app.services.sessions.fleet import Fleet, JobSummary
     from app.services.sessions.read import SessionRow as StoredSession
 

@@ -20,13 +20,15 @@ from app.dashboard.look.format import percent, seconds
 from app.dashboard.look.parts import State
 from app.dashboard.plans.parts import METHOD_NAMES, MS, plan_name
 from app.dashboard.plans.view import PROVEN, STATES, plan_page
+from app.db.unit_of_work import reading
 from app.errors import NotFoundError
 from app.services.plans.read import PlanRow, PlanView, get_plan, list_plans
 from app.services.plans.requests import DEFAULT_TIME_LIMIT_S, MOST_TIME_LIMIT_S
 
 if TYPE_CHECKING:
-    from app.dashboard.routes import Pages
-    from app.services.container import Container
+    from sqlalchemy import Engine
+
+    from app.dashboard.pages import Pages
 
 # What the page lists.
 LISTED: Final = 100
@@ -81,20 +83,22 @@ class ListedPlan:
 EMPTY_FORM: Final = Form("", METHODS[0], OBJECTIVES[0], f"{DEFAULT_TIME_LIMIT_S:g}", EXAMPLE)
 
 
-def add_plan_pages(routes: APIRouter, container: Container, pages: Pages) -> None:
+def add_plan_pages(routes: APIRouter, engine: Engine, pages: Pages) -> None:
     """Add the pages of plans to the dashboard."""
 
     @routes.get("/plans")
     def plans_route(of: str = "") -> Response:
         form = EMPTY_FORM
-        if of:
-            try:
-                form = _filled(get_plan(container, uuid.UUID(of)))
-            except (ValueError, NotFoundError):
-                return pages.not_found(f"plan {of}")
-        found = list_plans(container, LISTED)
+        with pages.reading() as (tx, nav):
+            if of:
+                try:
+                    form = _filled(get_plan(tx, uuid.UUID(of)))
+                except (ValueError, NotFoundError):
+                    return pages.not_found(f"plan {of}", nav)
+            found = list_plans(tx, LISTED)
         return pages.render(
             "plans/list.html",
+            nav,
             now=found.now,
             form=form,
             rows=[_listed(row) for row in found.rows],
@@ -105,17 +109,19 @@ def add_plan_pages(routes: APIRouter, container: Container, pages: Pages) -> Non
 
     @routes.get("/plans/{plan}")
     def plan_route(request: Request, plan: str) -> Response:
-        try:
-            view = get_plan(container, uuid.UUID(plan))
-        except (ValueError, NotFoundError):
-            return pages.not_found(f"plan {plan}")
+        with pages.reading() as (tx, nav):
+            try:
+                view = get_plan(tx, uuid.UUID(plan))
+            except (ValueError, NotFoundError):
+                return pages.not_found(f"plan {plan}", nav)
         page = plan_page(view)
         address = f"{str(request.base_url).rstrip('/')}/plans/{page.id}"
-        return pages.render("plans/page.html", page=page, now=page.now, address=address)
+        return pages.render("plans/page.html", nav, page=page, now=page.now, address=address)
 
     @routes.get("/plans/{plan}/{name}")
     def file_route(plan: uuid.UUID, name: str) -> Response:
-        view = get_plan(container, plan)
+        with reading(engine) as tx:
+            view = get_plan(tx, plan)
         make = FILES.get(name)
         if make is None or view.document is None or view.timeline is None:
             raise NotFoundError(f"There is no {name} of this plan.")

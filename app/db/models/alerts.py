@@ -55,6 +55,9 @@ class AlertChannel(Base):
     # what may be shown of its configuration, and all that may not, encrypted
     config: Mapped[dict[str, Any]]
     secrets: Mapped[bytes]
+    # which secrets are set, with the host of an address; and whether the workers' keys open them
+    secret_hints: Mapped[dict[str, Any]] = mapped_column(server_default=text("'{}'"))
+    readable: Mapped[bool] = mapped_column(server_default=text("true"))
     enabled: Mapped[bool]
     # Rises when the channel is to hear of everything anew.
     generation: Mapped[int]

@@ -44,6 +44,7 @@ from app.alerts.message import MESSAGE, Message, make_message
 from app.alerts.outbound import Outbound
 from app.alerts.retry import wait_before
 from app.db.models.alerts import AlertChannel, AlertDelivery, AlertGroup
+from app.db.unit_of_work import reading
 from app.errors import NotFoundError, SecretKeyError
 from app.services.alerts.flush import pause_after, pump
 from app.services.alerts.routing import audience, routed, with_heard_of
@@ -246,7 +247,8 @@ def _picture(container: Container, message: Message) -> bytes | None:
     from app.services.sessions.reports import heatmap  # noqa: PLC0415 - as above
 
     try:
-        slowdowns = heatmap(container, facts.session)
+        with reading(container.engine) as tx:
+            slowdowns = heatmap(tx, facts.session)
     except NotFoundError:
         return None
     return heatmap_png(slowdowns, f"{message.job}, session {facts.number}: slowdown of workers")

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     import uuid
     from datetime import datetime
 
+    from app.db.unit_of_work import Reads
     from app.services.container import Container
 
 
@@ -73,7 +74,7 @@ class DeliveryRow:
 
 
 def list_deliveries(
-    container: Container,
+    tx: Reads,
     limit: int,
     *,
     channel: uuid.UUID | None = None,
@@ -84,7 +85,7 @@ def list_deliveries(
 
     Parameters
     ----------
-    container : Container
+    tx : Reads
     limit : int
     channel : UUID, optional
     state, job : str, optional
@@ -104,8 +105,7 @@ def list_deliveries(
         query = query.where(AlertDelivery.state == state)
     if job is not None:
         query = query.where(Job.name == job)
-    with container.uow() as tx:
-        return [delivery_row(*found) for found in tx.session.execute(query)]
+    return [delivery_row(*found) for found in tx.session.execute(query)]
 
 
 def delivery_row(row: AlertDelivery, channel: str, job: str) -> DeliveryRow:

@@ -1,11 +1,10 @@
-"""Incidents: read them, acknowledge, silence and resolve them."""
+"""Incidents: acknowledge, silence and resolve them."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from sqlalchemy import case, func, select
+from sqlalchemy import select
 
 from app.alerts.board import Change
 from app.alerts.incidents import (
@@ -17,147 +16,22 @@ from app.alerts.incidents import (
     end_silence,
     silence,
 )
-from app.db.models.alerts import AlertEvent, AlertGroup, AlertIncident
-from app.db.models.sessions import Job
-from app.errors import ConflictError, NotFoundError
-from app.services.alerts.store import (
-    OPEN,
-    incident_of,
-    load_rules,
-    lock_group,
-    rule_names,
-    save_change,
-    timing,
-)
+from app.db.models.alerts import AlertGroup, AlertIncident
+from app.db.unit_of_work import reading
+from app.errors import ConflictError
+from app.services.alerts.incident_reads import get_incident, no_incident
+from app.services.alerts.store import incident_of, lock_group, save_change, timing
 
 if TYPE_CHECKING:
     import uuid
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable
     from datetime import datetime
 
-    from sqlalchemy import Select
-
     from app.db.unit_of_work import UnitOfWork
+    from app.services.alerts.incident_reads import IncidentView
     from app.services.container import Container
 
 RESOLVED_BY_PERSON: Final = "resolved by hand"
-
-# What needs somebody comes first.
-_ORDER: Final = case(
-    {"firing": 0, "acknowledged": 1, "silenced": 2, "pending": 3},
-    value=AlertIncident.state,
-    else_=4,
-)
-_BEGAN_OR_ENDED: Final = func.coalesce(AlertIncident.resolved_at, AlertIncident.opened_at)
-
-
-@dataclass(frozen=True, slots=True)
-class IncidentRow:
-    """An incident as lists show it.
-
-    Parameters
-    ----------
-    job : str
-    incident : Incident
-    rules : mapping of UUID to str
-        Names of those of its rules that are still there.
-    """
-
-    job: str
-    incident: Incident
-    rules: Mapping[uuid.UUID, str]
-
-
-@dataclass(frozen=True, slots=True)
-class EventRow:
-    """A transition of an incident."""
-
-    at: datetime
-    event: str
-    from_state: str | None
-    to_state: str
-    actor: str | None
-    note: str | None
-    session: uuid.UUID | None
-
-
-@dataclass(frozen=True, slots=True)
-class IncidentView:
-    """An incident with its history, the oldest event first, and the database's time."""
-
-    row: IncidentRow
-    events: Sequence[EventRow]
-    now: datetime
-
-
-def list_incidents(
-    container: Container,
-    limit: int,
-    *,
-    state: str | None = None,
-    job: str | None = None,
-    open_only: bool = False,
-) -> list[IncidentRow]:
-    """Return incidents, firing ones first, then the newest; of those that are over, the latest.
-
-    Parameters
-    ----------
-    container : Container
-    limit : int
-    state, job : str, optional
-        Only those.
-    open_only : bool
-        Leave out what is over. What was never told of and is over is left out in any case.
-    """
-    query = (
-        _rows()
-        .where(OPEN | AlertIncident.fired_at.is_not(None))
-        .order_by(_ORDER, _BEGAN_OR_ENDED.desc(), AlertIncident.id)
-        .limit(limit)
-    )
-    if state is not None:
-        query = query.where(AlertIncident.state == state)
-    if job is not None:
-        query = query.where(Job.name == job)
-    if open_only:
-        query = query.where(OPEN)
-    with container.uow() as tx:
-        names = rule_names(load_rules(tx))
-        return [_row(row, name, names) for row, name in tx.session.execute(query)]
-
-
-def get_incident(container: Container, incident_id: uuid.UUID) -> IncidentView:
-    """Return an incident.
-
-    Raises
-    ------
-    NotFoundError
-    """
-    with container.uow() as tx:
-        found = tx.session.execute(_rows().where(AlertIncident.id == incident_id)).one_or_none()
-        if found is None:
-            raise _unknown(incident_id)
-        events = tx.session.execute(
-            select(AlertEvent)
-            .where(AlertEvent.incident_id == incident_id)
-            .order_by(AlertEvent.number)
-        ).scalars()
-        return IncidentView(
-            row=_row(found[0], found[1], rule_names(load_rules(tx))),
-            events=[
-                EventRow(
-                    at=event.at,
-                    event=event.event,
-                    from_state=event.from_state,
-                    to_state=event.to_state,
-                    actor=event.actor,
-                    note=event.note,
-                    session=event.session_id,
-                )
-                for event in events
-            ],
-            now=tx.now,
-        )
 
 
 def acknowledge_incident(
@@ -245,7 +119,8 @@ def _ordered(
             save_change(tx, group, change, timing(container.settings), actor=by, note=note)
             # A silence ends by time, and what was resolved may not have to be looked for.
             group.look_at = tx.now
-    return get_incident(container, incident_id)
+    with reading(container.engine) as tx:
+        return get_incident(tx, incident_id)
 
 
 def _group_of(tx: UnitOfWork, incident_id: uuid.UUID) -> AlertGroup:
@@ -254,30 +129,5 @@ def _group_of(tx: UnitOfWork, incident_id: uuid.UUID) -> AlertGroup:
     ).scalar()
     group = None if group_id is None else lock_group(tx, group_id)
     if group is None:
-        raise _unknown(incident_id)
+        raise no_incident(incident_id)
     return group
-
-
-def _rows() -> Select[AlertIncident, str]:
-    return (
-        select(AlertIncident, Job.name)
-        .join(AlertGroup, AlertGroup.id == AlertIncident.group_id)
-        .join(Job, Job.id == AlertGroup.job_id)
-    )
-
-
-def _row(row: AlertIncident, job: str, names: Mapping[uuid.UUID, str]) -> IncidentRow:
-    incident = incident_of(row)
-    return IncidentRow(job, incident, {id_: names[id_] for id_ in incident.rules if id_ in names})
-
-
-def _unknown(incident_id: uuid.UUID) -> NotFoundError:
-    return NotFoundError(f"There is no incident {incident_id}.")
-
-
-def count_firing(container: Container) -> int:
-    """Return how many incidents fire and nobody has acknowledged."""
-    with container.uow() as tx:
-        return tx.session.execute(
-            select(func.count()).where(AlertIncident.state == State.FIRING)
-        ).scalar_one()

@@ -18,8 +18,9 @@ from app.alerts.facts import FACTS
 from app.alerts.incidents import Incident, State
 from app.db.models.alerts import AlertFacts, AlertGroup, AlertRule
 from app.db.models.sessions import Job, Session
+from app.db.unit_of_work import reading
 from app.errors import ConflictError, Fault, NotFoundError
-from app.services.alerts.store import RECEIVED, load_rules, rule_document, rule_of
+from app.services.alerts.store import RECEIVED, rule_document, rule_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 
     from app.alerts.facts import Facts
     from app.alerts.rules import Rule
-    from app.db.unit_of_work import UnitOfWork
+    from app.db.unit_of_work import Reads
     from app.services.container import Container
 
 PREVIEW: Final = timedelta(days=30)
@@ -73,21 +74,14 @@ class Preview:
     incidents: Sequence[WouldHave]
 
 
-def list_rules(container: Container) -> list[Rule]:
-    """Return all rules by name."""
-    with container.uow() as tx:
-        return load_rules(tx)
-
-
-def get_rule(container: Container, rule_id: uuid.UUID) -> Rule:
+def get_rule(tx: Reads, rule_id: uuid.UUID) -> Rule:
     """Return a rule.
 
     Raises
     ------
     NotFoundError
     """
-    with container.uow() as tx:
-        return rule_of(_row(tx, rule_id))
+    return rule_of(_row(tx, rule_id))
 
 
 def save_rule(container: Container, rule: Rule, *, new: bool) -> Rule:
@@ -133,7 +127,7 @@ def delete_rule(container: Container, rule_id: uuid.UUID) -> None:
 
 def preview(container: Container, rule: Rule) -> Preview:
     """Return what a rule, as it is given, would have done alone in the last 30 days."""
-    with container.uow() as tx:
+    with reading(container.engine) as tx:
         now = tx.now
         since = now - PREVIEW
         documents = tx.session.execute(
@@ -212,7 +206,7 @@ def _look_at_all(container: Container) -> None:
         )
 
 
-def _row(tx: UnitOfWork, rule_id: uuid.UUID) -> AlertRule:
+def _row(tx: Reads, rule_id: uuid.UUID) -> AlertRule:
     row = tx.session.get(AlertRule, rule_id)
     if row is None:
         raise NotFoundError(f"There is no rule {rule_id}.")

@@ -10,14 +10,20 @@ from __future__ import annotations
 import json
 import os
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 from cryptography.fernet import Fernet, InvalidToken, MultiFernet
+from sqlalchemy import select, update
 
+from app.db.models.alerts import AlertChannel
+from app.db.unit_of_work import reading
 from app.errors import SecretKeyError
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
+    from app.services.container import Container
     from app.settings import Settings
 
 
@@ -49,6 +55,55 @@ def unseal(settings: Settings, sealed: bytes) -> dict[str, Any]:
         ) from None
     document: dict[str, Any] = json.loads(text)
     return document
+
+
+def hints(secrets: Mapping[str, Any]) -> dict[str, str | None]:
+    """Return which secrets are set; of an address, the host: what people know a channel by."""
+    return {name: _host(value) for name, value in secrets.items()}
+
+
+def check_secrets(container: Container) -> int:
+    """Store of every channel whether the keys open its secrets, and what may be shown of them.
+
+    For the sweeper: it has the keys of the workers that deliver, and pages then need none.
+
+    Returns
+    -------
+    int
+        How many channels are different from what was stored.
+    """
+    with reading(container.engine) as tx:
+        rows = tx.session.execute(
+            select(
+                AlertChannel.id,
+                AlertChannel.secrets,
+                AlertChannel.secret_hints,
+                AlertChannel.readable,
+            ).order_by(AlertChannel.id)
+        ).all()
+    changed = 0
+    for id_, sealed, stored, readable in rows:
+        try:
+            found = {"readable": True, "secret_hints": hints(unseal(container.settings, sealed))}
+        except SecretKeyError:
+            found = {"readable": False, "secret_hints": stored}
+        if found == {"readable": readable, "secret_hints": stored}:
+            continue
+        with container.uow() as tx:
+            # Unless somebody gave it other secrets meanwhile.
+            tx.session.execute(
+                update(AlertChannel)
+                .where(AlertChannel.id == id_, AlertChannel.secrets == sealed)
+                .values(found)
+            )
+        changed += 1
+    return changed
+
+
+def _host(value: object) -> str | None:
+    if isinstance(value, str) and value.startswith(("http://", "https://")):
+        return urlsplit(value).hostname
+    return None
 
 
 def _box(settings: Settings, *, create: bool) -> MultiFernet:

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from datetime import datetime
 
-    from app.db.unit_of_work import UnitOfWork
+    from app.db.unit_of_work import Reads, UnitOfWork
     from app.settings import Settings
 
 # Gaps between so many sessions say what is usual; one more session than gaps.
@@ -82,7 +82,7 @@ def lock_group(
     ).scalar_one_or_none()
 
 
-def load_rules(tx: UnitOfWork) -> list[Rule]:
+def load_rules(tx: Reads) -> list[Rule]:
     """Return all rules by name."""
     rows = tx.session.execute(select(AlertRule).order_by(AlertRule.name)).scalars()
     return [rule_of(row) for row in rows]
@@ -104,7 +104,7 @@ def incident_of(row: AlertIncident) -> Incident:
     return INCIDENT.validate_python(row.document)
 
 
-def open_incidents(tx: UnitOfWork, group_id: uuid.UUID) -> list[Incident]:
+def open_incidents(tx: Reads, group_id: uuid.UUID) -> list[Incident]:
     """Return the incidents of a group that are not over."""
     rows = tx.session.execute(
         select(AlertIncident)
@@ -114,7 +114,7 @@ def open_incidents(tx: UnitOfWork, group_id: uuid.UUID) -> list[Incident]:
     return [incident_of(row) for row in rows]
 
 
-def job_and_labels(tx: UnitOfWork, job_id: int) -> tuple[str, Mapping[str, str]]:
+def job_and_labels(tx: Reads, job_id: int) -> tuple[str, Mapping[str, str]]:
     """Return a job's name, and the labels of its latest session."""
     name = tx.session.execute(select(Job.name).where(Job.id == job_id)).scalar_one()
     labels = tx.session.execute(

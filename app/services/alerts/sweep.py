@@ -19,6 +19,7 @@ from app.db.models.alerts import AlertChannel, AlertDelivery, AlertGroup
 from app.db.models.sessions import DELIVER_ALERT, TaskRun
 from app.services.alerts.evaluate import look_at_group
 from app.services.alerts.flush import flush_group, pump
+from app.services.alerts.secrets import check_secrets
 
 if TYPE_CHECKING:
     import uuid
@@ -39,12 +40,23 @@ _log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class AlertSweep:
-    """What one pass did: jobs looked at, groups told of, deliveries started, rows deleted."""
+    """What one pass did.
+
+    Parameters
+    ----------
+    looked, flushed : int
+        Jobs looked at, and groups told of.
+    started, pruned : int
+        Deliveries that were started, and rows that were deleted.
+    keys : int
+        Channels whose secrets the keys open now and did not before, or the other way round.
+    """
 
     looked: int = 0
     flushed: int = 0
     started: int = 0
     pruned: int = 0
+    keys: int = 0
 
 
 def sweep_alerts(container: Container) -> AlertSweep:
@@ -64,7 +76,7 @@ def sweep_alerts(container: Container) -> AlertSweep:
         started += sum(pump(container, channel_id) for channel_id in _due_channels(container))
         if len(due) < BATCH:
             break
-    result = AlertSweep(looked, flushed, started, _prune(container))
+    result = AlertSweep(looked, flushed, started, _prune(container), check_secrets(container))
     if result != AlertSweep():
         _log.info(
             "alerts swept",
@@ -72,6 +84,7 @@ def sweep_alerts(container: Container) -> AlertSweep:
             flushed=result.flushed,
             started=result.started,
             pruned=result.pruned,
+            keys=result.keys,
         )
     return result
 

@@ -12,12 +12,14 @@ from sqlalchemy.exc import SQLAlchemyError
 from app.broker.celery import make_celery
 from app.db.migrate import current_revision, expected_revision
 from app.db.models.sessions import SESSION_STATES, TASK_STATES, Session, TaskRun, WorkerHeartbeat
+from app.db.unit_of_work import reading
 
 if TYPE_CHECKING:
     import uuid
     from collections.abc import Mapping
     from datetime import datetime
 
+    from app.db.unit_of_work import Reads
     from app.services.container import Container
     from app.settings import Settings
 
@@ -56,7 +58,7 @@ class Part:
     detail: str
 
 
-def installation_status(container: Container) -> InstallationStatus:
+def installation_status(tx: Reads, settings: Settings) -> InstallationStatus:
     """Return counts of sessions and task runs, and the workers that were seen.
 
     Raises
@@ -64,26 +66,20 @@ def installation_status(container: Container) -> InstallationStatus:
     SQLAlchemyError
         If the database does not answer.
     """
-    with container.uow() as tx:
-        now = tx.now
-        sessions = tx.session.execute(
-            select(Session.state, func.count()).group_by(Session.state)
-        ).all()
-        tasks = tx.session.execute(
-            select(TaskRun.state, func.count()).group_by(TaskRun.state)
-        ).all()
-        oldest = tx.session.execute(
-            select(func.min(TaskRun.created_at)).where(TaskRun.state == "queued")
-        ).scalar()
-        workers = tx.session.execute(
-            select(WorkerHeartbeat).order_by(WorkerHeartbeat.host, WorkerHeartbeat.pid)
-        ).scalars()
-        return InstallationStatus(
-            sessions=dict.fromkeys(SESSION_STATES, 0) | {row[0]: row[1] for row in sessions},
-            tasks=dict.fromkeys(TASK_STATES, 0) | {row[0]: row[1] for row in tasks},
-            oldest_queued_s=None if oldest is None else _age_s(oldest, now),
-            workers=tuple(_worker_status(worker, now, container.settings) for worker in workers),
-        )
+    sessions = tx.session.execute(select(Session.state, func.count()).group_by(Session.state)).all()
+    tasks = tx.session.execute(select(TaskRun.state, func.count()).group_by(TaskRun.state)).all()
+    oldest = tx.session.execute(
+        select(func.min(TaskRun.created_at)).where(TaskRun.state == "queued")
+    ).scalar()
+    workers = tx.session.execute(
+        select(WorkerHeartbeat).order_by(WorkerHeartbeat.host, WorkerHeartbeat.pid)
+    ).scalars()
+    return InstallationStatus(
+        sessions=dict.fromkeys(SESSION_STATES, 0) | {row[0]: row[1] for row in sessions},
+        tasks=dict.fromkeys(TASK_STATES, 0) | {row[0]: row[1] for row in tasks},
+        oldest_queued_s=None if oldest is None else _age_s(oldest, tx.now),
+        workers=tuple(_worker_status(worker, tx.now, settings) for worker in workers),
+    )
 
 
 def readiness(container: Container) -> tuple[Part, ...]:
@@ -143,7 +139,8 @@ def _broker(container: Container) -> Part:
 
 def _workers(container: Container) -> Part:
     try:
-        workers = installation_status(container).workers
+        with reading(container.engine) as tx:
+            workers = installation_status(tx, container.settings).workers
     except SQLAlchemyError as error:
         return Part("workers", ready=False, detail=str(error).splitlines()[0])
     alive = [worker for worker in workers if worker.alive]

@@ -19,8 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from datetime import datetime
 
-    from app.db.unit_of_work import UnitOfWork
-    from app.services.container import Container
+    from app.db.unit_of_work import Reads
 
 # What a plan may still become something else from.
 PENDING: Final = ("queued", "planning")
@@ -88,14 +87,13 @@ class PlanList:
 _COLUMNS: Final = tuple(getattr(Plan, name) for name in PlanRow.__slots__)
 
 
-def list_plans(container: Container, limit: int) -> PlanList:
+def list_plans(tx: Reads, limit: int) -> PlanList:
     """Return at most so many plans, newest first."""
     query = select(*_COLUMNS).order_by(Plan.created_at.desc(), Plan.id).limit(limit)
-    with container.uow() as tx:
-        return PlanList(tuple(PlanRow(*row) for row in tx.session.execute(query)), tx.now)
+    return PlanList(tuple(PlanRow(*row) for row in tx.session.execute(query)), tx.now)
 
 
-def get_plan(container: Container, plan_id: uuid.UUID) -> PlanView:
+def get_plan(tx: Reads, plan_id: uuid.UUID) -> PlanView:
     """Return one plan.
 
     Raises
@@ -104,27 +102,26 @@ def get_plan(container: Container, plan_id: uuid.UUID) -> PlanView:
         If there is no such plan.
     """
     query = select(*_COLUMNS, Plan.spec, Plan.reason_detail, Plan.result_blob)
-    with container.uow() as tx:
-        found = tx.session.execute(query.where(Plan.id == plan_id)).one_or_none()
-        if found is None:
-            raise NotFoundError(f"There is no plan {plan_id}.")
-        *values, spec, detail, blob = found
-        row = PlanRow(*values)
-        result: dict[str, Any] = {}
-        if blob is not None:
-            result = json.loads(zstandard.decompress(b"".join(read_blob(tx, blob))))
-        return PlanView(
-            row=row,
-            spec=spec,
-            faults=tuple((detail or {}).get("faults", ())),
-            ahead=_ahead(tx, plan_id) if row.state == "queued" else 0,
-            document=result.get("plan"),
-            timeline=result.get("timeline"),
-            now=tx.now,
-        )
+    found = tx.session.execute(query.where(Plan.id == plan_id)).one_or_none()
+    if found is None:
+        raise NotFoundError(f"There is no plan {plan_id}.")
+    *values, spec, detail, blob = found
+    row = PlanRow(*values)
+    result: dict[str, Any] = {}
+    if blob is not None:
+        result = json.loads(zstandard.decompress(b"".join(read_blob(tx, blob))))
+    return PlanView(
+        row=row,
+        spec=spec,
+        faults=tuple((detail or {}).get("faults", ())),
+        ahead=_ahead(tx, plan_id) if row.state == "queued" else 0,
+        document=result.get("plan"),
+        timeline=result.get("timeline"),
+        now=tx.now,
+    )
 
 
-def _ahead(tx: UnitOfWork, plan_id: uuid.UUID) -> int:
+def _ahead(tx: Reads, plan_id: uuid.UUID) -> int:
     mine = (
         select(TaskRun.created_at)
         .where(

@@ -16,8 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection
     from datetime import datetime
 
-    from app.db.unit_of_work import UnitOfWork
-    from app.services.container import Container
+    from app.db.unit_of_work import Reads
 
 # A stream of events that starts is told at most this many states.
 MAX_STATES: Final = 1000
@@ -32,20 +31,17 @@ class SessionState:
     changed_us: int
 
 
-def session_states(container: Container, ids: Collection[uuid.UUID]) -> list[SessionState]:
+def session_states(tx: Reads, ids: Collection[uuid.UUID]) -> list[SessionState]:
     """Return the states of these sessions, in the order in which they changed."""
-    with container.uow() as tx:
-        return _states(tx, _state_rows().where(Session.id.in_(ids)))
+    return _states(tx, _state_rows().where(Session.id.in_(ids)))
 
 
-def recent_states(
-    container: Container, since_s: float, after_us: int | None = None
-) -> list[SessionState]:
+def recent_states(tx: Reads, since_s: float, after_us: int | None = None) -> list[SessionState]:
     """Return the states of sessions that are pending or changed lately, in order of their changes.
 
     Parameters
     ----------
-    container : Container
+    tx : Reads
     since_s : float
         How long ago "lately" begins, in seconds of the database's clock.
     after_us : int, optional
@@ -57,8 +53,7 @@ def recent_states(
     query = _state_rows().where(
         or_(Session.state.in_(PENDING_STATES), Session.state_changed_at >= begin)
     )
-    with container.uow() as tx:
-        return _states(tx, query)
+    return _states(tx, query)
 
 
 def _state_rows() -> Select[uuid.UUID, str, datetime]:
@@ -70,7 +65,7 @@ def _state_rows() -> Select[uuid.UUID, str, datetime]:
     )
 
 
-def _states(tx: UnitOfWork, query: Select[uuid.UUID, str, datetime]) -> list[SessionState]:
+def _states(tx: Reads, query: Select[uuid.UUID, str, datetime]) -> list[SessionState]:
     rows = tx.session.execute(query).all()
     return [
         SessionState(session, state, _microseconds(changed_at))

@@ -13,7 +13,7 @@ from app.services.sessions.read import SessionRow
 if TYPE_CHECKING:
     from datetime import datetime
 
-    from app.services.container import Container
+    from app.db.unit_of_work import Reads
 
 # What a sparkline shows.
 FLEET_SESSIONS: Final = 24
@@ -40,12 +40,12 @@ class Fleet:
     jobs: tuple[JobSummary, ...]
 
 
-def fleet(container: Container, *, job: str | None = None, per_job: int = FLEET_SESSIONS) -> Fleet:
+def fleet(tx: Reads, *, job: str | None = None, per_job: int = FLEET_SESSIONS) -> Fleet:
     """Return every job with its latest sessions.
 
     Parameters
     ----------
-    container : Container
+    tx : Reads
     job : str, optional
         Only the job of this name; none if there is no such job.
     per_job : int
@@ -73,9 +73,7 @@ def fleet(container: Container, *, job: str | None = None, per_job: int = FLEET_
         .order_by(rows.c.job, rows.c.recent.desc())
     )
     found: dict[str, list[SessionRow]] = {}
-    with container.uow() as tx:
-        now = tx.now
-        for values in tx.session.execute(query):
-            row = SessionRow(*values)
-            found.setdefault(row.job, []).append(row)
-    return Fleet(now, tuple(JobSummary(name, tuple(rows)) for name, rows in found.items()))
+    for values in tx.session.execute(query):
+        row = SessionRow(*values)
+        found.setdefault(row.job, []).append(row)
+    return Fleet(tx.now, tuple(JobSummary(name, tuple(rows)) for name, rows in found.items()))

@@ -17,8 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from datetime import datetime
 
-    from app.db.unit_of_work import UnitOfWork
-    from app.services.container import Container
+    from app.db.unit_of_work import Reads
 
 # What a session may still become something else from.
 PENDING_STATES: Final = ("open", "sealed", "queued", "analyzing")
@@ -152,13 +151,13 @@ class SessionView:
 
 
 def list_sessions(
-    container: Container, limit: int, job: str | None = None, state: str | None = None
+    tx: Reads, limit: int, job: str | None = None, state: str | None = None
 ) -> list[SessionRow]:
     """Return sessions, newest first.
 
     Parameters
     ----------
-    container : Container
+    tx : Reads
     limit : int
         At most so many.
     job, state : str, optional
@@ -169,11 +168,10 @@ def list_sessions(
         query = query.where(Job.name == job)
     if state is not None:
         query = query.where(Session.state == state)
-    with container.uow() as tx:
-        return [SessionRow(*row) for row in tx.session.execute(query)]
+    return [SessionRow(*row) for row in tx.session.execute(query)]
 
 
-def get_session(container: Container, session_id: uuid.UUID) -> SessionView:
+def get_session(tx: Reads, session_id: uuid.UUID) -> SessionView:
     """Return one session.
 
     Raises
@@ -187,20 +185,19 @@ def get_session(container: Container, session_id: uuid.UUID) -> SessionView:
         .outerjoin(Report, Report.session_id == Session.id)
         .where(Session.id == session_id)
     )
-    with container.uow() as tx:
-        found = tx.session.execute(query).one_or_none()
-        if found is None:
-            raise no_session(session_id)
-        *row, meta, reason_detail, report = found
-        return SessionView(
-            row=SessionRow(*row),
-            meta=meta,
-            reason_detail=reason_detail,
-            work=_work(tx, session_id),
-            intake=_intake(tx, session_id),
-            has_report=report is not None,
-            now=tx.now,
-        )
+    found = tx.session.execute(query).one_or_none()
+    if found is None:
+        raise no_session(session_id)
+    *row, meta, reason_detail, report = found
+    return SessionView(
+        row=SessionRow(*row),
+        meta=meta,
+        reason_detail=reason_detail,
+        work=_work(tx, session_id),
+        intake=_intake(tx, session_id),
+        has_report=report is not None,
+        now=tx.now,
+    )
 
 
 def _rows() -> Select[Any]:
@@ -210,7 +207,7 @@ def _rows() -> Select[Any]:
     return select(*columns).select_from(Session).join(Job)
 
 
-def _work(tx: UnitOfWork, session_id: uuid.UUID) -> WorkStatus | None:
+def _work(tx: Reads, session_id: uuid.UUID) -> WorkStatus | None:
     run = tx.session.execute(
         select(TaskRun)
         .where(TaskRun.kind == ANALYZE_SESSION, TaskRun.subject_id == session_id)
@@ -234,7 +231,7 @@ def _work(tx: UnitOfWork, session_id: uuid.UUID) -> WorkStatus | None:
     return WorkStatus(run.state, run.attempt, position, run.error_code, run.error)
 
 
-def _intake(tx: UnitOfWork, session_id: uuid.UUID) -> IntakeView | None:
+def _intake(tx: Reads, session_id: uuid.UUID) -> IntakeView | None:
     intake = tx.session.get(Intake, session_id)
     if intake is None:
         return None

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from app.db.unit_of_work import UnitOfWork
+    from app.db.unit_of_work import Reads, UnitOfWork
 
 # 3 is zstd's default: a report shrinks to a seventh, and higher levels gain a few percent.
 ZSTD_LEVEL: Final = 3
@@ -75,12 +75,12 @@ def delete_report(tx: UnitOfWork, session_id: uuid.UUID) -> None:
         delete_blob(tx, old.heatmap_blob)
 
 
-def read_document(tx: UnitOfWork, report: Report) -> bytes:
+def read_document(tx: Reads, report: Report) -> bytes:
     """Return the report's JSON text, encoded as UTF-8."""
     return zstandard.decompress(b"".join(read_blob(tx, report.document_blob)))
 
 
-def read_heatmaps(tx: UnitOfWork, report: Report) -> NDArray[np.float32]:
+def read_heatmaps(tx: Reads, report: Report) -> NDArray[np.float32]:
     """Return the heatmaps, shape (analyzed steps, dp, pp)."""
     array: NDArray[np.float32] = np.load(
         io.BytesIO(b"".join(read_blob(tx, report.heatmap_blob))), allow_pickle=False

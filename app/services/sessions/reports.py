@@ -21,15 +21,14 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from app.db.unit_of_work import UnitOfWork
-    from app.services.container import Container
+    from app.db.unit_of_work import Reads
 
 # Heatmaps of so many sessions stay in memory: choosing step after step must not read a report of
 # megabytes each time. 1,024 × 64 workers and 50 steps are 13 MB.
 CACHED_HEATMAPS: Final = 4
 
 
-def report_json(container: Container, session_id: uuid.UUID) -> bytes:
+def report_json(tx: Reads, session_id: uuid.UUID) -> bytes:
     """Return the report of a session as JSON text, schema ``paceline.report/1``.
 
     Raises
@@ -37,23 +36,20 @@ def report_json(container: Container, session_id: uuid.UUID) -> bytes:
     NotFoundError
         If there is no such session, or it has no report (yet).
     """
-    with container.uow() as tx:
-        return read_document(tx, _report(tx, session_id))
+    return read_document(tx, _report(tx, session_id))
 
 
-def report_document(container: Container, session_id: uuid.UUID) -> dict[str, Any]:
+def report_document(tx: Reads, session_id: uuid.UUID) -> dict[str, Any]:
     """Return the report of a session; raises as `report_json` does."""
-    return cast("dict[str, Any]", json.loads(report_json(container, session_id)))
+    return cast("dict[str, Any]", json.loads(report_json(tx, session_id)))
 
 
-def heatmap(
-    container: Container, session_id: uuid.UUID, step: int | None = None
-) -> NDArray[np.float32]:
+def heatmap(tx: Reads, session_id: uuid.UUID, step: int | None = None) -> NDArray[np.float32]:
     """Return the slowdown of one step if only that worker kept its recorded durations.
 
     Parameters
     ----------
-    container : Container
+    tx : Reads
     session_id : UUID
     step : int, optional
         A training step; without it the mean over the analyzed steps.
@@ -68,15 +64,12 @@ def heatmap(
     NotFoundError
         If there is no such session, no report, or the step was not analyzed.
     """
-    with container.uow() as tx:
-        report = _report(tx, session_id)
-        maps = _heatmaps.get(report.heatmap_blob)
-        if maps is None:
-            steps = json.loads(read_document(tx, report))["steps"]["analyzed"]
-            maps = _Heatmaps(
-                {number: at for at, number in enumerate(steps)}, read_heatmaps(tx, report)
-            )
-            _heatmaps.put(report.heatmap_blob, maps)
+    report = _report(tx, session_id)
+    maps = _heatmaps.get(report.heatmap_blob)
+    if maps is None:
+        steps = json.loads(read_document(tx, report))["steps"]["analyzed"]
+        maps = _Heatmaps({number: at for at, number in enumerate(steps)}, read_heatmaps(tx, report))
+        _heatmaps.put(report.heatmap_blob, maps)
     if step is None:
         return maps.mean
     at = maps.position.get(step)
@@ -85,7 +78,7 @@ def heatmap(
     return cast("NDArray[np.float32]", maps.values[at])
 
 
-def _report(tx: UnitOfWork, session_id: uuid.UUID) -> Report:
+def _report(tx: Reads, session_id: uuid.UUID) -> Report:
     report = tx.session.get(Report, session_id)
     if report is not None:
         return report

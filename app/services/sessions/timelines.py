@@ -1,7 +1,8 @@
-"""Timelines of single steps, replayed from a session's stored trace."""
+"""The stored trace of a session, and a step of it as Perfetto opens it."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,25 +17,58 @@ from app.services.sessions.read import no_session, no_trace
 
 if TYPE_CHECKING:
     import uuid
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
-    from app.analysis.report.timeline import Timeline
     from app.analysis.trace.model import Trace
-    from app.services.container import Container
+    from app.db.unit_of_work import Reads
 
 
-def timeline(
-    container: Container,
-    session_id: uuid.UUID,
-    step: int,
-    dp_ranks: Sequence[int] | None = None,
-) -> Timeline:
-    """Return the recorded and the ideal timeline of one step.
+@dataclass(frozen=True, slots=True)
+class StoredTrace:
+    """The operations of a session as they are stored.
 
     Parameters
     ----------
-    container : Container
-    session_id : UUID
+    parts : sequence of bytes
+        Of the blob.
+    meta : mapping
+        Metadata document, normalized.
+    """
+
+    parts: Sequence[bytes]
+    meta: Mapping[str, Any]
+
+    def unpack(self) -> Trace:
+        """Return the operations, decompressed: work for after the transaction."""
+        return unpack(self.parts, parse_metadata(self.meta))
+
+
+def stored_trace(tx: Reads, session_id: uuid.UUID) -> StoredTrace:
+    """Return the operations of a session.
+
+    Raises
+    ------
+    NotFoundError
+        If there is no such session, or its chunks are not merged.
+    """
+    row = tx.session.execute(
+        select(Session.meta, Session.trace_blob, Session.state).where(Session.id == session_id)
+    ).one_or_none()
+    if row is None:
+        raise no_session(session_id)
+    if row.trace_blob is None:
+        raise no_trace(row.state)
+    return StoredTrace(tuple(read_blob(tx, row.trace_blob)), row.meta)
+
+
+def perfetto_timeline(
+    trace: Trace, step: int, dp_ranks: Sequence[int] | None = None
+) -> dict[str, Any]:
+    """Return one step, recorded and ideal, as a Chrome trace that names the hosts.
+
+    Parameters
+    ----------
+    trace : Trace
     step : int
         A training step.
     dp_ranks : sequence of int, optional
@@ -43,42 +77,11 @@ def timeline(
     Raises
     ------
     NotFoundError
-        If there is no such session, or the trace has no such step or DP rank.
+        If the trace has no such step or DP rank.
     UnanalyzableError
         If the trace cannot be replayed.
     """
-    return step_timeline(stored_trace(container, session_id), step, dp_ranks)
-
-
-def perfetto_timeline(
-    container: Container,
-    session_id: uuid.UUID,
-    step: int,
-    dp_ranks: Sequence[int] | None = None,
-) -> dict[str, Any]:
-    """Return what `timeline` does as a Chrome trace, which Perfetto opens, with names of hosts."""
-    trace = stored_trace(container, session_id)
     return perfetto(step_timeline(trace, step, dp_ranks), _hosts_of_workers(trace, step))
-
-
-def stored_trace(container: Container, session_id: uuid.UUID) -> Trace:
-    """Return the operations of a session.
-
-    Raises
-    ------
-    NotFoundError
-        If there is no such session, or its chunks are not merged.
-    """
-    with container.uow() as tx:
-        row = tx.session.execute(
-            select(Session.meta, Session.trace_blob, Session.state).where(Session.id == session_id)
-        ).one_or_none()
-        if row is None:
-            raise no_session(session_id)
-        if row.trace_blob is None:
-            raise no_trace(row.state)
-        parts = list(read_blob(tx, row.trace_blob))
-    return unpack(parts, parse_metadata(row.meta))
 
 
 def _hosts_of_workers(trace: Trace, step: int) -> dict[tuple[int, int], str]:

@@ -11,8 +11,10 @@ from app.analysis.replay.question_reading import parse_question
 from app.analysis.replay.questions import answer
 from app.analysis.replay.session import prepare_replay
 from app.db.models.sessions import Session
-from app.errors import BusyError, ConflictError, NotFoundError
+from app.db.unit_of_work import reading
+from app.errors import BusyError, ConflictError
 from app.services.container import Container
+from app.services.sessions.read import no_session
 from app.services.sessions.timelines import stored_trace
 
 # Each answer holds a whole session in memory while it is computed.
@@ -39,19 +41,22 @@ def answer_question(
         If others keep asking.
     """
     question = parse_question(document)
-    with container.uow() as tx:
+    with reading(container.engine) as tx:
         session = tx.session.get(Session, session_id)
         if session is None:
-            raise NotFoundError(f"There is no session {session_id}.")
+            raise no_session(session_id)
         state = session.state
     if state != "analyzed":
         raise ConflictError(
             f"The session is {state}; only an analyzed one can be asked about.",
             code="what_if.no_verdict",
         )
+    # Who waits for a slot keeps neither a connection nor a trace.
     if not _slots.acquire(timeout=WAIT_S):
         raise BusyError("Others are asking; try again in a few seconds.")
     try:
-        return answer(prepare_replay(stored_trace(container, session_id)), question).as_document()
+        with reading(container.engine) as tx:
+            stored = stored_trace(tx, session_id)
+        return answer(prepare_replay(stored.unpack()), question).as_document()
     finally:
         _slots.release()

@@ -5,11 +5,15 @@ from __future__ import annotations
 from sqlalchemy import update
 
 from app.db.models.alerts import AlertChannel
-from app.services.alerts.channel_views import dead_channels, undelivered
-from app.services.alerts.channels import list_channels, update_channel
+from app.services.alerts.channel_reads import channels_and_tallies, list_channels
+from app.services.alerts.channel_views import undelivered
+from app.services.alerts.channels import update_channel
 from app.services.alerts.deliveries import replay_delivery
-from app.services.alerts.views import incidents, tallies
+from app.services.alerts.navigation import navigation
+from app.services.alerts.secrets import check_secrets
+from app.services.alerts.views import incidents
 from tests.support.alerting import Alerting
+from tests.support.reads import read
 from tests.support.receiver import Receiver, Reply
 
 
@@ -18,16 +22,16 @@ def test_a_channel_is_dead_when_its_receiver_is_gone_and_alive_once_enabled(
 ) -> None:
     receiver.answer = lambda _: Reply(410, b"gone for good")
     channel = alerting.channel(receiver)
-    assert dead_channels(alerting.container) == []
+    assert read(alerting.container, navigation).dead_channels == ()
     alerting.slow()
     alerting.pass_and_work()
-    assert dead_channels(alerting.container) == ["hook"]
-    [failed], count = undelivered(alerting.container)
+    assert read(alerting.container, navigation).dead_channels == ("hook",)
+    [failed], count = read(alerting.container, undelivered)
     assert (failed.delivery.state, failed.delivery.answer, count) == ("failed", "gone for good", 1)
     assert not failed.can_replay
     update_channel(alerting.container, channel, enabled=True)
-    assert dead_channels(alerting.container) == []
-    [failed], _ = undelivered(alerting.container)
+    assert read(alerting.container, navigation).dead_channels == ()
+    [failed], _ = read(alerting.container, undelivered)
     assert failed.can_replay
 
 
@@ -35,7 +39,7 @@ def test_a_channel_that_somebody_disabled_is_not_dead(
     alerting: Alerting, receiver: Receiver
 ) -> None:
     alerting.channel(receiver, enabled=False)
-    assert dead_channels(alerting.container) == []
+    assert read(alerting.container, navigation).dead_channels == ()
 
 
 def test_a_channel_whose_secrets_nobody_can_read_is_dead(
@@ -44,8 +48,9 @@ def test_a_channel_whose_secrets_nobody_can_read_is_dead(
     alerting.channel(receiver)
     with alerting.container.uow() as tx:
         tx.session.execute(update(AlertChannel).values(secrets=b"of another key"))
-    assert dead_channels(alerting.container) == ["hook"]
-    assert [channel.readable for channel in list_channels(alerting.container)] == [False]
+    alerting.work()
+    assert read(alerting.container, navigation).dead_channels == ("hook",)
+    assert [channel.readable for channel in read(alerting.container, list_channels)] == [False]
 
 
 def test_what_a_later_message_has_overtaken_is_not_offered_again(
@@ -58,7 +63,7 @@ def test_what_a_later_message_has_overtaken_is_not_offered_again(
     receiver.answer = lambda _: Reply(200, b"yes")
     alerting.fast()
     alerting.pass_and_work()
-    [failed], _ = undelivered(alerting.container, channel)
+    [failed], _ = read(alerting.container, undelivered, channel)
     assert (failed.delivery.state, failed.overtaken, failed.can_replay) == ("failed", True, False)
 
 
@@ -69,14 +74,14 @@ def test_a_delivery_that_failed_is_gone_from_the_list_once_it_arrived(
     channel = alerting.channel(receiver)
     alerting.slow()
     alerting.pass_and_work()
-    [failed], _ = undelivered(alerting.container)
-    tally = tallies(alerting.container)[channel]
+    [failed], _ = read(alerting.container, undelivered)
+    tally = read(alerting.container, channels_and_tallies)[1][channel]
     assert (tally.failed, tally.status, tally.answer) == (1, 400, "no")
     receiver.answer = lambda _: Reply(200, b"yes")
     replay_delivery(alerting.container, failed.delivery.id)
     alerting.work()
-    assert undelivered(alerting.container) == ([], 0)
-    tally = tallies(alerting.container)[channel]
+    assert read(alerting.container, undelivered) == ([], 0)
+    tally = read(alerting.container, channels_and_tallies)[1][channel]
     assert (tally.delivered, tally.failed, tally.status, tally.error) == (1, 0, 200, None)
 
 
@@ -88,8 +93,27 @@ def test_incidents_are_counted_by_state_and_those_that_are_over_listed_latest_fi
         alerting.slow(job)
     for job in ("b", "a"):
         alerting.fast(job)
-    found = incidents(alerting.container)
+    found = read(alerting.container, incidents)
     assert found.counts == {"firing": 1}
     assert [row.job for row in found.present] == ["c"]
     assert [item.row.job for item in found.over] == ["a", "b"]
     assert found.over_count == 2
+
+
+def test_a_sweep_fills_what_a_channel_of_before_shows_and_sees_a_key_that_came_back(
+    alerting: Alerting, receiver: Receiver
+) -> None:
+    alerting.channel(receiver)
+    with alerting.container.uow() as tx:
+        tx.session.execute(update(AlertChannel).values(secret_hints={}))
+    assert check_secrets(alerting.container) == 1
+    [channel] = read(alerting.container, list_channels)
+    assert (channel.secrets, channel.readable) == ({"url": "127.0.0.1"}, True)
+    key = alerting.container.settings.data_dir / "secret.key"
+    key.rename(key.with_suffix(".away"))
+    assert check_secrets(alerting.container) == 1
+    [channel] = read(alerting.container, list_channels)
+    assert (channel.secrets, channel.readable) == ({}, False)
+    key.with_suffix(".away").rename(key)
+    assert [check_secrets(alerting.container) for _ in range(2)] == [1, 0]
+    assert read(alerting.container, navigation).dead_channels == ()

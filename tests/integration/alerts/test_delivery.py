@@ -14,7 +14,8 @@ from app.alerts.incidents import State
 from app.db.models.alerts import AlertChannel, AlertDelivery, AlertGroup
 from app.db.models.sessions import TaskRun
 from app.errors import ConflictError
-from app.services.alerts.channels import get_channel, update_channel
+from app.services.alerts.channel_reads import get_channel
+from app.services.alerts.channels import update_channel
 from app.services.alerts.deliveries import replay_delivery
 from app.services.alerts.flush import IN_FLIGHT, flush_group, pump
 from app.services.alerts.incidents import acknowledge_incident, resolve_incident
@@ -23,6 +24,7 @@ from app.services.container import Container
 from app.services.installation.sweep import sweep
 from app.services.tasks.task_runs import claim
 from tests.support.alerting import Alerting
+from tests.support.reads import read
 from tests.support.receiver import Got, Receiver, Reply
 
 MINUTE = timedelta(minutes=1)
@@ -110,7 +112,7 @@ def test_a_refusal_is_not_tried_again(alerting: Alerting, receiver: Receiver, st
     assert len(receiver.got) == 1
     [delivery] = alerting.deliveries()
     assert (delivery.state, delivery.answer_status, delivery.answer) == ("failed", status, "no")
-    view = get_channel(alerting.container, channel)
+    view = read(alerting.container, get_channel, channel)
     assert view.enabled
     assert view.last_error is not None
 
@@ -134,7 +136,7 @@ def test_a_channel_that_is_gone_is_disabled_and_gives_its_deliveries_up(
     for job in ("a", "b"):
         alerting.slow(job)
     alerting.pass_and_work(MINUTE)
-    view = get_channel(alerting.container, channel)
+    view = read(alerting.container, get_channel, channel)
     assert not view.enabled
     assert view.disabled_reason == "The receiver answered 410."
     assert set(alerting.states()) == {"failed"}
@@ -170,7 +172,7 @@ def test_a_delivery_is_given_up_after_a_day(alerting: Alerting, receiver: Receiv
             tx.session.execute(update(AlertGroup).values(flush_at=None))
     assert alerting.states() == ["failed"]
     assert 6 <= len(receiver.got) <= 12
-    assert get_channel(alerting.container, channel).failures == len(receiver.got)
+    assert read(alerting.container, get_channel, channel).failures == len(receiver.got)
 
 
 def test_news_takes_the_place_of_what_did_not_come_through(
@@ -203,7 +205,7 @@ def test_what_a_channel_never_could_hear_is_not_told_to_be_over(
     alerting.pass_and_work(timedelta(hours=4))
     assert alerting.states() == ["superseded"]
     assert receiver.got == []
-    assert get_channel(alerting.container, channel).waiting == 0
+    assert read(alerting.container, get_channel, channel).waiting == 0
 
 
 def test_messages_of_a_job_come_in_order_also_after_failures(

@@ -15,8 +15,10 @@ from app.alerts.facts import CauseFact
 from app.alerts.rules import Escalation, Rule, Selector, Threshold
 from app.services.alerts.channels import create_channel
 from app.services.alerts.incidents import acknowledge_incident
-from app.services.alerts.rules import delete_rule, list_rules, save_rule, with_new_id
+from app.services.alerts.rules import delete_rule, save_rule, with_new_id
+from app.services.alerts.store import load_rules
 from tests.support.alerting import Alerting
+from tests.support.reads import read
 from tests.support.receiver import Receiver
 
 MINUTE = timedelta(minutes=1)
@@ -49,7 +51,7 @@ def add(alerting: Alerting) -> Iterator[Add]:
 
 def only(alerting: Alerting, rule: Rule) -> None:
     """Let there be no other rule."""
-    for known in list_rules(alerting.container):
+    for known in read(alerting.container, load_rules):
         delete_rule(alerting.container, known.id)
     save_rule(alerting.container, with_new_id(rule), new=True)
 
@@ -66,7 +68,7 @@ def firing(receiver: Receiver) -> list[str]:
 def test_low_trace_quality_is_told_to_owners_and_slow_jobs_to_on_call(
     alerting: Alerting, add: Add
 ) -> None:
-    rules = list_rules(alerting.container)
+    rules = read(alerting.container, load_rules)
     [quality] = [rule for rule in rules if rule.name == "Low trace quality"]
     condition = Threshold("discrepancy", at_least=0.005, clears_below=0.005)
     save_rule(alerting.container, replace(quality, condition=condition), new=False)

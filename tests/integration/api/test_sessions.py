@@ -9,9 +9,11 @@ import numpy as np
 import pytest
 from sqlalchemy import text
 
+from app.analysis.report.timeline import step_timeline
 from app.services.sessions.reports import heatmap, report_document
-from app.services.sessions.timelines import timeline
+from app.services.sessions.timelines import stored_trace
 from tests.integration.api import bodies
+from tests.support.reads import read
 
 if TYPE_CHECKING:
     import httpx
@@ -93,7 +95,7 @@ def test_a_heatmap_holds_the_slowdown_of_each_worker(
 ) -> None:
     container, client = installation.container, installation.client
     key = uuid.UUID(analyzed)
-    steps = report_document(container, key)["steps"]["analyzed"]
+    steps = read(container, report_document, key)["steps"]["analyzed"]
     for step in (steps[0], steps[-1], None):
         answer = client.get(
             f"{SESSIONS}/{analyzed}/heatmaps", params={} if step is None else {"step": step}
@@ -101,11 +103,11 @@ def test_a_heatmap_holds_the_slowdown_of_each_worker(
         assert answer.status_code == 200
         assert answer.headers["x-shape"] == "3,2"
         values = np.frombuffer(answer.content, "<u2").reshape(3, 2) / 10_000
-        exact = heatmap(container, key, step)
+        exact = read(container, heatmap, key, step)
         assert np.abs(values - exact).max() <= 0.5e-4 + 1e-6
         assert (values >= 0.5).all()
-    mean = np.mean([heatmap(container, key, step) for step in steps], axis=0)
-    np.testing.assert_allclose(heatmap(container, key), mean, rtol=1e-6)
+    mean = np.mean([read(container, heatmap, key, step) for step in steps], axis=0)
+    np.testing.assert_allclose(read(container, heatmap, key), mean, rtol=1e-6)
 
 
 def test_a_step_that_was_not_analyzed_has_no_heatmap(
@@ -118,14 +120,14 @@ def test_a_step_that_was_not_analyzed_has_no_heatmap(
 def test_a_timeline_is_a_chrome_trace_or_columns(installation: Installation, analyzed: str) -> None:
     container, client = installation.container, installation.client
     key = uuid.UUID(analyzed)
-    step = report_document(container, key)["steps"]["analyzed"][0]
+    step = read(container, report_document, key)["steps"]["analyzed"][0]
     address = f"{SESSIONS}/{analyzed}/timeline"
     trace = client.get(address, params={"step": step}).json()
     drawn = [event for event in trace["traceEvents"] if event["ph"] == "X"]
     assert {"ts", "dur", "pid", "tid", "name"} <= drawn[0].keys()
 
     lanes = client.get(address, params={"step": step, "format": "lanes"}).json()
-    exact = timeline(container, key, step)
+    exact = step_timeline(read(container, stored_trace, key).unpack(), step)
     recorded = lanes["recorded"]
     assert len({len(column) for column in recorded.values()}) == 1
     assert recorded["dp"] == exact.recorded.dp.tolist()
@@ -144,7 +146,7 @@ def test_a_timeline_is_a_chrome_trace_or_columns(installation: Installation, ana
 def test_a_timeline_of_what_is_not_there_is_a_problem(
     installation: Installation, analyzed: str, params: dict[str, int | None], code: str
 ) -> None:
-    steps = report_document(installation.container, uuid.UUID(analyzed))["steps"]["analyzed"]
+    steps = read(installation.container, report_document, uuid.UUID(analyzed))["steps"]["analyzed"]
     answer = installation.client.get(
         f"{SESSIONS}/{analyzed}/timeline",
         params={name: steps[0] if value is None else value for name, value in params.items()},

@@ -12,6 +12,7 @@ import pytest
 from app.services.sessions.analyze import analyze_session
 from app.services.sessions.fleet import fleet
 from app.services.tasks.task_runs import claim
+from tests.support.reads import read
 from tests.support.sessions import Stored, small_trace, store
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ def test_the_fleet_holds_every_job_with_its_latest_sessions_oldest_first(
     for _ in range(3):
         store(container, small_trace(), job="many")
     store(container, small_trace(), job="one")
-    found = {job.name: job for job in fleet(container, per_job=2).jobs}
+    found = {job.name: job for job in read(container, fleet, per_job=2).jobs}
     assert [session.number for session in found["many"].sessions] == [2, 3]
     assert found["many"].latest.number == 3
     assert [session.number for session in found["one"].sessions] == [1]
@@ -44,8 +45,8 @@ def test_the_fleet_holds_every_job_with_its_latest_sessions_oldest_first(
 
 def test_the_fleet_can_be_asked_for_one_job_or_none(container: Container) -> None:
     store(container, small_trace(), job="here")
-    assert [job.name for job in fleet(container, job="here").jobs] == ["here"]
-    assert fleet(container, job="nowhere").jobs == ()
+    assert [job.name for job in read(container, fleet, job="here").jobs] == ["here"]
+    assert read(container, fleet, job="nowhere").jobs == ()
 
 
 def test_pages_are_never_stored_and_name_only_this_server(

@@ -7,10 +7,11 @@ import uuid
 from typing import TYPE_CHECKING
 
 import pytest
-from sqlalchemy import select
+from sqlalchemy import delete, func, select, text
+from sqlalchemy.exc import InternalError
 
 from app.db.models.sessions import ANALYZE_SESSION, TaskRun
-from app.db.unit_of_work import UnitOfWork
+from app.db.unit_of_work import UnitOfWork, reading
 
 if TYPE_CHECKING:
     from app.bootstrap import Container
@@ -51,3 +52,24 @@ def test_nothing_is_published_after_a_rollback(
         tx.enqueue(ANALYZE_SESSION, uuid.uuid4())
         raise InterruptedError
     assert published == []
+
+
+def test_what_is_read_is_of_one_moment(container: Container) -> None:
+    kept = select(TaskRun.id)
+    with reading(container.engine) as tx:
+        assert tx.session.execute(kept).all() == []
+        with container.uow() as other:
+            other.enqueue(ANALYZE_SESSION, uuid.uuid4())
+        assert tx.session.execute(kept).all() == []
+        assert tx.now == tx.session.execute(select(func.now())).scalar_one()
+    with reading(container.engine) as tx:
+        assert len(tx.session.execute(kept).all()) == 1
+
+
+def test_who_reads_cannot_write_and_leaves_the_connection_as_it_was(container: Container) -> None:
+    with reading(container.engine) as tx, pytest.raises(InternalError, match="read-only"):
+        tx.session.execute(delete(TaskRun))
+    with container.uow() as writing:
+        writing.session.execute(delete(TaskRun))
+        level = writing.session.execute(text("SHOW transaction_isolation")).scalar_one()
+    assert level == "read committed"

@@ -10,10 +10,11 @@ from sqlalchemy import select, text
 
 from app.cli.alerts import AlertsCommandError, reseal, send_test
 from app.db.models.alerts import AlertChannel
-from app.services.alerts.channels import list_channels
+from app.services.alerts.channel_reads import list_channels
 from tests.integration.api.alerts.asking import API, add_channel
 from tests.integration.api.conftest import Install, Installation
 from tests.support.alerting import Alerting
+from tests.support.reads import read
 from tests.support.receiver import Receiver, Reply
 
 
@@ -120,10 +121,10 @@ def test_channels_whose_key_is_lost_are_listed_and_wait(
 ) -> None:
     add_channel(served, receiver)
     (served.container.settings.data_dir / "secret.key").unlink()
-    [view] = list_channels(served.container)
-    assert not view.readable
     alerting.slow()
     alerting.pass_and_work(timedelta(minutes=1))
+    [view] = read(served.container, list_channels)
+    assert (view.readable, view.secrets) == (False, {})
     [delivery] = alerting.deliveries()
     assert (delivery.state, delivery.error_code) == ("waiting", "secrets.unreadable")
     with served.container.uow() as tx:

@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from app.alerts.rules import Selector
-from app.services.alerts.channels import ChannelView
+from app.services.alerts.channel_reads import ChannelView
 from app.services.alerts.deliveries import DeliveryRow
 
 NOW = datetime(2026, 11, 20, 9, 30, tzinfo=UTC)

@@ -1,0 +1,99 @@
+"""How a page is made: one transaction to read from, one template to render."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from http import HTTPStatus
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from fastapi.responses import HTMLResponse
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
+
+from app.dashboard.look import format as fmt
+from app.db.unit_of_work import reading
+from app.services.alerts.navigation import navigation
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from sqlalchemy import Engine
+
+    from app.dashboard.look.assets import Assets
+    from app.db.unit_of_work import Reads
+    from app.services.alerts.navigation import Navigation
+
+TEMPLATES_DIR: Final = Path(__file__).resolve().parents[2] / "frontend" / "templates"
+
+# A page is the state of a moment: always fetched anew, also on "back".
+PAGE_HEADERS: Final = {"Cache-Control": "no-store"}
+
+
+class Pages:
+    """Reads and renders what all pages have in common.
+
+    Parameters
+    ----------
+    assets : Assets
+        Where the pages' static files are.
+    engine : Engine
+        Of the database.
+    """
+
+    def __init__(self, assets: Assets, engine: Engine) -> None:
+        self._engine = engine
+        self._environment = Environment(
+            loader=FileSystemLoader(TEMPLATES_DIR),
+            autoescape=True,
+            undefined=StrictUndefined,
+            trim_blocks=True,
+            lstrip_blocks=True,
+        )
+        self._environment.globals.update(
+            static=assets.url, plotly_style=assets.plotly_style, fmt=fmt, page_data=_page_data
+        )
+        self._environment.filters["count"] = fmt.count
+
+    @contextlib.contextmanager
+    def reading(self) -> Iterator[tuple[Reads, Navigation]]:
+        """Open the one transaction of a page; with it comes what every page shows.
+
+        Render after it has ended: it holds a connection.
+        """
+        with reading(self._engine) as tx:
+            yield tx, navigation(tx)
+
+    def render(
+        self,
+        name: str,
+        nav: Navigation,
+        *,
+        status: int = HTTPStatus.OK,
+        **values: Any,  # noqa: ANN401 - what templates take
+    ) -> HTMLResponse:
+        """Return a rendered page.
+
+        Parameters
+        ----------
+        name : str
+            Of the template.
+        nav : Navigation
+        status : int
+            Of the response.
+        **values
+            What the template shows.
+        """
+        html = self._environment.get_template(name).render(nav=nav, **values)
+        return HTMLResponse(html, status, PAGE_HEADERS)
+
+    def not_found(self, what: str, nav: Navigation) -> HTMLResponse:
+        """Return the page that says what there is not."""
+        return self.render("not_found.html", nav, status=HTTPStatus.NOT_FOUND, what=what)
+
+
+def _page_data(data: Mapping[str, Any]) -> Markup:
+    """Return JSON for a data block: nothing in it can end the element it stands in."""
+    text = json.dumps(data, allow_nan=False, separators=(",", ":"))
+    return Markup(text.replace("<", "\\u003c").replace("&", "\\u0026"))  # noqa: S704 - escaped here

@@ -1,0 +1,203 @@
+"""The read side of incidents: lists of them, and one with its history."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from sqlalchemy import Nullable, Text, case, cast, func, select
+
+from app.db.models.alerts import AlertEvent, AlertGroup, AlertIncident, AlertRule
+from app.db.models.sessions import Job, Session
+from app.errors import NotFoundError
+from app.services.alerts.store import OPEN, incident_of
+
+if TYPE_CHECKING:
+    import uuid
+    from collections.abc import Mapping, Sequence
+    from datetime import datetime
+
+    from sqlalchemy import Select
+
+    from app.alerts.incidents import Incident
+    from app.db.unit_of_work import Reads
+
+# What needs somebody comes first.
+_ORDER: Final = case(
+    {"firing": 0, "acknowledged": 1, "silenced": 2, "pending": 3},
+    value=AlertIncident.state,
+    else_=4,
+)
+_BEGAN_OR_ENDED: Final = func.coalesce(AlertIncident.resolved_at, AlertIncident.opened_at)
+
+# Names by id of an incident's rules that are still there.
+_RULES: Final = (
+    select(func.jsonb_object_agg(cast(AlertRule.id, Text), AlertRule.name))
+    .where(AlertIncident.document["rules"].has_key(cast(AlertRule.id, Text)))
+    .correlate(AlertIncident)
+    .scalar_subquery()
+)
+
+
+@dataclass(frozen=True, slots=True)
+class IncidentRow:
+    """An incident as lists show it.
+
+    Parameters
+    ----------
+    job : str
+    incident : Incident
+    rules : mapping of UUID to str
+        Names of those of its rules that are still there.
+    """
+
+    job: str
+    incident: Incident
+    rules: Mapping[uuid.UUID, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """A session that an incident is about.
+
+    Parameters
+    ----------
+    number : int
+    slowdown : float or None
+    world : int
+        Ranks of the job in it.
+    """
+
+    number: int
+    slowdown: float | None
+    world: int
+
+
+@dataclass(frozen=True, slots=True)
+class EventRow:
+    """A transition of an incident."""
+
+    at: datetime
+    event: str
+    from_state: str | None
+    to_state: str
+    actor: str | None
+    note: str | None
+    session: uuid.UUID | None
+
+
+@dataclass(frozen=True, slots=True)
+class IncidentView:
+    """An incident with its history, the oldest event first, and the database's time."""
+
+    row: IncidentRow
+    events: Sequence[EventRow]
+    now: datetime
+
+
+def list_incidents(
+    tx: Reads,
+    limit: int,
+    *,
+    state: str | None = None,
+    job: str | None = None,
+    open_only: bool = False,
+) -> list[IncidentRow]:
+    """Return incidents, firing ones first, then the newest; of those that are over, the latest.
+
+    Parameters
+    ----------
+    tx : Reads
+    limit : int
+    state, job : str, optional
+        Only those.
+    open_only : bool
+        Leave out what is over. What was never told of and is over is left out in any case.
+    """
+    query = incident_rows(limit)
+    if state is not None:
+        query = query.where(AlertIncident.state == state)
+    if job is not None:
+        query = query.where(Job.name == job)
+    if open_only:
+        query = query.where(OPEN)
+    return [incident_row(*found) for found in tx.session.execute(query)]
+
+
+def get_incident(tx: Reads, incident_id: uuid.UUID) -> IncidentView:
+    """Return an incident.
+
+    Raises
+    ------
+    NotFoundError
+    """
+    return incident_and_sessions(tx, incident_id)[0]
+
+
+def incident_and_sessions(
+    tx: Reads, incident_id: uuid.UUID
+) -> tuple[IncidentView, dict[uuid.UUID, Measured]]:
+    """Return an incident, and the sessions that it went through.
+
+    Raises
+    ------
+    NotFoundError
+    """
+    found = tx.session.execute(_rows().where(AlertIncident.id == incident_id)).one_or_none()
+    if found is None:
+        raise no_incident(incident_id)
+    rows = tx.session.execute(
+        select(AlertEvent, Nullable(Session.id), Session.number, Session.slowdown, Session.world)
+        .outerjoin(Session, Session.id == AlertEvent.session_id)
+        .where(AlertEvent.incident_id == incident_id)
+        .order_by(AlertEvent.number)
+    ).all()
+    events = [
+        EventRow(
+            at=event.at,
+            event=event.event,
+            from_state=event.from_state,
+            to_state=event.to_state,
+            actor=event.actor,
+            note=event.note,
+            session=event.session_id,
+        )
+        for event, *_ in rows
+    ]
+    sessions = {
+        session: Measured(number, slowdown, world)
+        for _, session, number, slowdown, world in rows
+        if session is not None
+    }
+    return IncidentView(incident_row(*found), events, tx.now), sessions
+
+
+def incident_rows(limit: int) -> Select[AlertIncident, str, dict[str, str] | None]:
+    """Return the query of what `list_incidents` lists, which `incident_row` takes."""
+    return (
+        _rows()
+        .where(OPEN | AlertIncident.fired_at.is_not(None))
+        .order_by(_ORDER, _BEGAN_OR_ENDED.desc(), AlertIncident.id)
+        .limit(limit)
+    )
+
+
+def incident_row(row: AlertIncident, job: str, rules: Mapping[str, str] | None) -> IncidentRow:
+    """Return an incident of a job as lists show it, given the names of rules by id."""
+    incident, names = incident_of(row), rules or {}
+    return IncidentRow(
+        job, incident, {id_: names[str(id_)] for id_ in incident.rules if str(id_) in names}
+    )
+
+
+def no_incident(incident_id: uuid.UUID) -> NotFoundError:
+    """Return what is raised where there is no such incident."""
+    return NotFoundError(f"There is no incident {incident_id}.")
+
+
+def _rows() -> Select[AlertIncident, str, dict[str, str] | None]:
+    return (
+        select(AlertIncident, Job.name, _RULES)
+        .join(AlertGroup, AlertGroup.id == AlertIncident.group_id)
+        .join(Job, Job.id == AlertGroup.job_id)
+    )

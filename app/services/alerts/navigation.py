@@ -1,0 +1,65 @@
+"""What every page shows of alerts: how many incidents fire, and which channels are dead."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from sqlalchemy import func, select, true
+
+from app.alerts.incidents import State
+from app.db.models.alerts import AlertChannel, AlertIncident
+from app.services.alerts.channel_reads import is_dead
+
+if TYPE_CHECKING:
+    from app.db.unit_of_work import Reads
+
+
+@dataclass(frozen=True, slots=True)
+class Navigation:
+    """What stands beside the links to the pages.
+
+    Parameters
+    ----------
+    firing : int
+        Incidents that fire and that nobody has acknowledged.
+    dead_channels : tuple of str
+        Names of the channels that nobody hears from, though nobody wanted it so.
+    """
+
+    firing: int
+    dead_channels: tuple[str, ...]
+
+
+def navigation(tx: Reads) -> Navigation:
+    """Return what every page shows, with one statement."""
+    firing = (
+        select(func.count().label("firing")).where(AlertIncident.state == State.FIRING).subquery()
+    )
+    rows = tx.session.execute(
+        select(
+            firing.c.firing,
+            AlertChannel.name,
+            AlertChannel.readable,
+            AlertChannel.enabled,
+            AlertChannel.disabled_reason,
+            AlertChannel.failures,
+        )
+        # One row without a channel, where there is none.
+        .select_from(firing.outerjoin(AlertChannel, true()))
+        .order_by(AlertChannel.name)
+    ).all()
+    return Navigation(
+        firing=rows[0].firing,
+        dead_channels=tuple(
+            row.name
+            for row in rows
+            if row.name is not None
+            and is_dead(
+                readable=row.readable,
+                enabled=row.enabled,
+                disabled_reason=row.disabled_reason,
+                failures=row.failures,
+            )
+        ),
+    )

@@ -1,0 +1,207 @@
+"""A page is one transaction of few statements, however much there is to show, and no secret."""
+
+from __future__ import annotations
+
+import uuid
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+import httpx
+import psycopg
+import pytest
+from sqlalchemy import event
+
+from app.analysis.synthesis.scenarios import SCENARIOS
+from app.analysis.trace.encode import to_parquet
+from app.bootstrap import build
+from app.run.http import HttpServer, address_of, listen
+from app.services.alerts.channel_reads import list_channels
+from app.services.alerts.navigation import navigation
+from app.services.alerts.store import load_rules
+from app.services.sessions.analyze import analyze_session
+from app.services.tasks.task_runs import claim
+from app.web import create_app
+from tests import factories
+from tests.support.alerting import LOOPBACK, Alerting
+from tests.support.plans import ask, do, small_spec
+from tests.support.reads import read
+from tests.support.receiver import Receiver, Reply
+from tests.support.sessions import Stored, small_trace, store
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from sqlalchemy import Engine
+
+    from app.analysis.trace.model import Trace
+    from app.bootstrap import Container
+    from app.settings import Settings
+
+# What the pool sends over a connection that it gives out once more.
+PING: Final = ";"
+
+# Statements of each page, in its one transaction. What every page shows is one of them.
+STATEMENTS: Final = {
+    "/": 4,
+    "/jobs/llm": 3,
+    "/sessions/{analyzed}": 10,
+    "/sessions/{arriving}": 8,
+    "/sessions/{no_verdict}": 10,
+    "/incidents": 9,
+    "/incidents/{incident}": 9,
+    "/channels": 4,
+    "/channels/{channel}": 4,
+    "/rules": 4,
+    "/rules/{rule}": 4,
+    "/plans": 3,
+    "/plans/{plan}": 5,
+}
+
+
+@dataclass
+class Seen:
+    """What a database was asked for."""
+
+    statements: list[str] = field(default_factory=list)
+    transactions: int = 0
+
+    def watch(self, engine: Engine) -> None:
+        """See every statement of an engine, also those past SQLAlchemy."""
+        statements = self.statements
+
+        class Watched(psycopg.Cursor[Any]):
+            def execute(self, query: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - as psycopg
+                if str(query) != PING:
+                    statements.append(str(query))
+                return super().execute(query, *args, **kwargs)
+
+        def connected(connection: psycopg.Connection[Any], _record: object) -> None:
+            connection.cursor_factory = Watched
+
+        def begun(_connection: object) -> None:
+            self.transactions += 1
+
+        event.listen(engine, "connect", connected)
+        event.listen(engine, "begin", begun)
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """A server, and what its database was asked for."""
+
+    container: Container
+    client: httpx.Client
+    seen: Seen
+
+    def cost(self, path: str) -> tuple[int, int]:
+        """Return the transactions and the statements of a page."""
+        self.seen.transactions = 0
+        self.seen.statements.clear()
+        self.client.get(path)
+        return self.seen.transactions, len(self.seen.statements)
+
+
+@pytest.fixture
+def container(settings: Settings) -> Iterator[Container]:
+    built = build(settings.model_copy(update={"alert_allowed_networks": LOOPBACK}))
+    yield built
+    built.close()
+
+
+@pytest.fixture
+def site(container: Container) -> Iterator[Site]:
+    seen = Seen()
+    seen.watch(container.engine)
+    listener = listen(container.settings.model_copy(update={"port": 0}))
+    server = HttpServer(create_app(container), listener)
+    server.start(lambda: False)
+    with httpx.Client(base_url=address_of(listener), timeout=60, trust_env=False) as client:
+        yield Site(container, client, seen)
+    server.stop()
+
+
+@pytest.fixture
+def receiver() -> Iterator[Receiver]:
+    with Receiver(lambda _: Reply(400, b"no")) as running:
+        yield running
+
+
+def analyzed(container: Container, trace: Trace) -> Stored:
+    stored = store(container, trace, job="llm")
+    held = claim(container, stored.run)
+    assert held is not None
+    analyze_session(container, held)
+    return stored
+
+
+def send_chunks(client: httpx.Client, first: int, end: int) -> str:
+    """Send a chunk of each of these producers to a session that stays open; return its id."""
+    trace = factories.session(dp=3, pp=2).trace
+    for producer in range(first, end):
+        answer = client.put(
+            f"/api/v1/jobs/chunked/attempts/1/sessions/1/chunks/p{producer}/0",
+            content=to_parquet(factories.select(trace, trace.rank == producer % 6)),
+            params={"dp": 3, "pp": 2, "world": 6},
+        )
+        assert answer.status_code == 202, answer.text
+    found: str = answer.json()["session"]
+    return found
+
+
+def grow(site: Site, receiver: Receiver, first: int, end: int) -> dict[str, object]:
+    """Make a row of everything for each number; return what the pages' addresses name."""
+    container, alerting = site.container, Alerting(site.container)
+    for number in range(first, end):
+        # Every message to every channel would be hundreds; two hear of all there is.
+        alerting.channel(receiver, f"hook-{number}", enabled=number < 2)
+        alerting.slow(f"job-{number}")
+        alerting.slow(f"over-{number}")
+        alerting.slow("llm")
+        last = analyzed(container, small_trace())
+        plan = ask(container, small_spec(), name=f"plan {number}")
+        assert do(container, plan)
+    alerting.pass_and_work()
+    for number in range(first, end):
+        alerting.fast(f"over-{number}")
+    skewed = analyzed(container, SCENARIOS["data-loading"].synthesize(0).trace)
+    return {
+        "analyzed": last.session,
+        "no_verdict": skewed.session,
+        "arriving": send_chunks(site.client, first, end),
+        "incident": alerting.incidents()[0].id,
+        "channel": read(container, list_channels)[0].id,
+        "rule": read(container, load_rules)[0].id,
+        "plan": plan.plan,
+    }
+
+
+def test_a_page_is_one_transaction_of_as_many_statements_however_many_rows_there_are(
+    site: Site, receiver: Receiver
+) -> None:
+    pages = {path: (1, count) for path, count in STATEMENTS.items()}
+    for first, end in ((0, 2), (2, 12)):
+        names = grow(site, receiver, first, end)
+        site.client.get("/")
+        assert {path: site.cost(path.format(**names)) for path in pages} == pages
+
+
+def test_pages_are_drawn_without_the_key_of_the_channels_secrets(
+    site: Site, receiver: Receiver
+) -> None:
+    channel = Alerting(site.container).channel(receiver)
+    (site.container.settings.data_dir / "secret.key").unlink()
+    for path in ("/", "/incidents", "/rules", "/plans", "/channels", f"/channels/{channel}"):
+        answer = site.client.get(path)
+        assert answer.status_code == 200
+        assert "cannot be decrypted" not in answer.text
+    assert read(site.container, navigation).dead_channels == ()
+    answer = site.client.get(f"/api/v1/channels/{channel}")
+    assert answer.json()["secrets"] == {"url": "127.0.0.1"}, "the host of an address is shown"
+
+
+def test_a_page_of_what_is_not_there_is_one_transaction_too(site: Site) -> None:
+    site.client.get("/")
+    nobody = uuid.uuid4()
+    for place in ("jobs", "sessions", "incidents", "channels", "rules", "plans"):
+        assert site.client.get(f"/{place}/{nobody}").status_code == 404
+        assert site.cost(f"/{place}/{nobody}")[0] == 1

@@ -1,0 +1,26 @@
+"""Read functions of services, called in a transaction of their own."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar
+
+from app.db.unit_of_work import Reads, reading
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from app.bootstrap import Container
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def read(
+    container: Container,
+    function: Callable[Concatenate[Reads, P], T],
+    *args: P.args,
+    **kwargs: P.kwargs,
+) -> T:
+    """Return what a read function returns."""
+    with reading(container.engine) as tx:
+        return function(tx, *args, **kwargs)
