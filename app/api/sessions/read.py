@@ -13,6 +13,7 @@ from fastapi import APIRouter, Query, Response
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel
 
+from app.analysis.report.heatmaps import encode_heatmap
 from app.analysis.report.timeline import step_timeline
 from app.db.unit_of_work import reading
 from app.services.sessions.read import (
@@ -26,18 +27,11 @@ from app.services.sessions.reports import heatmap, report_json
 from app.services.sessions.timelines import perfetto_timeline, stored_trace
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
     from app.analysis.report.timeline import Lanes, Timeline
     from app.services.container import Container
 
 DEFAULT_LIMIT: Final = 50
 MAX_LIMIT: Final = 1000
-
-# Heatmaps travel as 16-bit integers, a tenth of their JSON: slowdown × 10,000, and one value that
-# says that nothing is known.
-HEATMAP_SCALE: Final = 10_000
-HEATMAP_MISSING: Final = 65_535
 
 State = Literal[
     "open", "sealed", "queued", "analyzing", "analyzed", "no_verdict", "discarded", "failed"
@@ -221,14 +215,6 @@ def router(container: Container) -> APIRouter:
         return Response(text, media_type="application/json")
 
     return routes
-
-
-def encode_heatmap(values: NDArray[np.float32]) -> bytes:
-    """Return slowdowns as little-endian uint16, row by row."""
-    known = np.isfinite(values)
-    scaled = np.rint(np.where(known, values, 0).astype(np.float64) * HEATMAP_SCALE)
-    clipped = np.clip(scaled, 0, HEATMAP_MISSING - 1)
-    return np.where(known, clipped, HEATMAP_MISSING).astype("<u2").tobytes()
 
 
 def timeline_columns(timeline: Timeline) -> dict[str, Any]:

@@ -30,8 +30,8 @@ def add_rule_pages(routes: APIRouter, pages: Pages) -> None:
         rows = [row for job in present.values() for row in job]
         page = rules_page(rules, channels, rows, chosen)
         return pages.render(
-                "alerts/rules.html", nav, page=page, kinds=KINDS, causes=registry.KINDS.values()
-            )
+            "alerts/rules.html", nav, page=page, kinds=KINDS, causes=registry.KINDS.values()
+        )
 
     @routes.get("/rules")
     def rules_route() -> Response:

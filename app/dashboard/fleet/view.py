@@ -26,15 +26,14 @@ from app.dashboard.look.format import (
     times,
     worker,
 )
-from app.dashboard.look.parts import SLOW, Sparkline, State, job_state, sparkline
+from app.dashboard.look.parts import SLOW, Sparkline, State, job_state, sparkline, verdict_values
+from app.services.sessions.read import PENDING_STATES
 
 if TYPE_CHECKING:
     from app.services.alerts.incident_reads import IncidentRow
     from app.services.sessions.fleet import Fleet, JobSummary
     from app.services.sessions.read import SessionRow as StoredSession
 
-# States in which the numbers of the session before still say most about a job.
-UNDERWAY: Final = ("open", "sealed", "queued", "analyzing")
 # A longer reason gives way to its code in a table, characters.
 SHORT_REASON: Final = 60
 # A job is worth naming in the heading when it loses this share of all that is lost.
@@ -233,15 +232,6 @@ def session_row(
     )
 
 
-def verdict_values(sessions: Sequence[StoredSession]) -> list[float | None]:
-    """Return S of sessions that are through, in order, None where there is no verdict."""
-    return [
-        session.slowdown if session.state == "analyzed" else None
-        for session in sessions
-        if session.state not in UNDERWAY
-    ]
-
-
 def _job_row(job: JobSummary, incidents: Sequence[IncidentRow]) -> SessionRow:
     row = session_row(job.name, job.latest, shown=_shown(job))
     if incidents:
@@ -255,7 +245,7 @@ def _job_row(job: JobSummary, incidents: Sequence[IncidentRow]) -> SessionRow:
 
 def _shown(job: JobSummary) -> StoredSession:
     """Return the session whose numbers stand for a job: the latest that is through."""
-    through = [session for session in job.sessions if session.state not in UNDERWAY]
+    through = [session for session in job.sessions if session.state not in PENDING_STATES]
     return through[-1] if through else job.latest
 
 

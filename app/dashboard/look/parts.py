@@ -5,9 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from app.dashboard.look.format import SCALE_HIGH, SCALE_LOW, heat_color
+from app.services.sessions.read import PENDING_STATES
+
+if TYPE_CHECKING:
+    from app.services.sessions.read import SessionRow
 
 # From here on a job counts as slow (the paper's bound for a straggling job).
 SLOW: Final = 1.1
@@ -60,6 +64,15 @@ class Fact:
     hint: str = ""
     moment: datetime | None = None
     spark: Sparkline | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A label, a value and a remark."""
+
+    label: str
+    value: str
+    note: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +139,15 @@ def sparkline(values: Sequence[float | None]) -> Sparkline:
         else (round(xs[-1], 1), round(_height(latest), 1), heat_color(latest)),
         label=_spark_label(values),
     )
+
+
+def verdict_values(sessions: Sequence[SessionRow]) -> list[float | None]:
+    """Return S of sessions that are through, in order, None where there is no verdict."""
+    return [
+        session.slowdown if session.state == "analyzed" else None
+        for session in sessions
+        if session.state not in PENDING_STATES
+    ]
 
 
 def _height(value: float) -> float:

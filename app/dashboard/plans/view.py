@@ -9,7 +9,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final
 
 from app.dashboard.look.format import NBSP, percent, plural, rough_percent, seconds
-from app.dashboard.look.parts import Fact, State
+from app.dashboard.look.parts import Fact, Row, State
 from app.dashboard.plans.parts import (
     GIB,
     METHOD_NAMES,
@@ -28,7 +28,6 @@ from app.dashboard.plans.parts import (
     stage_ms,
     stage_rows,
 )
-from app.dashboard.session.tables import Row
 
 if TYPE_CHECKING:
     from app.services.plans.read import PlanView

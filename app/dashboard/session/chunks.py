@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from app.dashboard.look.format import byte_size, clock_time, count, plural
-from app.dashboard.look.parts import Fact
-from app.dashboard.session.tables import Row
+from app.dashboard.look.parts import Fact, Row
 
 if TYPE_CHECKING:
     from app.services.sessions.read import IntakeView, SessionRow

@@ -6,15 +6,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from app.analysis.report.heatmaps import HEATMAP_MISSING, HEATMAP_SCALE
 from app.dashboard.look.figure_parts import stretch_starts
 from app.dashboard.look.format import count
+from app.dashboard.look.parts import Row
 from app.dashboard.session import figures, findings
 from app.dashboard.session.cause_rows import CauseRow, causes_table
 from app.dashboard.session.chunks import chunk_rows
 from app.dashboard.session.tables import (
     Attribution,
     Fixes,
-    Row,
     Workers,
     attribution_table,
     coverage_rows,
@@ -165,6 +166,9 @@ def _data(document: Document, chosen: Chosen) -> Mapping[str, Any]:
         "by_dp_step": [_short(row, 3) for row in per_step["by_dp"]],
         "by_pp_step": [_short(row, 3) for row in per_step["by_pp"]],
         "places": [[_place(rank, hosts, gpus) for rank in row] for row in ranks],
+        # how the heatmaps of steps come over HTTP
+        "heatmap_scale": HEATMAP_SCALE,
+        "heatmap_missing": HEATMAP_MISSING,
     }
     data["figures"] |= {
         "heatmap": figures.heatmap(document),

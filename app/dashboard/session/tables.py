@@ -21,6 +21,7 @@ from app.dashboard.look.format import (
     times,
     worker,
 )
+from app.dashboard.look.parts import Row
 from app.dashboard.session import findings
 
 Document = Mapping[str, Any]
@@ -63,15 +64,6 @@ class BarRow:
     text: str
     second: str = ""
     strong: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    """A label, a value and a remark."""
-
-    label: str
-    value: str
-    note: str = ""
 
 
 @dataclass(frozen=True, slots=True)

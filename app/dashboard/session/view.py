@@ -11,7 +11,6 @@ from urllib.parse import quote
 
 from app.analysis.trace.formats.registry import FORMATS
 from app.dashboard.alerts.parts import Actions
-from app.dashboard.fleet.view import UNDERWAY, verdict_values
 from app.dashboard.look.format import (
     age,
     byte_size,
@@ -22,11 +21,20 @@ from app.dashboard.look.format import (
     sizes,
     times,
 )
-from app.dashboard.look.parts import ANALYZED_STATE, SLOW_STATE, STATES, Fact, State, sparkline
+from app.dashboard.look.parts import (
+    ANALYZED_STATE,
+    SLOW_STATE,
+    STATES,
+    Fact,
+    Row,
+    State,
+    sparkline,
+    verdict_values,
+)
 from app.dashboard.session.chunks import arrival_facts, refused_facts
 from app.dashboard.session.facts import launch_facts, quality_fact, verdict_facts
 from app.dashboard.session.report import ReportView
-from app.dashboard.session.tables import Row
+from app.services.sessions.read import PENDING_STATES
 
 if TYPE_CHECKING:
     from app.services.sessions.fleet import JobSummary
@@ -153,7 +161,7 @@ def _body(
         return _no_verdict(view, document)
     if state == "open" and view.intake is not None:
         return _arriving(view, view.intake)
-    if state in UNDERWAY:
+    if state in PENDING_STATES:
         return _underway(view, max_attempts)
     return _ended(view)
 

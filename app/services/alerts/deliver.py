@@ -43,9 +43,12 @@ from app.alerts.grouping import CONTENT, Audience, Item, content_for, is_due
 from app.alerts.message import MESSAGE, Message, make_message
 from app.alerts.outbound import Outbound
 from app.alerts.retry import wait_before
+from app.analysis.report.heatmaps import mean_heatmap
 from app.db.models.alerts import AlertChannel, AlertDelivery, AlertGroup
+from app.db.models.sessions import Report
+from app.db.reports import read_heatmaps
 from app.db.unit_of_work import reading
-from app.errors import NotFoundError, SecretKeyError
+from app.errors import SecretKeyError
 from app.services.alerts.flush import pause_after, pump
 from app.services.alerts.routing import audience, routed, with_heard_of
 from app.services.alerts.secrets import unseal
@@ -244,14 +247,15 @@ def _picture(container: Container, message: Message) -> bytes | None:
     if facts is None or facts.slowdown is None or message.test or not message.firing:
         return None
     from app.alerts.picture import heatmap_png  # noqa: PLC0415 - most channels show no pictures
-    from app.services.sessions.reports import heatmap  # noqa: PLC0415 - as above
 
-    try:
-        with reading(container.engine) as tx:
-            slowdowns = heatmap(tx, facts.session)
-    except NotFoundError:
-        return None
-    return heatmap_png(slowdowns, f"{message.job}, session {facts.number}: slowdown of workers")
+    with reading(container.engine) as tx:
+        report = tx.session.get(Report, facts.session)
+        if report is None:
+            return None
+        heatmaps = read_heatmaps(tx, report)
+    return heatmap_png(
+        mean_heatmap(heatmaps), f"{message.job}, session {facts.number}: slowdown of workers"
+    )
 
 
 def _settle_success(container: Container, claim: Claim, answer: Answer) -> None:

@@ -19,10 +19,10 @@ from app.analysis.planning.spec.parse import parse_spec
 from app.db.blobs import write_blob
 from app.db.models.plans import Plan
 from app.db.models.sessions import TaskRun
+from app.db.reports import ZSTD_LEVEL
 from app.errors import InfeasiblePlanError, InvalidSpecError, LostClaimError, NotFoundError
 from app.services.container import Claim
 from app.services.plans.transition import move_plan
-from app.services.sessions.report_store import ZSTD_LEVEL
 from app.services.tasks.task_runs import finish
 
 if TYPE_CHECKING:

@@ -17,11 +17,11 @@ from app.analysis.trace.storage import unpack
 from app.db.blobs import read_blob
 from app.db.models.chunks import Intake
 from app.db.models.sessions import Job, Session
+from app.db.reports import delete_report, replace_report
 from app.errors import NotFoundError, UnanalyzableError
 from app.services.alerts.evaluate import evaluate_session
 from app.services.container import Claim
 from app.services.sessions.merge import merge_session
-from app.services.sessions.report_store import delete_report, replace_report
 from app.services.sessions.transition import move_session
 from app.services.tasks.task_runs import finish
 

@@ -8,17 +8,17 @@ from dataclasses import dataclass
 from threading import Lock
 from typing import TYPE_CHECKING, Any, Final, cast
 
-import numpy as np
-
+from app.analysis.report.heatmaps import mean_heatmap
 from app.db.models.sessions import Report, Session
+from app.db.reports import read_document, read_heatmaps
 from app.errors import NotFoundError
 from app.services.sessions.read import PENDING_STATES, no_session
-from app.services.sessions.report_store import read_document, read_heatmaps
 
 if TYPE_CHECKING:
     import uuid
     from collections.abc import Mapping
 
+    import numpy as np
     from numpy.typing import NDArray
 
     from app.db.unit_of_work import Reads
@@ -71,7 +71,7 @@ def heatmap(tx: Reads, session_id: uuid.UUID, step: int | None = None) -> NDArra
         maps = _Heatmaps({number: at for at, number in enumerate(steps)}, read_heatmaps(tx, report))
         _heatmaps.put(report.heatmap_blob, maps)
     if step is None:
-        return maps.mean
+        return mean_heatmap(maps.values)
     at = maps.position.get(step)
     if at is None:
         raise NotFoundError(f"Step {step} was not analyzed.", code="step_not_analyzed")
@@ -97,15 +97,6 @@ def _report(tx: Reads, session_id: uuid.UUID) -> Report:
 class _Heatmaps:
     position: Mapping[int, int]
     values: NDArray[np.float32]
-
-    @property
-    def mean(self) -> NDArray[np.float32]:
-        # By hand: nanmean warns of workers that no step knows.
-        known = ~np.isnan(self.values)
-        total = np.where(known, self.values, 0).sum(axis=0, dtype=np.float64)
-        count = known.sum(axis=0)
-        mean = np.divide(total, count, out=np.full(total.shape, np.nan), where=count > 0)
-        return cast("NDArray[np.float32]", mean.astype(np.float32))
 
 
 class _HeatmapCache:

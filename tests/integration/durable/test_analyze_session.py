@@ -13,10 +13,10 @@ from sqlalchemy import delete, func, select, update
 
 from app.analysis.report.build import analyze
 from app.db.models.sessions import ANALYZE_SESSION, Report, Session, TaskRun
+from app.db.reports import read_document, read_heatmaps
 from app.errors import UnanalyzableError
 from app.services.container import Claim
 from app.services.installation.sweep import SweepResult, sweep
-from app.services.sessions.report_store import read_document, read_heatmaps
 from app.services.tasks.execute import execute
 from app.services.tasks.leases import LeaseKeeper
 from app.services.tasks.task_runs import claim

@@ -7,8 +7,6 @@ import { Timeline } from './timeline.js';
 import { WhatIf } from './what_if.js';
 
 const NARROW = 720;
-const MISSING = 65535;
-const SCALE = 10000;
 // So many lanes of recorded operations are drawn at once.
 const LANES = 32;
 const NARROW_RANKS = 2;
@@ -152,7 +150,7 @@ export class SessionReport {
         const view = new DataView(await response.arrayBuffer());
         return Array.from({ length: pp }, (_, stage) => Array.from({ length: dp }, (__, rank) => {
           const value = view.getUint16(2 * (rank * pp + stage), true);
-          return value === MISSING ? null : value / SCALE;
+          return value === this.data.heatmap_missing ? null : value / this.data.heatmap_scale;
         }));
       });
       loading.catch(() => this.maps.delete(step));
