@@ -11,12 +11,14 @@ from fastapi import APIRouter, Depends, Query, Request, Response
 from pydantic import BaseModel
 
 from app.analysis.documents import UnreadableDocumentError, load_json
+from app.analysis.planning.document import PlanDocument, SimulatedIteration
 from app.analysis.planning.spec.parse import unreadable_spec
 from app.db.unit_of_work import reading
-from app.errors import BodyTooLargeError, InvalidSpecError
+from app.errors import BodyTooLargeError, Fault, InvalidSpecError
 from app.services.container import Container
 from app.services.plans.read import PlanRow, PlanView, get_plan, list_plans
 from app.services.plans.requests import cancel_plan, read_request, submit_plan
+from app.services.plans.stored import Headline
 
 DEFAULT_LIMIT: Final = 50
 MAX_LIMIT: Final = 1000
@@ -65,7 +67,7 @@ class PlanBody(BaseModel):
     gap: float | None
     reason_code: str | None
     reason: str | None
-    headline: dict[str, Any] | None
+    headline: Headline | None
 
 
 class PlanDetailBody(PlanBody):
@@ -77,10 +79,10 @@ class PlanDetailBody(PlanBody):
     """
 
     spec: dict[str, Any]
-    faults: list[dict[str, Any]]
+    faults: tuple[Fault, ...]
     ahead: int
-    plan: dict[str, Any] | None
-    timeline: dict[str, Any] | None
+    plan: PlanDocument | None
+    timeline: SimulatedIteration | None
 
 
 class PlanListBody(BaseModel):
@@ -149,11 +151,19 @@ def router(container: Container) -> APIRouter:
             rows = list_plans(tx, limit).rows
         return PlanListBody(plans=[PlanBody(**_row(row)) for row in rows])
 
-    @routes.get("/{plan}", summary="A plan: its state, its specification, its template")
+    @routes.get(
+        "/{plan}",
+        summary="A plan: its state, its specification, its template",
+        response_model_exclude_defaults=True,
+    )
     def get_one(plan: uuid.UUID) -> PlanDetailBody:
         return _detail(_read(container, plan))
 
-    @routes.post("/{plan}/cancel", summary="End a plan that is not ready")
+    @routes.post(
+        "/{plan}/cancel",
+        summary="End a plan that is not ready",
+        response_model_exclude_defaults=True,
+    )
     def cancel(plan: uuid.UUID) -> PlanDetailBody:
         """End it at once; to cancel it twice is harmless."""
         cancel_plan(container, plan)
@@ -175,8 +185,8 @@ def _detail(view: PlanView) -> PlanDetailBody:
     return PlanDetailBody(
         **_row(view.row),
         spec=dict(view.spec),
-        faults=[dict(fault) for fault in view.faults],
+        faults=view.faults,
         ahead=view.ahead,
-        plan=None if view.document is None else dict(view.document),
-        timeline=None if view.timeline is None else dict(view.timeline),
+        plan=None if view.result is None else view.result.plan,
+        timeline=None if view.result is None else view.result.timeline,
     )

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from app.analysis.documents import UnreadableDocumentError, load_document
-from app.analysis.planning.document import plan_document
-from app.analysis.planning.plan import BASELINES, plan, with_oobleck_templates
+from app.analysis.json_text import to_json
+from app.analysis.planning.build import plan_document
+from app.analysis.planning.document import NoAnswer, PlanDocument
+from app.analysis.planning.plan import plan, with_oobleck_templates
 from app.analysis.planning.search.budget import Budget
 from app.analysis.planning.spec.parse import parse_spec, unreadable_spec
 from app.cli.files import FileError, read_document
@@ -51,8 +51,7 @@ def plan_file(
         found = with_oobleck_templates(found, Budget(time.monotonic))
     document = plan_document(found)
     if as_json:
-        json.dump(document, sys.stdout, allow_nan=False)
-        sys.stdout.write("\n")
+        sys.stdout.write(f"{to_json(document)}\n")
     else:
         show(document, Console())
 
@@ -73,35 +72,30 @@ def read_spec(path: Path) -> object:
         raise unreadable_spec(error, str(path)) from error
 
 
-def show(document: dict[str, Any], console: Console) -> None:
+def show(document: PlanDocument, console: Console) -> None:
     """Print the template, what is proven of it, and what Ditto would have given."""
-    times = document["iteration_time_ms"]
+    times = document.iteration_time_ms
     console.print(Text(_sentence(document), style="bold"), soft_wrap=True)
-    oobleck = "" if times["t_oobleck"] is None else f", T_oobleck {_seconds(times['t_oobleck'])}"
+    oobleck = "" if times.t_oobleck is None else f", T_oobleck {_seconds(times.t_oobleck)}"
     console.print(
-        f"t_std {_seconds(times['t_std'])}, "
-        f"simulated 1F1B {_seconds(times['simulated'])}{oobleck}; "
-        f"planned in {document['planning_time_s'] * MS_PER_S:.0f} ms",
+        f"t_std {_seconds(times.t_std)}, simulated 1F1B {_seconds(times.simulated)}{oobleck}; "
+        f"planned in {document.planning_time_s * MS_PER_S:.0f} ms",
         highlight=False,
         soft_wrap=True,
     )
     console.print()
     console.print(_stage_table(document))
     _show_remarks(document, console)
-    for name in BASELINES:
-        other = document["comparison"].get(name)
-        if other is None:
-            continue
-        if "reason" in other:
-            console.print(f"{name}: {other['reason']}", highlight=False, soft_wrap=True)
-            continue
-        console.print(
-            f"{name}: {_seconds(other['iteration_time_ms']['t_std'])} t_std, "
-            f"{_seconds(other['iteration_time_ms']['simulated'])} simulated, "
-            f"{_difference(other['relative'])} by {document['objective']}",
-            highlight=False,
-            soft_wrap=True,
-        )
+    for name, other in document.comparison.items():
+        if isinstance(other, NoAnswer):
+            line = other.reason
+        else:
+            line = (
+                f"{_seconds(other.iteration_time_ms.t_std)} t_std, "
+                f"{_seconds(other.iteration_time_ms.simulated)} simulated, "
+                f"{_difference(other.relative)} by {document.objective}"
+            )
+        console.print(f"{name}: {line}", highlight=False, soft_wrap=True)
 
 
 def _seconds(ms: float) -> str:
@@ -112,65 +106,60 @@ def _difference(relative: float | None) -> str:
     return "not comparable" if relative is None else f"{100 * (relative - 1):+.1f} %"
 
 
-def _sentence(document: dict[str, Any]) -> str:
-    stages = len(document["stages"])
-    what = f"{stages} stages, {_seconds(document['iteration_time_ms']['t_std'])} an iteration"
-    objective, bound = document["objective"], document["lower_bound_ms"]
-    if document["optimal"]:
-        return f"{what}; proven: no template is better by {objective}"
-    own = document["iteration_time_ms"][objective]
-    if bound and own is not None:
-        return f"{what}; at most {100 * (own / bound - 1):.1f} % above the optimum by {objective}"
-    return f"{what}, by {document['method']}"
+def _sentence(document: PlanDocument) -> str:
+    stages = len(document.stages)
+    what = f"{stages} stages, {_seconds(document.iteration_time_ms.t_std)} an iteration"
+    if document.optimal:
+        return f"{what}; proven: no template is better by {document.objective}"
+    if document.gap is not None:
+        gap, objective = 100 * document.gap, document.objective
+        return f"{what}; at most {gap:.1f} % above the optimum by {objective}"
+    return f"{what}, by {document.method}"
 
 
-def _stage_table(document: dict[str, Any]) -> Table:
+def _stage_table(document: PlanDocument) -> Table:
     table = Table(box=None, pad_edge=False)
     for name in ("Stage", "Layers", "Device"):
         table.add_column(name)
     for name in ("Forward", "Backward", "Memory"):
         table.add_column(name, justify="right")
-    for number, stage in enumerate(document["stages"]):
-        first, last = stage["layers"]
-        limit = stage["memory_limit_bytes"]
-        memory = f"{stage['memory_bytes'] / GIB:.1f}"
-        parts = stage.get("replicas", [stage])
+    for number, stage in enumerate(document.stages):
+        first, last = stage.layers
+        limit, memory = stage.memory_limit_bytes, f"{stage.memory_bytes / GIB:.1f}"
         table.add_row(
             str(number),
             f"{first}–{last}",
-            " + ".join(f"{part['gpus']} × {part['device']} node {part['node']}" for part in parts),
-            f"{stage['forward_ms']:.1f} ms",
-            f"{stage['backward_ms']:.1f} ms",
+            " + ".join(f"{at.gpus} × {at.device} node {at.node}" for at in stage.places),
+            f"{stage.forward_ms:.1f} ms",
+            f"{stage.backward_ms:.1f} ms",
             f"{memory} GiB" if limit is None else f"{memory} of {limit / GIB:.1f} GiB",
         )
     return table
 
 
-def _show_remarks(document: dict[str, Any], console: Console) -> None:
-    idle = {name: number for name, number in document["idle"].items() if number}
+def _show_remarks(document: PlanDocument, console: Console) -> None:
+    idle = ", ".join(f"{number} {name}" for name, number in document.idle.items() if number)
     if idle:
-        names = ", ".join(f"{number} {name}" for name, number in idle.items())
-        console.print(f"Idle: {names}", highlight=False)
-    if not document["fits_memory"]:
+        console.print(f"Idle: {idle}", highlight=False)
+    if not document.fits_memory:
         console.print("This template does not fit the memory of its devices.", highlight=False)
-    if not document["contiguous_nodes"]:
+    if not document.contiguous_nodes:
         console.print("Stages of one node do not follow each other.", highlight=False)
-    if "folding" in document:
-        folding = document["folding"]
-        factors = ", ".join(f"{name} {n}" for name, n in folding["factors"].items())
+    folding, virtual = document.folding, document.virtual_template
+    if folding is not None and virtual is not None:
+        factors = ", ".join(f"{name} {n}" for name, n in folding.factors.items())
         console.print(
-            f"Folded into {folding['virtual_nodes']} nodes of {folding['virtual_gpus_per_node']} "
-            f"{folding['weakest']}: {factors}; virtual template of "
-            f"{len(document['virtual_template']['stages'])} stages, "
-            f"{len(document.get('oobleck_templates', []))} templates of Oobleck (--json has them)",
+            f"Folded into {folding.virtual_nodes} nodes of {folding.virtual_gpus_per_node} "
+            f"{folding.weakest}: {factors}; virtual template of {len(virtual.stages)} stages, "
+            f"{len(document.oobleck_templates)} templates of Oobleck (--json has them)",
             highlight=False,
             soft_wrap=True,
         )
-    others = document["alternatives"]
+    others = document.alternatives
     if others:
-        best = others[0]["iteration_time_ms"]["simulated"]
         console.print(
-            f"{len(others)} templates within 2 %, the best takes {_seconds(best)} simulated",
+            f"{len(others)} templates within 2 %, the best takes "
+            f"{_seconds(others[0].iteration_time_ms.simulated)} simulated",
             highlight=False,
         )
     console.print()

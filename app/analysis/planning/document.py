@@ -1,201 +1,300 @@
-"""A plan as JSON types, schema ``paceline.plan/1``."""
+"""A plan as it is read by people and programs: the types behind ``paceline.plan/1``.
+
+`app.analysis.planning.build` makes them once, `app.analysis.json_text` writes them.
+"""
 
 from __future__ import annotations
 
-from typing import Any, Final
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final, Literal
 
-from app.analysis.planning.ditto.folding import Folding
-from app.analysis.planning.ditto.method import VirtualTemplate
-from app.analysis.planning.plan import BASELINES, Plan
-from app.analysis.planning.problem import PS_PER_MS, Problem
-from app.analysis.planning.template import (
-    Stage,
-    Template,
-    evaluate,
-    fits,
-    memory_of,
-    stage_times,
-    timeline,
-)
+from app.analysis.json_text import OMITTED
 
 SCHEMA: Final = "paceline.plan/1"
 
-Document = dict[str, Any]
+
+@dataclass(frozen=True, slots=True)
+class IterationTimes:
+    """What one iteration takes by each objective, ms.
+
+    Parameters
+    ----------
+    t_std : float
+        ΣL + (N − 1)·max L, the objective of Alpa and Metis.
+    t_oobleck : float or None
+        Oobleck's estimate; None with fewer microbatches than stages.
+    simulated : float
+        1F1B executed event by event.
+    """
+
+    t_std: float
+    t_oobleck: float | None
+    simulated: float
+
+    def by(self, objective: str) -> float | None:
+        """Return the time by one of `OBJECTIVES`."""
+        time_ms: float | None = getattr(self, objective)
+        return time_ms
 
 
-def plan_document(found: Plan) -> Document:
-    """Return the plan as JSON types, schema ``paceline.plan/1``."""
-    document: Document = {"schema": SCHEMA, **_body(found)}
-    document["optimal"] = found.optimal
-    bound = found.lower_bound_ps
-    document["lower_bound_ms"] = None if bound is None else bound / PS_PER_MS
-    document["alternatives"] = [
-        {
-            "iteration_time_ms": _times(found.problem, template),
-            "stages": _stages(found.problem, template),
+@dataclass(frozen=True, slots=True)
+class StageReplica:
+    """A whole node of a replicated stage, and the share of each batch that it takes."""
+
+    device: str
+    gpus: int
+    node: int
+    share: float
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedStage:
+    """A stage of a template.
+
+    Parameters
+    ----------
+    layers : (int, int)
+        First and last.
+    device : str
+        Type of its devices.
+    gpus : int
+        Devices; of the first replica where it is replicated.
+    node : int
+        Number of the node among those of its type.
+    forward_ms, backward_ms, transfer_ms : float
+        For one microbatch; transfers are received in the stage's own time.
+    memory_bytes, memory_limit_bytes : float
+        On one device; no limit where the specification names none.
+    replicas : tuple of StageReplica
+        Empty where the stage stays in one node.
+    """
+
+    layers: tuple[int, int]
+    device: str
+    gpus: int
+    node: int
+    forward_ms: float
+    backward_ms: float
+    transfer_ms: float
+    memory_bytes: float
+    memory_limit_bytes: float | None
+    replicas: tuple[StageReplica, ...] = field(default=(), metadata=OMITTED)
+
+    @property
+    def time_ms(self) -> float:
+        """Return what the stage takes for one microbatch, transfers included."""
+        return self.forward_ms + self.backward_ms + self.transfer_ms
+
+    @property
+    def places(self) -> tuple[PlannedStage | StageReplica, ...]:
+        """Return where its devices are: its replicas, or the stage itself."""
+        return self.replicas or (self,)
+
+
+@dataclass(frozen=True, slots=True)
+class FoldedCluster:
+    """The virtual homogeneous cluster that Ditto plans for.
+
+    Parameters
+    ----------
+    weakest : str
+        The type that all devices are counted in.
+    factors : mapping of str to int
+        How many of the weakest a device of each type is worth.
+    """
+
+    weakest: str
+    factors: Mapping[str, int]
+    virtual_nodes: int
+    virtual_gpus_per_node: int
+
+
+@dataclass(frozen=True, slots=True)
+class VirtualStage:
+    """A stage on the virtual cluster: first and last layer, and its devices."""
+
+    layers: tuple[int, int]
+    gpus: int
+
+
+@dataclass(frozen=True, slots=True)
+class VirtualPlan:
+    """A template of the virtual cluster and Oobleck's estimate of its iteration."""
+
+    t_oobleck_ms: float
+    stages: tuple[VirtualStage, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Alternative:
+    """A near-optimal template."""
+
+    iteration_time_ms: IterationTimes
+    stages: tuple[PlannedStage, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class BoundProof:
+    """What proves the lower bound: see `app.analysis.planning.search.certificate`.
+
+    Parameters
+    ----------
+    closed : bool
+        Whether the upper bound is proven to be the optimum.
+    leaves : tuple of (low_ps, high_ps, bound_ps or None)
+        No template whose slowest stage takes low to high costs less than its bound; without one,
+        there is no such template.
+    """
+
+    objective: str
+    lower_bound_ps: int
+    upper_bound_ps: int
+    closed: bool
+    intervals_explored: int
+    leaves: tuple[tuple[int, int, int | None], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FoundTemplate:
+    """What a method found.
+
+    Parameters
+    ----------
+    method, objective : str
+        Of `METHODS` and `OBJECTIVES`.
+    planning_time_s : float
+        What the search took.
+    microbatches, layers : int
+        Of one iteration; of the model.
+    stages : tuple of PlannedStage
+        From the first layer on.
+    fits_memory : bool
+        Ditto and its greedy recovery do not look at memory.
+    contiguous_nodes : bool
+        Whether the stages of each node follow each other.
+    idle : mapping of str to int
+        Devices of each type that are in no stage.
+    folding, virtual_template, oobleck_templates
+        How Ditto came to its template; absent for methods that do not fold.
+    """
+
+    method: str
+    objective: str
+    iteration_time_ms: IterationTimes
+    planning_time_s: float
+    microbatches: int
+    layers: int
+    stages: tuple[PlannedStage, ...]
+    fits_memory: bool
+    contiguous_nodes: bool
+    idle: Mapping[str, int]
+    folding: FoldedCluster | None = field(default=None, metadata=OMITTED)
+    virtual_template: VirtualPlan | None = field(default=None, metadata=OMITTED)
+    oobleck_templates: tuple[VirtualPlan, ...] = field(default=(), metadata=OMITTED)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ComparedTemplate(FoundTemplate):
+    """What a method gives that the plan is held against.
+
+    Parameters
+    ----------
+    relative : float or None
+        Its cost over the plan's, by the plan's objective.
+    """
+
+    relative: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class NoAnswer:
+    """Why a method has no template."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class _Versioned:
+    """Puts `schema` in front of the fields of a document."""
+
+    __slots__ = ()
+
+    schema: Literal["paceline.plan/1"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanDocument(FoundTemplate, _Versioned):
+    """A plan, schema ``paceline.plan/1``.
+
+    Parameters
+    ----------
+    optimal : bool
+        It is proven that no template is better by the objective.
+    lower_bound_ms : float or None
+        No template costs less by the objective; None where the method proves nothing.
+    alternatives : tuple of Alternative
+        Templates within 2 %, the best simulated first; the plan's own is among them.
+    certificate : BoundProof or None
+    comparison : mapping of str to ComparedTemplate or NoAnswer
+        Ditto and its greedy recovery on the same specification.
+    """
+
+    optimal: bool
+    lower_bound_ms: float | None
+    alternatives: tuple[Alternative, ...]
+    certificate: BoundProof | None
+    comparison: Mapping[str, ComparedTemplate | NoAnswer]
+
+    @property
+    def cost_ms(self) -> float | None:
+        """Return what an iteration takes by the plan's objective."""
+        return self.iteration_time_ms.by(self.objective)
+
+    @property
+    def gap(self) -> float | None:
+        """Return how far above its proven bound the plan is, a fraction; None without a proof."""
+        if not self.lower_bound_ms or self.cost_ms is None:
+            return None
+        return max(self.cost_ms / self.lower_bound_ms - 1, 0.0)
+
+    @property
+    def others(self) -> dict[str, ComparedTemplate]:
+        """Return the templates that the plan is held against, by method."""
+        return {
+            name: other
+            for name, other in self.comparison.items()
+            if isinstance(other, ComparedTemplate)
         }
-        for template in found.alternatives
-    ]
-    document["certificate"] = None if found.certificate is None else found.certificate.as_document()
-    own = getattr(evaluate(found.problem, found.template), found.objective)
-    document["comparison"] = {
-        name: _against(found.comparison[name], own)
-        if name in found.comparison
-        else {"reason": found.reasons.get(name)}
-        for name in BASELINES
-        if name in found.comparison or name in found.reasons
-    }
-    return document
+
+    def over(self, other: FoundTemplate | Alternative) -> float:
+        """Return how much longer than the plan another template takes, executed; a fraction."""
+        return other.iteration_time_ms.simulated / self.iteration_time_ms.simulated - 1
 
 
-def _body(found: Plan) -> Document:
-    problem = found.problem
-    body: Document = {
-        "method": found.method,
-        "objective": found.objective,
-        "iteration_time_ms": _times(problem, found.template),
-        "planning_time_s": found.planning_time_s,
-        "microbatches": problem.spec.microbatches,
-        "layers": problem.layers,
-        "stages": _stages(problem, found.template),
-        "fits_memory": fits(problem, found.template),
-        "contiguous_nodes": _contiguous(found.template),
-        "idle": _idle(problem, found.template),
-    }
-    if found.folding is not None:
-        body["folding"] = _folding(problem, found.folding)
-    if found.virtual is not None:
-        body["virtual_template"] = _virtual(found.virtual)
-    if found.oobleck:
-        body["oobleck_templates"] = [_virtual(template) for template in found.oobleck]
-    return body
+@dataclass(frozen=True, slots=True)
+class Starts:
+    """When each computation starts, ms since the iteration did, (stages, microbatches).
+
+    All computations of a stage in one direction take as long.
+    """
+
+    forward: tuple[tuple[float, ...], ...]
+    backward: tuple[tuple[float, ...], ...]
 
 
-def _against(found: Plan, best: int | None) -> Document:
-    own = getattr(evaluate(found.problem, found.template), found.objective)
-    ratio = None if own is None or best is None else own / best
-    return {**_body(found), "relative": ratio}
+@dataclass(frozen=True, slots=True)
+class SimulatedIteration:
+    """A plan's iteration, executed under 1F1B.
 
+    Parameters
+    ----------
+    bubble : tuple of float
+        The share of the iteration in which each stage computes nothing.
+    starts : Starts or None
+        None where there are too many computations to draw.
+    """
 
-def _times(problem: Problem, template: Template) -> Document:
-    times = evaluate(problem, template)
-    return {
-        "t_std": times.t_std / PS_PER_MS,
-        "t_oobleck": None if times.t_oobleck is None else times.t_oobleck / PS_PER_MS,
-        "simulated": times.simulated / PS_PER_MS,
-    }
-
-
-def _stages(problem: Problem, template: Template) -> list[Document]:
-    rows = zip(template, memory_of(problem, template), stage_times(problem, template), strict=True)
-    return [_stage(problem, stage, memory, time) for stage, memory, time in rows]
-
-
-def _stage(problem: Problem, stage: Stage, memory: float, time_ps: int) -> Document:
-    devices, option = problem.spec.devices, problem.options[stage.option]
-    forward = int(problem.forward_ps[stage.option, stage.end, stage.first])
-    cost = int(problem.cost_ps[stage.option, stage.end, stage.first])
-    capacity = float(problem.capacity_bytes[stage.option])
-    document: Document = {
-        "layers": [stage.first, stage.end - 1],
-        "device": devices[stage.nodes[0][0]].name,
-        "gpus": option.gpus,
-        "node": stage.nodes[0][1],
-        "forward_ms": forward / PS_PER_MS,
-        "backward_ms": (cost - forward) / PS_PER_MS,
-        "transfer_ms": (time_ps - cost) / PS_PER_MS,
-        "memory_bytes": memory,
-        "memory_limit_bytes": capacity if capacity < float("inf") else None,
-    }
-    if option.nodes:
-        document["replicas"] = _replicas(problem, stage)
-    return document
-
-
-def _replicas(problem: Problem, stage: Stage) -> list[Document]:
-    """Return the nodes of a replicated stage with the share of the batch that each takes."""
-    devices = problem.spec.devices
-    costs = {
-        kind: int(
-            problem.cost_ps[
-                problem.option_index(kind, devices[kind].gpus_per_node), stage.end, stage.first
-            ]
-        )
-        for kind, _ in stage.nodes
-    }
-    rate = sum(1 / costs[kind] for kind, _ in stage.nodes)
-    return [
-        {
-            "device": devices[kind].name,
-            "gpus": devices[kind].gpus_per_node,
-            "node": number,
-            "share": 1 / costs[kind] / rate,
-        }
-        for kind, number in stage.nodes
-    ]
-
-
-def _contiguous(template: Template) -> bool:
-    """Return whether the stages of each node follow each other."""
-    seen: set[tuple[int, int]] = set()
-    last: tuple[tuple[int, int], ...] = ()
-    for stage in template:
-        if any(node in seen and node not in last for node in stage.nodes):
-            return False
-        seen.update(stage.nodes)
-        last = stage.nodes
-    return True
-
-
-def _idle(problem: Problem, template: Template) -> Document:
-    """Return how many devices of each type are in no stage."""
-    used = dict.fromkeys(range(len(problem.spec.devices)), 0)
-    for stage in template:
-        option = problem.options[stage.option]
-        if option.nodes:
-            for kind, number in enumerate(option.nodes):
-                used[kind] += number * problem.spec.devices[kind].gpus_per_node
-        else:
-            used[option.device] += option.gpus
-    return {
-        device.name: device.gpus - used[kind] for kind, device in enumerate(problem.spec.devices)
-    }
-
-
-def _folding(problem: Problem, folding: Folding) -> Document:
-    devices = problem.spec.devices
-    return {
-        "weakest": devices[folding.weakest].name,
-        "factors": {
-            device.name: factor for device, factor in zip(devices, folding.factors, strict=True)
-        },
-        "virtual_nodes": folding.nodes,
-        "virtual_gpus_per_node": folding.gpus_per_node,
-    }
-
-
-def _virtual(template: VirtualTemplate) -> Document:
-    return {
-        "t_oobleck_ms": template.t_oobleck_ps / PS_PER_MS,
-        "stages": [
-            {"layers": [first, end - 1], "gpus": gpus} for first, end, gpus in template.stages
-        ],
-    }
-
-
-def timeline_document(problem: Problem, template: Template) -> Document:
-    """Return the simulated iteration: for each stage [start, end] of its computations in ms."""
-    line = timeline(problem, template)
-    times = {
-        name: [
-            [[int(a) / PS_PER_MS, int(b) / PS_PER_MS] for a, b in zip(starts, ends, strict=True)]
-            for starts, ends in zip(line.start_ps[row], line.end_ps[row], strict=True)
-        ]
-        for row, name in enumerate(("forward", "backward"))
-    }
-    busy = [int(ps) / line.iteration_ps for ps in line.busy_ps()]
-    return {
-        "iteration_time_ms": line.iteration_ps / PS_PER_MS,
-        "bubble": [1 - share for share in busy],
-        **times,
-    }
+    iteration_time_ms: float
+    bubble: tuple[float, ...]
+    starts: Starts | None

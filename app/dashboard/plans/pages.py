@@ -9,12 +9,14 @@ import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import yaml
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
+from app.analysis.json_text import plain
+from app.analysis.planning.document import FoundTemplate, NoAnswer
 from app.analysis.planning.spec.model import METHODS, OBJECTIVES
 from app.dashboard.look.format import percent, seconds
 from app.dashboard.look.parts import State
@@ -24,6 +26,7 @@ from app.db.unit_of_work import reading
 from app.errors import NotFoundError
 from app.services.plans.read import PlanRow, PlanView, get_plan, list_plans
 from app.services.plans.requests import DEFAULT_TIME_LIMIT_S, MOST_TIME_LIMIT_S
+from app.services.plans.stored import PlanResult
 
 if TYPE_CHECKING:
     from sqlalchemy import Engine
@@ -123,12 +126,12 @@ def add_plan_pages(routes: APIRouter, engine: Engine, pages: Pages) -> None:
         with reading(engine) as tx:
             view = get_plan(tx, plan)
         make = FILES.get(name)
-        if make is None or view.document is None or view.timeline is None:
+        if make is None or view.result is None:
             raise NotFoundError(f"There is no {name} of this plan.")
         kind = "application/json" if name.endswith(".json") else "text/csv; charset=utf-8"
         disposition = f'attachment; filename="paceline-plan-{str(plan)[:8]}-{name}"'
         return Response(
-            make(view.document, view.timeline),
+            make(view.result),
             media_type=kind,
             headers=FILE_HEADERS | {"Content-Disposition": disposition},
         )
@@ -147,15 +150,15 @@ def _filled(view: PlanView) -> Form:
 
 def _listed(row: PlanRow) -> ListedPlan:
     headline = row.headline if row.state == "planned" else None
-    optimal = headline is not None and headline["optimal"]
+    optimal = headline is not None and headline.optimal
     return ListedPlan(
         url=f"/plans/{row.id}",
         name=plan_name(row.name, row.layers, row.gpus),
         state=PROVEN if optimal else STATES[row.state],
         method=METHOD_NAMES[row.method],
-        iteration=seconds(headline["iteration_time_ms"]["simulated"] * MS) if headline else "",
-        over=_over(headline["over"]) if headline else "",
-        stages=str(headline["stages"]) if headline else "",
+        iteration=seconds(headline.iteration_time_ms.simulated * MS) if headline else "",
+        over=_over(headline.over) if headline else "",
+        stages=str(headline.stages) if headline else "",
         proof="" if row.gap is None else percent(row.gap),
         created_at=row.created_at,
     )
@@ -170,15 +173,12 @@ def _over(over: Mapping[str, float]) -> str:
 
 # ---- files
 
-Document = Mapping[str, Any]
+
+def _plan_json(result: PlanResult) -> str:
+    return json.dumps(plain(result.plan), indent=1, allow_nan=False) + "\n"
 
 
-def _plan_json(document: Document, timeline: Document) -> str:
-    del timeline
-    return json.dumps(document, indent=1, allow_nan=False) + "\n"
-
-
-def _template_csv(document: Document, timeline: Document) -> str:
+def _template_csv(result: PlanResult) -> str:
     return _csv(
         (
             "stage", "first_layer", "last_layer", "device", "gpus", "node", "forward_ms",
@@ -186,20 +186,19 @@ def _template_csv(document: Document, timeline: Document) -> str:
         ),
         (
             (
-                number, *stage["layers"], stage["device"], stage["gpus"], stage["node"],
-                stage["forward_ms"], stage["backward_ms"], stage["transfer_ms"],
-                stage["memory_bytes"], stage["memory_limit_bytes"], idle,
+                number, *stage.layers, stage.device, stage.gpus, stage.node, stage.forward_ms,
+                stage.backward_ms, stage.transfer_ms, stage.memory_bytes,
+                stage.memory_limit_bytes, idle,
             )
             for number, (stage, idle) in enumerate(
-                zip(document["stages"], timeline["bubble"], strict=True)
+                zip(result.plan.stages, result.timeline.bubble, strict=True)
             )
         ),
     )  # fmt: skip
 
 
-def _methods_csv(document: Document, timeline: Document) -> str:
-    del timeline
-    found = {document["method"]: document} | dict(document["comparison"])
+def _methods_csv(result: PlanResult) -> str:
+    found = {result.plan.method: result.plan, **result.plan.comparison}
     return _csv(
         (
             "method",
@@ -210,50 +209,55 @@ def _methods_csv(document: Document, timeline: Document) -> str:
             "planning_time_s",
             "reason",
         ),
-        (
-            (
-                name,
-                *(
-                    other.get("iteration_time_ms", {}).get(key)
-                    for key in ("simulated", "t_std", "t_oobleck")
-                ),
-                len(other["stages"]) if "stages" in other else None,
-                other.get("planning_time_s"),
-                other.get("reason"),
-            )
-            for name, other in found.items()
-        ),
+        ((name, *_method_cells(other)) for name, other in found.items()),
     )
 
 
-def _alternatives_csv(document: Document, timeline: Document) -> str:
-    del timeline
+def _method_cells(other: FoundTemplate | NoAnswer) -> tuple[object, ...]:
+    if isinstance(other, NoAnswer):
+        return (None, None, None, None, None, other.reason)
+    times = other.iteration_time_ms
+    return (
+        *(times.simulated, times.t_std, times.t_oobleck),
+        *(len(other.stages), other.planning_time_s, None),
+    )
+
+
+def _alternatives_csv(result: PlanResult) -> str:
     return _csv(
         ("rank", "simulated_ms", "t_std_ms", "stages"),
         (
             (
                 rank,
-                other["iteration_time_ms"]["simulated"],
-                other["iteration_time_ms"]["t_std"],
+                other.iteration_time_ms.simulated,
+                other.iteration_time_ms.t_std,
                 " | ".join(
-                    f"{stage['layers'][0]}-{stage['layers'][1]} {stage['gpus']} x {stage['device']}"
-                    for stage in other["stages"]
+                    f"{stage.layers[0]}-{stage.layers[1]} {stage.gpus} x {stage.device}"
+                    for stage in other.stages
                 ),
             )
-            for rank, other in enumerate(document["alternatives"], 1)
+            for rank, other in enumerate(result.plan.alternatives, 1)
         ),
     )
 
 
-def _schedule_csv(document: Document, timeline: Document) -> str:
-    starts = timeline["starts"] or {}
+def _schedule_csv(result: PlanResult) -> str:
+    stages, starts = result.plan.stages, result.timeline.starts
+    directions = (
+        ()
+        if starts is None
+        else (
+            ("forward", starts.forward, [stage.forward_ms for stage in stages]),
+            ("backward", starts.backward, [stage.backward_ms for stage in stages]),
+        )
+    )
     return _csv(
         ("stage", "direction", "microbatch", "start_ms", "duration_ms"),
         (
-            (number, direction, microbatch, start, document["stages"][number][f"{direction}_ms"])
-            for direction, stages in starts.items()
-            for number, stage in enumerate(stages)
-            for microbatch, start in enumerate(stage)
+            (number, direction, microbatch, start, durations[number])
+            for direction, of_stages, durations in directions
+            for number, of_stage in enumerate(of_stages)
+            for microbatch, start in enumerate(of_stage)
         ),
     )
 
@@ -266,7 +270,7 @@ def _csv(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     return text.getvalue()
 
 
-FILES: Final[Mapping[str, Callable[[Document, Document], str]]] = {
+FILES: Final[Mapping[str, Callable[[PlanResult], str]]] = {
     "plan.json": _plan_json,
     "template.csv": _template_csv,
     "methods.csv": _methods_csv,

@@ -6,9 +6,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from app.analysis.planning.document import (
+    FoldedCluster,
+    FoundTemplate,
+    NoAnswer,
+    PlanDocument,
+    PlannedStage,
+    SimulatedIteration,
+)
 from app.dashboard.look.format import NBSP, percent, plural, seconds
-
-Document = Mapping[str, Any]
 
 MS: Final = 1e-3
 GIB: Final = 2**30
@@ -83,17 +89,19 @@ def cluster_text(spec: Mapping[str, Any]) -> str:
     )
 
 
-def blocks_of(stages: Sequence[Document], layers: int, names: Sequence[str]) -> tuple[Block, ...]:
+def blocks_of(
+    stages: Sequence[PlannedStage], layers: int, names: Sequence[str]
+) -> tuple[Block, ...]:
     """Return the stages of a template as bars."""
     return tuple(_block(stage, layers, names) for stage in stages)
 
 
-def _block(stage: Document, layers: int, names: Sequence[str]) -> Block:
-    first, last = stage["layers"]
+def _block(stage: PlannedStage, layers: int, names: Sequence[str]) -> Block:
+    first, last = stage.layers
     return Block(
         left=round(100 * first / layers, 3),
         width=round(100 * (last + 1 - first) / layers, 3),
-        color=color_of(stage["device"], names),
+        color=color_of(stage.device, names),
         label=f"{first}–{last}" if last > first else str(first),
     )
 
@@ -110,54 +118,43 @@ def layer_ticks(layers: int) -> tuple[tuple[float, str], ...]:
     return tuple((round(100 * n / layers, 3), str(n)) for n in [*numbers, layers])
 
 
-def stage_ms(stage: Document) -> float:
-    """Return what a stage takes for one microbatch, transfers included."""
-    return float(stage["forward_ms"] + stage["backward_ms"] + stage["transfer_ms"])
-
-
 def stage_rows(
-    document: Document, timeline: Document, names: Sequence[str]
+    document: PlanDocument, timeline: SimulatedIteration, names: Sequence[str]
 ) -> tuple[StageRow, ...]:
     """Return the rows of the template."""
-    stages = document["stages"]
-    longest = max(map(stage_ms, stages))
-    most = max(stage["memory_bytes"] for stage in stages)
+    stages = document.stages
+    longest = max(stage.time_ms for stage in stages)
+    most = max(stage.memory_bytes for stage in stages)
     return tuple(
         StageRow(
             number=number,
-            color=color_of(stage["device"], names),
-            devices=_devices(stage),
+            color=color_of(stage.device, names),
+            devices=" + ".join(f"{at.gpus}{NBSP}×{NBSP}{at.device}" for at in stage.places),
             place=_place(stage),
-            block=_block(stage, document["layers"], names),
-            time_share=100 * stage_ms(stage) / longest,
-            time_text=milliseconds(stage_ms(stage)),
+            block=_block(stage, document.layers, names),
+            time_share=100 * stage.time_ms / longest,
+            time_text=milliseconds(stage.time_ms),
             memory_share=_memory_share(stage, most),
             memory_text=_memory_text(stage),
-            idle_text=percent(timeline["bubble"][number]),
+            idle_text=percent(idle),
         )
-        for number, stage in enumerate(stages)
+        for number, (stage, idle) in enumerate(zip(stages, timeline.bubble, strict=True))
     )
 
 
-def _devices(stage: Document) -> str:
-    parts = stage.get("replicas") or [stage]
-    return " + ".join(f"{part['gpus']}{NBSP}×{NBSP}{part['device']}" for part in parts)
+def _place(stage: PlannedStage) -> str:
+    if stage.replicas:
+        return f"{len(stage.replicas)} nodes, shared by speed"
+    return f"node {stage.node}"
 
 
-def _place(stage: Document) -> str:
-    if "replicas" in stage:
-        return f"{len(stage['replicas'])} nodes, shared by speed"
-    return f"node {stage['node']}"
+def _memory_share(stage: PlannedStage, most: float) -> float | None:
+    whole = stage.memory_limit_bytes or most
+    return min(100 * stage.memory_bytes / whole, 100.0) if whole else None
 
 
-def _memory_share(stage: Document, most: float) -> float | None:
-    limit = stage["memory_limit_bytes"]
-    whole = limit or most
-    return min(100 * stage["memory_bytes"] / whole, 100.0) if whole else None
-
-
-def _memory_text(stage: Document) -> str:
-    used, limit = stage["memory_bytes"] / GIB, stage["memory_limit_bytes"]
+def _memory_text(stage: PlannedStage) -> str:
+    used, limit = stage.memory_bytes / GIB, stage.memory_limit_bytes
     if limit is None:
         return f"{used:.1f}"
     return f"{used:.1f} of {limit / GIB:.3g}"
@@ -176,74 +173,74 @@ METHOD_NAMES: Final = {
 }
 
 
-def method_rows(document: Document, names: Sequence[str]) -> tuple[MethodRow, ...]:
+def method_rows(document: PlanDocument, names: Sequence[str]) -> tuple[MethodRow, ...]:
     """Return what the method and what it is held against give, the method first."""
-    found = {document["method"]: document} | {
-        name: other for name, other in document["comparison"].items() if "stages" in other
-    }
-    simulated = [other["iteration_time_ms"]["simulated"] for other in found.values()]
+    found: dict[str, FoundTemplate] = {document.method: document, **document.others}
+    simulated = [other.iteration_time_ms.simulated for other in found.values()]
     rows = [
-        _method_row(name, other, simulated, names, own=name == document["method"])
+        _method_row(name, other, simulated, names, own=name == document.method)
         for name, other in found.items()
     ]
     rows += [
-        MethodRow(METHOD_NAMES[name], own=False, reason=other["reason"] or "no answer")
-        for name, other in document["comparison"].items()
-        if "stages" not in other
+        MethodRow(METHOD_NAMES[name], own=False, reason=other.reason)
+        for name, other in document.comparison.items()
+        if isinstance(other, NoAnswer)
     ]
     return tuple(rows)
 
 
 def _method_row(
-    name: str, other: Document, simulated: Sequence[float], names: Sequence[str], *, own: bool
+    name: str,
+    other: FoundTemplate,
+    simulated: Sequence[float],
+    names: Sequence[str],
+    *,
+    own: bool,
 ) -> MethodRow:
-    times = other["iteration_time_ms"]
-    over = times["simulated"] / min(simulated) - 1
-    remarks = [_folded(other["folding"])] if "folding" in other else []
-    if not other["fits_memory"]:
+    times = other.iteration_time_ms
+    over = times.simulated / min(simulated) - 1
+    remarks = [] if other.folding is None else [_folded(other.folding)]
+    if not other.fits_memory:
         remarks.append("does not fit the memory")
-    if not other["contiguous_nodes"]:
+    if not other.contiguous_nodes:
         remarks.append("stages of one node do not follow each other")
     return MethodRow(
         name=METHOD_NAMES[name],
         own=own,
-        share=100 * times["simulated"] / max(simulated),
-        simulated=seconds(times["simulated"] * MS),
+        share=100 * times.simulated / max(simulated),
+        simulated=seconds(times.simulated * MS),
         over=f"+{percent(over)}" if over else "",
-        t_std=seconds(times["t_std"] * MS),
-        t_oobleck="" if times["t_oobleck"] is None else seconds(times["t_oobleck"] * MS),
-        stages=str(len(other["stages"])),
-        planned=seconds(other["planning_time_s"]),
+        t_std=seconds(times.t_std * MS),
+        t_oobleck="" if times.t_oobleck is None else seconds(times.t_oobleck * MS),
+        stages=str(len(other.stages)),
+        planned=seconds(other.planning_time_s),
         remark=", ".join(remarks),
-        blocks=blocks_of(other["stages"], other["layers"], names),
+        blocks=blocks_of(other.stages, other.layers, names),
     )
 
 
-def _folded(folding: Document) -> str:
+def _folded(folding: FoldedCluster) -> str:
     """Say as what the cluster passes where Ditto looks for its virtual template."""
-    weakest, nodes = folding["weakest"], plural(folding["virtual_nodes"], "node")
-    worth = [f"a {name} as {n}" for name, n in folding["factors"].items() if name != weakest]
+    weakest, nodes = folding.weakest, plural(folding.virtual_nodes, "node")
+    worth = [f"a {name} as {n}" for name, n in folding.factors.items() if name != weakest]
     counted = f" ({', '.join(worth)})" if worth else ""
-    return f"folded into {nodes} of {folding['virtual_gpus_per_node']} {weakest}{counted}"
+    return f"folded into {nodes} of {folding.virtual_gpus_per_node} {weakest}{counted}"
 
 
-def alternative_rows(document: Document, names: Sequence[str]) -> tuple[MethodRow, ...]:
+def alternative_rows(document: PlanDocument, names: Sequence[str]) -> tuple[MethodRow, ...]:
     """Return the near-optimal templates, the best simulated first."""
-    others = document["alternatives"]
-    if not others:
-        return ()
-    own = document["iteration_time_ms"]["simulated"]
-    longest = max(other["iteration_time_ms"]["simulated"] for other in others)
+    others = document.alternatives
+    longest = max((other.iteration_time_ms.simulated for other in others), default=0.0)
     return tuple(
         MethodRow(
             name=f"{rank}",
-            own=other["stages"] == document["stages"],
-            share=100 * other["iteration_time_ms"]["simulated"] / longest,
-            simulated=seconds(other["iteration_time_ms"]["simulated"] * MS),
-            over=_difference(other["iteration_time_ms"]["simulated"] / own - 1),
-            t_std=seconds(other["iteration_time_ms"]["t_std"] * MS),
-            stages=str(len(other["stages"])),
-            blocks=blocks_of(other["stages"], document["layers"], names),
+            own=other.stages == document.stages,
+            share=100 * other.iteration_time_ms.simulated / longest,
+            simulated=seconds(other.iteration_time_ms.simulated * MS),
+            over=_difference(document.over(other)),
+            t_std=seconds(other.iteration_time_ms.t_std * MS),
+            stages=str(len(other.stages)),
+            blocks=blocks_of(other.stages, document.layers, names),
         )
         for rank, other in enumerate(others, 1)
     )
@@ -256,16 +253,12 @@ def _difference(over: float) -> str:
     return text if over < 0 else f"+{text}"
 
 
-def idle_shares(document: Document, timeline: Document) -> tuple[float, float, float]:
+def idle_shares(document: PlanDocument, timeline: SimulatedIteration) -> tuple[float, float, float]:
     """Return which share of the iteration GPUs idle in stages: over all GPUs, least, most."""
-    bubbles = timeline["bubble"]
-    gpus = [_gpus(stage) for stage in document["stages"]]
+    bubbles = timeline.bubble
+    gpus = [sum(at.gpus for at in stage.places) for stage in document.stages]
     whole = sum(b * g for b, g in zip(bubbles, gpus, strict=True)) / sum(gpus)
     return whole, min(bubbles), max(bubbles)
-
-
-def _gpus(stage: Document) -> int:
-    return sum(part["gpus"] for part in stage.get("replicas") or [stage])
 
 
 def plan_name(name: str | None, layers: int, gpus: int) -> str:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final
 
+from app.analysis.json_text import plain
+from app.analysis.planning.document import PlanDocument, PlannedStage, SimulatedIteration
 from app.dashboard.look.format import NBSP, percent, plural, rough_percent, seconds
 from app.dashboard.look.parts import Fact, Row, State
 from app.dashboard.plans.parts import (
@@ -25,14 +27,11 @@ from app.dashboard.plans.parts import (
     method_rows,
     milliseconds,
     plan_name,
-    stage_ms,
     stage_rows,
 )
 
 if TYPE_CHECKING:
     from app.services.plans.read import PlanView
-
-Document = Mapping[str, Any]
 
 STATES: Final = {
     "queued": State("wait", "Waiting", 3),
@@ -96,7 +95,7 @@ class PlanPage:
 
 def plan_page(view: PlanView) -> PlanPage:
     """Return the page of a plan."""
-    row, document, timeline = view.row, view.document, view.timeline
+    row, result = view.row, view.result
     name = plan_name(row.name, row.layers, row.gpus)
     subject = (
         f"{plural(row.layers, 'layer')} · {plural(int(view.spec['microbatches']), 'microbatch', 'microbatches')}"  # noqa: E501 - one sentence
@@ -104,11 +103,11 @@ def plan_page(view: PlanView) -> PlanPage:
     )
     template = None
     heading, why, facts = _waiting(view)
-    if document is not None and timeline is not None:
-        template = _template(view, document, timeline)
-        heading, why = sentence(document), ""
-        facts = _facts(document, timeline)
-    proven = document is not None and document["optimal"]
+    if result is not None:
+        template = _template(view, result.plan, result.timeline)
+        heading, why = sentence(result.plan), ""
+        facts = _facts(result.plan, result.timeline)
+    proven = result is not None and result.plan.optimal
     return PlanPage(
         id=row.id,
         now=view.now,
@@ -121,40 +120,32 @@ def plan_page(view: PlanView) -> PlanPage:
         heading=heading,
         facts=facts,
         why=why,
-        changes=tuple(
-            Row(fault.get("column", ""), fault["message"], fault["code"]) for fault in view.faults
-        ),
+        changes=tuple(Row(fault.column or "", fault.message, fault.code) for fault in view.faults),
         template=template,
         request=_request(view),
     )
 
 
-def sentence(document: Document) -> str:
+def sentence(document: PlanDocument) -> str:
     """Return the verdict: what an iteration takes, what is proven, what others would give."""
-    own = document["iteration_time_ms"]["simulated"]
-    text = f"{seconds(own * MS)} an iteration"
-    bound = document["lower_bound_ms"]
-    by_objective = document["iteration_time_ms"][document["objective"]]
-    if document["optimal"]:
+    text = f"{seconds(document.iteration_time_ms.simulated * MS)} an iteration"
+    if document.optimal:
         text += ", proven optimal"
-    elif bound and by_objective is not None:
-        text += f", at most {rough_percent(by_objective / bound - 1)} above the optimum"
+    elif document.gap is not None:
+        text += f", at most {rough_percent(document.gap)} above the optimum"
     else:
-        text += f" by {METHOD_NAMES[document['method']]}"
-    others = _others(document, own)
+        text += f" by {METHOD_NAMES[document.method]}"
+    others = _others(document)
     return f"{text}; {others}" if others else text
 
 
-def _others(document: Document, own: float) -> str:
+def _others(document: PlanDocument) -> str:
     parts: list[str] = []
-    for name, other in document["comparison"].items():
-        if "stages" not in other:
-            continue
+    for name, other in document.others.items():
         template = " template" if not parts else ""
-        over = other["iteration_time_ms"]["simulated"] / own - 1
         # greedy is a word, Ditto is a name
         word = "greedy" if parts and name == "greedy" else METHOD_NAMES[name]
-        parts.append(f"{word}’s{template}{_against(over)}")
+        parts.append(f"{word}’s{template}{_against(document.over(other))}")
     return ", ".join(parts)
 
 
@@ -165,13 +156,14 @@ def _against(over: float) -> str:
 
 
 def _short(view: PlanView) -> str:
-    if view.document is None:
+    if view.result is None:
         return STATES[view.row.state].word.lower()
-    proof = ", proven optimal" if view.document["optimal"] else ""
-    return f"{seconds(view.document['iteration_time_ms']['simulated'] * MS)}{proof}"
+    found = view.result.plan
+    proof = ", proven optimal" if found.optimal else ""
+    return f"{seconds(found.iteration_time_ms.simulated * MS)}{proof}"
 
 
-def _constraints(spec: Document) -> tuple[str, ...]:
+def _constraints(spec: Mapping[str, Any]) -> tuple[str, ...]:
     idle = "devices may idle" if spec.get("allow_idle") else "all devices used"
     stage = "stages may be replicated" if spec.get("replicate") else "a stage stays in one node"
     return (idle, stage)
@@ -210,59 +202,55 @@ def _waiting(view: PlanView) -> tuple[str, str, tuple[Fact, ...]]:
     return f"Planning failed: {reason}", "The worker's log has the rest; ask again.", code
 
 
-def _facts(document: Document, timeline: Document) -> tuple[Fact, ...]:
-    times, stages = document["iteration_time_ms"], document["stages"]
+def _facts(document: PlanDocument, timeline: SimulatedIteration) -> tuple[Fact, ...]:
     idle, least, most = idle_shares(document, timeline)
-    durations = [stage_ms(stage) for stage in stages]
+    durations = [stage.time_ms for stage in document.stages]
     facts = [
-        Fact("Iteration", seconds(times["simulated"] * MS), "simulated 1F1B"),
+        Fact("Iteration", seconds(document.iteration_time_ms.simulated * MS), "simulated 1F1B"),
         _proof(document),
         Fact(
             "Stages",
-            str(len(stages)),
+            str(len(durations)),
             f"{milliseconds(min(durations))} to {milliseconds(max(durations))}{NBSP}ms each",
         ),
         Fact("GPU time idle", percent(idle), f"{percent(least)} to {percent(most)} by stage"),
         _planned(document),
     ]
-    memory = _memory(stages)
+    memory = _memory(document.stages)
     if memory is not None:
         facts.append(memory)
     return tuple(facts)
 
 
-def _proof(document: Document) -> Fact:
-    bound = document["lower_bound_ms"]
-    own = document["iteration_time_ms"][document["objective"]]
-    if bound is None or own is None:
-        return Fact("Proof", "None", f"{METHOD_NAMES[document['method']]} proves nothing")
-    gap = max(own / bound - 1, 0.0)
+def _proof(document: PlanDocument) -> Fact:
+    bound, own, gap = document.lower_bound_ms, document.cost_ms, document.gap
+    if bound is None or own is None or gap is None:
+        return Fact("Proof", "None", f"{METHOD_NAMES[document.method]} proves nothing")
     return Fact(
         "Proof",
-        "Gap 0" if document["optimal"] else f"Gap {percent(gap)}",
-        f"bound {seconds(bound * MS)} ({document['objective']})",
+        "Gap 0" if document.optimal else f"Gap {percent(gap)}",
+        f"bound {seconds(bound * MS)} ({document.objective})",
         hint=f"{own:.6f} ms, no template below {bound:.6f} ms",
     )
 
 
-def _planned(document: Document) -> Fact:
-    certificate = document.get("certificate")
+def _planned(document: PlanDocument) -> Fact:
     note = ""
-    if certificate is not None:
-        note = f"{plural(certificate['intervals_explored'], 'interval')} explored"
-    return Fact("Planned in", seconds(document["planning_time_s"]), note)
+    if document.certificate is not None:
+        note = f"{plural(document.certificate.intervals_explored, 'interval')} explored"
+    return Fact("Planned in", seconds(document.planning_time_s), note)
 
 
-def _memory(stages: list[Document]) -> Fact | None:
+def _memory(stages: Sequence[PlannedStage]) -> Fact | None:
     limited = [
-        (stage["memory_bytes"] / stage["memory_limit_bytes"], number, stage)
+        (stage.memory_bytes / stage.memory_limit_bytes, number, stage)
         for number, stage in enumerate(stages)
-        if stage["memory_limit_bytes"]
+        if stage.memory_limit_bytes
     ]
     if not limited:
         return None
     share, number, stage = max(limited, key=lambda item: item[0])
-    used, limit = stage["memory_bytes"] / GIB, stage["memory_limit_bytes"] / GIB
+    used, limit = stage.memory_bytes / GIB, (stage.memory_limit_bytes or 0.0) / GIB
     return Fact(
         "Memory",
         f"{rough_percent(share)} at most",
@@ -270,56 +258,56 @@ def _memory(stages: list[Document]) -> Fact | None:
     )
 
 
-def _template(view: PlanView, document: Document, timeline: Document) -> Template:
+def _template(view: PlanView, document: PlanDocument, timeline: SimulatedIteration) -> Template:
     names = device_names(view.spec)
-    methods = method_rows(document, names)
-    used = {stage["device"] for stage in document["stages"]}
-    idle = {name: count for name, count in document["idle"].items() if count}
-    starts = timeline["starts"]
+    used = {stage.device for stage in document.stages}
+    idle = {name: count for name, count in document.idle.items() if count}
     return Template(
         title=_template_title(document),
-        note=f"Layers 0–{document['layers'] - 1} over stages in pipeline order; dashed: the "
+        note=f"Layers 0–{document.layers - 1} over stages in pipeline order; dashed: the "
         "slowest stage; memory against what one GPU of the stage has",
-        ticks=layer_ticks(document["layers"]),
+        ticks=layer_ticks(document.layers),
         stages=stage_rows(document, timeline, names),
-        has_memory=any(stage["memory_bytes"] for stage in document["stages"]),
+        has_memory=any(stage.memory_bytes for stage in document.stages),
         idle_devices=", ".join(f"{count} × {name}" for name, count in idle.items()),
         methods_title=_methods_title(document),
-        methods=methods,
+        methods=method_rows(document, names),
         legend=tuple((color_of(name, names), name) for name in names if name in used),
         schedule_title=_schedule_title(document, timeline),
         schedule_note="One iteration under 1F1B, "
-        f"{plural(document['microbatches'], 'microbatch', 'microbatches')}; "
+        f"{plural(document.microbatches, 'microbatch', 'microbatches')}; "
         "light: forward, dark: backward, hatched: bubble"
-        if starts
+        if timeline.starts
         else "Too many computations to draw: the idle share of each stage is in the table above",
         alternatives_title=_alternatives_title(document),
         alternatives=alternative_rows(document, names),
         text=_text(document),
         data={
-            "iteration_ms": timeline["iteration_time_ms"],
-            "starts": starts,
+            "iteration_ms": timeline.iteration_time_ms,
+            "starts": plain(timeline.starts),
             "stages": [
                 {
-                    "forward_ms": stage["forward_ms"],
-                    "backward_ms": stage["backward_ms"],
-                    "color": color_of(stage["device"], names),
-                    "name": f"{number} · {stage['gpus']} × {stage['device']}",
-                    "idle": timeline["bubble"][number],
+                    "forward_ms": stage.forward_ms,
+                    "backward_ms": stage.backward_ms,
+                    "color": color_of(stage.device, names),
+                    "name": f"{number} · {stage.gpus} × {stage.device}",
+                    "idle": bubble,
                 }
-                for number, stage in enumerate(document["stages"])
+                for number, (stage, bubble) in enumerate(
+                    zip(document.stages, timeline.bubble, strict=True)
+                )
             ],
         },
     )
 
 
-def _template_title(document: Document) -> str:
-    durations = [stage_ms(stage) for stage in document["stages"]]
+def _template_title(document: PlanDocument) -> str:
+    durations = [stage.time_ms for stage in document.stages]
     if len(durations) == 1:
         return "One stage holds every layer"
     spread = max(durations) / min(durations) - 1
     text = f"{plural(len(durations), 'stage')} within {rough_percent(spread)} of each other"
-    if document["optimal"] and spread <= _EVEN:
+    if document.optimal and spread <= _EVEN:
         return f"{text}: nothing to gain by moving a layer"
     if spread > _EVEN:
         slowest = durations.index(max(durations))
@@ -327,26 +315,21 @@ def _template_title(document: Document) -> str:
     return text
 
 
-def _methods_title(document: Document) -> str:
-    own = document["iteration_time_ms"]["simulated"]
-    over = {
-        name: other["iteration_time_ms"]["simulated"] / own - 1
-        for name, other in document["comparison"].items()
-        if "stages" in other
-    }
-    if not over:
-        return "No other method has an answer"
-    parts = [f"{METHOD_NAMES[name]}{_against(value)}" for name, value in over.items()]
-    return ", ".join(parts)
+def _methods_title(document: PlanDocument) -> str:
+    parts = [
+        f"{METHOD_NAMES[name]}{_against(document.over(other))}"
+        for name, other in document.others.items()
+    ]
+    return ", ".join(parts) or "No other method has an answer"
 
 
-def _schedule_title(document: Document, timeline: Document) -> str:
+def _schedule_title(document: PlanDocument, timeline: SimulatedIteration) -> str:
     idle, _, _ = idle_shares(document, timeline)
     return f"GPUs idle {percent(idle)} of the iteration, hatched"
 
 
-def _alternatives_title(document: Document) -> str:
-    count = len(document["alternatives"])
+def _alternatives_title(document: PlanDocument) -> str:
+    count = len(document.alternatives)
     if not count:
         return "No alternatives: only the optimal search looks for them"
     if count == 1:
@@ -354,15 +337,12 @@ def _alternatives_title(document: Document) -> str:
     return f"{count} templates come within 2 % of the best"
 
 
-def _text(document: Document) -> str:
+def _text(document: PlanDocument) -> str:
     """Return the template as lines to paste."""
     return "\n".join(
-        f"stage {number}: layers {stage['layers'][0]}-{stage['layers'][1]} on "
-        + " + ".join(
-            f"{part['gpus']} x {part['device']} (node {part['node']})"
-            for part in stage.get("replicas") or [stage]
-        )
-        for number, stage in enumerate(document["stages"])
+        f"stage {number}: layers {stage.layers[0]}-{stage.layers[1]} on "
+        + " + ".join(f"{at.gpus} x {at.device} (node {at.node})" for at in stage.places)
+        for number, stage in enumerate(document.stages)
     )
 
 

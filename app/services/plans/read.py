@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-import zstandard
 from sqlalchemy import func, select
 
 from app.db.blobs import read_blob
 from app.db.models.plans import Plan
 from app.db.models.sessions import PLAN_TEMPLATE, TaskRun
-from app.errors import NotFoundError
+from app.errors import Fault, NotFoundError
+from app.services.plans.stored import HEADLINE, Headline, PlanResult, unpack_result
 
 if TYPE_CHECKING:
     import uuid
     from collections.abc import Mapping
     from datetime import datetime
 
+    from sqlalchemy import Row
+
     from app.db.unit_of_work import Reads
+
 
 # What a plan may still become something else from.
 PENDING: Final = ("queued", "planning")
@@ -42,7 +44,7 @@ class PlanRow:
     gap: float | None
     reason_code: str | None
     reason: str | None
-    headline: Mapping[str, Any] | None
+    headline: Headline | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,25 +56,21 @@ class PlanView:
     row : PlanRow
     spec : mapping
         The specification as it was sent.
-    faults : tuple of mappings
+    faults : tuple of Fault
         Why there is no template: the nearest changes, or what is wrong.
     ahead : int
         Plans and sessions that workers will take first, while it is queued.
-    document : mapping or None
-        ``paceline.plan/1``.
-    timeline : mapping or None
-        The simulated iteration: `iteration_time_ms`, `bubble` of each stage, `starts` of its
-        computations by direction in ms, or None where there are too many to draw.
+    result : PlanResult or None
+        Of a plan that was found.
     now : datetime
         The database's time of this view.
     """
 
     row: PlanRow
     spec: Mapping[str, Any]
-    faults: tuple[Mapping[str, Any], ...]
+    faults: tuple[Fault, ...]
     ahead: int
-    document: Mapping[str, Any] | None
-    timeline: Mapping[str, Any] | None
+    result: PlanResult | None
     now: datetime
 
 
@@ -90,7 +88,7 @@ _COLUMNS: Final = tuple(getattr(Plan, name) for name in PlanRow.__slots__)
 def list_plans(tx: Reads, limit: int) -> PlanList:
     """Return at most so many plans, newest first."""
     query = select(*_COLUMNS).order_by(Plan.created_at.desc(), Plan.id).limit(limit)
-    return PlanList(tuple(PlanRow(*row) for row in tx.session.execute(query)), tx.now)
+    return PlanList(tuple(_row(row) for row in tx.session.execute(query)), tx.now)
 
 
 def get_plan(tx: Reads, plan_id: uuid.UUID) -> PlanView:
@@ -105,20 +103,22 @@ def get_plan(tx: Reads, plan_id: uuid.UUID) -> PlanView:
     found = tx.session.execute(query.where(Plan.id == plan_id)).one_or_none()
     if found is None:
         raise NotFoundError(f"There is no plan {plan_id}.")
-    *values, spec, detail, blob = found
-    row = PlanRow(*values)
-    result: dict[str, Any] = {}
-    if blob is not None:
-        result = json.loads(zstandard.decompress(b"".join(read_blob(tx, blob))))
+    row, detail, blob = _row(found), found.reason_detail or {}, found.result_blob
     return PlanView(
         row=row,
-        spec=spec,
-        faults=tuple((detail or {}).get("faults", ())),
+        spec=found.spec,
+        faults=tuple(Fault(**fault) for fault in detail.get("faults", ())),
         ahead=_ahead(tx, plan_id) if row.state == "queued" else 0,
-        document=result.get("plan"),
-        timeline=result.get("timeline"),
+        result=None if blob is None else unpack_result(b"".join(read_blob(tx, blob))),
         now=tx.now,
     )
+
+
+def _row(found: Row[*tuple[Any, ...]]) -> PlanRow:
+    values = {name: getattr(found, name) for name in PlanRow.__slots__}
+    if found.headline is not None:
+        values["headline"] = HEADLINE.validate_python(found.headline)
+    return PlanRow(**values)
 
 
 def _ahead(tx: Reads, plan_id: uuid.UUID) -> int:

@@ -5,23 +5,22 @@ All that comes out is one transaction at the end. Run twice, it gives one result
 
 from __future__ import annotations
 
-import json
 import time
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
-import zstandard
 from sqlalchemy import exists, update
 
-from app.analysis.planning.document import plan_document, timeline_document
+from app.analysis.json_text import plain
+from app.analysis.planning.build import plan_document, simulated_iteration
 from app.analysis.planning.plan import plan, with_oobleck_templates
 from app.analysis.planning.search.budget import Budget
 from app.analysis.planning.spec.parse import parse_spec
 from app.db.blobs import write_blob
 from app.db.models.plans import Plan
 from app.db.models.sessions import TaskRun
-from app.db.reports import ZSTD_LEVEL
 from app.errors import InfeasiblePlanError, InvalidSpecError, LostClaimError, NotFoundError
 from app.services.container import Claim
+from app.services.plans.stored import Headline, PlanResult, pack_result
 from app.services.plans.transition import move_plan
 from app.services.tasks.task_runs import finish
 
@@ -31,9 +30,6 @@ if TYPE_CHECKING:
 
 # How often a search looks whether it was canceled, and says how far it is.
 TELL_S: Final = 0.5
-# Computations (stages × microbatches) that a page can draw; of more, only the bubbles are kept.
-MOST_DRAWN: Final = 50_000
-DIGITS: Final = 3
 
 
 def run_plan(container: Container, claim: Claim) -> None:
@@ -115,17 +111,16 @@ class _Progress:
 
 def _store(container: Container, claim: Claim, found: Found) -> None:
     document = plan_document(found)
-    result = {"plan": document, "timeline": _timeline(found)}
-    text = json.dumps(result, allow_nan=False, separators=(",", ":")).encode()
+    packed = pack_result(PlanResult(document, simulated_iteration(found.problem, found.template)))
     with container.uow() as tx:
         finish(tx, claim)
         move_plan(
             tx,
             claim.subject_id,
             state="planned",
-            gap=_gap(document),
-            result_blob=write_blob(tx, [zstandard.compress(text, ZSTD_LEVEL)]),
-            headline=_headline(document),
+            gap=document.gap,
+            result_blob=write_blob(tx, [packed]),
+            headline=plain(Headline.of(document)),
             reason_code=None,
             reason=None,
             reason_detail=None,
@@ -146,46 +141,3 @@ def _store_reason(
             reason=error.message,
             reason_detail={"faults": [fault.as_dict() for fault in error.faults]},
         )
-
-
-def _timeline(found: Found) -> dict[str, Any]:
-    """Return when each stage computes what, ms since the iteration's start.
-
-    A stage's computations all take as long; so their starts are enough.
-    """
-    stages, microbatches = len(found.template), found.problem.spec.microbatches
-    line = timeline_document(found.problem, found.template)
-    drawn = stages * microbatches <= MOST_DRAWN
-    return {
-        "iteration_time_ms": line["iteration_time_ms"],
-        "bubble": line["bubble"],
-        "starts": {
-            name: [[round(start, DIGITS) for start, _ in stage] for stage in line[name]]
-            for name in ("forward", "backward")
-        }
-        if drawn
-        else None,
-    }
-
-
-def _gap(document: dict[str, Any]) -> float | None:
-    bound: float | None = document["lower_bound_ms"]
-    own: float | None = document["iteration_time_ms"][document["objective"]]
-    if not bound or own is None:
-        return None
-    return max(own / bound - 1, 0.0)
-
-
-def _headline(document: dict[str, Any]) -> dict[str, Any]:
-    """Return what a list shows of a plan."""
-    own = document["iteration_time_ms"]["simulated"]
-    return {
-        "iteration_time_ms": document["iteration_time_ms"],
-        "stages": len(document["stages"]),
-        "optimal": document["optimal"],
-        "over": {
-            name: other["iteration_time_ms"]["simulated"] / own - 1
-            for name, other in document["comparison"].items()
-            if "iteration_time_ms" in other
-        },
-    }

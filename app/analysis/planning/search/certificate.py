@@ -9,7 +9,6 @@ templates of several stages.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,14 +42,3 @@ class Certificate:
     def gap(self) -> float:
         """Return how far above the lower bound the upper one is, as a fraction."""
         return max(self.upper_bound_ps / self.lower_bound_ps - 1, 0.0)
-
-    def as_document(self) -> dict[str, Any]:
-        """Return JSON types, in ps."""
-        return {
-            "objective": self.objective,
-            "lower_bound_ps": self.lower_bound_ps,
-            "upper_bound_ps": self.upper_bound_ps,
-            "closed": self.closed,
-            "intervals_explored": self.explored,
-            "leaves": [[leaf.low_ps, leaf.high_ps, leaf.bound_ps] for leaf in self.leaves],
-        }

@@ -7,7 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from app.analysis.planning.document import plan_document, timeline_document
+from app.analysis.json_text import to_json
+from app.analysis.planning.build import MOST_DRAWN, plan_document, simulated_iteration
 from app.analysis.planning.plan import Plan, plan, with_oobleck_templates
 from app.analysis.planning.problem import PS_PER_MS
 from app.analysis.planning.search.budget import Budget
@@ -178,14 +179,14 @@ def test_replicated_stages_are_never_worse_and_share_by_speed() -> None:
     assert cost_ms(found, "t_std") < cost_ms(plain, "t_std")
     assert faults_of_template(found.problem, found.template) == []
     document = plan_document(found)
-    replicated = [stage["replicas"] for stage in document["stages"] if "replicas" in stage]
+    replicated = [stage.replicas for stage in document.stages if stage.replicas]
     assert replicated
     speeds = {device.name: device.speed for device in spec.devices}
     for replicas in replicated:
-        assert sum(one["share"] for one in replicas) == pytest.approx(1)
+        assert sum(one.share for one in replicas) == pytest.approx(1)
         assert all(
-            one["share"] / speeds[one["device"]]
-            == pytest.approx(replicas[0]["share"] / speeds[replicas[0]["device"]])
+            one.share / speeds[one.device]
+            == pytest.approx(replicas[0].share / speeds[replicas[0].device])
             for one in replicas
         )
 
@@ -210,7 +211,7 @@ def test_replicas_pay_for_their_gradients() -> None:
 def test_document_is_complete_and_plain_json() -> None:
     found = plan(uniform_example("Ex1"), method="ditto")
     found = with_oobleck_templates(found)
-    document = json.loads(json.dumps(plan_document(found), allow_nan=False))
+    document = json.loads(to_json(plan_document(found)))
     assert document["schema"] == "paceline.plan/1"
     assert document["folding"]["factors"] == {"v100": 1, "3090": 2}
     assert document["folding"]["virtual_nodes"] == 6
@@ -234,18 +235,27 @@ def test_list_of_templates_stays_empty_where_it_would_take_long() -> None:
 
 def test_timeline_has_every_computation_and_the_bubbles() -> None:
     found = plan(uniform_example("Ex1"), compare=False)
-    line = timeline_document(found.problem, found.template)
-    assert len(line["forward"]) == len(found.template)
-    assert {len(row) for row in (*line["forward"], *line["backward"])} == {50}
-    assert line["iteration_time_ms"] == pytest.approx(cost_ms(found, "simulated"))
-    assert all(0 <= share < 1 for share in line["bubble"])
+    line = simulated_iteration(found.problem, found.template)
+    assert line.starts is not None
+    assert len(line.starts.forward) == len(found.template)
+    assert {len(row) for row in (*line.starts.forward, *line.starts.backward)} == {50}
+    assert line.iteration_time_ms == pytest.approx(cost_ms(found, "simulated"))
+    assert all(0 <= share < 1 for share in line.bubble)
+
+
+def test_of_an_iteration_with_too_many_computations_only_the_bubbles_are_kept() -> None:
+    spec = Spec((Layer(1.0, 2.0),) * 2, 1.0, (DeviceType("a", 2, 1),), MOST_DRAWN)
+    found = plan(spec, compare=False)
+    line = simulated_iteration(found.problem, found.template)
+    assert line.starts is None
+    assert len(line.bubble) == len(found.template) == 2
 
 
 def test_idle_devices_are_counted() -> None:
     layers = (Layer(10.0, 20.0), Layer(10.0, 20.0))
     devices = (DeviceType("fast", 1, 2, speed=100.0), DeviceType("slow", 2, 2))
     found = plan(Spec(layers, 1.0, devices, 4, allow_idle=True), compare=False)
-    assert plan_document(found)["idle"]["slow"] == 4
+    assert plan_document(found).idle["slow"] == 4
 
 
 @pytest.mark.parametrize(

@@ -6,14 +6,16 @@ import csv
 import io
 import json
 import uuid
+from dataclasses import replace
 from datetime import UTC, datetime
-from functools import cache
 from itertools import pairwise
 from typing import Any
 
 import pytest
 
-from app.analysis.planning.document import plan_document, timeline_document
+from app.analysis.json_text import plain, to_json
+from app.analysis.planning.build import plan_document, simulated_iteration
+from app.analysis.planning.document import NoAnswer
 from app.analysis.planning.plan import plan
 from app.analysis.planning.spec.parse import parse_spec
 from app.dashboard.plans.pages import FILES
@@ -21,34 +23,16 @@ from app.dashboard.plans.parts import blocks_of, layer_ticks, method_rows
 from app.dashboard.plans.view import plan_page, sentence
 from app.dashboard.session.template import session_template
 from app.services.plans.read import PlanRow, PlanView
+from app.services.plans.stored import PlanResult
 from tests.support.plans import small_spec
 
 NOW = datetime(2026, 11, 20, 9, 30, tzinfo=UTC)
 
 
-@cache
-def found() -> tuple[str, str]:
-    result = plan(parse_spec(small_spec()))
-    line = timeline_document(result.problem, result.template)
-    timeline = {
-        "iteration_time_ms": line["iteration_time_ms"],
-        "bubble": line["bubble"],
-        "starts": {
-            name: [[start for start, _ in stage] for stage in line[name]]
-            for name in ("forward", "backward")
-        },
-    }
-    return json.dumps(plan_document(result)), json.dumps(timeline)
-
-
-@pytest.fixture
-def document() -> dict[str, Any]:
-    return dict(json.loads(found()[0]))
-
-
-@pytest.fixture
-def timeline() -> dict[str, Any]:
-    return dict(json.loads(found()[1]))
+@pytest.fixture(scope="module")
+def result() -> PlanResult:
+    found = plan(parse_spec(small_spec()))
+    return PlanResult(plan_document(found), simulated_iteration(found.problem, found.template))
 
 
 def view(state: str, **changes: Any) -> PlanView:  # noqa: ANN401 - columns differ in type
@@ -68,25 +52,28 @@ def view(state: str, **changes: Any) -> PlanView:  # noqa: ANN401 - columns diff
         "reason": None,
         "headline": None,
     }
-    whole: dict[str, Any] = {"faults": (), "ahead": 0, "document": None, "timeline": None}
+    whole: dict[str, Any] = {"faults": (), "ahead": 0, "result": None}
     for name, value in changes.items():
         (row if name in row else whole)[name] = value
     return PlanView(row=PlanRow(**row), spec=small_spec(), now=NOW, **whole)
 
 
-def test_the_sentence_says_what_is_proven_and_what_others_take(document: dict[str, Any]) -> None:
-    said = sentence(document).replace("\N{NO-BREAK SPACE}", " ")
+def test_the_sentence_says_what_is_proven_and_what_others_take(result: PlanResult) -> None:
+    said = sentence(result.plan).replace("\N{NO-BREAK SPACE}", " ")
     assert "ms an iteration, proven optimal; Ditto’s template takes" in said
-    document["optimal"] = False
-    document["lower_bound_ms"] = document["iteration_time_ms"]["t_std"] / 1.25
-    document["comparison"] = {"ditto": {"reason": "too few layers"}}
-    assert sentence(document).endswith("at most 25\N{NO-BREAK SPACE}% above the optimum")
-    document |= {"method": "greedy", "lower_bound_ms": None}
-    assert sentence(document).endswith("an iteration by Greedy")
+    open_ = replace(
+        result.plan,
+        optimal=False,
+        lower_bound_ms=result.plan.iteration_time_ms.t_std / 1.25,
+        comparison={"ditto": NoAnswer("too few layers")},
+    )
+    assert sentence(open_).endswith("at most 25\N{NO-BREAK SPACE}% above the optimum")
+    greedy = replace(open_, method="greedy", lower_bound_ms=None)
+    assert sentence(greedy).endswith("an iteration by Greedy")
 
 
-def test_blocks_cover_every_layer_once(document: dict[str, Any]) -> None:
-    blocks = blocks_of(document["stages"], document["layers"], ["a6000", "v100"])
+def test_blocks_cover_every_layer_once(result: PlanResult) -> None:
+    blocks = blocks_of(result.plan.stages, result.plan.layers, ["a6000", "v100"])
     assert blocks[0].left == 0
     for before, after in pairwise(blocks):
         assert before.left + before.width == pytest.approx(after.left, abs=0.01)
@@ -103,11 +90,9 @@ def test_the_axis_begins_and_ends_with_the_layers(layers: int) -> None:
     assert len(ticks) <= 8
 
 
-def test_methods_are_held_against_the_best_and_say_why_there_is_none(
-    document: dict[str, Any],
-) -> None:
-    document["comparison"]["greedy"] = {"reason": "devices do not come out even"}
-    rows = method_rows(document, ["a6000", "v100"])
+def test_methods_are_held_against_the_best_and_say_why_there_is_none(result: PlanResult) -> None:
+    comparison = {**result.plan.comparison, "greedy": NoAnswer("devices do not come out even")}
+    rows = method_rows(replace(result.plan, comparison=comparison), ["a6000", "v100"])
     assert [row.name for row in rows] == ["Optimal", "Ditto", "Greedy"]
     assert [row.own for row in rows] == [True, False, False]
     assert rows[0].over == ""
@@ -134,54 +119,47 @@ def test_every_state_has_its_words(state: str, changes: dict[str, Any], heading:
         assert "1.3\N{NO-BREAK SPACE}%" in [fact.value for fact in page.facts]
 
 
-def test_a_found_template_fills_its_page(
-    document: dict[str, Any], timeline: dict[str, Any]
-) -> None:
-    page = plan_page(view("planned", document=document, timeline=timeline))
+def test_a_found_template_fills_its_page(result: PlanResult) -> None:
+    page = plan_page(view("planned", result=result))
     assert page.template is not None
     assert page.state.word == "Proven optimal"
-    assert len(page.template.stages) == len(document["stages"])
-    assert page.template.text.count("\n") == len(document["stages"]) - 1
+    assert len(page.template.stages) == len(result.plan.stages)
+    assert page.template.text.count("\n") == len(result.plan.stages) - 1
     assert max(stage.time_share for stage in page.template.stages) == 100
-    assert page.template.data["starts"] == timeline["starts"]
+    assert page.template.data["starts"] == plain(result.timeline.starts)
     assert [fact.label for fact in page.facts] == [
         *("Iteration", "Proof", "Stages", "GPU time idle", "Planned in", "Memory")
     ]
 
 
-def test_how_ditto_folds_is_said_beside_its_template(
-    document: dict[str, Any], timeline: dict[str, Any]
-) -> None:
-    page = plan_page(view("planned", document=document, timeline=timeline))
+def test_how_ditto_folds_is_said_beside_its_template(result: PlanResult) -> None:
+    page = plan_page(view("planned", result=result))
     assert page.template is not None
     remarks = {row.name: row.remark.replace("\xa0", " ") for row in page.template.methods}
     assert remarks["Optimal"] == ""
     assert remarks["Ditto"].startswith("folded into ")
 
 
-def test_what_is_too_much_to_draw_is_said(
-    document: dict[str, Any], timeline: dict[str, Any]
-) -> None:
-    timeline["starts"] = None
-    page = plan_page(view("planned", document=document, timeline=timeline))
+def test_what_is_too_much_to_draw_is_said(result: PlanResult) -> None:
+    large = replace(result, timeline=replace(result.timeline, starts=None))
+    page = plan_page(view("planned", result=large))
     assert page.template is not None
     assert "Too many computations" in page.template.schedule_note
-    assert FILES["schedule.csv"](document, timeline).count("\n") == 1
+    assert FILES["schedule.csv"](large).count("\n") == 1
 
 
 @pytest.mark.parametrize(
     ("name", "rows"), [("template.csv", 4), ("methods.csv", 3), ("schedule.csv", 2 * 4 * 16)]
 )
-def test_files_hold_a_row_for_each_thing_drawn(
-    document: dict[str, Any], timeline: dict[str, Any], name: str, rows: int
-) -> None:
-    assert len(document["stages"]) == 4
-    text = FILES[name](document, timeline)
-    assert len(list(csv.DictReader(io.StringIO(text)))) == rows
+def test_files_hold_a_row_for_each_thing_drawn(result: PlanResult, name: str, rows: int) -> None:
+    assert len(result.plan.stages) == 4
+    assert len(list(csv.DictReader(io.StringIO(FILES[name](result))))) == rows
 
 
-def test_the_json_file_is_the_document(document: dict[str, Any], timeline: dict[str, Any]) -> None:
-    assert json.loads(FILES["plan.json"](document, timeline)) == document
+def test_the_json_file_is_the_document(result: PlanResult) -> None:
+    assert (
+        FILES["plan.json"](result) == json.dumps(json.loads(to_json(result.plan)), indent=1) + "\n"
+    )
 
 
 def report(**template: Any) -> dict[str, Any]:  # noqa: ANN401 - JSON

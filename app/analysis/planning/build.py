@@ -1,0 +1,221 @@
+"""What a plan's document and the drawing of its iteration are made of."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from app.analysis.planning.ditto.folding import Folding
+from app.analysis.planning.ditto.method import VirtualTemplate
+from app.analysis.planning.document import (
+    SCHEMA,
+    Alternative,
+    BoundProof,
+    ComparedTemplate,
+    FoldedCluster,
+    IterationTimes,
+    NoAnswer,
+    PlanDocument,
+    PlannedStage,
+    SimulatedIteration,
+    StageReplica,
+    Starts,
+    VirtualPlan,
+    VirtualStage,
+)
+from app.analysis.planning.plan import BASELINES, Plan
+from app.analysis.planning.problem import PS_PER_MS, Problem
+from app.analysis.planning.search.certificate import Certificate
+from app.analysis.planning.template import (
+    Stage,
+    Template,
+    evaluate,
+    fits,
+    memory_of,
+    stage_times,
+    timeline,
+)
+
+# Computations (stages × microbatches) that a page can draw; of more, only the bubbles are kept.
+MOST_DRAWN: Final = 50_000
+# Of starts in ms: nanoseconds are below what a page draws.
+DIGITS: Final = 3
+
+
+def plan_document(found: Plan) -> PlanDocument:
+    """Return what a plan is published as."""
+    bound = found.lower_bound_ps
+    own = getattr(evaluate(found.problem, found.template), found.objective)
+    return PlanDocument(
+        schema=SCHEMA,
+        **_template_fields(found),
+        optimal=found.optimal,
+        lower_bound_ms=None if bound is None else bound / PS_PER_MS,
+        alternatives=tuple(
+            Alternative(_times(found.problem, template), _stages(found.problem, template))
+            for template in found.alternatives
+        ),
+        certificate=None if found.certificate is None else _proof(found.certificate),
+        comparison={
+            name: _against(found.comparison[name], own)
+            if name in found.comparison
+            else NoAnswer(found.reasons[name])
+            for name in BASELINES
+            if name in found.comparison or name in found.reasons
+        },
+    )
+
+
+def simulated_iteration(problem: Problem, template: Template) -> SimulatedIteration:
+    """Return one iteration of a template, executed."""
+    line = timeline(problem, template)
+    starts = None
+    if line.start_ps[0].size <= MOST_DRAWN:
+        forward, backward = (
+            tuple(tuple(round(int(ps) / PS_PER_MS, DIGITS) for ps in stage) for stage in direction)
+            for direction in line.start_ps
+        )
+        starts = Starts(forward, backward)
+    return SimulatedIteration(
+        iteration_time_ms=line.iteration_ps / PS_PER_MS,
+        bubble=tuple(1 - int(ps) / line.iteration_ps for ps in line.busy_ps()),
+        starts=starts,
+    )
+
+
+def _template_fields(found: Plan) -> dict[str, Any]:
+    """Return the fields of `FoundTemplate`."""
+    problem, template = found.problem, found.template
+    return {
+        "method": found.method,
+        "objective": found.objective,
+        "iteration_time_ms": _times(problem, template),
+        "planning_time_s": found.planning_time_s,
+        "microbatches": problem.spec.microbatches,
+        "layers": problem.layers,
+        "stages": _stages(problem, template),
+        "fits_memory": fits(problem, template),
+        "contiguous_nodes": _contiguous(template),
+        "idle": _idle(problem, template),
+        "folding": None if found.folding is None else _folded(problem, found.folding),
+        "virtual_template": None if found.virtual is None else _virtual(found.virtual),
+        "oobleck_templates": tuple(map(_virtual, found.oobleck)),
+    }
+
+
+def _against(found: Plan, best: int | None) -> ComparedTemplate:
+    own = getattr(evaluate(found.problem, found.template), found.objective)
+    ratio = None if own is None or best is None else own / best
+    return ComparedTemplate(**_template_fields(found), relative=ratio)
+
+
+def _times(problem: Problem, template: Template) -> IterationTimes:
+    times = evaluate(problem, template)
+    return IterationTimes(
+        t_std=times.t_std / PS_PER_MS,
+        t_oobleck=None if times.t_oobleck is None else times.t_oobleck / PS_PER_MS,
+        simulated=times.simulated / PS_PER_MS,
+    )
+
+
+def _stages(problem: Problem, template: Template) -> tuple[PlannedStage, ...]:
+    rows = zip(template, memory_of(problem, template), stage_times(problem, template), strict=True)
+    return tuple(_stage(problem, stage, memory, time) for stage, memory, time in rows)
+
+
+def _stage(problem: Problem, stage: Stage, memory: float, time_ps: int) -> PlannedStage:
+    devices, option = problem.spec.devices, problem.options[stage.option]
+    forward = int(problem.forward_ps[stage.option, stage.end, stage.first])
+    cost = int(problem.cost_ps[stage.option, stage.end, stage.first])
+    capacity = float(problem.capacity_bytes[stage.option])
+    return PlannedStage(
+        layers=(stage.first, stage.end - 1),
+        device=devices[stage.nodes[0][0]].name,
+        gpus=option.gpus,
+        node=stage.nodes[0][1],
+        forward_ms=forward / PS_PER_MS,
+        backward_ms=(cost - forward) / PS_PER_MS,
+        transfer_ms=(time_ps - cost) / PS_PER_MS,
+        memory_bytes=memory,
+        memory_limit_bytes=capacity if capacity < float("inf") else None,
+        replicas=_replicas(problem, stage) if option.nodes else (),
+    )
+
+
+def _replicas(problem: Problem, stage: Stage) -> tuple[StageReplica, ...]:
+    """Return the nodes of a replicated stage with the share of the batch that each takes."""
+    devices = problem.spec.devices
+    costs = {
+        kind: int(
+            problem.cost_ps[
+                problem.option_index(kind, devices[kind].gpus_per_node), stage.end, stage.first
+            ]
+        )
+        for kind, _ in stage.nodes
+    }
+    rate = sum(1 / costs[kind] for kind, _ in stage.nodes)
+    return tuple(
+        StageReplica(
+            device=devices[kind].name,
+            gpus=devices[kind].gpus_per_node,
+            node=number,
+            share=1 / costs[kind] / rate,
+        )
+        for kind, number in stage.nodes
+    )
+
+
+def _contiguous(template: Template) -> bool:
+    """Return whether the stages of each node follow each other."""
+    seen: set[tuple[int, int]] = set()
+    last: tuple[tuple[int, int], ...] = ()
+    for stage in template:
+        if any(node in seen and node not in last for node in stage.nodes):
+            return False
+        seen.update(stage.nodes)
+        last = stage.nodes
+    return True
+
+
+def _idle(problem: Problem, template: Template) -> dict[str, int]:
+    """Return how many devices of each type are in no stage."""
+    used = dict.fromkeys(range(len(problem.spec.devices)), 0)
+    for stage in template:
+        option = problem.options[stage.option]
+        if option.nodes:
+            for kind, number in enumerate(option.nodes):
+                used[kind] += number * problem.spec.devices[kind].gpus_per_node
+        else:
+            used[option.device] += option.gpus
+    return {
+        device.name: device.gpus - used[kind] for kind, device in enumerate(problem.spec.devices)
+    }
+
+
+def _folded(problem: Problem, folding: Folding) -> FoldedCluster:
+    devices = problem.spec.devices
+    return FoldedCluster(
+        weakest=devices[folding.weakest].name,
+        factors={
+            device.name: factor for device, factor in zip(devices, folding.factors, strict=True)
+        },
+        virtual_nodes=folding.nodes,
+        virtual_gpus_per_node=folding.gpus_per_node,
+    )
+
+
+def _virtual(template: VirtualTemplate) -> VirtualPlan:
+    return VirtualPlan(
+        t_oobleck_ms=template.t_oobleck_ps / PS_PER_MS,
+        stages=tuple(VirtualStage((first, end - 1), gpus) for first, end, gpus in template.stages),
+    )
+
+
+def _proof(certificate: Certificate) -> BoundProof:
+    return BoundProof(
+        objective=certificate.objective,
+        lower_bound_ps=certificate.lower_bound_ps,
+        upper_bound_ps=certificate.upper_bound_ps,
+        closed=certificate.closed,
+        intervals_explored=certificate.explored,
+        leaves=tuple((leaf.low_ps, leaf.high_ps, leaf.bound_ps) for leaf in certificate.leaves),
+    )

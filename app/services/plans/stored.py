@@ -1,0 +1,67 @@
+"""What a plan that was found leaves in the database: its document, its iteration, its headline."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final, Self
+
+import zstandard
+from pydantic import TypeAdapter
+
+from app.analysis.json_text import to_json
+from app.analysis.planning.document import IterationTimes, PlanDocument, SimulatedIteration
+from app.db.reports import ZSTD_LEVEL
+
+
+@dataclass(frozen=True, slots=True)
+class PlanResult:
+    """What was found; `plan.schema` is the version of the whole."""
+
+    plan: PlanDocument
+    timeline: SimulatedIteration
+
+
+@dataclass(frozen=True, slots=True)
+class Headline:
+    """What a list shows of a plan.
+
+    Parameters
+    ----------
+    stages : int
+    over : mapping of str to float
+        How much longer than the plan the other methods' templates take when executed.
+    """
+
+    iteration_time_ms: IterationTimes
+    stages: int
+    optimal: bool
+    over: Mapping[str, float]
+
+    @classmethod
+    def of(cls, document: PlanDocument) -> Self:
+        """Return a plan's headline."""
+        return cls(
+            iteration_time_ms=document.iteration_time_ms,
+            stages=len(document.stages),
+            optimal=document.optimal,
+            over={name: document.over(other) for name, other in document.others.items()},
+        )
+
+
+_RESULT: Final = TypeAdapter(PlanResult)
+HEADLINE: Final = TypeAdapter(Headline)
+
+
+def pack_result(result: PlanResult) -> bytes:
+    """Return a result as it is stored: JSON, compressed."""
+    return zstandard.compress(to_json(result, compact=True).encode(), ZSTD_LEVEL)
+
+
+def unpack_result(stored: bytes) -> PlanResult:
+    """Return a result that was stored.
+
+    ``paceline.plan/1`` is the only version so far, and 0.1.0 wrote it as well. A later one brings
+    what an earlier one has into its own form here, before the types are checked.
+    """
+    return _RESULT.validate_json(zstandard.decompress(stored))

@@ -1,0 +1,54 @@
+"""What plans leave in the database: as version 0.1.0 wrote it, and as it is written now."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import zstandard
+from pydantic import ValidationError
+
+from app.analysis.json_text import plain, to_json
+from app.analysis.planning.document import NoAnswer
+from app.services.plans.stored import HEADLINE, Headline, pack_result, unpack_result
+
+HERE = Path(__file__).parent
+WRITTEN = [HERE / "optimal-0.1.0.json", HERE / "ditto-0.1.0.json"]
+
+
+def stored(path: Path) -> tuple[bytes, object]:
+    """Return a result as it was stored, and its headline."""
+    both = json.loads(path.read_text())
+    text = json.dumps(both["result"], separators=(",", ":")).encode()
+    return zstandard.compress(text), both["headline"]
+
+
+@pytest.mark.parametrize("path", WRITTEN, ids=lambda path: path.stem)
+def test_what_version_0_1_0_stored_opens_and_says_the_same(path: Path) -> None:
+    blob, headline = stored(path)
+    result = unpack_result(blob)
+    assert to_json(result, compact=True).encode() == zstandard.decompress(blob)
+    assert zstandard.decompress(pack_result(result)) == zstandard.decompress(blob)
+    assert plain(Headline.of(result.plan)) == headline
+    assert HEADLINE.validate_python(headline) == Headline.of(result.plan)
+
+
+def test_parts_that_only_some_plans_have_are_read() -> None:
+    optimal, ditto = (unpack_result(stored(path)[0]).plan for path in WRITTEN)
+    assert [len(stage.replicas) for stage in optimal.stages] == [3]
+    assert (optimal.folding, optimal.oobleck_templates) == (None, ())
+    assert optimal.certificate is not None
+    assert isinstance(optimal.comparison["greedy"], NoAnswer)
+    assert ditto.folding is not None
+    assert ditto.folding.factors == {"a6000": 2, "v100": 1}
+    assert ditto.lower_bound_ms is None
+    assert ditto.gap is None
+
+
+def test_a_document_of_an_unknown_version_is_refused() -> None:
+    text = zstandard.decompress(stored(WRITTEN[0])[0]).replace(
+        b"paceline.plan/1", b"paceline.plan/9"
+    )
+    with pytest.raises(ValidationError, match=r"plan\.schema"):
+        unpack_result(zstandard.compress(text))
