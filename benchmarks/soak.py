@@ -27,6 +27,7 @@ from sqlalchemy import func, select, text
 
 from app.alerts.facts import CauseFact, Facts
 from app.alerts.rules import CauseFound, Rule
+from app.alerts.states import DeliveryState
 from app.bootstrap import build
 from app.db import migrate
 from app.db.embedded.server import EmbeddedPostgres
@@ -210,8 +211,8 @@ def drain(container: Container) -> None:
                     AlertGroup.flush_at < func.now() + text("interval '1 h'")
                 )
             ).scalar_one()
-        states = dict(sorted((state, count) for state, count in counts))
-        if not soon and not states.get("waiting") and not states.get("sending"):
+        states = {str(state): count for state, count in sorted(counts)}
+        if not soon and not any(states.get(state) for state in DeliveryState.UNDERWAY):
             return
         seen = f"{soon} groups to look after, {states}"
         if seen != last:

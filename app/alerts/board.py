@@ -8,8 +8,9 @@ from datetime import datetime
 from uuid import UUID
 
 from app.alerts.facts import Facts
-from app.alerts.incidents import Baseline, Incident, Silence, State, fingerprint_of
+from app.alerts.incidents import Baseline, Incident, Silence, fingerprint_of
 from app.alerts.rules import Rule, highest
+from app.alerts.states import IncidentState
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,14 +21,14 @@ class Change:
     ----------
     incident : Incident
         As it is now.
-    before : State or None
+    before : IncidentState or None
         None where it is new.
     event : str
         ``opened``, ``fired``, ``held``, ``escalated``, ``unsilenced``, ``resolved``.
     """
 
     incident: Incident
-    before: State | None
+    before: IncidentState | None
     event: str
 
     @property
@@ -85,7 +86,7 @@ class Board:
 
     def present(self) -> list[Incident]:
         """Return the incidents that are not over."""
-        return [i for i in self._present.values() if i.state is not State.RESOLVED]
+        return [i for i in self._present.values() if i.state is not IncidentState.RESOLVED]
 
     def put(self, incident: Incident, event: str) -> None:
         """Put an incident in place of what it was, and note the news."""
@@ -102,7 +103,7 @@ class Board:
             fingerprint=fingerprint,
             cause=cause,
             where=where,
-            state=State.PENDING,
+            state=IncidentState.PENDING,
             severity=rule.severity,
             rules=(rule.id,),
             opened_at=self.now,
@@ -137,7 +138,7 @@ class Board:
     def get(self, fingerprint: str) -> Incident | None:
         """Return the incident about a thing, where one is not over."""
         found = self._present.get(fingerprint)
-        return None if found is None or found.state is State.RESOLVED else found
+        return None if found is None or found.state is IncidentState.RESOLVED else found
 
     def changes(self) -> list[Change]:
         """Return what became of the incidents."""
@@ -146,7 +147,7 @@ class Board:
             before = self._before.get(incident.id)
             if before == incident:
                 continue
-            if before is None and incident.state is State.RESOLVED:
+            if before is None and incident.state is IncidentState.RESOLVED:
                 continue  # it began and ended within this evaluation: nothing was
             changes.append(
                 Change(incident, before.state if before else None, self._events[incident.id])

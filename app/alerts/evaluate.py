@@ -19,7 +19,6 @@ from app.alerts.facts import CauseFact, Facts
 from app.alerts.incidents import (
     Baseline,
     Incident,
-    State,
     Trigger,
     can,
     clear,
@@ -30,6 +29,7 @@ from app.alerts.incidents import (
 )
 from app.alerts.readings import NO_DATA_CAUSE, Level, Reading, read_history, silent_for
 from app.alerts.rules import NoData, Rule
+from app.alerts.states import IncidentState
 from app.analysis.diagnosis.finding import UNKNOWN
 
 # What an evaluation looks at: enough for baselines and for the longest `consecutive`.
@@ -127,12 +127,16 @@ def next_look(job: JobState, rules: Sequence[Rule], now: datetime) -> datetime |
             if limit is not None and (settled is None or settled < job.received[-1]):
                 times.append(job.received[-1] + limit)
     for incident in job.incidents:
-        if incident.state is State.SILENCED and incident.silence is not None:
+        if incident.state is IncidentState.SILENCED and incident.silence is not None:
             times.append(incident.silence.until)
         if incident.cause == NO_DATA_CAUSE:
             # Data that came and could not be analyzed tells nobody.
             times.append(now + SILENT_JOB_EVERY)
-        if incident.state is State.FIRING and incident.escalated_at is None and incident.fired_at:
+        if (
+            incident.state is IncidentState.FIRING
+            and incident.escalated_at is None
+            and incident.fired_at
+        ):
             plans = [by_id[id_].escalation for id_ in incident.rules if id_ in by_id]
             times += [
                 incident.fired_at + timedelta(minutes=plan.after_minutes)
@@ -251,7 +255,7 @@ def _settle(
     silent_rules = [rule for rule in holders if rule.id in reads]
     if not silent_rules:
         return
-    if incident.state is State.PENDING:
+    if incident.state is IncidentState.PENDING:
         over = all(_clear_sessions(incident, reads[rule.id]) >= 1 for rule in silent_rules)
     else:
         over = all(
@@ -268,7 +272,7 @@ def _clear_sessions(incident: Incident, read: _Read) -> int:
     for reading in reversed(read.readings):
         if reading.level is Level.UNKNOWN:
             continue
-        pending = incident.state is State.PENDING
+        pending = incident.state is IncidentState.PENDING
         if _holds(incident, reading) and not (pending and reading.level is Level.BETWEEN):
             break
         count += 1
@@ -284,13 +288,17 @@ def _holds(incident: Incident, reading: Reading) -> bool:
 def _tick(board: Board, incident: Incident, rules: Mapping[UUID, Rule]) -> None:
     """Do what time alone does: end silences, escalate what nobody acknowledged."""
     if (
-        incident.state is State.SILENCED
+        incident.state is IncidentState.SILENCED
         and incident.silence is not None
         and incident.silence.until <= board.now
     ):
         board.put(end_silence(incident), "unsilenced")
         return
-    if incident.state is not State.FIRING or incident.escalated_at or incident.fired_at is None:
+    if (
+        incident.state is not IncidentState.FIRING
+        or incident.escalated_at
+        or incident.fired_at is None
+    ):
         return
     for id_ in incident.rules:
         plan = rules[id_].escalation if id_ in rules else None

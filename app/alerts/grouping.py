@@ -26,8 +26,9 @@ from uuid import UUID
 
 from pydantic import TypeAdapter
 
-from app.alerts.incidents import Incident, State
+from app.alerts.incidents import Incident
 from app.alerts.readings import NO_DATA_CAUSE
+from app.alerts.states import IncidentState
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +139,7 @@ class Audience:
 
 def visible(incidents: Sequence[Incident]) -> list[Incident]:
     """Return the incidents to be told of: not silenced, and not hidden by "no data"."""
-    told = [i for i in incidents if i.state in (State.FIRING, State.ACKNOWLEDGED)]
+    told = [i for i in incidents if i.state in (IncidentState.FIRING, IncidentState.ACKNOWLEDGED)]
     silent = [i for i in told if i.cause == NO_DATA_CAUSE]
     return silent or told
 
@@ -180,12 +181,12 @@ def content_for(incidents: Sequence[Incident], audience: Audience) -> Content:
         resolved=tuple(
             Item(incident.id, Status.RESOLVED, incident.epoch)
             for incident in incidents
-            if incident.state is State.RESOLVED and incident.id in believed
+            if incident.state is IncidentState.RESOLVED and incident.id in believed
         ),
         withheld=tuple(
             incident.id
             for incident in incidents
-            if incident.state is not State.RESOLVED
+            if incident.state is not IncidentState.RESOLVED
             and incident.id in believed
             and incident.id not in shown
         ),
@@ -211,7 +212,7 @@ def is_due(
     repeated = {
         incident.id
         for incident in incidents
-        if audience.manner.refreshes or incident.state is State.FIRING
+        if audience.manner.refreshes or incident.state is IncidentState.FIRING
     }
     return now >= last.created_at + timing.repeat_interval and (
         any(item.incident in repeated for item in content.present)
@@ -222,7 +223,7 @@ def is_due(
 
 
 def _item(incident: Incident, manner: Manner) -> Item:
-    shows = manner.acknowledgements and incident.state is State.ACKNOWLEDGED
+    shows = manner.acknowledgements and incident.state is IncidentState.ACKNOWLEDGED
     return Item(incident.id, Status.ACKNOWLEDGED if shows else Status.FIRING, incident.epoch)
 
 

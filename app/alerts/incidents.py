@@ -19,17 +19,8 @@ from pydantic import TypeAdapter
 
 from app.alerts.facts import Facts
 from app.alerts.rules import Severity
+from app.alerts.states import IncidentState
 from app.errors import ConflictError
-
-
-class State(StrEnum):
-    """Where an incident stands."""
-
-    PENDING = "pending"
-    FIRING = "firing"
-    ACKNOWLEDGED = "acknowledged"
-    SILENCED = "silenced"
-    RESOLVED = "resolved"
 
 
 class Trigger(StrEnum):
@@ -44,22 +35,22 @@ class Trigger(StrEnum):
 
 
 TRANSITIONS: Final = {
-    (State.PENDING, Trigger.CONFIRM): State.FIRING,
-    (State.PENDING, Trigger.CLEAR): State.RESOLVED,
-    (State.FIRING, Trigger.CLEAR): State.RESOLVED,
-    (State.FIRING, Trigger.ACKNOWLEDGE): State.ACKNOWLEDGED,
-    (State.FIRING, Trigger.SILENCE): State.SILENCED,
-    (State.FIRING, Trigger.ESCALATE): State.FIRING,
-    (State.ACKNOWLEDGED, Trigger.CLEAR): State.RESOLVED,
-    (State.ACKNOWLEDGED, Trigger.SILENCE): State.SILENCED,
-    (State.ACKNOWLEDGED, Trigger.ESCALATE): State.FIRING,
-    (State.SILENCED, Trigger.CLEAR): State.RESOLVED,
-    (State.SILENCED, Trigger.SILENCE): State.SILENCED,
-    (State.SILENCED, Trigger.SILENCE_END): State.FIRING,
+    (IncidentState.PENDING, Trigger.CONFIRM): IncidentState.FIRING,
+    (IncidentState.PENDING, Trigger.CLEAR): IncidentState.RESOLVED,
+    (IncidentState.FIRING, Trigger.CLEAR): IncidentState.RESOLVED,
+    (IncidentState.FIRING, Trigger.ACKNOWLEDGE): IncidentState.ACKNOWLEDGED,
+    (IncidentState.FIRING, Trigger.SILENCE): IncidentState.SILENCED,
+    (IncidentState.FIRING, Trigger.ESCALATE): IncidentState.FIRING,
+    (IncidentState.ACKNOWLEDGED, Trigger.CLEAR): IncidentState.RESOLVED,
+    (IncidentState.ACKNOWLEDGED, Trigger.SILENCE): IncidentState.SILENCED,
+    (IncidentState.ACKNOWLEDGED, Trigger.ESCALATE): IncidentState.FIRING,
+    (IncidentState.SILENCED, Trigger.CLEAR): IncidentState.RESOLVED,
+    (IncidentState.SILENCED, Trigger.SILENCE): IncidentState.SILENCED,
+    (IncidentState.SILENCED, Trigger.SILENCE_END): IncidentState.FIRING,
 }
 
 # Those that somebody was told of, or would have been but for a silence.
-OPEN_STATES: Final = (State.FIRING, State.ACKNOWLEDGED, State.SILENCED)
+OPEN_STATES: Final = (IncidentState.FIRING, IncidentState.ACKNOWLEDGED, IncidentState.SILENCED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +88,7 @@ class Incident:
         See `fingerprint_of`.
     cause, where : str
         `where` is empty where there is no place.
-    state : State
+    state : IncidentState
     severity : str
         The highest of its rules; ``critical`` once escalated.
     rules : tuple of UUID
@@ -124,7 +115,7 @@ class Incident:
     fingerprint: str
     cause: str
     where: str
-    state: State
+    state: IncidentState
     severity: Severity
     rules: tuple[UUID, ...]
     opened_at: datetime
@@ -154,7 +145,7 @@ def fingerprint_of(job: str, cause: str, where: str) -> str:
     return hashlib.sha256(f"{job}\x00{cause}\x00{where}".encode()).hexdigest()[:32]
 
 
-def can(state: State, trigger: Trigger) -> bool:
+def can(state: IncidentState, trigger: Trigger) -> bool:
     """Return whether a trigger means anything in a state."""
     return (state, trigger) in TRANSITIONS
 
@@ -163,7 +154,7 @@ def confirm(incident: Incident, now: datetime) -> Incident:
     """Tell of it; under a silence that still lasts it is silenced from its beginning."""
     fired = replace(_moved(incident, Trigger.CONFIRM), fired_at=now)
     if fired.silence is not None and fired.silence.until > now:
-        return replace(fired, state=TRANSITIONS[State.FIRING, Trigger.SILENCE])
+        return replace(fired, state=TRANSITIONS[IncidentState.FIRING, Trigger.SILENCE])
     return fired
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import http
 import uuid
 from datetime import datetime
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final
 
 from fastapi import APIRouter, Depends, Query, Request, Response
 from pydantic import BaseModel
@@ -13,6 +13,7 @@ from pydantic import BaseModel
 from app.analysis.documents import UnreadableDocumentError, load_json
 from app.analysis.planning.document import PlanDocument, SimulatedIteration
 from app.analysis.planning.spec.parse import unreadable_spec
+from app.db.states import PlanState
 from app.db.unit_of_work import reading
 from app.errors import BodyTooLargeError, Fault, InvalidSpecError
 from app.services.container import Container
@@ -40,15 +41,13 @@ EXAMPLE: Final = {
     },
 }
 
-State = Literal["queued", "planning", "planned", "infeasible", "canceled", "failed"]
-
 
 class SubmittedBody(BaseModel):
     """Where a plan is and what has become of it so far."""
 
     plan: uuid.UUID
     url: str
-    state: State
+    state: PlanState
 
 
 class PlanBody(BaseModel):
@@ -61,7 +60,7 @@ class PlanBody(BaseModel):
     time_limit_s: float
     layers: int
     gpus: int
-    state: State
+    state: PlanState
     created_at: datetime
     state_changed_at: datetime
     gap: float | None

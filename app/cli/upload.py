@@ -17,6 +17,7 @@ from app.analysis.trace.formats.head import COMPRESSIONS
 from app.analysis.trace.formats.registry import FORMATS
 from app.analysis.trace.metadata import load_metadata
 from app.cli.files import read_metadata
+from app.db.states import SessionState
 from app.errors import Fault, InvalidMetadataError, PacelineError
 
 if TYPE_CHECKING:
@@ -37,8 +38,6 @@ POLL_S: Final = 0.25
 # A server that restarts while we wait is away for some seconds.
 POLL_FAILURES: Final = 120
 
-DONE_STATES: Final = ("analyzed", "no_verdict")
-ENDED_STATES: Final = ("discarded", "failed")
 
 CONTENT_TYPES: Final = {
     suffix: known.media_types[0] for known in FORMATS.values() for suffix in known.suffixes
@@ -156,10 +155,10 @@ def verdict(client: httpx.Client, session: str, console: Console) -> str:
                     raise
             else:
                 failures = 0
-                if found["state"] in DONE_STATES:
+                if found["state"] in SessionState.REPORTED:
                     report = _get(client, f"/api/v1/sessions/{session}/report")
                     return str(report["verdict"]["sentence"])
-                if found["state"] in ENDED_STATES:
+                if found["state"] in SessionState.UNREPORTED:
                     raise _no_report(found)
                 status.update(_progress_of(found))
             time.sleep(POLL_S)
@@ -239,7 +238,7 @@ def _faults(faults: list[dict[str, Any]]) -> tuple[Fault, ...]:
 
 def _progress_of(session: dict[str, Any]) -> str:
     work = session["work"] or {}
-    if session["state"] == "analyzing":
+    if session["state"] == SessionState.ANALYZING:
         return "Analyzing" if work.get("attempt") == 1 else f"Analyzing, try {work['attempt']}"
     ahead = (work.get("position") or 1) - 1
     return f"Waiting behind {ahead} others" if ahead else "Waiting for a worker"

@@ -19,6 +19,7 @@ from app.dashboard.plans.pages import add_plan_pages
 from app.dashboard.session.exports import EXPORTS, workers_csv
 from app.dashboard.session.report import report_view
 from app.dashboard.session.view import session_page
+from app.db.states import SessionState, TaskState
 from app.db.unit_of_work import reading
 from app.errors import NotFoundError
 from app.services.alerts.views import open_by_job
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
 
 # What a job's page lists, and how far a session's page looks for its neighbors.
 JOB_SESSIONS: Final = 200
-REPORT_STATES: Final = ("analyzed", "no_verdict")
 
 # Longer numbers are no step of any training, and too long ones are slow to parse.
 MAX_DIGITS: Final = 19
@@ -84,7 +84,7 @@ def _add_pages(routes: APIRouter, container: Container, pages: Pages) -> None:
             now=page.now,
             server=str(request.base_url).rstrip("/"),
             workers=sum(worker.alive for worker in status.workers),
-            waiting=status.tasks["queued"],
+            waiting=status.tasks[TaskState.QUEUED],
         )
 
     @routes.get("/jobs/{job}")
@@ -106,7 +106,7 @@ def _add_pages(routes: APIRouter, container: Container, pages: Pages) -> None:
             found = fleet(tx, job=view.row.job, per_job=JOB_SESSIONS)
             document = (
                 report_document(tx, view.row.id)
-                if view.has_report and view.row.state in REPORT_STATES
+                if view.has_report and view.row.state in SessionState.REPORTED
                 else None
             )
             incidents = open_by_job(tx, view.row.job).get(view.row.job, [])

@@ -12,6 +12,7 @@ from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import Session
 
 from app.db.models.sessions import TaskRun
+from app.db.states import TaskState
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -129,7 +130,11 @@ class UnitOfWork(Reads):
             run_id = self.session.execute(
                 insert(TaskRun)
                 .values(
-                    id=uuid.uuid4(), kind=kind, subject_id=subject_id, state="queued", attempt=0
+                    id=uuid.uuid4(),
+                    kind=kind,
+                    subject_id=subject_id,
+                    state=TaskState.QUEUED,
+                    attempt=0,
                 )
                 .on_conflict_do_nothing(
                     index_elements=["kind", "subject_id"],
@@ -142,7 +147,7 @@ class UnitOfWork(Reads):
                     select(TaskRun.id).where(
                         TaskRun.kind == kind,
                         TaskRun.subject_id == subject_id,
-                        TaskRun.state.in_(("queued", "running")),
+                        TaskRun.state.in_(TaskState.OPEN),
                     )
                 ).scalar()
             if run_id is not None:

@@ -6,7 +6,7 @@ import uuid
 from collections.abc import Mapping
 from dataclasses import asdict
 from datetime import datetime
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
 
@@ -20,11 +20,10 @@ from app.alerts.rules import (
     Severity,
     ShortText,
 )
+from app.alerts.states import DeliveryState, IncidentState
 from app.services.alerts.incident_reads import IncidentRow, IncidentView
 from app.services.alerts.rules import Preview
 
-IncidentState = Literal["pending", "firing", "acknowledged", "silenced", "resolved"]
-DeliveryState = Literal["waiting", "sending", "delivered", "failed", "superseded"]
 Person = Annotated[str, Field(min_length=1, max_length=200, description="Who says so.")]
 Note = Annotated[str, Field(max_length=2000)]
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 from fastapi import APIRouter, Query, Response
 
+from app.alerts.states import DeliveryState, IncidentState
 from app.api.alerts.bodies import (
     AckBody,
     ChannelBody,
@@ -14,11 +15,9 @@ from app.api.alerts.bodies import (
     ChannelPatchBody,
     DeliveryBody,
     DeliveryListBody,
-    DeliveryState,
     IncidentBody,
     IncidentDetailBody,
     IncidentListBody,
-    IncidentState,
     PreviewBody,
     ResealedBody,
     RuleBody,

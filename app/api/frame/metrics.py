@@ -158,8 +158,8 @@ class _DatabaseCollector(Collector):
             sessions.add_metric((state,), count)
         yield sessions
         tasks = GaugeMetricFamily("paceline_tasks", "Task runs by state.", labels=("state",))
-        for state, count in status.tasks.items():
-            tasks.add_metric((state,), count)
+        for task_state, count in status.tasks.items():
+            tasks.add_metric((task_state,), count)
         yield tasks
         oldest = GaugeMetricFamily(
             "paceline_oldest_queued_seconds", "Age of the oldest task that waits; 0 without one."

@@ -21,7 +21,7 @@ from psycopg.conninfo import make_conninfo
 from sqlalchemy.exc import SQLAlchemyError
 
 from app.db.unit_of_work import SESSION_CHANNEL, reading
-from app.services.sessions.changes import SessionState, recent_states, session_states
+from app.services.sessions.changes import StateChange, recent_states, session_states
 
 if TYPE_CHECKING:
     from sqlalchemy.engine import URL
@@ -56,11 +56,11 @@ class Stream:
 
     def __init__(self, only: uuid.UUID | None) -> None:
         self._only = only
-        self._pending: dict[uuid.UUID, SessionState] = {}
+        self._pending: dict[uuid.UUID, StateChange] = {}
         self._wake = asyncio.Event()
         self._closed = False
 
-    def push(self, states: Sequence[SessionState]) -> None:
+    def push(self, states: Sequence[StateChange]) -> None:
         """Add states; a later one of the same session replaces one that was not sent."""
         for state in states:
             if self._only in (None, state.session):
@@ -74,7 +74,7 @@ class Stream:
         self._closed = True
         self._wake.set()
 
-    async def __aiter__(self) -> AsyncIterator[SessionState]:
+    async def __aiter__(self) -> AsyncIterator[StateChange]:
         while True:
             await self._wake.wait()
             self._wake.clear()
@@ -128,19 +128,19 @@ class LiveStates:
         finally:
             self._streams.discard(stream)
 
-    async def states(self, ids: Collection[uuid.UUID]) -> list[SessionState]:
+    async def states(self, ids: Collection[uuid.UUID]) -> list[StateChange]:
         """Return the states of these sessions, in the order in which they changed."""
         return await anyio.to_thread.run_sync(self._states, ids)
 
-    async def recent(self, since_s: float, after_us: int | None = None) -> list[SessionState]:
+    async def recent(self, since_s: float, after_us: int | None = None) -> list[StateChange]:
         """Return what `recent_states` does."""
         return await anyio.to_thread.run_sync(self._recent, since_s, after_us)
 
-    def _states(self, ids: Collection[uuid.UUID]) -> list[SessionState]:
+    def _states(self, ids: Collection[uuid.UUID]) -> list[StateChange]:
         with reading(self._container.engine) as tx:
             return session_states(tx, ids)
 
-    def _recent(self, since_s: float, after_us: int | None = None) -> list[SessionState]:
+    def _recent(self, since_s: float, after_us: int | None = None) -> list[StateChange]:
         with reading(self._container.engine) as tx:
             return recent_states(tx, since_s, after_us)
 
@@ -171,7 +171,7 @@ class LiveStates:
                 log.warning("events interrupted", error=str(error).splitlines()[0])
                 await asyncio.sleep(RECONNECT_S)
 
-    async def _feed(self, read: Callable[[], Awaitable[list[SessionState]]]) -> None:
+    async def _feed(self, read: Callable[[], Awaitable[list[StateChange]]]) -> None:
         if not self._streams:
             return
         states = await read()

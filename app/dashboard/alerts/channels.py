@@ -9,6 +9,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Final
 
 from app.alerts.channels.registry import KINDS
+from app.alerts.states import DeliveryState
 from app.dashboard.alerts.channel_health import channels_title, last_answer
 from app.dashboard.alerts.incident_life import DELIVERY_STATES
 from app.dashboard.alerts.parts import dead, said
@@ -277,7 +278,7 @@ def _lost_title(found: Sequence[Undelivered], total: int, asked: ChannelView | N
     to = f" to {asked.name}" if asked else ""
     if not total:
         return f"Every message{to} of the last 7 days arrived"
-    counted = Counter(item.delivery.state == "failed" for item in found)
+    counted = Counter(item.delivery.state == DeliveryState.FAILED for item in found)
     parts = [
         text
         for text in (
@@ -293,7 +294,7 @@ def _lost_title(found: Sequence[Undelivered], total: int, asked: ChannelView | N
 def _lost(item: Undelivered, now: datetime) -> Lost:
     delivery = item.delivery
     answer = said(delivery.error, delivery.answer) or "not tried yet"
-    if item.overtaken and delivery.state == "failed":
+    if item.overtaken and delivery.state == DeliveryState.FAILED:
         answer = f"{answer.removesuffix('.')}. A later message was sent."
     return Lost(
         id=delivery.id,

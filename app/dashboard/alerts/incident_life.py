@@ -11,6 +11,7 @@ from urllib.parse import quote
 
 from app.alerts.lines import lines_of
 from app.alerts.message import view_url
+from app.alerts.states import DeliveryState
 from app.analysis.wording import hours
 from app.dashboard.alerts.parts import (
     Actions,
@@ -35,11 +36,11 @@ if TYPE_CHECKING:
     from app.services.alerts.views import IncidentLife
 
 DELIVERY_STATES: Final = {
-    "waiting": State("wait", "Waiting", 1),
-    "sending": State("run", "Sending", 1),
-    "delivered": State("done", "Delivered", 2),
-    "failed": State("fail", "Failed", 0),
-    "superseded": State("none", "Superseded", 3, quiet=True),
+    DeliveryState.WAITING: State("wait", "Waiting", 1),
+    DeliveryState.SENDING: State("run", "Sending", 1),
+    DeliveryState.DELIVERED: State("done", "Delivered", 2),
+    DeliveryState.FAILED: State("fail", "Failed", 0),
+    DeliveryState.SUPERSEDED: State("none", "Superseded", 3, quiet=True),
 }
 
 WORDS: Final = {
@@ -147,7 +148,11 @@ def _events(life: IncidentLife) -> list[Moment]:
     """Return transitions, what was sent and what did not arrive, in order."""
     found = [(event.at, _happened(event, life)) for event in life.view.events]
     told = sorted(
-        (sent for sent in life.deliveries if sent.state == "delivered" and sent.finished_at),
+        (
+            sent
+            for sent in life.deliveries
+            if sent.state == DeliveryState.DELIVERED and sent.finished_at
+        ),
         key=lambda sent: sent.number,
     )
     for _, group in itertools.groupby(told, key=lambda sent: sent.number):
@@ -155,7 +160,7 @@ def _events(life: IncidentLife) -> list[Moment]:
         names = listing([_received(sent) for sent in sents])
         found.append((max(s.finished_at or s.created_at for s in sents), f"Sent to {names}"))
     for sent in life.deliveries:
-        if sent.state == "failed":
+        if sent.state == DeliveryState.FAILED:
             why = said(sent.error, sent.answer)
             found.append(
                 (sent.finished_at or sent.created_at, f"Not sent to {sent.channel}: {why}")
@@ -214,13 +219,13 @@ def _attempted(sent: DeliveryRow) -> Attempted:
         attempts=plural(sent.attempt, "try", "tries") if sent.attempt else "not tried yet",
         answer=answer,
         at=sent.finished_at or sent.created_at,
-        failed=sent.state == "failed",
+        failed=sent.state == DeliveryState.FAILED,
     )
 
 
 def _failing(deliveries: Sequence[DeliveryRow], channels: Sequence[ChannelView]) -> str:
     """Return a sentence on what did not arrive."""
-    failed = sorted({sent.channel for sent in deliveries if sent.state == "failed"})
+    failed = sorted({sent.channel for sent in deliveries if sent.state == DeliveryState.FAILED})
     if failed:
         return f"Not delivered to {listing(failed)}"
     if deliveries:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Final
 
-from app.alerts.incidents import State as Stage
+from app.alerts.states import IncidentState
 from app.analysis.wording import hours
 from app.dashboard.alerts.channel_health import Health, channels_title, health
 from app.dashboard.alerts.incident_life import Chosen, chosen_incident
@@ -116,8 +116,8 @@ def incidents_page(  # noqa: PLR0913 - everything that is on it
     chosen_id = life.view.row.incident.id if life else None
     rates = {row.incident.id: _rate(row, found) for row in found.present}
     rows = _ranked(found)
-    firing = [row for row in rows if row.incident.state is Stage.FIRING]
-    fire = found.counts.get(Stage.FIRING, 0)
+    firing = [row for row in rows if row.incident.state is IncidentState.FIRING]
+    fire = found.counts.get(IncidentState.FIRING, 0)
     short = f"{count(fire)} firing" if fire else "none firing"
     number = min(max(number, 1), max(1, math.ceil(len(rows) / PAGE)))
     shown = rows[PAGE * (number - 1) : PAGE * number]
@@ -182,7 +182,7 @@ def _title(life: IncidentLife, short: str) -> str:
 
 
 def _heading(found: Incidents, lost: Mapping[str, float]) -> str:
-    fire, total = found.counts.get(Stage.FIRING, 0), sum(found.counts.values())
+    fire, total = found.counts.get(IncidentState.FIRING, 0), sum(found.counts.values())
     if not total:
         return "No incident is open"
     if not fire:
@@ -199,7 +199,7 @@ def _heading(found: Incidents, lost: Mapping[str, float]) -> str:
 def _list_title(found: Incidents, lost: Mapping[str, float]) -> str:
     if not found.present:
         return "Nothing to list"
-    fire, total = found.counts.get(Stage.FIRING, 0), sum(found.counts.values())
+    fire, total = found.counts.get(IncidentState.FIRING, 0), sum(found.counts.values())
     text = f"{count(fire)} firing of {count(total)} open"
     hourly = sum(lost.values())
     if len(lost) > 1 and hourly > 0:
@@ -280,7 +280,7 @@ def _line(
 
 def _standing(incident: Incident, now: datetime) -> str:
     """Return what the word for its state leaves open."""
-    return "" if incident.state is Stage.PENDING else context(incident, now)
+    return "" if incident.state is IncidentState.PENDING else context(incident, now)
 
 
 def _over(item: Over, chosen: uuid.UUID | None) -> OverLine:

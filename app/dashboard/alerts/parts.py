@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final
 
-from app.alerts.incidents import State as Stage
 from app.alerts.message import cause_name, view_url
+from app.alerts.states import IncidentState
 from app.dashboard.look.parts import State
 from app.services.alerts.channel_reads import is_dead
 
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 
 # Before every state that a session may be in: what needs somebody comes first.
 STATES: Final = {
-    Stage.FIRING: State("firing", "Firing", -4),
-    Stage.ACKNOWLEDGED: State("ack", "Acknowledged", -3),
-    Stage.PENDING: State("pending", "Pending", -2),
-    Stage.SILENCED: State("silenced", "Silenced", -1),
-    Stage.RESOLVED: State("resolved", "Resolved", 5),
+    IncidentState.FIRING: State("firing", "Firing", -4),
+    IncidentState.ACKNOWLEDGED: State("ack", "Acknowledged", -3),
+    IncidentState.PENDING: State("pending", "Pending", -2),
+    IncidentState.SILENCED: State("silenced", "Silenced", -1),
+    IncidentState.RESOLVED: State("resolved", "Resolved", 5),
 }
 
 
@@ -81,12 +81,12 @@ def until(moment: datetime, now: datetime) -> str:
 
 def context(incident: Incident, now: datetime) -> str:
     """Return who is at it, or why nobody is told."""
-    if incident.state is Stage.ACKNOWLEDGED and incident.acknowledged_by:
+    if incident.state is IncidentState.ACKNOWLEDGED and incident.acknowledged_by:
         return f"by {incident.acknowledged_by}"
-    if incident.state is Stage.SILENCED and incident.silence is not None:
+    if incident.state is IncidentState.SILENCED and incident.silence is not None:
         silence = incident.silence
         return f"to {until(silence.until, now)} by {silence.by}: {silence.reason}"
-    if incident.state is Stage.PENDING:
+    if incident.state is IncidentState.PENDING:
         return "not yet held for as many sessions as its rule asks"
     return "critical" if incident.severity == "critical" else ""
 
@@ -101,7 +101,6 @@ def labels(facts: Facts | None) -> str:
 def actions(row: IncidentRow, now: datetime) -> Actions:
     """Return what can be done about an incident."""
     incident = row.incident
-    told = (Stage.FIRING, Stage.ACKNOWLEDGED, Stage.SILENCED)
     return Actions(
         id=incident.id,
         url=f"/incidents/{incident.id}",
@@ -109,10 +108,10 @@ def actions(row: IncidentRow, now: datetime) -> Actions:
         state=STATES[incident.state],
         since=since(incident),
         context=context(incident, now),
-        can_acknowledge=incident.state is Stage.FIRING,
-        can_silence=incident.state in told,
-        can_resolve=incident.state is not Stage.RESOLVED,
-        is_silenced=incident.state is Stage.SILENCED,
+        can_acknowledge=incident.state is IncidentState.FIRING,
+        can_silence=incident.state in IncidentState.TOLD,
+        can_resolve=incident.state is not IncidentState.RESOLVED,
+        is_silenced=incident.state is IncidentState.SILENCED,
     )
 
 

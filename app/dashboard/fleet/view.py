@@ -9,7 +9,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote
 
-from app.alerts.incidents import State as Stage
+from app.alerts.states import IncidentState
 from app.analysis.diagnosis.causes.registry import title_of
 from app.analysis.diagnosis.causes.sequence_lengths import SEQUENCE_LENGTHS
 from app.analysis.trace.formats.registry import FORMATS
@@ -27,7 +27,7 @@ from app.dashboard.look.format import (
     worker,
 )
 from app.dashboard.look.parts import SLOW, Sparkline, State, job_state, sparkline, verdict_values
-from app.services.sessions.read import PENDING_STATES
+from app.db.states import SessionState
 
 if TYPE_CHECKING:
     from app.services.alerts.incident_reads import IncidentRow
@@ -45,7 +45,7 @@ class SessionRow:
     """One line of a table of jobs or of sessions."""
 
     state: State
-    status: str
+    status: SessionState
     name: str
     url: str
     session_url: str
@@ -163,7 +163,7 @@ def job_page(fleet: Fleet, limit: int) -> JobPage:
     known = [
         (session.number, session.slowdown)
         for session in job.sessions
-        if session.state == "analyzed" and session.slowdown is not None
+        if session.state == SessionState.ANALYZED and session.slowdown is not None
     ]
     shown = _shown(job)
     row = session_row(job.name, latest)
@@ -196,7 +196,7 @@ def session_row(
         An earlier session whose numbers the line shows instead, because this one has none yet.
     """
     numbers = shown or session
-    has = numbers.state == "analyzed" and numbers.slowdown is not None
+    has = numbers.state == SessionState.ANALYZED and numbers.slowdown is not None
     slowdown = numbers.slowdown if has else None
     headline = (numbers.headline or {}) if has else {}
     # The diagnosis may know of time lost that S does not see, such as late batches.
@@ -237,7 +237,7 @@ def _job_row(job: JobSummary, incidents: Sequence[IncidentRow]) -> SessionRow:
     if incidents:
         first = min((i.incident for i in incidents), key=lambda i: STATES[i.state].order)
         # What nobody is told of yet hides neither a missing verdict nor a failure.
-        if first.state is not Stage.PENDING or job.latest.state == "analyzed":
+        if first.state is not IncidentState.PENDING or job.latest.state == SessionState.ANALYZED:
             row = replace(row, incident=STATES[first.state], incident_url=f"/incidents/{first.id}")
     values = verdict_values(job.sessions)
     return replace(row, spark=sparkline(values) if values else None)
@@ -245,12 +245,12 @@ def _job_row(job: JobSummary, incidents: Sequence[IncidentRow]) -> SessionRow:
 
 def _shown(job: JobSummary) -> StoredSession:
     """Return the session whose numbers stand for a job: the latest that is through."""
-    through = [session for session in job.sessions if session.state not in PENDING_STATES]
+    through = [session for session in job.sessions if session.state not in SessionState.UNDERWAY]
     return through[-1] if through else job.latest
 
 
 def _point(session: StoredSession) -> HistoryPoint:
-    has = session.state == "analyzed"
+    has = session.state == SessionState.ANALYZED
     return HistoryPoint(
         number=session.number,
         slowdown=session.slowdown if has else None,
@@ -261,9 +261,9 @@ def _point(session: StoredSession) -> HistoryPoint:
 
 
 def _reason(session: StoredSession) -> str:
-    if session.state == "no_verdict" and session.discrepancy is not None:
+    if session.state == SessionState.NO_VERDICT and session.discrepancy is not None:
         return f"replay differs by {percent(session.discrepancy)}"
-    if session.state in ("failed", "discarded"):
+    if session.state in SessionState.UNREPORTED:
         reason = session.reason or ""
         return reason if 0 < len(reason) <= SHORT_REASON else session.reason_code or ""
     return ""
@@ -287,19 +287,19 @@ def _where(cause: Mapping[str, Any], headline: Mapping[str, Any]) -> str:
 
 
 def _said(session: StoredSession) -> str:
-    if session.state == "analyzed" and session.slowdown is not None:
+    if session.state == SessionState.ANALYZED and session.slowdown is not None:
         return f"{times(session.slowdown)} in session {session.number}"
     return f"session {session.number} {job_state(session.state, slow=False).word.lower()}"
 
 
 def _job_heading(session: StoredSession) -> str:
     sentence = (session.headline or {}).get("sentence")
-    if session.state == "analyzed" and sentence:
+    if session.state == SessionState.ANALYZED and sentence:
         return str(sentence)
     return session.reason or {
-        "no_verdict": "The latest session has no verdict",
-        "failed": "The analysis of the latest session failed",
-        "discarded": "The latest session was discarded",
+        SessionState.NO_VERDICT: "The latest session has no verdict",
+        SessionState.FAILED: "The analysis of the latest session failed",
+        SessionState.DISCARDED: "The latest session was discarded",
     }.get(session.state, "The first session is being worked on")
 
 
@@ -309,7 +309,7 @@ def _heading(fleet: Fleet, rows: list[SessionRow]) -> str:
     rates = {
         job.name: shown.world * shown.waste
         for job in fleet.jobs
-        if (shown := _shown(job)).state == "analyzed" and shown.waste is not None
+        if (shown := _shown(job)).state == SessionState.ANALYZED and shown.waste is not None
     }
     if not rates:
         return f"{plural(len(rows), 'job')}, no verdict yet"

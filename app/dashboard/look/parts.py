@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Final
 
 from app.dashboard.look.format import SCALE_HIGH, SCALE_LOW, heat_color
-from app.services.sessions.read import PENDING_STATES
+from app.db.states import SessionState
 
 if TYPE_CHECKING:
     from app.services.sessions.read import SessionRow
@@ -34,22 +34,21 @@ class State:
 
 
 STATES: Final = {
-    "open": State("wait", "Arriving", 3),
-    "sealed": State("wait", "Waiting", 3),
-    "queued": State("wait", "Waiting", 3),
-    "analyzing": State("run", "Analyzing", 3),
-    "no_verdict": State("none", "No verdict", 2),
-    "discarded": State("none", "Discarded", 2),
-    "failed": State("fail", "Analysis failed", 1),
+    SessionState.OPEN: State("wait", "Arriving", 3),
+    SessionState.QUEUED: State("wait", "Waiting", 3),
+    SessionState.ANALYZING: State("run", "Analyzing", 3),
+    SessionState.NO_VERDICT: State("none", "No verdict", 2),
+    SessionState.DISCARDED: State("none", "Discarded", 2),
+    SessionState.FAILED: State("fail", "Analysis failed", 1),
 }
 SLOW_STATE: Final = State("slow", "Slow", 0)
 QUIET_STATE: Final = State("ok", "Watching", 4, quiet=True)
 ANALYZED_STATE: Final = State("done", "Analyzed", 4)
 
 
-def job_state(state: str, *, slow: bool) -> State:
+def job_state(state: SessionState, *, slow: bool) -> State:
     """Return how a job stands, by the state of its latest session."""
-    if state == "analyzed":
+    if state == SessionState.ANALYZED:
         return SLOW_STATE if slow else QUIET_STATE
     return STATES[state]
 
@@ -144,9 +143,9 @@ def sparkline(values: Sequence[float | None]) -> Sparkline:
 def verdict_values(sessions: Sequence[SessionRow]) -> list[float | None]:
     """Return S of sessions that are through, in order, None where there is no verdict."""
     return [
-        session.slowdown if session.state == "analyzed" else None
+        session.slowdown if session.state == SessionState.ANALYZED else None
         for session in sessions
-        if session.state not in PENDING_STATES
+        if session.state not in SessionState.UNDERWAY
     ]
 
 

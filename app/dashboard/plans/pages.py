@@ -22,6 +22,7 @@ from app.dashboard.look.format import percent, seconds
 from app.dashboard.look.parts import State
 from app.dashboard.plans.parts import METHOD_NAMES, MS, plan_name
 from app.dashboard.plans.view import PROVEN, STATES, plan_page
+from app.db.states import PlanState
 from app.db.unit_of_work import reading
 from app.errors import NotFoundError
 from app.services.plans.read import PlanRow, PlanView, get_plan, list_plans
@@ -149,7 +150,7 @@ def _filled(view: PlanView) -> Form:
 
 
 def _listed(row: PlanRow) -> ListedPlan:
-    headline = row.headline if row.state == "planned" else None
+    headline = row.headline if row.state == PlanState.PLANNED else None
     optimal = headline is not None and headline.optimal
     return ListedPlan(
         url=f"/plans/{row.id}",

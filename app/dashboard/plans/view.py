@@ -29,17 +29,18 @@ from app.dashboard.plans.parts import (
     plan_name,
     stage_rows,
 )
+from app.db.states import PlanState
 
 if TYPE_CHECKING:
     from app.services.plans.read import PlanView
 
 STATES: Final = {
-    "queued": State("wait", "Waiting", 3),
-    "planning": State("run", "Planning", 3),
-    "planned": State("done", "Planned", 4),
-    "infeasible": State("none", "No template", 2),
-    "canceled": State("none", "Canceled", 4, quiet=True),
-    "failed": State("fail", "Planning failed", 1),
+    PlanState.QUEUED: State("wait", "Waiting", 3),
+    PlanState.PLANNING: State("run", "Planning", 3),
+    PlanState.PLANNED: State("done", "Planned", 4),
+    PlanState.INFEASIBLE: State("none", "No template", 2),
+    PlanState.CANCELED: State("none", "Canceled", 4, quiet=True),
+    PlanState.FAILED: State("fail", "Planning failed", 1),
 }
 PROVEN: Final = State("done", "Proven optimal", 4)
 
@@ -82,7 +83,7 @@ class PlanPage:
     title: str
     name: str
     subject: str
-    status: str
+    status: PlanState
     state: State
     line: tuple[str, ...]
     heading: str
@@ -177,7 +178,7 @@ def _waiting(view: PlanView) -> tuple[str, str, tuple[Fact, ...]]:
         Fact("Time limit", seconds(row.time_limit_s), "then the best so far"),
         Fact("Asked", "", moment=row.created_at),
     ]
-    if row.state == "planning":
+    if row.state == PlanState.PLANNING:
         if row.gap is not None:
             facts.append(Fact("Gap so far", percent(row.gap), "between the best and its bound"))
         return (
@@ -185,18 +186,18 @@ def _waiting(view: PlanView) -> tuple[str, str, tuple[Fact, ...]]:
             "The template appears here when it is found, without a reload.",
             tuple(facts),
         )
-    if row.state == "queued":
+    if row.state == PlanState.QUEUED:
         ahead = f"{plural(view.ahead, 'task')} ahead" if view.ahead else "next in line"
         return (
             "This plan waits for a worker",
             f"It is {ahead}; the template appears here without a reload.",
             tuple(facts),
         )
-    if row.state == "canceled":
+    if row.state == PlanState.CANCELED:
         return "This plan was canceled", "Nothing was stored. It can be asked for again.", ()
     reason = row.reason or "the reason was not recorded"
     code = (Fact("Code", row.reason_code or "unknown"), *facts)
-    if row.state == "infeasible":
+    if row.state == PlanState.INFEASIBLE:
         why = "Each of these changes would be enough by itself." if view.faults else ""
         return reason[:1].upper() + reason[1:], why, code
     return f"Planning failed: {reason}", "The worker's log has the rest; ask again.", code

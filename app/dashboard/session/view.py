@@ -34,7 +34,7 @@ from app.dashboard.look.parts import (
 from app.dashboard.session.chunks import arrival_facts, refused_facts
 from app.dashboard.session.facts import launch_facts, quality_fact, verdict_facts
 from app.dashboard.session.report import ReportView
-from app.services.sessions.read import PENDING_STATES
+from app.db.states import SessionState
 
 if TYPE_CHECKING:
     from app.services.sessions.fleet import JobSummary
@@ -73,7 +73,7 @@ class SessionPage:
     sizes: str
     before: Neighbor | None
     after: Neighbor | None
-    status: str
+    status: SessionState
     state: State
     line: tuple[str, ...]
     heading: str
@@ -155,13 +155,13 @@ def _body(
     view: SessionView, job: JobSummary, document: Document | None, max_attempts: int
 ) -> _Body:
     state = view.row.state
-    if state == "analyzed" and document is not None:
+    if state == SessionState.ANALYZED and document is not None:
         return _analyzed(view, job, document)
-    if state == "no_verdict" and document is not None:
+    if state == SessionState.NO_VERDICT and document is not None:
         return _no_verdict(view, document)
-    if state == "open" and view.intake is not None:
+    if state == SessionState.OPEN and view.intake is not None:
         return _arriving(view, view.intake)
-    if state in PENDING_STATES:
+    if state in SessionState.UNDERWAY:
         return _underway(view, max_attempts)
     return _ended(view)
 
@@ -208,7 +208,7 @@ def _before(view: SessionView, job: JobSummary) -> Fact:
     earlier = [
         session
         for session in job.sessions[: position or 0]
-        if session.state == "analyzed" and session.slowdown is not None
+        if session.state == SessionState.ANALYZED and session.slowdown is not None
     ]
     if not earlier or position is None:
         return Fact("Before", "First session", "nothing to compare with")
@@ -245,7 +245,7 @@ def _no_verdict(view: SessionView, document: Document) -> _Body:
     ]
     facts.append(Fact("Received", "", clock_time(row.received_at), moment=row.received_at))
     return _Body(
-        state=STATES["no_verdict"],
+        state=STATES[SessionState.NO_VERDICT],
         short="no verdict",
         heading=document["verdict"]["sentence"],
         line=(
@@ -274,7 +274,7 @@ def _arriving(view: SessionView, intake: IntakeView) -> _Body:
         plural(len(intake.producers), "producer"),
     )
     return _Body(
-        state=STATES["open"],
+        state=STATES[SessionState.OPEN],
         short="arriving",
         heading=f"Session {row.number} is arriving: {chunks} of {producers} so far",
         line=(FORMATS[row.trace_format].title,),
@@ -299,10 +299,10 @@ def _underway(view: SessionView, max_attempts: int) -> _Body:
         *refused_facts(view.intake),
     ]
     ghosts = (f"Heatmap, {plural(workers, 'worker')}", f"Steps, {count(row.steps)} received")
-    if row.state == "analyzing":
+    if row.state == SessionState.ANALYZING:
         facts.append(Fact("Attempt", f"{attempt} of {max_attempts}"))
         return _Body(
-            state=STATES["analyzing"],
+            state=STATES[SessionState.ANALYZING],
             short="analyzing",
             heading=f"Session {row.number} is being analyzed: "
             f"{plural(row.operations, 'operation')} of {plural(workers, 'worker')}",
@@ -333,7 +333,7 @@ def _ended(view: SessionView) -> _Body:
     row, work = view.row, view.work
     reason = row.reason or "the reason was not recorded"
     code = row.reason_code or (work.error_code if work else None) or "unknown"
-    failed = row.state == "failed"
+    failed = row.state == SessionState.FAILED
     word = "Analysis failed" if failed else "Discarded"
     facts = [Fact("Code", code)]
     if work is not None:
@@ -352,7 +352,7 @@ def _ended(view: SessionView) -> _Body:
         facts.append(Fact("Remedy", *REMEDIES.get(code, OTHER_REMEDY)))
         why = "The trace is stored as it was sent, but no verdict can come from it."
     return _Body(
-        state=STATES["failed" if failed else "discarded"],
+        state=STATES[SessionState.FAILED if failed else SessionState.DISCARDED],
         short=word.lower(),
         heading=f"{word}: {reason}",
         line=(FORMATS[row.trace_format].title, byte_size(row.body_bytes)),

@@ -8,7 +8,6 @@ from typing import Any
 
 from sqlalchemy import (
     BigInteger,
-    CheckConstraint,
     ForeignKey,
     Identity,
     Index,
@@ -18,15 +17,9 @@ from sqlalchemy import (
 )
 from sqlalchemy.orm import Mapped, mapped_column
 
+from app.alerts.states import DeliveryState, IncidentState
 from app.db.models.sessions import Base
-
-INCIDENT_STATES = ("pending", "firing", "acknowledged", "silenced", "resolved")
-DELIVERY_STATES = ("waiting", "sending", "delivered", "failed", "superseded")
-
-
-def _one_of(column: str, values: tuple[str, ...]) -> CheckConstraint:
-    listed = ", ".join(f"'{value}'" for value in values)
-    return CheckConstraint(f"{column} IN ({listed})", name=column)
+from app.db.state_column import StateColumn, one_of
 
 
 class AlertRule(Base):
@@ -113,7 +106,7 @@ class AlertIncident(Base):
 
     __tablename__ = "alert_incident"
     __table_args__ = (
-        _one_of("state", INCIDENT_STATES),
+        one_of("state", IncidentState),
         Index(
             "uq_alert_incident_open",
             "group_id",
@@ -128,7 +121,7 @@ class AlertIncident(Base):
     id: Mapped[uuid.UUID] = mapped_column(Uuid, primary_key=True)
     group_id: Mapped[uuid.UUID] = mapped_column(ForeignKey("alert_group.id", ondelete="CASCADE"))
     fingerprint: Mapped[str]
-    state: Mapped[str]
+    state: Mapped[IncidentState] = mapped_column(StateColumn(IncidentState))
     opened_at: Mapped[datetime]
     fired_at: Mapped[datetime | None]
     resolved_at: Mapped[datetime | None]
@@ -151,8 +144,8 @@ class AlertEvent(Base):
     number: Mapped[int] = mapped_column(BigInteger)
     at: Mapped[datetime] = mapped_column(server_default=text("now()"))
     event: Mapped[str]
-    from_state: Mapped[str | None]
-    to_state: Mapped[str]
+    from_state: Mapped[IncidentState | None] = mapped_column(StateColumn(IncidentState))
+    to_state: Mapped[IncidentState] = mapped_column(StateColumn(IncidentState))
     actor: Mapped[str | None]
     note: Mapped[str | None]
     session_id: Mapped[uuid.UUID | None] = mapped_column(Uuid)
@@ -163,7 +156,7 @@ class AlertDelivery(Base):
 
     __tablename__ = "alert_delivery"
     __table_args__ = (
-        _one_of("state", DELIVERY_STATES),
+        one_of("state", DeliveryState),
         UniqueConstraint("channel_id", "group_id", "number"),
         Index(
             "ix_alert_delivery_due",
@@ -183,7 +176,7 @@ class AlertDelivery(Base):
     number: Mapped[int] = mapped_column(BigInteger)
     # Of the channel when this was made.
     generation: Mapped[int]
-    state: Mapped[str]
+    state: Mapped[DeliveryState] = mapped_column(StateColumn(DeliveryState))
     attempt: Mapped[int]
     next_attempt_at: Mapped[datetime]
     created_at: Mapped[datetime] = mapped_column(server_default=text("now()"))

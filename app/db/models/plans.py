@@ -10,8 +10,8 @@ from sqlalchemy import CheckConstraint, Index, Uuid, text
 from sqlalchemy.orm import Mapped, mapped_column
 
 from app.db.models.sessions import Base
-
-PLAN_STATES = ("queued", "planning", "planned", "infeasible", "canceled", "failed")
+from app.db.state_column import StateColumn, one_of
+from app.db.states import PlanState
 
 
 class Plan(Base):
@@ -19,7 +19,7 @@ class Plan(Base):
 
     __tablename__ = "plan"
     __table_args__ = (
-        CheckConstraint(f"state IN ({', '.join(map(repr, PLAN_STATES))})", name="state"),
+        one_of("state", PlanState),
         # A plan without its template, or a template of a plan that has none, cannot be shown.
         CheckConstraint("(state = 'planned') = (result_blob IS NOT NULL)", name="result"),
         Index("ix_plan_created_at_id", "created_at", "id"),
@@ -37,7 +37,7 @@ class Plan(Base):
     layers: Mapped[int]
     gpus: Mapped[int]
 
-    state: Mapped[str]
+    state: Mapped[PlanState] = mapped_column(StateColumn(PlanState))
     created_at: Mapped[datetime] = mapped_column(server_default=text("now()"))
     state_changed_at: Mapped[datetime] = mapped_column(server_default=text("now()"))
     # proven gap of the search so far, a fraction; null until there is a first template

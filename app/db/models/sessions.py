@@ -23,17 +23,8 @@ from sqlalchemy import (
 from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
-SESSION_STATES = (
-    "open",
-    "sealed",
-    "queued",
-    "analyzing",
-    "analyzed",
-    "no_verdict",
-    "discarded",
-    "failed",
-)
-TASK_STATES = ("queued", "running", "done", "dead")
+from app.db.state_column import StateColumn, one_of
+from app.db.states import SessionState, TaskState
 
 # What a task run's `kind` may be; its subject is a session, a delivery of an alert, or a plan.
 ANALYZE_SESSION: Final = "analyze_session"
@@ -62,11 +53,6 @@ class Base(DeclarativeBase):
     }
 
 
-def _one_of(column: str, values: tuple[str, ...]) -> CheckConstraint:
-    listed = ", ".join(f"'{value}'" for value in values)
-    return CheckConstraint(f"{column} IN ({listed})", name=column)
-
-
 class Job(Base):
     """A training job, known by the name that its sessions are sent under."""
 
@@ -84,7 +70,7 @@ class Session(Base):
     __table_args__ = (
         UniqueConstraint("job_id", "content_sha256"),
         UniqueConstraint("job_id", "attempt", "number"),
-        _one_of("state", SESSION_STATES),
+        one_of("state", SessionState),
         Index("ix_session_received_at_id", "received_at", "id"),
         Index("ix_session_state_received_at", "state", "received_at"),
     )
@@ -97,7 +83,7 @@ class Session(Base):
     # Of the body and its metadata: the same bytes again are the same session. Null where it came in
     # chunks, which have their own.
     content_sha256: Mapped[bytes | None]
-    state: Mapped[str]
+    state: Mapped[SessionState] = mapped_column(StateColumn(SessionState))
     received_at: Mapped[datetime] = mapped_column(server_default=text("now()"))
     state_changed_at: Mapped[datetime] = mapped_column(server_default=text("now()"))
 
@@ -160,7 +146,7 @@ class TaskRun(Base):
 
     __tablename__ = "task_run"
     __table_args__ = (
-        _one_of("state", TASK_STATES),
+        one_of("state", TaskState),
         # Nobody can end a running task run that nobody holds, and nothing would ever expire it.
         CheckConstraint(
             "(state = 'running') = (claim_token IS NOT NULL) "
@@ -186,7 +172,7 @@ class TaskRun(Base):
     id: Mapped[uuid.UUID] = mapped_column(Uuid, primary_key=True)
     kind: Mapped[str]
     subject_id: Mapped[uuid.UUID] = mapped_column(Uuid)
-    state: Mapped[str]
+    state: Mapped[TaskState] = mapped_column(StateColumn(TaskState))
     attempt: Mapped[int]
     claim_token: Mapped[uuid.UUID | None] = mapped_column(Uuid)
     lease_until: Mapped[datetime | None]

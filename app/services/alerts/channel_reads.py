@@ -10,6 +10,7 @@ from sqlalchemy import Row, Select, func, select
 from sqlalchemy.dialects.postgresql import distinct_on
 
 from app.alerts.rules import Audience, Selector
+from app.alerts.states import DeliveryState
 from app.db.models.alerts import AlertChannel, AlertDelivery
 from app.errors import NotFoundError
 from app.services.alerts.routing import SELECTOR
@@ -127,8 +128,8 @@ def channels_and_tallies(tx: Reads) -> tuple[list[ChannelView], dict[uuid.UUID, 
     counted = (
         select(
             AlertDelivery.channel_id,
-            func.count().filter(state == "delivered").label("delivered"),
-            func.count().filter(state == "failed").label("failed"),
+            func.count().filter(state == DeliveryState.DELIVERED).label("delivered"),
+            func.count().filter(state == DeliveryState.FAILED).label("failed"),
         )
         .where(recent)
         .group_by(AlertDelivery.channel_id)
@@ -193,7 +194,7 @@ _WAITING: Final = (
     select(func.count())
     .where(
         AlertDelivery.channel_id == AlertChannel.id,
-        AlertDelivery.state.in_(("waiting", "sending")),
+        AlertDelivery.state.in_(DeliveryState.UNDERWAY),
     )
     .correlate(AlertChannel)
     .scalar_subquery()

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 from sqlalchemy import and_, exists, func, or_, select
 from sqlalchemy.orm import aliased
 
+from app.alerts.states import DeliveryState
 from app.db.models.alerts import AlertChannel, AlertDelivery, AlertGroup
 from app.db.models.sessions import Job
 from app.services.alerts.deliveries import DeliveryRow, delivery_row
@@ -58,9 +59,9 @@ def undelivered(tx: Reads, channel: uuid.UUID | None = None) -> tuple[Sequence[U
         later.content.is_not(None),
     )
     which = or_(
-        AlertDelivery.state.in_(("waiting", "sending")),
+        AlertDelivery.state.in_(DeliveryState.UNDERWAY),
         and_(
-            AlertDelivery.state == "failed",
+            AlertDelivery.state == DeliveryState.FAILED,
             AlertDelivery.created_at >= func.now() - LISTED_FOR,
         ),
     )
@@ -86,7 +87,7 @@ def undelivered(tx: Reads, channel: uuid.UUID | None = None) -> tuple[Sequence[U
         Undelivered(
             delivery=delivery_row(row, name, job),
             overtaken=late,
-            can_replay=enabled and not late and row.state in ("failed", "waiting"),
+            can_replay=enabled and not late and row.state in DeliveryState.REPLAYABLE,
         )
         for row, name, enabled, job, late, _ in rows
     ]

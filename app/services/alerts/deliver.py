@@ -43,6 +43,7 @@ from app.alerts.grouping import CONTENT, Audience, Item, content_for, is_due
 from app.alerts.message import MESSAGE, Message, make_message
 from app.alerts.outbound import Outbound
 from app.alerts.retry import wait_before
+from app.alerts.states import DeliveryState
 from app.analysis.report.heatmaps import mean_heatmap
 from app.db.models.alerts import AlertChannel, AlertDelivery, AlertGroup
 from app.db.models.sessions import Report
@@ -182,13 +183,13 @@ def _start(container: Container, claim: Claim) -> tuple[uuid.UUID | None, _Start
         if group is None or delivery is None:
             return None, None
         channel = tx.session.get_one(AlertChannel, delivery.channel_id)
-        if delivery.state != "sending":
+        if delivery.state is not DeliveryState.SENDING:
             return channel.id, None
         if not channel.enabled:
-            _end(tx, delivery, "failed", DISABLED)
+            _end(tx, delivery, DeliveryState.FAILED, DISABLED)
             return channel.id, None
         if delivery.message is None and not _fix(container, tx, group, delivery, channel):
-            _end(tx, delivery, "superseded")
+            _end(tx, delivery, DeliveryState.SUPERSEDED)
             return channel.id, None
         delivery.attempt += 1
         message = MESSAGE.validate_python(delivery.message)
@@ -263,7 +264,7 @@ def _settle_success(container: Container, claim: Claim, answer: Answer) -> None:
         delivery, channel = _locked(tx, claim)
         if delivery is None or channel is None:
             return
-        _end(tx, delivery, "delivered", answer=answer)
+        _end(tx, delivery, DeliveryState.DELIVERED, answer=answer)
         channel.failures = 0
         channel.hold_until = None
         channel.last_success_at = tx.now
@@ -291,12 +292,12 @@ def _settle_failure(container: Container, claim: Claim, error: DeliveryError) ->
             pause = max(pause_after(channel.failures), timedelta(seconds=error.retry_after_s or 0))
             channel.hold_until = tx.now + pause if pause else None
         if wait is None:
-            _end(tx, delivery, "failed", error)
+            _end(tx, delivery, DeliveryState.FAILED, error)
             _come_back(container, tx, delivery.group_id)
         elif _overtaken(tx, delivery):
-            _end(tx, delivery, "superseded", error)
+            _end(tx, delivery, DeliveryState.SUPERSEDED, error)
         else:
-            _end(tx, delivery, "waiting", error)
+            _end(tx, delivery, DeliveryState.WAITING, error)
             delivery.next_attempt_at = tx.now + wait
             delivery.finished_at = None
 
@@ -318,7 +319,7 @@ def _locked(tx: UnitOfWork, claim: Claim) -> tuple[AlertDelivery | None, AlertCh
     ).scalar_one_or_none()
     delivery = tx.session.execute(
         select(AlertDelivery)
-        .where(AlertDelivery.id == claim.subject_id, AlertDelivery.state == "sending")
+        .where(AlertDelivery.id == claim.subject_id, AlertDelivery.state == DeliveryState.SENDING)
         .with_for_update()
     ).scalar_one_or_none()
     return delivery, channel
@@ -327,7 +328,7 @@ def _locked(tx: UnitOfWork, claim: Claim) -> tuple[AlertDelivery | None, AlertCh
 def _end(
     tx: UnitOfWork,
     delivery: AlertDelivery,
-    state: str,
+    state: DeliveryState,
     error: DeliveryError | None = None,
     *,
     answer: Answer | None = None,
@@ -346,7 +347,7 @@ def _overtaken(tx: UnitOfWork, delivery: AlertDelivery) -> bool:
         AlertDelivery.channel_id == delivery.channel_id,
         AlertDelivery.group_id == delivery.group_id,
         AlertDelivery.number > delivery.number,
-        AlertDelivery.state == "waiting",
+        AlertDelivery.state == DeliveryState.WAITING,
     )
     return tx.session.execute(newer.limit(1)).scalar() is not None
 
@@ -367,9 +368,9 @@ def disable(tx: UnitOfWork, channel: AlertChannel, reason: str) -> int:
     channel.disabled_reason = reason
     given_up = tx.session.execute(
         update(AlertDelivery)
-        .where(AlertDelivery.channel_id == channel.id, AlertDelivery.state == "waiting")
+        .where(AlertDelivery.channel_id == channel.id, AlertDelivery.state == DeliveryState.WAITING)
         .values(
-            state="failed",
+            state=DeliveryState.FAILED,
             finished_at=tx.now,
             error_code=DISABLED.code,
             error=DISABLED.sentence,

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from sqlalchemy import select
 
 from app.alerts.message import MESSAGE, Message
+from app.alerts.states import DeliveryState
 from app.db.models.alerts import AlertChannel, AlertDelivery, AlertGroup
 from app.db.models.sessions import Job
 from app.errors import ConflictError, NotFoundError
@@ -34,8 +35,7 @@ class DeliveryRow:
     channel, job : str
     number : int
         Rises within the job.
-    state : str
-        waiting, sending, delivered, failed, superseded.
+    state : DeliveryState
     attempt : int
         How often it was tried.
     created_at : datetime
@@ -56,7 +56,7 @@ class DeliveryRow:
     channel: str
     job: str
     number: int
-    state: str
+    state: DeliveryState
     attempt: int
     created_at: datetime
     next_attempt_at: datetime | None
@@ -78,7 +78,7 @@ def list_deliveries(
     limit: int,
     *,
     channel: uuid.UUID | None = None,
-    state: str | None = None,
+    state: DeliveryState | None = None,
     job: str | None = None,
 ) -> list[DeliveryRow]:
     """Return deliveries, the newest first.
@@ -88,7 +88,8 @@ def list_deliveries(
     tx : Reads
     limit : int
     channel : UUID, optional
-    state, job : str, optional
+    state : DeliveryState, optional
+    job : str, optional
         Only those.
     """
     query = (
@@ -119,7 +120,7 @@ def delivery_row(row: AlertDelivery, channel: str, job: str) -> DeliveryRow:
         state=row.state,
         attempt=row.attempt,
         created_at=row.created_at,
-        next_attempt_at=row.next_attempt_at if row.state == "waiting" else None,
+        next_attempt_at=row.next_attempt_at if row.state == DeliveryState.WAITING else None,
         finished_at=row.finished_at,
         message=None if row.message is None else MESSAGE.validate_python(row.message),
         error_code=row.error_code,
@@ -149,7 +150,7 @@ def replay_delivery(container: Container, delivery_id: uuid.UUID) -> None:
             raise NotFoundError(f"There is no delivery {delivery_id}.")
         channel = tx.session.get_one(AlertChannel, found.channel_id)
         delivery = tx.session.get_one(AlertDelivery, delivery_id, with_for_update=True)
-        if delivery.state not in ("failed", "waiting"):
+        if delivery.state not in DeliveryState.REPLAYABLE:
             raise ConflictError(
                 f"The delivery is {delivery.state}; only failed ones are sent again.",
                 code="delivery.wrong_state",
@@ -167,7 +168,7 @@ def replay_delivery(container: Container, delivery_id: uuid.UUID) -> None:
             )
         if not channel.enabled:
             raise ConflictError("The channel is disabled.", code="delivery.channel_disabled")
-        delivery.state = "waiting"
+        delivery.state = DeliveryState.WAITING
         delivery.next_attempt_at = tx.now
         delivery.finished_at = None
         channel.hold_until = None

@@ -11,7 +11,7 @@ from sqlalchemy.dialects.postgresql import insert
 
 from app.alerts.evaluate import evaluate, next_look
 from app.alerts.facts import FACTS, facts_of
-from app.alerts.incidents import State
+from app.alerts.states import IncidentState
 from app.db.models.alerts import AlertFacts
 from app.db.models.sessions import Job, Session
 from app.services.alerts.store import (
@@ -104,5 +104,5 @@ def look(container: Container, tx: UnitOfWork, group: AlertGroup) -> None:
         save_change(tx, group, change, intervals)
     incidents = {incident.id: incident for incident in job.incidents}
     incidents |= {change.incident.id: change.incident for change in changes}
-    left = [found for found in incidents.values() if found.state is not State.RESOLVED]
+    left = [found for found in incidents.values() if found.state is not IncidentState.RESOLVED]
     group.look_at = next_look(replace(job, incidents=left), rules, tx.now)

@@ -17,6 +17,7 @@ from sqlalchemy import exists, func, select, update
 from sqlalchemy.orm import aliased
 
 from app.alerts.grouping import content_for, is_due
+from app.alerts.states import DeliveryState
 from app.db.models.alerts import AlertChannel, AlertDelivery, AlertGroup
 from app.db.models.sessions import DELIVER_ALERT
 from app.services.alerts.routing import audience, routed, with_heard_of
@@ -75,15 +76,15 @@ def _tell(container: Container, tx: UnitOfWork, group: AlertGroup) -> tuple[set[
         here = (AlertDelivery.channel_id == channel.id, AlertDelivery.group_id == group.id)
         untried = select(AlertDelivery.id).where(
             *here,
-            AlertDelivery.state.in_(("waiting", "sending")),
+            AlertDelivery.state.in_(DeliveryState.UNDERWAY),
             AlertDelivery.content.is_(None),
         )
         if tx.session.execute(untried.limit(1)).scalar() is not None:
             continue
         tx.session.execute(
             update(AlertDelivery)
-            .where(*here, AlertDelivery.state == "waiting")
-            .values(state="superseded", finished_at=tx.now)
+            .where(*here, AlertDelivery.state == DeliveryState.WAITING)
+            .values(state=DeliveryState.SUPERSEDED, finished_at=tx.now)
         )
         if number is None:
             group.number += 1
@@ -95,7 +96,7 @@ def _tell(container: Container, tx: UnitOfWork, group: AlertGroup) -> tuple[set[
                 channel_id=channel.id,
                 number=number,
                 generation=channel.generation,
-                state="waiting",
+                state=DeliveryState.WAITING,
                 attempt=0,
                 next_attempt_at=tx.now,
             )
@@ -122,7 +123,7 @@ def pump(container: Container, channel_id: uuid.UUID) -> int:
             return 0
         under_way = tx.session.execute(
             select(func.count()).where(
-                AlertDelivery.channel_id == channel_id, AlertDelivery.state == "sending"
+                AlertDelivery.channel_id == channel_id, AlertDelivery.state == DeliveryState.SENDING
             )
         ).scalar_one()
         allowed = 1 if channel.failures >= SUSPECT_FAILURES else IN_FLIGHT
@@ -133,13 +134,13 @@ def pump(container: Container, channel_id: uuid.UUID) -> int:
             select(AlertDelivery.id)
             .where(
                 AlertDelivery.channel_id == channel_id,
-                AlertDelivery.state == "waiting",
+                AlertDelivery.state == DeliveryState.WAITING,
                 AlertDelivery.next_attempt_at <= tx.now,
                 ~exists().where(
                     earlier.channel_id == channel_id,
                     earlier.group_id == AlertDelivery.group_id,
                     earlier.number < AlertDelivery.number,
-                    earlier.state.in_(("waiting", "sending")),
+                    earlier.state.in_(DeliveryState.UNDERWAY),
                 ),
             )
             .order_by(AlertDelivery.next_attempt_at, AlertDelivery.number)
@@ -148,8 +149,8 @@ def pump(container: Container, channel_id: uuid.UUID) -> int:
         # The state is asked for once more: a flush may have superseded it since it was selected.
         started = tx.session.execute(
             update(AlertDelivery)
-            .where(AlertDelivery.id.in_(heads), AlertDelivery.state == "waiting")
-            .values(state="sending")
+            .where(AlertDelivery.id.in_(heads), AlertDelivery.state == DeliveryState.WAITING)
+            .values(state=DeliveryState.SENDING)
             .returning(AlertDelivery.id)
         ).scalars()
         ids = list(started)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from sqlalchemy import Nullable, Text, case, cast, func, select
 
+from app.alerts.states import IncidentState
 from app.db.models.alerts import AlertEvent, AlertGroup, AlertIncident, AlertRule
 from app.db.models.sessions import Job, Session
 from app.errors import NotFoundError
@@ -24,7 +25,12 @@ if TYPE_CHECKING:
 
 # What needs somebody comes first.
 _ORDER: Final = case(
-    {"firing": 0, "acknowledged": 1, "silenced": 2, "pending": 3},
+    {
+        IncidentState.FIRING: 0,
+        IncidentState.ACKNOWLEDGED: 1,
+        IncidentState.SILENCED: 2,
+        IncidentState.PENDING: 3,
+    },
     value=AlertIncident.state,
     else_=4,
 )
@@ -79,8 +85,8 @@ class EventRow:
 
     at: datetime
     event: str
-    from_state: str | None
-    to_state: str
+    from_state: IncidentState | None
+    to_state: IncidentState
     actor: str | None
     note: str | None
     session: uuid.UUID | None
@@ -99,7 +105,7 @@ def list_incidents(
     tx: Reads,
     limit: int,
     *,
-    state: str | None = None,
+    state: IncidentState | None = None,
     job: str | None = None,
     open_only: bool = False,
 ) -> list[IncidentRow]:
@@ -109,7 +115,8 @@ def list_incidents(
     ----------
     tx : Reads
     limit : int
-    state, job : str, optional
+    state : IncidentState, optional
+    job : str, optional
         Only those.
     open_only : bool
         Leave out what is over. What was never told of and is over is left out in any case.

@@ -10,12 +10,12 @@ from app.alerts.board import Change
 from app.alerts.incidents import (
     Incident,
     Silence,
-    State,
     acknowledge,
     clear,
     end_silence,
     silence,
 )
+from app.alerts.states import IncidentState
 from app.db.models.alerts import AlertGroup, AlertIncident
 from app.db.unit_of_work import reading
 from app.errors import ConflictError
@@ -45,7 +45,7 @@ def acknowledge_incident(
     """
 
     def order(incident: Incident, _now: datetime) -> Change | None:
-        if incident.state is State.ACKNOWLEDGED:
+        if incident.state is IncidentState.ACKNOWLEDGED:
             return None
         return Change(acknowledge(incident, by), incident.state, "acknowledged")
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from sqlalchemy import func, select, true
 
-from app.alerts.incidents import State
+from app.alerts.states import IncidentState
 from app.db.models.alerts import AlertChannel, AlertIncident
 from app.services.alerts.channel_reads import is_dead
 
@@ -34,7 +34,9 @@ class Navigation:
 def navigation(tx: Reads) -> Navigation:
     """Return what every page shows, with one statement."""
     firing = (
-        select(func.count().label("firing")).where(AlertIncident.state == State.FIRING).subquery()
+        select(func.count().label("firing"))
+        .where(AlertIncident.state == IncidentState.FIRING)
+        .subquery()
     )
     rows = tx.session.execute(
         select(

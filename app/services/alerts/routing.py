@@ -11,6 +11,7 @@ from sqlalchemy import func, select
 from app.alerts.channels.registry import KINDS
 from app.alerts.grouping import CONTENT, Audience, Sent
 from app.alerts.rules import Selector
+from app.alerts.states import DeliveryState
 from app.db.models.alerts import AlertChannel, AlertDelivery, AlertIncident
 from app.services.alerts.store import incident_of
 
@@ -79,7 +80,7 @@ def audience(
     here = (AlertDelivery.channel_id == channel.id, AlertDelivery.group_id == group_id)
     last = (
         select(func.max(AlertDelivery.number))
-        .where(*here, AlertDelivery.state == "delivered")
+        .where(*here, AlertDelivery.state == DeliveryState.DELIVERED)
         .scalar_subquery()
     )
     rows = tx.session.execute(
@@ -103,8 +104,9 @@ def audience(
             Sent(
                 created_at=row.created_at,
                 content=CONTENT.validate_python(row.content),
-                delivered=row.state == "delivered",
-                counts=row.state != "superseded" and row.generation == channel.generation,
+                delivered=row.state is DeliveryState.DELIVERED,
+                counts=row.state is not DeliveryState.SUPERSEDED
+                and row.generation == channel.generation,
             )
             for row in rows
         ],

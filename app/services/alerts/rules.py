@@ -15,7 +15,8 @@ from sqlalchemy.exc import IntegrityError
 from app.alerts.board import JobState
 from app.alerts.evaluate import evaluate, next_look
 from app.alerts.facts import FACTS
-from app.alerts.incidents import Incident, State
+from app.alerts.incidents import Incident
+from app.alerts.states import IncidentState
 from app.db.models.alerts import AlertFacts, AlertGroup, AlertRule
 from app.db.models.sessions import Job, Session
 from app.db.unit_of_work import reading
@@ -173,7 +174,7 @@ def _replay(
             labels=history[-1].labels,
             history=history,
             received=received[max(0, come - RECEIVED) : come],
-            incidents=[i for i in incidents.values() if i.state is not State.RESOLVED],
+            incidents=[i for i in incidents.values() if i.state is not IncidentState.RESOLVED],
             silences={},
             since={},
         )

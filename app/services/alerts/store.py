@@ -22,9 +22,10 @@ from app.alerts.board import Change, JobState
 from app.alerts.evaluate import HISTORY_SESSIONS
 from app.alerts.facts import FACTS
 from app.alerts.grouping import Timing, next_flush
-from app.alerts.incidents import INCIDENT, Incident, Silence, State
+from app.alerts.incidents import INCIDENT, Incident, Silence
 from app.alerts.readings import BASELINE_SESSIONS
 from app.alerts.rules import RULE, Rule
+from app.alerts.states import IncidentState
 from app.db.models.alerts import AlertEvent, AlertFacts, AlertGroup, AlertIncident, AlertRule
 from app.db.models.sessions import Job, Session
 
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
 # Gaps between so many sessions say what is usual; one more session than gaps.
 RECEIVED: Final = BASELINE_SESSIONS + 1
 
-OPEN: Final = AlertIncident.state != State.RESOLVED
+OPEN: Final = AlertIncident.state != IncidentState.RESOLVED
 
 
 def timing(settings: Settings) -> Timing:

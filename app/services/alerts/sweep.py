@@ -15,8 +15,10 @@ import structlog
 from sqlalchemy import CursorResult, delete, exists, select
 from sqlalchemy.orm import aliased
 
+from app.alerts.states import DeliveryState
 from app.db.models.alerts import AlertChannel, AlertDelivery, AlertGroup
 from app.db.models.sessions import DELIVER_ALERT, TaskRun
+from app.db.states import TaskState
 from app.services.alerts.evaluate import look_at_group
 from app.services.alerts.flush import flush_group, pump
 from app.services.alerts.secrets import check_secrets
@@ -102,7 +104,7 @@ def _due_channels(container: Container) -> list[uuid.UUID]:
     with container.uow() as tx:
         waiting = exists().where(
             AlertDelivery.channel_id == AlertChannel.id,
-            AlertDelivery.state == "waiting",
+            AlertDelivery.state == DeliveryState.WAITING,
             AlertDelivery.next_attempt_at <= tx.now,
         )
         return list(
@@ -120,12 +122,12 @@ def _prune(container: Container) -> int:
             select(AlertDelivery.id)
             .where(
                 AlertDelivery.created_at < tx.now - DELIVERIES_KEPT,
-                AlertDelivery.state.in_(("delivered", "failed", "superseded")),
+                AlertDelivery.state.in_(DeliveryState.OVER),
                 exists().where(
                     newer.channel_id == AlertDelivery.channel_id,
                     newer.group_id == AlertDelivery.group_id,
                     newer.number > AlertDelivery.number,
-                    newer.state == "delivered",
+                    newer.state == DeliveryState.DELIVERED,
                 ),
             )
             .limit(PRUNED)
@@ -134,7 +136,7 @@ def _prune(container: Container) -> int:
             select(TaskRun.id)
             .where(
                 TaskRun.kind == DELIVER_ALERT,
-                TaskRun.state.in_(("done", "dead")),
+                TaskRun.state.in_(TaskState.OVER),
                 TaskRun.finished_at < tx.now - TASK_RUNS_KEPT,
             )
             .limit(PRUNED)

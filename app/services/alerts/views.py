@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 from sqlalchemy import func, select
 
 from app.alerts.facts import FACTS, Facts
+from app.alerts.states import DeliveryState, IncidentState
 from app.db.models.alerts import AlertChannel, AlertDelivery, AlertFacts, AlertIncident
 from app.db.models.sessions import Session
 from app.services.alerts.deliveries import DeliveryRow, delivery_row
@@ -71,7 +72,7 @@ class Incidents:
         The database's time.
     present : sequence of IncidentRow
         Firing ones first, at most 500.
-    counts : mapping of str to int
+    counts : mapping of IncidentState to int
         How many there are of each open state.
     over : sequence of Over
         Of the last seven days, the latest first, at most 30.
@@ -82,7 +83,7 @@ class Incidents:
 
     now: datetime
     present: Sequence[IncidentRow]
-    counts: Mapping[str, int]
+    counts: Mapping[IncidentState, int]
     over: Sequence[Over]
     over_count: int
     sessions: Mapping[uuid.UUID, Measured]
@@ -175,5 +176,5 @@ def incident_life(tx: Reads, incident_id: uuid.UUID) -> IncidentLife:
 def _is_about(sent: DeliveryRow, incident_id: uuid.UUID) -> bool:
     # What was not tried yet says what is so by then, and so also this.
     if sent.message is None:
-        return sent.state != "superseded"
+        return sent.state != DeliveryState.SUPERSEDED
     return any(alert.incident == incident_id for alert in sent.message.alerts)

@@ -11,7 +11,8 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from app.broker.celery import make_celery
 from app.db.migrate import current_revision, expected_revision
-from app.db.models.sessions import SESSION_STATES, TASK_STATES, Session, TaskRun, WorkerHeartbeat
+from app.db.models.sessions import Session, TaskRun, WorkerHeartbeat
+from app.db.states import SessionState, TaskState
 from app.db.unit_of_work import reading
 
 if TYPE_CHECKING:
@@ -43,8 +44,8 @@ class WorkerStatus:
 class InstallationStatus:
     """Counts by state; states without rows are there with 0."""
 
-    sessions: Mapping[str, int]
-    tasks: Mapping[str, int]
+    sessions: Mapping[SessionState, int]
+    tasks: Mapping[TaskState, int]
     oldest_queued_s: float | None
     workers: tuple[WorkerStatus, ...]
 
@@ -69,14 +70,14 @@ def installation_status(tx: Reads, settings: Settings) -> InstallationStatus:
     sessions = tx.session.execute(select(Session.state, func.count()).group_by(Session.state)).all()
     tasks = tx.session.execute(select(TaskRun.state, func.count()).group_by(TaskRun.state)).all()
     oldest = tx.session.execute(
-        select(func.min(TaskRun.created_at)).where(TaskRun.state == "queued")
+        select(func.min(TaskRun.created_at)).where(TaskRun.state == TaskState.QUEUED)
     ).scalar()
     workers = tx.session.execute(
         select(WorkerHeartbeat).order_by(WorkerHeartbeat.host, WorkerHeartbeat.pid)
     ).scalars()
     return InstallationStatus(
-        sessions=dict.fromkeys(SESSION_STATES, 0) | {row[0]: row[1] for row in sessions},
-        tasks=dict.fromkeys(TASK_STATES, 0) | {row[0]: row[1] for row in tasks},
+        sessions=dict.fromkeys(SessionState, 0) | {row[0]: row[1] for row in sessions},
+        tasks=dict.fromkeys(TaskState, 0) | {row[0]: row[1] for row in tasks},
         oldest_queued_s=None if oldest is None else _age_s(oldest, tx.now),
         workers=tuple(_worker_status(worker, tx.now, settings) for worker in workers),
     )

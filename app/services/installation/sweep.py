@@ -16,6 +16,7 @@ import structlog
 from sqlalchemy import delete, func, select, update
 
 from app.db.models.sessions import TaskRun, WorkerHeartbeat
+from app.db.states import TaskState
 from app.services.alerts.sweep import sweep_alerts
 from app.services.container import Claim, TaskError
 from app.services.sessions.seal import seal_silent
@@ -107,7 +108,7 @@ def _expire(container: Container, tx: UnitOfWork) -> tuple[int, int]:
     rows = tx.session.execute(
         select(TaskRun.id, TaskRun.claim_token, TaskRun.kind, TaskRun.subject_id, TaskRun.attempt)
         .where(
-            TaskRun.state == "running",
+            TaskRun.state == TaskState.RUNNING,
             TaskRun.lease_until < tx.now,
             TaskRun.kind.in_(container.kinds),
         )
@@ -143,7 +144,7 @@ def _republish(container: Container, tx: UnitOfWork) -> int:
     for kind in container.kinds:
         head = (
             select(TaskRun.id)
-            .where(TaskRun.state == "queued", TaskRun.kind == kind)
+            .where(TaskRun.state == TaskState.QUEUED, TaskRun.kind == kind)
             .order_by(TaskRun.created_at)
             .limit(HEAD)
         )
@@ -151,7 +152,7 @@ def _republish(container: Container, tx: UnitOfWork) -> int:
             update(TaskRun)
             .where(
                 TaskRun.id.in_(head),
-                TaskRun.state == "queued",
+                TaskRun.state == TaskState.QUEUED,
                 func.coalesce(TaskRun.published_at, TaskRun.created_at) < due,
             )
             .values(published_at=tx.now)

@@ -10,6 +10,7 @@ from sqlalchemy import func, select
 from app.db.blobs import read_blob
 from app.db.models.plans import Plan
 from app.db.models.sessions import PLAN_TEMPLATE, TaskRun
+from app.db.states import PlanState, TaskState
 from app.errors import Fault, NotFoundError
 from app.services.plans.stored import HEADLINE, Headline, PlanResult, unpack_result
 
@@ -23,10 +24,6 @@ if TYPE_CHECKING:
     from app.db.unit_of_work import Reads
 
 
-# What a plan may still become something else from.
-PENDING: Final = ("queued", "planning")
-
-
 @dataclass(frozen=True, slots=True)
 class PlanRow:
     """A plan as lists show it; `gap` is proven so far while it is planned, a fraction."""
@@ -38,7 +35,7 @@ class PlanRow:
     time_limit_s: float
     layers: int
     gpus: int
-    state: str
+    state: PlanState
     created_at: datetime
     state_changed_at: datetime
     gap: float | None
@@ -108,7 +105,7 @@ def get_plan(tx: Reads, plan_id: uuid.UUID) -> PlanView:
         row=row,
         spec=found.spec,
         faults=tuple(Fault(**fault) for fault in detail.get("faults", ())),
-        ahead=_ahead(tx, plan_id) if row.state == "queued" else 0,
+        ahead=_ahead(tx, plan_id) if row.state is PlanState.QUEUED else 0,
         result=None if blob is None else unpack_result(b"".join(read_blob(tx, blob))),
         now=tx.now,
     )
@@ -127,10 +124,10 @@ def _ahead(tx: Reads, plan_id: uuid.UUID) -> int:
         .where(
             TaskRun.kind == PLAN_TEMPLATE,
             TaskRun.subject_id == plan_id,
-            TaskRun.state == "queued",
+            TaskRun.state == TaskState.QUEUED,
         )
         .scalar_subquery()
     )
     return tx.session.execute(
-        select(func.count()).where(TaskRun.state == "queued", TaskRun.created_at < mine)
+        select(func.count()).where(TaskRun.state == TaskState.QUEUED, TaskRun.created_at < mine)
     ).scalar_one()

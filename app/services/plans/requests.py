@@ -17,6 +17,7 @@ from app.analysis.planning.spec.parse import load_spec, parse_spec
 from app.analysis.planning.spec.reading import Reader
 from app.db.models.plans import Plan
 from app.db.models.sessions import PLAN_TEMPLATE, TaskRun
+from app.db.states import PlanState, TaskState
 from app.errors import ConflictError, Fault, InvalidSpecError, NotFoundError
 
 if TYPE_CHECKING:
@@ -59,7 +60,7 @@ class Submitted:
     """The plan that a request became, or already was."""
 
     id: uuid.UUID
-    state: str
+    state: PlanState
     created: bool
 
 
@@ -132,7 +133,7 @@ def submit_plan(container: Container, request: PlanRequest) -> Submitted:
                 spec=request.document,
                 layers=len(request.spec.layers),
                 gpus=request.spec.gpus,
-                state="queued",
+                state=PlanState.QUEUED,
             )
             .on_conflict_do_nothing(index_elements=[Plan.content_sha256])
             .returning(Plan.id)
@@ -141,9 +142,9 @@ def submit_plan(container: Container, request: PlanRequest) -> Submitted:
             made
             or tx.session.execute(
                 update(Plan)
-                .where(Plan.content_sha256 == content, Plan.state.in_(("canceled", "failed")))
+                .where(Plan.content_sha256 == content, Plan.state.in_(PlanState.REPEATABLE))
                 .values(
-                    state="queued",
+                    state=PlanState.QUEUED,
                     state_changed_at=func.now(),
                     gap=None,
                     reason_code=None,
@@ -159,7 +160,7 @@ def submit_plan(container: Container, request: PlanRequest) -> Submitted:
             ).one()
             return Submitted(known.id, known.state, created=False)
         tx.enqueue(PLAN_TEMPLATE, again)
-    return Submitted(again, "queued", created=True)
+    return Submitted(again, PlanState.QUEUED, created=True)
 
 
 def cancel_plan(container: Container, plan_id: uuid.UUID) -> None:
@@ -180,21 +181,21 @@ def cancel_plan(container: Container, plan_id: uuid.UUID) -> None:
             .where(
                 TaskRun.kind == PLAN_TEMPLATE,
                 TaskRun.subject_id == plan_id,
-                TaskRun.state.in_(("queued", "running")),
+                TaskRun.state.in_(TaskState.OPEN),
             )
-            .values(state="done", claim_token=None, lease_until=None, finished_at=tx.now)
+            .values(state=TaskState.DONE, claim_token=None, lease_until=None, finished_at=tx.now)
         )
         if cast("CursorResult[Any]", ended).rowcount:
             tx.session.execute(
                 update(Plan)
                 .where(Plan.id == plan_id)
-                .values(state="canceled", state_changed_at=func.now(), gap=None)
+                .values(state=PlanState.CANCELED, state_changed_at=func.now(), gap=None)
             )
             return
         state = tx.session.execute(select(Plan.state).where(Plan.id == plan_id)).scalar()
     if state is None:
         raise NotFoundError(f"There is no plan {plan_id}.")
-    if state != "canceled":
+    if state is not PlanState.CANCELED:
         raise ConflictError(f"The plan is {state}: there is nothing to cancel.", code="plan.ended")
 
 

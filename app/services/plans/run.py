@@ -18,6 +18,7 @@ from app.analysis.planning.spec.parse import parse_spec
 from app.db.blobs import write_blob
 from app.db.models.plans import Plan
 from app.db.models.sessions import TaskRun
+from app.db.states import PlanState, TaskState
 from app.errors import InfeasiblePlanError, InvalidSpecError, LostClaimError, NotFoundError
 from app.services.container import Claim
 from app.services.plans.stored import Headline, PlanResult, pack_result
@@ -96,7 +97,7 @@ class _Progress:
         held = exists().where(
             TaskRun.id == claim.run_id,
             TaskRun.claim_token == claim.token,
-            TaskRun.state == "running",
+            TaskRun.state == TaskState.RUNNING,
         )
         with self._container.uow() as tx:
             told = tx.session.execute(
@@ -117,7 +118,7 @@ def _store(container: Container, claim: Claim, found: Found) -> None:
         move_plan(
             tx,
             claim.subject_id,
-            state="planned",
+            state=PlanState.PLANNED,
             gap=document.gap,
             result_blob=write_blob(tx, [packed]),
             headline=plain(Headline.of(document)),
@@ -135,7 +136,7 @@ def _store_reason(
         move_plan(
             tx,
             claim.subject_id,
-            state="infeasible",
+            state=PlanState.INFEASIBLE,
             gap=None,
             reason_code=error.stable_code,
             reason=error.message,

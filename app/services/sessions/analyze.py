@@ -18,6 +18,7 @@ from app.db.blobs import read_blob
 from app.db.models.chunks import Intake
 from app.db.models.sessions import Job, Session
 from app.db.reports import delete_report, replace_report
+from app.db.states import SessionState
 from app.errors import NotFoundError, UnanalyzableError
 from app.services.alerts.evaluate import evaluate_session
 from app.services.container import Claim
@@ -95,7 +96,7 @@ def _discard(container: Container, claim: Claim, error: UnanalyzableError) -> No
         move_session(
             tx,
             claim.subject_id,
-            state="discarded",
+            state=SessionState.DISCARDED,
             reason_code=error.stable_code,
             reason=error.message,
             reason_detail={"faults": [fault.as_dict() for fault in error.faults]},
@@ -117,7 +118,7 @@ def _store(container: Container, claim: Claim, analysis: Analysis, loaded: _Load
         move_session(
             tx,
             claim.subject_id,
-            state="analyzed" if fidelity["verdict"] else "no_verdict",
+            state=SessionState.ANALYZED if fidelity["verdict"] else SessionState.NO_VERDICT,
             reason_code=None if fidelity["verdict"] else LOW_FIDELITY,
             reason=fidelity["reason"],
             reason_detail=None,

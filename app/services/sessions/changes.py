@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 from sqlalchemy import Select, func, or_, select
 
 from app.db.models.sessions import Session
-from app.services.sessions.read import PENDING_STATES
+from app.db.states import SessionState
 
 if TYPE_CHECKING:
     import uuid
@@ -23,20 +23,20 @@ MAX_STATES: Final = 1000
 
 
 @dataclass(frozen=True, slots=True)
-class SessionState:
+class StateChange:
     """A session's state and since when, in microseconds of the database's time since 1970."""
 
     session: uuid.UUID
-    state: str
+    state: SessionState
     changed_us: int
 
 
-def session_states(tx: Reads, ids: Collection[uuid.UUID]) -> list[SessionState]:
+def session_states(tx: Reads, ids: Collection[uuid.UUID]) -> list[StateChange]:
     """Return the states of these sessions, in the order in which they changed."""
     return _states(tx, _state_rows().where(Session.id.in_(ids)))
 
 
-def recent_states(tx: Reads, since_s: float, after_us: int | None = None) -> list[SessionState]:
+def recent_states(tx: Reads, since_s: float, after_us: int | None = None) -> list[StateChange]:
     """Return the states of sessions that are pending or changed lately, in order of their changes.
 
     Parameters
@@ -45,18 +45,18 @@ def recent_states(tx: Reads, since_s: float, after_us: int | None = None) -> lis
     since_s : float
         How long ago "lately" begins, in seconds of the database's clock.
     after_us : int, optional
-        A `SessionState.changed_us`, where it begins if that is earlier.
+        A `StateChange.changed_us`, where it begins if that is earlier.
     """
     begin = func.now() - timedelta(seconds=since_s)
     if after_us is not None:
         begin = func.least(begin, func.to_timestamp(after_us / 1e6))
     query = _state_rows().where(
-        or_(Session.state.in_(PENDING_STATES), Session.state_changed_at >= begin)
+        or_(Session.state.in_(SessionState.UNDERWAY), Session.state_changed_at >= begin)
     )
     return _states(tx, query)
 
 
-def _state_rows() -> Select[uuid.UUID, str, datetime]:
+def _state_rows() -> Select[uuid.UUID, SessionState, datetime]:
     # The latest ones count where there are too many; `_states` puts them in order.
     return (
         select(Session.id, Session.state, Session.state_changed_at)
@@ -65,10 +65,10 @@ def _state_rows() -> Select[uuid.UUID, str, datetime]:
     )
 
 
-def _states(tx: Reads, query: Select[uuid.UUID, str, datetime]) -> list[SessionState]:
+def _states(tx: Reads, query: Select[uuid.UUID, SessionState, datetime]) -> list[StateChange]:
     rows = tx.session.execute(query).all()
     return [
-        SessionState(session, state, _microseconds(changed_at))
+        StateChange(session, state, _microseconds(changed_at))
         for session, state, changed_at in reversed(rows)
     ]
 

@@ -9,6 +9,7 @@ from sqlalchemy import Select, func, select
 
 from app.db.models.chunks import Chunk, Intake, SealedBy
 from app.db.models.sessions import ANALYZE_SESSION, Job, Report, Session, TaskRun
+from app.db.states import SessionState, TaskState
 from app.errors import NotFoundError
 from app.services.sessions.seal import silence
 
@@ -18,9 +19,6 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from app.db.unit_of_work import Reads
-
-# What a session may still become something else from.
-PENDING_STATES: Final = ("open", "sealed", "queued", "analyzing")
 
 
 # Shown of one session.
@@ -35,7 +33,7 @@ class SessionRow:
     job: str
     attempt: int
     number: int
-    state: str
+    state: SessionState
     received_at: datetime
     state_changed_at: datetime
     dp: int
@@ -65,8 +63,8 @@ class WorkStatus:
 
     Parameters
     ----------
-    state : str
-        Of the task run: queued, running, done, dead.
+    state : TaskState
+        Of the task run.
     attempt : int
         Counts from 1 once a worker has claimed it.
     position : int or None
@@ -75,7 +73,7 @@ class WorkStatus:
         Why it is dead.
     """
 
-    state: str
+    state: TaskState
     attempt: int
     position: int | None
     error_code: str | None
@@ -151,7 +149,7 @@ class SessionView:
 
 
 def list_sessions(
-    tx: Reads, limit: int, job: str | None = None, state: str | None = None
+    tx: Reads, limit: int, job: str | None = None, state: SessionState | None = None
 ) -> list[SessionRow]:
     """Return sessions, newest first.
 
@@ -160,7 +158,8 @@ def list_sessions(
     tx : Reads
     limit : int
         At most so many.
-    job, state : str, optional
+    job : str, optional
+    state : SessionState, optional
         Only those of this job, in this state.
     """
     query = _rows().order_by(Session.received_at.desc(), Session.id).limit(limit)
@@ -217,13 +216,13 @@ def _work(tx: Reads, session_id: uuid.UUID) -> WorkStatus | None:
     if run is None:
         return None
     position = None
-    if run.state == "queued":
+    if run.state is TaskState.QUEUED:
         position = (
             1
             + tx.session.execute(
                 select(func.count()).where(
                     TaskRun.kind == run.kind,
-                    TaskRun.state == "queued",
+                    TaskRun.state == TaskState.QUEUED,
                     TaskRun.created_at < run.created_at,
                 )
             ).scalar_one()
@@ -268,9 +267,9 @@ def no_session(session_id: uuid.UUID) -> NotFoundError:
     return NotFoundError(f"There is no session {session_id}.")
 
 
-def no_trace(state: str) -> NotFoundError:
+def no_trace(state: SessionState) -> NotFoundError:
     """Return what is raised where a session's chunks are not one trace (yet)."""
-    if state in PENDING_STATES:
+    if state.underway:
         return NotFoundError(
             f"There is no timeline yet: the session is {state}.", code="report.not_ready"
         )

@@ -19,6 +19,7 @@ from app.analysis.trace.metadata import metadata_document
 from app.analysis.trace.storage import pack
 from app.db.blobs import write_blob
 from app.db.models.sessions import ANALYZE_SESSION, Job, Session
+from app.db.states import SessionState
 from app.errors import InvalidTraceError, PacelineError
 
 if TYPE_CHECKING:
@@ -79,7 +80,7 @@ class Receipt:
     session: uuid.UUID
     job: str
     number: int
-    state: str
+    state: SessionState
     operations: int
     created: bool
 
@@ -226,7 +227,7 @@ def _store(tx: UnitOfWork, job: str, content: bytes, body: Body, decoded: Decode
         attempt=FIRST_ATTEMPT,
         number=number,
         content_sha256=content,
-        state="queued",
+        state=SessionState.QUEUED,
         received_at=tx.now,
         state_changed_at=tx.now,
         meta=metadata_document(trace.meta),

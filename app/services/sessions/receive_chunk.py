@@ -23,6 +23,7 @@ from app.analysis.trace.storage import pack
 from app.db.blobs import write_blob
 from app.db.models.chunks import Chunk, Intake
 from app.db.models.sessions import Job, Session
+from app.db.states import SessionState
 from app.errors import BodyTooLargeError, ConflictError, InvalidTraceError, PacelineError
 from app.services.sessions.receive import Body, check_job_name, is_plain_name, trace_limits
 from app.services.sessions.seal import is_complete, no_chunks, seal
@@ -60,7 +61,7 @@ class ChunkReceipt:
     """The session that a chunk belongs to; `created` unless the chunk was there already."""
 
     session: uuid.UUID
-    state: str
+    state: SessionState
     operations: int
     created: bool
 
@@ -266,7 +267,7 @@ def _store(  # noqa: PLR0913 - one request
     state = session.state
     if is_complete(tx, session, path.producer):
         seal(tx, session_id, "final")
-        state = "queued"
+        state = SessionState.QUEUED
     return ChunkReceipt(session_id, state, len(trace), created=True)
 
 
@@ -303,7 +304,7 @@ def _create(tx: UnitOfWork, path: ChunkPath, decoded: Decoded) -> uuid.UUID:
         "job_id": job_id,
         "attempt": path.attempt,
         "number": path.session,
-        "state": "open",
+        "state": SessionState.OPEN,
         "received_at": tx.now,
         "state_changed_at": tx.now,
         "meta": metadata_document(decoded.trace.meta),

@@ -12,7 +12,7 @@ from app.analysis.report.heatmaps import mean_heatmap
 from app.db.models.sessions import Report, Session
 from app.db.reports import read_document, read_heatmaps
 from app.errors import NotFoundError
-from app.services.sessions.read import PENDING_STATES, no_session
+from app.services.sessions.read import no_session
 
 if TYPE_CHECKING:
     import uuid
@@ -85,7 +85,7 @@ def _report(tx: Reads, session_id: uuid.UUID) -> Report:
     session = tx.session.get(Session, session_id)
     if session is None:
         raise no_session(session_id)
-    if session.state in PENDING_STATES:
+    if session.state.underway:
         raise NotFoundError(
             f"There is no report yet: the session is {session.state}.", code="report.not_ready"
         )

@@ -16,6 +16,7 @@ from sqlalchemy import CursorResult, func, select, update
 
 from app.db.models.chunks import Chunk, Intake, SealedBy
 from app.db.models.sessions import ANALYZE_SESSION, Job, Session
+from app.db.states import SessionState
 from app.errors import ConflictError, NotFoundError
 from app.services.sessions.transition import move_session
 
@@ -42,7 +43,7 @@ class SealReceipt:
     """A sealed session; `sealed` unless it was so before."""
 
     session: uuid.UUID
-    state: str
+    state: SessionState
     sealed: bool
 
 
@@ -92,7 +93,7 @@ def seal(tx: UnitOfWork, session_id: uuid.UUID, by: SealedBy) -> bool:
     )
     if closed.rowcount != 1:
         return False
-    move_session(tx, session_id, state="queued")
+    move_session(tx, session_id, state=SessionState.QUEUED)
     tx.enqueue(ANALYZE_SESSION, session_id)
     return True
 

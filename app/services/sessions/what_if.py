@@ -11,6 +11,7 @@ from app.analysis.replay.question_reading import parse_question
 from app.analysis.replay.questions import answer
 from app.analysis.replay.session import prepare_replay
 from app.db.models.sessions import Session
+from app.db.states import SessionState
 from app.db.unit_of_work import reading
 from app.errors import BusyError, ConflictError
 from app.services.container import Container
@@ -46,7 +47,7 @@ def answer_question(
         if session is None:
             raise no_session(session_id)
         state = session.state
-    if state != "analyzed":
+    if state is not SessionState.ANALYZED:
         raise ConflictError(
             f"The session is {state}; only an analyzed one can be asked about.",
             code="what_if.no_verdict",

@@ -8,7 +8,6 @@ import { filterable, sortable } from './tables.js';
 
 const TICK_MS = 10_000;
 const GATHER_MS = 200;
-const PENDING = new Set(['open', 'sealed', 'queued', 'analyzing']);
 const LISTS = new Set(['fleet', 'job']);
 
 let mounted = null;
@@ -107,7 +106,7 @@ function changed({ session, state }) {
 
 function unsure() {
   const { main } = mounted;
-  const changes = main.dataset.view === 'session' ? PENDING.has(main.dataset.status) : LISTS.has(main.dataset.view);
+  const changes = main.dataset.view === 'session' ? 'underway' in main.dataset : LISTS.has(main.dataset.view);
   if (changes) refreshSoon();
 }
 

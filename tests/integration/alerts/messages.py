@@ -9,8 +9,9 @@ from datetime import UTC, datetime, timedelta
 
 from app.alerts.facts import CauseFact, FixFact, WorkerFact
 from app.alerts.grouping import Content, Item, Status
-from app.alerts.incidents import Incident, State, fingerprint_of
+from app.alerts.incidents import Incident, fingerprint_of
 from app.alerts.message import Message, make_message
+from app.alerts.states import IncidentState
 from tests.support.alerting import facts
 
 NOW = datetime(2026, 3, 1, 12, tzinfo=UTC)
@@ -18,7 +19,9 @@ RULE = uuid.UUID(int=77)
 NASTY = '<!channel> & "it\'s" *bold* _x_ `code` [a](http://b) @everyone \u202e 漢字 🚨 \\'
 
 
-def incident(number: int, state: State = State.FIRING, *, text: str = "node-7") -> Incident:
+def incident(
+    number: int, state: IncidentState = IncidentState.FIRING, *, text: str = "node-7"
+) -> Incident:
     cause = CauseFact("slow_worker", (text,), confidence=0.95, evidence=(text, f"{text} again"))
     found = facts(uuid.UUID(int=number), text, number, NOW - timedelta(minutes=5), 1.31, cause)
     return Incident(
@@ -31,8 +34,8 @@ def incident(number: int, state: State = State.FIRING, *, text: str = "node-7") 
         rules=(RULE,),
         opened_at=NOW - timedelta(hours=3),
         fired_at=NOW - timedelta(hours=2),
-        resolved_at=NOW if state is State.RESOLVED else None,
-        why_resolved=text if state is State.RESOLVED else None,
+        resolved_at=NOW if state is IncidentState.RESOLVED else None,
+        why_resolved=text if state is IncidentState.RESOLVED else None,
         facts=replace(
             found,
             worst=tuple(WorkerFact(dp, 1, text, 1.3) for dp in range(3)),
@@ -44,7 +47,10 @@ def incident(number: int, state: State = State.FIRING, *, text: str = "node-7") 
 
 def message(*incidents: Incident, job: str = "llm") -> Message:
     def item(found: Incident) -> Item:
-        names = {State.RESOLVED: Status.RESOLVED, State.ACKNOWLEDGED: Status.ACKNOWLEDGED}
+        names = {
+            IncidentState.RESOLVED: Status.RESOLVED,
+            IncidentState.ACKNOWLEDGED: Status.ACKNOWLEDGED,
+        }
         return Item(found.id, names.get(found.state, Status.FIRING), found.epoch)
 
     return make_message(
@@ -54,8 +60,8 @@ def message(*incidents: Incident, job: str = "llm") -> Message:
         job=job,
         receiver="hook",
         content=Content(
-            present=tuple(item(i) for i in incidents if i.state is not State.RESOLVED),
-            resolved=tuple(item(i) for i in incidents if i.state is State.RESOLVED),
+            present=tuple(item(i) for i in incidents if i.state is not IncidentState.RESOLVED),
+            resolved=tuple(item(i) for i in incidents if i.state is IncidentState.RESOLVED),
         ),
         told_before=set(),
         incidents={found.id: found for found in incidents},
@@ -67,9 +73,9 @@ def message(*incidents: Incident, job: str = "llm") -> Message:
 
 def messages() -> Iterator[tuple[str, Message]]:
     yield "one", message(incident(1))
-    yield "resolved", message(incident(1, State.RESOLVED))
-    yield "acknowledged", message(incident(1, State.ACKNOWLEDGED))
-    yield "mixed", message(incident(1), incident(2), incident(3, State.RESOLVED))
+    yield "resolved", message(incident(1, IncidentState.RESOLVED))
+    yield "acknowledged", message(incident(1, IncidentState.ACKNOWLEDGED))
+    yield "mixed", message(incident(1), incident(2), incident(3, IncidentState.RESOLVED))
     yield "many", message(*(incident(number) for number in range(1, 61)))
     yield "nasty", message(incident(1, text=NASTY), job=NASTY)
     long = "x" * 190 + " " + "y" * 5000

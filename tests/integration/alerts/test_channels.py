@@ -16,11 +16,11 @@ from app.alerts.addresses import Guard
 from app.alerts.channels.kind import Parcel
 from app.alerts.channels.registry import KINDS
 from app.alerts.delivery import Answer, DeliveryError
-from app.alerts.incidents import State
 from app.alerts.lines import plain_text
 from app.alerts.message import Message
 from app.alerts.outbound import MAX_RETRY_AFTER_S, Outbound
 from app.alerts.picture import heatmap_png
+from app.alerts.states import IncidentState
 from tests.integration.alerts.messages import NASTY, incident, message, messages
 from tests.integration.alerts.services import SERVICES, WEBHOOK_SECRETS, config_of
 from tests.support.alerting import LOOPBACK
@@ -207,13 +207,17 @@ def test_pagerduty_hears_of_each_incident_under_its_own_key(server: Receiver) ->
     send(
         "pagerduty",
         server,
-        message(incident(1), incident(2, State.ACKNOWLEDGED), incident(3, State.RESOLVED)),
+        message(
+            incident(1),
+            incident(2, IncidentState.ACKNOWLEDGED),
+            incident(3, IncidentState.RESOLVED),
+        ),
     )
     heard = {got.json["dedup_key"]: got.json["event_action"] for got in server.got}
     assert sorted(heard.values()) == ["acknowledge", "resolve", "trigger"]
     before = list(heard)
     server.got.clear()
-    send("pagerduty", server, message(incident(1, State.RESOLVED)))
+    send("pagerduty", server, message(incident(1, IncidentState.RESOLVED)))
     assert server.got[0].json["dedup_key"] in before
 
 

@@ -10,7 +10,7 @@ from datetime import timedelta
 import pytest
 from sqlalchemy import select, update
 
-from app.alerts.incidents import State
+from app.alerts.states import IncidentState
 from app.db.models.alerts import AlertChannel, AlertDelivery, AlertGroup
 from app.db.models.sessions import TaskRun
 from app.errors import ConflictError
@@ -330,7 +330,7 @@ def test_silence_in_the_middle_ends_what_pagers_hold_open(
     resolve_incident(alerting.container, alerting.incident().id, by="ann", note="replaced")
     alerting.pass_and_work(10 * MINUTE)
     assert statuses(receiver) == ["firing", "resolved"]
-    assert alerting.incident().state is State.RESOLVED
+    assert alerting.incident().state is IncidentState.RESOLVED
     alert = receiver.got[-1].json["alerts"][0]
     assert alert["annotations"]["description"] == "Because: replaced"
 

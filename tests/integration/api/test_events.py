@@ -14,7 +14,8 @@ import pytest
 from sqlalchemy import text
 
 from app.api.sessions.live import Stream
-from app.services.sessions.changes import SessionState
+from app.db.states import SessionState
+from app.services.sessions.changes import StateChange
 from tests.integration.api import bodies
 from tests.integration.api.outage import away
 from tests.support.waiting import LIMIT_S, wait_for
@@ -201,5 +202,5 @@ def test_many_changes_of_one_session_wait_as_one() -> None:
     session = uuid.uuid4()
     stream = Stream(None)
     for number in range(1000):
-        stream.push([SessionState(session, "queued", number)])
+        stream.push([StateChange(session, SessionState.QUEUED, number)])
     assert len(stream._pending) == 1

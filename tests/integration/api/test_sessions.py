@@ -10,6 +10,7 @@ import pytest
 from sqlalchemy import text
 
 from app.analysis.report.timeline import step_timeline
+from app.db.states import SessionState
 from app.services.sessions.reports import heatmap, report_document
 from app.services.sessions.timelines import stored_trace
 from tests.integration.api import bodies
@@ -115,6 +116,23 @@ def test_a_step_that_was_not_analyzed_has_no_heatmap(
 ) -> None:
     answer = installation.client.get(f"{SESSIONS}/{analyzed}/heatmaps", params={"step": 10**6})
     assert (answer.status_code, answer.json()["code"]) == (404, "step_not_analyzed")
+
+
+def test_a_filter_takes_every_state_and_finds_nothing_in_the_one_that_is_gone(
+    installation: Installation, analyzed: str
+) -> None:
+    def found(state: str) -> list[str]:
+        answer = installation.client.get(SESSIONS, params={"state": state})
+        assert answer.status_code == 200
+        return [session["id"] for session in answer.json()["sessions"]]
+
+    assert {state: found(state) for state in SessionState} == {
+        state: [analyzed] if state is SessionState.ANALYZED else [] for state in SessionState
+    }
+    assert found("sealed") == []
+    refused = installation.client.get(SESSIONS, params={"state": "lost"})
+    assert refused.status_code == 422
+    assert [fault["column"] for fault in refused.json()["faults"]] == ["state"]
 
 
 def test_a_timeline_is_a_chrome_trace_or_columns(installation: Installation, analyzed: str) -> None:

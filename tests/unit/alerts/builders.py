@@ -12,8 +12,9 @@ from typing import Any
 from app.alerts.board import Change, JobState
 from app.alerts.evaluate import HISTORY_SESSIONS, evaluate
 from app.alerts.facts import CauseFact, Facts
-from app.alerts.incidents import Incident, Silence, State
+from app.alerts.incidents import Incident, Silence
 from app.alerts.rules import CauseFound, NoData, Rule, Threshold
+from app.alerts.states import IncidentState
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 EVERY = timedelta(minutes=30)
@@ -94,7 +95,7 @@ class Job:
             labels=self.labels,
             history=self.history[-HISTORY_SESSIONS:],
             received=sorted(facts.received_at for facts in self.history),
-            incidents=[i for i in self.incidents.values() if i.state is not State.RESOLVED],
+            incidents=[i for i in self.incidents.values() if i.state is not IncidentState.RESOLVED],
             silences=self.silences(),
             since=self.since,
         )
@@ -113,7 +114,7 @@ class Job:
     def update(self, incident: Incident) -> None:
         self.incidents[incident.id] = incident
 
-    def only(self, *states: State) -> Incident:
+    def only(self, *states: IncidentState) -> Incident:
         [found] = [i for i in self.incidents.values() if not states or i.state in states]
         return found
 

@@ -10,8 +10,9 @@ import pytest
 
 from app.alerts.evaluate import DATA_CAME, HISTORY_SESSIONS, RULE_GONE
 from app.alerts.facts import CauseFact
-from app.alerts.incidents import Silence, State, acknowledge, clear, silence
+from app.alerts.incidents import Silence, acknowledge, clear, silence
 from app.alerts.rules import CauseFound, Escalation, NoData, Selector, Threshold
+from app.alerts.states import IncidentState
 from tests.unit.alerts.builders import (
     EVERY,
     SLOW_NODE,
@@ -32,10 +33,10 @@ STAGE = CauseFact("stage_imbalance", ("stage 3",), confidence=0.7)
 def test_two_slow_sessions_in_a_row_fire_once() -> None:
     job = Job(slow_rule())
     assert told(job.come(session(1, 1.2, SLOW_NODE))) == []
-    assert job.only().state is State.PENDING
+    assert job.only().state is IncidentState.PENDING
     assert told(job.come(session(2, 1.2, SLOW_NODE))) == ["fired"]
     assert told(job.come(session(3, 1.3, SLOW_NODE))) == []
-    assert job.only().state is State.FIRING
+    assert job.only().state is IncidentState.FIRING
     assert job.only().value == 1.3
 
 
@@ -43,7 +44,7 @@ def test_a_fast_session_between_slow_ones_starts_over_and_tells_nobody() -> None
     job = Job(slow_rule())
     changes = job.come(session(1, 1.2), session(2, 1.0), session(3, 1.2), session(4, 1.0))
     assert told(changes) == []
-    assert {i.state for i in job.incidents.values()} == {State.RESOLVED}
+    assert {i.state for i in job.incidents.values()} == {IncidentState.RESOLVED}
 
 
 def test_a_slow_session_without_a_verdict_between_does_not_start_over() -> None:
@@ -72,7 +73,7 @@ def test_no_verdict_is_never_good_news() -> None:
     job = Job(slow_rule())
     job.come(session(1, 1.2), session(2, 1.2))
     assert told(job.come(*(session(n, None) for n in range(3, 9)))) == []
-    assert job.only().state is State.FIRING
+    assert job.only().state is IncidentState.FIRING
 
 
 def test_two_rules_that_blame_the_same_make_one_incident() -> None:
@@ -86,7 +87,7 @@ def test_it_lasts_until_every_rule_that_held_it_is_clear() -> None:
     job.come(session(1, 1.2, SLOW_NODE), session(2, 1.2, SLOW_NODE))
     unsure = replace(SLOW_NODE, confidence=0.1)
     job.come(*(session(n, 1.2, unsure) for n in range(3, 6)))
-    assert job.only().state is State.FIRING
+    assert job.only().state is IncidentState.FIRING
     assert told(job.come(session(6, 1.0), session(7, 1.0))) == ["resolved"]
 
 
@@ -166,7 +167,7 @@ def test_a_regression_does_not_become_its_own_baseline() -> None:
     job = Job(regression_rule())
     job.come(*(session(n, step_time_s=10.0) for n in range(1, 6)))
     job.come(*(session(n, step_time_s=11.0) for n in range(6, 60)))
-    assert job.only().state is State.FIRING
+    assert job.only().state is IncidentState.FIRING
     assert told(job.come(session(60, step_time_s=10.0), session(61, step_time_s=10.0))) == [
         "resolved"
     ]
@@ -177,7 +178,7 @@ def test_a_regression_lasts_longer_than_the_history_that_is_looked_at() -> None:
     job.come(*(session(n, step_time_s=10.0) for n in range(1, 6)))
     slower = [session(n, step_time_s=11.0) for n in range(6, 2 * HISTORY_SESSIONS)]
     assert told(job.come(*slower)) == ["fired"]
-    assert job.only().state is State.FIRING
+    assert job.only().state is IncidentState.FIRING
     repaired = [session(2 * HISTORY_SESSIONS + n, step_time_s=10.0) for n in range(2)]
     assert told(job.come(*repaired)) == ["resolved"]
 
@@ -266,7 +267,7 @@ def test_high_values_escalate_once_and_take_the_acknowledgement_back() -> None:
     job.come(session(1, 1.2), session(2, 1.2))
     job.update(acknowledge(job.only(), "ann"))
     assert told(job.come(session(3, 1.6))) == ["escalated"]
-    assert (job.only().state, job.only().severity) == (State.FIRING, "critical")
+    assert (job.only().state, job.only().severity) == (IncidentState.FIRING, "critical")
     job.update(acknowledge(job.only(), "ann"))
     assert told(job.come(session(4, 1.7), session(5, 1.2), session(6, 1.7))) == []
     assert job.only().severity == "critical"
@@ -296,7 +297,7 @@ def test_a_silence_ends_and_tells_of_what_is_still_there() -> None:
     assert told(job.come(session(3, 1.3))) == []
     assert told(job.look(until - timedelta(seconds=1))) == []
     assert told(job.look(until)) == ["unsilenced"]
-    assert job.only().state is State.FIRING
+    assert job.only().state is IncidentState.FIRING
 
 
 def test_what_comes_back_during_its_silence_stays_silent() -> None:
@@ -305,8 +306,8 @@ def test_what_comes_back_during_its_silence_stays_silent() -> None:
     until = START + 100 * EVERY
     job.update(silence(job.only(), Silence(until, "maintenance", "ann")))
     job.come(session(3, 1.0), session(4, 1.0), session(5, 1.2), session(6, 1.2))
-    assert job.only(State.SILENCED).fired_at == session(6).received_at
-    assert job.only(State.SILENCED).id != job.only(State.RESOLVED).id
+    assert job.only(IncidentState.SILENCED).fired_at == session(6).received_at
+    assert job.only(IncidentState.SILENCED).id != job.only(IncidentState.RESOLVED).id
 
 
 def test_what_somebody_resolved_must_hold_anew_before_it_fires() -> None:

@@ -18,15 +18,18 @@ from app.alerts.grouping import (
     next_flush,
     visible,
 )
-from app.alerts.incidents import Incident, State
+from app.alerts.incidents import Incident
 from app.alerts.readings import NO_DATA_CAUSE
+from app.alerts.states import IncidentState
 from tests.unit.alerts.builders import START
 
 TIMING = Timing()
 LONG_AGO = START - timedelta(days=365)
 
 
-def incident(number: int, state: State = State.FIRING, cause: str = "slow_worker") -> Incident:
+def incident(
+    number: int, state: IncidentState = IncidentState.FIRING, cause: str = "slow_worker"
+) -> Incident:
     return Incident(
         id=uuid.UUID(int=number),
         fingerprint=str(number),
@@ -36,7 +39,7 @@ def incident(number: int, state: State = State.FIRING, cause: str = "slow_worker
         severity="warning",
         rules=(),
         opened_at=START,
-        fired_at=None if state is State.PENDING else START,
+        fired_at=None if state is IncidentState.PENDING else START,
     )
 
 
@@ -69,13 +72,15 @@ def test_another_transition_does_not_put_off_what_is_due() -> None:
 
 
 def test_what_ends_before_it_was_told_is_never_told() -> None:
-    content = content_for([incident(1, State.RESOLVED)], audience())
+    content = content_for([incident(1, IncidentState.RESOLVED)], audience())
     assert content == Content()
-    assert not due([incident(1, State.RESOLVED)], audience())
+    assert not due([incident(1, IncidentState.RESOLVED)], audience())
 
 
 def test_pending_and_silenced_incidents_are_not_told() -> None:
-    assert not due([incident(1, State.PENDING), incident(2, State.SILENCED)], audience())
+    assert not due(
+        [incident(1, IncidentState.PENDING), incident(2, IncidentState.SILENCED)], audience()
+    )
 
 
 def test_a_new_incident_is_news_and_the_same_one_is_not() -> None:
@@ -85,7 +90,7 @@ def test_a_new_incident_is_news_and_the_same_one_is_not() -> None:
 
 
 def test_what_was_told_is_told_to_be_over_and_only_once() -> None:
-    over = [incident(1, State.RESOLVED)]
+    over = [incident(1, IncidentState.RESOLVED)]
     told = audience(sent(firing(1)))
     content = content_for(over, told)
     assert [item.incident.int for item in content.resolved] == [1]
@@ -95,7 +100,7 @@ def test_what_was_told_is_told_to_be_over_and_only_once() -> None:
 
 def test_what_a_channel_may_have_heard_is_told_to_be_over() -> None:
     tried = audience(sent(firing(1), delivered=False, counts=False))
-    assert due([incident(1, State.RESOLVED)], tried)
+    assert due([incident(1, IncidentState.RESOLVED)], tried)
 
 
 def test_a_refused_message_is_not_tried_again_at_every_look_but_in_time() -> None:
@@ -108,14 +113,14 @@ def test_what_still_fires_is_repeated_but_not_what_was_acknowledged() -> None:
     told = audience(sent(firing(1)))
     assert not due([incident(1)], told, TIMING.repeat_interval - timedelta(seconds=1))
     assert due([incident(1)], told, TIMING.repeat_interval)
-    acknowledged = [incident(1, State.ACKNOWLEDGED)]
+    acknowledged = [incident(1, IncidentState.ACKNOWLEDGED)]
     assert not due(acknowledged, told, TIMING.repeat_interval)
     forgetful = audience(sent(firing(1)), manner=Manner(refreshes=True))
     assert due(acknowledged, forgetful, TIMING.repeat_interval)
 
 
 def test_an_acknowledgement_is_news_where_it_is_shown() -> None:
-    acknowledged = [incident(1, State.ACKNOWLEDGED)]
+    acknowledged = [incident(1, IncidentState.ACKNOWLEDGED)]
     assert not due(acknowledged, audience(sent(firing(1))))
     assert due(acknowledged, audience(sent(firing(1)), manner=Manner(acknowledgements=True)))
 
@@ -131,16 +136,16 @@ def test_no_data_hides_the_rest_of_the_job_without_ending_it() -> None:
 
 
 def test_no_data_that_is_silenced_hides_nothing() -> None:
-    silent = incident(2, State.SILENCED, NO_DATA_CAUSE)
+    silent = incident(2, IncidentState.SILENCED, NO_DATA_CAUSE)
     assert visible([incident(1), silent]) == [incident(1)]
 
 
 def test_what_ends_while_it_is_withheld_is_told_to_be_over() -> None:
     withheld = content_for(
-        [incident(1, State.SILENCED), incident(2)], audience(sent(firing(1), firing(2)))
+        [incident(1, IncidentState.SILENCED), incident(2)], audience(sent(firing(1), firing(2)))
     )
     later = audience(Sent(START, withheld, delivered=True))
-    over = content_for([incident(1, State.RESOLVED), incident(2)], later)
+    over = content_for([incident(1, IncidentState.RESOLVED), incident(2)], later)
     assert [item.incident.int for item in over.resolved] == [1]
 
 

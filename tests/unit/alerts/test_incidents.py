@@ -14,7 +14,6 @@ from app.alerts.incidents import (
     TRANSITIONS,
     Incident,
     Silence,
-    State,
     Trigger,
     acknowledge,
     can,
@@ -25,6 +24,7 @@ from app.alerts.incidents import (
     fingerprint_of,
     silence,
 )
+from app.alerts.states import IncidentState
 from app.errors import ConflictError
 from tests.unit.alerts.builders import START, session
 
@@ -32,7 +32,7 @@ LATER = START + timedelta(hours=1)
 ORDER = Silence(until=LATER, reason="maintenance", by="ann")
 
 
-def incident(state: State, **changes: object) -> Incident:
+def incident(state: IncidentState, **changes: object) -> Incident:
     values: dict[str, object] = {
         "id": uuid.UUID(int=1),
         "fingerprint": fingerprint_of("llm", "slow_worker", "node-7"),
@@ -42,7 +42,7 @@ def incident(state: State, **changes: object) -> Incident:
         "severity": "warning",
         "rules": (uuid.UUID(int=9),),
         "opened_at": START,
-        "fired_at": None if state is State.PENDING else START,
+        "fired_at": None if state is IncidentState.PENDING else START,
     }
     return Incident(**(values | changes))  # type: ignore[arg-type]  # fields by name
 
@@ -71,8 +71,8 @@ EXPECTED = {
 }
 
 
-@pytest.mark.parametrize(("state", "trigger"), list(itertools.product(State, Trigger)))
-def test_every_trigger_in_every_state(state: State, trigger: Trigger) -> None:
+@pytest.mark.parametrize(("state", "trigger"), list(itertools.product(IncidentState, Trigger)))
+def test_every_trigger_in_every_state(state: IncidentState, trigger: Trigger) -> None:
     expected = EXPECTED[state].get(trigger)
     assert can(state, trigger) == (expected is not None)
     if expected is None:
@@ -88,24 +88,24 @@ def test_the_table_has_nothing_that_no_test_expects() -> None:
 
 
 def test_an_escalation_takes_an_acknowledgement_back_and_is_news() -> None:
-    escalated = escalate(acknowledge(incident(State.FIRING), "ann"), LATER)
+    escalated = escalate(acknowledge(incident(IncidentState.FIRING), "ann"), LATER)
     assert escalated.acknowledged_by is None
     assert escalated.severity == "critical"
     assert (escalated.escalated_at, escalated.epoch) == (LATER, 1)
 
 
 def test_what_comes_back_within_a_silence_is_silenced_from_the_beginning() -> None:
-    pending = incident(State.PENDING, silence=ORDER)
-    assert confirm(pending, START).state is State.SILENCED
-    assert confirm(pending, LATER).state is State.FIRING
+    pending = incident(IncidentState.PENDING, silence=ORDER)
+    assert confirm(pending, START).state is IncidentState.SILENCED
+    assert confirm(pending, LATER).state is IncidentState.FIRING
 
 
 def test_the_end_of_a_silence_is_news() -> None:
-    assert end_silence(silence(incident(State.FIRING), ORDER)).epoch == 1
+    assert end_silence(silence(incident(IncidentState.FIRING), ORDER)).epoch == 1
 
 
 def test_an_end_says_why_and_by_whom() -> None:
-    ended = clear(incident(State.FIRING), LATER, "host replaced", by="ann")
+    ended = clear(incident(IncidentState.FIRING), LATER, "host replaced", by="ann")
     assert (ended.resolved_at, ended.why_resolved, ended.resolved_by) == (
         LATER,
         "host replaced",
@@ -119,5 +119,5 @@ def test_fingerprints_keep_their_parts_apart() -> None:
 
 
 def test_an_incident_survives_being_stored() -> None:
-    stored = silence(incident(State.FIRING, facts=session(3, 1.2)), ORDER)
+    stored = silence(incident(IncidentState.FIRING, facts=session(3, 1.2)), ORDER)
     assert INCIDENT.validate_json(INCIDENT.dump_json(stored)) == stored

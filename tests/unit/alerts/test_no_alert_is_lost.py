@@ -37,7 +37,6 @@ from app.alerts.incidents import (
     OPEN_STATES,
     Incident,
     Silence,
-    State,
     Trigger,
     acknowledge,
     can,
@@ -45,6 +44,7 @@ from app.alerts.incidents import (
     silence,
 )
 from app.alerts.rules import Escalation, Threshold
+from app.alerts.states import IncidentState
 from tests.unit.alerts.builders import (
     START,
     Job,
@@ -212,7 +212,7 @@ class NoAlertIsLost(RuleBasedStateMachine):
 
     @rule(which=st.integers(0, 20), deed=st.sampled_from(["acknowledge", "silence", "resolve"]))
     def somebody_acts(self, which: int, deed: str) -> None:
-        present = [i for i in self.job.incidents.values() if i.state is not State.RESOLVED]
+        present = [i for i in self.job.incidents.values() if i.state is not IncidentState.RESOLVED]
         if not present:
             return
         found = present[which % len(present)]
@@ -261,7 +261,9 @@ class NoAlertIsLost(RuleBasedStateMachine):
     @invariant()
     def one_incident_at_most_for_the_same_thing(self) -> None:
         present = [
-            i.fingerprint for i in self.job.incidents.values() if i.state is not State.RESOLVED
+            i.fingerprint
+            for i in self.job.incidents.values()
+            if i.state is not IncidentState.RESOLVED
         ]
         assert len(present) == len(set(present))
 
@@ -283,7 +285,7 @@ class NoAlertIsLost(RuleBasedStateMachine):
         for channel in self.channels:
             assert channel.open() == []
             for id_, incident in shown.items():
-                acknowledged = incident.state is State.ACKNOWLEDGED
+                acknowledged = incident.state is IncidentState.ACKNOWLEDGED
                 status = (
                     Status.ACKNOWLEDGED
                     if acknowledged and channel.manner.acknowledgements
@@ -291,7 +293,7 @@ class NoAlertIsLost(RuleBasedStateMachine):
                 )
                 assert channel.believes.get(id_) == (status, incident.epoch), "lost"
             for id_ in channel.believes:
-                assert self.job.incidents[id_].state is not State.RESOLVED, "forgotten"
+                assert self.job.incidents[id_].state is not IncidentState.RESOLVED, "forgotten"
 
     def _catch_up(self, outcome: str = "ok") -> None:
         """Let time pass until what is due is sent."""

@@ -5,7 +5,6 @@ import { percent, seconds } from '../format.js';
 import { Schedule } from './schedule.js';
 
 const LOOK_MS = 500;
-const PENDING = new Set(['queued', 'planning']);
 
 let schedule = null;
 let looking = 0;
@@ -86,7 +85,7 @@ async function look(main) {
 
 function follow(main) {
   clearTimeout(looking);
-  if (!PENDING.has(main.dataset.status)) return;
+  if (!('underway' in main.dataset)) return;
   looking = setTimeout(async () => {
     // Hidden tabs ask nothing, and a server that is away is asked again.
     if (!document.hidden) await look(main).catch(() => {});

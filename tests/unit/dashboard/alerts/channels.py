@@ -8,6 +8,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from app.alerts.rules import Selector
+from app.alerts.states import DeliveryState
 from app.services.alerts.channel_reads import ChannelView
 from app.services.alerts.deliveries import DeliveryRow
 
@@ -45,7 +46,7 @@ def delivery(state: str, **changes: Any) -> DeliveryRow:  # noqa: ANN401 - field
         channel="ops",
         job="llm",
         number=1,
-        state=state,
+        state=DeliveryState(state),
         attempt=1,
         created_at=NOW - timedelta(minutes=9),
         next_attempt_at=None,

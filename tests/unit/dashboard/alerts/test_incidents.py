@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from app.alerts.facts import Facts, FixFact
-from app.alerts.incidents import Incident, Silence, State
+from app.alerts.incidents import Incident, Silence
+from app.alerts.states import IncidentState
 from app.dashboard.alerts.incidents import PAGE, IncidentsPage, incidents_page, most_pressing
 from app.dashboard.alerts.parts import actions, context, day_or_time, session_url
 from app.services.alerts.deliveries import DeliveryRow
@@ -39,7 +40,11 @@ def facts(number: int, slowdown: float, **changes: Any) -> Facts:  # noqa: ANN40
     return replace(found, **changes)
 
 
-def incident(number: int = 1, state: State = State.FIRING, **changes: Any) -> Incident:  # noqa: ANN401 - fields of Incident
+def incident(
+    number: int = 1,
+    state: IncidentState = IncidentState.FIRING,
+    **changes: Any,  # noqa: ANN401 - fields of Incident
+) -> Incident:
     found = Incident(
         id=uuid.UUID(int=number),
         fingerprint=str(number),
@@ -50,7 +55,7 @@ def incident(number: int = 1, state: State = State.FIRING, **changes: Any) -> In
         rules=(RULE,),
         opened_at=NOW - timedelta(hours=2),
         facts=facts(number, 1.25),
-        fired_at=None if state is State.PENDING else NOW - timedelta(hours=1),
+        fired_at=None if state is IncidentState.PENDING else NOW - timedelta(hours=1),
     )
     return replace(found, **changes)
 
@@ -114,11 +119,11 @@ def test_one_that_fires_and_what_it_costs() -> None:
 
 def test_what_fires_comes_first_then_what_costs_most() -> None:
     rows = [
-        row(incident(1, State.SILENCED), "silenced"),
-        row(incident(2, State.PENDING), "pending"),
+        row(incident(1, IncidentState.SILENCED), "silenced"),
+        row(incident(2, IncidentState.PENDING), "pending"),
         row(incident(3, facts=facts(3, 1.1)), "cheap"),
         row(incident(4, facts=facts(4, 1.9)), "dear"),
-        row(incident(5, State.ACKNOWLEDGED), "acknowledged"),
+        row(incident(5, IncidentState.ACKNOWLEDGED), "acknowledged"),
         row(incident(6, facts=None), "no data"),
     ]
     page = page_of(listed(*rows))
@@ -136,7 +141,7 @@ def test_several_incidents_of_a_job_cost_what_one_costs() -> None:
 
 
 def test_nothing_fires_where_all_is_acknowledged() -> None:
-    acknowledged = incident(state=State.ACKNOWLEDGED, acknowledged_by="Kim")
+    acknowledged = incident(state=IncidentState.ACKNOWLEDGED, acknowledged_by="Kim")
     page = page_of(listed(row(acknowledged)))
     assert page.heading == "Nothing fires; 1\N{NO-BREAK SPACE}incident open"
     assert page.lines[0].labels == "by Kim · owner Kim, project vision"
@@ -157,7 +162,9 @@ def test_more_than_a_page_of_them() -> None:
 
 
 def test_says_how_many_are_beyond_the_list() -> None:
-    page = page_of(listed(row(incident()), counts={State.FIRING: 1200, State.PENDING: 5}))
+    page = page_of(
+        listed(row(incident()), counts={IncidentState.FIRING: 1200, IncidentState.PENDING: 5})
+    )
     assert page.title == "Incidents: 1,200 firing"
     assert "at least 1.6 GPU-hours" in page.heading
     assert page.list_note.endswith("; 1,204 more are not listed")
@@ -165,7 +172,7 @@ def test_says_how_many_are_beyond_the_list() -> None:
 
 
 def test_what_is_over_with_the_gain_that_was_measured() -> None:
-    ended = incident(2, State.RESOLVED, resolved_at=NOW - timedelta(minutes=30))
+    ended = incident(2, IncidentState.RESOLVED, resolved_at=NOW - timedelta(minutes=30))
     after = facts(9, 1.02, step_time_s=8.1)
     page = page_of(listed(over=[Over(row(ended), after)], over_count=44))
     assert page.over_title == "44\N{NO-BREAK SPACE}incidents over in the last 7 days; the latest 1"
@@ -179,8 +186,9 @@ def test_what_is_over_with_the_gain_that_was_measured() -> None:
 
 
 def test_the_life_of_one_in_order_with_what_did_not_arrive() -> None:
-    opened = EventRow(NOW - timedelta(days=2), "opened", None, "pending", None, None, None)
-    fired = EventRow(NOW - timedelta(minutes=10), "fired", "pending", "firing", None, None, None)
+    pending, firing = IncidentState.PENDING, IncidentState.FIRING
+    opened = EventRow(NOW - timedelta(days=2), "opened", None, pending, None, None, None)
+    fired = EventRow(NOW - timedelta(minutes=10), "fired", pending, firing, None, None, None)
     failed = delivery(
         "failed",
         id=uuid.UUID(int=8),
@@ -213,22 +221,22 @@ def test_says_that_nobody_was_told_where_there_is_no_channel() -> None:
 @pytest.mark.parametrize(
     ("state", "may"),
     [
-        (State.PENDING, (False, False, True)),
-        (State.FIRING, (True, True, True)),
-        (State.ACKNOWLEDGED, (False, True, True)),
-        (State.SILENCED, (False, True, True)),
-        (State.RESOLVED, (False, False, False)),
+        (IncidentState.PENDING, (False, False, True)),
+        (IncidentState.FIRING, (True, True, True)),
+        (IncidentState.ACKNOWLEDGED, (False, True, True)),
+        (IncidentState.SILENCED, (False, True, True)),
+        (IncidentState.RESOLVED, (False, False, False)),
     ],
 )
-def test_offers_what_the_state_allows(state: State, may: tuple[bool, bool, bool]) -> None:
+def test_offers_what_the_state_allows(state: IncidentState, may: tuple[bool, bool, bool]) -> None:
     found = actions(row(incident(state=state)), NOW)
     assert (found.can_acknowledge, found.can_silence, found.can_resolve) == may
-    assert found.is_silenced is (state is State.SILENCED)
+    assert found.is_silenced is (state is IncidentState.SILENCED)
 
 
 def test_a_silence_says_until_when_who_and_why() -> None:
     silence = Silence(NOW + timedelta(days=1), "node-7 is drained", "Kim")
-    silenced = incident(state=State.SILENCED, silence=silence)
+    silenced = incident(state=IncidentState.SILENCED, silence=silence)
     assert context(silenced, NOW) == "to 21 Nov 09:30 UTC by Kim: node-7 is drained"
 
 
@@ -243,6 +251,6 @@ def test_leads_to_the_job_where_no_session_shows_it() -> None:
 def test_the_version_changes_with_a_state_and_not_with_time() -> None:
     before = page_of(listed(row(incident())))
     later = page_of(listed(row(incident()), now=NOW + timedelta(hours=1)))
-    acknowledged = page_of(listed(row(incident(state=State.ACKNOWLEDGED))))
+    acknowledged = page_of(listed(row(incident(state=IncidentState.ACKNOWLEDGED))))
     assert before.version == later.version
     assert before.version != acknowledged.version
