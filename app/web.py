@@ -20,6 +20,7 @@ from app.api.sessions import send as ingest
 from app.api.sessions.intake import Ingest
 from app.api.sessions.live import LiveStates
 from app.dashboard import routes as dashboard
+from app.inputs.plans.request import WrittenRequest
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -73,6 +74,7 @@ def create_app(container: Container) -> FastAPI:
     app.include_router(docs.router(app))
     app.include_router(dashboard.router(container))
 
+    docs.publish(app, WrittenRequest)
     problems.install(app)
     # The last one added is the outermost.
     app.add_middleware(Compression)

@@ -12,13 +12,15 @@ from pydantic import BaseModel
 
 from app.analysis.documents import UnreadableDocumentError, load_json
 from app.analysis.planning.document import PlanDocument, SimulatedIteration
-from app.analysis.planning.spec.parse import unreadable_spec
+from app.api.frame.docs import REFERENCE
 from app.db.states import PlanState
 from app.db.unit_of_work import reading
 from app.errors import BodyTooLargeError, Fault, InvalidSpecError
+from app.inputs.plans.request import WrittenRequest, read_request
+from app.inputs.plans.spec import unreadable_spec
 from app.services.container import Container
 from app.services.plans.read import PlanRow, PlanView, get_plan, list_plans
-from app.services.plans.requests import cancel_plan, read_request, submit_plan
+from app.services.plans.requests import cancel_plan, submit_plan
 from app.services.plans.stored import Headline
 
 DEFAULT_LIMIT: Final = 50
@@ -117,7 +119,12 @@ def router(container: Container) -> APIRouter:
         openapi_extra={
             "requestBody": {
                 "required": True,
-                "content": {"application/json": {"example": EXAMPLE}},
+                "content": {
+                    "application/json": {
+                        "schema": {"$ref": REFERENCE.format(model=WrittenRequest.__name__)},
+                        "example": EXAMPLE,
+                    }
+                },
             }
         },
     )

@@ -16,9 +16,9 @@ from app.analysis.planning.build import plan_document
 from app.analysis.planning.document import NoAnswer, PlanDocument
 from app.analysis.planning.plan import plan, with_oobleck_templates
 from app.analysis.planning.search.budget import Budget
-from app.analysis.planning.spec.parse import parse_spec, unreadable_spec
 from app.cli.files import FileError, read_document
 from app.errors import InvalidSpecError
+from app.inputs.plans.spec import parse_spec, unreadable_spec
 
 GIB = 2**30
 MS_PER_S = 1e3

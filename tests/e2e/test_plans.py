@@ -11,9 +11,9 @@ import yaml
 from playwright.sync_api import expect
 
 from app.analysis.planning.plan import plan
-from app.analysis.planning.spec.parse import parse_spec
 from app.analysis.planning.template import evaluate
 from app.analysis.synthesis.scenarios import SCENARIOS
+from app.inputs.plans.spec import parse_spec
 from tests.e2e.looking import SCREENSHOTS, check, keep, wait_for_figures
 from tests.e2e.test_pages import analyzed, expect_well_made, in_every_look
 from tests.support.plans import Asked, ask, do, open_run, plan_row, small_spec

@@ -10,7 +10,8 @@ from sqlalchemy import select
 
 from app.db.models.plans import Plan
 from app.db.models.sessions import PLAN_TEMPLATE, TaskRun
-from app.services.plans.requests import read_request, submit_plan
+from app.inputs.plans.request import read_request
+from app.services.plans.requests import submit_plan
 from app.services.tasks.execute import execute
 from app.services.tasks.leases import LeaseKeeper
 

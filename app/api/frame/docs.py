@@ -8,14 +8,17 @@ from typing import TYPE_CHECKING, Any, Final
 from fastapi import APIRouter, Response
 from fastapi.responses import HTMLResponse
 from jinja2 import Environment
+from pydantic.json_schema import models_json_schema
 
 from app.api.frame.problems import PROBLEMS
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
+    from pydantic import BaseModel
 
 OPENAPI_URL: Final = "/api/openapi.json"
 DOCS_URL: Final = "/api/docs"
+REFERENCE: Final = "#/components/schemas/{model}"
 
 STYLE: Final = """\
 :root { color-scheme: light dark; }
@@ -114,6 +117,21 @@ def router(app: FastAPI) -> APIRouter:
         return Response(STYLE, media_type="text/css")
 
     return routes
+
+
+def publish(app: FastAPI, *models: type[BaseModel]) -> None:
+    """Add the schemas of bodies that routes read themselves to the OpenAPI document."""
+    make = app.openapi
+
+    def openapi() -> dict[str, Any]:
+        document = make()
+        _, found = models_json_schema(
+            [(model, "validation") for model in models], ref_template=REFERENCE
+        )
+        document["components"]["schemas"] |= found["$defs"]
+        return document
+
+    app.openapi = openapi  # type: ignore[method-assign] # the framework's way to extend it
 
 
 def _groups(document: dict[str, Any]) -> list[tuple[str, list[dict[str, Any]]]]:

@@ -25,8 +25,8 @@ from app.dashboard.plans.view import PROVEN, STATES, plan_page
 from app.db.states import PlanState
 from app.db.unit_of_work import reading
 from app.errors import NotFoundError
+from app.inputs.plans.request import DEFAULT_TIME_LIMIT_S, MOST_TIME_LIMIT_S
 from app.services.plans.read import PlanRow, PlanView, get_plan, list_plans
-from app.services.plans.requests import DEFAULT_TIME_LIMIT_S, MOST_TIME_LIMIT_S
 from app.services.plans.stored import PlanResult
 
 if TYPE_CHECKING:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 from app.analysis.planning.document import (
     FoldedCluster,
@@ -15,6 +15,7 @@ from app.analysis.planning.document import (
     SimulatedIteration,
 )
 from app.dashboard.look.format import NBSP, percent, plural, seconds
+from app.services.plans.read import Asked
 
 MS: Final = 1e-3
 GIB: Final = 2**30
@@ -76,16 +77,16 @@ class MethodRow:
     blocks: tuple[Block, ...] = ()
 
 
-def device_names(spec: Mapping[str, Any]) -> list[str]:
+def device_names(asked: Asked) -> list[str]:
     """Return the types of a specification in its order: a type's place is its color."""
-    return [str(device["type"]) for device in spec["devices"]]
+    return [device.type for device in asked.devices]
 
 
-def cluster_text(spec: Mapping[str, Any]) -> str:
+def cluster_text(asked: Asked) -> str:
     """Return the cluster in words: ``2 × 4 V100, 2 × 4 A6000``."""
     return ", ".join(
-        f"{device['nodes']}{NBSP}×{NBSP}{device['gpus_per_node']} {device['type']}"
-        for device in spec["devices"]
+        f"{device.nodes}{NBSP}×{NBSP}{device.gpus_per_node} {device.type}"
+        for device in asked.devices
     )
 
 

@@ -32,7 +32,7 @@ from app.dashboard.plans.parts import (
 from app.db.states import PlanState
 
 if TYPE_CHECKING:
-    from app.services.plans.read import PlanView
+    from app.services.plans.read import Asked, PlanView
 
 STATES: Final = {
     PlanState.QUEUED: State("wait", "Waiting", 3),
@@ -98,10 +98,8 @@ def plan_page(view: PlanView) -> PlanPage:
     """Return the page of a plan."""
     row, result = view.row, view.result
     name = plan_name(row.name, row.layers, row.gpus)
-    subject = (
-        f"{plural(row.layers, 'layer')} · {plural(int(view.spec['microbatches']), 'microbatch', 'microbatches')}"  # noqa: E501 - one sentence
-        f" · {cluster_text(view.spec)}"
-    )
+    microbatches = plural(view.asked.microbatches, "microbatch", "microbatches")
+    subject = f"{plural(row.layers, 'layer')} · {microbatches} · {cluster_text(view.asked)}"
     template = None
     heading, why, facts = _waiting(view)
     if result is not None:
@@ -117,7 +115,7 @@ def plan_page(view: PlanView) -> PlanPage:
         subject=subject,
         status=row.state,
         state=PROVEN if proven else STATES[row.state],
-        line=(METHOD_NAMES[row.method], OBJECTIVE_WORDS[row.objective], *_constraints(view.spec)),
+        line=(METHOD_NAMES[row.method], OBJECTIVE_WORDS[row.objective], *_constraints(view.asked)),
         heading=heading,
         facts=facts,
         why=why,
@@ -164,9 +162,9 @@ def _short(view: PlanView) -> str:
     return f"{seconds(found.iteration_time_ms.simulated * MS)}{proof}"
 
 
-def _constraints(spec: Mapping[str, Any]) -> tuple[str, ...]:
-    idle = "devices may idle" if spec.get("allow_idle") else "all devices used"
-    stage = "stages may be replicated" if spec.get("replicate") else "a stage stays in one node"
+def _constraints(asked: Asked) -> tuple[str, ...]:
+    idle = "devices may idle" if asked.allow_idle else "all devices used"
+    stage = "stages may be replicated" if asked.replicate else "a stage stays in one node"
     return (idle, stage)
 
 
@@ -260,7 +258,7 @@ def _memory(stages: Sequence[PlannedStage]) -> Fact | None:
 
 
 def _template(view: PlanView, document: PlanDocument, timeline: SimulatedIteration) -> Template:
-    names = device_names(view.spec)
+    names = device_names(view.asked)
     used = {stage.device for stage in document.stages}
     idle = {name: count for name, count in document.idle.items() if count}
     return Template(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
+from pydantic import TypeAdapter
 from sqlalchemy import func, select
 
 from app.db.blobs import read_blob
@@ -12,6 +13,7 @@ from app.db.models.plans import Plan
 from app.db.models.sessions import PLAN_TEMPLATE, TaskRun
 from app.db.states import PlanState, TaskState
 from app.errors import Fault, NotFoundError
+from app.inputs.values import Name, Whole
 from app.services.plans.stored import HEADLINE, Headline, PlanResult, unpack_result
 
 if TYPE_CHECKING:
@@ -45,6 +47,28 @@ class PlanRow:
 
 
 @dataclass(frozen=True, slots=True)
+class AskedDevice:
+    """A device type of a specification, and its place in the cluster."""
+
+    type: Name
+    nodes: Whole
+    gpus_per_node: Whole
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What a page says of a specification, whichever version took it."""
+
+    devices: tuple[AskedDevice, ...]
+    microbatches: Whole
+    allow_idle: bool = False
+    replicate: bool = False
+
+
+_ASKED: Final = TypeAdapter(Asked)
+
+
+@dataclass(frozen=True, slots=True)
 class PlanView:
     """Everything of one plan.
 
@@ -53,6 +77,8 @@ class PlanView:
     row : PlanRow
     spec : mapping
         The specification as it was sent.
+    asked : Asked
+        The same, as far as a page says it.
     faults : tuple of Fault
         Why there is no template: the nearest changes, or what is wrong.
     ahead : int
@@ -65,6 +91,7 @@ class PlanView:
 
     row: PlanRow
     spec: Mapping[str, Any]
+    asked: Asked
     faults: tuple[Fault, ...]
     ahead: int
     result: PlanResult | None
@@ -104,11 +131,17 @@ def get_plan(tx: Reads, plan_id: uuid.UUID) -> PlanView:
     return PlanView(
         row=row,
         spec=found.spec,
+        asked=asked_of(found.spec),
         faults=tuple(Fault(**fault) for fault in detail.get("faults", ())),
         ahead=_ahead(tx, plan_id) if row.state is PlanState.QUEUED else 0,
         result=None if blob is None else unpack_result(b"".join(read_blob(tx, blob))),
         now=tx.now,
     )
+
+
+def asked_of(spec: Mapping[str, Any]) -> Asked:
+    """Return what a page says of a stored specification."""
+    return _ASKED.validate_python(spec)
 
 
 def _row(found: Row[*tuple[Any, ...]]) -> PlanRow:

@@ -14,12 +14,12 @@ from app.analysis.json_text import plain
 from app.analysis.planning.build import plan_document, simulated_iteration
 from app.analysis.planning.plan import plan, with_oobleck_templates
 from app.analysis.planning.search.budget import Budget
-from app.analysis.planning.spec.parse import parse_spec
 from app.db.blobs import write_blob
 from app.db.models.plans import Plan
 from app.db.models.sessions import TaskRun
 from app.db.states import PlanState, TaskState
 from app.errors import InfeasiblePlanError, InvalidSpecError, LostClaimError, NotFoundError
+from app.inputs.plans.spec import parse_spec
 from app.services.container import Claim
 from app.services.plans.stored import Headline, PlanResult, pack_result
 from app.services.plans.transition import move_plan

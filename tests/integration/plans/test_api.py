@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 import yaml
+from jsonschema import Draft202012Validator
 
 from app.analysis.json_text import plain
 from app.analysis.planning.build import plan_document
 from app.analysis.planning.plan import plan
-from app.analysis.planning.spec.parse import parse_spec
+from app.inputs.plans.spec import parse_spec
 from tests.support.plans import Asked, ask, do, open_run, plan_row, small_spec
 
 if TYPE_CHECKING:
@@ -217,3 +218,24 @@ def test_the_openapi_document_shows_the_parts_of_a_plan(client: httpx.Client) ->
     assert plan_schema["stages"]["items"] == {"$ref": "#/components/schemas/PlannedStage"}
     assert "memory_limit_bytes" in schemas["PlannedStage"]["required"]
     assert "replicas" not in schemas["PlannedStage"]["required"]
+
+
+def test_the_openapi_document_shows_what_a_request_holds(client: httpx.Client) -> None:
+    document = client.get("/api/openapi.json").json()
+    body = document["paths"][PLANS]["post"]["requestBody"]["content"]["application/json"]
+    schemas = document["components"]["schemas"]
+    assert body["schema"] == {"$ref": "#/components/schemas/WrittenRequest"}
+    assert schemas["WrittenRequest"]["properties"]["method"]["enum"] == [
+        "optimal", "ditto", "greedy", "exhaustive",
+    ]  # fmt: skip
+    assert schemas["WrittenRequest"]["properties"]["spec"]["anyOf"] == [
+        {"$ref": "#/components/schemas/WrittenSpec"}, {"type": "string"},
+    ]  # fmt: skip
+    assert schemas["WrittenSpec"]["required"] == ["model", "devices", "microbatches"]
+    assert schemas["WrittenDevice"]["additionalProperties"] is False
+    assert schemas["WrittenDevice"]["properties"]["nodes"] == {
+        "maximum": 4096, "minimum": 1, "title": "Nodes", "type": "integer",
+    }  # fmt: skip
+    Draft202012Validator(
+        {"$ref": "#/components/schemas/WrittenRequest", "components": document["components"]}
+    ).validate(body["example"])

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from app.analysis.planning.plan import plan
-from app.analysis.planning.spec.parse import parse_spec
 from app.analysis.planning.spec.transformer import Accelerator
 from app.cost_models.roofline import layer_documents
+from app.inputs.plans.spec import parse_spec
 from tests.support.extras import of_extra
 
 jax = of_extra("jax", "xla")

@@ -1,22 +1,24 @@
 """What is to be planned: a model's layers, a cluster's devices, their network.
 
 Times are milliseconds of one microbatch, sizes bytes, speeds relative. These types are trusted:
-`app.analysis.planning.spec.parse` checks what comes from outside.
+`app.inputs.plans.spec` checks what comes from outside.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, Literal, get_args
 
 # Weights, gradients and the optimizer's state, as a multiple of the parameters' bytes (Oobleck).
 WEIGHT_STATES: Final = 6
 # Where only the forward pass was profiled (Oobleck's profiler).
 BACKWARD_PER_FORWARD: Final = 3.0
 
-OBJECTIVES: Final = ("t_std", "t_oobleck", "simulated")
-METHODS: Final = ("optimal", "ditto", "greedy", "exhaustive")
+Objective = Literal["t_std", "t_oobleck", "simulated"]
+Method = Literal["optimal", "ditto", "greedy", "exhaustive"]
+OBJECTIVES: Final[tuple[Objective, ...]] = get_args(Objective)
+METHODS: Final[tuple[Method, ...]] = get_args(Method)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,13 +8,11 @@ traffic. Blocks count 2 operations for each weight and token, and 4·s·h a toke
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final, Self
+from typing import Final, Self
 
 from app.analysis.planning.spec.catalogue import CATALOGUE, find_device
 from app.analysis.planning.spec.model import Layer, LayerTimes
-from app.analysis.planning.spec.reading import Reader, join
 
 EFFICIENCY: Final = 0.5
 TRAFFIC_EFFICIENCY: Final = 0.8
@@ -23,13 +21,6 @@ BACKWARD_WORK: Final = 2.0
 # attention that keeps no scores (Korthikanti et al., arXiv:2205.05198).
 STORED_PER_TOKEN: Final = 34.0
 MS: Final = 1e3
-
-_SHAPE: Final = (
-    "layers", "hidden", "heads", "vocabulary", "sequence", "microbatch", "intermediate",
-    "kv_heads", "gated", "experts", "active_experts", "number_bytes", "measured",
-)  # fmt: skip
-_REQUIRED: Final = ("layers", "hidden", "heads", "vocabulary", "sequence", "microbatch")
-_MEASURED: Final = ("type", "layer", "forward_ms", "backward_ms")
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,29 +34,31 @@ class Accelerator:
     efficiency: float = EFFICIENCY
 
     @classmethod
-    def read(cls, reader: Reader, path: str, name: str, row: Mapping[str, Any]) -> Self | None:
-        """Return the device of the catalogue that `name` means, or the one that `row` describes."""
+    def known(
+        cls,
+        name: str,
+        peak_tflops: float | None = None,
+        memory_gbytes_per_s: float | None = None,
+        efficiency: float = EFFICIENCY,
+    ) -> Self:
+        """Return the device of the catalogue that `name` means, or what is said of it here.
+
+        Raises
+        ------
+        LookupError
+            The catalogue does not have it, and too little is said of it.
+        """
         known = find_device(name)
-        described = {
-            key: reader.number(join(path, key), row[key], above=True)
-            for key in ("peak_tflops", "memory_gbytes_per_s")
-            if key in row
-        }
-        share = reader.number(
-            join(path, "efficiency"), row.get("efficiency", EFFICIENCY), above=True, high=1.0
-        )
-        peak = described.get("peak_tflops", known.peak_tflops if known else None)
-        traffic = described.get("memory_gbytes_per_s", known.memory_gbytes_per_s if known else None)
-        if peak is None or traffic is None or share is None:
+        peak = peak_tflops or (known.peak_tflops if known else None)
+        traffic = memory_gbytes_per_s or (known.memory_gbytes_per_s if known else None)
+        if peak is None or traffic is None:
             names = ", ".join(device.name for device in CATALOGUE)
-            reader.fault(
-                f"{path}.type",
-                "unknown_type",
+            raise LookupError(
                 f"{name} is not in the catalogue ({names}): it needs peak_tflops and "
-                "memory_gbytes_per_s",
+                "memory_gbytes_per_s"
             )
-            return None
-        return cls(name, peak * 1e12, traffic * 1e9, known.memory_bytes if known else None, share)
+        memory = known.memory_bytes if known else None
+        return cls(name, peak * 1e12, traffic * 1e9, memory, efficiency)
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,60 +169,3 @@ def roofline_ms(work: Work, accelerator: Accelerator) -> float:
     arithmetic = work.flops / (accelerator.peak_flops * accelerator.efficiency)
     traffic = work.traffic_bytes / (accelerator.bytes_per_s * TRAFFIC_EFFICIENCY)
     return max(arithmetic, traffic) * MS
-
-
-def read_transformer(reader: Reader, path: str, value: object) -> Transformer | None:
-    """Return the transformer that a mapping describes."""
-    row = reader.mapping(path, value, _SHAPE, _REQUIRED)
-    if row is None:
-        return None
-    numbers = {
-        key: reader.whole(join(path, key), row[key], low=1, high=998 if key == "layers" else 10**9)
-        for key in _SHAPE
-        if key in row and key not in {"gated", "measured"}
-    }
-    gated = reader.flag(join(path, "gated"), row.get("gated", False))
-    found = {key: number for key, number in numbers.items() if number is not None}
-    if any(key not in found for key in _REQUIRED):
-        return None
-    if found.get("active_experts", 1) > found.get("experts", 1):
-        reader.fault(
-            join(path, "active_experts"), "conflict", "there are fewer experts than active ones"
-        )
-    measured = tuple(_measured(reader, join(path, "measured"), row, found["layers"] + 2))
-    return Transformer(
-        layers_count=found["layers"],
-        hidden=found["hidden"],
-        heads=found["heads"],
-        vocabulary=found["vocabulary"],
-        sequence=found["sequence"],
-        microbatch=found["microbatch"],
-        intermediate=found.get("intermediate", 4 * found["hidden"]),
-        kv_heads=found.get("kv_heads", found["heads"]),
-        gated=bool(gated),
-        experts=found.get("experts", 1),
-        active_experts=found.get("active_experts", 1),
-        number_bytes=found.get("number_bytes", 2),
-        measured=measured,
-    )
-
-
-def _measured(reader: Reader, path: str, row: Mapping[str, Any], layers: int) -> list[Measured]:
-    if "measured" not in row:
-        return []
-    found = []
-    for place, item in reader.items(path, row["measured"], 10_000):
-        one = reader.mapping(place, item, _MEASURED, ("type", "layer", "forward_ms"))
-        if one is None or any(key not in one for key in ("type", "layer", "forward_ms")):
-            continue
-        name = reader.text(f"{place}.type", one["type"])
-        layer = reader.whole(f"{place}.layer", one["layer"], low=0, high=layers - 1)
-        forward = reader.number(f"{place}.forward_ms", one["forward_ms"], above=True)
-        backward = (
-            reader.number(f"{place}.backward_ms", one["backward_ms"], above=True)
-            if "backward_ms" in one
-            else None
-        )
-        if name is not None and layer is not None and forward is not None:
-            found.append(Measured(name, layer, forward, backward))
-    return found

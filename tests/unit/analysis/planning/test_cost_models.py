@@ -8,8 +8,8 @@ import pytest
 
 from app.analysis.planning.plan import plan
 from app.analysis.planning.spec.catalogue import CATALOGUE, find_device
-from app.analysis.planning.spec.parse import parse_spec
 from app.errors import InvalidSpecError
+from app.inputs.plans.spec import parse_spec
 
 SHAPE = {
     "layers": 4,

@@ -17,12 +17,12 @@ from app.analysis.json_text import plain, to_json
 from app.analysis.planning.build import plan_document, simulated_iteration
 from app.analysis.planning.document import NoAnswer
 from app.analysis.planning.plan import plan
-from app.analysis.planning.spec.parse import parse_spec
 from app.dashboard.plans.pages import FILES
 from app.dashboard.plans.parts import blocks_of, layer_ticks, method_rows
 from app.dashboard.plans.view import plan_page, sentence
 from app.dashboard.session.template import session_template
-from app.services.plans.read import PlanRow, PlanView
+from app.inputs.plans.spec import parse_spec
+from app.services.plans.read import PlanRow, PlanView, asked_of
 from app.services.plans.stored import PlanResult
 from tests.support.plans import small_spec
 
@@ -55,7 +55,8 @@ def view(state: str, **changes: Any) -> PlanView:  # noqa: ANN401 - columns diff
     whole: dict[str, Any] = {"faults": (), "ahead": 0, "result": None}
     for name, value in changes.items():
         (row if name in row else whole)[name] = value
-    return PlanView(row=PlanRow(**row), spec=small_spec(), now=NOW, **whole)
+    spec = small_spec()
+    return PlanView(row=PlanRow(**row), spec=spec, asked=asked_of(spec), now=NOW, **whole)
 
 
 def test_the_sentence_says_what_is_proven_and_what_others_take(result: PlanResult) -> None:

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.analysis.planning.spec.model import Spec
-from app.analysis.planning.spec.parse import parse_spec
 from app.errors import Fault, InvalidSpecError
+from app.inputs.plans.spec import parse_spec
 
 SCALARS = (
     st.none()

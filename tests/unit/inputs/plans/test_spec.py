@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from app.analysis.planning.spec.model import Layer
-from app.analysis.planning.spec.parse import parse_spec
 from app.errors import InvalidSpecError
+from app.inputs.plans.spec import parse_spec
 
 
 def document() -> dict[str, Any]:
@@ -196,3 +196,51 @@ def test_numbers_that_yaml_leaves_as_text_are_read() -> None:
     spec = parse_spec(changed)
     assert spec.devices[0].memory_bytes == 1e9
     assert spec.devices[0].name == "3090"
+
+
+def test_null_stands_for_what_may_be_absent() -> None:
+    plain, changed = document(), document()
+    changed["model"]["layers"][0]["stored_activation_bytes"] = None
+    changed["profiled_on"]["speed"] = None
+    changed["network"]["inter_node_gbytes_per_s"] = None
+    assert parse_spec(changed) == parse_spec(plain)
+
+
+def test_faults_across_parts_are_named_beside_those_of_one_part() -> None:
+    changed = document()
+    changed["microbatches"] = 0
+    changed["model"]["layers"][0]["forward_ms"] = "x"
+    changed["model"]["foo"] = 1
+    changed["devices"][1]["type"] = "slow"
+    changed["devices"][0]["forward_ms"] = [1.0]
+    assert set(faults(changed)) == {
+        ("model.layers[0].forward_ms", "bad_type"),
+        ("model.foo", "unknown_key"),
+        ("devices[0].forward_ms", "bad_length"),
+        ("devices[1].type", "duplicate"),
+        ("microbatches", "out_of_range"),
+    }
+
+
+def test_a_type_that_is_predicted_has_to_be_known() -> None:
+    changed = document()
+    changed["model"] = {
+        "transformer": {
+            "layers": 2, "hidden": 64, "heads": 4, "vocabulary": 100, "sequence": 16,
+            "microbatch": 1, "gated": "yes", "active_experts": 2,
+            "measured": [{"type": "a", "layer": 4, "forward_ms": 1.0}],
+        }
+    }  # fmt: skip
+    assert set(faults(changed)) == {
+        ("model.transformer.gated", "bad_type"),
+        ("model.transformer.active_experts", "conflict"),
+        ("model.transformer.measured[0].layer", "out_of_range"),
+        ("devices[0].type", "unknown_type"),
+        ("devices[1].type", "unknown_type"),
+    }
+
+
+def test_a_table_of_more_layers_than_any_model_has_is_one_fault() -> None:
+    changed = document()
+    changed["network"]["allreduce_in_node_ms"] = {layer: {2: "x"} for layer in range(1100)}
+    assert faults(changed) == [("network.allreduce_in_node_ms", "bad_length")]

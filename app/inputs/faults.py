@@ -1,0 +1,66 @@
+"""What pydantic finds wrong with a document, as faults with stable codes and paths."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Final
+
+from app.errors import Fault
+
+if TYPE_CHECKING:
+    from pydantic import ValidationError
+    from pydantic_core import ErrorDetails
+
+MOST_FAULTS: Final = 100
+
+
+def faults_of(
+    error: ValidationError,
+    codes: Mapping[str, str],
+    otherwise: str,
+    *,
+    root: str,
+    inner: str = "",
+) -> list[Fault]:
+    """Return the first faults of a document.
+
+    Parameters
+    ----------
+    codes : mapping of str to str
+        Our code of each of pydantic's types.
+    otherwise : str
+        The code of all other types.
+    root : str
+        What the whole document is called.
+    inner : str
+        A key whose parts have paths of their own.
+    """
+    found = []
+    for item in error.errors(include_url=False)[:MOST_FAULTS]:
+        place = item["loc"]
+        if place[:1] == (inner,) and (place[1:] or item["type"] != "missing"):
+            place = place[1:]
+        path = path_of(place)
+        message = _message(item, path or root)
+        found.append(Fault(codes.get(item["type"], otherwise), message, column=path))
+    return found
+
+
+def _message(item: ErrorDetails, name: str) -> str:
+    said = item["msg"]
+    if item["type"] == "missing":
+        return f"{name} is missing"
+    if item["type"] == "extra_forbidden":
+        return f"{name} is not known here"
+    return name + said.removeprefix("Input") if said.startswith("Input ") else f"{name}: {said}"
+
+
+def path_of(place: Sequence[str | int]) -> str:
+    """Return where a fault is: ``model.layers[3].forward_ms``."""
+    path = ""
+    for part in place:
+        if isinstance(part, int):
+            path += f"[{part}]"
+        elif not part.startswith("["):  # pydantic's mark of a key, ours of a choice
+            path += f".{part}" if path else part
+    return path

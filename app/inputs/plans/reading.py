@@ -1,0 +1,47 @@
+"""What of a specification is read so far: parts that follow are held against it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from pydantic import ValidationInfo
+
+from app.errors import Fault
+
+# Reads the document that a `profile` names.
+ProfileReader = Callable[[str], object]
+
+
+@dataclass(slots=True)
+class Reading:
+    """The context in which pydantic checks a specification, in the order of its fields.
+
+    Parameters
+    ----------
+    read_profile : callable, optional
+    document : object
+        The specification as JSON types.
+    faults : list of Fault
+        What cannot be said of a single field.
+    layers : int
+        Of the model; 0 where they cannot be counted.
+    predicts : bool
+        Whether a transformer's times are predicted for each device type.
+    speeds : dict of str to float
+        Of each device type so far.
+    """
+
+    read_profile: ProfileReader | None = None
+    document: object = None
+    faults: list[Fault] = field(default_factory=list)
+    layers: int = 0
+    predicts: bool = False
+    speeds: dict[str, float] = field(default_factory=dict)
+
+
+def reading_of(info: ValidationInfo) -> Reading:
+    """Return the context of a validator."""
+    context = info.context
+    assert isinstance(context, Reading)  # noqa: S101 - specifications are read through `parse_spec`
+    return context

@@ -1,0 +1,115 @@
+"""A request for a plan: a specification, and how to plan for it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Any, Final, cast
+
+from pydantic import BeforeValidator, Field, ValidationError, ValidationInfo, field_validator
+
+from app.analysis.planning.spec.model import Method, Objective, Spec
+from app.errors import Fault, InvalidSpecError
+from app.inputs.faults import faults_of
+from app.inputs.plans.reading import Reading, reading_of
+from app.inputs.plans.spec import CODES, WrittenSpec, load_spec
+from app.inputs.values import FromYaml, Name, Written, word
+
+DEFAULT_TIME_LIMIT_S: Final = 60.0
+# With the comparison, which gets as much again, and the last pass this stays below the limit of
+# an analysis.
+MOST_TIME_LIMIT_S: Final = 240.0
+# Forward passes of one simulated iteration on one device each. More would not fit in memory.
+MOST_COMPUTATIONS: Final = 2_000_000
+
+
+def _loaded(value: object) -> object:
+    return load_spec(value) if isinstance(value, str) else value
+
+
+class WrittenRequest(Written):
+    """A request for a plan; `spec` may be a text of YAML or JSON as well."""
+
+    method: Annotated[Method, BeforeValidator(word)] = "optimal"
+    objective: Annotated[Objective, BeforeValidator(word)] = "t_std"
+    time_limit_s: Annotated[
+        float, Field(gt=0, le=MOST_TIME_LIMIT_S, allow_inf_nan=False), FromYaml
+    ] = DEFAULT_TIME_LIMIT_S
+    name: Annotated[Name | None, BeforeValidator(lambda value: value or None)] = None
+    spec: Annotated[WrittenSpec, BeforeValidator(_loaded, json_schema_input_type=WrittenSpec | str)]
+
+    @field_validator("spec")
+    @classmethod
+    def _limit(cls, spec: WrittenSpec, info: ValidationInfo) -> WrittenSpec:
+        reading_of(info).faults += _limits(spec.spec(), info.data.get("objective"))
+        return spec
+
+
+@dataclass(frozen=True, slots=True)
+class PlanRequest:
+    """A plan that can be asked for.
+
+    Parameters
+    ----------
+    document : dict
+        The specification as JSON types.
+    spec : Spec
+        The same, read.
+    """
+
+    document: dict[str, Any]
+    spec: Spec
+    method: Method
+    objective: Objective
+    time_limit_s: float
+    name: str | None
+
+
+def read_request(document: object) -> PlanRequest:
+    """Check a request.
+
+    Parameters
+    ----------
+    document : object
+        ``{"spec": …, "method": …, "objective": …, "time_limit_s": …, "name": …}``; the
+        specification is a mapping, or a text of YAML or JSON.
+
+    Raises
+    ------
+    InvalidSpecError
+        With every fault and its path; paths within the specification begin there.
+    """
+    reading, faults = Reading(), []
+    try:
+        written = WrittenRequest.model_validate(document, context=reading)
+    except ValidationError as error:
+        faults = faults_of(error, CODES, "bad_type", root="the request", inner="spec")
+    faults += reading.faults
+    if faults:
+        count = len(faults)
+        raise InvalidSpecError(
+            f"The request has {count} fault{'s' if count > 1 else ''}: {faults[0].message}"
+            + (", …" if count > 1 else "."),
+            faults=tuple(faults),
+        )
+    return PlanRequest(
+        document=cast("dict[str, Any]", reading.document),
+        spec=written.spec.spec(),
+        method=written.method,
+        objective=written.objective,
+        time_limit_s=written.time_limit_s,
+        name=written.name,
+    )
+
+
+def _limits(spec: Spec, objective: object) -> list[Fault]:
+    """Return the faults of a specification that is sound in itself."""
+    faults = []
+    most_stages = min(spec.gpus, len(spec.layers))
+    if objective == "t_oobleck" and spec.microbatches < most_stages:
+        message = f"t_oobleck needs as many microbatches as there can be stages, {most_stages}"
+        faults.append(Fault("out_of_range", message, column="microbatches"))
+    most = MOST_COMPUTATIONS // most_stages
+    if spec.microbatches > most:
+        message = f"with {most_stages} stages at most {most} microbatches can be simulated"
+        faults.append(Fault("too_large", message, column="microbatches"))
+    return faults

@@ -1,0 +1,163 @@
+"""A planning specification, from a YAML or JSON document.
+
+Codes of the faults of `InvalidSpecError`
+-----------------------------------------
+=================  ============================================================================
+``missing``        a required key is absent
+``unknown_key``    a key that means nothing here
+``bad_type``       not of the type that is wanted
+``out_of_range``   a number outside its range
+``bad_length``     a list that is empty, too long, or not as long as the model
+``unknown_value``  not one of the words that are allowed
+``unknown_type``   a device type that the specification, or the catalogue, does not have
+``duplicate``      a device type stands twice
+``conflict``       two statements contradict each other
+``not_readable``   a profile that cannot be read from here
+``too_large``      more devices than can be planned for
+=================  ============================================================================
+"""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Annotated, Final, Literal
+
+from pydantic import (
+    BeforeValidator,
+    Field,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
+from pydantic_core import PydanticCustomError
+
+from app.analysis.documents import UnreadableDocumentError, load_document
+from app.analysis.planning.spec.model import Spec
+from app.errors import Fault, InvalidSpecError
+from app.inputs.faults import faults_of
+from app.inputs.plans.cluster import ProfiledOn, WrittenDevice, WrittenNetwork
+from app.inputs.plans.model import WrittenModel
+from app.inputs.plans.reading import ProfileReader, Reading, reading_of
+from app.inputs.values import Flag, FromYaml, Written, as_json, word
+
+MOST_TYPES: Final = 16
+MOST_MICROBATCHES: Final = 100_000
+# Combinations of whole nodes × places in a node: the states of the search.
+MOST_STATES: Final = 40_000_000
+
+_OWN: Final = (
+    "missing", "out_of_range", "bad_length", "unknown_type", "duplicate", "conflict",
+    "not_readable", "too_large",
+)  # fmt: skip
+# Our codes of pydantic's types; every other one is `bad_type`.
+CODES: Final = {code: code for code in _OWN} | {
+    "extra_forbidden": "unknown_key",
+    "literal_error": "unknown_value",
+    "too_short": "bad_length",
+    "too_long": "bad_length",
+    "too_many_keys": "bad_length",
+    "greater_than": "out_of_range",
+    "greater_than_equal": "out_of_range",
+    "less_than_equal": "out_of_range",
+}
+
+
+class WrittenSpec(Written):
+    """A planning specification."""
+
+    model: WrittenModel
+    devices: Annotated[list[WrittenDevice], Field(min_length=1, max_length=MOST_TYPES)]
+    profiled_on: ProfiledOn | None = None
+    microbatches: Annotated[int, Field(ge=1, le=MOST_MICROBATCHES), FromYaml]
+    network: WrittenNetwork = WrittenNetwork()
+    allow_idle: Annotated[Flag, Field(description="Devices may be left out")] = False
+    replicate: Annotated[Flag, Field(description="Stages may span whole nodes")] = False
+    fold_with_communication: Annotated[Flag, Field(description="Ditto's second formula")] = False
+    greedy_rule: Annotated[Literal["paper", "code"], BeforeValidator(word)] = "paper"
+
+    @model_validator(mode="before")
+    @classmethod
+    def _plain(cls, value: object, info: ValidationInfo) -> object:
+        reading = reading_of(info)
+        reading.document = as_json(value)
+        return reading.document
+
+    @field_validator("devices")
+    @classmethod
+    def _plannable(cls, devices: list[WrittenDevice]) -> list[WrittenDevice]:
+        slots = 1 + sum(device.gpus_per_node - 1 for device in devices)
+        if prod(device.nodes + 1 for device in devices) * slots > MOST_STATES:
+            message = "there are too many combinations of nodes to plan for"
+            raise PydanticCustomError("too_large", message)
+        return devices
+
+    def spec(self) -> Spec:
+        """Return the planning problem."""
+        written, layers = self.model.transformer, self.model.all_layers()
+        transformer = None if written is None else written.transformer()
+        profiled = self.profiled_on
+        return Spec(
+            layers=layers,
+            profiled_speed=1.0 if profiled is None or profiled.speed is None else profiled.speed,
+            devices=tuple(device.device(transformer) for device in self.devices),
+            microbatches=self.microbatches,
+            network=self.network.network(len(layers)),
+            allow_idle=self.allow_idle,
+            replicate=self.replicate,
+            fold_with_communication=self.fold_with_communication,
+            greedy_rule=self.greedy_rule,
+        )
+
+
+def load_spec(text: str) -> object:
+    """Return what a text of YAML or JSON says, for `parse_spec`.
+
+    Raises
+    ------
+    InvalidSpecError
+        ``spec.malformed`` or ``spec.too_large``, with the line of the fault.
+    """
+    try:
+        return load_document(text)
+    except UnreadableDocumentError as error:
+        raise unreadable_spec(error) from error
+
+
+def unreadable_spec(
+    error: UnreadableDocumentError, name: str = "the specification"
+) -> InvalidSpecError:
+    """Return the error of a specification whose text is no document."""
+    message = f"{name} is {error.message}"
+    fault = Fault(error.code, message, line=error.line)
+    return InvalidSpecError(message, code=f"spec.{error.code}", faults=(fault,))
+
+
+def parse_spec(document: object, read_profile: ProfileReader | None = None) -> Spec:
+    """Check a specification and return it.
+
+    Parameters
+    ----------
+    document : object
+        As read from YAML or JSON.
+    read_profile : callable, optional
+        Given the name in ``model.profile``, returns the document there; without it, a profile
+        must be part of the specification.
+
+    Raises
+    ------
+    InvalidSpecError
+        With every fault and its path in `Fault.column`.
+    """
+    reading, faults = Reading(read_profile), []
+    try:
+        written = WrittenSpec.model_validate(document, context=reading)
+    except ValidationError as error:
+        faults = faults_of(error, CODES, "bad_type", root="the specification")
+    faults += reading.faults
+    if faults:
+        raise InvalidSpecError(
+            f"the specification has {len(faults)} fault{'s' if len(faults) > 1 else ''}",
+            faults=tuple(faults),
+        )
+    return written.spec()

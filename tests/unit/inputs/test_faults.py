@@ -1,0 +1,89 @@
+"""Pydantic's errors as faults with our codes and paths."""
+
+from __future__ import annotations
+
+import pytest
+from pydantic import ValidationError
+
+from app.inputs.faults import MOST_FAULTS, faults_of, path_of
+from app.inputs.values import MOST_KEYS, Name, Positive, Whole, Written
+
+CODES = {"extra_forbidden": "unknown_key", "greater_than": "out_of_range"}
+
+
+class Inner(Written):
+    size: Positive
+    name: Name = "a"
+
+
+class Outer(Written):
+    rows: list[Inner] = []  # noqa: RUF012 - pydantic copies defaults
+    table: dict[Whole, Positive] = {}  # noqa: RUF012 - as above
+
+
+def found(document: object, inner: str = "") -> list[tuple[str, str | None, str]]:
+    with pytest.raises(ValidationError) as caught:
+        Outer.model_validate(document)
+    faults = faults_of(caught.value, CODES, "bad_type", root="the document", inner=inner)
+    return [(fault.code, fault.column, fault.message) for fault in faults]
+
+
+def test_each_fault_has_its_code_its_path_and_a_sentence() -> None:
+    wrong = {"rows": [{"size": 0}, {"name": 7, "foo": 1}], "table": {"x": 1}}
+    assert found(wrong) == [
+        ("out_of_range", "rows[0].size", "rows[0].size should be greater than 0"),
+        ("bad_type", "rows[1].size", "rows[1].size is missing"),
+        ("unknown_key", "rows[1].foo", "rows[1].foo is not known here"),
+        (
+            "bad_type",
+            "table.x",
+            "table.x should be a valid integer, unable to parse string as an integer",
+        ),
+    ]
+
+
+def test_what_is_no_document_has_no_path() -> None:
+    ((code, path, message),) = found([1])
+    assert (code, path) == ("bad_type", "")
+    assert message.startswith("the document should be")
+
+
+def test_parts_of_a_document_inside_another_have_paths_of_their_own() -> None:
+    assert [path for _, path, _ in found({"rows": 1}, inner="rows")] == [""]
+    assert [path for _, path, _ in found({"rows": [{}]}, inner="rows")] == ["[0].size"]
+
+
+def test_a_flood_of_faults_is_cut() -> None:
+    assert len(found({str(key): 1 for key in range(2 * MOST_FAULTS)})) == MOST_FAULTS
+
+
+def test_a_mapping_of_thousands_is_one_fault() -> None:
+    large = {str(key): 1 for key in range(MOST_KEYS + 1)}
+    assert found({"rows": [large]}) == [
+        ("bad_type", "rows[0]", f"rows[0] should have at most {MOST_KEYS} keys")
+    ]
+
+
+def test_marks_in_brackets_stand_in_no_path() -> None:
+    assert path_of(("network", "allreduce_in_node_ms", "7", "[key]")) == (
+        "network.allreduce_in_node_ms.7"
+    )
+    assert path_of(("model", "layers", 3, "forward_ms")) == "model.layers[3].forward_ms"
+
+
+@pytest.mark.parametrize(
+    ("value", "read"), [(2, 2.0), ("1e9", 1e9), (" 3 ", 3.0), (0.5, 0.5), ("1_000", 1000.0)]
+)
+def test_numbers_are_read_as_yaml_and_json_write_them(value: object, read: float) -> None:
+    assert Inner.model_validate({"size": value}).size == read
+
+
+@pytest.mark.parametrize("value", [True, None, "x", "nan", "inf", [], 10**400])
+def test_what_is_no_number_is_refused(value: object) -> None:
+    assert found({"rows": [{"size": value}]})[0][:2] == ("bad_type", "rows[0].size")
+
+
+def test_names_that_yaml_reads_as_numbers_are_names() -> None:
+    assert Inner.model_validate({"size": 1, "name": 4090}).name == "4090"
+    for value in (True, "", "x" * 101, "a\x00", 1.5):
+        assert found({"rows": [{"size": 1, "name": value}]})[0][:2] == ("bad_type", "rows[0].name")
