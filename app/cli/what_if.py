@@ -7,10 +7,10 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from app.analysis.replay.question_reading import parse_factor, parse_selection
 from app.analysis.replay.questions import Base, Change, Question, answer
 from app.analysis.replay.session import prepare_replay
 from app.cli.analyze import read_trace
+from app.cli.selection import parse_factor, parse_selection
 from app.errors import Fault, InvalidQuestionError
 
 

@@ -19,6 +19,8 @@ from app.analysis.trace import model as ops
 from app.errors import Fault, InvalidQuestionError
 
 NS: Final = 1e-9
+# What takes a thousand times as long hangs; far beyond that a step's time is no finite number.
+MOST_SCALE: Final = 1000.0
 
 # The paper's names, and those that reports merge types under.
 TYPE_NAMES: Final[Mapping[str, tuple[str, ...]]] = {

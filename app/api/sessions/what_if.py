@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import uuid
-from typing import Annotated, Any
+from typing import Annotated
 
 from fastapi import APIRouter, Body
 from pydantic import BaseModel, Field
 
+from app.inputs.sessions.question import WrittenQuestion
 from app.services.container import Container
 from app.services.sessions.what_if import answer_question
 
@@ -40,7 +41,7 @@ def router(container: Container) -> APIRouter:
     @routes.post("/{session}/what-if", summary="Replay a session with changed durations")
     def ask(
         session: uuid.UUID,
-        question: Annotated[dict[str, Any], Body(openapi_examples={"fix": {"value": EXAMPLE}})],
+        question: Annotated[WrittenQuestion, Body(openapi_examples={"fix": {"value": EXAMPLE}})],
     ) -> AnswerBody:
         """Answer what the step time would be.
 
@@ -48,6 +49,6 @@ def router(container: Container) -> APIRouter:
         (every condition of it has to hold): that takes its recorded or ideal duration times
         `scale`. Of several changes that select an operation the last one holds.
         """
-        return AnswerBody.model_validate(answer_question(container, session, question))
+        return AnswerBody.model_validate(answer_question(container, session, question.question()))
 
     return routes

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Mapping
 from threading import BoundedSemaphore
 from typing import Any, Final
 
-from app.analysis.replay.question_reading import parse_question
-from app.analysis.replay.questions import answer
+from app.analysis.replay.questions import Question, answer
 from app.analysis.replay.session import prepare_replay
 from app.db.models.sessions import Session
 from app.db.states import SessionState
@@ -26,14 +24,14 @@ _slots = BoundedSemaphore(AT_ONCE)
 
 
 def answer_question(
-    container: Container, session_id: uuid.UUID, document: Mapping[str, Any]
+    container: Container, session_id: uuid.UUID, question: Question
 ) -> dict[str, Any]:
     """Answer a question about an analyzed session; see `app.analysis.replay.questions`.
 
     Raises
     ------
     InvalidQuestionError
-        If the question cannot be read, or asks for what the session does not have.
+        If it asks for what the session does not have.
     NotFoundError
         If there is no such session.
     ConflictError
@@ -41,7 +39,6 @@ def answer_question(
     BusyError
         If others keep asking.
     """
-    question = parse_question(document)
     with reading(container.engine) as tx:
         session = tx.session.get(Session, session_id)
         if session is None:

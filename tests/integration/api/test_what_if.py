@@ -78,3 +78,14 @@ def test_a_session_without_a_verdict_cannot_be_asked(
     assert (answer.status_code, answer.json()["code"]) == (409, "what_if.no_verdict")
     answer = installation.client.post(address(str(uuid.uuid4())), json=fix(stages=[0]))
     assert (answer.status_code, answer.json()["code"]) == (404, "not_found")
+
+
+def test_the_openapi_document_shows_what_a_question_holds(installation: Installation) -> None:
+    document = installation.client.get("/api/openapi.json").json()
+    operation = document["paths"]["/api/v1/sessions/{session}/what-if"]["post"]
+    body = operation["requestBody"]["content"]["application/json"]
+    schemas = document["components"]["schemas"]
+    assert body["schema"] == {"$ref": "#/components/schemas/WrittenQuestion"}
+    assert schemas["WrittenQuestion"]["properties"]["changes"]["maxItems"] == 100
+    assert schemas["WrittenChange"]["properties"]["scale"]["maximum"] == 1000
+    assert "grads-sync" in schemas["WrittenSelection"]["properties"]["op_types"]["items"]["enum"]

@@ -2,11 +2,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from app.analysis.replay.question_reading import parse_question
 from app.analysis.replay.questions import TYPE_NAMES
 from app.dashboard.look.format import seconds
 from app.dashboard.session.report import report_view
 from app.dashboard.session.what_if import what_if_form
+from app.inputs.sessions.question import parse_question
 
 
 def test_the_form_offers_what_the_session_has_costliest_first(slow_worker: dict[str, Any]) -> None:

@@ -1,0 +1,130 @@
+"""A what-if question, from JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Final, Self
+
+from pydantic import (
+    AfterValidator,
+    Field,
+    ModelWrapValidatorHandler,
+    Strict,
+    ValidationError,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
+    model_validator,
+)
+from pydantic_core import PydanticCustomError
+
+from app.analysis.replay.questions import (
+    MOST_SCALE,
+    TYPE_NAMES,
+    Base,
+    Change,
+    Question,
+    Selection,
+)
+from app.errors import InvalidQuestionError
+from app.inputs.faults import faults_of
+from app.inputs.values import Written
+
+# Each change is one more pass over all operations while the answer holds a slot of the server;
+# without a limit one question keeps everybody else from asking for minutes.
+MOST_CHANGES: Final = 100
+
+# Our codes of pydantic's types; every other one is `type`.
+CODES: Final = {
+    "extra_forbidden": "unknown_key",
+    "enum": "choice",
+    "missing": "no_changes",
+    "too_short": "no_changes",
+    "too_long": "too_many_changes",
+    "float_type": "scale",
+    "finite_number": "scale",
+    "greater_than_equal": "scale",
+    "less_than_equal": "scale",
+}
+
+
+def _as_one(what: str) -> WrapValidator:
+    """Return a check whose fault is the whole list's."""
+
+    def check(value: object, inner: ValidatorFunctionWrapHandler) -> object:
+        try:
+            return inner(value)
+        except ValidationError:
+            message = f"Input should be a list of {what}"
+            raise PydanticCustomError("type", message) from None
+
+    return WrapValidator(check)
+
+
+Count = Annotated[int, Strict(), Field(ge=0)]
+
+
+def _known(value: str) -> str:
+    if value not in TYPE_NAMES:
+        raise PydanticCustomError("type", "there is no such type")
+    return value
+
+
+OpType = Annotated[str, AfterValidator(_known), Field(json_schema_extra={"enum": [*TYPE_NAMES]})]
+
+
+class WrittenSelection(Written):
+    """Operations that meet every condition given."""
+
+    op_types: Annotated[tuple[OpType, ...], _as_one(", ".join(TYPE_NAMES))] = ()
+    steps: Annotated[tuple[Count, ...], _as_one("steps")] = ()
+    stages: Annotated[tuple[Count, ...], _as_one("stages")] = ()
+    dp_ranks: Annotated[tuple[Count, ...], _as_one("DP ranks")] = ()
+    workers: Annotated[tuple[tuple[Count, Count], ...], _as_one("[DP rank, stage]")] = ()
+
+
+class WrittenChange(Written):
+    """What is selected takes its recorded or ideal duration × `scale`."""
+
+    select: WrittenSelection = WrittenSelection()
+    duration: Base = Base.IDEAL
+    scale: Annotated[float, Strict(), Field(ge=0, le=MOST_SCALE, allow_inf_nan=False)] = 1.0
+
+
+class WrittenQuestion(Written):
+    """What the step time would be; of several changes that select an operation the last holds."""
+
+    base: Annotated[Base, Field(description="What operations take that nothing selects")] = (
+        Base.RECORDED
+    )
+    changes: Annotated[list[WrittenChange], Field(min_length=1, max_length=MOST_CHANGES)]
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _refuse(cls, value: object, inner: ModelWrapValidatorHandler[Self]) -> Self:
+        """Raise our own error, which passes through whoever checks a body."""
+        try:
+            return inner(value)
+        except ValidationError as error:
+            faults = tuple(faults_of(error, CODES, "type", root="the question"))
+            raise InvalidQuestionError(faults[0].message, faults=faults) from error
+
+    def question(self) -> Question:
+        """Return the question."""
+        return Question(
+            self.base,
+            tuple(
+                Change(Selection(**dict(change.select)), change.duration, change.scale)
+                for change in self.changes
+            ),
+        )
+
+
+def parse_question(document: Mapping[str, object]) -> Question:
+    """Read a question from JSON types.
+
+    Raises
+    ------
+    InvalidQuestionError
+        With every fault and its path.
+    """
+    return WrittenQuestion.model_validate(document).question()
