@@ -29,7 +29,7 @@ from app.analysis.planning.warm_up import warm_up
 from app.errors import InfeasiblePlanError
 from benchmarks import metis
 from benchmarks.peak import peak_bytes
-from tests.support.clusters import (
+from benchmarks.support.clusters import (
     CLUSTERS,
     SPEEDS,
     real_example,

@@ -41,8 +41,8 @@ from app.services.installation.sweep import sweep
 from app.settings import Settings
 from benchmarks.soak_judge import CHANNELS, Made, Verdict, judge
 from benchmarks.soak_receiver import Receiver
-from tests.support.alerting import evaluate_session
-from tests.support.worker import WorkerProcess
+from benchmarks.support.alerts import evaluate_session
+from benchmarks.support.worker import Worker
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -69,7 +69,7 @@ class Workers:
 
     def __init__(self, container: Container, log: Path) -> None:
         self._container, self._log = container, log
-        self._running: list[WorkerProcess] = []
+        self._running: list[Worker] = []
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._torment, name="torment")
         self.killed = 0
@@ -86,8 +86,8 @@ class Workers:
         for worker in self._running:
             worker.kill()
 
-    def _start(self) -> WorkerProcess:
-        return WorkerProcess(self._container, self._log, "io")
+    def _start(self) -> Worker:
+        return Worker(self._container, self._log, "io")
 
     def _torment(self) -> None:
         while not self._stop.wait(KILL_EVERY_S):

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from tests.support.receiver import Got, PostServer, Reply
+from benchmarks.support.receiver import Got, PostServer, Reply
 
 Failures = Sequence[tuple[str, int]]
 

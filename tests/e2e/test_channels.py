@@ -11,18 +11,19 @@ from playwright.sync_api import expect
 from app.alerts.channels.registry import KINDS
 from app.alerts.rules import Selector
 from app.services.alerts.channel_reads import list_channels
+from benchmarks.support.receiver import Reply
 from tests.e2e.alerting import act
 from tests.e2e.looking import keep
 from tests.e2e.test_pages import expect_well_made, in_every_look
 from tests.support.reads import read
-from tests.support.receiver import Receiver, Reply
+from tests.support.receiver import Receiver
 
 if TYPE_CHECKING:
     from playwright.sync_api import Locator, Page
 
+    from benchmarks.support.receiver import Got
     from tests.e2e.alerting import Place
     from tests.e2e.visiting import Look, Visitor
-    from tests.support.receiver import Got
 
 SECRET = "whsec_" + "c2VjcmV0IHNlY3JldCBzZWNyZXQgc2VjcmV0"
 

@@ -10,9 +10,9 @@ from app.analysis.planning.plan import plan
 from app.analysis.planning.problem import PS_PER_MS
 from app.analysis.planning.template import evaluate
 from app.errors import InfeasiblePlanError
+from benchmarks.support.clusters import CLUSTERS, real_example, reference_profile
 from tests.conftest import skip_or_fail
 from tests.oracles.plan_checker import faults_of_certificate, faults_of_template
-from tests.support.clusters import CLUSTERS, real_example, reference_profile
 
 EXACT = 1e-6
 

@@ -9,18 +9,18 @@ from typing import Any
 
 from sqlalchemy import select, text, update
 
-from app.alerts.facts import FACTS, CauseFact, Facts, FixFact, WorkerFact
+from app.alerts.facts import CauseFact, Facts, FixFact, WorkerFact
 from app.alerts.incidents import INCIDENT, Incident
 from app.bootstrap import Container
-from app.db.models.alerts import AlertDelivery, AlertFacts, AlertGroup, AlertIncident
+from app.db.models.alerts import AlertDelivery, AlertGroup, AlertIncident
 from app.db.models.sessions import Job, Session, TaskRun
 from app.db.unit_of_work import UnitOfWork
 from app.services.alerts.channels import create_channel
-from app.services.alerts.evaluate import look
-from app.services.alerts.store import group_of_job, incident_of
+from app.services.alerts.store import incident_of
 from app.services.alerts.sweep import sweep_alerts
 from app.services.tasks.execute import execute
 from app.services.tasks.leases import LeaseKeeper
+from benchmarks.support.alerts import evaluate_session
 from tests.support.receiver import Receiver
 
 LOOPBACK = ("127.0.0.0/8", "::1/128")
@@ -183,41 +183,3 @@ def facts(
         worst_step=7,
         fix=FixFact("Replace node-7", 0.2, 8.0),
     )
-
-
-def evaluate_session(container: Container, tx: UnitOfWork, job_id: int, found: Facts) -> None:
-    """Store what the analysis of a session leaves for alerts, and evaluate it."""
-    tx.session.add(
-        Session(
-            id=found.session,
-            job_id=job_id,
-            attempt=found.attempt,
-            number=found.number,
-            content_sha256=found.session.bytes,
-            state="analyzed",
-            meta={"labels": {}},
-            dp=2,
-            pp=2,
-            tp=1,
-            cp=1,
-            vpp=1,
-            world=4,
-            trace_format="ndjson",
-            body_bytes=0,
-            operations=0,
-            steps=12,
-            trace_blob=found.session,
-            received_at=found.received_at,
-        )
-    )
-    tx.session.flush()
-    tx.session.add(
-        AlertFacts(
-            session_id=found.session,
-            job_id=job_id,
-            received_at=found.received_at,
-            document=FACTS.dump_python(found, mode="json"),
-        )
-    )
-    tx.session.flush()
-    look(container, tx, group_of_job(tx, job_id))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import subprocess
 import sys
 from typing import TYPE_CHECKING, Self
@@ -11,7 +9,7 @@ from typing import TYPE_CHECKING, Self
 from sqlalchemy import select
 
 from app.db.models.sessions import WorkerHeartbeat
-from app.system.scratch import Scratch
+from benchmarks.support.worker import Worker
 from tests.support.waiting import wait_for
 
 if TYPE_CHECKING:
@@ -21,8 +19,8 @@ if TYPE_CHECKING:
     from app.bootstrap import Container
 
 
-class WorkerProcess:
-    """A worker of one queue in a process group of its own.
+class WorkerProcess(Worker):
+    """A worker that a test waits for and looks into.
 
     Parameters
     ----------
@@ -35,20 +33,9 @@ class WorkerProcess:
     """
 
     def __init__(self, container: Container, log: Path, queue: str = "analysis") -> None:
+        super().__init__(container, log, queue)
         self._container = container
         self._log = log
-        self._scratch = Scratch()
-        with log.open("ab") as output:
-            self._process = subprocess.Popen(  # noqa: S603 - our own argument list
-                [sys.executable, "-m", "workers.child", "--queue", queue],
-                env=os.environ
-                | container.settings.environment()
-                | {"TMPDIR": str(self._scratch.path)},
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                start_new_session=True,
-            )
 
     def __enter__(self) -> Self:
         return self
@@ -62,11 +49,6 @@ class WorkerProcess:
         self.kill()
         if exc is not None:
             sys.stderr.write(self._log.read_text())
-
-    @property
-    def pid(self) -> int:
-        """Return the process that takes messages."""
-        return self._process.pid
 
     def wait_until_ready(self) -> Self:
         """Wait for the heartbeat, which starts when the worker takes messages."""
@@ -97,13 +79,6 @@ class WorkerProcess:
         """Ask it to stop, wait, and return its exit status."""
         self._process.terminate()
         return self._process.wait(60)
-
-    def kill(self) -> None:
-        """Kill it and what it forked."""
-        if self._process.poll() is None:
-            os.killpg(self.pid, signal.SIGKILL)
-            self._process.wait()
-        self._scratch.remove()
 
     def kill_only_the_consumer(self) -> None:
         """Kill the process that takes messages, not what it forked."""

@@ -14,7 +14,7 @@ from typing import Any
 import jsonschema
 from standardwebhooks import Webhook, WebhookVerificationError
 
-from tests.support.receiver import Got, Reply
+from benchmarks.support.receiver import Got, Reply
 
 SCHEMAS = Path(__file__).parent / "schemas"
 

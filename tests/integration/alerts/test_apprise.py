@@ -13,9 +13,10 @@ from app.bootstrap import build
 from app.errors import InvalidChannelError
 from app.services.alerts.channels import create_channel
 from app.services.alerts.example import send_example
+from benchmarks.support.receiver import Reply
 from tests.integration.alerts.messages import incident, message
 from tests.support.alerting import Alerting
-from tests.support.receiver import Receiver, Reply
+from tests.support.receiver import Receiver
 
 # The library's import of a module that Python is to lose.
 pytestmark = pytest.mark.filterwarnings("ignore:'imghdr' is deprecated:DeprecationWarning")

@@ -12,9 +12,10 @@ from app.services.alerts.deliveries import replay_delivery
 from app.services.alerts.navigation import navigation
 from app.services.alerts.secrets import check_secrets
 from app.services.alerts.views import incidents
+from benchmarks.support.receiver import Reply
 from tests.support.alerting import Alerting
 from tests.support.reads import read
-from tests.support.receiver import Receiver, Reply
+from tests.support.receiver import Receiver
 
 
 def test_a_channel_is_dead_when_its_receiver_is_gone_and_alive_once_enabled(

@@ -21,10 +21,11 @@ from app.alerts.message import Message
 from app.alerts.outbound import MAX_RETRY_AFTER_S, Outbound
 from app.alerts.picture import heatmap_png
 from app.alerts.states import IncidentState
+from benchmarks.support.receiver import Reply
 from tests.integration.alerts.messages import NASTY, incident, message, messages
 from tests.integration.alerts.services import SERVICES, WEBHOOK_SECRETS, config_of
 from tests.support.alerting import LOOPBACK
-from tests.support.receiver import Receiver, Reply
+from tests.support.receiver import Receiver
 
 GUARD = Guard(tuple(ipaddress.ip_network(text) for text in LOOPBACK))
 MESSAGES = dict(messages())

@@ -11,7 +11,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.support.receiver import Receiver, Reply
+from benchmarks.support.receiver import Reply
+from tests.support.receiver import Receiver
 from tests.support.redis import RedisServer
 from tests.support.waiting import LIMIT_S, wait_for
 

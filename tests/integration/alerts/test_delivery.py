@@ -23,9 +23,10 @@ from app.services.alerts.sweep import sweep_alerts
 from app.services.container import Container
 from app.services.installation.sweep import sweep
 from app.services.tasks.task_runs import claim
+from benchmarks.support.receiver import Got, Reply
 from tests.support.alerting import Alerting
 from tests.support.reads import read
-from tests.support.receiver import Got, Receiver, Reply
+from tests.support.receiver import Receiver
 
 MINUTE = timedelta(minutes=1)
 

@@ -17,7 +17,8 @@ import trustme
 from app.alerts.addresses import Guard
 from app.alerts.delivery import DeliveryError
 from app.alerts.outbound import Outbound, check, check_url
-from tests.support.receiver import Receiver, Reply
+from benchmarks.support.receiver import Reply
+from tests.support.receiver import Receiver
 
 LOOPBACK = (ipaddress.ip_network("127.0.0.1/32"),)
 NAME = "hooks.example.com"

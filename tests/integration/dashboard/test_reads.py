@@ -21,11 +21,12 @@ from app.services.alerts.store import load_rules
 from app.services.sessions.analyze import analyze_session
 from app.services.tasks.task_runs import claim
 from app.web import create_app
+from benchmarks.support.receiver import Reply
 from tests import factories
 from tests.support.alerting import LOOPBACK, Alerting
 from tests.support.plans import ask, do, small_spec
 from tests.support.reads import read
-from tests.support.receiver import Receiver, Reply
+from tests.support.receiver import Receiver
 from tests.support.sessions import Stored, small_trace, store
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ import yaml
 from app.analysis.documents import MOST_CHARS
 from app.cli.plan import plan_file
 from app.errors import InfeasiblePlanError, InvalidSpecError
-from tests.support.clusters import example, uniform_layers
+from benchmarks.support.clusters import example, uniform_layers
 
 
 @pytest.fixture

@@ -11,11 +11,12 @@ from sqlalchemy import select, text
 from app.cli.alerts import AlertsCommandError, reseal, send_test
 from app.db.models.alerts import AlertChannel
 from app.services.alerts.channel_reads import list_channels
+from benchmarks.support.receiver import Reply
 from tests.integration.api.alerts.asking import API, add_channel
 from tests.integration.api.conftest import Install, Installation
 from tests.support.alerting import Alerting
 from tests.support.reads import read
-from tests.support.receiver import Receiver, Reply
+from tests.support.receiver import Receiver
 
 
 def test_secrets_go_in_and_never_come_out(served: Installation, receiver: Receiver) -> None:

@@ -10,10 +10,11 @@ from app.analysis.synthesis.job import JobModel
 from app.analysis.synthesis.synthesize import synthesize
 from app.analysis.trace.encode import to_parquet
 from app.analysis.trace.model import Sizes
+from benchmarks.support.receiver import Reply
 from tests.integration.api.alerts.asking import API, add_channel
 from tests.integration.api.conftest import Installation
 from tests.support.alerting import Alerting
-from tests.support.receiver import Receiver, Reply
+from tests.support.receiver import Receiver
 
 
 def test_two_slow_sessions_that_are_sent_and_analyzed_reach_the_channel_with_their_cause(

@@ -17,8 +17,8 @@ from app.analysis.planning.spec.model import DeviceType, Layer, Network, Spec
 from app.analysis.planning.template import evaluate, stage_times
 from app.analysis.planning.warm_up import warm_up
 from app.errors import InfeasiblePlanError, InvalidSpecError
+from benchmarks.support.clusters import CLUSTERS, uniform_example
 from tests.oracles.plan_checker import faults_of_certificate, faults_of_template
-from tests.support.clusters import CLUSTERS, uniform_example
 
 
 def cost_ms(found: Plan, objective: str) -> float:

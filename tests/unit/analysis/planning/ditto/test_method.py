@@ -13,7 +13,7 @@ from app.analysis.planning.ditto.recovery import UnrecoverableError, recover, re
 from app.analysis.planning.problem import compile_problem
 from app.analysis.planning.search.budget import Budget
 from app.analysis.planning.spec.model import DeviceType, Layer, Network, Spec
-from tests.support.clusters import uniform_example
+from benchmarks.support.clusters import uniform_example
 
 
 def spec(*devices: DeviceType, layers: int = 6, network: Network | None = None) -> Spec:

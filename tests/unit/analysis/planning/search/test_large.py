@@ -8,9 +8,9 @@ from app.analysis.planning.plan import plan
 from app.analysis.planning.search import passes
 from app.analysis.planning.template import evaluate
 from app.errors import InfeasiblePlanError
+from benchmarks.support.clusters import uniform_example
 from tests.oracles.plan_checker import faults_of_template
 from tests.oracles.plans import tight_spec
-from tests.support.clusters import uniform_example
 
 
 @pytest.mark.parametrize(("seed", "cells"), [(24, 16), (43, 30), (122, 70), (132, 54)])

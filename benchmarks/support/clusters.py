@@ -39,6 +39,7 @@ def reference_profile() -> Path | None:
 
 
 def uniform_layers() -> list[dict[str, float]]:
+    """Return GPT2-XL with equal blocks, as a specification lists layers."""
     return [{"forward_ms": ms / 4, "backward_ms": ms * 3 / 4} for ms in UNIFORM_MS]
 
 
@@ -61,6 +62,7 @@ def example(
 
 
 def uniform_example(name: str, speeds: str = "code", **extra: object) -> Spec:
+    """Return an example with equal blocks."""
     return parse_spec(example(name, {"layers": uniform_layers()}, speeds, **extra))
 
 

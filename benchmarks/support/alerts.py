@@ -1,0 +1,49 @@
+"""What the analysis of a session leaves for alerts, without the analysis."""
+
+from __future__ import annotations
+
+from app.alerts.facts import FACTS, Facts
+from app.db.models.alerts import AlertFacts
+from app.db.models.sessions import Session
+from app.db.unit_of_work import UnitOfWork
+from app.services.alerts.evaluate import look
+from app.services.alerts.store import group_of_job
+from app.services.container import Container
+
+
+def evaluate_session(container: Container, tx: UnitOfWork, job_id: int, found: Facts) -> None:
+    """Store what the analysis of a session leaves for alerts, and evaluate it."""
+    tx.session.add(
+        Session(
+            id=found.session,
+            job_id=job_id,
+            attempt=found.attempt,
+            number=found.number,
+            content_sha256=found.session.bytes,
+            state="analyzed",
+            meta={"labels": {}},
+            dp=2,
+            pp=2,
+            tp=1,
+            cp=1,
+            vpp=1,
+            world=4,
+            trace_format="ndjson",
+            body_bytes=0,
+            operations=0,
+            steps=12,
+            trace_blob=found.session,
+            received_at=found.received_at,
+        )
+    )
+    tx.session.flush()
+    tx.session.add(
+        AlertFacts(
+            session_id=found.session,
+            job_id=job_id,
+            received_at=found.received_at,
+            document=FACTS.dump_python(found, mode="json"),
+        )
+    )
+    tx.session.flush()
+    look(container, tx, group_of_job(tx, job_id))

@@ -1,0 +1,52 @@
+"""A real worker process, started as the supervisor starts it, and killed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+from app.services.container import Container
+from app.system.scratch import Scratch
+
+
+class Worker:
+    """A worker of one queue in a process group of its own.
+
+    Parameters
+    ----------
+    container : Container
+        Its settings become the worker's.
+    log : Path
+        Takes what the worker says.
+    queue : str
+        The queue that it works on.
+    """
+
+    def __init__(self, container: Container, log: Path, queue: str) -> None:
+        self._scratch = Scratch()
+        with log.open("ab") as output:
+            self._process = subprocess.Popen(  # noqa: S603 - our own argument list
+                [sys.executable, "-m", "workers.child", "--queue", queue],
+                env=os.environ
+                | container.settings.environment()
+                | {"TMPDIR": str(self._scratch.path)},
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+            )
+
+    @property
+    def pid(self) -> int:
+        """Return the process that takes messages."""
+        return self._process.pid
+
+    def kill(self) -> None:
+        """Kill it and what it forked."""
+        if self._process.poll() is None:
+            os.killpg(self.pid, signal.SIGKILL)
+            self._process.wait()
+        self._scratch.remove()
