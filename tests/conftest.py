@@ -1,8 +1,12 @@
-"""What all tests share: a database server and a Redis, each started once and only where needed."""
+"""What all tests share: a database server and a Redis, each started once and only where needed.
+
+A run has a temporary directory of its own, and fails when it leaves anything there.
+"""
 
 from __future__ import annotations
 
 import os
+import shutil
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -23,6 +27,8 @@ if TYPE_CHECKING:
 # Turns what would be skipped for want of a program into a failure.
 REQUIRE_ALL = "PACELINE_REQUIRE_ALL"
 
+_temporary = pytest.StashKey[Path]()
+_left_over = pytest.StashKey[list[str]]()
 _shared_server = pytest.StashKey[tuple["EmbeddedPostgres", Path]]()
 
 
@@ -42,10 +48,42 @@ def pytest_configure_node(node: Any) -> None:  # noqa: ANN401 - of pytest-xdist,
     node.workerinput["postgres_url"] = stash[_shared_server][0].url
 
 
-def pytest_unconfigure(config: pytest.Config) -> None:
-    """Stop what `pytest_configure_node` started."""
-    if _shared_server in config.stash:
-        postgres.stop_server(*config.stash[_shared_server])
+def pytest_configure(config: pytest.Config) -> None:
+    """Give the run, which may be several processes, a temporary directory of its own."""
+    if hasattr(config, "workerinput"):
+        return
+    # What tests keep for a look stays where pytest puts it.
+    os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", tempfile.gettempdir())
+    # TMPDIR's path may be too long for sockets, or closed to the accounts that tests become.
+    directory = Path(tempfile.mkdtemp(prefix="paceline-run-", dir="/tmp"))
+    directory.chmod(0o1777)
+    config.stash[_temporary] = directory
+    os.environ["TMPDIR"] = str(directory)
+    tempfile.tempdir = None
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Stop what `pytest_configure_node` started, and fail where something is left over."""
+    stash = session.config.stash
+    if _shared_server in stash:
+        postgres.stop_server(*stash[_shared_server])
+    if _temporary not in stash:
+        return
+    stash[_left_over] = sorted(path.name for path in stash[_temporary].iterdir())
+    shutil.rmtree(stash[_temporary])
+    if stash[_left_over] and session.exitstatus == pytest.ExitCode.OK:
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def pytest_terminal_summary(
+    terminalreporter: pytest.TerminalReporter, config: pytest.Config
+) -> None:
+    """Say what is left over."""
+    left = config.stash.get(_left_over, [])
+    if left:
+        terminalreporter.section("left in the temporary directory", red=True)
+        terminalreporter.write_line("\n".join(left))
 
 
 @pytest.fixture(scope="session")

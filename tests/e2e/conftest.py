@@ -58,7 +58,7 @@ def installation(browser: Browser) -> Iterator[str]:
     """Yield the address of a whole, empty installation."""
     del browser  # Without one nothing needs to be started.
     # The database runs as another account than root, which may not enter pytest's directories.
-    with tempfile.TemporaryDirectory(prefix="paceline-e2e-", dir="/tmp") as directory:
+    with tempfile.TemporaryDirectory(prefix="paceline-e2e-") as directory:
         Path(directory).chmod(0o755)
         with Installation(Path(directory)) as running:
             yield running.url

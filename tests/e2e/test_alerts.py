@@ -125,7 +125,7 @@ def test_an_alert_from_its_first_session_to_its_end(
     monkeypatch.setenv("PACELINE_ALERT_GROUP_INTERVAL_S", "0")
     monkeypatch.setenv("PACELINE_SWEEP_INTERVAL_S", "0.5")
     # The database runs as another account than root, which may not enter pytest's directories.
-    with tempfile.TemporaryDirectory(prefix="paceline-e2e-", dir="/tmp") as directory:
+    with tempfile.TemporaryDirectory(prefix="paceline-e2e-") as directory:
         Path(directory).chmod(0o755)
         with Installation(Path(directory)) as running:
             follow_an_alert(running.url, receiver, visitor)

@@ -19,8 +19,7 @@ if TYPE_CHECKING:
 @pytest.fixture
 def open_dir() -> Iterator[Path]:
     """Yield a directory that every account may enter; pytest's own are closed."""
-    # Not below TMPDIR, whose path may be too long for sockets or closed to others.
-    with tempfile.TemporaryDirectory(prefix="paceline-test-", dir="/tmp") as path:
+    with tempfile.TemporaryDirectory(prefix="paceline-test-") as path:
         Path(path).chmod(0o755)
         yield Path(path)
 
@@ -28,7 +27,7 @@ def open_dir() -> Iterator[Path]:
 @pytest.fixture(scope="session")
 def plain_python() -> Iterator[Path]:
     """Yield an interpreter that the plain user can run, with the project in its reach."""
-    with tempfile.TemporaryDirectory(prefix="paceline-test-", dir="/tmp") as path:
+    with tempfile.TemporaryDirectory(prefix="paceline-test-") as path:
         yield plain_user.install(Path(path))
 
 

@@ -29,7 +29,8 @@ if "ignore" in sys.argv:
 follow_lifeline()
 if os.fork() == 0:
     time.sleep(600)
-tempfile.mkdtemp()
+if "litter" in sys.argv:
+    tempfile.mkdtemp()
 said = pathlib.Path(sys.argv[1])
 said.with_suffix(".new").write_text(str(os.getpid()))
 said.with_suffix(".new").rename(said)
@@ -81,7 +82,7 @@ def test_temporary_files_of_a_killed_child_go_with_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    supervised = child(tmp_path)
+    supervised = child(tmp_path, "litter")
     started(supervised, tmp_path)
     [directory] = tmp_path.glob("paceline-child-*")
     assert len(list(directory.iterdir())) == 1

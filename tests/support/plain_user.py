@@ -1,7 +1,8 @@
 """Run the project's Python as an unprivileged account, for tests that run as root.
 
 A checkout, its virtual environment or the interpreter is often below root's closed home. What the
-account needs is linked (copied from another file system) into a directory that it can read.
+account needs is linked (copied from another file system) into a directory that it can read, with
+what Python and numba have compiled: without that every start would compile for seconds.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+import tempfile
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -68,12 +70,11 @@ class User:
         parts = ("repository", "site-packages")
         return {
             "HOME": str(self.home),
+            "TMPDIR": tempfile.gettempdir(),
             "PATH": os.environ.get("PATH", os.defpath),
             "LD_LIBRARY_PATH": str(prefix / "lib"),
             "PYTHONPATH": os.pathsep.join(str(prefix.parent / part) for part in parts),
             "PYTHONDONTWRITEBYTECODE": "1",
-            # Shared by all of the account's starts: compiling takes ten seconds.
-            "NUMBA_CACHE_DIR": str(prefix.parent / "compiled"),
         }
 
 
@@ -94,22 +95,23 @@ def install(target: Path) -> Path:
     _link_tree(
         Path(sysconfig.get_path("stdlib")),
         prefix / "lib" / version,
-        ("site-packages", "dist-packages", "test", "idlelib", "__pycache__"),
+        ("site-packages", "dist-packages", "test", "idlelib"),
     )
     library = Path(str(sysconfig.get_config_var("LIBDIR")))
     for shared in library.glob(f"lib{version}*.so*"):
         _link(str(shared.resolve()), str(prefix / "lib" / shared.name))
-    _link_tree(Path(sysconfig.get_path("purelib")), target / "site-packages", ("__pycache__",))
+    _link_tree(Path(sysconfig.get_path("purelib")), target / "site-packages")
     for part in _PARTS:
-        _link_tree(_REPOSITORY / part, target / "repository" / part, ("__pycache__",))
+        _link_tree(_REPOSITORY / part, target / "repository" / part)
     for directory in (target, *(path for path in target.rglob("*") if path.is_dir())):
         directory.chmod(0o755)
-    (target / "compiled").mkdir()
-    (target / "compiled").chmod(0o777)
+    # What is not compiled yet, one start compiles for all: numba replaces files, never changes one.
+    for directory in (target / "repository" / "app").rglob("__pycache__"):
+        directory.chmod(0o777)
     return python
 
 
-def _link_tree(source: Path, target: Path, without: tuple[str, ...]) -> None:
+def _link_tree(source: Path, target: Path, without: tuple[str, ...] = ()) -> None:
     if source.is_dir():
         shutil.copytree(
             source, target, copy_function=_link, ignore=shutil.ignore_patterns(*without)
@@ -121,8 +123,8 @@ def _link(source: str, target: str) -> None:
     if readable:
         try:
             os.link(source, target)
-        except OSError:  # another file system
-            shutil.copy(source, target)
+        except OSError:  # another file system; the time says whether what is compiled still fits
+            shutil.copy2(source, target)
     else:
-        shutil.copy(source, target)
+        shutil.copy2(source, target)
         os.chmod(target, 0o755)  # noqa: PTH101, S103 - a copy of the project's own
