@@ -18,7 +18,7 @@ ARGS ?=
 .DELETE_ON_ERROR:
 .SUFFIXES:
 .PHONY: help install install-dev demo serve test test-unit test-integration test-e2e test-golden \
-	test-postgres-15 check lint format types imports bench score fuzz fidelity \
+	test-postgres-15 check lint format types imports structure bench score fuzz fidelity \
 	fleet cost-model plan-table soak lock upgrade image clean
 
 help: ## List the targets
@@ -102,7 +102,7 @@ test-e2e: install-dev ## In a real browser
 
 # ---- checks ------------------------------------------------------------------------------------
 
-check: lint types imports ## All static checks
+check: lint types imports structure ## All static checks
 
 lint: install-dev ## Style and formatting, changing nothing
 	@$(BIN)/ruff check
@@ -113,6 +113,9 @@ types: install-dev ## Types
 
 imports: install-dev ## The direction of imports
 	@$(BIN)/lint-imports
+
+structure: install-dev ## Files in each folder of the program, and circles of imports
+	@$(BIN)/python scripts/structure.py --quiet
 
 format: install-dev ## Format, and repair what can be repaired
 	@$(BIN)/ruff format
