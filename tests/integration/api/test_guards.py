@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import gzip
+import re
 from typing import TYPE_CHECKING
 
 import brotli
 import pytest
+import zstandard
 
 from app.api.frame.headers import SECURITY_HEADERS
 from tests.integration.api import bodies
@@ -18,6 +20,10 @@ if TYPE_CHECKING:
     from tests.integration.api.conftest import Install, Installation
 
 HEALTH = "/healthz"
+
+
+def zstd_decompress(body: bytes) -> bytes:
+    return zstandard.ZstdDecompressor().decompressobj().decompress(body)
 
 
 @pytest.mark.parametrize(
@@ -130,6 +136,7 @@ def test_answers_are_compressed_as_the_client_takes_them(installation: Installat
     plain = client.get("/api/openapi.json", headers={"Accept-Encoding": "identity"})
     assert "content-encoding" not in plain.headers
     for accepted, coding, decompress in (
+        ("gzip, deflate, br, zstd", "zstd", zstd_decompress),
         ("gzip, br", "br", brotli.decompress),
         ("gzip, br;q=0", "gzip", gzip.decompress),
         ("gzip", "gzip", gzip.decompress),
@@ -148,10 +155,29 @@ def test_a_small_answer_is_not_compressed(client: httpx.Client) -> None:
     assert "content-encoding" not in client.get(HEALTH).headers
 
 
-def test_a_large_answer_survives_compression_in_a_thread(installation: Installation) -> None:
+def test_a_large_answer_survives_compression(installation: Installation) -> None:
     for number in range(300):
         installation.post(params=bodies.SIZES | {"run_id": str(number)})
     answer = installation.client.get("/api/v1/sessions", params={"limit": 300})
-    assert answer.headers["content-encoding"] == "br"
+    assert answer.headers["content-encoding"] == "zstd"
     assert len(answer.content) > 128 * 1024
     assert len(answer.json()["sessions"]) == 300
+
+
+def test_problems_and_tables_are_compressed_and_static_files_only_once(
+    installation: Installation,
+) -> None:
+    session = installation.post().json()["session"]
+    installation.analyze_all()
+    page = installation.client.get("/").text
+    style = re.findall(r'"(/static/[^"]+\.css)"', page)[0]
+    client = installation.client
+    client.headers["Accept-Encoding"] = "br, zstd"
+    header = b'{"schema": "paceline.trace/1", "meta": {"dp": 1, "pp": 1}}\n'
+    for answer, coding in (
+        (client.get(f"/sessions/{session}/workers.csv"), "zstd"),
+        (installation.post(header + b"{}\n" * 20, params={}), "zstd"),
+        (client.get(style), "br"),
+    ):
+        assert answer.headers.get("content-encoding") == coding, answer.url
+    assert len(client.get(style).content) > 1000
