@@ -6,14 +6,13 @@ import json
 import sys
 from collections.abc import Iterator
 from typing import Final
-from urllib.parse import quote
-
-import httpx
 
 from app.analysis.synthesis.scenarios import SCENARIOS, Scenario
 from app.analysis.synthesis.synthesize import SyntheticSession, synthesize
 from app.analysis.trace.encode import to_parquet
+from app.analysis.trace.formats.parquet import PARQUET
 from app.analysis.trace.metadata import metadata_document
+from app.cli.server import Body, Server, ServerError
 from app.errors import StartupError
 
 # Sessions of each job: enough to see since when it is slow.
@@ -23,7 +22,6 @@ HEALTHY_SESSIONS: Final = 3
 # A worker that is slow stays slow: one incident, not another one for each session.
 FAULT_SEED: Final = 4
 COME_LATER: Final = frozenset({"slow-worker", "network", "garbage-collection", "virtual-stages"})
-TIMEOUT_S: Final = 60.0
 
 
 def send_demo_sessions(url: str) -> None:
@@ -37,11 +35,11 @@ def send_demo_sessions(url: str) -> None:
     sessions = list(_sessions())
     sys.stderr.write(f"Sending {len(sessions)} synthetic sessions of {len(SCENARIOS)} jobs\n")
     try:
-        with httpx.Client(base_url=url, timeout=TIMEOUT_S, trust_env=False) as client:
+        with Server(url) as server:
             for scenario, seed in sessions:
-                _send(client, _synthesize(scenario, seed))
-    except httpx.HTTPError as error:
-        raise StartupError(f"The demo's sessions could not be sent: {error}") from error
+                _send(server, _synthesize(scenario, seed))
+    except ServerError as error:
+        raise StartupError(f"The demo's sessions could not be sent: {error.message}") from error
     sys.stderr.write(f"All sent. Open {url}\n")
 
 
@@ -58,12 +56,12 @@ def _synthesize(scenario: Scenario, seed: int) -> SyntheticSession:
     return scenario.synthesize(seed, FAULT_SEED)
 
 
-def _send(client: httpx.Client, session: SyntheticSession) -> None:
-    meta = json.dumps(metadata_document(session.trace.meta))
-    client.post(
-        f"/api/v1/jobs/{quote(session.job.name, safe='')}/sessions",
-        files={
-            "meta": (None, meta, "application/json"),
-            "trace": ("trace.parquet", to_parquet(session.trace), "application/vnd.apache.parquet"),
-        },
-    ).raise_for_status()
+def _send(server: Server, session: SyntheticSession) -> None:
+    meta = json.dumps(metadata_document(session.trace.meta)).encode()
+    trace = Body(to_parquet(session.trace), PARQUET.media_types[0])
+    server.send(
+        session.job.name,
+        lambda: trace,
+        Body(meta, "application/json"),
+        lambda said: sys.stderr.write(f"{said}\n"),
+    )

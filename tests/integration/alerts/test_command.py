@@ -90,4 +90,4 @@ def test_a_server_that_is_not_there_is_named() -> None:
     done = _paceline("test", "x", server="http://127.0.0.1:9")
     assert (done.returncode, done.stdout) == (1, "")
     assert "The server at http://127.0.0.1:9 cannot be reached" in done.stderr
-    assert "[alerts.unreachable]" in done.stderr
+    assert "[server.unreachable]" in done.stderr

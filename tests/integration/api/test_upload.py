@@ -9,10 +9,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from app.cli.upload import UploadError, content_type_of, upload
+from app.cli.server import ServerError
+from app.cli.upload import content_type_of, upload
 from app.errors import InvalidMetadataError
+from benchmarks.support.receiver import Reply
 from tests.integration.api import bodies
 from tests.integration.api.test_pressure import SPOOLED, half_a_body
+from tests.support.receiver import Receiver
 from tests.support.waiting import wait_for
 
 if TYPE_CHECKING:
@@ -79,7 +82,7 @@ def test_a_refused_trace_raises_the_codes_and_places_of_its_faults(
     installation: Installation, trace: Path, meta: Path
 ) -> None:
     trace.write_bytes(bodies.changed("dur_ns", 77, -5))
-    with pytest.raises(UploadError) as caught:
+    with pytest.raises(ServerError) as caught:
         upload(trace, meta, server=installation.url, job=None, wait=True)
     assert caught.value.stable_code == "trace.negative_duration"
     assert (caught.value.faults[0].row, caught.value.faults[0].column) == (77, "dur_ns")
@@ -92,7 +95,7 @@ def test_a_session_without_a_verdict_raises_the_reason(
     rows = bodies.table()
     keep = [step in set(bodies.trace().step[:1].tolist()) for step in rows["step"].to_pylist()]
     trace.write_bytes(bodies.written(rows.filter(keep)))
-    with working(installation), pytest.raises(UploadError) as caught:
+    with working(installation), pytest.raises(ServerError) as caught:
         upload(trace, meta, server=installation.url, job=None, wait=True)
     assert "discarded" in caught.value.message
     assert caught.value.stable_code.startswith("trace.")
@@ -112,7 +115,7 @@ def test_a_server_that_is_busy_is_asked_again(
             stack.close()
             wait_for(lambda: installation.metric(SPOOLED) == 0, "room")
 
-        monkeypatch.setattr("app.cli.upload.time.sleep", make_room)
+        monkeypatch.setattr("app.cli.server.time.sleep", make_room)
         upload(trace, meta, server=installation.url, job=None, wait=False)
         monkeypatch.undo()
         assert installation.rows()["session"] == 1
@@ -120,12 +123,24 @@ def test_a_server_that_is_busy_is_asked_again(
 
 
 def test_nobody_there_is_said(trace: Path, meta: Path) -> None:
-    with pytest.raises(UploadError) as caught:
+    with pytest.raises(ServerError) as caught:
         upload(trace, meta, server="http://127.0.0.1:9", job=None, wait=False)
-    assert caught.value.stable_code == "upload.unreachable"
-    with pytest.raises(UploadError) as caught:
+    assert caught.value.stable_code == "server.unreachable"
+    with pytest.raises(ServerError) as caught:
         upload(trace, meta, server="ftp://localhost", job=None, wait=False)
-    assert caught.value.stable_code == "upload.unreachable"
+    assert caught.value.stable_code == "server.unreachable"
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [Reply(404, b"nothing here"), Reply(200, b"<html>", {"Content-Type": "text/html"})],
+    ids=["refusal", "page"],
+)
+def test_what_is_no_paceline_is_said(trace: Path, meta: Path, reply: Reply) -> None:
+    with Receiver(lambda _: reply) as other, pytest.raises(ServerError) as caught:
+        upload(trace, meta, server=f"http://127.0.0.1:{other.port}", job=None, wait=False)
+    assert caught.value.stable_code == "server.not_paceline"
+    assert f"answers {reply.status}" in caught.value.message
 
 
 def test_a_job_without_a_name_is_said_before_anything_is_sent(trace: Path, meta: Path) -> None:

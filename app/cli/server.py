@@ -1,0 +1,246 @@
+"""A Paceline server, as the command line asks it."""
+
+from __future__ import annotations
+
+import ipaddress
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import TracebackType
+from typing import IO, Any, Final, Self
+from urllib.parse import quote, urlsplit
+
+import httpx
+
+from app.db.states import SessionState
+from app.errors import Fault, PacelineError
+
+# An attempt of a channel is answered within a minute. A trace is answered once everything is
+# stored, and decoding the largest one takes minutes.
+TIMEOUT: Final = httpx.Timeout(30, read=60)
+STORE_TIMEOUT: Final = httpx.Timeout(30, read=600)
+
+# A server that is behind says when to come back; it is believed so many times, within bounds.
+TRIES: Final = 6
+LONGEST_RETRY_S: Final = 60.0
+BUSY_STATUSES: Final = (429, 503)
+
+POLL_S: Final = 0.25
+# A server that restarts while we wait is away for some seconds.
+POLL_FAILURES: Final = 120
+
+
+class ServerError(PacelineError):
+    """The server refused something or cannot be reached, or no report came out."""
+
+    code = "server.failed"
+
+
+class UnreachableServerError(ServerError):
+    """There is no server at the address, or it went away."""
+
+    code = "server.unreachable"
+
+
+@dataclass(frozen=True, slots=True)
+class Body:
+    """One part of what is sent.
+
+    Parameters
+    ----------
+    content : bytes or file
+    media_type : str
+    name : str, optional
+        Of the file.
+    """
+
+    content: bytes | IO[bytes]
+    media_type: str
+    name: str | None = None
+
+    @property
+    def part(self) -> tuple[str | None, bytes | IO[bytes], str]:
+        """Return it as httpx takes it."""
+        return (self.name, self.content, self.media_type)
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """Where a trace is on the server."""
+
+    session: str
+    url: str
+    job: str
+    number: int
+
+
+class Server:
+    """A server while the context lasts.
+
+    Every method raises `ServerError` with the server's code and faults where it refuses, and
+    `UnreachableServerError`.
+
+    Parameters
+    ----------
+    url : str
+        Its address.
+    """
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self._client = httpx.Client(
+            base_url=url,
+            timeout=TIMEOUT,
+            # A proxy of the environment does not lead to this machine.
+            trust_env=not _is_loopback(url),
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._client.close()
+
+    def get(self, path: str) -> dict[str, Any]:
+        """Return the document at a path of the API."""
+        return _document(self._request("GET", path))
+
+    def post(self, path: str) -> dict[str, Any]:
+        """Ask for something to be done and return the answer."""
+        return _document(self._request("POST", path))
+
+    def send(
+        self,
+        job: str,
+        open_trace: Callable[[], Body],
+        meta: Body | None,
+        say: Callable[[str], object],
+    ) -> Sent:
+        """Send a trace, again where the server asks for that.
+
+        Parameters
+        ----------
+        job : str
+        open_trace : callable
+            Returns the trace from its beginning, for every try.
+        meta : Body or None
+            The metadata, where they are not in the trace.
+        say : callable
+            Takes a sentence for the user.
+        """
+        path = f"/api/v1/jobs/{quote(job, safe='')}/sessions"
+        beside = {} if meta is None else {"meta": meta.part}
+        for attempt in range(1, TRIES + 1):
+            answer = self._request(
+                "POST", path, files={**beside, "trace": open_trace().part}, timeout=STORE_TIMEOUT
+            )
+            if answer.status_code not in BUSY_STATUSES or attempt == TRIES:
+                break
+            pause_s = _retry_after_s(answer)
+            say(f"The server is busy; trying again in {pause_s:.0f} s")
+            time.sleep(pause_s)
+        said = _document(answer)
+        return Sent(said["session"], said["url"], said["job"], said["number"])
+
+    def wait_for_report(self, session: str, say: Callable[[str], object]) -> dict[str, Any]:
+        """Wait until a session is analyzed and return its report.
+
+        Parameters
+        ----------
+        session : str
+        say : callable
+            Takes what the session waits for, time and again.
+        """
+        failures = 0
+        path = f"/api/v1/sessions/{session}"
+        while True:
+            try:
+                found = self.get(path)
+            except UnreachableServerError:
+                failures += 1
+                if failures > POLL_FAILURES:
+                    raise
+            else:
+                failures = 0
+                if found["state"] in SessionState.REPORTED:
+                    return self.get(f"{path}/report")
+                if found["state"] in SessionState.UNREPORTED:
+                    raise _no_report(found)
+                say(_progress_of(found))
+            time.sleep(POLL_S)
+
+    def _request(self, method: str, path: str, **options: Any) -> httpx.Response:  # noqa: ANN401 - of httpx
+        try:
+            return self._client.request(method, path, **options)
+        except (httpx.TransportError, httpx.InvalidURL) as error:
+            reason = str(error) or type(error).__name__
+            raise UnreachableServerError(
+                f"The server at {self._url} cannot be reached: {reason}"
+            ) from error
+
+
+def _document(answer: httpx.Response) -> dict[str, Any]:
+    kind = answer.headers.get("content-type", "")
+    if answer.is_success and kind.startswith("application/json"):
+        document: dict[str, Any] = answer.json()
+        return document
+    if kind.startswith("application/problem+json"):
+        problem = answer.json()
+        raise ServerError(
+            f"The server refuses: {problem['detail']}",
+            code=problem["code"],
+            faults=_faults(problem["faults"]),
+        )
+    raise ServerError(
+        f"{answer.url} answers {answer.status_code} {answer.reason_phrase}; "
+        "is that a Paceline server?",
+        code="server.not_paceline",
+    )
+
+
+def _no_report(session: dict[str, Any]) -> ServerError:
+    detail = session["reason_detail"] or {}
+    return ServerError(
+        f"The session is {session['state']}: {session['reason']}",
+        code=session["reason_code"],
+        faults=_faults(detail.get("faults", [])),
+    )
+
+
+def _faults(faults: list[dict[str, Any]]) -> tuple[Fault, ...]:
+    return tuple(
+        Fault(
+            fault["code"],
+            fault["message"],
+            row=fault.get("row"),
+            line=fault.get("line"),
+            column=fault.get("column"),
+        )
+        for fault in faults
+    )
+
+
+def _progress_of(session: dict[str, Any]) -> str:
+    work = session["work"] or {}
+    if session["state"] == SessionState.ANALYZING:
+        return "Analyzing" if work.get("attempt") == 1 else f"Analyzing, try {work['attempt']}"
+    ahead = (work.get("position") or 1) - 1
+    return f"Waiting behind {ahead} others" if ahead else "Waiting for a worker"
+
+
+def _retry_after_s(answer: httpx.Response) -> float:
+    value = answer.headers.get("retry-after", "")
+    return min(float(value), LONGEST_RETRY_S) if value.isdecimal() else 1.0
+
+
+def _is_loopback(url: str) -> bool:
+    host = urlsplit(url).hostname or ""
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

@@ -1,0 +1,28 @@
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from app.analysis.synthesis.scenarios import SCENARIOS
+from app.cli import demo
+from app.errors import StartupError
+
+if TYPE_CHECKING:
+    from tests.integration.api.conftest import Installation
+
+
+@pytest.mark.slow
+def test_a_session_of_each_job_is_taken_once_however_often_it_is_sent(
+    installation: Installation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(demo, "SESSIONS", 1)
+    for _ in range(2):
+        demo.send_demo_sessions(installation.url)
+        sessions = installation.client.get("/api/v1/sessions").json()["sessions"]
+        assert len({session["job"] for session in sessions}) == len(sessions) == len(SCENARIOS)
+
+
+def test_a_server_that_is_gone_is_said() -> None:
+    with pytest.raises(StartupError, match="could not be sent: The server at"):
+        demo.send_demo_sessions("http://127.0.0.1:9")
