@@ -121,6 +121,12 @@ class ConflictError(PacelineError):
     code = "conflict"
 
 
+class UnknownDocumentError(PacelineError):
+    """A stored document is of a version that this one cannot read."""
+
+    code = "document.unknown_version"
+
+
 class BusyError(PacelineError):
     """The server is behind; try again after a while."""
 

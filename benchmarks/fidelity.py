@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import datetime as dt
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -17,6 +17,7 @@ from typing import Any, Final
 import numpy as np
 
 from app.analysis.report.build import analyze
+from app.analysis.report.document import Report
 from app.analysis.synthesis.injections.computations import SlowWorker
 from app.analysis.synthesis.job import CostModel, JobModel
 from app.analysis.synthesis.population import draw_session
@@ -55,26 +56,24 @@ class Compared:
 
 def compare(session: SyntheticSession) -> Compared:
     """Analyze a job with one slow worker."""
-    document = analyze(session.trace).document
-    cause = next((c for c in document["causes"] if c["cause"] == "slow_worker"), None)
-    recorded = float(np.mean(document["step_times"]["recorded"]))
-    workers = [] if cause is None else cause["where"]["workers"]
+    report = analyze(session.trace).report
+    cause = next((c for c in report.causes if c.cause == "slow_worker"), None)
+    recorded = float(np.mean(report.step_times.recorded))
+    workers = () if cause is None else cause.where.workers
     return Compared(
         true=session.truth.slowdown,
-        published=document["slowdown"],
-        replaced=recorded / (recorded - _saved_s(document)),
-        discrepancy=document["fidelity"]["discrepancy"],
-        worker_right=list(session.truth.workers[0]) in workers,
+        published=report.slowdown,
+        replaced=recorded / (recorded - _saved_s(report)),
+        discrepancy=report.fidelity.discrepancy,
+        worker_right=session.truth.workers[0] in workers,
     )
 
 
-def _saved_s(document: Mapping[str, Any]) -> float:
+def _saved_s(report: Report) -> float:
     """Return what replacing the slow workers is predicted to save of a mean step."""
-    now_s = float(np.mean(document["step_times"]["simulated"]))
+    now_s = float(np.mean(report.step_times.simulated))
     after_s = [
-        fix["predicted_step_time"]
-        for fix in document["recommendations"]
-        if fix["action"] == "replace_worker"
+        fix.predicted_step_time for fix in report.recommendations if fix.action == "replace_worker"
     ]
     return now_s - after_s[0] if after_s else 0.0
 

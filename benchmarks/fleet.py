@@ -59,19 +59,19 @@ def measure(member: Member) -> Measured:
     start_s = time.perf_counter()
     session = member.synthesize()
     synthesized_s = time.perf_counter()
-    report = analyze(session.trace).document
+    report = analyze(session.trace).report
     analyzed_s = time.perf_counter()
-    slowdown, waste = report["slowdown"], report["waste_by_optype"]
-    steps = stream(member.seed, "some steps").choice(report["step_slowdown"], STEPS)
-    named = [cause["cause"] for cause in report["causes"]]
+    slowdown, waste = report.slowdown, report.waste_by_optype
+    steps = stream(member.seed, "some steps").choice(report.step_slowdown, STEPS)
+    named = [cause.cause for cause in report.causes]
     return Measured(
         member=member,
         slowdown=slowdown,
-        discrepancy=report["fidelity"]["discrepancy"],
+        discrepancy=report.fidelity.discrepancy,
         stages=session.job.sizes.pp,
-        m_w=report["m_w"]["rem"] or 0.0,
-        m_s=report["m_s"]["rem"] or 0.0,
-        correlation=report["fb_correlation"]["pearson"] or 0.0,
+        m_w=report.m_w.rem or 0.0,
+        m_s=report.m_s.rem or 0.0,
+        correlation=report.fb_correlation.pearson or 0.0,
         steps=tuple((steps / slowdown).tolist()),
         waste=tuple(sum(waste.get(name, 0.0) for name in names) for names in KINDS.values()),
         context=max((dials.get("max_length", 0) for dials in session.truth.injections), default=0),

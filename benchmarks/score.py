@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import argparse
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from multiprocessing import get_context
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
@@ -24,6 +24,7 @@ from app.analysis.diagnosis.causes.stage_imbalance import STAGE_IMBALANCE
 from app.analysis.diagnosis.causes.tensor_straggler import TENSOR_STRAGGLER
 from app.analysis.diagnosis.finding import UNKNOWN
 from app.analysis.report.build import analyze
+from app.analysis.report.findings import NamedCause
 from app.analysis.synthesis.population import CAUSES, LARGER, USUAL, draw_session
 from app.analysis.synthesis.randomness import stream
 
@@ -42,9 +43,6 @@ _WORKER_CAUSES: Final = {
     TENSOR_STRAGGLER.name,
 }
 _SHORT: Final = {**{kind.name: kind.word for kind in KINDS.values()}, NONE: NONE, UNKNOWN: UNKNOWN}
-
-
-Document = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,20 +71,20 @@ def score_job(seed: int) -> Scored:
     slowdown = 1.12 + float(rng.exponential(0.3))
     sizes = LARGER if seed >= HELD_OUT else USUAL
     session = draw_session(causes, min(slowdown, 3.0), seed, sizes)
-    document = analyze(session.trace).document
-    found = document["causes"]
-    named = tuple(cause["cause"] for cause in found)
+    report = analyze(session.trace).report
+    found = report.causes
+    named = tuple(cause.cause for cause in found)
     return Scored(
         seed=seed,
         causes=session.truth.causes,
         slowdown=session.truth.slowdown,
-        measured=document["slowdown"],
+        measured=report.slowdown,
         named=named,
-        confidence=tuple(cause["confidence"] or 0.0 for cause in found),
-        contribution=tuple(cause["contribution"] or 0.0 for cause in found),
+        confidence=tuple(cause.confidence or 0.0 for cause in found),
+        contribution=tuple(cause.contribution for cause in found),
         worker_right=_worker_right(session.truth.causes, session.truth.workers, found),
         stage_right=_stage_right(session.truth.causes, session.truth.stage, found),
-        level=document["verdict"]["level"],
+        level=report.verdict.level,
     )
 
 
@@ -101,25 +99,24 @@ def _compatible(order: Sequence[str]) -> tuple[str, ...]:
 
 
 def _worker_right(
-    causes: Sequence[str], workers: Sequence[tuple[int, int]], found: Sequence[Document]
+    causes: Sequence[str], workers: Sequence[tuple[int, int]], found: Sequence[NamedCause]
 ) -> bool | None:
     """Return whether the worker that is blamed first is at fault; some jobs have several."""
     if len(causes) != 1 or causes[0] not in _WORKER_CAUSES:
         return None
-    named = next((c for c in found if c["cause"] in _WORKER_CAUSES), None)
+    named = next((c for c in found if c.cause in _WORKER_CAUSES), None)
     if named is None:
         return False
-    places = named["where"].get("workers") or [None]
-    return places[0] in [list(worker) for worker in workers]
+    return bool(named.where.workers) and named.where.workers[0] in workers
 
 
 def _stage_right(
-    causes: Sequence[str], stage: int | None, found: Sequence[Document]
+    causes: Sequence[str], stage: int | None, found: Sequence[NamedCause]
 ) -> bool | None:
     name = STAGE_IMBALANCE.name
     if name not in causes:
         return None
-    return any(c["where"].get("stage") == stage for c in found if c["cause"] == name)
+    return any(c.where.stage == stage for c in found if c.cause == name)
 
 
 def run(first_seed: int, jobs: int, processes: int) -> list[Scored]:

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
-from typing import Any, Final
+from typing import Final
 from uuid import UUID
 
 from pydantic import TypeAdapter
 
 from app.analysis.diagnosis.finding import UNKNOWN
+from app.analysis.diagnosis.places import Where
+from app.analysis.report.document import Report
+from app.analysis.report.findings import NamedCause
 
 # A message has room for so many of each.
 WORST_WORKERS: Final = 3
@@ -126,7 +129,7 @@ FACTS: Final = TypeAdapter(Facts)
 
 
 def facts_of(  # noqa: PLR0913 - the identity of a session, which a report does not have
-    document: Mapping[str, Any],
+    report: Report,
     *,
     session: UUID,
     job: str,
@@ -135,98 +138,76 @@ def facts_of(  # noqa: PLR0913 - the identity of a session, which a report does 
     received_at: datetime,
     labels: Mapping[str, str],
 ) -> Facts:
-    """Return the facts of a report, schema ``paceline.report/1``.
+    """Return the facts of a report.
 
     Parameters
     ----------
-    document : mapping
-        The report.
+    report : Report
     session : UUID
     job : str
     attempt, number : int
     received_at : datetime
     labels : mapping of str to str
     """
-    sizes = document["sizes"]
-    facts = {
-        "session": session,
-        "job": job,
-        "attempt": attempt,
-        "number": number,
-        "received_at": received_at,
-        "labels": dict(labels),
-        "layout": " ".join(f"{name}={sizes[name]}" for name in ("dp", "pp", "tp", "cp", "vpp")),
-        "discrepancy": document["fidelity"]["discrepancy"],
-    }
-    if not document["fidelity"]["verdict"]:
-        return Facts(**facts)
-    low, high = document["slowdown_ci95"]
-    recorded = document["step_times"]["recorded"]
-    return Facts(
-        **facts,
-        slowdown=document["slowdown"],
-        slowdown_ci95=(low, high),
-        waste=document["waste"],
-        gpu_hours_lost=document["gpu_hours_lost"],
-        step_time_s=statistics.median(recorded) if recorded else None,
-        causes=tuple(_cause(document, cause) for cause in document["causes"][:CAUSES]),
-        worst=_worst(document),
-        worst_step=_worst_step(document),
-        fix=_fix(document),
+    sizes = report.sizes
+    facts = Facts(
+        session=session,
+        job=job,
+        attempt=attempt,
+        number=number,
+        received_at=received_at,
+        labels=dict(labels),
+        layout=f"dp={sizes.dp} pp={sizes.pp} tp={sizes.tp} cp={sizes.cp} vpp={sizes.vpp}",
+        discrepancy=report.fidelity.discrepancy,
+    )
+    if not report.fidelity.verdict:
+        return facts
+    return replace(
+        facts,
+        slowdown=report.slowdown,
+        slowdown_ci95=report.slowdown_ci95,
+        waste=report.waste,
+        gpu_hours_lost=report.gpu_hours_lost,
+        step_time_s=statistics.median(report.step_times.recorded),
+        causes=tuple(_cause(report, cause) for cause in report.causes[:CAUSES]),
+        worst=_worst(report),
+        worst_step=_worst_step(report),
+        fix=_fix(report),
     )
 
 
-def _cause(document: Mapping[str, Any], cause: Mapping[str, Any]) -> CauseFact:
+def _cause(report: Report, cause: NamedCause) -> CauseFact:
     return CauseFact(
-        cause=cause["cause"],
-        where=_places(document, cause["where"])[:PLACES],
-        confidence=cause["confidence"],
-        contribution=cause["contribution"],
-        evidence=tuple(cause["evidence"][:EVIDENCE]),
+        cause=cause.cause,
+        where=_places(report, cause.where)[:PLACES],
+        confidence=cause.confidence,
+        contribution=cause.contribution,
+        evidence=cause.evidence[:EVIDENCE],
     )
 
 
-def _places(document: Mapping[str, Any], where: Mapping[str, Any]) -> tuple[str, ...]:
+def _places(report: Report, where: Where) -> tuple[str, ...]:
     """Name hosts rather than workers: the same host is slow in whatever cell it works next."""
-    workers = where.get("workers")
-    if workers:
-        named = (_host(document, dp, pp) or f"worker ({dp}, {pp})" for dp, pp in workers)
+    if where.workers:
+        named = (report.host_of((dp, pp)) or f"worker ({dp}, {pp})" for dp, pp in where.workers)
         return tuple(dict.fromkeys(named))
-    stage = where.get("stage")
-    return () if stage is None else (f"stage {stage}",)
+    return () if where.stage is None else (f"stage {where.stage}",)
 
 
-def _host(document: Mapping[str, Any], dp: int, pp: int) -> str | None:
-    rank = document["workers"]["rank"][dp][pp]
-    host: str | None = document["hosts"].get(str(rank))
-    return host
-
-
-def _worst(document: Mapping[str, Any]) -> tuple[WorkerFact, ...]:
-    cells = [
-        (value, dp, pp)
-        for dp, row in enumerate(document["by_worker"]["exact"])
-        for pp, value in enumerate(row)
-        if value is not None
-    ]
-    cells.sort(key=lambda cell: (-cell[0], cell[1], cell[2]))
+def _worst(report: Report) -> tuple[WorkerFact, ...]:
     return tuple(
-        WorkerFact(dp, pp, _host(document, dp, pp), value)
-        for value, dp, pp in cells[:WORST_WORKERS]
+        WorkerFact(dp, pp, report.host_of((dp, pp)), value)
+        for value, dp, pp in report.ranked_workers()[:WORST_WORKERS]
     )
 
 
-def _worst_step(document: Mapping[str, Any]) -> int | None:
-    slowdowns, steps = document["step_slowdown"], document["steps"]["analyzed"]
-    if not slowdowns:
-        return None
-    step: int = steps[max(range(len(slowdowns)), key=slowdowns.__getitem__)]
-    return step
+def _worst_step(report: Report) -> int:
+    slowdowns = report.step_slowdown
+    return report.steps.analyzed[slowdowns.index(max(slowdowns))]
 
 
-def _fix(document: Mapping[str, Any]) -> FixFact | None:
-    fixes = document["recommendations"]
-    if not fixes:
+def _fix(report: Report) -> FixFact | None:
+    best = max(report.recommendations, key=lambda fix: fix.predicted_gain, default=None)
+    if best is None:
         return None
-    best = max(fixes, key=lambda fix: fix["predicted_gain"])
-    return FixFact(best["title"], best["predicted_gain"], best["predicted_step_time"])
+    return FixFact(best.title, best.predicted_gain, best.predicted_step_time)

@@ -6,13 +6,15 @@ import gzip
 import json
 import sys
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from app.analysis.json_text import to_json
 from app.analysis.report.build import analyze
+from app.analysis.report.document import Report
 from app.analysis.report.timeline import perfetto, step_timeline
 from app.analysis.trace.decode import decode
 from app.analysis.trace.limits import Limits
@@ -43,14 +45,13 @@ def analyze_file(
         The file is no trace, no verdict can come from it, or the timeline cannot be written.
     """
     trace = read_trace(path, meta_path)
-    document = analyze(trace).document
+    report = analyze(trace).report
     if timeline is not None:
-        _write_timeline(trace, document, timeline)
+        _write_timeline(trace, report, timeline)
     if as_json:
-        json.dump(document, sys.stdout, allow_nan=False)
-        sys.stdout.write("\n")
+        sys.stdout.write(to_json(report) + "\n")
     else:
-        show(document, Console())
+        show(report, Console())
 
 
 def read_trace(path: Path, meta_path: Path | None) -> Trace:
@@ -66,36 +67,36 @@ def read_trace(path: Path, meta_path: Path | None) -> Trace:
         return decode(path, meta, limits=Limits()).trace
 
 
-def show(document: dict[str, Any], console: Console) -> None:
+def show(report: Report, console: Console) -> None:
     """Print the verdict, and unless it is withheld the heatmap, the worst workers and fixes."""
-    sizes, fidelity = document["sizes"], document["fidelity"]
-    steps, dropped = document["steps"]["analyzed"], document["steps"]["dropped"]
-    console.print(Text(document["verdict"]["sentence"], style="bold"), soft_wrap=True)
+    sizes, fidelity = report.sizes, report.fidelity
+    steps, dropped = report.steps.analyzed, report.steps.dropped
+    console.print(Text(report.verdict.sentence, style="bold"), soft_wrap=True)
     console.print(
-        f"DP {sizes['dp']} × PP {sizes['pp']} × TP {sizes['tp']}, {sizes['world']} GPUs, "
+        f"DP {sizes.dp} × PP {sizes.pp} × TP {sizes.tp}, {sizes.world} GPUs, "
         f"{len(steps)} steps" + (f", {len(dropped)} dropped" if dropped else ""),
         highlight=False,
     )
-    if not fidelity["verdict"]:
-        console.print(fidelity["reason"], highlight=False)
+    if not fidelity.verdict:
+        console.print(fidelity.reason, highlight=False)
         return
-    low, high = document["slowdown_ci95"]
+    low, high = report.slowdown_ci95
     console.print(
-        f"S {document['slowdown']:.3f} (95 %: {low:.3f}–{high:.3f}), "
-        f"{document['gpu_hours_lost']:.3g} GPU-hours lost in these steps, "
-        f"{document['gpu_hours_lost_per_hour']:.3g} each hour; "
-        f"the replay differs from the recording by {fidelity['discrepancy'] * 100:.1f} %",
+        f"S {report.slowdown:.3f} (95 %: {low:.3f}–{high:.3f}), "
+        f"{report.gpu_hours_lost:.3g} GPU-hours lost in these steps, "
+        f"{report.gpu_hours_lost_per_hour:.3g} each hour; "
+        f"the replay differs from the recording by {fidelity.discrepancy * 100:.1f} %",
         highlight=False,
         soft_wrap=True,
     )
     console.print()
-    _show_heatmap(document, console)
+    _show_heatmap(report, console)
     console.print()
-    console.print(_worst_workers(document))
-    for fix in document["recommendations"]:
+    console.print(_worst_workers(report))
+    for fix in report.recommendations:
         console.print(
-            f"{fix['title']}: {fix['predicted_step_time']:.2f} s a step, "
-            f"−{fix['predicted_gain'] * 100:.1f} %",
+            f"{fix.title}: {fix.predicted_step_time:.2f} s a step, "
+            f"−{fix.predicted_gain * 100:.1f} %",
             highlight=False,
         )
 
@@ -106,12 +107,12 @@ def _color(slowdown: float) -> tuple[str, str]:
     return SCALE[index], "#ffffff" if index >= FIRST_WITH_LIGHT_TEXT else "#000000"
 
 
-def _show_heatmap(document: dict[str, Any], console: Console) -> None:
+def _show_heatmap(report: Report, console: Console) -> None:
     """Draw stages down and DP ranks across; numbers where there is room for them.
 
     What does not fit the terminal continues in further blocks of DP ranks.
     """
-    exact = document["by_worker"]["exact"]
+    exact = report.by_worker.exact
     room = max(console.width - STAGE_COLUMN, NUMBERED_CELL)
     numbered = len(exact) * NUMBERED_CELL <= room
     width = NUMBERED_CELL if numbered else 1
@@ -119,7 +120,7 @@ def _show_heatmap(document: dict[str, Any], console: Console) -> None:
     for first in range(0, len(exact), room // width):
         ranks = exact[first : first + room // width]
         last = first + len(ranks) - 1
-        for stage in range(document["sizes"]["pp"]):
+        for stage in range(report.sizes.pp):
             line = Text(f"stage {stage:<3}")
             for rank in ranks:
                 background, color = _color(rank[stage])
@@ -133,43 +134,37 @@ def _show_heatmap(document: dict[str, Any], console: Console) -> None:
             console.print(f"{'':<{STAGE_COLUMN}}DP ranks {first}–{last}", highlight=False)
 
 
-def _worst_workers(document: dict[str, Any]) -> Table:
+def _worst_workers(report: Report) -> Table:
     table = Table(box=None, pad_edge=False, title="Worst workers", title_justify="left")
     table.add_column("Worker")
     table.add_column("Rank", justify="right")
-    hosts = document["hosts"]
-    if hosts:
+    if report.hosts:
         table.add_column("Host", no_wrap=True)
     for name in ("S_w", "Forward", "Backward"):
         table.add_column(name, justify="right")
-    by_worker, ranks = document["by_worker"], document["workers"]["rank"]
-    cells = sorted(
-        ((dp, pp) for dp, row in enumerate(ranks) for pp in range(len(row))),
-        key=lambda cell: -by_worker["exact"][cell[0]][cell[1]],
-    )
-    for dp, pp in cells[:WORST_WORKERS]:
-        values = [by_worker[key][dp][pp] for key in ("exact", "forward_ratio", "backward_ratio")]
-        host = [hosts.get(str(ranks[dp][pp]), "")] if hosts else []
+    by_worker, ranks = report.by_worker, report.workers.rank
+    for slowdown, dp, pp in report.ranked_workers()[:WORST_WORKERS]:
+        ratios = (by_worker.forward_ratio[dp][pp], by_worker.backward_ratio[dp][pp])
+        host = [report.host_of((dp, pp)) or ""] if report.hosts else []
         table.add_row(
             f"({dp}, {pp})",
             str(ranks[dp][pp]),
             *host,
-            f"{values[0]:.3f}×",
-            *("no peers" if value is None else f"{value:.2f}×" for value in values[1:]),
+            f"{slowdown:.3f}×",
+            *("no peers" if value is None else f"{value:.2f}×" for value in ratios),
         )
     return table
 
 
-def _write_timeline(trace: Trace, document: dict[str, Any], path: Path) -> None:
+def _write_timeline(trace: Trace, report: Report, path: Path) -> None:
     """Write the slowest step, recorded and ideal, for Perfetto."""
-    slowdowns = document["step_slowdown"]
-    step = document["steps"]["analyzed"][slowdowns.index(max(slowdowns))]
-    sizes, ranks = document["sizes"], document["workers"]["rank"]
+    slowdowns = report.step_slowdown
+    step = report.steps.analyzed[slowdowns.index(max(slowdowns))]
     hosts = {
-        (dp, pp): document["hosts"][str(ranks[dp][pp])]
-        for dp in range(sizes["dp"])
-        for pp in range(sizes["pp"])
-        if str(ranks[dp][pp]) in document["hosts"]
+        (dp, pp): report.hosts[rank]
+        for dp, row in enumerate(report.workers.rank)
+        for pp, rank in enumerate(row)
+        if rank in report.hosts
     }
     events = perfetto(step_timeline(trace, step), hosts)
     with writing(path), gzip.open(path, "wt", encoding="utf-8") as file:

@@ -6,14 +6,14 @@ The document is zstd-compressed JSON; the heatmaps are a ``.npy`` file, which ca
 from __future__ import annotations
 
 import io
-import json
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import zstandard
 from sqlalchemy import delete
 from sqlalchemy.dialects.postgresql import insert
 
+from app.analysis.json_text import to_json
 from app.db.blobs import delete_blob, read_blob, write_blob
 from app.db.models.sessions import Report
 
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from app.analysis.report import document
     from app.db.unit_of_work import Reads, UnitOfWork
 
 # 3 is zstd's default: a report shrinks to a seventh, and higher levels gain a few percent.
@@ -31,7 +32,7 @@ ZSTD_LEVEL: Final = 3
 def replace_report(
     tx: UnitOfWork,
     session_id: uuid.UUID,
-    document: dict[str, Any],
+    report: document.Report,
     heatmaps: NDArray[np.float32],
 ) -> None:
     """Store the report of a session in place of an earlier one.
@@ -40,18 +41,17 @@ def replace_report(
     ----------
     tx : UnitOfWork
     session_id : UUID
-    document : dict
-        The report, schema ``paceline.report/1``; holds no NaN.
+    report : Report
     heatmaps : float32 array, shape (analyzed steps, dp, pp)
         Slowdown of a step if only this worker kept its recorded durations.
 
     Raises
     ------
     ValueError
-        If the document holds NaN or infinity, which JSON has no way to say.
+        If the report holds NaN or infinity, which JSON has no way to say.
     """
     delete_report(tx, session_id)
-    text = json.dumps(document, allow_nan=False, separators=(",", ":")).encode()
+    text = to_json(report, compact=True).encode()
     array = io.BytesIO()
     np.save(array, heatmaps, allow_pickle=False)
     tx.session.execute(

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.random import Generator
 from numpy.typing import NDArray
 
+from app.analysis.json_text import to_json
 from app.analysis.report.build import analyze
 from app.analysis.trace.decode import decode
 from app.analysis.trace.encode import to_parquet
@@ -193,12 +194,12 @@ def outcome(trace: Trace) -> str:
         warnings.simplefilter("error")
         try:
             admitted = decode(to_parquet(trace), trace.meta, limits=LIMITS).trace
-            document = analyze(admitted).document
+            report = analyze(admitted).report
         except PacelineError as error:
             if not error.stable_code.startswith("trace.") or not error.faults:
                 raise
             json.dumps([fault.as_dict() for fault in error.faults])
             return error.stable_code
-    json.dumps(document, allow_nan=False)
+    to_json(report)
     assert set(COLUMNS) <= {field.name for field in dataclasses.fields(admitted)}
     return "analyzed"

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from app.analysis.report.build import Analysis, analyze
+from app.analysis.report.document import Report
 from app.analysis.trace.decode import decode
 from app.analysis.trace.limits import Limits
 from app.analysis.trace.metadata import load_metadata
@@ -33,8 +34,8 @@ class Published:
     worst_workers: Mapping[str, float]
 
     @property
-    def report(self) -> Mapping[str, Any]:
-        return self.analysis.document
+    def report(self) -> Report:
+        return self.analysis.report
 
 
 @cache

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import pytest
 
+from app.analysis.diagnosis.places import Where
 from app.analysis.replay.session import prepare_replay
+from app.analysis.report.document import Sizes
 from tests.golden.conftest import Published
 
 TOLERANCE = 1e-4
@@ -36,12 +38,12 @@ def near(expected: object) -> object:
     return pytest.approx(expected, rel=TOLERANCE, abs=0)
 
 
-def by_step(published: Published, values: list[float]) -> dict[str, float]:
-    steps = published.report["steps"]["analyzed"]
+def by_step(published: Published, values: Sequence[float]) -> dict[str, float]:
+    steps = published.report.steps.analyzed
     return dict(zip(map(str, steps), values, strict=True))
 
 
-def numbered(values: list[Any]) -> dict[str, Any]:
+def numbered(values: Sequence[Any]) -> dict[str, Any]:
     return {str(i): value for i, value in enumerate(values)}
 
 
@@ -51,16 +53,16 @@ def test_every_number_of_the_result_is_compared(published: Published) -> None:
 
 
 def test_sizes(published: Published) -> None:
-    meta, sizes = published.result["job_meta"], published.report["sizes"]
-    assert published.report["trial_name"] == meta["trial_name"]
-    assert sizes == {
-        "dp": meta["dp_size"],
-        "pp": meta["pp_size"],
-        "tp": meta["tp_size"],
-        "cp": meta["dsp_size"],
-        "vpp": meta["vpp_size"],
-        "world": meta["world_size"],
-    }
+    meta, sizes = published.result["job_meta"], published.report.sizes
+    assert published.report.trial_name == meta["trial_name"]
+    assert sizes == Sizes(
+        dp=meta["dp_size"],
+        pp=meta["pp_size"],
+        tp=meta["tp_size"],
+        cp=meta["dsp_size"],
+        vpp=meta["vpp_size"],
+        world=meta["world_size"],
+    )
 
 
 @pytest.mark.parametrize(
@@ -68,24 +70,24 @@ def test_sizes(published: Published) -> None:
     [("recorded", "step_t_base"), ("simulated", "step_t_nodelay"), ("ideal", "step_t_noblk")],
 )
 def test_step_times(published: Published, ours: str, theirs: str) -> None:
-    times = by_step(published, published.report["step_times"][ours])
+    times = by_step(published, getattr(published.report.step_times, ours))
     assert times == near(published.result[theirs])
 
 
 def test_slowdowns(published: Published) -> None:
     report, result = published.report, published.result
-    assert report["slowdown"] == near(result["blocking_slowdown"])
-    assert report["launch_slowdown"] == near(result["launch_slowdown"])
-    assert by_step(published, report["step_slowdown"]) == near(result["blocking_step_slowdown"])
-    launch = by_step(published, report["per_step"]["launch_slowdown"])
+    assert report.slowdown == near(result["blocking_slowdown"])
+    assert report.launch_slowdown == near(result["launch_slowdown"])
+    assert by_step(published, report.step_slowdown) == near(result["blocking_step_slowdown"])
+    launch = by_step(published, report.per_step.launch_slowdown)
     assert launch == near(result["launch_step_slowdown"])
 
 
 def test_slowdown_by_op_type_dp_rank_and_stage(published: Published) -> None:
     report, result = published.report, published.result
-    assert report["by_optype"] == near(result["blocking_decompose_by_optype"])
-    assert numbered(report["by_dp"]) == near(result["blocking_decompose_by_dp_rank"])
-    assert numbered(report["by_pp"]) == near(result["blocking_decompose_by_stage"])
+    assert report.by_optype == near(result["blocking_decompose_by_optype"])
+    assert numbered(report.by_dp) == near(result["blocking_decompose_by_dp_rank"])
+    assert numbered(report.by_pp) == near(result["blocking_decompose_by_stage"])
 
 
 @pytest.mark.parametrize(
@@ -97,10 +99,10 @@ def test_slowdown_by_op_type_dp_rank_and_stage(published: Published) -> None:
     ],
 )
 def test_slowdowns_of_every_step(published: Published, ours: str, theirs: str) -> None:
-    values = published.report["per_step"][ours]
-    named: Mapping[str, list[float]] = values if isinstance(values, dict) else numbered(values)
+    values = getattr(published.report.per_step, ours)
+    named: Mapping[str, Sequence[float]] = values if isinstance(values, dict) else numbered(values)
     expected = published.result[theirs]
-    assert set(expected) == set(map(str, published.report["steps"]["analyzed"]))
+    assert set(expected) == set(map(str, published.report.steps.analyzed))
     for name, slowdowns in named.items():
         mine = by_step(published, slowdowns)
         assert mine == near({step: entry[name] for step, entry in expected.items()})
@@ -110,43 +112,44 @@ def test_slowdowns_of_every_step(published: Published, ours: str, theirs: str) -
 @pytest.mark.parametrize("which", ["m_w", "m_s"])
 def test_contributions(published: Published, which: str) -> None:
     report = published.report
+    found = getattr(report, which)
     theirs = published.worst_workers if which == "m_w" else published.last_stage
     ours = {
-        "trem": report[which]["trem_s"],
-        "tadd": report[which]["tadd_s"],
-        "tori": np.mean(report["step_times"]["simulated"]),
-        "tideal": np.mean(report["step_times"]["ideal"]),
-        "rem": report[which]["rem"],
-        "add": report[which]["add"],
-        {"m_w": "Mw", "m_s": "Ms"}[which]: report[which]["rem"],
+        "trem": found.trem_s,
+        "tadd": found.tadd_s,
+        "tori": np.mean(report.step_times.simulated),
+        "tideal": np.mean(report.step_times.ideal),
+        "rem": found.rem,
+        "add": found.add,
+        {"m_w": "Mw", "m_s": "Ms"}[which]: found.rem,
     }
     assert ours == near(theirs)
 
 
 def test_the_bootstrap_interval(published: Published) -> None:
     expected = {"AR": (1.969, 1.977), "ST": (1.170, 1.189)}[published.name]
-    assert published.report["slowdown_ci95"] == pytest.approx(expected, abs=1e-3)
+    assert published.report.slowdown_ci95 == pytest.approx(expected, abs=1e-3)
 
 
 def test_the_verdict_names_what_is_slow(published: Published) -> None:
-    lead = published.report["causes"][0]
+    lead = published.report.causes[0]
     if published.name == "AR":
-        assert (lead["cause"], lead["where"]) == ("slow_worker", {"workers": [[0, 0]]})
-        assert published.report["verdict"]["sentence"] == (
+        assert (lead.cause, lead.where) == ("slow_worker", Where(workers=((0, 0),)))
+        assert published.report.verdict.sentence == (
             "1.97× slower than ideal because worker (0, 0) computes 2.4× slower than its peers"
         )
     else:
-        assert (lead["cause"], lead["where"]) == ("stage_imbalance", {"stage": 3})
+        assert (lead.cause, lead.where) == ("stage_imbalance", Where(stage=3))
 
 
 def test_the_best_fix_brings_back_what_is_lost(published: Published) -> None:
-    best = published.report["recommendations"][0]
+    best = published.report.recommendations[0]
     if published.name == "AR":
         # S is 1.97; its ideal is a mean that contains the slow worker
-        assert best["title"] == "Replace worker (0, 0)"
-        assert 0.49 < best["predicted_gain"] < 0.52
+        assert best.title == "Replace worker (0, 0)"
+        assert 0.49 < best.predicted_gain < 0.52
     else:
-        assert best["action"] == "even_stages"
+        assert best.action == "even_stages"
 
 
 def test_exact_worker_slowdowns_equal_brute_force(published: Published) -> None:
@@ -160,5 +163,5 @@ def test_exact_worker_slowdowns_equal_brute_force(published: Published) -> None:
             brute = simulator.step_times([simulator.keep(cells=cells)])[0] / ideal
             heatmaps = published.analysis.heatmaps[:, dp, pp]
             assert heatmaps == pytest.approx(brute.astype(np.float32), rel=1e-6)
-            exact = published.report["by_worker"]["exact"][dp][pp]
+            exact = published.report.by_worker.exact[dp][pp]
             assert exact == pytest.approx(brute.mean(), rel=1e-9)

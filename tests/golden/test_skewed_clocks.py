@@ -19,13 +19,13 @@ def test_constant_skew_is_taken_back(published: Published, sigma_ms: int) -> Non
     rng = np.random.default_rng(sigma_ms)
     offsets = rng.normal(0, sigma_ms * 1e6, trace.meta.sizes.world).astype(np.int64)
     skewed = dataclasses.replace(trace, start_ns=trace.start_ns + offsets[trace.rank])
-    report = analyze(skewed).document
-    assert report["clocks"]["aligned"] is True
-    assert report["slowdown"] == pytest.approx(published.report["slowdown"], abs=1e-3)
+    report = analyze(skewed).report
+    assert report.clocks.aligned is True
+    assert report.slowdown == pytest.approx(published.report.slowdown, abs=1e-3)
 
 
 def test_clean_clocks_are_not_touched(published: Published) -> None:
-    assert published.report["clocks"]["aligned"] is False
-    assert np.abs(published.report["clocks"]["offsets_ns"]).max() < 0.5e6
+    assert published.report.clocks.aligned is False
+    assert np.abs(published.report.clocks.offsets_ns).max() < 0.5e6
     (layout,) = lay_out(published.trace).groups
     assert np.array_equal(prepare_replay(published.trace).layout.start_ns, layout.start_ns)

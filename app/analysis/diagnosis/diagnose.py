@@ -215,7 +215,7 @@ def _unknown(left_s: float, lost_s: float, others: int) -> Cause:
 
 
 def _place(causes: list[Cause], cost_s: float) -> int:
-    return sum((cause.cost_s or 0.0) >= cost_s for cause in causes)
+    return sum(cause.cost_s >= cost_s for cause in causes)
 
 
 def _with_runners_up(causes: list[Cause], found: Sequence[_Found]) -> list[Cause]:

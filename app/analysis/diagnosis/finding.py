@@ -79,9 +79,9 @@ class Cause:
     ----------
     cause : str
         The name of a kind of cause, or ``unknown``.
-    contribution : float or None
+    contribution : float
         Its fair share of the lost time.
-    cost_s : float or None
+    cost_s : float
         That share in seconds of a mean step.
     confidence : float or None
         How sure the diagnosis is that this cause holds, 0 to 1.
@@ -92,8 +92,8 @@ class Cause:
     """
 
     cause: str
-    contribution: float | None
-    cost_s: float | None
+    contribution: float
+    cost_s: float
     confidence: float | None
     evidence: tuple[Evidence, ...]
     where: Where = field(default_factory=Where)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,13 +24,3 @@ class Fix:
     detail: str
     step_time_s: float
     gain: float
-
-    def as_document(self) -> dict[str, Any]:
-        """Return JSON types."""
-        return {
-            "action": self.action,
-            "title": self.title,
-            "predicted_step_time": self.step_time_s,
-            "predicted_gain": self.gain,
-            "detail": self.detail,
-        }

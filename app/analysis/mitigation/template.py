@@ -10,6 +10,7 @@ grow with the number of layers. Transfers between stages stay as they were recor
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
@@ -41,12 +42,101 @@ _BACKWARD: Final = (ops.BACKWARD_COMPUTE, ops.WGRAD_COMPUTE)
 # In proportion to the parameters of a stage.
 _BY_LAYERS: Final = (ops.PARAMS_ALL_GATHER, ops.GRADS_REDUCE_SCATTER, ops.OPTIMIZER)
 
-Document = dict[str, Any]
+
+@dataclass(frozen=True, slots=True)
+class StageLayers:
+    """How many of the model's layers each stage has, embedding and head not counted.
+
+    Parameters
+    ----------
+    today : tuple of int
+        As it is.
+    template : tuple of int
+        As it is recommended.
+    """
+
+    today: tuple[int, ...]
+    template: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StageTimes:
+    """What a microbatch takes on the slowest DP rank of each stage, forward and backward together.
+
+    Parameters
+    ----------
+    today : tuple of float
+        As it is, ms.
+    template : tuple of float
+        As it is recommended, ms.
+    """
+
+    today: tuple[float, ...]
+    template: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class WithheldTemplate:
+    """A cause calls for a template, but there is none.
+
+    Parameters
+    ----------
+    withheld : str
+        A code: ``layers_unknown`` where the metadata do not say how many layers each stage has,
+        or the planner's.
+    reason : str
+        The same in words.
+    """
+
+    withheld: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedTemplate:
+    """A better division of the layers over the stages, replayed on the session's own durations.
+
+    Parameters
+    ----------
+    withheld, reason : None
+        A template that is withheld has these alone.
+    layers : StageLayers
+        Layers of each stage.
+    stage_ms : StageTimes
+        Time of each stage.
+    worker_of_stage : tuple of int
+        For each stage of the template the stage whose workers take it.
+    speed_of_worker : tuple of float
+        Speed of the slowest worker of each stage of today; 1 is that of its peers.
+    embedding, head : bool
+        Whether the first or the last stage also computes an embedding or a head.
+    microbatches : int
+        Of a step.
+    proven : bool
+        Whether the template is optimal for the measured times, by the planner's certificate.
+    predicted_step_time : float
+        Mean step time with it, seconds.
+    predicted_gain : float
+        The share of today's step time that it saves.
+    """
+
+    withheld: None = None
+    reason: None = None
+    layers: StageLayers
+    stage_ms: StageTimes
+    worker_of_stage: tuple[int, ...]
+    speed_of_worker: tuple[float, ...]
+    embedding: bool
+    head: bool
+    microbatches: int
+    proven: bool
+    predicted_step_time: float
+    predicted_gain: float
 
 
 def recommend_template(
     trace: Trace, replayed: Replayed, causes: Iterable[Cause], simulated_s: float
-) -> Document | None:
+) -> PlannedTemplate | WithheldTemplate | None:
     """Return a template for a session that has a slow worker or an uneven stage.
 
     Parameters
@@ -61,34 +151,27 @@ def recommend_template(
 
     Returns
     -------
-    dict or None
-        JSON types: ``withheld`` is a code where there is no template, ``layers_unknown`` where the
-        metadata do not say how many layers each stage has; else None, with the layers of each
-        stage today and in the template, the worker (today's stage) that takes each stage, the
-        predicted step time and its gain. None where no cause calls for a template.
+    PlannedTemplate, WithheldTemplate or None
+        None where no cause calls for a template.
     """
     pp = replayed.layout.pp
     if pp == 1 or not any(cause.cause in CAUSES for cause in causes):
         return None
     layers = layers_per_stage(dict(trace.meta.extra), pp)
     if layers is None:
-        return _withheld(
+        return WithheldTemplate(
             LAYERS_UNKNOWN, 'The metadata do not say, as "layers", how many layers each stage has.'
         )
     try:
         times = measure_session(trace)
         return _planned(replayed, times, layers, simulated_s)
     except InfeasiblePlanError as error:
-        return _withheld(error.stable_code, error.message)
-
-
-def _withheld(code: str, reason: str) -> Document:
-    return {"withheld": code, "reason": reason}
+        return WithheldTemplate(error.stable_code, error.message)
 
 
 def _planned(
     replayed: Replayed, times: SessionTimes, layers: tuple[int, ...], simulated_s: float
-) -> Document:
+) -> PlannedTemplate:
     # The planner's compiler takes a second to load: only sessions that need it pay for it.
     from app.analysis.planning.plan import plan  # noqa: PLC0415 - see above
 
@@ -114,24 +197,21 @@ def _planned(
     )
     predicted_s = float(step_s.mean())
     healthy = forward + backward
-    return {
-        "withheld": None,
-        "reason": None,
-        "layers": {"today": list(layers), "template": counts},
-        # microbatch times of the slowest DP rank of each stage
-        "stage_ms": {
-            "today": (healthy / speeds).tolist(),
-            "template": ((new_forward + new_backward) / speeds[places]).tolist(),
-        },
-        "worker_of_stage": places.tolist(),
-        "speed_of_worker": speeds.tolist(),
-        "embedding": before,
-        "head": len(spec.layers) > sum(layers) + before,
-        "microbatches": spec.microbatches,
-        "proven": found.certificate is not None and found.certificate.closed,
-        "predicted_step_time": predicted_s,
-        "predicted_gain": 1 - predicted_s / simulated_s,
-    }
+    return PlannedTemplate(
+        layers=StageLayers(layers, tuple(counts)),
+        stage_ms=StageTimes(
+            today=tuple((healthy / speeds).tolist()),
+            template=tuple(((new_forward + new_backward) / speeds[places]).tolist()),
+        ),
+        worker_of_stage=tuple(places.tolist()),
+        speed_of_worker=tuple(speeds.tolist()),
+        embedding=before,
+        head=len(spec.layers) > sum(layers) + before,
+        microbatches=spec.microbatches,
+        proven=found.certificate is not None and found.certificate.closed,
+        predicted_step_time=predicted_s,
+        predicted_gain=1 - predicted_s / simulated_s,
+    )
 
 
 def _places(names: list[str], stages: int) -> np.ndarray[Any, np.dtype[np.int64]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,14 +40,6 @@ class Late:
     op_type: str
     share: float
     workers: tuple[tuple[tuple[int, int], float], ...]
-
-    def as_document(self) -> dict[str, Any]:
-        """Return JSON types."""
-        return {
-            "op_type": self.op_type,
-            "share": self.share,
-            "workers": [{"worker": list(worker), "share": share} for worker, share in self.workers],
-        }
 
 
 def late_launches(replayed: Replayed, metrics: Metrics) -> list[Late]:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
@@ -27,19 +26,6 @@ class ForwardBackward:
     forward_s: FloatArray
     backward_s: FloatArray
     pearson: float | None
-
-    def as_document(self, most: int) -> dict[str, Any]:
-        """Return JSON types with an even sample of at most `most` points."""
-        every = max(1, math.ceil(len(self.forward_s) / most))
-        return {
-            "pearson": self.pearson,
-            "stage": self.stage,
-            "points": len(self.forward_s),
-            "sample": {
-                "forward_s": self.forward_s[::every].tolist(),
-                "backward_s": self.backward_s[::every].tolist(),
-            },
-        }
 
 
 def forward_backward(replayed: Replayed) -> ForwardBackward:

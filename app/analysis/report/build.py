@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -11,12 +12,11 @@ from numpy.typing import NDArray
 
 from app.analysis.diagnosis.diagnose import diagnose
 from app.analysis.diagnosis.finding import Cause
-from app.analysis.diagnosis.places import JobFacts
+from app.analysis.diagnosis.places import JobFacts, Worker
 from app.analysis.diagnosis.verdict import verdict
-from app.analysis.json_text import plain
 from app.analysis.mitigation.predictions import predict_fixes
 from app.analysis.mitigation.template import recommend_template
-from app.analysis.replay.confidence import Interval, bootstrap
+from app.analysis.replay.confidence import Interval, Intervals, bootstrap
 from app.analysis.replay.fidelity import distrust, late_launches
 from app.analysis.replay.layout.dense import MAX_NAMED_FAULTS, FloatArray
 from app.analysis.replay.metrics import (
@@ -25,13 +25,36 @@ from app.analysis.replay.metrics import (
     measure,
     rank_workers,
 )
-from app.analysis.replay.microbatches import compute_ratios, forward_backward
+from app.analysis.replay.microbatches import ForwardBackward, compute_ratios, forward_backward
 from app.analysis.replay.session import Replayed, prepare_replay
+from app.analysis.report.coverage import (
+    Clocks,
+    Coverage,
+    Fidelity,
+    LateOpType,
+    LateWorker,
+    Recreated,
+)
+from app.analysis.report.document import DroppedStep, Report, Sizes, Steps, Workers
+from app.analysis.report.findings import (
+    DiagnosisSummary,
+    NamedCause,
+    Recommendation,
+    UnjudgedCause,
+)
+from app.analysis.report.measures import (
+    ByWorker,
+    Correlation,
+    CorrelationSample,
+    PerStep,
+    Recovery,
+    StepTimes,
+    WorkersRecovery,
+    WorstWorker,
+)
 from app.analysis.trace.model import REPLAYED_OP_TYPES, Trace
 from app.analysis.wording import percent
 from app.errors import Fault, UnanalyzableError
-
-SCHEMA: Final = "paceline.report/1"
 
 # A replay further than this from the recording says nothing about the recording (paper, section 6).
 DISCREPANCY_LIMIT: Final = 0.05
@@ -54,15 +77,14 @@ class Analysis:
 
     Parameters
     ----------
-    document : dict
-        The report as JSON types, without NaN or infinities. `job` and `session` are None; whoever
-        knows them fills them in.
+    report : Report
+        Without NaN or infinities. `job` and `session` are None; whoever knows them fills them in.
     heatmaps : float32 array, shape (steps, dp, pp)
         Slowdown of each step if only this worker kept its recorded durations (exact S_w), the
-        steps in the order of ``document["steps"]["analyzed"]``.
+        steps in the order of ``report.steps.analyzed``.
     """
 
-    document: dict[str, Any]
+    report: Report
     heatmaps: NDArray[np.float32]
 
 
@@ -80,7 +102,7 @@ def analyze(trace: Trace) -> Analysis:
     metrics = measure(replayed)
     ideal = metrics.ideal_s[:, None, None]
     return Analysis(
-        document=_document(trace, replayed, metrics),
+        report=_report(trace, replayed, metrics),
         heatmaps=(metrics.by_worker / ideal).astype(np.float32),
     )
 
@@ -99,142 +121,163 @@ def _require_steps(replayed: Replayed) -> None:
     )
 
 
-def _document(trace: Trace, replayed: Replayed, metrics: Metrics) -> dict[str, Any]:
-    layout, sizes = replayed.layout, trace.meta.sizes
-    slowdown, discrepancy = metrics.slowdown, metrics.discrepancy
+def _report(trace: Trace, replayed: Replayed, metrics: Metrics) -> Report:
+    sizes, slowdown = trace.meta.sizes, metrics.slowdown
     waste = 1 - 1 / slowdown
-    exact = metrics.relative(metrics.by_worker)
     by_dp, by_pp = metrics.relative(metrics.by_dp), metrics.relative(metrics.by_pp)
     by_optype = {name: float(metrics.relative(s)) for name, s in metrics.by_optype.items()}
-    forward_ratio, backward_ratio = compute_ratios(replayed)
-    correlation = forward_backward(replayed)
     worst = rank_workers(metrics.by_worker.mean(axis=0))[:WORST_WORKERS]
     intervals = bootstrap(metrics, worst)
-    trusted = discrepancy <= DISCREPANCY_LIMIT
-    late = [] if trusted else late_launches(replayed, metrics)
+    trusted = metrics.discrepancy <= DISCREPANCY_LIMIT
+    fidelity = _fidelity(replayed, metrics, trusted=trusted)
     diagnosis = diagnose(trace, replayed, metrics)
     causes = diagnosis.causes_within(DISCREPANCY_LIMIT)
     fixes = predict_fixes(replayed, metrics, diagnosis, causes, trace.meta.hosts, trusted=trusted)
-    steps = metrics.ideal_s[:, None]
-    document = {
-        "schema": SCHEMA,
-        "job": None,
-        "session": None,
-        "trial_name": trace.meta.trial_name,
-        "sizes": {
-            "dp": sizes.dp,
-            "pp": sizes.pp,
-            "tp": sizes.tp,
-            "cp": sizes.cp,
-            "vpp": sizes.vpp,
-            "world": sizes.world,
-        },
-        "hosts": {str(rank): host for rank, host in trace.meta.hosts.items()},
-        "gpus": {str(rank): gpu for rank, gpu in trace.meta.gpus.items()},
-        "workers": {"rank": layout.ranks.tolist()},
-        "steps": {
-            "analyzed": replayed.steps.tolist(),
-            "dropped": [{"step": item.step, "reason": item.reason} for item in replayed.dropped],
-        },
-        "coverage": _coverage(trace, replayed, metrics),
-        "clocks": _clocks(trace, replayed, metrics),
-        "fidelity": {
-            "discrepancy": discrepancy,
-            "limit": DISCREPANCY_LIMIT,
-            "verdict": trusted,
-            "reason": None if trusted else distrust(replayed, metrics, late, DISCREPANCY_LIMIT),
-            # replayed one at a time, and only where the verdict is withheld
-            "late_launches": [item.as_document() for item in late],
-        },
-        "slowdown": slowdown,
-        "slowdown_ci95": list(intervals.slowdown),
-        "waste": waste,
-        "waste_ci95": list(intervals.waste),
-        "gpu_hours_lost": sizes.world
+    ranks = _by_cell(replayed.layout.ranks)
+    by_worker = _by_worker(replayed, metrics, worst, intervals)
+    job = JobFacts(
+        trace.meta.hosts, ranks, by_worker.forward_ratio, by_worker.backward_ratio, by_optype
+    )
+    simulated_s = float(metrics.simulated_s.mean())
+    return Report(
+        trial_name=trace.meta.trial_name,
+        sizes=Sizes(
+            dp=sizes.dp, pp=sizes.pp, tp=sizes.tp, cp=sizes.cp, vpp=sizes.vpp, world=sizes.world
+        ),
+        hosts=dict(trace.meta.hosts),
+        gpus=dict(trace.meta.gpus),
+        workers=Workers(ranks),
+        steps=Steps(
+            analyzed=tuple(replayed.steps.tolist()),
+            dropped=tuple(DroppedStep(item.step, item.reason) for item in replayed.dropped),
+        ),
+        coverage=_coverage(trace, replayed, metrics),
+        clocks=_clocks(trace, replayed, metrics),
+        fidelity=fidelity,
+        slowdown=slowdown,
+        slowdown_ci95=intervals.slowdown,
+        waste=waste,
+        waste_ci95=intervals.waste,
+        gpu_hours_lost=sizes.world
         * float((metrics.simulated_s - metrics.ideal_s).sum())
         / SECONDS_AN_HOUR,
-        "gpu_hours_lost_per_hour": sizes.world * waste,
-        "launch_slowdown": float(metrics.recorded_s.mean() / metrics.simulated_s.mean()),
-        # replayed one type at a time: delays that hide behind one another count in each
-        "launch_by_optype": metrics.launch_by_optype,
-        "k50": metrics.k50,
-        "step_times": {
-            "recorded": metrics.recorded_s.tolist(),
-            "simulated": metrics.simulated_s.tolist(),
-            "ideal": metrics.ideal_s.tolist(),
-        },
-        "step_slowdown": (metrics.simulated_s / metrics.ideal_s).tolist(),
-        "by_optype": by_optype,
-        "waste_by_optype": {name: 1 - 1 / value for name, value in by_optype.items()},
-        "by_dp": by_dp.tolist(),
-        "by_pp": by_pp.tolist(),
-        "per_step": {
-            "by_optype": {
-                name: (times / metrics.ideal_s).tolist()
-                for name, times in metrics.by_optype.items()
-            },
-            "by_dp": (metrics.by_dp / steps).T.tolist(),
-            "by_pp": (metrics.by_pp / steps).T.tolist(),
-            "launch_slowdown": (metrics.recorded_s / metrics.simulated_s).tolist(),
-        },
-        "by_worker": {
-            "exact": exact.tolist(),
-            "approximate": np.minimum(by_dp[:, None], by_pp[None, :]).tolist(),
-            "forward_ratio": _finite(forward_ratio),
-            "backward_ratio": _finite(backward_ratio),
-            "worst": [
-                {"worker": list(worker), "slowdown": float(exact[worker]), "ci95": list(interval)}
-                for worker, interval in zip(worst, intervals.workers, strict=True)
-            ],
-        },
-        "m_w": {
-            **_contribution(metrics, metrics.worst_workers, metrics.m_w, intervals.m_w),
-            "workers": [list(worker) for worker in metrics.worst],
-        },
-        "m_s": _contribution(metrics, metrics.last_stage, metrics.m_s, intervals.m_s),
-        "fb_correlation": correlation.as_document(SAMPLE_POINTS),
-        "causes": [_cause(cause) for cause in causes],
-        "diagnosis": {
-            "ruled_out": list(diagnosis.ruled_out),
-            "cannot_judge": [
-                {"cause": cause, "reason": reason} for cause, reason in diagnosis.unjudged.items()
-            ],
-            "lost_s": diagnosis.lost_s,
-            "slowdown": diagnosis.slowdown,
-        },
-        "recommendations": [fix.as_document() for fix in fixes],
-        "template": recommend_template(trace, replayed, causes, float(metrics.simulated_s.mean()))
-        if trusted
-        else None,
-    }
-    facts = JobFacts(
-        trace.meta.hosts,
-        layout.ranks.tolist(),
-        _finite(forward_ratio),
-        _finite(backward_ratio),
-        by_optype,
+        gpu_hours_lost_per_hour=sizes.world * waste,
+        launch_slowdown=float(metrics.recorded_s.mean()) / simulated_s,
+        launch_by_optype=metrics.launch_by_optype,
+        k50=metrics.k50,
+        step_times=StepTimes(
+            recorded=_numbers(metrics.recorded_s),
+            simulated=_numbers(metrics.simulated_s),
+            ideal=_numbers(metrics.ideal_s),
+        ),
+        step_slowdown=_numbers(metrics.simulated_s / metrics.ideal_s),
+        by_optype=by_optype,
+        waste_by_optype={name: 1 - 1 / value for name, value in by_optype.items()},
+        by_dp=_numbers(by_dp),
+        by_pp=_numbers(by_pp),
+        per_step=_per_step(metrics),
+        by_worker=by_worker,
+        m_w=WorkersRecovery(
+            *_recovery(metrics, metrics.worst_workers, metrics.m_w, intervals.m_w),
+            workers=metrics.worst,
+        ),
+        m_s=Recovery(*_recovery(metrics, metrics.last_stage, metrics.m_s, intervals.m_s)),
+        fb_correlation=_correlation(forward_backward(replayed)),
+        causes=tuple(_cause(cause) for cause in causes),
+        diagnosis=DiagnosisSummary(
+            ruled_out=diagnosis.ruled_out,
+            cannot_judge=tuple(
+                UnjudgedCause(cause, reason) for cause, reason in diagnosis.unjudged.items()
+            ),
+            lost_s=diagnosis.lost_s,
+            slowdown=diagnosis.slowdown,
+        ),
+        recommendations=tuple(
+            Recommendation(fix.action, fix.title, fix.step_time_s, fix.gain, fix.detail)
+            for fix in fixes
+        ),
+        template=recommend_template(trace, replayed, causes, simulated_s) if trusted else None,
+        verdict=verdict(job, metrics, causes, diagnosis.slowdown, DISCREPANCY_LIMIT),
     )
-    document["verdict"] = plain(
-        verdict(facts, metrics, causes, diagnosis.slowdown, DISCREPANCY_LIMIT)
+
+
+def _fidelity(replayed: Replayed, metrics: Metrics, *, trusted: bool) -> Fidelity:
+    # replayed one at a time, and only where the verdict is withheld
+    late = [] if trusted else late_launches(replayed, metrics)
+    return Fidelity(
+        discrepancy=metrics.discrepancy,
+        limit=DISCREPANCY_LIMIT,
+        verdict=trusted,
+        reason=None if trusted else distrust(replayed, metrics, late, DISCREPANCY_LIMIT),
+        late_launches=tuple(
+            LateOpType(
+                item.op_type,
+                item.share,
+                tuple(LateWorker(worker, share) for worker, share in item.workers),
+            )
+            for item in late
+        ),
     )
-    return document
 
 
-def _cause(cause: Cause) -> dict[str, Any]:
-    return {
-        "cause": cause.cause,
-        "contribution": cause.contribution,
-        "cost_s": cause.cost_s,
-        "confidence": cause.confidence,
-        "evidence": [line.text for line in cause.evidence],
-        "views": [plain(line.view) for line in cause.evidence],
-        "where": plain(cause.where),
-        "figure": plain(cause.figure),
-        "runner_up": cause.runner_up,
-    }
+def _per_step(metrics: Metrics) -> PerStep:
+    ideal_s = metrics.ideal_s[:, None]
+    return PerStep(
+        by_optype={
+            name: _numbers(times / metrics.ideal_s) for name, times in metrics.by_optype.items()
+        },
+        by_dp=_by_cell((metrics.by_dp / ideal_s).T),
+        by_pp=_by_cell((metrics.by_pp / ideal_s).T),
+        launch_slowdown=_numbers(metrics.recorded_s / metrics.simulated_s),
+    )
 
 
-def _clocks(trace: Trace, replayed: Replayed, metrics: Metrics) -> dict[str, Any]:
+def _by_worker(
+    replayed: Replayed, metrics: Metrics, worst: Sequence[Worker], intervals: Intervals
+) -> ByWorker:
+    exact = metrics.relative(metrics.by_worker)
+    by_dp, by_pp = metrics.relative(metrics.by_dp), metrics.relative(metrics.by_pp)
+    forward_ratio, backward_ratio = compute_ratios(replayed)
+    return ByWorker(
+        exact=_by_cell(exact),
+        approximate=_by_cell(np.minimum(by_dp[:, None], by_pp[None, :])),
+        forward_ratio=_finite(forward_ratio),
+        backward_ratio=_finite(backward_ratio),
+        worst=tuple(
+            WorstWorker(worker, float(exact[worker]), interval)
+            for worker, interval in zip(worst, intervals.workers, strict=True)
+        ),
+    )
+
+
+def _correlation(found: ForwardBackward) -> Correlation:
+    every = max(1, math.ceil(len(found.forward_s) / SAMPLE_POINTS))
+    return Correlation(
+        pearson=found.pearson,
+        stage=found.stage,
+        points=len(found.forward_s),
+        sample=CorrelationSample(
+            forward_s=_numbers(found.forward_s[::every]),
+            backward_s=_numbers(found.backward_s[::every]),
+        ),
+    )
+
+
+def _cause(cause: Cause) -> NamedCause:
+    return NamedCause(
+        cause=cause.cause,
+        contribution=cause.contribution,
+        cost_s=cause.cost_s,
+        confidence=cause.confidence,
+        evidence=tuple(line.text for line in cause.evidence),
+        views=tuple(line.view for line in cause.evidence),
+        where=cause.where,
+        figure=cause.figure,
+        runner_up=cause.runner_up,
+    )
+
+
+def _clocks(trace: Trace, replayed: Replayed, metrics: Metrics) -> Clocks:
     clocks = replayed.clocks
     step_s = float(metrics.recorded_s.mean())
     largest_s = float(np.abs(clocks.offsets_ns).max()) / NS_A_SECOND
@@ -256,44 +299,44 @@ def _clocks(trace: Trace, replayed: Replayed, metrics: Metrics) -> dict[str, Any
             f"No recorded communication connects {len(clocks.unconnected)} groups of ranks: "
             "their clocks are compared by the boundaries of steps"
         )
-    return {
-        "aligned": clocks.aligned,
-        "absolute": not trace.step_relative,
-        "offsets_ns": clocks.offsets_ns.tolist(),
-        "residual_ns": clocks.residual_ns.tolist(),
-        "drift_ppm": None if clocks.drift_ppm is None else clocks.drift_ppm.tolist(),
-        "unconnected": [list(worker) for worker in clocks.unconnected],
-        "warnings": warnings,
-    }
+    return Clocks(
+        aligned=clocks.aligned,
+        absolute=not trace.step_relative,
+        offsets_ns=_by_cell(clocks.offsets_ns),
+        residual_ns=_by_cell(clocks.residual_ns),
+        drift_ppm=None if clocks.drift_ppm is None else _by_cell(clocks.drift_ppm),
+        unconnected=clocks.unconnected,
+        warnings=tuple(warnings),
+    )
 
 
-def _coverage(trace: Trace, replayed: Replayed, metrics: Metrics) -> dict[str, Any]:
+def _coverage(trace: Trace, replayed: Replayed, metrics: Metrics) -> Coverage:
     recreated = replayed.recreated
     counts = _count_by_type(trace)
     known = len(REPLAYED_OP_TYPES)
-    return {
-        "ranks_expected": trace.meta.sizes.workers,
-        "ranks_present": int(replayed.layout.ranks.size),
-        "operations": len(trace),
-        "operations_replayed": sum(group.layout.start_ns.size for group in replayed.groups),
-        "recreated": {
-            "operations": recreated.total,
-            "by_optype": recreated.by_optype,
-            "by_worker": recreated.by_worker.tolist(),
-        },
-        "unknown_op_types": {
+    return Coverage(
+        ranks_expected=trace.meta.sizes.workers,
+        ranks_present=int(replayed.layout.ranks.size),
+        operations=len(trace),
+        operations_replayed=sum(group.layout.start_ns.size for group in replayed.groups),
+        recreated=Recreated(
+            operations=recreated.total,
+            by_optype=recreated.by_optype,
+            by_worker=_by_cell(recreated.by_worker),
+        ),
+        unknown_op_types={
             name: count
             # by name: their codes follow the order in which they came
             for name, count in sorted(zip(trace.op_names[known:], counts[known:], strict=True))
             if count
         },
-        "unanswered": {name: counts[REPLAYED_OP_TYPES.index(name)] for name in replayed.unanswered},
-        "absent_op_types": [
+        unanswered={name: counts[REPLAYED_OP_TYPES.index(name)] for name in replayed.unanswered},
+        absent_op_types=tuple(
             name for name, count in zip(REPLAYED_OP_TYPES, counts, strict=False) if not count
-        ],
-        "clamped_transfers": replayed.clamped,
-        "clamped_launch_delays": metrics.clamped_delays,
-    }
+        ),
+        clamped_transfers=replayed.clamped,
+        clamped_launch_delays=metrics.clamped_delays,
+    )
 
 
 def _count_by_type(trace: Trace) -> list[int]:
@@ -304,22 +347,25 @@ def _count_by_type(trace: Trace) -> list[int]:
     return counts.tolist()
 
 
-def _contribution(
+def _recovery(
     metrics: Metrics,
     contribution: Contribution,
     removal: float | None,
     interval: Interval | None,
-) -> dict[str, Any]:
+) -> tuple[float | None, float | None, Interval | None, float, float]:
     """Return both attributions; with one stage there is no last one to blame (section 5.2)."""
     addition = metrics.addition(contribution) if removal != 0.0 else 0.0
-    return {
-        "rem": removal,
-        "add": addition,
-        "ci95": None if interval is None else list(interval),
-        "trem_s": float(contribution.removed_s.mean()),
-        "tadd_s": float(contribution.kept_s.mean()),
-    }
+    removed_s, kept_s = float(contribution.removed_s.mean()), float(contribution.kept_s.mean())
+    return removal, addition, interval, removed_s, kept_s
 
 
-def _finite(values: FloatArray) -> list[list[float | None]]:
-    return [[x if math.isfinite(x) else None for x in row] for row in values.tolist()]
+def _numbers(values: FloatArray) -> tuple[float, ...]:
+    return tuple(values.tolist())
+
+
+def _by_cell(values: NDArray[Any]) -> tuple[tuple[Any, ...], ...]:
+    return tuple(map(tuple, values.tolist()))
+
+
+def _finite(values: FloatArray) -> tuple[tuple[float | None, ...], ...]:
+    return tuple(tuple(x if math.isfinite(x) else None for x in row) for row in values.tolist())

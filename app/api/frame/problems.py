@@ -46,6 +46,7 @@ PROBLEMS: Final[Mapping[str, tuple[int, str]]] = {
     "not_found": (404, "Not found"),
     "report.not_ready": (404, "There is no report yet"),
     "report.none": (404, "There will be no report"),
+    "document.unknown_version": (500, "A later version stored this"),
     "what_if.invalid": (422, "The question cannot be answered"),
     "what_if.no_verdict": (409, "There is no verdict to ask about"),
     "spec.invalid": (422, "The specification cannot be used"),

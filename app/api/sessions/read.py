@@ -13,6 +13,7 @@ from fastapi import APIRouter, Query, Request, Response
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, BeforeValidator
 
+from app.analysis.json_text import plain
 from app.analysis.report.heatmaps import encode_heatmap
 from app.analysis.report.timeline import step_timeline
 from app.db.states import SessionState
@@ -280,7 +281,7 @@ def _session(row: SessionRow) -> dict[str, Any]:
         "waste": row.waste,
         "gpu_hours_lost": row.gpu_hours_lost,
         "discrepancy": row.discrepancy,
-        "headline": row.headline,
+        "headline": plain(row.headline),
     }
 
 

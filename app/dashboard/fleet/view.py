@@ -30,6 +30,7 @@ from app.dashboard.look.parts import SLOW, Sparkline, State, job_state, sparklin
 from app.db.states import SessionState
 
 if TYPE_CHECKING:
+    from app.analysis.report.summary import Summary, SummaryCause
     from app.services.alerts.incident_reads import IncidentRow
     from app.services.sessions.fleet import Fleet, JobSummary
     from app.services.sessions.read import SessionRow as StoredSession
@@ -198,11 +199,12 @@ def session_row(
     numbers = shown or session
     has = numbers.state == SessionState.ANALYZED and numbers.slowdown is not None
     slowdown = numbers.slowdown if has else None
-    headline = (numbers.headline or {}) if has else {}
+    headline = numbers.headline if has else None
     # The diagnosis may know of time lost that S does not see, such as late batches.
-    slow = slowdown is not None and (headline.get("level") == "slow" or slowdown >= SLOW)
-    causes = headline.get("causes") or [] if slow else []
-    first = causes[0] if causes else None
+    slow = slowdown is not None and (
+        (headline is not None and headline.level == "slow") or slowdown >= SLOW
+    )
+    first = headline.causes[0] if slow and headline and headline.causes else None
     lost = numbers.gpu_hours_lost if has else None
     low, high = numbers.slowdown_low, numbers.slowdown_high
     return SessionRow(
@@ -218,11 +220,9 @@ def session_row(
         interval="" if not has or low is None or high is None else interval(low, high),
         hours_lost=lost,
         hours_lost_text="" if lost is None else hours(lost),
-        cause=title_of(first["cause"]) if first else _reason(session),
-        cause_share=""
-        if not first or first["contribution"] is None
-        else rough_percent(first["contribution"]),
-        where=_where(first, headline) if first else "",
+        cause=title_of(first.cause) if first else _reason(session),
+        cause_share=rough_percent(first.contribution) if first else "",
+        where=_where(first, headline) if first and headline else "",
         gpus=session.world,
         sizes=sizes(session.dp, session.pp, session.tp, session.cp, session.vpp),
         steps=session.steps,
@@ -269,21 +269,18 @@ def _reason(session: StoredSession) -> str:
     return ""
 
 
-def _where(cause: Mapping[str, Any], headline: Mapping[str, Any]) -> str:
-    where = cause.get("where") or {}
-    if cause["cause"] == SEQUENCE_LENGTHS.name:
+def _where(cause: SummaryCause, headline: Summary) -> str:
+    if cause.cause == SEQUENCE_LENGTHS.name:
         return "all DP ranks"
-    workers = where.get("workers") or []
-    if not workers and "stage" in where:
-        return f"stage {where['stage']}"
-    if where.get("ranks"):
-        return f"rank {where['ranks'][0]}, worker {worker(*workers[0])}"
+    where, workers = cause.where, cause.where.workers
+    if not workers:
+        return "" if where.stage is None else f"stage {where.stage}"
+    if where.ranks:
+        return f"rank {where.ranks[0]}, worker {worker(*workers[0])}"
     if len(workers) > 1:
         return plural(len(workers), "worker")
-    worst = headline.get("worst") or {}
-    if workers and worst.get("host"):
-        return f"{worst['host']}, worker {worker(*workers[0])}"
-    return f"worker {worker(*workers[0])}" if workers else ""
+    host = headline.worst.host
+    return f"{host}, worker {worker(*workers[0])}" if host else f"worker {worker(*workers[0])}"
 
 
 def _said(session: StoredSession) -> str:
@@ -293,9 +290,8 @@ def _said(session: StoredSession) -> str:
 
 
 def _job_heading(session: StoredSession) -> str:
-    sentence = (session.headline or {}).get("sentence")
-    if session.state == SessionState.ANALYZED and sentence:
-        return str(sentence)
+    if session.state is SessionState.ANALYZED and session.headline is not None:
+        return session.headline.sentence
     return session.reason or {
         SessionState.NO_VERDICT: "The latest session has no verdict",
         SessionState.FAILED: "The analysis of the latest session failed",

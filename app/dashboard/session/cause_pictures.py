@@ -2,10 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar
 
+from app.analysis.diagnosis.figures import (
+    FigureData,
+    HeldLaunches,
+    LateLaunches,
+    LateRanks,
+    Lengths,
+    Links,
+    Spread,
+    Squares,
+    StageLoad,
+    Stalls,
+    WorkerSteps,
+)
+from app.analysis.report.findings import NamedCause
 from app.dashboard.look.format import (
     heat_color,
     percent,
@@ -16,7 +30,6 @@ from app.dashboard.look.format import (
     worker,
 )
 
-Document = Mapping[str, Any]
 T = TypeVar("T")
 
 WIDTH: Final = 240
@@ -56,22 +69,36 @@ class Picture:
     id: str = ""
 
 
-def cause_pictures(cause: Document) -> tuple[Picture, ...]:
-    """Return the pictures of a cause; none where there is nothing to draw.
-
-    Reports of earlier versions have fewer of them.
-    """
-    figure = cause.get("figure") or {}
-    drawn = (
-        (part, draw(figure))
-        for (kind, part), draw in _PICTURES.items()
-        if kind == figure.get("kind")
-    )
+def cause_pictures(cause: NamedCause) -> tuple[Picture, ...]:
+    """Return the pictures of a cause; none where there is nothing to draw."""
+    parts = {} if cause.figure is None else _draw(cause.figure)
     return tuple(
-        replace(picture, id=picture_id(cause["cause"], part))
-        for part, picture in drawn
-        if picture is not None
+        replace(picture, id=picture_id(cause.cause, part)) for part, picture in parts.items()
     )
+
+
+def _draw(figure: FigureData) -> dict[str, Picture]:  # noqa: PLR0911 - one for each kind
+    """Return the picture of each part of a figure that there is."""
+    match figure:
+        case WorkerSteps():
+            return {"": _worker_steps(figure)}
+        case StageLoad():
+            return {"": _stage_load(figure)}
+        case Stalls():
+            waits = _waits("Stalled forwards", figure.by_step_s, added=True)
+            return {"": waits, "workers": _stalled_workers(figure)}
+        case LateLaunches():
+            waits = _waits("Wait before the first operation", figure.by_step_s)
+            return {"": waits} | ({"ranks": _late_dp_ranks(figure)} if figure.by_dp_s else {})
+        case HeldLaunches():
+            return {"": _waits("Computations held up", figure.by_step_s, added=True)}
+        case Links():
+            return {"": _links(figure)}
+        case LateRanks():
+            return {"": _late_ranks(figure)}
+        case Lengths():
+            spread = {"spread": _spread(figure.spread)}
+            return spread | ({"squares": _squares(figure.squares)} if figure.squares else {})
 
 
 def picture_id(cause: str, part: str) -> str:
@@ -79,8 +106,8 @@ def picture_id(cause: str, part: str) -> str:
     return "-".join(word for word in ("picture", *cause.split("_"), part) if word)
 
 
-def _worker_steps(figure: Document) -> Picture:
-    name, ratio = worker(*figure["worker"]), figure["ratio"]
+def _worker_steps(figure: WorkerSteps) -> Picture:
+    name, ratio = worker(*figure.worker), figure.ratio
     low, high = times(min(ratio)), times(max(ratio))
     bars, of = _worst(ratio, MOST_BARS)
     return Picture(
@@ -91,8 +118,8 @@ def _worker_steps(figure: Document) -> Picture:
     )
 
 
-def _stage_load(figure: Document) -> Picture:
-    relative = figure["relative"]
+def _stage_load(figure: StageLoad) -> Picture:
+    relative = figure.relative
     bars, of = _worst(relative, MOST_BARS)
     listed = ", ".join(times(value) for value in relative[:_LISTED])
     rest = len(relative) - _LISTED
@@ -119,22 +146,8 @@ def _waits(what: str, by_step_s: Sequence[float], *, added: bool = False) -> Pic
     )
 
 
-def _stalls(figure: Document) -> Picture:
-    return _waits("Stalled forwards", figure["by_step_s"], added=True)
-
-
-def _late_launches(figure: Document) -> Picture:
-    return _waits("Wait before the first operation", figure["by_step_s"])
-
-
-def _held_launches(figure: Document) -> Picture:
-    return _waits("Computations held up", figure["by_step_s"], added=True)
-
-
-def _stalled_workers(figure: Document) -> Picture | None:
-    by_stage = [list(row) for row in zip(*figure.get("by_worker", ()), strict=True)]
-    if not by_stage:
-        return None
+def _stalled_workers(figure: Stalls) -> Picture:
+    by_stage = list(zip(*figure.by_worker, strict=True))
     counts = [number for row in by_stage for number in row]
     most, stalled = max(counts), sum(number > 0 for number in counts)
     return Picture(
@@ -146,10 +159,8 @@ def _stalled_workers(figure: Document) -> Picture | None:
     )
 
 
-def _late_dp_ranks(figure: Document) -> Picture | None:
-    by_dp_s = figure.get("by_dp_s")
-    if not by_dp_s:
-        return None
+def _late_dp_ranks(figure: LateLaunches) -> Picture:
+    by_dp_s = figure.by_dp_s
     bars, of = _worst(by_dp_s, MOST_BARS)
     slowest = max(range(len(by_dp_s)), key=by_dp_s.__getitem__)
     return Picture(
@@ -161,8 +172,8 @@ def _late_dp_ranks(figure: Document) -> Picture | None:
     )
 
 
-def _links(figure: Document) -> Picture:
-    ends, ratio = figure["ends"], figure["ratio"]
+def _links(figure: Links) -> Picture:
+    ends, ratio = figure.ends, figure.ratio
     worst = max((value, row, dp) for row, line in enumerate(ratio) for dp, value in enumerate(line))
     slowest = f"between stages {ends[worst[1]][0]} and {ends[worst[1]][1]} of DP rank {worst[2]}"
     return Picture(
@@ -174,8 +185,8 @@ def _links(figure: Document) -> Picture:
     )
 
 
-def _late_ranks(figure: Document) -> Picture:
-    name, ranks, share = worker(*figure["worker"]), figure["ranks"], figure["share"]
+def _late_ranks(figure: LateRanks) -> Picture:
+    name, ranks, share = worker(*figure.worker), figure.ranks, figure.share
     bars, of = _worst(share, MOST_BARS)
     worst = max(range(len(share)), key=share.__getitem__)
     shares = ", ".join(
@@ -190,9 +201,8 @@ def _late_ranks(figure: Document) -> Picture:
     )
 
 
-def _spread(figure: Document) -> Picture:
-    spread = figure["spread"]
-    counts, low, high = spread["counts"], times(spread["from"]), times(spread["to"])
+def _spread(spread: Spread) -> Picture:
+    counts, low, high = spread.counts, times(spread.from_), times(spread.to)
     return Picture(
         caption=f"How many microbatches take how much of the mean time, from {low} to {high}",
         label=f"Bars of {plural(len(counts), 'class', 'classes')} of microbatches by time ÷ mean, "
@@ -201,11 +211,8 @@ def _spread(figure: Document) -> Picture:
     )
 
 
-def _squares(figure: Document) -> Picture | None:
-    points = figure.get("squares")
-    if points is None:
-        return None
-    across, up = points["sum_of_squares"], points["relative"]
+def _squares(points: Squares) -> Picture:
+    across, up = points.sum_of_squares, points.relative
     return Picture(
         caption="Σs² of the recorded sequence lengths (across) against time ÷ mean (up)",
         label=f"Points of {plural(len(across), 'microbatch', 'microbatches')}: Σs² is "
@@ -222,22 +229,6 @@ def _squares(figure: Document) -> Picture | None:
             for x, y in zip(_unit(across), _unit(up), strict=True)
         ),
     )
-
-
-# By the kind of a figure and the part of it that is drawn.
-_PICTURES: Final[dict[tuple[str, str], Callable[[Document], Picture | None]]] = {
-    ("worker_steps", ""): _worker_steps,
-    ("stage_load", ""): _stage_load,
-    ("stalls", ""): _stalls,
-    ("stalls", "workers"): _stalled_workers,
-    ("late_launches", ""): _late_launches,
-    ("late_launches", "ranks"): _late_dp_ranks,
-    ("held_launches", ""): _held_launches,
-    ("links", ""): _links,
-    ("late_ranks", ""): _late_ranks,
-    ("lengths", "spread"): _spread,
-    ("lengths", "squares"): _squares,
-}
 
 
 def _unit(values: Sequence[float]) -> list[float]:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
+from app.analysis.report.document import Report
 from app.dashboard.look.format import byte_size, clock_time, count, plural
 from app.dashboard.look.parts import Fact, Row
 
@@ -48,25 +48,25 @@ def refused_facts(intake: IntakeView | None) -> list[Fact]:
     return [Fact("Refused", byte_size(intake.refused_bytes), chunks)]
 
 
-def chunk_rows(document: Mapping[str, Any]) -> tuple[Row, ...]:
+def chunk_rows(report: Report) -> tuple[Row, ...]:
     """Return who sent what of a session, and what was dropped of it."""
-    chunks = document["coverage"].get("chunks")
+    chunks = report.coverage.chunks
     if chunks is None:
         return ()
-    names = [producer["producer"] for producer in chunks["producers"]]
-    dropped = chunks["dropped"]
+    names = [producer.producer for producer in chunks.producers]
+    dropped = chunks.dropped
     again = [
-        f"chunk {entry['producer']}/{entry['chunk']} ({count(entry['operations'])})"
-        for entry in dropped["chunks"]
+        f"chunk {entry.producer}/{entry.chunk} ({count(entry.operations)})"
+        for entry in dropped.chunks
     ]
     rows = [
-        Row("Chunks", count(chunks["chunks"]), SEALED_BY[chunks["sealed_by"]]),
+        Row("Chunks", count(chunks.chunks), SEALED_BY[chunks.sealed_by]),
         Row("Producers", count(len(names)), _some(names)),
-        Row("Operations sent twice, dropped", count(dropped["operations"]), _some(again)),
+        Row("Operations sent twice, dropped", count(dropped.operations), _some(again)),
     ]
-    if chunks["refused_chunks"]:
-        size = byte_size(chunks["refused_bytes"])
-        rows.append(Row("Chunks refused", count(chunks["refused_chunks"]), size))
+    if chunks.refused_chunks:
+        size = byte_size(chunks.refused_bytes)
+        rows.append(Row("Chunks refused", count(chunks.refused_chunks), size))
     return tuple(rows)
 
 

@@ -7,43 +7,40 @@ import io
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
+from app.analysis.report.document import Report
+
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-Document = Mapping[str, Any]
 Cell = str | int | float | None
 
 
-def workers_csv(document: Document, step_map: NDArray[Any] | None = None) -> str:
+def workers_csv(report: Report, step_map: NDArray[Any] | None = None) -> str:
     """Return every worker: where it runs, its slowdown, and its times against its peers'.
 
     Parameters
     ----------
-    document : mapping
-        A ``paceline.report/1``.
+    report : Report
     step_map : float array, shape (dp, pp), optional
         Slowdowns of one step, which then stand in place of the mean over all steps.
     """
-    by_worker, ranks = document["by_worker"], document["workers"]["rank"]
-    hosts, gpus = document["hosts"], document["gpus"]
+    by_worker, ranks = report.by_worker, report.workers.rank
+    hosts, gpus = report.hosts, report.gpus
     rows: list[Sequence[Cell]] = []
     for dp, stages in enumerate(ranks):
         for pp, rank in enumerate(stages):
-            slowdown = by_worker["exact"][dp][pp]
-            if step_map is not None:
-                value = float(step_map[dp, pp])
-                slowdown = None if value != value else value  # noqa: PLR0124 - NaN: nothing known
+            slowdown = by_worker.exact[dp][pp] if step_map is None else float(step_map[dp, pp])
             rows.append(
                 (
                     dp,
                     pp,
                     rank,
-                    hosts.get(str(rank)),
-                    gpus.get(str(rank)),
+                    hosts.get(rank),
+                    gpus.get(rank),
                     slowdown,
-                    by_worker["approximate"][dp][pp],
-                    by_worker["forward_ratio"][dp][pp],
-                    by_worker["backward_ratio"][dp][pp],
+                    by_worker.approximate[dp][pp],
+                    by_worker.forward_ratio[dp][pp],
+                    by_worker.backward_ratio[dp][pp],
                 )
             )
     return _csv(
@@ -62,44 +59,42 @@ def workers_csv(document: Document, step_map: NDArray[Any] | None = None) -> str
     )
 
 
-def steps_csv(document: Document) -> str:
+def steps_csv(report: Report) -> str:
     """Return every analyzed step: its times in seconds and its slowdowns."""
-    times = document["step_times"]
+    times = report.step_times
     return _csv(
         ("step", "recorded_s", "simulated_s", "ideal_s", "slowdown", "launch_slowdown"),
         zip(
-            document["steps"]["analyzed"],
-            times["recorded"],
-            times["simulated"],
-            times["ideal"],
-            document["step_slowdown"],
-            document["per_step"]["launch_slowdown"],
+            report.steps.analyzed,
+            times.recorded,
+            times.simulated,
+            times.ideal,
+            report.step_slowdown,
+            report.per_step.launch_slowdown,
             strict=True,
         ),
     )
 
 
-def optypes_csv(document: Document) -> str:
+def optypes_csv(report: Report) -> str:
     """Return every operation type: its slowdown, its waste and its launch delays."""
     return _csv(
         ("op_type", "slowdown", "waste", "launch_delay_share"),
         (
-            (name, value, document["waste_by_optype"][name], document["launch_by_optype"].get(name))
-            for name, value in document["by_optype"].items()
+            (name, value, report.waste_by_optype[name], report.launch_by_optype[name])
+            for name, value in report.by_optype.items()
         ),
     )
 
 
-def microbatches_csv(document: Document) -> str:
+def microbatches_csv(report: Report) -> str:
     """Return the sampled microbatches of the forward–backward scatter."""
-    sample = document["fb_correlation"]["sample"]
-    return _csv(
-        ("forward_s", "backward_s"), zip(sample["forward_s"], sample["backward_s"], strict=True)
-    )
+    sample = report.fb_correlation.sample
+    return _csv(("forward_s", "backward_s"), zip(sample.forward_s, sample.backward_s, strict=True))
 
 
 # File name → what makes it of a report; `workers` also knows single steps.
-EXPORTS: Final[Mapping[str, Callable[[Document], str]]] = {
+EXPORTS: Final[Mapping[str, Callable[[Report], str]]] = {
     "workers": workers_csv,
     "steps": steps_csv,
     "optypes": optypes_csv,

@@ -1,4 +1,4 @@
-"""Plotly figures of a report: documents in, figure dictionaries out, nothing else.
+"""Plotly figures of a report: reports in, figure dictionaries out, nothing else.
 
 What depends on the width of the window (texts in cells, their gaps, how many ticks fit) is the
 script's of the page.
@@ -7,9 +7,10 @@ script's of the page.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Sequence
+from typing import Final
 
+from app.analysis.report.document import Report
 from app.dashboard.look.figure_parts import (
     BAR,
     BASE,
@@ -29,19 +30,17 @@ from app.dashboard.look.figure_parts import (
 )
 from app.dashboard.look.format import NBSP, SCALE_HIGH, SCALE_LOW, seconds, times
 
-Document = Mapping[str, Any]
-
 # The strip is so high between its margins, and labels at its right so high, in pixels.
 STRIP_HEIGHT: Final = 80.0
 LABEL_HEIGHT: Final = 13.0
 
 
-def heatmap(document: Document) -> Figure:
+def heatmap(report: Report) -> Figure:
     """Return the DP × PP map of exact worker slowdowns on the fixed scale.
 
-    DP ranks are across, stages down. Workers without data are holes, which the page hatches.
+    DP ranks are across, stages down.
     """
-    exact = document["by_worker"]["exact"]
+    exact = report.by_worker.exact
     dp, pp = len(exact), len(exact[0])
     rows = [[rounded(exact[rank][stage]) for rank in range(dp)] for stage in range(pp)]
     trace = {
@@ -52,7 +51,6 @@ def heatmap(document: Document) -> Figure:
         "colorscale": color_scale(),
         "showscale": False,
         "hoverinfo": "none",
-        "hoverongaps": False,
     }
     layout = base_layout(margin={"l": 48, "r": 96, "t": 24, "b": 36})
     layout["xaxis"] = axis(
@@ -64,15 +62,15 @@ def heatmap(document: Document) -> Figure:
     return {"data": [trace], "layout": layout}
 
 
-def strip(document: Document) -> Figure:
+def strip(report: Report) -> Figure:
     """Return the strip of step slowdowns: bars from 1.0, S dashed, seconds at the right."""
-    steps, slowdowns = document["steps"]["analyzed"], document["step_slowdown"]
-    ideal_s = _mean(document["step_times"]["ideal"])
-    total = document["slowdown"]
+    steps, slowdowns = report.steps.analyzed, report.step_slowdown
+    ideal_s = _mean(report.step_times.ideal)
+    total = report.slowdown
     top = max(1.1, math.ceil(max(*slowdowns, total) * 10 + 0.01) / 10)
     tick = nice_tick(top - 1, 3)
     values = [1 + index * tick for index in range(int((top - 1) / tick + 1e-9) + 1)]
-    recorded = document["step_times"]["recorded"]
+    recorded = report.step_times.recorded
     trace = {
         "type": "bar",
         "x": list(range(len(steps))),
@@ -107,11 +105,11 @@ def strip(document: Document) -> Figure:
     return {"data": [trace], "layout": layout}
 
 
-def recorded_times(document: Document) -> Figure:
+def recorded_times(report: Report) -> Figure:
     """Return recorded and replayed time of each step, seconds from 0: what is left without S."""
-    steps = document["steps"]["analyzed"]
-    recorded = document["step_times"]["recorded"]
-    simulated = document["step_times"]["simulated"]
+    steps = report.steps.analyzed
+    recorded = report.step_times.recorded
+    simulated = report.step_times.simulated
     traces = [
         {
             "type": "bar",
@@ -146,14 +144,14 @@ def recorded_times(document: Document) -> Figure:
     return {"data": traces, "layout": layout}
 
 
-def scatter(document: Document) -> Figure:
+def scatter(report: Report) -> Figure:
     """Return forward against backward time of microbatches, milliseconds."""
-    sample = document["fb_correlation"]["sample"]
+    sample = report.fb_correlation.sample
     trace = {
         "type": "scatter",
         "mode": "markers",
-        "x": [rounded(1000 * value) for value in sample["forward_s"]],
-        "y": [rounded(1000 * value) for value in sample["backward_s"]],
+        "x": [rounded(1000 * value) for value in sample.forward_s],
+        "y": [rounded(1000 * value) for value in sample.backward_s],
         "marker": {"color": TEXT_2, "size": 4, "opacity": 0.45, "line": {"width": 0}},
         "hovertemplate": "forward %{x:.1f} ms, backward %{y:.1f} ms<extra></extra>",
     }
@@ -167,10 +165,10 @@ def scatter(document: Document) -> Figure:
     return {"data": [trace], "layout": layout}
 
 
-def launch_delays(document: Document) -> Figure:
+def launch_delays(report: Report) -> Figure:
     """Return what the launch delays add to each step, per cent of its replay without them."""
-    steps = document["steps"]["analyzed"]
-    values = [100 * (value - 1) for value in document["per_step"]["launch_slowdown"]]
+    steps = report.steps.analyzed
+    values = [100 * (value - 1) for value in report.per_step.launch_slowdown]
     trace = {
         "type": "bar",
         "x": list(range(len(steps))),

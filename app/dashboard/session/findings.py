@@ -1,12 +1,13 @@
-"""The titles of figures: what each one shows, said in a sentence. Documents in, text out."""
+"""The titles of figures: what each one shows, said in a sentence. Reports in, text out."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import Any, Final
+from typing import Final
 
 from app.analysis.diagnosis.causes.registry import title_of
+from app.analysis.report.document import Report
+from app.analysis.report.findings import Recommendation
 from app.dashboard.look.format import (
     NBSP,
     count,
@@ -20,7 +21,6 @@ from app.dashboard.look.format import (
     worker,
 )
 
-Document = Mapping[str, Any]
 Ranked = list[tuple[float, int, int]]
 
 # Below this a slowdown is not worth a sentence of its own: 1 % of a step.
@@ -48,23 +48,9 @@ def cost(slowdown: float) -> float:
     return 1 - 1 / slowdown if slowdown > 0 else 0.0
 
 
-def ranked_workers(document: Document) -> Ranked:
-    """Return (slowdown, dp, pp) of every worker with data, slowest first."""
-    exact = document["by_worker"]["exact"]
-    found = [
-        (value, dp, pp)
-        for dp, row in enumerate(exact)
-        for pp, value in enumerate(row)
-        if value is not None
-    ]
-    return sorted(found, key=lambda item: (-item[0], item[1], item[2]))
-
-
-def map_finding(document: Document) -> str:
+def map_finding(report: Report) -> str:
     """Return the title of the worker map: who alone costs how much."""
-    ranked = ranked_workers(document)
-    if not ranked:
-        return "No worker sent operations"
+    ranked = report.ranked_workers()
     worst = cost(ranked[0][0])
     if worst < NEGLIGIBLE:
         return f"No worker alone costs 1{NBSP}% of a step"
@@ -94,9 +80,9 @@ def _named(standing: Ranked, rest: Ranked) -> str:
     return f"{head}; no other costs {bound}{NBSP}%"
 
 
-def workers_finding(document: Document) -> str:
+def workers_finding(report: Report) -> str:
     """Return the title of the worker table: who computes slower than its peers."""
-    slow = slow_workers(document)
+    slow = slow_workers(report)
     if not slow:
         bound = percent(SLOW_RATIO - 1, 0)
         return f"No worker computes {bound} slower than its stage's peers"
@@ -108,17 +94,17 @@ def workers_finding(document: Document) -> str:
     if len(slow) <= NAMED_WORKERS:
         names = listing([worker(dp, pp) for dp, pp, _, _ in slow])
         return f"Workers {names} compute slower than their peers"
-    total = sum(value is not None for row in document["by_worker"]["exact"] for value in row)
+    total = report.sizes.dp * report.sizes.pp
     return f"{count(len(slow))} of {count(total)} workers compute slower than their peers"
 
 
-def slow_workers(document: Document) -> list[tuple[int, int, float, float]]:
+def slow_workers(report: Report) -> list[tuple[int, int, float, float]]:
     """Return (dp, pp, forward, backward) of workers slower than their stage's peers."""
-    by_worker = document["by_worker"]
+    by_worker = report.by_worker
     found = [
         (dp, pp, forward or 1.0, backward or 1.0)
         for dp, (forwards, backwards) in enumerate(
-            zip(by_worker["forward_ratio"], by_worker["backward_ratio"], strict=True)
+            zip(by_worker.forward_ratio, by_worker.backward_ratio, strict=True)
         )
         for pp, (forward, backward) in enumerate(zip(forwards, backwards, strict=True))
         if max(forward or 1.0, backward or 1.0) >= SLOW_RATIO
@@ -126,41 +112,41 @@ def slow_workers(document: Document) -> list[tuple[int, int, float, float]]:
     return sorted(found, key=lambda item: -max(item[2], item[3]))
 
 
-def strip_finding(document: Document) -> str:
+def strip_finding(report: Report) -> str:
     """Return the title of the strip: whether the cause comes and goes."""
-    slowdowns: list[float] = document["step_slowdown"]
+    slowdowns = report.step_slowdown
     low, high = min(slowdowns), max(slowdowns)
     span = times(low) if times(low) == times(high) else f"{times(low)} to {times(high)}"
-    total = document["slowdown"]
+    total = report.slowdown
     if cost(high) < 2 * NEGLIGIBLE:
         return f"No step is slow: {span}"
     if low - 1 >= STEADY_SHARE * (total - 1) and total > 1 + NEGLIGIBLE:
         return f"Every step is slow, {span}: the cause does not come and go"
     bound = 1 + (high - 1) / 2
     beyond = sum(value > bound for value in slowdowns)
-    worst = document["steps"]["analyzed"][slowdowns.index(high)]
+    worst = report.steps.analyzed[slowdowns.index(high)]
     return (
         f"{count(beyond)} of {count(len(slowdowns))} steps exceed {times(bound)}; "
         f"step {worst} reaches {times(high)}"
     )
 
 
-def fix_finding(document: Document) -> str:
+def fix_finding(report: Report) -> str:
     """Return the title of the list of fixes."""
-    best = best_fix(document)
+    best = best_fix(report)
     if best is not None:
-        title = str(best["title"])
-        faster = 1 / (1 - best["predicted_gain"])
+        title = best.title
+        faster = 1 / (1 - best.predicted_gain)
         return f"Best fix: {title[:1].lower()}{title[1:]}; {times(faster)} faster"
-    if cost(document["slowdown"]) < NEGLIGIBLE:
+    if cost(report.slowdown) < NEGLIGIBLE:
         return "Nothing to fix"
     return "No single change is known to help"
 
 
-def best_fix(document: Document) -> Mapping[str, Any] | None:
+def best_fix(report: Report) -> Recommendation | None:
     """Return the recommendation with the largest predicted gain, or None."""
-    fixes = document["recommendations"]
-    return max(fixes, key=lambda fix: fix["predicted_gain"], default=None)
+    fixes = report.recommendations
+    return max(fixes, key=lambda fix: fix.predicted_gain, default=None)
 
 
 def timeline_finding(step: int, recorded_s: float, ideal_s: float) -> str:
@@ -172,10 +158,10 @@ def timeline_finding(step: int, recorded_s: float, ideal_s: float) -> str:
     return f"Step {step} took {seconds(recorded_s)}: {seconds(lost)} of it, {share}, lost"
 
 
-def attribution_finding(document: Document) -> str:
+def attribution_finding(report: Report) -> str:
     """Return the title of the attribution by operation type."""
     ranked = sorted(
-        ((name, value) for name, value in document["by_optype"].items() if value is not None),
+        report.by_optype.items(),
         key=lambda item: -item[1],
     )
     worst = cost(ranked[0][1]) if ranked else 0.0
@@ -190,30 +176,27 @@ def attribution_finding(document: Document) -> str:
     return f"{text}, then {rest[0][0]} {times(rest[0][1])}" if rest else text
 
 
-def causes_finding(document: Document) -> str:
+def causes_finding(report: Report) -> str:
     """Return the title of the list of causes."""
-    causes = document["causes"]
-    if not causes and cost(document["slowdown"]) < UNEXPLAINED:
+    causes = report.causes
+    if not causes and cost(report.slowdown) < UNEXPLAINED:
         return "There is too little to explain"
-    if not causes or causes[0]["cause"] == "unknown":
+    if not causes or causes[0].cause == "unknown":
         return "The cause is not known"
     first = causes[0]
-    name = title_of(first["cause"])
-    share = first["contribution"]
-    if share is None:
-        return f"{name}: the likely cause"
-    if share >= 1 - NEGLIGIBLE:
+    name = title_of(first.cause)
+    if first.contribution >= 1 - NEGLIGIBLE:
         return f"{name}: explains all of it"
-    return f"{name}: explains {rough_percent(share)} of it"
+    return f"{name}: explains {rough_percent(first.contribution)} of it"
 
 
-def recovery_finding(document: Document) -> str:
+def recovery_finding(report: Report) -> str:
     """Return the title of what recovers the lost time."""
-    m_w, m_s, k50 = document["m_w"]["rem"], document["m_s"]["rem"], document["k50"]
+    m_w, m_s, k50 = report.m_w.rem, report.m_s.rem, report.k50
     if m_w is None or m_s is None:
         return "Too little is lost to say what would bring it back"
     if m_w >= MAJORITY and m_w >= m_s:
-        workers = plural(len(document["m_w"]["workers"]), "worker")
+        workers = plural(len(report.m_w.workers), "worker")
         return f"{workers} would bring back {rough_percent(m_w)} of the lost time"
     if m_s >= MAJORITY:
         return f"The last stage would bring back {rough_percent(m_s)} of the lost time"
@@ -222,16 +205,16 @@ def recovery_finding(document: Document) -> str:
     return "Neither a few workers nor the last stage would bring back half of it"
 
 
-def recorded_finding(document: Document) -> str:
+def recorded_finding(report: Report) -> str:
     """Return the title of the recorded step times."""
-    recorded = document["step_times"]["recorded"]
+    recorded = report.step_times.recorded
     low, high = seconds(min(recorded)), seconds(max(recorded))
     return f"Steps took {low} to {high}" if low != high else f"Every step took {low}"
 
 
-def correlation_finding(document: Document) -> str:
+def correlation_finding(report: Report) -> str:
     """Return the title of the forward–backward scatter."""
-    r = document["fb_correlation"]["pearson"]
+    r = report.fb_correlation.pearson
     if r is None:
         return "Sequence lengths: cannot say"
     if r >= CORRELATION_BOUND:
@@ -239,37 +222,31 @@ def correlation_finding(document: Document) -> str:
     return f"Not sequence lengths: r = {ratio(r)}, under 0.90"
 
 
-def launch_finding(document: Document) -> str:
+def launch_finding(report: Report) -> str:
     """Return the title of the launch delays."""
-    share = document["launch_slowdown"] - 1
-    shares = document["launch_by_optype"]
-    name = max(shares, key=lambda key: shares[key], default=None)
-    if name is None or shares[name] < max(NEGLIGIBLE / 10, MAJORITY * sum(shares.values())):
+    share = report.launch_slowdown - 1
+    shares = report.launch_by_optype
+    name = max(shares, key=lambda key: shares[key])
+    if shares[name] < max(NEGLIGIBLE / 10, MAJORITY * sum(shares.values())):
         return f"Launch delays: {percent(share)} of a step"
     return f"Launch delays: {percent(share)} of a step, most before {name}"
 
 
-def coverage_finding(document: Document) -> str:
+def coverage_finding(report: Report) -> str:
     """Return the title of what arrived."""
-    coverage, dropped = document["coverage"], document["steps"]["dropped"]
-    missing = coverage["ranks_expected"] - coverage["ranks_present"]
+    coverage, dropped = report.coverage, report.steps.dropped
     parts = []
-    if missing:
-        parts.append(f"{plural(missing, 'worker')} sent nothing")
     if dropped:
         parts.append(f"{plural(len(dropped), 'step')} left out")
-    # Reports from before operations were re-created do not say so.
-    recreated = (coverage.get("recreated") or {}).get("operations", 0)
-    if recreated:
-        parts.append(f"{plural(recreated, 'lost operation')} re-created")
-    unanswered = coverage.get("unanswered") or {}
-    if unanswered:
-        parts.append(f"{plural(sum(unanswered.values()), 'send')} without receives left out")
-    # Only sessions that came in chunks have these.
-    repeated = coverage.get("chunks", {}).get("dropped", {}).get("operations", 0)
-    if repeated:
+    if coverage.recreated.operations:
+        parts.append(f"{plural(coverage.recreated.operations, 'lost operation')} re-created")
+    if coverage.unanswered:
+        unanswered = sum(coverage.unanswered.values())
+        parts.append(f"{plural(unanswered, 'send')} without receives left out")
+    if coverage.chunks and coverage.chunks.dropped.operations:
+        repeated = coverage.chunks.dropped.operations
         parts.append(f"{plural(repeated, 'repeated operation')} dropped")
-    if coverage["unknown_op_types"]:
-        parts.append(f"{plural(len(coverage['unknown_op_types']), 'unknown type')} of operation")
+    if coverage.unknown_op_types:
+        parts.append(f"{plural(len(coverage.unknown_op_types), 'unknown type')} of operation")
     text = listing(parts)
     return f"{text[:1].upper()}{text[1:]}" if parts else "Nothing is missing"

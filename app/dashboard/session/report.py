@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from app.analysis.report.document import Report
 from app.analysis.report.heatmaps import HEATMAP_MISSING, HEATMAP_SCALE
 from app.dashboard.look.figure_parts import stretch_starts
 from app.dashboard.look.format import count
@@ -26,8 +27,6 @@ from app.dashboard.session.tables import (
 )
 from app.dashboard.session.template import SessionTemplate, session_template
 from app.dashboard.session.what_if import WhatIfForm, what_if_form
-
-Document = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,115 +73,112 @@ class ReportView:
 
 
 def report_view(
-    document: Document, *, step: int | None = None, dp: int | None = None, pp: int | None = None
+    report: Report, *, step: int | None = None, dp: int | None = None, pp: int | None = None
 ) -> ReportView:
     """Return what the page of a report shows.
 
     Parameters
     ----------
-    document : mapping
-        A ``paceline.report/1``.
+    report : Report
     step, dp, pp : int, optional
         The step and the worker that the address asks for; what does not exist is ignored.
     """
-    chosen = _choose(document, step, dp, pp)
-    times_s = document["step_times"]
-    correlation = document["fb_correlation"]
-    starts = stretch_starts(document["steps"]["analyzed"])
-    drawn = len(correlation["sample"]["forward_s"])
+    chosen = _choose(report, step, dp, pp)
+    times_s = report.step_times
+    correlation = report.fb_correlation
+    starts = stretch_starts(report.steps.analyzed)
+    drawn = len(correlation.sample.forward_s)
     return ReportView(
-        verdict=document["fidelity"]["verdict"],
-        step_count=len(document["steps"]["analyzed"]),
+        verdict=report.fidelity.verdict,
+        step_count=len(report.steps.analyzed),
         chosen=chosen,
-        map_title=findings.map_finding(document),
-        strip_title=findings.strip_finding(document),
+        map_title=findings.map_finding(report),
+        strip_title=findings.strip_finding(report),
         strip_note="Slowdown of each step: simulated time ÷ ideal time; dashed: S"
         + (f", dotted: one of {len(starts) + 1} recorded stretches ends" if starts else ""),
         timeline_title=findings.timeline_finding(
-            chosen.step, times_s["recorded"][chosen.index], times_s["ideal"][chosen.index]
+            chosen.step, times_s.recorded[chosen.index], times_s.ideal[chosen.index]
         ),
-        workers=workers_table(document),
-        fixes=fixes_table(document),
-        what_if=what_if_form(document),
-        attribution=attribution_table(document),
-        causes_title=findings.causes_finding(document),
-        causes=causes_table(document),
-        named=bool(document["causes"]),
-        confidences=any(cause["confidence"] is not None for cause in document["causes"]),
-        recovered_title=findings.recovery_finding(document),
-        recovered=recovered_rows(document),
-        scatter_title=findings.correlation_finding(document),
+        workers=workers_table(report),
+        fixes=fixes_table(report),
+        what_if=what_if_form(report),
+        attribution=attribution_table(report),
+        causes_title=findings.causes_finding(report),
+        causes=causes_table(report),
+        named=bool(report.causes),
+        confidences=any(cause.confidence is not None for cause in report.causes),
+        recovered_title=findings.recovery_finding(report),
+        recovered=recovered_rows(report),
+        scatter_title=findings.correlation_finding(report),
         scatter_note="Forward against backward time of a microbatch on stage "
-        f"{correlation['stage']}; {count(drawn)} of {count(correlation['points'])} drawn",
-        launch_title=findings.launch_finding(document),
-        launches=launch_rows(document),
-        recorded_title=findings.recorded_finding(document),
-        coverage_title=findings.coverage_finding(document),
-        coverage=(*coverage_rows(document), *chunk_rows(document)),
-        template=session_template(document),
-        data=_data(document, chosen),
+        f"{correlation.stage}; {count(drawn)} of {count(correlation.points)} drawn",
+        launch_title=findings.launch_finding(report),
+        launches=launch_rows(report),
+        recorded_title=findings.recorded_finding(report),
+        coverage_title=findings.coverage_finding(report),
+        coverage=(*coverage_rows(report), *chunk_rows(report)),
+        template=session_template(report),
+        data=_data(report, chosen),
     )
 
 
-def _choose(document: Document, step: int | None, dp: int | None, pp: int | None) -> Chosen:
-    steps = document["steps"]["analyzed"]
-    slowdowns = document["step_slowdown"]
+def _choose(report: Report, step: int | None, dp: int | None, pp: int | None) -> Chosen:
+    steps = report.steps.analyzed
+    slowdowns = report.step_slowdown
     by_request = step in steps
     index = steps.index(step) if by_request else slowdowns.index(max(slowdowns))
-    sizes = document["sizes"]
-    if dp is not None and pp is not None and 0 <= dp < sizes["dp"] and 0 <= pp < sizes["pp"]:
+    sizes = report.sizes
+    if dp is not None and pp is not None and 0 <= dp < sizes.dp and 0 <= pp < sizes.pp:
         cell = (dp, pp)
     else:
-        ranked = findings.ranked_workers(document)
-        cell = (ranked[0][1], ranked[0][2]) if ranked else (0, 0)
+        ranked = report.ranked_workers()
+        cell = (ranked[0][1], ranked[0][2])
     return Chosen(index, steps[index], by_request, *cell)
 
 
-def _data(document: Document, chosen: Chosen) -> Mapping[str, Any]:
+def _data(report: Report, chosen: Chosen) -> Mapping[str, Any]:
     """Return what the page's script needs; times in seconds."""
-    sizes, ranks = document["sizes"], document["workers"]["rank"]
+    sizes, ranks = report.sizes, report.workers.rank
     data: dict[str, Any] = {
-        "dp": sizes["dp"],
-        "pp": sizes["pp"],
-        "steps": document["steps"]["analyzed"],
-        "recorded_s": _short(document["step_times"]["recorded"]),
-        "ideal_s": _short(document["step_times"]["ideal"]),
+        "dp": sizes.dp,
+        "pp": sizes.pp,
+        "steps": report.steps.analyzed,
+        "recorded_s": _short(report.step_times.recorded),
+        "ideal_s": _short(report.step_times.ideal),
         "index": chosen.index,
         "by_request": chosen.by_request,
         "cell": [chosen.dp, chosen.pp],
-        "figures": {"launch": figures.launch_delays(document)},
+        "figures": {"launch": figures.launch_delays(report)},
     }
-    if not document["fidelity"]["verdict"]:
-        data["figures"]["recorded"] = figures.recorded_times(document)
+    if not report.fidelity.verdict:
+        data["figures"]["recorded"] = figures.recorded_times(report)
         return data
-    per_step = document["per_step"]
-    hosts, gpus = document["hosts"], document["gpus"]
+    per_step = report.per_step
+    hosts, gpus = report.hosts, report.gpus
     data |= {
-        "slowdown": document["slowdown"],
-        "simulated_s": _short(document["step_times"]["simulated"], 6),
-        "step_slowdown": _short(document["step_slowdown"]),
-        "by_dp": _short(document["by_dp"]),
-        "by_pp": _short(document["by_pp"]),
-        "by_dp_step": [_short(row, 3) for row in per_step["by_dp"]],
-        "by_pp_step": [_short(row, 3) for row in per_step["by_pp"]],
+        "slowdown": report.slowdown,
+        "simulated_s": _short(report.step_times.simulated, 6),
+        "step_slowdown": _short(report.step_slowdown),
+        "by_dp": _short(report.by_dp),
+        "by_pp": _short(report.by_pp),
+        "by_dp_step": [_short(row, 3) for row in per_step.by_dp],
+        "by_pp_step": [_short(row, 3) for row in per_step.by_pp],
         "places": [[_place(rank, hosts, gpus) for rank in row] for row in ranks],
         # how the heatmaps of steps come over HTTP
         "heatmap_scale": HEATMAP_SCALE,
         "heatmap_missing": HEATMAP_MISSING,
     }
     data["figures"] |= {
-        "heatmap": figures.heatmap(document),
-        "strip": figures.strip(document),
+        "heatmap": figures.heatmap(report),
+        "strip": figures.strip(report),
     }
-    if document["fb_correlation"]["sample"]["forward_s"]:
-        data["figures"]["scatter"] = figures.scatter(document)
+    if report.fb_correlation.sample.forward_s:
+        data["figures"]["scatter"] = figures.scatter(report)
     return data
 
 
-def _place(rank: int | None, hosts: Mapping[str, str], gpus: Mapping[str, str]) -> str:
-    if rank is None:
-        return ""
-    host, gpu = hosts.get(str(rank)), gpus.get(str(rank))
+def _place(rank: int, hosts: Mapping[int, str], gpus: Mapping[int, str]) -> str:
+    host, gpu = hosts.get(rank), gpus.get(rank)
     if host is None:
         return f"rank {rank}"
     if gpu is None:
@@ -190,5 +186,5 @@ def _place(rank: int | None, hosts: Mapping[str, str], gpus: Mapping[str, str]) 
     return f"{host} · {f'GPU {gpu}' if gpu.isdecimal() else gpu}"
 
 
-def _short(values: list[float | None], digits: int = 4) -> list[float | None]:
-    return [None if value is None else round(value, digits) for value in values]
+def _short(values: Sequence[float], digits: int = 4) -> list[float]:
+    return [round(value, digits) for value in values]

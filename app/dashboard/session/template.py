@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any, Final
+from typing import Final
 
+from app.analysis.mitigation.template import PlannedTemplate, WithheldTemplate
+from app.analysis.report.document import Report
 from app.dashboard.look.format import heat_color, listing, percent, seconds, times
 from app.dashboard.plans.parts import layer_ticks, milliseconds
-
-Document = Mapping[str, Any]
 
 # Below it a template is not worth a restart.
 MIN_GAIN: Final = 0.02
@@ -57,40 +57,42 @@ class SessionTemplate:
     remarks: str = ""
 
 
-def session_template(document: Document) -> SessionTemplate | None:
-    """Return the region of a report's page; None where there is nothing to say.
-
-    Reports of earlier versions have no template.
-    """
-    found = document.get("template")
+def session_template(report: Report) -> SessionTemplate | None:
+    """Return the region of a report's page; None where there is nothing to say."""
+    found = report.template
     if found is None:
         return None
-    if found["withheld"] is not None:
-        return SessionTemplate("No template can be recommended", found["reason"])
-    gain = found["predicted_gain"]
+    if isinstance(found, WithheldTemplate):
+        return SessionTemplate("No template can be recommended", found.reason)
+    gain = found.predicted_gain
     if gain < MIN_GAIN:
         return None
-    now_s = _mean(document["step_times"]["simulated"])
-    layers, moved = found["layers"], _moved(found)
-    longest = max(found["stage_ms"]["today"] + found["stage_ms"]["template"])
-    today = list(range(len(layers["today"])))
-    proof = ", proven optimal for the measured times" if found["proven"] else ""
+    now_s = _mean(report.step_times.simulated)
+    layers, moved = found.layers, _moved(found)
+    longest = max(found.stage_ms.today + found.stage_ms.template)
+    today = list(range(len(layers.today)))
+    proof = ", proven optimal for the measured times" if found.proven else ""
     return SessionTemplate(
         title=f"Dividing the layers by what each worker can do saves {percent(gain)} of every step",
         note="Layers of each stage now and in the recommended pipeline template, replayed on this "
         "session’s own durations; color: "
         "slowdown of the slowest worker of the stage",
-        ticks=layer_ticks(sum(layers["today"])),
+        ticks=layer_ticks(sum(layers.today)),
         sides=(
             Side(
                 "Now",
                 f"{seconds(now_s)} a step",
-                _placed(found, "today", today, longest),
+                _placed(found, today, (layers.today, found.stage_ms.today), longest),
             ),
             Side(
                 "Recommended",
-                f"{seconds(found['predicted_step_time'])} a step{proof}",
-                _placed(found, "template", found["worker_of_stage"], longest),
+                f"{seconds(found.predicted_step_time)} a step{proof}",
+                _placed(
+                    found,
+                    found.worker_of_stage,
+                    (layers.template, found.stage_ms.template),
+                    longest,
+                ),
             ),
         ),
         remarks=" ".join(part for part in (moved, _MEMORY) if part),
@@ -103,25 +105,28 @@ _MEMORY: Final = (
 )
 
 
-def _moved(found: Document) -> str:
+def _moved(found: PlannedTemplate) -> str:
     moves = [
         f"stage {stage} gets those of today’s stage {worker}"
-        for stage, worker in enumerate(found["worker_of_stage"])
+        for stage, worker in enumerate(found.worker_of_stage)
         if stage != worker
     ]
     return f"Workers move: {listing(moves)}." if moves else ""
 
 
 def _placed(
-    found: Document, side: str, workers: Sequence[int], longest: float
+    found: PlannedTemplate,
+    workers: Sequence[int],
+    side: tuple[Sequence[int], Sequence[float]],
+    longest: float,
 ) -> tuple[PlacedStage, ...]:
-    counts, speeds = found["layers"][side], found["speed_of_worker"]
+    (counts, times_ms), speeds = side, found.speed_of_worker
     total = sum(counts)
     ends = list(accumulate(counts))
     return tuple(
         _stage(stage, worker, (end - count, end, total), 1 / speeds[worker], (ms, longest))
         for stage, (worker, end, count, ms) in enumerate(
-            zip(workers, ends, counts, found["stage_ms"][side], strict=True)
+            zip(workers, ends, counts, times_ms, strict=True)
         )
     )
 

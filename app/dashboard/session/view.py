@@ -9,6 +9,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote
 
+from app.analysis.report.document import Report
 from app.analysis.trace.formats.registry import FORMATS
 from app.dashboard.alerts.parts import Actions
 from app.dashboard.look.format import (
@@ -32,7 +33,7 @@ from app.dashboard.look.parts import (
     verdict_values,
 )
 from app.dashboard.session.chunks import arrival_facts, refused_facts
-from app.dashboard.session.facts import launch_facts, quality_fact, verdict_facts
+from app.dashboard.session.facts import launch_fact, quality_fact, verdict_facts
 from app.dashboard.session.report import ReportView
 from app.db.states import SessionState
 
@@ -40,7 +41,6 @@ if TYPE_CHECKING:
     from app.services.sessions.fleet import JobSummary
     from app.services.sessions.read import IntakeView, SessionView
 
-Document = Mapping[str, Any]
 
 # What to do about a session without a verdict, by the code of the reason.
 REMEDIES: Final = {
@@ -88,8 +88,8 @@ class SessionPage:
 def session_page(  # noqa: PLR0913 - everything that is on it
     view: SessionView,
     job: JobSummary,
-    document: Document | None,
-    report: ReportView | None,
+    report: Report | None,
+    shown: ReportView | None,
     *,
     max_attempts: int,
     incidents: Sequence[Actions],
@@ -101,9 +101,9 @@ def session_page(  # noqa: PLR0913 - everything that is on it
     view : SessionView
     job : JobSummary
         Its job with the latest sessions, for what came before and after.
-    document : mapping or None
-        The report, where there is one.
-    report : ReportView or None
+    report : Report or None
+        Where there is one.
+    shown : ReportView or None
         What is shown of it.
     max_attempts : int
         After so many attempts an analysis is given up.
@@ -111,8 +111,9 @@ def session_page(  # noqa: PLR0913 - everything that is on it
         The open ones of its job.
     """
     row = view.row
-    body = _body(view, job, document, max_attempts)
-    hosts = set((document or view.meta).get("hosts", {}).values())
+    body = _body(view, job, report, max_attempts)
+    # What the sender said, before there is a report of it.
+    hosts = set((view.meta.get("hosts", {}) if report is None else report.hosts).values())
     gpus = plural(row.world, "GPU")
     where = f"{gpus} on {plural(len(hosts), 'host')}" if hosts else gpus
     return SessionPage(
@@ -133,7 +134,7 @@ def session_page(  # noqa: PLR0913 - everything that is on it
         why=body.why,
         faults=_faults(view),
         ghosts=body.ghosts,
-        report=report,
+        report=shown,
         incidents=incidents,
     )
 
@@ -151,14 +152,12 @@ class _Body:
     ghosts: tuple[str, ...] = ()
 
 
-def _body(
-    view: SessionView, job: JobSummary, document: Document | None, max_attempts: int
-) -> _Body:
+def _body(view: SessionView, job: JobSummary, report: Report | None, max_attempts: int) -> _Body:
     state = view.row.state
-    if state == SessionState.ANALYZED and document is not None:
-        return _analyzed(view, job, document)
-    if state == SessionState.NO_VERDICT and document is not None:
-        return _no_verdict(view, document)
+    if state == SessionState.ANALYZED and report is not None:
+        return _analyzed(view, job, report)
+    if state == SessionState.NO_VERDICT and report is not None:
+        return _no_verdict(view, report)
     if state == SessionState.OPEN and view.intake is not None:
         return _arriving(view, view.intake)
     if state in SessionState.UNDERWAY:
@@ -166,12 +165,12 @@ def _body(
     return _ended(view)
 
 
-def _analyzed(view: SessionView, job: JobSummary, document: Document) -> _Body:
-    row, steps = view.row, document["steps"]["analyzed"]
-    slow = document["verdict"]["level"] == "slow"
-    facts = verdict_facts(document)
+def _analyzed(view: SessionView, job: JobSummary, report: Report) -> _Body:
+    row, steps = view.row, report.steps.analyzed
+    slow = report.verdict.level == "slow"
+    facts = verdict_facts(report)
     facts.append(_before(view, job))
-    facts.append(quality_fact(document))
+    facts.append(quality_fact(report))
     facts.append(
         Fact(
             "Data age",
@@ -182,8 +181,8 @@ def _analyzed(view: SessionView, job: JobSummary, document: Document) -> _Body:
     )
     return _Body(
         state=SLOW_STATE if slow else ANALYZED_STATE,
-        short=_short(document),
-        heading=document["verdict"]["sentence"],
+        short=_short(report),
+        heading=report.verdict.sentence,
         line=(
             f"{plural(len(steps), 'step')}, {plural(row.operations, 'operation')}",
             f"{FORMATS[row.trace_format].title}, {byte_size(row.body_bytes)}",
@@ -192,11 +191,11 @@ def _analyzed(view: SessionView, job: JobSummary, document: Document) -> _Body:
     )
 
 
-def _short(document: Document) -> str:
-    text = f"{times(document['slowdown'])} slower than ideal"
-    causes = document["causes"]
-    if document["verdict"]["level"] == "slow" and causes:
-        workers = (causes[0].get("where") or {}).get("workers") or []
+def _short(report: Report) -> str:
+    text = f"{times(report.slowdown)} slower than ideal"
+    causes = report.causes
+    if report.verdict.level == "slow" and causes:
+        workers = causes[0].where.workers
         if len(workers) == 1:
             return f"{text}, worker ({workers[0][0]}, {workers[0][1]})"
     return text
@@ -223,11 +222,11 @@ def _before(view: SessionView, job: JobSummary) -> Fact:
     )
 
 
-def _no_verdict(view: SessionView, document: Document) -> _Body:
+def _no_verdict(view: SessionView, report: Report) -> _Body:
     row = view.row
     recorded, simulated = (
-        document["step_times"]["recorded"],
-        document["step_times"]["simulated"],
+        report.step_times.recorded,
+        report.step_times.simulated,
     )
     facts = [
         Fact(
@@ -240,25 +239,25 @@ def _no_verdict(view: SessionView, document: Document) -> _Body:
             seconds(sum(simulated) / len(simulated)),
             "without launch delays",
         ),
-        quality_fact(document),
-        *launch_facts(document),
+        quality_fact(report),
+        launch_fact(report),
     ]
     facts.append(Fact("Received", "", clock_time(row.received_at), moment=row.received_at))
     return _Body(
         state=STATES[SessionState.NO_VERDICT],
         short="no verdict",
-        heading=document["verdict"]["sentence"],
+        heading=report.verdict.sentence,
         line=(
             plural(row.operations, "operation"),
-            "a cause is known" if document["causes"] else "no cause is named",
+            "a cause is known" if report.causes else "no cause is named",
         ),
         facts=facts,
-        why=_why_no_more(document),
+        why=_why_no_more(report),
     )
 
 
-def _why_no_more(document: Document) -> str:
-    fixable = bool(document["recommendations"])
+def _why_no_more(report: Report) -> str:
+    fixable = bool(report.recommendations)
     shown = "the cause and its fix, " if fixable else ""
     off = "S and the map" if fixable else "S, the map and fixes"
     return (

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
+from app.analysis.report.document import Report
 from app.dashboard.look.format import seconds, times
-
-Document = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,16 +26,16 @@ class WhatIfForm:
     ideal: str
 
 
-def what_if_form(document: Document) -> WhatIfForm:
+def what_if_form(report: Report) -> WhatIfForm:
     """Return the form: operation types that the session has, the costliest first."""
-    costs = {name: value for name, value in document["by_optype"].items() if value is not None}
+    costs = report.by_optype
     names = sorted(costs, key=lambda name: (-costs[name], name))
     computing = [name for name in names if name.endswith("-compute")]
     groups = [Choice(".".join(computing), "all computing")] if len(computing) > 1 else []
-    simulated, ideal = document["step_times"]["simulated"], document["step_times"]["ideal"]
+    simulated, ideal = report.step_times.simulated, report.step_times.ideal
     return WhatIfForm(
         op_types=(*groups, *(Choice(name, name) for name in names)),
         now=seconds(sum(simulated) / len(simulated)),
-        now_slowdown=times(document["slowdown"], 3),
+        now_slowdown=times(report.slowdown, 3),
         ideal=seconds(sum(ideal) / len(ideal)),
     )

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import uuid
 from datetime import datetime
-from typing import Any, Literal
+from typing import Literal
 
 from sqlalchemy import BigInteger, ForeignKey, Index, Integer, Text, Uuid, text
 from sqlalchemy.dialects.postgresql import ARRAY
 from sqlalchemy.orm import Mapped, mapped_column
 
+from app.analysis.report.coverage import Chunks
+from app.db.documents import CHUNKS
 from app.db.models.sessions import Base
 
 # Somebody asked for it; the last producer's last chunk came; nothing came for too long.
@@ -41,7 +43,7 @@ class Intake(Base):
     sealed_at: Mapped[datetime | None]
     sealed_by: Mapped[SealedBy | None] = mapped_column(Text)
     # what was dropped when the chunks were merged, as reports show it; null until then
-    merged: Mapped[dict[str, Any] | None]
+    merged: Mapped[Chunks | None] = mapped_column(CHUNKS)
 
 
 class Chunk(Base):

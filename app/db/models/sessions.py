@@ -23,6 +23,8 @@ from sqlalchemy import (
 from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
+from app.analysis.report.summary import Summary
+from app.db.documents import SUMMARY
 from app.db.state_column import StateColumn, one_of
 from app.db.states import SessionState, TaskState
 
@@ -114,7 +116,7 @@ class Session(Base):
     waste: Mapped[float | None]
     gpu_hours_lost: Mapped[float | None]
     discrepancy: Mapped[float | None]
-    headline: Mapped[dict[str, Any] | None]
+    headline: Mapped[Summary | None] = mapped_column(SUMMARY)
 
 
 class Report(Base):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import uuid
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from sqlalchemy import select
 from sqlalchemy.dialects.postgresql import insert
@@ -24,8 +24,7 @@ from app.services.alerts.store import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
+    from app.analysis.report.document import Report
     from app.db.models.alerts import AlertGroup
     from app.db.unit_of_work import UnitOfWork
     from app.services.container import Container
@@ -35,7 +34,7 @@ def evaluate_session(
     container: Container,
     tx: UnitOfWork,
     session_id: uuid.UUID,
-    document: Mapping[str, Any] | None,
+    report: Report | None,
 ) -> None:
     """Keep the facts of a session and look at its job, in the transaction that stores its result.
 
@@ -44,8 +43,8 @@ def evaluate_session(
     container : Container
     tx : UnitOfWork
     session_id : UUID
-    document : mapping or None
-        The report; None where there is none: then the session only says that its job lives.
+    report : Report or None
+        None where there is none: then the session only says that its job lives.
     """
     row = tx.session.execute(
         select(
@@ -60,9 +59,9 @@ def evaluate_session(
         .where(Session.id == session_id)
     ).one()
     group = group_of_job(tx, row.job_id)
-    if document is not None:
+    if report is not None:
         facts = facts_of(
-            document,
+            report,
             session=session_id,
             job=row.name,
             attempt=row.attempt,

@@ -6,12 +6,13 @@ notification) is one transaction at the end. Run twice, it gives one result.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Final
 
 from sqlalchemy import select
 
 from app.analysis.report.build import Analysis, analyze
+from app.analysis.report.summary import summarize
 from app.analysis.trace.metadata import parse_metadata
 from app.analysis.trace.storage import unpack
 from app.db.blobs import read_blob
@@ -29,15 +30,13 @@ from app.services.tasks.task_runs import finish
 if TYPE_CHECKING:
     import uuid
 
+    from app.analysis.report.coverage import Chunks
+    from app.analysis.report.document import Report
     from app.analysis.trace.model import Trace
     from app.services.container import Container
 
 # The replay does not match the recording closely enough for a verdict (paper, section 2.4).
 LOW_FIDELITY: Final = "report.low_fidelity"
-
-# A chat message and a row of the fleet page have room for two.
-HEADLINE_CAUSES: Final = 2
-
 
 # A session without a verdict must not be listed, sorted or summed by what nobody vouches for.
 NO_NUMBERS: Final[dict[str, None]] = dict.fromkeys(
@@ -50,7 +49,7 @@ class _Loaded:
     trace: Trace
     job: str
     # what the merging of chunks did; None where the session came in one body
-    chunks: dict[str, Any] | None
+    chunks: Chunks | None
 
 
 def analyze_session(container: Container, claim: Claim) -> None:
@@ -108,73 +107,36 @@ def _discard(container: Container, claim: Claim, error: UnanalyzableError) -> No
 
 
 def _store(container: Container, claim: Claim, analysis: Analysis, loaded: _Loaded) -> None:
-    document = analysis.document | {"job": loaded.job, "session": str(claim.subject_id)}
-    if loaded.chunks is not None:
-        document["coverage"] = document["coverage"] | {"chunks": loaded.chunks}
-    fidelity = document["fidelity"]
+    report = replace(
+        analysis.report,
+        job=loaded.job,
+        session=str(claim.subject_id),
+        coverage=replace(analysis.report.coverage, chunks=loaded.chunks),
+    )
+    fidelity = report.fidelity
     with container.uow() as tx:
         finish(tx, claim)
-        replace_report(tx, claim.subject_id, document, analysis.heatmaps)
+        replace_report(tx, claim.subject_id, report, analysis.heatmaps)
         move_session(
             tx,
             claim.subject_id,
-            state=SessionState.ANALYZED if fidelity["verdict"] else SessionState.NO_VERDICT,
-            reason_code=None if fidelity["verdict"] else LOW_FIDELITY,
-            reason=fidelity["reason"],
+            state=SessionState.ANALYZED if fidelity.verdict else SessionState.NO_VERDICT,
+            reason_code=None if fidelity.verdict else LOW_FIDELITY,
+            reason=fidelity.reason,
             reason_detail=None,
-            discrepancy=fidelity["discrepancy"],
-            **(_numbers(document) if fidelity["verdict"] else NO_NUMBERS),
-            headline=headline(document),
+            discrepancy=fidelity.discrepancy,
+            **(_numbers(report) if fidelity.verdict else NO_NUMBERS),
+            headline=summarize(report),
         )
-        evaluate_session(container, tx, claim.subject_id, document)
+        evaluate_session(container, tx, claim.subject_id, report)
 
 
-def _numbers(document: dict[str, Any]) -> dict[str, Any]:
-    low, high = document["slowdown_ci95"]
+def _numbers(report: Report) -> dict[str, float]:
+    low, high = report.slowdown_ci95
     return {
-        "slowdown": document["slowdown"],
+        "slowdown": report.slowdown,
         "slowdown_low": low,
         "slowdown_high": high,
-        "waste": document["waste"],
-        "gpu_hours_lost": document["gpu_hours_lost"],
-    }
-
-
-def headline(document: dict[str, Any]) -> dict[str, Any]:
-    """Return what lists and alerts show of a report, so that they need not read it."""
-    by_optype = {name: value for name, value in document["by_optype"].items() if value is not None}
-    return {
-        "sentence": document["verdict"]["sentence"],
-        "level": document["verdict"]["level"],
-        "worst": _worst_worker(document),
-        "m_w": document["m_w"]["rem"],
-        "m_s": document["m_s"]["rem"],
-        "fb_correlation": document["fb_correlation"]["pearson"],
-        "top_optype": max(by_optype, key=by_optype.__getitem__, default=None),
-        # The data of pictures stay in the report: a list of sessions would be made of them.
-        "causes": [
-            {key: value for key, value in cause.items() if key != "figure"}
-            for cause in document["causes"][:HEADLINE_CAUSES]
-        ],
-        "sizes": document["sizes"],
-    }
-
-
-def _worst_worker(document: dict[str, Any]) -> dict[str, Any] | None:
-    cells = [
-        (value, dp, pp)
-        for dp, row in enumerate(document["by_worker"]["exact"])
-        for pp, value in enumerate(row)
-        if value is not None
-    ]
-    if not cells:
-        return None
-    slowdown, dp, pp = max(cells, key=lambda cell: cell[0])
-    rank = document["workers"]["rank"][dp][pp]
-    return {
-        "dp": dp,
-        "pp": pp,
-        "rank": rank,
-        "host": document["hosts"].get(str(rank)),
-        "slowdown": slowdown,
+        "waste": report.waste,
+        "gpu_hours_lost": report.gpu_hours_lost,
     }

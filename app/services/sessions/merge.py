@@ -6,12 +6,18 @@ more is still recognized.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 from sqlalchemy import CursorResult, select, update
 
+from app.analysis.report.coverage import (
+    ChunkProducer,
+    Chunks,
+    DroppedOperations,
+    RepeatedChunk,
+)
 from app.analysis.trace.merge import Chunk as TraceChunk
 from app.analysis.trace.merge import Merged, merge
 from app.analysis.trace.metadata import parse_metadata
@@ -25,6 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from app.analysis.trace.model import SessionMeta
+    from app.db.models.chunks import SealedBy
     from app.db.unit_of_work import UnitOfWork
     from app.services.container import Container
 
@@ -33,7 +40,7 @@ if TYPE_CHECKING:
 class _Pieces:
     meta: SessionMeta
     chunks: list[TraceChunk]
-    coverage: dict[str, Any]
+    coverage: Chunks
 
 
 class _AlreadyMergedError(Exception):
@@ -117,36 +124,33 @@ def _store(tx: UnitOfWork, session_id: uuid.UUID, pieces: _Pieces, merged: Merge
     for blob in blobs.all():
         delete_blob(tx, cast("uuid.UUID", blob))
     tx.session.execute(update(Chunk).where(Chunk.session_id == session_id).values(blob=None))
-    dropped = {
-        "operations": sum(chunk.operations for chunk in merged.dropped),
-        "chunks": [
-            {
-                "producer": chunk.producer,
-                "chunk": chunk.number,
-                "operations": chunk.operations,
-            }
+    dropped = DroppedOperations(
+        operations=sum(chunk.operations for chunk in merged.dropped),
+        chunks=tuple(
+            RepeatedChunk(chunk.producer, chunk.number, chunk.operations)
             for chunk in merged.dropped
-        ],
-    }
+        ),
+    )
     tx.session.execute(
         update(Intake)
         .where(Intake.session_id == session_id)
-        .values(merged=pieces.coverage | {"dropped": dropped})
+        .values(merged=replace(pieces.coverage, dropped=dropped))
     )
 
 
-def _coverage(intake: Intake, rows: Sequence[Chunk]) -> dict[str, Any]:
-    producers: dict[str, dict[str, Any]] = {}
+def _coverage(intake: Intake, rows: Sequence[Chunk]) -> Chunks:
+    producers: dict[str, ChunkProducer] = {}
     for row in rows:
-        known = producers.setdefault(
-            row.producer, {"producer": row.producer, "chunks": 0, "operations": 0}
+        known = producers.get(row.producer, ChunkProducer(row.producer, 0, 0))
+        producers[row.producer] = replace(
+            known, chunks=known.chunks + 1, operations=known.operations + row.operations
         )
-        known["chunks"] += 1
-        known["operations"] += row.operations
-    return {
-        "chunks": len(rows),
-        "producers": list(producers.values()),
-        "sealed_by": intake.sealed_by,
-        "refused_chunks": intake.refused_chunks,
-        "refused_bytes": intake.refused_bytes,
-    }
+    return Chunks(
+        chunks=len(rows),
+        producers=tuple(producers.values()),
+        # only a sealed session is merged
+        sealed_by=cast("SealedBy", intake.sealed_by),
+        refused_chunks=intake.refused_chunks,
+        refused_bytes=intake.refused_bytes,
+        dropped=DroppedOperations(0, ()),
+    )

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from datetime import datetime
 
+    from app.analysis.report.summary import Summary
     from app.db.unit_of_work import Reads
 
 
@@ -54,7 +55,7 @@ class SessionRow:
     waste: float | None
     gpu_hours_lost: float | None
     discrepancy: float | None
-    headline: Mapping[str, Any] | None
+    headline: Summary | None
 
 
 @dataclass(frozen=True, slots=True)

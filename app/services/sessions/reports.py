@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from collections import OrderedDict
 from dataclasses import dataclass
 from threading import Lock
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Final, cast
+
+import numpy as np
 
 from app.analysis.report.heatmaps import mean_heatmap
+from app.db.documents import open_report
 from app.db.models.sessions import Report, Session
 from app.db.reports import read_document, read_heatmaps
 from app.errors import NotFoundError
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from app.analysis.report import document
     from app.db.unit_of_work import Reads
 
 # Heatmaps of so many sessions stay in memory: choosing step after step must not read a report of
@@ -39,9 +42,17 @@ def report_json(tx: Reads, session_id: uuid.UUID) -> bytes:
     return read_document(tx, _report(tx, session_id))
 
 
-def report_document(tx: Reads, session_id: uuid.UUID) -> dict[str, Any]:
-    """Return the report of a session; raises as `report_json` does."""
-    return cast("dict[str, Any]", json.loads(report_json(tx, session_id)))
+def report_document(tx: Reads, session_id: uuid.UUID) -> document.Report:
+    """Return the report of a session.
+
+    Raises
+    ------
+    NotFoundError
+        As `report_json` does.
+    UnknownDocumentError
+        If a later version of Paceline stored it.
+    """
+    return open_report(report_json(tx, session_id))
 
 
 def heatmap(tx: Reads, session_id: uuid.UUID, step: int | None = None) -> NDArray[np.float32]:
@@ -67,7 +78,7 @@ def heatmap(tx: Reads, session_id: uuid.UUID, step: int | None = None) -> NDArra
     report = _report(tx, session_id)
     maps = _heatmaps.get(report.heatmap_blob)
     if maps is None:
-        steps = json.loads(read_document(tx, report))["steps"]["analyzed"]
+        steps = open_report(read_document(tx, report)).steps.analyzed
         maps = _Heatmaps({number: at for at, number in enumerate(steps)}, read_heatmaps(tx, report))
         _heatmaps.put(report.heatmap_blob, maps)
     if step is None:

@@ -96,7 +96,7 @@ def test_a_heatmap_holds_the_slowdown_of_each_worker(
 ) -> None:
     container, client = installation.container, installation.client
     key = uuid.UUID(analyzed)
-    steps = read(container, report_document, key)["steps"]["analyzed"]
+    steps = read(container, report_document, key).steps.analyzed
     for step in (steps[0], steps[-1], None):
         answer = client.get(
             f"{SESSIONS}/{analyzed}/heatmaps", params={} if step is None else {"step": step}
@@ -138,7 +138,7 @@ def test_a_filter_takes_every_state_and_finds_nothing_in_the_one_that_is_gone(
 def test_a_timeline_is_a_chrome_trace_or_columns(installation: Installation, analyzed: str) -> None:
     container, client = installation.container, installation.client
     key = uuid.UUID(analyzed)
-    step = read(container, report_document, key)["steps"]["analyzed"][0]
+    step = read(container, report_document, key).steps.analyzed[0]
     address = f"{SESSIONS}/{analyzed}/timeline"
     trace = client.get(address, params={"step": step}).json()
     drawn = [event for event in trace["traceEvents"] if event["ph"] == "X"]
@@ -164,7 +164,7 @@ def test_a_timeline_is_a_chrome_trace_or_columns(installation: Installation, ana
 def test_a_timeline_of_what_is_not_there_is_a_problem(
     installation: Installation, analyzed: str, params: dict[str, int | None], code: str
 ) -> None:
-    steps = read(installation.container, report_document, uuid.UUID(analyzed))["steps"]["analyzed"]
+    steps = read(installation.container, report_document, uuid.UUID(analyzed)).steps.analyzed
     answer = installation.client.get(
         f"{SESSIONS}/{analyzed}/timeline",
         params={name: steps[0] if value is None else value for name, value in params.items()},

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import uuid
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -12,6 +11,7 @@ import pytest
 from sqlalchemy import delete, func, select, update
 
 from app.analysis.report.build import analyze
+from app.db.documents import open_report
 from app.db.models.sessions import ANALYZE_SESSION, Report, Session, TaskRun
 from app.db.reports import read_document, read_heatmaps
 from app.errors import UnanalyzableError
@@ -70,32 +70,34 @@ def test_report_and_headline_are_stored(container: Container, keeper: LeaseKeepe
 
     expected = analyze(small_trace())
     with container.uow() as tx:
-        report = tx.session.execute(select(Report)).scalar_one()
-        document = json.loads(read_document(tx, report))
-        heatmaps = read_heatmaps(tx, report)
-    assert document == json.loads(
-        json.dumps(expected.document | {"job": "llm-70b", "session": str(stored.session)})
-    )
+        kept = tx.session.execute(select(Report)).scalar_one()
+        report = open_report(read_document(tx, kept))
+        heatmaps = read_heatmaps(tx, kept)
+    assert report == replace(expected.report, job="llm-70b", session=str(stored.session))
     np.testing.assert_array_equal(heatmaps, expected.heatmaps)
     assert heatmaps.dtype == np.float32
 
     row = session_row(container, stored)
     assert (row.state, row.reason_code, row.reason) == ("analyzed", None, None)
-    assert row.slowdown == pytest.approx(document["slowdown"])
+    assert row.slowdown == pytest.approx(report.slowdown)
     assert row.slowdown_low is not None
     assert row.slowdown_high is not None
-    assert row.slowdown_low <= document["slowdown"] <= row.slowdown_high
-    assert row.discrepancy == pytest.approx(document["fidelity"]["discrepancy"])
+    assert row.slowdown_low <= report.slowdown <= row.slowdown_high
+    assert row.discrepancy == pytest.approx(report.fidelity.discrepancy)
     assert row.headline is not None
-    assert row.headline["sentence"] == document["verdict"]["sentence"]
-    assert document["causes"][0]["figure"] is not None
-    assert [set(cause) for cause in row.headline["causes"]] == [
-        set(cause) - {"figure"} for cause in document["causes"]
-    ]
-    worst = row.headline["worst"]
-    assert (worst["dp"], worst["pp"]) == (1, 1)
-    assert worst["rank"] == document["workers"]["rank"][1][1]
-    assert worst["host"] == document["hosts"][str(worst["rank"])]
+    assert row.headline.sentence == report.verdict.sentence
+    assert report.causes[0].figure is not None
+    (cause,), (reported,) = row.headline.causes, report.causes
+    assert (cause.cause, cause.evidence, cause.views, cause.where) == (
+        reported.cause,
+        reported.evidence,
+        reported.views,
+        reported.where,
+    )
+    worst = row.headline.worst
+    assert (worst.dp, worst.pp) == (1, 1)
+    assert worst.rank == report.workers.rank[1][1]
+    assert worst.host == report.hosts[worst.rank]
     assert task_row(container, stored).state == "done"
 
 

@@ -111,7 +111,7 @@ def test_what_was_merged_stays_where_the_analysis_comes_to_nothing(
     assert (row.state, row.reason_code) == ("discarded", "trace.too_few_steps")
     assert row.trace_blob is not None
     assert merged is not None
-    assert merged["chunks"] == 4
+    assert merged.chunks == 4
     assert (count_reports(container), count_blobs(container)) == (0, 1)
 
 

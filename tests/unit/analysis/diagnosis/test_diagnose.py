@@ -85,19 +85,19 @@ def test_what_no_cause_explains_is_unknown() -> None:
 
 
 def test_stages_with_other_chunks_leave_open_what_their_comparison_would_tell() -> None:
-    document = analyze(uneven_chunks()).document
+    report = analyze(uneven_chunks()).report
 
-    assert document["slowdown"] > 1.1
-    assert [cause["cause"] for cause in document["causes"]] == ["unknown"]
-    assert document["verdict"]["level"] == "slow"
-    unjudged = {item["cause"]: item["reason"] for item in document["diagnosis"]["cannot_judge"]}
+    assert report.slowdown > 1.1
+    assert [cause.cause for cause in report.causes] == ["unknown"]
+    assert report.verdict.level == "slow"
+    unjudged = {item.cause: item.reason for item in report.diagnosis.cannot_judge}
     assert unjudged.keys() >= {
         "stage_imbalance",
         "sequence_length_imbalance",
         "garbage_collection",
     }
     assert "cannot be compared" in unjudged["garbage_collection"]
-    assert unjudged.keys().isdisjoint(document["diagnosis"]["ruled_out"])
+    assert unjudged.keys().isdisjoint(report.diagnosis.ruled_out)
 
 
 def test_what_two_groups_of_a_stage_wait_for_is_no_slowness_of_their_workers() -> None:

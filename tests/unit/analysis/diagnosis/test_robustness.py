@@ -1,13 +1,13 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from app.analysis.diagnosis.diagnose import Diagnosis, diagnose
+from app.analysis.json_text import to_json
 from app.analysis.replay.metrics import measure
 from app.analysis.replay.session import prepare_replay
 from app.analysis.report.build import analyze
@@ -42,10 +42,10 @@ def test_jobs_of_any_shape_and_noise_get_a_report_without_nan(seed: int) -> None
         overlap=bool(seed % 4 == 0),
         edge_transfers=bool(seed % 5 == 0),
     )
-    document = analyze(synthetic.trace).document
+    report = analyze(synthetic.trace).report
 
-    json.dumps(document, allow_nan=False)
-    shares = [cause["contribution"] for cause in document["causes"]]
+    to_json(report)
+    shares = [cause.contribution for cause in report.causes]
     assert all(share > 0 for share in shares)
     assert sum(shares) <= 1 + 1e-9
 
@@ -54,7 +54,7 @@ def test_durations_of_a_coarse_clock_many_of_them_zero_are_no_reason_to_fail() -
     trace = session().trace
     coarse = dataclasses.replace(trace, duration_ns=trace.duration_ns // 30_000_000 * 30_000_000)
 
-    json.dumps(analyze(coarse).document, allow_nan=False)
+    to_json(analyze(coarse).report)
 
 
 def test_a_session_twice_as_slow_in_everything_has_the_same_diagnosis() -> None:

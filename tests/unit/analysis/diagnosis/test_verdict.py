@@ -40,10 +40,10 @@ from tests.unit.analysis.diagnosis.jobs import INTERLEAVED, JOB, MS, TENSOR, ses
     ],
 )
 def test_the_sentence_says_why(injection: Injection, job: JobModel, because: str) -> None:
-    verdict = analyze(session(injection, job=job).trace).document["verdict"]
+    verdict = analyze(session(injection, job=job).trace).report.verdict
 
-    assert verdict["level"] == "slow"
-    assert because in verdict["sentence"]
+    assert verdict.level == "slow"
+    assert because in verdict.sentence
 
 
 @pytest.mark.parametrize(
@@ -56,23 +56,23 @@ def test_the_sentence_says_why(injection: Injection, job: JobModel, because: str
 def test_late_launches_explain_why_there_is_no_verdict(
     injection: Injection, job: JobModel, because: str
 ) -> None:
-    verdict = analyze(session(injection, job=job).trace).document["verdict"]
+    verdict = analyze(session(injection, job=job).trace).report.verdict
 
-    assert verdict["level"] == "none"
-    assert because in verdict["sentence"]
+    assert verdict.level == "none"
+    assert because in verdict.sentence
 
 
 def test_two_causes_share_a_sentence() -> None:
     slow = session(StageImbalance(), SequenceLengths())
-    sentence = analyze(slow.trace).document["verdict"]["sentence"]
+    sentence = analyze(slow.trace).report.verdict.sentence
 
     assert "because microbatches differ in length, on all workers alike" in sentence
     assert ", and the last stage (3) is heavier than the others" in sentence
 
 
 def test_a_healthy_job_is_told_so() -> None:
-    document = analyze(session().trace).document
+    report = analyze(session().trace).report
 
-    assert document["verdict"]["level"] == "ok"
-    assert document["causes"] == []
-    assert "slow_worker" in document["diagnosis"]["ruled_out"]
+    assert report.verdict.level == "ok"
+    assert report.causes == ()
+    assert "slow_worker" in report.diagnosis.ruled_out

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
 
+from app.analysis.diagnosis.figures import Stalls
 from app.analysis.report.build import analyze
+from app.analysis.report.findings import Recommendation
 from app.analysis.synthesis.injections.base import Injection, Spells
 from app.analysis.synthesis.injections.computations import (
     GarbageCollection,
@@ -50,13 +51,13 @@ OVERLAPPED = JobModel(
 )
 
 
-def replacement(synthetic: SyntheticSession) -> tuple[dict[str, Any], float]:
+def replacement(synthetic: SyntheticSession) -> tuple[Recommendation, float]:
     """Return the recommended replacement, and how far its step is from the true one."""
-    document = analyze(synthetic.trace).document
-    (fix,) = (f for f in document["recommendations"] if f["action"] == "replace_worker")
-    now_s = float(np.mean(document["step_times"]["simulated"]))
-    recorded_s = float(np.mean(document["step_times"]["recorded"]))
-    predicted_s = recorded_s - (now_s - fix["predicted_step_time"])
+    report = analyze(synthetic.trace).report
+    (fix,) = (f for f in report.recommendations if f.action == "replace_worker")
+    now_s = float(np.mean(report.step_times.simulated))
+    recorded_s = float(np.mean(report.step_times.recorded))
+    predicted_s = recorded_s - (now_s - fix.predicted_step_time)
     healthy_s = float(np.mean(synthetic.truth.healthy_step_times_s))
     return fix, predicted_s / healthy_s - 1
 
@@ -77,7 +78,7 @@ def test_the_step_without_slow_workers_is_predicted(injections: tuple[Injection,
 def test_all_workers_that_are_called_slow_are_replaced_together() -> None:
     slow = (SlowWorker((1, 2), 2.0), SlowWorker((3, 0), 1.9))
     fix, _ = replacement(synthesize(JOB, slow, seed=3))
-    assert fix["title"] == "Replace workers (1, 2), (3, 0)"
+    assert fix.title == "Replace workers (1, 2), (3, 0)"
 
 
 def test_late_launches_that_a_slow_worker_hides_come_back_without_it() -> None:
@@ -85,13 +86,13 @@ def test_late_launches_that_a_slow_worker_hides_come_back_without_it() -> None:
     _, error = replacement(synthetic)
     assert abs(error) < 0.005
     # the launches are what it takes: the replay of durations alone is off by more
-    healthy = analyze(synthesize(LATE, seed=3).trace).document
-    assert healthy["fidelity"]["discrepancy"] > 0.01
+    healthy = analyze(synthesize(LATE, seed=3).trace).report
+    assert healthy.fidelity.discrepancy > 0.01
 
 
 def test_a_replacement_brings_nothing_to_a_healthy_job() -> None:
-    document = analyze(synthesize(replace(JOB, steps=8), seed=3).trace).document
-    assert document["recommendations"] == []
+    report = analyze(synthesize(replace(JOB, steps=8), seed=3).trace).report
+    assert report.recommendations == ()
 
 
 @pytest.mark.parametrize(
@@ -131,53 +132,54 @@ def test_the_best_fix_of_a_cause_removes_it(
     injection: Injection, job: JobModel, action: str, title: str
 ) -> None:
     synthetic = synthesize(job, (injection,), seed=5)
-    document = analyze(synthetic.trace).document
+    report = analyze(synthetic.trace).report
 
-    best, *others = document["recommendations"]
-    assert best["action"] == action
-    assert best["title"].startswith(title)
+    best, *others = report.recommendations
+    assert best.action == action
+    assert best.title.startswith(title)
     # the same fix is not predicted in other words
-    replaced = [fix["action"] for fix in others if fix["action"].startswith("replace")]
+    replaced = [fix.action for fix in others if fix.action.startswith("replace")]
     assert replaced == []
     # what it saves is what the cause costs
     truth = synthetic.truth
-    lost = 1 - np.mean(truth.healthy_step_times_s) / np.mean(document["step_times"]["recorded"])
-    assert best["predicted_gain"] == pytest.approx(lost, rel=0.2)
+    lost = 1 - np.mean(truth.healthy_step_times_s) / np.mean(report.step_times.recorded)
+    assert best.predicted_gain == pytest.approx(lost, rel=0.2)
 
 
 def test_what_removes_late_launches_is_predicted_though_there_is_no_verdict() -> None:
     synthetic = synthesize(JOB, (SlowDataLoading(300 * MS),), seed=5)
-    document = analyze(synthetic.trace).document
+    report = analyze(synthetic.trace).report
 
-    assert not document["fidelity"]["verdict"]
-    (fix,) = document["recommendations"]
+    assert not report.fidelity.verdict
+    (fix,) = report.recommendations
     healthy_s = np.mean(synthetic.truth.healthy_step_times_s)
-    assert fix["predicted_step_time"] == pytest.approx(healthy_s, rel=0.03)
-    now_s = fix["predicted_step_time"] / (1 - fix["predicted_gain"])
-    assert now_s == pytest.approx(np.mean(document["step_times"]["recorded"]), rel=0.03)
+    assert fix.predicted_step_time == pytest.approx(healthy_s, rel=0.03)
+    now_s = fix.predicted_step_time / (1 - fix.predicted_gain)
+    assert now_s == pytest.approx(np.mean(report.step_times.recorded), rel=0.03)
 
 
 def test_planned_collections_pause_everybody_as_often_as_one_worker_stalls_now() -> None:
     synthetic = synthesize(JOB, (GarbageCollection(100 * MS, pauses=0.5),), seed=5)
-    document = analyze(synthetic.trace).document
+    report = analyze(synthetic.trace).report
 
-    (cause,) = document["causes"]
-    fix = document["recommendations"][0]
-    assert fix["action"] == "plan_garbage_collection"
+    (cause,) = report.causes
+    fix = report.recommendations[0]
+    assert fix.action == "plan_garbage_collection"
     # half a pause a step on each worker
-    assert fix["title"] == "Collect garbage on all workers at once, every 2 steps"
+    assert fix.title == "Collect garbage on all workers at once, every 2 steps"
     # every stalled forward would take its usual time, but each second step pauses
-    longest_s = cause["figure"]["longest_s"]
+    assert isinstance(cause.figure, Stalls)
+    longest_s = cause.figure.longest_s
     assert longest_s > 0.1
     healthy_s = np.mean(synthetic.truth.healthy_step_times_s)
-    assert fix["predicted_step_time"] == pytest.approx(healthy_s + longest_s / 2, rel=0.03)
-    assert "as often as a worker stalls now" in fix["detail"]
+    assert fix.predicted_step_time == pytest.approx(healthy_s + longest_s / 2, rel=0.03)
+    assert "as often as a worker stalls now" in fix.detail
 
 
 def test_each_cause_of_a_mixture_has_its_fix() -> None:
     both = (StageImbalance(), SlowLink((2, 1), 30.0))
-    document = analyze(synthesize(JOB, both, seed=5).trace).document
+    report = analyze(synthesize(JOB, both, seed=5).trace).report
 
-    fixes = document["recommendations"]
-    assert {fix["action"] for fix in fixes} == {"even_stages", "repair_link"}
-    assert fixes == sorted(fixes, key=lambda fix: -fix["predicted_gain"])
+    fixes = report.recommendations
+    assert {fix.action for fix in fixes} == {"even_stages", "repair_link"}
+    assert list(fixes) == sorted(fixes, key=lambda fix: -fix.predicted_gain)

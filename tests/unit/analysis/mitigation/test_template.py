@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
 import numpy as np
 import pytest
 
-from app.analysis.mitigation.template import recommend_template
+from app.analysis.mitigation.template import (
+    PlannedTemplate,
+    WithheldTemplate,
+    recommend_template,
+)
 from app.analysis.replay.session import prepare_replay
 from app.analysis.report.build import analyze
+from app.analysis.report.document import Report
 from app.analysis.synthesis.injections.base import Injection
 from app.analysis.synthesis.injections.computations import (
     SequenceLengths,
@@ -28,8 +32,15 @@ def trace_of(*injections: Injection, job: JobModel = JOB) -> Trace:
     return synthesize(job, injections, seed=3).trace
 
 
-def template_of(trace: Trace) -> Any:  # noqa: ANN401 - JSON
-    return analyze(trace).document["template"]
+def planned(report: Report) -> PlannedTemplate:
+    assert isinstance(report.template, PlannedTemplate)
+    return report.template
+
+
+def withheld(trace: Trace) -> WithheldTemplate:
+    found = analyze(trace).report.template
+    assert isinstance(found, WithheldTemplate)
+    return found
 
 
 def with_layers(trace: Trace, layers: object) -> Trace:
@@ -39,49 +50,48 @@ def with_layers(trace: Trace, layers: object) -> Trace:
 
 def test_a_slow_worker_gets_fewer_layers_and_the_step_is_shorter() -> None:
     trace = trace_of(SlowWorker((1, 2), 2.0))
-    document = analyze(trace).document
-    found = document["template"]
-    assert found["withheld"] is None
-    assert found["proven"]
-    assert sum(found["layers"]["template"]) == 32
-    place = found["worker_of_stage"].index(2)
-    assert found["layers"]["template"][place] < 8
-    assert sorted(found["worker_of_stage"]) == [0, 1, 2, 3]
-    assert found["speed_of_worker"][2] == pytest.approx(0.5, rel=0.05)
-    assert max(found["stage_ms"]["template"]) < 0.7 * max(found["stage_ms"]["today"])
-    assert found["predicted_gain"] > 0.2
-    now_s = np.mean(document["step_times"]["simulated"])
-    assert found["predicted_step_time"] == pytest.approx(now_s * (1 - found["predicted_gain"]))
+    report = analyze(trace).report
+    found = planned(report)
+    assert found.proven
+    assert sum(found.layers.template) == 32
+    place = found.worker_of_stage.index(2)
+    assert found.layers.template[place] < 8
+    assert sorted(found.worker_of_stage) == [0, 1, 2, 3]
+    assert found.speed_of_worker[2] == pytest.approx(0.5, rel=0.05)
+    assert max(found.stage_ms.template) < 0.7 * max(found.stage_ms.today)
+    assert found.predicted_gain > 0.2
+    now_s = np.mean(report.step_times.simulated)
+    assert found.predicted_step_time == pytest.approx(now_s * (1 - found.predicted_gain))
 
 
 def test_what_is_predicted_is_what_a_job_so_divided_takes() -> None:
     """The same worker with as much less to do as the template gives it, executed."""
     slow = trace_of(SlowWorker((0, 3), 1.5))
-    found = template_of(slow)
-    assert found["worker_of_stage"] == [0, 1, 2, 3]
-    counts = np.array(found["layers"]["template"])
+    found = planned(analyze(slow).report)
+    assert found.worker_of_stage == (0, 1, 2, 3)
+    counts = np.array(found.layers.template)
     # On every DP rank each stage takes its share of the layers; (0, 3) takes 1.5 times as long.
     changes = [
         SlowWorker((dp, pp), counts[pp] / 8 * (1.5 if (dp, pp) == (0, 3) else 1.0))
         for dp in range(3)
         for pp in range(4)
     ]
-    executed = analyze(trace_of(*changes)).document["step_times"]["simulated"]
-    assert found["predicted_step_time"] == pytest.approx(np.mean(executed), rel=0.02)
+    executed = analyze(trace_of(*changes)).report.step_times.simulated
+    assert found.predicted_step_time == pytest.approx(np.mean(executed), rel=0.02)
 
 
 def test_a_heavy_last_stage_gets_fewer_layers() -> None:
-    found = template_of(trace_of(StageImbalance()))
-    assert found["head"]
-    assert found["layers"]["template"][3] < 8
-    assert found["predicted_gain"] > 0.1
+    found = planned(analyze(trace_of(StageImbalance())).report)
+    assert found.head
+    assert found.layers.template[3] < 8
+    assert found.predicted_gain > 0.1
 
 
 @pytest.mark.parametrize("layers", [None, [8, 8], "8888", [8, 8, 8, 0]])
 def test_without_layer_counts_it_is_withheld(layers: object) -> None:
-    found = template_of(with_layers(trace_of(SlowWorker((1, 2), 2.0)), layers))
-    assert found["withheld"] == "layers_unknown"
-    assert "layers" in found["reason"]
+    found = withheld(with_layers(trace_of(SlowWorker((1, 2), 2.0)), layers))
+    assert found.withheld == "layers_unknown"
+    assert "layers" in found.reason
 
 
 def test_virtual_stages_are_withheld() -> None:
@@ -92,17 +102,17 @@ def test_virtual_stages_are_withheld() -> None:
         schedule=Schedule.INTERLEAVED,
         layers=(8, 8),
     )
-    found = template_of(trace_of(SlowWorker((1, 1), 2.0), job=job))
-    assert found["withheld"] == "plan.virtual_stages"
+    found = withheld(trace_of(SlowWorker((1, 1), 2.0), job=job))
+    assert found.withheld == "plan.virtual_stages"
 
 
 @pytest.mark.parametrize("injections", [(), (SequenceLengths(),)], ids=["healthy", "lengths"])
 def test_other_sessions_get_none(injections: tuple[Injection, ...]) -> None:
-    assert template_of(trace_of(*injections)) is None
+    assert analyze(trace_of(*injections)).report.template is None
 
 
 def test_one_stage_has_nothing_to_divide() -> None:
     job = JobModel(Sizes(dp=4, pp=1), microbatches=4, steps=8, layers=(8,))
     trace = trace_of(SlowWorker((1, 0), 2.0), job=job)
     assert recommend_template(trace, prepare_replay(trace), [], 1.0) is None
-    assert template_of(trace) is None
+    assert analyze(trace).report.template is None

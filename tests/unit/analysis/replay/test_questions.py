@@ -65,11 +65,11 @@ def test_scaled_durations_take_so_many_times_as_long() -> None:
 
 
 def test_the_answer_agrees_with_the_report() -> None:
-    report = analyze(TRACE).document
+    report = analyze(TRACE).report
     document = ask(Change(Selection(stages=(0, 1)), Base.IDEAL)).as_document()
     assert document["slowdown"] == pytest.approx(1)
-    assert document["gain"] == pytest.approx(report["waste"])
-    assert document["steps"] == report["steps"]["analyzed"]
+    assert document["gain"] == pytest.approx(report.waste)
+    assert document["steps"] == list(report.steps.analyzed)
 
 
 @pytest.mark.parametrize(

@@ -136,27 +136,25 @@ def test_what_is_lost_is_made_as_the_twin_does(seed: int, job: Job, share: float
 @pytest.mark.parametrize("share", [0.01, 0.05])
 def test_the_slowdown_survives_losses(share: float, renumbered: bool) -> None:  # noqa: FBT001
     trace = session(SlowWorker((1, 0), 2.0), dp=4, pp=4, microbatches=8, steps=12).trace
-    whole = analyze(trace).document
+    whole = analyze(trace).report
     lossy = losing(trace, share, renumbered=renumbered)
-    report = analyze(lossy).document
-    assert report["slowdown"] == pytest.approx(whole["slowdown"], rel=0.01)
-    assert report["steps"]["dropped"] == []
-    recreated = report["coverage"]["recreated"]
+    report = analyze(lossy).report
+    assert report.slowdown == pytest.approx(whole.slowdown, rel=0.01)
+    assert report.steps.dropped == ()
+    recreated = report.coverage.recreated
     lost = len(trace) - len(lossy)
     gc = int(((trace.op == 14).sum()) - (lossy.op == 14).sum())
-    assert recreated["operations"] == lost - gc
-    assert (
-        sum(recreated["by_optype"].values()) == sum(map(sum, recreated["by_worker"])) == lost - gc
-    )
+    assert recreated.operations == lost - gc
+    assert sum(recreated.by_optype.values()) == sum(map(sum, recreated.by_worker)) == lost - gc
 
 
 def test_a_lost_collective_of_the_slow_worker_hides_nothing() -> None:
     trace = session(SlowWorker((1, 0), 3.0), dp=4, pp=1, microbatches=4, steps=12).trace
-    whole = analyze(trace).document["slowdown"]
+    whole = analyze(trace).report.slowdown
     lost = (trace.dp == 1) & (trace.op == trace.op_names.index("grads-reduce-scatter"))
     lost &= np.isin(trace.step, np.unique(trace.step)[::4])
-    report = analyze(without(trace, lost, renumbered=True)).document
-    assert report["slowdown"] == pytest.approx(whole, rel=2e-3)
+    report = analyze(without(trace, lost, renumbered=True)).report
+    assert report.slowdown == pytest.approx(whole, rel=2e-3)
 
 
 def test_transfers_that_only_receives_record_replay_to_the_nanosecond() -> None:
@@ -174,35 +172,35 @@ def test_sends_without_receives_are_left_out_for_what_they_wait_for_is_unknown(
     directions: list[str],
 ) -> None:
     trace = session(SlowWorker((1, 0), 2.0), dp=2, pp=3, steps=12).trace
-    whole = analyze(trace).document
+    whole = analyze(trace).report
     # receivers that are not ready before the transfer ends: sends wait for them
     sends = np.isin(trace.op, [trace.op_names.index(f"{d}-send") for d in directions])
     trace.start_ns[sends] -= (waits := trace.duration_ns[sends] // 2)
     trace.duration_ns[sends] += waits
     receives = [trace.op_names.index(f"{d}-recv") for d in directions]
-    bare = analyze(select(trace, ~np.isin(trace.op, receives))).document
+    bare = analyze(select(trace, ~np.isin(trace.op, receives))).report
     count = len(trace.op[sends]) // len(directions)
-    assert bare["coverage"]["unanswered"] == {f"{d}-send": count for d in directions}
-    assert bare["coverage"]["recreated"]["operations"] == 0
-    assert bare["slowdown"] == pytest.approx(whole["slowdown"], rel=0.01)
+    assert bare.coverage.unanswered == {f"{d}-send": count for d in directions}
+    assert bare.coverage.recreated.operations == 0
+    assert bare.slowdown == pytest.approx(whole.slowdown, rel=0.01)
 
 
 def test_without_any_transfer_stages_follow_one_another() -> None:
     trace = session(SlowWorker((1, 0), 2.0), dp=2, pp=3, steps=12).trace
-    whole = analyze(trace).document
-    bare = analyze(select(trace, ~np.isin(trace.op, [3, 4, 5, 6]))).document
-    assert {"forward-send", "backward-recv"} <= set(bare["coverage"]["absent_op_types"])
-    assert bare["slowdown"] == pytest.approx(whole["slowdown"], rel=0.02)
-    assert bare["fidelity"]["verdict"] is True
+    whole = analyze(trace).report
+    bare = analyze(select(trace, ~np.isin(trace.op, [3, 4, 5, 6]))).report
+    assert {"forward-send", "backward-recv"} <= set(bare.coverage.absent_op_types)
+    assert bare.slowdown == pytest.approx(whole.slowdown, rel=0.02)
+    assert bare.fidelity.verdict is True
 
 
 def test_garbage_collections_may_come_and_go() -> None:
     trace = session(dp=3, pp=2, steps=12).trace
     gc = trace.op == trace.op_names.index("gc")
     lossy = select(trace, ~gc | (np.random.default_rng(0).random(len(trace)) < 0.3))
-    report = analyze(lossy).document
-    assert report["coverage"]["recreated"]["operations"] == 0
-    assert report["slowdown"] == pytest.approx(analyze(trace).document["slowdown"], rel=1e-6)
+    report = analyze(lossy).report
+    assert report.coverage.recreated.operations == 0
+    assert report.slowdown == pytest.approx(analyze(trace).report.slowdown, rel=1e-6)
 
 
 def test_launch_order_survives_when_no_lane_is_whole() -> None:

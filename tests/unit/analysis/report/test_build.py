@@ -6,9 +6,12 @@ import json
 import numpy as np
 import pytest
 
+from app.analysis.diagnosis.places import Where
+from app.analysis.json_text import plain, to_json
 from app.analysis.replay.metrics import measure, rank_workers
 from app.analysis.replay.session import prepare_replay
 from app.analysis.report.build import MIN_STEPS, analyze
+from app.analysis.report.document import DroppedStep
 from app.analysis.synthesis.injections.computations import (
     SequenceLengths,
     SlowWorker,
@@ -22,78 +25,78 @@ from tests.factories import joined, select, session
 
 def test_the_report_is_plain_json_without_nan() -> None:
     analysis = analyze(session(SlowWorker((1, 0), 2.0)).trace)
-    assert json.loads(json.dumps(analysis.document, allow_nan=False)) == analysis.document
-    assert analysis.document["schema"] == "paceline.report/1"
+    assert json.loads(to_json(analysis.report)) == plain(analysis.report)
+    assert analysis.report.schema == "paceline.report/1"
 
 
 def test_figures_agree_with_each_other() -> None:
     trace = session(SlowWorker((1, 0), 2.0)).trace
     analysis = analyze(trace)
-    report, sizes = analysis.document, analysis.document["sizes"]
-    simulated, ideal = (np.array(report["step_times"][name]) for name in ("simulated", "ideal"))
-    assert report["slowdown"] == pytest.approx(simulated.sum() / ideal.sum())
-    assert report["waste"] == pytest.approx(1 - 1 / report["slowdown"])
-    lost_s = float((simulated - ideal).sum()) * sizes["world"]
-    assert report["gpu_hours_lost"] == pytest.approx(lost_s / 3600)
-    assert report["step_slowdown"] == pytest.approx((simulated / ideal).tolist())
-    low, high = report["slowdown_ci95"]
-    assert low <= report["slowdown"] <= high
-    assert analysis.heatmaps.shape == (len(ideal), sizes["dp"], sizes["pp"])
-    exact = np.array(report["by_worker"]["exact"])
+    report, sizes = analysis.report, analysis.report.sizes
+    simulated, ideal = map(np.array, (report.step_times.simulated, report.step_times.ideal))
+    assert report.slowdown == pytest.approx(simulated.sum() / ideal.sum())
+    assert report.waste == pytest.approx(1 - 1 / report.slowdown)
+    lost_s = float((simulated - ideal).sum()) * sizes.world
+    assert report.gpu_hours_lost == pytest.approx(lost_s / 3600)
+    assert report.step_slowdown == pytest.approx((simulated / ideal).tolist())
+    low, high = report.slowdown_ci95
+    assert low <= report.slowdown <= high
+    assert analysis.heatmaps.shape == (len(ideal), sizes.dp, sizes.pp)
+    exact = np.array(report.by_worker.exact)
     assert analysis.heatmaps.mean(axis=0) == pytest.approx(exact, rel=1e-5)
-    approximate = np.minimum.outer(report["by_dp"], report["by_pp"])
-    assert report["by_worker"]["approximate"] == approximate.tolist()
+    approximate = np.minimum.outer(report.by_dp, report.by_pp)
+    assert report.by_worker.approximate == tuple(map(tuple, approximate.tolist()))
 
 
 def test_a_slow_worker_is_named_with_host_and_factor() -> None:
     truth = session(SlowWorker((1, 0), 2.0))
-    report = analyze(truth.trace).document
-    assert report["causes"][0]["cause"] == "slow_worker"
-    assert report["m_w"]["workers"] == [[1, 0]]
-    rank = report["workers"]["rank"][1][0]
+    report = analyze(truth.trace).report
+    assert report.causes[0].cause == "slow_worker"
+    assert report.m_w.workers == ((1, 0),)
+    rank = report.workers.rank[1][0]
     host = truth.trace.meta.hosts[rank]
-    assert report["verdict"]["level"] == "slow"
-    assert f"because worker (1, 0) on {host} computes 2.0× slower" in report["verdict"]["sentence"]
-    fix = report["recommendations"][0]
-    assert fix["action"] == "replace_worker"
+    assert report.verdict.level == "slow"
+    assert f"because worker (1, 0) on {host} computes 2.0× slower" in report.verdict.sentence
+    fix = report.recommendations[0]
+    assert fix.action == "replace_worker"
     healthy = float(np.mean(truth.truth.healthy_step_times_s))
-    assert fix["predicted_step_time"] == pytest.approx(healthy, rel=0.03)
+    assert fix.predicted_step_time == pytest.approx(healthy, rel=0.03)
 
 
 def test_a_heavy_last_stage_is_named() -> None:
-    report = analyze(session(StageImbalance(), pp=4, microbatches=8).trace).document
-    assert report["causes"][0]["cause"] == "stage_imbalance"
-    assert report["causes"][0]["where"] == {"stage": 3}
-    assert report["recommendations"][0]["action"] == "even_stages"
+    report = analyze(session(StageImbalance(), pp=4, microbatches=8).trace).report
+    assert report.causes[0].cause == "stage_imbalance"
+    assert report.causes[0].where == Where(stage=3)
+    assert report.recommendations[0].action == "even_stages"
 
 
 def test_sequence_lengths_are_named() -> None:
-    report = analyze(session(SequenceLengths(), dp=4, pp=2, microbatches=8).trace).document
-    assert report["fb_correlation"]["pearson"] >= 0.9
-    assert report["causes"][0]["cause"] == "sequence_length_imbalance"
+    report = analyze(session(SequenceLengths(), dp=4, pp=2, microbatches=8).trace).report
+    assert (report.fb_correlation.pearson or 0.0) >= 0.9
+    assert report.causes[0].cause == "sequence_length_imbalance"
 
 
 def test_a_healthy_job_has_no_cause() -> None:
-    report = analyze(session().trace).document
-    assert report["slowdown"] < 1.1
-    assert report["causes"] == []
-    assert report["verdict"]["level"] == "ok"
+    report = analyze(session().trace).report
+    assert report.slowdown < 1.1
+    assert report.causes == ()
+    assert report.verdict.level == "ok"
 
 
 def test_late_launches_withhold_the_verdict_and_are_named() -> None:
-    report = analyze(session(SlowDataLoading(delay_ns=300e6)).trace).document
-    fidelity = report["fidelity"]
-    assert fidelity["discrepancy"] > fidelity["limit"]
-    assert fidelity["verdict"] is False
-    assert report["verdict"]["level"] == "none"
-    assert "launches of forward-compute come late" in fidelity["reason"]
-    assert [cause["cause"] for cause in report["causes"]] == ["data_loading"]
-    assert [fix["action"] for fix in report["recommendations"]] == ["load_ahead"]
-    largest = max(report["launch_by_optype"], key=report["launch_by_optype"].__getitem__)
+    report = analyze(session(SlowDataLoading(delay_ns=300e6)).trace).report
+    fidelity = report.fidelity
+    assert fidelity.discrepancy > fidelity.limit
+    assert fidelity.verdict is False
+    assert report.verdict.level == "none"
+    assert "launches of forward-compute come late" in (fidelity.reason or "")
+    assert [cause.cause for cause in report.causes] == ["data_loading"]
+    assert [fix.action for fix in report.recommendations] == ["load_ahead"]
+    largest = max(report.launch_by_optype, key=report.launch_by_optype.__getitem__)
     assert largest == "forward-compute"
     # nothing else is late, so these launches alone explain what the replay leaves out
-    assert report["launch_by_optype"][largest] == pytest.approx(
-        1 - 1 / report["launch_slowdown"], rel=0.05
+    assert report.launch_by_optype[largest] == pytest.approx(
+        1 - 1 / report.launch_slowdown, rel=0.05
     )
 
 
@@ -107,25 +110,25 @@ def test_ranks_that_launch_late_are_named() -> None:
         of_step = trace.step == step
         for start in np.sort(trace.start_ns[backward & of_step]):
             shift[of_step & (trace.start_ns >= start)] += 60_000_000
-    report = analyze(dataclasses.replace(trace, start_ns=trace.start_ns + shift)).document
-    fidelity = report["fidelity"]
-    assert fidelity["verdict"] is False
-    (name, worst) = (fidelity["late_launches"][0][key] for key in ("op_type", "workers"))
+    report = analyze(dataclasses.replace(trace, start_ns=trace.start_ns + shift)).report
+    fidelity = report.fidelity
+    assert fidelity.verdict is False
+    name, worst = fidelity.late_launches[0].op_type, fidelity.late_launches[0].workers
     assert name == "backward-compute"
-    assert worst[0]["worker"] == [1, 1]
-    assert worst[0]["share"] > 0.1
-    assert "launches of backward-compute come late" in fidelity["reason"]
-    assert "worker (1, 1)" in fidelity["reason"]
+    assert worst[0].worker == (1, 1)
+    assert worst[0].share > 0.1
+    assert "launches of backward-compute come late" in (fidelity.reason or "")
+    assert "worker (1, 1)" in (fidelity.reason or "")
 
 
 def test_a_recording_shorter_than_its_replay_is_explained() -> None:
     trace = session(dp=2, pp=2, steps=12).trace
     computes = trace.op < 2
     longer = np.where(computes, trace.duration_ns * 3 // 2, trace.duration_ns)
-    report = analyze(dataclasses.replace(trace, duration_ns=longer)).document
-    assert report["fidelity"]["verdict"] is False
-    assert "The recording is the shorter one" in report["fidelity"]["reason"]
-    assert report["fidelity"]["late_launches"] == []
+    report = analyze(dataclasses.replace(trace, duration_ns=longer)).report
+    assert report.fidelity.verdict is False
+    assert "The recording is the shorter one" in (report.fidelity.reason or "")
+    assert report.fidelity.late_launches == ()
 
 
 def test_too_few_steps_give_no_verdict() -> None:
@@ -138,14 +141,11 @@ def test_too_few_steps_give_no_verdict() -> None:
 def test_dropped_steps_are_reported_by_name() -> None:
     trace = session(steps=12).trace
     step = int(trace.step.max())
-    report = analyze(select(trace, (trace.step != step) | (trace.dp != 0))).document
-    assert report["steps"]["dropped"] == [
-        {
-            "step": step,
-            "reason": "rank 0 (DP rank 0, stage 0), rank 3 (DP rank 0, stage 1) sent nothing",
-        }
-    ]
-    assert len(report["steps"]["analyzed"]) == 11
+    report = analyze(select(trace, (trace.step != step) | (trace.dp != 0))).report
+    assert report.steps.dropped == (
+        DroppedStep(step, "rank 0 (DP rank 0, stage 0), rank 3 (DP rank 0, stage 1) sent nothing"),
+    )
+    assert len(report.steps.analyzed) == 11
 
 
 @pytest.mark.parametrize(
@@ -164,10 +164,10 @@ def test_dropped_steps_are_reported_by_name() -> None:
 def test_optional_op_types_may_be_absent(absent: set[str]) -> None:
     trace = session(SlowWorker((1, 0), 2.0)).trace
     codes = [trace.op_names.index(name) for name in absent]
-    report = analyze(select(trace, ~np.isin(trace.op, codes))).document
-    assert absent <= set(report["coverage"]["absent_op_types"])
-    assert report["slowdown"] > 1.2
-    assert report["m_w"]["workers"] == [[1, 0]]
+    report = analyze(select(trace, ~np.isin(trace.op, codes))).report
+    assert absent <= set(report.coverage.absent_op_types)
+    assert report.slowdown > 1.2
+    assert report.m_w.workers == ((1, 0),)
 
 
 def test_unknown_op_types_are_counted() -> None:
@@ -175,23 +175,23 @@ def test_unknown_op_types_are_counted() -> None:
     extra = dataclasses.replace(
         select(trace, np.arange(6)), op=np.full(6, len(trace.op_names), dtype=np.int16)
     )
-    report = analyze(joined(trace, extra, op_names=(*trace.op_names, "first-op"))).document
-    assert report["coverage"]["unknown_op_types"] == {"first-op": 6}
-    assert report["coverage"]["operations"] == len(trace) + 6
-    assert report["coverage"]["operations_replayed"] == len(trace)
+    report = analyze(joined(trace, extra, op_names=(*trace.op_names, "first-op"))).report
+    assert report.coverage.unknown_op_types == {"first-op": 6}
+    assert report.coverage.operations == len(trace) + 6
+    assert report.coverage.operations_replayed == len(trace)
 
 
 def test_one_stage_has_no_last_stage_to_blame() -> None:
-    report = analyze(session(SlowWorker((1, 0), 2.0), pp=1).trace).document
-    assert (report["m_s"]["rem"], report["m_s"]["add"]) == (0.0, 0.0)
-    assert report["fb_correlation"]["stage"] == 0
+    report = analyze(session(SlowWorker((1, 0), 2.0), pp=1).trace).report
+    assert (report.m_s.rem, report.m_s.add) == (0.0, 0.0)
+    assert report.fb_correlation.stage == 0
 
 
 def test_one_dp_rank_has_no_peers() -> None:
-    report = analyze(session(SlowWorker((0, 1), 2.0), dp=1, pp=4).trace).document
-    assert report["by_worker"]["forward_ratio"] == [[None] * 4]
-    assert report["by_worker"]["exact"][0] == pytest.approx(report["by_pp"], rel=1e-12)
-    assert report["recommendations"][0]["action"] == "even_stages"
+    report = analyze(session(SlowWorker((0, 1), 2.0), dp=1, pp=4).trace).report
+    assert report.by_worker.forward_ratio == ((None,) * 4,)
+    assert report.by_worker.exact[0] == pytest.approx(report.by_pp, rel=1e-12)
+    assert report.recommendations[0].action == "even_stages"
 
 
 def test_nothing_is_attributed_where_nothing_is_lost() -> None:
@@ -206,18 +206,18 @@ def test_nothing_is_attributed_where_nothing_is_lost() -> None:
         host_stall_probability=0,
         contention=0,
     )
-    report = analyze(session(costs=quiet).trace).document
-    assert report["slowdown"] == pytest.approx(1, abs=1e-6)
-    for contribution in (report["m_w"], report["m_s"]):
-        assert (contribution["rem"], contribution["add"]) == (None, None)
-    assert report["k50"] is None
+    report = analyze(session(costs=quiet).trace).report
+    assert report.slowdown == pytest.approx(1, abs=1e-6)
+    for contribution in (report.m_w, report.m_s):
+        assert (contribution.rem, contribution.add) == (None, None)
+    assert report.k50 is None
 
 
 def test_half_of_the_lost_time_needs_both_slow_workers() -> None:
-    one = analyze(session(SlowWorker((1, 0), 2.0)).trace).document
-    assert one["k50"] == 1
-    both = analyze(session(SlowWorker((1, 0), 2.0), SlowWorker((2, 0), 2.0), dp=4).trace).document
-    assert both["k50"] == 2
+    one = analyze(session(SlowWorker((1, 0), 2.0)).trace).report
+    assert one.k50 == 1
+    both = analyze(session(SlowWorker((1, 0), 2.0), SlowWorker((2, 0), 2.0), dp=4).trace).report
+    assert both.k50 == 2
 
 
 @pytest.mark.parametrize(
@@ -242,6 +242,6 @@ def test_half_of_the_lost_time_takes_as_many_workers_as_one_by_one(slow: list[fl
 def test_fewer_backwards_than_forwards_leave_the_cause_open() -> None:
     trace = session(SlowWorker((1, 0), 2.0)).trace
     backward = [trace.op_names.index(f"backward-{what}") for what in ("compute", "send", "recv")]
-    report = analyze(select(trace, ~(np.isin(trace.op, backward) & (trace.order == 3)))).document
-    assert report["slowdown"] > 1.1
-    assert report["causes"] == []
+    report = analyze(select(trace, ~(np.isin(trace.op, backward) & (trace.order == 3)))).report
+    assert report.slowdown > 1.1
+    assert report.causes == ()

@@ -28,8 +28,8 @@ def test_recorded_lanes_are_the_recording() -> None:
 
 def test_the_ideal_lane_ends_at_the_ideal_step_time() -> None:
     timeline = step_timeline(TRACE, STEP)
-    report = analyze(TRACE).document
-    assert timeline.ideal_s == pytest.approx(report["step_times"]["ideal"][0])
+    report = analyze(TRACE).report
+    assert timeline.ideal_s == pytest.approx(report.step_times.ideal[0])
     assert timeline.ideal.end_ns.max() / 1e9 == pytest.approx(timeline.ideal_s)
     assert set(timeline.ideal.dp) == {0}
     assert (timeline.ideal.begin_ns >= timeline.ideal.start_ns - 1).all()

@@ -28,7 +28,7 @@ JOB = JobModel(sizes=Sizes(dp=4, pp=4), microbatches=8, steps=8, costs=CostModel
     ],
 )
 def test_it_is_the_s_that_an_analysis_finds(injection: Injection) -> None:
-    measured = analyze(synthesize(JOB, [injection], seed=5).trace).document["slowdown"]
+    measured = analyze(synthesize(JOB, [injection], seed=5).trace).report.slowdown
 
     assert measured > 1.05
     assert published_slowdown(JOB, [injection], seed=5) == pytest.approx(measured, rel=0.01)

@@ -74,9 +74,9 @@ def test_sessions_of_one_job_have_the_same_worker_at_fault() -> None:
 @pytest.mark.parametrize("name", HARD_TO_READ)
 def test_the_cause_is_found_in_what_is_hard_to_read(name: str) -> None:
     session = RECORDINGS[name].synthesize(3)
-    (cause,) = analyze(session.trace).document["causes"]
-    assert cause["cause"] == HARD_TO_READ[name][0]
-    assert cause["where"].get("workers", []) == [list(cell) for cell in session.truth.workers]
+    (cause,) = analyze(session.trace).report.causes
+    assert cause.cause == HARD_TO_READ[name][0]
+    assert cause.where.workers == tuple(session.truth.workers)
 
 
 def test_skewed_clocks_are_apart_and_drift() -> None:
@@ -86,22 +86,22 @@ def test_skewed_clocks_are_apart_and_drift() -> None:
     assert 10e6 < np.std(list(offsets.values())) < 40e6
     assert 25 < np.std(list(rates.values())) < 100
     assert not session.trace.step_relative
-    assert analyze(session.trace).document["clocks"]["aligned"]
+    assert analyze(session.trace).report.clocks.aligned
 
 
 def test_a_lossy_recorder_loses_one_operation_in_a_hundred() -> None:
     session = RECORDINGS["lossy-recorder"].synthesize(3)
     lost = session.truth.lost_operations
     assert lost / (len(session.trace) + lost) == pytest.approx(0.01, abs=0.003)
-    recreated = analyze(session.trace).document["coverage"]["recreated"]["operations"]
+    recreated = analyze(session.trace).report.coverage.recreated.operations
     # what only some steps have is not missed
     assert 0.95 * lost < recreated <= lost
 
 
 def test_warm_up_and_evaluation_are_left_out_by_name() -> None:
     session = RECORDINGS["warm-up-and-evaluation"].synthesize(3)
-    truth, dropped = session.truth, analyze(session.trace).document["steps"]["dropped"]
-    reasons = {entry["step"]: entry["reason"].split(":")[0] for entry in dropped}
+    truth, dropped = session.truth, analyze(session.trace).report.steps.dropped
+    reasons = {entry.step: entry.reason.split(":")[0] for entry in dropped}
     assert reasons == {
         **dict.fromkeys(truth.warm_up_steps, "warm-up"),
         **dict.fromkeys(truth.evaluation_steps, "evaluation"),

@@ -1,16 +1,33 @@
 from __future__ import annotations
 
 import uuid
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+from app.analysis.diagnosis.places import Where
+from app.analysis.report.summary import Summary, SummaryWorker, summarize
 from app.dashboard.fleet.view import fleet_page, job_page
-from app.dashboard.look.parts import sparkline
+from app.dashboard.look.parts import SLOW, sparkline
 from app.services.sessions.fleet import Fleet, JobSummary
 from app.services.sessions.read import SessionRow
+from tests.support.reports import slow_worker
 
 NOW = datetime(2026, 11, 20, 9, 30, tzinfo=UTC)
 NBSP = "\N{NO-BREAK SPACE}"
+
+
+def headline(slowdown: float) -> Summary:
+    """Return the headline of a session whose worker (0, 0) is slow."""
+    summary = summarize(slow_worker())
+    cause = replace(summary.causes[0], contribution=1.0, where=Where(workers=((0, 0),)))
+    return replace(
+        summary,
+        sentence="slow",
+        level="slow" if slowdown >= SLOW else "ok",
+        worst=SummaryWorker(0, 0, 0, "node-017", slowdown),
+        causes=(cause,),
+    )
 
 
 def session(number: int = 1, slowdown: float | None = None, **changes: Any) -> SessionRow:  # noqa: ANN401 - columns differ
@@ -40,19 +57,7 @@ def session(number: int = 1, slowdown: float | None = None, **changes: Any) -> S
         "waste": None if slowdown is None else 1 - 1 / slowdown,
         "gpu_hours_lost": None if slowdown is None else 18.0,
         "discrepancy": None if slowdown is None else 0.007,
-        "headline": None
-        if slowdown is None
-        else {
-            "sentence": "slow",
-            "worst": {"dp": 0, "pp": 0, "rank": 0, "host": "node-017", "slowdown": slowdown},
-            "causes": [
-                {
-                    "cause": "slow_worker",
-                    "contribution": 1.0,
-                    "where": {"workers": [[0, 0]]},
-                }
-            ],
-        },
+        "headline": None if slowdown is None else headline(slowdown),
     }
     return SessionRow(**(values | changes))
 

@@ -20,7 +20,6 @@ from app.analysis.planning.plan import plan
 from app.dashboard.plans.pages import FILES
 from app.dashboard.plans.parts import blocks_of, layer_ticks, method_rows
 from app.dashboard.plans.view import plan_page, sentence
-from app.dashboard.session.template import session_template
 from app.inputs.plans.spec import parse_spec
 from app.services.plans.read import PlanRow, PlanView, asked_of
 from app.services.plans.stored import PlanResult
@@ -161,46 +160,3 @@ def test_the_json_file_is_the_document(result: PlanResult) -> None:
     assert (
         FILES["plan.json"](result) == json.dumps(json.loads(to_json(result.plan)), indent=1) + "\n"
     )
-
-
-def report(**template: Any) -> dict[str, Any]:  # noqa: ANN401 - JSON
-    found: dict[str, Any] = {
-        "withheld": None,
-        "reason": None,
-        "layers": {"today": [8, 8], "template": [11, 5]},
-        "stage_ms": {"today": [10.0, 20.0], "template": [13.0, 12.5]},
-        "worker_of_stage": [0, 1],
-        "speed_of_worker": [1.0, 0.5],
-        "proven": True,
-        "predicted_step_time": 0.8,
-        "predicted_gain": 0.2,
-    }
-    return {"step_times": {"simulated": [1.0, 1.0]}, "template": found | template}
-
-
-def test_the_template_of_a_session_stands_beside_what_is_now() -> None:
-    region = session_template(report())
-    assert region is not None
-    now, recommended = region.sides
-    assert [stage.label for stage in now.stages] == ["8", "8"]
-    assert [stage.label for stage in recommended.stages] == ["11", "5"]
-    assert recommended.stages[1].workers == "2.00× slower"
-    assert recommended.stages[1].anchor == "end"
-    assert "Workers move" not in region.remarks
-    moved = session_template(report(worker_of_stage=[1, 0]))
-    assert moved is not None
-    assert "stage 0 gets those of today’s stage 1" in moved.remarks
-
-
-def test_a_template_of_a_session_is_shown_from_two_per_cent_on() -> None:
-    assert session_template(report(predicted_gain=0.019)) is None
-    assert session_template(report(predicted_gain=0.021)) is not None
-    assert session_template({"template": None}) is None
-    # Reports of earlier versions have no such key.
-    assert session_template({}) is None
-
-
-def test_a_withheld_template_says_why() -> None:
-    region = session_template(report(withheld="layers_unknown", reason="no layer counts"))
-    assert region is not None
-    assert (region.sides, region.note) == ((), "no layer counts")

@@ -2,17 +2,34 @@
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import replace
 
 import pytest
 
-from app.analysis.report.build import analyze
-from app.analysis.synthesis.scenarios import SCENARIOS
+from app.analysis.diagnosis.figures import (
+    FigureData,
+    HeldLaunches,
+    LateLaunches,
+    LateRanks,
+    Lengths,
+    Links,
+    Spread,
+    StageLoad,
+    Stalls,
+    WorkerSteps,
+)
+from app.analysis.report.findings import NamedCause
 from app.dashboard.session.cause_pictures import HEIGHT, MOST_BARS, WIDTH, Picture, cause_pictures
+from tests.support import reports
+from tests.support.reports import slow_worker
 
 
-def drawn(figure: dict[str, Any]) -> Picture:
-    return cause_pictures({"cause": "slow_worker", "figure": figure})[0]
+def cause(name: str, figure: FigureData | None) -> NamedCause:
+    return replace(slow_worker().causes[0], cause=name, figure=figure)
+
+
+def drawn(figure: FigureData) -> Picture:
+    return cause_pictures(cause("slow_worker", figure))[0]
 
 
 def within(picture: Picture) -> bool:
@@ -42,8 +59,7 @@ def within(picture: Picture) -> bool:
     ],
 )
 def test_every_cause_that_is_found_has_its_picture(scenario: str, caption: str) -> None:
-    document = analyze(SCENARIOS[scenario].synthesize(0).trace).document
-    pictures = cause_pictures(document["causes"][0])
+    pictures = cause_pictures(reports.scenario(scenario).causes[0])
     assert any(caption in picture.caption for picture in pictures)
     for picture in pictures:
         assert picture.label
@@ -52,7 +68,7 @@ def test_every_cause_that_is_found_has_its_picture(scenario: str, caption: str) 
 
 
 def test_bars_of_slowdown_start_at_one_and_have_the_fixed_scale() -> None:
-    picture = drawn({"kind": "worker_steps", "worker": [1, 2], "ratio": [1.0, 1.25, 1.5, 0.9]})
+    picture = drawn(WorkerSteps(worker=(1, 2), ratio=(1.0, 1.25, 1.5, 0.9)))
     half, whole = picture.marks
     assert (half.x, half.height, half.color) == (60.0, 20.0, "var(--s-125)")
     assert (whole.x, whole.height, whole.color) == (120.0, 40.0, "var(--s-150)")
@@ -62,7 +78,7 @@ def test_bars_of_slowdown_start_at_one_and_have_the_fixed_scale() -> None:
 
 
 def test_the_mean_of_the_stages_is_a_line() -> None:
-    picture = drawn({"kind": "stage_load", "relative": [0.8, 0.8, 0.8, 1.6]})
+    picture = drawn(StageLoad(relative=(0.8, 0.8, 0.8, 1.6)))
     assert picture.line == HEIGHT / 2 - 5
     assert [mark.height for mark in picture.marks] == [20.0, 20.0, 20.0, 40.0]
     assert picture.label.endswith("0.80×, 0.80×, 0.80×, 1.60×")
@@ -71,7 +87,7 @@ def test_the_mean_of_the_stages_is_a_line() -> None:
 def test_more_steps_than_pixels_show_the_worst_of_each_few() -> None:
     values = [0.0] * 1000
     values[999] = 2.0
-    picture = drawn({"kind": "stalls", "by_step_s": values})
+    picture = drawn(HeldLaunches(by_step_s=tuple(values)))
     assert len(picture.marks) == 1
     assert picture.marks[0].x > WIDTH - WIDTH / MOST_BARS - 1
     assert picture.caption.endswith("a bar is the worst of 17")
@@ -80,8 +96,8 @@ def test_more_steps_than_pixels_show_the_worst_of_each_few() -> None:
 def test_large_matrices_are_drawn_with_the_worst_of_neighbors() -> None:
     ratio = [[1.0] * 1024 for _ in range(63)]
     ratio[62][1023] = 9.0
-    ends = [[stage, stage + 1] for stage in range(63)]
-    picture = drawn({"kind": "links", "ends": ends, "ratio": ratio})
+    ends = tuple((stage, stage + 1) for stage in range(63))
+    picture = drawn(Links(ends=ends, ratio=tuple(map(tuple, ratio))))
     assert len(picture.marks) <= 600
     assert [mark.color for mark in picture.marks].count("var(--s-150)") == 1
     assert within(picture)
@@ -89,15 +105,15 @@ def test_large_matrices_are_drawn_with_the_worst_of_neighbors() -> None:
 
 
 def test_ranks_are_named_with_their_shares() -> None:
-    figure = {"kind": "late_ranks", "worker": [0, 1], "ranks": [4, 5], "share": [0.1, 0.9]}
+    figure = LateRanks(worker=(0, 1), ranks=(4, 5), share=(0.1, 0.9))
     picture = drawn(figure)
     assert "rank 5: 90" in picture.caption
     assert picture.label.replace("\xa0", " ").endswith("4 10 %, 5 90 %")
 
 
 def test_stalls_are_counted_by_worker() -> None:
-    figure = {"kind": "stalls", "by_step_s": [1.0], "by_worker": [[0, 2], [4, 0], [2, 4]]}
-    _, workers = cause_pictures({"cause": "garbage_collection", "figure": figure})
+    figure = Stalls(by_step_s=(1.0,), by_worker=((0, 2), (4, 0), (2, 4)), longest_s=0.1)
+    _, workers = cause_pictures(cause("garbage_collection", figure))
     assert workers.id == "picture-garbage-collection-workers"
     assert workers.caption.endswith("gray none, the map's strongest color 4")
     # two stages of three DP ranks
@@ -109,10 +125,10 @@ def test_stalls_are_counted_by_worker() -> None:
 
 
 def test_waits_are_shown_by_dp_rank_where_one_stands_out() -> None:
-    figure: dict[str, Any] = {"kind": "late_launches", "by_step_s": [0.2, 0.3]}
-    assert len(cause_pictures({"cause": "data_loading", "figure": figure})) == 1
-    figure["by_dp_s"] = [0.1, 0.4, 0.1]
-    _, ranks = cause_pictures({"cause": "data_loading", "figure": figure})
+    figure = LateLaunches(by_step_s=(0.2, 0.3))
+    assert len(cause_pictures(cause("data_loading", figure))) == 1
+    figure = replace(figure, by_dp_s=(0.1, 0.4, 0.1))
+    _, ranks = cause_pictures(cause("data_loading", figure))
     assert (ranks.id, [mark.height for mark in ranks.marks]) == (
         "picture-data-loading-ranks",
         [10.0, 40.0, 10.0],
@@ -121,16 +137,12 @@ def test_waits_are_shown_by_dp_rank_where_one_stands_out() -> None:
 
 
 def test_lengths_without_records_have_no_squares() -> None:
-    spread = {"from": 0.5, "to": 2.0, "counts": [1, 4, 2]}
-    (picture,) = cause_pictures(
-        {"cause": "sequence_length_imbalance", "figure": {"kind": "lengths", "spread": spread}}
-    )
+    lengths = Lengths(spread=Spread(0.5, 2.0, (1, 4, 2)))
+    (picture,) = cause_pictures(cause("sequence_length_imbalance", lengths))
     assert picture.id == "picture-sequence-length-imbalance-spread"
     assert [mark.height for mark in picture.marks] == [10.0, 40.0, 20.0]
     assert picture.caption.endswith("from 0.50× to 2.00×")
 
 
-@pytest.mark.parametrize("figure", [None, {}, {"kind": "of a later version"}])
-def test_a_cause_without_a_picture_is_shown_all_the_same(figure: dict[str, Any] | None) -> None:
-    assert cause_pictures({"cause": "slow_worker", "figure": figure}) == ()
-    assert cause_pictures({"cause": "unknown"}) == ()
+def test_a_cause_without_a_figure_has_no_picture() -> None:
+    assert cause_pictures(cause("unknown", None)) == ()

@@ -1,10 +1,13 @@
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import replace
 
 import pytest
 
+from app.analysis.report.document import DroppedStep, Report
+from app.analysis.report.findings import Recommendation
 from app.dashboard.session import findings
+from tests.support.reports import changed
 
 NBSP = "\N{NO-BREAK SPACE}"
 
@@ -13,9 +16,8 @@ def plain(text: str) -> str:
     return text.replace(NBSP, " ")
 
 
-def with_map(document: dict[str, Any], exact: list[list[float | None]]) -> dict[str, Any]:
-    document["by_worker"]["exact"] = exact
-    return document
+def with_map(report: Report, exact: list[list[float]]) -> Report:
+    return changed(report, by_worker__exact=exact)
 
 
 @pytest.mark.parametrize(
@@ -42,26 +44,25 @@ def with_map(document: dict[str, Any], exact: list[list[float | None]]) -> dict[
             [[1.2, 1.2], [1.2, 1.2]],
             "No one place stands out: 4 workers alone cost 17 % of a step",
         ),
-        ([[None, None]], "No worker sent operations"),
-        ([[None, 1.5]], "Worker (0, 1) alone costs 33 % of every step"),
+        ([[1.5]], "Worker (0, 0) alone costs 33 % of every step"),
     ],
 )
 def test_the_map_says_who_costs_how_much(
-    slow_worker: dict[str, Any], exact: list[list[float | None]], title: str
+    slow_worker: Report, exact: list[list[float]], title: str
 ) -> None:
     assert plain(findings.map_finding(with_map(slow_worker, exact))) == title
 
 
-def test_ties_go_to_the_lower_dp_rank_then_stage(slow_worker: dict[str, Any]) -> None:
-    document = with_map(slow_worker, [[1.0, 1.3], [1.3, 1.0]])
-    assert findings.ranked_workers(document)[:2] == [(1.3, 0, 1), (1.3, 1, 0)]
+def test_ties_go_to_the_lower_dp_rank_then_stage(slow_worker: Report) -> None:
+    report = with_map(slow_worker, [[1.0, 1.3], [1.3, 1.0]])
+    assert report.ranked_workers()[:2] == [(1.3, 0, 1), (1.3, 1, 0)]
 
 
-def test_the_table_names_the_worker_that_is_slow(slow_worker: dict[str, Any]) -> None:
+def test_the_table_names_the_worker_that_is_slow(slow_worker: Report) -> None:
     assert plain(findings.workers_finding(slow_worker)).startswith("Only (1, 2) is slow: forward ")
 
 
-def test_the_table_says_when_nobody_is_slow(healthy: dict[str, Any]) -> None:
+def test_the_table_says_when_nobody_is_slow(healthy: Report) -> None:
     assert plain(findings.workers_finding(healthy)) == (
         "No worker computes 5 % slower than its stage's peers"
     )
@@ -76,44 +77,44 @@ def test_the_table_says_when_nobody_is_slow(healthy: dict[str, Any]) -> None:
     ],
 )
 def test_the_strip_says_whether_the_cause_comes_and_goes(
-    slow_worker: dict[str, Any], total: float, slowdowns: list[float], title: str
+    slow_worker: Report, total: float, slowdowns: list[float], title: str
 ) -> None:
-    slow_worker |= {"slowdown": total, "step_slowdown": slowdowns}
-    slow_worker["steps"]["analyzed"] = [5, 6, 7][: len(slowdowns)]
-    assert findings.strip_finding(slow_worker) == title
+    steps = [5, 6, 7][: len(slowdowns)]
+    report = changed(slow_worker, slowdown=total, step_slowdown=slowdowns, steps__analyzed=steps)
+    assert findings.strip_finding(report) == title
 
 
-def test_the_best_fix_is_the_one_that_brings_most(slow_worker: dict[str, Any]) -> None:
-    slow_worker["recommendations"] = [
-        {"title": "Divide the layers", "predicted_gain": 0.2},
-        {"title": "Replace worker (1, 2)", "predicted_gain": 0.5},
-    ]
+def test_the_best_fix_is_the_one_that_brings_most(slow_worker: Report) -> None:
+    fixes = (
+        Recommendation("even_stages", "Divide the layers", 8.0, 0.2, ""),
+        Recommendation("replace_worker", "Replace worker (1, 2)", 5.0, 0.5, ""),
+    )
+    slow_worker = changed(slow_worker, recommendations=fixes)
     assert plain(findings.fix_finding(slow_worker)) == (
         "Best fix: replace worker (1, 2); 2.00× faster"
     )
 
 
-def test_without_a_fix_the_title_says_so(slow_worker: dict[str, Any]) -> None:
-    slow_worker["recommendations"] = []
+def test_without_a_fix_the_title_says_so(slow_worker: Report) -> None:
+    slow_worker = changed(slow_worker, recommendations=[])
     assert findings.fix_finding(slow_worker) == "No single change is known to help"
-    slow_worker["slowdown"] = 1.004
+    slow_worker = changed(slow_worker, slowdown=1.004)
     assert findings.fix_finding(slow_worker) == "Nothing to fix"
 
 
 def test_computing_that_explains_everything_is_said_in_two_words(
-    slow_worker: dict[str, Any],
+    slow_worker: Report,
 ) -> None:
-    slow_worker["by_optype"] = {
+    by_optype = {
         "forward-compute": 1.369,
         "grads-reduce-scatter": 1.011,
         "backward-compute": 1.581,
-        "gc": None,
     }
-    assert findings.attribution_finding(slow_worker) == (
+    assert findings.attribution_finding(changed(slow_worker, by_optype=by_optype)) == (
         "Computing explains it: backward 1.58×, forward 1.37×"
     )
-    slow_worker["by_optype"]["forward-pp-comm"] = 1.7
-    assert findings.attribution_finding(slow_worker) == (
+    by_optype["forward-pp-comm"] = 1.7
+    assert findings.attribution_finding(changed(slow_worker, by_optype=by_optype)) == (
         "forward-pp-comm costs most: 1.70×, then backward-compute 1.58×"
     )
 
@@ -122,17 +123,19 @@ def test_computing_that_explains_everything_is_said_in_two_words(
     ("causes", "title"),
     [
         ([], "The cause is not known"),
-        ([("unknown", None)], "The cause is not known"),
+        ([("unknown", 0.8)], "The cause is not known"),
         ([("slow_worker", 1.0)], "Slow worker: explains all of it"),
         ([("stage_imbalance", 0.6)], "Stage imbalance: explains 60 % of it"),
-        ([("sequence_length_imbalance", None)], "Sequence-length imbalance: the likely cause"),
         ([("cosmic_rays", 0.6)], "Cosmic rays: explains 60 % of it"),
     ],
 )
 def test_the_causes_are_summed_up(
-    slow_worker: dict[str, Any], causes: list[tuple[str, float | None]], title: str
+    slow_worker: Report, causes: list[tuple[str, float]], title: str
 ) -> None:
-    slow_worker["causes"] = [{"cause": name, "contribution": share} for name, share in causes]
+    found = [
+        replace(slow_worker.causes[0], cause=name, contribution=share) for name, share in causes
+    ]
+    slow_worker = changed(slow_worker, causes=found)
     assert plain(findings.causes_finding(slow_worker)) == title
 
 
@@ -145,32 +148,31 @@ def test_the_causes_are_summed_up(
     ],
 )
 def test_the_correlation_is_held_against_the_bound(
-    slow_worker: dict[str, Any], pearson: float | None, title: str
+    slow_worker: Report, pearson: float | None, title: str
 ) -> None:
-    slow_worker["fb_correlation"]["pearson"] = pearson
+    slow_worker = changed(slow_worker, fb_correlation__pearson=pearson)
     assert findings.correlation_finding(slow_worker) == title
 
 
-def test_what_is_missing_is_named(slow_worker: dict[str, Any]) -> None:
+def test_what_is_missing_is_named(slow_worker: Report) -> None:
     assert findings.coverage_finding(slow_worker) == "Nothing is missing"
-    slow_worker["coverage"] |= {
-        "ranks_present": 10,
-        "ranks_expected": 12,
-        "unknown_op_types": {"moe-all-to-all": 7},
-    }
-    slow_worker["steps"]["dropped"] = [{"step": 3, "reason": "warm-up"}]
-    assert plain(findings.coverage_finding(slow_worker)) == (
-        "2 workers sent nothing, 1 step left out and 1 unknown type of operation"
+    report = changed(
+        slow_worker,
+        coverage__unknown_op_types={"moe-all-to-all": 7},
+        steps__dropped=[DroppedStep(3, "warm-up")],
+    )
+    assert plain(findings.coverage_finding(report)) == (
+        "1 step left out and 1 unknown type of operation"
     )
 
 
-def test_what_was_lost_is_missing_though_it_was_made_anew(slow_worker: dict[str, Any]) -> None:
-    slow_worker["coverage"]["recreated"]["operations"] = 30
+def test_what_was_lost_is_missing_though_it_was_made_anew(slow_worker: Report) -> None:
+    slow_worker = changed(slow_worker, coverage__recreated__operations=30)
     assert plain(findings.coverage_finding(slow_worker)) == "30 lost operations re-created"
 
 
-def test_sends_without_receives_are_said_to_be_left_out(slow_worker: dict[str, Any]) -> None:
-    slow_worker["coverage"]["unanswered"] = {"forward-send": 7, "backward-send": 8}
+def test_sends_without_receives_are_said_to_be_left_out(slow_worker: Report) -> None:
+    slow_worker = changed(slow_worker, coverage__unanswered={"forward-send": 7, "backward-send": 8})
     title = plain(findings.coverage_finding(slow_worker))
     assert title == "15 sends without receives left out"
 

@@ -1,78 +1,93 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from app.dashboard.session.facts import launch_facts, quality_fact, verdict_facts
+from app.analysis.diagnosis.figures import Links
+from app.analysis.diagnosis.places import (
+    FigureView,
+    LinkView,
+    RegionView,
+    StageView,
+    StepView,
+    View,
+    WorkerView,
+)
+from app.analysis.report.document import DroppedStep, Report
+from app.analysis.report.findings import UnjudgedCause
+from app.dashboard.session.facts import launch_fact, quality_fact, verdict_facts
 from app.dashboard.session.report import report_view
 from app.dashboard.session.tables import LONG_TABLE
+from tests.support.reports import changed
 
 NBSP = "\N{NO-BREAK SPACE}"
 
 
+def with_evidence(report: Report, view: View | None, **members: Any) -> Report:  # noqa: ANN401 - of a cause
+    """Return a report whose first cause has one line of evidence."""
+    cause = replace(report.causes[0], evidence=("so it is",), views=(view,), **members)
+    return changed(report, causes=(cause,))
+
+
 def test_the_worst_step_and_the_worst_worker_are_chosen_at_first(
-    slow_worker: dict[str, Any],
+    slow_worker: Report,
 ) -> None:
     chosen = report_view(slow_worker).chosen
-    slowdowns = slow_worker["step_slowdown"]
+    slowdowns = slow_worker.step_slowdown
     assert slowdowns[chosen.index] == max(slowdowns)
     assert (chosen.dp, chosen.pp) == (1, 2)
     assert not chosen.by_request
 
 
-def test_the_address_chooses_what_there_is_and_nothing_else(slow_worker: dict[str, Any]) -> None:
-    step = slow_worker["steps"]["analyzed"][3]
+def test_the_address_chooses_what_there_is_and_nothing_else(slow_worker: Report) -> None:
+    step = slow_worker.steps.analyzed[3]
     chosen = report_view(slow_worker, step=step, dp=2, pp=0).chosen
     assert (chosen.step, chosen.dp, chosen.pp, chosen.by_request) == (step, 2, 0, True)
     other = report_view(slow_worker, step=-1, dp=99, pp=0).chosen
     assert (other.dp, other.pp, other.by_request) == (1, 2, False)
 
 
-def test_workers_are_listed_slowest_first_with_host_and_gpu(slow_worker: dict[str, Any]) -> None:
+def test_workers_are_listed_slowest_first_with_host_and_gpu(slow_worker: Report) -> None:
     workers = report_view(slow_worker).workers
     assert workers.total == 12
     first = workers.rows[0]
-    rank = slow_worker["workers"]["rank"][1][2]
+    rank = slow_worker.workers.rank[1][2]
     assert (first.dp, first.pp) == (1, 2)
-    assert first.place == slow_worker["hosts"][str(rank)]
+    assert first.place == slow_worker.hosts[rank]
     assert [row.slowdown for row in workers.rows] == sorted(
-        (row.slowdown or 0 for row in workers.rows), reverse=True
+        (row.slowdown for row in workers.rows), reverse=True
     )
 
 
-def test_without_hosts_the_rank_stands_there(slow_worker: dict[str, Any]) -> None:
-    slow_worker["hosts"] = slow_worker["gpus"] = {}
+def test_without_hosts_the_rank_stands_there(slow_worker: Report) -> None:
+    slow_worker = changed(slow_worker, hosts={}, gpus={})
     view = report_view(slow_worker)
-    rank = slow_worker["workers"]["rank"][1][2]
+    rank = slow_worker.workers.rank[1][2]
     assert view.workers.rows[0].place == str(rank)
     assert view.data["places"][1][2] == f"rank {rank}"
 
 
-def test_a_worker_without_data_is_listed_last_and_has_no_color(
-    slow_worker: dict[str, Any],
-) -> None:
-    slow_worker["by_worker"]["exact"][0][0] = None
-    slow_worker["by_worker"]["forward_ratio"][0][0] = None
-    workers = report_view(slow_worker).workers
-    last = workers.rows[-1]
-    assert (last.dp, last.pp, last.slowdown_text, last.color) == (0, 0, "no data", "")
-    assert "1 without data" in workers.note
-
-
-def test_a_huge_job_lists_its_slowest_workers_only(slow_worker: dict[str, Any]) -> None:
+def test_a_huge_job_lists_its_slowest_workers_only(slow_worker: Report) -> None:
     dp, pp = 64, 16
-    slow_worker["workers"]["rank"] = [
-        [rank * pp + stage for stage in range(pp)] for rank in range(dp)
-    ]
-    for name in ("exact", "approximate", "forward_ratio", "backward_ratio"):
-        slow_worker["by_worker"][name] = [[1.0 + 0.001 * rank] * pp for rank in range(dp)]
-    workers = report_view(slow_worker).workers
+    slowdowns = [[1.0 + 0.001 * rank] * pp for rank in range(dp)]
+    report = changed(
+        slow_worker,
+        sizes__dp=dp,
+        sizes__pp=pp,
+        workers__rank=[[rank * pp + stage for stage in range(pp)] for rank in range(dp)],
+        by_worker__exact=slowdowns,
+        by_worker__approximate=slowdowns,
+        by_worker__forward_ratio=slowdowns,
+        by_worker__backward_ratio=slowdowns,
+    )
+    workers = report_view(report).workers
     assert (len(workers.rows), workers.total) == (LONG_TABLE, dp * pp)
 
 
-def test_fixes_share_one_axis_with_the_ideal(slow_worker: dict[str, Any]) -> None:
+def test_fixes_share_one_axis_with_the_ideal(slow_worker: Report) -> None:
     fixes = report_view(slow_worker).fixes
     assert fixes.rows[0].name == "As it is"
     assert fixes.rows[0].share == pytest.approx(100)
@@ -83,33 +98,34 @@ def test_fixes_share_one_axis_with_the_ideal(slow_worker: dict[str, Any]) -> Non
 
 
 def test_without_a_verdict_the_fix_of_the_cause_starts_from_the_late_step(
-    distrusted: dict[str, Any],
+    distrusted: Report,
 ) -> None:
     view = report_view(distrusted)
     now, fix = view.fixes.rows
     assert not view.verdict
     assert view.fixes.title.startswith("Best fix: load batches ahead")
-    recorded = distrusted["step_times"]["recorded"]
+    recorded = distrusted.step_times.recorded
     assert float(now.text.split()[0]) == pytest.approx(sum(recorded) / len(recorded), rel=0.03)
     assert now.share == pytest.approx(100)
     assert fix.strong
 
 
-def test_without_a_fix_the_page_says_why(healthy: dict[str, Any]) -> None:
-    healthy["recommendations"] = []
+def test_without_a_fix_the_page_says_why(healthy: Report) -> None:
+    healthy = changed(healthy, recommendations=[])
     fixes = report_view(healthy).fixes
     assert fixes.rows == ()
     assert fixes.empty
 
 
-def test_what_was_not_judged_is_named(slow_worker: dict[str, Any]) -> None:
-    slow_worker["diagnosis"] = {
-        "ruled_out": ["network", "data_loading"],
-        "cannot_judge": [
-            {"cause": "memory_fragmentation", "reason": "TP is 1"},
-            {"cause": "tensor_parallel_straggler", "reason": "TP is 1"},
-        ],
-    }
+def test_what_was_not_judged_is_named(slow_worker: Report) -> None:
+    slow_worker = changed(
+        slow_worker,
+        diagnosis__ruled_out=("network", "data_loading"),
+        diagnosis__cannot_judge=(
+            UnjudgedCause("memory_fragmentation", "TP is 1"),
+            UnjudgedCause("tensor_parallel_straggler", "TP is 1"),
+        ),
+    )
     first, *_, not_found, unjudged = report_view(slow_worker).causes
     assert first.strong
     assert (not_found.name, not_found.evidence[0].text) == ("Not found", "network and data loading")
@@ -120,72 +136,56 @@ def test_what_was_not_judged_is_named(slow_worker: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("view", "url"),
     [
-        ({"view": "worker", "dp": 3, "pp": 1}, "?dp=3&pp=1"),
-        ({"view": "figure"}, "#picture-slow-worker"),
-        ({"view": "figure", "part": "a later one"}, ""),
-        ({"view": "step", "step": 821}, "?step=821"),
-        ({"view": "scatter"}, "#scatter"),
-        ({"view": "stage", "pp": 2}, "?dp=1&pp=2"),
-        ({"view": "dp", "dp": 1}, "?dp=1&pp=2"),
-        ({"view": "stage", "pp": 9}, "#heatmap"),
-        ({"view": "map"}, "#heatmap"),
-        ({"view": "a later one"}, ""),
+        (WorkerView(dp=3, pp=1), "?dp=3&pp=1"),
+        (FigureView(), "#picture-slow-worker"),
+        (FigureView(part="squares"), ""),
+        (StepView(step=821), "?step=821"),
+        (RegionView(view="scatter"), "#scatter"),
+        (StageView(pp=2), "?dp=1&pp=2"),
+        (RegionView(view="map"), "#heatmap"),
         (None, ""),
     ],
 )
 def test_evidence_leads_to_where_it_is_seen(
-    slow_worker: dict[str, Any], view: dict[str, Any] | None, url: str
+    slow_worker: Report, view: View | None, url: str
 ) -> None:
-    slow_worker["causes"][0] |= {"evidence": ["so it is"], "views": [view]}
-    evidence = report_view(slow_worker).causes[0].evidence[0]
+    evidence = report_view(with_evidence(slow_worker, view)).causes[0].evidence[0]
     assert (evidence.text, evidence.url) == ("so it is", url)
 
 
-def test_a_link_leads_to_the_matrix_of_links(slow_worker: dict[str, Any]) -> None:
-    slow_worker["causes"] = [
-        {
-            **slow_worker["causes"][0],
-            "cause": "network",
-            "evidence": ["a link is slow"],
-            "views": [{"view": "link", "dp": 0, "from": 0, "to": 1}],
-            "figure": {"kind": "links", "ends": [[0, 1]], "ratio": [[8.0, 1.0]]},
-        }
-    ]
-    (cause, *_) = report_view(slow_worker).causes
+def test_a_link_leads_to_the_matrix_of_links(slow_worker: Report) -> None:
+    report = with_evidence(
+        slow_worker,
+        LinkView(dp=0, from_=0, to=1),
+        cause="network",
+        figure=Links(ends=((0, 1),), ratio=((8.0, 1.0),)),
+    )
+    (cause, *_) = report_view(report).causes
     assert cause.evidence[0].url == f"#{cause.pictures[0].id}"
 
 
 @pytest.mark.parametrize(
     ("view", "url"),
     [
-        ({"view": "step", "step": 7}, "#launches"),
-        ({"view": "figure"}, "#picture-data-loading"),
-        ({"view": "worker", "dp": 0, "pp": 0}, ""),
+        (StepView(step=7), "#launches"),
+        (FigureView(), "#picture-data-loading"),
+        (WorkerView(dp=0, pp=0), ""),
     ],
 )
 def test_without_a_verdict_evidence_leads_to_what_is_on_the_page(
-    distrusted: dict[str, Any], view: dict[str, Any], url: str
+    distrusted: Report, view: View, url: str
 ) -> None:
-    distrusted["causes"][0] |= {"evidence": ["so it is"], "views": [view]}
-    assert report_view(distrusted).causes[0].evidence[0].url == url
+    report = with_evidence(distrusted, view)
+    assert report_view(report).causes[0].evidence[0].url == url
 
 
-def test_a_report_without_views_and_diagnosis_is_shown_all_the_same(
-    slow_worker: dict[str, Any],
-) -> None:
-    for name in ("views", "runner_up"):
-        slow_worker["causes"][0].pop(name, None)
-    slow_worker.pop("diagnosis", None)
-    slow_worker["coverage"].pop("recreated", None)
-    slow_worker["by_worker"].pop("worst", None)
-    slow_worker["m_w"].pop("ci95", None)
-    assert report_view(slow_worker).causes[0].evidence[0].url == ""
-
-
-def test_a_runner_up_that_costs_too_little_is_named_as_such(slow_worker: dict[str, Any]) -> None:
-    slow_worker["causes"] = slow_worker["causes"][:1]
-    slow_worker["causes"][0]["runner_up"] = "network"
-    slow_worker["diagnosis"] = {"ruled_out": ["network", "data_loading"], "cannot_judge": []}
+def test_a_runner_up_that_costs_too_little_is_named_as_such(slow_worker: Report) -> None:
+    slow_worker = changed(
+        slow_worker,
+        causes=(replace(slow_worker.causes[0], runner_up="network"),),
+        diagnosis__ruled_out=("network", "data_loading"),
+        diagnosis__cannot_judge=(),
+    )
     runner_up = verdict_facts(slow_worker)[3]
     assert (runner_up.value, runner_up.note) == ("Network", "costs too little to name")
     _, cheap, not_found = report_view(slow_worker).causes
@@ -194,28 +194,29 @@ def test_a_runner_up_that_costs_too_little_is_named_as_such(slow_worker: dict[st
     assert (not_found.name, not_found.evidence[0].text) == ("Not found", "data loading")
 
 
-def test_dropped_steps_and_unknown_types_are_named(slow_worker: dict[str, Any]) -> None:
-    slow_worker["steps"]["dropped"] = [
-        {"step": number, "reason": "warm-up"} for number in range(10)
-    ]
-    slow_worker["coverage"]["unknown_op_types"] = {"moe-all-to-all": 7}
-    slow_worker["coverage"]["unanswered"] = {"forward-send": 7, "backward-send": 8}
+def test_dropped_steps_and_unknown_types_are_named(slow_worker: Report) -> None:
+    slow_worker = changed(
+        slow_worker,
+        steps__dropped=[DroppedStep(number, "warm-up") for number in range(10)],
+        coverage__unknown_op_types={"moe-all-to-all": 7},
+        coverage__unanswered={"forward-send": 7, "backward-send": 8},
+    )
     rows = {row.label: row for row in report_view(slow_worker).coverage}
     assert rows["Steps left out"].note.endswith("7: warm-up, and 2 more")
     assert rows["Operations of unknown types"].note == "moe-all-to-all (7)"
     assert rows["Sends without receives, left out"].value == "15"
 
 
-def test_the_data_for_the_script_is_json(slow_worker: dict[str, Any]) -> None:
+def test_the_data_for_the_script_is_json(slow_worker: Report) -> None:
     data = json.loads(json.dumps(report_view(slow_worker).data, allow_nan=False))
-    steps = len(slow_worker["steps"]["analyzed"])
+    steps = len(slow_worker.steps.analyzed)
     assert (len(data["by_dp_step"]), len(data["by_dp_step"][0])) == (3, steps)
     assert (len(data["by_pp_step"]), len(data["by_pp_step"][0])) == (4, steps)
     assert set(data["figures"]) == {"heatmap", "strip", "scatter", "launch"}
 
 
 def test_without_a_verdict_nothing_that_rests_on_the_replay_is_sent(
-    distrusted: dict[str, Any],
+    distrusted: Report,
 ) -> None:
     view = report_view(distrusted)
     assert not view.verdict
@@ -225,25 +226,25 @@ def test_without_a_verdict_nothing_that_rests_on_the_replay_is_sent(
 
 
 def test_without_a_verdict_the_worker_that_launches_latest_is_named(
-    distrusted: dict[str, Any],
+    distrusted: Report,
 ) -> None:
-    (fact,) = launch_facts(distrusted)
+    fact = launch_fact(distrusted)
     assert fact.value == "forward-compute"
-    dp, pp = distrusted["fidelity"]["late_launches"][0]["workers"][0]["worker"]
+    dp, pp = distrusted.fidelity.late_launches[0].workers[0].worker
     assert f"before it; worker ({dp},{NBSP}{pp}) alone " in fact.note
-    del distrusted["fidelity"]["late_launches"]
-    assert launch_facts(distrusted)[0].note.endswith("of each step, before it")
+    nobody = changed(distrusted, fidelity__late_launches=())
+    assert launch_fact(nobody).note.endswith("of each step, before it")
 
 
-def test_clocks_that_disagree_are_warned_of(slow_worker: dict[str, Any]) -> None:
-    slow_worker["clocks"]["warnings"] = ["Clocks are up to 30.0 ms apart"]
+def test_clocks_that_disagree_are_warned_of(slow_worker: Report) -> None:
+    slow_worker = changed(slow_worker, clocks__warnings=["Clocks are up to 30.0 ms apart"])
     rows = {row.label: row for row in report_view(slow_worker).coverage}
     assert rows["Clocks"].note.endswith("; Clocks are up to 30.0 ms apart")
 
 
-def test_the_facts_say_how_slow_what_it_costs_and_why(slow_worker: dict[str, Any]) -> None:
+def test_the_facts_say_how_slow_what_it_costs_and_why(slow_worker: Report) -> None:
     slowdown, lost, cause, runner_up = verdict_facts(slow_worker)
-    assert slowdown.value == f"{slow_worker['slowdown']:.3f}×"
+    assert slowdown.value == f"{slow_worker.slowdown:.3f}×"
     assert slowdown.note.startswith(f"95{NBSP}%: ")
     assert lost.note.endswith("more each hour")
     assert cause.value == "Slow worker"
@@ -252,8 +253,8 @@ def test_the_facts_say_how_slow_what_it_costs_and_why(slow_worker: dict[str, Any
     assert runner_up.value == "None"
 
 
-def test_a_cause_with_a_confidence_shows_it(slow_worker: dict[str, Any]) -> None:
-    slow_worker["causes"][0]["confidence"] = 0.98
+def test_a_cause_with_a_confidence_shows_it(slow_worker: Report) -> None:
+    slow_worker = changed(slow_worker, causes=(replace(slow_worker.causes[0], confidence=0.98),))
     view = report_view(slow_worker)
     assert view.confidences
     assert view.causes[0].confidence == f"98{NBSP}%"

@@ -79,9 +79,9 @@ def test_recorded_sequence_lengths_are_held_against_the_times() -> None:
 def test_what_is_no_list_of_sequence_lengths_is_left_alone(lane: object) -> None:
     trace = session(SequenceLengths()).trace
     recorded = {str(step): [lane] * JOB.sizes.dp for step in np.unique(trace.step).tolist()}
-    document = analyze(
+    report = analyze(
         replace(trace, meta=replace(trace.meta, extra={"sequence_lengths": recorded}))
-    ).document
+    ).report
 
-    assert document["causes"][0]["cause"] == "sequence_length_imbalance"
-    assert "Σs²" not in " ".join(document["causes"][0]["evidence"])
+    assert report.causes[0].cause == "sequence_length_imbalance"
+    assert "Σs²" not in " ".join(report.causes[0].evidence)

@@ -120,15 +120,15 @@ def test_with_one_dp_rank_there_are_no_peers() -> None:
 @pytest.mark.parametrize("factor", [1.3, 2.0])
 def test_it_shows_where_stages_have_other_chunks(factor: float) -> None:
     steady = replace(UNEVEN, compute_ns=400_000_000)
-    healthy = analyze(executed(steady, steps=6)[0]).document
-    assert "slow_worker" in healthy["diagnosis"]["ruled_out"]
+    healthy = analyze(executed(steady, steps=6)[0]).report
+    assert "slow_worker" in healthy.diagnosis.ruled_out
     for worker in ((1, 2), (2, 3)):
         trace = executed(replace(steady, slow=(worker, factor)), steps=6)[0]
-        document = analyze(trace).document
-        (cause,) = document["causes"]
-        assert (cause["cause"], cause["where"]) == ("slow_worker", {"workers": [list(worker)]})
-        assert f"forward {factor:.1f}" in cause["evidence"][0]
-        assert document["recommendations"][0]["action"] == "replace_worker"
+        report = analyze(trace).report
+        (cause,) = report.causes
+        assert (cause.cause, cause.where) == ("slow_worker", Where(workers=(worker,)))
+        assert f"forward {factor:.1f}" in cause.evidence[0]
+        assert report.recommendations[0].action == "replace_worker"
 
 
 def test_workers_are_not_compared_where_a_stage_computes_more_often_forward() -> None:

@@ -74,30 +74,28 @@ def test_a_clean_recording_stays_untouched(job: Trace) -> None:
 
 @pytest.mark.parametrize("sigma_ms", [5.0, 20.0, 100.0])
 def test_constant_skew_is_taken_back(job: Trace, sigma_ms: float) -> None:
-    clean = analyze(job).document
+    clean = analyze(job).report
     trace, offsets = skewed(job, sigma_ms)
-    report = analyze(trace).document
-    assert report["clocks"]["aligned"] is True
-    assert report["slowdown"] == pytest.approx(clean["slowdown"], abs=1e-3)
-    assert report["launch_slowdown"] == pytest.approx(clean["launch_slowdown"], abs=1e-3)
-    found = np.array(report["clocks"]["offsets_ns"])
-    truth = offsets[np.array(report["workers"]["rank"])].astype(float)
+    report = analyze(trace).report
+    assert report.clocks.aligned is True
+    assert report.slowdown == pytest.approx(clean.slowdown, abs=1e-3)
+    assert report.launch_slowdown == pytest.approx(clean.launch_slowdown, abs=1e-3)
+    found = np.array(report.clocks.offsets_ns)
+    truth = offsets[np.array(report.workers.rank)].astype(float)
     assert found == pytest.approx(truth - np.median(truth), abs=0.3e6)
-    assert np.array(report["clocks"]["residual_ns"]).max() < 0.5e6
+    assert np.array(report.clocks.residual_ns).max() < 0.5e6
 
 
 def test_drifting_clocks_are_followed(job: Trace) -> None:
-    clean = analyze(job).document
+    clean = analyze(job).report
     trace, _ = skewed(absolute(job), 20.0, drift_ppm=50.0, seed=3)
-    report = analyze(trace).document
-    assert report["clocks"]["absolute"] is True
-    assert report["slowdown"] == pytest.approx(clean["slowdown"], abs=1e-3)
-    assert report["fidelity"]["discrepancy"] == pytest.approx(
-        clean["fidelity"]["discrepancy"], abs=1e-3
-    )
-    drift = np.array(report["clocks"]["drift_ppm"])
+    report = analyze(trace).report
+    assert report.clocks.absolute is True
+    assert report.slowdown == pytest.approx(clean.slowdown, abs=1e-3)
+    assert report.fidelity.discrepancy == pytest.approx(clean.fidelity.discrepancy, abs=1e-3)
+    drift = np.array(report.clocks.drift_ppm)
     assert np.abs(drift).max() > 20
-    assert np.array(report["clocks"]["residual_ns"]).max() < 0.5e6
+    assert np.array(report.clocks.residual_ns).max() < 0.5e6
 
 
 def test_absolute_times_on_good_clocks_stay_untouched(job: Trace) -> None:
@@ -110,15 +108,15 @@ def test_absolute_times_on_good_clocks_stay_untouched(job: Trace) -> None:
 
 
 def test_one_wrong_clock_is_found_among_lost_operations(job: Trace) -> None:
-    clean = analyze(job).document
+    clean = analyze(job).report
     rank = int(job.rank[(job.dp == 2) & (job.pp == 1)][0])
     wrong = np.where(job.rank == rank, job.start_ns - 40_000_000, job.start_ns)
     lossy = losing(dataclasses.replace(job, start_ns=wrong), 0.02, renumbered=True)
-    report = analyze(lossy).document
-    offsets = np.array(report["clocks"]["offsets_ns"])
+    report = analyze(lossy).report
+    offsets = np.array(report.clocks.offsets_ns)
     assert np.argwhere(np.abs(offsets) > 1e6).tolist() == [[2, 1]]
     assert offsets[2, 1] == pytest.approx(-40e6, abs=0.3e6)
-    assert report["slowdown"] == pytest.approx(clean["slowdown"], rel=0.01)
+    assert report.slowdown == pytest.approx(clean.slowdown, rel=0.01)
 
 
 def test_raw_times_stay_as_they_are(job: Trace) -> None:
@@ -129,9 +127,9 @@ def test_raw_times_stay_as_they_are(job: Trace) -> None:
 
 
 def test_clocks_far_apart_are_warned_of(job: Trace) -> None:
-    assert analyze(job).document["clocks"]["warnings"] == []
+    assert analyze(job).report.clocks.warnings == ()
     trace, _ = skewed(job, 100.0)
-    (warning,) = analyze(trace).document["clocks"]["warnings"]
+    (warning,) = analyze(trace).report.clocks.warnings
     assert "synchronize the hosts" in warning
 
 
@@ -140,7 +138,7 @@ def test_clocks_that_move_between_steps_are_warned_of(job: Trace) -> None:
     rng = np.random.default_rng(5)
     offsets = rng.normal(0, 40e6, (int(job.step.max()) + 1, job.meta.sizes.world)).astype(np.int64)
     moving = dataclasses.replace(job, start_ns=job.start_ns + offsets[job.step, job.rank])
-    *_, warning = analyze(moving).document["clocks"]["warnings"]
+    *_, warning = analyze(moving).report.clocks.warnings
     assert "clocks move between steps" in warning
     assert "Absolute times" in warning
 
@@ -161,15 +159,15 @@ def test_replicas_that_nothing_connects_go_by_step_boundaries(
     bare = unconnected(job)
     if not clips:
         bare = select(bare, bare.op != bare.op_names.index("optimizer-clip-main-grad"))
-    clean = analyze(bare).document
-    assert clean["clocks"]["aligned"] is False
-    assert clean["clocks"]["unconnected"] == [[0, 0], [1, 0], [2, 0], [3, 0]]
-    assert "boundaries of steps" in clean["clocks"]["warnings"][0]
+    clean = analyze(bare).report
+    assert clean.clocks.aligned is False
+    assert clean.clocks.unconnected == ((0, 0), (1, 0), (2, 0), (3, 0))
+    assert "boundaries of steps" in clean.clocks.warnings[0]
     offsets = np.array([0, 80, -60, 150])[bare.dp] * 10**6
-    report = analyze(dataclasses.replace(bare, start_ns=bare.start_ns + offsets)).document
-    assert report["clocks"]["aligned"] is True
-    assert report["slowdown"] == pytest.approx(clean["slowdown"], abs=5e-3)
-    found = np.array(report["clocks"]["offsets_ns"])[:, 0]
+    report = analyze(dataclasses.replace(bare, start_ns=bare.start_ns + offsets)).report
+    assert report.clocks.aligned is True
+    assert report.slowdown == pytest.approx(clean.slowdown, abs=5e-3)
+    found = np.array(report.clocks.offsets_ns)[:, 0]
     assert found - found[0] == pytest.approx([0, 80e6, -60e6, 150e6], abs=5e6)
 
 
@@ -183,16 +181,16 @@ def test_stages_that_nothing_connects_go_by_the_end_of_steps(
         codes.append(job.op_names.index("optimizer-clip-main-grad"))
     bare = select(job, ~np.isin(job.op, codes))
     offsets = np.array([0, 300, -200, 150])[bare.pp] * 10**6
-    report = analyze(dataclasses.replace(bare, start_ns=bare.start_ns + offsets)).document
-    assert report["clocks"]["unconnected"] == [[0, 0], [0, 1], [0, 2], [0, 3]]
-    found = np.array(report["clocks"]["offsets_ns"])[0]
+    report = analyze(dataclasses.replace(bare, start_ns=bare.start_ns + offsets)).report
+    assert report.clocks.unconnected == ((0, 0), (0, 1), (0, 2), (0, 3))
+    found = np.array(report.clocks.offsets_ns)[0]
     assert found - found[0] == pytest.approx([0, 300e6, -200e6, 150e6], abs=15e6)
 
 
 def test_a_single_worker_has_no_other_clock() -> None:
-    report = analyze(session(dp=1, pp=1).trace).document
-    assert report["clocks"]["offsets_ns"] == [[0.0]]
-    assert report["clocks"]["aligned"] is False
+    report = analyze(session(dp=1, pp=1).trace).report
+    assert report.clocks.offsets_ns == ((0.0,),)
+    assert report.clocks.aligned is False
 
 
 def test_the_median_leaves_out_what_is_unknown() -> None:

@@ -147,13 +147,13 @@ class Report:
 
 
 def report_on(member: Member) -> Report:
-    document = analyze(member.synthesize().trace).document
+    report = analyze(member.synthesize().trace).report
     return Report(
         member,
-        document["slowdown"],
-        document["m_w"]["rem"] or 0.0,
-        document["m_s"]["rem"] or 0.0,
-        document["fb_correlation"]["pearson"] or 0.0,
+        report.slowdown,
+        report.m_w.rem or 0.0,
+        report.m_s.rem or 0.0,
+        report.fb_correlation.pearson or 0.0,
     )
 
 

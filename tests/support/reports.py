@@ -1,0 +1,63 @@
+"""Reports of real analyses, and variations of them that keep to the types."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+from typing import Any, TypeVar
+
+from app.analysis.json_text import to_json
+from app.analysis.report.build import analyze
+from app.analysis.report.document import Report
+from app.analysis.synthesis.injections.computations import SlowWorker
+from app.analysis.synthesis.job import JobModel
+from app.analysis.synthesis.scenarios import SCENARIOS
+from app.analysis.synthesis.synthesize import synthesize
+from app.analysis.trace.model import Sizes
+from app.db.documents import REPORT
+
+T = TypeVar("T")
+
+
+@cache
+def slow_worker() -> Report:
+    """Return the report of 3 × 4 workers of which (1, 2) is twice as slow as its peers."""
+    job = JobModel(Sizes(dp=3, pp=4, tp=2), microbatches=6, steps=12)
+    return analyze(synthesize(job, [SlowWorker((1, 2), 2.0)], seed=4).trace).report
+
+
+@cache
+def healthy() -> Report:
+    """Return the report of a session without stragglers."""
+    job = JobModel(Sizes(dp=2, pp=2), microbatches=6, steps=12)
+    return analyze(synthesize(job, seed=4).trace).report
+
+
+@cache
+def distrusted() -> Report:
+    """Return the report of a session whose replay is off."""
+    return scenario("data-loading")
+
+
+@cache
+def scenario(name: str) -> Report:
+    """Return the report of a scenario of the synthesizer."""
+    return analyze(SCENARIOS[name].synthesize(0).trace).report
+
+
+def changed(report: Report, **members: object) -> Report:
+    """Return a report with other members; two underscores lead to one of a member's own.
+
+    It is read as a stored one is: what a report cannot hold raises. So does
+    ``changed(report, by_worker__exact=((1.0, None),))``.
+    """
+    return REPORT.validate_json(to_json(_replaced(report, **members)))
+
+
+def _replaced(value: T, **members: object) -> T:
+    for path, member in members.items():
+        name, _, rest = path.partition("__")
+        inner = _replaced(getattr(value, name), **{rest: member}) if rest else member
+        whole: Any = value
+        value = replace(whole, **{name: inner})
+    return value

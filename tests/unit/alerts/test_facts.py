@@ -1,0 +1,61 @@
+"""What rules and messages see of a report."""
+
+from __future__ import annotations
+
+import uuid
+from dataclasses import replace
+from datetime import UTC, datetime
+from statistics import median
+
+from app.alerts.facts import Facts, facts_of
+from app.analysis.diagnosis.places import Where
+from app.analysis.report.document import Report
+from tests.support import reports
+
+
+def facts(report: Report) -> Facts:
+    return facts_of(
+        report,
+        session=uuid.UUID(int=1),
+        job="llm",
+        attempt=1,
+        number=3,
+        received_at=datetime(2026, 11, 20, tzinfo=UTC),
+        labels={"team": "nlp"},
+    )
+
+
+def test_the_numbers_of_the_verdict_are_the_reports() -> None:
+    report = reports.slow_worker()
+    found = facts(report)
+    assert (found.slowdown, found.slowdown_ci95) == (report.slowdown, report.slowdown_ci95)
+    assert found.step_time_s == median(report.step_times.recorded)
+    assert found.layout == "dp=3 pp=4 tp=2 cp=1 vpp=1"
+    assert found.worst_step in report.steps.analyzed
+    assert found.fix is not None
+    assert found.fix.title == report.recommendations[0].title
+
+
+def test_a_blamed_worker_is_named_by_its_host() -> None:
+    report = reports.slow_worker()
+    found = facts(report)
+    host = report.host_of((1, 2))
+    assert found.leading_cause.where == (host,)
+    assert (found.worst[0].dp, found.worst[0].pp, found.worst[0].host) == (1, 2, host)
+    nameless = facts(replace(report, hosts={}))
+    assert nameless.leading_cause.where == ("worker (1, 2)",)
+
+
+def test_a_blamed_stage_is_named_where_no_worker_is() -> None:
+    report = reports.slow_worker()
+    cause = replace(report.causes[0], where=Where(stage=3))
+    assert facts(replace(report, causes=(cause,))).leading_cause.where == ("stage 3",)
+    cause = replace(report.causes[0], where=Where())
+    assert facts(replace(report, causes=(cause,))).leading_cause.where == ()
+
+
+def test_without_a_verdict_there_is_the_discrepancy_alone() -> None:
+    report = reports.distrusted()
+    found = facts(report)
+    assert found.discrepancy == report.fidelity.discrepancy
+    assert (found.slowdown, found.causes, found.worst, found.fix) == (None, (), (), None)
