@@ -19,7 +19,7 @@ ARGS ?=
 .SUFFIXES:
 .PHONY: help install install-dev demo serve test test-unit test-integration test-e2e test-golden \
 	test-postgres-15 check lint format types imports structure bench score fuzz fidelity \
-	fleet cost-model plan-table soak lock upgrade image clean
+	fleet cost-model report-docs plan-table soak lock upgrade image clean
 
 help: ## List the targets
 	@sed -n 's/^\([a-z0-9-]*\):.*## \(.*\)$$/\1\t\2/p' $(firstword $(MAKEFILE_LIST)) \
@@ -149,6 +149,9 @@ fleet: install-dev ## Hold a synthetic fleet against the paper; writes docs/flee
 
 cost-model: install-dev ## Predicted against measured layer times, on this machine's processor
 	@OPENBLAS_NUM_THREADS=1 $(BIN)/python -m benchmarks.cost_model
+
+report-docs: install-dev ## The page of the report's fields, docs/report.md
+	@$(BIN)/python -m app.analysis.report.reference > docs/report.md
 
 plan-table: install-dev ## Ditto against the optimum, the table of docs/planner.md
 	@$(BIN)/python -m benchmarks.planner --table

@@ -19,6 +19,7 @@ from app.api.sessions import read as sessions
 from app.api.sessions import send as ingest
 from app.api.sessions.intake import Ingest
 from app.api.sessions.live import LiveStates
+from app.api.sessions.report_schema import report_schemas
 from app.dashboard import routes as dashboard
 from app.inputs.plans.request import WrittenRequest
 
@@ -64,6 +65,7 @@ def create_app(container: Container) -> FastAPI:
         lifespan=lifespan,
         responses={"default": problems.described("A problem")},
     )
+    docs.add_schemas(app, report_schemas)
     app.state.closing = live.close_soon
 
     taking = Ingest(container, counted)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import pytest
 from typer.testing import CliRunner
@@ -40,14 +41,28 @@ def test_every_setting_is_on_the_page_of_operations() -> None:
     assert {f"PACELINE_{name.upper()}" for name in Settings.model_fields} <= named
 
 
-def test_every_route_of_the_api_is_on_its_page() -> None:
-    page = (DOCS / "http-api.md").read_text()
+@pytest.fixture(scope="module")
+def openapi() -> dict[str, Any]:
     # Nothing is connected to before the first request.
     container = build(Settings(database_url="postgresql+psycopg://nobody@127.0.0.1:1/none"))
     try:
-        paths = set(create_app(container).openapi()["paths"])
+        return create_app(container).openapi()
     finally:
         container.close()
+
+
+def test_the_openapi_document_has_what_it_refers_to(openapi: dict[str, Any]) -> None:
+    path = "/api/v1/sessions/{session}/report"
+    answer = openapi["paths"][path]["get"]["responses"]["200"]["content"]["application/json"]
+    assert answer["schema"] == {"$ref": "#/components/schemas/Report"}
+    referred = set(re.findall(r'"#/components/schemas/([^"]+)"', json.dumps(openapi)))
+    assert "Report.NamedCause" in referred
+    assert referred <= set(openapi["components"]["schemas"])
+
+
+def test_every_route_of_the_api_is_on_its_page(openapi: dict[str, Any]) -> None:
+    page = (DOCS / "http-api.md").read_text()
+    paths = set(openapi["paths"])
 
     assert "/api/v1/jobs/{job}/sessions" in paths
     assert [path for path in sorted(paths) if path not in page] == []

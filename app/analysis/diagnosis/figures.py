@@ -16,6 +16,7 @@ class WorkerSteps:
     Parameters
     ----------
     worker : (DP rank, stage)
+        The slowest one.
     ratio : tuple of float
         Its computing time ÷ that of its stage's peers, in each compared step.
     """
@@ -97,6 +98,7 @@ class Links:
     Parameters
     ----------
     ends : tuple of (stage, stage)
+        The stages at the ends of each link.
     ratio : tuple of tuple of float
         Transfer time ÷ the median of its type, of each link and DP rank.
     """
@@ -168,8 +170,9 @@ class Lengths:
     Parameters
     ----------
     spread : Spread
+        How their times differ.
     squares : Squares, optional
-        No key where the metadata do not hold sequence lengths.
+        Their sequence lengths; no key where the metadata do not hold sequence lengths.
     """
 
     kind: Literal["lengths"] = "lengths"

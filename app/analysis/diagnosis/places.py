@@ -68,7 +68,13 @@ class Where:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerView:
-    """The line of a worker (DP rank, stage) in the table of workers."""
+    """The line of a worker in the table of workers.
+
+    Parameters
+    ----------
+    dp, pp : int
+        Its DP rank and its stage.
+    """
 
     view: Literal["worker"] = "worker"
     dp: int
@@ -77,7 +83,13 @@ class WorkerView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageView:
-    """The row of a stage in the map of workers."""
+    """The row of a stage in the map of workers.
+
+    Parameters
+    ----------
+    pp : int
+        The stage.
+    """
 
     view: Literal["stage"] = "stage"
     pp: int
@@ -85,7 +97,13 @@ class StageView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepView:
-    """The timeline of a training step."""
+    """The timeline of a training step.
+
+    Parameters
+    ----------
+    step : int
+        Its number.
+    """
 
     view: Literal["step"] = "step"
     step: int
@@ -93,7 +111,15 @@ class StepView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkView:
-    """A link of one DP rank in the cause's figure, from a stage to a later one."""
+    """A link in the cause's figure.
+
+    Parameters
+    ----------
+    dp : int
+        The DP rank that it belongs to.
+    from_, to : int
+        The stages at its ends.
+    """
 
     __pydantic_config__: ClassVar = KEYS
 
@@ -105,7 +131,13 @@ class LinkView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FigureView:
-    """The cause's own figure, or a part of it: ``workers``, ``ranks``, ``spread``, ``squares``."""
+    """The cause's own figure, or a part of it.
+
+    Parameters
+    ----------
+    part : str, optional
+        ``workers``, ``ranks``, ``spread`` or ``squares``; no key where there is one part only.
+    """
 
     view: Literal["figure"] = "figure"
     part: str = field(default="", metadata=OMITTED)
@@ -113,7 +145,13 @@ class FigureView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RegionView:
-    """The map of workers, or the scatter of forward against backward times, as a whole."""
+    """A region of the page as a whole.
+
+    Parameters
+    ----------
+    view : ``map`` or ``scatter``
+        The map of workers, or forward against backward times.
+    """
 
     view: Literal["map", "scatter"]
 

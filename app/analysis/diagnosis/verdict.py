@@ -25,6 +25,7 @@ class Verdict:
     Parameters
     ----------
     sentence : str
+        The verdict in words.
     level : ``slow``, ``ok`` or ``none``
         ``none`` where there is no verdict.
     """

@@ -134,7 +134,7 @@ class Coverage:
     clamped_launch_delays : int
         Launch delays of -10 ms or below, which count as 0.
     chunks : Chunks, optional
-        No key where the session came in one body.
+        How it came in chunks; no key where it came in one body.
     """
 
     ranks_expected: int
@@ -189,6 +189,7 @@ class LateWorker:
     Parameters
     ----------
     worker : (DP rank, stage)
+        Its place.
     share : float
         What its late launches alone add to a step, as a share of the recorded step time.
     """

@@ -37,9 +37,16 @@ class Sizes:
 
     Parameters
     ----------
-    dp, pp, tp, cp, vpp : int
-        Data-parallel, pipeline-parallel, tensor-parallel, context-parallel ranks and virtual
-        pipeline stages.
+    dp : int
+        Data-parallel ranks.
+    pp : int
+        Pipeline stages.
+    tp : int
+        Tensor-parallel ranks.
+    cp : int
+        Context-parallel ranks.
+    vpp : int
+        Virtual stages on each pipeline stage.
     world : int
         GPUs of the job.
     """

@@ -24,7 +24,7 @@ class NamedCause:
         How sure it is that this cause holds, 0 to 1; None of ``unknown``.
     evidence : tuple of str
         Sentences.
-    views : tuple of View or None
+    views : tuple of (View or None)
         For each sentence the view of the session's page that shows it.
     where : Where
         Its places.

@@ -56,6 +56,7 @@ class WorstWorker:
     Parameters
     ----------
     worker : (DP rank, stage)
+        Its place.
     slowdown : float
         Slowdown if only this worker kept its recorded durations.
     ci95 : (float, float)

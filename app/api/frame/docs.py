@@ -13,6 +13,8 @@ from pydantic.json_schema import models_json_schema
 from app.api.frame.problems import PROBLEMS
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
     from fastapi import FastAPI
     from pydantic import BaseModel
 
@@ -92,6 +94,19 @@ PAGE: Final = """\
 </body>
 </html>
 """
+
+
+def add_schemas(app: FastAPI, schemas: Callable[[], Mapping[str, Any]]) -> None:
+    """Add schemas of stored documents, by name, to the components of the OpenAPI document."""
+    of_routes = app.openapi
+
+    def openapi() -> dict[str, Any]:
+        document = of_routes()
+        document["components"]["schemas"] |= schemas()
+        return document
+
+    # The framework's own way to extend the document.
+    app.openapi = openapi  # type: ignore[method-assign]
 
 
 def router(app: FastAPI) -> APIRouter:

@@ -16,6 +16,7 @@ from pydantic import BaseModel, BeforeValidator
 from app.analysis.json_text import plain
 from app.analysis.report.heatmaps import encode_heatmap
 from app.analysis.report.timeline import step_timeline
+from app.api.sessions.report_schema import reference
 from app.db.states import SessionState
 from app.db.unit_of_work import reading
 from app.services.sessions.read import (
@@ -172,7 +173,13 @@ def router(container: Container) -> APIRouter:
         "/{session}/report",
         summary="The report, schema paceline.report/1",
         response_class=JSONResponse,
-        response_model=dict[str, Any],
+        response_model=None,
+        responses={
+            200: {
+                "description": "What docs/report.md describes, as it was stored.",
+                "content": {"application/json": {"schema": reference()}},
+            }
+        },
     )
     def get_report(session: uuid.UUID) -> Response:
         with reading(container.engine) as tx:

@@ -1,0 +1,34 @@
+"""The report as JSON Schema, with the words of its types."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any, Final
+
+from app.analysis.report.reference import members, summary, types_of_report
+from app.db.documents import REPORT
+
+NAME: Final = "Report"
+_REFERENCE: Final = "#/components/schemas/{model}"
+
+
+@cache
+def report_schemas() -> dict[str, Any]:
+    """Return the schemas of ``paceline.report/1`` by their name among OpenAPI's components.
+
+    Those of its parts are called ``Report.Sizes`` and so on: requests and answers have types of
+    such names too.
+    """
+    schema = REPORT.json_schema(ref_template=_REFERENCE.format(model=f"{NAME}.{{model}}"))
+    parts = schema.pop("$defs")
+    for kind in types_of_report():
+        described = parts.get(kind.__name__, schema)
+        described["description"] = summary(kind)
+        for member in members(kind):
+            described["properties"][member.key]["description"] = member.text
+    return {NAME: schema} | {f"{NAME}.{name}": part for name, part in parts.items()}
+
+
+def reference() -> dict[str, str]:
+    """Return what stands for the schema of a report."""
+    return {"$ref": _REFERENCE.format(model=NAME)}
