@@ -193,8 +193,8 @@ def router(container: Container) -> APIRouter:
         responses={
             200: {
                 "description": (
-                    "[dp][pp] of little-endian uint16: slowdown × 10,000, at most 65,534; 65,535 "
-                    "where nothing is known. The header X-Shape says `dp,pp`."
+                    "[dp][pp] of little-endian uint16: slowdown × 10,000, at most 65,534. "
+                    "The header X-Shape says `dp,pp`."
                 ),
                 "content": {"application/octet-stream": {}},
             }

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from app.analysis.report.document import Report
-from app.analysis.report.heatmaps import HEATMAP_MISSING, HEATMAP_SCALE
+from app.analysis.report.heatmaps import HEATMAP_SCALE
 from app.dashboard.look.figure_parts import stretch_starts
 from app.dashboard.look.format import count
 from app.dashboard.look.parts import Row
@@ -166,7 +166,6 @@ def _data(report: Report, chosen: Chosen) -> Mapping[str, Any]:
         "places": [[_place(rank, hosts, gpus) for rank in row] for row in ranks],
         # how the heatmaps of steps come over HTTP
         "heatmap_scale": HEATMAP_SCALE,
-        "heatmap_missing": HEATMAP_MISSING,
     }
     data["figures"] |= {
         "heatmap": figures.heatmap(report),

@@ -68,7 +68,6 @@ def heatmap(tx: Reads, session_id: uuid.UUID, step: int | None = None) -> NDArra
     Returns
     -------
     float32 array, shape (dp, pp)
-        NaN where nothing is known.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-// The DP × PP map: plotly draws the cells; values, margins, holes and the choice go on top.
+// The DP × PP map: plotly draws the cells; values, margins and the choice go on top.
 import { heat, isLight } from '../colors.js';
 import { times, worker } from '../format.js';
 import { change, draw } from '../plots.js';
@@ -28,7 +28,7 @@ export class Heatmap {
     element.addEventListener('mouseleave', () => point(null));
   }
 
-  /** Value of a worker, null where nothing is known. */
+  /** Value of a worker. */
   value([dp, pp]) { return this.values[pp][dp]; }
 
   show(values, margins) {
@@ -109,15 +109,13 @@ export class Heatmap {
         for (let rank = 0; rank < dp; rank++) this.writeCell(layer, rank, stage, x(rank) + cellWidth / 2, y(stage) + cellHeight / 2);
       }
     }
-    this.writeHoles(layer, x, y);
     layer.append(text(0, top - 10, 'Stage'));
     // Margins: each DP rank and each stage alone; numbers where there is room, else bars from 1.0 cut at 1.5.
-    const length = (value) => Math.min(1, Math.max(0, ((value ?? 1) - 1) * 2));
+    const length = (value) => Math.min(1, Math.max(0, (value - 1) * 2));
     const strong = (value) => (value >= HOT ? 'strong' : null);
     const bars = [];
     for (let rank = 0; rank < dp; rank++) {
       const value = this.margins.dp[rank];
-      if (value === null || value === undefined) continue;
       if (cellWidth >= VALUE_WIDTH) layer.append(text(x(rank) + cellWidth / 2, top - 10, value.toFixed(2), { 'text-anchor': 'middle', class: strong(value) }));
       else {
         const size = Math.max(1, length(value) * 22);
@@ -131,7 +129,6 @@ export class Heatmap {
       const named = cellHeight >= 14;
       for (let stage = 0; stage < pp; stage++) {
         const value = this.margins.pp[stage];
-        if (value === null || value === undefined) continue;
         const bar = barred ? Math.max(1, length(value) * 44) : 0;
         const thick = cellHeight > 20 ? 8 : Math.max(1, cellHeight - 3);
         if (barred) layer.append(rect(right, y(stage) + (cellHeight - thick) / 2, bar, thick, 'mark'));
@@ -145,30 +142,12 @@ export class Heatmap {
   writeCell(layer, rank, stage, centerX, centerY) {
     const { cellWidth, cellHeight } = this.geometry;
     const value = this.values[stage][rank];
-    if (value === null) return;
     const place = this.data.places[rank][stage];
     const two = cellWidth >= Math.max(PLACE_WIDTH, 6.2 * place.length + 12) && cellHeight >= 40 && place;
     const kind = `in${isLight(heat(value)) ? '' : ' light'}`;
     const at = { 'text-anchor': 'middle' };
     layer.append(text(centerX, centerY + (two ? -1 : 5), value.toFixed(cellWidth >= 52 ? 3 : 2), { ...at, class: `${kind}${cellWidth >= 52 ? ' value' : ''}${value >= HOT ? ' hot' : ''}` }));
     if (two) layer.append(text(centerX, centerY + 15, place, { ...at, class: kind }));
-  }
-
-  /** Missing workers, hatched; runs along a DP rank as one. */
-  writeHoles(layer, x, y) {
-    const { cellWidth, cellHeight, xgap, ygap } = this.geometry;
-    const { dp, pp } = this.data;
-    for (let rank = 0; rank < dp; rank++) {
-      let first = null;
-      for (let stage = 0; stage <= pp; stage++) {
-        const hole = stage < pp && this.values[stage][rank] === null;
-        if (hole) first ??= stage;
-        else if (first !== null) {
-          layer.append(rect(x(rank) + (xgap + 1) / 2, y(first) + (ygap + 1) / 2, cellWidth - xgap - 1, (stage - first) * cellHeight - ygap - 1, 'hole'));
-          first = null;
-        }
-      }
-    }
   }
 
   writeChoice(layer, x, y, roomy) {
@@ -183,6 +162,6 @@ export class Heatmap {
     // With a single stage the axis is right below.
     const above = stage > 0 || this.data.pp === 1;
     layer.append(text(late ? x(rank) + boxWidth : x(rank), above ? y(stage) - 6 : y(stage) + boxHeight + 15,
-      `${worker(rank, stage)} ${value === null ? 'no data' : times(value, 3)}`, { class: 'strong', 'text-anchor': late ? 'end' : 'start' }));
+      `${worker(rank, stage)} ${times(value, 3)}`, { class: 'strong', 'text-anchor': late ? 'end' : 'start' }));
   }
 }

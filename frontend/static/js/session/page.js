@@ -149,8 +149,7 @@ export class SessionReport {
         if (!response.ok) throw new Error(`heatmap of step ${step}: ${response.status}`);
         const view = new DataView(await response.arrayBuffer());
         return Array.from({ length: pp }, (_, stage) => Array.from({ length: dp }, (__, rank) => {
-          const value = view.getUint16(2 * (rank * pp + stage), true);
-          return value === this.data.heatmap_missing ? null : value / this.data.heatmap_scale;
+          return view.getUint16(2 * (rank * pp + stage), true) / this.data.heatmap_scale;
         }));
       });
       loading.catch(() => this.maps.delete(step));
@@ -182,9 +181,7 @@ export class SessionReport {
     // A later choice has been made meanwhile.
     if (ticket !== this.ticket) return;
     const worst = worstOf(found.rows);
-    heading.textContent = worst
-      ? `Step ${this.data.steps[index]}: worker ${worker(worst.dp, worst.pp)} alone makes it ${times(worst.value)} slower`
-      : `Step ${this.data.steps[index]}: no worker has data`;
+    heading.textContent = `Step ${this.data.steps[index]}: worker ${worker(worst.dp, worst.pp)} alone makes it ${times(worst.value)} slower`;
     $('#heatmap').setAttribute('aria-label', heading.textContent);
     await this.heatmap.show(found.rows, found.margins);
     this.readCell(this.choice.cell);
@@ -305,8 +302,7 @@ export class SessionReport {
     const subscript = document.createElement('sub');
     subscript.textContent = 'w';
     line.replaceChildren(strong(`Worker ${worker(dp, pp)}`), place ? ` · ${place} · ` : ' · ');
-    if (value === null) line.append('no operations received');
-    else line.append('S', subscript, ' ', strong(times(value, 3)), ` ${what}`);
+    line.append('S', subscript, ' ', strong(times(value, 3)), ` ${what}`);
   }
 
   readStep(worst = null) {
@@ -350,9 +346,9 @@ function strong(words) {
 }
 
 function worstOf(rows) {
-  let worst = null;
+  let worst = { value: -1 };
   rows.forEach((row, pp) => row.forEach((value, dp) => {
-    if (value !== null && (worst === null || value > worst.value)) worst = { dp, pp, value };
+    if (value > worst.value) worst = { dp, pp, value };
   }));
   return worst;
 }
