@@ -1,4 +1,4 @@
-# ruff: noqa: PLR0913, PLR0917, PLR0912, C901 - compiled loops over plain arrays: no objects there
+# ruff: noqa: PLR0912, C901 - compiled loops over plain arrays: no objects there
 """The replay as compiled loops: as `app.analysis.replay.engine.replay.ArrayReplay`, to the bit.
 
 A call of NumPy costs as much as computing some hundred lanes, and its results go through memory.
@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,6 +35,43 @@ _CACHED_ENDS: Final = 1 << 15
 _WORTH_A_THREAD: Final = 1_000_000
 # More threads would take cores from the analyses of other sessions.
 _MOST_THREADS: Final = 4
+
+
+class Tables(NamedTuple):
+    """A program as arrays; members of all units are in one row, a slot holds a live end.
+
+    Shapes: `unit_first` (units + 1,), `unit_spans` (units,), `node_of`, `slot_of`, `ends_last`
+    (members,), `after_first` (members + 1,), `after_slot`, `after_node` (dependencies,).
+    """
+
+    unit_first: CodeArray
+    unit_spans: NDArray[np.bool_]
+    node_of: CodeArray
+    slot_of: CodeArray
+    ends_last: NDArray[np.bool_]
+    after_first: CodeArray
+    after_slot: CodeArray
+    after_node: CodeArray
+    slots: int
+
+
+class Work(NamedTuple):
+    """Variants of a block of steps; see `Batch` and `Block`, whose steps and DP ranks are lanes.
+
+    `first_lane` is the block's first column of `recorded`; everything else has the block's lanes.
+    `late` has no rows where nobody is late.
+    """
+
+    takes: CodeArray
+    late: CodeArray
+    masks: NDArray[np.bool_]
+    recorded: FloatArray
+    first_lane: int
+    ideal: FloatArray
+    values: FloatArray
+    delays: FloatArray
+    dp: int
+    partnered: bool
 
 
 @compiled  # pragma: no cover - coverage does not see compiled code
@@ -83,43 +120,25 @@ def _add(end: FloatArray, begin: FloatArray, duration: FloatArray) -> None:
 
 
 @compiled  # pragma: no cover
-def replay_lanes(
-    unit_first: CodeArray,
-    unit_spans: NDArray[np.bool_],
-    node_of: CodeArray,
-    slot_of: CodeArray,
-    ends_last: NDArray[np.bool_],
-    after_first: CodeArray,
-    after_slot: CodeArray,
-    slots: int,
-    takes: CodeArray,
-    late: CodeArray,
-    masks: NDArray[np.bool_],
-    recorded: FloatArray,
-    first_lane: int,
-    ideal: FloatArray,
-    values: FloatArray,
-    delays: FloatArray,
-    dp: int,
-    partnered: bool,  # noqa: FBT001 - compiled
-    out: FloatArray,
-) -> None:
+def replay_lanes(tables: Tables, work: Work, out: FloatArray) -> None:
     """Replay variants; `out` gets the end of each lane's step, shape (variants, lanes).
 
-    `first_lane` is the block's first column of `recorded`; everything else has the block's lanes.
-    Partners are the second half of a row of ends. `late` has no rows where nobody is late.
+    Partners are the second half of a row of ends.
     """
+    unit_first, node_of, slot_of = tables.unit_first, tables.node_of, tables.slot_of
+    after_first, after_slot = tables.after_first, tables.after_slot
+    takes, late, recorded, partnered = work.takes, work.late, work.recorded, work.partnered
     lanes = out.shape[1]
     width = 2 * lanes if partnered else lanes
-    ends = np.empty((slots, width))
+    ends = np.empty((tables.slots, width))
     last_launch = np.empty(width)
     launch = np.empty(width)
     for v in range(out.shape[0]):
         out[v] = 0.0
-        for u in range(unit_spans.shape[0]):
+        for u in range(tables.unit_spans.shape[0]):
             first, last = unit_first[u], unit_first[u + 1]
             on_time = late.shape[0] == 0 or late[v, node_of[first]] == ON_TIME
-            alone = last == first + 1 and on_time and not unit_spans[u]
+            alone = last == first + 1 and on_time and not tables.unit_spans[u]
             if alone and after_first[last] == after_first[first] + 1:
                 # It begins with the end of the only one that it follows: no need to copy that.
                 begin = ends[after_slot[after_first[first]]]
@@ -129,30 +148,30 @@ def replay_lanes(
                     mine = last_launch if m == first else launch
                     _latest(mine, ends, after_slot, after_first[m], after_first[m + 1])
                     if late.shape[0] > 0 and late[v, node_of[m]] != ON_TIME:
-                        _add(mine, mine, delays[late[v, node_of[m]]])
+                        _add(mine, mine, work.delays[late[v, node_of[m]]])
                     if m > first:
                         _raise_to(last_launch, launch)
-                if unit_spans[u]:
-                    _couple(last_launch, dp, partnered)
+                if tables.unit_spans[u]:
+                    _couple(last_launch, work.dp, partnered)
             for m in range(first, last):
                 node = node_of[m]
                 end = ends[slot_of[m]]
-                code, usual = takes[v, node], ideal[node]
-                own = recorded[node, first_lane : first_lane + lanes]
+                code, usual = takes[v, node], work.ideal[node]
+                own = recorded[node, work.first_lane : work.first_lane + lanes]
                 if code == IDEAL:
                     for i in range(lanes):
                         end[i] = begin[i] + usual
                 elif code == RECORDED:
                     _add(end, begin, own)
                 elif code >= 0:
-                    _add(end, begin, values[code])
+                    _add(end, begin, work.values[code])
                 else:
-                    kept = masks[FIRST_MASK - code]
+                    kept = work.masks[FIRST_MASK - code]
                     for i in range(lanes):
                         end[i] = begin[i] + (own[i] if kept[i] else usual)
                 for i in range(lanes, width):
                     end[i] = begin[i] + usual
-                if ends_last[m]:
+                if tables.ends_last[m]:
                     _raise_to(out[v], end[:lanes])
                     if partnered:
                         _raise_to(out[v], end[lanes:])
@@ -160,15 +179,10 @@ def replay_lanes(
 
 @compiled  # pragma: no cover
 def delay_launches(
-    node_of: CodeArray,
-    after_first: CodeArray,
-    after_node: CodeArray,
-    start: FloatArray,
-    duration: FloatArray,
-    first_lane: int,
-    out: FloatArray,
+    tables: Tables, start: FloatArray, duration: FloatArray, first_lane: int, out: FloatArray
 ) -> int:
     """Write how late each node of some lanes starts; return how many delays are at fault."""
+    node_of, after_first, after_node = tables.node_of, tables.after_first, tables.after_node
     lanes = out.shape[1]
     own = slice(first_lane, first_lane + lanes)
     latest = np.empty(lanes)
@@ -197,7 +211,7 @@ class CompiledReplay:
     """Executes steps with a compiled loop, on several cores where there is enough to do."""
 
     program: Program
-    _tables: _Tables = field(init=False)
+    _tables: Tables = field(init=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "_tables", _tables(self.program))
@@ -217,30 +231,21 @@ class CompiledReplay:
         values = block.values_ns.reshape(len(block.values_ns), ends.shape[1])
         delays = block.delays_ns.reshape(len(block.delays_ns), ends.shape[1])
         late = np.empty((0, 0), dtype=np.int32) if batch.late is None else batch.late
-        tables = self._tables
 
         def run(variants: slice) -> None:
-            replay_lanes(
-                tables.unit_first,
-                tables.unit_spans,
-                tables.node_of,
-                tables.slot_of,
-                tables.ends_last,
-                tables.after_first,
-                tables.after_slot,
-                tables.slots,
-                batch.takes[variants],
-                late[variants] if len(late) else late,
-                masks,
-                recorded,
-                first * dp,
-                block.ideal_ns,
-                values,
-                delays,
-                dp,
-                batch.partnered,
-                ends[variants],
+            work = Work(
+                takes=batch.takes[variants],
+                late=late[variants] if len(late) else late,
+                masks=masks,
+                recorded=recorded,
+                first_lane=first * dp,
+                ideal=block.ideal_ns,
+                values=values,
+                delays=delays,
+                dp=dp,
+                partnered=batch.partnered,
             )
+            replay_lanes(self._tables, work, ends[variants])
 
         threads = 1
         if ends.size * nodes >= _WORTH_A_THREAD:
@@ -260,11 +265,8 @@ class CompiledReplay:
         nodes, count, dp = start_ns.shape
         first, end, _ = steps.indices(count)
         delays = np.empty((nodes, end - first, dp))
-        tables = self._tables
         clamped = delay_launches(
-            tables.node_of,
-            tables.after_first,
-            tables.after_node,
+            self._tables,
             start_ns.reshape(nodes, count * dp),
             duration_ns.reshape(nodes, count * dp),
             first * dp,
@@ -273,26 +275,7 @@ class CompiledReplay:
         return delays, clamped
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Tables:
-    """A program as arrays; members of all units are in one row, a slot holds a live end.
-
-    Shapes: `unit_first` (units + 1,), `unit_spans` (units,), `node_of`, `slot_of`, `ends_last`
-    (members,), `after_first` (members + 1,), `after_slot`, `after_node` (dependencies,).
-    """
-
-    unit_first: CodeArray
-    unit_spans: NDArray[np.bool_]
-    node_of: CodeArray
-    slot_of: CodeArray
-    ends_last: NDArray[np.bool_]
-    after_first: CodeArray
-    after_slot: CodeArray
-    after_node: CodeArray
-    slots: int
-
-
-def _tables(program: Program) -> _Tables:
+def _tables(program: Program) -> Tables:
     unit_first, after_first = [0], [0]
     node_of: list[int] = []
     after_slot: list[int] = []
@@ -313,7 +296,7 @@ def _tables(program: Program) -> _Tables:
         node_of += members
         unit_first.append(len(node_of))
         free += [slot_of[node] for node in finished]
-    return _Tables(
+    return Tables(
         unit_first=np.array(unit_first, dtype=np.int32),
         unit_spans=np.array([spans for _, _, spans, _ in program.units], dtype=np.bool_),
         node_of=np.array(node_of, dtype=np.int32),
