@@ -81,7 +81,7 @@ def score_job(seed: int) -> Scored:
         measured=report.slowdown,
         named=named,
         confidence=tuple(cause.confidence or 0.0 for cause in found),
-        contribution=tuple(cause.contribution for cause in found),
+        contribution=tuple(cause.contribution or 0.0 for cause in found),
         worker_right=_worker_right(session.truth.causes, session.truth.workers, found),
         stage_right=_stage_right(session.truth.causes, session.truth.stage, found),
         level=report.verdict.level,

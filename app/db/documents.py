@@ -23,8 +23,19 @@ Upgrade: TypeAlias = Callable[[dict[str, Any]], dict[str, Any]]
 
 REPORT: Final = TypeAdapter(Report)
 
+
+def _without_adaptations(report: dict[str, Any]) -> dict[str, Any]:
+    """Return a report of version 0.1.0 as revision 2, whose replay was adapted to nothing."""
+    fidelity = report["fidelity"]
+    late = fidelity.pop("late_launches", [])
+    return report | {
+        "revision": 2,
+        "fidelity": fidelity | {"adaptations": [], "late_launches": late},
+    }
+
+
 # By revision: what makes a stored report of it one of the next revision.
-UPGRADES: Final[Mapping[int, Upgrade]] = {}
+UPGRADES: Final[Mapping[int, Upgrade]] = {1: _without_adaptations}
 
 
 class JsonDocument(TypeDecorator[T]):

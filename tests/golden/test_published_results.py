@@ -155,7 +155,7 @@ def test_the_best_fix_brings_back_what_is_lost(published: Published) -> None:
 def test_exact_worker_slowdowns_equal_brute_force(published: Published) -> None:
     replayed = prepare_replay(published.trace)
     layout, simulator = replayed.layout, replayed.simulator
-    ideal = simulator.ideal_step_time()
+    ideal = float(simulator.ideal_step_times()[0])
     for dp in range(layout.dp):
         for pp in range(layout.pp):
             cells = np.zeros((layout.dp, layout.pp), dtype=bool)

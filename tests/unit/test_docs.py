@@ -10,11 +10,11 @@ from typing import Any, Final
 import pytest
 from typer.testing import CliRunner
 
-from app.analysis.planning.spec.measured import layers_per_stage
 from app.analysis.synthesis.scenarios import ALL_SCENARIOS, SCENARIOS
 from app.analysis.trace import decode, metadata
 from app.analysis.trace.formats.kind import TraceFormat
 from app.analysis.trace.formats.registry import FORMATS, WRITERS
+from app.analysis.trace.layers import layers_per_stage
 from app.analysis.trace.model import KNOWN_OP_TYPES, OP_TYPE_ALIASES
 from app.api.frame.problems import PROBLEMS
 from app.bootstrap import build

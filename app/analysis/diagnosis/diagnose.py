@@ -156,19 +156,33 @@ def _weigh(
         if cost.mean() >= max(_NAMED_COST * mean_s, _NAMED_SHARE * lost_s)
     ]
     named.sort(key=lambda item: -float(item[1].mean()))
-    causes = [
-        Cause(
+    causes = []
+    for number, cost in named:
+        finding, doubt = found[number].finding, found[number].finding.doubt
+        sure = confidence(cost, now_s, lost_s)
+        cause = Cause(
             cause=found[number].kind.name,
             contribution=float(cost.mean()) / lost_s,
             cost_s=float(cost.mean()),
-            confidence=confidence(cost, now_s, lost_s),
-            evidence=found[number].finding.evidence,
-            where=found[number].finding.where,
-            figure=found[number].finding.figure,
+            confidence=sure if doubt is None else min(sure, doubt.most),
+            evidence=finding.evidence,
+            where=finding.where,
+            figure=finding.figure,
             saves=replays.gain(frozenset({number})) / mean_s,
         )
-        for number, cost in named
-    ]
+        causes.append(cause)
+        if doubt is not None and doubt.cause is not None:
+            # the same time has been given to the cause before
+            causes.append(
+                Cause(
+                    cause=doubt.cause,
+                    contribution=None,
+                    cost_s=None,
+                    confidence=cause.confidence,
+                    evidence=doubt.evidence,
+                    where=doubt.where,
+                )
+            )
     left_s = lost_s - sum(float(cost.mean()) for _, cost in named)
     if left_s >= _UNKNOWN_SHARE * lost_s and left_s >= _UNKNOWN_COST * mean_s:
         unknown = _unknown(left_s, lost_s, len(causes))
@@ -215,7 +229,7 @@ def _unknown(left_s: float, lost_s: float, others: int) -> Cause:
 
 
 def _place(causes: list[Cause], cost_s: float) -> int:
-    return sum(cause.cost_s >= cost_s for cause in causes)
+    return sum(cause.cost_s is None or cause.cost_s >= cost_s for cause in causes)
 
 
 def _with_runners_up(causes: list[Cause], found: Sequence[_Found]) -> list[Cause]:

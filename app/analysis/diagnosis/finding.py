@@ -47,6 +47,27 @@ class Evidence:
     view: View | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Doubt:
+    """What a finding may be instead, with the same sign and the same place.
+
+    Parameters
+    ----------
+    most : float
+        How sure either can be at most.
+    cause : str or None
+        The other cause; None where only the finding itself is in doubt.
+    evidence : tuple of Evidence
+    where : Where
+        As in `Finding`.
+    """
+
+    most: float
+    cause: str | None
+    evidence: tuple[Evidence, ...]
+    where: Where
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Finding:
     """A cause that left its sign in the data, before anyone knows what it costs.
@@ -62,6 +83,8 @@ class Finding:
     late_ns : mapping
         Launch delays that it makes, by node, shape (steps, dp). Replays have them unless the cause
         is removed.
+    doubt : Doubt or None
+        What it may be instead.
     """
 
     change: Change
@@ -69,6 +92,7 @@ class Finding:
     where: Where = field(default_factory=Where)
     figure: FigureData | None = None
     late_ns: Mapping[int, FloatArray] = field(default_factory=dict)
+    doubt: Doubt | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -92,8 +116,8 @@ class Cause:
     """
 
     cause: str
-    contribution: float
-    cost_s: float
+    contribution: float | None
+    cost_s: float | None
     confidence: float | None
     evidence: tuple[Evidence, ...]
     where: Where = field(default_factory=Where)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from app.analysis.diagnosis.observation import Observation
+from app.analysis.diagnosis.stages import StageOrWorker, tell_apart
 from app.analysis.diagnosis.tensor_waits import (
     Waiting,
     has_tensor_ranks,
@@ -48,6 +49,11 @@ class Signs:
         """Return computations taken apart; None where stages are not `comparable`."""
         observation = self.observation
         return take_apart(observation.passes) if observation.comparable else None
+
+    @cached_property
+    def stage_or_worker(self) -> StageOrWorker:
+        """Return what makes a stage take longest."""
+        return tell_apart(self.observation)
 
     @property
     def slowness(self) -> Mapping[str, FloatArray] | None:

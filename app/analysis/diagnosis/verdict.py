@@ -73,7 +73,7 @@ def _why(job: JobFacts, causes: Sequence[Cause]) -> str:
         return _for_nobody(job)
     text = KINDS[first.cause].because(first, job)
     second = next((cause for cause in rest if cause.cause != UNKNOWN), None)
-    if second and second.contribution >= _BESIDE:
+    if second and (second.contribution or 0.0) >= _BESIDE:
         text += f", and {KINDS[second.cause].because(second, job)}"
     return text
 

@@ -19,7 +19,6 @@ from app.analysis.diagnosis.causes.registry import KINDS
 from app.analysis.diagnosis.finding import Cause
 from app.analysis.planning.spec.measured import (
     SessionTimes,
-    layers_per_stage,
     measure_session,
     spec_of_session,
     worker_speeds,
@@ -28,6 +27,7 @@ from app.analysis.replay.engine.variants import Replacement
 from app.analysis.replay.layout.dense import FloatArray
 from app.analysis.replay.session import Group, Replayed
 from app.analysis.trace import model as ops
+from app.analysis.trace.layers import layers_per_stage
 from app.analysis.trace.model import Trace
 from app.errors import InfeasiblePlanError
 
@@ -157,7 +157,7 @@ def recommend_template(
     pp = replayed.layout.pp
     if pp == 1 or not any(cause.cause in CAUSES for cause in causes):
         return None
-    layers = layers_per_stage(dict(trace.meta.extra), pp)
+    layers = layers_per_stage(trace.meta.extra, pp)
     if layers is None:
         return WithheldTemplate(
             LAYERS_UNKNOWN, 'The metadata do not say, as "layers", how many layers each stage has.'

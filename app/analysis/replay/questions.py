@@ -109,9 +109,7 @@ def answer(replayed: Replayed, question: Question) -> Answer:
     simulated = replayed.over_steps(
         lambda group: group.simulator.step_times([group.simulator.keep()])[0]
     )
-    ideal = replayed.over_steps(
-        lambda group: np.full(len(group.layout.steps), group.simulator.ideal_step_time())
-    )
+    ideal = replayed.over_steps(lambda group: group.simulator.ideal_step_times())
     changed = replayed.over_steps(
         lambda group: group.simulator.replaced_step_times(_in_question(group, question))[0]
     )

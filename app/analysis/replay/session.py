@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 
-from app.analysis.replay.clocks.alignment import Clocks, align
+from app.analysis.replay.adaptations.draft import Draft
+from app.analysis.replay.adaptations.evidence import Adaptation, Name
+from app.analysis.replay.adaptations.registry import adapt, adapt_rows
+from app.analysis.replay.adaptations.trial import recorded_times
+from app.analysis.replay.clocks.alignment import Clocks
 from app.analysis.replay.engine.durations import Durations, ideal_durations, own_durations
 from app.analysis.replay.engine.executor import executor_for
 from app.analysis.replay.engine.replay import prepare
@@ -16,7 +20,7 @@ from app.analysis.replay.engine.variants import Simulator
 from app.analysis.replay.layout.arrange import lay_out
 from app.analysis.replay.layout.dense import DroppedStep, FloatArray, IntArray, LaidOut, Layout
 from app.analysis.replay.layout.graph import Graph, build_graph
-from app.analysis.replay.repair import Recreated, recreate
+from app.analysis.replay.repair import Recreated
 from app.analysis.trace.model import Trace
 from app.errors import UnanalyzableError
 
@@ -50,6 +54,8 @@ class Replayed:
     clocks : Clocks
     unanswered : tuple of str
         Types of sends that are left out because nobody recorded their receives.
+    adaptations : tuple of Adaptation
+        How the job runs otherwise than the dependency model has it.
     """
 
     groups: tuple[Group, ...]
@@ -58,6 +64,7 @@ class Replayed:
     recreated: Recreated
     clocks: Clocks
     unanswered: tuple[str, ...]
+    adaptations: tuple[Adaptation, ...] = ()
 
     @property
     def main(self) -> Group:
@@ -98,18 +105,25 @@ class Replayed:
         return np.concatenate(results)[np.argsort(steps)]
 
 
-def prepare_replay(trace: Trace) -> Replayed:
+def prepare_replay(trace: Trace, without: Collection[Name] = ()) -> Replayed:
     """Lay a trace out, derive its dependencies and its ideal durations.
+
+    Parameters
+    ----------
+    trace : Trace
+    without : collection of Name
+        Adaptations of the dependency model that are switched off.
 
     Raises
     ------
     UnanalyzableError
         Where no replay can come from the trace; see `lay_out` and `build_graph`.
     """
-    laid_out = lay_out(trace)
+    rows = adapt_rows(trace, without)
+    laid_out = lay_out(rows.trace, rows.way)
     arranged, graphs, dropped = _with_graphs(laid_out)
-    aligned, clocks = align(arranged, graphs, absolute=not trace.step_relative)
-    layouts, recreated = recreate(aligned, graphs)
+    draft, made = adapt(Draft.of(arranged, graphs, absolute=not trace.step_relative), without)
+    layouts, graphs = list(draft.layouts), list(draft.graphs)
     own = [own_durations(*pair) for pair in zip(layouts, graphs, strict=True)]
     recorded = [durations for durations, _ in own]
     groups = []
@@ -118,16 +132,17 @@ def prepare_replay(trace: Trace) -> Replayed:
     ):
         durations = Durations(values, ideal)
         shortest = np.minimum(values.min(axis=(1, 2)), ideal)
-        executor = executor_for(prepare(graph, shortest), values.size)
+        executor = executor_for(prepare(graph, layout.nodes.pp, shortest), values.size)
         simulator = Simulator(layout, durations, executor)
         groups.append(Group(layout, graph, durations, simulator))
     return Replayed(
         groups=tuple(groups),
         dropped=dropped,
         clamped=sum(clamped for _, clamped in own),
-        recreated=recreated,
-        clocks=clocks,
+        recreated=draft.recreated,
+        clocks=draft.clocks,
         unanswered=laid_out.unanswered,
+        adaptations=(*rows.made, *made),
     )
 
 
@@ -174,9 +189,5 @@ def launch_delays(group: Group, steps: slice = ALL_STEPS) -> tuple[FloatArray, i
 
 
 def recorded_step_times(group: Group) -> FloatArray:
-    """Return first start to last end of each step as recorded, ns."""
-    layout = group.layout
-    latest = np.zeros(layout.start_ns.shape[1:])
-    for start, duration in zip(layout.start_ns, layout.duration_ns, strict=True):
-        np.maximum(latest, start + duration, out=latest)
-    return np.asarray(latest.max(axis=1))
+    """Return how long each step took as recorded, ns; see `recorded_times`."""
+    return recorded_times(group.layout, group.graph)

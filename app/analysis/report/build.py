@@ -16,6 +16,7 @@ from app.analysis.diagnosis.places import JobFacts, Worker
 from app.analysis.diagnosis.verdict import verdict
 from app.analysis.mitigation.predictions import predict_fixes
 from app.analysis.mitigation.template import recommend_template
+from app.analysis.replay.adaptations.evidence import SENTENCES
 from app.analysis.replay.confidence import Interval, Intervals, bootstrap
 from app.analysis.replay.fidelity import distrust, late_launches
 from app.analysis.replay.layout.dense import MAX_NAMED_FAULTS, FloatArray
@@ -33,6 +34,7 @@ from app.analysis.report.coverage import (
     Fidelity,
     LateOpType,
     LateWorker,
+    MadeAdaptation,
     Recreated,
 )
 from app.analysis.report.document import DroppedStep, Report, Sizes, Steps, Workers
@@ -209,6 +211,17 @@ def _fidelity(replayed: Replayed, metrics: Metrics, *, trusted: bool) -> Fidelit
         limit=DISCREPANCY_LIMIT,
         verdict=trusted,
         reason=None if trusted else distrust(replayed, metrics, late, DISCREPANCY_LIMIT),
+        adaptations=tuple(
+            MadeAdaptation(
+                adaptation=item.name.value,
+                sentence=SENTENCES[item.name],
+                where=item.sign.where,
+                confidence=item.sign.confidence,
+                discrepancy_before=item.before,
+                discrepancy_after=item.after,
+            )
+            for item in replayed.adaptations
+        ),
         late_launches=tuple(
             LateOpType(
                 item.op_type,

@@ -218,6 +218,32 @@ class LateOpType:
 
 
 @dataclass(frozen=True, slots=True)
+class MadeAdaptation:
+    """A way in which the replay follows this job instead of the paper's dependency model.
+
+    Parameters
+    ----------
+    adaptation : str
+        Its name, such as ``blocking_transfers``.
+    sentence : str
+        What the job does, in words.
+    where : tuple of str
+        Where in the job: op types and stages, links, microbatches.
+    confidence : float
+        Share of the cases looked at that show it, 0 to 1.
+    discrepancy_before, discrepancy_after : float or None
+        Without it and with it; None where it is made on its sign alone.
+    """
+
+    adaptation: str
+    sentence: str
+    where: tuple[str, ...]
+    confidence: float
+    discrepancy_before: float | None
+    discrepancy_after: float | None
+
+
+@dataclass(frozen=True, slots=True)
 class Fidelity:
     """Whether the replay is near enough to the recording (paper, section 6).
 
@@ -231,6 +257,8 @@ class Fidelity:
         Whether there is one.
     reason : str or None
         Why there is none, in words.
+    adaptations : tuple of MadeAdaptation
+        How the replay was adapted to what the recording shows, in the order of their trial.
     late_launches : tuple of LateOpType
         Where the time went that the replay does not account for; empty where there is a verdict.
     """
@@ -239,4 +267,5 @@ class Fidelity:
     limit: float
     verdict: bool
     reason: str | None
+    adaptations: tuple[MadeAdaptation, ...]
     late_launches: tuple[LateOpType, ...]

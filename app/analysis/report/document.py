@@ -28,7 +28,7 @@ from app.analysis.report.shapes import CountByCell, Interval, Numbers
 
 SCHEMA: Final = "paceline.report/1"
 # Of the fields within the schema: a report that was stored with a lower one is upgraded on reading.
-REVISION: Final = 1
+REVISION: Final = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +112,8 @@ class Report:
     ----------
     schema : ``paceline.report/1``
         Which document this is.
+    revision : int
+        Which fields it has; one that was stored with a lower revision is upgraded on reading.
     job : str or None
         Name of the job; None where a file was analyzed.
     session : str or None
@@ -189,6 +191,7 @@ class Report:
     """
 
     schema: Literal["paceline.report/1"] = SCHEMA
+    revision: int = REVISION
     job: str | None = None
     session: str | None = None
     trial_name: str | None

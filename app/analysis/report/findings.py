@@ -16,9 +16,10 @@ class NamedCause:
     ----------
     cause : str
         Its name, such as ``slow_worker``; ``unknown`` for what is left over.
-    contribution : float
-        Its fair share of the lost time.
-    cost_s : float
+    contribution : float or None
+        Its fair share of the lost time; None where the cause before it may be it instead, and has
+        the share of both.
+    cost_s : float or None
         That share, seconds of a mean step.
     confidence : float or None
         How sure it is that this cause holds, 0 to 1; None of ``unknown``.
@@ -35,8 +36,8 @@ class NamedCause:
     """
 
     cause: str
-    contribution: float
-    cost_s: float
+    contribution: float | None
+    cost_s: float | None
     confidence: float | None
     evidence: tuple[str, ...]
     views: tuple[View | None, ...]

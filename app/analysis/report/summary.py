@@ -29,8 +29,8 @@ class SummaryCause:
     """A `NamedCause` without the data of its figure: a list of sessions would be made of them."""
 
     cause: str
-    contribution: float
-    cost_s: float
+    contribution: float | None
+    cost_s: float | None
     confidence: float | None
     evidence: tuple[str, ...]
     views: tuple[View | None, ...]

@@ -221,7 +221,7 @@ def session_row(
         hours_lost=lost,
         hours_lost_text="" if lost is None else hours(lost),
         cause=title_of(first.cause) if first else _reason(session),
-        cause_share=rough_percent(first.contribution) if first else "",
+        cause_share=rough_percent(first.contribution or 0.0) if first else "",
         where=_where(first, headline) if first and headline else "",
         gpus=session.world,
         sizes=sizes(session.dp, session.pp, session.tp, session.cp, session.vpp),

@@ -42,12 +42,17 @@ class CauseRow:
     pictures: tuple[Picture, ...] = ()
 
 
+def _share(contribution: float | None) -> str:
+    # Of two causes that may be each other the first has the share.
+    return "the same" if contribution is None else rough_percent(contribution)
+
+
 def causes_table(report: Report) -> tuple[CauseRow, ...]:
     """Return the causes, and what was ruled out or cannot be judged."""
     rows = [
         CauseRow(
             name=title_of(cause.cause),
-            share=rough_percent(cause.contribution),
+            share=_share(cause.contribution),
             confidence="" if cause.confidence is None else sure(cause.confidence),
             evidence=_evidence(report, cause),
             strong=index == 0,

@@ -58,7 +58,8 @@ def launch_fact(report: Report) -> Fact:
 
 
 def _cause_fact(cause: NamedCause, label: str = "Cause") -> Fact:
-    note = f"explains {rough_percent(cause.contribution)}"
+    share = cause.contribution
+    note = "may be it instead" if share is None else f"explains {rough_percent(share)}"
     if cause.confidence is not None:
         note += f", {sure(cause.confidence)} sure"
     return Fact(label, title_of(cause.cause), note)

@@ -185,9 +185,10 @@ def causes_finding(report: Report) -> str:
         return "The cause is not known"
     first = causes[0]
     name = title_of(first.cause)
-    if first.contribution >= 1 - NEGLIGIBLE:
+    share = first.contribution or 0.0
+    if share >= 1 - NEGLIGIBLE:
         return f"{name}: explains all of it"
-    return f"{name}: explains {rough_percent(first.contribution)} of it"
+    return f"{name}: explains {rough_percent(share)} of it"
 
 
 def recovery_finding(report: Report) -> str:

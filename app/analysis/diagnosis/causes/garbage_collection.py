@@ -35,6 +35,8 @@ _GROWTH: Final = 1.25
 def _find(signs: Signs) -> Finding | None:
     """Return the stalls, where they are spread over the workers; without it they take no time."""
     observation, usual = signs.observation, signs.usual
+    if observation.layout.paused_ns:
+        return _recorded(observation)
     if usual is None:
         return None
     passes = observation.passes[FORWARD_COMPUTE]
@@ -71,6 +73,43 @@ def _find(signs: Signs) -> Finding | None:
             by_step_s=tuple((stall_ns.sum(axis=(0, 1, 3)) / 1e9).tolist()),
             by_worker=tuple(map(tuple, by_worker.tolist())),
             longest_s=float(stall_ns.max()) / 1e9,
+        ),
+    )
+
+
+def _recorded(observation: Observation) -> Finding | None:
+    """Return the collections that are recorded inside of computations; they need no sign."""
+    layout = observation.layout
+    paused = {
+        node: np.minimum(pause, observation.recorded_ns[node])
+        for node, pause in layout.paused_ns.items()
+    }
+    by_worker = np.zeros((layout.dp, layout.pp), dtype=np.int64)
+    by_step = np.zeros(len(layout.steps))
+    for node, pause in paused.items():
+        by_worker[:, layout.nodes.pp[node]] += (pause > 0).sum(axis=0)
+        by_step += pause.sum(axis=1)
+    pauses = np.concatenate([pause[pause > 0] for pause in paused.values()])
+    worst = int(np.argmax(by_step))
+    lines = (
+        Evidence(
+            f"{len(pauses)} collections are recorded inside of computations, "
+            f"{np.median(pauses) / 1e6:.0f} ms each, the longest {pauses.max() / 1e6:.0f} ms",
+            StepView(step=int(layout.steps[worst])),
+        ),
+        Evidence(
+            f"They are on {int((by_worker > 0).sum())} of {by_worker.size} workers, at most "
+            f"{int(by_worker.max())} on one",
+            FigureView(part="workers"),
+        ),
+    )
+    return Finding(
+        change=Change(less_ns=paused),
+        evidence=lines,
+        figure=Stalls(
+            by_step_s=tuple((by_step / 1e9).tolist()),
+            by_worker=tuple(map(tuple, by_worker.tolist())),
+            longest_s=float(pauses.max()) / 1e9,
         ),
     )
 

@@ -46,11 +46,9 @@ class _Links:
 
 
 def _find(signs: Signs) -> Finding | None:
-    """Return slow links; without it their transfers take the median time of their type."""
+    """Return slow links; without it transfers take the median of their type elsewhere."""
     observation = signs.observation
     recorded = observation.recorded_ns
-    # The ideal of a communication type is its median.
-    medians = observation.group.durations.ideal_ns
     links = _pipeline_links(observation)
     slow_links = _beyond(links.ratio) if links.ends else np.zeros((0, 1), bool)
     stages, by_step = _collectives(observation)
@@ -59,15 +57,18 @@ def _find(signs: Signs) -> Finding | None:
     if not slow_links.any() and not slow_stages.any():
         return None
     transfers: dict[int, FloatArray] = {}
+    usual = _usual_elsewhere(observation, links, slow_links)
     for index, dp in np.argwhere(slow_links).tolist():
         for node in links.nodes[index]:
             changed = transfers.get(node)
             changed = np.full(recorded[node].shape, np.inf) if changed is None else changed
-            changed[:, dp] = medians[node]
+            changed[:, dp] = usual[int(observation.layout.nodes.op[node])]
             transfers[node] = changed
+    usual = _usual_on_other_stages(observation, stages, slow_stages)
     for index in np.flatnonzero(slow_stages).tolist():
         for node in stages[index][1]:
-            transfers[node] = np.full(recorded[node].shape, medians[node])
+            code = int(observation.layout.nodes.op[node])
+            transfers[node] = np.full(recorded[node].shape, usual[code])
     slow_at = {stages[index][0] for index in np.flatnonzero(slow_stages).tolist()}
     workers = _at_fault(links, slow_links, slow_at, observation.layout.dp)
     where = Where(
@@ -105,6 +106,46 @@ def _pipeline_links(observation: Observation) -> _Links:
         taken = observation.recorded_ns[by_link[link]].mean(axis=1)
         ratio[index] = (taken / np.maximum(usual, _LEAST_NS)[:, None]).mean(axis=0)
     return _Links(ends, [by_link[link] for link in ends], ratio)
+
+
+def _usual_elsewhere(
+    observation: Observation, links: _Links, slow: NDArray[np.bool_]
+) -> dict[int, float]:
+    """Return the median of each type's transfers on the links that are not slow, by op code.
+
+    The median of all is between slow and fast where half of the links are slow. Where a type has
+    no fast link, it is that of all.
+    """
+    op = observation.layout.nodes.op
+    fast: dict[int, list[FloatArray]] = {}
+    for nodes, slow_ranks in zip(links.nodes, slow, strict=True):
+        for node in nodes if slow.any() else ():
+            parts = fast.setdefault(int(op[node]), [])
+            parts.append(observation.recorded_ns[node][:, ~slow_ranks].ravel())
+    return _medians(observation, fast)
+
+
+def _usual_on_other_stages(
+    observation: Observation, stages: list[tuple[int, list[int]]], slow: NDArray[np.bool_]
+) -> dict[int, float]:
+    """Return the same of collectives, on the stages whose network is not slow."""
+    op = observation.layout.nodes.op
+    fast: dict[int, list[FloatArray]] = {}
+    for (_, nodes), is_slow in zip(stages, slow.tolist(), strict=True):
+        for node in () if is_slow or not slow.any() else nodes:
+            fast.setdefault(int(op[node]), []).append(observation.recorded_ns[node].ravel())
+    return _medians(observation, fast)
+
+
+def _medians(observation: Observation, fast: dict[int, list[FloatArray]]) -> dict[int, float]:
+    """Return the median of each type's values; its ideal, which is that of all, without any."""
+    op, ideal = observation.layout.nodes.op, observation.group.durations.ideal_ns
+    usual = {int(code): float(ideal[op == code][0]) for code in np.unique(op)}
+    for code, parts in fast.items():
+        values = np.concatenate(parts)
+        if len(values):
+            usual[code] = float(np.median(values))
+    return usual
 
 
 def _collectives(

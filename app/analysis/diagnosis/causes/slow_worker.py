@@ -21,6 +21,7 @@ from app.analysis.diagnosis.places import (
     WorkerView,
 )
 from app.analysis.diagnosis.signs import Signs
+from app.analysis.diagnosis.stages import SLOW_WORKER_NAME
 from app.analysis.replay.layout.dense import FloatArray
 from app.analysis.trace.model import BACKWARD_COMPUTE, FORWARD_COMPUTE
 
@@ -44,6 +45,8 @@ def _find(signs: Signs) -> Finding | None:
     observation, slowness = signs.observation, signs.slowness
     if slowness is None:
         return None
+    if signs.stage_or_worker.slow is not None:
+        return signs.stage_or_worker.slow
     both = np.minimum(slowness[FORWARD_COMPUTE], slowness[BACKWARD_COMPUTE])
     lasting = np.median(both, axis=1)
     limit = 1 + max(_SLOW, _TO_SCATTER * scatter_of_most(lasting))
@@ -137,7 +140,8 @@ def _cannot_judge(signs: Signs) -> str | None:
             "stages do not compute as often forward as backward, so their workers cannot be "
             "compared"
         )
-    if signs.observation.layout.dp == 1:
+    layout = signs.observation.layout
+    if layout.dp == 1 and (layout.pp == 1 or not signs.observation.comparable):
         return "with one DP rank a worker has no peers to compare it with"
     return None
 
@@ -161,7 +165,7 @@ def _because(cause: Cause, job: JobFacts) -> str:
 
 
 SLOW_WORKER: Final = CauseKind(
-    name="slow_worker",
+    name=SLOW_WORKER_NAME,
     title="Slow worker",
     word="worker",
     sign="A worker computes slower than the other DP ranks of its stage, forward and backward "

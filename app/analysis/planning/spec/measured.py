@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -74,20 +74,6 @@ def measure_session(trace: Trace) -> SessionTimes:
     _, by_step = np.unique(trace.step[one], return_counts=True)
     # steps of a warm-up may have fewer
     return SessionTimes(forward, backward, int(np.median(by_step)))
-
-
-def layers_per_stage(extra: dict[str, Any], stages: int) -> tuple[int, ...] | None:
-    """Return the layers of each stage from a session's metadata, None where it does not say.
-
-    ``layers`` is a list with a number for each stage, or with a list of one number, its chunk's.
-    """
-    given = extra.get("layers")
-    if not isinstance(given, Sequence) or isinstance(given, str) or len(given) != stages:
-        return None
-    numbers = [item[0] if isinstance(item, Sequence) and len(item) == 1 else item for item in given]
-    if any(isinstance(n, bool) or not isinstance(n, int) or n < 1 for n in numbers):
-        return None
-    return tuple(numbers)
 
 
 def spec_of_session(

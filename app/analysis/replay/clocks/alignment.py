@@ -119,7 +119,8 @@ def align(
     if len(parts) > 1:
         residual = np.maximum(residual, of_boundary)
         limit = np.maximum(BOUNDARY_NS, CORRECTED_RESIDUALS * residual)
-        wrong |= (np.abs(furthest) > limit).any()
+        if (np.abs(furthest) > limit).any():
+            wrong |= any(map(_contradicts, layouts, graphs))
     wrong &= len(begin) >= LEAST_STEPS
     clocks = Clocks(
         aligned=bool(wrong),
@@ -133,6 +134,26 @@ def align(
     if not wrong:
         return list(layouts), clocks
     return _corrected(layouts, fit, ranks), clocks
+
+
+def _contradicts(layout: Layout, graph: Graph) -> bool:
+    """Return whether starts cannot be right where only the boundaries of steps compare clocks.
+
+    Where stages hand over and no transfer is recorded, what takes over begins before the other has
+    ended, in one of the two directions at least, if their clocks are apart. Where they hand over
+    in order the stages just do not end their steps together. Without a hand-over nothing tells.
+    """
+    stage = layout.nodes.pp
+    delays = [
+        layout.start_ns[node] - layout.start_ns[before] - layout.duration_ns[before]
+        for unit in graph.units
+        for node, after in zip(unit.members, unit.after, strict=True)
+        for before in after
+        if stage[node] != stage[before]
+    ]
+    if not delays or layout.missing is not None:
+        return True
+    return bool((np.median(delays, axis=1) < -CORRECTED_NS).any())
 
 
 def _within_parts(offsets: FloatArray, part: NDArray[np.int64]) -> FloatArray:

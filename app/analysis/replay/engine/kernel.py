@@ -1,4 +1,4 @@
-# ruff: noqa: PLR0912, C901 - compiled loops over plain arrays: no objects there
+# ruff: noqa: PLR0912, PLR0915, C901 - compiled loops over plain arrays: no objects there
 """The replay as compiled loops: as `app.analysis.replay.engine.replay.ArrayReplay`, to the bit.
 
 A call of NumPy costs as much as computing some hundred lanes, and its results go through memory.
@@ -8,6 +8,7 @@ Here the ends that are still needed stay in the cache of a core, and nothing els
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
@@ -26,6 +27,7 @@ from app.analysis.replay.engine.replay import (
     Block,
     CodeArray,
     Program,
+    one_by_one,
 )
 from app.analysis.replay.layout.dense import FloatArray
 
@@ -42,6 +44,9 @@ class Tables(NamedTuple):
 
     Shapes: `unit_first` (units + 1,), `unit_spans` (units,), `node_of`, `slot_of`, `ends_last`
     (members,), `after_first` (members + 1,), `after_slot`, `after_node` (dependencies,).
+    `after_lag` (dependencies,) has no rows where nothing passes regularly before launches;
+    `begins` and `closes` (members,), the stage of what begins and ends steps that are chained and
+    else -1, have no rows where steps are not chained.
     """
 
     unit_first: CodeArray
@@ -52,6 +57,9 @@ class Tables(NamedTuple):
     after_first: CodeArray
     after_slot: CodeArray
     after_node: CodeArray
+    after_lag: FloatArray
+    begins: CodeArray
+    closes: CodeArray
     slots: int
 
 
@@ -59,7 +67,9 @@ class Work(NamedTuple):
     """Variants of a block of steps; see `Batch` and `Block`, whose steps and DP ranks are lanes.
 
     `first_lane` is the block's first column of `recorded`; everything else has the block's lanes.
-    `late` has no rows where nobody is late.
+    `late` has no rows where nobody is late. `carry`, shape (variants, stages, lanes and partners),
+    is when each stage ended the step before, and then when it ends this one; it has no rows where
+    steps are not chained.
     """
 
     takes: CodeArray
@@ -72,6 +82,7 @@ class Work(NamedTuple):
     delays: FloatArray
     dp: int
     partnered: bool
+    carry: FloatArray
 
 
 @compiled  # pragma: no cover - coverage does not see compiled code
@@ -96,6 +107,23 @@ def _latest(
             into[i] = max(one[i], other[i])
         for k in range(first + 2, last):
             _raise_to(into, ends[after_slot[k]])
+
+
+@compiled  # pragma: no cover
+def _latest_of(
+    into: FloatArray, ends: FloatArray, tables: Tables, member: int, carry: FloatArray
+) -> None:
+    """Write the same where steps are chained, or time passes regularly before launches."""
+    first, last = tables.after_first[member], tables.after_first[member + 1]
+    begins = tables.begins[member] if tables.begins.shape[0] > 0 else -1
+    into[:] = 0.0 if first == last else -np.inf
+    if begins >= 0:
+        into[:] = carry[begins]
+    for k in range(first, last):
+        end = ends[tables.after_slot[k]]
+        lag = tables.after_lag[k] if tables.after_lag.shape[0] > 0 else 0.0
+        for i in range(into.shape[0]):
+            into[i] = max(into[i], end[i] + lag)
 
 
 @compiled  # pragma: no cover
@@ -127,18 +155,25 @@ def replay_lanes(tables: Tables, work: Work, out: FloatArray) -> None:
     """
     unit_first, node_of, slot_of = tables.unit_first, tables.node_of, tables.slot_of
     after_first, after_slot = tables.after_first, tables.after_slot
+    chained = work.carry.shape[0] > 0
+    plain = not chained and tables.after_lag.shape[0] == 0
+    nobody = np.empty((0, 0))
     takes, late, recorded, partnered = work.takes, work.late, work.recorded, work.partnered
     lanes = out.shape[1]
     width = 2 * lanes if partnered else lanes
     ends = np.empty((tables.slots, width))
     last_launch = np.empty(width)
     launch = np.empty(width)
+    closed = np.empty(work.carry.shape[1:])
     for v in range(out.shape[0]):
         out[v] = 0.0
+        carry = work.carry[v] if chained else nobody
+        if chained:
+            closed[:] = carry
         for u in range(tables.unit_spans.shape[0]):
             first, last = unit_first[u], unit_first[u + 1]
             on_time = late.shape[0] == 0 or late[v, node_of[first]] == ON_TIME
-            alone = last == first + 1 and on_time and not tables.unit_spans[u]
+            alone = plain and last == first + 1 and on_time and not tables.unit_spans[u]
             if alone and after_first[last] == after_first[first] + 1:
                 # It begins with the end of the only one that it follows: no need to copy that.
                 begin = ends[after_slot[after_first[first]]]
@@ -146,7 +181,10 @@ def replay_lanes(tables: Tables, work: Work, out: FloatArray) -> None:
                 begin = last_launch
                 for m in range(first, last):
                     mine = last_launch if m == first else launch
-                    _latest(mine, ends, after_slot, after_first[m], after_first[m + 1])
+                    if plain:
+                        _latest(mine, ends, after_slot, after_first[m], after_first[m + 1])
+                    else:
+                        _latest_of(mine, ends, tables, m, carry)
                     if late.shape[0] > 0 and late[v, node_of[m]] != ON_TIME:
                         _add(mine, mine, work.delays[late[v, node_of[m]]])
                     if m > first:
@@ -175,6 +213,10 @@ def replay_lanes(tables: Tables, work: Work, out: FloatArray) -> None:
                     _raise_to(out[v], end[:lanes])
                     if partnered:
                         _raise_to(out[v], end[lanes:])
+                if chained and tables.closes[m] >= 0:
+                    _raise_to(closed[tables.closes[m]], end)
+        if chained:
+            carry[:] = closed
 
 
 @compiled  # pragma: no cover
@@ -192,11 +234,12 @@ def delay_launches(
         delay = out[node_of[m]]
         delay[:] = start[node_of[m], own]
         if first < last:
-            _add(latest, start[after_node[first], own], duration[after_node[first], own])
-            for k in range(first + 1, last):
+            for k in range(first, last):
                 other, length = start[after_node[k], own], duration[after_node[k], own]
+                lag = tables.after_lag[k] if tables.after_lag.shape[0] > 0 else 0.0
                 for i in range(lanes):
-                    latest[i] = max(latest[i], other[i] + length[i])
+                    end = other[i] + length[i] + lag
+                    latest[i] = end if k == first else max(latest[i], end)
             for i in range(lanes):
                 delay[i] -= latest[i]
         for i in range(lanes):
@@ -223,6 +266,16 @@ class CompiledReplay:
 
     def step_ends(self, batch: Batch, block: Block) -> FloatArray:
         """Return when the steps end, shape (variants, the block's steps, dp), ns."""
+        chain = self.program.chain
+        if chain is None:
+            return self._replay(batch, block, np.empty((0, 0, 0)))
+        width = block.recorded_ns.shape[2] * (2 if batch.partnered else 1)
+        carry = np.zeros((len(batch.takes), chain.stages, width))
+        parts = [self._replay(batch, part, carry) for part in one_by_one(block)]
+        return np.concatenate(parts, axis=1)
+
+    def _replay(self, batch: Batch, block: Block, carry: FloatArray) -> FloatArray:
+        """Replay a block; `carry` as in `Work`."""
         nodes, steps, dp = block.recorded_ns.shape
         first, end, _ = block.steps.indices(steps)
         ends = np.empty((len(batch.takes), (end - first) * dp))
@@ -244,6 +297,7 @@ class CompiledReplay:
                 delays=delays,
                 dp=dp,
                 partnered=batch.partnered,
+                carry=carry[variants] if len(carry) else carry,
             )
             replay_lanes(self._tables, work, ends[variants])
 
@@ -280,11 +334,14 @@ def _tables(program: Program) -> Tables:
     node_of: list[int] = []
     after_slot: list[int] = []
     after_node: list[int] = []
+    after_lag: list[float] = []
     slot_of: dict[int, int] = {}
     free: list[int] = []
     slots = 0
     for members, afters, _, finished in program.units:
-        for after in afters:
+        for member, after in zip(members, afters, strict=True):
+            if program.lags_ns:
+                after_lag += [program.lags_ns.get((member, node), 0.0) for node in after]
             after_slot += [slot_of[node] for node in after]
             after_node += after
             after_first.append(len(after_slot))
@@ -305,5 +362,15 @@ def _tables(program: Program) -> Tables:
         after_first=np.array(after_first, dtype=np.int32),
         after_slot=np.array(after_slot, dtype=np.int32),
         after_node=np.array(after_node, dtype=np.int32),
+        after_lag=np.array(after_lag, dtype=np.float64),
+        begins=_stages(node_of, None if program.chain is None else program.chain.begins),
+        closes=_stages(node_of, None if program.chain is None else program.chain.closes),
         slots=slots,
     )
+
+
+def _stages(nodes: Sequence[int], stage_of: Mapping[int, int] | None) -> CodeArray:
+    """Return the stage of each node that has one, -1 for the others; nothing where none has."""
+    if stage_of is None:
+        return np.empty(0, dtype=np.int32)
+    return np.array([stage_of.get(node, -1) for node in nodes], dtype=np.int32)

@@ -12,8 +12,8 @@ steps and DP ranks of a node in one NumPy call; it is there at once and observes
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Final, Protocol
 
 import numpy as np
@@ -100,18 +100,44 @@ class Program:
         ranks, and the nodes whose end nobody needs after it.
     ends_last : frozenset of int
         Nodes that may end last.
+    lags_ns : mapping of (node, what it follows) to float
+        As `Graph.lags_ns`.
+    chain : Chain or None
+        How steps follow one another where their stages do not begin them together.
     """
 
     units: tuple[tuple[tuple[int, ...], tuple[tuple[int, ...], ...], bool, tuple[int, ...]], ...]
     ends_last: frozenset[int]
+    lags_ns: Mapping[tuple[int, int], float] = field(default_factory=dict)
+    chain: Chain | None = None
 
 
-def prepare(graph: Graph, shortest_ns: FloatArray) -> Program:
+@dataclass(frozen=True, slots=True)
+class Chain:
+    """Steps that follow one another stage by stage.
+
+    Parameters
+    ----------
+    stages : int
+    begins : mapping of int to int
+        Stage of each node that begins a step: it follows the stage's last end in the step before.
+    closes : mapping of int to int
+        Stage of each node that nothing of its stage follows.
+    """
+
+    stages: int
+    begins: Mapping[int, int]
+    closes: Mapping[int, int]
+
+
+def prepare(graph: Graph, stage: NDArray[np.int32], shortest_ns: FloatArray) -> Program:
     """Prepare a graph for replay.
 
     Parameters
     ----------
     graph : Graph
+    stage : int32 array, shape (nodes,)
+        The pipeline stage of each node.
     shortest_ns : float64 array, shape (nodes,)
         The shortest duration of each node in any variant. Where it is negative (clock noise), what
         the node follows may end after it and can be the step's last end.
@@ -133,7 +159,42 @@ def prepare(graph: Graph, shortest_ns: FloatArray) -> Program:
         (unit.members, unit.after, unit.across_dp, tuple(nodes))
         for unit, nodes in zip(graph.units, finished, strict=True)
     )
-    return Program(units, frozenset(ends_last))
+    chain = _chain(graph, stage.tolist()) if graph.chained else None
+    return Program(units, frozenset(ends_last), graph.lags_ns, chain)
+
+
+def _chain(graph: Graph, stage: Sequence[int]) -> Chain:
+    follows = [
+        (node, after)
+        for unit in graph.units
+        for node, after in zip(unit.members, unit.after, strict=True)
+    ]
+    followed = {
+        before for node, after in follows for before in after if stage[before] == stage[node]
+    }
+    return Chain(
+        stages=max(stage) + 1,
+        # what follows nothing of its own stage is held up by the stage's last step all the same
+        begins={
+            node: stage[node]
+            for node, after in follows
+            if not any(stage[before] == stage[node] for before in after)
+        },
+        closes={node: stage[node] for node, _ in follows if node not in followed},
+    )
+
+
+def one_by_one(block: Block) -> Iterator[Block]:
+    """Yield the steps of a block as blocks of their own."""
+    first, end, _ = block.steps.indices(block.recorded_ns.shape[1])
+    for number in range(end - first):
+        here = slice(number, number + 1)
+        yield replace(
+            block,
+            steps=slice(first + number, first + number + 1),
+            values_ns=block.values_ns[:, here],
+            delays_ns=block.delays_ns[:, here],
+        )
 
 
 class Executor(Protocol):
@@ -150,7 +211,10 @@ class Executor(Protocol):
         ...
 
     def step_ends(self, batch: Batch, block: Block) -> FloatArray:
-        """Return when the steps end, shape (variants, the block's steps, dp), ns."""
+        """Return when the steps end, shape (variants, the block's steps, dp), ns.
+
+        Since their own begin; where they are chained, since the begin of the block.
+        """
         ...
 
     def launch_delays(
@@ -191,10 +255,15 @@ class ArrayReplay:
         """Return when the steps end, shape (variants, the block's steps, dp), ns."""
         recorded = block.recorded_ns[:, block.steps]
         ends = np.empty((len(batch.takes), *recorded.shape[1:]))
+        if self.program.chain is not None:
+            carry = [_STEP_START] * self.program.chain.stages
+            for step, part in enumerate(one_by_one(block)):
+                ends[:, step : step + 1] = self._replay(batch, part, carry)
+            return ends
         size = max(1, _BATCH_ELEMENTS // recorded[0].size)
         for first in range(0, len(ends), size):
             variants = slice(first, first + size)
-            ends[variants] = self._replay(batch.part(variants), block)
+            ends[variants] = self._replay(batch.part(variants), block, [])
         return ends
 
     def launch_delays(
@@ -206,9 +275,10 @@ class ArrayReplay:
         for members, afters, _, _ in self.program.units:
             for node, after in zip(members, afters, strict=True):
                 if after:
-                    latest = start[after[0]] + duration[after[0]]
+                    latest = start[after[0]] + duration[after[0]] + self._lag(node, after[0])
                     for other in after[1:]:
-                        np.maximum(latest, start[other] + duration[other], out=latest)
+                        end = start[other] + duration[other] + self._lag(node, other)
+                        np.maximum(latest, end, out=latest)
                     delays[node] -= latest
         faulty = delays <= FAULT_NS
         clamped = int(faulty.sum())
@@ -216,17 +286,29 @@ class ArrayReplay:
             delays[faulty] = 0.0
         return delays, clamped
 
-    def _replay(self, batch: Batch, block: Block) -> FloatArray:
+    def _lag(self, node: int, before: int) -> float:
+        return self.program.lags_ns.get((node, before), 0.0)
+
+    def _replay(  # noqa: C901 - one walk
+        self, batch: Batch, block: Block, carry: list[FloatArray]
+    ) -> FloatArray:
+        """Replay a block; `carry` is each stage's last end so far, where steps are chained."""
         # For short steps this loop is what replay costs, so names are bound once.
         times = _Times(batch, block)
         maximum, ends_last = np.maximum, self.program.ends_last
+        plain = not self.program.lags_ns and self.program.chain is None
+        closed = list(carry)
         ends: dict[int, FloatArray] = {}
         step_end = _STEP_START
         for members, afters, spans_dp, finished in self.program.units:
-            launches = [
-                times.launch(node, _latest(after, ends))
-                for node, after in zip(members, afters, strict=True)
-            ]
+            if plain:
+                ready = [_latest(after, ends) for after in afters]
+            else:
+                ready = [
+                    self._ready(node, after, ends, carry)
+                    for node, after in zip(members, afters, strict=True)
+                ]
+            launches = [times.launch(*item) for item in zip(members, ready, strict=True)]
             begin = launches[0]
             for launch in launches[1:]:
                 begin = maximum(begin, launch)
@@ -238,11 +320,36 @@ class ArrayReplay:
                 end = ends[node] = times.end(node, begin)
                 if node in ends_last:
                     step_end = maximum(step_end, end)
+                if not plain:
+                    self._close(node, end, closed)
                 if self.observe is not None:
                     self.observe(node, launch, end)
             for node in finished:
                 del ends[node]
+        carry[:] = closed
         return np.asarray(step_end.max(axis=0))
+
+    def _close(self, node: int, end: FloatArray, closed: list[FloatArray]) -> None:
+        """Let a node's stage end the step no earlier than the node does."""
+        stage = None if self.program.chain is None else self.program.chain.closes.get(node)
+        if stage is not None:
+            closed[stage] = np.maximum(closed[stage], end)
+
+    def _ready(
+        self,
+        node: int,
+        after: tuple[int, ...],
+        ends: Mapping[int, FloatArray],
+        carry: Sequence[FloatArray],
+    ) -> FloatArray:
+        """Return when all that a node follows has ended, what passes before its launch included."""
+        chain = self.program.chain
+        begins = chain is not None and node in chain.begins
+        latest = carry[chain.begins[node]] if chain is not None and begins else _STEP_START
+        for number, other in enumerate(after):
+            end = ends[other] + self._lag(node, other)
+            latest = np.maximum(latest, end) if number or begins else end
+        return latest
 
 
 def _latest(after: tuple[int, ...], ends: Mapping[int, FloatArray]) -> FloatArray:

@@ -89,10 +89,13 @@ class Simulator:
         """
         return self._step_times(self._kept(keeps))
 
-    def ideal_step_time(self) -> float:
-        """Return the step time with every operation ideal; one step stands for all."""
-        none = self.keep(types=[])
-        return float(self._ends(self._kept([none]), slice(0, 1)).max())
+    def ideal_step_times(self) -> FloatArray:
+        """Return the step times with every operation ideal, shape (steps,)."""
+        none = self._kept([self.keep(types=[])])
+        if self._chained:
+            return np.asarray(self._step_times(none)[0])
+        # One step stands for all.
+        return np.full(len(self.layout.steps), self._ends(none, slice(0, 1)).max())
 
     def lone_lanes(self) -> tuple[FloatArray, FloatArray]:
         """Replay every worker, and every DP rank, as the only one that keeps its durations.
@@ -114,7 +117,7 @@ class Simulator:
         batch = Batch(takes, _no_masks(layout), partnered=layout.dp > 1)
         times = np.empty((len(layout.steps), layout.dp, layout.pp + 1))
         for steps in self._blocks():
-            times[steps] = np.moveaxis(self._ends(batch, steps), 0, -1)
+            times[steps] = np.moveaxis(self._since_last(self._ends(batch, steps)), 0, -1)
         return times[..., :-1], times[..., -1]
 
     def delayed_step_times(
@@ -189,8 +192,17 @@ class Simulator:
     ) -> FloatArray:
         times = np.empty((len(batch.takes), len(self.layout.steps)))
         for steps in self._blocks():
-            times[:, steps] = self._ends(batch, steps, values_ns, delays_ns).max(axis=-1)
+            ends = self._ends(batch, steps, values_ns, delays_ns).max(axis=-1)
+            times[:, steps] = self._since_last(ends)
         return times
+
+    @property
+    def _chained(self) -> bool:
+        return self.executor.program.chain is not None
+
+    def _since_last(self, ends: FloatArray) -> FloatArray:
+        """Return step times; where steps are chained, from the end of the one before (axis 1)."""
+        return np.diff(ends, axis=1, prepend=0.0) if self._chained else ends
 
     def _ends(
         self,
@@ -212,6 +224,8 @@ class Simulator:
     def _blocks(self) -> list[slice]:
         """Cut the steps so that what is alive of a block stays in the cache."""
         count = len(self.layout.steps)
+        if self._chained:
+            return [slice(0, count)]
         size = max(1, self.executor.lanes_at_once // self.layout.dp)
         return [slice(first, min(first + size, count)) for first in range(0, count, size)]
 

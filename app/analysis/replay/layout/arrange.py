@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +18,7 @@ from app.analysis.replay.layout.dense import (
     Nodes,
 )
 from app.analysis.replay.layout.launch_order import MAX_GROUPS, launch_scores, split_by_order
-from app.analysis.replay.layout.pipeline import COMPUTE, DIRECTIONS, flow_of
+from app.analysis.replay.layout.pipeline import COMPUTE, DIRECTIONS, VirtualStage, flow_of
 from app.analysis.replay.layout.places import Placed, Rows, place
 from app.analysis.replay.layout.shapes import Census, infer_shapes
 from app.analysis.trace.model import (
@@ -34,13 +35,19 @@ MAX_NAMED_WORKERS = 3
 MAX_NODES = 2_000_000
 
 
-def lay_out(trace: Trace) -> LaidOut:
+def lay_out(trace: Trace, way: Sequence[VirtualStage] = ()) -> LaidOut:
     """Arrange a trace's operations by node, step and DP rank.
 
     Each DP × PP cell is represented by its lowest traced rank. The shape of a step is how many
     operations of each type each stage runs, and in which order it computes. Steps of each shape
     form a group. Left out by name are steps that a rank is missing from, that too many operations
     are missing from, that warm up, and that evaluate.
+
+    Parameters
+    ----------
+    trace : Trace
+    way : sequence of (stage, chunk)
+        Virtual stages in the order of a forward; empty where chunk follows chunk.
 
     Raises
     ------
@@ -57,7 +64,8 @@ def lay_out(trace: Trace) -> LaidOut:
         groups, dropped = [_from_dense(trace, dense, ranks)], dict[int, str]()
     else:
         unanswered = _unanswered(trace)
-        groups, dropped = _group_by_shape(trace, runs, ranks, unanswered)
+        groups, dropped = _group_by_shape(trace, runs, ranks, (unanswered, way))
+    groups = [replace(group, way=tuple(way)) for group in groups] if way else groups
     groups = [part for group in groups for part in split_by_order(group)]
     groups.sort(key=lambda layout: (-len(layout.steps), int(layout.steps[0])))
     for layout in groups[MAX_GROUPS:]:
@@ -111,13 +119,17 @@ def _from_dense(trace: Trace, dense: Dense, ranks: NDArray[np.int32]) -> Layout:
 
 
 def _group_by_shape(
-    trace: Trace, runs: Runs, ranks: NDArray[np.int32], left_out: Sequence[str]
+    trace: Trace,
+    runs: Runs,
+    ranks: NDArray[np.int32],
+    left_out_and_way: tuple[Sequence[str], Sequence[VirtualStage]],
 ) -> tuple[list[Layout], dict[int, str]]:
     """Lay out steps of several shapes, or with operations missing."""
+    left_out, way = left_out_and_way
     steps, dropped = _steps_of_all_ranks(runs, ranks)
     replayed = np.array([name not in left_out for name in trace.op_names])
     replayed[len(REPLAYED_OP_TYPES) :] = False
-    census, rows = _count(trace, runs, ranks, (steps, replayed))
+    census, rows = _count(trace, runs, ranks, (steps, replayed), way)
     shapes = infer_shapes(census)
     dropped |= {int(steps[index]): reason for index, reason in shapes.dropped.items()}
     kept = np.setdiff1d(np.arange(len(steps)), list(shapes.dropped))
@@ -260,6 +272,7 @@ def _count(
     runs: Runs,
     ranks: NDArray[np.int32],
     chosen: tuple[IntArray, NDArray[np.bool_]],
+    way: Sequence[VirtualStage],
 ) -> tuple[Census, Rows]:
     """Count the operations of each lane: those of the chosen steps and op types."""
     steps, replayed = chosen
@@ -283,7 +296,7 @@ def _count(
     chunk = np.maximum(trace.mc[row[forwards]], 0).astype(np.int64)
     # a pair once: stage and chunk
     places = np.unique(trace.pp[row[forwards]] + chunk * pp)
-    flow = flow_of((int(p % pp), int(p // pp)) for p in places)
+    flow = flow_of(((int(p % pp), int(p // pp)) for p in places), way)
     census = Census(
         steps=steps,
         counts=counts.reshape(len(steps), dp, known, pp).astype(np.int32),

@@ -7,7 +7,8 @@ order). Everything behind this module works on whole rows of that matrix.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -67,6 +68,10 @@ class Layout:
         are re-created (`app.analysis.replay.repair`).
     free : bool array, shape (nodes,), or None
         Nodes that may be missing without anything being lost; None where nothing is missing.
+    way : tuple of (stage, chunk)
+        Virtual stages in the order of a forward; empty where chunk follows chunk.
+    paused_ns : mapping of int to float64 array, shape (steps, dp)
+        Time within computations, by node, that garbage collections are recorded to have taken.
     """
 
     op_names: tuple[str, ...]
@@ -79,6 +84,8 @@ class Layout:
     begin_ns: FloatArray
     missing: NDArray[np.bool_] | None = None
     free: NDArray[np.bool_] | None = None
+    way: tuple[tuple[int, int], ...] = ()
+    paused_ns: Mapping[int, FloatArray] = field(default_factory=dict)
 
     @property
     def dp(self) -> int:
@@ -99,6 +106,7 @@ class Layout:
             duration_ns=self.duration_ns[:, chosen],
             begin_ns=self.begin_ns[chosen],
             missing=None if self.missing is None else self.missing[:, chosen],
+            paused_ns={node: paused[chosen] for node, paused in self.paused_ns.items()},
         )
 
     def codes(self, *names: str) -> list[int]:

@@ -8,8 +8,8 @@ all other steps of the same shape share it.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from app.analysis.replay.layout.dense import MAX_NAMED_FAULTS, Layout
 from app.analysis.replay.layout.pipeline import (
@@ -60,11 +60,27 @@ class Unit:
 
 @dataclass(frozen=True, slots=True)
 class Graph:
-    """Units of one step in an order in which each follows what it depends on."""
+    """Units of one step in an order in which each follows what it depends on.
+
+    Parameters
+    ----------
+    units : tuple of Unit
+    last : tuple of int
+        Nodes that may end last: nothing follows them.
+    chained : bool
+        A stage begins a step when it has ended the one before, and not when all stages have.
+    lags_ns : mapping of (node, what it follows) to float
+        Time that regularly passes before a node is launched; 0 where nothing is said.
+    """
 
     units: tuple[Unit, ...]
-    # nodes that may end last: nothing follows them
     last: tuple[int, ...]
+    chained: bool = False
+    lags_ns: Mapping[tuple[int, int], float] = field(default_factory=dict)
+
+    def lag_ns(self, node: int, before: int) -> float:
+        """Return what regularly passes between the end of `before` and the launch of `node`."""
+        return self.lags_ns.get((node, before), 0.0)
 
 
 def build_graph(layout: Layout) -> Graph:
@@ -89,6 +105,44 @@ def build_graph(layout: Layout) -> Graph:
         )
         for members, communication, across_dp in groups
     ]
+    return _sorted(units, layout)
+
+
+def with_edges(
+    graph: Graph,
+    layout: Layout,
+    added: Mapping[int, Iterable[int]],
+    removed: Mapping[int, Iterable[int]],
+) -> Graph:
+    """Return a graph in which nodes follow other nodes than before.
+
+    Parameters
+    ----------
+    graph : Graph
+    layout : Layout
+    added, removed : mapping of int to nodes
+        What each node follows besides, and what it no longer follows.
+
+    Raises
+    ------
+    UnanalyzableError
+        ``trace.dependency_cycle``.
+    """
+    units = [
+        replace(
+            unit,
+            after=tuple(
+                tuple(sorted((set(after) - set(removed.get(node, ()))) | set(added.get(node, ()))))
+                for node, after in zip(unit.members, unit.after, strict=True)
+            ),
+        )
+        for unit in graph.units
+    ]
+    return replace(_sorted(units, layout), chained=graph.chained, lags_ns=graph.lags_ns)
+
+
+def _sorted(units: Sequence[Unit], layout: Layout) -> Graph:
+    """Return the graph of some units."""
     ordered = _in_order(units, layout)
     followed = {node for unit in ordered for nodes in unit.after for node in nodes}
     last = tuple(node for unit in ordered for node in unit.members if node not in followed)
@@ -120,11 +174,12 @@ class _Builder:
         for node, (op, pp) in enumerate(zip(nodes.op.tolist(), nodes.pp.tolist(), strict=True)):
             self._by_kind.setdefault((self.layout.op_names[op], pp), []).append(node)
         stages = range(self.layout.pp)
-        self._flow = flow_of(
+        computing = [
             (stage, self._computed(node))
             for stage in stages
             for node in self.of(stage, ops.FORWARD_COMPUTE)
-        )
+        ]
+        self._flow = flow_of(computing, self.layout.way)
         self._fed, self._emptied = {}, {}
         for direction in DIRECTIONS:
             for stage in stages:
@@ -303,7 +358,7 @@ class _Builder:
             yield members, True
 
 
-def _in_order(units: list[Unit], layout: Layout) -> list[Unit]:
+def _in_order(units: Sequence[Unit], layout: Layout) -> list[Unit]:
     """Sort units so that each comes after all that its members wait for (Kahn's algorithm)."""
     unit_of = {node: i for i, unit in enumerate(units) for node in unit.members}
     before = [{unit_of[node] for nodes in unit.after for node in nodes} for unit in units]
@@ -327,7 +382,7 @@ def _in_order(units: list[Unit], layout: Layout) -> list[Unit]:
 
 
 def _raise_cycle(
-    units: list[Unit], before: list[set[int]], waiting: list[int], layout: Layout
+    units: Sequence[Unit], before: list[set[int]], waiting: list[int], layout: Layout
 ) -> None:
     """Name the operations of one cycle."""
     unit = next(i for i, count in enumerate(waiting) if count > 0)

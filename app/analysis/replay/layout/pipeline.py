@@ -64,9 +64,19 @@ class Flow:
                 yield sender, receiver
 
 
-def flow_of(computing: Iterable[VirtualStage]) -> Flow:
-    """Return the way through the virtual stages that compute forwards."""
-    stages = tuple(sorted(set(computing), key=lambda stage: (stage[1], stage[0])))
+def flow_of(computing: Iterable[VirtualStage], way: Sequence[VirtualStage] = ()) -> Flow:
+    """Return the way through the virtual stages that compute forwards.
+
+    Parameters
+    ----------
+    computing : iterable of (stage, chunk)
+    way : sequence of (stage, chunk)
+        The order in which a forward passes them; empty where chunk follows chunk.
+    """
+    place = {stage: number for number, stage in enumerate(way)}
+    stages = tuple(
+        sorted(set(computing), key=lambda stage: (place.get(stage, len(way)), stage[1], stage[0]))
+    )
     target = dict(pairwise(stages))
     source = {there: here for here, there in target.items()}
     return Flow(stages, source, target)

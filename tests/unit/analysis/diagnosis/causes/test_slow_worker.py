@@ -110,11 +110,12 @@ def test_a_worker_that_is_seldom_slow_is_named_beside_one_that_mostly_is() -> No
     assert where(diagnosis).workers == ((3, 1), (0, 2))
 
 
-def test_with_one_dp_rank_there_are_no_peers() -> None:
-    unjudged = diagnosed(session(job=ONE_RANK)).unjudged
+def test_with_one_dp_rank_other_stages_are_the_peers() -> None:
+    assert diagnosed(session(job=ONE_RANK)).unjudged == {}
+    one_worker = diagnosed(session(job=replace(ONE_RANK, sizes=Sizes(dp=1, pp=1)))).unjudged
 
-    assert "no peers" in unjudged["slow_worker"]
-    assert unjudged.keys() == {"slow_worker"}
+    assert "no peers" in one_worker["slow_worker"]
+    assert one_worker.keys() == {"slow_worker", "network"}
 
 
 @pytest.mark.parametrize("factor", [1.3, 2.0])

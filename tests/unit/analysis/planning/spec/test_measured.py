@@ -8,7 +8,6 @@ import pytest
 from app.analysis.planning.plan import plan
 from app.analysis.planning.spec.measured import (
     SessionTimes,
-    layers_per_stage,
     measure_session,
     spec_of_session,
 )
@@ -84,19 +83,3 @@ def test_virtual_stages_are_not_planned() -> None:
     with pytest.raises(InfeasiblePlanError) as caught:
         measure_session(synthesize(job, seed=1).trace)
     assert caught.value.stable_code == "plan.virtual_stages"
-
-
-@pytest.mark.parametrize(
-    ("given", "expected"),
-    [
-        ([4, 4, 3], (4, 4, 3)),
-        ([[4], [4], [3]], (4, 4, 3)),
-        ([4, 4], None),
-        ([4, 4, 0], None),
-        ([4, 4, True], None),
-        ("443", None),
-        (None, None),
-    ],
-)
-def test_layers_of_the_metadata(given: object, expected: tuple[int, ...] | None) -> None:
-    assert layers_per_stage({"layers": given}, 3) == expected

@@ -1,0 +1,174 @@
+"""Stages that have more to compute than the others, and workers whose stages are their peers.
+
+With one DP rank a worker has no peers, but its stage may: where layers are divided evenly, the
+other stages compute the same. Embedding and head lie on the first and the last stage, which may be
+heavy with as many layers as the others; of them both causes are said.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Final
+
+import numpy as np
+
+from app.analysis.diagnosis.figures import StageLoad
+from app.analysis.diagnosis.finding import Change, Doubt, Evidence, Finding
+from app.analysis.diagnosis.observation import Observation, lower_median
+from app.analysis.diagnosis.places import StageView, Where, WorkerView
+from app.analysis.replay.layout.dense import FloatArray, IntArray
+from app.analysis.trace.layers import layers_per_stage
+
+# Names of the two causes, which may be in doubt about one another.
+SLOW_WORKER_NAME: Final = "slow_worker"
+STAGE_IMBALANCE_NAME: Final = "stage_imbalance"
+
+# The heaviest stage is too heavy from here on, against the mean of all.
+_HEAVY: Final = 1.03
+# A stage is slow from here on, forward and backward, against the middle of the others.
+_SLOW: Final = 1.04
+# Others are slow beside it when by this share of what it is.
+_BESIDE: Final = 0.25
+# A slow worker's forwards and backwards are longer by shares that differ by less.
+_ALIKE: Final = 1.5
+# What cannot be told from another cause is no surer than this.
+_IN_DOUBT: Final = 0.85
+
+_HEAD: Final = "embedding or head may make this stage heavy"
+_NO_LAYERS: Final = "nothing tells which, as the metadata say nothing of layers"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StageOrWorker:
+    """What makes a stage take longest: at most one of both, in doubt where the other may be it."""
+
+    heavy: Finding | None
+    slow: Finding | None
+
+
+def heaviest_stage(observation: Observation) -> Finding | None:
+    """Return the heaviest stage, where stages differ; without it all have the same to compute."""
+    if not observation.comparable:
+        return None
+    # The middle of the DP ranks, so that one slow worker does not make a heavy stage.
+    levels = {
+        name: lower_median(passes.own_ns, axis=2) for name, passes in observation.passes.items()
+    }
+    total = np.sum([level.sum(axis=1) for level in levels.values()], axis=0)
+    heaviest = int(np.argmax(total))
+    if observation.layout.pp == 1 or total[heaviest] < _HEAVY * total.mean():
+        return None
+    times: dict[int, FloatArray] = {}
+    for name, passes in observation.passes.items():
+        level = levels[name]
+        factor = level.mean() / level
+        for stage, nodes in enumerate(passes.nodes):
+            for node, chunk in zip(nodes.tolist(), passes.chunk.tolist(), strict=True):
+                times[node] = np.asarray(factor[stage, chunk])
+    return Finding(
+        change=Change(times=times),
+        evidence=(_evidence(levels, total, heaviest),),
+        where=Where(stage=heaviest),
+        figure=StageLoad(relative=tuple((total / total.mean()).tolist())),
+    )
+
+
+def _evidence(levels: dict[str, FloatArray], total: FloatArray, heaviest: int) -> Evidence:
+    others = np.arange(len(total)) != heaviest
+    against = {
+        name.split("-")[0]: float(
+            level.sum(axis=1)[heaviest] / np.median(level.sum(axis=1)[others])
+        )
+        for name, level in levels.items()
+    }
+    listed = ", ".join(f"{name} {ratio:.2f}×" for name, ratio in against.items())
+    last = "The last stage" if heaviest == len(total) - 1 else f"Stage {heaviest}"
+    return Evidence(
+        f"{last} against the median of the other stages: {listed}, on every DP rank",
+        StageView(pp=heaviest),
+    )
+
+
+def tell_apart(observation: Observation) -> StageOrWorker:
+    """Return the stage that takes longest, as too heavy or, with one DP rank, as a slow worker."""
+    heavy = heaviest_stage(observation)
+    pp = observation.layout.pp
+    if heavy is None or heavy.where.stage is None or observation.layout.dp > 1:
+        return StageOrWorker(heavy, None)
+    stage = heavy.where.stage
+    layers = layers_per_stage(observation.trace.meta.extra, pp)
+    ratio = _ratios(observation, np.array(layers or [1] * pp))
+    slowness = np.min(list(ratio.values()), axis=0)
+    if slowness[stage] < _SLOW:
+        # What its layers explain is sure.
+        return StageOrWorker(heavy if layers else _doubted(heavy, stage, _HEAD), None)
+    if np.max(list(ratio.values()), axis=0)[stage] - 1 > _ALIKE * (slowness[stage] - 1):
+        # A slow worker is slow at everything; a loss layer costs more forward than backward.
+        return StageOrWorker(_doubted(heavy, stage, _HEAD), None)
+    inner = np.arange(1, pp - 1)
+    if stage not in inner:
+        slow = _slow_workers(observation, ratio, np.array([stage]))
+        return StageOrWorker(_doubted(heavy, stage, _HEAD, SLOW_WORKER_NAME, slow), None)
+    excess = slowness - 1
+    beside = inner[(slowness[inner] >= _SLOW) & (excess[inner] >= _BESIDE * excess[stage])]
+    slow = _slow_workers(observation, ratio, beside[np.argsort(-excess[beside], kind="stable")])
+    if layers:
+        return StageOrWorker(None, slow)
+    return StageOrWorker(None, _doubted(slow, stage, _NO_LAYERS, STAGE_IMBALANCE_NAME, heavy))
+
+
+def _ratios(observation: Observation, layers: IntArray) -> dict[str, FloatArray]:
+    """Return each stage's time a layer over the middle one of the others, by type, shape (pp,)."""
+    ratios = {}
+    for name, passes in observation.passes.items():
+        rate = lower_median(passes.own_ns, axis=2).sum(axis=1) / layers
+        others = [float(np.median(np.delete(rate, stage))) for stage in range(len(rate))]
+        ratios[name] = rate / np.array(others)
+    return ratios
+
+
+def _slow_workers(
+    observation: Observation, ratio: dict[str, FloatArray], stages: IntArray
+) -> Finding:
+    """Return the finding that the workers of some stages are slow, the slowest first."""
+    times: dict[int, FloatArray] = {}
+    for name, by_stage in ratio.items():
+        for stage in stages.tolist():
+            factor = np.asarray(1 / by_stage[stage])
+            times.update(dict.fromkeys(observation.computations(name, stage), factor))
+    evidence = [
+        Evidence(
+            f"W{observation.hosts.named((0, stage))[1:]}: "
+            + ", ".join(
+                f"{name.split('-')[0]} {by_stage[stage]:.2f}×" for name, by_stage in ratio.items()
+            )
+            + " the middle one of the other stages, by layer",
+            WorkerView(dp=0, pp=stage),
+        )
+        for stage in stages.tolist()
+    ]
+    worst = int(stages[0])
+    both = np.min(list(ratio.values()), axis=0)
+    return Finding(
+        change=Change(times=times),
+        evidence=tuple(evidence),
+        where=Where(workers=tuple((0, stage) for stage in stages.tolist()), stage=worst),
+        figure=StageLoad(relative=tuple(both.tolist())),
+    )
+
+
+def _doubted(
+    finding: Finding, stage: int, why: str, name: str | None = None, other: Finding | None = None
+) -> Finding:
+    """Return a finding that may as well be another one."""
+    line = Evidence(
+        f"Uneven cost or a slow worker: with one DP rank {why}",
+        StageView(pp=stage),
+    )
+    doubt = Doubt(
+        most=_IN_DOUBT,
+        cause=name,
+        evidence=() if other is None else (*other.evidence, line),
+        where=Where() if other is None else other.where,
+    )
+    return replace(finding, evidence=(*finding.evidence, line), doubt=doubt)

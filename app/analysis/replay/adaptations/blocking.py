@@ -1,0 +1,170 @@
+"""Operations that hold up the host that launches them.
+
+The paper's model gives each kind of communication a stream of its own. Many jobs call what blocks:
+`batch_isend_irecv` and a wait, or a send that returns when its receiver has taken the data. Then
+nothing of the rank is launched before such a call returns, and a slow worker's neighbors wait in
+their sends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from app.analysis.replay.adaptations.draft import Draft, Proposal
+from app.analysis.replay.adaptations.evidence import Sign
+from app.analysis.replay.adaptations.sampling import sampled
+from app.analysis.replay.layout.dense import FloatArray, Layout
+from app.analysis.replay.layout.graph import LOCAL, P2P, Graph, with_edges
+
+# A type blocks on a stage when in so many of the cases nothing starts inside its intervals.
+BLOCKING_SHARE: Final = 0.98
+
+
+@dataclass(frozen=True, slots=True)
+class Posted:
+    """Operations of one stage that are launched together; without edges among them.
+
+    Parameters
+    ----------
+    nodes : tuple of int
+        In the order of their launch.
+    blocking : tuple of int
+        Those of them that what comes later on the stage waits for.
+    """
+
+    nodes: tuple[int, ...]
+    blocking: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Blocking:
+    """What blocks.
+
+    Parameters
+    ----------
+    stages : tuple of tuple of Posted
+        Of each stage in the order of launch.
+    sign : Sign
+    """
+
+    stages: tuple[tuple[Posted, ...], ...]
+    sign: Sign
+
+
+def propose_blocking(draft: Draft) -> Proposal | None:
+    """Let launches follow the blocking operations of their stage, where transfers block."""
+    found = [find_blocking(sampled(layout)) for layout in draft.layouts]
+    first = next((blocking for blocking in found if blocking is not None), None)
+    if first is None:
+        return None
+    graphs = tuple(
+        graph if blocking is None else let_block(layout, graph, blocking)
+        for layout, graph, blocking in zip(draft.layouts, draft.graphs, found, strict=True)
+    )
+    return Proposal(first.sign, draft.with_graphs(graphs))
+
+
+def find_blocking(layout: Layout) -> Blocking | None:
+    """Return what blocks; None where no transfer does."""
+    stages: list[tuple[Posted, ...]] = []
+    where: list[str] = []
+    shares: list[float] = []
+    for stage in range(layout.pp):
+        posted, blocking = _of_stage(layout, stage)
+        stages.append(posted)
+        for name in sorted(P2P & set(blocking)):
+            where.append(f"{name} on stage {stage}")
+            shares.append(blocking[name])
+    if not where:
+        return None
+    return Blocking(tuple(stages), Sign(tuple(where), float(np.mean(shares))))
+
+
+def _of_stage(layout: Layout, stage: int) -> tuple[tuple[Posted, ...], dict[str, float]]:
+    """Return what a stage posts together, and the share of each type that blocks."""
+    nodes = np.flatnonzero(layout.nodes.pp == stage)
+    nodes = nodes[np.argsort(layout.launch[nodes], kind="stable")]
+    count = layout.start_ns.shape[1] * layout.dp
+    start = layout.start_ns.reshape(-1, count)[nodes]
+    end = start + layout.duration_ns.reshape(-1, count)[nodes]
+    names = [layout.op_names[code] for code in layout.nodes.op[nodes].tolist()]
+    groups = list(_together(names, start, end))
+    # the earliest start of all that is posted later
+    later = np.full(count, np.inf)
+    clear: dict[str, list[float]] = {}
+    for first, last in reversed(groups):
+        for i in range(first, last):
+            clear.setdefault(names[i], []).append(float((later >= end[i]).mean()))
+        later = np.minimum(later, start[first:last].min(axis=0))
+    shares = {name: float(np.mean(values)) for name, values in clear.items()}
+    blocking = {name: share for name, share in shares.items() if share >= BLOCKING_SHARE}
+    posted = tuple(
+        Posted(
+            tuple(nodes[first:last].tolist()),
+            tuple(int(nodes[i]) for i in range(first, last) if names[i] in blocking),
+        )
+        for first, last in groups
+    )
+    return posted, blocking
+
+
+def _together(names: list[str], start: FloatArray, end: FloatArray) -> Iterator[tuple[int, int]]:
+    """Yield the (first, last + 1) of operations that are posted together.
+
+    Transfers with no computing between them, of which the later one regularly starts before the
+    earlier one has ended: fused calls, and batches of sends and receives.
+    """
+    first = 0
+    for i in range(1, len(names) + 1):
+        if i < len(names) and names[i] in P2P and names[i - 1] in P2P:
+            apart = (start[i] >= end[first:i].max(axis=0)).mean()
+            if apart < BLOCKING_SHARE:
+                continue
+        yield first, i
+        first = i
+
+
+def let_block(layout: Layout, graph: Graph, blocking: Blocking) -> Graph:
+    """Let launches follow every earlier blocking operation of their stage.
+
+    Edges of the graph that contradict the order of launch go: a receive that is posted before the
+    computation ends that the paper's model lets it follow.
+
+    Raises
+    ------
+    UnanalyzableError
+        ``trace.dependency_cycle`` where what blocks would wait for itself.
+    """
+    added: dict[int, tuple[int, ...]] = {}
+    place: dict[int, int] = {}
+    for posted in blocking.stages:
+        before: tuple[int, ...] = ()
+        for number, together in enumerate(posted):
+            for node in together.nodes:
+                added[node] = before
+                place[node] = number
+            before = together.blocking or before
+    return with_edges(graph, layout, added, _contradicted(layout, graph, place))
+
+
+def _contradicted(layout: Layout, graph: Graph, place: dict[int, int]) -> dict[int, list[int]]:
+    """Return the edges from what a stage launches no earlier than the node that follows it."""
+    stage = layout.nodes.pp
+    removed: dict[int, list[int]] = {}
+    for unit in graph.units:
+        for node, after in zip(unit.members, unit.after, strict=True):
+            own = layout.op_names[layout.nodes.op[node]]
+            if own in LOCAL:
+                continue
+            early = [
+                other
+                for other in after
+                if stage[other] == stage[node] and place[other] >= place[node]
+            ]
+            if early:
+                removed[node] = early
+    return removed

@@ -1,0 +1,69 @@
+"""How a job runs otherwise than the paper's dependency model has it, and what shows that."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+
+class Name(StrEnum):
+    """The adaptations, in the order in which they are tried."""
+
+    PLACEMENT = "v_shaped_placement"
+    NESTED_GC = "nested_gc"
+    NESTED_COLLECTIVES = "nested_collectives"
+    IDLE_TRANSFERS = "idle_transfers"
+    LATE_ENDS = "late_ends"
+    OVERLAPPING_STEPS = "overlapping_steps"
+    BLOCKING_TRANSFERS = "blocking_transfers"
+    REGULAR_DELAYS = "regular_delays"
+
+
+SENTENCES: Final = {
+    Name.PLACEMENT: "Microbatches turn back at the last stage: model chunks lie in a V",
+    Name.NESTED_GC: "Garbage is collected inside forwards: it is replayed as part of them, once",
+    Name.NESTED_COLLECTIVES: (
+        "Collectives lie inside computations: waiting for peers there is not computing"
+    ),
+    Name.IDLE_TRANSFERS: "Recorded transfers that no neighbor answers are left out",
+    Name.LATE_ENDS: "Sends are recorded until the job waits for them: they end with their receives",
+    Name.OVERLAPPING_STEPS: "Steps overlap: a stage begins the next one when it has ended its own",
+    Name.BLOCKING_TRANSFERS: "Transfers block: launches follow them",
+    Name.REGULAR_DELAYS: "Launches regularly take time: the replay takes it too",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Sign:
+    """What in a recording shows that an adaptation is called for.
+
+    Parameters
+    ----------
+    where : tuple of str
+        Where in the job, in words: op types and stages, links, microbatches.
+    confidence : float
+        Share of the cases looked at that show it, 0 to 1.
+    """
+
+    where: tuple[str, ...]
+    confidence: float
+
+
+@dataclass(frozen=True, slots=True)
+class Adaptation:
+    """An adaptation that is made to a session's replay, and why.
+
+    Parameters
+    ----------
+    name : Name
+    sign : Sign
+    before, after : float or None
+        Discrepancy without it and with it; None where no replay without it is possible, or where
+        nothing is asked of the discrepancy.
+    """
+
+    name: Name
+    sign: Sign
+    before: float | None = None
+    after: float | None = None

@@ -1,0 +1,151 @@
+"""Sends whose end was taken when the job waited for them, and not when the data had gone.
+
+A recorder that takes the end of an asynchronous send at `work.wait()` writes an interval until the
+end of the step. What was sent is there when its receive has ended, so a send ends with its receive;
+and a receive that was waited for as well may have ended while its rank still computed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Final
+
+import numpy as np
+
+from app.analysis.replay.adaptations.draft import Draft, Proposal
+from app.analysis.replay.adaptations.evidence import Sign
+from app.analysis.replay.adaptations.sampling import sampled
+from app.analysis.replay.layout.dense import FloatArray, Layout
+from app.analysis.replay.layout.graph import COMPUTE, Graph
+from app.analysis.trace import model as ops
+
+# Sends of a type on a stage end late when so many of them end after the computation that their
+# receive feeds.
+_REGULARLY: Final = 0.9
+_RECEIVES: Final = frozenset({ops.FORWARD_RECV, ops.BACKWARD_RECV})
+
+
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    """Sends of a type from one stage to another."""
+
+    op_type: str
+    stage: int
+    target: int
+
+    def back(self) -> _Kind:
+        """Return the sends of the other direction between the same stages."""
+        forward = self.op_type == ops.FORWARD_SEND
+        other = ops.BACKWARD_SEND if forward else ops.FORWARD_SEND
+        return _Kind(other, self.target, self.stage)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Pair:
+    """A send, its receive, and the computation that the receive feeds."""
+
+    send: int
+    receive: int
+    fed: int
+
+
+def propose_late_ends(draft: Draft) -> Proposal | None:
+    """Let sends end with their receives, where they are recorded longer."""
+    found = [
+        end_with_receives(layout, graph)
+        for layout, graph in zip(draft.arranged, draft.graphs, strict=True)
+    ]
+    signs = [item[1] for item in found if item is not None]
+    if not signs:
+        return None
+    arranged = [
+        layout if item is None else item[0]
+        for layout, item in zip(draft.arranged, found, strict=True)
+    ]
+    return Proposal(signs[0], draft.recorded_otherwise(arranged))
+
+
+def end_with_receives(layout: Layout, graph: Graph) -> tuple[Layout, Sign] | None:
+    """Return the layout with sends that end with their receives; None where none ends late.
+
+    Times of two clocks are compared. Clocks that are apart make the sends of one stage seem late
+    and what comes back early: only the sum of both directions counts.
+    """
+    found: dict[_Kind, list[_Pair]] = {}
+    for pair in _pairs(layout, graph):
+        found.setdefault(_kind(layout, pair), []).append(pair)
+    few = sampled(layout)
+    late = {kind: _lateness(few, pairs) for kind, pairs in found.items()}
+    shares = {}
+    for kind, values in late.items():
+        # what the clocks are apart counts the other way around for what comes back
+        back = late.get(kind.back())
+        apart = 0.0 if back is None else np.median(back, axis=0)
+        shares[kind] = float((values + apart > 0).mean())
+    chosen = {kind: share for kind, share in shares.items() if share >= _REGULARLY}
+    if not chosen:
+        return None
+    duration = layout.duration_ns.copy()
+    for kind in chosen:
+        computes = [
+            node
+            for node in np.flatnonzero(layout.nodes.pp == kind.target).tolist()
+            if layout.op_names[layout.nodes.op[node]] in COMPUTE
+        ]
+        for pair in found[kind]:
+            end = _arrival(layout, pair, computes)
+            for node in (pair.send, pair.receive):
+                shorter = np.minimum(end - layout.start_ns[node], duration[node])
+                duration[node] = np.maximum(shorter, 0.0)
+    where = tuple(sorted(f"{kind.op_type} on stage {kind.stage}" for kind in chosen))
+    sign = Sign(where, float(np.mean(list(chosen.values()))))
+    return replace(layout, duration_ns=duration), sign
+
+
+def _pairs(layout: Layout, graph: Graph) -> list[_Pair]:
+    names = [layout.op_names[code] for code in layout.nodes.op.tolist()]
+    fed = {
+        other: node
+        for unit in graph.units
+        for node, after in zip(unit.members, unit.after, strict=True)
+        for other in after
+        if names[other] in _RECEIVES and not unit.communication
+    }
+    pairs = []
+    for unit in graph.units:
+        match unit.members:
+            case (one, other) if names[other] in _RECEIVES and other in fed:
+                pairs.append(_Pair(one, other, fed[other]))
+            case _:
+                pass
+    return pairs
+
+
+def _arrival(layout: Layout, pair: _Pair, computes: list[int]) -> FloatArray:
+    """Return when the data is there, shape (steps, dp).
+
+    A receive ends when the job waits for it, too: as long as its rank computes nothing is seen of
+    the transfer, so that only what is left of it afterwards is known to have taken time.
+    """
+    ends = layout.start_ns + layout.duration_ns
+    end = ends[pair.receive]
+    begin = np.maximum(layout.start_ns[pair.send], layout.start_ns[pair.receive])
+    computed = ends[computes]
+    busy = np.where(computed <= end, computed, -np.inf).max(axis=0)
+    return np.asarray(end - np.maximum(busy - begin, 0.0))
+
+
+def _kind(layout: Layout, pair: _Pair) -> _Kind:
+    nodes = layout.nodes
+    name = layout.op_names[nodes.op[pair.send]]
+    return _Kind(name, int(nodes.pp[pair.send]), int(nodes.pp[pair.receive]))
+
+
+def _lateness(layout: Layout, pairs: list[_Pair]) -> FloatArray:
+    """Return how long after their data has been computed with sends end, shape (pairs, steps, dp).
+
+    Before that they may well end a little after their receives.
+    """
+    sends, fed = [pair.send for pair in pairs], [pair.fed for pair in pairs]
+    ends = layout.start_ns + layout.duration_ns
+    return np.asarray(ends[sends] - ends[fed])

@@ -1,0 +1,294 @@
+"""Collectives inside of computations: FSDP2 and ZeRO-3 gather parameters while a layer runs.
+
+What a computation waits for inside is waiting and not computing: beside a slow DP rank the other
+one's computations look slow. Such intervals are taken out of the computation and replayed as
+collectives of their own, before it or after it, on whichever side less of it lies.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, replace
+from itertools import combinations
+from typing import Final
+
+import numpy as np
+
+from app.analysis.replay.adaptations.draft import Draft, Proposal
+from app.analysis.replay.adaptations.evidence import Sign
+from app.analysis.replay.adaptations.inside import NOWHERE, SAME_NS, computes_of, containing
+from app.analysis.replay.adaptations.sampling import sampled
+from app.analysis.replay.layout.dense import FloatArray, Layout
+from app.analysis.replay.layout.graph import DP_COLLECTIVES, Graph, with_edges
+
+# A collective lies inside of a computation, or after another operation, when it does so in so many
+# of the cases.
+REGULARLY: Final = 0.98
+# Passes are clearly nearer to those without collectives by this share of their time.
+_CLEARLY: Final = 0.25
+_FAR_LONGER: Final = 3.0
+# Places of collectives in a computation that are judged one by one.
+_MOST_CLASSES: Final = 4
+
+# (stage, op type of the computation, how many collectives lie before it in the same computation)
+_Class = tuple[int, str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Nested:
+    """A collective inside of a computation.
+
+    Parameters
+    ----------
+    collective, computation : int
+        Nodes.
+    waited : bool
+        Whether the computation waits for it, and is not just going on meanwhile.
+    first : bool
+        Whether a collective that is waited for is replayed before the computation.
+    """
+
+    collective: int
+    computation: int
+    waited: bool
+    first: bool
+
+
+def propose_nested_collectives(draft: Draft) -> Proposal | None:
+    """Replay collectives inside of computations as what these wait for."""
+    found = [find_nested(sampled(layout)) for layout in draft.arranged]
+    signs = [item[1] for item in found if item is not None]
+    if not signs:
+        return None
+    arranged, graphs = [], []
+    for layout, graph, item in zip(draft.arranged, draft.graphs, found, strict=True):
+        nested = () if item is None else item[0]
+        arranged.append(take_out(layout, nested) if nested else layout)
+        graphs.append(set_apart(layout, graph, nested) if nested else graph)
+    return Proposal(signs[0], Draft.of(arranged, graphs, absolute=draft.absolute))
+
+
+def find_nested(layout: Layout) -> tuple[tuple[Nested, ...], Sign] | None:
+    """Return the collectives inside of computations; None where these wait for none."""
+    if layout.dp == 1:
+        return None
+    names = [layout.op_names[code] for code in layout.nodes.op.tolist()]
+    hosts: dict[int, int] = {}
+    shares: list[float] = []
+    for node in _collectives(layout):
+        inside = containing(layout, node)
+        share = float((inside != NOWHERE).mean())
+        if share >= REGULARLY:
+            values, counts = np.unique(inside[inside != NOWHERE], return_counts=True)
+            hosts[node] = int(values[counts.argmax()])
+            shares.append(share)
+    if not hosts:
+        return None
+    classes = _classes(layout, hosts)
+    waited = _waited_for(layout, hosts, classes)
+    if not waited:
+        return None
+    nested = [
+        Nested(node, host, classes[node] in waited, _is_first(layout, node, host, classes, hosts))
+        for node, host in hosts.items()
+    ]
+    kinds = {(names[item.collective], classes[item.collective]) for item in nested if item.waited}
+    where = sorted({f"{name} in {host} on stage {stage}" for name, (stage, host, _) in kinds})
+    return tuple(nested), Sign(tuple(where), float(np.mean(shares)))
+
+
+def _collectives(layout: Layout) -> list[int]:
+    codes = layout.codes(*(name for name in DP_COLLECTIVES if name in layout.op_names))
+    found: list[int] = np.flatnonzero(np.isin(layout.nodes.op, codes)).tolist()
+    return found
+
+
+def _classes(layout: Layout, hosts: Mapping[int, int]) -> dict[int, _Class]:
+    """Return what each nested collective is alike to: those at the same place of other passes."""
+    count: Counter[int] = Counter()
+    classes: dict[int, _Class] = {}
+    for node in sorted(hosts, key=lambda node: float(layout.launch[node])):
+        host = hosts[node]
+        name = layout.op_names[layout.nodes.op[host]]
+        classes[node] = (int(layout.nodes.pp[host]), name, count[host])
+        count[host] += 1
+    return classes
+
+
+def _waited_for(
+    layout: Layout, hosts: Mapping[int, int], classes: Mapping[int, _Class]
+) -> set[_Class]:
+    """Tell what computations wait for from what only happens meanwhile.
+
+    A collective that takes far longer than its like, once all ranks have come to it, goes on
+    meanwhile: its end was taken when the job came to wait for it. But a worker's passes with
+    collectives take by themselves what its passes without any take, where there are some: what
+    clearly brings them there is waited for, and nothing else.
+    """
+    waited: set[_Class] = set()
+    short = _short(layout, classes)
+    for stage, name in sorted({(stage, name) for stage, name, _ in classes.values()}):
+        mine = sorted(c for c in set(classes.values()) if c[:2] == (stage, name))
+        usual = tuple(c for c in mine if c in short)
+        judged = mine[:_MOST_CLASSES]
+        options = [c for n in range(len(judged) + 1) for c in combinations(judged, n)]
+        off = {
+            chosen: _off_by(layout, hosts, classes, (stage, name), chosen)
+            for chosen in {*options, usual}
+        }
+        best = min(options, key=lambda chosen: off[chosen])
+        waited.update(best if off[usual] - off[best] > _CLEARLY else usual)
+    return waited
+
+
+def _off_by(
+    layout: Layout,
+    hosts: Mapping[int, int],
+    classes: Mapping[int, _Class],
+    kind: tuple[int, str],
+    waited: Collection[_Class],
+) -> float:
+    """Return how far passes, without what they wait for, are from those without collectives.
+
+    Relative, on the DP rank where it is most; 0 where all passes have collectives.
+    """
+    stage, name = kind
+    nodes = layout.nodes
+    chosen = np.flatnonzero((nodes.op == layout.codes(name)[0]) & (nodes.pp == stage))
+    holding = set(hosts.values())
+    own = {node: layout.duration_ns[node].copy() for node in chosen.tolist()}
+    for node, host in hosts.items():
+        if classes[node] in waited and host in own:
+            own[host] -= layout.duration_ns[node]
+    off = [0.0]
+    for chunk in np.unique(nodes.mc[chosen]).tolist():
+        of_chunk = [node for node in chosen.tolist() if nodes.mc[node] == chunk]
+        bare = [own[node] for node in of_chunk if node not in holding]
+        held = [own[node] for node in of_chunk if node in holding]
+        if bare and held:
+            usual = np.maximum(np.median(bare, axis=(0, 1)), 1.0)
+            off += (np.abs(np.median(held, axis=(0, 1)) - usual) / usual).tolist()
+    return max(off)
+
+
+def _short(layout: Layout, classes: Mapping[int, _Class]) -> set[_Class]:
+    """Return the collectives that take about as long as the shortest of their type."""
+    by_type: dict[int, dict[_Class, list[float]]] = {}
+    for node, alike in classes.items():
+        start = layout.start_ns[node]
+        transfer = start + layout.duration_ns[node] - start.max(axis=-1, keepdims=True)
+        of_type = by_type.setdefault(int(layout.nodes.op[node]), {})
+        of_type.setdefault(alike, []).append(float(np.median(transfer)))
+    short: set[_Class] = set()
+    for of_type in by_type.values():
+        usual = {alike: float(np.median(values)) for alike, values in of_type.items()}
+        limit = _FAR_LONGER * max(min(usual.values()), 0.0)
+        short.update(alike for alike, ns in usual.items() if ns <= limit)
+    return short
+
+
+def _is_first(
+    layout: Layout,
+    node: int,
+    host: int,
+    classes: Mapping[int, _Class],
+    hosts: Mapping[int, int],
+) -> bool:
+    """Return whether less of the computation itself lies before a collective than after it."""
+    earlier = [n for n, h in hosts.items() if h == host and classes[n][2] < classes[node][2]]
+    every = [n for n, h in hosts.items() if h == host]
+    before = layout.start_ns[node] - layout.start_ns[host]
+    own = layout.duration_ns[host]
+    before = before - sum(layout.duration_ns[n] for n in earlier)
+    own = own - sum(layout.duration_ns[n] for n in every)
+    return bool(np.median(before) <= np.median(own) / 2)
+
+
+def take_out(layout: Layout, nested: Iterable[Nested]) -> Layout:
+    """Return the layout with computations shorter by what they wait for, which lies beside."""
+    start, duration = layout.start_ns.copy(), layout.duration_ns.copy()
+    waited = sorted(
+        (item for item in nested if item.waited), key=lambda item: layout.launch[item.collective]
+    )
+    for item in waited:
+        inner, outer = item.collective, item.computation
+        length: FloatArray = np.minimum(duration[inner], duration[outer])
+        duration[outer] -= length
+        if item.first:
+            start[inner] = start[outer]
+            start[outer] += length
+    taken = {
+        item.computation: start[item.computation] + duration[item.computation] for item in waited
+    }
+    for item in waited:
+        if not item.first:
+            # after the computation, and after the collectives that lie there already
+            start[item.collective] = taken[item.computation]
+            taken[item.computation] = taken[item.computation] + duration[item.collective]
+    return replace(layout, start_ns=start, duration_ns=duration)
+
+
+def set_apart(layout: Layout, graph: Graph, nested: Iterable[Nested]) -> Graph:
+    """Return the graph in which collectives precede or follow the computation that holds them.
+
+    What is only overlapped begins with its computation, and nothing waits for it. Collectives that
+    lie between computations follow the one before and hold up the one after, where the recording
+    contradicts the paper's model, in which all of them begin or end a step.
+    """
+    items = sorted(nested, key=lambda item: layout.launch[item.collective])
+    inside = {item.collective for item in items}
+    recorded = {
+        node: set(befores)
+        for unit in graph.units
+        for node, befores in zip(unit.members, unit.after, strict=True)
+    }
+    after = {node: befores - inside for node, befores in recorded.items()}
+    for node in inside:
+        after[node] = set()
+    _place_between(layout, after, inside)
+    # what follows a computation follows its last collective
+    last: dict[int, int] = {}
+    for item in items:
+        if item.waited and not item.first:
+            after[item.collective] = {last.get(item.computation, item.computation)}
+            last[item.computation] = item.collective
+    for node, befores in after.items():
+        if node not in inside:
+            after[node] = {last.get(before, before) for before in befores}
+    for item in items:
+        if not item.waited:
+            after[item.collective] = set(after[item.computation])
+    for item in reversed(items):
+        if item.waited and item.first:
+            after[item.collective] = after[item.computation]
+            after[item.computation] = {item.collective}
+    removed = {node: befores - after[node] for node, befores in recorded.items()}
+    return with_edges(graph, layout, after, removed)
+
+
+def _place_between(layout: Layout, after: dict[int, set[int]], inside: Collection[int]) -> None:
+    """Let collectives that begin before what they follow has ended follow what did end before."""
+    layout = sampled(layout)
+    between = [node for node in _collectives(layout) if node not in inside]
+    ends = layout.start_ns + layout.duration_ns
+
+    def follows(node: int, before: int) -> bool:
+        return bool((layout.start_ns[node] >= ends[before] - SAME_NS).mean() >= REGULARLY)
+
+    for node in between:
+        stage = int(layout.nodes.pp[node])
+        computes = computes_of(layout, stage)
+        computes = computes[np.argsort(layout.launch[computes], kind="stable")]
+        if any(not follows(node, before) for before in after[node]):
+            after[node] = {before for before in after[node] if follows(node, before)}
+            ended = [other for other in computes.tolist() if follows(node, other)]
+            after[node] |= set(ended[-1:])
+        waiting = [other for other, befores in after.items() if node in befores]
+        if any(not follows(other, node) for other in waiting):
+            for other in waiting:
+                if not follows(other, node):
+                    after[other].discard(node)
+            held = [other for other in computes.tolist() if follows(other, node)]
+            if held:
+                after[held[0]].add(node)

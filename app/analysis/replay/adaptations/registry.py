@@ -1,0 +1,151 @@
+"""Which adaptations there are, and which of them a session's replay is made with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from typing import Final
+
+from app.analysis.replay.adaptations.blocking import propose_blocking
+from app.analysis.replay.adaptations.draft import Draft, Proposal
+from app.analysis.replay.adaptations.evidence import Adaptation, Name
+from app.analysis.replay.adaptations.glance import Glance
+from app.analysis.replay.adaptations.idle_transfers import without_idle_transfers
+from app.analysis.replay.adaptations.late_ends import propose_late_ends
+from app.analysis.replay.adaptations.nested_collectives import propose_nested_collectives
+from app.analysis.replay.adaptations.nested_gc import propose_nested_gc
+from app.analysis.replay.adaptations.overlapping_steps import propose_overlapping_steps
+from app.analysis.replay.adaptations.placement import find_placement
+from app.analysis.replay.adaptations.regular_delays import propose_regular_delays
+from app.analysis.replay.adaptations.trial import discrepancy
+from app.analysis.replay.layout.pipeline import VirtualStage
+from app.analysis.trace.model import Trace
+from app.errors import UnanalyzableError
+
+# What an adaptation on trial has to take off the discrepancy, as a share of a step.
+LEAST_GAIN: Final = 0.005
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """An adaptation of steps.
+
+    Parameters
+    ----------
+    name : Name
+    may : callable
+        Whether its sign can be there, told by a glance.
+    propose : callable
+        Looks for the sign and returns the steps with the adaptation; None without the sign.
+    """
+
+    name: Name
+    may: Callable[[Glance], bool]
+    propose: Callable[[Draft], Proposal | None]
+
+
+# Applied wherever their sign is: without them a replay may be near the recording and wrong.
+_STRUCTURAL: Final = (
+    _Step(Name.NESTED_GC, Glance.collects_garbage, propose_nested_gc),
+    _Step(Name.NESTED_COLLECTIVES, Glance.may_nest_collectives, propose_nested_collectives),
+)
+_ON_TRIAL: Final = (
+    _Step(Name.LATE_ENDS, Glance.may_end_late, propose_late_ends),
+    _Step(Name.OVERLAPPING_STEPS, lambda _: True, propose_overlapping_steps),
+    _Step(Name.BLOCKING_TRANSFERS, Glance.may_block, propose_blocking),
+    _Step(Name.REGULAR_DELAYS, Glance.may_delay, propose_regular_delays),
+)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class AdaptedRows:
+    """A trace before it is laid out.
+
+    Parameters
+    ----------
+    trace : Trace
+    way : tuple of (stage, chunk)
+        Virtual stages in the order of a forward; empty where chunk follows chunk.
+    made : tuple of Adaptation
+    """
+
+    trace: Trace
+    way: tuple[VirtualStage, ...]
+    made: tuple[Adaptation, ...]
+
+
+def adapt_rows(trace: Trace, without: Collection[Name]) -> AdaptedRows:
+    """Make the adaptations without which there is no replay; only virtual stages call for them."""
+    made: list[Adaptation] = []
+    way: tuple[VirtualStage, ...] = ()
+    virtual = trace.meta.sizes.vpp > 1
+    placed = None if Name.PLACEMENT in without or not virtual else find_placement(trace)
+    if placed is not None:
+        way = placed[0]
+        made.append(Adaptation(Name.PLACEMENT, placed[1]))
+    idle = (
+        without_idle_transfers(trace, way)
+        if virtual and Name.IDLE_TRANSFERS not in without
+        else None
+    )
+    if idle is not None:
+        trace = idle[0]
+        made.append(Adaptation(Name.IDLE_TRANSFERS, idle[1]))
+    return AdaptedRows(trace, way, tuple(made))
+
+
+def adapt(draft: Draft, without: Collection[Name]) -> tuple[Draft, tuple[Adaptation, ...]]:
+    """Make the adaptations that a session's steps call for.
+
+    Those on trial stay when they take half a point off the discrepancy, alone or together with what
+    was tried just before.
+
+    Parameters
+    ----------
+    draft : Draft
+    without : collection of Name
+        Adaptations that are switched off.
+
+    Returns
+    -------
+    draft : Draft
+        The same object where nothing is called for.
+    made : tuple of Adaptation
+    """
+    made: list[Adaptation] = []
+    glance = Glance(draft.arranged[0])
+    before: float | None = None
+    for step in _STRUCTURAL:
+        proposal = _proposed(step, draft, without) if step.may(glance) else None
+        if proposal is not None:
+            before = discrepancy(draft.layouts, draft.graphs) if before is None else before
+            after = discrepancy(proposal.draft.layouts, proposal.draft.graphs)
+            made.append(Adaptation(step.name, proposal.sign, before, after))
+            draft, before = proposal.draft, after
+    tried, pending, nearest = draft, list[Adaptation](), before
+    for step in _ON_TRIAL:
+        # beside another adaptation nothing is ruled out at a glance: times are others by now
+        proposal = _proposed(step, tried, without) if made or pending or step.may(glance) else None
+        if proposal is None:
+            continue
+        if before is None or nearest is None:
+            before = nearest = discrepancy(tried.layouts, tried.graphs)
+        after = discrepancy(proposal.draft.layouts, proposal.draft.graphs)
+        if after >= nearest:
+            continue
+        pending.append(Adaptation(step.name, proposal.sign, nearest, after))
+        tried, nearest = proposal.draft, after
+        if before - after >= LEAST_GAIN:
+            made += pending
+            draft, before, pending = tried, after, []
+    return draft, tuple(made)
+
+
+def _proposed(step: _Step, draft: Draft, without: Collection[Name]) -> Proposal | None:
+    """Return what an adaptation makes of a draft; None where that contradicts itself."""
+    if step.name in without:
+        return None
+    try:
+        return step.propose(draft)
+    except UnanalyzableError:
+        return None

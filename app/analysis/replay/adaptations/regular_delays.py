@@ -1,0 +1,176 @@
+"""Time that regularly passes before a launch and that nothing recorded explains.
+
+Between two GPUs a hand-over that the recorder does not see takes some milliseconds, every time; a
+host needs a while to launch what is ready. Such time is part of the job, with stragglers and
+without: what each kind of launch usually takes goes into every replay.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+import numpy as np
+
+from app.analysis.replay.adaptations.draft import Draft, Proposal
+from app.analysis.replay.adaptations.evidence import Sign
+from app.analysis.replay.adaptations.inside import computes_of
+from app.analysis.replay.adaptations.sampling import sampled
+from app.analysis.replay.layout.dense import FloatArray, Layout
+from app.analysis.replay.layout.graph import COMPUTE, Graph
+from app.analysis.trace import model as ops
+
+# What the host launches as soon as its input is there. Receives are posted when it suits, and
+# what ends a step waits for more than is recorded.
+_LAUNCHED: Final = COMPUTE | {ops.FORWARD_SEND, ops.BACKWARD_SEND}
+_RECEIVES: Final = frozenset({ops.FORWARD_RECV, ops.BACKWARD_RECV})
+# Launches of a kind are regularly late when so many of them…
+_REGULARLY: Final = 0.75
+# …are late by this share of the median at least…
+_MOST_OF: Final = 0.5
+# …and all usual delays of a step add up to this share of it.
+_LEAST_SHARE: Final = 0.005
+_MOST_NAMED: Final = 4
+# What rarely comes last is late when it does: its delays are those of exceptions.
+_LEAST_OFTEN: Final = 0.25
+# On every DP rank they are late by this share of the median of all.
+_ON_EVERY_RANK: Final = 0.25
+_FENCE: Final = 3.0
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """Launches that should take alike.
+
+    Parameters
+    ----------
+    op_type : str
+    stage : int
+    previous : str
+        The computation before on the stage, empty where there is none: a host communicates
+        between two forwards, and maybe not between a forward and a backward.
+    remote : bool
+        Whether the last input came from another stage.
+    """
+
+    op_type: str
+    stage: int
+    previous: str
+    remote: bool
+
+
+def propose_regular_delays(draft: Draft) -> Proposal | None:
+    """Let launches take the time that launches of their kind usually take."""
+    delays: dict[Kind, list[FloatArray]] = {}
+    few = [sampled(layout) for layout in draft.layouts]
+    for layout, graph in zip(few, draft.graphs, strict=True):
+        for kind, late in _delays(layout, graph):
+            delays.setdefault(kind, []).append(late)
+    joined = {kind: np.concatenate(parts) for kind, parts in delays.items()}
+    count = {kind: int((~np.isnan(values)).sum()) for kind, values in joined.items()}
+    usual: dict[Kind, float] = {}
+    shares = []
+    for kind, values in joined.items():
+        among = count[kind] + count.get(replace(kind, remote=not kind.remote), 0)
+        share = _regular_share(values)
+        if share >= _REGULARLY and count[kind] >= _LEAST_OFTEN * among:
+            usual[kind] = _usual(values)
+            shares.append(share)
+    layout = few[0]
+    # no step is shorter without them by more than all of them together
+    total = sum(ns * count[kind] for kind, ns in usual.items())
+    lanes = sum(len(item.steps) for item in few) * layout.dp
+    step_ns = float((layout.start_ns + layout.duration_ns).max(axis=(0, 2)).mean())
+    if total < _LEAST_SHARE * step_ns * lanes:
+        return None
+    graphs = tuple(
+        replace(graph, lags_ns=_lags(layout, graph, usual))
+        for layout, graph in zip(draft.layouts, draft.graphs, strict=True)
+    )
+    where = [
+        f"{ns * 1e-6:.1f} ms before {kind.op_type} on stage {kind.stage}"
+        + (f" after {kind.previous}" if kind.previous else "")
+        + (", input from another stage" if kind.remote else "")
+        for kind, ns in sorted(usual.items(), key=lambda item: -item[1] * count[item[0]])
+    ]
+    return Proposal(
+        Sign(tuple(where[:_MOST_NAMED]), float(np.mean(shares))), draft.with_graphs(graphs)
+    )
+
+
+def _regular_share(late: FloatArray) -> float:
+    """Return the share of launches that are about as late as the median.
+
+    None where they are so on some DP ranks only: a worker that alone is late is a straggler.
+    """
+    middle = float(np.nanmedian(late))
+    ranks = [np.median(own[~np.isnan(own)]) for own in late.T if not np.isnan(own).all()]
+    if middle <= 0 or min(ranks) < _ON_EVERY_RANK * middle:
+        return 0.0
+    return float((late[~np.isnan(late)] >= _MOST_OF * middle).mean())
+
+
+def _usual(late: FloatArray) -> float:
+    """Return the mean: launching is the host's computing, whose ideal is a mean.
+
+    Single stalls count as Tukey's outer fence, so that a few of them make nothing usual.
+    """
+    low, high = np.nanquantile(late, (0.25, 0.75))
+    return float(np.nanmean(np.minimum(late, high + _FENCE * (high - low))))
+
+
+def _followed(layout: Layout, graph: Graph) -> Iterator[tuple[int, tuple[int, ...]]]:
+    """Yield what hosts launch as soon as they can, with what it follows.
+
+    But for what begins a step, which waits for its data.
+    """
+    names = [layout.op_names[code] for code in layout.nodes.op.tolist()]
+    begins = set()
+    for stage in range(layout.pp):
+        computes = computes_of(layout, stage)
+        begins.add(int(computes[np.argmin(layout.launch[computes])]))
+    for unit in graph.units:
+        for node, after in zip(unit.members, unit.after, strict=True):
+            if names[node] in _LAUNCHED and after and node not in begins:
+                yield node, after
+
+
+def _is_remote(layout: Layout, node: int, before: int) -> bool:
+    nodes = layout.nodes
+    received = layout.op_names[nodes.op[before]] in _RECEIVES
+    return bool(nodes.pp[node] != nodes.pp[before]) or received
+
+
+def _kind(layout: Layout, node: int, after: Sequence[int], *, remote: bool) -> Kind:
+    nodes, names = layout.nodes, layout.op_names
+    stage = int(nodes.pp[node])
+    computed = [
+        names[nodes.op[other]]
+        for other in after
+        if nodes.pp[other] == stage and names[nodes.op[other]] in COMPUTE
+    ]
+    return Kind(names[nodes.op[node]], stage, computed[0] if computed else "", remote)
+
+
+def _delays(layout: Layout, graph: Graph) -> Iterator[tuple[Kind, FloatArray]]:
+    """Yield how late launches are after their last input, by kind: NaN where it was another."""
+    for node, after in _followed(layout, graph):
+        ends = np.stack([layout.start_ns[other] + layout.duration_ns[other] for other in after])
+        remote = np.array([_is_remote(layout, node, other) for other in after])[ends.argmax(axis=0)]
+        late = layout.start_ns[node] - ends.max(axis=0)
+        for kind in (False, True):
+            if (remote == kind).any():
+                mine = np.where(remote == kind, late, np.nan)
+                yield _kind(layout, node, after, remote=kind), mine
+
+
+def _lags(layout: Layout, graph: Graph, usual: dict[Kind, float]) -> dict[tuple[int, int], float]:
+    lags: dict[tuple[int, int], float] = {}
+    for node, after in _followed(layout, graph):
+        for other in after:
+            kind = _kind(layout, node, after, remote=_is_remote(layout, node, other))
+            lag = usual.get(kind, 0.0)
+            if lag:
+                lags[node, other] = lag
+    return lags

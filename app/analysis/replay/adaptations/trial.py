@@ -1,0 +1,48 @@
+"""How far a replay of recorded durations is from the recording, for a model on trial."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from app.analysis.replay.engine.durations import Durations, own_durations
+from app.analysis.replay.engine.executor import executor_for
+from app.analysis.replay.engine.replay import prepare
+from app.analysis.replay.engine.variants import Simulator
+from app.analysis.replay.layout.dense import FloatArray, Layout
+from app.analysis.replay.layout.graph import Graph
+
+
+def recorded_times(layout: Layout, graph: Graph) -> FloatArray:
+    """Return how long each step took as recorded, shape (steps,), ns.
+
+    From the first start to the last end of a step; where steps are chained, from the last end of
+    the step before, in whose place the first step takes the start of the rank that ends it.
+    """
+    latest = np.zeros(layout.start_ns.shape[1:])
+    for start, duration in zip(layout.start_ns, layout.duration_ns, strict=True):
+        np.maximum(latest, start + duration, out=latest)
+    ends = latest.max(axis=1)
+    if not graph.chained:
+        return np.asarray(ends)
+    begin = layout.begin_ns - layout.begin_ns[0]
+    times = np.diff(begin + ends, prepend=0.0)
+    first = layout.start_ns[:, 0] + layout.duration_ns[:, 0]
+    node, dp = np.unravel_index(int(first.argmax()), first.shape)
+    times[0] -= layout.start_ns[layout.nodes.pp == layout.nodes.pp[node], 0, dp].min()
+    return np.asarray(times)
+
+
+def discrepancy(layouts: Sequence[Layout], graphs: Sequence[Graph]) -> float:
+    """Return how far the replay of recorded durations is from the recording, relative to it."""
+    recorded = simulated = 0.0
+    for layout, graph in zip(layouts, graphs, strict=True):
+        durations, _ = own_durations(layout, graph)
+        program = prepare(graph, layout.nodes.pp, durations.min(axis=(1, 2)))
+        nothing = np.zeros(len(durations))
+        executor = executor_for(program, durations.size)
+        simulator = Simulator(layout, Durations(durations, nothing), executor)
+        simulated += float(simulator.step_times([simulator.keep()])[0].sum())
+        recorded += float(recorded_times(layout, graph).sum())
+    return abs(recorded / simulated - 1) if simulated > 0 else float("inf")

@@ -1,0 +1,58 @@
+"""With one DP rank the layers say whether a stage is heavy or a worker slow, if they can."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from app.analysis.diagnosis.diagnose import Diagnosis
+from app.analysis.synthesis.injections.computations import SlowWorker, StageImbalance
+from tests.unit.analysis.diagnosis.jobs import ONE_RANK, causes, diagnosed, session
+
+EVEN = replace(ONE_RANK, layers=(8, 8, 8, 8))
+UNEVEN = replace(ONE_RANK, layers=(8, 16, 8, 8))
+
+
+def confidences(diagnosis: Diagnosis) -> list[float]:
+    return [cause.confidence or 0.0 for cause in diagnosis.causes]
+
+
+def test_with_even_layers_a_slow_stage_between_the_others_is_a_slow_worker() -> None:
+    diagnosis = diagnosed(session(SlowWorker((0, 1), 1.8), job=EVEN))
+
+    assert causes(diagnosis) == ["slow_worker"]
+    assert diagnosis.causes[0].where.workers == ((0, 1),)
+    # it takes what the other stages take without the fault, and not the mean of all
+    healthy = diagnosed(session(job=EVEN))
+    assert healthy.causes == ()
+    assert diagnosis.slowdown == pytest.approx(1.5, abs=0.1)
+
+
+@pytest.mark.parametrize("stage", [0, 3])
+def test_at_the_ends_of_the_pipeline_both_causes_are_said(stage: int) -> None:
+    diagnosis = diagnosed(session(SlowWorker((0, stage), 1.8), job=EVEN))
+
+    assert causes(diagnosis) == ["stage_imbalance", "slow_worker"]
+    heavy, slow = diagnosis.causes
+    assert heavy.where.stage == slow.where.stage == stage
+    assert slow.where.workers == ((0, stage),)
+    assert max(confidences(diagnosis)) < 0.9
+    assert "Uneven cost or a slow worker" in heavy.evidence[-1].text
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+def test_without_layers_nothing_is_sure(stage: int) -> None:
+    diagnosis = diagnosed(session(SlowWorker((0, stage), 1.8), job=ONE_RANK))
+
+    assert set(causes(diagnosis)) == {"stage_imbalance", "slow_worker"}
+    assert max(confidences(diagnosis)) < 0.9
+
+
+def test_a_stage_with_more_layers_is_heavy_for_sure() -> None:
+    heavy = StageImbalance(forward_factor=2.0, backward_factor=2.0, at=1)
+    diagnosis = diagnosed(session(heavy, job=UNEVEN))
+
+    assert causes(diagnosis) == ["stage_imbalance"]
+    assert diagnosis.causes[0].where.stage == 1
+    assert confidences(diagnosis)[0] > 0.9
