@@ -12,7 +12,8 @@ from sqlalchemy import Dialect
 from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.types import TypeDecorator
 
-from app.analysis.json_text import plain
+from app.analysis.diagnosis.headline import MOST_UNKNOWN, HeadlineKind
+from app.analysis.json_text import plain, to_json
 from app.analysis.report.coverage import Chunks
 from app.analysis.report.document import REVISION, SCHEMA, Report
 from app.analysis.report.summary import Summary
@@ -24,18 +25,29 @@ Upgrade: TypeAlias = Callable[[dict[str, Any]], dict[str, Any]]
 REPORT: Final = TypeAdapter(Report)
 
 
-def _without_adaptations(report: dict[str, Any]) -> dict[str, Any]:
-    """Return a report of version 0.1.0 as revision 2, whose replay was adapted to nothing."""
-    fidelity = report["fidelity"]
-    late = fidelity.pop("late_launches", [])
-    return report | {
-        "revision": 2,
-        "fidelity": fidelity | {"adaptations": [], "late_launches": late},
+def _with_headline(report: dict[str, Any]) -> dict[str, Any]:
+    """Return a report of version 0.1.0 as revision 2.
+
+    Its replay was adapted to nothing. What the causes leave of a step follows from the slowdown
+    that its diagnosis has; how sure that is only another analysis can say.
+    """
+    causes = report["causes"]
+    unknown = sum(c["contribution"] for c in causes if c["cause"] == "unknown")
+    by_causes = any(c["cause"] != "unknown" for c in causes) and unknown <= MOST_UNKNOWN
+    slowdown = report["diagnosis"]["slowdown"] if by_causes else report["slowdown"]
+    simulated = report["step_times"]["simulated"]
+    headline = {
+        "slowdown": slowdown,
+        "ci95": None if by_causes else report["slowdown_ci95"],
+        "reference_step_time_s": sum(simulated) / len(simulated) / slowdown,
+        "kind": HeadlineKind.CAUSES if by_causes else HeadlineKind.PUBLISHED,
     }
+    fidelity = report["fidelity"] | {"adaptations": []}
+    return report | {"revision": 2, "fidelity": fidelity, "headline": headline}
 
 
 # By revision: what makes a stored report of it one of the next revision.
-UPGRADES: Final[Mapping[int, Upgrade]] = {1: _without_adaptations}
+UPGRADES: Final[Mapping[int, Upgrade]] = {1: _with_headline}
 
 
 class JsonDocument(TypeDecorator[T]):
@@ -99,6 +111,26 @@ def open_report(
     UnknownDocumentError
         ``report.unknown_version``: a later version of Paceline stored it.
     """
+    version = _version(text, revision)
+    if version.revision == revision:
+        return REPORT.validate_json(text)
+    document = json.loads(text)
+    for old in range(version.revision, revision):
+        document = upgrades[old](document)
+    return REPORT.validate_python(document)
+
+
+def current_report(text: bytes) -> bytes:
+    """Return the JSON of a stored report as this version writes it; raises as `open_report` does.
+
+    What this version stored goes out as it is.
+    """
+    if _version(text, REVISION).revision == REVISION:
+        return text
+    return to_json(open_report(text), compact=True).encode()
+
+
+def _version(text: bytes, revision: int) -> _Version:
     version = _VERSION.validate_json(text)
     if version.schema != SCHEMA or version.revision > revision:
         raise UnknownDocumentError(
@@ -106,9 +138,4 @@ def open_report(
             f"Paceline reads {SCHEMA} up to revision {revision}. A later one stored it.",
             code="report.unknown_version",
         )
-    if version.revision == revision:
-        return REPORT.validate_json(text)
-    document = json.loads(text)
-    for old in range(version.revision, revision):
-        document = upgrades[old](document)
-    return REPORT.validate_python(document)
+    return version

@@ -34,6 +34,25 @@ _UNKNOWN_SHARE: Final = 0.5
 _UNKNOWN_COST: Final = 0.05
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Judged:
+    """Steps of the most frequent shape as they are and as they would be, shape (steps,), seconds.
+
+    Parameters
+    ----------
+    steps_s : float64 array
+        With launches late that have a cause.
+    reference_s : float64 array
+        Without the causes; ideal where that is faster.
+    unknown_share : float
+        Share of the lost time that no cause explains.
+    """
+
+    steps_s: FloatArray
+    reference_s: FloatArray
+    unknown_share: float
+
+
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
     """What makes a session slow.
@@ -55,6 +74,8 @@ class Diagnosis:
         How far the replay, with launches late that have a cause, is from the recording.
     late : float
         How many times as long steps are with launches late that have a cause as with none late.
+    judged : Judged or None
+        None where too little is lost to look for causes.
     """
 
     causes: tuple[Cause, ...]
@@ -64,6 +85,7 @@ class Diagnosis:
     slowdown: float
     discrepancy: float
     late: float = 1.0
+    judged: Judged | None = None
 
     def causes_within(self, limit: float) -> tuple[Cause, ...]:
         """Return the causes if the replay they come from is within `limit` of the recording.
@@ -100,7 +122,7 @@ def diagnose(trace: Trace, replayed: Replayed, metrics: Metrics) -> Diagnosis:
     replays = Counterfactuals(replayed.main, [sign.finding.change for sign in found], late)
     main = np.isin(replayed.steps, replayed.layout.steps)
     recorded_s = float(metrics.recorded_s[main].mean())
-    diagnosis = _weigh(replays, found, recorded_s, float(metrics.ideal_s[main][0]), unjudged)
+    diagnosis = _weigh(replays, found, recorded_s, metrics.ideal_s[main], unjudged)
     if not late:
         return diagnosis
     with_late_s = float(replays.without(frozenset()).mean())
@@ -139,7 +161,7 @@ def _weigh(
     replays: Counterfactuals,
     found: Sequence[_Found],
     recorded_s: float,
-    ideal_s: float,
+    ideal_s: FloatArray,
     unjudged: dict[str, str],
 ) -> Diagnosis:
     """Give each finding its share of the lost time and keep those that matter."""
@@ -148,7 +170,8 @@ def _weigh(
     now_s = replays.without(frozenset())
     mean_s = float(now_s.mean())
     # The ideal is a mean that contains the straggler: without the causes steps may be faster.
-    best_s = min(ideal_s, float(replays.without(frozenset(numbers)).mean()))
+    reference_s = min(ideal_s, replays.without(frozenset(numbers)), key=lambda s: float(s.mean()))
+    best_s = float(reference_s.mean())
     lost_s = max(mean_s - best_s, 1e-12)
     named = [
         (number, cost)
@@ -195,6 +218,7 @@ def _weigh(
         lost_s=lost_s,
         slowdown=mean_s / best_s,
         discrepancy=abs(recorded_s / mean_s - 1),
+        judged=Judged(now_s, reference_s, max(left_s, 0.0) / lost_s),
     )
 
 

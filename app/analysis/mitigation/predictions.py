@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Final
 
 import numpy as np
@@ -41,6 +42,7 @@ def predict_fixes(  # noqa: PLR0913 - what is known of the session and of its ca
     causes: Sequence[Cause],
     hosts: Mapping[int, str],
     *,
+    reference_s: float,
     trusted: bool,
 ) -> list[Fix]:
     """Return the fixes that a trace alone can judge; best first, none under 1 % gain.
@@ -54,6 +56,8 @@ def predict_fixes(  # noqa: PLR0913 - what is known of the session and of its ca
         Those that are named; what removes them is among the fixes.
     hosts : mapping of int to str
         Hosts of ranks.
+    reference_s : float
+        The step that slowdown is counted against; no fix makes steps shorter.
     trusted : bool
         Whether the replay of durations is near the recording; if not, only causes count.
     """
@@ -62,7 +66,32 @@ def predict_fixes(  # noqa: PLR0913 - what is known of the session and of its ca
     fixes = remedies(causes, places, now_s)
     if trusted:
         fixes += _by_replay(replayed, _to_replace(metrics, causes), now_s)
-    return sorted((fix for fix in fixes if fix.gain >= MIN_GAIN), key=lambda fix: -fix.gain)
+        if replayed.layout.dp == 1:
+            fixes += _without_peers(causes, now_s)
+    bounded = [_no_better_than(fix, reference_s, now_s) for fix in fixes]
+    return sorted((fix for fix in bounded if fix.gain >= MIN_GAIN), key=lambda fix: -fix.gain)
+
+
+def _without_peers(causes: Sequence[Cause], now_s: float) -> list[Fix]:
+    """Return the replacement of slow workers of one DP rank, whose peers are other stages."""
+    return [
+        Fix(
+            "replace_worker",
+            f"Replace {named('worker', [f'({dp}, {pp})' for dp, pp in cause.where.workers])}",
+            "Replayed with the time a layer that the other stages take.",
+            step_time_s=now_s * (1 - cause.saves),
+            gain=cause.saves,
+        )
+        for cause in causes
+        if cause.cause == SLOW_WORKER.name and cause.saves is not None
+    ]
+
+
+def _no_better_than(fix: Fix, reference_s: float, now_s: float) -> Fix:
+    """Return a fix that leaves steps as long as the reference at least."""
+    if fix.step_time_s >= reference_s:
+        return fix
+    return replace(fix, step_time_s=reference_s, gain=1 - reference_s / now_s)
 
 
 def _to_replace(metrics: Metrics, causes: Sequence[Cause]) -> tuple[Worker, ...]:
@@ -88,13 +117,13 @@ def _by_replay(replayed: Replayed, workers: Sequence[Worker], now_s: float) -> l
         ),
         _even_stages,
     )
-    replace = (
+    replaced = (
         "replace_worker",
         f"Replace {named('worker', [f'({dp}, {pp})' for dp, pp in workers])}",
         "Replayed with the medians of the other DP ranks of the same stage.",
         lambda group: _at_peers_medians(group, workers),
     )
-    fixes = [replace, even] if workers else [even]
+    fixes = [replaced, even] if workers else [even]
     times = replayed.over_steps(
         lambda group: _launched_step_times(group, *(change(group) for *_, change in fixes))
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final
 
 import numpy as np
@@ -39,9 +40,9 @@ def bootstrap(metrics: Metrics, workers: tuple[tuple[int, int], ...]) -> Interva
     workers : tuple of (DP rank, stage)
         The workers whose slowdown gets an interval.
     """
-    weights = _draw(len(metrics.simulated_s))
+    weights = draws(len(metrics.simulated_s))
     simulated, ideal = weights @ metrics.simulated_s, weights @ metrics.ideal_s
-    slowdown = _interval(simulated / ideal)
+    slowdown = interval(simulated / ideal)
 
     def share(contribution: Contribution) -> Interval | None:
         if not metrics.attributable:
@@ -49,7 +50,7 @@ def bootstrap(metrics: Metrics, workers: tuple[tuple[int, int], ...]) -> Interva
         recovered = simulated - weights @ contribution.removed_s
         # Of steps that lose nothing there is no share: draws of them alone say nothing.
         loses = simulated > ideal
-        return _interval(recovered[loses] / (simulated - ideal)[loses])
+        return interval(recovered[loses] / (simulated - ideal)[loses])
 
     chosen = metrics.by_worker[:, [dp for dp, _ in workers], [pp for _, pp in workers]]
     low, high = np.quantile((weights @ chosen) / ideal[:, None], QUANTILES, axis=0)
@@ -62,16 +63,21 @@ def bootstrap(metrics: Metrics, workers: tuple[tuple[int, int], ...]) -> Interva
     )
 
 
-def _draw(count: int) -> FloatArray:
+@lru_cache(maxsize=4)
+def draws(count: int) -> FloatArray:
     """Return how often each draw takes each step, shape (draws, count), as shares.
 
     Means of all metrics are then one matrix product.
     """
     drawn = np.random.default_rng(0).integers(count, size=(DRAWS, count), dtype=np.int32)
     drawn += np.arange(DRAWS, dtype=np.int32)[:, None] * count
-    return np.bincount(drawn.ravel(), minlength=DRAWS * count).reshape(DRAWS, count) / count
+    weights = np.bincount(drawn.ravel(), minlength=DRAWS * count).reshape(DRAWS, count) / count
+    # shared by all that asks
+    weights.flags.writeable = False
+    return weights
 
 
-def _interval(draws: FloatArray) -> Interval:
-    low, high = np.quantile(draws, QUANTILES)
+def interval(drawn: FloatArray) -> Interval:
+    """Return the 95 % interval of what draws give."""
+    low, high = np.quantile(drawn, QUANTILES)
     return float(low), float(high)

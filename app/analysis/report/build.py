@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from app.analysis.diagnosis.diagnose import diagnose
 from app.analysis.diagnosis.finding import Cause
+from app.analysis.diagnosis.headline import headline
 from app.analysis.diagnosis.places import JobFacts, Worker
 from app.analysis.diagnosis.verdict import verdict
 from app.analysis.mitigation.predictions import predict_fixes
@@ -134,7 +135,16 @@ def _report(trace: Trace, replayed: Replayed, metrics: Metrics) -> Report:
     fidelity = _fidelity(replayed, metrics, trusted=trusted)
     diagnosis = diagnose(trace, replayed, metrics)
     causes = diagnosis.causes_within(DISCREPANCY_LIMIT)
-    fixes = predict_fixes(replayed, metrics, diagnosis, causes, trace.meta.hosts, trusted=trusted)
+    shown = headline(metrics, intervals.slowdown, diagnosis, causes)
+    fixes = predict_fixes(
+        replayed,
+        metrics,
+        diagnosis,
+        causes,
+        trace.meta.hosts,
+        reference_s=shown.reference_step_time_s,
+        trusted=trusted,
+    )
     ranks = _by_cell(replayed.layout.ranks)
     by_worker = _by_worker(replayed, metrics, worst, intervals)
     job = JobFacts(
@@ -156,6 +166,7 @@ def _report(trace: Trace, replayed: Replayed, metrics: Metrics) -> Report:
         coverage=_coverage(trace, replayed, metrics),
         clocks=_clocks(trace, replayed, metrics),
         fidelity=fidelity,
+        headline=shown,
         slowdown=slowdown,
         slowdown_ci95=intervals.slowdown,
         waste=waste,

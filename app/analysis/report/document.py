@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final, Literal
 
+from app.analysis.diagnosis.headline import Headline
 from app.analysis.diagnosis.places import Worker
 from app.analysis.diagnosis.verdict import Verdict
 from app.analysis.mitigation.template import PlannedTemplate, WithheldTemplate
@@ -136,6 +137,8 @@ class Report:
         How far clocks are apart.
     fidelity : Fidelity
         Whether the replay is near enough to the recording.
+    headline : Headline
+        The slowdown that people are shown: against the job without its causes.
     slowdown : float
         S.
     slowdown_ci95 : (float, float)
@@ -203,6 +206,7 @@ class Report:
     coverage: Coverage
     clocks: Clocks
     fidelity: Fidelity
+    headline: Headline
     slowdown: float
     slowdown_ci95: Interval
     waste: float

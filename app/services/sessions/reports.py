@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final, cast
 import numpy as np
 
 from app.analysis.report.heatmaps import mean_heatmap
-from app.db.documents import open_report
+from app.db.documents import current_report, open_report
 from app.db.models.sessions import Report, Session
 from app.db.reports import read_document, read_heatmaps
 from app.errors import NotFoundError
@@ -38,8 +38,10 @@ def report_json(tx: Reads, session_id: uuid.UUID) -> bytes:
     ------
     NotFoundError
         If there is no such session, or it has no report (yet).
+    UnknownDocumentError
+        If a later version of Paceline stored it.
     """
-    return read_document(tx, _report(tx, session_id))
+    return current_report(read_document(tx, _report(tx, session_id)))
 
 
 def report_document(tx: Reads, session_id: uuid.UUID) -> document.Report:
@@ -52,7 +54,7 @@ def report_document(tx: Reads, session_id: uuid.UUID) -> document.Report:
     UnknownDocumentError
         If a later version of Paceline stored it.
     """
-    return open_report(report_json(tx, session_id))
+    return open_report(read_document(tx, _report(tx, session_id)))
 
 
 def heatmap(tx: Reads, session_id: uuid.UUID, step: int | None = None) -> NDArray[np.float32]:

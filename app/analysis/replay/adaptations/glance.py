@@ -51,7 +51,7 @@ class Glance:
         self._collects = bool(collections.any() and layout.duration_ns[collections].any())
 
     def _of(self, names: frozenset[str]) -> NDArray[np.bool_]:
-        return np.isin(self._op, [self._codes[name] for name in names])
+        return np.array([name in names for name in self._codes])[self._op]
 
     def collects_garbage(self) -> bool:
         """Return whether any collection takes time."""

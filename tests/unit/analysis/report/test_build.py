@@ -191,7 +191,8 @@ def test_one_dp_rank_has_no_peers() -> None:
     report = analyze(session(SlowWorker((0, 1), 2.0), dp=1, pp=4).trace).report
     assert report.by_worker.forward_ratio == ((None,) * 4,)
     assert report.by_worker.exact[0] == pytest.approx(report.by_pp, rel=1e-12)
-    assert report.recommendations[0].action == "even_stages"
+    # The other stages take its peers' place.
+    assert report.recommendations[0].action == "replace_worker"
 
 
 def test_nothing_is_attributed_where_nothing_is_lost() -> None:

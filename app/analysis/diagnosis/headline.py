@@ -1,0 +1,75 @@
+"""The one number that says how slow a job is.
+
+The published S holds a job against an ideal that is a mean and contains the straggler, so it
+underestimates a strong one. Where causes explain the lost time, the job is held against itself
+without them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+from app.analysis.diagnosis.diagnose import Diagnosis
+from app.analysis.diagnosis.finding import UNKNOWN, Cause
+from app.analysis.replay.confidence import Interval, draws, interval
+from app.analysis.replay.metrics import Metrics
+
+# With more of the loss unexplained the job without its causes is not known either.
+MOST_UNKNOWN: Final = 0.1
+
+
+class HeadlineKind(StrEnum):
+    """What the headline holds a job against."""
+
+    CAUSES = "causes"
+    PUBLISHED = "published"
+
+
+@dataclass(frozen=True, slots=True)
+class Headline:
+    """The slowdown that people are shown.
+
+    Parameters
+    ----------
+    slowdown : float
+        Step time ÷ the reference.
+    ci95 : (float, float) or None
+        By drawing the steps anew; None in a report of version 0.1.0, until it is analyzed again.
+    reference_step_time_s : float
+        Seconds: the mean step without the causes; of the published kind, the mean ideal step.
+    kind : HeadlineKind
+        ``causes``, or ``published`` where the headline is S.
+    """
+
+    slowdown: float
+    ci95: Interval | None
+    reference_step_time_s: float
+    kind: HeadlineKind
+
+
+def headline(
+    metrics: Metrics, published_ci95: Interval, diagnosis: Diagnosis, causes: Sequence[Cause]
+) -> Headline:
+    """Return the slowdown against the job without its causes, or S where those are not known.
+
+    Parameters
+    ----------
+    metrics : Metrics
+    published_ci95 : (float, float)
+        The interval of S.
+    diagnosis : Diagnosis
+    causes : sequence of Cause
+        Those that are reported.
+    """
+    known = [cause for cause in causes if cause.cause != UNKNOWN]
+    judged = diagnosis.judged
+    if not known or judged is None or judged.unknown_share > MOST_UNKNOWN:
+        ideal_s = float(metrics.ideal_s.mean())
+        return Headline(metrics.slowdown, published_ci95, ideal_s, HeadlineKind.PUBLISHED)
+    weights = draws(len(judged.steps_s))
+    drawn = (weights @ judged.steps_s) / (weights @ judged.reference_s)
+    reference_s = float(judged.reference_s.mean())
+    return Headline(diagnosis.slowdown, interval(drawn), reference_s, HeadlineKind.CAUSES)

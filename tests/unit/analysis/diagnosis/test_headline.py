@@ -1,0 +1,56 @@
+"""The headline holds a job against itself without its causes."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from app.analysis.diagnosis.headline import Headline, HeadlineKind
+from app.analysis.report.build import analyze
+from app.analysis.synthesis.injections.base import Injection
+from app.analysis.synthesis.injections.computations import (
+    GarbageCollection,
+    SlowWorker,
+    StageImbalance,
+)
+from tests.unit.analysis.diagnosis.jobs import MS, session
+
+
+def test_a_strong_straggler_is_not_underestimated() -> None:
+    synthetic = session(SlowWorker((1, 0), 3.0))
+    report = analyze(synthetic.trace).report
+    shown = report.headline
+
+    healthy_s = float(np.mean(synthetic.truth.healthy_step_times_s))
+    truth = float(np.mean(report.step_times.simulated)) / healthy_s
+    assert shown.kind == "causes"
+    assert shown.slowdown == pytest.approx(truth, rel=0.03)
+    assert shown.reference_step_time_s == pytest.approx(healthy_s, rel=0.03)
+    assert shown.slowdown == report.diagnosis.slowdown > 1.1 * report.slowdown
+    assert shown.ci95 is not None
+    low, high = shown.ci95
+    assert low <= shown.slowdown <= high
+
+
+def test_without_a_cause_the_headline_is_the_published_slowdown() -> None:
+    report = analyze(session().trace).report
+
+    assert report.causes == ()
+    ideal_s = report.headline.reference_step_time_s
+    assert ideal_s == pytest.approx(np.mean(report.step_times.ideal))
+    assert report.headline == Headline(
+        report.slowdown, report.slowdown_ci95, ideal_s, HeadlineKind.PUBLISHED
+    )
+
+
+@pytest.mark.parametrize(
+    "injection",
+    [SlowWorker((1, 0), 2.0), StageImbalance(), GarbageCollection(100 * MS, pauses=0.5)],
+    ids=lambda injection: injection.cause,
+)
+def test_no_fix_beats_the_reference(injection: Injection) -> None:
+    report = analyze(session(injection).trace).report
+
+    assert report.recommendations
+    for fix in report.recommendations:
+        assert fix.predicted_step_time >= report.headline.reference_step_time_s - 1e-9
