@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from app.analysis.diagnosis.places import Hosts
+from app.analysis.replay.adaptations.trial import stage_begins
 from app.analysis.replay.layout.dense import FloatArray, IntArray, Layout
 from app.analysis.replay.session import Group
 from app.analysis.trace import model as ops
@@ -99,9 +100,16 @@ class Observation:
     def delay_ns(self, node: int) -> FloatArray:
         """Return how late a node is launched after all that it depends on, shape (steps, dp)."""
         start, duration = self.layout.start_ns, self.layout.duration_ns
+        graph = self.group.graph
         delay = start[node].copy()
         if self.after[node]:
-            delay -= np.max([start[other] + duration[other] for other in self.after[node]], axis=0)
+            ends = [
+                start[other] + duration[other] + graph.lag_ns(node, other)
+                for other in self.after[node]
+            ]
+            delay -= np.max(ends, axis=0)
+        elif graph.chained:
+            delay -= stage_begins(self.layout, int(self.layout.nodes.pp[node]))
         late: FloatArray = np.maximum(delay, 0.0)
         return late
 

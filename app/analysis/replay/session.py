@@ -11,9 +11,9 @@ import numpy as np
 from app.analysis.replay.adaptations.draft import Draft
 from app.analysis.replay.adaptations.evidence import Adaptation, Name
 from app.analysis.replay.adaptations.registry import adapt, adapt_rows
-from app.analysis.replay.adaptations.trial import recorded_times
+from app.analysis.replay.adaptations.trial import recorded_times, stage_begins
 from app.analysis.replay.clocks.alignment import Clocks
-from app.analysis.replay.engine.durations import Durations, ideal_durations, own_durations
+from app.analysis.replay.engine.durations import FAULT_NS, Durations, ideal_durations, own_durations
 from app.analysis.replay.engine.executor import executor_for
 from app.analysis.replay.engine.replay import prepare
 from app.analysis.replay.engine.variants import Simulator
@@ -185,7 +185,17 @@ def launch_delays(group: Group, steps: slice = ALL_STEPS) -> tuple[FloatArray, i
         Delays at fault (-10 ms or less) that count as 0.
     """
     layout, executor = group.layout, group.simulator.executor
-    return executor.launch_delays(layout.start_ns, layout.duration_ns, steps)
+    delays, clamped = executor.launch_delays(layout.start_ns, layout.duration_ns, steps)
+    chain = executor.program.chain
+    if chain is None:
+        return delays, clamped
+    for stage in range(layout.pp):
+        begins = stage_begins(layout, stage)[steps]
+        for node in (node for node, own in chain.begins.items() if own == stage):
+            late = np.minimum(delays[node], layout.start_ns[node, steps] - begins)
+            clamped += int((late <= FAULT_NS).sum())
+            delays[node] = np.where(late <= FAULT_NS, 0.0, late)
+    return delays, clamped
 
 
 def recorded_step_times(group: Group) -> FloatArray:

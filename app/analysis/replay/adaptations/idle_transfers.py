@@ -76,7 +76,7 @@ def _has_fused(trace: Trace) -> bool:
     lane = np.flatnonzero((trace.step == trace.step[0]) & (trace.rank == trace.rank[0]))
     lane = lane[np.isin(trace.op[lane], codes)]
     intervals = np.stack([trace.start_ns[lane], trace.duration_ns[lane]])
-    return bool(np.unique(intervals, axis=1).shape[1] < len(lane))
+    return int(np.unique(intervals, axis=1).shape[1]) < len(lane)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -191,5 +191,4 @@ def _cheapest(costs: FloatArray) -> NDArray[np.int64]:
     """Return a transfer for each computation, rising, at the least cost of all together."""
     count, transfers = costs.shape
     band = np.arange(count)[:, None] + np.arange(transfers - count + 1)
-    chosen: NDArray[np.int64] = assign(np.take_along_axis(costs, band, axis=1)[None])[0]
-    return chosen
+    return np.asarray(assign(np.take_along_axis(costs, band, axis=1)[None])[0])

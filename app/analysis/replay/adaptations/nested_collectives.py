@@ -21,6 +21,7 @@ from app.analysis.replay.adaptations.inside import NOWHERE, SAME_NS, computes_of
 from app.analysis.replay.adaptations.sampling import sampled
 from app.analysis.replay.layout.dense import FloatArray, Layout
 from app.analysis.replay.layout.graph import DP_COLLECTIVES, Graph, with_edges
+from app.analysis.trace.model import ABSENT
 
 # A collective lies inside of a computation, or after another operation, when it does so in so many
 # of the cases.
@@ -79,9 +80,13 @@ def find_nested(layout: Layout) -> tuple[tuple[Nested, ...], Sign] | None:
     for node in _collectives(layout):
         inside = containing(layout, node)
         share = float((inside != NOWHERE).mean())
-        if share >= REGULARLY:
-            values, counts = np.unique(inside[inside != NOWHERE], return_counts=True)
-            hosts[node] = int(values[counts.argmax()])
+        if share < REGULARLY:
+            continue
+        values, counts = np.unique(inside[inside != NOWHERE], return_counts=True)
+        host = int(values[counts.argmax()])
+        # what is gathered for another chunk is only gathered meanwhile, as in the paper's model
+        if layout.nodes.mc[node] in {ABSENT, layout.nodes.mc[host]}:
+            hosts[node] = host
             shares.append(share)
     if not hosts:
         return None

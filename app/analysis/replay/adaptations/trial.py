@@ -34,6 +34,20 @@ def recorded_times(layout: Layout, graph: Graph) -> FloatArray:
     return np.asarray(times)
 
 
+def stage_begins(layout: Layout, stage: int) -> FloatArray:
+    """Return when a stage could begin its steps where they are chained, shape (steps, dp), ns.
+
+    That is when it ended the step before, by the clock of the step's own begin; its first start in
+    the first step.
+    """
+    mine = layout.nodes.pp == stage
+    starts, durations = layout.start_ns[mine], layout.duration_ns[mine]
+    begins = starts.min(axis=0)
+    between = np.diff(layout.begin_ns)[:, None]
+    begins[1:] = (starts + durations).max(axis=0)[:-1] - between
+    return np.asarray(begins)
+
+
 def discrepancy(layouts: Sequence[Layout], graphs: Sequence[Graph]) -> float:
     """Return how far the replay of recorded durations is from the recording, relative to it."""
     recorded = simulated = 0.0

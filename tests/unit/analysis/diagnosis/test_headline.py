@@ -9,11 +9,11 @@ from app.analysis.diagnosis.headline import Headline, HeadlineKind
 from app.analysis.report.build import analyze
 from app.analysis.synthesis.injections.base import Injection
 from app.analysis.synthesis.injections.computations import (
-    GarbageCollection,
     SlowWorker,
     StageImbalance,
 )
-from tests.unit.analysis.diagnosis.jobs import MS, session
+from app.analysis.synthesis.injections.transfers import SlowLink
+from tests.unit.analysis.diagnosis.jobs import session
 
 
 def test_a_strong_straggler_is_not_underestimated() -> None:
@@ -45,7 +45,7 @@ def test_without_a_cause_the_headline_is_the_published_slowdown() -> None:
 
 @pytest.mark.parametrize(
     "injection",
-    [SlowWorker((1, 0), 2.0), StageImbalance(), GarbageCollection(100 * MS, pauses=0.5)],
+    [SlowWorker((1, 0), 2.0), StageImbalance(), SlowLink((2, 1), 30.0)],
     ids=lambda injection: injection.cause,
 )
 def test_no_fix_beats_the_reference(injection: Injection) -> None:
