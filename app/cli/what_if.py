@@ -31,7 +31,8 @@ def answer_file(  # noqa: PLR0913 - one argument an option
         The file is no trace, or the question cannot be read or answered.
     """
     question = _question(fix, keep, scale)
-    document = answer(prepare_replay(read_trace(path, meta_path)), question).as_document()
+    replayed = prepare_replay(read_trace(path, meta_path), question.without)
+    document = answer(replayed, question).as_document()
     if as_json:
         json.dump(document, sys.stdout, allow_nan=False)
         sys.stdout.write("\n")

@@ -34,8 +34,14 @@ class Verdict:
     level: Literal["slow", "ok", "none"]
 
 
-def verdict(
-    job: JobFacts, metrics: Metrics, causes: Sequence[Cause], slowdown: float, limit: float
+def verdict(  # noqa: PLR0913 - what is known of the session and of its causes
+    job: JobFacts,
+    metrics: Metrics,
+    causes: Sequence[Cause],
+    slowdown: float,
+    limit: float,
+    *,
+    hidden: bool = False,
 ) -> Verdict:
     """Say in one sentence how slow the job is and why.
 
@@ -48,7 +54,13 @@ def verdict(
         As the diagnosis has it; counts where S alone is below the threshold.
     limit : float
         A discrepancy above it withholds the verdict.
+    hidden : bool
+        Whether computations hold collectives that are not recorded; that withholds it too.
     """
+    if hidden:
+        return Verdict(
+            "No verdict: computations wait inside for collectives that are not recorded", "none"
+        )
     if metrics.discrepancy > limit:
         sentence = (
             "No verdict: the replay differs from the recording by "

@@ -9,6 +9,8 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from app.analysis.replay.adaptations.evidence import Sign
+from app.analysis.replay.adaptations.mismatch import likeliest_mismatch
 from app.analysis.replay.layout.dense import FloatArray
 from app.analysis.replay.metrics import Metrics, merge_types, present_types
 from app.analysis.replay.session import Group, Replayed, launch_delays
@@ -99,8 +101,30 @@ def _only(group: Group, dp: int, stage: int) -> Callable[[slice], FloatArray]:
     return delays
 
 
+def hides_collectives(sign: Sign) -> str:
+    """Say in words why no replay can be trusted, however near it is to the recording."""
+    return (
+        f"Computations of DP peers end together although they began apart ({', '.join(sign.where)})"
+        ": collectives inside of them are not recorded, and what waits looks slow. Record them, "
+        "with their own start and end."
+    )
+
+
 def distrust(replayed: Replayed, metrics: Metrics, late: Sequence[Late], limit: float) -> str:
-    """Say in words what keeps the replay from the recording."""
+    """Say in words what keeps the replay from the recording, and what would help."""
+    gap = float(metrics.recorded_s.mean() / metrics.simulated_s.mean()) - 1
+    hint = likeliest_mismatch(
+        replayed.layout,
+        replayed.graph,
+        float(replayed.clocks.residual_ns.max()),
+        late[0].share if late else 0.0,
+        gap,
+    )
+    what = _difference(metrics, late, limit)
+    return f"{what} {hint}" if hint else what
+
+
+def _difference(metrics: Metrics, late: Sequence[Late], limit: float) -> str:
     opening = (
         f"The replay differs from the recording by {percent(metrics.discrepancy)}, "
         f"the limit is {percent(limit, 0)}."
@@ -108,8 +132,7 @@ def distrust(replayed: Replayed, metrics: Metrics, late: Sequence[Late], limit: 
     if metrics.recorded_s.mean() < metrics.simulated_s.mean():
         return (
             f"{opening} The recording is the shorter one: operations that the dependency model "
-            "runs one after another overlap in it, or clocks disagree (matched ends are up to "
-            f"{replayed.clocks.residual_ns.max() * 1e-6:.1f} ms off)."
+            "runs one after another overlap in it."
         )
     if not late:
         return f"{opening} No op type alone is launched late: delays add up along each step."

@@ -11,6 +11,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from app.analysis.replay.adaptations.evidence import Name
 from app.analysis.replay.engine.variants import Replacement
 from app.analysis.replay.layout.dense import MAX_NAMED_FAULTS, FloatArray
 from app.analysis.replay.metrics import MERGED_TYPES, present_types
@@ -66,10 +67,14 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """Changes to a session; of several that select an operation the last one holds."""
+    """Changes to a session; of several that select an operation the last one holds.
+
+    `without` are adaptations that its replay is made without; see `prepare_replay`.
+    """
 
     base: Base = Base.RECORDED
     changes: tuple[Change, ...] = ()
+    without: tuple[Name, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -98,6 +103,12 @@ class Answer:
 
 def answer(replayed: Replayed, question: Question) -> Answer:
     """Replay a session as a question changes it.
+
+    Parameters
+    ----------
+    replayed : Replayed
+        Prepared without the adaptations that the question switches off.
+    question : Question
 
     Raises
     ------

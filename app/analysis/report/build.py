@@ -17,9 +17,10 @@ from app.analysis.diagnosis.places import JobFacts, Worker
 from app.analysis.diagnosis.verdict import verdict
 from app.analysis.mitigation.predictions import predict_fixes
 from app.analysis.mitigation.template import recommend_template
-from app.analysis.replay.adaptations.evidence import SENTENCES
+from app.analysis.replay.adaptations.evidence import SENTENCES, Sign
+from app.analysis.replay.adaptations.hidden_collectives import find_hidden_collectives
 from app.analysis.replay.confidence import Interval, Intervals, bootstrap
-from app.analysis.replay.fidelity import distrust, late_launches
+from app.analysis.replay.fidelity import distrust, hides_collectives, late_launches
 from app.analysis.replay.layout.dense import MAX_NAMED_FAULTS, FloatArray
 from app.analysis.replay.metrics import (
     Contribution,
@@ -131,10 +132,11 @@ def _report(trace: Trace, replayed: Replayed, metrics: Metrics) -> Report:
     by_optype = {name: float(metrics.relative(s)) for name, s in metrics.by_optype.items()}
     worst = rank_workers(metrics.by_worker.mean(axis=0))[:WORST_WORKERS]
     intervals = bootstrap(metrics, worst)
-    trusted = metrics.discrepancy <= DISCREPANCY_LIMIT
-    fidelity = _fidelity(replayed, metrics, trusted=trusted)
+    hidden = find_hidden_collectives(replayed.layout)
+    fidelity = _fidelity(replayed, metrics, hidden)
+    trusted = fidelity.verdict
     diagnosis = diagnose(trace, replayed, metrics)
-    causes = diagnosis.causes_within(DISCREPANCY_LIMIT)
+    causes = () if hidden is not None else diagnosis.causes_within(DISCREPANCY_LIMIT)
     shown = headline(metrics, intervals.slowdown, diagnosis, causes)
     fixes = predict_fixes(
         replayed,
@@ -210,18 +212,31 @@ def _report(trace: Trace, replayed: Replayed, metrics: Metrics) -> Report:
             for fix in fixes
         ),
         template=recommend_template(trace, replayed, causes, simulated_s) if trusted else None,
-        verdict=verdict(job, metrics, causes, diagnosis.slowdown, DISCREPANCY_LIMIT),
+        verdict=verdict(
+            job,
+            metrics,
+            causes,
+            diagnosis.slowdown,
+            DISCREPANCY_LIMIT,
+            hidden=hidden is not None,
+        ),
     )
 
 
-def _fidelity(replayed: Replayed, metrics: Metrics, *, trusted: bool) -> Fidelity:
+def _fidelity(replayed: Replayed, metrics: Metrics, hidden: Sign | None) -> Fidelity:
+    near = metrics.discrepancy <= DISCREPANCY_LIMIT
     # replayed one at a time, and only where the verdict is withheld
-    late = [] if trusted else late_launches(replayed, metrics)
+    late = [] if near else late_launches(replayed, metrics)
+    reason = None
+    if hidden is not None:
+        reason = hides_collectives(hidden)
+    elif not near:
+        reason = distrust(replayed, metrics, late, DISCREPANCY_LIMIT)
     return Fidelity(
         discrepancy=metrics.discrepancy,
         limit=DISCREPANCY_LIMIT,
-        verdict=trusted,
-        reason=None if trusted else distrust(replayed, metrics, late, DISCREPANCY_LIMIT),
+        verdict=near and hidden is None,
+        reason=reason,
         adaptations=tuple(
             MadeAdaptation(
                 adaptation=item.name.value,

@@ -250,12 +250,13 @@ class _Run:
         if forward and self.rng.random() < job.pauses:
             self._note(worker, step, _Call(ops.GC), start + 0.1 * length, job.pause_ns)
             self.now[worker] = start + job.pause_ns
-        # every other pass is still sharded
-        if job.gathers and call.mb % 2 == 0:
-            self.now[worker] += 0.01 * length
+        # as FSDP2 does: the first forwards gather as they begin, backwards for what comes next
+        if job.gathers and (call.mb < 2 if forward else call.mb < job.microbatches - 1):  # noqa: PLR2004
+            before = 0.01 if forward else 0.99
+            self.now[worker] += before * length
             group = f"{call.op} {call.mb} {worker[1]}"
             yield from self._collective(worker, step, ops.PARAMS_ALL_GATHER, group, number)
-            length *= 0.99
+            length *= 1 - before
         end = self.now[worker] + length
         self.found.append(_Row(worker, step, call.op, call.mb, call.mc, start, end))
         self.now[worker] = end + _RECORDED_NS

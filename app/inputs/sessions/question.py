@@ -17,6 +17,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
+from app.analysis.replay.adaptations.evidence import Name
 from app.analysis.replay.questions import (
     MOST_SCALE,
     TYPE_NAMES,
@@ -25,7 +26,7 @@ from app.analysis.replay.questions import (
     Question,
     Selection,
 )
-from app.errors import InvalidQuestionError
+from app.errors import Fault, InvalidQuestionError
 from app.inputs.faults import faults_of
 from app.inputs.values import Written
 
@@ -37,8 +38,6 @@ MOST_CHANGES: Final = 100
 CODES: Final = {
     "extra_forbidden": "unknown_key",
     "enum": "choice",
-    "missing": "no_changes",
-    "too_short": "no_changes",
     "too_long": "too_many_changes",
     "float_type": "scale",
     "finite_number": "scale",
@@ -96,17 +95,24 @@ class WrittenQuestion(Written):
     base: Annotated[Base, Field(description="What operations take that nothing selects")] = (
         Base.RECORDED
     )
-    changes: Annotated[list[WrittenChange], Field(min_length=1, max_length=MOST_CHANGES)]
+    changes: Annotated[tuple[WrittenChange, ...], Field(max_length=MOST_CHANGES)] = ()
+    without: Annotated[
+        tuple[Name, ...], Field(description="Adaptations that the replay is made without")
+    ] = ()
 
     @model_validator(mode="wrap")
     @classmethod
     def _refuse(cls, value: object, inner: ModelWrapValidatorHandler[Self]) -> Self:
         """Raise our own error, which passes through whoever checks a body."""
         try:
-            return inner(value)
+            found = inner(value)
         except ValidationError as error:
             faults = tuple(faults_of(error, CODES, "type", root="the question"))
             raise InvalidQuestionError(faults[0].message, faults=faults) from error
+        if not found.changes and not found.without:
+            fault = Fault("no_changes", "changes has to be a list with a change", column="changes")
+            raise InvalidQuestionError(fault.message, faults=(fault,))
+        return found
 
     def question(self) -> Question:
         """Return the question."""
@@ -116,6 +122,7 @@ class WrittenQuestion(Written):
                 Change(Selection(**dict(change.select)), change.duration, change.scale)
                 for change in self.changes
             ),
+            tuple(dict.fromkeys(self.without)),
         )
 
 

@@ -55,6 +55,6 @@ def answer_question(
     try:
         with reading(container.engine) as tx:
             stored = stored_trace(tx, session_id)
-        return answer(prepare_replay(stored.unpack()), question).as_document()
+        return answer(prepare_replay(stored.unpack(), question.without), question).as_document()
     finally:
         _slots.release()

@@ -19,6 +19,7 @@ from app.analysis.replay.adaptations.evidence import Sign
 from app.analysis.replay.adaptations.sampling import sampled
 from app.analysis.replay.layout.dense import FloatArray, Layout
 from app.analysis.replay.layout.graph import LOCAL, P2P, Graph, with_edges
+from app.analysis.trace.model import GC
 
 # A type blocks on a stage when in so many of the cases nothing starts inside its intervals.
 BLOCKING_SHARE: Final = 0.98
@@ -86,7 +87,9 @@ def find_blocking(layout: Layout) -> Blocking | None:
 
 def _of_stage(layout: Layout, stage: int) -> tuple[tuple[Posted, ...], dict[str, float]]:
     """Return what a stage posts together, and the share of each type that blocks."""
-    nodes = np.flatnonzero(layout.nodes.pp == stage)
+    # collections come when they please, and not in the order of a host's calls
+    collected = layout.nodes.op == layout.codes(GC)[0]
+    nodes = np.flatnonzero((layout.nodes.pp == stage) & ~collected)
     nodes = nodes[np.argsort(layout.launch[nodes], kind="stable")]
     count = layout.start_ns.shape[1] * layout.dp
     start = layout.start_ns.reshape(-1, count)[nodes]
@@ -163,7 +166,7 @@ def _contradicted(layout: Layout, graph: Graph, place: dict[int, int]) -> dict[i
             early = [
                 other
                 for other in after
-                if stage[other] == stage[node] and place[other] >= place[node]
+                if stage[other] == stage[node] and place.get(other, -1) >= place[node]
             ]
             if early:
                 removed[node] = early

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from app.analysis.replay.adaptations.evidence import Name
 from app.analysis.replay.questions import Base, Change, Question, Selection
 from app.errors import InvalidQuestionError
 from app.inputs.sessions.question import MOST_CHANGES, parse_question
@@ -68,3 +69,15 @@ def test_questions_that_cannot_be_read_name_the_place(document: dict[str, Any], 
 def test_as_many_changes_as_allowed_are_read() -> None:
     question = parse_question({"changes": [{"select": {"stages": [0]}}] * MOST_CHANGES})
     assert len(question.changes) == MOST_CHANGES
+
+
+def test_adaptations_are_switched_off_by_name() -> None:
+    question = parse_question({"without": ["blocking_transfers", "blocking_transfers"]})
+
+    assert question.without == (Name.BLOCKING_TRANSFERS,)
+    assert question.changes == ()
+    with pytest.raises(InvalidQuestionError) as caught:
+        parse_question({"without": ["streams"]})
+    assert caught.value.faults[0].column == "without[0]"
+    with pytest.raises(InvalidQuestionError):
+        parse_question({"without": []})

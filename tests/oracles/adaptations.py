@@ -1,0 +1,163 @@
+"""The adaptations once more, slow and readable: what they are held against.
+
+One lane at a time, one operation at a time, plain numbers instead of arrays. Tests compare; nothing
+else uses it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import combinations, pairwise
+from statistics import mean
+
+from app.analysis.replay.layout.dense import Layout
+from app.analysis.replay.layout.graph import Graph, Unit
+from app.analysis.trace import model as ops
+
+# (node, DP rank)
+Operation = tuple[int, int]
+
+COMPUTE = {ops.FORWARD_COMPUTE, ops.BACKWARD_COMPUTE, ops.WGRAD_COMPUTE}
+TRANSFERS = {ops.FORWARD_SEND, ops.FORWARD_RECV, ops.BACKWARD_SEND, ops.BACKWARD_RECV}
+
+
+def name_of(layout: Layout, node: int) -> str:
+    return str(layout.op_names[layout.nodes.op[node]])
+
+
+def chained_step_times(
+    layout: Layout, graph: Graph, durations: Sequence[Mapping[Operation, float]]
+) -> list[float]:
+    """Replay steps that a stage begins when it has ended the one before; with regular delays.
+
+    Returns the time from the end of one step to the end of the next, the first from 0.
+    """
+    ended: dict[tuple[int, int], float] = {}
+    step_ends = [0.0]
+    for of_step in durations:
+        ends: dict[Operation, float] = {}
+        for unit in graph.units:
+            launches = {
+                (node, dp): _ready(layout, graph, (node, dp), after, (ends, ended))
+                for node, after in zip(unit.members, unit.after, strict=True)
+                for dp in range(layout.dp)
+            }
+            for node, dp in launches:
+                begin = max(launches[peer] for peer in _group(unit, dp, layout))
+                ends[node, dp] = begin + of_step[node, dp]
+        now = dict(ended)
+        for (node, dp), end in ends.items():
+            worker = int(layout.nodes.pp[node]), dp
+            now[worker] = max(now.get(worker, 0.0), end)
+        ended = now
+        step_ends.append(max(ends.values()))
+    return [b - a for a, b in pairwise(step_ends)]
+
+
+def _ready(
+    layout: Layout,
+    graph: Graph,
+    operation: Operation,
+    after: tuple[int, ...],
+    known: tuple[Mapping[Operation, float], Mapping[tuple[int, int], float]],
+) -> float:
+    ends, ended = known
+    node, dp = operation
+    stage = layout.nodes.pp[node]
+    times = [ends[other, dp] + graph.lag_ns(node, other) for other in after]
+    if graph.chained and all(layout.nodes.pp[other] != stage for other in after):
+        times.append(ended.get((int(stage), dp), 0.0))
+    return max(times, default=0.0)
+
+
+def _group(unit: Unit, dp: int, layout: Layout) -> list[Operation]:
+    ranks = range(layout.dp) if unit.across_dp else [dp]
+    return [(node, rank) for node in unit.members for rank in ranks]
+
+
+def blocking_types(layout: Layout, posted: Sequence[Sequence[int]]) -> set[str]:
+    """Return the types of a stage inside of whose intervals nothing later is launched.
+
+    `posted` are the nodes of the stage that are launched together, in the order of launch.
+    """
+    shares: dict[str, list[float]] = {}
+    for number, group in enumerate(posted):
+        later = [node for other in posted[number + 1 :] for node in other]
+        for node in group:
+            clear = [
+                all(
+                    layout.start_ns[other, step, dp]
+                    >= layout.start_ns[node, step, dp] + layout.duration_ns[node, step, dp]
+                    for other in later
+                )
+                for step in range(len(layout.steps))
+                for dp in range(layout.dp)
+            ]
+            shares.setdefault(name_of(layout, node), []).append(mean(clear))
+    return {name for name, values in shares.items() if mean(values) >= 0.98}
+
+
+def containing_computation(layout: Layout, node: int, step: int, dp: int) -> int | None:
+    """Return the computation of its rank that an operation lies inside of, if it is recorded."""
+    if layout.missing is not None and layout.missing[node, step, dp]:
+        return None
+    start = layout.start_ns[node, step, dp]
+    end = start + layout.duration_ns[node, step, dp]
+    for other in range(len(layout.nodes)):
+        if name_of(layout, other) not in COMPUTE:
+            continue
+        if layout.nodes.pp[other] != layout.nodes.pp[node]:
+            continue
+        begin = layout.start_ns[other, step, dp]
+        length = layout.duration_ns[other, step, dp]
+        longer = length > layout.duration_ns[node, step, dp]
+        if begin <= start + 1000 and end <= begin + length + 1000 and longer:
+            return other
+    return None
+
+
+def cheapest_choice(costs: Sequence[Sequence[float]]) -> float:
+    """Return the least cost of giving each row a column, columns rising."""
+    return min(
+        sum(costs[row][column] for row, column in enumerate(columns))
+        for columns in combinations(range(len(costs[0])), len(costs))
+    )
+
+
+def usual_delay(late: Sequence[float]) -> float:
+    """Return the mean, with stalls beyond Tukey's outer fence counted as that."""
+    ordered = sorted(late)
+
+    def quantile(share: float) -> float:
+        place = share * (len(ordered) - 1)
+        low = int(place)
+        high = min(low + 1, len(ordered) - 1)
+        return ordered[low] + (place - low) * (ordered[high] - ordered[low])
+
+    fence = quantile(0.75) + 3 * (quantile(0.75) - quantile(0.25))
+    return mean(min(value, fence) for value in ordered)
+
+
+def arrival(begin: float, end: float, computed: Sequence[float]) -> float:
+    """Return when data is there whose receive was waited for between computations, ns.
+
+    `begin` is when both sides were ready, `computed` are the ends of the rank's computations.
+    """
+    busy = max((value for value in computed if value <= end), default=begin)
+    return end - max(busy - begin, 0.0)
+
+
+def paused(layout: Layout, collections: Sequence[int], step: int, dp: int) -> dict[int, float]:
+    """Return how long each computation of a lane is paused."""
+    found: dict[int, float] = {}
+    for node in collections:
+        host = containing_computation(layout, node, step, dp)
+        if host is not None and layout.duration_ns[node, step, dp] > 0:
+            found[host] = found.get(host, 0.0) + float(layout.duration_ns[node, step, dp])
+    return found
+
+
+def way_of_v(pp: int) -> list[tuple[int, int]]:
+    """Return the virtual stages of a V in the order of a forward."""
+    down = [(stage, 0) for stage in range(pp)]
+    return down + [(stage, 1) for stage in reversed(range(pp))]

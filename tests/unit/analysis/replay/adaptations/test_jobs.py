@@ -1,0 +1,121 @@
+"""Jobs as their hosts run them get the adaptations that they call for, and the right verdict."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from app.analysis.replay.adaptations.evidence import SENTENCES, Name
+from app.analysis.replay.adaptations.idle_transfers import rows_of
+from app.analysis.replay.fidelity import distrust
+from app.analysis.replay.metrics import measure
+from app.analysis.replay.session import prepare_replay
+from app.analysis.report.build import analyze
+from app.analysis.synthesis.hosts import HostJob, run
+from app.analysis.synthesis.random_jobs import random_job
+
+PLAIN = HostJob()
+KINDS: dict[Name, dict[str, Any]] = {
+    Name.BLOCKING_TRANSFERS: {"wire_ns": 30e6},
+    Name.OVERLAPPING_STEPS: {"barrier": False},
+    Name.NESTED_COLLECTIVES: {"gathers": True},
+    Name.LATE_ENDS: {"late_ends": True},
+    Name.REGULAR_DELAYS: {"handover_ns": 4e6, "transfers": False, "wire_ns": 0.0},
+    Name.PLACEMENT: {"v_shaped": True},
+}
+SLOW = {(1, 0): 1.8}
+
+
+@pytest.mark.parametrize("name", KINDS, ids=lambda name: name.value)
+@pytest.mark.parametrize("factors", [{}, SLOW], ids=["healthy", "slow"])
+def test_each_job_gets_its_adaptation_and_its_measured_slowdown(
+    name: Name, factors: dict[tuple[int, int], float]
+) -> None:
+    job = replace(PLAIN, **KINDS[name])
+    slow = run(replace(job, factors=factors))
+    truth = slow.step_time_s / run(job).step_time_s
+    report = analyze(slow.trace).report
+    fidelity = report.fidelity
+
+    made = [item.adaptation for item in fidelity.adaptations]
+    assert made == [name.value]
+    assert fidelity.adaptations[0].sentence == SENTENCES[name]
+    assert fidelity.adaptations[0].where
+    assert fidelity.verdict
+    assert fidelity.discrepancy < 0.005
+    assert report.headline.slowdown == pytest.approx(truth, rel=0.03)
+    causes = [(cause.cause, cause.where.workers) for cause in report.causes]
+    assert causes == ([("slow_worker", ((1, 0),))] if factors else [])
+
+
+def test_recorded_collections_inside_of_forwards_count_once() -> None:
+    job = replace(PLAIN, pause_ns=200e6, pauses=0.08, microbatches=8)
+    paused = run(job)
+    report = analyze(paused.trace).report
+
+    made = [item.adaptation for item in report.fidelity.adaptations]
+    assert made == ["nested_gc"]
+    assert report.fidelity.discrepancy < 0.005
+    assert [cause.cause for cause in report.causes] == ["garbage_collection"]
+    truth = paused.step_time_s / run(replace(job, pauses=0.0)).step_time_s
+    assert report.headline.slowdown == pytest.approx(truth, rel=0.05)
+
+
+@pytest.mark.parametrize("name", [Name.BLOCKING_TRANSFERS, Name.OVERLAPPING_STEPS, Name.LATE_ENDS])
+def test_a_switched_off_adaptation_is_not_made(name: Name) -> None:
+    trace = run(replace(PLAIN, **KINDS[name], factors=SLOW)).trace
+    with_it, without = prepare_replay(trace), prepare_replay(trace, without=(name,))
+
+    assert [item.name for item in with_it.adaptations] == [name]
+    assert name not in {item.name for item in without.adaptations}
+    assert measure(with_it).discrepancy + 0.02 < measure(without).discrepancy
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_jobs_of_the_paper_call_for_none(seed: int) -> None:
+    trace = random_job(
+        seed,
+        launch_overhead=seed % 2 == 0,
+        interleaved=seed % 3 == 0,
+        overlap=seed % 4 == 0,
+        edge_transfers=seed % 5 == 0,
+    ).trace
+
+    assert prepare_replay(trace).adaptations == ()
+
+
+def test_a_plain_job_calls_for_none() -> None:
+    assert prepare_replay(run(PLAIN).trace).adaptations == ()
+
+
+def test_collectives_inside_that_are_not_recorded_withhold_the_verdict() -> None:
+    recorded = run(replace(PLAIN, gathers=True, microbatches=10, factors=SLOW)).trace
+    gathers = recorded.op == recorded.op_names.index("params-all-gather")
+    report = analyze(rows_of(recorded, np.flatnonzero(~gathers))).report
+    fidelity = report.fidelity
+
+    # near the recording, and wrong all the same
+    assert fidelity.discrepancy < fidelity.limit
+    assert fidelity.verdict is False
+    assert "Record them" in (fidelity.reason or "")
+    assert report.causes == ()
+    assert report.verdict.level == "none"
+
+
+@pytest.mark.parametrize("wanted", ["synchronize", "taken when the job waits"])
+def test_a_withheld_verdict_names_what_would_help(wanted: str) -> None:
+    slow = run(replace(PLAIN, late_ends=True, factors=SLOW)).trace
+    if wanted == "synchronize":
+        plain = run(PLAIN).trace
+        # a clock that jumps in every step cannot be aligned
+        jumps = 200e6 * np.random.default_rng(0).normal(size=int(plain.step.max()) + 1)
+        shift = np.where(plain.dp == 1, jumps[plain.step], 0.0).astype(np.int64)
+        slow = replace(plain, start_ns=plain.start_ns + shift)
+    replayed = prepare_replay(slow, without=tuple(Name))
+    reason = distrust(replayed, measure(replayed), [], 0.05)
+
+    assert wanted in reason
+    assert ("clocks" in reason) == (wanted == "synchronize")

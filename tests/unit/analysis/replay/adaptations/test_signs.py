@@ -1,0 +1,143 @@
+"""Signs and what follows from them, each against its readable twin."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from app.analysis.replay.adaptations.blocking import find_blocking
+from app.analysis.replay.adaptations.evidence import Name
+from app.analysis.replay.adaptations.idle_transfers import _cheapest
+from app.analysis.replay.adaptations.inside import NOWHERE, containing
+from app.analysis.replay.adaptations.late_ends import _arrival, _pairs
+from app.analysis.replay.adaptations.nested_gc import without_nested_gc
+from app.analysis.replay.adaptations.placement import find_placement
+from app.analysis.replay.adaptations.regular_delays import _usual
+from app.analysis.replay.adaptations.sampling import sampled
+from app.analysis.replay.layout.dense import Layout
+from app.analysis.replay.session import prepare_replay
+from app.analysis.synthesis.hosts import HostJob, run
+from app.analysis.trace.model import GC
+from tests.oracles import adaptations as twins
+
+seeds = st.integers(min_value=0, max_value=2**32 - 1)
+jobs = settings(max_examples=12, deadline=None)
+
+
+def host_job(seed: int) -> HostJob:
+    rng = np.random.default_rng(seed)
+    return HostJob(
+        dp=int(rng.integers(1, 4)),
+        pp=int(rng.integers(2, 4)),
+        microbatches=int(rng.integers(2, 6)),
+        steps=3,
+        wire_ns=float(rng.uniform(0.1e6, 30e6)),
+        noise=float(rng.uniform(0.0, 0.3)),
+        gathers=bool(rng.random() < 0.5),
+        pause_ns=50e6,
+        pauses=0.2,
+        seed=seed,
+    )
+
+
+def as_recorded(seed: int) -> Layout:
+    return prepare_replay(run(host_job(seed)).trace, without=tuple(Name)).layout
+
+
+@jobs
+@given(seeds)
+def test_what_blocks_is_told_as_by_the_twin(seed: int) -> None:
+    layout = as_recorded(seed)
+    blocking = find_blocking(layout)
+
+    assert blocking is not None
+    for posted in blocking.stages:
+        found = {twins.name_of(layout, node) for group in posted for node in group.blocking}
+        assert found == twins.blocking_types(layout, [group.nodes for group in posted])
+        assert found >= twins.TRANSFERS & {
+            twins.name_of(layout, node) for group in posted for node in group.nodes
+        }
+
+
+@jobs
+@given(seeds)
+def test_what_lies_inside_is_told_as_by_the_twin(seed: int) -> None:
+    layout = as_recorded(seed)
+    for node in range(len(layout.nodes)):
+        if twins.name_of(layout, node) in twins.COMPUTE:
+            continue
+        inside = containing(layout, node)
+        for step, dp in np.ndindex(inside.shape):
+            expected = twins.containing_computation(layout, node, step, dp)
+            assert inside[step, dp] == (NOWHERE if expected is None else expected)
+
+
+@jobs
+@given(seeds)
+def test_pauses_are_those_of_the_twin(seed: int) -> None:
+    layout = as_recorded(seed)
+    collections = np.flatnonzero(layout.nodes.op == layout.codes(GC)[0]).tolist()
+    found = without_nested_gc(layout)
+    paused = {} if found is None else found[0].paused_ns
+    for step in range(len(layout.steps)):
+        for dp in range(layout.dp):
+            own = {n: float(p[step, dp]) for n, p in paused.items() if p[step, dp] > 0}
+            assert own == twins.paused(layout, collections, step, dp)
+
+
+@jobs
+@given(seeds)
+def test_late_receives_end_as_the_twin_says(seed: int) -> None:
+    replayed = prepare_replay(run(host_job(seed)).trace, without=tuple(Name))
+    layout = replayed.layout
+    for pair in _pairs(layout, replayed.graph)[:10]:
+        stage = int(layout.nodes.pp[pair.receive])
+        computes = [
+            node
+            for node in np.flatnonzero(layout.nodes.pp == stage).tolist()
+            if twins.name_of(layout, node) in twins.COMPUTE
+        ]
+        arrivals = _arrival(layout, pair, computes)
+        ends = layout.start_ns + layout.duration_ns
+        for step, dp in np.ndindex(arrivals.shape):
+            begin = max(layout.start_ns[node, step, dp] for node in (pair.send, pair.receive))
+            expected = twins.arrival(
+                begin, ends[pair.receive, step, dp], ends[computes, step, dp].tolist()
+            )
+            assert arrivals[step, dp] == pytest.approx(expected)
+
+
+@given(st.integers(1, 5), st.integers(0, 4), seeds)
+def test_transfers_are_chosen_at_the_least_cost(count: int, spare: int, seed: int) -> None:
+    costs = np.random.default_rng(seed).uniform(0, 1, (count, count + spare))
+    chosen = _cheapest(costs)
+
+    assert (np.diff(chosen) > 0).all()
+    total = costs[np.arange(count), chosen].sum()
+    assert total == pytest.approx(twins.cheapest_choice(costs.tolist()))
+
+
+@given(st.lists(st.floats(-1e6, 1e9), min_size=1, max_size=40))
+def test_usual_delays_are_those_of_the_twin(late: list[float]) -> None:
+    assert _usual(np.array(late)[:, None]) == pytest.approx(twins.usual_delay(late), abs=1.0)
+
+
+@pytest.mark.parametrize("pp", [2, 3, 4])
+def test_a_v_is_found_with_and_without_transfers(pp: int) -> None:
+    for transfers in (True, False):
+        job = HostJob(pp=pp, v_shaped=True, microbatches=3, steps=2, transfers=transfers)
+        found = find_placement(run(job).trace)
+        assert found is not None
+        assert list(found[0]) == twins.way_of_v(pp)
+
+
+def test_a_sample_has_the_lanes_of_the_whole() -> None:
+    layout = prepare_replay(run(HostJob(dp=10, steps=9, microbatches=2)).trace).layout
+    few = sampled(layout)
+
+    assert (len(few.steps), few.dp) == (8, 8)
+    assert few.steps[-1] == layout.steps[-1]
+    assert np.array_equal(few.start_ns[:, -1, -1], layout.start_ns[:, -1, -1])
+    assert few.ranks[-1].tolist() == layout.ranks[-1].tolist()
