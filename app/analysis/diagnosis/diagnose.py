@@ -9,6 +9,7 @@ from typing import Final
 import numpy as np
 
 from app.analysis.diagnosis.causes.kind import CauseKind
+from app.analysis.diagnosis.causes.network import has_slow_links
 from app.analysis.diagnosis.causes.registry import EVERY, KINDS
 from app.analysis.diagnosis.confidence import confidence
 from app.analysis.diagnosis.counterfactual import NS, Counterfactuals
@@ -110,7 +111,7 @@ def diagnose(trace: Trace, replayed: Replayed, metrics: Metrics) -> Diagnosis:
     signs = Signs(Observation(trace, replayed.main), step_ns)
     unjudged = _cannot_judge(signs)
     excess = float(metrics.recorded_s.mean() / metrics.ideal_s.mean())
-    if excess < 1 + _WORTH_A_LOOK:
+    if excess < 1 + _WORTH_A_LOOK and not has_slow_links(signs.observation):
         judged = tuple(name for name in KINDS if name not in unjudged)
         return Diagnosis(
             (), judged, unjudged, metrics.lost_s, metrics.slowdown, metrics.discrepancy

@@ -45,6 +45,12 @@ class _Links:
     ratio: FloatArray
 
 
+def has_slow_links(observation: Observation) -> bool:
+    """Return whether links differ: with half of them slow the ideal, a median, may be slow too."""
+    links = _pipeline_links(observation)
+    return bool(links.ends) and bool(_beyond(links.ratio).any())
+
+
 def _find(signs: Signs) -> Finding | None:
     """Return slow links; without it transfers take the median of their type elsewhere."""
     observation = signs.observation

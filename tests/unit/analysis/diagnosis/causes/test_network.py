@@ -107,3 +107,15 @@ def test_it_shows_where_stages_have_other_chunks() -> None:
 
     assert causes(diagnosis) == ["network"]
     assert where(diagnosis).stage == 0
+
+
+def test_a_slow_link_counts_where_half_of_the_links_are_as_slow() -> None:
+    # With two DP ranks the median of a type may be the slow link's own.
+    job = replace(JOB, sizes=Sizes(dp=2, pp=2))
+    slow = session(SlowLink((1, 0), 30.0), job=job)
+    diagnosis = diagnosed(slow)
+
+    assert causes(diagnosis)[0] == "network"
+    healthy_s = float(np.mean(slow.truth.healthy_step_times_s))
+    observed_s = float(np.mean(measure(prepare_replay(slow.trace)).simulated_s))
+    assert diagnosis.slowdown == pytest.approx(observed_s / healthy_s, rel=0.05)
