@@ -9,16 +9,17 @@ import numpy as np
 
 from app.analysis.replay.layout.dense import Layout
 
-_STEPS: Final = 8
+_LANES: Final = 64
 _RANKS: Final = 8
 
 
 def sampled(layout: Layout) -> Layout:
     """Return a layout of a few of its steps and DP ranks, evenly spread; small ones as they are."""
     steps, dp = len(layout.steps), layout.dp
-    if steps <= _STEPS and dp <= _RANKS:
+    most = _LANES // min(dp, _RANKS)
+    if steps <= most and dp <= _RANKS:
         return layout
-    chosen = np.linspace(0, steps - 1, min(steps, _STEPS)).astype(np.intp)
+    chosen = np.linspace(0, steps - 1, min(steps, most)).astype(np.intp)
     ranks = np.linspace(0, dp - 1, min(dp, _RANKS)).astype(np.intp)
     lanes = np.ix_(np.arange(len(layout.nodes)), chosen, ranks)
     return replace(
