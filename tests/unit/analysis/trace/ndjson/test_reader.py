@@ -284,10 +284,8 @@ def test_rows_over_the_limit_are_refused() -> None:
 
 
 def test_bodies_may_be_longer_than_expected() -> None:
-    made = [
-        {**bodies.rows()[0], "op": "tp-all-reduce", "mb": -1, "start_ns": number}
-        for number in range(70_000)
-    ]
+    row = bodies.rows()[0] | {"op": "tp-all-reduce", "mb": -1}
+    made = [row | {"start_ns": number} for number in range(70_000)]
     trace = bodies.decoded(bodies.ndjson(made), None)
     assert trace.start_ns.tolist() == list(range(70_000))
     assert trace.order.tolist() == list(range(70_000))

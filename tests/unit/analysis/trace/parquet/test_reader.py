@@ -290,10 +290,9 @@ def test_text_that_is_built_on_other_text_is_refused() -> None:
 
 
 def test_distinct_names_are_limited() -> None:
+    row = bodies.rows()[0]
     for distinct in (300, 5000):
-        table = bodies.native_table(
-            {**bodies.rows()[0], "op": f"kernel-{number}"} for number in range(distinct)
-        )
+        table = bodies.native_table(row | {"op": f"kernel-{number}"} for number in range(distinct))
         assert refused(bodies.parquet(table)).stable_code == "trace.too_many_op_names"
 
 
