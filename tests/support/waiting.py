@@ -12,6 +12,9 @@ T = TypeVar("T")
 
 # Far more than anything here takes on a loaded machine: a limit for hangs, not an assertion.
 LIMIT_S = 90.0
+# Looks are queries and lists of processes: more of them would take the processor from what is
+# waited for.
+PAUSE_S = 0.05
 
 
 def wait_for(look: Callable[[], T], what: str, *, limit_s: float = LIMIT_S) -> T:
@@ -20,5 +23,5 @@ def wait_for(look: Callable[[], T], what: str, *, limit_s: float = LIMIT_S) -> T
     while not (seen := look()):
         if time.monotonic() > deadline_s:
             raise AssertionError(f"in {limit_s:.0f} s there was no {what}; the last look: {seen!r}")
-        time.sleep(0.01)
+        time.sleep(PAUSE_S)
     return seen
