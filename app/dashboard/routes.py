@@ -13,7 +13,7 @@ from app.dashboard.alerts.pages import add_alert_pages
 from app.dashboard.alerts.parts import actions
 from app.dashboard.alerts.rule_pages import add_rule_pages
 from app.dashboard.fleet.view import fleet_page, job_page
-from app.dashboard.look.assets import Assets
+from app.dashboard.look.assets import installed_assets
 from app.dashboard.pages import Pages
 from app.dashboard.plans.pages import add_plan_pages
 from app.dashboard.session.exports import EXPORTS, workers_csv
@@ -48,7 +48,7 @@ Step = Annotated[int | None, Query()]
 def router(container: Container) -> APIRouter:
     """Return the routes of the dashboard."""
     routes = APIRouter(include_in_schema=False, default_response_class=HTMLResponse)
-    assets = Assets()
+    assets = installed_assets()
     pages = Pages(assets, container.engine)
     _add_pages(routes, container, pages)
     _add_exports(routes, container)

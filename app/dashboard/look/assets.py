@@ -11,6 +11,7 @@ import hashlib
 import re
 import threading
 from dataclasses import dataclass
+from functools import cache
 from importlib.metadata import distribution
 from pathlib import Path
 from typing import Final
@@ -119,6 +120,12 @@ class Assets:
                     else gzip.compress(body, mtime=0)
                 )
             return self._encoded[key]
+
+
+@cache
+def installed_assets() -> Assets:
+    """Return the files of this installation, each compressed once in a process."""
+    return Assets()
 
 
 def _digest(body: bytes) -> str:
