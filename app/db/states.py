@@ -1,4 +1,4 @@
-"""Where sessions, task runs and plans stand: the names of states, and the sets that code asks for.
+"""States of sessions, task runs and plans, and the sets of them that code asks for.
 
 Incidents and deliveries have theirs in `app.alerts.states`. Sets are tuples, as SQL's IN takes.
 """
@@ -6,6 +6,10 @@ Incidents and deliveries have theirs in `app.alerts.states`. Sets are tuples, as
 from __future__ import annotations
 
 from enum import StrEnum, nonmember
+from typing import Literal
+
+# A request, the last chunk of the last producer, or no chunk for too long.
+SealedBy = Literal["request", "final", "silence"]
 
 
 class SessionState(StrEnum):

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import uuid
@@ -15,11 +15,9 @@ if TYPE_CHECKING:
     from sqlalchemy import Engine
 
     from app.broker.dispatch import Dispatcher
+    from app.db.states import TaskState
     from app.db.unit_of_work import UnitOfWork
     from app.settings import Settings
-
-
-SubjectState = Literal["queued", "running", "dead"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,14 +49,14 @@ class TaskKind:
     run : callable
         Does the work of a claim and calls `finish` in the transaction that stores the result.
     follow : callable
-        Takes a transaction, the subject's id, the task run's new state and the error of a dead
-        one; brings the subject into the state that belongs to it.
+        Takes a transaction, the subject's id, the task run's new state (queued, running or dead)
+        and the error of a dead one; brings the subject into the state that belongs to it.
     """
 
     name: str
     queue: str
     run: Callable[[Container, Claim], None]
-    follow: Callable[[UnitOfWork, uuid.UUID, SubjectState, TaskError | None], None]
+    follow: Callable[[UnitOfWork, uuid.UUID, TaskState, TaskError | None], None]
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,9 @@ STRAGGLING: Final = 1.1
 # A second cause with this share of the lost time is worth naming in the same sentence.
 _BESIDE: Final = 0.25
 
+# ``none`` where there is no verdict.
+Level = Literal["slow", "ok", "none"]
+
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
@@ -31,7 +34,7 @@ class Verdict:
     """
 
     sentence: str
-    level: Literal["slow", "ok", "none"]
+    level: Level
 
 
 def verdict(  # noqa: PLR0913 - what is known of the session and of its causes

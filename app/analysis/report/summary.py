@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Final
 
 from app.analysis.diagnosis.places import View, Where
+from app.analysis.diagnosis.verdict import Level
 from app.analysis.report.document import Report, Sizes
 from app.analysis.report.findings import NamedCause
 
@@ -60,7 +61,7 @@ class Summary:
     """
 
     sentence: str
-    level: Literal["slow", "ok", "none"]
+    level: Level
     worst: SummaryWorker
     m_w: float | None
     m_s: float | None

@@ -17,7 +17,7 @@ from app.analysis.json_text import plain
 from app.analysis.report.heatmaps import encode_heatmap
 from app.analysis.report.timeline import step_timeline
 from app.api.sessions.report_schema import reference
-from app.db.states import SessionState
+from app.db.states import SealedBy, SessionState
 from app.db.unit_of_work import reading
 from app.services.sessions.read import (
     IntakeView,
@@ -122,7 +122,7 @@ class IntakeBody(BaseModel):
     refused_bytes: int
     last_chunk_at: datetime
     sealed_at: datetime | None
-    sealed_by: Literal["request", "final", "silence"] | None
+    sealed_by: SealedBy | None
     seals_at: datetime | None
     producers: list[ProducerBody]
 

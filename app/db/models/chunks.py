@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import uuid
 from datetime import datetime
-from typing import Literal
 
 from sqlalchemy import BigInteger, ForeignKey, Index, Integer, Text, Uuid, text
 from sqlalchemy.dialects.postgresql import ARRAY
@@ -13,9 +12,7 @@ from sqlalchemy.orm import Mapped, mapped_column
 from app.analysis.report.coverage import Chunks
 from app.db.documents import CHUNKS
 from app.db.models.sessions import Base
-
-# Somebody asked for it; the last producer's last chunk came; nothing came for too long.
-SealedBy = Literal["request", "final", "silence"]
+from app.db.states import SealedBy
 
 
 class Intake(Base):

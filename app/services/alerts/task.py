@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING, Final
 from sqlalchemy import func, update
 
 from app.alerts.retry import delay_before
+from app.alerts.states import DeliveryState
 from app.broker.celery import IO_QUEUE
 from app.db.models.alerts import AlertDelivery
 from app.db.models.sessions import DELIVER_ALERT
-from app.services.container import Claim, SubjectState, TaskError, TaskKind
+from app.db.states import TaskState
+from app.services.container import Claim, TaskError, TaskKind
 
 if TYPE_CHECKING:
     import uuid
@@ -24,20 +26,20 @@ if TYPE_CHECKING:
 
 
 def follow_task(
-    tx: UnitOfWork, delivery_id: uuid.UUID, state: SubjectState, error: TaskError | None
+    tx: UnitOfWork, delivery_id: uuid.UUID, state: TaskState, error: TaskError | None
 ) -> None:
     """Let a delivery wait whose workers were killed; the message may have come through or not.
 
     Whatever killed them, the next attempt has the same id; the delivery itself is given up only
     when its day is over.
     """
-    if state != "dead":
+    if state is not TaskState.DEAD:
         return
     tx.session.execute(
         update(AlertDelivery)
-        .where(AlertDelivery.id == delivery_id, AlertDelivery.state == "sending")
+        .where(AlertDelivery.id == delivery_id, AlertDelivery.state == DeliveryState.SENDING)
         .values(
-            state="waiting",
+            state=DeliveryState.WAITING,
             # The third delay: of seconds there were enough.
             next_attempt_at=func.now() + delay_before(3, random.random()),  # noqa: S311 - spreads load
             error_code=error.code if error else None,

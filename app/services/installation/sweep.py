@@ -122,9 +122,9 @@ def _expire(container: Container, tx: UnitOfWork) -> tuple[int, int]:
         seen = Claim(run_id, cast("uuid.UUID", token), kind, subject_id, attempt)
         state = expire(container, tx, seen, _killed(attempt))
         _log.warning("lease is over", run=str(run_id), attempt=attempt, state=state)
-        if state == "dead":
+        if state is TaskState.DEAD:
             dead += 1
-        elif state == "queued":
+        elif state is TaskState.QUEUED:
             queued += 1
             tx.publish_after_commit(run_id, kind)
     return queued, dead

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 from app.broker.celery import ANALYSIS_QUEUE
 from app.db.models.sessions import PLAN_TEMPLATE
-from app.db.states import PlanState
+from app.db.states import PlanState, TaskState
 from app.services.container import Claim, TaskKind
 from app.services.plans.transition import move_plan
 from app.services.tasks.followers import follower
@@ -31,7 +31,11 @@ PLANNING: Final = TaskKind(
     run=_run,
     follow=follower(
         move_plan,
-        {"queued": PlanState.QUEUED, "running": PlanState.PLANNING, "dead": PlanState.FAILED},
+        {
+            TaskState.QUEUED: PlanState.QUEUED,
+            TaskState.RUNNING: PlanState.PLANNING,
+            TaskState.DEAD: PlanState.FAILED,
+        },
         gap=None,
     ),
 )

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from app.analysis.trace.model import SessionMeta
-    from app.db.models.chunks import SealedBy
+    from app.db.states import SealedBy
     from app.db.unit_of_work import UnitOfWork
     from app.services.container import Container
 

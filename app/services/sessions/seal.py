@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any, Final, cast
 import structlog
 from sqlalchemy import CursorResult, func, select, update
 
-from app.db.models.chunks import Chunk, Intake, SealedBy
+from app.db.models.chunks import Chunk, Intake
 from app.db.models.sessions import ANALYZE_SESSION, Job, Session
-from app.db.states import SessionState
+from app.db.states import SealedBy, SessionState
 from app.errors import ConflictError, NotFoundError
 from app.services.sessions.transition import move_session
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 from app.broker.celery import ANALYSIS_QUEUE
 from app.db.models.sessions import ANALYZE_SESSION
-from app.db.states import SessionState
+from app.db.states import SessionState, TaskState
 from app.services.container import Claim, TaskKind
 from app.services.sessions.transition import move_session
 from app.services.tasks.followers import follower
@@ -32,9 +32,9 @@ ANALYSIS: Final = TaskKind(
     follow=follower(
         move_session,
         {
-            "queued": SessionState.QUEUED,
-            "running": SessionState.ANALYZING,
-            "dead": SessionState.FAILED,
+            TaskState.QUEUED: SessionState.QUEUED,
+            TaskState.RUNNING: SessionState.ANALYZING,
+            TaskState.DEAD: SessionState.FAILED,
         },
     ),
 )

@@ -8,15 +8,16 @@ if TYPE_CHECKING:
     import uuid
     from collections.abc import Callable, Mapping
 
+    from app.db.states import TaskState
     from app.db.unit_of_work import UnitOfWork
-    from app.services.container import SubjectState, TaskError
+    from app.services.container import TaskError
 
 
 def follower(
     move: Callable[..., None],
-    states: Mapping[SubjectState, str],
+    states: Mapping[TaskState, str],
     **cleared: None,
-) -> Callable[[UnitOfWork, uuid.UUID, SubjectState, TaskError | None], None]:
+) -> Callable[[UnitOfWork, uuid.UUID, TaskState, TaskError | None], None]:
     """Return what brings a subject into the state that belongs to its task run's.
 
     Parameters
@@ -30,7 +31,7 @@ def follower(
     """
 
     def follow(
-        tx: UnitOfWork, subject_id: uuid.UUID, state: SubjectState, error: TaskError | None
+        tx: UnitOfWork, subject_id: uuid.UUID, state: TaskState, error: TaskError | None
     ) -> None:
         columns: dict[str, Any] = {
             "state": states[state],

@@ -37,13 +37,14 @@ from __future__ import annotations
 
 import uuid
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from sqlalchemy import CursorResult, Update, update
 
 from app.db.models.sessions import TaskRun
+from app.db.states import TaskState
 from app.errors import LostClaimError
-from app.services.container import Claim, Container, SubjectState, TaskError
+from app.services.container import Claim, Container, TaskError
 
 if TYPE_CHECKING:
     from app.db.unit_of_work import UnitOfWork
@@ -57,12 +58,12 @@ def claim(container: Container, run_id: uuid.UUID) -> Claim | None:
             update(TaskRun)
             .where(
                 TaskRun.id == run_id,
-                TaskRun.state == "queued",
+                TaskRun.state == TaskState.QUEUED,
                 # A newer version's work, during a rolling deployment, waits for its workers.
                 TaskRun.kind.in_(container.kinds),
             )
             .values(
-                state="running",
+                state=TaskState.RUNNING,
                 attempt=TaskRun.attempt + 1,
                 claim_token=token,
                 lease_until=_lease_end(container, tx),
@@ -72,7 +73,7 @@ def claim(container: Container, run_id: uuid.UUID) -> Claim | None:
         if row is None:
             return None
         taken = Claim(run_id, token, row.kind, row.subject_id, row.attempt)
-        _follow(container, tx, taken, "running", None)
+        _follow(container, tx, taken, TaskState.RUNNING, None)
     return taken
 
 
@@ -90,7 +91,7 @@ def finish(tx: UnitOfWork, held: Claim) -> None:
     LostClaimError
         If another worker owns the task by now: leave the transaction, which rolls back.
     """
-    if not _moved(tx, _held(held).values(state="done", **_over(tx.now))):
+    if not _moved(tx, _held(held).values(state=TaskState.DONE, **_over(tx.now))):
         raise LostClaimError(f"task run {held.run_id} is no longer held by attempt {held.attempt}")
 
 
@@ -101,7 +102,7 @@ def give_back(container: Container, held: Claim) -> bool:
             tx, _held(held).values(attempt=TaskRun.attempt - 1, published_at=None, **_waiting())
         )
         if moved:
-            _follow(container, tx, held, "queued", None)
+            _follow(container, tx, held, TaskState.QUEUED, None)
             tx.publish_after_commit(held.run_id, held.kind)
     return moved
 
@@ -122,9 +123,7 @@ def retry(container: Container, held: Claim, error: TaskError) -> bool:
         return _again(container, tx, _held(held), held, error)
 
 
-def expire(
-    container: Container, tx: UnitOfWork, seen: Claim, error: TaskError
-) -> Literal["queued", "dead"] | None:
+def expire(container: Container, tx: UnitOfWork, seen: Claim, error: TaskError) -> TaskState | None:
     """Take a task run from a worker whose lease is over.
 
     Parameters
@@ -139,13 +138,14 @@ def expire(
 
     Returns
     -------
-    str or None
-        The new state; None where the worker was faster and renewed, finished or gave back.
+    TaskState or None
+        Queued or dead; None where the worker was faster and renewed, finished or gave back.
     """
     over = _held(seen).where(TaskRun.lease_until < tx.now)
     if not _again(container, tx, over, seen, error):
         return None
-    return "dead" if seen.attempt >= container.settings.max_attempts else "queued"
+    last = seen.attempt >= container.settings.max_attempts
+    return TaskState.DEAD if last else TaskState.QUEUED
 
 
 def _again(
@@ -155,7 +155,7 @@ def _again(
         return _kill(container, tx, where, held, error)
     moved = _moved(tx, where.values(published_at=tx.now, **_waiting()))
     if moved:
-        _follow(container, tx, held, "queued", None)
+        _follow(container, tx, held, TaskState.QUEUED, None)
     return moved
 
 
@@ -164,10 +164,12 @@ def _kill(
 ) -> bool:
     moved = _moved(
         tx,
-        where.values(state="dead", error_code=error.code, error=error.sentence, **_over(tx.now)),
+        where.values(
+            state=TaskState.DEAD, error_code=error.code, error=error.sentence, **_over(tx.now)
+        ),
     )
     if moved:
-        _follow(container, tx, held, "dead", error)
+        _follow(container, tx, held, TaskState.DEAD, error)
     return moved
 
 
@@ -175,7 +177,7 @@ def _follow(
     container: Container,
     tx: UnitOfWork,
     held: Claim,
-    state: SubjectState,
+    state: TaskState,
     error: TaskError | None,
 ) -> None:
     container.kinds[held.kind].follow(tx, held.subject_id, state, error)
@@ -185,7 +187,7 @@ def _held(held: Claim) -> Update:
     return update(TaskRun).where(
         TaskRun.id == held.run_id,
         TaskRun.claim_token == held.token,
-        TaskRun.state == "running",
+        TaskRun.state == TaskState.RUNNING,
     )
 
 
@@ -199,7 +201,7 @@ def _lease_end(container: Container, tx: UnitOfWork) -> datetime:
 
 
 def _waiting() -> dict[str, Any]:
-    return {"state": "queued", "claim_token": None, "lease_until": None}
+    return {"state": TaskState.QUEUED, "claim_token": None, "lease_until": None}
 
 
 def _over(now: datetime) -> dict[str, Any]:
