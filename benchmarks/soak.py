@@ -32,7 +32,8 @@ from app.bootstrap import build
 from app.db import migrate
 from app.db.embedded.server import EmbeddedPostgres
 from app.db.models.alerts import AlertDelivery, AlertGroup
-from app.db.models.sessions import Job, WorkerHeartbeat
+from app.db.models.installation import WorkerHeartbeat
+from app.db.models.sessions import Job
 from app.db.unit_of_work import reading
 from app.services.alerts.channels import create_channel
 from app.services.alerts.rules import delete_rule, save_rule

@@ -7,10 +7,8 @@ from typing import TYPE_CHECKING
 from alembic import context
 
 from app.db.engine import make_engine
-from app.db.models import alerts as alert_models
-from app.db.models import chunks as chunk_models
-from app.db.models import plans as plan_models
-from app.db.models.sessions import Base
+from app.db.models import alerts, blobs, chunks, installation, plans, sessions, tasks
+from app.db.models.base import Base
 from app.errors import StartupError
 from app.settings import Settings
 
@@ -19,7 +17,7 @@ if TYPE_CHECKING:
 
 
 # Every module that has tables must be imported for its tables to be compared.
-TABLES_OF = (alert_models, chunk_models, plan_models)
+TABLES_OF = (alerts, blobs, chunks, installation, plans, sessions, tasks)
 
 
 def run(connection: Connection) -> None:

@@ -14,7 +14,7 @@ from sqlalchemy import func, select
 
 from app.broker.celery import QUEUES
 from app.db.engine import make_engine
-from app.db.models.sessions import WorkerHeartbeat
+from app.db.models.installation import WorkerHeartbeat
 from app.errors import StartupError
 from app.services.installation.status import MISSED_HEARTBEATS
 from app.settings import Settings

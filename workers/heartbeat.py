@@ -14,7 +14,7 @@ from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.exc import SQLAlchemyError
 
 from app.db.engine import make_engine
-from app.db.models.sessions import WorkerHeartbeat
+from app.db.models.installation import WorkerHeartbeat
 
 if TYPE_CHECKING:
     from app.settings import Settings

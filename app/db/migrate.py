@@ -61,7 +61,7 @@ def current_revision(engine: Engine) -> str | None:
 
 
 def check(connection: Connection) -> None:
-    """Compare the tables with `app.db.models.sessions`.
+    """Compare the tables with those of `app.db.models`.
 
     Raises
     ------

@@ -11,7 +11,7 @@ from sqlalchemy import Engine, func, select, text
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import Session
 
-from app.db.models.sessions import TaskRun
+from app.db.models.tasks import TaskRun
 from app.db.states import TaskState
 
 if TYPE_CHECKING:
@@ -117,7 +117,7 @@ class UnitOfWork(Reads):
         Parameters
         ----------
         kind : str
-            What is to be done: a name of `app.db.models.sessions.TASK_KINDS`.
+            What is to be done: a name of `app.db.models.tasks.TASK_KINDS`.
         subject_id : UUID
             What it is to be done to.
 

@@ -11,7 +11,7 @@ from playwright.sync_api import expect
 from sqlalchemy import select
 
 from app.analysis.trace.encode import to_parquet
-from app.db.models.sessions import TaskRun
+from app.db.models.tasks import TaskRun
 from app.services.sessions.analyze import analyze_session
 from app.services.tasks.task_runs import claim
 from tests import factories

@@ -13,7 +13,8 @@ from app.alerts.facts import CauseFact, Facts, FixFact, WorkerFact
 from app.alerts.incidents import INCIDENT, Incident
 from app.bootstrap import Container
 from app.db.models.alerts import AlertDelivery, AlertGroup, AlertIncident
-from app.db.models.sessions import Job, Session, TaskRun
+from app.db.models.sessions import Job, Session
+from app.db.models.tasks import TaskRun
 from app.db.unit_of_work import UnitOfWork
 from app.services.alerts.channels import create_channel
 from app.services.alerts.store import incident_of

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from sqlalchemy import select
 
 from app.db.models.plans import Plan
-from app.db.models.sessions import PLAN_TEMPLATE, TaskRun
+from app.db.models.tasks import PLAN_TEMPLATE, TaskRun
 from app.inputs.plans.request import read_request
 from app.services.plans.requests import submit_plan
 from app.services.tasks.execute import execute

@@ -19,7 +19,9 @@ from app.analysis.trace.metadata import metadata_document
 from app.analysis.trace.model import Sizes, Trace
 from app.analysis.trace.storage import pack
 from app.db.blobs import write_blob
-from app.db.models.sessions import ANALYZE_SESSION, BlobPart, Job, Report, Session, TaskRun
+from app.db.models.blobs import BlobPart
+from app.db.models.sessions import Job, Report, Session
+from app.db.models.tasks import ANALYZE_SESSION, TaskRun
 
 if TYPE_CHECKING:
     from app.bootstrap import Container

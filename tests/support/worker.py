@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Self
 
 from sqlalchemy import select
 
-from app.db.models.sessions import WorkerHeartbeat
+from app.db.models.installation import WorkerHeartbeat
 from benchmarks.support.worker import Worker
 from tests.support.waiting import wait_for
 

@@ -18,7 +18,8 @@ from sqlalchemy import (
 from sqlalchemy.orm import Mapped, mapped_column
 
 from app.alerts.states import DeliveryState, IncidentState
-from app.db.models.sessions import Base
+from app.db.models.base import Base
+from app.db.models.sessions import Job, Session
 from app.db.state_column import StateColumn, one_of
 
 
@@ -71,9 +72,9 @@ class AlertFacts(Base):
     __table_args__ = (Index("ix_alert_facts_job_id_received_at", "job_id", "received_at"),)
 
     session_id: Mapped[uuid.UUID] = mapped_column(
-        ForeignKey("session.id", ondelete="CASCADE"), primary_key=True
+        ForeignKey(Session.id, ondelete="CASCADE"), primary_key=True
     )
-    job_id: Mapped[int] = mapped_column(ForeignKey("job.id", ondelete="CASCADE"))
+    job_id: Mapped[int] = mapped_column(ForeignKey(Job.id, ondelete="CASCADE"))
     received_at: Mapped[datetime]
     document: Mapped[dict[str, Any]]
 
@@ -88,7 +89,7 @@ class AlertGroup(Base):
     )
 
     id: Mapped[uuid.UUID] = mapped_column(Uuid, primary_key=True)
-    job_id: Mapped[int] = mapped_column(ForeignKey("job.id", ondelete="CASCADE"), unique=True)
+    job_id: Mapped[int] = mapped_column(ForeignKey(Job.id, ondelete="CASCADE"), unique=True)
     # The last number given to a transition or a notification of this group.
     number: Mapped[int] = mapped_column(BigInteger)
     # When channels are to be told, and were last looked after.

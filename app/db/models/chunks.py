@@ -11,7 +11,8 @@ from sqlalchemy.orm import Mapped, mapped_column
 
 from app.analysis.report.coverage import Chunks
 from app.db.documents import CHUNKS
-from app.db.models.sessions import Base
+from app.db.models.base import Base
+from app.db.models.sessions import Session
 from app.db.states import SealedBy
 
 
@@ -28,7 +29,7 @@ class Intake(Base):
     )
 
     session_id: Mapped[uuid.UUID] = mapped_column(
-        ForeignKey("session.id", ondelete="CASCADE"), primary_key=True
+        ForeignKey(Session.id, ondelete="CASCADE"), primary_key=True
     )
     chunks: Mapped[int]
     last_chunk_at: Mapped[datetime]

@@ -9,7 +9,7 @@ from typing import Any
 from sqlalchemy import CheckConstraint, Index, Uuid, text
 from sqlalchemy.orm import Mapped, mapped_column
 
-from app.db.models.sessions import Base
+from app.db.models.base import Base
 from app.db.state_column import StateColumn, one_of
 from app.db.states import PlanState
 

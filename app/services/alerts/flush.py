@@ -19,7 +19,7 @@ from sqlalchemy.orm import aliased
 from app.alerts.grouping import content_for, is_due
 from app.alerts.states import DeliveryState
 from app.db.models.alerts import AlertChannel, AlertDelivery, AlertGroup
-from app.db.models.sessions import DELIVER_ALERT
+from app.db.models.tasks import DELIVER_ALERT
 from app.services.alerts.routing import audience, routed, with_heard_of
 from app.services.alerts.store import (
     job_and_labels,

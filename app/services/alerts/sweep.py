@@ -17,7 +17,7 @@ from sqlalchemy.orm import aliased
 
 from app.alerts.states import DeliveryState
 from app.db.models.alerts import AlertChannel, AlertDelivery, AlertGroup
-from app.db.models.sessions import DELIVER_ALERT, TaskRun
+from app.db.models.tasks import DELIVER_ALERT, TaskRun
 from app.db.states import TaskState
 from app.services.alerts.evaluate import look_at_group
 from app.services.alerts.flush import flush_group, pump

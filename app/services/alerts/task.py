@@ -14,7 +14,7 @@ from app.alerts.retry import delay_before
 from app.alerts.states import DeliveryState
 from app.broker.celery import IO_QUEUE
 from app.db.models.alerts import AlertDelivery
-from app.db.models.sessions import DELIVER_ALERT
+from app.db.models.tasks import DELIVER_ALERT
 from app.db.states import TaskState
 from app.services.container import Claim, TaskError, TaskKind
 

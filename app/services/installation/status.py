@@ -11,7 +11,9 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from app.broker.celery import make_celery
 from app.db.migrate import current_revision, expected_revision
-from app.db.models.sessions import Session, TaskRun, WorkerHeartbeat
+from app.db.models.installation import WorkerHeartbeat
+from app.db.models.sessions import Session
+from app.db.models.tasks import TaskRun
 from app.db.states import SessionState, TaskState
 from app.db.unit_of_work import reading
 

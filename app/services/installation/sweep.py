@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Final, cast
 import structlog
 from sqlalchemy import delete, func, select, update
 
-from app.db.models.sessions import TaskRun, WorkerHeartbeat
+from app.db.models.installation import WorkerHeartbeat
+from app.db.models.tasks import TaskRun
 from app.db.states import TaskState
 from app.services.alerts.sweep import sweep_alerts
 from app.services.container import Claim, TaskError

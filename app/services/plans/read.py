@@ -10,7 +10,7 @@ from sqlalchemy import func, select
 
 from app.db.blobs import read_blob
 from app.db.models.plans import Plan
-from app.db.models.sessions import PLAN_TEMPLATE, TaskRun
+from app.db.models.tasks import PLAN_TEMPLATE, TaskRun
 from app.db.states import PlanState, TaskState
 from app.errors import Fault, NotFoundError
 from app.inputs.values import Name, Whole

@@ -12,7 +12,7 @@ from sqlalchemy import CursorResult, func, select, update
 from sqlalchemy.dialects.postgresql import insert
 
 from app.db.models.plans import Plan
-from app.db.models.sessions import PLAN_TEMPLATE, TaskRun
+from app.db.models.tasks import PLAN_TEMPLATE, TaskRun
 from app.db.states import PlanState, TaskState
 from app.errors import ConflictError, NotFoundError
 from app.inputs.plans.request import PlanRequest

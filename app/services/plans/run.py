@@ -16,7 +16,7 @@ from app.analysis.planning.plan import plan, with_oobleck_templates
 from app.analysis.planning.search.budget import Budget
 from app.db.blobs import write_blob
 from app.db.models.plans import Plan
-from app.db.models.sessions import TaskRun
+from app.db.models.tasks import TaskRun
 from app.db.states import PlanState, TaskState
 from app.errors import InfeasiblePlanError, InvalidSpecError, LostClaimError, NotFoundError
 from app.inputs.plans.spec import parse_spec

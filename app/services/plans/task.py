@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from app.broker.celery import ANALYSIS_QUEUE
-from app.db.models.sessions import PLAN_TEMPLATE
+from app.db.models.tasks import PLAN_TEMPLATE
 from app.db.states import PlanState, TaskState
 from app.services.container import Claim, TaskKind
 from app.services.plans.transition import move_plan

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any, Final
 from sqlalchemy import Select, func, select
 
 from app.db.models.chunks import Chunk, Intake
-from app.db.models.sessions import ANALYZE_SESSION, Job, Report, Session, TaskRun
+from app.db.models.sessions import Job, Report, Session
+from app.db.models.tasks import ANALYZE_SESSION, TaskRun
 from app.db.states import SealedBy, SessionState, TaskState
 from app.errors import NotFoundError
 from app.services.sessions.seal import silence

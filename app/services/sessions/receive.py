@@ -18,7 +18,8 @@ from app.analysis.trace.limits import Limits
 from app.analysis.trace.metadata import metadata_document
 from app.analysis.trace.storage import pack
 from app.db.blobs import write_blob
-from app.db.models.sessions import ANALYZE_SESSION, Job, Session
+from app.db.models.sessions import Job, Session
+from app.db.models.tasks import ANALYZE_SESSION
 from app.db.states import SessionState
 from app.errors import InvalidTraceError, PacelineError
 

@@ -15,7 +15,8 @@ import structlog
 from sqlalchemy import CursorResult, func, select, update
 
 from app.db.models.chunks import Chunk, Intake
-from app.db.models.sessions import ANALYZE_SESSION, Job, Session
+from app.db.models.sessions import Job, Session
+from app.db.models.tasks import ANALYZE_SESSION
 from app.db.states import SealedBy, SessionState
 from app.errors import ConflictError, NotFoundError
 from app.services.sessions.transition import move_session

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from app.broker.celery import ANALYSIS_QUEUE
-from app.db.models.sessions import ANALYZE_SESSION
+from app.db.models.tasks import ANALYZE_SESSION
 from app.db.states import SessionState, TaskState
 from app.services.container import Claim, TaskKind
 from app.services.sessions.transition import move_session

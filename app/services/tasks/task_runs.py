@@ -41,7 +41,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from sqlalchemy import CursorResult, Update, update
 
-from app.db.models.sessions import TaskRun
+from app.db.models.tasks import TaskRun
 from app.db.states import TaskState
 from app.errors import LostClaimError
 from app.services.container import Claim, Container, TaskError

@@ -12,7 +12,7 @@ from sqlalchemy import select, update
 
 from app.alerts.states import IncidentState
 from app.db.models.alerts import AlertChannel, AlertDelivery, AlertGroup
-from app.db.models.sessions import TaskRun
+from app.db.models.tasks import TaskRun
 from app.errors import ConflictError
 from app.services.alerts.channel_reads import get_channel
 from app.services.alerts.channels import update_channel

@@ -12,7 +12,8 @@ from sqlalchemy.exc import IntegrityError
 
 from app.db import migrate
 from app.db.engine import make_engine
-from app.db.models.sessions import Base, TaskRun
+from app.db.models.base import Base
+from app.db.models.tasks import TaskRun
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -9,7 +9,7 @@ import pytest
 from sqlalchemy import select, text, update
 from sqlalchemy.exc import IntegrityError
 
-from app.db.models.sessions import ANALYZE_SESSION, TaskRun
+from app.db.models.tasks import ANALYZE_SESSION, TaskRun
 from app.db.states import TaskState
 from tests.support.reads import read
 

@@ -10,7 +10,7 @@ import pytest
 from sqlalchemy import delete, func, select, text
 from sqlalchemy.exc import InternalError
 
-from app.db.models.sessions import ANALYZE_SESSION, TaskRun
+from app.db.models.tasks import ANALYZE_SESSION, TaskRun
 from app.db.unit_of_work import UnitOfWork, reading
 
 if TYPE_CHECKING:

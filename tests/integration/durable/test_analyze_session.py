@@ -12,7 +12,8 @@ from sqlalchemy import delete, func, select, update
 
 from app.analysis.report.build import analyze
 from app.db.documents import open_report
-from app.db.models.sessions import ANALYZE_SESSION, Report, Session, TaskRun
+from app.db.models.sessions import Report, Session
+from app.db.models.tasks import ANALYZE_SESSION, TaskRun
 from app.db.reports import read_document, read_heatmaps
 from app.errors import UnanalyzableError
 from app.services.container import Claim

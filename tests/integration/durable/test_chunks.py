@@ -16,8 +16,10 @@ import pytest
 from sqlalchemy import func, select, update
 
 from app.analysis.trace.encode import to_parquet
+from app.db.models.blobs import BlobPart
 from app.db.models.chunks import Chunk, Intake
-from app.db.models.sessions import BlobPart, Session, TaskRun
+from app.db.models.sessions import Session
+from app.db.models.tasks import TaskRun
 from app.services.sessions.merge import merge_session
 from app.services.sessions.receive import Body
 from app.services.sessions.receive_chunk import ChunkPath, receive_chunk

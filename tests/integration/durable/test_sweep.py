@@ -8,7 +8,8 @@ from datetime import timedelta
 import pytest
 from sqlalchemy import func, insert, select, update
 
-from app.db.models.sessions import TaskRun, WorkerHeartbeat
+from app.db.models.installation import WorkerHeartbeat
+from app.db.models.tasks import TaskRun
 from app.db.unit_of_work import UnitOfWork
 from app.services.container import Container
 from app.services.installation.sweep import HEAD, SWEEP_LOCK, SweepResult, sweep

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 import pytest
 from sqlalchemy import func, select, text, update
 
-from app.db.models.sessions import ANALYZE_SESSION, Session, TaskRun
+from app.db.models.sessions import Session
+from app.db.models.tasks import ANALYZE_SESSION, TaskRun
 from app.errors import LostClaimError
 from app.services.container import Claim, TaskError
 from app.services.tasks.task_runs import claim, fail, finish, give_back, renew, retry

@@ -15,7 +15,7 @@ from sqlalchemy import select
 
 from app.bootstrap import build
 from app.broker.celery import ANALYSIS_QUEUE, TASK_NAME, make_celery
-from app.db.models.sessions import WorkerHeartbeat
+from app.db.models.installation import WorkerHeartbeat
 from app.services.installation.sweep import sweep
 from app.settings import Settings
 from tests.support.sessions import (

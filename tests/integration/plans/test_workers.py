@@ -8,7 +8,7 @@ import pytest
 from sqlalchemy import select
 
 from app.bootstrap import build
-from app.db.models.sessions import TaskRun
+from app.db.models.tasks import TaskRun
 from app.services.installation.sweep import sweep
 from app.services.plans.requests import cancel_plan
 from app.settings import Settings

@@ -1,0 +1,62 @@
+"""Table of task runs: the durable work, and its kinds."""
+
+from __future__ import annotations
+
+import uuid
+from datetime import datetime
+from typing import Final
+
+from sqlalchemy import CheckConstraint, Index, Uuid, text
+from sqlalchemy.orm import Mapped, mapped_column
+
+from app.db.models.base import Base
+from app.db.state_column import StateColumn, one_of
+from app.db.states import TaskState
+
+# What a task run's `kind` may be; its subject is a session, a delivery of an alert, or a plan.
+ANALYZE_SESSION: Final = "analyze_session"
+DELIVER_ALERT: Final = "deliver_alert"
+PLAN_TEMPLATE: Final = "plan_template"
+TASK_KINDS = (ANALYZE_SESSION, DELIVER_ALERT, PLAN_TEMPLATE)
+
+
+class TaskRun(Base):
+    """A piece of durable work; the broker's message holds only its id."""
+
+    __tablename__ = "task_run"
+    __table_args__ = (
+        one_of("state", TaskState),
+        # Nobody can end a running task run that nobody holds, and nothing would ever expire it.
+        CheckConstraint(
+            "(state = 'running') = (claim_token IS NOT NULL) "
+            "AND (claim_token IS NULL) = (lease_until IS NULL)",
+            name="claim",
+        ),
+        # one open piece of work per kind and subject
+        Index(
+            "uq_task_run_open",
+            "kind",
+            "subject_id",
+            unique=True,
+            postgresql_where=text("state IN ('queued', 'running')"),
+        ),
+        Index(
+            "ix_task_run_due",
+            "state",
+            "lease_until",
+            postgresql_where=text("state IN ('queued', 'running')"),
+        ),
+    )
+
+    id: Mapped[uuid.UUID] = mapped_column(Uuid, primary_key=True)
+    kind: Mapped[str]
+    subject_id: Mapped[uuid.UUID] = mapped_column(Uuid)
+    state: Mapped[TaskState] = mapped_column(StateColumn(TaskState))
+    attempt: Mapped[int]
+    claim_token: Mapped[uuid.UUID | None] = mapped_column(Uuid)
+    lease_until: Mapped[datetime | None]
+    error_code: Mapped[str | None]
+    error: Mapped[str | None]
+    created_at: Mapped[datetime] = mapped_column(server_default=text("now()"))
+    published_at: Mapped[datetime | None]
+    finished_at: Mapped[datetime | None]
