@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
 from app.errors import Fault
@@ -44,6 +44,25 @@ def faults_of(
         message = _message(item, path or root)
         found.append(Fault(codes.get(item["type"], otherwise), message, column=path))
     return found
+
+
+def field_faults(errors: Iterable[ErrorDetails], *within: str, skip: int = 0) -> tuple[Fault, ...]:
+    """Return the faults of the fields of a body, with pydantic's own types and messages.
+
+    A fault leaves out the value that is wrong, which may be a secret.
+
+    Parameters
+    ----------
+    errors : iterable of ErrorDetails
+    within : str
+        The keys under which the fields stand in the body: ``config``.
+    skip : int
+        How many first parts of a location are left out.
+    """
+    return tuple(
+        Fault(item["type"], item["msg"], column=".".join((*within, *map(str, item["loc"][skip:]))))
+        for item in errors
+    )
 
 
 def _message(item: ErrorDetails, name: str) -> str:

@@ -17,6 +17,7 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app.errors import Fault, PacelineError
+from app.inputs.faults import field_faults
 
 log = structlog.get_logger(__name__)
 
@@ -231,10 +232,8 @@ async def _http_error(_request: Request, error: Exception) -> JSONResponse:
 
 async def _validation_error(_request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, RequestValidationError)  # noqa: S101 - what it is registered for
-    faults = [
-        Fault(item["type"], item["msg"], column=".".join(str(part) for part in item["loc"][1:]))
-        for item in error.errors()
-    ]
+    # A location starts with the part of the request: body, query, path.
+    faults = field_faults(error.errors(), skip=1)
     named = ", ".join(fault.column or "?" for fault in faults)
     return problem("request.invalid", f"Not valid: {named}.", faults=faults)
 

@@ -15,6 +15,7 @@ from app.alerts.rules import Audience, Selector
 from app.db.models.alerts import AlertChannel, AlertGroup, AlertIncident
 from app.db.unit_of_work import reading
 from app.errors import ConflictError, Fault, InvalidChannelError
+from app.inputs.faults import field_faults
 from app.services.alerts.channel_reads import DISABLED_BY_PERSON, get_channel, no_channel
 from app.services.alerts.deliver import NO_APPRISE, apprise_is_usable, disable
 from app.services.alerts.routing import SELECTOR
@@ -198,11 +199,7 @@ def _checked(kind: Kind, config: Mapping[str, Any]) -> tuple[dict[str, Any], dic
     try:
         valid = kind.config.validate_python(dict(config), extra="forbid")
     except ValidationError as error:
-        faults = tuple(
-            # The value itself stays out of it: it may be a secret.
-            Fault(item["type"], item["msg"], column=".".join(("config", *map(str, item["loc"]))))
-            for item in error.errors(include_input=False, include_url=False, include_context=False)
-        )
+        faults = field_faults(error.errors(include_input=False, include_url=False), "config")
         raise InvalidChannelError("The configuration is not valid.", faults=faults) from None
     document: dict[str, Any] = kind.config.dump_python(valid, mode="json")
     given = {name: value for name, value in document.items() if value not in (None, [])}

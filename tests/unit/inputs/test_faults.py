@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from pydantic import ValidationError
 
-from app.inputs.faults import MOST_FAULTS, faults_of, path_of
+from app.inputs.faults import MOST_FAULTS, faults_of, field_faults, path_of
 from app.inputs.values import MOST_KEYS, Name, Positive, Whole, Written
 
 CODES = {"extra_forbidden": "unknown_key", "greater_than": "out_of_range"}
@@ -62,6 +62,18 @@ def test_a_mapping_of_thousands_is_one_fault() -> None:
     assert found({"rows": [large]}) == [
         ("bad_type", "rows[0]", f"rows[0] should have at most {MOST_KEYS} keys")
     ]
+
+
+def test_faults_of_fields_have_pydantics_types_and_messages_but_no_values() -> None:
+    with pytest.raises(ValidationError) as caught:
+        Outer.model_validate({"rows": [{"size": "SECRET"}]})
+    faults = field_faults(caught.value.errors(), "config")
+    assert [(fault.code, fault.column) for fault in faults] == [
+        ("float_parsing", "config.rows.0.size")
+    ]
+    assert "SECRET" not in repr(faults)
+    [fault] = field_faults(caught.value.errors(), skip=1)
+    assert fault.column == "0.size"
 
 
 def test_marks_in_brackets_stand_in_no_path() -> None:
