@@ -209,29 +209,29 @@ def test_faults_stand_beside_their_fields(place: Place, visitor: Visitor) -> Non
     press(page, "Add rule")
     expect(name).to_be_focused()
     expect(name).to_have_attribute("aria-invalid", "true")
-    expect(page.locator("#fault-name")).to_have_text("This is needed.")
+    expect(page.locator("#rule-name-fault")).to_have_text("This is needed.")
 
     name.fill("No data")
     page.get_by_label("Over below, ×").fill("2")
     press(page, "Add rule")
-    expect(page.locator("#fault-condition-clears_below")).to_have_text(
+    expect(page.locator("#rule-condition-clears_below-fault")).to_have_text(
         "“Over below” must not be above “From”"
     )
-    expect(page.locator("#fault-name")).to_have_count(0)
+    expect(page.locator("#rule-name-fault")).to_be_hidden()
 
     page.get_by_label("Over below, ×").fill("1.05")
     press(page, "Add rule")
-    expect(page.locator("#fault-name")).to_have_text("Another rule has this name.")
+    expect(page.locator("#rule-name-fault")).to_have_text("Another rule has this name.")
 
     page.get_by_label("Condition").select_option("cause")
     page.get_by_label("From, %", exact=True).fill("120")
     press(page, "Preview")
-    expect(page.locator("#fault-condition-at_least")).to_have_text(
+    expect(page.locator("#rule-condition-at_least-fault")).to_have_text(
         "Input should be less than or equal to 100 %"
     )
     page.get_by_label("Condition").select_option("no_data")
     press(page, "Preview")
-    expect(page.locator("#fault-condition-minutes")).to_have_text(
+    expect(page.locator("#rule-condition-minutes-fault")).to_have_text(
         "Minutes or intervals must be given"
     )
     assert len(read(place.container, load_rules)) == 5

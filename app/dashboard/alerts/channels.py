@@ -12,7 +12,7 @@ from app.alerts.channels.registry import KINDS
 from app.alerts.states import DeliveryState
 from app.dashboard.alerts.channel_health import channels_title, last_answer
 from app.dashboard.alerts.incident_life import DELIVERY_STATES
-from app.dashboard.alerts.parts import dead, said
+from app.dashboard.alerts.parts import AUDIENCES, dead, said
 from app.dashboard.look.format import age, count, plural
 from app.dashboard.look.forms import Field, fields_of
 from app.dashboard.look.parts import State
@@ -22,10 +22,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from app.alerts.channels.kind import Kind
+    from app.alerts.rules import Audience
     from app.services.alerts.channel_reads import ChannelView, Tally
     from app.services.alerts.channel_views import Undelivered
-
-AUDIENCES: Final = {"on_call": "on call", "owner": "the job's owner"}
 
 DEAD: Final = State("fail", "Dead", 0)
 RETRYING: Final = State("wait", "Retrying", 1)
@@ -67,6 +66,7 @@ class ChannelForm:
     id: uuid.UUID | None
     name: str
     audience: str
+    audiences: Mapping[Audience, str]
     kinds: Sequence[KindForm]
     selector: Sequence[Field]
 
@@ -257,6 +257,7 @@ def _form(channel: ChannelView | None, *, apprise: bool) -> ChannelForm:
         id=channel.id if channel else None,
         name=channel.name if channel else "",
         audience=channel.audience if channel else "on_call",
+        audiences=AUDIENCES,
         kinds=[_kind_form(kind, channel) for kind in kinds],
         selector=fields_of(SELECTOR, "selector", values=selector),
     )

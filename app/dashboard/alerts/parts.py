@@ -13,10 +13,11 @@ from app.dashboard.look.parts import State
 from app.services.alerts.channel_reads import is_dead
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from app.alerts.facts import Facts
     from app.alerts.incidents import Incident
+    from app.alerts.rules import Audience
     from app.services.alerts.channel_reads import ChannelView
     from app.services.alerts.incident_reads import IncidentRow
 
@@ -29,6 +30,8 @@ STATES: Final = {
     IncidentState.RESOLVED: State("resolved", "Resolved", 5),
 }
 
+# Whom a rule tells, and whose channel it is.
+AUDIENCES: Final[Mapping[Audience, str]] = {"on_call": "on call", "owner": "the job's owner"}
 
 # Of a receiver's words so many characters fit into a table.
 SAID: Final = 160

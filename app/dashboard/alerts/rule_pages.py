@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 from fastapi import APIRouter
 from fastapi.responses import Response
 
-from app.analysis.diagnosis.causes import registry
-from app.dashboard.alerts.rules import KINDS, rules_page
+from app.dashboard.alerts.rules import rules_page
 from app.services.alerts.channel_reads import list_channels
 from app.services.alerts.store import load_rules
 from app.services.alerts.views import open_by_job
@@ -29,9 +28,7 @@ def add_rule_pages(routes: APIRouter, pages: Pages) -> None:
             channels, present = list_channels(tx), open_by_job(tx)
         rows = [row for job in present.values() for row in job]
         page = rules_page(rules, channels, rows, chosen)
-        return pages.render(
-            "alerts/rules.html", nav, page=page, kinds=KINDS, causes=registry.KINDS.values()
-        )
+        return pages.render("alerts/rules.html", nav, page=page)
 
     @routes.get("/rules")
     def rules_route() -> Response:

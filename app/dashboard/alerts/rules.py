@@ -4,43 +4,29 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
-from uuid import UUID
+from typing import TYPE_CHECKING, Final
 
-from app.alerts.rules import CauseFound, Escalation, NoData, Rule, Selector, Threshold
+from app.alerts.rules import CauseFound, NoData
 from app.analysis.diagnosis.causes.registry import title_of
-from app.dashboard.alerts.parts import dead
+from app.dashboard.alerts.parts import AUDIENCES, dead
+from app.dashboard.alerts.rule_form import rule_form
 from app.dashboard.look.format import count, listing, percent, plural
 from app.dashboard.look.parts import State
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+    from uuid import UUID
 
+    from app.alerts.rules import Rule, Selector, Threshold
+    from app.dashboard.alerts.rule_form import RuleForm
     from app.services.alerts.channel_reads import ChannelView
     from app.services.alerts.incident_reads import IncidentRow
 
 ON: Final = State("done", "On", 0)
 OFF: Final = State("silenced", "Off", 1, quiet=True)
 
-KINDS: Final[Mapping[str, str]] = {
-    "slowdown": "Slowdown S",
-    "waste": "Waste, % of the GPU time",
-    "gpu_hours_lost": "GPU-hours lost in a session",
-    "regression": "Regression, % of the step time",
-    "discrepancy": "Discrepancy of the replay, %",
-    "cause": "A cause, by its confidence",
-    "no_data": "No data",
-}
-# What the form shows in per cent, and the rule has as a share of 1.
-SHARES: Final = ("waste", "regression", "discrepancy", "cause")
-AUDIENCES: Final[Mapping[str, str]] = {"on_call": "on call", "owner": "the job's owner"}
-
 # So many names are read; the rest is counted.
 NAMED: Final = 2
-
-NEW: Final = Rule(
-    id=UUID(int=0), name="", condition=Threshold("slowdown", at_least=1.1, clears_below=1.05)
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,32 +47,6 @@ class Line:
 
 
 @dataclass(frozen=True, slots=True)
-class Form:
-    """What the form is filled with; numbers as people write them."""
-
-    id: str
-    enabled: bool
-    name: str
-    kind: str
-    at_least: str
-    clears_below: str
-    causes: Sequence[str]
-    minutes: str
-    intervals: str
-    consecutive: int
-    clear_sessions: int
-    jobs: str
-    labels: str
-    importance: Sequence[str]
-    severity: str
-    audience: str
-    channels: Sequence[UUID]
-    escalates_at: str
-    escalates_after: str
-    escalates_to: Sequence[UUID]
-
-
-@dataclass(frozen=True, slots=True)
 class RulesPage:
     """The page."""
 
@@ -96,8 +56,7 @@ class RulesPage:
     list_title: str
     lines: Sequence[Line]
     form_title: str
-    form: Form
-    channels: Sequence[tuple[UUID, str]]
+    form: RuleForm
 
 
 def rules_page(
@@ -128,8 +87,7 @@ def rules_page(
         list_title=_list_title(lines, held),
         lines=lines,
         form_title=chosen.name if chosen else "A new rule",
-        form=_form(chosen or NEW, new=chosen is None),
-        channels=[(channel.id, channel.name) for channel in channels],
+        form=rule_form(chosen, channels),
     )
 
 
@@ -247,41 +205,6 @@ def _states(lines: Sequence[Line]) -> list[tuple[str, str]]:
         verb = "reaches" if unheard == 1 else "reach"
         found.append(("warn", f"{count(unheard)} {verb} no channel"))
     return found
-
-
-def _form(rule: Rule, *, new: bool) -> Form:
-    plan = rule.escalation or Escalation()
-    condition: Any = rule.condition
-    scale = 100.0 if condition.kind in SHARES else 1.0
-    from_here = condition.confidence if condition.kind == "cause" else None
-    at_least = from_here or getattr(condition, "at_least", None)
-    return Form(
-        id="" if new else str(rule.id),
-        enabled=rule.enabled,
-        name=rule.name,
-        kind=condition.kind,
-        at_least=_written(at_least, scale),
-        clears_below=_written(getattr(condition, "clears_below", None), scale),
-        causes=getattr(condition, "causes", ()),
-        minutes=_written(getattr(condition, "minutes", None)),
-        intervals=_written(getattr(condition, "intervals", None)),
-        consecutive=rule.consecutive,
-        clear_sessions=rule.clear_sessions,
-        jobs=", ".join(rule.selector.jobs),
-        labels=", ".join(f"{name}={value}" for name, value in rule.selector.labels.items()),
-        importance=rule.selector.importance or ("low", "normal", "high"),
-        severity=rule.severity,
-        audience=rule.audience,
-        channels=rule.channels,
-        escalates_at=_written(plan.at_least, scale),
-        escalates_after=_written(plan.after_minutes),
-        escalates_to=plan.channels,
-    )
-
-
-def _written(value: float | None, scale: float = 1.0) -> str:
-    # Twelve digits: 5, where 0.05 × 100 is 5.000000000000001.
-    return "" if value is None else f"{scale * value:.12g}"
 
 
 def _percent(share: float) -> str:

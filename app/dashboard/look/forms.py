@@ -17,6 +17,15 @@ NAMES: Final = {"url": "URL", "urls": "URLs"}
 
 
 @dataclass(frozen=True, slots=True)
+class Option:
+    """One of what may be chosen: the value that is sent, and the word that people read."""
+
+    value: str
+    word: str
+    hint: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Field:
     """A field of a form.
 
@@ -35,7 +44,9 @@ class Field:
         Whether what is set may be taken away.
     value : str
         Of everything but checks; lines are separated as such.
-    options : sequence of str
+    inline : bool
+        Whether lines and pairs stand in one line, separated by commas.
+    options : sequence of Option
         Of selections and checks.
     chosen : sequence of str
         Of checks.
@@ -53,12 +64,13 @@ class Field:
     path: str
     label: str
     control: Control
-    optional: bool
+    optional: bool = False
     removable: bool = False
     hint: str = ""
     example: str = ""
     value: str = ""
-    options: Sequence[str] = ()
+    inline: bool = False
+    options: Sequence[Option] = ()
     chosen: Sequence[str] = ()
     minimum: int | None = None
     maximum: int | None = None
@@ -142,7 +154,10 @@ def _field(  # noqa: PLR0913 - what a field depends on
         hint=described.get("description", ""),
         example=_text(example),
         value="" if secret or control == "checks" else _text(value),
-        options=described.get("enum") or described.get("items", {}).get("enum", ()),
+        options=[
+            Option(value, value)
+            for value in described.get("enum") or described.get("items", {}).get("enum", ())
+        ],
         chosen=tuple(value or ()) if control == "checks" else (),
         minimum=described.get("minimum"),
         maximum=described.get("maximum"),

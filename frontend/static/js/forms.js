@@ -2,7 +2,9 @@
 
 const NO_MATCH = 'string_pattern_mismatch';
 
-const lines = (text) => text.split('\n').map((line) => line.trim()).filter(Boolean);
+const parts = (text, separator) => text.split(separator).map((part) => part.trim()).filter(Boolean);
+
+const isShown = (field) => !field.closest('[hidden]');
 
 function pair(line) {
   const at = line.indexOf('=');
@@ -17,17 +19,18 @@ function held(field) {
   if (kind === 'checks') return [...field.querySelectorAll('input:checked')].map((box) => box.value);
   const text = control(field).value.trim();
   if (!text && 'secret' in field.dataset) return field.querySelector('[data-clear]')?.checked ? null : undefined;
-  if (kind === 'lines') return lines(text);
-  if (kind === 'pairs') return Object.fromEntries(lines(text).map(pair));
+  const separator = 'inline' in field.dataset ? ',' : '\n';
+  if (kind === 'lines') return parts(text, separator);
+  if (kind === 'pairs') return Object.fromEntries(parts(text, separator).map(pair));
   if (!text) return null;
   return kind === 'number' ? Number(text) : text;
 }
 
-/** What a form holds, by the paths of its fields; nulls only where something is to be taken away. */
+/** What the fields that are shown hold, by their paths; nulls only where something is to be taken away. */
 export function read(form, { nulls }) {
   const document = {};
   for (const field of form.querySelectorAll('[data-path]')) {
-    if (field.closest('fieldset')?.disabled) continue;
+    if (!isShown(field)) continue;
     const value = held(field);
     const path = field.dataset.path.split('.');
     const name = path.pop();
@@ -44,7 +47,7 @@ export function clearFaults(form) {
 
 /** Show each fault beside its field; return what belongs to none, as one text. */
 export function showFaults(form, faults) {
-  const fields = new Map([...form.querySelectorAll('[data-path]')].filter((field) => !field.closest('fieldset')?.disabled).map((field) => [field.dataset.path, field]));
+  const fields = new Map([...form.querySelectorAll('[data-path]')].filter(isShown).map((field) => [field.dataset.path, field]));
   const rest = [];
   for (const fault of faults) {
     // Of a value in a list it names the place in the list as well.

@@ -2,132 +2,101 @@
 import { mountedPage } from '../app.js';
 import { ask } from '../ask.js';
 import { age, count, percent, times } from '../format.js';
+import { clearFaults, read, showFaults } from '../forms.js';
 import { line, rect, svg, text } from '../svg.js';
 
 const RULES = '/api/v1/alert-rules';
 const SHARES = new Set(['waste', 'regression', 'discrepancy', 'cause']);
+// Numbers with the unit of the condition.
+const SCALED = ['condition.at_least', 'condition.clears_below', 'escalation.at_least'];
 const DAY_MS = 86_400_000;
 const LISTED = 50;
 
 const el = (kind, words, attributes = {}) => Object.assign(document.createElement(kind), words === null ? {} : { textContent: words }, attributes);
-const words = (value) => value.split(',').map((part) => part.trim()).filter(Boolean);
 const plural = (number, noun) => `${count(number)}\u00a0${noun}${number === 1 ? '' : 's'}`;
 
 // ---- the form as the API has it
 
-const picked = (form, name) => [...form.querySelectorAll(`[name=${name}]:checked`)].map((box) => box.value);
+/** A share of the rule is a percentage in the form. */
+const share = (kind, written) => (SHARES.has(kind) && written !== null ? Number((written / 100).toPrecision(12)) : written);
 
-/** A number of the form; shares are percentages there. Nothing written is nothing given. */
-function number(form, name, scale = 1) {
-  const written = form.elements[name].value.trim();
-  return written === '' ? null : Number((Number(written) / scale).toPrecision(12));
+function condition({ at_least, ...given }) {
+  const { kind } = given;
+  if (kind === 'no_data') return given;
+  return { ...given, [kind === 'cause' ? 'confidence' : 'at_least']: share(kind, at_least), clears_below: share(kind, given.clears_below) };
 }
 
-const scaleOf = (kind) => (SHARES.has(kind) ? 100 : 1);
-
-function condition(form, kind) {
-  const scale = scaleOf(kind);
-  if (kind === 'no_data') return { kind, minutes: number(form, 'minutes'), intervals: number(form, 'intervals') };
-  const clears_below = number(form, 'clears_below', scale);
-  if (kind === 'cause') return { kind, confidence: number(form, 'at_least', scale), clears_below, causes: picked(form, 'causes') };
-  return { kind, at_least: number(form, 'at_least', scale), clears_below };
-}
-
-function labels(form) {
-  return Object.fromEntries(words(form.elements.labels.value).map((pair) => {
-    const [name, ...value] = pair.split('=');
-    return [name.trim(), value.join('=').trim()];
-  }));
-}
-
-function escalation(form, kind) {
-  const plan = {
-    at_least: kind === 'no_data' ? null : number(form, 'escalates_at', scaleOf(kind)),
-    after_minutes: number(form, 'escalates_after'),
-    channels: picked(form, 'escalates_to'),
-  };
-  return plan.at_least === null && plan.after_minutes === null && !plan.channels.length ? null : plan;
+function escalation(kind, { at_least = null, after_minutes, channels = [] }) {
+  if (at_least === null && after_minutes === null && !channels.length) return null;
+  return { at_least: share(kind, at_least), after_minutes, channels };
 }
 
 function body(form) {
-  const kind = form.elements.kind.value;
-  const importance = picked(form, 'importance');
+  const given = read(form, { nulls: true });
+  const { kind } = given.condition;
+  // All of them are the same as none: whatever a job's metadata says.
+  const importance = given.selector.importance.length === 3 ? [] : given.selector.importance;
   return {
-    name: form.elements.name.value.trim(),
+    // Without data there are no sessions to count.
+    consecutive: 1,
+    clear_sessions: 1,
+    ...given,
+    name: given.name ?? '',
     enabled: form.dataset.enabled === 'true',
-    condition: condition(form, kind),
-    consecutive: kind === 'no_data' ? 1 : number(form, 'consecutive'),
-    clear_sessions: kind === 'no_data' ? 1 : number(form, 'clear_sessions'),
-    // All of them are the same as none: whatever a job's metadata says.
-    selector: { jobs: words(form.elements.jobs.value), labels: labels(form), importance: importance.length === 3 ? [] : importance },
-    severity: form.elements.severity.value,
-    audience: form.elements.audience.value,
-    channels: picked(form, 'channels'),
-    escalation: escalation(form, kind),
+    condition: condition(given.condition),
+    selector: { ...given.selector, importance },
+    escalation: escalation(kind, given.escalation),
   };
 }
 
+const chosenKind = (form) => form.querySelector('#rule-condition-kind').value;
+
 function fit(form) {
-  const kind = form.elements.kind.value;
+  const kind = chosenKind(form);
   const shown = new Set(kind === 'no_data' ? ['no_data'] : ['number', 'sessions', kind]);
   for (const part of form.querySelectorAll('[data-for]')) part.hidden = !shown.has(part.dataset.for);
   const unit = { slowdown: ', ×', gpu_hours_lost: ', GPU-hours' }[kind] ?? ', %';
-  for (const label of form.querySelectorAll('[data-unit]')) label.textContent = label.dataset.unit + unit;
+  for (const path of SCALED) {
+    const label = form.querySelector(`[data-path="${path}"] .label`);
+    label.dataset.word ??= label.textContent;
+    label.textContent = label.dataset.word + unit;
+  }
 }
 
 // ---- what is wrong with it
 
-function clearFaults(form) {
-  for (const note of form.querySelectorAll('.fault')) note.remove();
-  for (const input of form.querySelectorAll('[aria-invalid]')) {
-    input.removeAttribute('aria-invalid');
-    input.removeAttribute('aria-describedby');
-  }
-  form.querySelector('#said').textContent = '';
-}
-
-/** Where a fault belongs: `condition.slowdown.at_least` is `condition.at_least` in the form. */
-function placeOf(form, column) {
-  const parts = column.split('.');
-  if (parts[0] === 'condition') parts.splice(1, 1);
-  const inputs = [...form.querySelectorAll('[data-path]')].filter((input) => !input.closest('[hidden]'));
-  for (; parts.length; parts.pop()) {
-    const path = parts.join('.');
-    const found = inputs.find((input) => input.dataset.path.split(' ').includes(path));
-    if (found) return found;
-  }
-  return null;
-}
-
 const SAYS = { string_too_short: 'This is needed.', float_type: 'A number is needed.', int_type: 'A number is needed.' };
 
+/** Where a fault belongs: `condition.slowdown.at_least` is `condition.at_least` in the form. */
+function placeOf(kind, column) {
+  const path = column.replace(/^condition\.[^.]+/, 'condition');
+  if (path === 'condition') return kind === 'no_data' ? 'condition.minutes' : 'condition.clears_below';
+  return path === 'condition.confidence' ? 'condition.at_least' : path;
+}
+
 /** The API's words, with the names that the form has. */
-function said(fault, place) {
+function said(kind, fault, place) {
   if (SAYS[fault.code]) return SAYS[fault.code];
   const plain = fault.message.replace(/^Value error, /, '').replace('clears_below', '“Over below”').replace(/\b(at_least|confidence)\b/, '“From”');
   const message = plain[0].toUpperCase() + plain.slice(1);
   // The form has per cent where the rule has shares.
-  const isShare = place.matches('[name=at_least], [name=clears_below], [name=escalates_at]') && SHARES.has(place.form.elements.kind.value);
-  return isShare ? message.replace(/[\d.]+$/, (bound) => `${100 * bound} %`) : message;
+  return SHARES.has(kind) && SCALED.includes(place) ? message.replace(/[\d.]+$/, (bound) => `${100 * bound} %`) : message;
 }
 
-function showFaults(form, error) {
+function showError(form, error) {
   clearFaults(form);
-  const elsewhere = [];
-  for (const fault of error.faults ?? []) {
-    const place = placeOf(form, fault.column ?? '');
-    if (!place) {
-      elsewhere.push(fault.message);
-      continue;
-    }
-    const note = el('span', said(fault, place), { className: 'fault', id: `fault-${place.dataset.path.split(' ')[0].replace('.', '-')}` });
-    place.setAttribute('aria-invalid', 'true');
-    place.setAttribute('aria-describedby', note.id);
-    place.after(note);
-  }
-  const place = form.querySelector('#said');
-  place.textContent = form.querySelector('.fault') ? elsewhere.join(' ') : error.message;
-  form.querySelector('[aria-invalid=true]')?.focus();
+  const kind = chosenKind(form);
+  const faults = (error.faults ?? []).map((fault) => {
+    const column = placeOf(kind, fault.column ?? '');
+    return { ...fault, column, message: said(kind, fault, column) };
+  });
+  const elsewhere = showFaults(form, faults);
+  form.querySelector('#said').textContent = form.querySelector('[aria-invalid]') ? elsewhere : error.message;
+}
+
+function clear(form) {
+  clearFaults(form);
+  form.querySelector('#said').textContent = '';
 }
 
 // ---- what it would have done
@@ -253,7 +222,7 @@ function mountForm(form, signal) {
     try {
       await doing();
     } catch (error) {
-      showFaults(form, error);
+      showError(form, error);
     } finally {
       for (const button of buttons) button.disabled = false;
     }
@@ -261,7 +230,7 @@ function mountForm(form, signal) {
   const save = async () => {
     const known = form.dataset.rule;
     const stored = await ask(known ? 'PUT' : 'POST', known ? `${RULES}/${known}` : RULES, body(form));
-    clearFaults(form);
+    clear(form);
     if (!known) {
       location.assign(`/rules/${stored.id}`);
       return;
@@ -273,7 +242,7 @@ function mountForm(form, signal) {
     const asked = body(form);
     // A preview needs no name; it is about the rest.
     const found = await ask('POST', `${RULES}/preview`, { ...asked, name: asked.name || 'preview', enabled: true });
-    clearFaults(form);
+    clear(form);
     showPreview(section, found, asked.condition.kind);
     if (section.getBoundingClientRect().top > innerHeight) section.scrollIntoView({ block: 'start' });
   };

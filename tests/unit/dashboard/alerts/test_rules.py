@@ -114,6 +114,6 @@ def test_rules_that_are_all_off_are_the_heading() -> None:
 
 def test_the_form_has_shares_in_per_cent_as_people_write_them() -> None:
     page = rules_page(DEFAULT_RULES, [], [], DEFAULT_RULES[1])
-    assert (page.form.at_least, page.form.clears_below) == ("5", "3")
-    assert page.form.minutes == ""
+    assert (page.form.at_least.value, page.form.clears_below.value) == ("5", "3")
+    assert page.form.minutes.value == ""
     assert page.title == "Rule Regression against the job's baseline"

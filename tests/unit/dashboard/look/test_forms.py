@@ -51,7 +51,7 @@ def test_a_control_for_every_type() -> None:
 
 def test_says_what_the_type_says() -> None:
     found = {item.label: item for item in fields_of(EXAMPLE, "config", prefix="x-")}
-    assert found["Level"].options == ["low", "high"]
+    assert [option.value for option in found["Level"].options] == ["low", "high"]
     assert (found["Count"].minimum, found["Count"].maximum) == (1, 9)
     assert found["Count"].value == "3"
     assert found["People"].hint == "Who hears of it."

@@ -1,0 +1,157 @@
+"""The form of a rule: its fields, filled with numbers as people write them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, get_args
+from uuid import UUID
+
+from app.alerts.rules import Escalation, Importance, Rule, Severity, Threshold
+from app.analysis.diagnosis.causes import registry
+from app.dashboard.alerts.parts import AUDIENCES
+from app.dashboard.look.forms import Field, Option
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from app.alerts.rules import Selector
+    from app.dashboard.look.forms import Control
+    from app.services.alerts.channel_reads import ChannelView
+
+CONDITIONS: Final[Mapping[str, str]] = {
+    "slowdown": "Slowdown S",
+    "waste": "Waste, % of the GPU time",
+    "gpu_hours_lost": "GPU-hours lost in a session",
+    "regression": "Regression, % of the step time",
+    "discrepancy": "Discrepancy of the replay, %",
+    "cause": "A cause, by its confidence",
+    "no_data": "No data",
+}
+# What the form shows in per cent, and the rule has as a share of 1.
+SHARES: Final = ("waste", "regression", "discrepancy", "cause")
+
+NEW: Final = Rule(
+    id=UUID(int=0), name="", condition=Threshold("slowdown", at_least=1.1, clears_below=1.05)
+)
+
+
+@dataclass(frozen=True, slots=True)
+class RuleForm:
+    """The form; `id` is empty for a rule that is still to be added."""
+
+    id: str
+    enabled: bool
+    name: str
+    kind: Field
+    at_least: Field
+    clears_below: Field
+    causes: Field
+    intervals: Field
+    minutes: Field
+    consecutive: Field
+    clear_sessions: Field
+    jobs: Field
+    labels: Field
+    importance: Field
+    severity: Field
+    audience: Field
+    channels: Field
+    escalates_at: Field
+    escalates_after: Field
+    escalates_to: Field
+
+
+def rule_form(chosen: Rule | None, channels: Sequence[ChannelView]) -> RuleForm:
+    """Return the form of a rule, or of a new one."""
+    rule = chosen or NEW
+    plan = rule.escalation or Escalation()
+    condition: Any = rule.condition
+    scale = 100.0 if condition.kind in SHARES else 1.0
+    # A cause has a confidence where numbers have a threshold.
+    at_least = getattr(condition, "at_least", getattr(condition, "confidence", None))
+    listed = [Option(str(channel.id), channel.name) for channel in channels]
+    causes = [Option(kind.name, kind.title, kind.sign) for kind in registry.KINDS.values()]
+    return RuleForm(
+        id=str(rule.id) if chosen else "",
+        enabled=rule.enabled,
+        name=rule.name,
+        kind=_select("condition.kind", "Condition", condition.kind, CONDITIONS.items()),
+        at_least=_number("condition.at_least", "From", at_least, scale),
+        clears_below=_number(
+            "condition.clears_below", "Over below", getattr(condition, "clears_below", None), scale
+        ),
+        causes=_checks(
+            "condition.causes",
+            "Causes; none chosen: any",
+            getattr(condition, "causes", ()),
+            causes,
+        ),
+        intervals=_number(
+            "condition.intervals", "Usual intervals", getattr(condition, "intervals", None)
+        ),
+        minutes=_number("condition.minutes", "Minutes", getattr(condition, "minutes", None)),
+        consecutive=_number("consecutive", "Sessions in a row", rule.consecutive),
+        clear_sessions=_number("clear_sessions", "Good ones until it is over", rule.clear_sessions),
+        jobs=_line("jobs", "lines", "Names, with * and ?", rule.selector, "llama-*, vision-?"),
+        labels=_line("labels", "pairs", "Labels", rule.selector, "owner=ann, project=vision"),
+        importance=_checks(
+            "selector.importance",
+            "Importance; none chosen: any",
+            rule.selector.importance or get_args(Importance),
+            [Option(value, value) for value in get_args(Importance)],
+        ),
+        severity=_select(
+            "severity", "Severity", rule.severity, ((value, value) for value in get_args(Severity))
+        ),
+        audience=_select("audience", "Channels for", rule.audience, AUDIENCES.items()),
+        channels=_checks("channels", "Or exactly these", rule.channels, listed),
+        escalates_at=_number("escalation.at_least", "Critical from", plan.at_least, scale, "never"),
+        escalates_after=_number(
+            "escalation.after_minutes",
+            "Or unacknowledged for, min",
+            plan.after_minutes,
+            example="never",
+        ),
+        escalates_to=_checks("escalation.channels", "Also told then", plan.channels, listed),
+    )
+
+
+def _number(
+    path: str, label: str, value: float | None, scale: float = 1.0, example: str = ""
+) -> Field:
+    # Twelve digits: 5, where 0.05 × 100 is 5.000000000000001.
+    written = "" if value is None else f"{scale * value:.12g}"
+    return Field(_id(path), path, label, "number", value=written, example=example)
+
+
+def _select(path: str, label: str, value: str, words: Iterable[tuple[str, str]]) -> Field:
+    options = [Option(value, word) for value, word in words]
+    return Field(_id(path), path, label, "select", value=value, options=options)
+
+
+def _checks(
+    path: str, label: str, chosen: Sequence[str | UUID], options: Sequence[Option]
+) -> Field:
+    return Field(_id(path), path, label, "checks", chosen=tuple(map(str, chosen)), options=options)
+
+
+def _line(name: str, control: Control, label: str, selector: Selector, example: str) -> Field:
+    """Return a field of the selector in one line."""
+    if control == "pairs":
+        written = [f"{key}={value}" for key, value in selector.labels.items()]
+    else:
+        written = list(selector.jobs)
+    path = f"selector.{name}"
+    return Field(
+        _id(path),
+        path,
+        label,
+        control,
+        inline=True,
+        value=", ".join(written),
+        example=f"all; or {example}",
+    )
+
+
+def _id(path: str) -> str:
+    return f"rule-{path.replace('.', '-')}"
