@@ -1,4 +1,4 @@
-"""What an evaluation of a job looks at, and what becomes of its incidents meanwhile."""
+"""The board of one evaluation of a job: what it reads, and the incidents as it changes them."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ class Board:
         return [i for i in self._present.values() if i.state is not IncidentState.RESOLVED]
 
     def put(self, incident: Incident, event: str) -> None:
-        """Put an incident in place of what it was, and note the news."""
+        """Replace an incident by its changed self, and note the news."""
         self._present[incident.fingerprint] = incident
         # Of several things in one evaluation the last one is the news; "held" is none.
         if event != "held" or incident.id not in self._events:
@@ -120,7 +120,7 @@ class Board:
         value: float | None,
         baseline: Baseline | None = None,
     ) -> None:
-        """Let a rule hold an incident, and keep what it saw."""
+        """Record that a rule holds an incident, with the facts and the value that it read."""
         ids = tuple(dict.fromkeys((*incident.rules, rule.id)))
         severity = highest([self.rules[id_].severity for id_ in ids if id_ in self.rules])
         self.put(
@@ -141,7 +141,7 @@ class Board:
         return None if found is None or found.state is IncidentState.RESOLVED else found
 
     def changes(self) -> list[Change]:
-        """Return what became of the incidents."""
+        """Return the incidents that changed."""
         changes = []
         for incident in self._present.values():
             before = self._before.get(incident.id)

@@ -1,4 +1,4 @@
-"""What senders and those who call them agree on: one attempt, and how it ended."""
+"""One attempt of a delivery and its outcome: the types that senders and their callers share."""
 
 from __future__ import annotations
 

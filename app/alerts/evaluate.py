@@ -286,7 +286,7 @@ def _holds(incident: Incident, reading: Reading) -> bool:
 
 
 def _tick(board: Board, incident: Incident, rules: Mapping[UUID, Rule]) -> None:
-    """Do what time alone does: end silences, escalate what nobody acknowledged."""
+    """Apply the passing of time: end silences, escalate incidents that nobody acknowledged."""
     if (
         incident.state is IncidentState.SILENCED
         and incident.silence is not None

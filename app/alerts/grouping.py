@@ -1,4 +1,4 @@
-"""When the incidents of a job are told of, and what exactly a channel has to hear.
+"""Grouping: when a job's incidents are sent, and which of them a channel's message holds.
 
 The incidents of one job are one group (Alertmanager's semantics):
 
@@ -94,7 +94,7 @@ class Content:
 
     @property
     def told(self) -> set[UUID]:
-        """Return what a channel that got this message believes to be going on."""
+        """Return the incidents that a channel with this message holds to be open."""
         return {item.incident for item in self.present} | set(self.withheld)
 
 
@@ -228,7 +228,7 @@ def _item(incident: Incident, manner: Manner) -> Item:
 
 
 def _believed(audience: Audience) -> set[UUID]:
-    """Return what the channel may believe to be going on.
+    """Return the incidents that the channel may hold to be open.
 
     The last delivered message says it all; each later one may have come through as well.
     """

@@ -24,7 +24,7 @@ from app.errors import ConflictError
 
 
 class Trigger(StrEnum):
-    """What moves it."""
+    """What changes an incident's state."""
 
     CONFIRM = "confirm"  # the condition has held for as many sessions as its rule says
     CLEAR = "clear"  # it no longer holds, or somebody says that it is over
@@ -49,13 +49,10 @@ TRANSITIONS: Final = {
     (IncidentState.SILENCED, Trigger.SILENCE_END): IncidentState.FIRING,
 }
 
-# Those that somebody was told of, or would have been but for a silence.
-OPEN_STATES: Final = (IncidentState.FIRING, IncidentState.ACKNOWLEDGED, IncidentState.SILENCED)
-
 
 @dataclass(frozen=True, slots=True)
 class Silence:
-    """Until when nobody is told, why, and who said so."""
+    """A silence: its end, its reason, and who set it."""
 
     until: datetime
     reason: str
@@ -166,22 +163,22 @@ def clear(incident: Incident, now: datetime, why: str, *, by: str | None = None)
 
 
 def acknowledge(incident: Incident, by: str) -> Incident:
-    """Stop repeating it: somebody is at it."""
+    """Acknowledge an incident: its messages are not repeated."""
     return replace(_moved(incident, Trigger.ACKNOWLEDGE), acknowledged_by=by)
 
 
 def silence(incident: Incident, order: Silence) -> Incident:
-    """Tell nobody until the end of the silence; a later one replaces it."""
+    """Silence an incident; a later silence replaces an earlier one."""
     return replace(_moved(incident, Trigger.SILENCE), silence=order, acknowledged_by=None)
 
 
 def end_silence(incident: Incident) -> Incident:
-    """Tell again of what is still there."""
+    """End the silence of an incident that is still open."""
     return replace(_moved(incident, Trigger.SILENCE_END), epoch=incident.epoch + 1)
 
 
 def escalate(incident: Incident, now: datetime) -> Incident:
-    """Tell again, as critical, also those who acknowledged."""
+    """Escalate an incident: it is critical, and an acknowledgement no longer counts."""
     return replace(
         _moved(incident, Trigger.ESCALATE),
         severity="critical",

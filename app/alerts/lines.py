@@ -1,4 +1,4 @@
-"""What a message says, before any channel gives it a form."""
+"""The lines of a message, before a channel formats them."""
 
 from __future__ import annotations
 

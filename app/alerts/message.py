@@ -1,4 +1,4 @@
-"""What a message is about, before it is put into words.
+"""The content of a message, before it is put into words.
 
 A message is made once, when its delivery is first tried, and stored: every later try says the
 same under the same id.
@@ -78,7 +78,7 @@ class Alert:
 
     @property
     def incident_link(self) -> str:
-        """Return what the link to the incident is called: what there is to do."""
+        """Return the text of the link to the incident: the action that it offers."""
         return "Acknowledge" if self.status is Status.FIRING else "Incident"
 
     @property
@@ -125,17 +125,17 @@ class Message:
 
     @property
     def present(self) -> list[Alert]:
-        """Return what is going on."""
+        """Return the alerts whose incidents are open."""
         return [alert for alert in self.alerts if alert.status is not Status.RESOLVED]
 
     @property
     def resolved(self) -> list[Alert]:
-        """Return what is over."""
+        """Return the alerts whose incidents are over."""
         return [alert for alert in self.alerts if alert.status is Status.RESOLVED]
 
     @property
     def firing(self) -> bool:
-        """Return whether anything is going on."""
+        """Return whether an incident is open."""
         return bool(self.present)
 
     @property

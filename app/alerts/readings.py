@@ -1,4 +1,4 @@
-"""What a condition says of one session: it holds, it does not, or nothing is known."""
+"""Readings: whether a condition holds for one session, does not, or cannot be told."""
 
 from __future__ import annotations
 

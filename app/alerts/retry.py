@@ -1,4 +1,4 @@
-"""When a delivery is tried again, and when it is given up."""
+"""Retries of a delivery: the delays between attempts, and the end of them."""
 
 from __future__ import annotations
 

@@ -89,7 +89,7 @@ class Pages:
         return HTMLResponse(html, status, PAGE_HEADERS)
 
     def not_found(self, what: str, nav: Navigation) -> HTMLResponse:
-        """Return the page that says what there is not."""
+        """Return the page that says what was not found."""
         return self.render("not_found.html", nav, status=HTTPStatus.NOT_FOUND, what=what)
 
 

@@ -120,7 +120,7 @@ class ResealedBody(BaseModel):
 
 
 class TestResultBody(ReadBody):
-    """How an example was received."""
+    """The receiver's answer to an example."""
 
     delivered: bool
     code: str | None
@@ -186,7 +186,7 @@ class AckBody(BaseModel):
 
 
 class SilenceBody(BaseModel):
-    """Until when nobody is to be told, and why."""
+    """A silence: its end, and its reason."""
 
     by: Person
     reason: Annotated[str, Field(min_length=1, max_length=2000)]
@@ -194,7 +194,7 @@ class SilenceBody(BaseModel):
 
 
 class OutcomeBody(ReadBody):
-    """How an incident ended up."""
+    """The outcome of an incident."""
 
     cause: str
     where: str
@@ -275,7 +275,7 @@ def incident_detail_body(view: IncidentView) -> IncidentDetailBody:
 
 
 def preview_body(found: Preview) -> PreviewBody:
-    """Return what a rule would have done as the API has it."""
+    """Return a preview as the API has it."""
     return PreviewBody(
         since=found.since,
         jobs=found.jobs,

@@ -1,4 +1,4 @@
-"""Who is answered at all: the host guard and the cross-site guard."""
+"""The host guard and the cross-site guard: they refuse requests before any route sees them."""
 
 from __future__ import annotations
 

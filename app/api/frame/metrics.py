@@ -188,5 +188,5 @@ def router(metrics: Metrics) -> APIRouter:
 
 
 def _route(scope: Scope) -> str:
-    """Return the template of the route that took the request: few values, whatever is asked."""
+    """Return the template of the route that took the request, so that a label has few values."""
     return getattr(scope.get("route"), "path", "unmatched")

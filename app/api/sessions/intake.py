@@ -1,4 +1,4 @@
-"""The way of bodies from the wire to the database, whatever they hold.
+"""Intake of bodies: the steps from the wire to the database that sessions and chunks share.
 
 The first of the two async islands. A body is streamed, counted, hashed and spooled on the event
 loop, within an idle timeout and a byte budget of the process; then a thread of a limiter of its own

@@ -30,5 +30,5 @@ def report_schemas() -> dict[str, Any]:
 
 
 def reference() -> dict[str, str]:
-    """Return what stands for the schema of a report."""
+    """Return the component that the routes name in place of a report's schema."""
     return {"$ref": _REFERENCE.format(model=NAME)}

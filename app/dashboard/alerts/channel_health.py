@@ -1,4 +1,4 @@
-"""How channels do: what they were sent, and what their receivers said."""
+"""The health of channels: their deliveries, and their receivers' answers."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def health(channel: ChannelView, tally: Tally | None, now: datetime) -> Health:
 
 
 def last_answer(channel: ChannelView, tally: Tally | None, now: datetime) -> str:
-    """Return how a channel does, in the words of its receiver where there are any."""
+    """Return a channel's health, in the words of its receiver where there are any."""
     if not channel.readable:
         return "its secrets cannot be decrypted with the keys that there are"
     why = channel.last_error if channel.enabled else channel.disabled_reason or DISABLED_BY_PERSON

@@ -106,7 +106,7 @@ class Chosen:
 
 
 def chosen_incident(life: IncidentLife, channels: Sequence[ChannelView]) -> Chosen:
-    """Return what stands beside the list.
+    """Return the incident beside the list.
 
     Parameters
     ----------
@@ -191,7 +191,7 @@ def _happened(event: EventRow, life: IncidentLife) -> str:
 
 
 def _words(life: IncidentLife) -> Words | None:
-    """Return what was said of the incident last."""
+    """Return the latest message about the incident."""
     for sent in life.deliveries:
         if sent.message is None:
             continue

@@ -279,7 +279,7 @@ def _line(
 
 
 def _standing(incident: Incident, now: datetime) -> str:
-    """Return what the word for its state leaves open."""
+    """Return the detail behind the word for its state."""
     return "" if incident.state is IncidentState.PENDING else context(incident, now)
 
 

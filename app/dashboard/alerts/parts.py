@@ -83,7 +83,7 @@ def until(moment: datetime, now: datetime) -> str:
 
 
 def context(incident: Incident, now: datetime) -> str:
-    """Return who is at it, or why nobody is told."""
+    """Return who acknowledged an incident, or why it is silenced."""
     if incident.state is IncidentState.ACKNOWLEDGED and incident.acknowledged_by:
         return f"by {incident.acknowledged_by}"
     if incident.state is IncidentState.SILENCED and incident.silence is not None:
@@ -128,7 +128,7 @@ def said(error: str | None, answer: str | None) -> str:
 
 
 def dead(channels: Sequence[ChannelView]) -> list[ChannelView]:
-    """Return the channels that nobody hears from, though nobody wanted it so."""
+    """Return the channels that deliver nothing although no person disabled them."""
     return [
         channel
         for channel in channels

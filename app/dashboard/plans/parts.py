@@ -175,7 +175,7 @@ METHOD_NAMES: Final = {
 
 
 def method_rows(document: PlanDocument, names: Sequence[str]) -> tuple[MethodRow, ...]:
-    """Return what the method and what it is held against give, the method first."""
+    """Return the results of the method and of those it is compared with, the method first."""
     found: dict[str, FoundTemplate] = {document.method: document, **document.others}
     simulated = [other.iteration_time_ms.simulated for other in found.values()]
     rows = [

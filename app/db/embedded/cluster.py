@@ -87,7 +87,7 @@ def create_cluster(cluster: Path, programs: Programs, server_lock: int, *, durab
 
 
 def remove_stale_pid_file(cluster: Path) -> None:
-    """Remove the file with a process id, which is stale for whoever has the server lock.
+    """Remove the file with a process id: the holder of the server lock knows that it is stale.
 
     PostgreSQL would refuse to start if that process id had passed to another process of the same
     user meanwhile.

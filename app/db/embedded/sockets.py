@@ -68,6 +68,6 @@ def _fits(directory: Path) -> bool:
 
 
 def _remove_socket(directory: Path) -> None:
-    # Whoever gets here has the server lock, so they are stale.
+    # The caller holds the server lock, so they are stale.
     for name in (_SOCKET_NAME, f"{_SOCKET_NAME}.lock"):
         (directory / name).unlink(missing_ok=True)

@@ -97,7 +97,7 @@ class Tally:
 
 
 def is_dead(*, readable: bool, enabled: bool, disabled_reason: str | None, failures: int) -> bool:
-    """Return whether nobody hears from a channel, though nobody wanted it so."""
+    """Return whether a channel delivers nothing although no person disabled it."""
     if not enabled:
         return disabled_reason != DISABLED_BY_PERSON
     return not readable or failures >= FAILING

@@ -152,7 +152,7 @@ def _keep(container: Container, row: AlertChannel, secrets: dict[str, Any]) -> N
 
 
 def _enable(row: AlertChannel) -> None:
-    """Let it hear of everything anew."""
+    """Enable a channel; it hears of every open incident anew."""
     row.enabled = True
     row.generation += 1
     row.disabled_reason = None
@@ -162,7 +162,7 @@ def _enable(row: AlertChannel) -> None:
 
 
 def look_after_all(container: Container) -> None:
-    """Let every group that has incidents be looked after: a channel may be for them now.
+    """Schedule a flush of every group with open incidents: a channel may be for them now.
 
     In a transaction of its own, because groups are locked before channels.
     """

@@ -353,7 +353,7 @@ def _overtaken(tx: UnitOfWork, delivery: AlertDelivery) -> bool:
 
 
 def _come_back(container: Container, tx: UnitOfWork, group_id: uuid.UUID) -> None:
-    """Let the group be looked after again in time: somebody was not told."""
+    """Schedule another flush of the group: a channel did not get its message."""
     again = tx.now + timing(container.settings).repeat_interval
     tx.session.execute(
         update(AlertGroup)

@@ -28,7 +28,7 @@ EXAMPLE_JOB: Final = "example-job"
 
 @dataclass(frozen=True, slots=True)
 class TestResult:
-    """How an example was received.
+    """The receiver's answer to an example.
 
     Parameters
     ----------

@@ -55,7 +55,7 @@ def acknowledge_incident(
 def silence_incident(
     container: Container, incident_id: uuid.UUID, *, until: datetime, reason: str, by: str
 ) -> IncidentView:
-    """Tell nobody of it until a time, also if it ends and comes back meanwhile.
+    """Silence an incident until a time, also if it ends and comes back meanwhile.
 
     Raises
     ------
@@ -74,7 +74,7 @@ def silence_incident(
 
 
 def end_incident_silence(container: Container, incident_id: uuid.UUID, *, by: str) -> IncidentView:
-    """Tell of it again at once.
+    """End the silence of an incident; its message is due at once.
 
     Raises
     ------

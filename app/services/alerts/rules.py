@@ -164,7 +164,7 @@ def preview(container: Container, rule: Rule) -> Preview:
 def _replay(
     job: str, sessions: list[Facts], received: list[datetime], rule: Rule, now: datetime
 ) -> list[Incident]:
-    """Let a job's sessions come again, and time pass between them."""
+    """Replay a job's sessions against a rule, with the passing of time between them."""
     incidents: dict[uuid.UUID, Incident] = {}
 
     def at(moment: datetime, history: list[Facts]) -> JobState:
@@ -198,7 +198,7 @@ _HISTORY: Final = 40
 
 
 def _look_at_all(container: Container) -> None:
-    """Let the sweeper look at every job, in a transaction that waits for no other."""
+    """Schedule an evaluation of every job, in a transaction that waits for no other."""
     with container.uow() as tx:
         ids = select(AlertGroup.id).order_by(AlertGroup.id).with_for_update(key_share=True)
         groups = list(tx.session.execute(ids).scalars())

@@ -1,4 +1,4 @@
-"""Incidents as rows: read a job's state, write what became of it.
+"""Incidents as rows: read a job's state, write its changes.
 
 Protocol. Everything of a job changes under the lock of its group's row (`lock_group`), taken before
 any other row of alerts: a session's evaluation, the sweeper's look, and a person's order follow

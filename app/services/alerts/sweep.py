@@ -1,4 +1,4 @@
-"""Use case: do what time alone asks for: end silences, miss silent jobs, send what is due.
+"""Use case: evaluate jobs whose time has come, end silences, and send due deliveries.
 
 Runs in the sweeper's thread, several of them at once without harm: what a pass works on it has
 locked, and what another one has locked it leaves alone.

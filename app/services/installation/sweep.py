@@ -1,4 +1,4 @@
-"""Use case: find work that nobody will otherwise do.
+"""Use case: find work whose message or worker was lost.
 
 A message may be lost, a worker killed, the broker away: the rows say what is still to be done. A
 pass needs neither the broker (what it publishes may be lost again, the next pass is seconds away)

@@ -34,7 +34,7 @@ TELL_S: Final = 0.5
 
 
 def run_plan(container: Container, claim: Claim) -> None:
-    """Plan what a claim's subject asks for and store what came out.
+    """Run the search of a claim's plan and store its result.
 
     Raises
     ------
@@ -62,7 +62,7 @@ def run_plan(container: Container, claim: Claim) -> None:
 
 
 class _Progress:
-    """Tells the database how far a search is, and the search when nobody waits for it any more.
+    """Writes the progress of a search to the database, and stops one whose claim is lost.
 
     The searches read the clock between their passes: that is where both happen.
     """

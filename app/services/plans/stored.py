@@ -1,4 +1,4 @@
-"""What a plan that was found leaves in the database: its document, its iteration, its headline."""
+"""The stored result of a search: its document, its iteration, its headline."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a plan changes its state, whoever moves it."""
+"""The change of a plan's state, the same for every caller."""
 
 from __future__ import annotations
 

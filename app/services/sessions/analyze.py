@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 # The replay does not match the recording closely enough for a verdict (paper, section 2.4).
 LOW_FIDELITY: Final = "report.low_fidelity"
 
-# A session without a verdict must not be listed, sorted or summed by what nobody vouches for.
+# Numbers that the replay does not support must not be listed, sorted or summed.
 NO_NUMBERS: Final[dict[str, None]] = dict.fromkeys(
     ("slowdown", "slowdown_low", "slowdown_high", "waste", "gpu_hours_lost")
 )

@@ -288,7 +288,7 @@ def _lock(tx: UnitOfWork, path: ChunkPath) -> uuid.UUID | None:
 
 def _create(tx: UnitOfWork, path: ChunkPath, decoded: Decoded) -> uuid.UUID:
     """Make the session of a first chunk, or find that another chunk just made it."""
-    # As in `receive_session`: whoever makes a session of a job holds the job's row.
+    # As in `receive_session`: the transaction that makes a session of a job locks the job's row.
     job_id = tx.session.execute(
         insert(Job)
         .values(name=path.job)

@@ -1,4 +1,4 @@
-"""How a session changes its state, whoever moves it."""
+"""The change of a session's state, the same for every caller."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs one task: claim, work, and what becomes of it when the work fails."""
+"""Runs one task: claim it, do the work, and record a failure."""
 
 from __future__ import annotations
 

@@ -172,7 +172,7 @@ class Recorder:
         return self.outcome() if self._over.wait(timeout_s) else None
 
     def outcome(self) -> Outcome:
-        """Return how things stand now."""
+        """Return the delivery and the counts of operations so far."""
         return Outcome(self._delivery, self._error, self._recorded, self._dropped)
 
     def _run(self, body: SessionBody) -> None:

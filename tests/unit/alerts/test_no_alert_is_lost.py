@@ -34,7 +34,6 @@ from app.alerts.grouping import (
 )
 from app.alerts.incidents import (
     INCIDENT,
-    OPEN_STATES,
     Incident,
     Silence,
     Trigger,
@@ -221,7 +220,7 @@ class NoAlertIsLost(RuleBasedStateMachine):
             after = acknowledge(found, "ann")
         elif deed == "silence" and can(found.state, Trigger.SILENCE):
             after = silence(found, Silence(self.now + timedelta(hours=1), "why", "ann"))
-        elif deed == "resolve" and found.state in OPEN_STATES:
+        elif deed == "resolve" and found.state in IncidentState.TOLD:
             after = clear(found, self.now, "over", by="ann")
             self.job.since |= dict.fromkeys(found.rules, self.now)
         if after is not None:
