@@ -70,7 +70,7 @@ def run_worker(settings: Settings, queue: str, *, concurrency: int | None = None
         _load_analysis()
 
     def on_term(**_: object) -> None:
-        # Now, not when Celery gets round to its pool: the sooner somebody else starts over.
+        # Now, not when Celery gets round to its pool: another worker starts over the sooner.
         if forks:
             handover.pull()
         else:

@@ -206,7 +206,7 @@ def make_message(  # noqa: PLR0913 - everything that is fixed at this moment
         _alert(incidents[item.incident], item, rule_names, base_url, news=item not in told_before)
         for item in (*content.present, *content.resolved)
     ]
-    # What is going on first, of that the critical, of that what is new.
+    # Open alerts first, among them critical ones, among them new ones.
     alerts.sort(
         key=lambda alert: (
             alert.status is Status.RESOLVED,

@@ -40,7 +40,7 @@ MAX_DIGITS: Final = 19
 # An export belongs to a report, which is replaced as a whole if at all.
 EXPORT_HEADERS: Final = {"Cache-Control": "no-cache"}
 
-# Pages are forgiving: what is no number is as good as not asked for.
+# Pages are forgiving: they ignore a parameter that is no number.
 Asked = Annotated[str, Query()]
 Step = Annotated[int | None, Query()]
 

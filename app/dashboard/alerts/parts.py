@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from app.services.alerts.channel_reads import ChannelView
     from app.services.alerts.incident_reads import IncidentRow
 
-# Before every state that a session may be in: what needs somebody comes first.
+# Open incidents come before every state of a session: their orders are negative.
 STATES: Final = {
     IncidentState.FIRING: State("firing", "Firing", -4),
     IncidentState.ACKNOWLEDGED: State("ack", "Acknowledged", -3),

@@ -236,7 +236,7 @@ def _job_row(job: JobSummary, incidents: Sequence[IncidentRow]) -> SessionRow:
     row = session_row(job.name, job.latest, shown=_shown(job))
     if incidents:
         first = min((i.incident for i in incidents), key=lambda i: STATES[i.state].order)
-        # What nobody is told of yet hides neither a missing verdict nor a failure.
+        # A pending incident hides neither a missing verdict nor a failure.
         if first.state is not IncidentState.PENDING or job.latest.state == SessionState.ANALYZED:
             row = replace(row, incident=STATES[first.state], incident_url=f"/incidents/{first.id}")
     values = verdict_values(job.sessions)

@@ -177,7 +177,7 @@ def _control(described: Mapping[str, Any], *, secret: bool) -> Control:
             return "pairs"
         case "integer" | "number":
             return "number"
-    # An address is read before it is sent; what is no address is not for others' eyes.
+    # People check an address before they send it; any other secret stays hidden.
     is_address = described.get("pattern", "").startswith("^https?:")
     return "secret" if secret and not is_address else "text"
 

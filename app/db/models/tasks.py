@@ -26,7 +26,7 @@ class TaskRun(Base):
     __tablename__ = "task_run"
     __table_args__ = (
         one_of("state", TaskState),
-        # Nobody can end a running task run that nobody holds, and nothing would ever expire it.
+        # A running task run without a claim could neither end nor expire.
         CheckConstraint(
             "(state = 'running') = (claim_token IS NOT NULL) "
             "AND (claim_token IS NULL) = (lease_until IS NULL)",

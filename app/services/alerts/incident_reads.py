@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from app.alerts.incidents import Incident
     from app.db.unit_of_work import Reads
 
-# What needs somebody comes first.
+# Incidents that need a person come first.
 _ORDER: Final = case(
     {
         IncidentState.FIRING: 0,

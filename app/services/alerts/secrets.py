@@ -121,7 +121,7 @@ def _box(settings: Settings, *, create: bool) -> MultiFernet:
 def _from_file(settings: Settings, *, create: bool) -> list[str]:
     path = settings.secret_key_file or settings.data_dir / "secret.key"
     try:
-        # Only ours is made: a path that somebody gave is one that somebody fills.
+        # Only the default file is made: an operator who names a path fills it.
         if create and settings.secret_key_file is None and not path.exists():
             _make(path)
         lines = path.read_text(encoding="ascii").split()

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from app.db.unit_of_work import Reads
 
-# More than anybody reads, and what a page is ranked of; what fires comes first.
+# More than a person reads. A page ranks these; firing incidents come first.
 OPEN_LISTED: Final = 500
 RESOLVED_LISTED: Final = 30
 RESOLVED_FOR: Final = timedelta(days=7)
@@ -174,7 +174,7 @@ def incident_life(tx: Reads, incident_id: uuid.UUID) -> IncidentLife:
 
 
 def _is_about(sent: DeliveryRow, incident_id: uuid.UUID) -> bool:
-    # What was not tried yet says what is so by then, and so also this.
+    # The first attempt makes the message, of all incidents that are open by then.
     if sent.message is None:
         return sent.state != DeliveryState.SUPERSEDED
     return any(alert.incident == incident_id for alert in sent.message.alerts)
