@@ -18,8 +18,8 @@ ARGS ?=
 .DELETE_ON_ERROR:
 .SUFFIXES:
 .PHONY: help install install-dev demo serve test test-unit test-integration test-e2e test-golden \
-	test-postgres-15 check lint format types imports structure bench score fuzz fidelity \
-	fleet cost-model report-docs plan-table soak lock upgrade image clean
+	test-postgres-15 install-real-jobs real-jobs check lint format types imports structure bench score \
+	fuzz fidelity fleet cost-model report-docs plan-table soak lock upgrade image clean
 
 help: ## List the targets
 	@sed -n 's/^\([a-z0-9-]*\):.*## \(.*\)$$/\1\t\2/p' $(firstword $(MAKEFILE_LIST)) \
@@ -56,6 +56,14 @@ $(VENV)/.installed-dev: $(VENV)/.installed requirements/dev.txt client/pyproject
 	@$(PIP) install --no-deps --no-build-isolation --editable client
 	@touch $@
 
+install-real-jobs: $(VENV)/.installed-real-jobs ## The frameworks of the real jobs (500 MB)
+	@:
+
+# PyTorch's own index has builds without CUDA: PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu
+$(VENV)/.installed-real-jobs: $(VENV)/.installed-dev requirements/real-jobs.txt
+	@$(PIP) install -r requirements/real-jobs.txt
+	@touch $@
+
 # ---- running -----------------------------------------------------------------------------------
 
 demo: install ## Serve with an embedded database and synthetic sessions; prints the address
@@ -74,8 +82,13 @@ SENDING_SQL := $(addprefix tests/integration/,db durable plans dashboard api/ale
 	$(addprefix alerts/test_,channel_views.py delivery.py routing.py)) \
 	--ignore-glob '*/test_workers.py' --ignore tests/integration/db/embedded
 
+REAL_JOBS := tests/real_jobs/test_real_jobs.py
+
 test: check ## All checks and tests that this machine allows, as CI runs them
-	@$(BIN)/pytest --numprocesses $(TEST_PROCESSES) --dist worksteal --cov $(PYTEST_ARGS)
+	@$(BIN)/pytest --numprocesses $(TEST_PROCESSES) --dist worksteal --cov \
+		--ignore $(REAL_JOBS) $(PYTEST_ARGS)
+	@echo "Real jobs, which nothing else may run beside: their times are compared"
+	@$(BIN)/pytest $(REAL_JOBS) $(PYTEST_ARGS)
 	@if [ -x "$(POSTGRES_15_BIN)/postgres" ]; then \
 		echo "What sends SQL again, on PostgreSQL 15"; \
 		$(ON_POSTGRES_15) $(SENDING_SQL) --numprocesses $(TEST_PROCESSES) --dist worksteal $(PYTEST_ARGS); \
@@ -96,6 +109,9 @@ test-integration: install-dev ## With real PostgreSQL and Redis servers, which t
 
 test-postgres-15: install-dev ## Integration tests on the oldest supported PostgreSQL
 	@$(ON_POSTGRES_15) tests/integration --ignore tests/integration/db/embedded $(PYTEST_ARGS)
+
+real-jobs: install-real-jobs ## Every real job of PyTorch and Megatron: table, and how many are told right
+	@$(BIN)/python -m tests.real_jobs $(ARGS)
 
 test-e2e: install-dev ## In a real browser
 	@$(BIN)/pytest tests/e2e $(PYTEST_ARGS)

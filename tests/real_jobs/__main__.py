@@ -1,0 +1,50 @@
+"""`make real-jobs`: run the scenarios, print a table and, last, how many were told right."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+from tests.real_jobs.judging import Judged, summary
+from tests.real_jobs.launching import FORWARD_S, missing
+from tests.real_jobs.running import AT_ONCE, JobRunner, judge_all
+from tests.real_jobs.scenarios import REPRESENTATIVE, SCENARIOS
+
+
+def main() -> int:
+    """Return 0 if every scenario was told right."""
+    parser = argparse.ArgumentParser(prog="python -m tests.real_jobs", description=__doc__)
+    parser.add_argument("scenarios", nargs="*", default=["*"], help="names or patterns: tpI-*")
+    parser.add_argument("--representative", action="store_true", help="those of CI")
+    parser.add_argument("--list", action="store_true", help="print what would run")
+    parser.add_argument("--at-once", type=int, default=AT_ONCE, help="launches at a time")
+    parser.add_argument("--forward-ms", type=float, default=1000 * FORWARD_S)
+    parser.add_argument("--keep", type=Path, help="folder for recordings and truths")
+    arguments = parser.parse_args()
+    chosen = [
+        scenario
+        for scenario in SCENARIOS.values()
+        if any(fnmatchcase(scenario.name, pattern) for pattern in arguments.scenarios)
+        and (not arguments.representative or scenario.name in REPRESENTATIVE)
+    ]
+    if arguments.list:
+        print(*(scenario.name for scenario in chosen), sep="\n")  # noqa: T201
+        return 0
+    for reason in {missing(scenario.job.framework) for scenario in chosen} - {None}:
+        print(reason, file=sys.stderr)  # noqa: T201
+        return 2
+    runner = JobRunner(arguments.forward_ms / 1000, arguments.keep)
+    results = judge_all(chosen, runner, at_once=arguments.at_once, tell=_tell)
+    print(*summary(results), sep="\n")  # noqa: T201
+    return 0 if all(result.right for result in results) else 1
+
+
+def _tell(result: Judged) -> None:
+    told = "right" if result.right else "; ".join(result.wrong)
+    print(f"{result.scenario.name}: {told}", file=sys.stderr)  # noqa: T201
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,173 @@
+"""Starts the processes of a job, lets them run scenarios, and sees to it that they end."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import cache
+from itertools import pairwise
+from pathlib import Path
+from typing import Final
+
+from tests.real_jobs.faults import RECORDED_STEPS
+from tests.real_jobs.jobs import MICROBATCHES, Framework, Job
+
+# An interpreter that has PyTorch and, for its jobs, megatron-core; without it, this one.
+TORCH_PYTHON: Final = "PACELINE_TORCH_PYTHON"
+FORWARD_S: Final = 0.032
+
+# Imports and the first step; a scenario may take so many times as long as it should.
+_STARTING_S: Final = 90.0
+_PATIENCE: Final = 4.0
+_LOG_CHARS: Final = 4000
+_ROOT: Final = Path(__file__).parents[2]
+_MODULES: Final = {
+    Framework.HAND_WRITTEN: "torch",
+    Framework.TORCH: "torch",
+    Framework.MEGATRON: "megatron.core",
+}
+
+
+_running: Final[set[subprocess.Popen[bytes]]] = set()
+
+
+class LaunchError(Exception):
+    """The processes did not do what they were started for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What one run of a launch left: its recording and the times of its steps.
+
+    Parameters
+    ----------
+    rows : tuple of str
+        The recorded operations, as JSON, of one rank after the other.
+    step_times_s : tuple of float
+        From the end of a step on the last rank to that of the next; the warm-up is left out.
+    """
+
+    rows: tuple[str, ...]
+    step_times_s: tuple[float, ...]
+
+
+def torch_python() -> str:
+    """Return the interpreter of the workers."""
+    return os.environ.get(TORCH_PYTHON) or sys.executable
+
+
+@cache
+def missing(framework: Framework) -> str | None:
+    """Return why jobs of this framework cannot run here; None where they can."""
+    module, python = _MODULES[framework], torch_python()
+    if python == sys.executable:
+        found = importlib.util.find_spec(module.split(".", maxsplit=1)[0]) is not None
+    else:
+        looked = subprocess.run(  # noqa: S603 - an interpreter that the user named
+            [python, "-c", f"import {module}"], capture_output=True, check=False
+        )
+        found = looked.returncode == 0
+    if found:
+        return None
+    return f"{module} is not installed for {python}; {TORCH_PYTHON} names another interpreter"
+
+
+def launch(job: Job, runs: Sequence[str], forward_s: float = FORWARD_S) -> dict[str, Measured]:
+    """Run these faults one after the other in one group of processes.
+
+    Raises
+    ------
+    LaunchError
+        A process failed, or they did not end in time.
+    """
+    limit_s = _time_limit_s(job, len(runs), forward_s)
+    with tempfile.TemporaryDirectory(prefix="paceline-real-job-") as name:
+        directory = Path(name)
+        log = directory / "log"
+        command = [
+            *(torch_python(), "-m", "tests.real_jobs.worker", job.name, ",".join(runs)),
+            *("--directory", name, "--forward-s", str(forward_s)),
+            *("--time-limit-s", str(math.ceil(limit_s))),
+        ]
+        with _processes(command, log) as process:
+            try:
+                code = process.wait(limit_s)
+            except subprocess.TimeoutExpired:
+                raise LaunchError(f"{job.name} did not end in time\n{_said(log)}") from None
+            if code:
+                raise LaunchError(f"{job.name} failed\n{_said(log)}")
+        return {run: _measured(directory, job, run) for run in runs}
+
+
+def _time_limit_s(job: Job, runs: int, forward_s: float) -> float:
+    step_s = 3 * forward_s * (MICROBATCHES + job.pp)
+    return _STARTING_S + _PATIENCE * runs * step_s * (1 + RECORDED_STEPS)
+
+
+@contextmanager
+def _processes(command: list[str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """Start the launch in a process group of its own; end what is left of it, whatever happens."""
+    environment = os.environ | {
+        "PYTHONPATH": str(_ROOT),
+        # Many processes share few processors: no threads of their own.
+        "OMP_NUM_THREADS": "1",
+        "CUDA_DEVICE_MAX_CONNECTIONS": "1",
+        # Elsewhere PyTorch would leave a folder behind.
+        "TORCHINDUCTOR_CACHE_DIR": str(log.parent / "inductor"),
+    }
+    if Path("/sys/class/net/lo").exists():
+        environment["GLOO_SOCKET_IFNAME"] = "lo"
+    with log.open("wb") as written:
+        process = subprocess.Popen(  # noqa: S603 - our own module
+            command,
+            cwd=_ROOT,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=written,
+            stderr=written,
+            start_new_session=True,
+        )
+    _running.add(process)
+    try:
+        yield process
+    finally:
+        _running.discard(process)
+        _end(process)
+
+
+def end_all() -> None:
+    """End every launch that is under way, as when the run is interrupted."""
+    for process in tuple(_running):
+        _end(process)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    # A process that ended well has waited for all others of its group.
+    if process.poll() != 0:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def _said(log: Path) -> str:
+    return log.read_text(errors="replace")[-_LOG_CHARS:]
+
+
+def _measured(directory: Path, job: Job, run: str) -> Measured:
+    parts = [
+        json.loads((directory / f"{run}.{rank}.json").read_text()) for rank in range(job.world)
+    ]
+    ends_ns = [max(ends) for ends in zip(*(part["step_ends_ns"] for part in parts), strict=True)]
+    return Measured(
+        tuple(json.dumps(row) for part in parts for row in part["rows"]),
+        tuple((end - start) / 1e9 for start, end in pairwise(ends_ns)),
+    )

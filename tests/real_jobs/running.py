@@ -1,0 +1,180 @@
+"""Launches scenarios, holds the product against them, retries where the machine was noisy."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from threading import Lock
+from typing import Any, Final
+
+from tests.real_jobs.analyzing import answer
+from tests.real_jobs.jobs import Job
+from tests.real_jobs.judging import Judged, faults_of, not_run
+from tests.real_jobs.launching import FORWARD_S, LaunchError, Measured, end_all, launch
+from tests.real_jobs.scenarios import HEALTHY, Scenario
+from tests.real_jobs.truth import NOISY_SPREAD, Truth, spread, truth_of
+
+RETRIES: Final = 2
+# Launches at a time: they mostly sleep.
+AT_ONCE: Final = 2
+_KEEPING: Final = Lock()
+
+
+@dataclass(slots=True)
+class Retries:
+    """What is left of a run's retries; a scenario has one."""
+
+    left: int = RETRIES
+
+    def allow(self, *, right: bool, healthy_step_times_s: Sequence[float]) -> bool:
+        """Return whether a scenario may be run again, and count it.
+
+        Only where it was not told right, and the healthy run of its launch says itself that the
+        machine was too noisy.
+        """
+        if right or not self.left or spread(healthy_step_times_s) <= NOISY_SPREAD:
+            return False
+        self.left -= 1
+        return True
+
+
+@dataclass(slots=True)
+class JobRunner:
+    """Runs scenarios of one kind of job after another.
+
+    Parameters
+    ----------
+    forward_s : float
+        Time of a stage's forward in a healthy job.
+    keep : Path or None
+        Where recordings and their truths are kept.
+    retries : Retries
+        Shared by all kinds of job of a run.
+    """
+
+    forward_s: float = FORWARD_S
+    keep: Path | None = None
+    retries: Retries = field(default_factory=Retries)
+
+    def judge(self, job: Job, scenarios: Sequence[Scenario]) -> list[Judged]:
+        """Return what came of scenarios of one kind of job, which share a launch."""
+        try:
+            runs = launch(job, runs_for(scenarios), self.forward_s)
+            return [self._judge_one(scenario, runs) for scenario in scenarios]
+        except LaunchError as error:
+            return [not_run(scenario, str(error)) for scenario in scenarios]
+
+    def _judge_one(self, scenario: Scenario, runs: Mapping[str, Measured]) -> Judged:
+        judged = _judged(scenario, runs, self.keep)
+        healthy = runs[HEALTHY].step_times_s
+        if not self.retries.allow(right=judged.right, healthy_step_times_s=healthy):
+            return judged
+        again = launch(scenario.job, runs_for([scenario]), self.forward_s)
+        return _judged(scenario, again, self.keep, retried=True)
+
+
+def judge_all(
+    scenarios: Sequence[Scenario],
+    runner: JobRunner,
+    *,
+    at_once: int,
+    tell: Callable[[Judged], None] = lambda _: None,
+) -> list[Judged]:
+    """Return what came of all scenarios, in their order.
+
+    Parameters
+    ----------
+    at_once : int
+        Launches at a time.
+    tell
+        Called with each result when it is there.
+    """
+    by_job: dict[Job, list[Scenario]] = {}
+    for scenario in scenarios:
+        by_job.setdefault(scenario.job, []).append(scenario)
+
+    def judge(job: Job) -> list[Judged]:
+        results = runner.judge(job, by_job[job])
+        for result in results:
+            tell(result)
+        return results
+
+    with ThreadPoolExecutor(at_once) as lanes:
+        try:
+            # The longest first, so that no lane is left alone with one at the end.
+            pending = {
+                job: lanes.submit(judge, job)
+                for job in sorted(by_job, key=lambda job: -len(by_job[job]))
+            }
+            return [result for job in by_job for result in pending[job].result()]
+        except BaseException:
+            lanes.shutdown(wait=False, cancel_futures=True)
+            end_all()
+            raise
+
+
+def runs_for(scenarios: Iterable[Scenario]) -> list[str]:
+    """Return what one launch runs for these: the healthy job first, each reference once."""
+    runs = [HEALTHY]
+    for scenario in scenarios:
+        runs += [scenario.reference, scenario.fault_name]
+    return list(dict.fromkeys(runs))
+
+
+def trace_of(scenario: Scenario, rows: Iterable[str]) -> bytes:
+    """Return a recording as a trace in NDJSON, with what its metadata say."""
+    job = scenario.job
+    meta: dict[str, Any] = {
+        "dp": job.dp,
+        "pp": job.pp,
+        "tp": 1,
+        "cp": 1,
+        "vpp": job.chunks,
+        "world": job.world,
+        "hosts": {str(rank): f"node-{rank}" for rank in range(job.world)},
+    }
+    if job.says_layers:
+        meta["layers"] = [job.chunks * job.layers] * job.pp
+    lengths = scenario.fault.lengths(job)
+    if lengths is not None:
+        meta["sequence_lengths"] = {str(step): lanes for step, lanes in lengths.items()}
+    header = json.dumps({"schema": "paceline.trace/1", "meta": meta})
+    return "\n".join((header, *rows, "")).encode()
+
+
+def _judged(
+    scenario: Scenario, runs: Mapping[str, Measured], keep: Path | None, *, retried: bool = False
+) -> Judged:
+    measured = runs[scenario.fault_name]
+    truth = truth_of(scenario, measured.step_times_s, runs[scenario.reference].step_times_s)
+    trace = trace_of(scenario, measured.rows)
+    if keep is not None:
+        _keep(keep, scenario, truth, trace, runs[HEALTHY])
+    said = answer(trace)
+    return Judged(scenario, truth, said, faults_of(said, truth), retried)
+
+
+def _keep(
+    directory: Path, scenario: Scenario, truth: Truth, trace: bytes, healthy: Measured
+) -> None:
+    directory.mkdir(parents=True, exist_ok=True)
+    (directory / f"{scenario.name}.ndjson.gz").write_bytes(gzip.compress(trace))
+    told = {
+        "job": scenario.job.says,
+        "dp": scenario.job.dp,
+        "pp": scenario.job.pp,
+        "fault": scenario.fault.says,
+        "cause": truth.cause,
+        "worker": None if truth.worker is None else [truth.worker.dp, truth.worker.pp],
+        "stage": None if truth.worker is not None else truth.stage,
+        "true_slowdown": round(truth.slowdown, 4),
+        "healthy_spread": round(spread(healthy.step_times_s), 4),
+    }
+    path = directory / "truth.json"
+    with _KEEPING:
+        known = json.loads(path.read_text()) if path.exists() else {}
+        path.write_text(json.dumps(known | {scenario.name: told}, indent=1))

@@ -1,0 +1,61 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tests.real_jobs.running import RETRIES, Retries, runs_for, trace_of
+from tests.real_jobs.scenarios import SCENARIOS
+
+QUIET = (1.0, 1.01, 1.0, 0.99, 1.0, 1.0)
+NOISY = (1.0, 1.1, 1.0, 0.95, 1.0, 1.0)
+
+
+def test_a_wrong_answer_after_a_noisy_healthy_run_may_be_retried() -> None:
+    retries = Retries()
+    assert retries.allow(right=False, healthy_step_times_s=NOISY)
+    assert retries.left == RETRIES - 1
+
+
+@pytest.mark.parametrize(("right", "steps"), [(True, NOISY), (False, QUIET), (True, QUIET)])
+def test_neither_a_right_answer_nor_a_quiet_machine_is_retried(
+    steps: tuple[float, ...], *, right: bool
+) -> None:
+    retries = Retries()
+    assert not retries.allow(right=right, healthy_step_times_s=steps)
+    assert retries.left == RETRIES
+
+
+def test_a_run_has_few_retries_however_noisy() -> None:
+    retries = Retries()
+    allowed = [retries.allow(right=False, healthy_step_times_s=NOISY) for _ in range(5)]
+    assert allowed == [True] * RETRIES + [False] * (5 - RETRIES)
+
+
+def test_a_launch_runs_the_healthy_job_first_and_each_reference_once() -> None:
+    names = ("hwC-slow1.3", "hwC-heavy-last", "hwC-healthy", "hwC-gc")
+    runs = runs_for([SCENARIOS[name] for name in names])
+    assert runs == ["healthy", "slow1.3", "even1.25", "heavy-last", "gc"]
+
+
+def test_a_trace_has_its_metadata_and_then_its_operations() -> None:
+    row = '{"rank": 0, "dp": 0, "pp": 0, "step": 1, "op": "optimizer"}'
+    header, *rows = trace_of(SCENARIOS["tpI-lengths"], [row]).decode().splitlines()
+    assert rows == [row]
+    document = json.loads(header)
+    assert document["schema"] == "paceline.trace/1"
+    meta = document["meta"]
+    assert {key: meta[key] for key in ("dp", "pp", "vpp", "world")} == {
+        "dp": 2,
+        "pp": 2,
+        "vpp": 2,
+        "world": 4,
+    }
+    assert meta["layers"] == [2, 2]
+    assert set(meta["hosts"]) == {"0", "1", "2", "3"}
+    assert len(meta["sequence_lengths"]["1"][1]) == 8
+
+
+def test_megatron_says_nothing_of_its_layers() -> None:
+    header = trace_of(SCENARIOS["mc-healthy"], []).decode()
+    assert "layers" not in json.loads(header)["meta"]

@@ -1,0 +1,154 @@
+"""The processes of a launch: a rank each, which run the scenarios one after the other.
+
+Run with an interpreter that has PyTorch: ``python -m tests.real_jobs.worker JOB FAULTS ...``. It
+imports once and forks the ranks, so that a launch's imports take little from another's steps.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Final, Protocol
+
+import torch
+import torch.distributed as dist
+
+from tests.real_jobs.faults import RECORDED_STEPS, Fault, Pace, Pauses
+from tests.real_jobs.jobs import JOBS, Framework, Job
+from tests.real_jobs.scenarios import run_fault
+from tests.real_jobs.worker.model import Run
+from tests.real_jobs.worker.recording import Recorder
+from tests.real_jobs.worker.transfers import Transfers
+
+# A collective whose peer died must not wait for the launcher's patience.
+_COLLECTIVE_TIMEOUT: Final = timedelta(seconds=60)
+_STEPS_TO_CONNECT: Final = 2
+_NICENESS: Final = -10
+
+
+class Trainer(Protocol):
+    """A framework's part of a job, on one rank."""
+
+    def step(self) -> None:
+        """Train for a step."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """What a launch was asked for."""
+
+    job: Job
+    runs: tuple[str, ...]
+    directory: Path
+    forward_s: float
+
+
+def main() -> int:
+    """Fork a process a rank, after the imports, and return 0 if each did its part."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("job", choices=JOBS)
+    parser.add_argument("runs", help="names of faults, with commas between")
+    parser.add_argument("--directory", type=Path, required=True)
+    parser.add_argument("--forward-s", type=float, required=True)
+    parser.add_argument("--time-limit-s", type=int, required=True)
+    given = parser.parse_args()
+    plan = _Plan(JOBS[given.job], tuple(given.runs.split(",")), given.directory, given.forward_s)
+    # Whatever becomes of the launcher, this ends.
+    signal.alarm(given.time_limit_s)
+    trainer = _trainer_of(plan.job.framework)
+    with suppress(PermissionError):
+        # What mostly sleeps must not queue behind others' computing when it wakes; root may say so.
+        os.nice(_NICENESS)
+    torch.set_num_threads(1)
+    # Collections of what was imported are no part of the job.
+    gc.collect()
+    gc.freeze()
+    ranks = {_fork(plan, rank, trainer, given.time_limit_s) for rank in range(plan.job.world)}
+    failed = False
+    while ranks:
+        pid, status = os.wait()
+        ranks.remove(pid)
+        if status and not failed:
+            failed = True
+            for rank in ranks:
+                # The others would wait for the one that failed.
+                os.kill(rank, signal.SIGTERM)
+    return int(failed)
+
+
+def _fork(plan: _Plan, rank: int, trainer: Callable[..., Trainer], time_limit_s: int) -> int:
+    pid = os.fork()
+    if pid:
+        return pid
+    # A child has no alarm of its parent's.
+    signal.alarm(time_limit_s)
+    code = 1
+    try:
+        _run(plan, rank, trainer)
+        code = 0
+    except BaseException:  # noqa: BLE001 - told here, since this process ends without a caller
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def _run(plan: _Plan, rank: int, trainer_of: Callable[..., Trainer]) -> None:
+    job, place = plan.job, plan.job.place(rank)
+    store = dist.FileStore(str(plan.directory / "store"), job.world)
+    dist.init_process_group(
+        "gloo", store=store, rank=rank, world_size=job.world, timeout=_COLLECTIVE_TIMEOUT
+    )
+    transfers = Transfers(job.ends)
+    run = Run(Pace(job, Fault(), place, 0.0), Recorder(rank, place))
+    trainer = trainer_of(job, run, place, transfers)
+    # The first steps make connections and buffers.
+    for _ in range(_STEPS_TO_CONNECT):
+        trainer.step()
+    gc.collect()
+    gc.freeze()
+    for name in plan.runs:
+        fault = run_fault(name)
+        run.pace = Pace(job, fault, place, plan.forward_s)
+        run.recorder = Recorder(rank, place)
+        if isinstance(fault, Pauses) and fault.recorded:
+            run.recorder.record_collections()
+        dist.barrier()
+        for _ in range(1 + RECORDED_STEPS):
+            trainer.step()
+            run.recorder.end_step()
+        dist.barrier()
+        run.recorder.stop_recording_collections()
+        run.recorder.write(plan.directory, name)
+    transfers.close()
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def _trainer_of(framework: Framework) -> Callable[..., Trainer]:
+    """Import a framework's part, and only that."""
+    if framework is Framework.HAND_WRITTEN:
+        from tests.real_jobs.worker.hand_written import HandWritten  # noqa: PLC0415
+
+        return HandWritten
+    if framework is Framework.TORCH:
+        from tests.real_jobs.worker.torch_pipelining import TorchPipelining  # noqa: PLC0415
+
+        return TorchPipelining
+    from tests.real_jobs.worker.megatron import Megatron  # noqa: PLC0415
+
+    return Megatron
+
+
+if __name__ == "__main__":
+    sys.exit(main())
