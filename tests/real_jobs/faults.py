@@ -199,8 +199,8 @@ class UnevenLengths(Fault):
             for sequences in lane
         ]
         mean = sum(squares) / len(squares)
-        # Half of a computation is linear in its tokens, of which every microbatch has as many.
-        return 0.5 + 0.5 * _squares(lengths[step][place.dp][microbatch]) / mean
+        # A quarter of a computation is linear in its tokens, of which every microbatch has as many.
+        return 0.25 + 0.75 * _squares(lengths[step][place.dp][microbatch]) / mean
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,8 +231,7 @@ class Pace:
     Parameters
     ----------
     forward_s : float
-        Time of a stage's forward in a healthy job; a backward takes twice that, and a stage's
-        chunks share it.
+        Time of a model chunk's forward in a healthy job; a backward takes twice that.
     """
 
     job: Job
@@ -247,7 +246,7 @@ class Pace:
         if key not in self._cache:
             self._cache[key] = self.fault.work(self.job, self.place, step, microbatch)
         passes = 2 if backward else 1
-        return passes * self.forward_s * self._cache[key] / self.job.chunks
+        return passes * self.forward_s * self._cache[key]
 
     def pause_s(self, step: int, microbatch: int, chunk: int) -> float:
         """Return how long a forward stalls; only a stage's first chunk does."""

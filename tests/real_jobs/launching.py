@@ -109,7 +109,7 @@ def launch(job: Job, runs: Sequence[str], forward_s: float = FORWARD_S) -> dict[
 
 
 def _time_limit_s(job: Job, runs: int, forward_s: float) -> float:
-    step_s = 3 * forward_s * (MICROBATCHES + job.pp)
+    step_s = 3 * forward_s * job.chunks * (MICROBATCHES + job.pp)
     return _STARTING_S + _PATIENCE * runs * step_s * (1 + RECORDED_STEPS)
 
 

@@ -49,7 +49,7 @@ class JobRunner:
     Parameters
     ----------
     forward_s : float
-        Time of a stage's forward in a healthy job.
+        Time of a chunk's forward in a healthy job.
     keep : Path or None
         Where recordings and their truths are kept.
     retries : Retries

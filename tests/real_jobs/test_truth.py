@@ -79,12 +79,6 @@ def test_a_slow_worker_alone_is_slow_in_both_directions() -> None:
     assert other.computation_s(1, 0, backward=True) == pytest.approx(0.08)
 
 
-def test_chunks_of_a_stage_share_its_work() -> None:
-    assert pace(VIRTUAL, Fault(), Place(0, 0)).computation_s(1, 0, backward=True) == pytest.approx(
-        0.04
-    )
-
-
 def test_a_heavy_stage_is_heavy_on_all_its_workers() -> None:
     fault = HeavyStage(1, 1.5)
     assert [fault.work(TWO_BY_TWO, Place(dp, 1), 1, 0) for dp in range(2)] == [1.5, 1.5]
