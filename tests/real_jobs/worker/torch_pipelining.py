@@ -131,7 +131,7 @@ class TorchPipelining:
         self._post_unlabelled = schedules._batch_p2p
         schedules._batch_p2p = self._post
         if job.sharding is Sharding.FSDP2:
-            _record_gathering(run)
+            _record_gathering(run, transfers)
 
     def step(self) -> None:
         """Train on a step's microbatches."""
@@ -192,22 +192,21 @@ class TorchPipelining:
         ]
 
 
-def _record_gathering(run: Run) -> None:
-    """Record each all-gather of FSDP2 from its start to the end of the wait for it."""
-    unshard, wait = FSDPParamGroup.unshard, FSDPParamGroup.wait_for_unshard
-    started: dict[int, tuple[int, int]] = {}
+def _record_gathering(run: Run, transfers: Transfers) -> None:
+    """Record each all-gather of FSDP2 from its start to its own end."""
+    unshard = FSDPParamGroup.unshard
 
-    def recorded_unshard(group: Any, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401
+    def recorded(group: Any, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401
         idle = group._all_gather_result is None
-        start = time.time_ns()
+        recorder = run.recorder
+        step, start = recorder.step, time.time_ns()
         unshard(group, *args, **kwargs)
-        if idle and group._all_gather_result is not None:
-            started[id(group)] = (run.recorder.step, start)
+        result = group._all_gather_result
+        if not idle or result is None:
+            return  # under way already, or nothing to gather
+        if result.all_gather_work is None:
+            recorder.add(PARAMETERS, start, time.time_ns(), step)
+        else:
+            transfers.watch(recorder, PARAMETERS, result.all_gather_work.wait, step, start)
 
-    def recorded_wait(group: Any) -> None:  # noqa: ANN401
-        wait(group)
-        if id(group) in started:
-            step, start = started.pop(id(group))
-            run.recorder.add(PARAMETERS, start, time.time_ns(), step)
-
-    FSDPParamGroup.unshard, FSDPParamGroup.wait_for_unshard = recorded_unshard, recorded_wait
+    FSDPParamGroup.unshard = recorded
