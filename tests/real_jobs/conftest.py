@@ -17,8 +17,13 @@ _results = pytest.StashKey[Sequence[Judged]]()
 
 @pytest.fixture(scope="session")
 def told(request: pytest.FixtureRequest) -> Mapping[str, Judged]:
-    """Return what came of every representative scenario, by name."""
-    chosen = [SCENARIOS[name] for name in REPRESENTATIVE]
+    """Return what came of every representative scenario whose test was selected, by name."""
+    selected = {item.name for item in request.session.items}
+    chosen = [
+        SCENARIOS[name]
+        for name in REPRESENTATIVE
+        if any(test.endswith(f"[{name}]") for test in selected)
+    ]
     for framework in dict.fromkeys(scenario.job.framework for scenario in chosen):
         reason = missing(framework)
         if reason is not None:

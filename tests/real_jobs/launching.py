@@ -72,9 +72,11 @@ def missing(framework: Framework) -> str | None:
     if python == sys.executable:
         found = importlib.util.find_spec(module.split(".", maxsplit=1)[0]) is not None
     else:
-        looked = subprocess.run(  # noqa: S603 - an interpreter that the user named
-            [python, "-c", f"import {module}"], capture_output=True, check=False
-        )
+        command = [python, "-c", f"import {module}"]
+        try:
+            looked = subprocess.run(command, capture_output=True, check=False)  # noqa: S603 - the user's
+        except OSError as error:
+            return f"{TORCH_PYTHON}={python}: {error.strerror}"
         found = looked.returncode == 0
     if found:
         return None

@@ -112,12 +112,13 @@ REPRESENTATIVE: Final = (
     "hwW-slow1.3",
     "hw4-second1.8",
     "hw4-heavy-fourth",
+    "tpD-slow1.3",
     "tpF-slow1.8",
-    "tpI-healthy",
     "tpIw-slow1.8",
     "tpZ-slow1.8",
     "tpS-lengths",
     "mc-slow3",
+    "mcO-healthy",
     "mcV-slow1.8",
 )
 

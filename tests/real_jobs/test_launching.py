@@ -55,13 +55,22 @@ def test_an_interrupted_run_ends_what_is_under_way(tmp_path: Path) -> None:
         wait_until_gone(started)
 
 
-def test_an_interpreter_without_the_framework_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(launching.TORCH_PYTHON, "/usr/bin/false")
+@pytest.mark.parametrize(
+    ("python", "reason"),
+    [
+        ("/bin/false", "megatron.core is not installed for /bin/false"),
+        ("/nowhere/python", "PACELINE_TORCH_PYTHON=/nowhere/python: No such file"),
+    ],
+)
+def test_an_interpreter_that_cannot_run_a_framework_is_named(
+    monkeypatch: pytest.MonkeyPatch, python: str, reason: str
+) -> None:
+    monkeypatch.setenv(launching.TORCH_PYTHON, python)
     missing.cache_clear()
-    reason = missing(Framework.MEGATRON)
+    told = missing(Framework.MEGATRON)
     missing.cache_clear()
-    assert reason is not None
-    assert "megatron.core is not installed for /usr/bin/false" in reason
+    assert told is not None
+    assert reason in told
 
 
 def _started(process: subprocess.Popen[bytes], log: Path) -> set[int]:
