@@ -16,12 +16,19 @@ from tests.real_jobs.jobs import Place
 
 @dataclass(frozen=True, slots=True)
 class NamedCause:
-    """A cause as reported."""
+    """A cause as reported.
+
+    Parameters
+    ----------
+    runner_up : str or None
+        What else it may be.
+    """
 
     name: str
     confidence: float
     workers: tuple[Place, ...]
     stage: int | None
+    runner_up: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,4 +85,5 @@ def _cause(cause: dict[str, Any]) -> NamedCause:
         cause["confidence"] if cause["confidence"] is not None else 0.0,
         tuple(Place(dp, pp) for dp, pp in where.get("workers", ())),
         where.get("stage"),
+        cause["runner_up"],
     )

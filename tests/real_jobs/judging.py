@@ -16,8 +16,7 @@ HEADLINE_WITHIN: Final = 0.05
 # Of a stage without peers nobody can be sure.
 SURE: Final = 0.9
 
-_SLOW_WORKER: Final = "slow_worker"
-_STAGE_IMBALANCE: Final = "stage_imbalance"
+_EITHER: Final = ("slow_worker", "stage_imbalance")
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,20 +83,25 @@ def _wrong_cause(answer: Answer, truth: Truth) -> list[str]:
 
 
 def _wrong_of_two(causes: Sequence[NamedCause], truth: Truth) -> list[str]:
-    """A slow worker or a heavy stage: without peers both must be said, and neither surely."""
-    blamed = {
-        cause.name
-        for cause in causes
-        if cause.stage == truth.stage or any(worker.pp == truth.stage for worker in cause.workers)
-    }
-    wrong = [
-        f"{name} at stage {truth.stage} not named"
-        for name in (_SLOW_WORKER, _STAGE_IMBALANCE)
-        if name not in blamed
-    ]
-    if causes[0].confidence >= SURE:
-        wrong.append(f"confidence {causes[0].confidence:.2f} in one of two")
+    """A slow worker or a heavy stage: without peers both must be said, and neither surely.
+
+    One of them may be said as the runner-up of the other.
+    """
+    there = [cause for cause in causes if _is_at(cause, truth.stage)]
+    blamed = {cause.runner_up: cause for cause in there} | {cause.name: cause for cause in there}
+    wrong: list[str] = []
+    for name in _EITHER:
+        if name not in blamed:
+            wrong.append(f"{name} at stage {truth.stage} not named")
+        elif blamed[name].confidence >= SURE:
+            wrong.append(f"{name} with confidence {blamed[name].confidence:.2f}")
+    if causes[0].name not in _EITHER:
+        wrong.append(f"{causes[0].name} for {truth.cause}")
     return wrong
+
+
+def _is_at(cause: NamedCause, stage: int | None) -> bool:
+    return cause.stage == stage or any(worker.pp == stage for worker in cause.workers)
 
 
 def summary(results: Sequence[Judged]) -> list[str]:

@@ -71,6 +71,8 @@ def test_without_peers_an_end_must_be_called_either_and_not_surely() -> None:
     either = (heavy_stage(3, 0.6), slow_worker(0, 3, 0.4))
     assert faults_of(said(1.4, *either), SLOW_LAST_OF_FOUR) == ()
     assert faults_of(said(1.4, *reversed(either)), SLOW_LAST_OF_FOUR) == ()
+    as_runner_up = replace(heavy_stage(3, 0.6), runner_up="slow_worker")
+    assert faults_of(said(1.4, as_runner_up), SLOW_LAST_OF_FOUR) == ()
 
 
 @pytest.mark.parametrize(
@@ -78,7 +80,14 @@ def test_without_peers_an_end_must_be_called_either_and_not_surely() -> None:
     [
         ((heavy_stage(3, 0.6),), "slow_worker at stage 3 not named"),
         ((slow_worker(0, 3, 0.6), heavy_stage(0, 0.2)), "stage_imbalance at stage 3 not named"),
-        ((heavy_stage(3, 0.95), slow_worker(0, 3, 0.1)), "confidence 0.95 in one of two"),
+        (
+            (heavy_stage(3, 0.95), slow_worker(0, 3, 0.1)),
+            "stage_imbalance with confidence 0.95",
+        ),
+        (
+            (NamedCause("network", 0.5, (), None), heavy_stage(3, 0.4), slow_worker(0, 3, 0.4)),
+            "network for slow_worker",
+        ),
     ],
 )
 def test_without_peers_half_of_it_is_wrong(causes: tuple[NamedCause, ...], wrong: str) -> None:
