@@ -27,12 +27,15 @@ class Judged:
     ----------
     truth : Truth or None
         None where the job did not run.
+    noise : float or None
+        Spread of the healthy run's steps in the same launch.
     """
 
     scenario: Scenario
     truth: Truth | None
     answer: Answer
     wrong: tuple[str, ...]
+    noise: float | None = None
     retried: bool = False
 
     @property
@@ -118,7 +121,7 @@ def table(results: Sequence[Judged]) -> list[str]:
     """Return a line for each scenario below a line of headings."""
     rows = [
         (
-            *("scenario", "dp×pp", "fault", "true", "verdict", "discr.", "headline"),
+            *("scenario", "dp×pp", "fault", "noise", "true", "verdict", "discr.", "headline"),
             *("first cause", "worker", "right"),
         ),
         *(_row(result) for result in results),
@@ -155,6 +158,7 @@ def _row(result: Judged) -> tuple[str, ...]:
         scenario.name,
         f"{scenario.job.dp}×{scenario.job.pp}",
         scenario.fault.says or "none",
+        "-" if result.noise is None else f"{result.noise:.1%}",
         "-" if result.truth is None else f"{result.truth.slowdown:.3f}",
         "yes" if said.verdict else "no",
         "-" if refused else f"{said.discrepancy:.1%}",

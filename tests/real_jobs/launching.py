@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import math
 import os
@@ -30,12 +29,14 @@ _STARTING_S: Final = 90.0
 _PATIENCE: Final = 4.0
 _LOG_CHARS: Final = 4000
 _ROOT: Final = Path(__file__).parents[2]
-_MODULES: Final = {
+_PACKAGES: Final = {
     Framework.HAND_WRITTEN: "torch",
     Framework.TORCH: "torch",
-    Framework.MEGATRON: "megatron.core",
+    Framework.MEGATRON: "megatron",
 }
-
+_HAS_PACKAGE: Final = (
+    "import importlib.util, sys; sys.exit(importlib.util.find_spec(sys.argv[1]) is None)"
+)
 
 _running: Final[set[subprocess.Popen[bytes]]] = set()
 
@@ -68,19 +69,16 @@ def torch_python() -> str:
 @cache
 def missing(framework: Framework) -> str | None:
     """Return why jobs of this framework cannot run here; None where they can."""
-    module, python = _MODULES[framework], torch_python()
-    if python == sys.executable:
-        found = importlib.util.find_spec(module.split(".", maxsplit=1)[0]) is not None
-    else:
-        command = [python, "-c", f"import {module}"]
-        try:
-            looked = subprocess.run(command, capture_output=True, check=False)  # noqa: S603 - the user's
-        except OSError as error:
-            return f"{TORCH_PYTHON}={python}: {error.strerror}"
-        found = looked.returncode == 0
-    if found:
+    package, python = _PACKAGES[framework], torch_python()
+    command = [python, "-c", _HAS_PACKAGE, package]
+    try:
+        # The user's interpreter, or this one.
+        looked = subprocess.run(command, capture_output=True, check=False)  # noqa: S603
+    except OSError as error:
+        return f"{TORCH_PYTHON}={python}: {error.strerror}"
+    if looked.returncode == 0:
         return None
-    return f"{module} is not installed for {python}; {TORCH_PYTHON} names another interpreter"
+    return f"{package} is not installed for {python}; {TORCH_PYTHON} names another interpreter"
 
 
 def launch(job: Job, runs: Sequence[str], forward_s: float = FORWARD_S) -> dict[str, Measured]:

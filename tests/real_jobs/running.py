@@ -155,7 +155,8 @@ def _judged(
     if keep is not None:
         _keep(keep, scenario, truth, trace, runs[HEALTHY])
     said = answer(trace)
-    return Judged(scenario, truth, said, faults_of(said, truth), retried)
+    noise = spread(runs[HEALTHY].step_times_s)
+    return Judged(scenario, truth, said, faults_of(said, truth), noise, retried)
 
 
 def _keep(

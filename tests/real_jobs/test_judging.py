@@ -101,7 +101,7 @@ def test_without_peers_a_slow_middle_stage_is_a_slow_worker() -> None:
 
 
 def judged(name: str, truth: Truth, answer: Answer, *, retried: bool = False) -> Judged:
-    return Judged(SCENARIOS[name], truth, answer, faults_of(answer, truth), retried)
+    return Judged(SCENARIOS[name], truth, answer, faults_of(answer, truth), 0.012, retried)
 
 
 RESULTS = [
@@ -129,6 +129,7 @@ def test_the_table_has_a_line_each_with_what_is_wrong_and_what_was_retried() -> 
     assert heading.split()[:3] == ["scenario", "dp×pp", "fault"]
     assert len(lines) == len(RESULTS)
     assert lines[0].split()[0] == "hwC-slow1.8"
+    assert "1.2%" in lines[0].split()
     assert lines[0].endswith("yes")
     assert lines[1].endswith("stage 0 for 1 (retried)")
     assert lines[3].endswith("refused: no such chunk")

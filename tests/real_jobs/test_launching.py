@@ -58,7 +58,7 @@ def test_an_interrupted_run_ends_what_is_under_way(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("python", "reason"),
     [
-        ("/bin/false", "megatron.core is not installed for /bin/false"),
+        ("/bin/false", "megatron is not installed for /bin/false"),
         ("/nowhere/python", "PACELINE_TORCH_PYTHON=/nowhere/python: No such file"),
     ],
 )
