@@ -28,7 +28,7 @@ class Judged:
     truth : Truth or None
         None where the job did not run.
     noise : float or None
-        Spread of the healthy run's steps in the same launch.
+        Spread of the steps of the healthy runs in the same launch, the larger.
     """
 
     scenario: Scenario

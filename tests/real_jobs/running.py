@@ -29,17 +29,19 @@ class Retries:
     """What is left of a run's retries; a scenario has one."""
 
     left: int = RETRIES
+    _lanes: Lock = field(default_factory=Lock)
 
-    def allow(self, *, right: bool, healthy_step_times_s: Sequence[float]) -> bool:
+    def allow(self, result: Judged) -> bool:
         """Return whether a scenario may be run again, and count it.
 
-        Only where it was not told right, and the healthy run of its launch says itself that the
-        machine was too noisy.
+        Only where it was not told right, and the healthy runs of its launch say themselves that
+        the machine was too noisy.
         """
-        if right or not self.left or spread(healthy_step_times_s) <= NOISY_SPREAD:
-            return False
-        self.left -= 1
-        return True
+        noisy = result.noise is not None and result.noise > NOISY_SPREAD
+        with self._lanes:
+            allowed = not result.right and noisy and self.left > 0
+            self.left -= allowed
+        return allowed
 
 
 @dataclass(slots=True)
@@ -70,8 +72,7 @@ class JobRunner:
 
     def _judge_one(self, scenario: Scenario, runs: Mapping[str, Measured]) -> Judged:
         judged = _judged(scenario, runs, self.keep)
-        healthy = runs[HEALTHY].step_times_s
-        if not self.retries.allow(right=judged.right, healthy_step_times_s=healthy):
+        if not self.retries.allow(judged):
             return judged
         again = launch(scenario.job, runs_for([scenario]), self.forward_s)
         return _judged(scenario, again, self.keep, retried=True)
@@ -150,18 +151,17 @@ def _judged(
     scenario: Scenario, runs: Mapping[str, Measured], keep: Path | None, *, retried: bool = False
 ) -> Judged:
     measured = runs[scenario.fault_name]
-    truth = truth_of(scenario, measured.step_times_s, runs[scenario.reference].step_times_s)
+    healthy = [runs[name].step_times_s for name in (HEALTHY, scenario.reference)]
+    truth = truth_of(scenario, measured.step_times_s, healthy[-1])
+    noise = max(map(spread, healthy))
     trace = trace_of(scenario, measured.rows)
     if keep is not None:
-        _keep(keep, scenario, truth, trace, runs[HEALTHY])
+        _keep(keep, scenario, truth, trace, noise)
     said = answer(trace)
-    noise = spread(runs[HEALTHY].step_times_s)
     return Judged(scenario, truth, said, faults_of(said, truth), noise, retried)
 
 
-def _keep(
-    directory: Path, scenario: Scenario, truth: Truth, trace: bytes, healthy: Measured
-) -> None:
+def _keep(directory: Path, scenario: Scenario, truth: Truth, trace: bytes, noise: float) -> None:
     directory.mkdir(parents=True, exist_ok=True)
     (directory / f"{scenario.name}.ndjson.gz").write_bytes(gzip.compress(trace))
     told = {
@@ -173,7 +173,7 @@ def _keep(
         "worker": None if truth.worker is None else [truth.worker.dp, truth.worker.pp],
         "stage": None if truth.worker is not None else truth.stage,
         "true_slowdown": round(truth.slowdown, 4),
-        "healthy_spread": round(spread(healthy.step_times_s), 4),
+        "healthy_spread": round(noise, 4),
     }
     path = directory / "truth.json"
     with _KEEPING:

@@ -4,31 +4,42 @@ import json
 
 import pytest
 
+from tests.real_jobs.analyzing import Answer
+from tests.real_jobs.judging import Judged
 from tests.real_jobs.running import RETRIES, Retries, runs_for, trace_of
 from tests.real_jobs.scenarios import SCENARIOS
+from tests.real_jobs.truth import truth_of
 
-QUIET = (1.0, 1.01, 1.0, 0.99, 1.0, 1.0)
-NOISY = (1.0, 1.1, 1.0, 0.95, 1.0, 1.0)
+SCENARIO = SCENARIOS["hwC-slow1.8"]
+TRUTH = truth_of(SCENARIO, [1.6], [1.0])
+QUIET, NOISY = 0.01, 0.15
+
+
+def result(wrong: tuple[str, ...], noise: float | None) -> Judged:
+    return Judged(SCENARIO, TRUTH, Answer(), wrong, noise)
 
 
 def test_a_wrong_answer_after_a_noisy_healthy_run_may_be_retried() -> None:
     retries = Retries()
-    assert retries.allow(right=False, healthy_step_times_s=NOISY)
+    assert retries.allow(result(("no verdict",), NOISY))
     assert retries.left == RETRIES - 1
 
 
-@pytest.mark.parametrize(("right", "steps"), [(True, NOISY), (False, QUIET), (True, QUIET)])
-def test_neither_a_right_answer_nor_a_quiet_machine_is_retried(
-    steps: tuple[float, ...], *, right: bool
+@pytest.mark.parametrize(
+    ("wrong", "noise"),
+    [((), NOISY), (("no verdict",), QUIET), (("not run",), None), ((), QUIET)],
+)
+def test_neither_a_right_answer_nor_a_quiet_machine_nor_a_failure_is_retried(
+    wrong: tuple[str, ...], noise: float | None
 ) -> None:
     retries = Retries()
-    assert not retries.allow(right=right, healthy_step_times_s=steps)
+    assert not retries.allow(result(wrong, noise))
     assert retries.left == RETRIES
 
 
 def test_a_run_has_few_retries_however_noisy() -> None:
     retries = Retries()
-    allowed = [retries.allow(right=False, healthy_step_times_s=NOISY) for _ in range(5)]
+    allowed = [retries.allow(result(("no verdict",), NOISY)) for _ in range(5)]
     assert allowed == [True] * RETRIES + [False] * (5 - RETRIES)
 
 
