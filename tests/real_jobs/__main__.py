@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
 from fnmatch import fnmatchcase
 from pathlib import Path
+from typing import Final
 
 from tests.real_jobs.judging import Judged, summary
 from tests.real_jobs.launching import FORWARD_S, missing
 from tests.real_jobs.running import AT_ONCE, JobRunner, judge_all
 from tests.real_jobs.scenarios import REPRESENTATIVE, SCENARIOS
+
+_TERMINATED: Final = 128 + signal.SIGTERM
 
 
 def main() -> int:
@@ -35,6 +39,8 @@ def main() -> int:
     for reason in {missing(scenario.job.framework) for scenario in chosen} - {None}:
         print(reason, file=sys.stderr)  # noqa: T201
         return 2
+    # Ended from outside, this ends the processes of its jobs too.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(_TERMINATED))
     runner = JobRunner(arguments.forward_ms / 1000, arguments.keep)
     results = judge_all(chosen, runner, at_once=arguments.at_once, tell=_tell)
     print(*summary(results), sep="\n")  # noqa: T201
