@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
-from app.analysis.report import analyze
+from app.analysis.report.build import analyze
 from app.analysis.trace.decode import decode
 from app.analysis.trace.limits import Limits
 from app.errors import PacelineError
@@ -54,36 +53,21 @@ def answer(trace: bytes) -> Answer:
         path = Path(directory) / "trace.ndjson"
         path.write_bytes(trace)
         try:
-            report = analyze(decode(path, None, limits=Limits()).trace).document
+            report = analyze(decode(path, None, limits=Limits()).trace).report
         except PacelineError as error:
             return Answer(refused=str(error))
-    return read(report)
-
-
-def read(report: dict[str, Any]) -> Answer:
-    """Take from a report what is compared."""
     return Answer(
-        verdict=report["fidelity"]["verdict"],
-        discrepancy=report["fidelity"]["discrepancy"],
-        headline=_headline(report),
-        causes=tuple(_cause(cause) for cause in report["causes"] or ()),
-    )
-
-
-def _headline(report: dict[str, Any]) -> float:
-    """Return the slowdown that people are shown first."""
-    for part in (report.get("headline"), report["diagnosis"]):
-        if part is not None and part["slowdown"] is not None:
-            return float(part["slowdown"])
-    return float(report["slowdown"])
-
-
-def _cause(cause: dict[str, Any]) -> NamedCause:
-    where = cause["where"]
-    return NamedCause(
-        cause["cause"],
-        cause["confidence"] if cause["confidence"] is not None else 0.0,
-        tuple(Place(dp, pp) for dp, pp in where.get("workers", ())),
-        where.get("stage"),
-        cause["runner_up"],
+        verdict=report.fidelity.verdict,
+        discrepancy=report.fidelity.discrepancy,
+        headline=report.headline.slowdown,
+        causes=tuple(
+            NamedCause(
+                cause.cause,
+                cause.confidence or 0.0,
+                tuple(Place(dp, pp) for dp, pp in cause.where.workers),
+                cause.where.stage,
+                cause.runner_up,
+            )
+            for cause in report.causes
+        ),
     )
