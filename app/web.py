@@ -46,7 +46,7 @@ def create_app(container: Container) -> FastAPI:
     remove_compress_type("text/event-stream")
 
     live = LiveStates(container)
-    counted = metrics.Metrics(container)
+    counted = metrics.Exposition(container)
     counted.event_streams.set_function(lambda: live.streams)
 
     @contextlib.asynccontextmanager

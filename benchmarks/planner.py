@@ -20,9 +20,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
-from app.analysis.planning.plan import Plan, plan
+from app.analysis.planning.plan import FoundPlan, plan
 from app.analysis.planning.problem import PS_PER_MS, Problem
-from app.analysis.planning.search.budget import Budget
+from app.analysis.planning.search.budget import SearchBudget
 from app.analysis.planning.spec.model import METHODS, DeviceType, Layer, Spec
 from app.analysis.planning.template import evaluate
 from app.analysis.planning.warm_up import warm_up
@@ -91,7 +91,7 @@ def planning_seconds(spec: Spec, method: str) -> float:
     InfeasiblePlanError
         The method has no answer, or none in `_TIME_LIMIT_S`.
     """
-    budget = Budget(time.perf_counter, time.perf_counter() + _TIME_LIMIT_S)
+    budget = SearchBudget(time.perf_counter, time.perf_counter() + _TIME_LIMIT_S)
     return plan(spec, method=method, budget=budget, compare=False).planning_time_s
 
 
@@ -160,13 +160,13 @@ def measure_large(gpus: int) -> str:
     warm_up()
     spec = large_cluster(gpus)
     began, busy_since = time.perf_counter(), time.process_time()
-    found = plan(spec, budget=Budget(time.perf_counter, began + _LONGEST_S), compare=False)
+    found = plan(spec, budget=SearchBudget(time.perf_counter, began + _LONGEST_S), compare=False)
     whole, busy = time.perf_counter() - began, time.process_time() - busy_since
     peak = peak_bytes() / MIB
     limited = ""
     if whole > _TIME_LIMIT_S:
         deadline = time.process_time() + _TIME_LIMIT_S
-        early = plan(spec, budget=Budget(time.process_time, deadline), compare=False)
+        early = plan(spec, budget=SearchBudget(time.process_time, deadline), compare=False)
         limited = f", after {_TIME_LIMIT_S:.0f} s of the processor a gap of {_gap(early)}"
     proven = "proven" if found.optimal else f"proven gap {_gap(found)}"
     return (
@@ -176,7 +176,7 @@ def measure_large(gpus: int) -> str:
     )
 
 
-def _gap(found: Plan) -> str:
+def _gap(found: FoundPlan) -> str:
     return _percent(found.certificate.gap, ".2f") if found.certificate else "unknown"
 
 
@@ -223,7 +223,7 @@ def measure_peer(checkout: Path) -> Iterator[str]:
     for example in examples():
         name = f"{example.name:<5} {example.model:<8} {example.speeds:<6}"
         spec = replace(example.spec, replicate=True)
-        ours = plan(spec, budget=Budget(time.perf_counter), compare=False)
+        ours = plan(spec, budget=SearchBudget(time.perf_counter), compare=False)
         best = evaluate(ours.problem, ours.template).t_std
         yield f"{name} optimum {best / PS_PER_MS / 1e3:.3f} s in {ours.planning_time_s:.2f} s"
         try:

@@ -14,7 +14,7 @@ from app.alerts.states import IncidentState
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class IncidentChange:
     """What became of an incident.
 
     Parameters
@@ -140,7 +140,7 @@ class Board:
         found = self._present.get(fingerprint)
         return None if found is None or found.state is IncidentState.RESOLVED else found
 
-    def changes(self) -> list[Change]:
+    def changes(self) -> list[IncidentChange]:
         """Return the incidents that changed."""
         changes = []
         for incident in self._present.values():
@@ -150,7 +150,9 @@ class Board:
             if before is None and incident.state is IncidentState.RESOLVED:
                 continue  # it began and ended within this evaluation: nothing was
             changes.append(
-                Change(incident, before.state if before else None, self._events[incident.id])
+                IncidentChange(
+                    incident, before.state if before else None, self._events[incident.id]
+                )
             )
         return changes
 

@@ -10,7 +10,7 @@ KEPT_CHARACTERS: Final = 500
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class ReceiverAnswer:
     """What a receiver said.
 
     Parameters
@@ -38,7 +38,7 @@ class DeliveryError(Exception):
         Whether the same message would fail again whenever it is sent.
     disable : bool
         Whether the channel is gone for good.
-    answer : Answer or None
+    answer : ReceiverAnswer or None
         What the receiver said, where it said something.
     retry_after_s : float or None
         How long it wants to be left alone.
@@ -51,7 +51,7 @@ class DeliveryError(Exception):
         *,
         permanent: bool = False,
         disable: bool = False,
-        answer: Answer | None = None,
+        answer: ReceiverAnswer | None = None,
         retry_after_s: float | None = None,
     ) -> None:
         super().__init__(sentence)

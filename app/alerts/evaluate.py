@@ -14,7 +14,7 @@ from datetime import datetime, timedelta
 from typing import Final
 from uuid import UUID
 
-from app.alerts.board import Board, Change, JobState
+from app.alerts.board import Board, IncidentChange, JobState
 from app.alerts.facts import CauseFact, Facts
 from app.alerts.incidents import (
     Baseline,
@@ -74,7 +74,7 @@ class _Read:
 
 def evaluate(
     job: JobState, rules: Sequence[Rule], now: datetime, new_id: Callable[[], UUID]
-) -> list[Change]:
+) -> list[IncidentChange]:
     """Return what the sessions, and the time since the last one, change.
 
     Parameters

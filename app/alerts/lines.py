@@ -21,7 +21,7 @@ WORTH_NAMING: Final = 1.01
 
 
 @dataclass(frozen=True, slots=True)
-class Lines:
+class MessageLines:
     """An alert in words: pairs of a name and a value, and sentences of evidence."""
 
     summary: str
@@ -29,7 +29,7 @@ class Lines:
     evidence: Sequence[str] = field(default_factory=tuple)
 
 
-def lines_of(alert: Alert, at: datetime) -> Lines:
+def lines_of(alert: Alert, at: datetime) -> MessageLines:
     """Return an alert in words.
 
     Parameters
@@ -40,7 +40,7 @@ def lines_of(alert: Alert, at: datetime) -> Lines:
     """
     if alert.status is Status.RESOLVED:
         lasted = (alert.resolved_at or at) - alert.since
-        return Lines(
+        return MessageLines(
             f"{alert.headline}: over after {duration(lasted)}",
             [("Because", alert.why_resolved)] if alert.why_resolved else [],
         )
@@ -53,7 +53,7 @@ def lines_of(alert: Alert, at: datetime) -> Lines:
     fields.append(("Since", f"{moment(alert.since)} ({duration(at - alert.since)})"))
     if alert.rules:
         fields.append(("Rule", ", ".join(alert.rules)))
-    return Lines(_summary(alert), fields, _evidence(alert))
+    return MessageLines(_summary(alert), fields, _evidence(alert))
 
 
 def _summary(alert: Alert) -> str:

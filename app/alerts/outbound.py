@@ -22,7 +22,7 @@ from urllib.parse import urlsplit
 import httpcore
 
 from app.alerts.addresses import Guard
-from app.alerts.delivery import Answer, DeliveryError, excerpt
+from app.alerts.delivery import DeliveryError, ReceiverAnswer, excerpt
 
 # No service needs more to say how it went.
 MAX_ANSWER_BYTES: Final = 64 * 1024
@@ -48,9 +48,9 @@ class Response:
     body: bytes
 
     @property
-    def answer(self) -> Answer:
+    def answer(self) -> ReceiverAnswer:
         """Return it as it is kept."""
-        return Answer(self.status, excerpt(self.body))
+        return ReceiverAnswer(self.status, excerpt(self.body))
 
 
 class Outbound:
@@ -169,7 +169,7 @@ def check_url(url: str) -> None:
         )
 
 
-def check(response: Response) -> Answer:
+def check(response: Response) -> ReceiverAnswer:
     """Return a good answer.
 
     Raises

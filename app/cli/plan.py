@@ -15,7 +15,7 @@ from app.analysis.json_text import to_json
 from app.analysis.planning.build import plan_document
 from app.analysis.planning.document import NoAnswer, PlanDocument
 from app.analysis.planning.plan import plan, with_oobleck_templates
-from app.analysis.planning.search.budget import Budget
+from app.analysis.planning.search.budget import SearchBudget
 from app.cli.files import FileError, read_document
 from app.errors import InvalidSpecError
 from app.inputs.plans.spec import parse_spec, unreadable_spec
@@ -45,10 +45,10 @@ def plan_file(
     """
     spec = parse_spec(read_spec(path), lambda name: read_spec(path.parent / name))
     deadline = None if time_limit is None else time.monotonic() + time_limit
-    budget = Budget(time.monotonic, deadline)
+    budget = SearchBudget(time.monotonic, deadline)
     found = plan(spec, method=method, objective=objective, budget=budget, compare=True)
     if method == "ditto":
-        found = with_oobleck_templates(found, Budget(time.monotonic))
+        found = with_oobleck_templates(found, SearchBudget(time.monotonic))
     document = plan_document(found)
     if as_json:
         sys.stdout.write(f"{to_json(document)}\n")

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from app.analysis.replay.questions import Base, Change, Question, answer
+from app.analysis.replay.questions import BaseDurations, Change, Question, answer
 from app.analysis.replay.session import prepare_replay
 from app.cli.analyze import read_trace
 from app.cli.selection import parse_factor, parse_selection
@@ -51,10 +51,10 @@ def _question(fix: Sequence[str], keep: Sequence[str], scale: Sequence[str]) -> 
         raise InvalidQuestionError(
             "--keep makes all else ideal, so --fix cannot be combined with it"
         )
-    changes = [Change(parse_selection(text), Base.IDEAL) for text in fix]
-    changes += [Change(parse_selection(text), Base.RECORDED) for text in keep]
+    changes = [Change(parse_selection(text), BaseDurations.IDEAL) for text in fix]
+    changes += [Change(parse_selection(text), BaseDurations.RECORDED) for text in keep]
     changes += [_scaled(text) for text in scale]
-    return Question(Base.IDEAL if keep else Base.RECORDED, tuple(changes))
+    return Question(BaseDurations.IDEAL if keep else BaseDurations.RECORDED, tuple(changes))
 
 
 def _scaled(text: str) -> Change:
@@ -62,4 +62,4 @@ def _scaled(text: str) -> Change:
     if not star:
         message = f"{text!r} has no factor, such as {text}*0.5"
         raise InvalidQuestionError(message, faults=(Fault("scale", message, column=text),))
-    return Change(parse_selection(selection), Base.RECORDED, parse_factor(factor))
+    return Change(parse_selection(selection), BaseDurations.RECORDED, parse_factor(factor))

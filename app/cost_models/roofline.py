@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from app.analysis.planning.spec.transformer import Accelerator, Work, roofline_ms
+from app.analysis.planning.spec.transformer import Accelerator, LayerWork, roofline_ms
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,8 +14,8 @@ class CountedLayer:
     """What a layer does for one microbatch: forward and backward pass counted apart."""
 
     name: str
-    forward: Work
-    backward: Work
+    forward: LayerWork
+    backward: LayerWork
 
 
 def layer_documents(

@@ -16,7 +16,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
-from app.analysis.planning.spec.transformer import Work
+from app.analysis.planning.spec.transformer import LayerWork
 from app.cost_models.roofline import CountedLayer
 
 # Operations that only look at memory in another way.
@@ -71,7 +71,7 @@ def _count(
     parameters = sum(_size(parameter) for parameter in meta.parameters())
     with _saved() as saved, FlopCounterMode(display=False) as flops, _Traffic() as traffic:
         output = meta(given)
-    forward = Work(
+    forward = LayerWork(
         flops=float(flops.get_total_flops()),
         traffic_bytes=float(traffic.bytes),
         parameter_bytes=float(parameters),
@@ -81,7 +81,7 @@ def _count(
     )
     with FlopCounterMode(display=False) as flops, _Traffic() as traffic:
         output.backward(torch.empty_like(output))
-    backward = Work(
+    backward = LayerWork(
         flops=float(flops.get_total_flops()),
         traffic_bytes=float(traffic.bytes),
         parameter_bytes=forward.parameter_bytes,

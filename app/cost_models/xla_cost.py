@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from app.analysis.planning.spec.transformer import Work
+from app.analysis.planning.spec.transformer import LayerWork
 from app.cost_models.roofline import CountedLayer
 
 # Takes its parameters, any tree of arrays, and the input.
@@ -42,8 +42,8 @@ def count_xla(layers: Sequence[JaxLayer], example: Any) -> tuple[CountedLayer, .
         counted.append(
             CountedLayer(
                 name,
-                Work(flops, traffic, size, _bytes(output), stored),
-                Work(
+                LayerWork(flops, traffic, size, _bytes(output), stored),
+                LayerWork(
                     max(all_flops - flops, 0.0),
                     max(all_traffic - traffic, 0.0),
                     size,

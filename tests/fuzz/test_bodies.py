@@ -21,7 +21,7 @@ from app.analysis.trace.limits import Limits
 from app.analysis.trace.metadata import load_metadata, metadata_document, parse_metadata
 from app.analysis.trace.model import SessionMeta, Sizes, Trace
 from app.analysis.trace.ndjson.lines import read_lines
-from app.analysis.trace.parquet.thrift import Budget, ThriftError, read_struct
+from app.analysis.trace.parquet.thrift import ReadBudget, ThriftError, read_struct
 from app.errors import InvalidMetadataError, PacelineError
 from tests.unit.analysis.trace import bodies
 
@@ -292,7 +292,7 @@ def test_metadata_documents(document: dict[str, Any]) -> None:
 @given(data=st.binary(max_size=64))
 def test_page_headers(data: bytes) -> None:
     try:
-        _, end = read_struct(data, 0, Budget())
+        _, end = read_struct(data, 0, ReadBudget())
     except (ThriftError, IndexError):
         return
     assert end > 0

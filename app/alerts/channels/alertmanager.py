@@ -9,7 +9,7 @@ from pydantic import Field, TypeAdapter
 
 from app.alerts.channels.alertmanager_format import annotations_of, labels_of, timestamp
 from app.alerts.channels.kind import JSON_HEADERS, Kind, Parcel, Secret, Url, encode
-from app.alerts.delivery import Answer
+from app.alerts.delivery import ReceiverAnswer
 from app.alerts.grouping import Manner, Status
 from app.alerts.message import Alert, Message
 from app.alerts.outbound import check
@@ -73,7 +73,7 @@ def _alert(message: Message, alert: Alert, *, over: bool) -> dict[str, Any]:
     }
 
 
-def send(config: AlertmanagerConfig, parcel: Parcel) -> Answer:
+def send(config: AlertmanagerConfig, parcel: Parcel) -> ReceiverAnswer:
     """Push the alerts; 200 is good, 400 means that it refuses them for good."""
     headers = dict(JSON_HEADERS)
     if config.authorization:

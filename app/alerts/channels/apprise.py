@@ -15,7 +15,7 @@ from typing import Annotated, Final
 from pydantic import Field, TypeAdapter
 
 from app.alerts.channels.kind import Kind, Parcel, Secret
-from app.alerts.delivery import Answer, DeliveryError
+from app.alerts.delivery import DeliveryError, ReceiverAnswer
 from app.alerts.lines import plain_text
 
 
@@ -34,7 +34,7 @@ def is_installed() -> bool:
     return importlib.util.find_spec("apprise") is not None
 
 
-def send(config: AppriseConfig, parcel: Parcel) -> Answer:
+def send(config: AppriseConfig, parcel: Parcel) -> ReceiverAnswer:
     """Hand the message to the library, and wait as long as an attempt may take."""
     import apprise  # noqa: PLC0415 - an extra
 
@@ -68,7 +68,7 @@ def send(config: AppriseConfig, parcel: Parcel) -> Answer:
         raise DeliveryError("timeout", "Apprise was not done in time.")
     if not taken[0]:
         raise DeliveryError("apprise.failed", "Apprise could not send it; it does not say why.")
-    return Answer(None, "Taken by Apprise.")
+    return ReceiverAnswer(None, "Taken by Apprise.")
 
 
 APPRISE: Final = Kind(

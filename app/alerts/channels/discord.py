@@ -15,7 +15,7 @@ from typing import Annotated, Any, Final
 from pydantic import Field, TypeAdapter
 
 from app.alerts.channels.kind import JSON_HEADERS, Kind, Parcel, Url, encode
-from app.alerts.delivery import Answer, DeliveryError
+from app.alerts.delivery import DeliveryError, ReceiverAnswer
 from app.alerts.grouping import Status
 from app.alerts.lines import clip, lines_of
 from app.alerts.message import Alert, Message
@@ -114,7 +114,7 @@ def _multipart(body: bytes, picture: bytes) -> tuple[bytes, str]:
     return encoded + f"--{boundary}--\r\n".encode(), f"multipart/form-data; boundary={boundary}"
 
 
-def send(config: DiscordConfig, parcel: Parcel) -> Answer:
+def send(config: DiscordConfig, parcel: Parcel) -> ReceiverAnswer:
     """Post the message, and the picture with it."""
     picture = parcel.picture
     body = encode(discord_body(parcel.message, picture=picture is not None))

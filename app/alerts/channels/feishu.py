@@ -16,7 +16,7 @@ from typing import Annotated, Any, Final
 from pydantic import Field, TypeAdapter
 
 from app.alerts.channels.kind import JSON_HEADERS, Kind, Parcel, Secret, Url, encode
-from app.alerts.delivery import Answer, DeliveryError
+from app.alerts.delivery import DeliveryError, ReceiverAnswer
 from app.alerts.lines import MAX_ALERTS, clip, lines_of
 from app.alerts.message import Alert, Message
 from app.alerts.outbound import Response, check
@@ -108,7 +108,7 @@ def _actions(alert: Alert) -> dict[str, Any]:
     }
 
 
-def send(config: FeishuConfig, parcel: Parcel) -> Answer:
+def send(config: FeishuConfig, parcel: Parcel) -> ReceiverAnswer:
     """Post the card, and look into the answer."""
     body = feishu_body(parcel.message, config.signing_secret)
     response = parcel.outbound.post(config.url, body, JSON_HEADERS)

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Final
 
 from pydantic import Field, TypeAdapter
 
-from app.alerts.delivery import Answer
+from app.alerts.delivery import ReceiverAnswer
 from app.alerts.grouping import Manner
 from app.alerts.message import Message
 from app.alerts.outbound import Outbound
@@ -63,7 +63,7 @@ class Kind:
     title: str
     config: TypeAdapter[Any]
     secrets: frozenset[str]
-    send: Callable[[Any, Parcel], Answer]
+    send: Callable[[Any, Parcel], ReceiverAnswer]
     manner: Manner = PLAIN
     pictures: bool = False
 

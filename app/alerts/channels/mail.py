@@ -22,7 +22,7 @@ from uuid import NAMESPACE_URL, uuid5
 from pydantic import Field, TypeAdapter
 
 from app.alerts.channels.kind import Kind, Parcel, Secret
-from app.alerts.delivery import Answer, DeliveryError, excerpt
+from app.alerts.delivery import DeliveryError, ReceiverAnswer, excerpt
 from app.alerts.lines import MAX_ALERTS, clip, lines_of, plain_text
 from app.alerts.message import Alert, Message
 from app.alerts.outbound import Outbound
@@ -125,7 +125,7 @@ def _link(url: str, text: str) -> str:
     return f'<a href="{html.escape(url)}">{html.escape(text)}</a>'
 
 
-def send(config: MailConfig, parcel: Parcel) -> Answer:
+def send(config: MailConfig, parcel: Parcel) -> ReceiverAnswer:
     """Hand the message to the relay."""
     mail = compose(config, parcel.message, parcel.picture)
     try:
@@ -139,7 +139,7 @@ def send(config: MailConfig, parcel: Parcel) -> Answer:
             "smtp.refused",
             f"The relay answered {error.smtp_code}.",
             permanent=error.smtp_code >= PERMANENT,
-            answer=Answer(error.smtp_code, said),
+            answer=ReceiverAnswer(error.smtp_code, said),
         ) from error
     except smtplib.SMTPNotSupportedError as error:
         raise DeliveryError("smtp.unsupported", str(error), permanent=True) from error
@@ -148,8 +148,8 @@ def send(config: MailConfig, parcel: Parcel) -> Answer:
         raise DeliveryError("connection.failed", f"The relay failed: {error}") from error
     if refused:
         names = ", ".join(sorted(refused))
-        return Answer(250, f"Taken, but not for {names}.")
-    return Answer(250, "Taken.")
+        return ReceiverAnswer(250, f"Taken, but not for {names}.")
+    return ReceiverAnswer(250, "Taken.")
 
 
 def _refused(recipients: dict[str, tuple[int, bytes]]) -> DeliveryError:
@@ -159,7 +159,7 @@ def _refused(recipients: dict[str, tuple[int, bytes]]) -> DeliveryError:
         "smtp.refused",
         "The relay takes it for none of the recipients.",
         permanent=all(code >= PERMANENT for code in codes),
-        answer=Answer(codes[0], excerpt(said)),
+        answer=ReceiverAnswer(codes[0], excerpt(said)),
     )
 
 

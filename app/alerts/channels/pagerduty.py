@@ -12,7 +12,7 @@ from typing import Annotated, Any, Final
 from pydantic import Field, TypeAdapter
 
 from app.alerts.channels.kind import JSON_HEADERS, Kind, Parcel, Secret, Url, encode
-from app.alerts.delivery import Answer
+from app.alerts.delivery import ReceiverAnswer
 from app.alerts.grouping import Manner, Status
 from app.alerts.lines import clip, lines_of
 from app.alerts.message import Alert, Message
@@ -82,9 +82,9 @@ def _event(message: Message, alert: Alert, routing_key: str) -> dict[str, Any]:
     return event
 
 
-def send(config: PagerDutyConfig, parcel: Parcel) -> Answer:
+def send(config: PagerDutyConfig, parcel: Parcel) -> ReceiverAnswer:
     """Post the events one after the other; those sent again are the same to the service."""
-    answer = Answer(None, "There was nothing to send.")
+    answer = ReceiverAnswer(None, "There was nothing to send.")
     for event in events(parcel.message, config.routing_key):
         answer = check(parcel.outbound.post(config.url, encode(event), JSON_HEADERS))
     return answer

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Final
 from pydantic import Field, TypeAdapter
 
 from app.alerts.channels.kind import JSON_HEADERS, Kind, Parcel, Url, encode
-from app.alerts.delivery import Answer, DeliveryError
+from app.alerts.delivery import DeliveryError, ReceiverAnswer
 from app.alerts.lines import MAX_ALERTS, clip, lines_of
 from app.alerts.message import Alert, Message
 from app.alerts.outbound import check
@@ -93,7 +93,7 @@ def _escaped(text: str) -> str:
     return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 
 
-def send(config: SlackConfig, parcel: Parcel) -> Answer:
+def send(config: SlackConfig, parcel: Parcel) -> ReceiverAnswer:
     """Post the message."""
     response = parcel.outbound.post(config.url, encode(slack_body(parcel.message)), JSON_HEADERS)
     try:

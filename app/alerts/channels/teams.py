@@ -13,7 +13,7 @@ from typing import Annotated, Any, Final
 from pydantic import Field, TypeAdapter
 
 from app.alerts.channels.kind import JSON_HEADERS, Kind, Parcel, Url, encode
-from app.alerts.delivery import Answer
+from app.alerts.delivery import ReceiverAnswer
 from app.alerts.grouping import Status
 from app.alerts.lines import MAX_ALERTS, clip, lines_of
 from app.alerts.message import Alert, Message
@@ -126,7 +126,7 @@ def _escaped(text: str) -> str:
     return text
 
 
-def send(config: TeamsConfig, parcel: Parcel) -> Answer:
+def send(config: TeamsConfig, parcel: Parcel) -> ReceiverAnswer:
     """Post the card."""
     body = teams_body(parcel.message, parcel.picture)
     return check(parcel.outbound.post(config.url, body, JSON_HEADERS))

@@ -15,7 +15,7 @@ from pydantic import Field, TypeAdapter
 
 from app.alerts.channels.alertmanager_format import webhook_body
 from app.alerts.channels.kind import JSON_HEADERS, Kind, Parcel, Secret, Url, encode
-from app.alerts.delivery import Answer
+from app.alerts.delivery import ReceiverAnswer
 from app.alerts.outbound import check
 
 SECRET_PREFIX: Final = "whsec_"  # noqa: S105 - what secrets begin with
@@ -78,7 +78,7 @@ def signature(secrets: Sequence[str], message_id: str, timestamp: str, body: byt
     return " ".join(f"v1,{base64.b64encode(digest).decode()}" for digest in digests)
 
 
-def send(config: WebhookConfig, parcel: Parcel) -> Answer:
+def send(config: WebhookConfig, parcel: Parcel) -> ReceiverAnswer:
     """Post the message; any 2xx is good."""
     message = parcel.message
     body = encode(webhook_body(message))

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from app.analysis.diagnosis.finding import Change
 from app.analysis.replay.engine.replay import ON_TIME, RECORDED, CodeArray
 from app.analysis.replay.layout.dense import FloatArray
-from app.analysis.replay.session import Group
+from app.analysis.replay.session import ShapeGroup
 
 NS: Final = 1e-9
 
@@ -30,14 +30,14 @@ class Counterfactuals:
 
     Parameters
     ----------
-    group : Group
+    group : ShapeGroup
     changes : sequence of Change
         What the session would be without each cause.
     late_ns : mapping
         Launch delays that have a cause, by node; replays have them unless the cause is removed.
     """
 
-    group: Group
+    group: ShapeGroup
     changes: Sequence[Change]
     late_ns: Mapping[int, FloatArray]
     _times: dict[frozenset[int], FloatArray] = field(default_factory=dict)

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from app.analysis.diagnosis.places import Hosts
 from app.analysis.replay.adaptations.trial import stage_begins
 from app.analysis.replay.layout.dense import FloatArray, IntArray, Layout
-from app.analysis.replay.session import Group
+from app.analysis.replay.session import ShapeGroup
 from app.analysis.trace import model as ops
 from app.analysis.trace.model import ABSENT, Trace
 
@@ -59,13 +59,13 @@ class Observation:
     Parameters
     ----------
     trace : Trace
-    group : Group
+    group : ShapeGroup
     less_ns : mapping
         Time of computations that is explained already, by node, shape (steps, dp).
     """
 
     trace: Trace
-    group: Group
+    group: ShapeGroup
     less_ns: Mapping[int, FloatArray] = field(default_factory=dict)
 
     @property

@@ -19,7 +19,7 @@ from app.analysis.replay.engine.variants import Replacement
 from app.analysis.replay.layout.dense import FloatArray, IntArray
 from app.analysis.replay.layout.graph import COMPUTE
 from app.analysis.replay.metrics import Metrics
-from app.analysis.replay.session import Group, Replayed, launch_delays
+from app.analysis.replay.session import Replayed, ShapeGroup, launch_delays
 from app.analysis.trace.model import (
     BACKWARD_COMPUTE,
     BACKWARD_SEND,
@@ -140,7 +140,7 @@ def _by_replay(replayed: Replayed, workers: Sequence[Worker], now_s: float) -> l
     ]
 
 
-def _launched_step_times(group: Group, *replacements: Replacement) -> FloatArray:
+def _launched_step_times(group: ShapeGroup, *replacements: Replacement) -> FloatArray:
     """Replay steps as they were and with each replacement, hosts launching as late as they did.
 
     A slow worker hides late launches of the others; without it they count. Those of receives and
@@ -168,7 +168,7 @@ def _launched_step_times(group: Group, *replacements: Replacement) -> FloatArray
     return times_ns.T * NS
 
 
-def _at_peers_medians(group: Group, workers: Sequence[tuple[int, int]]) -> Replacement:
+def _at_peers_medians(group: ShapeGroup, workers: Sequence[tuple[int, int]]) -> Replacement:
     """Give workers the medians of their stage peers, operation by operation.
 
     The ideal duration would not do: it is a mean that contains the straggler.
@@ -193,7 +193,7 @@ def _at_peers_medians(group: Group, workers: Sequence[tuple[int, int]]) -> Repla
     return Replacement(_joined(on_stage.values()), times)
 
 
-def _even_stages(group: Group) -> Replacement:
+def _even_stages(group: ShapeGroup) -> Replacement:
     """Share the computing of each microbatch evenly among the stages; total work stays."""
     layout, nodes = group.layout, group.layout.nodes
     recorded = group.durations.recorded_ns

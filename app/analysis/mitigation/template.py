@@ -25,7 +25,7 @@ from app.analysis.planning.spec.measured import (
 )
 from app.analysis.replay.engine.variants import Replacement
 from app.analysis.replay.layout.dense import FloatArray
-from app.analysis.replay.session import Group, Replayed
+from app.analysis.replay.session import Replayed, ShapeGroup
 from app.analysis.trace import model as ops
 from app.analysis.trace.layers import layers_per_stage
 from app.analysis.trace.model import Trace
@@ -249,7 +249,7 @@ def _blocks(cuts: list[tuple[int, int]], total: int, *, before: bool) -> list[in
 
 
 def _replay(
-    group: Group,
+    group: ShapeGroup,
     places: np.ndarray[Any, np.dtype[np.int64]],
     forward: FloatArray,
     backward: FloatArray,

@@ -22,7 +22,7 @@ from app.analysis.planning.document import (
     VirtualPlan,
     VirtualStage,
 )
-from app.analysis.planning.plan import BASELINES, Plan
+from app.analysis.planning.plan import BASELINES, FoundPlan
 from app.analysis.planning.problem import PS_PER_MS, Problem
 from app.analysis.planning.search.certificate import Certificate
 from app.analysis.planning.template import (
@@ -41,7 +41,7 @@ MOST_DRAWN: Final = 50_000
 DIGITS: Final = 3
 
 
-def plan_document(found: Plan) -> PlanDocument:
+def plan_document(found: FoundPlan) -> PlanDocument:
     """Return what a plan is published as."""
     bound = found.lower_bound_ps
     own = getattr(evaluate(found.problem, found.template), found.objective)
@@ -82,7 +82,7 @@ def simulated_iteration(problem: Problem, template: Template) -> SimulatedIterat
     )
 
 
-def _template_fields(found: Plan) -> dict[str, Any]:
+def _template_fields(found: FoundPlan) -> dict[str, Any]:
     """Return the fields of `FoundTemplate`."""
     problem, template = found.problem, found.template
     return {
@@ -102,7 +102,7 @@ def _template_fields(found: Plan) -> dict[str, Any]:
     }
 
 
-def _against(found: Plan, best: int | None) -> ComparedTemplate:
+def _against(found: FoundPlan, best: int | None) -> ComparedTemplate:
     own = getattr(evaluate(found.problem, found.template), found.objective)
     ratio = None if own is None or best is None else own / best
     return ComparedTemplate(**_template_fields(found), relative=ratio)

@@ -17,7 +17,7 @@ from app.analysis.planning.ditto.method import (
 )
 from app.analysis.planning.problem import Problem, compile_problem
 from app.analysis.planning.search.advice import nearest_changes
-from app.analysis.planning.search.budget import Budget
+from app.analysis.planning.search.budget import SearchBudget
 from app.analysis.planning.search.certificate import Certificate
 from app.analysis.planning.search.optimal import OptimalPlan, plan_optimal
 from app.analysis.planning.search.passes import TooManyCellsError
@@ -36,7 +36,7 @@ COMPARED_DIVISIONS: Final = 1e9
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class FoundPlan:
     """What a method found.
 
     Parameters
@@ -60,7 +60,7 @@ class Plan:
     folding: Folding | None = None
     virtual: VirtualTemplate | None = None
     oobleck: tuple[VirtualTemplate, ...] = ()
-    comparison: dict[str, Plan] = field(default_factory=dict)
+    comparison: dict[str, FoundPlan] = field(default_factory=dict)
     reasons: dict[str, str] = field(default_factory=dict)
 
     @property
@@ -77,9 +77,9 @@ def plan(
     *,
     method: str = "optimal",
     objective: str = "t_std",
-    budget: Budget | None = None,
+    budget: SearchBudget | None = None,
     compare: bool = True,
-) -> Plan:
+) -> FoundPlan:
     """Plan.
 
     Parameters
@@ -89,7 +89,7 @@ def plan(
     objective : str
         One of `OBJECTIVES`. By ``simulated``, every method searches by t_std; ``optimal`` then
         returns the one of its near-optimal templates that is best simulated.
-    budget : Budget, optional
+    budget : SearchBudget, optional
         Its clock measures `planning_time_s`. A time limit ends the optimal search with a gap; the
         other methods end without an answer.
     compare : bool
@@ -104,7 +104,7 @@ def plan(
         answer.
     """
     check_request(spec, method, objective)
-    budget = budget or Budget()
+    budget = budget or SearchBudget()
     problem = compile_problem(spec)
     try:
         found = _METHODS[method](problem, objective, budget)
@@ -114,7 +114,7 @@ def plan(
         raise
     if not compare:
         return found
-    plans: dict[str, Plan] = {}
+    plans: dict[str, FoundPlan] = {}
     reasons: dict[str, str] = {}
     again = _for_comparison(budget, found.planning_time_s)
     for name in BASELINES:
@@ -160,7 +160,7 @@ def _fault(code: str, message: str, path: str) -> Fault:
     return Fault(code, message, column=path)
 
 
-def _for_comparison(budget: Budget, spent_s: float) -> Budget:
+def _for_comparison(budget: SearchBudget, spent_s: float) -> SearchBudget:
     """Return a budget of as much time again, for searches of a few seconds at most."""
     deadline = budget.deadline_s
     if deadline is not None:
@@ -168,7 +168,9 @@ def _for_comparison(budget: Budget, spent_s: float) -> Budget:
     return replace(budget, deadline_s=deadline, report=None, most_divisions=COMPARED_DIVISIONS)
 
 
-def _explained(problem: Problem, error: InfeasiblePlanError, budget: Budget) -> InfeasiblePlanError:
+def _explained(
+    problem: Problem, error: InfeasiblePlanError, budget: SearchBudget
+) -> InfeasiblePlanError:
     try:
         reason, changes = nearest_changes(problem, budget)
     except TooManyCellsError:
@@ -183,14 +185,14 @@ def _search_objective(objective: str) -> str:
     return "t_oobleck" if objective == "t_oobleck" else "t_std"
 
 
-def _optimal(problem: Problem, objective: str, budget: Budget) -> Plan:
+def _optimal(problem: Problem, objective: str, budget: SearchBudget) -> FoundPlan:
     began = budget.clock()
     found = plan_optimal(problem, _search_objective(objective), budget)
     template, bound = found.template, found.certificate.lower_bound_ps
     if objective == "simulated":
         template = found.near[0] if found.near else found.template
         bound = _simulated_bound(problem, found)
-    return Plan(
+    return FoundPlan(
         problem=problem,
         method="optimal",
         objective=objective,
@@ -207,11 +209,11 @@ def _simulated_bound(problem: Problem, found: OptimalPlan) -> int:
     return problem.spec.microbatches * found.smallest_bottleneck_ps
 
 
-def _ditto(problem: Problem, objective: str, budget: Budget) -> Plan:
+def _ditto(problem: Problem, objective: str, budget: SearchBudget) -> FoundPlan:
     began = budget.clock()
     found: DittoPlan = plan_ditto(problem, budget)
     took = budget.clock() - began
-    return Plan(
+    return FoundPlan(
         problem=problem,
         method="ditto",
         objective=objective,
@@ -222,10 +224,10 @@ def _ditto(problem: Problem, objective: str, budget: Budget) -> Plan:
     )
 
 
-def _greedy(problem: Problem, objective: str, budget: Budget) -> Plan:
+def _greedy(problem: Problem, objective: str, budget: SearchBudget) -> FoundPlan:
     began = budget.clock()
     found = plan_greedy(problem, budget)
-    return Plan(
+    return FoundPlan(
         problem=problem,
         method="greedy",
         objective=objective,
@@ -236,7 +238,7 @@ def _greedy(problem: Problem, objective: str, budget: Budget) -> Plan:
     )
 
 
-def _exhaustive(problem: Problem, objective: str, budget: Budget) -> Plan:
+def _exhaustive(problem: Problem, objective: str, budget: SearchBudget) -> FoundPlan:
     began = budget.clock()
     spec = problem.spec
     if spec.allow_idle or spec.replicate:
@@ -260,7 +262,7 @@ def _exhaustive(problem: Problem, objective: str, budget: Budget) -> Plan:
     if not known:
         raise InfeasiblePlanError("there is no template", code="plan.no_answer")
     stages = min(known, key=lambda count: (known[count], count))
-    return Plan(
+    return FoundPlan(
         problem=problem,
         method="exhaustive",
         objective=objective,
@@ -280,7 +282,7 @@ def _numbered(problem: Problem, division: Division, stages: int) -> Template:
     return number_nodes(problem, parts)
 
 
-_METHODS: Final[dict[str, Callable[[Problem, str, Budget], Plan]]] = {
+_METHODS: Final[dict[str, Callable[[Problem, str, SearchBudget], FoundPlan]]] = {
     "optimal": _optimal,
     "ditto": _ditto,
     "greedy": _greedy,
@@ -288,14 +290,14 @@ _METHODS: Final[dict[str, Callable[[Problem, str, Budget], Plan]]] = {
 }
 
 
-def with_oobleck_templates(found: Plan, budget: Budget | None = None) -> Plan:
+def with_oobleck_templates(found: FoundPlan, budget: SearchBudget | None = None) -> FoundPlan:
     """Return a plan of Ditto with Oobleck's list of templates of the virtual cluster.
 
     Where making the list would take more than seconds it stays empty.
     """
     if found.folding is None:
         return found
-    budget = replace(budget or Budget(), most_divisions=COMPARED_DIVISIONS)
+    budget = replace(budget or SearchBudget(), most_divisions=COMPARED_DIVISIONS)
     try:
         templates = oobleck_templates(found.problem, found.folding, budget)
     except InfeasiblePlanError:

@@ -26,7 +26,7 @@ BACKWARD = 1
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Timeline:
+class SimulatedTimeline:
     """When everything ran, in ps since the iteration's start.
 
     `start_ps` and `end_ps` have the shape (2, stages, microbatches): forward, backward.
@@ -52,7 +52,7 @@ def simulate(
     send_forward_ps: Sequence[int],
     send_backward_ps: Sequence[int],
     microbatches: int,
-) -> Timeline:
+) -> SimulatedTimeline:
     """Execute an iteration.
 
     Parameters
@@ -69,7 +69,7 @@ def simulate(
         np.array(send_backward_ps, dtype=np.int64),
         microbatches,
     )
-    return Timeline(start, end)
+    return SimulatedTimeline(start, end)
 
 
 @compiled  # pragma: no cover - coverage does not see compiled code

@@ -14,7 +14,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from app.analysis.planning.problem import BETWEEN, INSIDE, Problem
-from app.analysis.planning.simulation import Timeline, simulate
+from app.analysis.planning.simulation import SimulatedTimeline, simulate
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -36,7 +36,7 @@ Template = tuple[Stage, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Times:
+class TemplateTimes:
     """An iteration by each of the three formulas, in ps; t_oobleck only where it is defined."""
 
     t_std: int
@@ -89,17 +89,17 @@ def t_oobleck(times: Sequence[int], microbatches: int) -> int | None:
     return sum(times) + steady * slowest + sum(times[k:])
 
 
-def evaluate(problem: Problem, template: Template) -> Times:
+def evaluate(problem: Problem, template: Template) -> TemplateTimes:
     """Return an iteration's time by each formula."""
     times, microbatches = stage_times(problem, template), problem.spec.microbatches
-    return Times(
+    return TemplateTimes(
         t_std=t_std(times, microbatches),
         t_oobleck=t_oobleck(times, microbatches),
         simulated=timeline(problem, template).iteration_ps,
     )
 
 
-def timeline(problem: Problem, template: Template) -> Timeline:
+def timeline(problem: Problem, template: Template) -> SimulatedTimeline:
     """Execute the template with 1F1B."""
     forward = [int(problem.forward_ps[s.option, s.end, s.first]) for s in template]
     cost = [int(problem.cost_ps[s.option, s.end, s.first]) for s in template]

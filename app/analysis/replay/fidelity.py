@@ -13,7 +13,7 @@ from app.analysis.replay.adaptations.evidence import Sign
 from app.analysis.replay.adaptations.mismatch import likeliest_mismatch
 from app.analysis.replay.layout.dense import FloatArray
 from app.analysis.replay.metrics import Metrics, merge_types, present_types
-from app.analysis.replay.session import Group, Replayed, launch_delays
+from app.analysis.replay.session import Replayed, ShapeGroup, launch_delays
 from app.analysis.wording import percent
 
 NS: Final = 1e-9
@@ -75,7 +75,7 @@ def _late_workers(
     return tuple(sorted(late, key=lambda item: -item[1]))
 
 
-def _delays_by_worker(group: Group, types: Sequence[str]) -> FloatArray:
+def _delays_by_worker(group: ShapeGroup, types: Sequence[str]) -> FloatArray:
     """Return the sum of the launch delays of some types on each rank, shape (dp, pp)."""
     layout = group.layout
     of_types = np.isin(layout.nodes.op, layout.codes(*types))
@@ -88,7 +88,7 @@ def _delays_by_worker(group: Group, types: Sequence[str]) -> FloatArray:
     return total
 
 
-def _only(group: Group, dp: int, stage: int) -> Callable[[slice], FloatArray]:
+def _only(group: ShapeGroup, dp: int, stage: int) -> Callable[[slice], FloatArray]:
     """Return the launch delays of one rank; all others launch at once."""
     elsewhere: NDArray[np.bool_] = group.layout.nodes.pp != stage
 

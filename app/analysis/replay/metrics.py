@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from app.analysis.replay.engine.variants import Keep
 from app.analysis.replay.layout.dense import MAX_NAMED_FAULTS, FloatArray
-from app.analysis.replay.session import Group, Replayed, launch_delays, recorded_step_times
+from app.analysis.replay.session import Replayed, ShapeGroup, launch_delays, recorded_step_times
 from app.analysis.trace import model as ops
 from app.errors import Fault, UnanalyzableError
 
@@ -136,7 +136,7 @@ def measure(replayed: Replayed) -> Metrics:
     merged = merge_types(present_types(replayed))
     stages = [_cells(dp, pp, [(d, stage) for d in range(dp)]) for stage in range(pp)]
 
-    def variants(group: Group) -> FloatArray:
+    def variants(group: ShapeGroup) -> FloatArray:
         simulator = group.simulator
         keeps: list[Keep] = [
             simulator.keep(),
@@ -228,7 +228,7 @@ def _standing_apart(excess_s: FloatArray) -> int:
     return int(np.count_nonzero(excess_s >= HALF * excess_s.max()))
 
 
-def _lone_lanes(group: Group) -> FloatArray:
+def _lone_lanes(group: ShapeGroup) -> FloatArray:
     """Return step times with one worker kept, and with the whole DP rank kept, as the last."""
     by_worker, by_dp = group.simulator.lone_lanes()
     return np.concatenate([by_worker, by_dp[:, :, None]], axis=2) * NS
@@ -241,7 +241,7 @@ def _launch_shares(
     merged = merge_types(present_types(replayed))
     clamped = 0
 
-    def delayed(group: Group) -> FloatArray:
+    def delayed(group: ShapeGroup) -> FloatArray:
         def delays(steps: slice) -> FloatArray:
             nonlocal clamped
             values, faulty = launch_delays(group, steps)

@@ -8,7 +8,7 @@ from typing import Final
 import numpy as np
 
 from app.analysis.replay.layout.dense import FloatArray
-from app.analysis.replay.session import Group, Replayed
+from app.analysis.replay.session import Replayed, ShapeGroup
 from app.analysis.trace import model as ops
 
 NS: Final = 1e-9
@@ -44,7 +44,7 @@ def forward_backward(replayed: Replayed) -> ForwardBackward:
     )
 
 
-def _microbatch_times(group: Group, stage: int) -> tuple[FloatArray, FloatArray]:
+def _microbatch_times(group: ShapeGroup, stage: int) -> tuple[FloatArray, FloatArray]:
     """Return forward and backward seconds of each microbatch on a stage."""
     layout, nodes = group.layout, group.layout.nodes
     forward_code, backward_code = layout.codes(ops.FORWARD_COMPUTE, ops.BACKWARD_COMPUTE)

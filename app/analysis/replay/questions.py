@@ -15,7 +15,7 @@ from app.analysis.replay.adaptations.evidence import Name
 from app.analysis.replay.engine.variants import Replacement
 from app.analysis.replay.layout.dense import MAX_NAMED_FAULTS, FloatArray
 from app.analysis.replay.metrics import MERGED_TYPES, present_types
-from app.analysis.replay.session import Group, Replayed
+from app.analysis.replay.session import Replayed, ShapeGroup
 from app.analysis.trace import model as ops
 from app.errors import Fault, InvalidQuestionError
 
@@ -35,7 +35,7 @@ TYPE_NAMES: Final[Mapping[str, tuple[str, ...]]] = {
 }
 
 
-class Base(StrEnum):
+class BaseDurations(StrEnum):
     """What operations take that no change selects."""
 
     RECORDED = "recorded"
@@ -61,7 +61,7 @@ class Change:
     """Selected operations take their `base` duration times `scale`."""
 
     select: Selection
-    base: Base
+    base: BaseDurations
     scale: float = 1.0
 
 
@@ -72,13 +72,13 @@ class Question:
     `without` are adaptations that its replay is made without; see `prepare_replay`.
     """
 
-    base: Base = Base.RECORDED
+    base: BaseDurations = BaseDurations.RECORDED
     changes: tuple[Change, ...] = ()
     without: tuple[Name, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Answer:
+class QuestionAnswer:
     """Step times in seconds, shape (steps,): as simulated today, ideal, and in question."""
 
     steps: NDArray[np.int64]
@@ -101,7 +101,7 @@ class Answer:
         }
 
 
-def answer(replayed: Replayed, question: Question) -> Answer:
+def answer(replayed: Replayed, question: Question) -> QuestionAnswer:
     """Replay a session as a question changes it.
 
     Parameters
@@ -124,7 +124,7 @@ def answer(replayed: Replayed, question: Question) -> Answer:
     changed = replayed.over_steps(
         lambda group: group.simulator.replaced_step_times(_in_question(group, question))[0]
     )
-    return Answer(replayed.steps, simulated * NS, ideal * NS, changed * NS)
+    return QuestionAnswer(replayed.steps, simulated * NS, ideal * NS, changed * NS)
 
 
 def _check(replayed: Replayed, question: Question) -> None:
@@ -164,13 +164,13 @@ def _absent(replayed: Replayed, select: Selection) -> Iterator[tuple[str, str]]:
                 yield key, f"The session has no {what.format(value)}"
 
 
-def _in_question(group: Group, question: Question) -> Replacement:
+def _in_question(group: ShapeGroup, question: Question) -> Replacement:
     """Return every node's durations in question."""
     durations = group.durations
     masks = [_mask(group, change.select) for change in question.changes]
 
-    def value(base: Base, node: int, steps: slice) -> FloatArray:
-        if base is Base.IDEAL:
+    def value(base: BaseDurations, node: int, steps: slice) -> FloatArray:
+        if base is BaseDurations.IDEAL:
             return np.asarray(durations.ideal_ns[node])
         return durations.recorded_ns[node, steps]
 
@@ -192,7 +192,7 @@ def _in_question(group: Group, question: Question) -> Replacement:
     return Replacement(nodes, times)
 
 
-def _mask(group: Group, select: Selection) -> tuple[Sequence[bool], NDArray[np.bool_]]:
+def _mask(group: ShapeGroup, select: Selection) -> tuple[Sequence[bool], NDArray[np.bool_]]:
     """Return which nodes a selection may hold, and where: shape (steps, dp, pp)."""
     layout = group.layout
     nodes = np.ones(len(layout.nodes), dtype=bool)

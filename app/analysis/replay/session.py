@@ -28,7 +28,7 @@ ALL_STEPS: Final = slice(None)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Group:
+class ShapeGroup:
     """Steps of one shape."""
 
     layout: Layout
@@ -43,7 +43,7 @@ class Replayed:
 
     Parameters
     ----------
-    groups : tuple of Group
+    groups : tuple of ShapeGroup
         At least one; the one with most steps first.
     dropped : tuple of DroppedStep
         Steps that are left out.
@@ -58,7 +58,7 @@ class Replayed:
         How the job runs otherwise than the dependency model has it.
     """
 
-    groups: tuple[Group, ...]
+    groups: tuple[ShapeGroup, ...]
     dropped: tuple[DroppedStep, ...]
     clamped: int
     recreated: Recreated
@@ -67,7 +67,7 @@ class Replayed:
     adaptations: tuple[Adaptation, ...] = ()
 
     @property
-    def main(self) -> Group:
+    def main(self) -> ShapeGroup:
         """Return the group with most steps."""
         return self.groups[0]
 
@@ -96,7 +96,7 @@ class Replayed:
         """Return all analyzed steps, ascending."""
         return np.sort(np.concatenate([group.layout.steps for group in self.groups]))
 
-    def over_steps(self, measure: Callable[[Group], FloatArray]) -> FloatArray:
+    def over_steps(self, measure: Callable[[ShapeGroup], FloatArray]) -> FloatArray:
         """Measure each group and put the results, whose first axis is steps, in order of steps."""
         results = [measure(group) for group in self.groups]
         if len(results) == 1:
@@ -134,7 +134,7 @@ def prepare_replay(trace: Trace, without: Collection[Name] = ()) -> Replayed:
         shortest = np.minimum(values.min(axis=(1, 2)), ideal)
         executor = executor_for(prepare(graph, layout.nodes.pp, shortest), values.size)
         simulator = Simulator(layout, durations, executor)
-        groups.append(Group(layout, graph, durations, simulator))
+        groups.append(ShapeGroup(layout, graph, durations, simulator))
     return Replayed(
         groups=tuple(groups),
         dropped=dropped,
@@ -174,7 +174,7 @@ def _graph_or_refusal(layout: Layout) -> Graph | UnanalyzableError:
         return error
 
 
-def launch_delays(group: Group, steps: slice = ALL_STEPS) -> tuple[FloatArray, int]:
+def launch_delays(group: ShapeGroup, steps: slice = ALL_STEPS) -> tuple[FloatArray, int]:
     """Return how late each operation was launched after all that it depends on.
 
     Returns
@@ -198,6 +198,6 @@ def launch_delays(group: Group, steps: slice = ALL_STEPS) -> tuple[FloatArray, i
     return delays, clamped
 
 
-def recorded_step_times(group: Group) -> FloatArray:
+def recorded_step_times(group: ShapeGroup) -> FloatArray:
     """Return how long each step took as recorded, ns; see `recorded_times`."""
     return recorded_times(group.layout, group.graph)

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from app.analysis.replay.engine.replay import IDEAL, ArrayReplay, Batch, Block
 from app.analysis.replay.layout.dense import FloatArray
 from app.analysis.replay.layout.graph import COMPUTE
-from app.analysis.replay.session import Group, prepare_replay
+from app.analysis.replay.session import ShapeGroup, prepare_replay
 from app.analysis.trace import model as ops
 from app.analysis.trace.model import Trace
 from app.errors import NotFoundError
@@ -113,7 +113,7 @@ def step_timeline(trace: Trace, step: int, dp_ranks: Sequence[int] | None = None
     )
 
 
-def _ideal_times(group: Group) -> tuple[FloatArray, FloatArray]:
+def _ideal_times(group: ShapeGroup) -> tuple[FloatArray, FloatArray]:
     """Return launch and end of each node with every operation ideal, shape (nodes,)."""
     count = len(group.layout.nodes)
     launches, ends = np.empty(count), np.empty(count)
@@ -130,7 +130,7 @@ def _ideal_times(group: Group) -> tuple[FloatArray, FloatArray]:
 
 
 def _lanes(
-    group: Group,
+    group: ShapeGroup,
     dp_ranks: Sequence[int],
     times: tuple[FloatArray, FloatArray, FloatArray, FloatArray],
 ) -> Lanes:

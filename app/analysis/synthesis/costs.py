@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from app.analysis.synthesis.execution import Work
-from app.analysis.synthesis.program import CODES, Program
+from app.analysis.synthesis.execution import StepWork
+from app.analysis.synthesis.program import CODES, JobProgram
 from app.analysis.synthesis.randomness import stream
 from app.analysis.trace.model import (
     BACKWARD_COMPUTE,
@@ -37,7 +37,7 @@ PIPELINE_TRANSFERS = (FORWARD_SEND, FORWARD_RECV, BACKWARD_SEND, BACKWARD_RECV)
 _EDGE_TRANSFER = 0.02
 
 
-def healthy_work(job: JobModel, program: Program, seed: int) -> Work:
+def healthy_work(job: JobModel, program: JobProgram, seed: int) -> StepWork:
     """Draw the durations and launch delays of all steps of `job` without any injection."""
     duration = np.repeat(
         _nominal_ns(job, program)[:, None, None], job.steps * job.sizes.dp, axis=1
@@ -48,7 +48,7 @@ def healthy_work(job: JobModel, program: Program, seed: int) -> Work:
     _vary_links(job, program, duration, stream(seed, "links"))
     delay = _launch_delays(job, program, stream(seed, "launches"))
     delay += _host_stalls(job, program, stream(seed, "host stalls"))
-    return Work(
+    return StepWork(
         program=program,
         duration_ns=duration,
         delay_ns=delay,
@@ -57,7 +57,7 @@ def healthy_work(job: JobModel, program: Program, seed: int) -> Work:
     )
 
 
-def _nominal_ns(job: JobModel, program: Program) -> NDArray[np.float64]:
+def _nominal_ns(job: JobModel, program: JobProgram) -> NDArray[np.float64]:
     costs, vpp = job.costs, job.sizes.vpp
     collectives = vpp * job.buckets
     by_type = {
@@ -90,7 +90,7 @@ def _nominal_ns(job: JobModel, program: Program) -> NDArray[np.float64]:
 
 
 def _vary_computation(
-    job: JobModel, program: Program, duration: NDArray[np.float64], rng: np.random.Generator
+    job: JobModel, program: JobProgram, duration: NDArray[np.float64], rng: np.random.Generator
 ) -> None:
     speed = _lognormal(rng, job.costs.worker_noise, (job.sizes.pp, 1, job.sizes.dp))
     mask = program.of_types(*COMPUTATION)
@@ -99,7 +99,7 @@ def _vary_computation(
 
 
 def _hiccup(
-    job: JobModel, program: Program, duration: NDArray[np.float64], rng: np.random.Generator
+    job: JobModel, program: JobProgram, duration: NDArray[np.float64], rng: np.random.Generator
 ) -> None:
     mask = program.of_types(FORWARD_COMPUTE, BACKWARD_COMPUTE)
     shape = (int(mask.sum()), job.steps, job.sizes.dp)
@@ -108,7 +108,7 @@ def _hiccup(
 
 
 def _vary_links(
-    job: JobModel, program: Program, duration: NDArray[np.float64], rng: np.random.Generator
+    job: JobModel, program: JobProgram, duration: NDArray[np.float64], rng: np.random.Generator
 ) -> None:
     """Give each pair of stages of a DP rank, and each stage's collectives, a lasting speed."""
     pp, dp = job.sizes.pp, job.sizes.dp
@@ -127,7 +127,7 @@ def _vary_links(
 
 
 def _vary_transfers(
-    job: JobModel, program: Program, duration: NDArray[np.float64], rng: np.random.Generator
+    job: JobModel, program: JobProgram, duration: NDArray[np.float64], rng: np.random.Generator
 ) -> None:
     costs, steps, dp = job.costs, job.steps, job.sizes.dp
     transfers = ~program.of_types(*COMPUTATION, GC)
@@ -145,7 +145,7 @@ def _vary_transfers(
 
 
 def _launch_delays(
-    job: JobModel, program: Program, rng: np.random.Generator
+    job: JobModel, program: JobProgram, rng: np.random.Generator
 ) -> NDArray[np.float64]:
     steps, dp = job.steps, job.sizes.dp
     delay = rng.exponential(job.costs.launch_overhead_ns, (len(program), steps, dp))
@@ -154,7 +154,9 @@ def _launch_delays(
     return delay
 
 
-def _host_stalls(job: JobModel, program: Program, rng: np.random.Generator) -> NDArray[np.float64]:
+def _host_stalls(
+    job: JobModel, program: JobProgram, rng: np.random.Generator
+) -> NDArray[np.float64]:
     shape = (len(program), job.steps, job.sizes.dp)
     hit = rng.random(shape) < job.costs.host_stall_probability
     hit &= program.of_types(FORWARD_COMPUTE, BACKWARD_COMPUTE)[:, None, None]

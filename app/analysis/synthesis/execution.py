@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from app.analysis.synthesis.program import Group, Program
+    from app.analysis.synthesis.program import JobProgram, TransferGroup
 
 
 # Transfers that run beside computations.
@@ -43,14 +43,14 @@ class ScheduleDeadlockError(ValueError):
 
 
 @dataclass(slots=True, eq=False)
-class Work:
+class StepWork:
     """What the operations of a program take, in ns; arrays of shape (operations, steps, dp).
 
     Injections change the arrays in place before the execution.
 
     Parameters
     ----------
-    program : Program
+    program : JobProgram
     duration_ns : float64 array
         Computation or transfer without waiting.
     delay_ns : float64 array
@@ -64,7 +64,7 @@ class Work:
         there are no more; None where they do not vary.
     """
 
-    program: Program
+    program: JobProgram
     duration_ns: NDArray[np.float64]
     delay_ns: NDArray[np.float64]
     late_ns: NDArray[np.float64]
@@ -86,12 +86,12 @@ class Execution:
         return ends - starts
 
 
-def execute(work: Work, contention: float = 0.0) -> Execution:
+def execute(work: StepWork, contention: float = 0.0) -> Execution:
     """Execute the program and return when everything was launched and ended.
 
     Parameters
     ----------
-    work : Work
+    work : StepWork
     contention : float
         Share by which a computation takes longer for the time in which its worker also transfers.
         The overlap is that of an execution without contention.
@@ -108,7 +108,7 @@ def execute(work: Work, contention: float = 0.0) -> Execution:
     return _Run(work, work.duration_ns + contention * overlap).to_end()
 
 
-def _overlap_ns(program: Program, execution: Execution) -> NDArray[np.int64]:
+def _overlap_ns(program: JobProgram, execution: Execution) -> NDArray[np.int64]:
     """Return how long each computation shares its worker with transfers."""
     start, end = execution.start_ns, execution.end_ns
     begin = start.copy()
@@ -132,7 +132,7 @@ def _overlap_ns(program: Program, execution: Execution) -> NDArray[np.int64]:
 class _Run:
     """One execution under way."""
 
-    def __init__(self, work: Work, duration_ns: NDArray[np.float64]) -> None:
+    def __init__(self, work: StepWork, duration_ns: NDArray[np.float64]) -> None:
         program = work.program
         self.program = program
         self.duration = np.rint(duration_ns).astype(np.int64)
@@ -171,7 +171,7 @@ class _Run:
         self.not_launched[number] -= 1
         return number
 
-    def _transfer(self, group: Group) -> None:
+    def _transfer(self, group: TransferGroup) -> None:
         members = list(group.members)
         gate = self.start[members].max(axis=0)
         if group.across_dp:

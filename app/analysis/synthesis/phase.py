@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from app.analysis.synthesis.execution import Execution, Work
+    from app.analysis.synthesis.execution import Execution, StepWork
     from app.analysis.synthesis.job import JobModel
 
 
@@ -18,6 +18,6 @@ class Phase:
     """Executed steps of one kind (training, warm-up, evaluation), with their numbers."""
 
     job: JobModel
-    work: Work
+    work: StepWork
     execution: Execution
     ids: NDArray[np.int64]

@@ -75,7 +75,7 @@ _DP_STREAM = "dp"
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class TransferGroup:
     """Operations of a step that start moving data together, on one DP rank or on all of them."""
 
     members: tuple[int, ...]
@@ -83,7 +83,7 @@ class Group:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Program:
+class JobProgram:
     """The operations of one step; row i of every column and of `after` is operation i.
 
     Parameters
@@ -94,7 +94,7 @@ class Program:
         Place of the operation; `ABSENT` where an operation has no microbatch or no chunk.
     after : tuple of tuples of int
         The operations that each waits for.
-    groups : tuple of Group
+    groups : tuple of TransferGroup
         Every operation is in exactly one.
     first : tuple of int
         Operation of each stage that waits for the step's batch.
@@ -105,7 +105,7 @@ class Program:
     microbatch: NDArray[np.int32]
     chunk: NDArray[np.int32]
     after: tuple[tuple[int, ...], ...]
-    groups: tuple[Group, ...]
+    groups: tuple[TransferGroup, ...]
     first: tuple[int, ...]
 
     def __len__(self) -> int:
@@ -116,7 +116,7 @@ class Program:
         return np.isin(self.op, [CODES[name] for name in names])
 
 
-def build_program(job: JobModel, *, evaluation: bool = False) -> Program:
+def build_program(job: JobModel, *, evaluation: bool = False) -> JobProgram:
     """Return the program of one training or evaluation step of `job`."""
     builder = _Builder(job, evaluation=evaluation)
     for stage in range(job.sizes.pp):
@@ -286,13 +286,13 @@ class _Builder:
         overlapped, stage.overlapped = stage.overlapped, None
         return (tail, overlapped)
 
-    def finish(self) -> Program:
+    def finish(self) -> JobProgram:
         columns = np.array(self.rows, np.int32).T
         groups = tuple(
-            Group(members=tuple(members), across_dp=key[0] == "dp")
+            TransferGroup(members=tuple(members), across_dp=key[0] == "dp")
             for key, members in self.grouped.items()
         )
-        return Program(
+        return JobProgram(
             op=columns[0].astype(np.int16),
             stage=columns[1],
             microbatch=columns[2],

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from app.analysis.synthesis.costs import COMPUTATION, healthy_work
-from app.analysis.synthesis.execution import Work, execute
+from app.analysis.synthesis.execution import StepWork, execute
 from app.analysis.synthesis.program import build_program
 from app.analysis.synthesis.synthesize import inject
 from app.analysis.trace.model import GC
@@ -34,7 +34,7 @@ def published_slowdown(job: JobModel, injections: Sequence[Injection], *, seed: 
     return float(recorded.step_times_ns().mean() / ideal.step_times_ns().mean())
 
 
-def _ideal(work: Work) -> Work:
+def _ideal(work: StepWork) -> StepWork:
     """Return one step of one DP rank: computations take their type's mean, transfers its median."""
     program = work.program
     duration = np.empty((len(program), 1, 1))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from app.analysis.synthesis.costs import healthy_work
-from app.analysis.synthesis.execution import Execution, Work, execute
+from app.analysis.synthesis.execution import Execution, StepWork, execute
 from app.analysis.synthesis.phase import Phase
 from app.analysis.synthesis.program import build_program
 from app.analysis.synthesis.randomness import stream
@@ -151,7 +151,7 @@ def synthesize(
     return SyntheticSession(job=job, seed=seed, trace=recording.trace, truth=truth)
 
 
-def inject(work: Work, job: JobModel, injections: Sequence[Injection], seed: int) -> None:
+def inject(work: StepWork, job: JobModel, injections: Sequence[Injection], seed: int) -> None:
     """Change the work in place by what goes wrong."""
     for number, injection in enumerate(injections):
         work.program = injection.rewire(work.program, job)
@@ -190,7 +190,7 @@ def _run(
 ) -> tuple[Execution, Phase]:
     """Execute steps without and with the injections."""
     program = build_program(job, evaluation=evaluation)
-    work: Work = healthy_work(job, program, seed)
+    work: StepWork = healthy_work(job, program, seed)
     execution = healthy = execute(work, job.costs.contention)
     if injections:
         inject(work, job, injections, seed)

@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from app.analysis.trace.column_sets import Layout
+from app.analysis.trace.column_sets import ColumnSet
 from app.analysis.trace.faults import Places, refuse, refuse_body
 from app.analysis.trace.limits import MAX_FAULTS, Limits
 from app.analysis.trace.model import ABSENT, SessionMeta, Trace
@@ -76,7 +76,7 @@ class Assembler:
     Parameters
     ----------
     meta : SessionMeta
-    layout : Layout
+    layout : ColumnSet
         Columns of the body.
     places : Places
         Names the place of a faulty row.
@@ -90,7 +90,7 @@ class Assembler:
     def __init__(  # noqa: PLR0913 - all that is known before the first row
         self,
         meta: SessionMeta,
-        layout: Layout,
+        layout: ColumnSet,
         places: Places,
         limits: Limits,
         capacity: int,
@@ -286,7 +286,7 @@ def _through(
 
 
 def _as_recorded(
-    meta: SessionMeta, columns: Mapping[str, NDArray[Any]], names: Sequence[str], layout: Layout
+    meta: SessionMeta, columns: Mapping[str, NDArray[Any]], names: Sequence[str], layout: ColumnSet
 ) -> Trace:
     kept = dict(columns)
     # Naming the operations may write into the codes.

@@ -11,7 +11,7 @@ from app.errors import Fault
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class ColumnSet:
     """Columns of a body.
 
     Parameters
@@ -34,7 +34,7 @@ class Layout:
     seconds: bool
 
 
-PUBLISHED: Final = Layout(
+PUBLISHED: Final = ColumnSet(
     trace_format="parquet-published",
     columns={
         "rank": "rank",
@@ -54,7 +54,7 @@ PUBLISHED: Final = Layout(
 
 # Operations without a microbatch or chunk say null or -1; a job without virtual stages may leave
 # the columns out altogether.
-NATIVE: Final = Layout(
+NATIVE: Final = ColumnSet(
     trace_format="parquet",
     columns={
         "rank": "rank",
@@ -75,7 +75,7 @@ NATIVE: Final = Layout(
 NULLABLE: Final = frozenset({"mb", "mc"})
 
 
-def choose_layout(names: Collection[str]) -> Layout:
+def choose_layout(names: Collection[str]) -> ColumnSet:
     """Return the layout that columns called `names` are meant to be.
 
     Raises

@@ -9,14 +9,14 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from app.analysis.trace.column_sets import NULLABLE, Layout
+from app.analysis.trace.column_sets import NULLABLE, ColumnSet
 from app.analysis.trace.faults import Places, refuse
 from app.analysis.trace.limits import MAX_FAULTS
 from app.analysis.trace.model import ABSENT
 from app.errors import Fault
 
 
-def check_types(schema: pa.Schema, layout: Layout) -> None:
+def check_types(schema: pa.Schema, layout: ColumnSet) -> None:
     """Refuse columns of `layout` whose type cannot hold what they should.
 
     Raises
@@ -37,7 +37,7 @@ def check_types(schema: pa.Schema, layout: Layout) -> None:
         refuse(faults)
 
 
-def _problem(field: str, found: pa.DataType, layout: Layout) -> str | None:
+def _problem(field: str, found: pa.DataType, layout: ColumnSet) -> str | None:
     """Return what the column must hold where it does not."""
     if field == "op":
         value = found.value_type if pa.types.is_dictionary(found) else found
@@ -51,7 +51,7 @@ def _problem(field: str, found: pa.DataType, layout: Layout) -> str | None:
 
 
 def batch_columns(
-    batch: pa.RecordBatch, layout: Layout, places: Places, first_row: int
+    batch: pa.RecordBatch, layout: ColumnSet, places: Places, first_row: int
 ) -> tuple[dict[str, NDArray[Any]], pa.DictionaryArray[Any, Any]]:
     """Return the numeric columns under our names, and the operation names.
 
@@ -82,7 +82,7 @@ def batch_columns(
     return numbers, op if isinstance(op, pa.DictionaryArray) else op.dictionary_encode()
 
 
-def _is_left_out(field: str, array: pa.Array[Any], layout: Layout) -> bool:
+def _is_left_out(field: str, array: pa.Array[Any], layout: ColumnSet) -> bool:
     """Return whether no row of a text body has an optional key."""
     return field in layout.optional and array.null_count == len(array)
 
@@ -95,7 +95,7 @@ def _numpy(array: pa.Array[Any], *, fill: bool) -> NDArray[Any]:
 
 
 def _check_nulls(
-    given: Mapping[str, pa.Array[Any]], layout: Layout, places: Places, first_row: int
+    given: Mapping[str, pa.Array[Any]], layout: ColumnSet, places: Places, first_row: int
 ) -> None:
     nullable = frozenset[str]() if layout.seconds else NULLABLE
     with_nulls = [

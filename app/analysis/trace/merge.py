@@ -38,7 +38,7 @@ Columns = Mapping[str, NDArray[Any]]
 
 
 @dataclass(frozen=True, slots=True)
-class Chunk:
+class TraceChunk:
     """A part of a session: the `number`-th of its producer, from 0."""
 
     producer: str
@@ -63,14 +63,14 @@ class Merged:
     dropped: tuple[Dropped, ...]
 
 
-def merge(chunks: Sequence[Chunk], meta: SessionMeta) -> Merged:
+def merge(chunks: Sequence[TraceChunk], meta: SessionMeta) -> Merged:
     """Put the chunks of a session together.
 
     Operations that are the same in everything are kept once.
 
     Parameters
     ----------
-    chunks : sequence of Chunk
+    chunks : sequence of TraceChunk
         In any order; at least one.
     meta : SessionMeta
         Of the session.
@@ -93,12 +93,12 @@ def merge(chunks: Sequence[Chunk], meta: SessionMeta) -> Merged:
     return Merged(trace, _dropped(ordered, again))
 
 
-def _names(chunks: Sequence[Chunk]) -> tuple[str, ...]:
+def _names(chunks: Sequence[TraceChunk]) -> tuple[str, ...]:
     unknown = {name for chunk in chunks for name in chunk.trace.op_names} - set(KNOWN_OP_TYPES)
     return (*KNOWN_OP_TYPES, *sorted(unknown))
 
 
-def _joined(chunks: Sequence[Chunk], names: Sequence[str]) -> dict[str, NDArray[Any]]:
+def _joined(chunks: Sequence[TraceChunk], names: Sequence[str]) -> dict[str, NDArray[Any]]:
     columns = {
         name: np.concatenate([getattr(chunk.trace, attribute) for chunk in chunks])
         for name, attribute in _COLUMNS.items()
@@ -162,12 +162,12 @@ def _checked(
     )
 
 
-def _first_rows(chunks: Sequence[Chunk]) -> NDArray[np.intp]:
+def _first_rows(chunks: Sequence[TraceChunk]) -> NDArray[np.intp]:
     lengths = [len(chunk.trace) for chunk in chunks]
     return np.concatenate([np.zeros(1, np.intp), np.cumsum(lengths)])
 
 
-def _placed(error: InvalidTraceError, chunks: Sequence[Chunk]) -> UnanalyzableError:
+def _placed(error: InvalidTraceError, chunks: Sequence[TraceChunk]) -> UnanalyzableError:
     """Return the refusal with rows of chunks in place of rows of all of them together."""
     first = _first_rows(chunks)
     faults = []
@@ -183,7 +183,7 @@ def _placed(error: InvalidTraceError, chunks: Sequence[Chunk]) -> UnanalyzableEr
     return UnanalyzableError(faults[0].message, code=error.stable_code, faults=tuple(faults))
 
 
-def _dropped(chunks: Sequence[Chunk], again: NDArray[np.bool_]) -> tuple[Dropped, ...]:
+def _dropped(chunks: Sequence[TraceChunk], again: NDArray[np.bool_]) -> tuple[Dropped, ...]:
     counts = np.add.reduceat(again, _first_rows(chunks)[:-1], dtype=np.int64).tolist()
     return tuple(
         Dropped(chunk.producer, chunk.number, count)

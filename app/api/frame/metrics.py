@@ -35,7 +35,7 @@ log = structlog.get_logger(__name__)
 DURATION_BUCKETS_S: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 
 
-class Metrics:
+class Exposition:
     """The metrics of one application; a registry of its own lets tests build many."""
 
     def __init__(self, container: Container) -> None:
@@ -103,7 +103,7 @@ class Metrics:
 class RequestMetrics:
     """ASGI middleware that counts and times requests by the route that answered them."""
 
-    def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
+    def __init__(self, app: ASGIApp, metrics: Exposition) -> None:
         self.app = app
         self.metrics = metrics
 
@@ -176,7 +176,7 @@ class _DatabaseCollector(Collector):
         yield workers
 
 
-def router(metrics: Metrics) -> APIRouter:
+def router(metrics: Exposition) -> APIRouter:
     """Return the route that Prometheus scrapes."""
     routes = APIRouter(tags=["operation"])
 

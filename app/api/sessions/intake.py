@@ -34,7 +34,7 @@ from app.services.sessions.receive import Body
 
 if TYPE_CHECKING:
     from app.analysis.trace.model import SessionMeta
-    from app.api.frame.metrics import Metrics
+    from app.api.frame.metrics import Exposition
     from app.services.container import Container
 
 log = structlog.get_logger(__name__)
@@ -132,7 +132,7 @@ class QueryMetadata(BaseModel):
 class Ingest:
     """What all requests of one application share: budget, limiters, and who waits."""
 
-    def __init__(self, container: Container, metrics: Metrics) -> None:
+    def __init__(self, container: Container, metrics: Exposition) -> None:
         settings = container.settings
         self.container = container
         self.metrics = metrics

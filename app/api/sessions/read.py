@@ -55,7 +55,7 @@ DpRanks = Annotated[
 ]
 
 
-class Sizes(BaseModel):
+class SizesBody(BaseModel):
     """Parallelism of the job."""
 
     dp: int
@@ -79,7 +79,7 @@ class SessionBody(BaseModel):
     state: SessionState
     received_at: datetime
     state_changed_at: datetime
-    sizes: Sizes
+    sizes: SizesBody
     trace_format: str
     body_bytes: int
     operations: int
@@ -276,7 +276,9 @@ def _session(row: SessionRow) -> dict[str, Any]:
         "state": row.state,
         "received_at": row.received_at,
         "state_changed_at": row.state_changed_at,
-        "sizes": Sizes(dp=row.dp, pp=row.pp, tp=row.tp, cp=row.cp, vpp=row.vpp, world=row.world),
+        "sizes": SizesBody(
+            dp=row.dp, pp=row.pp, tp=row.tp, cp=row.cp, vpp=row.vpp, world=row.world
+        ),
         "trace_format": row.trace_format,
         "body_bytes": row.body_bytes,
         "operations": row.operations,

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Health:
+class ChannelHealth:
     """A channel in the short table."""
 
     name: str
@@ -29,7 +29,7 @@ class Health:
     answer: str
 
 
-def health(channel: ChannelView, tally: Tally | None, now: datetime) -> Health:
+def health(channel: ChannelView, tally: Tally | None, now: datetime) -> ChannelHealth:
     """Return how a channel does.
 
     Parameters
@@ -39,7 +39,7 @@ def health(channel: ChannelView, tally: Tally | None, now: datetime) -> Health:
         None where nothing was sent to it.
     now : datetime
     """
-    return Health(
+    return ChannelHealth(
         name=channel.name,
         url=f"/channels/{channel.id}",
         dead=bool(dead([channel])),

@@ -15,7 +15,7 @@ from app.dashboard.alerts.incident_life import DELIVERY_STATES
 from app.dashboard.alerts.parts import AUDIENCES, dead, said
 from app.dashboard.look.format import age, count, plural
 from app.dashboard.look.forms import Field, fields_of
-from app.dashboard.look.parts import State
+from app.dashboard.look.parts import StateLabel
 from app.services.alerts.routing import SELECTOR
 
 if TYPE_CHECKING:
@@ -26,11 +26,11 @@ if TYPE_CHECKING:
     from app.services.alerts.channel_reads import ChannelView, Tally
     from app.services.alerts.channel_views import Undelivered
 
-DEAD: Final = State("fail", "Dead", 0)
-RETRYING: Final = State("wait", "Retrying", 1)
-ALIVE: Final = State("done", "Alive", 2)
-UNUSED: Final = State("ok", "Not used yet", 2, quiet=True)
-DISABLED: Final = State("silenced", "Disabled", 3, quiet=True)
+DEAD: Final = StateLabel("fail", "Dead", 0)
+RETRYING: Final = StateLabel("wait", "Retrying", 1)
+ALIVE: Final = StateLabel("done", "Alive", 2)
+UNUSED: Final = StateLabel("ok", "Not used yet", 2, quiet=True)
+DISABLED: Final = StateLabel("silenced", "Disabled", 3, quiet=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class ChannelLine:
     id: uuid.UUID
     url: str
     name: str
-    state: State
+    state: StateLabel
     about: str
     sent: int
     waiting: int
@@ -78,7 +78,7 @@ class ChosenChannel:
     id: uuid.UUID
     name: str
     title: str
-    state: State
+    state: StateLabel
     why: str
     enabled: bool
     created_at: datetime
@@ -92,7 +92,7 @@ class Lost:
     channel: str
     job: str
     title: str
-    state: State
+    state: StateLabel
     answer: str
     next_attempt: str
     created_at: datetime
@@ -106,7 +106,7 @@ class ChannelsPage:
     now: datetime
     title: str
     heading: str
-    states: Sequence[tuple[State, str]]
+    states: Sequence[tuple[StateLabel, str]]
     list_title: str
     lines: Sequence[ChannelLine]
     asked: bool
@@ -162,7 +162,7 @@ def channels_page(  # noqa: PLR0913 - everything that is on it
     )
 
 
-def channel_state(channel: ChannelView) -> State:
+def channel_state(channel: ChannelView) -> StateLabel:
     """Return how a channel does."""
     if dead([channel]):
         return DEAD
@@ -196,7 +196,7 @@ def _heading(channels: Sequence[ChannelView]) -> str:
     return f"{plural(heard, 'channel')} {'hears' if heard == 1 else 'hear'} of incidents"
 
 
-def _states(lines: Sequence[ChannelLine]) -> list[tuple[State, str]]:
+def _states(lines: Sequence[ChannelLine]) -> list[tuple[StateLabel, str]]:
     counted = Counter(line.state for line in lines)
     return [
         (state, f"{number} {state.word.lower()}")

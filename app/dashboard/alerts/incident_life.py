@@ -24,7 +24,7 @@ from app.dashboard.alerts.parts import (
     until,
 )
 from app.dashboard.look.format import interval, listing, plural, times
-from app.dashboard.look.parts import State
+from app.dashboard.look.parts import StateLabel
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -36,11 +36,11 @@ if TYPE_CHECKING:
     from app.services.alerts.views import IncidentLife
 
 DELIVERY_STATES: Final = {
-    DeliveryState.WAITING: State("wait", "Waiting", 1),
-    DeliveryState.SENDING: State("run", "Sending", 1),
-    DeliveryState.DELIVERED: State("done", "Delivered", 2),
-    DeliveryState.FAILED: State("fail", "Failed", 0),
-    DeliveryState.SUPERSEDED: State("none", "Superseded", 3, quiet=True),
+    DeliveryState.WAITING: StateLabel("wait", "Waiting", 1),
+    DeliveryState.SENDING: StateLabel("run", "Sending", 1),
+    DeliveryState.DELIVERED: StateLabel("done", "Delivered", 2),
+    DeliveryState.FAILED: StateLabel("fail", "Failed", 0),
+    DeliveryState.SUPERSEDED: StateLabel("none", "Superseded", 3, quiet=True),
 }
 
 WORDS: Final = {
@@ -80,7 +80,7 @@ class Attempted:
 
     id: uuid.UUID
     channel: str
-    state: State
+    state: StateLabel
     attempts: str
     answer: str
     at: datetime
@@ -88,7 +88,7 @@ class Attempted:
 
 
 @dataclass(frozen=True, slots=True)
-class Chosen:
+class ChosenIncident:
     """The incident beside the list."""
 
     actions: Actions
@@ -105,7 +105,7 @@ class Chosen:
     failing: str
 
 
-def chosen_incident(life: IncidentLife, channels: Sequence[ChannelView]) -> Chosen:
+def chosen_incident(life: IncidentLife, channels: Sequence[ChannelView]) -> ChosenIncident:
     """Return the incident beside the list.
 
     Parameters
@@ -117,7 +117,7 @@ def chosen_incident(life: IncidentLife, channels: Sequence[ChannelView]) -> Chos
     facts = incident.facts
     job_url = f"/jobs/{quote(row.job, safe='')}"
     message = _words(life)
-    return Chosen(
+    return ChosenIncident(
         actions=actions(row, life.view.now),
         job=row.job,
         job_url=job_url,

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Final
 
 from app.alerts.states import IncidentState
 from app.analysis.wording import hours
-from app.dashboard.alerts.channel_health import Health, channels_title, health
-from app.dashboard.alerts.incident_life import Chosen, chosen_incident
+from app.dashboard.alerts.channel_health import ChannelHealth, channels_title, health
+from app.dashboard.alerts.incident_life import ChosenIncident, chosen_incident
 from app.dashboard.alerts.parts import STATES, context, dead, headline, labels, since
 from app.dashboard.look.format import MINUS, age, count, heat_color, percent, plural, times
-from app.dashboard.look.parts import State
+from app.dashboard.look.parts import StateLabel
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from app.services.alerts.incident_reads import IncidentRow
     from app.services.alerts.views import IncidentLife, Incidents, Over
 
-WARNING: Final = State("warn", "", 0)
+WARNING: Final = StateLabel("warn", "", 0)
 
 # So many incidents to a page.
 PAGE: Final = 100
@@ -33,13 +33,13 @@ NAMED_SHARE: Final = 0.3
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class IncidentLine:
     """An incident in the list."""
 
     id: uuid.UUID
     url: str
     job: str
-    state: State
+    state: StateLabel
     headline: str
     labels: str
     slowdown: str
@@ -75,18 +75,18 @@ class IncidentsPage:
     now: datetime
     title: str
     heading: str
-    states: Sequence[tuple[State, str]]
+    states: Sequence[tuple[StateLabel, str]]
     list_title: str
     list_note: str
-    lines: Sequence[Line]
+    lines: Sequence[IncidentLine]
     previous_url: str
     next_url: str
     over_title: str
     over: Sequence[OverLine]
-    chosen: Chosen | None
+    chosen: ChosenIncident | None
     asked: bool
     channels_title: str
-    channels: Sequence[Health]
+    channels: Sequence[ChannelHealth]
     version: str
 
 
@@ -233,7 +233,7 @@ def _page_url(number: int) -> str:
     return "/incidents" if number == 1 else f"/incidents?page={number}"
 
 
-def _states(found: Incidents, channels: Sequence[ChannelView]) -> list[tuple[State, str]]:
+def _states(found: Incidents, channels: Sequence[ChannelView]) -> list[tuple[StateLabel, str]]:
     shown = [
         (state, f"{count(found.counts[stage])} {state.word.lower()}")
         for stage, state in STATES.items()
@@ -257,11 +257,11 @@ def _gain(gain: float) -> str:
 
 def _line(
     row: IncidentRow, rate: float | None, chosen: uuid.UUID | None, now: datetime, number: int
-) -> Line:
+) -> IncidentLine:
     incident, facts = row.incident, row.incident.facts
     slowdown = facts.slowdown if facts else None
     fix = facts.fix if facts else None
-    return Line(
+    return IncidentLine(
         id=incident.id,
         url=f"/incidents/{incident.id}" + (f"?page={number}" if number > 1 else ""),
         job=row.job,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 from app.alerts.message import cause_name, view_url
 from app.alerts.states import IncidentState
-from app.dashboard.look.parts import State
+from app.dashboard.look.parts import StateLabel
 from app.services.alerts.channel_reads import is_dead
 
 if TYPE_CHECKING:
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 
 # Open incidents come before every state of a session: their orders are negative.
 STATES: Final = {
-    IncidentState.FIRING: State("firing", "Firing", -4),
-    IncidentState.ACKNOWLEDGED: State("ack", "Acknowledged", -3),
-    IncidentState.PENDING: State("pending", "Pending", -2),
-    IncidentState.SILENCED: State("silenced", "Silenced", -1),
-    IncidentState.RESOLVED: State("resolved", "Resolved", 5),
+    IncidentState.FIRING: StateLabel("firing", "Firing", -4),
+    IncidentState.ACKNOWLEDGED: StateLabel("ack", "Acknowledged", -3),
+    IncidentState.PENDING: StateLabel("pending", "Pending", -2),
+    IncidentState.SILENCED: StateLabel("silenced", "Silenced", -1),
+    IncidentState.RESOLVED: StateLabel("resolved", "Resolved", 5),
 }
 
 # Whom a rule tells, and whose channel it is.
@@ -44,7 +44,7 @@ class Actions:
     id: uuid.UUID
     url: str
     headline: str
-    state: State
+    state: StateLabel
     since: datetime
     context: str
     can_acknowledge: bool

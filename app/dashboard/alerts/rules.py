@@ -11,7 +11,7 @@ from app.analysis.diagnosis.causes.registry import title_of
 from app.dashboard.alerts.parts import AUDIENCES, dead
 from app.dashboard.alerts.rule_form import rule_form
 from app.dashboard.look.format import count, listing, percent, plural
-from app.dashboard.look.parts import State
+from app.dashboard.look.parts import StateLabel
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -22,21 +22,21 @@ if TYPE_CHECKING:
     from app.services.alerts.channel_reads import ChannelView
     from app.services.alerts.incident_reads import IncidentRow
 
-ON: Final = State("done", "On", 0)
-OFF: Final = State("silenced", "Off", 1, quiet=True)
+ON: Final = StateLabel("done", "On", 0)
+OFF: Final = StateLabel("silenced", "Off", 1, quiet=True)
 
 # So many names are read; the rest is counted.
 NAMED: Final = 2
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class RuleLine:
     """A rule in the list."""
 
     id: UUID
     url: str
     name: str
-    state: State
+    state: StateLabel
     enabled: bool
     condition: str
     jobs: str
@@ -54,7 +54,7 @@ class RulesPage:
     heading: str
     states: Sequence[tuple[str, str]]
     list_title: str
-    lines: Sequence[Line]
+    lines: Sequence[RuleLine]
     form_title: str
     form: RuleForm
 
@@ -156,10 +156,10 @@ def _sessions(number: int) -> str:
     return "at once" if number == 1 else f"{number} sessions in a row"
 
 
-def _line(rule: Rule, channels: Sequence[ChannelView], held: int, chosen: bool) -> Line:  # noqa: FBT001 - a fact of the line
+def _line(rule: Rule, channels: Sequence[ChannelView], held: int, chosen: bool) -> RuleLine:  # noqa: FBT001 - a fact of the line
     names = told(rule, channels)
     whom = "these channels" if rule.channels else AUDIENCES[rule.audience]
-    return Line(
+    return RuleLine(
         id=rule.id,
         url=f"/rules/{rule.id}",
         name=rule.name,
@@ -183,7 +183,7 @@ def _heading(on: int, present: int) -> str:
     return f"{watch}; {plural(present, 'incident')} {'is' if present == 1 else 'are'} open"
 
 
-def _list_title(lines: Sequence[Line], held: Mapping[UUID, int]) -> str:
+def _list_title(lines: Sequence[RuleLine], held: Mapping[UUID, int]) -> str:
     unheard = [line.name for line in lines if line.unheard]
     if unheard and len(unheard) == sum(line.enabled for line in lines):
         return "No rule reaches a channel"
@@ -195,7 +195,7 @@ def _list_title(lines: Sequence[Line], held: Mapping[UUID, int]) -> str:
     return "Nothing holds at present" if lines else "There is no rule"
 
 
-def _states(lines: Sequence[Line]) -> list[tuple[str, str]]:
+def _states(lines: Sequence[RuleLine]) -> list[tuple[str, str]]:
     on = sum(line.enabled for line in lines)
     unheard = sum(line.unheard for line in lines)
     found = [(ON.glyph, f"{count(on)} on")]

@@ -26,14 +26,21 @@ from app.dashboard.look.format import (
     times,
     worker,
 )
-from app.dashboard.look.parts import SLOW, Sparkline, State, job_state, sparkline, verdict_values
+from app.dashboard.look.parts import (
+    SLOW,
+    Sparkline,
+    StateLabel,
+    job_state,
+    sparkline,
+    verdict_values,
+)
 from app.db.states import SessionState
 
 if TYPE_CHECKING:
     from app.analysis.report.summary import Summary, SummaryCause
     from app.services.alerts.incident_reads import IncidentRow
     from app.services.sessions.fleet import Fleet, JobSummary
-    from app.services.sessions.read import SessionRow as StoredSession
+    from app.services.sessions.read import SessionRow
 
 # A longer reason gives way to its code in a table, characters.
 SHORT_REASON: Final = 60
@@ -42,10 +49,10 @@ NAMED_SHARE: Final = 0.3
 
 
 @dataclass(frozen=True, slots=True)
-class SessionRow:
+class SessionLine:
     """One line of a table of jobs or of sessions."""
 
-    state: State
+    state: StateLabel
     status: SessionState
     name: str
     url: str
@@ -67,11 +74,11 @@ class SessionRow:
     discrepancy: str
     received_at: datetime
     spark: Sparkline | None = None
-    incident: State | None = None
+    incident: StateLabel | None = None
     incident_url: str = ""
 
     @property
-    def standing(self) -> State:
+    def standing(self) -> StateLabel:
         """Return the state of its most pressing incident, or else its own."""
         return self.incident or self.state
 
@@ -90,8 +97,8 @@ class FleetPage:
     now: datetime
     title: str
     heading: str
-    states: tuple[tuple[State, str], ...]
-    jobs: tuple[SessionRow, ...]
+    states: tuple[tuple[StateLabel, str], ...]
+    jobs: tuple[SessionLine, ...]
     slow: int
     without: int
     formats: tuple[str, ...]
@@ -105,9 +112,9 @@ class JobPage:
     name: str
     title: str
     heading: str
-    state: State
+    state: StateLabel
     sizes: str
-    sessions: tuple[SessionRow, ...]
+    sessions: tuple[SessionLine, ...]
     figure: Mapping[str, Any] | None
     finding: str
     truncated: bool
@@ -182,18 +189,16 @@ def job_page(fleet: Fleet, limit: int) -> JobPage:
     )
 
 
-def session_row(
-    job: str, session: StoredSession, *, shown: StoredSession | None = None
-) -> SessionRow:
+def session_row(job: str, session: SessionRow, *, shown: SessionRow | None = None) -> SessionLine:
     """Return a line about a session.
 
     Parameters
     ----------
     job : str
         Name of its job.
-    session : StoredSession
+    session : SessionRow
         The session whose state and age the line shows.
-    shown : StoredSession, optional
+    shown : SessionRow, optional
         An earlier session whose numbers the line shows instead, because this one has none yet.
     """
     numbers = shown or session
@@ -207,7 +212,7 @@ def session_row(
     first = headline.causes[0] if slow and headline and headline.causes else None
     lost = numbers.gpu_hours_lost if has else None
     low, high = numbers.slowdown_low, numbers.slowdown_high
-    return SessionRow(
+    return SessionLine(
         state=job_state(session.state, slow=slow),
         status=session.state,
         name=job,
@@ -232,7 +237,7 @@ def session_row(
     )
 
 
-def _job_row(job: JobSummary, incidents: Sequence[IncidentRow]) -> SessionRow:
+def _job_row(job: JobSummary, incidents: Sequence[IncidentRow]) -> SessionLine:
     row = session_row(job.name, job.latest, shown=_shown(job))
     if incidents:
         first = min((i.incident for i in incidents), key=lambda i: STATES[i.state].order)
@@ -243,13 +248,13 @@ def _job_row(job: JobSummary, incidents: Sequence[IncidentRow]) -> SessionRow:
     return replace(row, spark=sparkline(values) if values else None)
 
 
-def _shown(job: JobSummary) -> StoredSession:
+def _shown(job: JobSummary) -> SessionRow:
     """Return the session whose numbers stand for a job: the latest that is through."""
     through = [session for session in job.sessions if session.state not in SessionState.UNDERWAY]
     return through[-1] if through else job.latest
 
 
-def _point(session: StoredSession) -> HistoryPoint:
+def _point(session: SessionRow) -> HistoryPoint:
     has = session.state == SessionState.ANALYZED
     return HistoryPoint(
         number=session.number,
@@ -260,7 +265,7 @@ def _point(session: StoredSession) -> HistoryPoint:
     )
 
 
-def _reason(session: StoredSession) -> str:
+def _reason(session: SessionRow) -> str:
     if session.state == SessionState.NO_VERDICT and session.discrepancy is not None:
         return f"replay differs by {percent(session.discrepancy)}"
     if session.state in SessionState.UNREPORTED:
@@ -283,13 +288,13 @@ def _where(cause: SummaryCause, headline: Summary) -> str:
     return f"{host}, worker {worker(*workers[0])}" if host else f"worker {worker(*workers[0])}"
 
 
-def _said(session: StoredSession) -> str:
+def _said(session: SessionRow) -> str:
     if session.state == SessionState.ANALYZED and session.slowdown is not None:
         return f"{times(session.slowdown)} in session {session.number}"
     return f"session {session.number} {job_state(session.state, slow=False).word.lower()}"
 
 
-def _job_heading(session: StoredSession) -> str:
+def _job_heading(session: SessionRow) -> str:
     if session.state is SessionState.ANALYZED and session.headline is not None:
         return session.headline.sentence
     return session.reason or {
@@ -299,7 +304,7 @@ def _job_heading(session: StoredSession) -> str:
     }.get(session.state, "The first session is being worked on")
 
 
-def _heading(fleet: Fleet, rows: list[SessionRow]) -> str:
+def _heading(fleet: Fleet, rows: list[SessionLine]) -> str:
     if not rows:
         return "No job has sent a trace yet"
     rates = {

@@ -24,7 +24,7 @@ _SPARK_EDGE: Final = 4.0
 
 
 @dataclass(frozen=True, slots=True)
-class State:
+class StateLabel:
     """A state as pages show it; `order` puts what needs attention first."""
 
     glyph: str
@@ -34,19 +34,19 @@ class State:
 
 
 STATES: Final = {
-    SessionState.OPEN: State("wait", "Arriving", 3),
-    SessionState.QUEUED: State("wait", "Waiting", 3),
-    SessionState.ANALYZING: State("run", "Analyzing", 3),
-    SessionState.NO_VERDICT: State("none", "No verdict", 2),
-    SessionState.DISCARDED: State("none", "Discarded", 2),
-    SessionState.FAILED: State("fail", "Analysis failed", 1),
+    SessionState.OPEN: StateLabel("wait", "Arriving", 3),
+    SessionState.QUEUED: StateLabel("wait", "Waiting", 3),
+    SessionState.ANALYZING: StateLabel("run", "Analyzing", 3),
+    SessionState.NO_VERDICT: StateLabel("none", "No verdict", 2),
+    SessionState.DISCARDED: StateLabel("none", "Discarded", 2),
+    SessionState.FAILED: StateLabel("fail", "Analysis failed", 1),
 }
-SLOW_STATE: Final = State("slow", "Slow", 0)
-QUIET_STATE: Final = State("ok", "Watching", 4, quiet=True)
-ANALYZED_STATE: Final = State("done", "Analyzed", 4)
+SLOW_STATE: Final = StateLabel("slow", "Slow", 0)
+QUIET_STATE: Final = StateLabel("ok", "Watching", 4, quiet=True)
+ANALYZED_STATE: Final = StateLabel("done", "Analyzed", 4)
 
 
-def job_state(state: SessionState, *, slow: bool) -> State:
+def job_state(state: SessionState, *, slow: bool) -> StateLabel:
     """Return how a job stands, by the state of its latest session."""
     if state == SessionState.ANALYZED:
         return SLOW_STATE if slow else QUIET_STATE

@@ -19,7 +19,7 @@ from app.analysis.json_text import plain
 from app.analysis.planning.document import FoundTemplate, NoAnswer
 from app.analysis.planning.spec.model import METHODS, OBJECTIVES
 from app.dashboard.look.format import percent, seconds
-from app.dashboard.look.parts import State
+from app.dashboard.look.parts import StateLabel
 from app.dashboard.plans.parts import METHOD_NAMES, MS, plan_name
 from app.dashboard.plans.view import PROVEN, STATES, plan_page
 from app.db.states import PlanState
@@ -59,7 +59,7 @@ microbatches: 50
 
 
 @dataclass(frozen=True, slots=True)
-class Form:
+class PlanForm:
     """What the form is filled with."""
 
     name: str
@@ -75,7 +75,7 @@ class ListedPlan:
 
     url: str
     name: str
-    state: State
+    state: StateLabel
     method: str
     iteration: str
     over: str
@@ -84,7 +84,7 @@ class ListedPlan:
     created_at: datetime
 
 
-EMPTY_FORM: Final = Form("", METHODS[0], OBJECTIVES[0], f"{DEFAULT_TIME_LIMIT_S:g}", EXAMPLE)
+EMPTY_FORM: Final = PlanForm("", METHODS[0], OBJECTIVES[0], f"{DEFAULT_TIME_LIMIT_S:g}", EXAMPLE)
 
 
 def add_plan_pages(routes: APIRouter, engine: Engine, pages: Pages) -> None:
@@ -138,9 +138,9 @@ def add_plan_pages(routes: APIRouter, engine: Engine, pages: Pages) -> None:
         )
 
 
-def _filled(view: PlanView) -> Form:
+def _filled(view: PlanView) -> PlanForm:
     row = view.row
-    return Form(
+    return PlanForm(
         row.name or "",
         row.method,
         row.objective,

@@ -29,7 +29,7 @@ _ROOM: Final = 0.9
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
+class StageBlock:
     """Layers of one stage as a bar, in per cent of all layers."""
 
     left: float
@@ -51,7 +51,7 @@ class StageRow:
     color: int
     devices: str
     place: str
-    block: Block
+    block: StageBlock
     time_share: float
     time_text: str
     memory_share: float | None
@@ -74,7 +74,7 @@ class MethodRow:
     planned: str = ""
     remark: str = ""
     reason: str = ""
-    blocks: tuple[Block, ...] = ()
+    blocks: tuple[StageBlock, ...] = ()
 
 
 def device_names(asked: Asked) -> list[str]:
@@ -92,14 +92,14 @@ def cluster_text(asked: Asked) -> str:
 
 def blocks_of(
     stages: Sequence[PlannedStage], layers: int, names: Sequence[str]
-) -> tuple[Block, ...]:
+) -> tuple[StageBlock, ...]:
     """Return the stages of a template as bars."""
     return tuple(_block(stage, layers, names) for stage in stages)
 
 
-def _block(stage: PlannedStage, layers: int, names: Sequence[str]) -> Block:
+def _block(stage: PlannedStage, layers: int, names: Sequence[str]) -> StageBlock:
     first, last = stage.layers
-    return Block(
+    return StageBlock(
         left=round(100 * first / layers, 3),
         width=round(100 * (last + 1 - first) / layers, 3),
         color=color_of(stage.device, names),

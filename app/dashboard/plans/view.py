@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 from app.analysis.json_text import plain
 from app.analysis.planning.document import PlanDocument, PlannedStage, SimulatedIteration
 from app.dashboard.look.format import NBSP, percent, plural, rough_percent, seconds
-from app.dashboard.look.parts import Fact, Row, State
+from app.dashboard.look.parts import Fact, Row, StateLabel
 from app.dashboard.plans.parts import (
     GIB,
     METHOD_NAMES,
@@ -35,14 +35,14 @@ if TYPE_CHECKING:
     from app.services.plans.read import Asked, PlanView
 
 STATES: Final = {
-    PlanState.QUEUED: State("wait", "Waiting", 3),
-    PlanState.PLANNING: State("run", "Planning", 3),
-    PlanState.PLANNED: State("done", "Planned", 4),
-    PlanState.INFEASIBLE: State("none", "No template", 2),
-    PlanState.CANCELED: State("none", "Canceled", 4, quiet=True),
-    PlanState.FAILED: State("fail", "Planning failed", 1),
+    PlanState.QUEUED: StateLabel("wait", "Waiting", 3),
+    PlanState.PLANNING: StateLabel("run", "Planning", 3),
+    PlanState.PLANNED: StateLabel("done", "Planned", 4),
+    PlanState.INFEASIBLE: StateLabel("none", "No template", 2),
+    PlanState.CANCELED: StateLabel("none", "Canceled", 4, quiet=True),
+    PlanState.FAILED: StateLabel("fail", "Planning failed", 1),
 }
-PROVEN: Final = State("done", "Proven optimal", 4)
+PROVEN: Final = StateLabel("done", "Proven optimal", 4)
 
 OBJECTIVE_WORDS: Final = {
     "t_std": "least ΣL + (N − 1)·max L (t_std); near-optimal templates executed and ranked",
@@ -84,7 +84,7 @@ class PlanPage:
     name: str
     subject: str
     status: PlanState
-    state: State
+    state: StateLabel
     line: tuple[str, ...]
     heading: str
     facts: tuple[Fact, ...]

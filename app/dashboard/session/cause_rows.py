@@ -22,7 +22,7 @@ from app.dashboard.session.cause_pictures import Picture, cause_pictures, pictur
 
 
 @dataclass(frozen=True, slots=True)
-class Evidence:
+class EvidenceLine:
     """A reason in words, and where on the page it is to be seen (empty: nowhere)."""
 
     text: str
@@ -36,7 +36,7 @@ class CauseRow:
     name: str
     share: str
     confidence: str
-    evidence: tuple[Evidence, ...]
+    evidence: tuple[EvidenceLine, ...]
     strong: bool = False
     muted: bool = False
     pictures: tuple[Picture, ...] = ()
@@ -77,12 +77,12 @@ def causes_table(report: Report) -> tuple[CauseRow, ...]:
 
 
 def _note(name: str, text: str) -> CauseRow:
-    return CauseRow(name, "", "", (Evidence(text, ""),), muted=True)
+    return CauseRow(name, "", "", (EvidenceLine(text, ""),), muted=True)
 
 
-def _evidence(report: Report, cause: NamedCause) -> tuple[Evidence, ...]:
+def _evidence(report: Report, cause: NamedCause) -> tuple[EvidenceLine, ...]:
     return tuple(
-        Evidence(text, _view_url(report, cause, view) if view else "")
+        EvidenceLine(text, _view_url(report, cause, view) if view else "")
         for text, view in zip(cause.evidence, cause.views, strict=True)
     )
 

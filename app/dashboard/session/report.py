@@ -30,7 +30,7 @@ from app.dashboard.session.what_if import WhatIfForm, what_if_form
 
 
 @dataclass(frozen=True, slots=True)
-class Chosen:
+class ChosenStep:
     """The step and the worker that the page opens with."""
 
     index: int
@@ -46,7 +46,7 @@ class ReportView:
 
     verdict: bool
     step_count: int
-    chosen: Chosen
+    chosen: ChosenStep
     map_title: str
     strip_title: str
     strip_note: str
@@ -122,7 +122,7 @@ def report_view(
     )
 
 
-def _choose(report: Report, step: int | None, dp: int | None, pp: int | None) -> Chosen:
+def _choose(report: Report, step: int | None, dp: int | None, pp: int | None) -> ChosenStep:
     steps = report.steps.analyzed
     slowdowns = report.step_slowdown
     by_request = step in steps
@@ -133,10 +133,10 @@ def _choose(report: Report, step: int | None, dp: int | None, pp: int | None) ->
     else:
         ranked = report.ranked_workers()
         cell = (ranked[0][1], ranked[0][2])
-    return Chosen(index, steps[index], by_request, *cell)
+    return ChosenStep(index, steps[index], by_request, *cell)
 
 
-def _data(report: Report, chosen: Chosen) -> Mapping[str, Any]:
+def _data(report: Report, chosen: ChosenStep) -> Mapping[str, Any]:
     """Return what the page's script needs; times in seconds."""
     sizes, ranks = report.sizes, report.workers.rank
     data: dict[str, Any] = {

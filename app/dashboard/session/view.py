@@ -28,7 +28,7 @@ from app.dashboard.look.parts import (
     STATES,
     Fact,
     Row,
-    State,
+    StateLabel,
     sparkline,
     verdict_values,
 )
@@ -74,7 +74,7 @@ class SessionPage:
     before: Neighbor | None
     after: Neighbor | None
     status: SessionState
-    state: State
+    state: StateLabel
     line: tuple[str, ...]
     heading: str
     facts: tuple[Fact, ...]
@@ -143,7 +143,7 @@ def session_page(  # noqa: PLR0913 - everything that is on it
 class _Body:
     """What differs by state."""
 
-    state: State
+    state: StateLabel
     short: str
     heading: str
     line: tuple[str, ...]

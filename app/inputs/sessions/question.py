@@ -21,7 +21,7 @@ from app.analysis.replay.adaptations.evidence import Name
 from app.analysis.replay.questions import (
     MOST_SCALE,
     TYPE_NAMES,
-    Base,
+    BaseDurations,
     Change,
     Question,
     Selection,
@@ -85,16 +85,16 @@ class WrittenChange(Written):
     """What is selected takes its recorded or ideal duration × `scale`."""
 
     select: WrittenSelection = WrittenSelection()
-    duration: Base = Base.IDEAL
+    duration: BaseDurations = BaseDurations.IDEAL
     scale: Annotated[float, Strict(), Field(ge=0, le=MOST_SCALE, allow_inf_nan=False)] = 1.0
 
 
 class WrittenQuestion(Written):
     """What the step time would be; of several changes that select an operation the last holds."""
 
-    base: Annotated[Base, Field(description="What operations take that nothing selects")] = (
-        Base.RECORDED
-    )
+    base: Annotated[
+        BaseDurations, Field(description="What operations take that nothing selects")
+    ] = BaseDurations.RECORDED
     changes: Annotated[tuple[WrittenChange, ...], Field(max_length=MOST_CHANGES)] = ()
     without: Annotated[
         tuple[Name, ...], Field(description="Adaptations that the replay is made without")

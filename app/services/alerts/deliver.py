@@ -38,7 +38,7 @@ from app.alerts.addresses import Guard
 from app.alerts.channels.apprise import APPRISE, is_installed
 from app.alerts.channels.kind import Parcel
 from app.alerts.channels.registry import KINDS
-from app.alerts.delivery import Answer, DeliveryError
+from app.alerts.delivery import DeliveryError, ReceiverAnswer
 from app.alerts.grouping import CONTENT, Audience, Item, content_for, is_due
 from app.alerts.message import MESSAGE, Message, make_message
 from app.alerts.outbound import Outbound
@@ -129,7 +129,7 @@ def deliver(container: Container, claim: Claim) -> None:
         pump(container, channel_id)
 
 
-def attempt(container: Container, target: Target, message: Message) -> Answer:
+def attempt(container: Container, target: Target, message: Message) -> ReceiverAnswer:
     """Send a message to a channel, now, within the time of one attempt.
 
     Raises
@@ -259,7 +259,7 @@ def _picture(container: Container, message: Message) -> bytes | None:
     )
 
 
-def _settle_success(container: Container, claim: Claim, answer: Answer) -> None:
+def _settle_success(container: Container, claim: Claim, answer: ReceiverAnswer) -> None:
     with container.uow() as tx:
         delivery, channel = _locked(tx, claim)
         if delivery is None or channel is None:
@@ -331,7 +331,7 @@ def _end(
     state: DeliveryState,
     error: DeliveryError | None = None,
     *,
-    answer: Answer | None = None,
+    answer: ReceiverAnswer | None = None,
 ) -> None:
     answer = error.answer if error else answer
     delivery.state = state

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Final
 
-from app.alerts.delivery import Answer, DeliveryError
+from app.alerts.delivery import DeliveryError, ReceiverAnswer
 from app.alerts.facts import CauseFact, Facts, FixFact, WorkerFact
 from app.alerts.grouping import Status
 from app.alerts.incidents import fingerprint_of
@@ -64,7 +64,7 @@ def send_example(container: Container, channel_id: uuid.UUID) -> TestResult:
     try:
         answer = attempt(container, target, message)
     except DeliveryError as error:
-        got = error.answer or Answer(None, "")
+        got = error.answer or ReceiverAnswer(None, "")
         return TestResult(
             delivered=False,
             code=error.code,

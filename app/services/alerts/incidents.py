@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 from sqlalchemy import select
 
-from app.alerts.board import Change
+from app.alerts.board import IncidentChange
 from app.alerts.incidents import (
     Incident,
     Silence,
@@ -44,10 +44,10 @@ def acknowledge_incident(
     NotFoundError, ConflictError
     """
 
-    def order(incident: Incident, _now: datetime) -> Change | None:
+    def order(incident: Incident, _now: datetime) -> IncidentChange | None:
         if incident.state is IncidentState.ACKNOWLEDGED:
             return None
-        return Change(acknowledge(incident, by), incident.state, "acknowledged")
+        return IncidentChange(acknowledge(incident, by), incident.state, "acknowledged")
 
     return _ordered(container, incident_id, order, by, note)
 
@@ -64,11 +64,11 @@ def silence_incident(
         If that time is over, or the incident is.
     """
 
-    def order(incident: Incident, now: datetime) -> Change:
+    def order(incident: Incident, now: datetime) -> IncidentChange:
         if until <= now:
             raise ConflictError("A silence ends in the future.", code="incident.silence_over")
         changed = silence(incident, Silence(until, reason, by))
-        return Change(changed, incident.state, "silenced")
+        return IncidentChange(changed, incident.state, "silenced")
 
     return _ordered(container, incident_id, order, by, reason)
 
@@ -81,8 +81,8 @@ def end_incident_silence(container: Container, incident_id: uuid.UUID, *, by: st
     NotFoundError, ConflictError
     """
 
-    def order(incident: Incident, _now: datetime) -> Change:
-        return Change(end_silence(incident), incident.state, "unsilenced")
+    def order(incident: Incident, _now: datetime) -> IncidentChange:
+        return IncidentChange(end_silence(incident), incident.state, "unsilenced")
 
     return _ordered(container, incident_id, order, by, None)
 
@@ -97,9 +97,9 @@ def resolve_incident(
     NotFoundError, ConflictError
     """
 
-    def order(incident: Incident, now: datetime) -> Change:
+    def order(incident: Incident, now: datetime) -> IncidentChange:
         ended = clear(incident, now, note or RESOLVED_BY_PERSON, by=by)
-        return Change(ended, incident.state, "resolved")
+        return IncidentChange(ended, incident.state, "resolved")
 
     return _ordered(container, incident_id, order, by, note)
 
@@ -107,7 +107,7 @@ def resolve_incident(
 def _ordered(
     container: Container,
     incident_id: uuid.UUID,
-    order: Callable[[Incident, datetime], Change | None],
+    order: Callable[[Incident, datetime], IncidentChange | None],
     by: str,
     note: str | None,
 ) -> IncidentView:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 from sqlalchemy import func, select
 from sqlalchemy.dialects.postgresql import insert
 
-from app.alerts.board import Change, JobState
+from app.alerts.board import IncidentChange, JobState
 from app.alerts.evaluate import HISTORY_SESSIONS
 from app.alerts.facts import FACTS
 from app.alerts.grouping import Timing, next_flush
@@ -156,7 +156,7 @@ def load_job(tx: UnitOfWork, group: AlertGroup) -> JobState:
 def save_change(  # noqa: PLR0913 - a transition, and who is behind it
     tx: UnitOfWork,
     group: AlertGroup,
-    change: Change,
+    change: IncidentChange,
     intervals: Timing,
     *,
     actor: str | None = None,
@@ -169,7 +169,7 @@ def save_change(  # noqa: PLR0913 - a transition, and who is behind it
     tx : UnitOfWork
     group : AlertGroup
         Locked.
-    change : Change
+    change : IncidentChange
     intervals : Timing
     actor, note : str, optional
         Who ordered it, and why.

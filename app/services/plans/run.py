@@ -13,7 +13,7 @@ from sqlalchemy import exists, update
 from app.analysis.json_text import plain
 from app.analysis.planning.build import plan_document, simulated_iteration
 from app.analysis.planning.plan import plan, with_oobleck_templates
-from app.analysis.planning.search.budget import Budget
+from app.analysis.planning.search.budget import SearchBudget
 from app.db.blobs import write_blob
 from app.db.models.plans import Plan
 from app.db.models.tasks import TaskRun
@@ -26,7 +26,7 @@ from app.services.plans.transition import move_plan
 from app.services.tasks.task_runs import finish
 
 if TYPE_CHECKING:
-    from app.analysis.planning.plan import Plan as Found
+    from app.analysis.planning.plan import FoundPlan as Found
     from app.services.container import Container
 
 # How often a search looks whether it was canceled, and says how far it is.
@@ -48,13 +48,13 @@ def run_plan(container: Container, claim: Claim) -> None:
         if row is None:
             raise NotFoundError(f"plan {claim.subject_id} is gone")
     progress = _Progress(container, claim)
-    budget = Budget(progress.clock, time.monotonic() + row.time_limit_s, progress.report)
+    budget = SearchBudget(progress.clock, time.monotonic() + row.time_limit_s, progress.report)
     try:
         found = plan(
             parse_spec(row.spec), method=row.method, objective=row.objective, budget=budget
         )
         if row.method == "ditto":
-            found = with_oobleck_templates(found, Budget(progress.clock))
+            found = with_oobleck_templates(found, SearchBudget(progress.clock))
     except (InfeasiblePlanError, InvalidSpecError) as error:
         _store_reason(container, claim, error)
     else:

@@ -18,8 +18,7 @@ from app.analysis.report.coverage import (
     DroppedOperations,
     RepeatedChunk,
 )
-from app.analysis.trace.merge import Chunk as TraceChunk
-from app.analysis.trace.merge import Merged, merge
+from app.analysis.trace.merge import Merged, TraceChunk, merge
 from app.analysis.trace.metadata import parse_metadata
 from app.analysis.trace.storage import pack, unpack
 from app.db.blobs import delete_blob, read_blob, write_blob

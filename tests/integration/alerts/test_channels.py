@@ -15,7 +15,7 @@ from standardwebhooks import Webhook, WebhookVerificationError
 from app.alerts.addresses import Guard
 from app.alerts.channels.kind import Parcel
 from app.alerts.channels.registry import KINDS
-from app.alerts.delivery import Answer, DeliveryError
+from app.alerts.delivery import DeliveryError, ReceiverAnswer
 from app.alerts.lines import plain_text
 from app.alerts.message import Message
 from app.alerts.outbound import MAX_RETRY_AFTER_S, Outbound
@@ -51,7 +51,7 @@ def send(
     sent: Message,
     picture: bytes | None = None,
     **changes: Any,  # noqa: ANN401 - of the configuration
-) -> Answer:
+) -> ReceiverAnswer:
     known = KINDS[kind]
     config = known.config.validate_python(config_of(kind, server.url) | changes)
     shown = picture if known.pictures else None
@@ -93,7 +93,7 @@ def test_faults_of_a_service_pass(kind: str, status: int, server: Receiver) -> N
     with pytest.raises(DeliveryError) as failed:
         send(kind, server, MESSAGES["one"])
     assert not failed.value.permanent
-    assert failed.value.answer == Answer(status, "down")
+    assert failed.value.answer == ReceiverAnswer(status, "down")
 
 
 @pytest.mark.parametrize("kind", list(SERVICES))

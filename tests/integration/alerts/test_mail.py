@@ -20,7 +20,7 @@ from aiosmtpd.smtp import SMTP, AuthResult, Envelope, Session
 from app.alerts.addresses import Guard
 from app.alerts.channels.kind import Parcel
 from app.alerts.channels.mail import MAIL
-from app.alerts.delivery import Answer, DeliveryError
+from app.alerts.delivery import DeliveryError, ReceiverAnswer
 from app.alerts.message import Message
 from app.alerts.outbound import Outbound
 from app.alerts.picture import heatmap_png
@@ -81,7 +81,12 @@ def port_of(controller: Controller) -> int:
     return controller.port
 
 
-def send(port: int, sent: Any = None, tls: ssl.SSLContext | None = None, **changes: Any) -> Answer:  # noqa: ANN401 - of the configuration
+def send(
+    port: int,
+    sent: Any = None,  # noqa: ANN401 - of the configuration
+    tls: ssl.SSLContext | None = None,
+    **changes: Any,  # noqa: ANN401 - of the configuration
+) -> ReceiverAnswer:
     values = {
         "host": NAME,
         "port": port,
@@ -143,7 +148,7 @@ def test_refusals_pass_or_not_by_their_code(
     with pytest.raises(DeliveryError) as failed:
         send(port_of(plain_server))
     assert failed.value.permanent == permanent
-    assert failed.value.answer == Answer(int(reply[:3]), reply[4:])
+    assert failed.value.answer == ReceiverAnswer(int(reply[:3]), reply[4:])
 
 
 def test_one_refused_recipient_does_not_keep_the_others_from_it(

@@ -9,7 +9,7 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from app.alerts.board import Change, JobState
+from app.alerts.board import IncidentChange, JobState
 from app.alerts.evaluate import HISTORY_SESSIONS, evaluate
 from app.alerts.facts import CauseFact, Facts
 from app.alerts.incidents import Incident, Silence
@@ -81,7 +81,7 @@ class Job:
     def new_id(self) -> uuid.UUID:
         return uuid.UUID(int=next(self._ids))
 
-    def come(self, *sessions: Facts) -> list[Change]:
+    def come(self, *sessions: Facts) -> list[IncidentChange]:
         """Let sessions come, each evaluated at the time of its arrival."""
         changes = []
         for facts in sessions:
@@ -89,7 +89,7 @@ class Job:
             changes += self.look(facts.received_at)
         return changes
 
-    def look(self, now: datetime) -> list[Change]:
+    def look(self, now: datetime) -> list[IncidentChange]:
         state = JobState(
             job="llm",
             labels=self.labels,
@@ -122,7 +122,7 @@ class Job:
         return [(i.cause, i.where, str(i.state)) for i in self.incidents.values()]
 
 
-def told(changes: Iterable[Change]) -> list[str]:
+def told(changes: Iterable[IncidentChange]) -> list[str]:
     return [change.event for change in changes if change.tells]
 
 

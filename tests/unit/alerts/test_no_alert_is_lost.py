@@ -17,7 +17,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from app.alerts.board import Change
+from app.alerts.board import IncidentChange
 from app.alerts.facts import FACTS, CauseFact
 from app.alerts.grouping import (
     CONTENT,
@@ -305,7 +305,7 @@ class NoAlertIsLost(RuleBasedStateMachine):
     # -- what the durable part does --------------------------------------------------------------
 
     def _look(self) -> None:
-        changes: list[Change] = self.job.look(self.now)
+        changes: list[IncidentChange] = self.job.look(self.now)
         if any(change.tells for change in changes):
             self._transition()
 

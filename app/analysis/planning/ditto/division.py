@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from app.analysis.compiled import compiled
 from app.analysis.planning.problem import Problem
-from app.analysis.planning.search.budget import Budget
+from app.analysis.planning.search.budget import SearchBudget
 from app.analysis.planning.search.kernels import FAR
 
 IntArray = NDArray[np.int64]
@@ -57,7 +57,7 @@ class Division:
         self,
         problem: Problem,
         objective: str,
-        budget: Budget,
+        budget: SearchBudget,
         *,
         stages: int | None = None,
     ) -> None:

@@ -9,9 +9,9 @@ from typing import Final
 import numpy as np
 
 from app.analysis.planning.problem import Problem, compile_problem
-from app.analysis.planning.search.budget import Budget
+from app.analysis.planning.search.budget import SearchBudget
 from app.analysis.planning.search.kernels import FAR
-from app.analysis.planning.search.passes import AT_MOST, EXACT, Goal, Passes
+from app.analysis.planning.search.passes import AT_MOST, EXACT, SearchGoal, SearchPasses
 from app.analysis.planning.search.states import build_states
 from app.analysis.planning.template import Template, memory_of
 from app.errors import Fault
@@ -22,7 +22,7 @@ _PRECISION: Final = 0.01
 _MOST_CELLS: Final = 10_000_000
 
 
-def nearest_changes(problem: Problem, budget: Budget) -> tuple[str, tuple[Fault, ...]]:
+def nearest_changes(problem: Problem, budget: SearchBudget) -> tuple[str, tuple[Fault, ...]]:
     """Return the reason in a sentence, and changes that would help, each enough by itself."""
     spec = problem.spec
     unlimited = _unlimited(problem)
@@ -51,7 +51,7 @@ def nearest_changes(problem: Problem, budget: Budget) -> tuple[str, tuple[Fault,
     return reason, tuple(changes)
 
 
-def _memory_changes(problem: Problem, budget: Budget) -> Iterator[Fault]:
+def _memory_changes(problem: Problem, budget: SearchBudget) -> Iterator[Fault]:
     for kind, device in enumerate(problem.spec.devices):
         if device.memory_bytes is None or budget.spent:
             continue
@@ -84,7 +84,7 @@ def _gib(size: float) -> str:
     return f"{size / 2**30:.2f} GiB"
 
 
-def _least_memory(problem: Problem, kind: int, budget: Budget) -> float | None:
+def _least_memory(problem: Problem, kind: int, budget: SearchBudget) -> float | None:
     """Return about the least memory of one type's devices with which there is a template."""
     mine = np.array(
         [
@@ -107,7 +107,7 @@ def _least_memory(problem: Problem, kind: int, budget: Budget) -> float | None:
     return high
 
 
-def _least_scale(problem: Problem, budget: Budget) -> float | None:
+def _least_scale(problem: Problem, budget: SearchBudget) -> float | None:
     low, high = 1.0, 2.0
     while _some_template(_scaled(problem, high)) is None:
         low, high = high, high * 2
@@ -142,11 +142,11 @@ def _unlimited(problem: Problem) -> Problem:
 def _some_template(problem: Problem) -> Template | None:
     """Return any template that fits; on large clusters only one that certainly does."""
     longest = int(problem.cost_ps[:, -1, 0].max()) * 4
-    goal = Goal(longest, ((0, 0, 1, 0, 0, longest),), FAR)
+    goal = SearchGoal(longest, ((0, 0, 1, 0, 0, longest),), FAR)
     space = build_states(problem)
     most = min(problem.spec.gpus, problem.layers, problem.spec.microbatches)
     exact = space.states * (problem.layers + 1) * (most + 1) <= _MOST_CELLS
-    table = Passes(problem, space, EXACT if exact else AT_MOST).run(goal)
+    table = SearchPasses(problem, space, EXACT if exact else AT_MOST).run(goal)
     if table is None or table.best is None:
         return None
     return table.template_to(table.best)

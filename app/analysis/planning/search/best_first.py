@@ -13,12 +13,12 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from app.analysis.planning.problem import NEVER
-from app.analysis.planning.search.budget import Budget
+from app.analysis.planning.search.budget import SearchBudget
 from app.analysis.planning.search.certificate import Certificate, Leaf
 from app.analysis.planning.search.kernels import FAR
 from app.analysis.planning.search.passes import (
-    Goal,
-    Passes,
+    SearchGoal,
+    SearchPasses,
     Table,
     TooManyCellsError,
     candidate_times,
@@ -57,7 +57,7 @@ class _Objective(Protocol):
     def bound(self, cheapest: int, low_ps: int) -> int:
         """Return what no template costs less than, with its slowest stage at least low_ps."""
 
-    def goal(self, low_ps: int, high_ps: int, best: int) -> Goal:
+    def goal(self, low_ps: int, high_ps: int, best: int) -> SearchGoal:
         """Return what to look for in an interval."""
 
     def value(self, times: list[int]) -> int:
@@ -72,9 +72,9 @@ class _Standard:
     def bound(self, cheapest: int, low_ps: int) -> int:
         return cheapest + (self.microbatches - 1) * low_ps
 
-    def goal(self, low_ps: int, high_ps: int, best: int) -> Goal:
+    def goal(self, low_ps: int, high_ps: int, best: int) -> SearchGoal:
         cutoff = min(best - (self.microbatches - 1) * low_ps, FAR)
-        return Goal(high_ps, ((0, 0, 1, 0, 0, high_ps),), cutoff)
+        return SearchGoal(high_ps, ((0, 0, 1, 0, 0, high_ps),), cutoff)
 
     def value(self, times: list[int]) -> int:
         return t_std(times, self.microbatches)
@@ -92,13 +92,13 @@ class _Oobleck:
         steady = max(self.microbatches - self.most_stages + 1, 1)
         return cheapest + (steady + 1) * low_ps
 
-    def goal(self, low_ps: int, high_ps: int, best: int) -> Goal:
+    def goal(self, low_ps: int, high_ps: int, best: int) -> SearchGoal:
         variants = (
             (0, 0, 2, -high_ps, 0, high_ps - 1),
             (0, 1, self.microbatches + 2, 0, low_ps, high_ps),
             (1, 1, 1, 0, 0, high_ps),
         )
-        return Goal(high_ps, variants, min(best, FAR))
+        return SearchGoal(high_ps, variants, min(best, FAR))
 
     def value(self, times: list[int]) -> int:
         value = t_oobleck(times, self.microbatches)
@@ -108,7 +108,7 @@ class _Oobleck:
 class Search:
     """One optimal search."""
 
-    def __init__(self, passes: Passes, objective: str, budget: Budget) -> None:
+    def __init__(self, passes: SearchPasses, objective: str, budget: SearchBudget) -> None:
         problem = passes.problem
         self.passes, self.problem, self.budget = passes, problem, budget
         most = min(problem.spec.gpus, problem.layers)

@@ -11,7 +11,7 @@ def _timeless() -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class Budget:
+class SearchBudget:
     """A deadline on a monotonic clock, in seconds; without arguments there is none.
 
     `report` is told the proven gap of an optimal search as it shrinks, a fraction. The clock is

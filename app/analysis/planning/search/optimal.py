@@ -10,7 +10,7 @@ from typing import Final
 
 from app.analysis.planning.problem import Problem
 from app.analysis.planning.search.best_first import Found, Search
-from app.analysis.planning.search.budget import Budget
+from app.analysis.planning.search.budget import SearchBudget
 from app.analysis.planning.search.certificate import Certificate
 from app.analysis.planning.search.kernels import FAR
 from app.analysis.planning.search.passes import (
@@ -18,8 +18,8 @@ from app.analysis.planning.search.passes import (
     AT_MOST,
     EXACT,
     Cell,
-    Goal,
-    Passes,
+    SearchGoal,
+    SearchPasses,
     Table,
     TooManyCellsError,
     Way,
@@ -48,7 +48,7 @@ class OptimalPlan:
     near: tuple[Template, ...]
 
 
-def plan_optimal(problem: Problem, objective: str, budget: Budget) -> OptimalPlan:
+def plan_optimal(problem: Problem, objective: str, budget: SearchBudget) -> OptimalPlan:
     """Search for the best template.
 
     Parameters
@@ -63,7 +63,7 @@ def plan_optimal(problem: Problem, objective: str, budget: Budget) -> OptimalPla
     """
     space = build_states(problem)
     # Memory in flight is first counted at its least: if the best template fits, it is the best.
-    passes = Passes(problem, space, AT_LEAST)
+    passes = SearchPasses(problem, space, AT_LEAST)
     search = Search(passes, objective, budget)
     try:
         found = search.run()
@@ -80,18 +80,18 @@ def plan_optimal(problem: Problem, objective: str, budget: Budget) -> OptimalPla
 
 
 def _within_memory(
-    problem: Problem, relaxed: Passes, bound: Found, objective: str, budget: Budget
-) -> tuple[Passes, Found | None]:
+    problem: Problem, relaxed: SearchPasses, bound: Found, objective: str, budget: SearchBudget
+) -> tuple[SearchPasses, Found | None]:
     """Search with the number of stages behind each as part of the state.
 
     Where that is too much, templates are found that fit in any case; the relaxed search's bound
     then says how far they can be from the optimum.
     """
-    exact = Passes(problem, relaxed.space, EXACT)
+    exact = SearchPasses(problem, relaxed.space, EXACT)
     try:
         found = Search(exact, objective, budget).run()
     except TooManyCellsError:
-        careful = Passes(problem, relaxed.space, AT_MOST)
+        careful = SearchPasses(problem, relaxed.space, AT_MOST)
         found = Search(careful, objective, budget).run()
         if found is None:
             raise
@@ -105,7 +105,7 @@ def _within_memory(
 
 
 def _near_optimal(
-    passes: Passes, found: Found, objective: str, budget: Budget
+    passes: SearchPasses, found: Found, objective: str, budget: SearchBudget
 ) -> tuple[Template, ...]:
     problem = passes.problem
     limit = int(found.cost_ps * (1 + NEAR))
@@ -114,7 +114,7 @@ def _near_optimal(
     for longest in (slowest, int(slowest * (1 + NEAR))):
         if budget.spent:
             break
-        goal = Goal(longest, ((0, 0, 1, 0, 0, longest),), FAR)
+        goal = SearchGoal(longest, ((0, 0, 1, 0, 0, longest),), FAR)
         try:
             table = passes.run(goal)
         except TooManyCellsError:

@@ -39,7 +39,7 @@ class TooManyCellsError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Goal:
+class SearchGoal:
     """What a pass minimizes.
 
     Parameters
@@ -78,7 +78,7 @@ class Way:
     cost: int
 
 
-class Passes:
+class SearchPasses:
     """All that the passes of one search share."""
 
     def __init__(self, problem: Problem, space: StateSpace, counting: str) -> None:
@@ -187,7 +187,7 @@ class Passes:
         templates = [number_nodes(problem, [(0, self.layers, option, False)]) for option in options]
         return [template for template in templates if fits(problem, template)]
 
-    def run(self, goal: Goal) -> Table | None:
+    def run(self, goal: SearchGoal) -> Table | None:
         """Return the pass's table, or None where no template is within the goal.
 
         Raises
@@ -210,8 +210,8 @@ class Table:
 
     def __init__(  # noqa: PLR0913, PLR0917 - what the pass worked out
         self,
-        passes: Passes,
-        goal: Goal,
+        passes: SearchPasses,
+        goal: SearchGoal,
         lowest: IntArray,
         low: IntArray,
         high: IntArray,

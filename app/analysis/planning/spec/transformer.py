@@ -62,7 +62,7 @@ class Accelerator:
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class LayerWork:
     """What a layer's forward pass does for one microbatch, and what it holds."""
 
     flops: float
@@ -104,18 +104,18 @@ class Transformer:
     number_bytes: int = 2
     measured: tuple[Measured, ...] = ()
 
-    def work(self) -> tuple[Work, ...]:
+    def work(self) -> tuple[LayerWork, ...]:
         """Return the work of every layer."""
         tokens, h, size = self.sequence * self.microbatch, self.hidden, self.number_bytes
         activation = float(tokens * h * size)
         table = float(self.vocabulary * h * size)
-        embedding = Work(0.0, 3 * activation, table, activation, activation)
+        embedding = LayerWork(0.0, 3 * activation, table, activation, activation)
         attention = h * h * 2 + 2 * h * (h * self.kv_heads // self.heads)
         feed_forward = (3 if self.gated else 2) * h * self.intermediate
         used = attention + feed_forward * self.active_experts
         held = float((attention + feed_forward * self.experts) * size)
         stored = STORED_PER_TOKEN * tokens * h * size / 2
-        block = Work(
+        block = LayerWork(
             flops=2.0 * tokens * used + 4.0 * tokens * self.sequence * h,
             traffic_bytes=used * size + stored,
             parameter_bytes=held,
@@ -123,7 +123,7 @@ class Transformer:
             stored_bytes=stored,
         )
         logits = float(tokens * self.vocabulary * size)
-        head = Work(
+        head = LayerWork(
             flops=2.0 * tokens * h * self.vocabulary,
             traffic_bytes=table + activation + logits,
             parameter_bytes=table,
@@ -164,7 +164,7 @@ class Transformer:
         return middle, statistics.median(backward) if backward else middle
 
 
-def roofline_ms(work: Work, accelerator: Accelerator) -> float:
+def roofline_ms(work: LayerWork, accelerator: Accelerator) -> float:
     """Return how long a forward pass takes on a device."""
     arithmetic = work.flops / (accelerator.peak_flops * accelerator.efficiency)
     traffic = work.traffic_bytes / (accelerator.bytes_per_s * TRAFFIC_EFFICIENCY)

@@ -21,12 +21,12 @@ from numpy.typing import NDArray
 from app.analysis.replay.clocks.least_squares import (
     SPREAD,
     connected_parts,
-    median_of_known,
     robust_lines,
     robust_potentials,
 )
 from app.analysis.replay.layout.dense import FloatArray, Layout
 from app.analysis.replay.layout.graph import DP_COLLECTIVES, Graph, Unit
+from app.analysis.replay.medians import median_of_known
 from app.analysis.trace.model import OPTIMIZER_CLIP
 
 Item = TypeVar("Item")

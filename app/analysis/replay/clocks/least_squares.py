@@ -8,6 +8,8 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from app.analysis.replay.medians import median, median_of_known
+
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
 
@@ -28,7 +30,7 @@ FLOOR: Final = 0.1
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Lines:
+class FittedLines:
     """Lines of several series, arrays of shape (series,); NaN where a series is empty.
 
     `value` is at time 0; the spreads are standard errors.
@@ -40,30 +42,7 @@ class Lines:
     slope_spread: FloatArray
 
 
-def median_of_known(values: FloatArray) -> FloatArray:
-    """Return the median over the first axis without NaN; NaN where there is nothing."""
-    if values.shape[0] == 0:
-        return np.full(values.shape[1:], np.nan)
-    if not np.isnan(values).any():
-        return _median(values)
-    in_order = np.sort(values, axis=0)
-    count = np.count_nonzero(~np.isnan(values), axis=0)
-    low = np.maximum(count - 1, 0) // 2
-    high = np.minimum(count // 2, values.shape[0] - 1)
-    pick = np.take_along_axis(in_order, np.stack([low, high]), axis=0)
-    return np.asarray(pick.mean(axis=0))
-
-
-def _median(values: FloatArray) -> FloatArray:
-    """Return the median over the first axis, without NaN; NumPy's own is slow on short arrays."""
-    middle, odd = divmod(len(values), 2)
-    if odd:
-        return np.asarray(np.partition(values, middle, axis=0)[middle])
-    in_order = np.partition(values, (middle - 1, middle), axis=0)
-    return np.asarray((in_order[middle - 1] + in_order[middle]) / 2)
-
-
-def robust_lines(time: FloatArray, values: FloatArray) -> Lines:
+def robust_lines(time: FloatArray, values: FloatArray) -> FittedLines:
     """Fit a line to each series.
 
     Parameters
@@ -94,7 +73,7 @@ def robust_lines(time: FloatArray, values: FloatArray) -> Lines:
     spread = np.nan_to_num(scale) / np.sqrt(count)
     spacing = np.sqrt((known * time[:, None] ** 2).sum(axis=0))
     empty = ~known.any(axis=0)
-    return Lines(
+    return FittedLines(
         value=np.where(empty, np.nan, value),
         slope=np.where(empty, np.nan, slope),
         spread=spread,
@@ -166,8 +145,8 @@ def robust_potentials(
     if not len(one):
         return np.zeros(count)
     edges = _Edges(one, other, difference, connected_parts(one, other, count))
-    typical = float(_median(spread[known]))
-    usual = float(_median(np.abs(difference)))
+    typical = float(median(spread[known]))
+    usual = float(median(np.abs(difference)))
     base = np.sqrt(spread[known] ** 2 + typical**2 + (FLOOR * usual) ** 2)
     base = np.where(base > 0, base, 1.0)
     base /= base.mean()
@@ -181,12 +160,12 @@ def robust_potentials(
         if np.abs(potential - before).max() <= SETTLED * usual:
             break
         left = np.abs(difference - potential[one] + potential[other]) / base
-        scale = SPREAD * float(_median(left))
+        scale = SPREAD * float(median(left))
         limit = HUBER * max(scale, TOLERANCE * usual, np.finfo(float).tiny)
         weight = _bounded(np.minimum(1.0, limit / np.maximum(left, limit)) / base**2)
     for label in np.unique(edges.part):
         inside = edges.part == label
-        potential[inside] -= _median(potential[inside])
+        potential[inside] -= median(potential[inside])
     return potential
 
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from app.analysis.replay.layout.blocks import Dense, Runs, find_runs, transpose_blocks
+from app.analysis.replay.layout.blocks import BlockRuns, Dense, find_runs, transpose_blocks
 from app.analysis.replay.layout.dense import (
     MAX_NAMED_FAULTS,
     DroppedStep,
@@ -120,7 +120,7 @@ def _from_dense(trace: Trace, dense: Dense, ranks: NDArray[np.int32]) -> Layout:
 
 def _group_by_shape(
     trace: Trace,
-    runs: Runs,
+    runs: BlockRuns,
     ranks: NDArray[np.int32],
     left_out_and_way: tuple[Sequence[str], Sequence[VirtualStage]],
 ) -> tuple[list[Layout], dict[int, str]]:
@@ -222,7 +222,7 @@ def _require_chunks(trace: Trace) -> None:
         )
 
 
-def _analyzed_ranks(trace: Trace, runs: Runs) -> NDArray[np.int32]:
+def _analyzed_ranks(trace: Trace, runs: BlockRuns) -> NDArray[np.int32]:
     """Return the lowest traced rank of each cell, shape (dp, pp)."""
     sizes = trace.meta.sizes
     lowest = np.full((sizes.dp, sizes.pp), np.iinfo(np.int32).max, dtype=np.int32)
@@ -241,7 +241,9 @@ def _analyzed_ranks(trace: Trace, runs: Runs) -> NDArray[np.int32]:
     return lowest
 
 
-def _steps_of_all_ranks(runs: Runs, ranks: NDArray[np.int32]) -> tuple[IntArray, dict[int, str]]:
+def _steps_of_all_ranks(
+    runs: BlockRuns, ranks: NDArray[np.int32]
+) -> tuple[IntArray, dict[int, str]]:
     """Return the steps that all analyzed ranks took part in; name who is missing from the rest."""
     workers = ranks.size
     analyzed = np.flatnonzero(ranks[runs.dp, runs.pp] == runs.rank)
@@ -269,7 +271,7 @@ def _absence(cells: IntArray, ranks: NDArray[np.int32]) -> str:
 
 def _count(
     trace: Trace,
-    runs: Runs,
+    runs: BlockRuns,
     ranks: NDArray[np.int32],
     chosen: tuple[IntArray, NDArray[np.bool_]],
     way: Sequence[VirtualStage],

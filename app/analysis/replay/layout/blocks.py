@@ -24,7 +24,7 @@ _TOGETHER: Final = 32
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Runs:
+class BlockRuns:
     """Stretches of rows of one rank and step; arrays of shape (runs,)."""
 
     first: NDArray[np.int64]
@@ -60,15 +60,17 @@ class _Block:
     pp: int
 
 
-def find_runs(trace: Trace) -> Runs:
+def find_runs(trace: Trace) -> BlockRuns:
     """Return where rank or step change from row to row."""
     change = (trace.rank[1:] != trace.rank[:-1]) | (trace.step[1:] != trace.step[:-1])
     first = np.concatenate(([0], np.flatnonzero(change) + 1))
     end = np.append(first[1:], len(trace))
-    return Runs(first, end, trace.rank[first], trace.step[first], trace.dp[first], trace.pp[first])
+    return BlockRuns(
+        first, end, trace.rank[first], trace.step[first], trace.dp[first], trace.pp[first]
+    )
 
 
-def transpose_blocks(trace: Trace, runs: Runs) -> Dense | None:
+def transpose_blocks(trace: Trace, runs: BlockRuns) -> Dense | None:
     """Return the dense layout of a regular trace; None where the trace is not so."""
     workers = trace.meta.sizes.workers
     step_count, odd = divmod(len(runs.first), workers)
@@ -84,7 +86,7 @@ def transpose_blocks(trace: Trace, runs: Runs) -> Dense | None:
     return _transpose(trace, steps, begin_ns, list(_blocks(runs, in_order)))
 
 
-def _blocks(runs: Runs, in_order: NDArray[np.int64]) -> Iterator[_Block]:
+def _blocks(runs: BlockRuns, in_order: NDArray[np.int64]) -> Iterator[_Block]:
     """Yield the block of each rank whose runs are equally long and equally far from one another."""
     first, length = runs.first[in_order], (runs.end - runs.first)[in_order]
     stride = np.diff(first, axis=1)

@@ -19,7 +19,7 @@ from app.analysis.replay.layout.launch_order import agreed_order
 from app.analysis.replay.layout.pipeline import DIRECTIONS, Flow, transferred
 from app.analysis.replay.layout.slots_by_time import (
     Judge,
-    Times,
+    LaneTimes,
     after,
     as_usual,
     assign,
@@ -198,7 +198,7 @@ class _Placing:
         """Give slots to the operations of lanes that nothing but time tells apart."""
         begin = np.full(self.steps, np.iinfo(np.int64).max)
         np.minimum.at(begin, self.rows.step, self.trace.start_ns[self.rows.row])
-        times = Times(start, start + duration, filled, begin.astype(np.float64))
+        times = LaneTimes(start, start + duration, filled, begin.astype(np.float64))
         lanes = _Lanes.of(unknown, self.group[unknown], len(self.shape))
         # computations first: transfers go by them
         for kind in sorted(set(lanes.kind.tolist()), key=self._is_transfer):
@@ -210,7 +210,7 @@ class _Placing:
                 self._assign_by_time(rows, judge, times, (step, dp))
 
     def _assign_by_time(
-        self, rows: IntArray, judge: Judge, times: Times, lane: tuple[IntArray, IntArray]
+        self, rows: IntArray, judge: Judge, times: LaneTimes, lane: tuple[IntArray, IntArray]
     ) -> None:
         """Give slots to equally many operations of several lanes, shape (lanes, count)."""
         starts = self.trace.start_ns[self.rows.row[rows]].astype(np.float64)
@@ -232,7 +232,7 @@ class _Placing:
     def _pp(self) -> int:
         return len(self.shape) // len(ops.REPLAYED_OP_TYPES)
 
-    def _judge(self, kind: int, times: Times) -> Judge:
+    def _judge(self, kind: int, times: LaneTimes) -> Judge:
         """Return what says how badly operations of a kind fit each slot."""
         code, stage = divmod(kind, self._pp)
         name = ops.REPLAYED_OP_TYPES[code]

@@ -9,8 +9,8 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from app.analysis.replay.clocks.least_squares import median_of_known
 from app.analysis.replay.layout.dense import FloatArray, IntArray
+from app.analysis.replay.medians import median_of_known
 
 # Clock noise of one host.
 TOLERANCE_NS: Final = 1e6
@@ -34,7 +34,7 @@ class Judge:
     cost: Callable[[FloatArray, FloatArray, FloatArray], FloatArray]
 
 
-class Times:
+class LaneTimes:
     """When the operations that have their place began and ended, NaN for the others."""
 
     def __init__(
@@ -69,7 +69,7 @@ class Times:
         return median_of_known(since.reshape(len(nodes), -1).T)
 
 
-def after(times: Times, computes: IntArray) -> Judge:
+def after(times: LaneTimes, computes: IntArray) -> Judge:
     """Judge sends: launched when the computation has ended whose result they carry away."""
     return Judge(
         lambda step, dp: times.ends(computes, step, dp),
@@ -77,7 +77,7 @@ def after(times: Times, computes: IntArray) -> Judge:
     )
 
 
-def before(times: Times, computes: IntArray) -> Judge:
+def before(times: LaneTimes, computes: IntArray) -> Judge:
     """Judge receives: ended when the computation that they feed begins."""
     return Judge(
         lambda step, dp: times.starts(computes, step, dp),
@@ -85,7 +85,7 @@ def before(times: Times, computes: IntArray) -> Judge:
     )
 
 
-def as_usual(times: Times, nodes: IntArray) -> Judge:
+def as_usual(times: LaneTimes, nodes: IntArray) -> Judge:
     """Judge all others: they begin when they do in other lanes."""
     usual = times.usual(nodes)
     return Judge(

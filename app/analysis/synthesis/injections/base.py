@@ -11,9 +11,9 @@ import numpy as np
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from app.analysis.synthesis.execution import Work
+    from app.analysis.synthesis.execution import StepWork
     from app.analysis.synthesis.job import JobModel
-    from app.analysis.synthesis.program import Program
+    from app.analysis.synthesis.program import JobProgram
 
 Worker = tuple[int, int]
 
@@ -24,12 +24,12 @@ class Injection(ABC):
 
     cause: ClassVar[str]
 
-    def rewire(self, program: Program, job: JobModel) -> Program:  # noqa: ARG002 - for those that do
+    def rewire(self, program: JobProgram, job: JobModel) -> JobProgram:  # noqa: ARG002 - for those that do
         """Return the program with what the fault makes operations wait for."""
         return program
 
     @abstractmethod
-    def apply(self, work: Work, job: JobModel, rng: np.random.Generator) -> None:
+    def apply(self, work: StepWork, job: JobModel, rng: np.random.Generator) -> None:
         """Change what the operations of `work` take in place."""
 
     def workers(self, job: JobModel) -> tuple[Worker, ...]:  # noqa: ARG002 - for those that have

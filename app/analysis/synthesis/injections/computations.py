@@ -13,7 +13,7 @@ from app.analysis.trace.model import BACKWARD_COMPUTE, FORWARD_COMPUTE
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from app.analysis.synthesis.execution import Work
+    from app.analysis.synthesis.execution import StepWork
     from app.analysis.synthesis.job import JobModel
 
 
@@ -39,7 +39,7 @@ class SlowWorker(Injection):
     backward_share: float = 1.0
     cause: ClassVar[str] = "slow_worker"
 
-    def apply(self, work: Work, job: JobModel, rng: np.random.Generator) -> None:
+    def apply(self, work: StepWork, job: JobModel, rng: np.random.Generator) -> None:
         """Lengthen the worker's forwards and backwards."""
         dp, pp = checked(self.worker, job)
         program, active = work.program, self.spells.active(job.steps, rng)
@@ -70,7 +70,7 @@ class StageImbalance(Injection):
     at: int = -1
     cause: ClassVar[str] = "stage_imbalance"
 
-    def apply(self, work: Work, job: JobModel, rng: np.random.Generator) -> None:  # noqa: ARG002 - nothing is random
+    def apply(self, work: StepWork, job: JobModel, rng: np.random.Generator) -> None:  # noqa: ARG002 - nothing is random
         """Lengthen the forwards and backwards of the stage's last model chunk."""
         program, vpp = work.program, job.sizes.vpp
         place = (program.stage == self.stage(job)) & (program.chunk == vpp - 1)
@@ -117,7 +117,7 @@ class SequenceLengths(Injection):
     backward_quadratic: float = 1.0
     cause: ClassVar[str] = "sequence_length_imbalance"
 
-    def apply(self, work: Work, job: JobModel, rng: np.random.Generator) -> None:
+    def apply(self, work: StepWork, job: JobModel, rng: np.random.Generator) -> None:
         """Scale both passes of each microbatch on every stage of its DP rank."""
         program = work.program
         microbatches = int(program.microbatch.max()) + 1
@@ -166,7 +166,7 @@ class GarbageCollection(Injection):
     growth: float = 0.0
     cause: ClassVar[str] = "garbage_collection"
 
-    def apply(self, work: Work, job: JobModel, rng: np.random.Generator) -> None:
+    def apply(self, work: StepWork, job: JobModel, rng: np.random.Generator) -> None:
         """Lengthen single forwards by a pause."""
         mask = work.program.of_types(FORWARD_COMPUTE)
         shape = (int(mask.sum()), job.steps, job.sizes.dp)
@@ -197,7 +197,7 @@ class TensorParallelStraggler(Injection):
     spells: Spells = field(default_factory=Spells)
     cause: ClassVar[str] = "tensor_parallel_straggler"
 
-    def apply(self, work: Work, job: JobModel, rng: np.random.Generator) -> None:
+    def apply(self, work: StepWork, job: JobModel, rng: np.random.Generator) -> None:
         """Lengthen the cell's computations by what the rank keeps the others waiting."""
         dp, pp = checked(self.worker, job)
         if not 0 <= self.tensor_rank < job.sizes.tp:
@@ -239,7 +239,7 @@ class MemoryFragmentation(Injection):
     spells: Spells = field(default_factory=lambda: Spells(share=0.5))
     cause: ClassVar[str] = "memory_fragmentation"
 
-    def apply(self, work: Work, job: JobModel, rng: np.random.Generator) -> None:
+    def apply(self, work: StepWork, job: JobModel, rng: np.random.Generator) -> None:
         """Lengthen some computations of the cell."""
         dp, pp = checked(self.worker, job)
         program = work.program
@@ -256,7 +256,7 @@ class MemoryFragmentation(Injection):
 
 
 def keep_waiting(
-    work: Work,
+    work: StepWork,
     mask: NDArray[np.bool_],
     dp: int,
     late_ns: NDArray[np.float64],

@@ -18,9 +18,9 @@ from app.analysis.trace.model import (
 )
 
 if TYPE_CHECKING:
-    from app.analysis.synthesis.execution import Work
+    from app.analysis.synthesis.execution import StepWork
     from app.analysis.synthesis.job import JobModel
-    from app.analysis.synthesis.program import Program
+    from app.analysis.synthesis.program import JobProgram
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class SlowLink(Injection):
     spells: Spells = field(default_factory=Spells)
     cause: ClassVar[str] = "network"
 
-    def apply(self, work: Work, job: JobModel, rng: np.random.Generator) -> None:
+    def apply(self, work: StepWork, job: JobModel, rng: np.random.Generator) -> None:
         """Lengthen the transfers of the worker and of its peers in them."""
         dp, pp = checked(self.worker, job)
         program = work.program
@@ -78,7 +78,7 @@ class SlowDataLoading(Injection):
     delay_ns: float
     cause: ClassVar[str] = "data_loading"
 
-    def apply(self, work: Work, job: JobModel, rng: np.random.Generator) -> None:
+    def apply(self, work: StepWork, job: JobModel, rng: np.random.Generator) -> None:
         """Delay the launch of the first forward, or of the first receive on later stages."""
         # Loaders share storage, so that a bad step is bad for all: common times own part.
         common = rng.lognormal(-0.045, 0.3, (job.steps, 1))
@@ -102,7 +102,7 @@ class FalseKernelDependency(Injection):
     blocked: int = 1
     cause: ClassVar[str] = "false_kernel_dependency"
 
-    def rewire(self, program: Program, job: JobModel) -> Program:
+    def rewire(self, program: JobProgram, job: JobModel) -> JobProgram:
         """Let the computations after a chunk's last backward wait for its reduce-scatters."""
         if job.sizes.vpp == 1 or not {SEPARATE_ALL_REDUCE, GRADS_REDUCE_SCATTER} <= job.op_types:
             raise ValueError("a false dependency needs virtual stages and overlapped gradients")
@@ -124,5 +124,5 @@ class FalseKernelDependency(Injection):
                     after[held] = tuple(sorted({*after[held], int(reduced[-1])}))
         return replace(program, after=tuple(after))
 
-    def apply(self, work: Work, job: JobModel, rng: np.random.Generator) -> None:
+    def apply(self, work: StepWork, job: JobModel, rng: np.random.Generator) -> None:
         """Change nothing: the wait is in the program."""

@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from app.analysis.trace.faults import refuse_body
 from app.analysis.trace.limits import Limits
-from app.analysis.trace.parquet.thrift import Budget, ThriftError, read_struct
+from app.analysis.trace.parquet.thrift import ReadBudget, ThriftError, read_struct
 from app.errors import BodyTooLargeError
 
 MAGIC: Final = b"PAR1"
@@ -42,7 +42,7 @@ _BYTE_ARRAY: Final = 6
 
 
 @dataclass(frozen=True, slots=True)
-class Chunk:
+class ColumnChunk:
     """One column of one row group.
 
     Parameters
@@ -67,7 +67,7 @@ class Footer:
     """Rows, and the column chunks at the top level of the schema, row group by row group."""
 
     rows: int
-    chunks: tuple[Chunk, ...]
+    chunks: tuple[ColumnChunk, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +88,7 @@ def read_footer(source: pa.NativeFile, limits: Limits) -> Footer:
     """
     data = _footer_bytes(source, limits)
     try:
-        fields, _ = read_struct(data, 0, Budget())
+        fields, _ = read_struct(data, 0, ReadBudget())
         return _checked(fields, source.size() - len(data) - _TAIL.size)
     except (ThriftError, IndexError, KeyError, TypeError, AttributeError, ValueError) as error:
         # Fields that are missing or of another type show as one of these.
@@ -115,7 +115,7 @@ def _footer_bytes(source: pa.NativeFile, limits: Limits) -> bytes:
 def _checked(fields: Mapping[int, Any], data_end: int) -> Footer:
     leaves = _leaves(fields[_SCHEMA])
     rows = 0
-    chunks: list[Chunk] = []
+    chunks: list[ColumnChunk] = []
     for group in fields[_ROW_GROUPS]:
         group_rows, columns = group[_GROUP_ROWS], group[_GROUP_COLUMNS]
         if group_rows < 0 or len(columns) != len(leaves):
@@ -153,7 +153,7 @@ def _leaves(elements: Sequence[Mapping[int, Any]]) -> list[_Leaf]:
     return leaves
 
 
-def _chunk(leaf: _Leaf, column: Mapping[int, Any], rows: int, data_end: int) -> Chunk | None:
+def _chunk(leaf: _Leaf, column: Mapping[int, Any], rows: int, data_end: int) -> ColumnChunk | None:
     if _CHUNK_FILE in column:
         raise ValueError("a column is in another file")
     meta = column[_CHUNK_META]
@@ -170,4 +170,4 @@ def _chunk(leaf: _Leaf, column: Mapping[int, Any], rows: int, data_end: int) -> 
         return None
     if numbers["values"] != rows:
         raise ValueError("the columns of a row group have different lengths")
-    return Chunk(leaf.name, leaf.kind == _BYTE_ARRAY, rows, start, end)
+    return ColumnChunk(leaf.name, leaf.kind == _BYTE_ARRAY, rows, start, end)

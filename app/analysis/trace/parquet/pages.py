@@ -15,8 +15,8 @@ import pyarrow as pa
 from app.analysis.trace.faults import refuse, refuse_body
 from app.analysis.trace.limits import MAX_OP_NAME_CHARS, MIB, Limits
 from app.analysis.trace.operations.codes import MAX_DICTIONARY
-from app.analysis.trace.parquet.footer import Chunk, Footer
-from app.analysis.trace.parquet.thrift import Budget, ThriftError, read_struct
+from app.analysis.trace.parquet.footer import ColumnChunk, Footer
+from app.analysis.trace.parquet.thrift import ReadBudget, ThriftError, read_struct
 from app.errors import BodyTooLargeError, Fault
 
 MAX_PAGE_BYTES: Final = 256 * MIB
@@ -73,7 +73,7 @@ def check_pages(
                 raise BodyTooLargeError(message)
 
 
-def _check_chunk(source: pa.NativeFile, chunk: Chunk) -> int:
+def _check_chunk(source: pa.NativeFile, chunk: ColumnChunk) -> int:
     """Walk the pages of one column; return the bytes that it will take."""
     name, position = chunk.name, chunk.start
     width = _NAME_BYTES if chunk.is_text else _NUMBER_BYTES
@@ -116,7 +116,7 @@ def _header(source: pa.NativeFile, position: int) -> tuple[dict[int, Any], int]:
     for size in _HEADER_READS:
         source.seek(position)
         try:
-            return read_struct(source.read(size), 0, Budget())
+            return read_struct(source.read(size), 0, ReadBudget())
         except IndexError:
             continue
     raise ThriftError("it does not end")

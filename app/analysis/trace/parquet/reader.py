@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from app.analysis.trace.assemble import Assembler
-from app.analysis.trace.column_sets import Layout, choose_layout
+from app.analysis.trace.column_sets import ColumnSet, choose_layout
 from app.analysis.trace.columns import batch_columns, check_types
 from app.analysis.trace.faults import Places, refuse_body
 from app.analysis.trace.limits import Limits
@@ -38,7 +38,7 @@ _UNREADABLE: Final = (pa.ArrowException, OSError, ValueError, KeyError, IndexErr
 
 def decode_parquet(
     body: Path | bytes, meta: SessionMeta, limits: Limits, *, part: bool
-) -> tuple[Trace, Layout]:
+) -> tuple[Trace, ColumnSet]:
     """Decode and check a Parquet body; see `decode` for what it raises."""
     with _open(body) as source:
         footer = read_footer(source, limits)
@@ -71,7 +71,7 @@ def _open(body: Path | bytes) -> pa.NativeFile:
 
 
 def _batches(
-    source: pa.NativeFile, metadata: pq.FileMetaData, layout: Layout, wanted: list[str]
+    source: pa.NativeFile, metadata: pq.FileMetaData, layout: ColumnSet, wanted: list[str]
 ) -> Generator[pa.RecordBatch, None, None]:
     file = _read(
         lambda: pq.ParquetFile(

@@ -27,14 +27,14 @@ class ThriftError(Exception):
 
 
 @dataclass(slots=True)
-class Budget:
+class ReadBudget:
     """Items of lists that may still be read: an item takes a byte there, and far more here."""
 
     items: int = 1 << 19
 
 
 def read_struct(
-    data: bytes, position: int, budget: Budget, depth: int = 0
+    data: bytes, position: int, budget: ReadBudget, depth: int = 0
 ) -> tuple[dict[int, Any], int]:
     """Return a struct's values by field id, and where it ends.
 
@@ -101,7 +101,7 @@ def _binary(data: bytes, position: int) -> tuple[bytes, int]:
 
 
 def _other(
-    data: bytes, position: int, kind: int, budget: Budget, depth: int
+    data: bytes, position: int, kind: int, budget: ReadBudget, depth: int
 ) -> tuple[list[Any] | None, int]:
     """Return a value of a rarer kind, and where it ends."""
     if kind == _BYTE:
@@ -124,7 +124,9 @@ def _other(
     return items, position
 
 
-def _item(data: bytes, position: int, kind: int, budget: Budget, depth: int) -> tuple[object, int]:
+def _item(
+    data: bytes, position: int, kind: int, budget: ReadBudget, depth: int
+) -> tuple[object, int]:
     """Return an item of a list, and where it ends."""
     if kind in _INTEGERS:
         return _zigzag(data, position)

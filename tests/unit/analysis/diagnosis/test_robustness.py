@@ -19,9 +19,9 @@ from app.analysis.synthesis.injections.computations import (
     TensorParallelStraggler,
 )
 from app.analysis.synthesis.job import Profiler
-from app.analysis.synthesis.random_jobs import random_job
 from app.analysis.synthesis.synthesize import SyntheticSession
 from app.analysis.trace.model import Trace
+from tests.random_jobs import random_job
 from tests.unit.analysis.diagnosis.jobs import JOB, TENSOR, causes, diagnosed, session, where
 
 MIXED = session(SlowWorker((2, 1), 1.6), GarbageCollection(120e6, pauses=0.4))

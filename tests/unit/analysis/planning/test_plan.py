@@ -9,9 +9,9 @@ import pytest
 
 from app.analysis.json_text import to_json
 from app.analysis.planning.build import MOST_DRAWN, plan_document, simulated_iteration
-from app.analysis.planning.plan import Plan, plan, with_oobleck_templates
+from app.analysis.planning.plan import FoundPlan, plan, with_oobleck_templates
 from app.analysis.planning.problem import PS_PER_MS
-from app.analysis.planning.search.budget import Budget
+from app.analysis.planning.search.budget import SearchBudget
 from app.analysis.planning.search.certificate import Certificate, Leaf
 from app.analysis.planning.spec.model import DeviceType, Layer, Network, Spec
 from app.analysis.planning.template import evaluate, stage_times
@@ -21,7 +21,7 @@ from benchmarks.support.clusters import CLUSTERS, uniform_example
 from tests.oracles.plan_checker import faults_of_certificate, faults_of_template
 
 
-def cost_ms(found: Plan, objective: str) -> float:
+def cost_ms(found: FoundPlan, objective: str) -> float:
     return evaluate(found.problem, found.template).by(objective) / PS_PER_MS
 
 
@@ -90,7 +90,7 @@ def test_simulated_objective_returns_the_best_executed_of_the_near_ones() -> Non
 def test_time_limit_leaves_a_proven_gap() -> None:
     ticks = iter(range(10**6))
     gaps: list[float] = []
-    budget = Budget(lambda: float(next(ticks)), deadline_s=2.0, report=gaps.append)
+    budget = SearchBudget(lambda: float(next(ticks)), deadline_s=2.0, report=gaps.append)
     found = plan(uniform_example("Ex3"), budget=budget, compare=False)
     assert not found.optimal
     assert found.certificate is not None
@@ -110,7 +110,7 @@ def test_progress_is_reported_and_may_end_the_search() -> None:
         raise CancelledError
 
     with pytest.raises(CancelledError):
-        plan(uniform_example("Ex3"), budget=Budget(report=cancel), compare=False)
+        plan(uniform_example("Ex3"), budget=SearchBudget(report=cancel), compare=False)
 
 
 @pytest.mark.parametrize("method", ["optimal", "ditto", "greedy", "exhaustive"])
@@ -125,7 +125,7 @@ def test_every_method_is_canceled_by_its_clock(method: str) -> None:
         return 0.0
 
     with pytest.raises(CancelledError):
-        plan(uniform_example("Ex1"), method=method, budget=Budget(clock), compare=False)
+        plan(uniform_example("Ex1"), method=method, budget=SearchBudget(clock), compare=False)
 
 
 def test_checker_refuses_a_certificate_that_claims_too_much() -> None:

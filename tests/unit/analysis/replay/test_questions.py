@@ -5,10 +5,10 @@ import pytest
 
 from app.analysis.replay.metrics import measure
 from app.analysis.replay.questions import (
-    Answer,
-    Base,
+    BaseDurations,
     Change,
     Question,
+    QuestionAnswer,
     Selection,
     answer,
 )
@@ -23,50 +23,55 @@ REPLAYED = prepare_replay(TRACE)
 METRICS = measure(REPLAYED)
 
 
-def ask(*changes: Change, base: Base = Base.RECORDED) -> Answer:
+def ask(*changes: Change, base: BaseDurations = BaseDurations.RECORDED) -> QuestionAnswer:
     return answer(REPLAYED, Question(base, changes))
 
 
 def test_only_one_worker_kept_is_its_slowdown() -> None:
-    found = ask(Change(Selection(workers=((1, 0),)), Base.RECORDED), base=Base.IDEAL)
+    found = ask(
+        Change(Selection(workers=((1, 0),)), BaseDurations.RECORDED), base=BaseDurations.IDEAL
+    )
     assert found.answer_s == pytest.approx(METRICS.by_worker[:, 1, 0], rel=1e-12)
 
 
 def test_the_last_stage_fixed_is_what_m_s_removes() -> None:
-    found = ask(Change(Selection(stages=(1,)), Base.IDEAL))
+    found = ask(Change(Selection(stages=(1,)), BaseDurations.IDEAL))
     assert found.answer_s == pytest.approx(METRICS.last_stage.removed_s, rel=1e-12)
 
 
 def test_one_op_type_kept_is_its_slowdown() -> None:
-    found = ask(Change(Selection(op_types=("forward-compute",)), Base.RECORDED), base=Base.IDEAL)
+    found = ask(
+        Change(Selection(op_types=("forward-compute",)), BaseDurations.RECORDED),
+        base=BaseDurations.IDEAL,
+    )
     assert found.answer_s == pytest.approx(METRICS.by_optype["forward-compute"], rel=1e-12)
 
 
 def test_conditions_of_a_selection_have_to_hold_together() -> None:
     steps = REPLAYED.steps
-    one = ask(Change(Selection(workers=((1, 0),), steps=(int(steps[2]),)), Base.IDEAL))
+    one = ask(Change(Selection(workers=((1, 0),), steps=(int(steps[2]),)), BaseDurations.IDEAL))
     changed = np.flatnonzero(~np.isclose(one.answer_s, one.simulated_s, rtol=1e-12))
     assert changed.tolist() == [2]
-    nothing = ask(Change(Selection(workers=((1, 0),), stages=(1,)), Base.IDEAL))
+    nothing = ask(Change(Selection(workers=((1, 0),), stages=(1,)), BaseDurations.IDEAL))
     assert nothing.answer_s == pytest.approx(nothing.simulated_s, rel=1e-12)
 
 
 def test_the_last_change_holds() -> None:
     worker = Selection(workers=((1, 0),))
-    undone = ask(Change(worker, Base.IDEAL), Change(worker, Base.RECORDED))
+    undone = ask(Change(worker, BaseDurations.IDEAL), Change(worker, BaseDurations.RECORDED))
     assert undone.answer_s == pytest.approx(undone.simulated_s, rel=1e-12)
 
 
 def test_scaled_durations_take_so_many_times_as_long() -> None:
     everything = Selection(stages=(0, 1))
-    doubled = ask(Change(everything, Base.RECORDED, 2.0))
+    doubled = ask(Change(everything, BaseDurations.RECORDED, 2.0))
     assert doubled.answer_s == pytest.approx(2 * doubled.simulated_s, rel=1e-12)
     assert doubled.as_document()["gain"] == pytest.approx(-1)
 
 
 def test_the_answer_agrees_with_the_report() -> None:
     report = analyze(TRACE).report
-    document = ask(Change(Selection(stages=(0, 1)), Base.IDEAL)).as_document()
+    document = ask(Change(Selection(stages=(0, 1)), BaseDurations.IDEAL)).as_document()
     assert document["slowdown"] == pytest.approx(1)
     assert document["gain"] == pytest.approx(report.waste)
     assert document["steps"] == list(report.steps.analyzed)
@@ -87,21 +92,25 @@ def test_what_the_session_does_not_have_is_refused_at_its_place(
     selection: Selection, path: str
 ) -> None:
     with pytest.raises(InvalidQuestionError) as caught:
-        ask(Change(selection, Base.IDEAL))
+        ask(Change(selection, BaseDurations.IDEAL))
     assert [fault.column for fault in caught.value.faults] == [path]
 
 
 def test_a_name_for_several_types_is_refused_by_that_name() -> None:
     transfers = [TRACE.op_names.index(name) for name in ("backward-send", "backward-recv")]
     replayed = prepare_replay(select(TRACE, ~np.isin(TRACE.op, transfers)))
-    either = Question(changes=(Change(Selection(op_types=("forward-pp-comm",)), Base.IDEAL),))
+    either = Question(
+        changes=(Change(Selection(op_types=("forward-pp-comm",)), BaseDurations.IDEAL),)
+    )
     assert answer(replayed, either).answer_s.shape == replayed.steps.shape
-    absent = Question(changes=(Change(Selection(op_types=("backward-pp-comm",)), Base.IDEAL),))
+    absent = Question(
+        changes=(Change(Selection(op_types=("backward-pp-comm",)), BaseDurations.IDEAL),)
+    )
     with pytest.raises(InvalidQuestionError, match="no backward-pp-comm in its replay"):
         answer(replayed, absent)
 
 
 def test_no_more_faults_are_named_than_a_person_reads() -> None:
     with pytest.raises(InvalidQuestionError) as caught:
-        ask(Change(Selection(stages=tuple(range(2, 1000))), Base.IDEAL))
+        ask(Change(Selection(stages=tuple(range(2, 1000))), BaseDurations.IDEAL))
     assert len(caught.value.faults) == 10

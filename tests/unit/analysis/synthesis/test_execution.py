@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.analysis.synthesis.execution import ScheduleDeadlockError, Work, execute
+from app.analysis.synthesis.execution import ScheduleDeadlockError, StepWork, execute
 from app.analysis.synthesis.job import JobModel, Schedule
-from app.analysis.synthesis.program import Group, Program
+from app.analysis.synthesis.program import JobProgram, TransferGroup
 from app.analysis.synthesis.synthesize import synthesize
 from app.analysis.trace.model import Sizes
 from tests.unit.analysis.synthesis.jobs import EXACT
@@ -70,8 +70,10 @@ def test_the_parts_of_a_step_add_up_where_nothing_overlaps() -> None:
     assert step_time_s == pytest.approx(milliseconds / 1e3)
 
 
-def two_operations(after: tuple[tuple[int, ...], ...], groups: tuple[Group, ...]) -> Work:
-    program = Program(
+def two_operations(
+    after: tuple[tuple[int, ...], ...], groups: tuple[TransferGroup, ...]
+) -> StepWork:
+    program = JobProgram(
         op=np.zeros(2, np.int16),
         stage=np.zeros(2, np.int32),
         microbatch=np.zeros(2, np.int32),
@@ -83,11 +85,11 @@ def two_operations(after: tuple[tuple[int, ...], ...], groups: tuple[Group, ...]
     duration = np.array([[[5.0, 7.0]], [[1.0, 2.0]]])
     delay = np.array([[[0.0, 3.0]], [[10.0, 0.0]]])
     late, rank = np.zeros_like(duration), np.zeros(duration.shape, np.int16)
-    return Work(program, duration, delay, late, rank)
+    return StepWork(program, duration, delay, late, rank)
 
 
 def test_an_operation_starts_its_delay_after_the_end_of_what_it_waits_for() -> None:
-    alone = (Group((0,), across_dp=False), Group((1,), across_dp=False))
+    alone = (TransferGroup((0,), across_dp=False), TransferGroup((1,), across_dp=False))
     execution = execute(two_operations(((), (0,)), alone))
 
     assert execution.start_ns.tolist() == [[[0, 3]], [[15, 10]]]
@@ -96,22 +98,22 @@ def test_an_operation_starts_its_delay_after_the_end_of_what_it_waits_for() -> N
 
 
 def test_a_group_moves_data_when_its_last_member_is_launched() -> None:
-    execution = execute(two_operations(((), ()), (Group((0, 1), across_dp=False),)))
+    execution = execute(two_operations(((), ()), (TransferGroup((0, 1), across_dp=False),)))
 
     assert execution.start_ns.tolist() == [[[0, 3]], [[10, 0]]]
     assert execution.end_ns.tolist() == [[[15, 10]], [[11, 5]]]
 
 
 def test_a_group_across_dp_ranks_waits_for_all_of_them() -> None:
-    execution = execute(two_operations(((), ()), (Group((0, 1), across_dp=True),)))
+    execution = execute(two_operations(((), ()), (TransferGroup((0, 1), across_dp=True),)))
 
     assert execution.end_ns.tolist() == [[[15, 17]], [[11, 12]]]
 
 
 def test_operations_that_wait_for_each_other_are_a_deadlock() -> None:
-    alone = (Group((0,), across_dp=False), Group((1,), across_dp=False))
+    alone = (TransferGroup((0,), across_dp=False), TransferGroup((1,), across_dp=False))
     with pytest.raises(ScheduleDeadlockError, match="2 of 2 operations"):
         execute(two_operations(((1,), (0,)), alone))
     # A member of a group that waits for another member of the same group.
     with pytest.raises(ScheduleDeadlockError):
-        execute(two_operations(((), (0,)), (Group((0, 1), across_dp=False),)))
+        execute(two_operations(((), (0,)), (TransferGroup((0, 1), across_dp=False),)))

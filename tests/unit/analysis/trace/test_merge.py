@@ -9,16 +9,16 @@ import pytest
 
 from app.analysis.json_text import to_json
 from app.analysis.report.build import analyze
-from app.analysis.synthesis.random_jobs import random_job
 from app.analysis.trace.decode import decode
 from app.analysis.trace.encode import to_ndjson_gz, to_parquet
 from app.analysis.trace.joint_metadata import join_metadata
 from app.analysis.trace.limits import Limits
-from app.analysis.trace.merge import Chunk, Dropped, Merged, merge
+from app.analysis.trace.merge import Dropped, Merged, TraceChunk, merge
 from app.analysis.trace.model import SessionMeta, Sizes
 from app.analysis.trace.storage import pack, unpack
 from app.errors import InvalidMetadataError, UnanalyzableError
 from tests import factories
+from tests.random_jobs import random_job
 from tests.unit.analysis.trace import bodies
 from tests.unit.analysis.trace.bodies import LIMITS, META
 
@@ -30,10 +30,12 @@ if TYPE_CHECKING:
 Rows = list[dict[str, Any]]
 
 
-def chunk(body: bytes, producer: str = "p", number: int = 0, meta: SessionMeta = META) -> Chunk:
+def chunk(
+    body: bytes, producer: str = "p", number: int = 0, meta: SessionMeta = META
+) -> TraceChunk:
     """Return a chunk as it comes back from the database."""
     part = decode(body, meta, limits=LIMITS, part=True).trace
-    return Chunk(producer, number, unpack(b"".join(pack(part)), meta))
+    return TraceChunk(producer, number, unpack(b"".join(pack(part)), meta))
 
 
 def native(made: Rows) -> bytes:
@@ -52,13 +54,13 @@ def listed(trace: Trace) -> list[tuple[Any, ...]]:
     return sorted(zip(bodies.names_of(trace), *columns, strict=True))
 
 
-def merged(chunks: Sequence[Chunk], seed: int = 1, meta: SessionMeta = META) -> Merged:
+def merged(chunks: Sequence[TraceChunk], seed: int = 1, meta: SessionMeta = META) -> Merged:
     """Merge chunks that come in a random order."""
     order = np.random.default_rng(seed).permutation(len(chunks)).tolist()
     return merge([chunks[place] for place in order], meta)
 
 
-def refused(*chunks: Chunk) -> UnanalyzableError:
+def refused(*chunks: TraceChunk) -> UnanalyzableError:
     with pytest.raises(UnanalyzableError) as caught:
         merge(chunks, META)
     return caught.value
@@ -124,7 +126,7 @@ def test_random_jobs_give_the_same_report_to_the_last_bit(seed: int) -> None:
     for number, rows in enumerate(scattered(len(trace), 7, seed)):
         part = factories.select(trace, np.array(rows))
         decoded = decode(body_of(part), trace.meta, limits=limits, part=True).trace
-        chunks.append(Chunk("p", number, decoded))
+        chunks.append(TraceChunk("p", number, decoded))
     found = merged(chunks, seed, trace.meta).trace
     assert listed(found) == listed(whole)
     assert to_json(analyze(found).report) == to_json(analyze(whole).report)

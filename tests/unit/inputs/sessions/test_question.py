@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from app.analysis.replay.adaptations.evidence import Name
-from app.analysis.replay.questions import Base, Change, Question, Selection
+from app.analysis.replay.questions import BaseDurations, Change, Question, Selection
 from app.errors import InvalidQuestionError
 from app.inputs.sessions.question import MOST_CHANGES, parse_question
 
@@ -26,10 +26,10 @@ def test_questions_as_json() -> None:
         }
     )
     assert question == Question(
-        Base.IDEAL,
+        BaseDurations.IDEAL,
         (
-            Change(Selection(workers=((0, 1),), op_types=("optimizer",)), Base.RECORDED),
-            Change(Selection(steps=(5,)), Base.IDEAL, 0.5),
+            Change(Selection(workers=((0, 1),), op_types=("optimizer",)), BaseDurations.RECORDED),
+            Change(Selection(steps=(5,)), BaseDurations.IDEAL, 0.5),
         ),
     )
 

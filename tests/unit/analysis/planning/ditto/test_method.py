@@ -11,7 +11,7 @@ from app.analysis.planning.ditto.folding import Folding, fold
 from app.analysis.planning.ditto.method import oobleck_templates, plan_ditto
 from app.analysis.planning.ditto.recovery import UnrecoverableError, recover, recover_greedily
 from app.analysis.planning.problem import compile_problem
-from app.analysis.planning.search.budget import Budget
+from app.analysis.planning.search.budget import SearchBudget
 from app.analysis.planning.spec.model import DeviceType, Layer, Network, Spec
 from benchmarks.support.clusters import uniform_example
 
@@ -56,7 +56,7 @@ def test_folding_with_communication_takes_the_closest_number() -> None:
 
 def test_virtual_template_has_a_stage_for_each_virtual_device() -> None:
     problem = compile_problem(uniform_example("Ex1"))
-    found = plan_ditto(problem, Budget())
+    found = plan_ditto(problem, SearchBudget())
     assert [gpus for *_, gpus in found.virtual.stages] == [1] * 12
     assert found.virtual.stages[0][0] == 0
     assert found.virtual.stages[-1][1] == 50
@@ -64,7 +64,7 @@ def test_virtual_template_has_a_stage_for_each_virtual_device() -> None:
 
 def test_oobleck_has_one_template_for_each_number_of_stages() -> None:
     problem = compile_problem(uniform_example("Ex1"))
-    templates = oobleck_templates(problem, fold(problem.spec), Budget())
+    templates = oobleck_templates(problem, fold(problem.spec), SearchBudget())
     assert [len(template.stages) for template in templates] == list(range(6, 13))
     assert all(sum(gpus for *_, gpus in template.stages) == 12 for template in templates)
 
@@ -112,16 +112,16 @@ def test_rule_of_the_program_leaves_small_shares_alone() -> None:
 def test_divide_and_conquer_ends_when_the_time_is_up() -> None:
     problem = compile_problem(uniform_example("Ex1"))
     with pytest.raises(TooLargeToDivideError, match="time is up"):
-        Division(problem, "t_std", Budget(lambda: 2.0, deadline_s=1.0))
+        Division(problem, "t_std", SearchBudget(lambda: 2.0, deadline_s=1.0))
 
 
 def test_divide_and_conquer_is_not_begun_where_it_would_take_too_long() -> None:
     problem = compile_problem(uniform_example("Ex3"))
     with pytest.raises(TooLargeToDivideError, match="divisions would be looked at"):
-        Division(problem, "t_std", Budget(most_divisions=1e6))
+        Division(problem, "t_std", SearchBudget(most_divisions=1e6))
 
 
 def test_divide_and_conquer_refuses_what_would_fill_the_memory() -> None:
     devices = tuple(DeviceType(f"t{i}", 6, 2) for i in range(4))
     with pytest.raises(TooLargeToDivideError, match="entries"):
-        Division(compile_problem(spec(*devices, layers=60)), "t_std", Budget())
+        Division(compile_problem(spec(*devices, layers=60)), "t_std", SearchBudget())

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from app.analysis.planning.problem import compile_problem
-from app.analysis.planning.search.budget import Budget
+from app.analysis.planning.search.budget import SearchBudget
 from app.analysis.planning.search.optimal import plan_optimal
 from app.errors import InfeasiblePlanError
 from tests.oracles.plan_checker import faults_of_certificate, faults_of_template
@@ -24,9 +24,9 @@ def test_optimum_is_the_best_of_all_templates(seed: int) -> None:
     for position, objective in enumerate(OBJECTIVES):
         if expected is None:
             with pytest.raises(InfeasiblePlanError):
-                plan_optimal(problem, objective, Budget())
+                plan_optimal(problem, objective, SearchBudget())
             continue
-        plan = plan_optimal(problem, objective, Budget())
+        plan = plan_optimal(problem, objective, SearchBudget())
         assert plan.cost_ps == expected[position]
         assert plan.certificate.closed
         assert faults_of_template(problem, plan.template) == []
@@ -42,9 +42,9 @@ def test_optimum_where_memory_in_flight_decides(seed: int) -> None:
     for position, objective in enumerate(OBJECTIVES if spec.microbatches > 6 else ("t_std",)):
         if expected is None:
             with pytest.raises(InfeasiblePlanError):
-                plan_optimal(problem, objective, Budget())
+                plan_optimal(problem, objective, SearchBudget())
             continue
-        plan = plan_optimal(problem, objective, Budget())
+        plan = plan_optimal(problem, objective, SearchBudget())
         assert plan.cost_ps == expected[position]
         assert plan.certificate.closed
         assert faults_of_template(problem, plan.template) == []
@@ -55,7 +55,7 @@ def test_optimum_where_memory_in_flight_decides(seed: int) -> None:
 def test_independent_checker_accepts_the_certificate(seed: int, objective: str) -> None:
     problem = compile_problem(random_spec(seed))
     try:
-        plan = plan_optimal(problem, objective, Budget())
+        plan = plan_optimal(problem, objective, SearchBudget())
     except InfeasiblePlanError:
         assert optimum(problem.spec) is None
         return
@@ -67,7 +67,7 @@ def test_certificate_with_replicated_stages(seed: int) -> None:
     spec = replace(random_spec(seed), replicate=True)
     problem = compile_problem(spec)
     try:
-        plan = plan_optimal(problem, "t_std", Budget())
+        plan = plan_optimal(problem, "t_std", SearchBudget())
     except InfeasiblePlanError:
         assert optimum(spec) is None
         return

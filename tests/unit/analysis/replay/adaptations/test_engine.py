@@ -14,8 +14,8 @@ from app.analysis.replay.engine.kernel import CompiledReplay
 from app.analysis.replay.engine.replay import ArrayReplay, Batch, Block, prepare
 from app.analysis.replay.engine.variants import Simulator
 from app.analysis.replay.session import prepare_replay
-from app.analysis.synthesis.random_jobs import random_job
 from tests.oracles.adaptations import chained_step_times
+from tests.random_jobs import random_job
 
 seeds = st.integers(min_value=0, max_value=2**32 - 1)
 jobs = settings(max_examples=25, deadline=None)

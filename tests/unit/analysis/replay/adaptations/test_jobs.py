@@ -15,7 +15,7 @@ from app.analysis.replay.metrics import measure
 from app.analysis.replay.session import prepare_replay
 from app.analysis.report.build import analyze
 from app.analysis.synthesis.hosts import HostJob, run
-from app.analysis.synthesis.random_jobs import random_job
+from tests.random_jobs import random_job
 
 PLAIN = HostJob()
 KINDS: dict[Name, dict[str, Any]] = {

@@ -15,21 +15,21 @@ from app.analysis.replay.clocks.alignment import align
 from app.analysis.replay.clocks.least_squares import (
     SETTLED,
     connected_parts,
-    median_of_known,
     robust_lines,
     robust_potentials,
 )
 from app.analysis.replay.layout.arrange import lay_out
 from app.analysis.replay.layout.graph import build_graph
+from app.analysis.replay.medians import median_of_known
 from app.analysis.replay.session import prepare_replay
 from app.analysis.report.build import analyze
 from app.analysis.synthesis.injections.computations import SlowWorker
-from app.analysis.synthesis.random_jobs import random_job
 from app.analysis.trace.model import Trace
 from app.errors import UnanalyzableError
 from tests.factories import joined, select, session
 from tests.lossy import losing
 from tests.oracles.clocks import corrected_starts, read_clocks
+from tests.random_jobs import random_job
 
 
 def skewed(

@@ -18,7 +18,7 @@ from app.analysis.replay.engine.replay import (
 )
 from app.analysis.replay.engine.variants import Simulator
 from app.analysis.replay.session import prepare_replay
-from app.analysis.synthesis.random_jobs import random_job
+from tests.random_jobs import random_job
 
 seeds = st.integers(min_value=0, max_value=2**32 - 1)
 jobs = settings(max_examples=40, deadline=None)

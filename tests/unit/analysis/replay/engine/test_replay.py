@@ -11,11 +11,11 @@ from app.analysis.replay.engine.durations import FAULT_NS
 from app.analysis.replay.layout.dense import FloatArray
 from app.analysis.replay.session import Replayed, launch_delays, prepare_replay
 from app.analysis.synthesis.job import JobModel
-from app.analysis.synthesis.random_jobs import random_job
 from app.analysis.synthesis.synthesize import synthesize
 from app.analysis.trace.model import Sizes
 from tests.oracles import replay as reference
 from tests.oracles.replay import replay_step, transfer_durations
+from tests.random_jobs import random_job
 
 seeds = st.integers(min_value=0, max_value=2**32 - 1)
 jobs = settings(max_examples=40, deadline=None)

@@ -14,7 +14,6 @@ from app.analysis.synthesis.injections.computations import (
 )
 from app.analysis.synthesis.injections.transfers import SlowDataLoading, SlowLink
 from app.analysis.synthesis.job import CostModel, JobModel, Schedule
-from app.analysis.synthesis.random_jobs import random_job
 from app.analysis.synthesis.randomness import stream
 from app.analysis.synthesis.synthesize import SyntheticSession, synthesize
 from app.analysis.trace.model import (
@@ -28,6 +27,7 @@ from app.analysis.trace.model import (
     PARAMS_ALL_GATHER,
     Sizes,
 )
+from tests.random_jobs import random_job
 from tests.unit.analysis.synthesis.jobs import EXACT, rows
 
 if TYPE_CHECKING:

@@ -9,7 +9,6 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from app.analysis.synthesis.random_jobs import random_job
 from app.analysis.trace.model import (
     BACKWARD_COMPUTE,
     BACKWARD_RECV,
@@ -27,6 +26,7 @@ from app.analysis.trace.model import (
     SEPARATE_ALL_REDUCE,
     Trace,
 )
+from tests.random_jobs import random_job
 from tests.unit.analysis.synthesis.jobs import cells, rows
 
 if TYPE_CHECKING:

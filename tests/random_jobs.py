@@ -41,7 +41,7 @@ _WILD = CostModel(
 )
 
 
-def random_job(  # noqa: PLR0913 - each is an independent switch
+def random_job(
     seed: int,
     *,
     steps: int | None = None,
