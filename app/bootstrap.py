@@ -9,7 +9,7 @@ from app.broker.dispatch import Dispatcher
 from app.db.engine import make_engine
 from app.db.unit_of_work import UnitOfWork
 from app.errors import StartupError
-from app.services.alerts.task import DELIVERY
+from app.services.alerts.deliveries.task import DELIVERY
 from app.services.container import Container
 from app.services.plans.task import PLANNING
 from app.services.sessions.task import ANALYSIS

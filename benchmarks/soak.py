@@ -35,7 +35,7 @@ from app.db.models.alerts import AlertDelivery, AlertGroup
 from app.db.models.installation import WorkerHeartbeat
 from app.db.models.sessions import Job
 from app.db.unit_of_work import reading
-from app.services.alerts.channels import create_channel
+from app.services.alerts.channels.write import create_channel
 from app.services.alerts.rules import delete_rule, save_rule
 from app.services.alerts.store import load_rules
 from app.services.installation.sweep import sweep

@@ -10,7 +10,7 @@ from playwright.sync_api import expect
 
 from app.alerts.channels.registry import KINDS
 from app.alerts.rules import Selector
-from app.services.alerts.channel_reads import list_channels
+from app.services.alerts.channels.reads import list_channels
 from benchmarks.support.receiver import Reply
 from tests.e2e.alerting import act
 from tests.e2e.looking import keep

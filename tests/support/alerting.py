@@ -16,7 +16,7 @@ from app.db.models.alerts import AlertDelivery, AlertGroup, AlertIncident
 from app.db.models.sessions import Job, Session
 from app.db.models.tasks import TaskRun
 from app.db.unit_of_work import UnitOfWork
-from app.services.alerts.channels import create_channel
+from app.services.alerts.channels.write import create_channel
 from app.services.alerts.store import incident_of
 from app.services.alerts.sweep import sweep_alerts
 from app.services.tasks.execute import execute

@@ -31,10 +31,15 @@ from app.api.alerts.bodies import (
     preview_body,
 )
 from app.db.unit_of_work import reading
-from app.services.alerts.channel_reads import get_channel, list_channels
-from app.services.alerts.channels import create_channel, delete_channel, reseal, update_channel
-from app.services.alerts.deliveries import list_deliveries, replay_delivery
-from app.services.alerts.example import send_example
+from app.services.alerts.channels.example import send_example
+from app.services.alerts.channels.reads import get_channel, list_channels
+from app.services.alerts.channels.write import (
+    create_channel,
+    delete_channel,
+    reseal,
+    update_channel,
+)
+from app.services.alerts.deliveries.reads import list_deliveries, replay_delivery
 from app.services.alerts.incident_reads import get_incident, list_incidents
 from app.services.alerts.incidents import (
     acknowledge_incident,

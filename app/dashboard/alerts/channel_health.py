@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 
 from app.dashboard.alerts.parts import dead, said
 from app.dashboard.look.format import age, plural
-from app.services.alerts.channel_reads import DISABLED_BY_PERSON
+from app.services.alerts.channels.reads import DISABLED_BY_PERSON
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from datetime import datetime
 
-    from app.services.alerts.channel_reads import ChannelView, Tally
+    from app.services.alerts.channels.reads import ChannelView, Tally
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
     from app.alerts.channels.kind import Kind
     from app.alerts.rules import Audience
-    from app.services.alerts.channel_reads import ChannelView, Tally
-    from app.services.alerts.channel_views import Undelivered
+    from app.services.alerts.channels.reads import ChannelView, Tally
+    from app.services.alerts.channels.views import Undelivered
 
 DEAD: Final = StateLabel("fail", "Dead", 0)
 RETRYING: Final = StateLabel("wait", "Retrying", 1)

@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from app.alerts.facts import Facts
-    from app.services.alerts.channel_reads import ChannelView
-    from app.services.alerts.deliveries import DeliveryRow
+    from app.services.alerts.channels.reads import ChannelView
+    from app.services.alerts.deliveries.reads import DeliveryRow
     from app.services.alerts.incident_reads import EventRow
     from app.services.alerts.views import IncidentLife
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from app.alerts.incidents import Incident
-    from app.services.alerts.channel_reads import ChannelView, Tally
+    from app.services.alerts.channels.reads import ChannelView, Tally
     from app.services.alerts.incident_reads import IncidentRow
     from app.services.alerts.views import IncidentLife, Incidents, Over
 

@@ -11,16 +11,16 @@ from fastapi.responses import Response
 from app.dashboard.alerts.channels import channels_page
 from app.dashboard.alerts.incidents import incidents_page, most_pressing
 from app.errors import NotFoundError
-from app.services.alerts.channel_reads import channels_and_tallies, no_channel
-from app.services.alerts.channel_views import undelivered
-from app.services.alerts.deliver import apprise_is_usable
+from app.services.alerts.channels.reads import channels_and_tallies, no_channel
+from app.services.alerts.channels.views import undelivered
+from app.services.alerts.deliveries.deliver import apprise_is_usable
 from app.services.alerts.views import incident_life, incidents
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from app.dashboard.pages import Pages
-    from app.services.alerts.channel_reads import ChannelView
+    from app.services.alerts.channels.reads import ChannelView
     from app.services.container import Container
 
 # Of a page's number in an address; more is no number of a page.

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 from app.alerts.message import cause_name, view_url
 from app.alerts.states import IncidentState
 from app.dashboard.look.parts import StateLabel
-from app.services.alerts.channel_reads import is_dead
+from app.services.alerts.channels.reads import is_dead
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from app.alerts.facts import Facts
     from app.alerts.incidents import Incident
     from app.alerts.rules import Audience
-    from app.services.alerts.channel_reads import ChannelView
+    from app.services.alerts.channels.reads import ChannelView
     from app.services.alerts.incident_reads import IncidentRow
 
 # Open incidents come before every state of a session: their orders are negative.

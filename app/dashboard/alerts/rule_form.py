@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from app.alerts.rules import Selector
     from app.dashboard.look.forms import Control
-    from app.services.alerts.channel_reads import ChannelView
+    from app.services.alerts.channels.reads import ChannelView
 
 CONDITIONS: Final[Mapping[str, str]] = {
     "slowdown": "Slowdown S",

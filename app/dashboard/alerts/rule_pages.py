@@ -8,7 +8,7 @@ from fastapi import APIRouter
 from fastapi.responses import Response
 
 from app.dashboard.alerts.rules import rules_page
-from app.services.alerts.channel_reads import list_channels
+from app.services.alerts.channels.reads import list_channels
 from app.services.alerts.store import load_rules
 from app.services.alerts.views import open_by_job
 

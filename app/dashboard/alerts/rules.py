@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from app.alerts.rules import Rule, Selector, Threshold
     from app.dashboard.alerts.rule_form import RuleForm
-    from app.services.alerts.channel_reads import ChannelView
+    from app.services.alerts.channels.reads import ChannelView
     from app.services.alerts.incident_reads import IncidentRow
 
 ON: Final = StateLabel("done", "On", 0)

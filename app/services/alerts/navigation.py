@@ -9,7 +9,7 @@ from sqlalchemy import func, select, true
 
 from app.alerts.states import IncidentState
 from app.db.models.alerts import AlertChannel, AlertIncident
-from app.services.alerts.channel_reads import is_dead
+from app.services.alerts.channels.reads import is_dead
 
 if TYPE_CHECKING:
     from app.db.unit_of_work import Reads

@@ -19,8 +19,8 @@ from app.alerts.states import DeliveryState
 from app.db.models.alerts import AlertChannel, AlertDelivery, AlertGroup
 from app.db.models.tasks import DELIVER_ALERT, TaskRun
 from app.db.states import TaskState
+from app.services.alerts.deliveries.flush import flush_group, pump
 from app.services.alerts.evaluate import look_at_group
-from app.services.alerts.flush import flush_group, pump
 from app.services.alerts.secrets import check_secrets
 
 if TYPE_CHECKING:

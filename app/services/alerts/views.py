@@ -13,7 +13,7 @@ from app.alerts.facts import FACTS, Facts
 from app.alerts.states import DeliveryState, IncidentState
 from app.db.models.alerts import AlertChannel, AlertDelivery, AlertFacts, AlertIncident
 from app.db.models.sessions import Session
-from app.services.alerts.deliveries import DeliveryRow, delivery_row
+from app.services.alerts.deliveries.reads import DeliveryRow, delivery_row
 from app.services.alerts.incident_reads import (
     IncidentRow,
     IncidentView,

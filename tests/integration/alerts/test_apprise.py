@@ -11,8 +11,8 @@ from app.alerts.delivery import DeliveryError
 from app.alerts.outbound import Outbound
 from app.bootstrap import build
 from app.errors import InvalidChannelError
-from app.services.alerts.channels import create_channel
-from app.services.alerts.example import send_example
+from app.services.alerts.channels.example import send_example
+from app.services.alerts.channels.write import create_channel
 from benchmarks.support.receiver import Reply
 from tests.integration.alerts.messages import incident, message
 from tests.support.alerting import Alerting

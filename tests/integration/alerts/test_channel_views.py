@@ -5,10 +5,10 @@ from __future__ import annotations
 from sqlalchemy import update
 
 from app.db.models.alerts import AlertChannel
-from app.services.alerts.channel_reads import channels_and_tallies, list_channels
-from app.services.alerts.channel_views import undelivered
-from app.services.alerts.channels import update_channel
-from app.services.alerts.deliveries import replay_delivery
+from app.services.alerts.channels.reads import channels_and_tallies, list_channels
+from app.services.alerts.channels.views import undelivered
+from app.services.alerts.channels.write import update_channel
+from app.services.alerts.deliveries.reads import replay_delivery
 from app.services.alerts.navigation import navigation
 from app.services.alerts.secrets import check_secrets
 from app.services.alerts.views import incidents

@@ -14,10 +14,10 @@ from app.alerts.states import IncidentState
 from app.db.models.alerts import AlertChannel, AlertDelivery, AlertGroup
 from app.db.models.tasks import TaskRun
 from app.errors import ConflictError
-from app.services.alerts.channel_reads import get_channel
-from app.services.alerts.channels import update_channel
-from app.services.alerts.deliveries import replay_delivery
-from app.services.alerts.flush import IN_FLIGHT, flush_group, pump
+from app.services.alerts.channels.reads import get_channel
+from app.services.alerts.channels.write import update_channel
+from app.services.alerts.deliveries.flush import IN_FLIGHT, flush_group, pump
+from app.services.alerts.deliveries.reads import replay_delivery
 from app.services.alerts.incidents import acknowledge_incident, resolve_incident
 from app.services.alerts.sweep import sweep_alerts
 from app.services.container import Container

@@ -13,7 +13,7 @@ import pytest
 
 from app.alerts.facts import CauseFact
 from app.alerts.rules import Escalation, Rule, Selector, Threshold
-from app.services.alerts.channels import create_channel
+from app.services.alerts.channels.write import create_channel
 from app.services.alerts.incidents import acknowledge_incident
 from app.services.alerts.rules import delete_rule, save_rule, with_new_id
 from app.services.alerts.store import load_rules

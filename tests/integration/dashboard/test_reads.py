@@ -15,7 +15,7 @@ from app.analysis.synthesis.scenarios import SCENARIOS
 from app.analysis.trace.encode import to_parquet
 from app.bootstrap import build
 from app.run.http import HttpServer, address_of, listen
-from app.services.alerts.channel_reads import list_channels
+from app.services.alerts.channels.reads import list_channels
 from app.services.alerts.navigation import navigation
 from app.services.alerts.store import load_rules
 from app.services.sessions.analyze import analyze_session

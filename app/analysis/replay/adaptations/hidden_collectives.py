@@ -12,8 +12,8 @@ from typing import Final
 import numpy as np
 
 from app.analysis.replay.adaptations.evidence import Sign
-from app.analysis.replay.adaptations.inside import computes_of
-from app.analysis.replay.adaptations.sampling import sampled
+from app.analysis.replay.adaptations.signs.inside import computes_of
+from app.analysis.replay.adaptations.signs.sampling import sampled
 from app.analysis.replay.layout.dense import Layout
 
 # Computations begin apart from this share of their time on…

@@ -14,7 +14,7 @@ import numpy as np
 
 from app.analysis.replay.adaptations.draft import Draft, Proposal
 from app.analysis.replay.adaptations.evidence import Sign
-from app.analysis.replay.adaptations.sampling import sampled
+from app.analysis.replay.adaptations.signs.sampling import sampled
 from app.analysis.replay.layout.dense import FloatArray, Layout
 from app.analysis.replay.layout.graph import COMPUTE, Graph
 from app.analysis.trace import model as ops

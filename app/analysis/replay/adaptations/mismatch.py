@@ -6,7 +6,7 @@ from typing import Final
 
 import numpy as np
 
-from app.analysis.replay.adaptations.glance import Glance
+from app.analysis.replay.adaptations.signs.glance import Glance
 from app.analysis.replay.layout.dense import Layout
 from app.analysis.replay.layout.graph import Graph
 

@@ -17,8 +17,8 @@ import numpy as np
 
 from app.analysis.replay.adaptations.draft import Draft, Proposal
 from app.analysis.replay.adaptations.evidence import Sign
-from app.analysis.replay.adaptations.inside import NOWHERE, SAME_NS, computes_of, containing
-from app.analysis.replay.adaptations.sampling import sampled
+from app.analysis.replay.adaptations.signs.inside import NOWHERE, SAME_NS, computes_of, containing
+from app.analysis.replay.adaptations.signs.sampling import sampled
 from app.analysis.replay.layout.dense import FloatArray, Layout
 from app.analysis.replay.layout.graph import DP_COLLECTIVES, Graph, with_edges
 from app.analysis.trace.model import ABSENT

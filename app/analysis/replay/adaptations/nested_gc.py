@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from app.analysis.replay.adaptations.draft import Draft, Proposal
 from app.analysis.replay.adaptations.evidence import Sign
-from app.analysis.replay.adaptations.inside import NOWHERE, containing
+from app.analysis.replay.adaptations.signs.inside import NOWHERE, containing
 from app.analysis.replay.layout.dense import FloatArray, Layout
 from app.analysis.trace.model import GC
 

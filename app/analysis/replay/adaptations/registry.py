@@ -9,7 +9,6 @@ from typing import Final
 from app.analysis.replay.adaptations.blocking import propose_blocking
 from app.analysis.replay.adaptations.draft import Draft, Proposal
 from app.analysis.replay.adaptations.evidence import Adaptation, Name
-from app.analysis.replay.adaptations.glance import Glance
 from app.analysis.replay.adaptations.idle_transfers import without_idle_transfers
 from app.analysis.replay.adaptations.late_ends import propose_late_ends
 from app.analysis.replay.adaptations.nested_collectives import propose_nested_collectives
@@ -17,6 +16,7 @@ from app.analysis.replay.adaptations.nested_gc import propose_nested_gc
 from app.analysis.replay.adaptations.overlapping_steps import propose_overlapping_steps
 from app.analysis.replay.adaptations.placement import find_placement
 from app.analysis.replay.adaptations.regular_delays import propose_regular_delays
+from app.analysis.replay.adaptations.signs.glance import Glance
 from app.analysis.replay.adaptations.trial import discrepancy
 from app.analysis.replay.layout.pipeline import VirtualStage
 from app.analysis.trace.model import Trace

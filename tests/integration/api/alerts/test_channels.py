@@ -10,7 +10,7 @@ from sqlalchemy import select, text
 
 from app.cli.alerts import AlertsCommandError, reseal, send_test
 from app.db.models.alerts import AlertChannel
-from app.services.alerts.channel_reads import list_channels
+from app.services.alerts.channels.reads import list_channels
 from benchmarks.support.receiver import Reply
 from tests.integration.api.alerts.asking import API, add_channel
 from tests.integration.api.conftest import Install, Installation

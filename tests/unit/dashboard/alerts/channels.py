@@ -9,8 +9,8 @@ from typing import Any
 
 from app.alerts.rules import Selector
 from app.alerts.states import DeliveryState
-from app.services.alerts.channel_reads import ChannelView
-from app.services.alerts.deliveries import DeliveryRow
+from app.services.alerts.channels.reads import ChannelView
+from app.services.alerts.deliveries.reads import DeliveryRow
 
 NOW = datetime(2026, 11, 20, 9, 30, tzinfo=UTC)
 

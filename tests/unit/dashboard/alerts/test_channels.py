@@ -13,14 +13,14 @@ from app.alerts.rules import Selector
 from app.dashboard.alerts.channel_health import channels_title, last_answer
 from app.dashboard.alerts.channels import ChannelsPage, channel_state, channels_page
 from app.dashboard.alerts.parts import SAID, said
-from app.services.alerts.channel_reads import DISABLED_BY_PERSON, Tally
-from app.services.alerts.channel_views import Undelivered
+from app.services.alerts.channels.reads import DISABLED_BY_PERSON, Tally
+from app.services.alerts.channels.views import Undelivered
 from tests.unit.dashboard.alerts.channels import NOW, channel, delivery
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from app.services.alerts.channel_reads import ChannelView
+    from app.services.alerts.channels.reads import ChannelView
 
 REFUSED = "The receiver answered 410."
 UNREADABLE = "its secrets cannot be decrypted with the keys that there are"

@@ -14,7 +14,7 @@ from app.alerts.incidents import Incident, Silence
 from app.alerts.states import IncidentState
 from app.dashboard.alerts.incidents import PAGE, IncidentsPage, incidents_page, most_pressing
 from app.dashboard.alerts.parts import actions, context, day_or_time, session_url
-from app.services.alerts.deliveries import DeliveryRow
+from app.services.alerts.deliveries.reads import DeliveryRow
 from app.services.alerts.incident_reads import EventRow, IncidentRow, IncidentView, Measured
 from app.services.alerts.views import IncidentLife, Incidents, Over
 from tests.unit.dashboard.alerts.channels import NOW, channel, delivery

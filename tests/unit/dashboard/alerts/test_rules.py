@@ -10,7 +10,7 @@ import pytest
 
 from app.alerts.rules import DEFAULT_RULES, CauseFound, NoData, Rule, Selector, Threshold
 from app.dashboard.alerts.rules import condition_words, jobs_words, rules_page, told
-from app.services.alerts.channel_reads import DISABLED_BY_PERSON, ChannelView
+from app.services.alerts.channels.reads import DISABLED_BY_PERSON, ChannelView
 
 NBSP = "\N{NO-BREAK SPACE}"
 SLOW = DEFAULT_RULES[0]

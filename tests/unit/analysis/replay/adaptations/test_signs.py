@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 from app.analysis.replay.adaptations.blocking import find_blocking
 from app.analysis.replay.adaptations.evidence import Name
 from app.analysis.replay.adaptations.idle_transfers import _cheapest
-from app.analysis.replay.adaptations.inside import NOWHERE, containing
 from app.analysis.replay.adaptations.late_ends import _arrival, _pairs
 from app.analysis.replay.adaptations.nested_gc import without_nested_gc
 from app.analysis.replay.adaptations.placement import find_placement
 from app.analysis.replay.adaptations.regular_delays import _usual
-from app.analysis.replay.adaptations.sampling import sampled
+from app.analysis.replay.adaptations.signs.inside import NOWHERE, containing
+from app.analysis.replay.adaptations.signs.sampling import sampled
 from app.analysis.replay.layout.dense import Layout
 from app.analysis.replay.session import prepare_replay
 from app.analysis.synthesis.hosts import HostJob, run

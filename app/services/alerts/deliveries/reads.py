@@ -12,7 +12,7 @@ from app.alerts.states import DeliveryState
 from app.db.models.alerts import AlertChannel, AlertDelivery, AlertGroup
 from app.db.models.sessions import Job
 from app.errors import ConflictError, NotFoundError
-from app.services.alerts.flush import pump
+from app.services.alerts.deliveries.flush import pump
 from app.services.alerts.store import lock_group
 
 if TYPE_CHECKING:

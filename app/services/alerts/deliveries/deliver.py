@@ -50,7 +50,7 @@ from app.db.models.sessions import Report
 from app.db.reports import read_heatmaps
 from app.db.unit_of_work import reading
 from app.errors import SecretKeyError
-from app.services.alerts.flush import pause_after, pump
+from app.services.alerts.deliveries.flush import pause_after, pump
 from app.services.alerts.routing import audience, routed, with_heard_of
 from app.services.alerts.secrets import unseal
 from app.services.alerts.store import (

@@ -16,8 +16,8 @@ from app.db.models.alerts import AlertChannel, AlertGroup, AlertIncident
 from app.db.unit_of_work import reading
 from app.errors import ConflictError, Fault, InvalidChannelError
 from app.inputs.faults import field_faults
-from app.services.alerts.channel_reads import DISABLED_BY_PERSON, get_channel, no_channel
-from app.services.alerts.deliver import NO_APPRISE, apprise_is_usable, disable
+from app.services.alerts.channels.reads import DISABLED_BY_PERSON, get_channel, no_channel
+from app.services.alerts.deliveries.deliver import NO_APPRISE, apprise_is_usable, disable
 from app.services.alerts.routing import SELECTOR
 from app.services.alerts.secrets import hints, seal, unseal
 from app.services.alerts.store import OPEN, timing
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from app.alerts.channels.kind import Kind
     from app.db.unit_of_work import UnitOfWork
-    from app.services.alerts.channel_reads import ChannelView
+    from app.services.alerts.channels.reads import ChannelView
     from app.services.container import Container
 
 

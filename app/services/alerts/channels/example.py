@@ -15,7 +15,7 @@ from app.alerts.message import Alert, Message
 from app.analysis.diagnosis.causes.slow_worker import SLOW_WORKER
 from app.db.models.alerts import AlertChannel
 from app.errors import NotFoundError
-from app.services.alerts.deliver import attempt, base_url, target_of
+from app.services.alerts.deliveries.deliver import attempt, base_url, target_of
 from app.services.alerts.store import timing
 
 if TYPE_CHECKING:

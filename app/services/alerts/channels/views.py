@@ -13,7 +13,7 @@ from sqlalchemy.orm import aliased
 from app.alerts.states import DeliveryState
 from app.db.models.alerts import AlertChannel, AlertDelivery, AlertGroup
 from app.db.models.sessions import Job
-from app.services.alerts.deliveries import DeliveryRow, delivery_row
+from app.services.alerts.deliveries.reads import DeliveryRow, delivery_row
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

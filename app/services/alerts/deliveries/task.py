@@ -50,7 +50,7 @@ def follow_task(
 
 def _run(container: Container, claim: Claim) -> None:
     # A process that never delivers should not pay for HTTP, mail and pictures.
-    from app.services.alerts.deliver import deliver  # noqa: PLC0415 - see above
+    from app.services.alerts.deliveries.deliver import deliver  # noqa: PLC0415 - see above
 
     deliver(container, claim)
 
