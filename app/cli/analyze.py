@@ -14,12 +14,14 @@ from rich.text import Text
 
 from app.analysis.json_text import to_json
 from app.analysis.report.build import analyze
+from app.analysis.report.coverage import MadeAdaptation
 from app.analysis.report.document import Report
 from app.analysis.report.timeline import perfetto, step_timeline
 from app.analysis.trace.decode import decode
 from app.analysis.trace.limits import Limits
 from app.analysis.trace.metadata import load_metadata
 from app.analysis.trace.model import Trace
+from app.analysis.wording import percent
 from app.cli.files import read_metadata, reading, writing
 
 # The dashboard's fixed scale, 1.0 to 1.5 and above in steps of 0.05: pale to dark.
@@ -32,6 +34,8 @@ FIRST_WITH_LIGHT_TEXT: Final = 6
 WORST_WORKERS: Final = 6
 NUMBERED_CELL: Final = 6
 STAGE_COLUMN: Final = 9
+# S and the slowdown against the job without its causes are both said when they differ by more.
+WORTH_SAYING: Final = 0.02
 
 
 def analyze_file(
@@ -89,6 +93,9 @@ def show(report: Report, console: Console) -> None:
         highlight=False,
         soft_wrap=True,
     )
+    _show_headline(report, console)
+    for adaptation in fidelity.adaptations:
+        console.print(_adaptation(adaptation), highlight=False, soft_wrap=True)
     console.print()
     _show_heatmap(report, console)
     console.print()
@@ -99,6 +106,28 @@ def show(report: Report, console: Console) -> None:
             f"−{fix.predicted_gain * 100:.1f} %",
             highlight=False,
         )
+
+
+def _show_headline(report: Report, console: Console) -> None:
+    """Print the slowdown against the job without its causes, where that is another than S."""
+    shown = report.headline
+    if abs(shown.slowdown / report.slowdown - 1) <= WORTH_SAYING or shown.ci95 is None:
+        return
+    low, high = shown.ci95
+    console.print(
+        f"{shown.slowdown:.3f} (95 %: {low:.3f}–{high:.3f}) against the job without its causes: "
+        "the ideal of S is a mean, which the straggler is part of",
+        highlight=False,
+        soft_wrap=True,
+    )
+
+
+def _adaptation(made: MadeAdaptation) -> str:
+    before, after = made.discrepancy_before, made.discrepancy_after
+    closer = ""
+    if before is not None and after is not None:
+        closer = f"; with that the replay differs by {percent(after)}, without by {percent(before)}"
+    return f"{made.sentence}{closer}"
 
 
 def _color(slowdown: float) -> tuple[str, str]:

@@ -9,7 +9,7 @@ from typing import Final
 
 from markupsafe import Markup
 
-from app.analysis.report.coverage import Clocks, Recreated
+from app.analysis.report.coverage import Clocks, MadeAdaptation, Recreated
 from app.analysis.report.document import DroppedStep, Report
 from app.analysis.report.measures import Recovery
 from app.analysis.wording import hours
@@ -256,6 +256,7 @@ def coverage_rows(report: Report) -> tuple[Row, ...]:
         Row("Transfers below 0, cut", count(coverage.clamped_transfers)),
         Row("Launch delays below 0, cut", count(coverage.clamped_launch_delays)),
     ]
+    rows += [_adaptation(made) for made in report.fidelity.adaptations]
     if unknown:
         named = ", ".join(f"{name} ({count(number)})" for name, number in unknown.items())
         rows.append(Row("Operations of unknown types", count(sum(unknown.values())), named))
@@ -266,6 +267,14 @@ def coverage_rows(report: Report) -> tuple[Row, ...]:
     if absent:
         rows.append(Row("Types not recorded", count(len(absent)), ", ".join(absent)))
     return tuple(rows)
+
+
+def _adaptation(made: MadeAdaptation) -> Row:
+    """Return how the replay follows this job, and what that brings."""
+    value = "as recorded"
+    if made.discrepancy_before is not None and made.discrepancy_after is not None:
+        value = f"{percent(made.discrepancy_before)} → {percent(made.discrepancy_after)} off"
+    return Row(made.sentence, value, "; ".join(made.where))
 
 
 def _recreated(recreated: Recreated) -> Row:
