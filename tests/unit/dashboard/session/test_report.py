@@ -18,7 +18,7 @@ from app.analysis.diagnosis.places import (
 )
 from app.analysis.report.document import DroppedStep, Report
 from app.analysis.report.findings import UnjudgedCause
-from app.dashboard.session.facts import launch_fact, quality_fact, verdict_facts
+from app.dashboard.session.facts import launch_fact, verdict_facts
 from app.dashboard.session.report import report_view
 from app.dashboard.session.tables import LONG_TABLE
 from tests.support.reports import changed
@@ -89,12 +89,9 @@ def test_a_huge_job_lists_its_slowest_workers_only(slow_worker: Report) -> None:
 
 def test_fixes_share_one_axis_with_the_ideal(slow_worker: Report) -> None:
     fixes = report_view(slow_worker).fixes
-    assert fixes.rows[0].name == "As it is"
     assert fixes.rows[0].share == pytest.approx(100)
     assert fixes.rows[1].strong
-    assert fixes.rows[1].second.startswith("−")
     assert 0 < fixes.ideal_share < 100
-    assert fixes.saves.endswith("GPU-hours each hour")
 
 
 def test_without_a_verdict_the_fix_of_the_cause_starts_from_the_late_step(
@@ -103,7 +100,6 @@ def test_without_a_verdict_the_fix_of_the_cause_starts_from_the_late_step(
     view = report_view(distrusted)
     now, fix = view.fixes.rows
     assert not view.verdict
-    assert view.fixes.title.startswith("Best fix: load batches ahead")
     recorded = distrusted.step_times.recorded
     assert float(now.text.split()[0]) == pytest.approx(sum(recorded) / len(recorded), rel=0.03)
     assert now.share == pytest.approx(100)
@@ -222,16 +218,9 @@ def test_without_a_verdict_nothing_that_rests_on_the_replay_is_sent(
     assert not view.verdict
     assert set(view.data["figures"]) == {"launch", "recorded"}
     assert not {"slowdown", "by_dp", "by_pp", "step_slowdown"} & set(view.data)
-    assert quality_fact(distrusted).value == "Poor"
 
 
-def test_without_a_verdict_the_worker_that_launches_latest_is_named(
-    distrusted: Report,
-) -> None:
-    fact = launch_fact(distrusted)
-    assert fact.value == "forward-compute"
-    dp, pp = distrusted.fidelity.late_launches[0].workers[0].worker
-    assert f"before it; worker ({dp},{NBSP}{pp}) alone " in fact.note
+def test_no_worker_is_named_where_none_launches_latest(distrusted: Report) -> None:
     nobody = changed(distrusted, fidelity__late_launches=())
     assert launch_fact(nobody).note.endswith("of each step, before it")
 
@@ -242,20 +231,8 @@ def test_clocks_that_disagree_are_warned_of(slow_worker: Report) -> None:
     assert rows["Clocks"].note.endswith("; Clocks are up to 30.0 ms apart")
 
 
-def test_the_facts_say_how_slow_what_it_costs_and_why(slow_worker: Report) -> None:
-    slowdown, lost, cause, runner_up = verdict_facts(slow_worker)
-    assert slowdown.value == f"{slow_worker.slowdown:.3f}×"
-    assert slowdown.note.startswith(f"95{NBSP}%: ")
-    assert lost.note.endswith("more each hour")
-    assert cause.value == "Slow worker"
-    assert cause.note.startswith("explains ")
-    assert runner_up.label == "Runner-up"
-    assert runner_up.value == "None"
-
-
 def test_a_cause_with_a_confidence_shows_it(slow_worker: Report) -> None:
     slow_worker = changed(slow_worker, causes=(replace(slow_worker.causes[0], confidence=0.98),))
     view = report_view(slow_worker)
     assert view.confidences
     assert view.causes[0].confidence == f"98{NBSP}%"
-    assert verdict_facts(slow_worker)[2].note.endswith(f"98{NBSP}% sure")

@@ -42,9 +42,6 @@ def test_the_template_of_a_session_stands_beside_what_is_now(slow_worker: Report
     assert recommended.stages[1].workers == "2.00× slower"
     assert recommended.stages[1].anchor == "end"
     assert "Workers move" not in found.remarks
-    moved = region(slow_worker, replace(PLANNED, worker_of_stage=(1, 0)))
-    assert moved is not None
-    assert "stage 0 gets those of today’s stage 1" in moved.remarks
 
 
 def test_a_template_of_a_session_is_shown_from_two_per_cent_on(slow_worker: Report) -> None:
