@@ -10,8 +10,14 @@ import zstandard
 from pydantic import TypeAdapter
 
 from app.analysis.json_text import to_json
-from app.analysis.planning.document import IterationTimes, PlanDocument, SimulatedIteration
+from app.analysis.planning.document import (
+    SCHEMA,
+    IterationTimes,
+    PlanDocument,
+    SimulatedIteration,
+)
 from app.db.reports import ZSTD_LEVEL
+from app.errors import UnknownDocumentError
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +55,21 @@ class Headline:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class _Version:
+    """What a plan says of its own version."""
+
+    schema: str
+
+
+@dataclass(frozen=True, slots=True)
+class _VersionedResult:
+    """What a result of any version has."""
+
+    plan: _Version
+
+
+_VERSION: Final = TypeAdapter(_VersionedResult)
 _RESULT: Final = TypeAdapter(PlanResult)
 HEADLINE: Final = TypeAdapter(Headline)
 
@@ -63,5 +84,18 @@ def unpack_result(stored: bytes) -> PlanResult:
 
     ``paceline.plan/1`` is the only version so far, and 0.1.0 wrote it as well. A later one brings
     what an earlier one has into its own form here, before the types are checked.
+
+    Raises
+    ------
+    UnknownDocumentError
+        ``plan.unknown_version``: a later version of Paceline stored it.
     """
-    return _RESULT.validate_json(zstandard.decompress(stored))
+    text = zstandard.decompress(stored)
+    schema = _VERSION.validate_json(text).plan.schema
+    if schema != SCHEMA:
+        raise UnknownDocumentError(
+            f"The plan is {schema}; this version of Paceline reads {SCHEMA}. A later one stored "
+            "it.",
+            code="plan.unknown_version",
+        )
+    return _RESULT.validate_json(text)

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 import zstandard
-from pydantic import ValidationError
 
 from app.analysis.json_text import plain, to_json
 from app.analysis.planning.document import NoAnswer
+from app.errors import UnknownDocumentError
 from app.services.plans.stored import HEADLINE, Headline, pack_result, unpack_result
 
 HERE = Path(__file__).parent
@@ -46,9 +46,10 @@ def test_parts_that_only_some_plans_have_are_read() -> None:
     assert ditto.gap is None
 
 
-def test_a_document_of_an_unknown_version_is_refused() -> None:
-    text = zstandard.decompress(stored(WRITTEN[0])[0]).replace(
-        b"paceline.plan/1", b"paceline.plan/9"
-    )
-    with pytest.raises(ValidationError, match=r"plan\.schema"):
-        unpack_result(zstandard.compress(text))
+def test_a_plan_of_a_later_version_is_refused_with_a_code() -> None:
+    result = json.loads(zstandard.decompress(stored(WRITTEN[0])[0]))
+    # It may have other fields as well.
+    later = {"plan": {"schema": "paceline.plan/2", "templates": result["plan"]["stages"]}}
+    with pytest.raises(UnknownDocumentError, match="A later one stored it") as caught:
+        unpack_result(zstandard.compress(json.dumps(later).encode()))
+    assert caught.value.stable_code == "plan.unknown_version"
