@@ -166,8 +166,9 @@ fleet: install-dev ## Hold a synthetic fleet against the paper; writes docs/flee
 cost-model: install-dev ## Predicted against measured layer times, on this machine's processor
 	@OPENBLAS_NUM_THREADS=1 $(BIN)/python -m benchmarks.cost_model
 
-report-docs: install-dev ## The page of the report's fields, docs/report.md
+report-docs: install-dev ## The pages of the report's and the plan's fields, docs/report.md and docs/plan.md
 	@$(BIN)/python -m app.analysis.report.reference > docs/report.md
+	@$(BIN)/python -m app.analysis.planning.reference > docs/plan.md
 
 plan-table: install-dev ## Ditto against the optimum, the table of docs/planner.md
 	@$(BIN)/python -m benchmarks.planner --table

@@ -21,11 +21,11 @@ class IterationTimes:
     Parameters
     ----------
     t_std : float
-        ΣL + (N − 1)·max L, the objective of Alpa and Metis.
+        ΣL + (N − 1)·max L, the objective of Alpa and Metis, ms.
     t_oobleck : float or None
-        Oobleck's estimate; None with fewer microbatches than stages.
+        Oobleck's estimate, ms; None where it counts less than one microbatch in steady state.
     simulated : float
-        1F1B executed event by event.
+        1F1B executed event by event, ms.
     """
 
     t_std: float
@@ -40,7 +40,19 @@ class IterationTimes:
 
 @dataclass(frozen=True, slots=True)
 class StageReplica:
-    """A whole node of a replicated stage, and the share of each batch that it takes."""
+    """A whole node of a replicated stage.
+
+    Parameters
+    ----------
+    device : str
+        Type of its devices.
+    gpus : int
+        Devices of the node.
+    node : int
+        Number of the node among those of its type, from 0.
+    share : float
+        The share of each batch that it takes, a fraction; those of a stage add up to 1.
+    """
 
     device: str
     gpus: int
@@ -55,17 +67,21 @@ class PlannedStage:
     Parameters
     ----------
     layers : (int, int)
-        First and last.
+        First and last layer, from 0, both included.
     device : str
-        Type of its devices.
+        Type of its devices; of the first replica's where it is replicated.
     gpus : int
         Devices; of the first replica where it is replicated.
     node : int
-        Number of the node among those of its type.
+        Number of the node among those of its type, from 0; of the first replica's where it is
+        replicated.
     forward_ms, backward_ms, transfer_ms : float
-        For one microbatch; transfers are received in the stage's own time.
-    memory_bytes, memory_limit_bytes : float
-        On one device; no limit where the specification names none.
+        For one microbatch, ms; transfers are received in the stage's own time.
+    memory_bytes : float
+        What one device needs, bytes; the most among the replicas.
+    memory_limit_bytes : float or None
+        What one device has, bytes, the least among the replicas; None where the specification
+        names no limit.
     replicas : tuple of StageReplica
         Empty where the stage stays in one node.
     """
@@ -101,7 +117,9 @@ class FoldedCluster:
     weakest : str
         The type that all devices are counted in.
     factors : mapping of str to int
-        How many of the weakest a device of each type is worth.
+        By type, how many of the weakest one device is worth.
+    virtual_nodes, virtual_gpus_per_node : int
+        Nodes of the virtual cluster; devices of each.
     """
 
     weakest: str
@@ -112,7 +130,15 @@ class FoldedCluster:
 
 @dataclass(frozen=True, slots=True)
 class VirtualStage:
-    """A stage on the virtual cluster: first and last layer, and its devices."""
+    """A stage on the virtual cluster.
+
+    Parameters
+    ----------
+    layers : (int, int)
+        First and last layer, from 0, both included.
+    gpus : int
+        Virtual devices.
+    """
 
     layers: tuple[int, int]
     gpus: int
@@ -120,7 +146,15 @@ class VirtualStage:
 
 @dataclass(frozen=True, slots=True)
 class VirtualPlan:
-    """A template of the virtual cluster and Oobleck's estimate of its iteration."""
+    """A template of the virtual cluster.
+
+    Parameters
+    ----------
+    t_oobleck_ms : float
+        Oobleck's estimate of its iteration, ms.
+    stages : tuple of VirtualStage
+        From the first layer on.
+    """
 
     t_oobleck_ms: float
     stages: tuple[VirtualStage, ...]
@@ -128,7 +162,15 @@ class VirtualPlan:
 
 @dataclass(frozen=True, slots=True)
 class Alternative:
-    """A near-optimal template."""
+    """A near-optimal template.
+
+    Parameters
+    ----------
+    iteration_time_ms : IterationTimes
+        What its iteration takes, ms.
+    stages : tuple of PlannedStage
+        From the first layer on.
+    """
 
     iteration_time_ms: IterationTimes
     stages: tuple[PlannedStage, ...]
@@ -136,15 +178,24 @@ class Alternative:
 
 @dataclass(frozen=True, slots=True)
 class BoundProof:
-    """What proves the lower bound: see `app.analysis.planning.search.certificate`.
+    """What proves a lower bound: every time that the slowest stage may take, in intervals.
+
+    `app.analysis.planning.search.certificate` says more.
 
     Parameters
     ----------
+    objective : str
+        What the bounds are by, ``t_std`` or ``t_oobleck``.
+    lower_bound_ps, upper_bound_ps : int
+        No template costs less, and the best that was found costs as much; ps.
     closed : bool
         Whether the upper bound is proven to be the optimum.
-    leaves : tuple of (low_ps, high_ps, bound_ps or None)
-        No template whose slowest stage takes low to high costs less than its bound; without one,
-        there is no such template.
+    intervals_explored : int
+        Intervals of the slowest stage's time that were looked into.
+    leaves : tuple of (int, int, int or None)
+        Lowest and highest time of the slowest stage, both included, and a bound, all in ps: no
+        template whose slowest stage takes as long costs less than the bound; None where there is
+        no such template.
     """
 
     objective: str
@@ -161,22 +212,33 @@ class FoundTemplate:
 
     Parameters
     ----------
-    method, objective : str
-        Of `METHODS` and `OBJECTIVES`.
+    method : str
+        ``optimal``, ``ditto``, ``greedy`` or ``exhaustive``.
+    objective : str
+        What it was sought by: ``t_std``, ``t_oobleck`` or ``simulated``.
+    iteration_time_ms : IterationTimes
+        What an iteration takes, ms.
     planning_time_s : float
-        What the search took.
-    microbatches, layers : int
-        Of one iteration; of the model.
+        What the search took, s.
+    microbatches : int
+        Of one iteration.
+    layers : int
+        Of the model.
     stages : tuple of PlannedStage
         From the first layer on.
     fits_memory : bool
-        Ditto and its greedy recovery do not look at memory.
+        Whether every stage fits its devices; Ditto and its greedy recovery do not look at memory.
     contiguous_nodes : bool
         Whether the stages of each node follow each other.
     idle : mapping of str to int
-        Devices of each type that are in no stage.
-    folding, virtual_template, oobleck_templates
-        How Ditto came to its template; absent for methods that do not fold.
+        By type, how many devices are in no stage.
+    folding : FoldedCluster, optional
+        The virtual cluster, for methods that fold.
+    virtual_template : VirtualPlan, optional
+        The template of the virtual cluster that this one was recovered from.
+    oobleck_templates : tuple of VirtualPlan, optional
+        Oobleck's templates of the virtual cluster, one for each number of stages, where making
+        them takes no more than seconds.
     """
 
     method: str
@@ -201,7 +263,7 @@ class ComparedTemplate(FoundTemplate):
     Parameters
     ----------
     relative : float or None
-        Its cost over the plan's, by the plan's objective.
+        Its cost ÷ the plan's, by the plan's objective; None where one has no such time.
     """
 
     relative: float | None
@@ -209,7 +271,13 @@ class ComparedTemplate(FoundTemplate):
 
 @dataclass(frozen=True, slots=True)
 class NoAnswer:
-    """Why a method has no template."""
+    """Why a method has no template.
+
+    Parameters
+    ----------
+    reason : str
+        One sentence for a person.
+    """
 
     reason: str
 
@@ -230,14 +298,18 @@ class PlanDocument(FoundTemplate, _Versioned):
     Parameters
     ----------
     optimal : bool
-        It is proven that no template is better by the objective.
+        Whether it is proven that no template is better by the objective.
     lower_bound_ms : float or None
-        No template costs less by the objective; None where the method proves nothing.
+        No template costs less by the objective, ms; None where the method proves nothing.
     alternatives : tuple of Alternative
-        Templates within 2 %, the best simulated first; the plan's own is among them.
+        At most ten that cost at most 2 % more than the best, the best simulated first. Costs are
+        by the objective, by ``t_std`` where that is ``simulated``. Empty for other methods than
+        ``optimal``.
     certificate : BoundProof or None
+        The search's proof by the objective, by ``t_std`` where that is ``simulated``; None where
+        the method proves nothing.
     comparison : mapping of str to ComparedTemplate or NoAnswer
-        Ditto and its greedy recovery on the same specification.
+        By method, what Ditto and its greedy recovery give on the same specification.
     """
 
     optimal: bool
@@ -274,9 +346,12 @@ class PlanDocument(FoundTemplate, _Versioned):
 
 @dataclass(frozen=True, slots=True)
 class Starts:
-    """When each computation starts, ms since the iteration did, (stages, microbatches).
+    """When each computation starts; all of a stage in one direction take as long.
 
-    All computations of a stage in one direction take as long.
+    Parameters
+    ----------
+    forward, backward : tuple of tuple of float
+        ms since the iteration started, ``[stage][microbatch]``.
     """
 
     forward: tuple[tuple[float, ...], ...]
@@ -289,10 +364,12 @@ class SimulatedIteration:
 
     Parameters
     ----------
+    iteration_time_ms : float
+        What it takes, ms.
     bubble : tuple of float
-        The share of the iteration in which each stage computes nothing.
+        By stage, the share of the iteration in which it computes nothing, a fraction.
     starts : Starts or None
-        None where there are too many computations to draw.
+        When each computation starts; None where there are too many computations to draw.
     """
 
     iteration_time_ms: float

@@ -5,7 +5,8 @@ from __future__ import annotations
 from functools import cache
 from typing import Any, Final
 
-from app.analysis.report.reference import members, summary, types_of_report
+from app.analysis.reference import members, summary
+from app.analysis.report.reference import REFERENCE
 from app.db.documents import REPORT
 
 NAME: Final = "Report"
@@ -21,7 +22,7 @@ def report_schemas() -> dict[str, Any]:
     """
     schema = REPORT.json_schema(ref_template=_REFERENCE.format(model=f"{NAME}.{{model}}"))
     parts = schema.pop("$defs")
-    for kind in types_of_report():
+    for kind in REFERENCE.types():
         described = parts.get(kind.__name__, schema)
         described["description"] = summary(kind)
         for member in members(kind):

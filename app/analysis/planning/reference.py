@@ -1,0 +1,31 @@
+"""The page of a plan's fields: ``python -m app.analysis.planning.reference`` prints it."""
+
+from __future__ import annotations
+
+import sys
+from typing import Final
+
+from app.analysis.planning.document import PlanDocument, SimulatedIteration
+from app.analysis.reference import Reference
+
+_INTRODUCTION: Final = """\
+# The plan
+
+<!-- Made by `make report-docs` from the docstrings of the types; change those. -->
+
+What `paceline plan --json` prints and `GET /api/v1/plans/{plan}` answers as `plan`, schema
+`paceline.plan/1`: one JSON object, without NaN or infinities. The same as JSON Schema is in the
+[OpenAPI document](http-api.md), as `PlanDocument`. The API's answer has the executed iteration
+beside it, as `timeline`: [SimulatedIteration](#simulatediteration).
+
+Fields are added within a schema, none is removed or changes its meaning. Plans that version 0.1.0
+or a later one stored still open.
+
+Layers, nodes and microbatches are numbered from 0; lists of stages are in the order of the
+pipeline. What the objectives are and how the methods search is in [planner.md](planner.md).
+"""
+
+REFERENCE: Final = Reference(_INTRODUCTION, (PlanDocument, SimulatedIteration))
+
+if __name__ == "__main__":
+    sys.stdout.write(REFERENCE.page())
