@@ -82,7 +82,7 @@ def propose_regular_delays(draft: Draft) -> Proposal | None:
     total = sum(ns * count[kind] for kind, ns in usual.items())
     lanes = sum(len(item.steps) for item in few) * layout.dp
     step_ns = float((layout.start_ns + layout.duration_ns).max(axis=(0, 2)).mean())
-    if total < _LEAST_SHARE * step_ns * lanes:
+    if not usual or total < _LEAST_SHARE * step_ns * lanes:
         return None
     graphs = tuple(
         replace(graph, lags_ns=_lags(layout, graph, usual))
