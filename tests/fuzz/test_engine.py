@@ -76,6 +76,12 @@ def test_damaged_traces_are_analyzed_or_refused(part: int) -> None:
     assert len(found) > 3
 
 
+@pytest.mark.parametrize("seed", [501804, 502090])
+def test_a_stage_that_computes_nothing_holds_no_collection_inside(seed: int) -> None:
+    # Found by many cases: a collection on a stage without computations.
+    assert outcome(damaged(seed))
+
+
 def test_undamaged_traces_are_analyzed() -> None:
     assert {outcome(trace) for trace in bases()} == {"analyzed"}
 

@@ -129,7 +129,8 @@ def _followed(layout: Layout, graph: Graph) -> Iterator[tuple[int, tuple[int, ..
     begins = set()
     for stage in range(layout.pp):
         computes = computes_of(layout, stage)
-        begins.add(int(computes[np.argmin(layout.launch[computes])]))
+        if len(computes):
+            begins.add(int(computes[np.argmin(layout.launch[computes])]))
     for unit in graph.units:
         for node, after in zip(unit.members, unit.after, strict=True):
             if names[node] in _LAUNCHED and after and node not in begins:

@@ -25,6 +25,8 @@ def computes_of(layout: Layout, stage: int) -> NDArray[np.int64]:
 def containing(layout: Layout, node: int) -> NDArray[np.int64]:
     """Return the computation that a node lies inside of, shape (steps, dp); `NOWHERE` else."""
     computes = computes_of(layout, int(layout.nodes.pp[node]))
+    if not len(computes):
+        return np.full(layout.start_ns.shape[1:], NOWHERE)
     start, end = layout.start_ns[node], layout.start_ns[node] + layout.duration_ns[node]
     begins = layout.start_ns[computes]
     inside = (begins <= start + SAME_NS) & (end <= begins + layout.duration_ns[computes] + SAME_NS)
