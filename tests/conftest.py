@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 # Turns what would be skipped for want of a program into a failure.
 REQUIRE_ALL = "PACELINE_REQUIRE_ALL"
 
+# PyTorch makes it when it is imported, and means it to stay.
+CACHE_OF_PYTORCH = "torchinductor_"
+
 _temporary = pytest.StashKey[Path]()
 _left_over = pytest.StashKey[list[str]]()
 _shared_server = pytest.StashKey[tuple["EmbeddedPostgres", Path]]()
@@ -70,7 +73,11 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
         postgres.stop_server(*stash[_shared_server])
     if _temporary not in stash:
         return
-    stash[_left_over] = sorted(path.name for path in stash[_temporary].iterdir())
+    stash[_left_over] = sorted(
+        path.name
+        for path in stash[_temporary].iterdir()
+        if not path.name.startswith(CACHE_OF_PYTORCH)
+    )
     shutil.rmtree(stash[_temporary])
     if stash[_left_over] and session.exitstatus == pytest.ExitCode.OK:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
