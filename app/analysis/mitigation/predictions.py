@@ -11,6 +11,7 @@ import numpy as np
 from app.analysis.diagnosis.causes.slow_worker import SLOW_WORKER
 from app.analysis.diagnosis.diagnose import Diagnosis
 from app.analysis.diagnosis.finding import UNKNOWN, Cause
+from app.analysis.diagnosis.headline import Headline
 from app.analysis.diagnosis.places import Hosts, Worker
 from app.analysis.mitigation.fix import Fix
 from app.analysis.mitigation.remedies import remedies
@@ -42,8 +43,9 @@ def predict_fixes(  # noqa: PLR0913 - what is known of the session and of its ca
     causes: Sequence[Cause],
     hosts: Mapping[int, str],
     *,
-    reference_s: float,
+    headline: Headline,
     trusted: bool,
+    others: Sequence[Fix] = (),
 ) -> list[Fix]:
     """Return the fixes that a trace alone can judge; best first, none under 1 % gain.
 
@@ -56,19 +58,25 @@ def predict_fixes(  # noqa: PLR0913 - what is known of the session and of its ca
         Those that are named; what removes them is among the fixes.
     hosts : mapping of int to str
         Hosts of ranks.
-    reference_s : float
-        The step that slowdown is counted against; no fix makes steps shorter.
+    headline : Headline
+        How slow the job is; no fix makes it faster than what that is counted against.
     trusted : bool
         Whether the replay of durations is near the recording; if not, only causes count.
+    others : sequence of Fix
+        Replayed elsewhere.
     """
-    now_s = float(metrics.simulated_s.mean()) * diagnosis.late
+    now_s = metrics.simulated_step_s * diagnosis.late
     places = Hosts(hosts, replayed.layout.ranks.tolist())
-    fixes = remedies(causes, places, now_s)
+    fixes = [*remedies(causes, places, now_s), *others]
     if trusted:
         fixes += _by_replay(replayed, _to_replace(metrics, causes), now_s)
         if replayed.layout.dp == 1:
             fixes += _without_peers(causes, now_s)
-    bounded = [_no_better_than(fix, reference_s, now_s) for fix in fixes]
+    most = headline.waste
+    if not trusted:
+        # S knows nothing of late launches, which are what such a job loses.
+        most = max(most, 1 - headline.reference_step_time_s / now_s)
+    bounded = [_no_better_than(fix, most, now_s) for fix in fixes]
     return sorted((fix for fix in bounded if fix.gain >= MIN_GAIN), key=lambda fix: -fix.gain)
 
 
@@ -87,11 +95,14 @@ def _without_peers(causes: Sequence[Cause], now_s: float) -> list[Fix]:
     ]
 
 
-def _no_better_than(fix: Fix, reference_s: float, now_s: float) -> Fix:
-    """Return a fix that leaves steps as long as the reference at least."""
-    if fix.step_time_s >= reference_s:
+def _no_better_than(fix: Fix, most: float, now_s: float) -> Fix:
+    """Return a fix that gains a share `most` of a step at most.
+
+    Shares are compared, not seconds: the headline is of steps of the most frequent shape.
+    """
+    if fix.gain <= most:
         return fix
-    return replace(fix, step_time_s=reference_s, gain=1 - reference_s / now_s)
+    return replace(fix, step_time_s=now_s * (1 - most), gain=most)
 
 
 def _to_replace(metrics: Metrics, causes: Sequence[Cause]) -> tuple[Worker, ...]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Final, Self
+from typing import Annotated, Final, Literal, Self
 
 from pydantic import (
     AfterValidator,
@@ -38,6 +38,7 @@ MOST_CHANGES: Final = 100
 CODES: Final = {
     "extra_forbidden": "unknown_key",
     "enum": "choice",
+    "literal_error": "choice",
     "too_long": "too_many_changes",
     "float_type": "scale",
     "finite_number": "scale",
@@ -82,7 +83,7 @@ class WrittenSelection(Written):
 
 
 class WrittenChange(Written):
-    """What is selected takes its recorded or ideal duration × `scale`."""
+    """What is selected takes its recorded or ideal duration, or its peers', × `scale`."""
 
     select: WrittenSelection = WrittenSelection()
     duration: BaseDurations = BaseDurations.IDEAL
@@ -93,7 +94,8 @@ class WrittenQuestion(Written):
     """What the step time would be; of several changes that select an operation the last holds."""
 
     base: Annotated[
-        BaseDurations, Field(description="What operations take that nothing selects")
+        Literal[BaseDurations.RECORDED, BaseDurations.IDEAL],
+        Field(description="What operations take that nothing selects"),
     ] = BaseDurations.RECORDED
     changes: Annotated[tuple[WrittenChange, ...], Field(max_length=MOST_CHANGES)] = ()
     without: Annotated[

@@ -38,6 +38,7 @@ def test_questions_as_json() -> None:
     ("document", "path"),
     [
         ({}, "changes"),
+        ({"base": "peers", "changes": [{"select": {"steps": [5]}}]}, "base"),
         ({"changes": []}, "changes"),
         ({"changes": [1]}, "changes[0]"),
         ({"changes": [{"select": {"stages": 1}}]}, "changes[0].select.stages"),

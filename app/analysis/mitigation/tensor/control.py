@@ -1,0 +1,256 @@
+"""When to plan, to plan anew and to withdraw: the loop between a job's reports and its plans.
+
+One report decides nothing: noise of a step would change the job's work back and forth. What two
+reports in a row ask for is done, so that a plan is there after two steps of a new straggler, and
+gone after two without one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from enum import IntEnum, StrEnum
+from typing import Final
+
+import numpy as np
+
+from app.analysis.mitigation.tensor.advise import Problem, advise
+from app.analysis.mitigation.tensor.document import Alternative, Method, MitigationDocument
+from app.analysis.mitigation.tensor.group import STRAGGLES, Group, Shares
+
+# A group whose slowest rank is this near to its fastest has recovered; between the two limits a
+# plan that stands stays.
+RECOVERED: Final = 1.05
+IN_A_ROW: Final = 2
+# A plan whose shares differ by more than this from what is needed now is made anew.
+MOST_DRIFT: Final = 0.05
+# Another method takes over where it is this much faster.
+WORTH_A_CHANGE: Final = 1.05
+# Steps of straggling after which work is moved for good, and the node is to be replaced.
+STICKY_AFTER: Final = 100
+REPLACE_AFTER: Final = 1000
+
+
+class Rung(IntEnum):
+    """How much a method costs the job; escalation goes upwards."""
+
+    RESIZE = 0
+    MIGRATE = 1
+    STICKY = 2
+
+
+RUNGS: Final = {
+    Method.ZERO: Rung.RESIZE,
+    Method.SEMI: Rung.MIGRATE,
+    Method.MIGRATE: Rung.MIGRATE,
+    Method.WATERFILL: Rung.MIGRATE,
+    Method.STICKY: Rung.STICKY,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Streak:
+    """What the latest reports of a group have in common.
+
+    Parameters
+    ----------
+    over, calm : int
+        Reports in a row with a straggler while no plan stands, and without one while one does.
+    drifted : int
+        Reports in a row that ask for other shares than those of the plan that stands.
+    missed : int
+        Reports in a row in which the plan in force took much longer than predicted.
+    rung : Rung
+        The lowest one that is still tried against this straggler.
+    since_step : int or None
+        When the straggling began.
+    """
+
+    over: int = 0
+    calm: int = 0
+    drifted: int = 0
+    missed: int = 0
+    rung: Rung = Rung.RESIZE
+    since_step: int | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Standing:
+    """The plan that stands, offered or in force.
+
+    Parameters
+    ----------
+    method : Method
+    shares : Shares
+    predicted_time_s : float
+        Of the slowest rank.
+    fits : bool
+        Whether the job and the switch still allow it.
+    """
+
+    method: Method
+    shares: Shares
+    predicted_time_s: float
+    fits: bool = True
+
+
+class Act(StrEnum):
+    """What is to be done with the plan of a group."""
+
+    KEEP = "keep"
+    PLAN = "plan"
+    WITHDRAW = "withdraw"
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What a report leads to.
+
+    Parameters
+    ----------
+    act : Act
+    streak : Streak
+        To be handed to the next decision.
+    alternative : Alternative or None
+        The new plan.
+    replace_node : bool
+        Whether the straggler has lasted so long that its node is to be replaced.
+    """
+
+    act: Act
+    streak: Streak
+    alternative: Alternative | None = None
+    replace_node: bool = False
+
+
+def decide(
+    problem: Problem,
+    step: int,
+    streak: Streak,
+    standing: Standing | None,
+    under_plan_s: float | None,
+) -> Decision:
+    """Return what a report leads to.
+
+    Parameters
+    ----------
+    problem : Problem
+        The group as it is without the plan that it was measured under.
+    step : int
+        The last step of the report.
+    streak : Streak
+        Of the report before.
+    standing : Standing or None
+    under_plan_s : float or None
+        T of the slowest rank where the report was measured under the plan that stands.
+    """
+    group = problem.group
+    spread = float(group.time_s.max()) / group.fastest_s
+    if spread <= STRAGGLES and standing is None:
+        return Decision(Act.KEEP, Streak())
+    since = step if streak.since_step is None else streak.since_step
+    streak = replace(streak, since_step=since)
+    if spread <= RECOVERED:
+        streak = replace(streak, calm=streak.calm + 1, drifted=0, missed=0)
+        if streak.calm >= IN_A_ROW:
+            return Decision(Act.WITHDRAW, Streak())
+        return Decision(Act.KEEP, streak)
+    lasting = step - since >= REPLACE_AFTER
+    if standing is None:
+        streak = replace(streak, over=streak.over + 1, calm=0)
+        return _first(problem, _escalated(streak, problem.methods, step), lasting=lasting)
+    if spread <= STRAGGLES:
+        # Between the limits: neither recovered nor worth another plan.
+        return Decision(Act.KEEP, replace(streak, calm=0, drifted=0, missed=0))
+    missed = under_plan_s is not None and under_plan_s > STRAGGLES * standing.predicted_time_s
+    streak = replace(streak, calm=0, missed=streak.missed + 1 if missed else 0)
+    return _again(problem, _escalated(streak, problem.methods, step), standing, lasting=lasting)
+
+
+def _first(problem: Problem, streak: Streak, *, lasting: bool) -> Decision:
+    if streak.over < IN_A_ROW:
+        return Decision(Act.KEEP, streak, replace_node=lasting)
+    wanted = _wanted(advise(problem), streak.rung)
+    if wanted.method is Method.NONE:
+        return Decision(Act.KEEP, streak, replace_node=lasting)
+    return Decision(Act.PLAN, replace(streak, over=0, drifted=0), wanted, replace_node=lasting)
+
+
+def _escalated(streak: Streak, methods: frozenset[Method], step: int) -> Streak:
+    """Return a streak with the next rung, where the present one did not do or has lasted long."""
+    rung = streak.rung
+    if streak.missed >= IN_A_ROW:
+        rung = Rung(min(rung + 1, Rung.STICKY))
+    if streak.since_step is not None and step - streak.since_step >= STICKY_AFTER:
+        rung = Rung.STICKY
+    known = {RUNGS[method] for method in methods if method is not Method.NONE}
+    if not any(rung <= other for other in known):
+        rung = streak.rung
+    # What was tried in vain is not tried for two more reports.
+    drifted = IN_A_ROW - 1 if rung > streak.rung else streak.drifted
+    return replace(streak, rung=rung, missed=streak.missed % IN_A_ROW, drifted=drifted)
+
+
+def _again(problem: Problem, streak: Streak, standing: Standing, *, lasting: bool) -> Decision:
+    document = advise(problem)
+    wanted = _wanted(document, streak.rung)
+    same = _first_of(document, lambda item: item.method is standing.method)
+    if (
+        same is not None
+        and RUNGS[same.method] >= min(streak.rung, RUNGS.get(wanted.method, Rung.RESIZE))
+        and same.predicted_time_s <= WORTH_A_CHANGE * wanted.predicted_time_s
+    ):
+        wanted = same
+    if not standing.fits:
+        act = Act.WITHDRAW if wanted.method is Method.NONE else Act.PLAN
+        kept = replace(streak, drifted=0, missed=0)
+        return Decision(act, kept, wanted if act is Act.PLAN else None, replace_node=lasting)
+    drift = drift_between(standing.shares, shares_of(wanted, problem.group), problem.group)
+    other = wanted.method is not standing.method or drift > MOST_DRIFT
+    streak = replace(streak, drifted=streak.drifted + 1 if other else 0)
+    if streak.drifted < IN_A_ROW:
+        return Decision(Act.KEEP, streak, replace_node=lasting)
+    streak = replace(streak, drifted=0, missed=0)
+    if wanted.method is Method.NONE:
+        return Decision(Act.WITHDRAW, streak, replace_node=lasting)
+    return Decision(Act.PLAN, streak, wanted, replace_node=lasting)
+
+
+def _wanted(document: MitigationDocument, rung: Rung) -> Alternative:
+    """Return the cheapest method, from a rung on, that is near to the fastest rank; or the best."""
+    near_s = STRAGGLES * document.fastest_time_s
+    for at in [other for other in Rung if other >= rung]:
+        found = _first_of(
+            document,
+            lambda item, at=at: (  # type: ignore[misc]
+                RUNGS.get(item.method) == at and item.predicted_time_s <= near_s
+            ),
+        )
+        if found is not None:
+            return found
+    best = _first_of(document, lambda item: RUNGS.get(item.method, Rung.STICKY) >= rung)
+    return best or document.best
+
+
+def _first_of(
+    document: MitigationDocument, meets: Callable[[Alternative], bool]
+) -> Alternative | None:
+    within: Iterable[Alternative] = (item for item in document.alternatives if item.within_budget)
+    return next((item for item in within if meets(item)), None)
+
+
+def shares_of(item: Alternative, group: Group) -> Shares:
+    """Return the shares of an alternative, in units."""
+    shares = Shares.nothing(group.ranks)
+    for rank in item.ranks:
+        shares.resized[rank.rank] = rank.resized_columns // group.unit
+        for to, count in rank.to.items():
+            shares.moved[rank.rank, int(to)] = count // group.unit
+    return shares
+
+
+def drift_between(one: Shares, other: Shares, group: Group) -> float:
+    """Return |Δγ|: by how much two plans differ in what a rank sheds or takes over, at most."""
+    shed = np.abs(one.shed - other.shed).max()
+    received = np.abs(one.received - other.received).max()
+    return float(max(shed, received)) / group.units

@@ -1,0 +1,141 @@
+"""A tensor-parallel group: what its ranks take for a step, and what each does of the others' work.
+
+Columns are the contraction dimension of each rank's weight ``W[O, K]``, or the hidden units of an
+MLP, or the columns of heads: whatever a rank can leave out or hand to another. They go in units
+(a head is one), so that everything here counts units; costs count columns.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+FloatArray = NDArray[np.float64]
+IntArray = NDArray[np.int64]
+
+# A rank straggles when it takes this much longer than the fastest of its group; less is noise.
+STRAGGLES: Final = 1.10
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Group:
+    """What the ranks of a group take for a step with all of their own columns.
+
+    Parameters
+    ----------
+    time_s : float64 array, shape (ranks,)
+        T, seconds of a step without waiting at collectives.
+    matmul_s : float64 array, shape (ranks,)
+        M, the part of it that grows with the columns; 0 < M ≤ T.
+    columns : int
+        K, columns of each rank.
+    unit : int
+        Columns that stay together; divides `columns`.
+    """
+
+    time_s: FloatArray
+    matmul_s: FloatArray
+    columns: int
+    unit: int = 1
+
+    @property
+    def ranks(self) -> int:
+        """Return e, how many ranks there are."""
+        return len(self.time_s)
+
+    @property
+    def units(self) -> int:
+        """Return how many units each rank has."""
+        return self.columns // self.unit
+
+    @property
+    def fixed_s(self) -> FloatArray:
+        """Return what each rank takes whatever its columns, shape (ranks,)."""
+        return self.time_s - self.matmul_s
+
+    @property
+    def unit_s(self) -> FloatArray:
+        """Return what a unit takes on each rank, shape (ranks,)."""
+        return self.matmul_s / self.units
+
+    @property
+    def fastest_s(self) -> float:
+        """Return T_min."""
+        return float(self.time_s.min())
+
+    @property
+    def stragglers(self) -> IntArray:
+        """Return the ranks that take over 1.10 × the fastest's time, the slowest first."""
+        slowest_first = np.argsort(-self.time_s, kind="stable")
+        return slowest_first[self.time_s[slowest_first] > STRAGGLES * self.fastest_s]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Shares:
+    """Who leaves out what, and who computes what for whom; in units.
+
+    Parameters
+    ----------
+    resized : int64 array, shape (ranks,)
+        Units that a rank leaves out of the step.
+    moved : int64 array, shape (ranks, ranks)
+        ``[sender, receiver]``: units of the sender that the receiver computes.
+    """
+
+    resized: IntArray
+    moved: IntArray
+
+    @classmethod
+    def nothing(cls, ranks: int) -> Shares:
+        """Return the shares of a group in which every rank does its own work."""
+        return cls(np.zeros(ranks, dtype=np.int64), np.zeros((ranks, ranks), dtype=np.int64))
+
+    @property
+    def migrated(self) -> IntArray:
+        """Return what each rank hands to others, shape (ranks,)."""
+        total: IntArray = self.moved.sum(axis=1)
+        return total
+
+    @property
+    def received(self) -> IntArray:
+        """Return what each rank computes for others, shape (ranks,)."""
+        total: IntArray = self.moved.sum(axis=0)
+        return total
+
+    @property
+    def shed(self) -> IntArray:
+        """Return what each rank does not compute of its own, shape (ranks,)."""
+        return self.resized + self.migrated
+
+
+def without_plan(
+    time_s: FloatArray, matmul_s: FloatArray, columns: int, shares: Shares, unit: int = 1
+) -> Group:
+    """Return what ranks would take with all of their own columns, from times under a plan.
+
+    M̂ = M / (1 − γ + absorbed) and T̂ = T − M + M̂, where γ is the share of its columns that a rank
+    does not compute, and absorbed what it computes for others, as a share of its own.
+
+    Parameters
+    ----------
+    time_s, matmul_s : float64 arrays, shape (ranks,)
+        As they were measured under the plan, seconds.
+    columns, unit : int
+        See `Group`.
+    shares : Shares
+        The plan; each rank computes a unit at least.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> shed = Shares(np.array([3, 0]), np.zeros((2, 2), dtype=np.int64))
+    >>> without_plan(np.array([2.5, 1.0]), np.array([2.0, 0.8]), 4, shed).time_s.tolist()
+    [8.5, 1.0]
+    """
+    units = columns // unit
+    computed = (units - shares.shed + shares.received) / units
+    whole_s = matmul_s / computed
+    return Group(time_s - matmul_s + whole_s, whole_s, columns, unit)

@@ -1,0 +1,158 @@
+"""The methods: what each rank resizes and migrates by ZERO, MIG, SEMI, water-filling and sticky.
+
+This is Algorithm 2 of the paper without its communication: T_min, the stragglers, then Eq. 2 for
+one and Eq. 3 for several. What it leaves open is settled so: a straggler is a rank over 1.10 ×
+T_min, because by the paper's T > T_min noise makes all ranks but one stragglers; ratios are rounded
+to whole units; a rank keeps a unit at least, without which its recovery could not be measured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from app.analysis.mitigation.tensor.costs import Costs
+from app.analysis.mitigation.tensor.equations import (
+    migrating_ranks,
+    pruning_ratios,
+    resized_share,
+)
+from app.analysis.mitigation.tensor.group import FloatArray, Group, IntArray, Shares
+from app.analysis.mitigation.tensor.placing import levelled, routed, slices
+from app.analysis.mitigation.tensor.prediction import busy_s, predicted_s
+
+
+def resize(group: Group, criterion_s: float, most: float = 1.0) -> Shares:
+    """Return ZERO-resizing: stragglers over the criterion leave out what they have too many.
+
+    Parameters
+    ----------
+    group : Group
+    criterion_s : float
+        T_avg or T_min, seconds.
+    most : float
+        The largest γ of any rank: the accuracy budget.
+    """
+    shares, slow = Shares.nothing(group.ranks), group.stragglers
+    shed = np.minimum(_to_shed(group, criterion_s), _most_units(group, most))
+    shares.resized[slow] = shed[slow]
+    return shares
+
+
+def migrate(group: Group) -> Shares:
+    """Return MIG: stragglers hand all that they have too many to the others, in even parts."""
+    return _migrated(group, group.stragglers, _to_shed(group, group.fastest_s))
+
+
+def semi(group: Group, costs: Costs, most: float = 1.0) -> Shares:
+    """Return SEMI-migration: heavy stragglers migrate, others resize, one does both.
+
+    Parameters
+    ----------
+    group : Group
+    costs : Costs
+    most : float
+        The largest γ of any rank. What a straggler may not resize it migrates, where that ends the
+        step sooner.
+    """
+    stragglers, shed = group.stragglers, _to_shed(group, group.fastest_s)
+    budget = _most_units(group, most)
+    if len(stragglers) == 1:
+        return _semi_of_one(group, int(stragglers[0]), costs, budget)
+    order = np.argsort(-group.time_s, kind="stable")
+    workload = np.full(group.ranks, float(group.columns))
+    paying = migrating_ranks(group.time_s[order], workload, costs.communicate)
+    migrating, resizing = stragglers[:paying], stragglers[paying:]
+    only_resized = np.zeros_like(shed)
+    only_resized[resizing] = np.minimum(shed[resizing], budget)
+    choices = [_migrated(group, migrating, shed, only_resized)]
+    if (shed[resizing] > budget).any():
+        choices.append(_migrated(group, stragglers, shed - only_resized, only_resized))
+    return _soonest(group, choices, costs)
+
+
+def _semi_of_one(group: Group, straggler: int, costs: Costs, budget: int) -> Shares:
+    count = int(_to_shed(group, group.fastest_s)[straggler])
+    receivers = np.delete(np.arange(group.ranks), straggler)
+    column_s = float(group.unit_s[receivers].max()) / group.unit
+    beta = resized_share(count * group.unit, len(receivers), costs, column_s)
+    resized = np.zeros(group.ranks, dtype=np.int64)
+    resized[straggler] = min(round(beta * count), budget)
+    shed = np.zeros(group.ranks, dtype=np.int64)
+    shed[straggler] = count - resized[straggler]
+    return _migrated(group, np.array([straggler]), shed, resized)
+
+
+def fill(group: Group, costs: Costs) -> Shares:
+    """Return water-filling: work goes where it ends soonest, and none is left out.
+
+    Moving more levels the ranks, and costs more communication: the best of all levels that ranks
+    stand at, and of the one at which nobody waits.
+    """
+    levels = np.unique(group.time_s)[1:-1].tolist()
+    choices = [_down_to(group, level_s) for level_s in levels]
+    choices += [np.full(group.ranks, group.units), _even(group)]
+    return _routed(group, min(choices, key=lambda units: _done_s(group, units, costs)))
+
+
+def even(group: Group) -> Shares:
+    """Return the division of all columns by which the slowest rank is soonest done: sticky's."""
+    return _routed(group, _even(group))
+
+
+def _even(group: Group) -> IntArray:
+    return levelled(group.fixed_s, group.unit_s, group.ranks * group.units)
+
+
+def _down_to(group: Group, level_s: float) -> IntArray:
+    """Return the units of each rank where those over a level come down to it."""
+    kept = np.floor((level_s - group.fixed_s) / group.unit_s)
+    units = np.clip(kept, 1, group.units).astype(np.int64)
+    below = np.flatnonzero(group.time_s <= level_s)
+    total = group.ranks * group.units - int(np.delete(units, below).sum())
+    units[below] = levelled(group.fixed_s[below], group.unit_s[below], total, group.units)
+    return units
+
+
+def _done_s(group: Group, units: IntArray, costs: Costs) -> float:
+    """Return when the slowest rank is done; who sends to whom does not matter for that."""
+    given, taken = np.maximum(group.units - units, 0), np.maximum(units - group.units, 0)
+    return float(busy_s(group, np.zeros_like(units), given, taken, costs).max())
+
+
+def _routed(group: Group, units: IntArray) -> Shares:
+    shed, received = np.maximum(group.units - units, 0), np.maximum(units - group.units, 0)
+    return Shares(np.zeros_like(shed), routed(shed, received))
+
+
+def _to_shed(group: Group, criterion_s: float) -> IntArray:
+    """Return the units that each rank has too many by Eq. 1, shape (ranks,)."""
+    ratio = pruning_ratios(group.time_s, group.matmul_s, criterion_s)
+    return np.minimum(np.rint(ratio * group.units).astype(np.int64), group.units - 1)
+
+
+def _most_units(group: Group, most: float) -> int:
+    # A budget of 0.3 of ten units is three of them, whatever 0.3 · 10 is in floating point.
+    return min(int(np.floor(most * group.units + 1e-9)), group.units - 1)
+
+
+def _migrated(
+    group: Group, senders: IntArray, shed: IntArray, resized: IntArray | None = None
+) -> Shares:
+    """Return the shares by which some ranks hand over what they shed, in even parts."""
+    shares = Shares.nothing(group.ranks)
+    if resized is not None:
+        shares.resized[:] = resized
+    receivers = np.setdiff1d(np.arange(group.ranks), senders)
+    for sender in senders.tolist():
+        shares.moved[sender] = slices(int(shed[sender]), sender, receivers, group.ranks)
+    return shares
+
+
+def _soonest(group: Group, choices: Iterable[Shares], costs: Costs) -> Shares:
+    def slowest(shares: Shares) -> float:
+        times: FloatArray = predicted_s(group, shares, costs)
+        return float(times.max())
+
+    return min(choices, key=slowest)

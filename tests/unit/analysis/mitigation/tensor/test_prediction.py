@@ -1,0 +1,124 @@
+"""Predicted times, against a step that is run event by event."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+
+from app.analysis.mitigation.tensor.advise import Problem, advise
+from app.analysis.mitigation.tensor.costs import Affine, Costs, fit
+from app.analysis.mitigation.tensor.document import Alternative, Method
+from app.analysis.mitigation.tensor.group import Group, Shares
+from app.analysis.mitigation.tensor.prediction import predicted_s
+from tests.oracles.tensor_groups import Machine, Shed, run_step
+
+NOISE = 0.02
+
+
+@dataclass(frozen=True)
+class Pretested:
+    machine: Machine
+    problem: Problem
+
+
+def seeded(seed: int) -> random.Random:
+    return random.Random(seed)  # noqa: S311 - no secret
+
+
+def machine_of(seed: int) -> Machine:
+    """Return a group with one to three stragglers, 2 to 8 times slower in multiplications."""
+    rng = seeded(seed)
+    ranks = rng.choice([4, 6, 8])
+    columns, layers = rng.choice([256, 1024, 4096]), rng.choice([6, 12])
+    column = [1e-3 / columns * rng.uniform(0.98, 1.02) for _ in range(ranks)]
+    for straggler in rng.sample(range(ranks), rng.randint(1, 3)):
+        column[straggler] *= rng.uniform(2, 8)
+    return Machine(
+        fixed=[rng.uniform(0.05, 0.3) * 1e-3] * ranks,
+        column=column,
+        columns=columns,
+        layers=layers,
+        latency=rng.uniform(0, 0.1) * 1e-3,
+        per_column=rng.uniform(0.05, 0.5) * 1e-3 / columns,
+        allocating=rng.uniform(0, 0.02) * 1e-3,
+        extracting=rng.uniform(0, 0.05) * 1e-3 / columns,
+        all_reduce=0.2e-3,
+    )
+
+
+def pretest(seed: int) -> Pretested:
+    """Measure a machine as a job does: times without waiting, and samples of the costs."""
+    machine, rng = machine_of(seed), seeded(seed)
+    busy = np.array(run_step(machine, rng, noise=NOISE).busy)
+    passes = 3 * machine.layers
+    matmul = busy - np.array(machine.fixed) * passes
+    shares = [machine.columns * part // 8 for part in (1, 2, 4, 7)]
+
+    def sampled(fixed: float, each: float) -> Affine:
+        count = machine.passes
+        return fit([(v, count * (fixed + each * v) * rng.uniform(0.99, 1.01)) for v in shares])
+
+    costs = Costs(
+        communicate=sampled(machine.latency, machine.per_column),
+        allocate_s=machine.passes * machine.allocating,
+        extract=sampled(0.0, machine.extracting),
+    )
+    group = Group(busy, matmul, machine.columns)
+    return Pretested(machine, Problem(group, accuracy_budget=0.3, costs=costs))
+
+
+def run(machine: Machine, item: Alternative, seed: int) -> float:
+    plan = Shed(
+        resized=[rank.resized_columns for rank in item.ranks],
+        migrated=[rank.migrated_columns for rank in item.ranks],
+        received=[rank.received_columns for rank in item.ranks],
+        each_step=item.method is not Method.STICKY,
+    )
+    return run_step(machine, seeded(seed), plan, noise=NOISE).end
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_every_alternative_takes_as_long_as_predicted_within_3_percent(seed: int) -> None:
+    pretested = pretest(seed)
+    machine = pretested.machine
+    reduces = machine.passes * machine.all_reduce
+
+    alternatives = advise(pretested.problem).alternatives
+    assert {item.method for item in alternatives} == set(Method)
+    for item in alternatives:
+        ran = run(machine, item, seed + 1)
+        assert item.predicted_time_s + reduces == pytest.approx(ran, rel=0.03), item.method
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_the_chosen_one_is_as_fast_as_any_within_the_budget(seed: int) -> None:
+    pretested = pretest(seed)
+    document = advise(pretested.problem)
+    ran = {
+        item.method: run(pretested.machine, item, seed + 1)
+        for item in reversed(document.alternatives)
+        if item.within_budget
+    }
+    assert ran[document.chosen] <= 1.03 * min(ran.values())
+
+
+def test_a_rank_that_resizes_pays_for_it_and_all_pay_for_migration() -> None:
+    group = Group(np.array([4.0, 1.0, 1.0]), np.array([4.0, 1.0, 1.0]), 100)
+    shares = Shares(np.array([20, 0, 0]), np.array([[0, 10, 10], [0, 0, 0], [0, 0, 0]]))
+    costs = Costs(Affine(0.1, 0.01), None, 0.2, Affine(0.0, 0.005))
+
+    assert predicted_s(group, shares, costs).tolist() == pytest.approx(
+        [4.0 * 0.6 + 0.3 + 0.3, 1.1 + 0.3, 1.1 + 0.3]
+    )
+    once = predicted_s(group, shares, costs, each_step=False)
+    assert once.tolist() == pytest.approx([4.0 * 0.6 + 0.3, 1.1, 1.1])
+
+
+def test_a_receiver_takes_its_sampled_time_times_its_own_slowness() -> None:
+    group = Group(np.array([9.0, 2.0, 1.0]), np.array([9.0, 2.0, 1.0]), 100)
+    shares = Shares(np.zeros(3, dtype=int), np.array([[0, 10, 10], [0, 0, 0], [0, 0, 0]]))
+    costs = Costs(compute=Affine(0.05, 0.02))
+    assert predicted_s(group, shares, costs).tolist() == pytest.approx([7.2, 2.5, 1.25])
