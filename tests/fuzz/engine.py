@@ -6,7 +6,8 @@ import dataclasses
 import json
 import os
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any, Final
@@ -17,6 +18,8 @@ from numpy.typing import NDArray
 
 from app.analysis.json_text import to_json
 from app.analysis.report.build import analyze
+from app.analysis.synthesis.hosts.scenarios import HOST_SCENARIOS
+from app.analysis.synthesis.hosts.session import run
 from app.analysis.trace.decode import decode
 from app.analysis.trace.encode import to_parquet
 from app.analysis.trace.limits import MAX_MICROBATCH, MAX_ORDER, MAX_STEP, MAX_TIME_NS, Limits
@@ -40,10 +43,20 @@ JOBS: Final = (
 
 
 @cache
-def bases() -> tuple[Trace, ...]:
-    """Return traces to damage: of every schedule, with noise, and the published ones if here."""
+def modeled() -> tuple[Trace, ...]:
+    """Return traces to damage that run as the paper has it: of every schedule, with noise."""
     traces = [executed(job, steps=STEPS, seed=seed)[0] for seed, job in enumerate(JOBS)]
-    traces.append(session(dp=2, pp=2, steps=STEPS, microbatches=3).trace)
+    return (*traces, session(dp=2, pp=2, steps=STEPS, microbatches=3).trace)
+
+
+@cache
+def bases() -> tuple[Trace, ...]:
+    """Return traces to damage: those, some as hosts run them, and the published ones if here."""
+    hosts = [
+        run(replace(scenario.job, dp=2, pp=2, microbatches=3, steps=STEPS)).trace
+        for scenario in HOST_SCENARIOS.values()
+    ]
+    traces = [*modeled(), *hosts]
     folder = os.environ.get("PACELINE_REFERENCE_DATA")
     if folder:
         for name in ("ST", "AR"):
@@ -171,10 +184,10 @@ DAMAGES: Final[tuple[Damage, ...]] = (
 )
 
 
-def damaged(seed: int) -> Trace:
-    """Return one damaged trace; the same for the same seed and the same bases."""
+def damaged(seed: int, every: Sequence[Trace] | None = None) -> Trace:
+    """Return one damaged trace; the same for the same seed and the same traces, or bases."""
     rng = np.random.default_rng(seed)
-    every = bases()
+    every = bases() if every is None else every
     trace = every[int(rng.integers(len(every)))]
     for _ in range(int(rng.integers(1, 5))):
         trace = DAMAGES[int(rng.integers(len(DAMAGES)))](trace, rng)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from app.analysis.trace.limits import MAX_TIME_NS
 from app.analysis.trace.model import KNOWN_OP_TYPES, SessionMeta, Sizes, Trace
-from tests.fuzz.engine import DAMAGES, bases, damaged, outcome
+from tests.fuzz.engine import DAMAGES, bases, damaged, modeled, outcome
 
 # The nightly target runs 100,000 (python -m tests.fuzz.nightly).
 CASES = 400
@@ -79,7 +79,7 @@ def test_damaged_traces_are_analyzed_or_refused(part: int) -> None:
 @pytest.mark.parametrize("seed", [501804, 502090])
 def test_a_stage_that_computes_nothing_holds_no_collection_inside(seed: int) -> None:
     # Found by many cases: a collection on a stage without computations.
-    assert outcome(damaged(seed))
+    assert outcome(damaged(seed, modeled()))
 
 
 def test_undamaged_traces_are_analyzed() -> None:

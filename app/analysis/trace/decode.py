@@ -5,6 +5,8 @@ Formats
 - Parquet with the columns of the published traces (``dp_rank stage rank step optype start_ts
   duration seq_id mc mb_id``; float32 seconds from the earliest start of each step).
 - Parquet with our columns (``rank dp pp [tp] step op [mb] [mc] start_ns dur_ns``; integers).
+- Arrow IPC with our columns, as a stream or a file.
+- What other programs record: see `recordings`.
 - NDJSON, plain, gzip or zstd: the header line ``{"schema": "paceline.trace/1", "meta": {…}}``,
   then one object a line with our columns as keys.
 
@@ -20,8 +22,8 @@ one, for the first ten faults:
 ``trace.no_rows``                   there is no operation
 ``trace.truncated``                 the body ends too early
 ``trace.corrupt``                   the bytes contradict their format, or each other
-``trace.decompression_bomb``        decompresses to more than its values need; a zstd window over
-                                    8 MiB; too many gzip members
+``trace.decompression_bomb``        decompresses to more than its values need, or to over 250 times
+                                    its size; a zstd window over 8 MiB; too many gzip members
 ``trace.unsupported_encoding``      the Parquet text column is delta-encoded
 ``trace.missing_column``            a column is missing
 ``trace.duplicate_column``          a column is there twice
@@ -42,11 +44,21 @@ one, for the first ten faults:
 ``trace.missing_model_chunk``       virtual stages, but computation without its model chunk
 ``trace.bad_op_name``               an operation's name is empty, over-long or not printable
 ``trace.too_many_op_names``         over 256 names of operations
+``trace.bad_json``                  the text of a foreign recording is no JSON
+``trace.item_too_long``             an event of it is over 1 MiB (a batch of spans 8 MiB)
+``trace.bad_event``                 an event is not as its format has it
+``trace.missing_key``               an event lacks what it must have
+``trace.unpaired_event``            a scope ends that did not begin
+``trace.no_labels``                 no range says which operation it is
+``trace.no_microbatches``           there are no spans of microbatches
+``trace.unknown_rank``              nothing says which rank recorded it
 ==================================  ===============================================================
+
+Of foreign recordings the row is the 0-based place of the event.
 
 Of `BodyTooLargeError`: ``body.too_large`` (decompressed bytes), ``body.too_many_rows``,
 ``body.header_too_large``. Of `UnsupportedFormatError`: ``trace.unknown_format``,
-``trace.unknown_schema``. Of `InvalidMetadataError`: see `metadata`.
+``trace.unknown_schema``, ``trace.command_line_only``. Of `InvalidMetadataError`: see `metadata`.
 """
 
 from __future__ import annotations
@@ -54,20 +66,22 @@ from __future__ import annotations
 from pathlib import Path
 
 from app.analysis.trace.faults import refuse_body
-from app.analysis.trace.formats.head import head_of
-from app.analysis.trace.formats.kind import Decoded
+from app.analysis.trace.formats.head import Head, head_of
+from app.analysis.trace.formats.kind import OWN_MEDIA_TYPE, Decoded, TraceFormat
 from app.analysis.trace.formats.registry import FORMATS
 from app.analysis.trace.limits import Limits
 from app.analysis.trace.model import SessionMeta
 from app.errors import UnsupportedFormatError
 
 
-def decode(
+def decode(  # noqa: PLR0913 - what a sender says of a body
     body: Path | bytes,
     meta: SessionMeta | None,
     *,
     limits: Limits,
     content_type: str | None = None,
+    format_name: str | None = None,
+    local: bool = False,
     part: bool = False,
 ) -> Decoded:
     """Decode and check a body.
@@ -82,6 +96,11 @@ def decode(
         What the body may decompress to.
     content_type : str, optional
         What the sender calls the format; named in the refusal of an unknown one.
+    format_name : str, optional
+        The name of its format (`FORMATS`), where that is known; else the bytes say it.
+    local : bool
+        The file is one of the machine's own, not one that was sent: then formats are read as well
+        that a server opens from nobody.
     part : bool
         The body is a part of a session: its trace keeps the recorded names and order, which
         `merge` needs. Floating-point times need not begin with 0.
@@ -96,9 +115,27 @@ def decode(
     head = head_of(body)
     if not head.start:
         refuse_body("no_rows", "the body is empty")
+    known = _format_of(head, content_type, format_name)
+    if known.local_only and not local:
+        raise UnsupportedFormatError(
+            f"{known.title} is read by the command line only: paceline convert {known.name} FILES "
+            "--out DIR, then paceline upload what it writes",
+            code="trace.command_line_only",
+        )
+    return known.decode(body, meta, limits, part=part)
+
+
+def _format_of(head: Head, content_type: str | None, name: str | None) -> TraceFormat:
+    if name is not None:
+        if name in FORMATS:
+            return FORMATS[name]
+        names = ", ".join(FORMATS)
+        message = f"there is no format {name[:80]!r}; there are {names}"
+        raise UnsupportedFormatError(message)
     for known in FORMATS.values():
-        if known.sniff(head):
-            return known.decode(body, meta, limits, part=part)
+        own = known.media_types[0]
+        if known.sniff(head) or (own == content_type and own.startswith(OWN_MEDIA_TYPE)):
+            return known
     said = f" (sent as {content_type[:80]!r})" if content_type else ""
     titles = ", ".join(known.title for known in FORMATS.values())
     raise UnsupportedFormatError(f"the body is in none of the known formats{said}: {titles}")

@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import zstandard
 
+from app.analysis.trace.arrow.reader import META_KEY
 from app.analysis.trace.column_sets import NATIVE, PUBLISHED
 from app.analysis.trace.metadata import metadata_document
 from app.analysis.trace.model import Trace
@@ -23,8 +24,7 @@ _GZIP_LEVEL: Final = 6
 def to_parquet(trace: Trace) -> bytes:
     """Return `trace` as Parquet with our int64 columns; its metadata are sent beside it."""
     written = io.BytesIO()
-    table = pa.table({name: _column(trace, field) for field, name in _columns().items()})
-    pq.write_table(table, written, compression="zstd")
+    pq.write_table(_native_table(trace), written, compression="zstd")
     return written.getvalue()
 
 
@@ -46,6 +46,18 @@ def to_published_parquet(trace: Trace) -> bytes:
     written = io.BytesIO()
     names = PUBLISHED.columns
     pq.write_table(pa.table({names[field]: values for field, values in columns.items()}), written)
+    return written.getvalue()
+
+
+def to_arrow(trace: Trace) -> bytes:
+    """Return `trace` as an Arrow stream compressed with zstd, metadata in its schema."""
+    written = io.BytesIO()
+    table = _native_table(trace)
+    document = json.dumps(metadata_document(trace.meta)).encode()
+    schema = table.schema.with_metadata({META_KEY: document})
+    options = pa.ipc.IpcWriteOptions(compression="zstd")
+    with pa.ipc.new_stream(written, schema, options=options) as writer:
+        writer.write_table(table.cast(schema))
     return written.getvalue()
 
 
@@ -74,6 +86,10 @@ def _ndjson(trace: Trace) -> bytes:
     ]
     rows = "".join(template % row for row in zip(*columns, strict=True))
     return (json.dumps(header) + "\n" + rows).encode()
+
+
+def _native_table(trace: Trace) -> pa.Table:
+    return pa.table({name: _column(trace, field) for field, name in _columns().items()})
 
 
 def _columns() -> dict[str, str]:

@@ -7,6 +7,10 @@ from typing import Final
 
 MIB: Final = 1024 * 1024
 
+# Bytes for a byte of a compressed body, above so many bytes.
+MAX_RATIO: Final = 250
+UNJUDGED_BYTES: Final = 32 * MIB
+
 # Faults reported of one body.
 MAX_FAULTS: Final = 10
 
@@ -23,6 +27,8 @@ MAX_TIME_NS: Final = 1 << 62
 MAX_OP_NAME_CHARS: Final = 128
 # Distinct names of operations in one trace.
 MAX_OP_NAMES: Final = 256
+# A dictionary may list names that no row uses (pandas writes its categories so).
+MAX_DICTIONARY: Final = 16 * MAX_OP_NAMES
 
 # A float32 of seconds resolves 0.2 ms here and 128 s at today's epoch.
 MAX_RELATIVE_START_S: Final = 3600.0
@@ -45,3 +51,16 @@ class Limits:
     max_decompressed_bytes: int = 4096 * MIB
     max_rows: int = 40_000_000
     max_header_bytes: int = 16 * MIB
+
+    def expanded(self, size: int) -> int:
+        """Return what a body may decompress to, bytes.
+
+        Recorded text compresses to a tenth or a fortieth: what gives hundreds of bytes for one was
+        made to. Small bodies are not judged, they cost little in any case.
+
+        Parameters
+        ----------
+        size : int
+            Bytes of the body as it came.
+        """
+        return min(self.max_decompressed_bytes, max(UNJUDGED_BYTES, MAX_RATIO * size))

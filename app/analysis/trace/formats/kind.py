@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Final, Protocol
 
 from app.analysis.trace.formats.head import Head
 from app.analysis.trace.limits import Limits
 from app.analysis.trace.model import SessionMeta, Trace
+from app.analysis.trace.unmapped import Unmapped
+
+OWN_MEDIA_TYPE: Final = "application/vnd.paceline."
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,10 +24,13 @@ class Decoded:
     trace : Trace
     trace_format : str
         The name of its format.
+    unmapped : tuple of Unmapped
+        What it holds besides, that is no operation.
     """
 
     trace: Trace
     trace_format: str
+    unmapped: tuple[Unmapped, ...] = ()
 
 
 class Decode(Protocol):
@@ -63,7 +69,8 @@ class TraceFormat:
     title : str
         As people call it.
     media_types : tuple of str
-        What senders call it; the first one is ours.
+        What senders call it; the first one is ours. One that begins with `OWN_MEDIA_TYPE` says for
+        sure which format it is, others only that it may be this one.
     suffixes : tuple of str
         Of its files, without that of a compression.
     sniff : callable
@@ -77,6 +84,10 @@ class TraceFormat:
         steps; its chunks do not mix with those of other formats.
     writers : mapping of str to Writer
         By the name that ``paceline synth --format`` takes; empty where nothing writes it.
+    recorder : str or None
+        What writes it, where that is another program: then ``paceline convert`` reads it.
+    local_only : bool
+        Its files are opened on the machine of who has them only, never by a server.
     """
 
     name: str
@@ -88,3 +99,5 @@ class TraceFormat:
     text: bool = False
     step_relative: bool = False
     writers: Mapping[str, Writer] = field(default_factory=dict)
+    recorder: str | None = None
+    local_only: bool = False

@@ -17,7 +17,7 @@ from typing import Final, Protocol
 import zstandard
 
 from app.analysis.trace.faults import refuse_body
-from app.analysis.trace.limits import MIB, Limits
+from app.analysis.trace.limits import MAX_RATIO, MIB, Limits
 from app.errors import BodyTooLargeError
 
 GZIP_MAGIC: Final = b"\x1f\x8b"
@@ -70,7 +70,8 @@ def read_text(body: Path | bytes, limits: Limits) -> Iterator[bytes]:
     Raises
     ------
     InvalidTraceError
-        `trace.truncated`, `trace.corrupt`, `trace.decompression_bomb`.
+        `trace.truncated`, `trace.corrupt`; `trace.decompression_bomb` as soon as the text is longer
+        than `Limits.expanded` says.
     BodyTooLargeError
         `body.too_large`, as soon as the text is longer than the limit.
     """
@@ -79,13 +80,24 @@ def read_text(body: Path | bytes, limits: Limits) -> Iterator[bytes]:
         file.seek(0)
         codec = next((codec for magic, codec in _CODECS.items() if head.startswith(magic)), None)
         pieces = _slices(file, _PLAIN_SLICE) if codec is None else _decompress(file, codec)
+        most = limits.max_decompressed_bytes if codec is None else limits.expanded(_size(file))
         total = 0
         for piece in pieces:
             total += len(piece)
             if total > limits.max_decompressed_bytes:
                 message = f"the body decompresses to over {limits.max_decompressed_bytes} bytes"
                 raise BodyTooLargeError(message)
+            if total > most:
+                message = f"the body decompresses to over {MAX_RATIO} times its size"
+                refuse_body("decompression_bomb", message)
             yield piece
+
+
+def _size(file: io.BufferedIOBase) -> int:
+    here = file.tell()
+    size = file.seek(0, io.SEEK_END)
+    file.seek(here)
+    return size
 
 
 def _slices(file: io.BufferedIOBase, size: int) -> Iterator[bytes]:

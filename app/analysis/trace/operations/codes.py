@@ -9,11 +9,8 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from app.analysis.trace.faults import Places, refuse, refuse_body
-from app.analysis.trace.limits import MAX_FAULTS, MAX_OP_NAME_CHARS, MAX_OP_NAMES
+from app.analysis.trace.limits import MAX_DICTIONARY, MAX_FAULTS, MAX_OP_NAME_CHARS
 from app.analysis.trace.model import KNOWN_OP_TYPES
-
-# A dictionary may list names that no row uses (pandas writes its categories so).
-MAX_DICTIONARY: Final = 16 * MAX_OP_NAMES
 
 _INVALID: Final = -1
 

@@ -13,8 +13,7 @@ from typing import Any, Final
 import pyarrow as pa
 
 from app.analysis.trace.faults import refuse, refuse_body
-from app.analysis.trace.limits import MAX_OP_NAME_CHARS, MIB, Limits
-from app.analysis.trace.operations.codes import MAX_DICTIONARY
+from app.analysis.trace.limits import MAX_DICTIONARY, MAX_OP_NAME_CHARS, MAX_RATIO, MIB, Limits
 from app.analysis.trace.parquet.footer import ColumnChunk, Footer
 from app.analysis.trace.parquet.thrift import ReadBudget, ThriftError, read_struct
 from app.errors import BodyTooLargeError, Fault
@@ -65,12 +64,16 @@ def check_pages(
         `body.too_large`.
     """
     total = 0
+    most = limits.expanded(source.size())
     for chunk in footer.chunks:
         if chunk.name in wanted:
             total += _check_chunk(source, chunk)
             if total > limits.max_decompressed_bytes:
                 message = f"the body decompresses to over {limits.max_decompressed_bytes} bytes"
                 raise BodyTooLargeError(message)
+            if total > most:
+                message = f"the body decompresses to over {MAX_RATIO} times its size"
+                refuse_body("decompression_bomb", message)
 
 
 def _check_chunk(source: pa.NativeFile, chunk: ColumnChunk) -> int:

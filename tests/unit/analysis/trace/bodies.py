@@ -168,3 +168,14 @@ def assert_same(one: Trace, other: Trace) -> None:
 def names_of(trace: Trace) -> list[str]:
     """Return the type of each operation."""
     return [trace.op_names[code] for code in trace.op.tolist()]
+
+
+def arrow_file() -> bytes:
+    """Return the operations as an Arrow file, its names a dictionary."""
+    table = native_table()
+    names = table.column("op").combine_chunks().dictionary_encode()
+    table = table.set_column(table.schema.get_field_index("op"), "op", names)
+    written = io.BytesIO()
+    with pa.ipc.new_file(written, table.schema) as writer:
+        writer.write_table(table)
+    return written.getvalue()

@@ -112,7 +112,7 @@ def test_another_schema_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    "body", [b"\x00\x01\x02", b"hello", b"[]", b"null\n", b"PK\x03\x04", b"ARROW1\0\0", b"PARE...."]
+    "body", [b"\x00\x01\x02", b"hello", b"[]", b"null\n", b"PK\x03\x04", b"ARROW0\0\0", b"PARE...."]
 )
 def test_an_unknown_format_is_refused(body: bytes) -> None:
     with pytest.raises(UnsupportedFormatError) as caught:

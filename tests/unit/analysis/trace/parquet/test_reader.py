@@ -280,6 +280,24 @@ def test_a_string_bomb_is_refused_before_it_is_decompressed() -> None:
     assert error.faults[0].column == "optype"
 
 
+def test_rows_that_take_no_bytes_are_refused_before_they_are_decoded() -> None:
+    rows = 1_000_000
+    table = pa.table(
+        {
+            name: pa.repeat(column[0], rows)
+            for name, column in zip(
+                bodies.native_table(bodies.rows()).column_names,
+                bodies.native_table(bodies.rows()).columns,
+                strict=True,
+            )
+        }
+    )
+    body = bodies.parquet(table, compression="zstd")
+    assert len(body) < 100_000
+    error = refused(body, limits=Limits())
+    assert error.stable_code == "trace.decompression_bomb"
+
+
 def test_text_that_is_built_on_other_text_is_refused() -> None:
     body = bodies.parquet(
         bodies.published_table(),

@@ -1,0 +1,38 @@
+"""NDTimeline: Chrome's events of its local handler, or the dictionaries of `parse_record`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+from app.analysis.trace.formats.head import Head
+from app.analysis.trace.formats.kind import Decoded, TraceFormat
+from app.analysis.trace.limits import Limits
+from app.analysis.trace.model import SessionMeta
+from app.analysis.trace.recordings.ndtimeline import decode_ndtimeline
+
+_NAME: Final = "ndtimeline"
+
+
+def _sniff(head: Head) -> bool:
+    text = head.text.lstrip()
+    record = b'"metric"' in text and b'"start_ts"' in text
+    events = text.startswith(b"[") and b'"ph"' in text and b'"tp"' in text and b'"pp"' in text
+    return record or events
+
+
+def _decode(body: Path | bytes, meta: SessionMeta | None, limits: Limits, *, part: bool) -> Decoded:
+    read = decode_ndtimeline(body, meta, limits, part=part)
+    return Decoded(read.trace, _NAME, read.unmapped)
+
+
+NDTIMELINE: Final = TraceFormat(
+    name=_NAME,
+    title="NDTimeline",
+    media_types=("application/vnd.paceline.ndtimeline+json", "application/json"),
+    suffixes=(".json", ".jsonl"),
+    sniff=_sniff,
+    decode=_decode,
+    text=True,
+    recorder="NDTimeline (veScale)",
+)

@@ -1,0 +1,130 @@
+"""Names of ranges that say which operation they are.
+
+PyTorch's pipeline runtime labels each action (``torch.distributed.pipelining.schedules``):
+``PP:2F0`` is the forward of microbatch 0 through stage 2, ``B`` a whole backward, ``I`` and ``W``
+its halves. A hand-written loop labels its own: ``paceline:fwd:mb=3:mc=0``, with ``fwd``, ``bwd``,
+``wgrad`` or the name of an operation type.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import Final
+
+from app.analysis.trace.model import (
+    ABSENT,
+    BACKWARD_COMPUTE,
+    BACKWARD_RECV,
+    BACKWARD_SEND,
+    FORWARD_COMPUTE,
+    FORWARD_RECV,
+    FORWARD_SEND,
+    GRADS_REDUCE_SCATTER,
+    PARAMS_ALL_GATHER,
+    REPLAYED_OP_TYPES,
+    WGRAD_COMPUTE,
+)
+
+
+class Kind(Enum):
+    """What happens in a labelled range."""
+
+    COMPUTE = auto()
+    TRANSFER = auto()
+    COLLECTIVE = auto()
+
+
+@dataclass(frozen=True, slots=True)
+class Label:
+    """What a range's name says.
+
+    Parameters
+    ----------
+    op : str
+        Our operation type.
+    kind : Kind
+    stage : int
+        Of the whole pipeline, `ABSENT` where the label has a chunk instead.
+    mb, mc : int
+        Microbatch; model chunk, `ABSENT` where it follows from the stage.
+    """
+
+    op: str
+    kind: Kind
+    stage: int = ABSENT
+    mb: int = ABSENT
+    mc: int = ABSENT
+
+
+_ACTIONS: Final[Mapping[str, tuple[str, Kind]]] = {
+    "F": (FORWARD_COMPUTE, Kind.COMPUTE),
+    "B": (BACKWARD_COMPUTE, Kind.COMPUTE),
+    "I": (BACKWARD_COMPUTE, Kind.COMPUTE),
+    "W": (WGRAD_COMPUTE, Kind.COMPUTE),
+    "SEND_F": (FORWARD_SEND, Kind.TRANSFER),
+    "RECV_F": (FORWARD_RECV, Kind.TRANSFER),
+    "SEND_B": (BACKWARD_SEND, Kind.TRANSFER),
+    "RECV_B": (BACKWARD_RECV, Kind.TRANSFER),
+    "UNSHARD": (PARAMS_ALL_GATHER, Kind.COLLECTIVE),
+    "REDUCE_GRAD": (GRADS_REDUCE_SCATTER, Kind.COLLECTIVE),
+}
+_SHORT: Final = {"fwd": FORWARD_COMPUTE, "bwd": BACKWARD_COMPUTE, "wgrad": WGRAD_COMPUTE}
+_TRANSFERS: Final = (FORWARD_SEND, FORWARD_RECV, BACKWARD_SEND, BACKWARD_RECV)
+
+TORCH_PREFIX: Final = "PP:"
+OWN_PREFIX: Final = "paceline:"
+_ACTION: Final = re.compile(
+    r"PP:([0-9]{1,7})(SEND_F|RECV_F|SEND_B|RECV_B|UNSHARD|REDUCE_GRAD|F|B|I|W)([0-9]{1,7})?"
+)
+# The runtime labels it, and nothing is computed or sent.
+NO_OPERATION: Final = re.compile(r"PP:[0-9]+RESHARD")
+_OWN: Final = re.compile(r"paceline:([a-z-]{1,64})((?::(?:mb|mc)=[0-9]{1,7})*)")
+_STEP: Final = re.compile(r"(?:ProfilerStep#|paceline:step[=:])([0-9]{1,16})")
+
+
+def parse_label(text: str) -> Label | None:
+    """Return what a range's name says, None where it is no label of an operation.
+
+    Examples
+    --------
+    >>> parse_label("PP:2SEND_F3").op
+    'forward-send'
+    >>> parse_label("paceline:fwd:mb=3:mc=0").mb
+    3
+    >>> parse_label("aten::mm") is None
+    True
+    """
+    action = _ACTION.fullmatch(text)
+    if action is not None:
+        op, kind = _ACTIONS[action[2]]
+        mb = ABSENT if action[3] is None else int(action[3])
+        return Label(op, kind, stage=int(action[1]), mb=mb)
+    own = _OWN.fullmatch(text)
+    if own is None:
+        return None
+    op = _SHORT.get(own[1], own[1])
+    if op not in REPLAYED_OP_TYPES:
+        return None
+    said = dict(part.split("=") for part in own[2].split(":") if part)
+    return Label(
+        op,
+        _kind_of(op),
+        mb=int(said.get("mb", ABSENT)),
+        mc=int(said.get("mc", ABSENT)),
+    )
+
+
+def parse_step(text: str) -> int | None:
+    """Return the step that a range's name says (``ProfilerStep#12``), None where it says none."""
+    step = _STEP.fullmatch(text)
+    return None if step is None else int(step[1])
+
+
+def _kind_of(op: str) -> Kind:
+    if op in _TRANSFERS:
+        return Kind.TRANSFER
+    computes = op.endswith("compute") or not op.endswith(("gather", "scatter", "reduce"))
+    return Kind.COMPUTE if computes else Kind.COLLECTIVE

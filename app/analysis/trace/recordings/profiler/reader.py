@@ -1,0 +1,325 @@
+"""From a profiler's recording of one rank to its operations.
+
+An action of the pipeline runtime waits for its receive first, so its computation begins where the
+receive is done. A transfer is the send or receive that its action issued. On a device both are the
+kernels that the action launched; without one, the ranges of the process group's backend.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Final
+
+import numpy as np
+
+from app.analysis.trace.faults import refuse_body
+from app.analysis.trace.limits import MAX_WORLD, Limits
+from app.analysis.trace.metadata import MAX_NAME_CHARS
+from app.analysis.trace.model import (
+    ABSENT,
+    BACKWARD_COMPUTE,
+    BACKWARD_RECV,
+    FORWARD_COMPUTE,
+    FORWARD_RECV,
+    GRADS_REDUCE_SCATTER,
+    OPTIMIZER,
+    PARAMS_ALL_GATHER,
+    SessionMeta,
+)
+from app.analysis.trace.recordings.labels import Kind
+from app.analysis.trace.recordings.profiler.device import NOWHERE, ranges_of_kernels
+from app.analysis.trace.recordings.profiler.groups import (
+    DATA_DIMENSIONS,
+    Cell,
+    Dimension,
+    cell_of,
+    dimension_of,
+)
+from app.analysis.trace.recordings.profiler.scan import Labelled, Scan, Span, Work
+from app.analysis.trace.recordings.profiler.steps import find_steps
+from app.analysis.trace.recordings.recording import Recording
+from app.analysis.trace.recordings.rows import Rows
+from app.analysis.trace.unmapped import Unmapped, total
+from app.errors import InvalidMetadataError
+
+# An action's computation and the receive that it waits for.
+_WAITS_FOR: Final = {FORWARD_COMPUTE: FORWARD_RECV, BACKWARD_COMPUTE: BACKWARD_RECV}
+_DATA_COLLECTIVES: Final = {
+    "allgather": PARAMS_ALL_GATHER,
+    "reducescatter": GRADS_REDUCE_SCATTER,
+    "allreduce": GRADS_REDUCE_SCATTER,
+}
+_TENSOR_COLLECTIVES: Final = {
+    "allgather": "tp-all-gather",
+    "reducescatter": "tp-reduce-scatter",
+    "allreduce": "tp-all-reduce",
+}
+_TRANSFERS: Final = frozenset({"send", "recv", "sendrecv", "coalesced"})
+
+ATTACH: Final = "record with paceline_client.torch.attach"
+
+
+@dataclass(frozen=True, slots=True)
+class Advice:
+    """What to do about a recording that lacks something, in the words of its profiler.
+
+    Parameters
+    ----------
+    no_labels, unknown_rank : str
+        Why it is refused, and what to do.
+    no_kernel : str
+        The setting that records what a range did on the device.
+    """
+
+    no_labels: str
+    unknown_rank: str
+    no_kernel: str
+
+
+def decode_scan(
+    scan: Scan, meta: SessionMeta | None, limits: Limits, advice: Advice, *, part: bool
+) -> Recording:
+    """Make operations of what is kept of a recording.
+
+    Raises
+    ------
+    InvalidTraceError
+        `trace.no_labels`: nothing says which range is which operation; `trace.unknown_rank`.
+        Also those of `Rows.trace`.
+    InvalidMetadataError
+        See `cell_of`.
+    """
+    if not scan.labelled:
+        refuse_body("no_labels", advice.no_labels)
+    if scan.rank is None:
+        refuse_body("unknown_rank", advice.unknown_rank)
+    rank, world = scan.rank, _world(scan, meta)
+    stages = sorted({one.label.stage for one in scan.labelled if one.label.stage != ABSENT})
+    cell = cell_of(rank, world, scan.groups, len(stages) or None, meta)
+    chunk_of = {stage: mc for mc, stage in enumerate(stages)}
+    reader = _Reader(scan, rank, cell, chunk_of, limits, advice)
+    reader.read()
+    known = meta or SessionMeta(cell.sizes)
+    known = replace(
+        known, hosts=_with(known.hosts, rank, scan.host), gpus=_with(known.gpus, rank, scan.gpu)
+    )
+    return Recording(reader.rows.trace(known, part=part), reader.unmapped())
+
+
+def _with(names: Mapping[int, str], rank: int, name: str | None) -> Mapping[int, str]:
+    """Return the names of ranks with one more, unless it is known already."""
+    printable = name is not None and 0 < len(name) <= MAX_NAME_CHARS and name.isprintable()
+    return {rank: name, **names} if name is not None and printable else names
+
+
+def _rank(scan: Scan) -> int:
+    if scan.rank is None:
+        refuse_body(
+            "unknown_rank",
+            "the recording does not say which rank it is of: start the profiler after "
+            "torch.distributed.init_process_group, which writes distributedInfo",
+        )
+    return scan.rank
+
+
+def _world(scan: Scan, meta: SessionMeta | None) -> int:
+    if meta is not None:
+        world = meta.sizes.world
+    elif scan.world is not None:
+        world = scan.world
+    else:
+        raise InvalidMetadataError(
+            "the recording does not say how many ranks there are: give the sizes beside it",
+            code="metadata.missing",
+        )
+    if scan.rank is None or not 0 <= scan.rank < world <= MAX_WORLD:
+        refuse_body("rank_out_of_range", f"rank {scan.rank} is outside of {world} ranks")
+    return world
+
+
+class _Reader:
+    """Makes the rows of one scan."""
+
+    def __init__(  # noqa: PLR0913, PLR0917 - all that is known of the rank
+        self,
+        scan: Scan,
+        rank: int,
+        cell: Cell,
+        chunk_of: Mapping[int, int],
+        limits: Limits,
+        advice: Advice,
+    ) -> None:
+        self._advice = advice
+        self.rows = Rows(limits)
+        self._scan = scan
+        self._rank = rank
+        self._cell = cell
+        self._chunk_of = chunk_of
+        self._labelled = sorted(scan.labelled, key=lambda one: (one.span.start, -one.span.end))
+        self._steps = find_steps(scan, self._labelled)
+        self._lost: Counter[tuple[str, str | None]] = Counter()
+        self._on_device = len(scan.kernels.start) > 0
+        # What each labelled range computed on the device, and the works that it issued.
+        self._computed: dict[int, Span] = {}
+        self._works: dict[int, list[int]] = {}
+
+    def read(self) -> None:
+        """Add every operation that the scan has."""
+        if self._on_device:
+            self._find_on_device()
+        else:
+            self._find_on_host()
+        received = self._receives()
+        for place, one in enumerate(self._labelled):
+            if one.label.kind is Kind.COMPUTE:
+                self._computation(place, one, received)
+            else:
+                self._communication(place, one)
+        for span in self._scan.optimizers:
+            self._add(OPTIMIZER, span, self._steps.at(span.start))
+        self._collectives()
+        self._lose("actions that run a forward and a backward at once", ATTACH, self._scan.strange)
+
+    def unmapped(self) -> tuple[Unmapped, ...]:
+        """Return what was left out."""
+        return total(Unmapped(what, count, remedy) for (what, remedy), count in self._lost.items())
+
+    def _find_on_device(self) -> None:
+        """Find the kernels of each labelled range."""
+        kernels = self._scan.kernels
+        launched = ranges_of_kernels(self._scan, [one.span for one in self._labelled])
+        starts, ends = np.asarray(kernels.start, np.int64), np.asarray(kernels.end, np.int64)
+        works = np.asarray(kernels.work, np.int64)
+        computing = np.flatnonzero((launched != NOWHERE) & (works < 0))
+        count = len(self._labelled)
+        first = np.full(count, np.iinfo(np.int64).max)
+        last = np.full(count, np.iinfo(np.int64).min)
+        np.minimum.at(first, launched[computing], starts[computing])
+        np.maximum.at(last, launched[computing], ends[computing])
+        for place in np.unique(launched[computing]).tolist():
+            event = self._labelled[place].span.event
+            self._computed[place] = Span(int(first[place]), int(last[place]), event)
+        for kernel in np.flatnonzero((launched != NOWHERE) & (works >= 0)).tolist():
+            self._issue(int(launched[kernel]), int(works[kernel]))
+
+    def _find_on_host(self) -> None:
+        """Find what the backend of a process group did for each send, receive and collective."""
+        issuing = [
+            (place, one.span)
+            for place, one in enumerate(self._labelled)
+            if one.label.kind is not Kind.COMPUTE
+        ]
+        starts = [span.start for _, span in issuing]
+        for number, work in enumerate(self._scan.works):
+            at = bisect_right(starts, work.span.start) - 1
+            if at < 0 or issuing[at][1].end < work.span.start:
+                continue
+            self._issue(issuing[at][0], number)
+
+    def _issue(self, place: int, number: int) -> None:
+        """Note that a labelled range issued a work, if it is of a kind that such a range issues.
+
+        Another thread may run a collective meanwhile, and a computation gathers its parameters.
+        """
+        kind = self._labelled[place].label.kind
+        transfers = self._scan.works[number].name in _TRANSFERS
+        if kind is (Kind.TRANSFER if transfers else Kind.COLLECTIVE):
+            self._works.setdefault(place, []).append(number)
+
+    def _receives(self) -> dict[tuple[str, int, int, int | None], int]:
+        """Return when each receive was done, by its type, stage, microbatch and step."""
+        done = {}
+        for place, numbers in self._works.items():
+            label = self._labelled[place].label
+            key = (label.op, label.stage, label.mb, self._steps.of_label[place])
+            done[key] = max(self._scan.works[number].span.end for number in numbers)
+        return done
+
+    def _computation(
+        self, place: int, one: Labelled, received: Mapping[tuple[str, int, int, int | None], int]
+    ) -> None:
+        step, label, span = self._steps.of_label[place], one.label, one.span
+        if self._on_device:
+            computed = self._computed.get(place)
+            if computed is None:
+                self._lose("computations without a kernel", self._advice.no_kernel)
+                return
+            span = computed
+        elif label.op in _WAITS_FOR:
+            # A wait that a label includes is no computation.
+            done = received.get((_WAITS_FOR[label.op], label.stage, label.mb, step), span.start)
+            span = Span(min(max(span.start, done), span.end), span.end, span.event)
+        self._add_labelled(one, span, step)
+
+    def _communication(self, place: int, one: Labelled) -> None:
+        numbers = self._works.get(place)
+        if numbers:
+            works = [self._scan.works[number].span for number in numbers]
+            first, last = min(span.start for span in works), max(span.end for span in works)
+            span = Span(first, last, one.span.event)
+            self._add_labelled(one, span, self._steps.of_label[place])
+        elif one.label.kind is Kind.TRANSFER:
+            self._lose("sends and receives whose transfer is not recorded", self._advice.no_kernel)
+        # A stage that is not sharded is unsharded by doing nothing.
+
+    def _collectives(self) -> None:
+        """Add the works that no labelled range issued, by their process groups."""
+        labelled = {number for numbers in self._works.values() for number in numbers}
+        joined: dict[tuple[str, str, int], tuple[str, Span]] = {}
+        for number, work in enumerate(self._scan.works):
+            if number in labelled or work.on_device != self._on_device:
+                continue
+            op = self._collective(work)
+            if op is None:
+                continue
+            # Several kernels with one number are one collective.
+            key = (work.group, work.name, -1 - number if work.seq is None else work.seq)
+            _, known = joined.get(key, (op, work.span))
+            first, last = min(known.start, work.span.start), max(known.end, work.span.end)
+            joined[key] = (op, Span(first, last, known.event))
+        for op, span in joined.values():
+            self._add(op, span, self._steps.at(span.start))
+
+    def _collective(self, work: Work) -> str | None:
+        dimension = dimension_of(work.description)
+        if dimension in DATA_DIMENSIONS and work.name in _DATA_COLLECTIVES:
+            return _DATA_COLLECTIVES[work.name]
+        if dimension is Dimension.TENSOR and work.name in _TENSOR_COLLECTIVES:
+            return _TENSOR_COLLECTIVES[work.name]
+        if work.name in _TRANSFERS:
+            self._lose("sends and receives outside of an action of the pipeline", ATTACH)
+        elif not work.description:
+            self._lose("collectives whose process group is not recorded", ATTACH)
+        else:
+            self._lose(f"{work.name[:40]} of the process group {work.description[:80]}", None)
+        return None
+
+    def _add_labelled(self, one: Labelled, span: Span, step: int | None) -> None:
+        label = one.label
+        mc = self._chunk_of.get(label.stage, label.mc)
+        self._add(label.op, span, step, label.mb, mc)
+
+    def _add(
+        self, op: str, span: Span, step: int | None, mb: int = ABSENT, mc: int = ABSENT
+    ) -> None:
+        if step is None:
+            self._lose("operations before the first step of the profiler", None)
+            return
+        self.rows.add(
+            op,
+            self._scan.base_ns + span.start,
+            span.end - span.start,
+            event=span.event,
+            rank=self._rank,
+            dp=self._cell.dp,
+            pp=self._cell.pp,
+            step=step,
+            mb=mb,
+            mc=mc,
+        )
+
+    def _lose(self, what: str, remedy: str | None, count: int = 1) -> None:
+        self._lost[what, remedy] += count

@@ -1,0 +1,138 @@
+"""What is kept of a profiler's recording of one rank.
+
+A file of a gigabyte has some millions of events, most of them operators of the framework. Kept are
+the labelled ranges, the ends of transfers and collectives, and of each launch and kernel a few
+numbers.
+"""
+
+from __future__ import annotations
+
+import re
+from array import array
+from dataclasses import dataclass, field
+from typing import Final
+
+from app.analysis.trace.limits import Limits
+from app.analysis.trace.recordings.labels import Label
+from app.analysis.trace.recordings.profiler.groups import Group
+from app.errors import BodyTooLargeError
+
+# Ranges and collectives are objects; 50 steps of 64 layers with tensor parallelism have 10^5.
+_MAX_KEPT: Final = 1_000_000
+_DEVICE_COLLECTIVE: Final = re.compile(r"(?:nccl|rccl|xccl)[A-Za-z]*_?([A-Za-z]*)", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A range on the host: its ends in ns, and the event that it is."""
+
+    start: int
+    end: int
+    event: int
+
+
+@dataclass(frozen=True, slots=True)
+class Labelled:
+    """A labelled range."""
+
+    label: Label
+    span: Span
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """A transfer or a collective of a process group.
+
+    Parameters
+    ----------
+    name : str
+        Of the collective, without punctuation: ``allgather``, ``send``.
+    group, description : str
+        Name of the process group and what its maker calls it, "" where neither is recorded.
+    seq : int or None
+        Its number in the group, where that is recorded.
+    span : Span
+    on_device : bool
+        It is a kernel.
+    """
+
+    name: str
+    group: str
+    description: str
+    seq: int | None
+    span: Span
+    on_device: bool
+
+
+@dataclass(slots=True)
+class Kernels:
+    """Kernels of the device as columns: ends in ns, what launched them, the event."""
+
+    start: array[int] = field(default_factory=lambda: array("q"))
+    end: array[int] = field(default_factory=lambda: array("q"))
+    correlation: array[int] = field(default_factory=lambda: array("q"))
+    external: array[int] = field(default_factory=lambda: array("q"))
+    event: array[int] = field(default_factory=lambda: array("q"))
+    # Index into `Scan.works` of a kernel of a process group, else -1.
+    work: array[int] = field(default_factory=lambda: array("q"))
+
+
+@dataclass(slots=True)
+class Links:
+    """What started when on the host, and the number by which kernels name it."""
+
+    start: array[int] = field(default_factory=lambda: array("q"))
+    number: array[int] = field(default_factory=lambda: array("q"))
+
+
+@dataclass(slots=True)
+class Scan:
+    """What is kept of a recording; times count from `base_ns`."""
+
+    base_ns: int = 0
+    rank: int | None = None
+    world: int | None = None
+    host: str | None = None
+    gpu: str | None = None
+    groups: list[Group] = field(default_factory=list)
+    labelled: list[Labelled] = field(default_factory=list)
+    steps: list[tuple[int, int]] = field(default_factory=list)
+    optimizers: list[Span] = field(default_factory=list)
+    works: list[Work] = field(default_factory=list)
+    kernels: Kernels = field(default_factory=Kernels)
+    launches: Links = field(default_factory=Links)
+    operators: Links = field(default_factory=Links)
+    # Ranges that look like labels and are none that can be read.
+    strange: int = 0
+
+    def check_counts(self, limits: Limits) -> None:
+        """Refuse a recording of which too much would be kept.
+
+        Raises
+        ------
+        BodyTooLargeError
+            `body.too_many_rows`.
+        """
+        if len(self.operators.start) + len(self.kernels.start) > limits.max_rows:
+            message = f"the recording has over {limits.max_rows} operators and kernels"
+            raise BodyTooLargeError(message, code="body.too_many_rows")
+        if len(self.labelled) + len(self.works) + len(self.steps) > _MAX_KEPT:
+            message = f"the recording has over {_MAX_KEPT} labelled ranges and collectives"
+            raise BodyTooLargeError(message, code="body.too_many_rows")
+
+
+def plain_name(name: str) -> str:
+    """Return a collective's name without punctuation: ``_allgather_base`` is ``allgather``."""
+    return name.lower().replace("_", "").replace("base", "").replace("intotensor", "")
+
+
+def collective_of(kernel: str) -> str | None:
+    """Return the collective that a kernel of a process group's backend runs, None for others.
+
+    Examples
+    --------
+    >>> collective_of("ncclDevKernel_AllReduce_Sum_bf16_RING_LL(ncclDevKernelArgsStorage<4096ul>)")
+    'allreduce'
+    """
+    found = _DEVICE_COLLECTIVE.match(kernel)
+    return None if found is None else plain_name(found[1])

@@ -1,0 +1,153 @@
+"""Values of a foreign recording's events, checked as they are taken."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from decimal import Decimal
+from typing import Any, Final, NoReturn
+
+from app.analysis.trace.faults import refuse
+from app.analysis.trace.limits import MAX_TIME_NS
+from app.errors import Fault
+
+NS_PER_US: Final = 1000
+NS_PER_S: Final = 1_000_000_000
+# Larger powers of ten are no time; to write them out would cost memory.
+_MAX_POWER: Final = 30
+
+
+class Event:
+    """An event of an array, which knows its place.
+
+    Parameters
+    ----------
+    index : int
+        0-based position in the recording.
+    fields : mapping
+        As read from JSON, fractions as `decimal.Decimal`.
+    """
+
+    __slots__ = ("fields", "index")
+
+    def __init__(self, index: int, fields: Mapping[str, Any]) -> None:
+        self.index = index
+        self.fields = fields
+
+    @property
+    def args(self) -> Event:
+        """Return the event's arguments, which may be none."""
+        args = self.fields.get("args")
+        return Event(self.index, args if isinstance(args, dict) else {})
+
+    def text(self, key: str) -> str:
+        """Return a text, "" where there is none.
+
+        Raises
+        ------
+        InvalidTraceError
+            `trace.wrong_type`.
+        """
+        value = self.fields.get(key, "")
+        if not isinstance(value, str):
+            self._refuse(key, "text")
+        return value
+
+    def integer(self, key: str) -> int:
+        """Return an integer of 64 bits; text that is one counts.
+
+        Raises
+        ------
+        InvalidTraceError
+            `trace.missing_key`, `trace.wrong_type`, `trace.integer_overflow`.
+        """
+        value = self.optional_integer(key)
+        if value is None:
+            message = f"event {self.index} has no {key}"
+            refuse([Fault("missing_key", message, row=self.index, column=key)])
+        return value
+
+    def optional_integer(self, key: str) -> int | None:
+        """Return an integer, or None where the key is missing or null.
+
+        Raises
+        ------
+        InvalidTraceError
+            `trace.wrong_type`, `trace.integer_overflow`.
+        """
+        value = self.fields.get(key)
+        if value is None:
+            return None
+        if isinstance(value, str):
+            value = _number(value)
+        if isinstance(value, Decimal) and value.adjusted() < _MAX_POWER and value % 1 == 0:
+            value = int(value)
+        if isinstance(value, bool) or not isinstance(value, int):
+            self._refuse(key, "an integer")
+        if not -(1 << 63) <= value < 1 << 63:
+            message = f"the {key} of event {self.index} does not fit in 64 bits"
+            refuse([Fault("integer_overflow", message, row=self.index, column=key)])
+        return value
+
+    def nanoseconds(self, key: str, scale: int) -> int:
+        """Return a time in nanoseconds, rounded to the nearest.
+
+        Parameters
+        ----------
+        scale : int
+            Nanoseconds in the unit of the recording.
+
+        Raises
+        ------
+        InvalidTraceError
+            `trace.missing_key`, `trace.wrong_type`, `trace.time_overflow`.
+        """
+        value = self.fields.get(key)
+        if value is None:
+            message = f"event {self.index} has no {key}"
+            refuse([Fault("missing_key", message, row=self.index, column=key)])
+        if isinstance(value, str):
+            value = _number(value)
+        if isinstance(value, bool) or not isinstance(value, int | Decimal):
+            self._refuse(key, "a time")
+        if isinstance(value, Decimal):
+            # A fraction of a nanosecond is lost; one of zero has any power of ten.
+            if value and value.adjusted() >= _MAX_POWER:
+                self._refuse_time(key)
+            nanoseconds = round(value * scale) if value.adjusted() > -_MAX_POWER else 0
+        else:
+            nanoseconds = value * scale
+        if abs(nanoseconds) > MAX_TIME_NS:
+            self._refuse_time(key)
+        return nanoseconds
+
+    def _refuse(self, key: str, expected: str) -> NoReturn:
+        message = f"the {key} of event {self.index} is not {expected}"
+        refuse([Fault("wrong_type", message, row=self.index, column=key)])
+
+    def _refuse_time(self, key: str) -> NoReturn:
+        message = f"the {key} of event {self.index} is beyond all times"
+        refuse([Fault("time_overflow", message, row=self.index, column=key)])
+
+
+def _number(text: str) -> int | Decimal | str:
+    """Return the number that a text is: exporters of JSON write 64-bit integers as text."""
+    if len(text) > _MAX_POWER or not text.isascii():
+        return text
+    body = text.removeprefix("-")
+    if body.isdecimal():
+        return int(text)
+    whole, _, fraction = body.partition(".")
+    return Decimal(text) if whole.isdecimal() and fraction.isdecimal() else text
+
+
+def event_of(index: int, value: object) -> Event:
+    """Return the event that an item is.
+
+    Raises
+    ------
+    InvalidTraceError
+        `trace.bad_event`: it is no object.
+    """
+    if not isinstance(value, dict):
+        refuse([Fault("bad_event", f"event {index} is no object", row=index)])
+    return Event(index, value)

@@ -1,0 +1,191 @@
+"""Damaged recordings of other programs give a trace or a refusal, and never another exception."""
+
+# ruff: noqa: PT017 - an error is one of two good ends here
+
+from __future__ import annotations
+
+import gzip
+import json
+import tracemalloc
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from app.analysis.trace.decode import decode
+from app.analysis.trace.encode import to_arrow
+from app.analysis.trace.limits import Limits
+from app.analysis.trace.model import SessionMeta, Sizes
+from app.errors import PacelineError
+from tests.fuzz.test_bodies import assert_sound, edited
+from tests.unit.analysis.trace import bodies
+from tests.unit.analysis.trace.recordings import (
+    test_kineto,
+    test_megascan,
+    test_ndtimeline,
+    test_nsys,
+    test_otlp,
+)
+from tests.unit.analysis.trace.recordings.kineto_files import host_steps, two_stages
+
+# The same examples in every run: what this finds must be findable again.
+bounded = settings(max_examples=80, derandomize=True, deadline=None, database=None)
+LIMITS = Limits(max_decompressed_bytes=16 << 20, max_rows=20_000, max_header_bytes=1 << 16)
+META = SessionMeta(Sizes(dp=2, pp=2))
+
+BODIES: dict[str, tuple[str, bytes]] = {
+    "kineto": ("kineto", host_steps(1).body()),
+    "kineto with a device": ("kineto", test_kineto.device_file().body()),
+    "kineto, compressed": ("kineto", gzip.compress(two_stages(0, steps=1).body(), mtime=0)),
+    "ndtimeline": ("ndtimeline", test_ndtimeline.FORMS["timeline"].encode()),
+    "ndtimeline, records": ("ndtimeline", test_ndtimeline.FORMS["a record a line"].encode()),
+    "megascan": ("megascan", json.dumps(test_megascan.aggregated()).encode()),
+    "megascan, a rank": ("megascan", json.dumps(test_megascan.own()).encode()),
+    "otel": ("otel", test_otlp.body(test_otlp.step())),
+    "arrow": ("arrow", to_arrow(bodies.decoded(bodies.ndjson()))),
+    "arrow, file": ("arrow", bodies.arrow_file()),
+}
+ODD = (
+    b"null",
+    b"NaN",
+    b"-",
+    b"1e999999999",
+    b"9" * 5000,
+    b"[" * 3000,
+    b'"' + b"x" * 300,
+    b"{}",
+    b"[]",
+    b"true",
+    b"\xff",
+    b"\x00",
+    b"}{",
+    b'"ph":"E"',
+    b'"ts":-1',
+)
+_edits = st.lists(
+    st.tuples(
+        st.integers(0, 1 << 20), st.integers(0, 12), st.binary(max_size=6) | st.sampled_from(ODD)
+    ),
+    min_size=1,
+    max_size=5,
+)
+
+
+def decodes_or_refuses(name: str | None, body: Path | bytes, *, local: bool = False) -> None:
+    for meta in (META, None):
+        try:
+            decoded = decode(body, meta, limits=LIMITS, format_name=name, local=local)
+        except PacelineError as error:
+            assert error.stable_code.startswith(("trace.", "metadata.", "body."))
+            assert len(error.faults) <= 10
+            json.dumps([fault.as_dict() for fault in error.faults])
+        else:
+            assert_sound(decoded.trace)
+            assert all(one.count > 0 for one in decoded.unmapped)
+
+
+@pytest.mark.parametrize("form", BODIES)
+@bounded
+@given(edits=_edits)
+def test_edited_bytes(form: str, edits: list[tuple[int, int, bytes]]) -> None:
+    name, body = BODIES[form]
+    damaged = edited(body, edits)
+    decodes_or_refuses(name, damaged)
+    decodes_or_refuses(None, damaged)
+
+
+@pytest.mark.parametrize("form", BODIES)
+@bounded
+@given(start=st.integers(0, 1 << 20), length=st.integers(0, 1 << 20))
+def test_parts_of_bodies(form: str, start: int, length: int) -> None:
+    name, body = BODIES[form]
+    cut = start % len(body)
+    decodes_or_refuses(name, body[:cut])
+    decodes_or_refuses(name, body[:cut] + body[(start + length) % len(body) :])
+
+
+_values = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-3, 5)
+    | st.integers(-(1 << 70), 1 << 70)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.sampled_from(["", "PP:0F0", "paceline:fwd:mb=1", "ProfilerStep#3", "B", "E", "X", "7"])
+    | st.text(max_size=4),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner),
+    max_leaves=4,
+)
+_JSON_FORMS = [name for name, (kind, _) in BODIES.items() if kind != "arrow" and "," not in name]
+
+
+@pytest.mark.parametrize("form", _JSON_FORMS)
+@bounded
+@given(data=st.data())
+def test_any_value_in_any_place(form: str, data: st.DataObject) -> None:
+    name, body = BODIES[form]
+    document: Any = json.loads(body)
+    for _ in range(data.draw(st.integers(1, 3))):
+        _replace(document, data)
+    decodes_or_refuses(name, json.dumps(document).encode())
+
+
+def _replace(document: Any, data: st.DataObject) -> None:  # noqa: ANN401 - any JSON
+    """Put a drawn value in a drawn place."""
+    here = document
+    while True:
+        keys = list(here) if isinstance(here, dict) else list(range(len(here)))
+        if not keys:
+            return
+        key = data.draw(st.sampled_from(keys))
+        if isinstance(here[key], dict | list) and data.draw(st.integers(0, 3)):
+            here = here[key]
+            continue
+        here[key] = data.draw(_values)
+        return
+
+
+@pytest.fixture(scope="module")
+def database(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    path = tmp_path_factory.mktemp("nsys") / "rank1.sqlite"
+    return test_nsys.database(path, test_nsys.RANGES, test_nsys.KERNELS).read_bytes()
+
+
+@settings(bounded, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(edits=_edits, cut=st.integers(0, 1 << 20) | st.none())
+def test_a_damaged_database(
+    database: bytes, tmp_path: Path, edits: list[tuple[int, int, bytes]], cut: int | None
+) -> None:
+    path = tmp_path / "rank1.sqlite"
+    body = edited(database, [(place, len(new), new) for place, _, new in edits])
+    path.write_bytes(body if cut is None else body[: cut % len(body)])
+    decodes_or_refuses("nsys", path, local=True)
+
+
+DEEP = b'{"schemaVersion":1,"traceEvents":[' + b"[" * (1 << 20)
+LONG = b'{"schemaVersion":1,"traceEvents":[{"name":"' + b"x" * (6 << 20)
+WIDE = b'{"schemaVersion":1,"distributedInfo":[' + (b'"' + b"x" * 2000 + b'",') * 3000
+MANY = b'{"schemaVersion":1,"traceEvents":[' + b'{"ph":"M"},' * 60_000 + b"0]}"
+
+
+@pytest.mark.parametrize(
+    ("body", "code"),
+    [
+        (DEEP, "trace.bad_json"),
+        (LONG, "trace.item_too_long"),
+        (WIDE, "trace.item_too_long"),
+        (MANY, "trace.bad_event"),
+        (gzip.compress(b'{"schemaVersion":' + b" " * (30 << 20), mtime=0), "body.too_large"),
+    ],
+    ids=["deep", "long", "wide", "many", "bomb"],
+)
+def test_memory_is_bounded(body: bytes, code: str) -> None:
+    tracemalloc.start()
+    try:
+        with pytest.raises(PacelineError) as caught:
+            decode(body, META, limits=LIMITS)
+        assert tracemalloc.get_traced_memory()[1] < 200 << 20
+    finally:
+        tracemalloc.stop()
+    assert caught.value.stable_code == code

@@ -1,0 +1,188 @@
+"""Databases written after the exporter's published schema; none was recorded by the program."""
+
+from __future__ import annotations
+
+import sqlite3
+from contextlib import closing
+from typing import TYPE_CHECKING
+
+import pytest
+
+from app.analysis.trace.decode import decode
+from app.analysis.trace.model import SessionMeta, Sizes
+from app.errors import InvalidMetadataError, InvalidTraceError, UnsupportedFormatError
+from tests.unit.analysis.trace.bodies import LIMITS
+from tests.unit.analysis.trace.recordings.test_kineto import operations
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+UTC_NS = 1_760_000_000_123_456_789
+META = SessionMeta(Sizes(dp=2, pp=2))
+THREAD = 0x0100_0000_1234_0000 | 77
+SCHEMA = """
+CREATE TABLE StringIds (id INTEGER NOT NULL PRIMARY KEY, value TEXT NOT NULL);
+CREATE TABLE NVTX_EVENTS (start INTEGER NOT NULL, end INTEGER, eventType INTEGER NOT NULL,
+    rangeId INTEGER, category INTEGER, color INTEGER, text TEXT, globalTid INTEGER,
+    endGlobalTid INTEGER, textId INTEGER, domainId INTEGER);
+CREATE TABLE CUPTI_ACTIVITY_KIND_RUNTIME (start INTEGER NOT NULL, end INTEGER NOT NULL,
+    eventClass INTEGER NOT NULL, globalTid INTEGER, correlationId INTEGER, nameId INTEGER NOT NULL,
+    returnValue INTEGER NOT NULL, callchainId INTEGER);
+CREATE TABLE CUPTI_ACTIVITY_KIND_KERNEL (start INTEGER NOT NULL, end INTEGER NOT NULL,
+    deviceId INTEGER NOT NULL, contextId INTEGER NOT NULL, streamId INTEGER NOT NULL,
+    correlationId INTEGER, globalPid INTEGER, demangledName INTEGER NOT NULL,
+    shortName INTEGER NOT NULL);
+CREATE TABLE TARGET_INFO_SESSION_START_TIME (utcEpochNs INTEGER, utcTime TEXT, localTime TEXT);
+CREATE TABLE TARGET_INFO_SYSTEM_ENV (globalVid INTEGER, devStateName TEXT NOT NULL,
+    name TEXT NOT NULL, nameEnum INTEGER NOT NULL, value TEXT NOT NULL);
+"""
+
+
+def database(
+    path: Path,
+    ranges: Sequence[tuple[str, int, int]],
+    kernels: Sequence[tuple[str, int, int, int]] = (),
+    *,
+    process: int = 0,
+) -> Path:
+    """Write a database: labelled ranges, and kernels with when they were launched."""
+    with closing(sqlite3.connect(path)) as made, made:
+        made.executescript(SCHEMA)
+        made.execute("INSERT INTO TARGET_INFO_SESSION_START_TIME VALUES (?, '', '')", (UTC_NS,))
+        made.execute("INSERT INTO TARGET_INFO_SYSTEM_ENV VALUES (0, '', 'Hostname', 5, 'node-017')")
+        add(made, ranges, process)
+        for number, (name, called, start, end) in enumerate(kernels):
+            name_id = 1000 + number
+            made.execute("INSERT INTO StringIds VALUES (?, ?)", (name_id, name))
+            made.execute(
+                "INSERT INTO CUPTI_ACTIVITY_KIND_RUNTIME VALUES (?, ?, 0, ?, ?, 0, 0, 0)",
+                (called, called + 5, THREAD, number),
+            )
+            made.execute(
+                "INSERT INTO CUPTI_ACTIVITY_KIND_KERNEL VALUES (?, ?, 0, 1, 7, ?, ?, ?, ?)",
+                (start, end, number, THREAD & ~0xFFFFFF, name_id, name_id),
+            )
+    return path
+
+
+def add(made: sqlite3.Connection, ranges: Sequence[tuple[str, int, int]], process: int = 0) -> None:
+    for number, (name, start, end) in enumerate(ranges):
+        text, text_id = (name, None) if number % 2 else (None, 5000 + process * 100 + number)
+        if text_id is not None:
+            made.execute("INSERT INTO StringIds VALUES (?, ?)", (text_id, name))
+        made.execute(
+            "INSERT INTO NVTX_EVENTS VALUES (?, ?, 59, NULL, NULL, NULL, ?, ?, NULL, ?, 0)",
+            (start, end, text, THREAD + (process << 24), text_id),
+        )
+
+
+RANGES = (
+    ("ProfilerStep#4", 0, 90_000),
+    ("PP:1RECV_F0", 100, 400),
+    ("PP:1F0, seq = 12", 500, 1_000),
+    ("PP:1B0", 1_100, 2_000),
+    ("PP:1RESHARD", 2_100, 2_110),
+    ("something else", 2_200, 2_300),
+)
+KERNELS = (
+    ("ncclDevKernel_SendRecv", 300, 350, 7_000),
+    ("gemm", 600, 7_100, 8_000),
+    ("gemm", 700, 8_100, 9_000),
+    ("gemm", 1_500, 9_100, 12_000),
+    ("ncclDevKernel_AllReduce_Sum_bf16_RING_LL", 3_000, 20_000, 30_000),
+)
+
+
+def test_kernels_are_joined_to_the_ranges_that_launched_them(tmp_path: Path) -> None:
+    path = database(tmp_path / "job_rank3.sqlite", RANGES, KERNELS)
+    decoded = decode(path, META, limits=LIMITS, local=True)
+
+    assert decoded.trace_format == "nsys"
+    assert operations(decoded.trace) == {
+        (4, "forward-recv", 0): (UTC_NS + 350, 6_650),
+        (4, "forward-compute", 0): (UTC_NS + 7_100, 1_900),
+        (4, "backward-compute", 0): (UTC_NS + 9_100, 2_900),
+    }
+    assert (set(decoded.trace.rank.tolist()), set(decoded.trace.pp.tolist())) == ({3}, {1})
+    assert decoded.trace.meta.hosts == {3: "node-017"}
+    assert [(one.what, one.count) for one in decoded.unmapped] == [
+        ("collectives whose process group is not recorded", 1)
+    ]
+
+
+def test_collectives_outside_of_the_calls_of_ranges_are_counted(tmp_path: Path) -> None:
+    kernels = (*KERNELS, ("ncclDevKernel_ReduceScatter", 1_990, 40_000, 50_000))
+    ranges = (*RANGES, ("paceline:fwd:mb=9", 2_900, 3_100))
+    decoded = decode(
+        database(tmp_path / "rank0.sqlite", ranges, kernels), META, limits=LIMITS, local=True
+    )
+
+    assert {(one.what, one.count) for one in decoded.unmapped} == {
+        ("computations without a kernel", 1),
+        ("collectives whose process group is not recorded", 2),
+    }
+
+
+def test_a_server_is_sent_no_database(tmp_path: Path) -> None:
+    path = database(tmp_path / "rank0.sqlite", RANGES)
+    with pytest.raises(UnsupportedFormatError, match="paceline convert nsys") as caught:
+        decode(path, META, limits=LIMITS)
+    assert caught.value.stable_code == "trace.command_line_only"
+
+
+def test_the_name_of_the_file_says_the_rank_and_one_process_labels(tmp_path: Path) -> None:
+    path = database(tmp_path / "report.sqlite", RANGES)
+    with pytest.raises(InvalidTraceError, match=r"rank%q\{RANK\}") as caught:
+        decode(path, META, limits=LIMITS, local=True)
+    assert caught.value.stable_code == "trace.unknown_rank"
+
+    path = database(tmp_path / "rank1.sqlite", RANGES)
+    with closing(sqlite3.connect(path)) as made, made:
+        add(made, RANGES, process=1)
+    with pytest.raises(InvalidTraceError, match="2 processes") as caught:
+        decode(path, META, limits=LIMITS, local=True)
+    assert caught.value.stable_code == "trace.unknown_rank"
+
+
+def test_the_sizes_are_needed_beside_it(tmp_path: Path) -> None:
+    path = database(tmp_path / "rank0.sqlite", RANGES)
+    with pytest.raises(InvalidMetadataError) as caught:
+        decode(path, None, limits=LIMITS, local=True)
+    assert caught.value.stable_code == "metadata.missing"
+
+
+def test_without_labels_the_remedy_is_said(tmp_path: Path) -> None:
+    path = database(tmp_path / "rank0.sqlite", [("forward", 1, 2)])
+    with pytest.raises(InvalidTraceError, match="emit_nvtx") as caught:
+        decode(path, META, limits=LIMITS, local=True)
+    assert caught.value.stable_code == "trace.no_labels"
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        # A view in the place of a table runs what it likes when it is read.
+        "CREATE VIEW NVTX_EVENTS AS SELECT 1 AS start, load_extension('x') AS end",
+        "CREATE TABLE other (x)",
+    ],
+)
+def test_a_database_of_something_else_is_refused(tmp_path: Path, statement: str) -> None:
+    path = tmp_path / "rank0.sqlite"
+    with closing(sqlite3.connect(path)) as made, made:
+        made.execute(statement)
+    before = path.read_bytes()
+    with pytest.raises(InvalidTraceError) as caught:
+        decode(path, META, limits=LIMITS, local=True)
+    assert caught.value.stable_code == "trace.corrupt"
+    assert path.read_bytes() == before
+    assert [file.name for file in tmp_path.iterdir()] == ["rank0.sqlite"]
+
+
+@pytest.mark.parametrize("cut", [17, 100, 4096, 9000])
+def test_a_damaged_database_is_refused(tmp_path: Path, cut: int) -> None:
+    path = database(tmp_path / "rank0.sqlite", RANGES, KERNELS)
+    path.write_bytes(path.read_bytes()[:cut])
+    with pytest.raises(InvalidTraceError) as caught:
+        decode(path, META, limits=LIMITS, local=True)
+    assert caught.value.stable_code == "trace.corrupt"
