@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from app.analysis.synthesis.hosts.scenarios import HOST_SCENARIOS, HostScenario
 from app.analysis.synthesis.injections.base import Spells
 from app.analysis.synthesis.injections.computations import (
     GarbageCollection,
@@ -300,4 +301,8 @@ _RECORDINGS: Final = (
 SCENARIOS: Final[Mapping[str, Scenario]] = {scenario.name: scenario for scenario in _SCENARIOS}
 # What makes a session hard to read.
 RECORDINGS: Final[Mapping[str, Scenario]] = {scenario.name: scenario for scenario in _RECORDINGS}
-ALL_SCENARIOS: Final[Mapping[str, Scenario]] = {**SCENARIOS, **RECORDINGS}
+ALL_SCENARIOS: Final[Mapping[str, Scenario | HostScenario]] = {
+    **SCENARIOS,
+    **RECORDINGS,
+    **HOST_SCENARIOS,
+}

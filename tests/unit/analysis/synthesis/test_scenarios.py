@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from app.analysis.report.build import analyze
+from app.analysis.synthesis.hosts.scenarios import HOST_SCENARIOS
 from app.analysis.synthesis.scenarios import ALL_SCENARIOS, RECORDINGS, SCENARIOS
 
 CAUSES = {
@@ -25,6 +26,17 @@ HARD_TO_READ = {
     "lossy-recorder": ("stage_imbalance",),
     "warm-up-and-evaluation": ("slow_worker",),
 }
+# how hosts run them, and what the replay makes of that
+AS_HOSTS_RUN = {
+    "blocking-transfers": "blocking_transfers",
+    "windowed-transfers": "posted_ahead",
+    "overlapping-steps": "overlapping_steps",
+    "nested-gathers": "nested_collectives",
+    "nested-collections": "nested_gc",
+    "late-ends": "late_ends",
+    "handover-delays": "regular_delays",
+    "v-shaped": "v_shaped_placement",
+}
 OF_A_WORKER = {
     "slow-worker",
     "network",
@@ -40,7 +52,8 @@ HEAVY_LAST_STAGE = {"stage-imbalance", "mixture", "lossy-recorder"}
 def test_the_scenarios_are_those_documented() -> None:
     assert list(SCENARIOS) == list(CAUSES)
     assert list(RECORDINGS) == list(HARD_TO_READ)
-    assert list(ALL_SCENARIOS) == [*CAUSES, *HARD_TO_READ]
+    assert list(HOST_SCENARIOS) == list(AS_HOSTS_RUN)
+    assert list(ALL_SCENARIOS) == [*CAUSES, *HARD_TO_READ, *AS_HOSTS_RUN]
 
 
 @pytest.mark.parametrize("name", [*CAUSES, *HARD_TO_READ])
@@ -56,6 +69,22 @@ def test_a_scenario_is_what_it_says(name: str, seed: int) -> None:
         assert 1.1 < session.truth.slowdown < 2.0
     assert len(session.truth.workers) == (name in OF_A_WORKER)
     assert session.truth.stage == (3 if name in HEAVY_LAST_STAGE else None)
+
+
+@pytest.mark.parametrize("name", AS_HOSTS_RUN)
+def test_a_job_as_its_hosts_run_it_is_adapted_to_and_told_right(name: str) -> None:
+    session = HOST_SCENARIOS[name].synthesize(4)
+    report = analyze(session.trace).report
+    (cause,) = report.causes
+    collects = name == "nested-collections"
+
+    assert len(session.trace) <= 60_000
+    assert 1.1 < session.truth.slowdown < 2.0
+    assert [made.adaptation for made in report.fidelity.adaptations] == [AS_HOSTS_RUN[name]]
+    assert report.fidelity.discrepancy < 0.01
+    assert cause.cause == ("garbage_collection" if collects else "slow_worker")
+    assert cause.where.workers == session.truth.workers
+    assert report.headline.slowdown == pytest.approx(session.truth.slowdown, rel=0.03)
 
 
 def test_equal_seeds_give_equal_sessions_and_another_seed_another_worker() -> None:
