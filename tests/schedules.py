@@ -42,7 +42,7 @@ class DeadlockError(Exception):
 class Job:
     """A job; `missing_chunks` are virtual stages (stage, chunk) that the model does not have."""
 
-    schedule: str = "1f1b"  # gpipe, 1f1b, interleaved, zero-bubble
+    schedule: str = "1f1b"  # gpipe, 1f1b, interleaved, zero-bubble, v, two-way
     dp: int = 2
     pp: int = 2
     vpp: int = 1
@@ -61,11 +61,56 @@ class Job:
     def flow(self) -> list[tuple[int, int]]:
         """Virtual stages from the input to the loss."""
         every = [(stage, chunk) for chunk in range(self.vpp) for stage in range(self.pp)]
+        if self.schedule in {"v", "two-way"}:
+            every = every[: self.pp] + every[self.pp :][::-1]
         return [place for place in every if place not in self.missing_chunks]
+
+    @property
+    def routes(self) -> list[list[tuple[int, int]]]:
+        """The same of each direction: DualPipe's second half enters at the last stage."""
+        if self.schedule == "two-way":
+            return [self.flow[: self.pp], self.flow[self.pp :]]
+        return [self.flow]
+
+
+def greedily(job: Job) -> list[list[Compute]]:
+    """Return each stage's order if backwards go first, a forward takes 1 and a backward 2."""
+    ready: dict[int, list[tuple[int, int, Compute]]] = {stage: [] for stage in range(job.pp)}
+    orders: list[list[Compute]] = [[] for _ in range(job.pp)]
+    for number, route in enumerate(job.routes):
+        for mb in range(job.microbatches):
+            stage, chunk = route[0]
+            ready[stage].append((1, mb, ("F", mb + number * job.microbatches, chunk)))
+    free = dict.fromkeys(range(job.pp), 0)
+    ends: list[tuple[int, int, Compute]] = []
+    now = 0
+    while any(ready.values()) or ends:
+        while ends and ends[0][0] <= now:
+            _, stage, (kind, mb, chunk) = heapq.heappop(ends)
+            route = next(r for r in job.routes if (stage, chunk) in r)
+            at = route.index((stage, chunk))
+            turns = kind == "F" and at == len(route) - 1
+            following = at if turns else at + (1 if kind == "F" else -1)
+            if following < 0:
+                continue
+            there, its_chunk = route[following]
+            forward = kind == "F" and not turns
+            ready[there].append((int(forward), mb, ("F" if forward else "B", mb, its_chunk)))
+        for stage, waiting in ready.items():
+            if waiting and free[stage] <= now:
+                chosen = min(waiting)
+                waiting.remove(chosen)
+                orders[stage].append(chosen[2])
+                free[stage] = now + (1 if chosen[2][0] == "F" else 2)
+                heapq.heappush(ends, (free[stage], stage, chosen[2]))
+        now += 1
+    return orders
 
 
 def computes(job: Job, stage: int) -> list[Compute]:
     """Return what a stage computes in one step, in the order of its launch."""
+    if job.schedule in {"v", "two-way"}:
+        return greedily(job)[stage]
     total = job.microbatches * job.vpp
 
     def at(k: int, kind: str) -> Compute:
@@ -151,7 +196,7 @@ class Step:
         return index
 
     def plan(self, dp: int, pp: int) -> None:
-        job, worker, flow = self.job, (dp, pp), self.job.flow
+        job, worker = self.job, (dp, pp)
         order = computes(job, pp)
         gathers: dict[int, int] = {}
         chunks = [chunk for chunk in range(job.vpp) if (pp, chunk) not in job.missing_chunks]
@@ -165,6 +210,7 @@ class Step:
         overlapped: int | None = None
         node = -1
         for position, (kind, mb, chunk) in enumerate(order):
+            flow = next(route for route in job.routes if (pp, chunk) in route)
             at = flow.index((pp, chunk))
             recv: int | None = None
             step = {"F": 1, "B": -1, "W": 0}[kind]

@@ -53,12 +53,17 @@ def to_json(value: object, *, compact: bool = False) -> str:
 def plain(value: object) -> object:
     """Return a document as what `json.loads` would make of its text: dicts, lists and scalars."""
     if is_dataclass(value) and not isinstance(value, type):
-        return {key: plain(member) for key, member in _members(value).items()}
+        return members(value)
     if isinstance(value, dict):
         return {str(key): plain(member) for key, member in value.items()}
     if isinstance(value, list | tuple):
         return [plain(member) for member in value]
     return value
+
+
+def members(value: object) -> dict[str, object]:
+    """Return the members of a dataclass by key, each as `plain` has it."""
+    return {key: plain(member) for key, member in _members(value).items()}
 
 
 def json_name(name: str) -> str:

@@ -136,7 +136,7 @@ def test_the_verdict_names_what_is_slow(published: Published) -> None:
     if published.name == "AR":
         assert (lead.cause, lead.where) == ("slow_worker", Where(workers=((0, 0),)))
         assert published.report.verdict.sentence == (
-            "1.97× slower than ideal because worker (0, 0) computes 2.4× slower than its peers"
+            "2.02× slower than without its cause: worker (0, 0) computes 2.4× slower than its peers"
         )
     else:
         assert (lead.cause, lead.where) == ("stage_imbalance", Where(stage=3))

@@ -6,13 +6,17 @@ else uses it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from itertools import combinations, pairwise
-from statistics import mean
+from statistics import mean, median
+
+import numpy as np
 
 from app.analysis.replay.layout.dense import Layout
 from app.analysis.replay.layout.graph import Graph, Unit
 from app.analysis.trace import model as ops
+from app.analysis.trace.model import Trace
+from tests.factories import select
 
 # (node, DP rank)
 Operation = tuple[int, int]
@@ -157,7 +161,166 @@ def paused(layout: Layout, collections: Sequence[int], step: int, dp: int) -> di
     return found
 
 
-def way_of_v(pp: int) -> list[tuple[int, int]]:
+def routes_of_v(pp: int) -> tuple[tuple[tuple[int, int], ...], ...]:
     """Return the virtual stages of a V in the order of a forward."""
     down = [(stage, 0) for stage in range(pp)]
-    return down + [(stage, 1) for stage in reversed(range(pp))]
+    return (tuple(down + [(stage, 1) for stage in reversed(range(pp))]),)
+
+
+def routes_of_two_ways(pp: int) -> tuple[tuple[tuple[int, int], ...], ...]:
+    """Return those of microbatches that enter at the first stage, and at the last one."""
+    (v,) = routes_of_v(pp)
+    return v[:pp], v[pp:]
+
+
+def without_types(trace: Trace, names: Collection[str]) -> Trace:
+    """Return the trace as if operations of the named types had not been recorded."""
+    kept = [row for row in range(len(trace)) if trace.op_names[trace.op[row]] not in names]
+    return select(trace, np.array(kept))
+
+
+def posted_ahead(layout: Layout, graph: Graph) -> dict[int, set[int]]:
+    """Return the computations that each receive precedes although the graph has it follow them.
+
+    Only of types of a stage of which at least half of the receives do so, nearly always.
+    """
+    after = {
+        node: befores
+        for unit in graph.units
+        for node, befores in zip(unit.members, unit.after, strict=True)
+    }
+    early: dict[int, set[int]] = {}
+    following: dict[tuple[str, int], list[int]] = {}
+    for node in range(len(layout.nodes)):
+        stage = int(layout.nodes.pp[node])
+        own = {n for n in after[node] if layout.nodes.pp[n] == stage} - {node}
+        own = {n for n in own if name_of(layout, n) in COMPUTE}
+        if name_of(layout, node) not in {ops.FORWARD_RECV, ops.BACKWARD_RECV} or not own:
+            continue
+        following.setdefault((name_of(layout, node), stage), []).append(node)
+        ahead = [
+            mean(
+                bool(
+                    layout.start_ns[node, step, dp]
+                    < layout.start_ns[other, step, dp] + layout.duration_ns[other, step, dp]
+                )
+                for step in range(len(layout.steps))
+                for dp in range(layout.dp)
+            )
+            for other in own
+        ]
+        if min(ahead) >= 0.98:
+            early[node] = own
+    chosen = [n for nodes in following.values() for n in _if_half(nodes, early) if n in early]
+    return {node: early[node] for node in chosen}
+
+
+def _if_half(nodes: list[int], early: Collection[int]) -> list[int]:
+    return nodes if sum(node in early for node in nodes) >= len(nodes) / 2 else []
+
+
+def taken_out(
+    layout: Layout, waited: Mapping[int, Sequence[int]], step: int, dp: int
+) -> dict[int, float]:
+    """Return how long each computation of a lane takes without the collectives inside of it.
+
+    `waited` are the collectives that each computation waits for.
+    """
+    return {
+        host: float(layout.duration_ns[host, step, dp])
+        - sum(float(layout.duration_ns[node, step, dp]) for node in inside)
+        for host, inside in waited.items()
+    }
+
+
+def overlaps(layout: Layout) -> list[float]:
+    """Return by how much each step's end lies behind the begin of the next one, ns."""
+    found = []
+    for step in range(len(layout.steps) - 1):
+        ends = [
+            layout.start_ns[node, step, dp] + layout.duration_ns[node, step, dp]
+            for node in range(len(layout.nodes))
+            for dp in range(layout.dp)
+        ]
+        found.append(float(max(ends) - (layout.begin_ns[step + 1] - layout.begin_ns[step])))
+    return found
+
+
+# (stage, op type of the computation, how many collectives lie before it in the same computation)
+Place = tuple[int, str, int]
+
+
+def waited_for(layout: Layout, hosts: Mapping[int, int], places: Mapping[int, Place]) -> set[Place]:
+    """Return where in computations collectives lie that these wait for.
+
+    Those that take about as long as the shortest of their type; but where some passes hold no
+    collective, the set (of the first four places) that brings the others nearest to them, if it
+    does so by a quarter of a pass.
+    """
+    found: set[Place] = set()
+    for stage, name in {place[:2] for place in places.values()}:
+        alike = sorted({place for place in places.values() if place[:2] == (stage, name)})
+        usual = {place for place in alike if _is_short(layout, places, place)}
+        ways = [set(c) for n in range(5) for c in combinations(alike[:4], n)]
+        nearest = min(ways, key=lambda way: _distance(layout, hosts, places, (stage, name), way))
+        gained = _distance(layout, hosts, places, (stage, name), usual) - _distance(
+            layout, hosts, places, (stage, name), nearest
+        )
+        found |= nearest if gained > 0.25 else usual
+    return found
+
+
+def _is_short(layout: Layout, places: Mapping[int, Place], place: Place) -> bool:
+    nodes = [node for node, other in places.items() if other == place]
+    return any(
+        _usual_transfer(layout, places, place, op)
+        <= 3 * max(0.0, min(_usual_transfer(layout, places, p, op) for p in set(places.values())))
+        for op in {int(layout.nodes.op[node]) for node in nodes}
+    )
+
+
+def _usual_transfer(layout: Layout, places: Mapping[int, Place], place: Place, op: int) -> float:
+    """Return the median over nodes of the median over lanes; infinity where there is none."""
+    medians = []
+    for node, other in places.items():
+        if other != place or layout.nodes.op[node] != op:
+            continue
+        transfers = []
+        for step in range(len(layout.steps)):
+            begins = [float(layout.start_ns[node, step, dp]) for dp in range(layout.dp)]
+            for dp in range(layout.dp):
+                end = begins[dp] + float(layout.duration_ns[node, step, dp])
+                transfers.append(end - max(begins))
+        medians.append(median(transfers))
+    return median(medians) if medians else float("inf")
+
+
+def _distance(
+    layout: Layout,
+    hosts: Mapping[int, int],
+    places: Mapping[int, Place],
+    kind: tuple[int, str],
+    waited: Collection[Place],
+) -> float:
+    """Return how far passes with collectives are from those without, on the worst DP rank."""
+    passes = [
+        node
+        for node in range(len(layout.nodes))
+        if (int(layout.nodes.pp[node]), name_of(layout, node)) == kind
+    ]
+    worst = 0.0
+    for chunk in {int(layout.nodes.mc[node]) for node in passes}:
+        for dp in range(layout.dp):
+            bare: list[float] = []
+            held: list[float] = []
+            for node in (node for node in passes if layout.nodes.mc[node] == chunk):
+                inside = [n for n, host in hosts.items() if host == node]
+                out = [n for n in inside if places[n] in waited]
+                for step in range(len(layout.steps)):
+                    own = float(layout.duration_ns[node, step, dp])
+                    own -= sum(float(layout.duration_ns[n, step, dp]) for n in out)
+                    (held if inside else bare).append(own)
+            if bare and held:
+                usual = max(median(bare), 1.0)
+                worst = max(worst, abs(median(held) - usual) / usual)
+    return worst

@@ -79,11 +79,16 @@ class Counterfactuals:
 
         recorded = self.group.durations.recorded_ns
         nodes = [node for node, _ in changed]
+        # Thousands of nodes have few sets of causes between them.
+        changes_of = {
+            causes: [self.changes[cause] for cause in sorted(causes)]
+            for causes in {causes for _, causes in changed}
+        }
 
         def values(steps: slice) -> FloatArray:
             durations = recorded[nodes, steps]
             for duration, (node, causes) in zip(durations, changed, strict=True):
-                self._change(duration, node, causes, steps)
+                _change(duration, node, changes_of[causes], steps)
             return durations
 
         def delays(steps: slice) -> FloatArray:
@@ -137,23 +142,6 @@ class Counterfactuals:
                     codes[number, node] = row_of[mine]
         return codes, rows
 
-    def _change(
-        self, duration: FloatArray, node: int, causes: frozenset[int], steps: slice
-    ) -> None:
-        """Make a node's durations, shape (steps, dp), what they are without some causes."""
-        changes = [self.changes[cause] for cause in sorted(causes)]
-        for change in changes:
-            less = change.less_ns.get(node)
-            if less is not None:
-                duration -= _of(steps, less)
-                np.maximum(duration, 0.0, out=duration)
-        for change in changes:
-            times, transfers = change.times.get(node), change.transfers_ns.get(node)
-            if times is not None:
-                duration *= _of(steps, times)
-            if transfers is not None:
-                np.minimum(duration, _of(steps, transfers), out=duration)
-
     def _late(self, node: int, causes: frozenset[int], steps: slice) -> FloatArray:
         """Return a node's launch delay without some causes, shape (steps, dp), ns."""
         late = _of(steps, self.late_ns[node])
@@ -162,6 +150,21 @@ class Counterfactuals:
             if on_time is not None:
                 late = np.where(_of(steps, on_time), 0.0, late)
         return np.asarray(late)
+
+
+def _change(duration: FloatArray, node: int, changes: Sequence[Change], steps: slice) -> None:
+    """Make a node's durations, shape (steps, dp), what they are with some changes."""
+    for change in changes:
+        less = change.less_ns.get(node)
+        if less is not None:
+            duration -= _of(steps, less)
+            np.maximum(duration, 0.0, out=duration)
+    for change in changes:
+        times, transfers = change.times.get(node), change.transfers_ns.get(node)
+        if times is not None:
+            duration *= _of(steps, times)
+        if transfers is not None:
+            np.minimum(duration, _of(steps, transfers), out=duration)
 
 
 def _of(steps: slice, values: NDArray[Any]) -> NDArray[Any]:

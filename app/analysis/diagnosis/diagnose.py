@@ -110,7 +110,7 @@ def diagnose(trace: Trace, replayed: Replayed, metrics: Metrics) -> Diagnosis:
     step_ns = float(metrics.recorded_s.mean()) / NS
     signs = Signs(Observation(trace, replayed.main), step_ns)
     unjudged = _cannot_judge(signs)
-    excess = float(metrics.recorded_s.mean() / metrics.ideal_s.mean())
+    excess = float(metrics.recorded_s.mean() / metrics.ideal_step_s)
     if excess < 1 + _WORTH_A_LOOK and not has_slow_links(signs.observation):
         judged = tuple(name for name in KINDS if name not in unjudged)
         return Diagnosis(

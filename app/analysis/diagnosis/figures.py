@@ -19,11 +19,14 @@ class WorkerSteps:
         The slowest one.
     ratio : tuple of float
         Its computing time ÷ that of its stage's peers, in each compared step.
+    times : float, optional
+        The same over its slow steps, the mean of forward and backward; no key in older reports.
     """
 
     kind: Literal["worker_steps"] = "worker_steps"
     worker: Worker
     ratio: tuple[float, ...]
+    times: float | None = field(default=None, metadata=OMITTED)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,6 +19,10 @@ from app.analysis.replay.metrics import Metrics
 
 # With more of the loss unexplained the job without its causes is not known either.
 MOST_UNKNOWN: Final = 0.1
+# S and the headline are both said in words where they differ by more.
+WORTH_SAYING: Final = 0.02
+# Why they do.
+WHY_S_DIFFERS: Final = "its ideal is a mean over all workers, stragglers included"
 
 
 class HeadlineKind(StrEnum):
@@ -31,6 +35,8 @@ class HeadlineKind(StrEnum):
 @dataclass(frozen=True, slots=True)
 class Headline:
     """The slowdown that people are shown.
+
+    What they are told is lost is a share 1 - 1/slowdown of each step, and no fix is promised more.
 
     Parameters
     ----------
@@ -48,6 +54,25 @@ class Headline:
     ci95: Interval | None
     reference_step_time_s: float
     kind: HeadlineKind
+
+    @property
+    def waste(self) -> float:
+        """Return the share of a step that is lost; no change brings back more of it."""
+        return 1 - 1 / self.slowdown
+
+    def differs(self, published: float) -> bool:
+        """Return whether S says something else, so that both have to be said."""
+        return differs(self.slowdown, published)
+
+
+def differs(slowdown: float, published: float) -> bool:
+    """Return whether a headline and S are so far apart that both have to be said."""
+    return abs(slowdown / published - 1) > WORTH_SAYING
+
+
+def why_published(*, named: bool) -> str:
+    """Return why the headline is S; `named` is whether causes are named all the same."""
+    return "over 10 % of the lost time has no known cause" if named else "no cause is named"
 
 
 def headline(
@@ -67,7 +92,7 @@ def headline(
     known = [cause for cause in causes if cause.cause != UNKNOWN]
     judged = diagnosis.judged
     if not known or judged is None or judged.unknown_share > MOST_UNKNOWN:
-        ideal_s = float(metrics.ideal_s.mean())
+        ideal_s = metrics.ideal_step_s
         return Headline(metrics.slowdown, published_ci95, ideal_s, HeadlineKind.PUBLISHED)
     weights = draws(len(judged.steps_s))
     drawn = (weights @ judged.steps_s) / (weights @ judged.reference_s)

@@ -208,14 +208,10 @@ class JobFacts(Hosts):
 
     Parameters
     ----------
-    forward_ratio, backward_ratio : nested sequence of float or None
-        Computing time of each worker ÷ its stage's peers', [dp][pp]; None where it has none.
     by_optype : mapping of str to float
         Slowdown if only this operation type kept its recorded durations.
     """
 
-    forward_ratio: Sequence[Sequence[float | None]]
-    backward_ratio: Sequence[Sequence[float | None]]
     by_optype: Mapping[str, float]
 
     @property

@@ -44,6 +44,8 @@ class Waits:
     wait_ns : float64 array, shape (collectives,)
     last : int64 array, shape (collectives,)
         Index into `ranks`.
+    duration_ns : float64 array, shape (collectives, ranks)
+        As each rank recorded it: its waiting and the transfer.
     """
 
     cell: Worker
@@ -52,6 +54,7 @@ class Waits:
     start_ns: IntArray
     wait_ns: FloatArray
     last: IntArray
+    duration_ns: FloatArray
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -144,12 +147,13 @@ def _waits(observation: Observation, rows: IntArray) -> Waits | None:
         start_ns=trace.start_ns[table[:, min(analyzed, count - 1)]],
         wait_ns=usual - duration.min(axis=1),
         last=duration.argmin(axis=1),
+        duration_ns=duration,
     )
 
 
 def waiting_groups(observation: Observation, waits: Sequence[Waits]) -> list[Waiting]:
     """Return the groups that wait for a rank much more than the others, the longest wait first."""
-    total = _computing_ns(observation)
+    total = computing_ns(observation)
     shares = np.array([w.wait_ns.sum() / total[w.cell[1], w.cell[0]] for w in waits])
     if not len(shares):
         return []
@@ -164,8 +168,8 @@ def waiting_groups(observation: Observation, waits: Sequence[Waits]) -> list[Wai
     return sorted(found, key=lambda group: -group.share)
 
 
-def _computing_ns(observation: Observation) -> FloatArray:
-    """Return how long each worker computes, shape (pp, dp)."""
+def computing_ns(observation: Observation) -> FloatArray:
+    """Return how long each worker computes, its waits within included, shape (pp, dp)."""
     layout = observation.layout
     computes = np.isin(layout.nodes.op, layout.codes(*COMPUTATIONS))
     total = np.zeros((layout.pp, layout.dp))

@@ -17,11 +17,11 @@ from app.analysis.diagnosis.observation import (
     Passes,
     SingleArray,
     lower_median,
-    peers_median,
     sample,
     spread,
 )
 from app.analysis.replay.layout.dense import FloatArray
+from app.analysis.replay.medians import median, peers_median
 from app.analysis.trace.model import BACKWARD_COMPUTE, FORWARD_COMPUTE
 
 # Microbatches differ when their times on most DP ranks scatter by this much, and by several times
@@ -104,7 +104,7 @@ def take_apart(passes: Mapping[str, Passes]) -> Usual:
     for name, values in passes.items():
         lasting = (values.own_ns / peers_median(values.own_ns)).mean(axis=1)
         by_chance = _by_chance(lasting, scatter, values) if differ else np.ones(lasting.shape[1])
-        worker[name] = (lasting / by_chance)[:, None, :] * np.median(left[name], axis=1)
+        worker[name] = (lasting / by_chance)[:, None, :] * median(left[name].swapaxes(0, 1))
         microbatch[name] = within[name] * by_chance.astype(np.float32) if differ else one
     return Usual(differ, microbatch, scatter, correlation, worker, left, noise)
 

@@ -8,6 +8,7 @@ from typing import Final, Literal
 
 from app.analysis.diagnosis.causes.registry import KINDS
 from app.analysis.diagnosis.finding import UNKNOWN, Cause
+from app.analysis.diagnosis.headline import Headline, HeadlineKind
 from app.analysis.diagnosis.places import JobFacts
 from app.analysis.replay.metrics import Metrics
 from app.analysis.wording import percent
@@ -41,7 +42,7 @@ def verdict(  # noqa: PLR0913 - what is known of the session and of its causes
     job: JobFacts,
     metrics: Metrics,
     causes: Sequence[Cause],
-    slowdown: float,
+    headline: Headline,
     limit: float,
     *,
     hidden: bool = False,
@@ -53,8 +54,8 @@ def verdict(  # noqa: PLR0913 - what is known of the session and of its causes
     job : JobFacts
     metrics : Metrics
     causes : sequence of Cause
-    slowdown : float
-        As the diagnosis has it; counts where S alone is below the threshold.
+    headline : Headline
+        How slow it is, and against what.
     limit : float
         A discrepancy above it withholds the verdict.
     hidden : bool
@@ -72,13 +73,23 @@ def verdict(  # noqa: PLR0913 - what is known of the session and of its causes
         if causes:
             sentence += f"; {_why(job, causes)}"
         return Verdict(sentence, "none")
-    shown = metrics.slowdown if metrics.slowdown >= STRAGGLING else slowdown
-    if shown < STRAGGLING:
-        sentence = f"{metrics.slowdown:.2f}× the ideal step time: no straggler to act on"
-        return Verdict(sentence, "ok")
+    shown = f"{headline.slowdown:.2f}×"
+    against_causes = headline.kind is HeadlineKind.CAUSES
+    if headline.slowdown < STRAGGLING:
+        reference = "the step time without its causes" if against_causes else "the ideal step time"
+        return Verdict(f"{shown} {reference}: no straggler to act on", "ok")
+    if against_causes:
+        named = sum(cause.cost_s is not None and cause.cause != UNKNOWN for cause in causes)
+        reference = without_causes(named)
+        return Verdict(f"{shown} slower than {reference}: {_why(job, causes)}", "slow")
     known = bool(causes) and causes[0].cause != UNKNOWN
     why = f"because {_why(job, causes)}" if known else _for_nobody(job)
-    return Verdict(f"{shown:.2f}× slower than ideal {why}", "slow")
+    return Verdict(f"{shown} slower than ideal {why}", "slow")
+
+
+def without_causes(named: int) -> str:
+    """Return what a slowdown is counted against where `named` causes explain it."""
+    return f"without its {'cause' if named == 1 else 'causes'}"
 
 
 def _why(job: JobFacts, causes: Sequence[Cause]) -> str:

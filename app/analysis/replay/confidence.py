@@ -9,6 +9,7 @@ from typing import Final
 import numpy as np
 
 from app.analysis.replay.layout.dense import FloatArray
+from app.analysis.replay.medians import quantiles
 from app.analysis.replay.metrics import Contribution, Metrics
 
 DRAWS: Final = 1_000
@@ -53,7 +54,7 @@ def bootstrap(metrics: Metrics, workers: tuple[tuple[int, int], ...]) -> Interva
         return interval(recovered[loses] / (simulated - ideal)[loses])
 
     chosen = metrics.by_worker[:, [dp for dp, _ in workers], [pp for _, pp in workers]]
-    low, high = np.quantile((weights @ chosen) / ideal[:, None], QUANTILES, axis=0)
+    low, high = quantiles((weights @ chosen) / ideal[:, None], QUANTILES)
     return Intervals(
         slowdown=slowdown,
         waste=(1 - 1 / slowdown[0], 1 - 1 / slowdown[1]),
@@ -79,5 +80,5 @@ def draws(count: int) -> FloatArray:
 
 def interval(drawn: FloatArray) -> Interval:
     """Return the 95 % interval of what draws give."""
-    low, high = np.quantile(drawn, QUANTILES)
+    low, high = quantiles(drawn, QUANTILES)
     return float(low), float(high)

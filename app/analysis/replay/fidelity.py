@@ -61,7 +61,7 @@ def _late_workers(
     """Replay the ranks with the longest delays as the only ones that are late."""
     delay = sum(_delays_by_worker(group, types) for group in replayed.groups)
     order = np.argsort(-np.ravel(delay), kind="stable")[:MOST_WORKERS]
-    recorded, simulated = float(metrics.recorded_s.mean()), float(metrics.simulated_s.mean())
+    recorded, simulated = float(metrics.recorded_s.mean()), metrics.simulated_step_s
     late = []
     for dp, stage in (divmod(int(i), replayed.layout.pp) for i in order):
         times = replayed.over_steps(
@@ -112,7 +112,7 @@ def hides_collectives(sign: Sign) -> str:
 
 def distrust(replayed: Replayed, metrics: Metrics, late: Sequence[Late], limit: float) -> str:
     """Say in words what keeps the replay from the recording, and what would help."""
-    gap = float(metrics.recorded_s.mean() / metrics.simulated_s.mean()) - 1
+    gap = float(metrics.recorded_s.mean() / metrics.simulated_step_s) - 1
     hint = likeliest_mismatch(
         replayed.layout,
         replayed.graph,
@@ -129,7 +129,7 @@ def _difference(metrics: Metrics, late: Sequence[Late], limit: float) -> str:
         f"The replay differs from the recording by {percent(metrics.discrepancy)}, "
         f"the limit is {percent(limit, 0)}."
     )
-    if metrics.recorded_s.mean() < metrics.simulated_s.mean():
+    if metrics.recorded_s.mean() < metrics.simulated_step_s:
         return (
             f"{opening} The recording is the shorter one: operations that the dependency model "
             "runs one after another overlap in it."

@@ -8,6 +8,7 @@ from typing import Final
 import numpy as np
 
 from app.analysis.replay.layout.dense import FloatArray
+from app.analysis.replay.medians import peers_median
 from app.analysis.replay.session import Replayed, ShapeGroup
 from app.analysis.trace import model as ops
 
@@ -70,18 +71,16 @@ def _microbatch_times(group: ShapeGroup, stage: int) -> tuple[FloatArray, FloatA
 def compute_ratios(replayed: Replayed) -> tuple[FloatArray, FloatArray]:
     """Return each worker's mean forward and backward time over its peers' median.
 
-    Peers are the DP ranks of the same stage, shape (dp, pp); NaN where there are none.
+    Peers are the other DP ranks of the same stage, shape (dp, pp); NaN where there are none.
     """
     dp, pp = replayed.layout.dp, replayed.layout.pp
     ratios = []
     for code in replayed.layout.codes(ops.FORWARD_COMPUTE, ops.BACKWARD_COMPUTE):
-        ratio = np.full((dp, pp), np.nan)
-        for stage in range(pp):
-            mean = _mean_times(replayed, code, stage)
-            middle = np.median(mean)
-            if dp > 1 and middle > 0:
-                ratio[:, stage] = mean / middle
-        ratios.append(ratio)
+        ratio = np.full((pp, dp), np.nan)
+        mean = np.stack([_mean_times(replayed, code, stage) for stage in range(pp)])
+        peers = peers_median(mean)
+        np.divide(mean, peers, out=ratio, where=(peers > 0) & (dp > 1))
+        ratios.append(ratio.T)
     return ratios[0], ratios[1]
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import islice
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +20,8 @@ from app.analysis.trace import model as ops
 from app.errors import Fault, InvalidQuestionError
 
 NS: Final = 1e-9
+# Which nodes a selection may hold, and where: shape (steps, dp, pp).
+_Mask: TypeAlias = tuple[Sequence[bool], NDArray[np.bool_]]
 # What takes a thousand times as long hangs; far beyond that a step's time is no finite number.
 MOST_SCALE: Final = 1000.0
 
@@ -36,10 +38,15 @@ TYPE_NAMES: Final[Mapping[str, tuple[str, ...]]] = {
 
 
 class BaseDurations(StrEnum):
-    """What operations take that no change selects."""
+    """What operations take.
+
+    ``peers``, of changes only: the median of the DP ranks of the same stage that no such change
+    selects, as when a worker is replaced. An ideal duration is a mean that holds the worker itself.
+    """
 
     RECORDED = "recorded"
     IDEAL = "ideal"
+    PEERS = "peers"
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +84,22 @@ class Question:
     without: tuple[Name, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class Against:
+    """What answers are counted against: the reference of the session's headline.
+
+    Parameters
+    ----------
+    kind : str
+        ``causes``: the job without its causes; ``published``: the ideal of S.
+    slowdown : float
+        Of the session as it is.
+    """
+
+    kind: str
+    slowdown: float
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class QuestionAnswer:
     """Step times in seconds, shape (steps,): as simulated today, ideal, and in question."""
@@ -86,9 +109,20 @@ class QuestionAnswer:
     ideal_s: FloatArray
     answer_s: FloatArray
 
-    def as_document(self) -> dict[str, Any]:
-        """Return JSON types; `gain` is the share of today's step time that is saved."""
+    @property
+    def published(self) -> Against:
+        """Return the ideal of S as what answers are counted against."""
+        return Against("published", float(self.simulated_s.sum() / self.ideal_s.sum()))
+
+    def as_document(self, against: Against) -> dict[str, Any]:
+        """Return JSON types; `gain` is the share of today's step time that is saved.
+
+        `slowdown` is S with the changes. `reference` has the slowdown with them as people are
+        shown it, and the step time that this is counted against: today's ÷ the headline, so that
+        the session as it is has its headline here too.
+        """
         now, then = float(self.simulated_s.mean()), float(self.answer_s.mean())
+        reference_s = now / against.slowdown
         return {
             "schema": "paceline.what-if/1",
             "step_time_s": then,
@@ -96,6 +130,11 @@ class QuestionAnswer:
             "ideal_step_time_s": float(self.ideal_s.mean()),
             "gain": 1 - then / now,
             "slowdown": float(self.answer_s.sum() / self.ideal_s.sum()),
+            "reference": {
+                "kind": against.kind,
+                "step_time_s": reference_s,
+                "slowdown": then / reference_s,
+            },
             "steps": self.steps.tolist(),
             "step_times_s": self.answer_s.tolist(),
         }
@@ -121,6 +160,7 @@ def answer(replayed: Replayed, question: Question) -> QuestionAnswer:
         lambda group: group.simulator.step_times([group.simulator.keep()])[0]
     )
     ideal = replayed.over_steps(lambda group: group.simulator.ideal_step_times())
+    _check_peers(replayed, question)
     changed = replayed.over_steps(
         lambda group: group.simulator.replaced_step_times(_in_question(group, question))[0]
     )
@@ -132,6 +172,26 @@ def _check(replayed: Replayed, question: Question) -> None:
     faults = tuple(islice(_faults(replayed, question), MAX_NAMED_FAULTS))
     if faults:
         raise InvalidQuestionError(faults[0].message, faults=faults)
+
+
+def _check_peers(replayed: Replayed, question: Question) -> None:
+    """Refuse to replace every DP rank of a stage: nobody is left to take the time of."""
+    asked = [change for change in question.changes if change.base is BaseDurations.PEERS]
+    for group in replayed.groups if asked else ():
+        replaced = np.any([_cells(group, change.select) for change in asked], axis=0)
+        alone = np.flatnonzero(replaced.all(axis=1).any(axis=0))
+        if alone.size:
+            message = f"No DP rank of stage {alone[0]} is left to take the time of"
+            column = f"changes[{question.changes.index(asked[0])}].select"
+            fault = Fault("no_peers", message, column=column)
+            raise InvalidQuestionError(message, faults=(fault,))
+
+
+def _cells(group: ShapeGroup, select: Selection) -> NDArray[np.bool_]:
+    """Return where a selection holds of any operation, shape (steps, dp, pp)."""
+    nodes, lanes = _mask(group, select)
+    held = np.unique(group.layout.nodes.pp[np.array(nodes)])
+    return lanes & np.isin(np.arange(group.layout.pp), held)
 
 
 def _faults(replayed: Replayed, question: Question) -> Iterator[Fault]:
@@ -166,19 +226,18 @@ def _absent(replayed: Replayed, select: Selection) -> Iterator[tuple[str, str]]:
 
 def _in_question(group: ShapeGroup, question: Question) -> Replacement:
     """Return every node's durations in question."""
-    durations = group.durations
     masks = [_mask(group, change.select) for change in question.changes]
-
-    def value(base: BaseDurations, node: int, steps: slice) -> FloatArray:
-        if base is BaseDurations.IDEAL:
-            return np.asarray(durations.ideal_ns[node])
-        return durations.recorded_ns[node, steps]
+    replaced = [
+        mask
+        for change, mask in zip(question.changes, masks, strict=True)
+        if change.base is BaseDurations.PEERS
+    ]
 
     def of(node: int, steps: slice) -> FloatArray:
-        result = value(question.base, node, steps)
+        result = _durations(group, question.base, node, steps, ())
         for change, (nodes, lanes) in zip(question.changes, masks, strict=True):
             if nodes[node]:
-                changed = value(change.base, node, steps) * change.scale
+                changed = _durations(group, change.base, node, steps, replaced) * change.scale
                 stage = int(group.layout.nodes.pp[node])
                 result = np.where(lanes[steps, :, stage], changed, result)
         return result
@@ -186,13 +245,29 @@ def _in_question(group: ShapeGroup, question: Question) -> Replacement:
     nodes = np.arange(len(group.layout.nodes))
 
     def times(steps: slice) -> FloatArray:
-        shape = durations.recorded_ns[0, steps].shape
+        shape = group.durations.recorded_ns[0, steps].shape
         return np.stack([np.broadcast_to(of(node, steps), shape) for node in nodes.tolist()])
 
     return Replacement(nodes, times)
 
 
-def _mask(group: ShapeGroup, select: Selection) -> tuple[Sequence[bool], NDArray[np.bool_]]:
+def _durations(
+    group: ShapeGroup, base: BaseDurations, node: int, steps: slice, replaced: Sequence[_Mask]
+) -> FloatArray:
+    """Return the durations of a node, ns, of a shape that is broadcast to (steps, dp)."""
+    if base is BaseDurations.IDEAL:
+        return np.asarray(group.durations.ideal_ns[node])
+    recorded = group.durations.recorded_ns[node, steps]
+    if base is BaseDurations.RECORDED:
+        return recorded
+    peers, stage = recorded.copy(), int(group.layout.nodes.pp[node])
+    for nodes, lanes in replaced:
+        if nodes[node]:
+            peers[lanes[steps, :, stage]] = np.nan
+    return np.asarray(np.nanmedian(peers, axis=1))[:, None]
+
+
+def _mask(group: ShapeGroup, select: Selection) -> _Mask:
     """Return which nodes a selection may hold, and where: shape (steps, dp, pp)."""
     layout = group.layout
     nodes = np.ones(len(layout.nodes), dtype=bool)

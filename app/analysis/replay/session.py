@@ -10,7 +10,7 @@ import numpy as np
 
 from app.analysis.replay.adaptations.draft import Draft
 from app.analysis.replay.adaptations.evidence import Adaptation, Name
-from app.analysis.replay.adaptations.registry import adapt, adapt_rows
+from app.analysis.replay.adaptations.registry import adapt, adapt_refused, adapt_rows
 from app.analysis.replay.adaptations.trial import recorded_times, stage_begins
 from app.analysis.replay.clocks.alignment import Clocks
 from app.analysis.replay.engine.durations import FAULT_NS, Durations, ideal_durations, own_durations
@@ -120,8 +120,13 @@ def prepare_replay(trace: Trace, without: Collection[Name] = ()) -> Replayed:
         Where no replay can come from the trace; see `lay_out` and `build_graph`.
     """
     rows = adapt_rows(trace, without)
-    laid_out = lay_out(rows.trace, rows.way)
-    arranged, graphs, dropped = _with_graphs(laid_out)
+    laid_out = lay_out(rows.trace, rows.routes)
+    try:
+        arranged, graphs, dropped = _with_graphs(laid_out)
+    except UnanalyzableError as refused:
+        rows = adapt_refused(rows, refused, without)
+        laid_out = lay_out(rows.trace, rows.routes)
+        arranged, graphs, dropped = _with_graphs(laid_out)
     draft, made = adapt(Draft.of(arranged, graphs, absolute=not trace.step_relative), without)
     layouts, graphs = list(draft.layouts), list(draft.graphs)
     own = [own_durations(*pair) for pair in zip(layouts, graphs, strict=True)]

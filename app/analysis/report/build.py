@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -17,7 +17,8 @@ from app.analysis.diagnosis.places import JobFacts, Worker
 from app.analysis.diagnosis.verdict import verdict
 from app.analysis.mitigation.predictions import predict_fixes
 from app.analysis.mitigation.template import recommend_template
-from app.analysis.replay.adaptations.evidence import SENTENCES, Sign
+from app.analysis.mitigation.tensor.recorded import advise_session, fix_of
+from app.analysis.replay.adaptations.evidence import SENTENCES, Name, Sign
 from app.analysis.replay.adaptations.hidden_collectives import find_hidden_collectives
 from app.analysis.replay.confidence import Interval, Intervals, bootstrap
 from app.analysis.replay.fidelity import distrust, hides_collectives, late_launches
@@ -39,7 +40,14 @@ from app.analysis.report.coverage import (
     MadeAdaptation,
     Recreated,
 )
-from app.analysis.report.document import DroppedStep, Report, Sizes, Steps, Workers
+from app.analysis.report.document import (
+    SECONDS_AN_HOUR,
+    DroppedStep,
+    Report,
+    Sizes,
+    Steps,
+    Workers,
+)
 from app.analysis.report.findings import (
     DiagnosisSummary,
     NamedCause,
@@ -69,7 +77,6 @@ SAMPLE_POINTS: Final = 700
 PIECE_ROWS: Final = 1 << 17
 # Workers whose slowdown gets an interval.
 WORST_WORKERS: Final = 10
-SECONDS_AN_HOUR: Final = 3600
 NS_A_SECOND: Final = 1e9
 # Clocks that are further apart than this share of a step are warned of.
 CLOCK_WARNING: Final = 0.01
@@ -92,8 +99,14 @@ class Analysis:
     heatmaps: NDArray[np.float32]
 
 
-def analyze(trace: Trace) -> Analysis:
+def analyze(trace: Trace, without: Collection[Name] = ()) -> Analysis:
     """Replay a session with and without stragglers and report what that says.
+
+    Parameters
+    ----------
+    trace : Trace
+    without : collection of Name
+        Adaptations of the dependency model that are switched off.
 
     Raises
     ------
@@ -101,7 +114,7 @@ def analyze(trace: Trace) -> Analysis:
         No verdict can come from the trace: ``trace.rank_missing``, ``trace.no_complete_step``,
         ``trace.too_few_steps``, ``trace.transfers_unmatched``, ``trace.dependency_cycle``…
     """
-    replayed = prepare_replay(trace)
+    replayed = prepare_replay(trace, without)
     _require_steps(replayed)
     metrics = measure(replayed)
     ideal = metrics.ideal_s[:, None, None]
@@ -138,21 +151,22 @@ def _report(trace: Trace, replayed: Replayed, metrics: Metrics) -> Report:
     diagnosis = diagnose(trace, replayed, metrics)
     causes = () if hidden is not None else diagnosis.causes_within(DISCREPANCY_LIMIT)
     shown = headline(metrics, intervals.slowdown, diagnosis, causes)
+    simulated_s = metrics.simulated_step_s
+    tensor = advise_session(trace, replayed, causes, simulated_s * diagnosis.late)
+    shed = None if tensor is None else fix_of(tensor)
     fixes = predict_fixes(
         replayed,
         metrics,
         diagnosis,
         causes,
         trace.meta.hosts,
-        reference_s=shown.reference_step_time_s,
+        headline=shown,
         trusted=trusted,
+        others=() if shed is None else (shed,),
     )
     ranks = _by_cell(replayed.layout.ranks)
     by_worker = _by_worker(replayed, metrics, worst, intervals)
-    job = JobFacts(
-        trace.meta.hosts, ranks, by_worker.forward_ratio, by_worker.backward_ratio, by_optype
-    )
-    simulated_s = float(metrics.simulated_s.mean())
+    job = JobFacts(trace.meta.hosts, ranks, by_optype)
     return Report(
         trial_name=trace.meta.trial_name,
         sizes=Sizes(
@@ -212,11 +226,12 @@ def _report(trace: Trace, replayed: Replayed, metrics: Metrics) -> Report:
             for fix in fixes
         ),
         template=recommend_template(trace, replayed, causes, simulated_s) if trusted else None,
+        tensor=tensor,
         verdict=verdict(
             job,
             metrics,
             causes,
-            diagnosis.slowdown,
+            shown,
             DISCREPANCY_LIMIT,
             hidden=hidden is not None,
         ),

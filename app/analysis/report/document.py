@@ -8,13 +8,15 @@ the recorded durations ÷ with all of them ideal.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, Literal
 
 from app.analysis.diagnosis.headline import Headline
 from app.analysis.diagnosis.places import Worker
 from app.analysis.diagnosis.verdict import Verdict
+from app.analysis.json_text import OMITTED
 from app.analysis.mitigation.template import PlannedTemplate, WithheldTemplate
+from app.analysis.mitigation.tensor.recorded import TensorAdvice
 from app.analysis.report.coverage import Clocks, Coverage, Fidelity
 from app.analysis.report.findings import DiagnosisSummary, NamedCause, Recommendation
 from app.analysis.report.measures import (
@@ -30,6 +32,7 @@ from app.analysis.report.shapes import CountByCell, Interval, Numbers
 SCHEMA: Final = "paceline.report/1"
 # Of the fields within the schema: a report that was stored with a lower one is upgraded on reading.
 REVISION: Final = 2
+SECONDS_AN_HOUR: Final = 3600
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,6 +194,9 @@ class Report:
         A better division of the layers; None where no cause calls for one.
     verdict : Verdict
         How slow the job is and why, in a sentence.
+    tensor : TensorAdvice or None
+        Which work to take off the slow ranks of tensor-parallel groups, where such a rank is a
+        cause.
     """
 
     schema: Literal["paceline.report/1"] = SCHEMA
@@ -232,6 +238,21 @@ class Report:
     recommendations: tuple[Recommendation, ...]
     template: PlannedTemplate | WithheldTemplate | None
     verdict: Verdict
+    tensor: TensorAdvice | None = field(default=None, metadata=OMITTED)
+
+    @property
+    def lost_gpu_hours(self) -> float:
+        """Return what people are told is lost, counted against the headline's reference.
+
+        GPU-hours of all GPUs together in the analyzed steps.
+        """
+        steps_s = sum(self.step_times.simulated)
+        return self.sizes.world * steps_s * self.headline.waste / SECONDS_AN_HOUR
+
+    @property
+    def lost_gpu_hours_per_hour(self) -> float:
+        """Return the same of each hour of running."""
+        return self.sizes.world * self.headline.waste
 
     def host_of(self, worker: Worker) -> str | None:
         """Return the host of a worker, where it is known."""

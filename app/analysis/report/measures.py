@@ -79,8 +79,8 @@ class ByWorker:
     approximate : tuple of tuple of float
         The smaller one of its DP rank's and its stage's slowdown, as the paper has it.
     forward_ratio, backward_ratio : tuple of tuple of float or None
-        Mean forward or backward time ÷ the median of its stage's DP ranks; None where there is
-        one DP rank.
+        Mean forward or backward time ÷ the median of its stage's other DP ranks; None where
+        there is one DP rank.
     worst : tuple of WorstWorker
         The slowest ones, the slowest first.
     """

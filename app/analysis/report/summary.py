@@ -37,6 +37,8 @@ class SummaryCause:
     views: tuple[View | None, ...]
     where: Where
     runner_up: str | None
+    # of its first worker; those that version 0.1.0 stored have none
+    host: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,12 +86,13 @@ def summarize(report: Report) -> Summary:
         m_s=report.m_s.rem,
         fb_correlation=report.fb_correlation.pearson,
         top_optype=max(report.by_optype, key=report.by_optype.__getitem__),
-        causes=tuple(_cause(cause) for cause in report.causes[:SUMMARY_CAUSES]),
+        causes=tuple(_cause(report, cause) for cause in report.causes[:SUMMARY_CAUSES]),
         sizes=report.sizes,
     )
 
 
-def _cause(cause: NamedCause) -> SummaryCause:
+def _cause(report: Report, cause: NamedCause) -> SummaryCause:
+    workers = cause.where.workers
     return SummaryCause(
         cause.cause,
         cause.contribution,
@@ -99,4 +102,5 @@ def _cause(cause: NamedCause) -> SummaryCause:
         cause.views,
         cause.where,
         cause.runner_up,
+        report.host_of(workers[0]) if workers else None,
     )

@@ -98,7 +98,7 @@ def _recorded(observation: Observation) -> Finding | None:
             StepView(step=int(layout.steps[worst])),
         ),
         Evidence(
-            f"They are on {int((by_worker > 0).sum())} of {by_worker.size} workers, at most "
+            f"They are on {int((by_worker > 0).sum())} of {by_worker.size:,} workers, at most "
             f"{int(by_worker.max())} on one",
             FigureView(part="workers"),
         ),
@@ -121,12 +121,12 @@ def _evidence(
     worst = int(np.argmax(stall_ns.sum(axis=(0, 1, 3))))
     lines = [
         Evidence(
-            f"{len(stalls)} of {stall_ns.size} forwards stall, {np.median(stalls) / 1e6:.0f} ms "
-            "each, and their backwards do not",
+            f"{len(stalls):,} of {stall_ns.size:,} forwards stall, "
+            f"{np.median(stalls) / 1e6:.0f} ms each, and their backwards do not",
             StepView(step=int(observation.layout.steps[worst])),
         ),
         Evidence(
-            f"They are on {int((by_worker > 0).sum())} of {by_worker.size} workers, at most "
+            f"They are on {int((by_worker > 0).sum())} of {by_worker.size:,} workers, at most "
             f"{int(by_worker.max())} on one",
             FigureView(part="workers"),
         ),

@@ -24,6 +24,7 @@ from app.analysis.diagnosis.places import (
 from app.analysis.diagnosis.signs import Signs
 from app.analysis.replay.layout.dense import FloatArray
 from app.analysis.replay.layout.graph import P2P
+from app.analysis.replay.medians import median
 
 # A link is slow from this ratio to a reference link on, which is this quantile of all.
 _SLOW: Final = 1.8
@@ -63,14 +64,14 @@ def _find(signs: Signs) -> Finding | None:
     if not slow_links.any() and not slow_stages.any():
         return None
     transfers: dict[int, FloatArray] = {}
-    usual = _usual_elsewhere(observation, links, slow_links)
+    usual = _usual_elsewhere(observation, links, slow_links) if slow_links.any() else {}
     for index, dp in np.argwhere(slow_links).tolist():
         for node in links.nodes[index]:
             changed = transfers.get(node)
             changed = np.full(recorded[node].shape, np.inf) if changed is None else changed
             changed[:, dp] = usual[int(observation.layout.nodes.op[node])]
             transfers[node] = changed
-    usual = _usual_on_other_stages(observation, stages, slow_stages)
+    usual = _usual_on_other_stages(observation, stages, slow_stages) if slow_stages.any() else {}
     for index in np.flatnonzero(slow_stages).tolist():
         for node in stages[index][1]:
             code = int(observation.layout.nodes.op[node])
@@ -125,9 +126,10 @@ def _usual_elsewhere(
     op = observation.layout.nodes.op
     fast: dict[int, list[FloatArray]] = {}
     for nodes, slow_ranks in zip(links.nodes, slow, strict=True):
-        for node in nodes if slow.any() else ():
-            parts = fast.setdefault(int(op[node]), [])
-            parts.append(observation.recorded_ns[node][:, ~slow_ranks].ravel())
+        types = op[nodes]
+        for code in np.unique(types).tolist():
+            taken = observation.recorded_ns[np.asarray(nodes)[types == code]]
+            fast.setdefault(code, []).append(taken[:, :, ~slow_ranks].ravel())
     return _medians(observation, fast)
 
 
@@ -138,7 +140,7 @@ def _usual_on_other_stages(
     op = observation.layout.nodes.op
     fast: dict[int, list[FloatArray]] = {}
     for (_, nodes), is_slow in zip(stages, slow.tolist(), strict=True):
-        for node in () if is_slow or not slow.any() else nodes:
+        for node in () if is_slow else nodes:
             fast.setdefault(int(op[node]), []).append(observation.recorded_ns[node].ravel())
     return _medians(observation, fast)
 
@@ -150,7 +152,7 @@ def _medians(observation: Observation, fast: dict[int, list[FloatArray]]) -> dic
     for code, parts in fast.items():
         values = np.concatenate(parts)
         if len(values):
-            usual[code] = float(np.median(values))
+            usual[code] = float(median(values))
     return usual
 
 
@@ -228,7 +230,7 @@ def _evidence(  # noqa: PLR0913, PLR0917 - each is another thing that was found
             Evidence(
                 f"Transfers between stages {a} and {b} of DP rank {dp} take "
                 f"{links.ratio[worst]:.1f}× the median of their type; "
-                f"{count} of {slow.size} links {'is' if count == 1 else 'are'} slow",
+                f"{count:,} of {slow.size:,} links {'is' if count == 1 else 'are'} slow",
                 LinkView(dp=dp, from_=a, to=b),
             )
         )

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from app.analysis.diagnosis.causes.kind import CauseKind
-from app.analysis.diagnosis.figures import WorkerSteps
+from app.analysis.diagnosis.figures import StageLoad, WorkerSteps
 from app.analysis.diagnosis.finding import Cause, Change, Evidence, Finding
 from app.analysis.diagnosis.observation import Observation, scatter_of_most
 from app.analysis.diagnosis.places import (
@@ -23,6 +23,7 @@ from app.analysis.diagnosis.places import (
 from app.analysis.diagnosis.signs import Signs
 from app.analysis.diagnosis.stages import SLOW_WORKER_NAME
 from app.analysis.replay.layout.dense import FloatArray
+from app.analysis.replay.medians import median
 from app.analysis.trace.model import BACKWARD_COMPUTE, FORWARD_COMPUTE
 
 # A worker is slow from here on, always or in a single step, and beyond what workers scatter by.
@@ -48,7 +49,7 @@ def _find(signs: Signs) -> Finding | None:
     if signs.stage_or_worker.slow is not None:
         return signs.stage_or_worker.slow
     both = np.minimum(slowness[FORWARD_COMPUTE], slowness[BACKWARD_COMPUTE])
-    lasting = np.median(both, axis=1)
+    lasting = median(both.swapaxes(0, 1))
     limit = 1 + max(_SLOW, _TO_SCATTER * scatter_of_most(lasting))
     limit_step = 1 + max(_SLOW_STEP, _TO_SCATTER * scatter_of_most(both / lasting[:, None, :]))
     slow = (both > limit_step) | ((both > limit) & (lasting > limit)[:, None, :])
@@ -69,27 +70,32 @@ def _find(signs: Signs) -> Finding | None:
                 own = by_worker[pp, :, dp]
                 factor[:, dp] = np.where(slow[pp, :, dp], 1 / own, 1.0)
             times.update(dict.fromkeys(observation.computations(name, pp), factor))
+    dp, pp = workers[0]
+    when = slow[pp, :, dp]
+    as_slow = float(np.mean(_ratios(slowness, workers[0], when)))
     return Finding(
         change=Change(times=times),
         evidence=tuple(_evidence(observation, slowness, workers, slow)),
-        where=Where(workers=tuple(workers), spells=_spells(workers[0], both, slow)),
-        figure=_figure(workers[0], both),
+        where=Where(workers=tuple(workers), spells=_spells(when, as_slow)),
+        figure=WorkerSteps(worker=workers[0], ratio=tuple(both[pp, :, dp].tolist()), times=as_slow),
     )
 
 
-def _figure(worker: Worker, both: FloatArray) -> WorkerSteps:
-    """Return how much slower the slowest worker is than its peers in each step."""
+def _ratios(
+    slowness: Mapping[str, FloatArray], worker: Worker, when: NDArray[np.bool_]
+) -> tuple[float, float]:
+    """Return how many times as long as its peers a worker computes, forward and backward."""
     dp, pp = worker
-    return WorkerSteps(worker=worker, ratio=tuple(both[pp, :, dp].tolist()))
+    forward, backward = (
+        float(slowness[name][pp, when, dp].mean()) for name in (FORWARD_COMPUTE, BACKWARD_COMPUTE)
+    )
+    return forward, backward
 
 
-def _spells(worker: Worker, both: FloatArray, slow: NDArray[np.bool_]) -> SlowSpells | None:
+def _spells(when: NDArray[np.bool_], times: float) -> SlowSpells | None:
     """Return in how many steps the slowest worker is slow and how much, if not in nearly all."""
-    dp, pp = worker
-    when = slow[pp, :, dp]
     if when.mean() >= _NEARLY_ALL:
         return None
-    times = float(both[pp, when, dp].mean())
     return SlowSpells(steps=int(when.sum()), of=len(when), times=times)
 
 
@@ -102,10 +108,7 @@ def _evidence(
     lines = []
     for dp, pp in workers[:_NAMED]:
         when = slow[pp, :, dp]
-        forward, backward = (
-            float(slowness[name][pp, when, dp].mean())
-            for name in (FORWARD_COMPUTE, BACKWARD_COMPUTE)
-        )
+        forward, backward = _ratios(slowness, (dp, pp), when)
         lines.append(
             Evidence(
                 f"W{observation.hosts.named((dp, pp))[1:]}: forward {forward:.2f}×, backward "
@@ -148,7 +151,6 @@ def _cannot_judge(signs: Signs) -> str | None:
 
 def _because(cause: Cause, job: JobFacts) -> str:
     workers = cause.where.workers
-    dp, pp = workers[0]
     who = job.named(workers[0])
     if len(workers) > 1:
         return f"{len(workers)} workers are slow, {who} most of all"
@@ -158,10 +160,15 @@ def _because(cause: Cause, job: JobFacts) -> str:
             f"{who} computes {spells.times:.1f}× slower than its peers in "
             f"{spells.steps} of {spells.of} steps"
         )
-    forward, backward = job.forward_ratio[dp][pp], job.backward_ratio[dp][pp]
-    if forward is None or backward is None:
-        return f"{who} is slow"
-    return f"{who} computes {(forward + backward) / 2:.1f}× slower than its peers"
+    match cause.figure:
+        case WorkerSteps(times=float(times)):
+            return f"{who} computes {times:.1f}× slower than its peers"
+        case StageLoad(relative=relative):
+            # one DP rank: what evidence compares it with
+            times = relative[workers[0][1]]
+            return f"{who} computes {times:.1f}× slower than the other stages"
+        case _:
+            return f"{who} is slow"
 
 
 SLOW_WORKER: Final = CauseKind(

@@ -23,6 +23,8 @@ from app.analysis.trace.model import GC
 
 # A type blocks on a stage when in so many of the cases nothing starts inside its intervals.
 BLOCKING_SHARE: Final = 0.98
+# Hosts run the same program and block on most stages; by chance the first and the last one seem to.
+_STAGES: Final = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,13 +76,15 @@ def find_blocking(layout: Layout) -> Blocking | None:
     stages: list[tuple[Posted, ...]] = []
     where: list[str] = []
     shares: list[float] = []
+    blocked = 0
     for stage in range(layout.pp):
         posted, blocking = _of_stage(layout, stage)
         stages.append(posted)
+        blocked += not P2P.isdisjoint(blocking)
         for name in sorted(P2P & set(blocking)):
             where.append(f"{name} on stage {stage}")
             shares.append(blocking[name])
-    if not where:
+    if not where or blocked <= _STAGES * layout.pp:
         return None
     return Blocking(tuple(stages), Sign(tuple(where), float(np.mean(shares))))
 

@@ -14,22 +14,30 @@ class Name(StrEnum):
     NESTED_GC = "nested_gc"
     NESTED_COLLECTIVES = "nested_collectives"
     IDLE_TRANSFERS = "idle_transfers"
+    UNMATCHED_TRANSFERS = "unmatched_transfers"
     LATE_ENDS = "late_ends"
     OVERLAPPING_STEPS = "overlapping_steps"
     BLOCKING_TRANSFERS = "blocking_transfers"
+    POSTED_AHEAD = "posted_ahead"
     REGULAR_DELAYS = "regular_delays"
 
 
 SENTENCES: Final = {
-    Name.PLACEMENT: "Microbatches turn back at the last stage: model chunks lie in a V",
+    Name.PLACEMENT: (
+        "Microbatches turn back at the last stage, or enter at both ends: each is followed"
+    ),
     Name.NESTED_GC: "Garbage is collected inside forwards: it is replayed as part of them, once",
     Name.NESTED_COLLECTIVES: (
         "Collectives lie inside computations: waiting for peers there is not computing"
     ),
     Name.IDLE_TRANSFERS: "Recorded transfers that no neighbor answers are left out",
+    Name.UNMATCHED_TRANSFERS: (
+        "Recorded transfers fit no neighbor: all are left out, computations hand over directly"
+    ),
     Name.LATE_ENDS: "Sends are recorded until the job waits for them: they end with their receives",
     Name.OVERLAPPING_STEPS: "Steps overlap: a stage begins the next one when it has ended its own",
     Name.BLOCKING_TRANSFERS: "Transfers block: launches follow them",
+    Name.POSTED_AHEAD: "Receives are posted ahead: data comes while earlier computations run",
     Name.REGULAR_DELAYS: "Launches regularly take time: the replay takes it too",
 }
 

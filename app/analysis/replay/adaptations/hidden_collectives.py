@@ -12,9 +12,9 @@ from typing import Final
 import numpy as np
 
 from app.analysis.replay.adaptations.evidence import Sign
-from app.analysis.replay.adaptations.signs.inside import computes_of
-from app.analysis.replay.adaptations.signs.sampling import sampled
+from app.analysis.replay.adaptations.signs.sampling import sampled_times
 from app.analysis.replay.layout.dense import Layout
+from app.analysis.replay.layout.graph import COMPUTE
 
 # Computations begin apart from this share of their time on…
 _APART: Final = 0.1
@@ -29,23 +29,24 @@ def find_hidden_collectives(layout: Layout) -> Sign | None:
     """Return where computations wait inside for something that is not recorded; None elsewhere."""
     if layout.dp == 1:
         return None
-    few = sampled(layout)
-    if few.missing is not None:
+    if layout.missing is not None:
         return None
-    where: list[str] = []
-    shares: list[float] = []
-    for stage in range(few.pp):
-        computes = computes_of(few, stage)
-        start, duration = few.start_ns[computes], few.duration_ns[computes]
-        began = np.ptp(start, axis=-1)
-        ended = np.ptp(start + duration, axis=-1)
-        apart = began > _APART * np.median(duration, axis=-1)
-        for code in np.unique(few.nodes.op[computes]).tolist():
-            cases = apart & (few.nodes.op[computes] == code)[:, None]
-            if cases.sum() < _LEAST_CASES:
-                continue
-            share = float((ended[cases] <= _TOGETHER * began[cases]).mean())
-            if share >= _REGULARLY:
-                where.append(f"{few.op_names[code]} on stage {stage}")
-                shares.append(share)
-    return Sign(tuple(where), float(np.mean(shares))) if where else None
+    nodes = layout.nodes
+    computes = np.flatnonzero(np.isin(nodes.op, layout.codes(*COMPUTE)))
+    start, duration = sampled_times(layout, computes)
+    end = start + duration
+    began = start.max(axis=0) - start.min(axis=0)
+    ended = end.max(axis=0) - end.min(axis=0)
+    apart = began > _APART * duration.mean(axis=0)
+    together = apart & (ended <= _TOGETHER * began)
+    kind = nodes.pp[computes].astype(np.int64) * len(layout.op_names) + nodes.op[computes]
+    cases = np.bincount(kind, apart.sum(axis=1))
+    hidden = np.bincount(kind, together.sum(axis=1))
+    found = (cases >= _LEAST_CASES) & (hidden >= _REGULARLY * cases)
+    if not found.any():
+        return None
+    where = []
+    for number in np.flatnonzero(found).tolist():
+        stage, code = divmod(number, len(layout.op_names))
+        where.append(f"{layout.op_names[code]} on stage {stage}")
+    return Sign(tuple(where), float((hidden[found] / cases[found]).mean()))

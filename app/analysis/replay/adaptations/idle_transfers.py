@@ -3,7 +3,8 @@
 Megatron's timers name a fused call for all that it may send and receive. On the first and the last
 virtual stage parts of it have no neighbor: nothing is sent, and the timer fires all the same. Which
 parts those are follows from what the neighbors do: a send carries away the computation before it,
-and a receive ends with the send that it takes.
+and a receive ends with the send that it takes. Where that does not tell, all transfers are left
+out.
 """
 
 from __future__ import annotations
@@ -17,10 +18,18 @@ from numpy.typing import NDArray
 
 from app.analysis.replay.adaptations.evidence import Sign
 from app.analysis.replay.layout.dense import FloatArray
-from app.analysis.replay.layout.graph import P2P
-from app.analysis.replay.layout.pipeline import DIRECTIONS, Direction, Flow, VirtualStage, flow_of
+from app.analysis.replay.layout.graph import P2P, TRANSFERS_UNMATCHED
+from app.analysis.replay.layout.pipeline import (
+    DIRECTIONS,
+    Direction,
+    Flow,
+    Route,
+    VirtualStage,
+    flow_of,
+)
 from app.analysis.replay.layout.slots_by_time import assign
 from app.analysis.trace.model import ABSENT, FORWARD_COMPUTE, Trace
+from app.errors import UnanalyzableError
 
 # Being on the wrong side of a computation costs this many times the distance.
 _IMPOSSIBLE: Final = 100.0
@@ -29,13 +38,11 @@ _IMPOSSIBLE: Final = 100.0
 _Kind = tuple[str, int]
 
 
-def without_idle_transfers(
-    trace: Trace, way: Sequence[VirtualStage] = ()
-) -> tuple[Trace, Sign] | None:
+def without_idle_transfers(trace: Trace, routes: Sequence[Route] = ()) -> tuple[Trace, Sign] | None:
     """Return the trace without transfers that no neighbor answers; None where there are none."""
     if trace.meta.sizes.pp == 1 or not _has_fused(trace):
         return None
-    finder = _Finder(trace, way)
+    finder = _Finder(trace, routes)
     idle = finder.idle()
     if not idle:
         return None
@@ -51,6 +58,21 @@ def without_idle_transfers(
     left_out = sum(map(len, idle.values()))
     sign = Sign((*where, f"{left_out} of {recorded} in every step"), 1.0)
     return rows_of(replace(trace, order=order), np.flatnonzero(kept)), sign
+
+
+def without_transfers(trace: Trace, refused: UnanalyzableError) -> tuple[Trace, Sign] | None:
+    """Return the trace without any transfer; None unless these are why it was refused.
+
+    Where transfers fit no neighbor and are no parts of fused calls, nobody can tell which of them
+    happened. Computations and collectives are left, and stages hand over at once.
+    """
+    if refused.stable_code != TRANSFERS_UNMATCHED:
+        return None
+    transfers = np.isin(trace.op, [trace.op_names.index(name) for name in P2P])
+    lanes = len(np.unique(np.stack([trace.step, trace.dp]), axis=1).T)
+    left_out = f"{transfers.sum() / lanes:.0f} transfers of each step and DP rank left out"
+    sign = Sign((refused.message, left_out), 1.0)
+    return rows_of(trace, np.flatnonzero(~transfers)), sign
 
 
 def rows_of(trace: Trace, rows: NDArray[np.intp]) -> Trace:
@@ -91,7 +113,7 @@ class _Usual:
 class _Finder:
     """Compares what stages usually record of a step with what their neighbors do."""
 
-    def __init__(self, trace: Trace, way: Sequence[VirtualStage]) -> None:
+    def __init__(self, trace: Trace, routes: Sequence[Route]) -> None:
         self._trace = trace
         steps, number = np.unique(trace.step, return_inverse=True)
         begin = np.full(len(steps), np.iinfo(np.int64).max)
@@ -102,7 +124,7 @@ class _Finder:
             (int(pp), max(int(mc), 0))
             for pp, mc in np.unique(np.stack([trace.pp[forwards], trace.mc[forwards]]), axis=1).T
         }
-        self._flow: Flow = flow_of(places, way)
+        self._flow: Flow = flow_of(places, routes)
         self._known: dict[_Kind, _Usual] = {}
 
     def count(self, name: str, stage: int) -> int:

@@ -90,8 +90,8 @@ def find_nested(layout: Layout) -> tuple[tuple[Nested, ...], Sign] | None:
             shares.append(share)
     if not hosts:
         return None
-    classes = _classes(layout, hosts)
-    waited = _waited_for(layout, hosts, classes)
+    classes = classes_of(layout, hosts)
+    waited = waited_for(layout, hosts, classes)
     if not waited:
         return None
     nested = [
@@ -109,7 +109,7 @@ def _collectives(layout: Layout) -> list[int]:
     return found
 
 
-def _classes(layout: Layout, hosts: Mapping[int, int]) -> dict[int, _Class]:
+def classes_of(layout: Layout, hosts: Mapping[int, int]) -> dict[int, _Class]:
     """Return what each nested collective is alike to: those at the same place of other passes."""
     count: Counter[int] = Counter()
     classes: dict[int, _Class] = {}
@@ -121,7 +121,7 @@ def _classes(layout: Layout, hosts: Mapping[int, int]) -> dict[int, _Class]:
     return classes
 
 
-def _waited_for(
+def waited_for(
     layout: Layout, hosts: Mapping[int, int], classes: Mapping[int, _Class]
 ) -> set[_Class]:
     """Tell what computations wait for from what only happens meanwhile.

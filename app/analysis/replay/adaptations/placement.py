@@ -2,8 +2,9 @@
 
 With interleaving, microbatches pass chunk 0 of all stages and then chunk 1 of all stages. In a V
 (ZB-V, DualPipeV) they turn back: the last stage goes on with its second chunk, and the first stage
-ends the model. The metadata may say so; otherwise it shows in who receives: in a V the last stage
-receives nothing for its second chunk.
+ends the model. DualPipe has two copies of the model, and microbatches that enter at either end. The
+metadata may say so; otherwise it shows in who receives: the last stage receives nothing for its
+second chunk, and in a V it is the same microbatches that pass it there.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import Final
 import numpy as np
 
 from app.analysis.replay.adaptations.evidence import Sign
-from app.analysis.replay.layout.pipeline import VirtualStage
+from app.analysis.replay.layout.pipeline import Route, VirtualStage
 from app.analysis.trace.model import FORWARD_COMPUTE, FORWARD_RECV, FORWARD_SEND, Trace
 
 # Key of the metadata: the stage of each chunk of the model, in the order of a forward.
@@ -26,12 +27,12 @@ _V_CHUNKS: Final = 2
 _REGULARLY: Final = 0.98
 
 
-def find_placement(trace: Trace) -> tuple[tuple[VirtualStage, ...], Sign] | None:
-    """Return the virtual stages in the order of a forward; None where chunk follows chunk."""
+def find_placement(trace: Trace) -> tuple[tuple[Route, ...], Sign] | None:
+    """Return the routes of forwards; None where chunk follows chunk."""
     given = placement_of(trace)
     if given is not None:
-        usual = tuple(sorted(given, key=lambda stage: (stage[1], stage[0])))
-        return None if given == usual else (given, Sign(("the metadata say so",), 1.0))
+        usual = tuple(sorted(given[0], key=lambda stage: (stage[1], stage[0])))
+        return None if given == (usual,) else (given, Sign(("the metadata say so",), 1.0))
     sizes = trace.meta.sizes
     if sizes.vpp != _V_CHUNKS or sizes.pp == 1:
         return None
@@ -39,34 +40,51 @@ def find_placement(trace: Trace) -> tuple[tuple[VirtualStage, ...], Sign] | None
     if share is None:
         return None
     last = sizes.pp - 1
-    way = [(stage, 0) for stage in range(sizes.pp)] + [(last - i, 1) for i in range(sizes.pp)]
-    where = f"stage {last} goes on with what it has computed itself, stage 0 ends the model"
-    return tuple(way), Sign((where,), share)
+    there = tuple((stage, 0) for stage in range(sizes.pp))
+    back = tuple((last - i, 1) for i in range(sizes.pp))
+    if _passes_both_chunks(trace):
+        where = f"stage {last} goes on with what it has computed itself, stage 0 ends the model"
+        return (there + back,), Sign((where,), share)
+    where = f"microbatches of chunk 0 enter at stage 0, those of chunk 1 at stage {last}"
+    return (there, back), Sign((where,), share)
 
 
-def placement_of(trace: Trace) -> tuple[VirtualStage, ...] | None:
-    """Return the virtual stages that the metadata give; None where they give none that can be.
+def placement_of(trace: Trace) -> tuple[Route, ...] | None:
+    """Return the routes that the metadata give; None where they give none that can be.
 
     ``placement`` is a list with the stage of each chunk of the model, such as ``[0, 1, 1, 0]``, or
-    a mapping of chunk to stage. A stage numbers its chunks in that order.
+    a mapping of chunk to stage; of microbatches that enter at both ends a list of two such lists,
+    ``[[0, 1], [1, 0]]``. A stage numbers its chunks in that order.
     """
     given = trace.meta.extra.get(PLACEMENT)
+    if not given:
+        return None
+    several = isinstance(given, Sequence) and all(isinstance(part, list) for part in given)
+    count: Counter[int] = Counter()
+    routes = []
+    for part in given if several else [given]:
+        route = _route(part, trace.meta.sizes.pp, count)
+        if route is None:
+            return None
+        routes.append(route)
+    return tuple(routes) if max(count.values()) <= trace.meta.sizes.vpp else None
+
+
+def _route(given: object, pp: int, count: Counter[int]) -> Route | None:
+    """Return a route; `count` is how many chunks each stage has so far."""
     if isinstance(given, Mapping):
         keys = [str(number) for number in range(len(given))]
         named = {str(key): value for key, value in given.items()}
         given = [named.get(key) for key in keys]
     if not isinstance(given, Sequence) or isinstance(given, str) or not given:
         return None
-    count: Counter[int] = Counter()
-    way: list[VirtualStage] = []
+    route: list[VirtualStage] = []
     for stage in given:
-        if isinstance(stage, bool) or not isinstance(stage, int):
+        if isinstance(stage, bool) or not isinstance(stage, int) or not 0 <= stage < pp:
             return None
-        if not 0 <= stage < trace.meta.sizes.pp:
-            return None
-        way.append((stage, count[stage]))
+        route.append((stage, count[stage]))
         count[stage] += 1
-    return tuple(way) if max(count.values()) <= trace.meta.sizes.vpp else None
+    return tuple(route)
 
 
 def _turns_back(trace: Trace) -> float | None:
@@ -85,6 +103,25 @@ def _turns_back(trace: Trace) -> float | None:
 
 def _of(trace: Trace, name: str, stage: int) -> int:
     return int(((trace.op == trace.op_names.index(name)) & (trace.pp == stage)).sum())
+
+
+def _passes_both_chunks(trace: Trace) -> bool:
+    """Return whether microbatches pass the last stage's second chunk when they passed its first.
+
+    In a V they do. Where they enter at both ends those of the second chunk are others.
+    """
+    forwards = trace.op == trace.op_names.index(FORWARD_COMPUTE)
+    last = np.flatnonzero(forwards & (trace.pp == trace.meta.sizes.pp - 1))
+    last = last[np.lexsort((trace.mb[last], trace.rank[last], trace.step[last]))]
+    first, second = last[trace.mc[last] == 0], last[trace.mc[last] == 1]
+    same = all(
+        np.array_equal(column[first], column[second])
+        for column in (trace.step, trace.rank, trace.mb)
+    )
+    if not same or not len(first):
+        return False
+    ended = trace.start_ns[first] + trace.duration_ns[first]
+    return bool((trace.start_ns[second] >= ended).mean() >= _REGULARLY)
 
 
 def _by_time(trace: Trace) -> float | None:

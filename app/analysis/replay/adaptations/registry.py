@@ -9,16 +9,20 @@ from typing import Final
 from app.analysis.replay.adaptations.blocking import propose_blocking
 from app.analysis.replay.adaptations.draft import Draft, Proposal
 from app.analysis.replay.adaptations.evidence import Adaptation, Name
-from app.analysis.replay.adaptations.idle_transfers import without_idle_transfers
+from app.analysis.replay.adaptations.idle_transfers import (
+    without_idle_transfers,
+    without_transfers,
+)
 from app.analysis.replay.adaptations.late_ends import propose_late_ends
 from app.analysis.replay.adaptations.nested_collectives import propose_nested_collectives
 from app.analysis.replay.adaptations.nested_gc import propose_nested_gc
 from app.analysis.replay.adaptations.overlapping_steps import propose_overlapping_steps
 from app.analysis.replay.adaptations.placement import find_placement
+from app.analysis.replay.adaptations.posted_ahead import propose_posted_ahead
 from app.analysis.replay.adaptations.regular_delays import propose_regular_delays
 from app.analysis.replay.adaptations.signs.glance import Glance
 from app.analysis.replay.adaptations.trial import discrepancy
-from app.analysis.replay.layout.pipeline import VirtualStage
+from app.analysis.replay.layout.pipeline import Route
 from app.analysis.trace.model import Trace
 from app.errors import UnanalyzableError
 
@@ -53,6 +57,7 @@ _ON_TRIAL: Final = (
     _Step(Name.LATE_ENDS, Glance.may_end_late, propose_late_ends),
     _Step(Name.OVERLAPPING_STEPS, lambda _: True, propose_overlapping_steps),
     _Step(Name.BLOCKING_TRANSFERS, Glance.may_block, propose_blocking),
+    _Step(Name.POSTED_AHEAD, Glance.may_post_ahead, propose_posted_ahead),
     _Step(Name.REGULAR_DELAYS, Glance.may_delay, propose_regular_delays),
 )
 
@@ -64,34 +69,52 @@ class AdaptedRows:
     Parameters
     ----------
     trace : Trace
-    way : tuple of (stage, chunk)
-        Virtual stages in the order of a forward; empty where chunk follows chunk.
+    routes : tuple of tuple of (stage, chunk)
+        Virtual stages in the order of a forward, of each direction; empty where chunk follows
+        chunk.
     made : tuple of Adaptation
     """
 
     trace: Trace
-    way: tuple[VirtualStage, ...]
+    routes: tuple[Route, ...]
     made: tuple[Adaptation, ...]
 
 
 def adapt_rows(trace: Trace, without: Collection[Name]) -> AdaptedRows:
     """Make the adaptations without which there is no replay; only virtual stages call for them."""
     made: list[Adaptation] = []
-    way: tuple[VirtualStage, ...] = ()
+    routes: tuple[Route, ...] = ()
     virtual = trace.meta.sizes.vpp > 1
     placed = None if Name.PLACEMENT in without or not virtual else find_placement(trace)
     if placed is not None:
-        way = placed[0]
+        routes = placed[0]
         made.append(Adaptation(Name.PLACEMENT, placed[1]))
     idle = (
-        without_idle_transfers(trace, way)
+        without_idle_transfers(trace, routes)
         if virtual and Name.IDLE_TRANSFERS not in without
         else None
     )
     if idle is not None:
         trace = idle[0]
         made.append(Adaptation(Name.IDLE_TRANSFERS, idle[1]))
-    return AdaptedRows(trace, way, tuple(made))
+    return AdaptedRows(trace, routes, tuple(made))
+
+
+def adapt_refused(
+    rows: AdaptedRows, refused: UnanalyzableError, without: Collection[Name]
+) -> AdaptedRows:
+    """Make the adaptation without which there is no graph.
+
+    Raises
+    ------
+    UnanalyzableError
+        As it was refused, where no adaptation helps.
+    """
+    name = Name.UNMATCHED_TRANSFERS
+    left = None if name in without else without_transfers(rows.trace, refused)
+    if left is None:
+        raise refused
+    return AdaptedRows(left[0], rows.routes, (*rows.made, Adaptation(name, left[1])))
 
 
 def adapt(draft: Draft, without: Collection[Name]) -> tuple[Draft, tuple[Adaptation, ...]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 import numpy as np
 
@@ -13,6 +14,9 @@ from app.analysis.replay.engine.variants import Simulator
 from app.analysis.replay.layout.dense import FloatArray, Layout
 from app.analysis.replay.layout.graph import Graph
 
+# Operations whose ends are in memory at a time.
+_AT_A_TIME: Final = 1 << 16
+
 
 def recorded_times(layout: Layout, graph: Graph) -> FloatArray:
     """Return how long each step took as recorded, shape (steps,), ns.
@@ -21,15 +25,18 @@ def recorded_times(layout: Layout, graph: Graph) -> FloatArray:
     the step before, in whose place the first step takes the start of the rank that ends it.
     """
     latest = np.zeros(layout.start_ns.shape[1:])
-    for start, duration in zip(layout.start_ns, layout.duration_ns, strict=True):
-        np.maximum(latest, start + duration, out=latest)
+    block = max(_AT_A_TIME // latest.size, 1)
+    for first in range(0, len(layout.start_ns), block):
+        nodes = slice(first, first + block)
+        of_block = layout.start_ns[nodes] + layout.duration_ns[nodes]
+        np.maximum(latest, of_block.max(axis=0), out=latest)
     ends = latest.max(axis=1)
     if not graph.chained:
         return np.asarray(ends)
     begin = layout.begin_ns - layout.begin_ns[0]
     times = np.diff(begin + ends, prepend=0.0)
-    first = layout.start_ns[:, 0] + layout.duration_ns[:, 0]
-    node, dp = np.unravel_index(int(first.argmax()), first.shape)
+    of_first = layout.start_ns[:, 0] + layout.duration_ns[:, 0]
+    node, dp = np.unravel_index(int(of_first.argmax()), of_first.shape)
     times[0] -= layout.start_ns[layout.nodes.pp == layout.nodes.pp[node], 0, dp].min()
     return np.asarray(times)
 

@@ -12,6 +12,7 @@ import numpy as np
 
 from app.analysis.replay.layout.dense import FloatArray, Layout
 from app.analysis.replay.layout.graph import Graph
+from app.analysis.replay.medians import median
 from app.analysis.trace import model as ops
 
 # A communication that ends this long before its last member was launched cannot be right: its
@@ -87,7 +88,7 @@ def ideal_durations(layouts: Sequence[Layout], recorded: Sequence[FloatArray]) -
     ideal = {}
     for code, parts in by_type.items():
         values = parts[0] if len(parts) == 1 else np.concatenate(parts)
-        ideal[code] = values.mean() if names[code] in IDEAL_IS_MEAN else np.median(values)
+        ideal[code] = values.mean() if names[code] in IDEAL_IS_MEAN else median(values)
     return [np.array([ideal[code] for code in layout.nodes.op.tolist()]) for layout in layouts]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 from dataclasses import replace
 from typing import Final
@@ -43,7 +44,9 @@ def executor_for(program: Program, operations: int) -> Executor:
 def warm_up() -> None:
     """Load the compiled executor, so that every replay from now on uses it.
 
-    Takes seconds the first time on a machine: then it is compiled and kept on disk.
+    Takes seconds the first time on a machine: then it is compiled and kept on disk. What is loaded
+    by now stays for good: the collector of garbage looks at none of it again, which it did amid
+    reports.
     """
     from app.analysis.replay.engine.kernel import CompiledReplay  # noqa: PLC0415 - see above
 
@@ -54,3 +57,5 @@ def warm_up() -> None:
         block = Block(slice(0, 1), one, one[0, 0], one[:0], one[:0])
         CompiledReplay(program).step_ends(replace(batch, late=late), block)
     CompiledReplay(program).launch_delays(one, one, slice(0, 1))
+    gc.collect()
+    gc.freeze()

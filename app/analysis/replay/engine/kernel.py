@@ -334,14 +334,11 @@ def _tables(program: Program) -> Tables:
     node_of: list[int] = []
     after_slot: list[int] = []
     after_node: list[int] = []
-    after_lag: list[float] = []
     slot_of: dict[int, int] = {}
     free: list[int] = []
     slots = 0
     for members, afters, _, finished in program.units:
-        for member, after in zip(members, afters, strict=True):
-            if program.lags_ns:
-                after_lag += [program.lags_ns.get((member, node), 0.0) for node in after]
+        for after in afters:
             after_slot += [slot_of[node] for node in after]
             after_node += after
             after_first.append(len(after_slot))
@@ -362,11 +359,24 @@ def _tables(program: Program) -> Tables:
         after_first=np.array(after_first, dtype=np.int32),
         after_slot=np.array(after_slot, dtype=np.int32),
         after_node=np.array(after_node, dtype=np.int32),
-        after_lag=np.array(after_lag, dtype=np.float64),
+        after_lag=np.array(_lags_ns(program), dtype=np.float64),
         begins=_stages(node_of, None if program.chain is None else program.chain.begins),
         closes=_stages(node_of, None if program.chain is None else program.chain.closes),
         slots=slots,
     )
+
+
+def _lags_ns(program: Program) -> list[float]:
+    """Return what regularly passes after each of what is followed; nothing where nothing does."""
+    lags_ns = program.lags_ns
+    if not lags_ns:
+        return []
+    return [
+        lags_ns.get((member, node), 0.0)
+        for members, afters, _, _ in program.units
+        for member, after in zip(members, afters, strict=True)
+        for node in after
+    ]
 
 
 def _stages(nodes: Sequence[int], stage_of: Mapping[int, int] | None) -> CodeArray:

@@ -18,7 +18,7 @@ from app.analysis.replay.layout.dense import (
     Nodes,
 )
 from app.analysis.replay.layout.launch_order import MAX_GROUPS, launch_scores, split_by_order
-from app.analysis.replay.layout.pipeline import COMPUTE, DIRECTIONS, VirtualStage, flow_of
+from app.analysis.replay.layout.pipeline import COMPUTE, DIRECTIONS, Route, flow_of
 from app.analysis.replay.layout.places import Placed, Rows, place
 from app.analysis.replay.layout.shapes import Census, infer_shapes
 from app.analysis.trace.model import (
@@ -35,7 +35,7 @@ MAX_NAMED_WORKERS = 3
 MAX_NODES = 2_000_000
 
 
-def lay_out(trace: Trace, way: Sequence[VirtualStage] = ()) -> LaidOut:
+def lay_out(trace: Trace, routes: Sequence[Route] = ()) -> LaidOut:
     """Arrange a trace's operations by node, step and DP rank.
 
     Each DP × PP cell is represented by its lowest traced rank. The shape of a step is how many
@@ -46,8 +46,9 @@ def lay_out(trace: Trace, way: Sequence[VirtualStage] = ()) -> LaidOut:
     Parameters
     ----------
     trace : Trace
-    way : sequence of (stage, chunk)
-        Virtual stages in the order of a forward; empty where chunk follows chunk.
+    routes : sequence of sequences of (stage, chunk)
+        Virtual stages in the order of a forward, of each direction; empty where chunk follows
+        chunk.
 
     Raises
     ------
@@ -64,8 +65,8 @@ def lay_out(trace: Trace, way: Sequence[VirtualStage] = ()) -> LaidOut:
         groups, dropped = [_from_dense(trace, dense, ranks)], dict[int, str]()
     else:
         unanswered = _unanswered(trace)
-        groups, dropped = _group_by_shape(trace, runs, ranks, (unanswered, way))
-    groups = [replace(group, way=tuple(way)) for group in groups] if way else groups
+        groups, dropped = _group_by_shape(trace, runs, ranks, (unanswered, routes))
+    groups = [replace(group, routes=tuple(routes)) for group in groups] if routes else groups
     groups = [part for group in groups for part in split_by_order(group)]
     groups.sort(key=lambda layout: (-len(layout.steps), int(layout.steps[0])))
     for layout in groups[MAX_GROUPS:]:
@@ -122,14 +123,14 @@ def _group_by_shape(
     trace: Trace,
     runs: BlockRuns,
     ranks: NDArray[np.int32],
-    left_out_and_way: tuple[Sequence[str], Sequence[VirtualStage]],
+    left_out_and_routes: tuple[Sequence[str], Sequence[Route]],
 ) -> tuple[list[Layout], dict[int, str]]:
     """Lay out steps of several shapes, or with operations missing."""
-    left_out, way = left_out_and_way
+    left_out, routes = left_out_and_routes
     steps, dropped = _steps_of_all_ranks(runs, ranks)
     replayed = np.array([name not in left_out for name in trace.op_names])
     replayed[len(REPLAYED_OP_TYPES) :] = False
-    census, rows = _count(trace, runs, ranks, (steps, replayed), way)
+    census, rows = _count(trace, runs, ranks, (steps, replayed), routes)
     shapes = infer_shapes(census)
     dropped |= {int(steps[index]): reason for index, reason in shapes.dropped.items()}
     kept = np.setdiff1d(np.arange(len(steps)), list(shapes.dropped))
@@ -274,7 +275,7 @@ def _count(
     runs: BlockRuns,
     ranks: NDArray[np.int32],
     chosen: tuple[IntArray, NDArray[np.bool_]],
-    way: Sequence[VirtualStage],
+    routes: Sequence[Route],
 ) -> tuple[Census, Rows]:
     """Count the operations of each lane: those of the chosen steps and op types."""
     steps, replayed = chosen
@@ -298,7 +299,7 @@ def _count(
     chunk = np.maximum(trace.mc[row[forwards]], 0).astype(np.int64)
     # a pair once: stage and chunk
     places = np.unique(trace.pp[row[forwards]] + chunk * pp)
-    flow = flow_of(((int(p % pp), int(p // pp)) for p in places), way)
+    flow = flow_of(((int(p % pp), int(p // pp)) for p in places), routes)
     census = Census(
         steps=steps,
         counts=counts.reshape(len(steps), dp, known, pp).astype(np.int32),

@@ -68,8 +68,9 @@ class Layout:
         are re-created (`app.analysis.replay.repair`).
     free : bool array, shape (nodes,), or None
         Nodes that may be missing without anything being lost; None where nothing is missing.
-    way : tuple of (stage, chunk)
-        Virtual stages in the order of a forward; empty where chunk follows chunk.
+    routes : tuple of tuple of (stage, chunk)
+        Virtual stages in the order of a forward, of each direction; empty where chunk follows
+        chunk.
     paused_ns : mapping of int to float64 array, shape (steps, dp)
         Time within computations, by node, that garbage collections are recorded to have taken.
     """
@@ -84,7 +85,7 @@ class Layout:
     begin_ns: FloatArray
     missing: NDArray[np.bool_] | None = None
     free: NDArray[np.bool_] | None = None
-    way: tuple[tuple[int, int], ...] = ()
+    routes: tuple[tuple[tuple[int, int], ...], ...] = ()
     paused_ns: Mapping[int, FloatArray] = field(default_factory=dict)
 
     @property

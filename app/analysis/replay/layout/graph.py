@@ -33,6 +33,8 @@ LOCAL = COMPUTE | {ops.OPTIMIZER, ops.GC}
 DP_COLLECTIVES = frozenset(
     {ops.PARAMS_ALL_GATHER, ops.GRADS_REDUCE_SCATTER, ops.SEPARATE_ALL_REDUCE}
 )
+# Code of the refusal where transfers and computations do not match.
+TRANSFERS_UNMATCHED = "trace.transfers_unmatched"
 P2P = frozenset({ops.FORWARD_SEND, ops.FORWARD_RECV, ops.BACKWARD_SEND, ops.BACKWARD_RECV})
 
 
@@ -179,7 +181,7 @@ class _Builder:
             for stage in stages
             for node in self.of(stage, ops.FORWARD_COMPUTE)
         ]
-        self._flow = flow_of(computing, self.layout.way)
+        self._flow = flow_of(computing, self.layout.routes)
         self._fed, self._emptied = {}, {}
         for direction in DIRECTIONS:
             for stage in stages:
@@ -255,7 +257,7 @@ class _Builder:
         )
         raise UnanalyzableError(
             message,
-            code="trace.transfers_unmatched",
+            code=TRANSFERS_UNMATCHED,
             faults=(Fault("transfers_unmatched", message, column=name),),
         )
 
@@ -361,12 +363,14 @@ class _Builder:
 def _in_order(units: Sequence[Unit], layout: Layout) -> list[Unit]:
     """Sort units so that each comes after all that its members wait for (Kahn's algorithm)."""
     unit_of = {node: i for i, unit in enumerate(units) for node in unit.members}
-    before = [{unit_of[node] for nodes in unit.after for node in nodes} for unit in units]
+    # What a unit waits for twice is counted twice, here and where it is met: no sets are needed.
     followers: list[list[int]] = [[] for _ in units]
-    for i, waits in enumerate(before):
-        for j in waits:
-            followers[j].append(i)
-    waiting = [len(waits) for waits in before]
+    waiting = [0] * len(units)
+    for i, unit in enumerate(units):
+        for nodes in unit.after:
+            waiting[i] += len(nodes)
+            for node in nodes:
+                followers[unit_of[node]].append(i)
     ready = deque(i for i, count in enumerate(waiting) if count == 0)
     ordered: list[Unit] = []
     while ready:
@@ -377,6 +381,7 @@ def _in_order(units: Sequence[Unit], layout: Layout) -> list[Unit]:
             if waiting[j] == 0:
                 ready.append(j)
     if len(ordered) < len(units):
+        before = [{unit_of[node] for nodes in unit.after for node in nodes} for unit in units]
         _raise_cycle(units, before, waiting, layout)
     return ordered
 

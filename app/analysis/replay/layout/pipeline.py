@@ -2,7 +2,8 @@
 
 A model chunk of a stage is a *virtual stage*. Microbatches go forward through chunk 0 of all
 stages, then through chunk 1 of all stages, and so on; backward the other way around. A stage
-without some chunk is passed over, so stages may differ in how many chunks they have.
+without some chunk is passed over, so stages may differ in how many chunks they have. Placements
+may have another route, or two that begin at either end (DualPipe).
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ COMPUTE = frozenset({ops.FORWARD_COMPUTE, ops.BACKWARD_COMPUTE, ops.WGRAD_COMPUT
 
 # (pipeline stage, model chunk)
 VirtualStage = tuple[int, int]
+# Virtual stages in the order in which a forward passes them.
+Route = tuple[VirtualStage, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,20 +67,35 @@ class Flow:
                 yield sender, receiver
 
 
-def flow_of(computing: Iterable[VirtualStage], way: Sequence[VirtualStage] = ()) -> Flow:
+def flow_of(computing: Iterable[VirtualStage], routes: Sequence[Route] = ()) -> Flow:
     """Return the way through the virtual stages that compute forwards.
 
     Parameters
     ----------
     computing : iterable of (stage, chunk)
-    way : sequence of (stage, chunk)
-        The order in which a forward passes them; empty where chunk follows chunk.
+    routes : sequence of sequences of (stage, chunk)
+        One for all microbatches, or one for those of each direction; empty where chunk follows
+        chunk.
+
+    Examples
+    --------
+    >>> list(flow_of([(0, 0), (1, 0), (0, 1), (1, 1)]).links(FORWARD))
+    [((0, 0), (1, 0)), ((1, 0), (0, 1)), ((0, 1), (1, 1))]
     """
-    place = {stage: number for number, stage in enumerate(way)}
+    place = {
+        stage: (route, number)
+        for route, stages_of_route in enumerate(routes)
+        for number, stage in enumerate(stages_of_route)
+    }
+    nowhere = (len(routes), 0)
     stages = tuple(
-        sorted(set(computing), key=lambda stage: (place.get(stage, len(way)), stage[1], stage[0]))
+        sorted(set(computing), key=lambda stage: (place.get(stage, nowhere), stage[1], stage[0]))
     )
-    target = dict(pairwise(stages))
+    target = {
+        here: there
+        for here, there in pairwise(stages)
+        if place.get(here, nowhere)[0] == place.get(there, nowhere)[0]
+    }
     source = {there: here for here, there in target.items()}
     return Flow(stages, source, target)
 

@@ -32,6 +32,24 @@ def test_a_strong_straggler_is_not_underestimated() -> None:
     assert low <= shown.slowdown <= high
 
 
+def test_costs_are_counted_against_the_reference() -> None:
+    report = analyze(session(SlowWorker((1, 0), 3.0)).trace).report
+    lost_s = sum(report.step_times.simulated) - 12 * report.headline.reference_step_time_s
+
+    assert len(report.steps.analyzed) == 12
+    assert report.lost_gpu_hours == pytest.approx(report.sizes.world * lost_s / 3600, rel=1e-3)
+    assert report.lost_gpu_hours_per_hour == report.sizes.world * report.headline.waste
+    assert report.lost_gpu_hours > 1.1 * report.gpu_hours_lost
+
+
+def test_without_a_cause_costs_are_the_published_ones() -> None:
+    report = analyze(session().trace).report
+
+    assert report.headline.waste == pytest.approx(report.waste)
+    assert report.lost_gpu_hours == pytest.approx(report.gpu_hours_lost)
+    assert report.lost_gpu_hours_per_hour == pytest.approx(report.gpu_hours_lost_per_hour)
+
+
 def test_without_a_cause_the_headline_is_the_published_slowdown() -> None:
     report = analyze(session().trace).report
 
@@ -54,3 +72,4 @@ def test_no_fix_beats_the_reference(injection: Injection) -> None:
     assert report.recommendations
     for fix in report.recommendations:
         assert fix.predicted_step_time >= report.headline.reference_step_time_s - 1e-9
+        assert fix.predicted_gain <= report.headline.waste + 1e-9

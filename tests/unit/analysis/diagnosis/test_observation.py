@@ -5,7 +5,6 @@ import pytest
 
 from app.analysis.diagnosis.observation import (
     lower_median,
-    peers_median,
     sample,
     scatter_of_most,
     spread,
@@ -15,11 +14,6 @@ from app.analysis.diagnosis.observation import (
 def test_the_lower_median_is_not_moved_by_one_of_two() -> None:
     assert lower_median(np.array([[1.0], [9.0]]), axis=0).tolist() == [1.0]
     assert lower_median(np.array([3.0, 1.0, 2.0]), axis=0) == 2.0
-
-
-def test_peers_are_the_others() -> None:
-    assert peers_median(np.array([1.0, 2.0, 9.0])).tolist() == [5.5, 5.0, 1.5]
-    assert peers_median(np.array([4.0])).tolist() == [4.0]
 
 
 def test_scatter_is_that_of_the_usual_values_even_if_half_are_at_fault() -> None:

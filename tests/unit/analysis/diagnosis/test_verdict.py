@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from app.analysis.report.build import analyze
@@ -30,12 +32,12 @@ from tests.unit.analysis.diagnosis.jobs import INTERLEAVED, JOB, MS, TENSOR, ses
             JOB,
             "computes 3.0× slower than its peers in 2 of 12 steps",
         ),
-        (StageImbalance(), JOB, "because the last stage (3) is heavier than the others"),
-        (StageImbalance(2, 2, at=1), JOB, "because stage 1 is heavier than the others"),
-        (SequenceLengths(), JOB, "because microbatches differ in length"),
-        (GarbageCollection(100 * MS, pauses=0.5), JOB, "because forwards stall on random workers"),
-        (SlowLink((2, 1), 30.0), JOB, "because the network link of worker (2, 1) on node-"),
-        (TensorParallelStraggler((2, 1), 3, 1.6), TENSOR, "because rank 23 on node-"),
+        (StageImbalance(), JOB, "the last stage (3) is heavier than the others"),
+        (StageImbalance(2, 2, at=1), JOB, "stage 1 is heavier than the others"),
+        (SequenceLengths(), JOB, "microbatches differ in length"),
+        (GarbageCollection(100 * MS, pauses=0.5), JOB, "forwards stall on random workers"),
+        (SlowLink((2, 1), 30.0), JOB, "the network link of worker (2, 1) on node-"),
+        (TensorParallelStraggler((2, 1), 3, 1.6), TENSOR, "rank 23 on node-"),
         (MemoryFragmentation((2, 1), 40 * MS), TENSOR, "launch late by turns"),
     ],
 )
@@ -43,7 +45,9 @@ def test_the_sentence_says_why(injection: Injection, job: JobModel, because: str
     verdict = analyze(session(injection, job=job).trace).report.verdict
 
     assert verdict.level == "slow"
-    assert because in verdict.sentence
+    how_slow, _, why = verdict.sentence.partition(": ")
+    assert how_slow.endswith(" slower than without its cause")
+    assert because in why
 
 
 @pytest.mark.parametrize(
@@ -62,11 +66,32 @@ def test_late_launches_explain_why_there_is_no_verdict(
     assert because in verdict.sentence
 
 
+@pytest.mark.parametrize("dp", [2, 3])
+def test_a_worker_is_compared_with_the_others_and_not_with_itself(dp: int) -> None:
+    few = replace(JOB, sizes=replace(JOB.sizes, dp=dp))
+    report = analyze(session(SlowWorker((1, 1), 1.8), job=few).trace).report
+    evidence = report.causes[0].evidence[0]
+
+    assert "computes 1.8× slower than its peers" in report.verdict.sentence
+    assert "forward 1.8" in evidence
+    assert report.by_worker.forward_ratio[1][1] == pytest.approx(1.8, abs=0.05)
+
+
+def test_with_one_rank_a_worker_is_compared_with_the_other_stages() -> None:
+    one = replace(JOB, sizes=replace(JOB.sizes, dp=1), layers=(4,) * JOB.sizes.pp)
+    report = analyze(session(SlowWorker((0, 1), 1.8), job=one).trace).report
+
+    assert "computes 1.8× slower than the other stages" in report.verdict.sentence
+
+
 def test_two_causes_share_a_sentence() -> None:
     slow = session(StageImbalance(), SequenceLengths())
     sentence = analyze(slow.trace).report.verdict.sentence
 
-    assert "because microbatches differ in length, on all workers alike" in sentence
+    assert (
+        "slower than without its causes: microbatches differ in length, on all workers alike"
+        in sentence
+    )
     assert ", and the last stage (3) is heavier than the others" in sentence
 
 

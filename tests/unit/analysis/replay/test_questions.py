@@ -5,6 +5,7 @@ import pytest
 
 from app.analysis.replay.metrics import measure
 from app.analysis.replay.questions import (
+    Against,
     BaseDurations,
     Change,
     Question,
@@ -66,15 +67,62 @@ def test_scaled_durations_take_so_many_times_as_long() -> None:
     everything = Selection(stages=(0, 1))
     doubled = ask(Change(everything, BaseDurations.RECORDED, 2.0))
     assert doubled.answer_s == pytest.approx(2 * doubled.simulated_s, rel=1e-12)
-    assert doubled.as_document()["gain"] == pytest.approx(-1)
+    assert doubled.as_document(doubled.published)["gain"] == pytest.approx(-1)
 
 
 def test_the_answer_agrees_with_the_report() -> None:
     report = analyze(TRACE).report
-    document = ask(Change(Selection(stages=(0, 1)), BaseDurations.IDEAL)).as_document()
+    found = ask(Change(Selection(stages=(0, 1)), BaseDurations.IDEAL))
+    document = found.as_document(found.published)
     assert document["slowdown"] == pytest.approx(1)
     assert document["gain"] == pytest.approx(report.waste)
     assert document["steps"] == list(report.steps.analyzed)
+    assert document["reference"]["kind"] == "published"
+    assert document["reference"]["slowdown"] == pytest.approx(1)
+    assert document["reference"]["step_time_s"] == pytest.approx(document["ideal_step_time_s"])
+
+
+def test_a_worker_at_the_times_of_its_peers_is_what_the_best_fix_replays() -> None:
+    found = ask(Change(Selection(workers=((1, 0),)), BaseDurations.PEERS))
+    (fix,) = (
+        fix for fix in analyze(TRACE).report.recommendations if fix.action == "replace_worker"
+    )
+    now_s, then_s = found.simulated_s.mean(), found.answer_s.mean()
+    # hosts launch late there, and as soon as they may here
+    assert 1 - then_s / now_s == pytest.approx(fix.predicted_gain, abs=0.01)
+    ideal = ask(Change(Selection(workers=((1, 0),)), BaseDurations.IDEAL))
+    assert then_s < ideal.answer_s.mean()
+
+
+def test_several_workers_at_the_times_of_peers_are_nobodys_peers() -> None:
+    worker, other = ((1, 0),), ((0, 0),)
+    steps = (int(REPLAYED.steps[0]),)
+    together = ask(Change(Selection(workers=worker + other, steps=steps), BaseDurations.PEERS))
+    apart = ask(
+        Change(Selection(workers=worker, steps=steps), BaseDurations.PEERS),
+        Change(Selection(workers=other, steps=steps), BaseDurations.PEERS),
+    )
+    assert apart.answer_s == pytest.approx(together.answer_s, rel=1e-12)
+
+
+def test_a_stage_without_a_rank_that_stays_has_no_peers() -> None:
+    with pytest.raises(InvalidQuestionError, match="No DP rank of stage 1 is left") as caught:
+        ask(
+            Change(Selection(stages=(0,)), BaseDurations.IDEAL),
+            Change(Selection(stages=(1,)), BaseDurations.PEERS),
+        )
+    assert [(f.code, f.column) for f in caught.value.faults] == [("no_peers", "changes[1].select")]
+
+
+def test_a_session_as_it_is_has_its_headline_in_the_answer() -> None:
+    same = ask(Change(Selection(stages=(0,)), BaseDurations.RECORDED))
+    document = same.as_document(Against("causes", 1.6))
+    now_s = document["simulated_step_time_s"]
+    assert document["reference"] == {
+        "kind": "causes",
+        "step_time_s": pytest.approx(now_s / 1.6),
+        "slowdown": pytest.approx(1.6),
+    }
 
 
 @pytest.mark.parametrize(

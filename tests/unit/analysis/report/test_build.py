@@ -56,7 +56,10 @@ def test_a_slow_worker_is_named_with_host_and_factor() -> None:
     rank = report.workers.rank[1][0]
     host = truth.trace.meta.hosts[rank]
     assert report.verdict.level == "slow"
-    assert f"because worker (1, 0) on {host} computes 2.0× slower" in report.verdict.sentence
+    assert (
+        f"without its cause: worker (1, 0) on {host} computes 2.0× slower"
+        in report.verdict.sentence
+    )
     fix = report.recommendations[0]
     assert fix.action == "replace_worker"
     healthy = float(np.mean(truth.truth.healthy_step_times_s))

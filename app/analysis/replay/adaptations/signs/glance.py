@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from app.analysis.replay.layout.dense import FloatArray, Layout
 from app.analysis.replay.layout.graph import COMPUTE, DP_COLLECTIVES, P2P
 from app.analysis.replay.layout.pipeline import DIRECTIONS
+from app.analysis.replay.medians import median
 from app.analysis.trace.model import GC
 
 _STEPS: Final = 4
@@ -23,6 +24,8 @@ _RANKS: Final = 2
 _MOST: Final = 0.96
 # Usual delays are means, and at most about so many medians.
 _MEDIANS: Final = 2.0
+# Receives of a type are posted ahead when half of them are.
+_HALF: Final = 0.5
 _LEAST_SHARE: Final = 0.005
 
 
@@ -80,7 +83,7 @@ class Glance:
                 return bool(len(sends) and len(receives))
             # receives are a stage further on that axis, one way and the other
             late += float(sends.mean() - receives.mean())
-        usual = float(np.median((self._end - self._start)[self._computes]))
+        usual = float(median((self._end - self._start)[self._computes].ravel()))
         return late > usual / (2 * int(self._stage[-1] + 1))
 
     def may_block(self) -> bool:
@@ -93,22 +96,43 @@ class Glance:
         counts = np.bincount(kind)
         return bool((np.bincount(kind, clear) >= _MOST * counts)[counts > 0].any())
 
+    def may_post_ahead(self) -> bool:
+        """Return whether receives begin before the last computation of their direction ends."""
+        for direction in DIRECTIONS:
+            receives = np.flatnonzero(self._op == self._codes[direction.recv])
+            stages = self._stage[receives]
+            computes = np.flatnonzero(self._op == self._codes[direction.compute])
+            computes = computes[np.isin(self._stage[computes], stages)]
+            if not np.array_equal(stages, self._stage[computes]):
+                # with virtual stages not every computation has a receive
+                return True
+            if not len(stages):
+                continue
+            early = (self._start[receives[1:]] < self._end[computes[:-1]]).mean(axis=1) >= _MOST
+            # the first of each stage follows none
+            inner = stages[1:] == stages[:-1]
+            counts = np.bincount(stages[1:], inner)
+            share = np.bincount(stages[1:], early & inner) >= _HALF * counts
+            if share[counts > 0].any():
+                return True
+        return False
+
     def may_delay(self) -> bool:
         """Return whether computations begin so late after what has ended on their stage."""
         launched = self._computes.copy()
         # the first of each stage waits for its data
         firsts = np.flatnonzero(launched)
         launched[firsts[np.flatnonzero(np.diff(self._stage[firsts], prepend=-1))]] = False
-        starts, ends = self._start[launched], np.sort(self._end, axis=0)
+        starts = self._start[launched]
         if not len(starts):
             return False
-        gaps = np.empty(starts.shape)
-        for lane in range(starts.shape[1]):
-            before = np.searchsorted(ends[:, lane], starts[:, lane], side="right") - 1
-            gaps[:, lane] = starts[:, lane] - ends[before, lane]
-        stage = self._stage[launched]
+        # lanes one after another as well, so that one search does
+        apart = 4 * (self._stage[-1] + 1) * self._step_ns * np.arange(starts.shape[1])
+        ends = np.sort(self._end + apart, axis=0).T.ravel()
+        starts = starts + apart
+        gaps = starts - ends[np.searchsorted(ends, starts, side="right") - 1]
+        cuts = np.flatnonzero(np.diff(self._stage[launched])) + 1
         total = sum(
-            float(np.median(gaps[stage == number])) * int((stage == number).sum())
-            for number in np.unique(stage).tolist()
+            len(of_stage) * float(median(of_stage.ravel())) for of_stage in np.split(gaps, cuts)
         )
         return _MEDIANS * total >= _LEAST_SHARE * self._step_ns

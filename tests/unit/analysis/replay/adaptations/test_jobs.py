@@ -14,7 +14,9 @@ from app.analysis.replay.fidelity import distrust
 from app.analysis.replay.metrics import measure
 from app.analysis.replay.session import prepare_replay
 from app.analysis.report.build import analyze
-from app.analysis.synthesis.hosts import HostJob, run
+from app.analysis.synthesis.hosts.job import HostJob
+from app.analysis.synthesis.hosts.session import run
+from app.analysis.synthesis.population import draw_session
 from tests.random_jobs import random_job
 
 PLAIN = HostJob()
@@ -119,3 +121,11 @@ def test_a_withheld_verdict_names_what_would_help(wanted: str) -> None:
 
     assert wanted in reason
     assert ("clocks" in reason) == (wanted == "synchronize")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [46, 116, 166, 176])
+def test_receives_that_are_alone_by_chance_hide_no_false_dependency(seed: int) -> None:
+    # with late launches the last receives of the ends of the pipeline have nothing inside
+    session = draw_session(("false_kernel_dependency",), 1.4, seed)
+    assert prepare_replay(session.trace).adaptations == ()

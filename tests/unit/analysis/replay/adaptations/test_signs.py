@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -18,9 +20,11 @@ from app.analysis.replay.adaptations.signs.inside import NOWHERE, containing
 from app.analysis.replay.adaptations.signs.sampling import sampled
 from app.analysis.replay.layout.dense import Layout
 from app.analysis.replay.session import prepare_replay
-from app.analysis.synthesis.hosts import HostJob, run
+from app.analysis.synthesis.hosts.job import HostJob
+from app.analysis.synthesis.hosts.session import run
 from app.analysis.trace.model import GC
 from tests.oracles import adaptations as twins
+from tests.schedules import Job, executed
 
 seeds = st.integers(min_value=0, max_value=2**32 - 1)
 jobs = settings(max_examples=12, deadline=None)
@@ -109,6 +113,7 @@ def test_late_receives_end_as_the_twin_says(seed: int) -> None:
             assert arrivals[step, dp] == pytest.approx(expected)
 
 
+@settings(deadline=None)
 @given(st.integers(1, 5), st.integers(0, 4), seeds)
 def test_transfers_are_chosen_at_the_least_cost(count: int, spare: int, seed: int) -> None:
     costs = np.random.default_rng(seed).uniform(0, 1, (count, count + spare))
@@ -119,6 +124,7 @@ def test_transfers_are_chosen_at_the_least_cost(count: int, spare: int, seed: in
     assert total == pytest.approx(twins.cheapest_choice(costs.tolist()))
 
 
+@settings(deadline=None)
 @given(st.lists(st.floats(-1e6, 1e9), min_size=1, max_size=40))
 def test_usual_delays_are_those_of_the_twin(late: list[float]) -> None:
     assert _usual(np.array(late)[:, None]) == pytest.approx(twins.usual_delay(late), abs=1.0)
@@ -130,7 +136,51 @@ def test_a_v_is_found_with_and_without_transfers(pp: int) -> None:
         job = HostJob(pp=pp, v_shaped=True, microbatches=3, steps=2, transfers=transfers)
         found = find_placement(run(job).trace)
         assert found is not None
-        assert list(found[0]) == twins.way_of_v(pp)
+        assert found[0] == twins.routes_of_v(pp)
+
+
+@given(
+    schedule=st.sampled_from(["v", "two-way"]),
+    pp=st.integers(2, 4),
+    microbatches=st.integers(2, 5),
+    seed=seeds,
+)
+@jobs
+def test_routes_are_those_of_the_twin_with_and_without_transfers(
+    schedule: str, pp: int, microbatches: int, seed: int
+) -> None:
+    job = Job(schedule, pp=pp, vpp=2, microbatches=microbatches, compute_ns=50_000_000)
+    trace, _ = executed(job, steps=2, seed=seed)
+    expected = twins.routes_of_v(pp) if schedule == "v" else twins.routes_of_two_ways(pp)
+    bare = twins.without_types(trace, twins.TRANSFERS)
+
+    for recorded in (trace, bare):
+        found = find_placement(recorded)
+        assert found is not None
+        assert found[0] == expected
+        assert found[1].confidence >= 0.98
+
+
+@pytest.mark.parametrize(
+    ("placement", "routes"),
+    [
+        ([0, 1, 1, 0], (((0, 0), (1, 0), (1, 1), (0, 1)),)),
+        ({"0": 0, "1": 1, "2": 1, "3": 0}, (((0, 0), (1, 0), (1, 1), (0, 1)),)),
+        ([[0, 1], [1, 0]], (((0, 0), (1, 0)), ((1, 1), (0, 1)))),
+        ([0, 1, 0, 1], None),
+        ([[0, 1], [1, "0"]], None),
+        ([[0, 1], []], None),
+        ([0, 1, 2, 0], None),
+        ("0110", None),
+        ([0, 0, 0, 1], None),
+    ],
+)
+def test_metadata_say_which_stage_has_which_chunk(placement: object, routes: object) -> None:
+    plain = executed(Job("interleaved", pp=2, vpp=2, microbatches=2), steps=1)[0]
+    meta = replace(plain.meta, extra={"placement": placement})
+    found = find_placement(replace(plain, meta=meta))
+
+    assert (None if found is None else found[0]) == routes
 
 
 def test_a_sample_has_the_lanes_of_the_whole() -> None:

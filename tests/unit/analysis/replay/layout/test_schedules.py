@@ -29,10 +29,12 @@ def replayed_times(trace: Trace) -> list[float]:
 
 @st.composite
 def jobs(draw: st.DrawFn) -> Job:
-    schedule = draw(st.sampled_from(["gpipe", "1f1b", "interleaved", "zero-bubble"]))
-    interleaved = schedule == "interleaved"
-    pp = draw(st.integers(2 if interleaved else 1, 4))
-    vpp = draw(st.sampled_from([2, 4])) if interleaved else 1
+    schedule = draw(
+        st.sampled_from(["gpipe", "1f1b", "interleaved", "zero-bubble", "v", "two-way"])
+    )
+    interleaved, turning = schedule == "interleaved", schedule in {"v", "two-way"}
+    pp = draw(st.integers(2 if interleaved or turning else 1, 4))
+    vpp = draw(st.sampled_from([2, 4])) if interleaved else 2 if turning else 1
     turns = draw(st.integers(1, 3))
     stages = [(stage, chunk) for chunk in range(vpp) for stage in range(pp)]
     missing = draw(st.sets(st.sampled_from(stages), max_size=2)) if interleaved else set()
@@ -43,12 +45,13 @@ def jobs(draw: st.DrawFn) -> Job:
         pp=pp,
         vpp=vpp,
         cp=draw(st.integers(1, 2)),
-        microbatches=pp * turns if interleaved else draw(st.integers(1, 8)),
+        microbatches=pp * turns if interleaved else draw(st.integers(2 if turning else 1, 8)),
         overlapped=draw(st.booleans()),
         buckets=draw(st.integers(1, 3)),
         types=frozenset(draw(st.sets(st.sampled_from(OPTIONAL)))),
         missing_chunks=frozenset(missing),
-        edge_transfers=draw(st.booleans()),
+        # written for every computation they say nothing of the placement
+        edge_transfers=not turning and draw(st.booleans()),
     )
 
 
@@ -77,6 +80,10 @@ def test_replayed_times_equal_the_executed_ones(job: Job, seed: int) -> None:
         Job("1f1b", pp=3, types=frozenset(END_OF_STEP)),
         Job("1f1b", pp=3, types=frozenset()),
         Job("1f1b", pp=2, edge_transfers=True),
+        Job("v", pp=4, vpp=2, microbatches=6),
+        Job("v", pp=3, vpp=2, types=frozenset()),
+        Job("two-way", pp=4, vpp=2, microbatches=6),
+        Job("two-way", pp=2, vpp=2, overlapped=True),
     ],
     ids=lambda job: f"{job.schedule}-dp{job.dp}-pp{job.pp}-vpp{job.vpp}",
 )

@@ -1,0 +1,27 @@
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+
+from app.analysis.replay.layout.dense import FloatArray
+from app.analysis.replay.medians import peers_median
+
+
+def test_peers_are_the_others() -> None:
+    assert peers_median(np.array([1.0, 2.0, 9.0])).tolist() == [5.5, 5.0, 1.5]
+    assert peers_median(np.array([1.0, 3.0])).tolist() == [3.0, 1.0]
+    assert peers_median(np.array([4.0])).tolist() == [4.0]
+
+
+@settings(deadline=None)
+@given(
+    arrays(np.float64, st.tuples(st.integers(1, 3), st.integers(2, 9)), elements=st.floats(0, 9))
+)
+def test_each_one_has_the_median_of_all_others(values: FloatArray) -> None:
+    found = peers_median(values)
+
+    for lane in range(values.shape[-1]):
+        others = np.delete(values, lane, axis=-1)
+        assert np.array_equal(found[:, lane], np.median(others, axis=-1))
