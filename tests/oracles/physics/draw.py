@@ -1,0 +1,108 @@
+"""Jobs by seed: a random shape, a random world, and what is to go wrong in it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from tests.oracles.physics.execute import execute
+from tests.oracles.physics.faults.computing import COMPUTING
+from tests.oracles.physics.faults.hosts import HOSTS
+from tests.oracles.physics.faults.kind import Fault, Struck, Worker
+from tests.oracles.physics.faults.lengths import LENGTHS
+from tests.oracles.physics.faults.links import LINKS
+from tests.oracles.physics.faults.tensor import TENSOR
+from tests.oracles.physics.record import Recording, record
+from tests.oracles.physics.shape import Posting, Schedule, Shape
+from tests.oracles.physics.world import draw_world
+
+FAULTS: Final[Mapping[str, Fault]] = {
+    fault.name: fault for fault in (*COMPUTING, *LENGTHS, *HOSTS, *LINKS, *TENSOR)
+}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Job:
+    """A recorded job, and the truth about it.
+
+    Parameters
+    ----------
+    shape : Shape
+    fault : Fault or None
+        None of a healthy job.
+    slowdown : float
+        Its time ÷ the time of the same job without the fault, all else drawn alike.
+    workers : frozenset of (dp, pp)
+    stage : int or None
+        At fault.
+    recording : Recording
+    """
+
+    shape: Shape
+    fault: Fault | None
+    slowdown: float
+    workers: frozenset[Worker]
+    stage: int | None
+    recording: Recording
+
+
+def draw_shape(rng: np.random.Generator) -> Shape:
+    """Draw a job's sizes and habits."""
+    schedule = Schedule(rng.choice([kind.value for kind in Schedule], p=[0.15, 0.55, 0.3]))
+    interleaved = schedule is Schedule.INTERLEAVED
+    pp = int(rng.choice([2, 3, 4, 6, 8])) if interleaved else int(rng.choice([1, 2, 2, 3, 4, 8]))
+    dp = int(rng.choice([1, 2, 3, 4, 6, 8, 12]))
+    vpp = int(rng.integers(2, 5)) if interleaved else 1
+    microbatches = pp * int(rng.integers(2, 5)) if interleaved else int(rng.integers(4, 25))
+    postings = [Posting.OVERLAP, Posting.WINDOW] + ([] if interleaved else [Posting.BLOCKING])
+    posting = postings[int(rng.integers(len(postings)))]
+    tensor_traced = bool(rng.random() < 0.25)
+    return Shape(
+        dp=dp,
+        pp=pp,
+        vpp=vpp,
+        tp=int(rng.choice([2, 4, 8])) if tensor_traced else 1,
+        microbatches=microbatches,
+        steps=int(rng.integers(8, 25)),
+        schedule=schedule,
+        posting=posting,
+        host_waits=posting is Posting.BLOCKING or bool(rng.random() < 0.3),
+        tensor_traced=tensor_traced,
+        scatter_recorded=bool(rng.random() < 0.85),
+        lengths_recorded=bool(rng.random() < 0.5),
+        hosts_of=int(rng.choice([1, 1, 2, 4])) if dp % 4 == 0 else 1,
+    )
+
+
+def draw_job(seed: int, fault: str | None) -> Job:
+    """Return the job of a seed, healthy or with a fault, of a shape that can have it.
+
+    Parameters
+    ----------
+    seed : int
+    fault : str or None
+        A name in `FAULTS`.
+    """
+    rng = np.random.default_rng([seed, 0x9A7A])
+    kind = None if fault is None else FAULTS[fault]
+    shape = draw_shape(rng)
+    while kind is not None and not kind.fits(shape):
+        shape = draw_shape(rng)
+    healthy = draw_world(shape, rng)
+    struck = Struck(healthy) if kind is None else kind.strike(healthy, rng)
+    execution = execute(struck.world)
+    without = execution
+    if kind is not None:
+        without = execute(healthy if struck.without is None else struck.without)
+    gap_s = float(rng.uniform(0.0005, 0.003))
+    return Job(
+        shape=shape,
+        fault=kind,
+        slowdown=float(execution.step_s.sum() / without.step_s.sum()),
+        workers=struck.workers,
+        stage=struck.stage,
+        recording=record(struck.world, execution, gap_s=gap_s),
+    )

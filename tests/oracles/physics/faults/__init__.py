@@ -1,0 +1,1 @@
+"""Models of what goes wrong: each makes another world of a healthy one."""

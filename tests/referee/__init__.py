@@ -1,0 +1,1 @@
+"""The diagnosis held against the second physics of `tests.oracles.physics`."""

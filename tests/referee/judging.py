@@ -1,0 +1,131 @@
+"""One job of the second physics: sent, decoded, analyzed, compared with its truth."""
+
+from __future__ import annotations
+
+import io
+import json
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from app.analysis.diagnosis.finding import UNKNOWN
+from app.analysis.report.build import analyze
+from app.analysis.trace.decode import decode
+from app.analysis.trace.limits import Limits
+from app.analysis.trace.metadata import load_metadata
+from app.analysis.trace.model import Trace
+from tests.oracles.physics.draw import FAULTS, draw_job
+from tests.oracles.physics.record import ABSENT, Recording
+
+NONE: Final = "none"
+# Jobs that are slower than this count in F1 (what-if paper, section 4).
+STRAGGLING: Final = 1.1
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What is true of a job and what its report says.
+
+    Parameters
+    ----------
+    seed : int
+    fault, cause : str
+        `NONE` of a healthy job.
+    shape : str
+        Sizes and habits in a line.
+    slowdown, headline, published : float
+        True slowdown; the report's headline and its S.
+    named : tuple of str
+        Causes, most expensive first.
+    worker_right, stage_right : bool or None
+        Whether who is blamed first is at fault; None where nobody is, or nothing was named.
+    has_verdict : bool
+    fixes : tuple of str
+        Actions recommended.
+    sentence : str
+    """
+
+    seed: int
+    fault: str
+    cause: str
+    shape: str
+    slowdown: float
+    headline: float
+    published: float
+    named: tuple[str, ...]
+    worker_right: bool | None
+    stage_right: bool | None
+    has_verdict: bool
+    fixes: tuple[str, ...]
+    sentence: str
+
+    @property
+    def lead(self) -> str:
+        """Return the cause that is named first."""
+        return self.named[0] if self.named else NONE
+
+
+def trace_of(recording: Recording) -> Trace:
+    """Return a recording as the product decodes it."""
+    columns = {"op": pa.array(recording.op).dictionary_encode()} | {
+        name: pa.array(values, mask=values == ABSENT if name in ("mb", "mc") else None)
+        for name, values in recording.columns.items()
+    }
+    body = io.BytesIO()
+    pq.write_table(pa.table(columns), body)
+    with tempfile.NamedTemporaryFile(suffix=".parquet") as file:
+        file.write(body.getvalue())
+        file.flush()
+        meta = load_metadata(json.dumps(recording.metadata))
+        return decode(Path(file.name), meta, limits=Limits()).trace
+
+
+def judge(seed: int, fault: str | None) -> Verdict:
+    """Draw the job of a seed, analyze it and compare."""
+    job = draw_job(seed, fault)
+    report = analyze(trace_of(job.recording)).report
+    first = next((cause for cause in report.causes if cause.cause != UNKNOWN), None)
+    worker_right = stage_right = None
+    if first is not None and job.workers and first.where.workers:
+        worker_right = tuple(first.where.workers[0]) in job.workers
+    if first is not None and job.stage is not None and first.where.stage is not None:
+        stage_right = first.where.stage == job.stage
+    shape = job.shape
+    return Verdict(
+        seed=seed,
+        fault=NONE if job.fault is None else job.fault.name,
+        cause=NONE if job.fault is None else job.fault.cause,
+        shape=(
+            f"dp {shape.dp} pp {shape.pp} vpp {shape.vpp} tp {shape.tp} "
+            f"mb {shape.microbatches} steps {shape.steps} {shape.schedule} {shape.posting}"
+            f"{' host waits' if shape.host_waits else ''}"
+            f"{'' if shape.scatter_recorded else ' no scatter'}"
+        ),
+        slowdown=job.slowdown,
+        headline=report.headline.slowdown,
+        published=report.slowdown,
+        named=tuple(cause.cause for cause in report.causes),
+        worker_right=worker_right,
+        stage_right=stage_right,
+        has_verdict=report.fidelity.verdict,
+        fixes=tuple(fix.action for fix in report.recommendations),
+        sentence=report.verdict.sentence,
+    )
+
+
+def draw_fault(seed: int, healthy: float) -> str | None:
+    """Return what is to go wrong in a job: nothing in a share of them, else each kind as often."""
+    rng = np.random.default_rng([seed, 0xFA17])
+    if rng.random() < healthy:
+        return None
+    return list(FAULTS)[int(rng.integers(len(FAULTS)))]
+
+
+def judge_seed(seed: int, healthy: float, only: str | None) -> Verdict:
+    """Judge the job of a seed: with one kind of fault, or with what is drawn."""
+    return judge(seed, only if only is not None else draw_fault(seed, healthy))
