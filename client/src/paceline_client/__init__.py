@@ -1,6 +1,22 @@
 """Send a training job's operation times to Paceline without slowing or breaking the training."""
 
-from paceline_client.delivery import Delivery, DeliveryError, RetryPolicy, Share
+from paceline_client.delivery import Delivery, DeliveryError, Fate, RetryPolicy, Share
 from paceline_client.recorder import Outcome, Recorder
+from paceline_client.runs import Run, run_from_environment
+from paceline_client.spool import Spool
+from paceline_client.version import VERSION
 
-__all__ = ["Delivery", "DeliveryError", "Outcome", "Recorder", "RetryPolicy", "Share"]
+__all__ = [
+    "VERSION",
+    "Delivery",
+    "DeliveryError",
+    "Fate",
+    "Outcome",
+    "Recorder",
+    "RetryPolicy",
+    "Run",
+    "Share",
+    "Spool",
+    "run_from_environment",
+]
+__version__ = VERSION

@@ -1,11 +1,20 @@
 from __future__ import annotations
 
+import json
 import socket
 from typing import TYPE_CHECKING
 
 import pytest
 
-from paceline_client.delivery import DeliveryError, RetryPolicy, deliver, session_url
+from paceline_client.delivery import (
+    DeliveryError,
+    Fate,
+    RetryPolicy,
+    attempt_number,
+    deliver,
+    session_url,
+)
+from paceline_client.runs import Run
 
 from .conftest import Answer
 
@@ -106,3 +115,54 @@ def test_waits_double_up_to_the_longest() -> None:
 
     for attempt, longest in [(1, 1), (2, 2), (3, 4), (4, 8), (5, 8), (5000, 8)]:
         assert longest / 2 <= policy.wait_s(attempt) <= longest
+
+
+def test_the_token_of_the_environment_is_shown(
+    receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PACELINE_TOKEN", "secret\n")
+    deliver(session_url(receiver.url, "llama"), b"body", QUICK)
+    assert receiver.requests[0].headers["Authorization"] == "Bearer secret"
+    monkeypatch.delenv("PACELINE_TOKEN")
+    deliver(session_url(receiver.url, "llama"), b"body", QUICK)
+    assert "Authorization" not in receiver.requests[1].headers
+
+
+@pytest.mark.parametrize(
+    ("status", "fate"),
+    [
+        (401, Fate.LATER),
+        (403, Fate.LATER),
+        (404, Fate.LATER),
+        (307, Fate.LATER),
+        (409, Fate.NEVER),
+        (413, Fate.NEVER),
+        (422, Fate.NEVER),
+        (429, Fate.AGAIN),
+        (500, Fate.AGAIN),
+        (503, Fate.AGAIN),
+    ],
+)
+def test_what_may_become_of_a_body_follows_from_the_status(
+    receiver: Receiver, status: int, fate: Fate
+) -> None:
+    receiver.answers = [Answer(status=status, document={})]
+    with pytest.raises(DeliveryError) as caught:
+        deliver(session_url(receiver.url, "llama"), b"body", ONCE)
+    assert (caught.value.fate, caught.value.status) == (fate, status)
+
+
+def test_the_server_tells_the_number_of_an_attempt(receiver: Receiver) -> None:
+    receiver.answers = [
+        Answer(status=503, document={}),
+        Answer(status=200, document={"attempt": 4}),
+    ]
+    assert attempt_number(receiver.url, "llama", Run("812", 2), QUICK) == 4
+    request = receiver.requests[-1]
+    assert (request.method, request.path) == ("POST", "/api/v1/jobs/llama/attempts")
+    assert json.loads(request.body) == {"run_id": "812", "restart": 2}
+
+
+def test_a_server_of_before_attempts_gets_the_restarts_as_attempts(receiver: Receiver) -> None:
+    receiver.answers = [Answer(status=404, document={})]
+    assert attempt_number(receiver.url, "llama", Run("812", 2), QUICK) == 3

@@ -9,12 +9,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from paceline_client import Recorder, RetryPolicy, Share
-from paceline_client.body import Operation, SessionBody
+from paceline_client import Recorder, RetryPolicy, Share, Spool
+from paceline_client.body import SessionBody
+from paceline_client.operations import OperationBuffer, unpacked
+from paceline_client.recorder import _Backlog
 
 from .conftest import Answer
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from .conftest import Receiver
 
 META = {"dp": 2, "pp": 1, "tp": 1, "cp": 1, "vpp": 1, "world": 2}
@@ -117,7 +121,7 @@ def test_operations_of_several_threads_all_arrive(receiver: Receiver) -> None:
     assert sorted(line["mb"] for line in lines(receiver.requests[0].body)[1:]) == list(range(1500))
 
 
-def test_a_full_buffer_drops_and_counts(receiver: Receiver) -> None:
+def test_a_full_buffer_drops_whole_steps_counts_and_names_them(receiver: Receiver) -> None:
     recorder = Recorder(receiver.url, "llama", META, buffer_operations=0, retry=QUICK)
     for number in range(10):
         record(recorder, number)
@@ -126,22 +130,103 @@ def test_a_full_buffer_drops_and_counts(receiver: Receiver) -> None:
 
     assert outcome is not None
     assert (outcome.recorded, outcome.dropped) == (0, 10)
-    assert len(lines(receiver.requests[0].body)) == 1
+    assert outcome.dropped_steps == (1,)
+    (header,) = lines(receiver.requests[0].body)
+    assert header["meta"]["dropped_steps"] == {"all": [1]}
 
 
-def test_a_body_over_its_limit_drops_and_counts_the_rest() -> None:
+def test_a_step_that_lost_an_operation_is_left_out_whole(receiver: Receiver) -> None:
+    share = Share(session=1, producer="rank-1")
+    recorder = Recorder(receiver.url, "llama", META, share=share, retry=QUICK)
+    buffer = recorder._buffer
+    for step in (1, 2, 3):
+        recorder.op(1, "forward-compute", 10**18, 5, step=step, dp=1, pp=0, mb=0)
+    buffer.dropped_steps.add(2)
+    recorder.finish()
+    outcome = recorder.wait(30)
+
+    assert outcome is not None
+    assert (outcome.recorded, outcome.dropped, outcome.dropped_steps) == (2, 1, (2,))
+    header, *rows = lines(receiver.requests[0].body)
+    assert [row["step"] for row in rows] == [1, 3]
+    assert header["meta"]["dropped_steps"] == {"rank-1": [2]}
+
+
+def test_a_burst_that_the_memory_does_not_hold_goes_to_the_spool(tmp_path: Path) -> None:
+    buffer = OperationBuffer(50_000)
+    backlog = _Backlog(buffer, Spool(tmp_path), in_memory=10_000)
+    for number in range(150_000):
+        buffer.add("gc", 0, 0, 0, None, 1, number, 1, None, None)
+        if number % 20_000 == 0:
+            backlog.refill()
+    backlog.refill()
+
+    assert (buffer.dropped, backlog._held <= 10_000) == (0, True)
+    taken: list[int] = []
+    while chunk := backlog.next():
+        taken += [operation.start_ns for operation in unpacked(chunk)]
+        backlog.done(chunk)
+    assert taken == list(range(150_000))
+    assert buffer._held == 0
+    assert not list(tmp_path.iterdir()), "the overflow has no name"
+    backlog.close()
+
+
+def test_without_room_in_the_spool_a_burst_is_dropped_and_its_step_named(tmp_path: Path) -> None:
+    (tmp_path / "spool").write_text("no folder")
+    buffer = OperationBuffer(10_000)
+    backlog = _Backlog(buffer, Spool(tmp_path / "spool"), in_memory=1_000)
+    for number in range(20_000):
+        buffer.add("gc", 0, 0, 0, None, 7, number, 1, None, None)
+        if number % 5_000 == 0:
+            backlog.refill()
+
+    assert buffer.dropped == 10_000
+    assert buffer.dropped_steps == {7}
+
+
+def test_metadata_may_be_added_until_the_end(receiver: Receiver) -> None:
+    recorder = Recorder(receiver.url, "llama", {**META, "hosts": {"0": "a"}}, retry=QUICK)
+    record(recorder, 1)
+    recorder.describe({"sequence_lengths": {"1": [[[5]], [[5]]]}, "hosts": {"1": "b"}})
+    recorder.finish()
+    assert recorder.wait(30) is not None
+
+    meta = lines(receiver.requests[0].body)[0]["meta"]
+    assert meta["hosts"] == {"0": "a", "1": "b"}
+    assert meta["sequence_lengths"] == {"1": [[[5]], [[5]]]}
+
+
+def test_steps_that_are_not_complete_are_left_out_and_not_counted(receiver: Receiver) -> None:
+    recorder = Recorder(receiver.url, "llama", META, retry=QUICK)
+    recorder.op(0, "optimizer", 10**18, 5, step=1, dp=0, pp=0)
+    recorder.op(0, "optimizer", 10**18, 5, step=2, dp=0, pp=0)
+    recorder.leave_out([2])
+    recorder.finish()
+    outcome = recorder.wait(30)
+
+    assert outcome is not None
+    assert (outcome.recorded, outcome.dropped, outcome.dropped_steps) == (1, 0, ())
+    assert [row["step"] for row in lines(receiver.requests[0].body)[1:]] == [1]
+
+
+def test_a_body_over_its_limit_leaves_out_the_steps_that_follow() -> None:
     # Incompressible enough that zlib hands out bytes between two batches.
     random = np.random.default_rng(1)
-    body = SessionBody(META, max_bytes=4096)
+    body = SessionBody(max_bytes=4096)
+    buffer = OperationBuffer(100_000)
     left_out = 0
-    for _ in range(100):
-        starts = random.integers(0, 2**62, 256)
-        left_out += body.add(Operation(0, 0, 0, 1, "gc", start, 1, None, None) for start in starts)
-    whole = body.close()
+    for step in range(100):
+        for start in random.integers(0, 2**62, 256).tolist():
+            buffer.add("gc", 0, 0, 0, None, step, start, 1, None, None)
+        for chunk in buffer.take():
+            left_out += body.add(chunk, buffer.names)
+    whole, recorded = body.close(META)
 
-    kept = len(lines(whole)) - 1
+    kept = lines(whole)[1:]
     assert left_out > 0
-    assert kept + left_out == 25_600
+    assert len(kept) == recorded == 25_600 - left_out
+    assert {row["step"] for row in kept} == set(range(100)) - body.left_out
     assert len(whole) < 200_000
 
 

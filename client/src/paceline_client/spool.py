@@ -1,0 +1,181 @@
+"""A folder for what cannot be sent now: shares of sessions, and bursts of operations.
+
+A share is a file of one line of JSON, where it goes, and its body. Whoever sends one holds a lock
+on it, which ends with the process, however that ends. Ranks of a host use the same folder, so that
+one of them can send for all.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import IO, Final
+
+try:
+    import fcntl
+except ImportError:  # pragma: no cover - Windows, where nobody trains
+    fcntl = None  # type: ignore[assignment]
+
+_SHARE: Final = ".share"
+_PART: Final = ".part"
+_HEADER_BYTES: Final = 1 << 16
+_NUMBERS: Final = itertools.count()
+# Of a process that was killed while it wrote.
+_PART_LIVES_S: Final = 3600.0
+
+
+@dataclass(frozen=True)
+class Address:
+    """Where a share goes.
+
+    Parameters
+    ----------
+    server, job : str
+    session : int
+    producer : str
+    attempt : int or None
+        None where it is the server that counts; `run_id` and `restart` say what.
+    run_id : str
+    restart : int
+    """
+
+    server: str
+    job: str
+    session: int
+    producer: str
+    attempt: int | None = None
+    run_id: str = ""
+    restart: int = 0
+
+
+def default_directory() -> Path:
+    """Return ``PACELINE_SPOOL``, else a folder of this user among temporary files."""
+    given = os.environ.get("PACELINE_SPOOL")
+    if given:
+        return Path(given)
+    user = os.getuid() if hasattr(os, "getuid") else "all"
+    return Path(tempfile.gettempdir()) / f"paceline-spool-{user}"
+
+
+class Spool:
+    """The folder.
+
+    Parameters
+    ----------
+    directory : path, optional
+        Made where it is missing; `default_directory` by default.
+    max_bytes : int
+        Of all shares; the oldest make room for a new one.
+    """
+
+    def __init__(self, directory: Path | None = None, max_bytes: int = 1 << 30) -> None:
+        self.directory = directory or default_directory()
+        self._max_bytes = max_bytes
+
+    def put(self, address: Address, body: bytes) -> Path:
+        """Store a share durably and return its file.
+
+        Raises
+        ------
+        OSError
+            The disk is full, or the folder cannot be written.
+        """
+        self._make()
+        self._make_room(len(body))
+        name = f"{time.time_ns():020d}-{os.getpid()}-{next(_NUMBERS)}"
+        path = self.directory / f"{name}{_SHARE}"
+        part = self.directory / f"{name}{_PART}"
+        header = json.dumps(asdict(address)).encode() + b"\n"
+        try:
+            with part.open("wb") as file:
+                file.write(header)
+                file.write(body)
+                file.flush()
+                os.fsync(file.fileno())
+            part.replace(path)
+        except OSError:
+            with suppress(OSError):
+                part.unlink()
+            raise
+        return path
+
+    def waiting(self) -> list[Path]:
+        """Return the files of all shares, the oldest first."""
+        try:
+            return sorted(self.directory.glob(f"*{_SHARE}"))
+        except OSError:
+            return []
+
+    @contextmanager
+    def claimed(self, path: Path) -> Iterator[tuple[Address, bytes] | None]:
+        """Hold a share against others that would send it; None where one of them has it."""
+        try:
+            file = path.open("rb")
+        except OSError:
+            yield None
+            return
+        with file:
+            # Sent and removed by another, between the look at the folder and the lock.
+            yield _read(file) if _lock(file) and path.exists() else None
+
+    def remove(self, path: Path) -> None:
+        """Forget a share: it arrived, or never will."""
+        with suppress(OSError):
+            path.unlink()
+
+    def overflow(self) -> IO[bytes]:
+        """Return a file for a burst of operations; it has no name, and ends with the process.
+
+        Raises
+        ------
+        OSError
+        """
+        self._make()
+        return tempfile.TemporaryFile(dir=self.directory)
+
+    def _make(self) -> None:
+        self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if hasattr(os, "getuid") and self.directory.stat().st_uid != os.getuid():
+            # Among temporary files anybody may have made it, to read along.
+            message = f"{self.directory} is another user's"
+            raise PermissionError(message)
+
+    def _make_room(self, more: int) -> None:
+        sizes: dict[Path, int] = {}
+        for path in self.waiting():
+            with suppress(OSError):
+                sizes[path] = path.stat().st_size
+        for path in self.directory.glob(f"*{_PART}"):
+            with suppress(OSError):
+                if time.time() - path.stat().st_mtime > _PART_LIVES_S:
+                    path.unlink()
+        for path in list(sizes):
+            if sum(sizes.values()) + more <= self._max_bytes:
+                break
+            del sizes[path]
+            self.remove(path)
+
+
+def _lock(file: IO[bytes]) -> bool:
+    if fcntl is None:  # pragma: no cover
+        return True
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
+
+
+def _read(file: IO[bytes]) -> tuple[Address, bytes] | None:
+    try:
+        address = Address(**json.loads(file.readline(_HEADER_BYTES)))
+        return address, file.read()
+    except (OSError, ValueError, TypeError):
+        return None

@@ -1,0 +1,110 @@
+"""Layers of Megatron-Core's shape, with the products of this package.
+
+By interface: a layer is taken for what it has and says, and nothing is imported from Megatron. What
+the products here do not do is refused with the setting's name.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import torch
+from torch import nn
+
+from paceline_client.tensor.functions import ColumnProduct, RowProduct
+from paceline_client.tensor.group import TensorGroup
+from paceline_client.tensor.shedding import Member, Site
+
+
+class UnsupportedLayerError(ValueError):
+    """A layer does what the products of this package do not."""
+
+
+# What must not be switched on, where a layer knows it.
+_REFUSED: Final = (
+    "sequence_parallel",
+    "gradient_accumulation_fusion",
+    "explicit_expert_comm",
+    "is_expert",
+    "disable_grad_reduce",
+    "gather_output",
+)
+
+
+def adapt(model: nn.Module, tp: TensorGroup) -> list[str]:
+    """Let every column- and row-parallel layer of a model compute as the layers here do.
+
+    A layer's `forward` is replaced on that object; its parameters, names and checkpoints stay.
+
+    Parameters
+    ----------
+    model : torch.nn.Module
+        With layers that have `gather_output` or `input_is_parallel`.
+    tp : TensorGroup
+        Of the layers' own process group.
+
+    Returns
+    -------
+    list of str
+        The names of the layers.
+
+    Raises
+    ------
+    UnsupportedLayerError
+        If a layer does what is not supported; then none is changed.
+    """
+    found = [
+        (name, module)
+        for name, module in model.named_modules()
+        if isinstance(getattr(module, "weight", None), nn.Parameter)
+        and (hasattr(module, "gather_output") or hasattr(module, "input_is_parallel"))
+    ]
+    for name, module in found:
+        _check(name, module)
+    for _, module in found:
+        module.site = Site(tp, module.weight.shape[1], (Member(module.weight, 1),))
+        row = hasattr(module, "input_is_parallel")
+        module.forward = _RowForward(module) if row else _ColumnForward(module)
+    return [name for name, _ in found]
+
+
+def _check(name: str, module: Any) -> None:  # noqa: ANN401 - any layer
+    for setting in _REFUSED:
+        if getattr(module, setting, False):
+            raise UnsupportedLayerError(f"{name}: {setting} is not supported")
+    if hasattr(module, "input_is_parallel") and not module.input_is_parallel:
+        raise UnsupportedLayerError(f"{name}: input_is_parallel is off, which is not supported")
+
+
+class _ColumnForward:
+    """In place of a column-parallel layer's `forward`; returns what Megatron's returns."""
+
+    def __init__(self, layer: Any) -> None:  # noqa: ANN401 - any layer of that shape
+        self._layer = layer
+
+    def __call__(
+        self,
+        input_: torch.Tensor,
+        weight: torch.Tensor | None = None,
+        runtime_gather_output: bool | None = None,  # noqa: FBT001 - Megatron's signature
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        layer = self._layer
+        if weight is not None or runtime_gather_output:
+            raise UnsupportedLayerError("a weight or gather_output given to forward")
+        bias = None if layer.skip_bias_add else layer.bias
+        y = ColumnProduct.apply(input_, layer.weight, bias, layer.site, layer.site.shed)
+        return y, layer.bias if layer.skip_bias_add else None
+
+
+class _RowForward:
+    """In place of a row-parallel layer's `forward`; returns what Megatron's returns."""
+
+    def __init__(self, layer: Any) -> None:  # noqa: ANN401 - any layer of that shape
+        self._layer = layer
+
+    def __call__(self, input_: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
+        layer = self._layer
+        y = RowProduct.apply(input_, layer.weight, layer.site, layer.site.shed)
+        if layer.skip_bias_add:
+            return y, layer.bias
+        return (y if layer.bias is None else y + layer.bias), None

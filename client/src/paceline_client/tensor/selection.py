@@ -1,0 +1,195 @@
+"""Which units a rank leaves out: at random, or those whose weights have changed least.
+
+Algorithm 1 of the paper (section III-B): random (Rd), by priority (Pri), and by priority with a
+ratio of each layer's own (PriDiff).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import Final
+
+import torch
+
+from paceline_client.tensor.shedding import Site
+
+# The part of the plan's ratio that every layer leaves out at least.
+_DECAY: Final = 0.8
+_BISECTIONS: Final = 60
+
+
+class Selection(Enum):
+    """How the units to leave out are chosen."""
+
+    RANDOM = "random"
+    PRIORITY = "priority"
+    PRIORITY_BY_LAYER = "priority_by_layer"
+
+
+@dataclass(eq=False, slots=True)
+class _Tracked:
+    """What is known of a site's units.
+
+    Parameters
+    ----------
+    variation : tensor of shape (units,), or None
+        Mean change of each unit's numbers in the last epoch in which it was computed.
+    old : list of tensor
+        The members as they were when the epoch began.
+    pruned : tensor of bool, shape (units,)
+        Units left out at any time of this epoch.
+    """
+
+    site: Site
+    old: list[torch.Tensor]
+    pruned: torch.Tensor
+    variation: torch.Tensor | None = None
+
+
+class Selector:
+    """Chooses units, and follows how they change where the choice depends on it.
+
+    Parameters
+    ----------
+    sites : dict
+        By name, the same on all ranks.
+    selection : Selection
+    seed : int
+        Of the choice at random, which also decides between equals.
+
+    Notes
+    -----
+    `PRIORITY` and `PRIORITY_BY_LAYER` hold a copy of the weights, compared once an epoch. Before
+    the first comparison they choose at random.
+    """
+
+    def __init__(self, sites: dict[str, Site], selection: Selection, seed: int = 0) -> None:
+        self._selection = selection
+        self._generator = torch.Generator().manual_seed(seed)
+        self._tracked = {
+            name: _Tracked(site, self._copies(site), torch.zeros(site.units, dtype=torch.bool))
+            for name, site in sites.items()
+        }
+
+    def end_epoch(self) -> None:
+        """Compare the weights with those of the epoch's begin.
+
+        Units that were left out keep the variation they had: their weights stood still because of
+        that, and would never be computed again.
+        """
+        if self._selection is Selection.RANDOM:
+            return
+        for tracked in self._tracked.values():
+            site = tracked.site
+            changed = _variation(site, tracked.old)
+            if tracked.variation is not None:
+                changed = torch.where(tracked.pruned, tracked.variation, changed)
+            elif bool(tracked.pruned.any()):
+                # Never computed for a whole epoch: as likely as the average.
+                fresh = changed[~tracked.pruned]
+                mean = fresh.mean() if fresh.numel() else changed.new_zeros(())
+                changed = torch.where(tracked.pruned, mean, changed)
+            tracked.variation = changed
+            tracked.old = self._copies(site)
+            tracked.pruned = torch.zeros_like(tracked.pruned)
+
+    def counts(self, wanted: dict[str, int], most: dict[str, int]) -> dict[str, int]:
+        """Return how many units each site leaves out.
+
+        Parameters
+        ----------
+        wanted : dict
+            Units by site, as the plan has them.
+        most : dict
+            Units that a site has to choose from.
+        """
+        known = [name for name in wanted if self._tracked[name].variation is not None]
+        if (
+            self._selection is not Selection.PRIORITY_BY_LAYER
+            or not any(wanted.values())
+            or len(known) < len(wanted)
+        ):
+            return wanted
+        work = {name: float(self._tracked[name].site.work) for name in wanted}
+        units = {name: self._tracked[name].site.units for name in wanted}
+        gamma = sum(work[name] * wanted[name] / units[name] for name in wanted) / sum(work.values())
+        variations = [
+            variation for name in wanted if (variation := self._variation(name)) is not None
+        ]
+        threshold = torch.quantile(torch.cat(variations).double(), gamma)
+        own = {
+            name: float((variation < threshold).double().mean())
+            for name in wanted
+            if (variation := self._variation(name)) is not None
+        }
+        floor = _DECAY * gamma
+        top = {name: most[name] / units[name] for name in wanted}
+        ratios = project({name: max(own[name], floor) for name in wanted}, work, gamma, floor, top)
+        return {name: round(ratios[name] * units[name]) for name in wanted}
+
+    def choose(self, name: str, count: int, among: int) -> torch.Tensor:
+        """Return which of a site's first `among` units to leave out, ascending."""
+        tracked = self._tracked[name]
+        order = torch.randperm(among, generator=self._generator)
+        if self._selection is not Selection.RANDOM and tracked.variation is not None:
+            # A stable sort of a random order: equals are chosen at random.
+            order = order[torch.argsort(tracked.variation[:among][order], stable=True)]
+        chosen = order[:count].sort().values
+        tracked.pruned[chosen] = True
+        return chosen
+
+    def _variation(self, name: str) -> torch.Tensor | None:
+        return self._tracked[name].variation
+
+    def _copies(self, site: Site) -> list[torch.Tensor]:
+        if self._selection is Selection.RANDOM:
+            return []
+        return [member.parameter.detach().clone() for member in site.members]
+
+
+def _variation(site: Site, old: list[torch.Tensor]) -> torch.Tensor:
+    """Return the mean absolute change of each unit's numbers."""
+    total = torch.zeros(site.units, dtype=torch.float64)
+    numbers = 0
+    for member, before in zip(site.members, old, strict=True):
+        change = (member.parameter.detach() - before).abs()
+        by_unit = member.by_unit(change)
+        total += by_unit.double().sum(dim=1).cpu()
+        numbers += by_unit.shape[1]
+    return total / numbers
+
+
+def project(
+    ratios: dict[str, float],
+    weights: dict[str, float],
+    mean: float,
+    low: float,
+    high: dict[str, float],
+) -> dict[str, float]:
+    """Return the ratios nearest to these whose weighted mean is `mean`, each within its bounds.
+
+    Parameters
+    ----------
+    low : float
+        At most `mean`.
+    high : dict
+        Bounds above; where they do not allow the mean, each is reached.
+    """
+
+    def shifted(by: float) -> dict[str, float]:
+        return {
+            name: min(max(ratio + by, min(low, high[name])), high[name])
+            for name, ratio in ratios.items()
+        }
+
+    whole = sum(weights.values())
+    below, above = -1.0, 1.0
+    for _ in range(_BISECTIONS):
+        middle = (below + above) / 2
+        now = shifted(middle)
+        if sum(weights[name] * now[name] for name in now) / whole < mean:
+            below = middle
+        else:
+            above = middle
+    return shifted(above)

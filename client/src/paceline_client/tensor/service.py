@@ -1,0 +1,323 @@
+"""Speaks with Paceline about one tensor-parallel group, on a thread of its own.
+
+The training hands over a report and takes what has come; it never waits for either. Of reports that
+the thread had no time for, the newest is sent and the others are dropped.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import logging
+import threading
+import urllib.error
+import urllib.request
+from collections import deque
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import quote, urlsplit
+
+from paceline_client.tensor.plan import Method, Plan, PlanError, RankShare
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+_log = logging.getLogger("paceline_client")
+
+_MAX_ANSWER_BYTES: Final = 1 << 20
+_NO_CONTENT: Final = 204
+_LONGEST_REASON: Final = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """A plan that the service has for this group.
+
+    Parameters
+    ----------
+    expires_step : int
+        The first step at which it is void.
+    applies : bool
+        Whether it is to be put in force; else it is advice, which ends the plan before it.
+    """
+
+    plan: Plan
+    expires_step: int
+    applies: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Acknowledgement:
+    """What the group did with a plan."""
+
+    version: int
+    step: int
+    applied: bool
+    reason: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """Where the service is, and who asks.
+
+    Parameters
+    ----------
+    server : str
+        ``http://paceline.example:8765``.
+    group : str
+        Names the group within the job; letters, digits, dots, dashes and underscores.
+    attempt : int
+        Counts the starts of the job. A plan never survives one.
+
+    Raises
+    ------
+    ValueError
+        If the address is no http or https address, or a name is empty.
+    """
+
+    server: str
+    job: str
+    group: str
+    attempt: int
+
+    def __post_init__(self) -> None:
+        parts = urlsplit(self.server)
+        if parts.scheme not in {"http", "https"} or not parts.netloc:
+            raise ValueError(
+                f"the server's address starts with http:// or https://, unlike {self.server!r}"
+            )
+        if not self.job or not self.group or self.attempt < 0:
+            raise ValueError("job and group need names, and attempts are counted")
+
+    @property
+    def url(self) -> str:
+        """The group's address."""
+        job, group = quote(self.job, safe=""), quote(self.group, safe="")
+        return f"{self.server.rstrip('/')}/api/v1/jobs/{job}/tp/{group}"
+
+
+class _RefusedError(ValueError):
+    """The service answered, but not with what was asked for."""
+
+
+class Service:
+    """The group's thread.
+
+    Parameters
+    ----------
+    size : int
+        Of the group; plans for another one are refused.
+    timeout_s : float
+        That one request may take.
+    longest_wait_s : float
+        Between two attempts while the service does not answer.
+    """
+
+    def __init__(
+        self, peer: Peer, size: int, *, timeout_s: float = 5.0, longest_wait_s: float = 30.0
+    ) -> None:
+        self._peer = peer
+        self._size = size
+        self._timeout_s = timeout_s
+        self._longest_wait_s = longest_wait_s
+        self._changed = threading.Condition()
+        self._report: bytes | None = None
+        self._acknowledged: deque[Acknowledgement] = deque(maxlen=16)
+        self._offer: Offer | None = None
+        self._seen = 0
+        self._closed = threading.Event()
+        self.dropped = 0
+        self.failures = 0
+        threading.Thread(target=self._run, name="paceline-tensor", daemon=True).start()
+
+    def report(self, document: Mapping[str, object]) -> None:
+        """Hand over the newest times. Returns at once."""
+        body = json.dumps(document, separators=(",", ":"), allow_nan=False).encode()
+        with self._changed:
+            self.dropped += self._report is not None
+            self._report = body
+            self._changed.notify()
+
+    def acknowledge(self, acknowledgement: Acknowledgement) -> None:
+        """Hand over what became of a plan. Returns at once."""
+        with self._changed:
+            self._acknowledged.append(acknowledgement)
+            self._changed.notify()
+
+    def offer(self) -> Offer | None:
+        """Return the newest plan that came, and how far it is renewed."""
+        with self._changed:
+            return self._offer
+
+    def close(self) -> None:
+        """End the thread, after the request that is under way."""
+        self._closed.set()
+        with self._changed:
+            self._changed.notify()
+
+    def _run(self) -> None:
+        wait_s = 0.0
+        while not self._closed.is_set():
+            with self._changed:
+                self._changed.wait_for(
+                    lambda: self._report or self._acknowledged or self._closed.is_set()
+                )
+                report, self._report = self._report, None
+                acknowledged = tuple(self._acknowledged)
+                self._acknowledged.clear()
+            try:
+                for one in acknowledged:
+                    self._send_acknowledgement(one)
+                if report is not None:
+                    self._exchange(report)
+                wait_s = 0.0
+            except (OSError, http.client.HTTPException, ValueError) as error:
+                if self._closed.is_set():
+                    return
+                # Told once while it lasts; the training has nothing to do with it.
+                _log.log(
+                    logging.DEBUG if wait_s else logging.WARNING,
+                    "%s does not answer as it should: %s", self._peer.url, error,
+                )  # fmt: skip
+                self.failures += 1
+                wait_s = min(max(2 * wait_s, 0.5), self._longest_wait_s)
+                self._closed.wait(wait_s)
+
+    def _exchange(self, report: bytes) -> None:
+        answer = self._request("POST", "/timings", report) or {}
+        version, expires = answer.get("plan_version"), answer.get("expires_step")
+        if not isinstance(version, int) or not isinstance(expires, int):
+            return
+        if version > self._seen:
+            self._fetch()
+        with self._changed:
+            if self._offer is not None and self._offer.plan.version == version:
+                later = max(expires, self._offer.expires_step)
+                self._offer = replace(self._offer, expires_step=later)
+
+    def _fetch(self) -> None:
+        query = f"?attempt={self._peer.attempt}&after={self._seen}&wait_s=0"
+        document = self._request("GET", f"/plan{query}", None)
+        if document is None:
+            return
+        version = _integer(document, "version")
+        self._seen = max(self._seen, version)
+        try:
+            offer = read_plan(document, self._peer.attempt, self._size)
+        except PlanError as error:
+            _log.warning("plan %d cannot be carried out: %s", version, error)
+            self._send_acknowledgement(
+                Acknowledgement(version, 0, applied=False, reason=str(error))
+            )
+            return
+        with self._changed:
+            self._offer = offer
+
+    def _send_acknowledgement(self, one: Acknowledgement) -> None:
+        document = {
+            "attempt": self._peer.attempt,
+            "step": one.step,
+            "ranks": list(range(self._size)),
+            "applied": one.applied,
+            "reason": None if one.reason is None else one.reason[:_LONGEST_REASON],
+        }
+        self._request("POST", f"/plan/{one.version}/ack", json.dumps(document).encode())
+
+    def _request(self, method: str, path: str, body: bytes | None) -> dict[str, Any] | None:
+        request = urllib.request.Request(  # noqa: S310 - Peer lets only http and https pass
+            self._peer.url + path,
+            data=body,
+            method=method,
+            headers={"Content-Type": "application/json", "User-Agent": "paceline-client/0.1.0"},
+        )
+        try:
+            with urllib.request.urlopen(request, timeout=self._timeout_s) as response:  # noqa: S310
+                if response.status == _NO_CONTENT:
+                    return None
+                document = json.loads(response.read(_MAX_ANSWER_BYTES))
+        except urllib.error.HTTPError as error:
+            with error:
+                raise _RefusedError(f"{error.code}: {_detail(error)}") from error
+        if not isinstance(document, dict):
+            raise _RefusedError(f"{path} answered, but not as Paceline does")
+        return document
+
+
+def read_plan(document: Mapping[str, Any], attempt: int, size: int) -> Offer:
+    """Return what a plan's document asks of a group.
+
+    Raises
+    ------
+    PlanError
+        If it is not for this attempt and group size, or cannot be carried out.
+    """
+    if _integer(document, "attempt") != attempt:
+        raise PlanError("attempt", f"is not {attempt}")
+    if _integer(document, "world_size") != size:
+        raise PlanError("world_size", f"is not {size}")
+    try:
+        method = Method(document.get("method"))
+    except ValueError:
+        raise PlanError("method", f"{document.get('method')!r} is not known") from None
+    rows = document.get("ranks")
+    if not isinstance(rows, list):
+        raise PlanError("ranks", "is a list")
+    plan = Plan(
+        version=_integer(document, "version"),
+        method=method,
+        columns=_integer(document, "columns"),
+        size=size,
+        ranks=tuple(_share(row, f"ranks[{number}]") for number, row in enumerate(rows)),
+    )
+    return Offer(plan, _integer(document, "expires_step"), document.get("apply") is True)
+
+
+def plan_document(offer: Offer, attempt: int) -> dict[str, object]:
+    """Return the document of which `read_plan` makes this offer."""
+    plan = offer.plan
+    return {
+        "version": plan.version,
+        "attempt": attempt,
+        "world_size": plan.size,
+        "columns": plan.columns,
+        "method": plan.method.value,
+        "apply": offer.applies,
+        "expires_step": offer.expires_step,
+        "ranks": [
+            {
+                "rank": share.rank,
+                "resized_columns": share.resized_columns,
+                "to": {str(rank): columns for rank, columns in share.to},
+            }
+            for share in plan.ranks
+        ],
+    }
+
+
+def _detail(error: urllib.error.HTTPError) -> str:
+    """Return what a problem document says, or the status in words."""
+    try:
+        problem = json.loads(error.read(_MAX_ANSWER_BYTES))
+        return f"{problem['detail']} [{problem['code']}]"
+    except (OSError, ValueError, LookupError, TypeError):
+        return str(error.reason)
+
+
+def _share(row: object, at: str) -> RankShare:
+    if not isinstance(row, dict):
+        raise PlanError(at, "is an object")
+    to = row.get("to") or {}
+    if not isinstance(to, dict) or not all(str(rank).isdecimal() for rank in to):
+        raise PlanError(f"{at}.to", "has ranks for names")
+    return RankShare(
+        rank=_integer(row, "rank", at),
+        resized_columns=_integer(row, "resized_columns", at),
+        to=tuple((int(rank), _integer(to, rank, f"{at}.to")) for rank in to),
+    )
+
+
+def _integer(document: Mapping[str, Any], name: str, at: str = "") -> int:
+    value = document.get(name)
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise PlanError(f"{at}.{name}" if at else name, "is an integer")
+    return value

@@ -1,0 +1,179 @@
+"""What a layer leaves out and lends under a plan, and what stands for what nobody computed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+
+import torch
+
+from paceline_client.tensor.group import TensorGroup
+from paceline_client.tensor.plan import Loan
+
+
+class Imputation(Enum):
+    """What stands for the gradients of columns that were left out (the paper's section III-A).
+
+    `ZERO` leaves their weights as they are; `SAME` takes what the last backward had there, and
+    holds a copy of every gradient for it; `AVERAGE` takes the mean over the columns computed.
+    """
+
+    ZERO = "zero"
+    SAME = "same"
+    AVERAGE = "average"
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """Units that this rank computes of its own.
+
+    Parameters
+    ----------
+    total : int
+        Units that it has.
+    index : tensor of int64, or None
+        Which ones, ascending; None where they are the first `count`.
+    """
+
+    total: int
+    count: int
+    index: torch.Tensor | None = None
+
+    def take(self, tensor: torch.Tensor, dim: int) -> torch.Tensor:
+        """Return the units' part of a tensor, along one of its dimensions."""
+        if self.index is not None:
+            return tensor.index_select(dim, self.index)
+        return tensor if self.count == self.total else tensor.narrow(dim, 0, self.count)
+
+    def put(self, into: torch.Tensor, part: torch.Tensor) -> None:
+        """Write the units' columns into a matrix of all columns."""
+        if self.index is None:
+            into[:, : self.count] = part
+        else:
+            into.index_copy_(1, self.index, part)
+
+
+@dataclass(frozen=True, slots=True)
+class Shed:
+    """One layer's part of a plan, on one rank.
+
+    Parameters
+    ----------
+    pruned : tensor of int64
+        Units that nobody computes.
+    loans : tuple of Loan
+        Of all ranks, in the same order on all of them.
+    """
+
+    kept: Kept
+    pruned: torch.Tensor
+    loans: tuple[Loan, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A parameter that units consist of: `width` successive rows or columns for each.
+
+    Parameters
+    ----------
+    dim : int
+        The dimension along which the units lie.
+    """
+
+    parameter: torch.nn.Parameter
+    dim: int
+    width: int = 1
+
+    def index(self, units: torch.Tensor) -> torch.Tensor:
+        """Return where units lie along `dim`."""
+        if self.width == 1:
+            return units
+        offsets = torch.arange(self.width, device=units.device)
+        return (units[:, None] * self.width + offsets).flatten()
+
+    @property
+    def numbers(self) -> int:
+        """Numbers of a unit."""
+        shape = self.parameter.shape
+        return self.width * int(math.prod(shape[: self.dim] + shape[self.dim + 1 :]))
+
+    def by_unit(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return a tensor, of the parameter's shape but for its units, as (units, numbers)."""
+        units = tensor.shape[self.dim] // self.width
+        return tensor.movedim(self.dim, 0).reshape(units, self.numbers)
+
+
+@dataclass(eq=False, slots=True)
+class Site:
+    """A place where units can be shed: a layer's columns, or a pair's hidden units.
+
+    Parameters
+    ----------
+    units : int
+        That this rank has without a plan.
+    shed : Shed or None
+        What is in force.
+
+    Attributes
+    ----------
+    work : int
+        Numbers of the matrices without a plan; the time of their products is proportional to it.
+    """
+
+    tp: TensorGroup
+    units: int
+    members: tuple[Member, ...]
+    shed: Shed | None = None
+    imputation: Imputation = Imputation.ZERO
+    previous: dict[str, torch.Tensor] = field(default_factory=dict)
+    work: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        matrices = [one.parameter for one in self.members if one.parameter.dim() > 1]
+        self.work = sum(matrix.numel() for matrix in matrices)
+
+
+def restore(
+    site: Site, shed: Shed, matrix: str, parts: Sequence[tuple[Kept | slice, torch.Tensor]]
+) -> torch.Tensor:
+    """Return a gradient with all columns from those that were computed.
+
+    Parameters
+    ----------
+    matrix : str
+        Which gradient it is, to find the last one of it.
+    parts : sequence
+        Columns, and what was computed for them: of this rank's own first.
+    """
+    _, own = parts[0]
+    full = own.new_zeros(own.shape[0], shed.kept.total)
+    for where, part in parts:
+        if isinstance(where, Kept):
+            where.put(full, part)
+        else:
+            full[:, where] += part
+    if site.imputation is Imputation.ZERO:
+        return full
+    if shed.pruned.numel():
+        full[:, shed.pruned] += _imputed(site, shed, matrix, own)
+    if site.imputation is Imputation.SAME:
+        site.previous[matrix] = full.detach().clone()
+    return full
+
+
+def remember(site: Site, matrix: str, full: torch.Tensor) -> None:
+    """Keep a gradient that was computed whole, where a later step may need it."""
+    if site.imputation is Imputation.SAME:
+        site.previous[matrix] = full.detach().clone()
+
+
+def _imputed(site: Site, shed: Shed, matrix: str, own: torch.Tensor) -> torch.Tensor:
+    if site.imputation is Imputation.AVERAGE:
+        mean = own.mean(dim=1, keepdim=True) if own.shape[1] else own.new_zeros(own.shape[0], 1)
+        return mean.expand(-1, shed.pruned.numel())
+    last = site.previous.get(matrix)
+    if last is None or last.shape != (own.shape[0], shed.kept.total):
+        return own.new_zeros(own.shape[0], shed.pruned.numel())
+    return last[:, shed.pruned]

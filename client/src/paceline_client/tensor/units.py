@@ -1,0 +1,241 @@
+"""Hidden units of a pair of layers: left out, lent for a step, or moved until called home.
+
+A hidden unit of a feed-forward network is a row of the first weight and bias and the column of the
+second weight that reads it; of an attention it is a head. Whoever has a unit can compute it,
+because the first layer's input is the same on all ranks and the second layer's output is summed
+over them: parameters move, activations do not.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from paceline_client.tensor.group import TensorGroup
+from paceline_client.tensor.plan import Division, Loan
+from paceline_client.tensor.shedding import Member, Site
+
+# A unit by the rank that has it without a plan, and its number there.
+Unit = tuple[int, int]
+
+
+class _Lend(torch.autograd.Function):  # type: ignore[misc]
+    """Send units to those who compute them in this step, and their gradients back."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,  # noqa: ANN401 - torch has no type for it
+        rows: torch.Tensor,
+        tp: TensorGroup,
+        loan: Loan,
+    ) -> torch.Tensor:
+        ctx.tp, ctx.loan, ctx.numbers = tp, loan, rows.shape[1]
+        mine = loan.source == tp.rank
+        # `lend` divides columns: a unit is a column here.
+        lent = rows.t() if mine else None
+        return tp.lend(loan, lent, rows.shape[1], rows).t().contiguous()
+
+    @staticmethod
+    def backward(
+        ctx: Any,  # noqa: ANN401 - as above
+        gradient: torch.Tensor,
+    ) -> tuple[torch.Tensor | None, ...]:
+        tp, loan = ctx.tp, ctx.loan
+        part = gradient.t() if loan.borrowed(tp.rank) else None
+        returned = tp.give_back(loan, part, ctx.numbers, gradient)
+        return returned.t().contiguous(), None, None
+
+
+def units_of_step(site: Site) -> tuple[torch.Tensor, ...]:
+    """Return the members of a site as this rank computes them in this step.
+
+    Its own that are neither left out nor lent, then those that it borrows.
+    """
+    members = site.members
+    shed = site.shed
+    if shed is None:
+        return tuple(member.parameter for member in members)
+    kept = shed.kept
+    pieces: list[list[torch.Tensor]] = []
+    for member in members:
+        if kept.index is not None:
+            own = member.parameter.index_select(member.dim, member.index(kept.index))
+        else:
+            own = member.parameter.narrow(member.dim, 0, kept.count * member.width)
+        pieces.append([own])
+    for loan in shed.loans:
+        mine = loan.source == site.tp.rank
+        first, last = (loan.start, loan.stop) if mine else (0, 0)
+        rows = torch.cat(
+            [
+                member.by_unit(
+                    member.parameter.narrow(
+                        member.dim, first * member.width, (last - first) * member.width
+                    )
+                )
+                for member in members
+            ],
+            dim=1,
+        )
+        borrowed = _Lend.apply(rows, site.tp, loan)
+        for piece, into in zip(_unpack(members, borrowed), pieces, strict=True):
+            into.append(piece)
+    return tuple(
+        torch.cat(parts, dim=member.dim) if len(parts) > 1 else parts[0]
+        for member, parts in zip(members, pieces, strict=True)
+    )
+
+
+def _unpack(members: tuple[Member, ...], rows: torch.Tensor) -> list[torch.Tensor]:
+    """Return what `rows` of units say of each member, in the shape of its parameter."""
+    pieces: list[torch.Tensor] = []
+    column = 0
+    count = rows.shape[0]
+    for member in members:
+        shape = list(member.parameter.shape)
+        others = shape[: member.dim] + shape[member.dim + 1 :]
+        piece = rows[:, column : column + member.numbers]
+        pieces.append(piece.reshape(count * member.width, *others).movedim(0, member.dim))
+        column += member.numbers
+    return pieces
+
+
+def table_of(division: Division, size: int) -> tuple[tuple[Unit, ...], ...]:
+    """Return which units each rank holds under a plan, its own first."""
+    held: list[list[Unit]] = [
+        [(rank, unit) for unit in range(division.own(rank))] for rank in range(size)
+    ]
+    for loan in division.loans:
+        for rank in loan.receivers():
+            first, last = loan.slices[rank]
+            units = range(loan.start + first, loan.start + last)
+            held[rank] += [(loan.source, unit) for unit in units]
+    return tuple(tuple(units) for units in held)
+
+
+def home_table(size: int, units: int) -> tuple[tuple[Unit, ...], ...]:
+    """Return which units each rank holds without a plan."""
+    return tuple(tuple((rank, unit) for unit in range(units)) for rank in range(size))
+
+
+class Household:
+    """Where the hidden units of a pair of layers are, with their optimizer's state.
+
+    Moving them changes the length of the parameters on each rank: afterwards they compute, learn
+    and are updated there like any others, without traffic, until they are moved again.
+
+    Parameters
+    ----------
+    site : Site
+        The pair.
+    """
+
+    def __init__(self, site: Site) -> None:
+        self.site = site
+        self._home = home_table(site.tp.size, site.units)
+        self.table = self._home
+
+    @property
+    def away(self) -> bool:
+        """Whether any unit is where it is not without a plan."""
+        return self.table != self._home
+
+    def go_home(self, optimizer: torch.optim.Optimizer | None) -> None:
+        """Move every unit back to where it is without a plan."""
+        self.move(self._home, optimizer)
+
+    def move(
+        self, table: tuple[tuple[Unit, ...], ...], optimizer: torch.optim.Optimizer | None
+    ) -> None:
+        """Move units, on all ranks together, between two steps.
+
+        Parameters
+        ----------
+        table : tuple
+            For each rank the units that it will hold, in order.
+        optimizer : torch.optim.Optimizer, optional
+            Its state of the shape of a parameter moves along; what has another shape, as counts of
+            steps, is the same for all units and stays.
+        """
+        if table == self.table:
+            return
+        with torch.no_grad():
+            self._move(table, optimizer)
+
+    def _move(
+        self, table: tuple[tuple[Unit, ...], ...], optimizer: torch.optim.Optimizer | None
+    ) -> None:
+        tp = self.site.tp
+        held = self.table[tp.rank]
+        parts = [
+            (member, slot) for member in self.site.members for slot in _slots(member, optimizer)
+        ]
+        rows = torch.cat(
+            [member.by_unit(slot.tensor) for member, slot in parts], dim=1
+        ).contiguous()
+        place = {unit: row for row, unit in enumerate(held)}
+        outgoing = {
+            rank: rows[[place[unit] for unit in units if unit in place]]
+            for rank, units in enumerate(table)
+            if rank != tp.rank and any(unit in place for unit in units)
+        }
+        owner = {unit: rank for rank, units in enumerate(self.table) for unit in units}
+        coming: dict[int, list[Unit]] = {}
+        for unit in table[tp.rank]:
+            if owner[unit] != tp.rank:
+                coming.setdefault(owner[unit], []).append(unit)
+        incoming = {
+            rank: rows.new_empty(len(units), rows.shape[1]) for rank, units in coming.items()
+        }
+        tp.exchange(outgoing, incoming)
+        arrived = {
+            unit: incoming[rank][number]
+            for rank, units in coming.items()
+            for number, unit in enumerate(units)
+        }
+        moved = rows.new_empty(len(table[tp.rank]), rows.shape[1])
+        for row, unit in enumerate(table[tp.rank]):
+            moved[row] = rows[place[unit]] if unit in place else arrived[unit]
+        members = tuple(member for member, _ in parts)
+        for (member, slot), piece in zip(parts, _unpack(members, moved), strict=True):
+            slot.replace(piece.contiguous())
+            member.parameter.grad = None
+        self.table = table
+
+
+class _Slot:
+    """A tensor of a parameter's shape: its data, or one of its optimizer's states."""
+
+    def __init__(
+        self, member: Member, state: dict[Any, torch.Tensor] | None, key: object = None
+    ) -> None:
+        self._member = member
+        self._state = state
+        self._key = key
+
+    @property
+    def tensor(self) -> torch.Tensor:
+        """What is there now."""
+        return self._member.parameter.data if self._state is None else self._state[self._key]
+
+    def replace(self, tensor: torch.Tensor) -> None:
+        """Put another there, of another length."""
+        if self._state is not None:
+            self._state[self._key] = tensor
+            return
+        # A graph of the last step may still be there, and with it the node that accumulates this
+        # parameter's gradient and knows its old shape. PyTorch makes another only for another type.
+        other = torch.float32 if tensor.dtype != torch.float32 else torch.float64
+        self._member.parameter.data = tensor.new_empty(0, dtype=other)
+        self._member.parameter.data = tensor
+
+
+def _slots(member: Member, optimizer: torch.optim.Optimizer | None) -> list[_Slot]:
+    slots = [_Slot(member, None)]
+    state = optimizer.state.get(member.parameter, {}) if optimizer is not None else {}
+    for key in sorted(state, key=str):
+        value = state[key]
+        if torch.is_tensor(value) and value.shape == member.parameter.shape:
+            slots.append(_Slot(member, state, key))
+    return slots

@@ -1,0 +1,255 @@
+"""How long a step's matrix products take, and how long the step takes without waiting.
+
+Nothing here makes the device or the training wait: on a GPU events are recorded on the stream that
+runs the products, and read when they have long happened.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+
+@dataclass(frozen=True, slots=True)
+class StepTime:
+    """One rank's step.
+
+    Parameters
+    ----------
+    time_s : float
+        Without what it waited at collectives: the T of the paper's Eq. 1.
+    matmul_s : float
+        In matrix products: its M.
+    """
+
+    step: int
+    time_s: float
+    matmul_s: float
+
+
+class Watch(Protocol):
+    """Times the parts of a step."""
+
+    def matmul(self, flops: int) -> AbstractContextManager[None]:
+        """Time a matrix product of so many floating-point operations."""
+
+    def waiting(self) -> AbstractContextManager[None]:
+        """Time what is no work of this rank: collectives, transfers, other ranks."""
+
+    def end_step(self, step: int) -> None:
+        """End a step; the next one begins."""
+
+    def finished(self) -> list[StepTime]:
+        """Return, once each, the steps whose times are known. Never waits."""
+
+
+class NoWatch:
+    """Times nothing."""
+
+    def matmul(self, flops: int) -> AbstractContextManager[None]:
+        """Time nothing."""
+        del flops
+        return nullcontext()
+
+    def waiting(self) -> AbstractContextManager[None]:
+        """Time nothing."""
+        return nullcontext()
+
+    def end_step(self, step: int) -> None:
+        """Do nothing."""
+
+    def finished(self) -> list[StepTime]:
+        """Return nothing."""
+        return []
+
+
+@dataclass(slots=True)
+class Pace:
+    """Makes matrix products take a time of our choice, to emulate a slow processor.
+
+    Parameters
+    ----------
+    s_per_flop : float
+        Seconds that a healthy processor takes for a floating-point operation (c).
+    slowdown : float
+        Times as long that this one takes (χ); may be changed while the job runs.
+    """
+
+    s_per_flop: float
+    slowdown: float = 1.0
+
+    def duration_s(self, flops: int) -> float:
+        """Return how long a product takes."""
+        return flops * self.s_per_flop * self.slowdown
+
+
+class CpuWatch:
+    """Times with the processor's clock.
+
+    Parameters
+    ----------
+    pace : Pace, optional
+        Prolongs each product, by sleeping, until it has taken that long. Without it products take
+        what they take. With it the times are those of the emulated processor: a product's is what
+        it was to take, and the rest is this thread's processor time, so that what else runs on the
+        machine is no part of them.
+    clock : callable, optional
+        Nanoseconds; in place of the clocks said above.
+    """
+
+    def __init__(self, pace: Pace | None = None, clock: Callable[[], int] | None = None) -> None:
+        self.pace = pace
+        self._clock = clock or (time.perf_counter_ns if pace is None else time.thread_time_ns)
+        self._began_ns = self._clock()
+        self._matmul_ns = 0
+        self._in_products_ns = 0
+        self._waited_ns = 0
+        self._waits = 0
+        self._finished: deque[StepTime] = deque(maxlen=64)
+
+    @contextmanager
+    def matmul(self, flops: int) -> Iterator[None]:
+        """Time a product, and prolong it."""
+        began_s, began_ns = time.perf_counter(), self._clock()
+        yield
+        taken_ns = self._clock() - began_ns
+        self._in_products_ns += taken_ns
+        if self.pace is not None:
+            duration_s = self.pace.duration_s(flops)
+            left_s = duration_s - (time.perf_counter() - began_s)
+            if left_s > 0:
+                time.sleep(left_s)
+            taken_ns = max(taken_ns, round(duration_s * 1e9))
+        self._matmul_ns += taken_ns
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Time a wait; one within another is part of it."""
+        self._waits += 1
+        began_ns = self._clock()
+        try:
+            yield
+        finally:
+            self._waits -= 1
+        if not self._waits:
+            self._waited_ns += self._clock() - began_ns
+
+    def end_step(self, step: int) -> None:
+        """Sum up the step."""
+        now_ns = self._clock()
+        rest_ns = now_ns - self._began_ns - self._waited_ns - self._in_products_ns
+        time_ns = rest_ns + self._matmul_ns
+        self._finished.append(StepTime(step, time_ns / 1e9, self._matmul_ns / 1e9))
+        self._began_ns = now_ns
+        self._matmul_ns = self._in_products_ns = self._waited_ns = 0
+
+    def finished(self) -> list[StepTime]:
+        """Return the steps that ended since the last call."""
+        ended = list(self._finished)
+        self._finished.clear()
+        return ended
+
+
+class Event(Protocol):
+    """What is used of `torch.cuda.Event`."""
+
+    def record(self) -> None:
+        """Take the time when the stream gets here."""
+
+    def query(self) -> bool:
+        """Return whether the stream got here."""
+
+    def elapsed_time(self, end_event: Any) -> float:  # noqa: ANN401 - of the same class
+        """Return the milliseconds from this event to another."""
+
+
+@dataclass(slots=True)
+class _Recorded:
+    """The events of a step under way: pairs around products and waits."""
+
+    began: Event
+    products: list[tuple[Event, Event]]
+    waits: list[tuple[Event, Event]]
+
+
+class CudaWatch:
+    """Times with events from a pool, recorded on the current stream.
+
+    Parameters
+    ----------
+    new_event : callable
+        ``lambda: torch.cuda.Event(enable_timing=True)``.
+    most_steps : int
+        Steps whose events may be outstanding; of more the oldest are given up.
+    """
+
+    def __init__(self, new_event: Callable[[], Event], most_steps: int = 8) -> None:
+        self._new_event = new_event
+        self._most_steps = most_steps
+        self._pool: list[Event] = []
+        self._outstanding: deque[tuple[int, _Recorded, Event]] = deque()
+        self._waiting = False
+        self._now = _Recorded(self._record(), [], [])
+
+    def _record(self) -> Event:
+        event = self._pool.pop() if self._pool else self._new_event()
+        event.record()
+        return event
+
+    @contextmanager
+    def matmul(self, flops: int) -> Iterator[None]:
+        """Record events around a product."""
+        del flops
+        began = self._record()
+        yield
+        self._now.products.append((began, self._record()))
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Record events around a wait; one within another is part of it."""
+        if self._waiting:
+            yield
+            return
+        self._waiting = True
+        began = self._record()
+        try:
+            yield
+        finally:
+            self._waiting = False
+        self._now.waits.append((began, self._record()))
+
+    def end_step(self, step: int) -> None:
+        """Record the end, which is the next step's beginning."""
+        ended = self._record()
+        self._outstanding.append((step, self._now, ended))
+        self._now = _Recorded(ended, [], [])
+        while len(self._outstanding) > self._most_steps:
+            _, given_up, _ = self._outstanding.popleft()
+            self._release(given_up)
+
+    def finished(self) -> list[StepTime]:
+        """Return the steps whose last event the device has passed."""
+        steps: list[StepTime] = []
+        while self._outstanding and self._outstanding[0][2].query():
+            step, recorded, ended = self._outstanding.popleft()
+            whole_ms = recorded.began.elapsed_time(ended)
+            waited_ms = _sum_ms(recorded.waits)
+            matmul_ms = _sum_ms(recorded.products)
+            steps.append(StepTime(step, (whole_ms - waited_ms) / 1e3, matmul_ms / 1e3))
+            self._release(recorded)
+        return steps
+
+    def _release(self, recorded: _Recorded) -> None:
+        self._pool.append(recorded.began)
+        for pair in (*recorded.products, *recorded.waits):
+            self._pool.extend(pair)
+
+
+def _sum_ms(pairs: list[tuple[Event, Event]]) -> float:
+    return sum(began.elapsed_time(ended) for began, ended in pairs)

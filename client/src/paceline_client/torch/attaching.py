@@ -1,0 +1,257 @@
+"""Attach to a training job: find its layout, agree on its run, and put the hooks on."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import logging
+import os
+import socket
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final, Literal
+
+import torch
+
+from paceline_client.delivery import RetryPolicy, session_url
+from paceline_client.runs import Run, run_from_environment
+from paceline_client.spool import Spool
+from paceline_client.torch.agreement import Agreement
+from paceline_client.torch.device_timeline import DeviceTimeline
+from paceline_client.torch.host_timeline import HostTimeline
+from paceline_client.torch.layout import Layout, find_layout, layers_of, stages_of
+from paceline_client.torch.monitor import Monitor
+from paceline_client.torch.relay import Relay
+from paceline_client.torch.sampling import Sampling, seconds
+from paceline_client.torch.session import Sender
+from paceline_client.torch.tap import Tap, Timeline
+from paceline_client.torch.targets.kind import Job, Level, Undo
+from paceline_client.torch.targets.registry import TARGETS
+from paceline_client.version import VERSION
+
+_log = logging.getLogger("paceline_client")
+
+_ATTACHED: Final = itertools.count()
+
+LevelName = Literal["compute", "p2p", "all"]
+
+
+def attach(  # noqa: PLR0913 - the first two are the call; the others have defaults
+    url: str,
+    job: str,
+    *,
+    model: Any = None,
+    schedule: Any = None,
+    mesh: Any = None,
+    megatron_config: Any = None,
+    layout: Layout | None = None,
+    every: str | float | None = "30min",
+    steps: int = 50,
+    warmup: int = 2,
+    first_step: int = 0,
+    level: LevelName = "p2p",
+    tensor_ranks: Literal["first", "all"] = "first",
+    relay: Literal["rank", "node"] = "rank",
+    layers: Sequence[int] | None = None,
+    labels: Mapping[str, str] | None = None,
+    spool: Path | str | None = None,
+    buffer_operations: int = 400_000,
+    retry: RetryPolicy | None = None,
+) -> Monitor:
+    """Attach to this process's part of a training job; to be called on every rank.
+
+    Nothing here raises into the training: what cannot be attached to is told to the logger
+    ``paceline_client``, and left out.
+
+    Parameters
+    ----------
+    url : str
+        Address of Paceline. ``PACELINE_TOKEN`` in the environment is the token it is shown.
+    job : str
+        Name of the job.
+    model : torch.nn.Module or list of them, optional
+        This rank's part of the model; for DDP, FSDP2 and loops without a pipeline, and its layers.
+    schedule, optional
+        Of `torch.distributed.pipelining`.
+    mesh : DeviceMesh, optional
+        Of all ranks, its dimensions named; says who is where.
+    megatron_config, optional
+        Megatron-Core's configuration of the model, after `initialize_model_parallel`.
+    layout : Layout, optional
+        Who is where, in place of what schedule, mesh or Megatron say.
+    every : str or float or None
+        Time between two sessions: ``"30min"``, or seconds. None records on request only.
+    steps, warmup : int
+        Steps of a session; steps before it in which hooks run and nothing is kept.
+    first_step : int
+        Number of the step under way, such as that of a checkpoint.
+    level : {"compute", "p2p", "all"}
+        Computation only; also transfers and data-parallel collectives; also tensor-parallel ones.
+    tensor_ranks : {"first", "all"}
+        Which tensor- and context-parallel ranks of a worker are recorded.
+    relay : {"rank", "node"}
+        Whether each rank sends its share, or the first of each host for all of them.
+    layers : sequence of int, optional
+        Layers of each pipeline stage, where they cannot be counted.
+    labels : mapping, optional
+        Team, model, importance and the like.
+    spool : path, optional
+        Folder for what cannot be sent now; ``PACELINE_SPOOL``, else one among temporary files.
+    buffer_operations : int
+        Operations in memory at most.
+    retry : RetryPolicy, optional
+        How long to go on sending before a share is left in the spool.
+
+    Returns
+    -------
+    Monitor
+        Its `step` is to be called once a step.
+
+    Examples
+    --------
+    >>> monitor = attach("http://paceline:8765", "llama-70b", schedule=schedule, mesh=mesh)
+    >>> for batch in loader:
+    ...     train(batch)
+    ...     monitor.step()
+    """
+    tap = Tap(_timeline())
+    tap.step = first_step
+    monitor = Monitor(tap)
+    try:
+        session_url(url, job)
+        wanted = Level[level.upper()]
+        sampling = Sampling(seconds(every), steps, warmup)
+        rank, world = _rank_and_world()
+        place = layout or find_layout(
+            rank, world, mesh=mesh, schedule=schedule, megatron=megatron_config is not None
+        )
+        agreement = Agreement.of_job(rank, world, next(_ATTACHED))
+        run = _agreed_run(agreement)
+        target_job = Job(tap, place, model, schedule, megatron_config)
+        undo, left_out = _attach_targets(target_job, wanted)
+        meta = _metadata(rank, place, run, wanted, left_out, labels)
+        if tensor_ranks == "all":
+            meta["producers"] = [f"rank-{other}" for other in range(world)]
+        folder = Spool(Path(spool) if spool else None)
+        local_rank = int(os.environ.get("LOCAL_RANK") or 0)
+        sender = Sender(
+            url,
+            job,
+            run,
+            rank,
+            place,
+            meta,
+            folder,
+            hand_over=relay == "node" and local_rank != 0,
+            retry=retry or RetryPolicy(),
+            buffer_operations=buffer_operations,
+        )
+        _say_layers(agreement, sender, target_job, layers)
+        passes_on = Relay(folder, url, _other_ranks_of_host(world) if relay == "node" else 0)
+        if local_rank == 0:
+            passes_on.start()
+        monitor.begin(
+            target_job,
+            undo,
+            sender,
+            sampling,
+            agreement,
+            passes_on if local_rank == 0 else None,
+            records=place.first_of_cell or tensor_ranks == "all",
+        )
+    except Exception as error:  # noqa: BLE001 - whatever it is, the training goes on
+        _log.warning("this job is not recorded: %s", error, exc_info=error)
+    return monitor
+
+
+def _timeline() -> Timeline:
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        return DeviceTimeline(torch.cuda)
+    return HostTimeline()
+
+
+def _rank_and_world() -> tuple[int, int]:
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        return torch.distributed.get_rank(), torch.distributed.get_world_size()
+    return 0, 1
+
+
+def _other_ranks_of_host(world: int) -> int:
+    return int(os.environ.get("LOCAL_WORLD_SIZE") or world) - 1
+
+
+def _agreed_run(agreement: Agreement) -> Run:
+    """Return rank 0's run: others may be told less by their launcher."""
+    told = agreement.agree("run", lambda: json.dumps(run_from_environment().document()))
+    return Run(**json.loads(told))
+
+
+def _attach_targets(job: Job, level: Level) -> tuple[list[Undo], list[str]]:
+    undo: list[Undo] = []
+    left_out: list[str] = []
+    for target in TARGETS:
+        if target.wanted(job):
+            attached, missing = target.attach(job, level)
+            undo += attached
+            left_out += missing
+    return undo, left_out
+
+
+def _metadata(  # noqa: PLR0913, PLR0917 - what a session says has that many sources
+    rank: int,
+    layout: Layout,
+    run: Run,
+    level: Level,
+    left_out: list[str],
+    labels: Mapping[str, str] | None,
+) -> dict[str, Any]:
+    meta: dict[str, Any] = {
+        **layout.sizes(),
+        "run_id": run.run_id,
+        "hosts": {str(rank): socket.gethostname()},
+        "recorded_by": {
+            "client": VERSION,
+            "torch": str(torch.__version__),
+            "level": level.name.lower(),
+        },
+    }
+    if labels:
+        meta["labels"] = dict(labels)
+    if torch.cuda.is_available():
+        meta["gpus"] = {str(rank): str(torch.cuda.current_device())}
+    if left_out:
+        meta["hooks_left_out"] = {str(rank): left_out}
+    return meta
+
+
+def _say_layers(
+    agreement: Agreement, sender: Sender, job: Job, layers: Sequence[int] | None
+) -> None:
+    """Tell rank 0 how many layers this stage has; its share says those of all stages."""
+    place = sender.layout
+    if layers is not None:
+        sender.meta["layers"] = list(layers)
+        return
+    modules = [stage.submod for stage in stages_of(job.schedule)] or job.models()
+    count = layers_of(modules) if modules else None
+    if place.dp_rank == 0 and place.first_of_cell:
+        agreement.put(f"layers/{place.pp_rank}", str(count or 0))
+    if sender.rank != 0:
+        return
+    if place.pp == 1:
+        if count:
+            sender.meta["layers"] = [count]
+        return
+
+    def collect() -> None:
+        try:
+            told = agreement.collect([f"layers/{stage}" for stage in range(place.pp)])
+        except Exception as error:  # noqa: BLE001 - the store has several, by its version
+            _log.debug("layers are not known: %s", error)
+            return
+        counts = [int(text) for text in told]
+        if all(counts):
+            sender.meta["layers"] = counts
+
+    threading.Thread(target=collect, name="paceline-layers", daemon=True).start()

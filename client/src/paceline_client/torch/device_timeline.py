@@ -1,0 +1,173 @@
+"""Times of a job on GPUs: events on the streams that do the work, read on a thread afterwards."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from queue import SimpleQueue
+from typing import Any, Final
+
+from paceline_client.torch.tap import Sink
+
+_NS_PER_MS: Final = 1e6
+# Streams that wait for asynchronous work, so that the training's own does not.
+_SIDE_STREAMS: Final = 8
+
+
+@dataclass
+class _Operation:
+    sink: Sink
+    op: str
+    start: Any
+    end: Any
+    step: int
+    mb: int | None
+    mc: int | None
+
+
+@dataclass
+class _Step:
+    """A step's operations, between the event at its start and that at its end."""
+
+    operations: list[_Operation]
+    end: Any
+
+
+class DeviceTimeline:
+    """Marks are events of a pool; a thread reads them when the step's last one has happened.
+
+    Every step is measured from an event at its start, so that single-precision milliseconds stay
+    exact; the first of a session is related to `time.time_ns` on that thread, and the last one
+    again, for the drift. Nothing on the training's thread ever waits for the device.
+
+    Parameters
+    ----------
+    cuda
+        `torch.cuda`, or what has its `Event`, `Stream`, `stream` and `current_stream`.
+    """
+
+    name = "device"
+
+    def __init__(self, cuda: Any) -> None:
+        self._cuda = cuda
+        self._pool: deque[Any] = deque()
+        self._side: list[Any] = []
+        self._turn = 0
+        self._pending: list[_Operation] = []
+        self._start: Any = None
+        self._steps: SimpleQueue[_Step | tuple[Any]] = SimpleQueue()
+        self._lock = threading.Lock()
+        self._quiet = threading.Condition(self._lock)
+        self._unread = 0
+        self._drift_ns = 0
+        self._thread: threading.Thread | None = None
+
+    def now(self) -> Any:
+        """Record an event on the current stream."""
+        event = self._event()
+        event.record()
+        return event
+
+    def add(  # noqa: PLR0913, PLR0917 - an operation has that many coordinates
+        self,
+        sink: Sink,
+        op: str,
+        start: Any,
+        end: Any,
+        step: int,
+        mb: int | None,
+        mc: int | None,
+    ) -> None:
+        """Keep an operation until its step is over."""
+        self._pending.append(_Operation(sink, op, start, end, step, mb, mc))
+
+    def watch(self, done: Callable[[Any], None], work: Any) -> Any:
+        """Record an event behind the work, on a stream of our own."""
+        if len(self._side) < _SIDE_STREAMS:
+            self._side.append(self._cuda.Stream())
+        self._turn += 1
+        side = self._side[self._turn % len(self._side)]
+        with self._cuda.stream(side):
+            work.wait()
+            event = self._event()
+            event.record(side)
+        done(event)
+        return work
+
+    def begin(self) -> None:
+        """Record the event that the first step is measured from."""
+        self._pending = []
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._read, name="paceline-reader", daemon=True)
+            self._thread.start()
+        self._start = self.now()
+        self._put((self._start,))
+
+    def end_step(self) -> None:
+        """Hand the step's operations to the thread."""
+        if self._start is None:
+            return
+        operations, self._pending = self._pending, []
+        self._put(_Step(operations, self.now()))
+
+    def settle(self, timeout_s: float) -> None:
+        """Wait until the thread has read everything."""
+        with self._quiet:
+            self._quiet.wait_for(lambda: self._unread == 0, timeout_s)
+
+    def measured(self) -> dict[str, int]:
+        """Return how far the device's clock went from the host's over the session."""
+        return {"clock_drift_ns": self._drift_ns}
+
+    def _put(self, item: _Step | tuple[Any]) -> None:
+        with self._lock:
+            self._unread += 1
+        self._steps.put(item)
+
+    def _event(self) -> Any:
+        try:
+            return self._pool.popleft()
+        except IndexError:
+            return self._cuda.Event(enable_timing=True)
+
+    def _read(self) -> None:
+        reference: Any = None
+        at_ns = 0
+        while True:
+            item = self._steps.get()
+            if isinstance(item, tuple):
+                reference = item[0]
+                reference.synchronize()
+                at_ns = time.time_ns()
+            else:
+                item.end.synchronize()
+                seen_ns = time.time_ns()
+                self._hand_on(item, reference, at_ns)
+                step_ns = round(reference.elapsed_time(item.end) * _NS_PER_MS)
+                self._pool.append(reference)
+                reference, at_ns = item.end, at_ns + step_ns
+                self._drift_ns = seen_ns - at_ns
+            with self._quiet:
+                self._unread -= 1
+                self._quiet.notify_all()
+
+    def _hand_on(self, step: _Step, reference: Any, at_ns: int) -> None:
+        used = {}
+        for one in step.operations:
+            one.end.synchronize()
+            start_ms = reference.elapsed_time(one.start)
+            duration_ms = one.start.elapsed_time(one.end)
+            one.sink(
+                one.op,
+                at_ns + round(start_ms * _NS_PER_MS),
+                max(0, round(duration_ms * _NS_PER_MS)),
+                one.step,
+                one.mb,
+                one.mc,
+            )
+            used[id(one.start)] = one.start
+            used[id(one.end)] = one.end
+        self._pool.extend(used.values())

@@ -1,0 +1,92 @@
+"""DistributedDataParallel: what the last backward waits for, with no communication hook of ours.
+
+DDP takes one communication hook only, which would change how gradients are rounded. So the wait is
+measured from outside: autograd calls what is queued behind a backward in order, and DDP's reducer
+waits for its all-reduces there. One callback is queued before it and one behind.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any, Final
+
+from paceline_client.torch.layout import stages_of
+from paceline_client.torch.tap import GRADIENTS
+from paceline_client.torch.targets.kind import Job, Level, Target, Undo
+
+_MODULE: Final = "torch.nn.parallel.distributed"
+
+
+def _wrapped(job: Job) -> list[Any]:
+    kind = sys.modules[_MODULE].DistributedDataParallel
+    roots = [*job.models(), *(stage.submod for stage in stages_of(job.schedule))]
+    found: list[Any] = []
+    for root in roots:
+        for module in root.modules():
+            if isinstance(module, kind) and not any(module is known for known in found):
+                found.append(module)
+    return found
+
+
+class _Watch:
+    """Queues the two callbacks in each backward of one DDP module that reduces gradients."""
+
+    def __init__(self, job: Job, module: Any) -> None:
+        self._tap = job.tap
+        self._module = module
+        self._queued = False
+        self._start: Any = None
+
+    def attach(self) -> Undo:
+        # Before the reducer's own hook of the same parameter, hence before it queues anything.
+        last = [p for p in self._module.module.parameters() if p.requires_grad][-1]
+        handle = last.register_post_accumulate_grad_hook(self._gradient_ready)
+
+        def undo() -> None:
+            handle.remove()
+
+        return undo
+
+    def _gradient_ready(self, _parameter: Any) -> None:
+        if self._queued or not self._tap.on or not self._module.require_backward_grad_sync:
+            return
+        self._queued = True
+        self._queue(self._computed)
+
+    def _computed(self) -> None:
+        self._queued = False
+        self._start = self._tap.now() if self._tap.on else None
+        self._queue(self._reduced)
+
+    def _reduced(self) -> None:
+        if self._start is not None and self._tap.on:
+            self._tap.add(GRADIENTS, self._start, self._tap.now())
+
+    @staticmethod
+    def _queue(callback: Any) -> None:
+        sys.modules["torch"].autograd.Variable._execution_engine.queue_callback(callback)
+
+
+def _install(job: Job, level: Level) -> Undo:
+    if level < Level.P2P:
+        return lambda: None
+
+    def record() -> Undo:
+        undo = [_Watch(job, module).attach() for module in _wrapped(job)]
+
+        def stop() -> None:
+            for one in undo:
+                one()
+
+        return stop
+
+    job.on_record.append(record)
+    return lambda: job.on_record.remove(record)
+
+
+DDP: Final = Target(
+    "ddp",
+    "DistributedDataParallel",
+    wanted=lambda job: _MODULE in sys.modules and bool(_wrapped(job)),
+    install=_install,
+)

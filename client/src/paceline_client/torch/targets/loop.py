@@ -1,0 +1,82 @@
+"""A loop of the job's own over microbatches, without a pipeline: forwards and backwards."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import torch
+
+from paceline_client.torch.tap import BACKWARD, FORWARD
+from paceline_client.torch.targets.kind import Function, Hook, Job, Level, Target, Undo
+
+
+class _Microbatches:
+    """Counts the passes of a step."""
+
+    def __init__(self) -> None:
+        self._step = -1
+        self._passes = {FORWARD: 0, BACKWARD: 0}
+
+    def next(self, op: str, step: int) -> int:
+        """Return the microbatch that the next pass of a kind is on."""
+        if step != self._step:
+            self._step = step
+            self._passes = {FORWARD: 0, BACKWARD: 0}
+        self._passes[op] += 1
+        return self._passes[op] - 1
+
+
+def _backward(job: Job, original: Function) -> Function:
+    def backward(tensors: Any, *args: Any, **kwargs: Any) -> Any:
+        tap = job.tap
+        if not tap.on or tap.depth:
+            return original(tensors, *args, **kwargs)
+        with tap.computing(BACKWARD, job.one(_Microbatches).next(BACKWARD, tap.step), None):
+            return original(tensors, *args, **kwargs)
+
+    return backward
+
+
+def _install(job: Job, _level: Level) -> Undo:
+    (model,) = job.models()
+    tap = job.tap
+
+    def record() -> Undo:
+        spans: list[Any] = []
+
+        def before(*_: Any) -> None:
+            if tap.on and not tap.depth and torch.is_grad_enabled():
+                span = tap.computing(FORWARD, job.one(_Microbatches).next(FORWARD, tap.step), None)
+                span.__enter__()
+                spans.append(span)
+
+        def after(*_: Any) -> None:
+            if spans:
+                spans.pop().__exit__(None, None, None)
+
+        # The first that begins, before FSDP's own, and the last that ends.
+        handles = [
+            model.register_forward_pre_hook(before, prepend=True),
+            model.register_forward_hook(after, always_call=True),
+        ]
+
+        def stop() -> None:
+            after()
+            for handle in handles:
+                handle.remove()
+
+        return stop
+
+    job.on_record.append(record)
+    return lambda: job.on_record.remove(record)
+
+
+LOOP: Final = Target(
+    "loop",
+    "a training loop of the job's own",
+    wanted=lambda job: (
+        job.schedule is None and job.megatron_config is None and len(job.models()) == 1
+    ),
+    hooks=(Hook("torch.autograd:backward", ("tensors",), Level.COMPUTE, _backward),),
+    install=_install,
+)

@@ -1,0 +1,330 @@
+"""Megatron-Core: computations by its timers, transfers by requests, collectives by buckets."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any, Final
+
+import torch
+
+from paceline_client.torch.tap import BACKWARD, FORWARD, GRADIENTS, PARAMETERS, Tap
+from paceline_client.torch.targets.kind import Function, Hook, Job, Level, Target, Undo
+
+_SCHEDULES: Final = "megatron.core.pipeline_parallel.schedules"
+_P2P: Final = "megatron.core.pipeline_parallel.p2p_communication"
+_BUCKETS: Final = "megatron.core.distributed.param_and_grad_buffer:_ParamAndGradBucketGroup"
+_OF_TENSOR: Final = {
+    "tensor_send_prev": "backward-send",
+    "tensor_recv_prev": "forward-recv",
+    "tensor_send_next": "forward-send",
+    "tensor_recv_next": "backward-recv",
+}
+_OF_REQUEST: Final = {name.removeprefix("tensor_"): op for name, op in _OF_TENSOR.items()}
+# Collectives of the end of a step that no bucket does.
+_OF_TIMER: Final = {
+    "non-tensor-parallel-grads-all-reduce": "layernorm-grads-all-reduce",
+    "embedding-grads-all-reduce": "embedding-grads-all-reduce",
+}
+
+
+class _Now:
+    """What this rank computes, in the order of its schedule.
+
+    Forwards name their microbatch and chunk; a backward is that of the oldest forward which still
+    waits for one, of the chunk that the schedule's table tells.
+    """
+
+    def __init__(self) -> None:
+        self._table: list[tuple[int, int]] | None = None
+        self._backwards = 0
+        self._waiting: dict[int, deque[int | None]] = {}
+        self.mb: int | None = None
+        self.mc: int | None = None
+
+    def begins(self, table: list[tuple[int, int]]) -> None:
+        """Take the order of an interleaved step's microbatches and chunks."""
+        self._table = table
+        self._backwards = 0
+        self._waiting = {}
+
+    def forward(self, mb: int | None, mc: int | None) -> None:
+        """Note that a forward begins."""
+        self._waiting.setdefault(mc or 0, deque()).append(mb)
+        self.mb, self.mc = mb, mc
+
+    def backward(self, chunks: int) -> None:
+        """Note that a backward begins."""
+        self.mb, self.mc = None, None
+        if chunks > 1:
+            if self._table is None or self._backwards >= len(self._table):
+                return
+            self.mc = chunks - 1 - self._table[self._backwards][1]
+            self._backwards += 1
+        waiting = self._waiting.get(self.mc or 0)
+        if waiting:
+            self.mb = waiting.popleft()
+
+
+def _trains(tap: Tap) -> bool:
+    # Evaluation steps have no gradients.
+    return tap.on and bool(torch.is_grad_enabled())
+
+
+def _forward_step(job: Job, original: Function) -> Function:
+    def forward_step(*args: Any, **kwargs: Any) -> Any:
+        if _trains(job.tap):
+            now = job.one(_Now)
+            now.forward(kwargs.get("current_microbatch"), kwargs.get("vp_stage"))
+        return original(*args, **kwargs)
+
+    return forward_step
+
+
+def _backward_step(job: Job, original: Function) -> Function:
+    def backward_step(*args: Any, **kwargs: Any) -> Any:
+        if _trains(job.tap):
+            job.one(_Now).backward(job.layout.vpp)
+        return original(*args, **kwargs)
+
+    return backward_step
+
+
+def _schedule_table(job: Job, original: Function) -> Function:
+    def get_schedule_table(*args: Any, **kwargs: Any) -> Any:
+        table = original(*args, **kwargs)
+        if _trains(job.tap):
+            job.one(_Now).begins(list(table))
+        return table
+
+    return get_schedule_table
+
+
+class _Timer:
+    """A timer of the job's, or none, and what it times for us."""
+
+    def __init__(self, tap: Tap, now: _Now, name: str, theirs: Any) -> None:
+        self._tap = tap
+        self._now = now
+        self._theirs = theirs
+        self._op = name if name in {FORWARD, BACKWARD} else _OF_TIMER.get(name)
+        self._computes = name in {FORWARD, BACKWARD}
+        self._start: Any = None
+
+    def start(self, *args: Any, **kwargs: Any) -> None:
+        """Start it."""
+        if self._theirs is not None:
+            self._theirs.start(*args, **kwargs)
+        tap = self._tap
+        if self._op is not None and _trains(tap):
+            tap.depth += self._computes
+            self._start = tap.now()
+
+    def stop(self, *args: Any, **kwargs: Any) -> None:
+        """Stop it."""
+        tap = self._tap
+        if self._start is not None and self._op is not None:
+            start, self._start = self._start, None
+            tap.depth -= self._computes
+            now = self._now
+            mb, mc = (now.mb, now.mc) if self._computes else (None, None)
+            if tap.on:
+                tap.add(self._op, start, tap.now(), mb, mc)
+        if self._theirs is not None:
+            self._theirs.stop(*args, **kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._theirs, name)
+
+
+class _Timers:
+    """Stands for `megatron.core.timers.Timers`, which it asks where the job has one."""
+
+    def __init__(self, tap: Tap, now: _Now, theirs: Any) -> None:
+        self._tap = tap
+        self._now = now
+        self._theirs = theirs
+        self._mine: dict[str, _Timer] = {}
+
+    def __call__(self, name: str, *args: Any, **kwargs: Any) -> Any:
+        theirs = None if self._theirs is None else self._theirs(name, *args, **kwargs)
+        timer = self._mine.get(name)
+        if timer is None:
+            timer = self._mine[name] = _Timer(self._tap, self._now, name, theirs)
+        # By its level, a timer may be another one than before.
+        timer._theirs = theirs
+        return timer
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._theirs, name)
+
+
+def _requests(job: Job, original: Function) -> Function:
+    """Watch each transfer of a call, from its posting to its own end."""
+
+    def p2p_ops(**kwargs: Any) -> Any:
+        tap = job.tap
+        if not tap.on:
+            return original(**kwargs)
+        start = tap.now()
+        requests = original(**kwargs)
+        if isinstance(requests, dict):
+            return {
+                name: tap.watch(_OF_REQUEST[name], request, start)
+                for name, request in requests.items()
+            }
+        ops = [op for name, op in _OF_TENSOR.items() if kwargs.get(name) is not None]
+        if len(ops) == len(requests):
+            return [
+                tap.watch(op, request, start) for op, request in zip(ops, requests, strict=True)
+            ]
+        if len(requests) == 1:
+            # Coalesced: one work for all of them.
+            for op in ops:
+                requests = [tap.watch(op, requests[0], start)]
+        return requests
+
+    return p2p_ops
+
+
+def _start(op: str, handle: str, job: Job, original: Function) -> Function:
+    """Record a collective of a group of buckets: its call, or until its handle is done."""
+
+    def start_sync(buckets: Any, *args: Any, **kwargs: Any) -> Any:
+        tap = job.tap
+        if not tap.on or getattr(buckets, handle) is not None:
+            return original(buckets, *args, **kwargs)
+        start = tap.now()
+        answer = original(buckets, *args, **kwargs)
+        work = getattr(buckets, handle)
+        buckets.paceline_nested = tap.depth > 0
+        if work is None:
+            tap.add(op, start, tap.now())
+        elif not buckets.paceline_nested:
+            setattr(buckets, handle, tap.watch(op, work, start))
+        return answer
+
+    return start_sync
+
+
+def _finish(op: str, handle: str, job: Job, original: Function) -> Function:
+    """Record what is waited for here of a collective that began inside of a computation."""
+
+    def finish_sync(buckets: Any, *args: Any, **kwargs: Any) -> Any:
+        nested = getattr(buckets, "paceline_nested", False) and getattr(buckets, handle) is not None
+        if not job.tap.on or not nested:
+            return original(buckets, *args, **kwargs)
+        with job.tap.span(op):
+            return original(buckets, *args, **kwargs)
+
+    return finish_sync
+
+
+class _Reductions:
+    """Counts gradients' collectives that hooks have recorded."""
+
+    def __init__(self) -> None:
+        self.seen = 0
+
+
+def _counted(job: Job, wrapped: Function) -> Function:
+    def counting(*args: Any, **kwargs: Any) -> Any:
+        job.one(_Reductions).seen += 1
+        return wrapped(*args, **kwargs)
+
+    return counting
+
+
+def _finalized(job: Job, finalize: Function) -> Function:
+    """Record a function of the job's own that reduces gradients in one piece."""
+
+    def finalize_model_grads(*args: Any, **kwargs: Any) -> Any:
+        tap = job.tap
+        if not tap.on:
+            return finalize(*args, **kwargs)
+        before, start = job.one(_Reductions).seen, tap.now()
+        answer = finalize(*args, **kwargs)
+        if job.one(_Reductions).seen == before:
+            tap.add(GRADIENTS, start, tap.now())
+        return answer
+
+    return finalize_model_grads
+
+
+def _install(job: Job, level: Level) -> Undo:
+    """Set the timers, and watch how the job finalizes gradients."""
+    config = job.megatron_config
+    timers, finalize = config.timers, config.finalize_model_grads_func
+    config.timers = _Timers(job.tap, job.one(_Now), timers)
+    if finalize is not None and level >= Level.P2P:
+        config.finalize_model_grads_func = _finalized(job, finalize)
+
+    def undo() -> None:
+        config.timers = timers
+        config.finalize_model_grads_func = finalize
+
+    return undo
+
+
+_TENSORS: Final = (
+    "tensor_send_prev",
+    "tensor_recv_prev",
+    "tensor_send_next",
+    "tensor_recv_next",
+)
+
+MEGATRON: Final = Target(
+    "megatron",
+    "Megatron-Core",
+    wanted=lambda job: job.megatron_config is not None,
+    hooks=(
+        Hook(
+            f"{_SCHEDULES}:forward_step",
+            ("forward_step_func", "data_iterator", "model", "num_microbatches"),
+            Level.COMPUTE,
+            _forward_step,
+        ),
+        Hook(
+            f"{_SCHEDULES}:backward_step",
+            ("input_tensor", "output_tensor", "output_tensor_grad"),
+            Level.COMPUTE,
+            _backward_step,
+        ),
+        Hook(
+            f"{_SCHEDULES}:get_schedule_table",
+            ("num_microbatches", "num_model_chunks"),
+            Level.COMPUTE,
+            _schedule_table,
+        ),
+        Hook(f"{_P2P}:_p2p_ops", _TENSORS, Level.P2P, _requests),
+        Hook(f"{_P2P}:_batched_p2p_ops", _TENSORS, Level.P2P, _requests),
+        Hook(
+            f"{_BUCKETS}.start_grad_sync",
+            ("self",),
+            Level.P2P,
+            lambda job, original: _counted(
+                job, _start(GRADIENTS, "grad_reduce_handle", job, original)
+            ),
+        ),
+        Hook(
+            f"{_BUCKETS}.finish_grad_sync",
+            ("self",),
+            Level.P2P,
+            lambda job, original: _counted(
+                job, _finish(GRADIENTS, "grad_reduce_handle", job, original)
+            ),
+        ),
+        Hook(
+            f"{_BUCKETS}.start_param_sync",
+            ("self",),
+            Level.P2P,
+            lambda job, original: _start(PARAMETERS, "param_gather_handle", job, original),
+        ),
+        Hook(
+            f"{_BUCKETS}.finish_param_sync",
+            ("self",),
+            Level.P2P,
+            lambda job, original: _finish(PARAMETERS, "param_gather_handle", job, original),
+        ),
+    ),
+    install=_install,
+)

@@ -1,0 +1,43 @@
+"""Optimizers of PyTorch, by the hooks that all of them share."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from torch.optim import optimizer as torch_optimizer
+
+from paceline_client.torch.tap import OPTIMIZER
+from paceline_client.torch.targets.kind import Job, Level, Target, Undo
+
+
+def _install(job: Job, _level: Level) -> Undo:
+    tap = job.tap
+
+    def record() -> Undo:
+        starts: list[Any] = []
+
+        def before(*_: Any) -> None:
+            starts.append(tap.now() if tap.on else None)
+
+        def after(*_: Any) -> None:
+            start = starts.pop() if starts else None
+            # One inside another, as optimizers of optimizers have them, is part of that.
+            if start is not None and tap.on and not starts:
+                tap.add(OPTIMIZER, start, tap.now())
+
+        handles = [
+            torch_optimizer.register_optimizer_step_pre_hook(before),
+            torch_optimizer.register_optimizer_step_post_hook(after),
+        ]
+
+        def stop() -> None:
+            for handle in handles:
+                handle.remove()
+
+        return stop
+
+    job.on_record.append(record)
+    return lambda: job.on_record.remove(record)
+
+
+OPTIMIZERS: Final = Target("optimizer", "torch.optim", wanted=lambda _: True, install=_install)

@@ -1,0 +1,26 @@
+"""Every target, in the order in which they are attached: what computes before what it calls."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from paceline_client.torch.targets.ddp import DDP
+from paceline_client.torch.targets.fsdp2 import FSDP2
+from paceline_client.torch.targets.garbage import GARBAGE
+from paceline_client.torch.targets.kind import Target
+from paceline_client.torch.targets.loop import LOOP
+from paceline_client.torch.targets.megatron import MEGATRON
+from paceline_client.torch.targets.optimizer import OPTIMIZERS
+from paceline_client.torch.targets.pipelining import PIPELINING
+from paceline_client.torch.targets.tensor_parallel import TENSOR_PARALLEL
+
+TARGETS: Final[tuple[Target, ...]] = (
+    PIPELINING,
+    MEGATRON,
+    LOOP,
+    FSDP2,
+    DDP,
+    TENSOR_PARALLEL,
+    OPTIMIZERS,
+    GARBAGE,
+)

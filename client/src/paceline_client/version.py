@@ -1,0 +1,7 @@
+"""The version of this distribution; `pyproject.toml` reads it from here."""
+
+from __future__ import annotations
+
+from typing import Final
+
+VERSION: Final = "0.2.0"

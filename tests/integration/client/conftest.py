@@ -1,0 +1,123 @@
+"""Small jobs of PyTorch in processes of their own, and a real server for them."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import subprocess
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, Final
+
+import pytest
+
+from paceline_client.spool import Address, Spool
+from tests.conftest import skip_or_fail
+from tests.integration.api.conftest import install, installation
+from tests.real_jobs.jobs import Framework
+from tests.real_jobs.launching import missing, torch_python
+
+__all__ = ["install", "installation"]
+
+# Nobody is there.
+NOWHERE: Final = "http://127.0.0.1:9"
+_ROOT: Final = Path(__file__).parents[3]
+_TRAINING: Final = Path(__file__).with_name("training.py")
+
+
+@dataclass(frozen=True, slots=True)
+class Trained:
+    """What a job left behind."""
+
+    directory: Path
+    code: int
+    said: str
+
+    @property
+    def spool(self) -> Spool:
+        return Spool(self.directory / "spool")
+
+    def told(self, name: str = "rank-0") -> dict[str, Any]:
+        """Return what a rank wrote at its end."""
+        document: dict[str, Any] = json.loads((self.directory / f"{name}.json").read_text())
+        return document
+
+    def shares(self) -> dict[str, tuple[Address, list[dict[str, Any]]]]:
+        """Return the lines of what waits in the spool, by producer."""
+        found = {}
+        for path in self.spool.waiting():
+            with self.spool.claimed(path) as claimed:
+                assert claimed is not None
+                address, body = claimed
+                lines = [json.loads(line) for line in gzip.decompress(body).splitlines()]
+                assert address.producer not in found, "a share twice"
+                found[address.producer] = (address, lines)
+        return found
+
+
+Train = Callable[..., Trained]
+
+
+def environment() -> dict[str, str]:
+    """Return what processes of a job get."""
+    return os.environ | {
+        "PYTHONPATH": os.pathsep.join((str(_ROOT), str(_ROOT / "client" / "src"))),
+        "OMP_NUM_THREADS": "1",
+        "GLOO_SOCKET_IFNAME": "lo",
+        "no_proxy": "127.0.0.1",
+    }
+
+
+class Jobs:
+    """A process that has imported PyTorch, and forks each job that is asked for."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self._process = process
+
+    def start(self, directory: Path, *words: str) -> None:
+        """Begin a job; its words are options of `training.py`."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps([str(directory), *words]) + "\n")
+        self._process.stdin.flush()
+
+    def wait(self, directory: Path) -> Trained:
+        """Return what the job left behind; none of its processes outlives its own limit."""
+        assert self._process.stdout is not None
+        code = int(self._process.stdout.readline())
+        return Trained(directory, code, (directory / "log").read_text())
+
+
+@pytest.fixture(scope="session")
+def jobs() -> Iterator[Jobs]:
+    """Yield what runs jobs, one at a time."""
+    reason = missing(Framework.TORCH)
+    if reason is not None:
+        skip_or_fail(reason)
+    with (
+        TemporaryDirectory(prefix="paceline-test-") as cache,
+        subprocess.Popen(  # noqa: S603 - our own script
+            [torch_python(), str(_TRAINING)],
+            env=environment() | {"TORCHINDUCTOR_CACHE_DIR": cache},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        ) as process,
+    ):
+        yield Jobs(process)
+        assert process.stdin is not None
+        process.stdin.close()
+        process.wait()
+
+
+@pytest.fixture
+def train(jobs: Jobs, tmp_path: Path) -> Train:
+    """Return what runs a job to its end."""
+
+    def train(*words: str) -> Trained:
+        jobs.start(tmp_path / "job", *words)
+        return jobs.wait(tmp_path / "job")
+
+    return train

@@ -1,0 +1,269 @@
+"""Small jobs of several ranks, each asked for as ``["DIRECTORY", "--kind", "ddp", …]``.
+
+A job writes each rank's losses, and what became of the rank's shares. Faults are asked for by name.
+"""
+
+from __future__ import annotations
+
+import argparse
+import atexit
+import json
+import multiprocessing
+import os
+import resource
+import signal
+import sys
+import time
+import traceback
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.pipelining import PipelineStage, ScheduleInterleavedZeroBubble
+from torch.nn.parallel import DistributedDataParallel
+
+import paceline_client.torch as paceline
+from paceline_client import RetryPolicy
+
+WIDTH = 16
+BATCH = 8
+# Whatever becomes of the test, this ends.
+LIMIT_S = 100
+QUICK = RetryPolicy(give_up_after_s=0.5, first_wait_s=0.1, longest_wait_s=0.1, timeout_s=5)
+
+
+def model() -> nn.Module:
+    """Return the whole model, alike on every rank."""
+    torch.manual_seed(7)
+    return nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(4)))
+
+
+class Loop:
+    """Data-parallel ranks, or a single one, with a loop over two microbatches."""
+
+    def __init__(self, kind: str, rank: int, ranks: int) -> None:
+        self.model: Any = model()
+        if kind == "ddp":
+            # Several buckets, so that their reductions overlap the backward.
+            self.model = DistributedDataParallel(self.model, bucket_cap_mb=0.001)
+        elif kind == "powersgd":
+            self.model = DistributedDataParallel(self.model)
+        elif kind == "fsdp2":
+            for layer in self.model:
+                fully_shard(layer)
+            fully_shard(self.model)
+        self.optimizer = torch.optim.Adam(self.model.parameters(), lr=1e-3)
+        self.rank, self.ranks = rank, ranks
+
+    def attach(self, url: str, **how: Any) -> paceline.Monitor:  # noqa: ANN401
+        return paceline.attach(url, "job", model=self.model, **how)
+
+    def step(self, number: int) -> float:
+        generator = torch.Generator().manual_seed(100 * number + self.rank)
+        total = 0.0
+        for _ in range(2):
+            batch = torch.randn(BATCH, WIDTH, generator=generator)
+            loss = self.model(batch).square().mean()
+            loss.backward()
+            total += loss.item()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        return total
+
+
+class Pipeline:
+    """Two stages or more with two chunks each, in PyTorch's interleaved zero-bubble schedule."""
+
+    def __init__(self, rank: int, ranks: int) -> None:
+        whole = model()
+        self.mesh = init_device_mesh("cpu", (ranks,), mesh_dim_names=("pp",))
+        stages = []
+        for chunk in range(2):
+            index = chunk * ranks + rank
+            part = nn.Sequential(whole[index % len(whole)])
+            example = torch.zeros(BATCH // 4, WIDTH)
+            stages.append(
+                PipelineStage(
+                    part,
+                    index,
+                    2 * ranks,
+                    torch.device("cpu"),
+                    input_args=(example.requires_grad_(index > 0),),
+                    output_args=(torch.zeros_like(example).requires_grad_(),),
+                    group=self.mesh.get_group(),
+                )
+            )
+        self.schedule = ScheduleInterleavedZeroBubble(stages, 4, loss_fn=nn.functional.mse_loss)
+        self.optimizer = torch.optim.Adam([p for s in stages for p in s.submod.parameters()])
+        self.first, self.last = rank == 0, rank == ranks - 1
+
+    def attach(self, url: str, **how: Any) -> paceline.Monitor:  # noqa: ANN401
+        return paceline.attach(url, "job", schedule=self.schedule, mesh=self.mesh, **how)
+
+    def step(self, number: int) -> float:
+        batch = torch.randn(BATCH, WIDTH, generator=torch.Generator().manual_seed(number))
+        losses: list[torch.Tensor] = []
+        given = (batch,) if self.first else ()
+        if self.last:
+            self.schedule.step(*given, target=torch.zeros_like(batch), losses=losses)
+        else:
+            self.schedule.step(*given)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        return float(sum(loss.item() for loss in losses))
+
+
+def serve() -> int:
+    """Run the jobs that standard input asks for, a list of words a line, each in processes forked.
+
+    So that a run of tests imports PyTorch once. It answers with the job's code.
+    """
+    for line in sys.stdin:
+        pid = os.fork()
+        if not pid:
+            words = json.loads(line)
+            Path(words[0]).mkdir(parents=True, exist_ok=True)
+            log = os.open(f"{words[0]}/log", os.O_WRONLY | os.O_CREAT, 0o600)
+            os.dup2(log, 1)
+            os.dup2(log, 2)
+            os._exit(run(words))
+        print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)  # noqa: T201
+    return 0
+
+
+def run(words: list[str]) -> int:
+    """Fork the ranks of a job and wait for them."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("directory", type=Path)
+    parser.add_argument("--kind", default="plain")
+    parser.add_argument("--ranks", type=int, default=1)
+    parser.add_argument("--steps", type=int, default=8)
+    parser.add_argument("--record", default="2:4", help="first step, and how many")
+    parser.add_argument("--url", help="of the server; without it nothing is attached")
+    parser.add_argument("--twice", action="store_true", help="without the client, then with it")
+    parser.add_argument("--fault", default="none")
+    parser.add_argument("--relay", default="rank")
+    parser.add_argument("--pause-s", type=float, default=0.0)
+    given = parser.parse_args(words)
+    signal.alarm(LIMIT_S)
+    torch.set_num_threads(1)
+    given.directory.mkdir(parents=True, exist_ok=True)
+    os.environ.setdefault("PACELINE_SPOOL", str(given.directory / "spool"))
+    pids = [_fork(given, rank) for rank in range(given.ranks)]
+    return max(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) != 0 for pid in pids)
+
+
+def _fork(given: argparse.Namespace, rank: int) -> int:
+    pid = os.fork()
+    if pid:
+        return pid
+    # A child has no alarm of its parent's.
+    signal.alarm(LIMIT_S)
+    os.environ |= {"LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(given.ranks)}
+    code = 1
+    try:
+        train(given, rank)
+        code = 0
+    except SystemExit:
+        code = 0
+    except Exception:  # noqa: BLE001 - told here, since this process ends without a caller
+        traceback.print_exc()
+    # What an ordinary end has to do.
+    atexit._run_exitfuncs()
+    os._exit(code)
+
+
+def train(given: argparse.Namespace, rank: int) -> None:
+    """Train one rank."""
+    store = dist.FileStore(str(given.directory / "store"), given.ranks)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=given.ranks)
+    kinds = given.kind.split(",")
+    for kind in kinds:
+        # Several kinds: each without and with the client, one after the other.
+        ways = (None, given.url) if len(kinds) > 1 or given.twice else (given.url,)
+        for url in ways:
+            given.kind = kind
+            name = f"{kind}-{'without' if url is None else 'with'}-" if len(ways) > 1 else ""
+            document = _train(given, rank, url)
+            (given.directory / f"{name}rank-{rank}.json").write_text(
+                json.dumps(document, default=str)
+            )
+    dist.destroy_process_group()
+
+
+def _train(given: argparse.Namespace, rank: int, url: str | None) -> dict[str, Any]:
+    job: Any = (
+        Pipeline(rank, given.ranks)
+        if given.kind == "pipelining"
+        else Loop(given.kind, rank, given.ranks)
+    )
+    monitor = None
+    if given.fault == "disk full":
+        # What is written beyond fails as on a full disk.
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
+        resource.setrlimit(resource.RLIMIT_FSIZE, (64, hard))
+    if url is not None:
+        start, steps = map(int, given.record.split(":"))
+        monitor = job.attach(url, every=None, warmup=1, retry=QUICK, relay=given.relay)
+        monitor.record(steps, at=start)
+    if given.kind == "powersgd":
+        # The one that DDP takes, registered when the client is attached already.
+        state = powerSGD_hook.PowerSGDState(None, start_powerSGD_iter=2, min_compression_rate=0.1)
+        job.model.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
+    losses = []
+    for number in range(given.steps):
+        losses.append(job.step(number))
+        time.sleep(given.pause_s)
+        _fault(given, rank, number, monitor)
+        if monitor is not None:
+            monitor.step()
+        (given.directory / f"at-{rank}").write_text(str(number))
+    if given.fault == "disk full":
+        # By now whatever was to be written was.
+        if monitor is not None:
+            monitor.close()
+        resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
+    if monitor is not None:
+        monitor.close()
+    told = [] if monitor is None else [vars(outcome) for outcome in monitor.outcomes]
+    return {"losses": [loss.hex() for loss in losses], "outcomes": told}
+
+
+def _fault(
+    given: argparse.Namespace, rank: int, number: int, monitor: paceline.Monitor | None
+) -> None:
+    """Do in the middle of a session what was asked for."""
+    if number != 4:
+        return
+    if given.fault == "kill" and rank == given.ranks - 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    if given.fault == "fork":
+        pid = os.fork()
+        if not pid:
+            # A worker of a data loader: it computes, ends, and must send nothing.
+            model()(torch.zeros(1, WIDTH))
+            if monitor is not None:
+                monitor.step()
+                monitor.close()
+            atexit._run_exitfuncs()
+            os._exit(0)
+        os.waitpid(pid, 0)
+    if given.fault == "spawn":
+        child = multiprocessing.get_context("spawn").Process(target=print)
+        child.start()
+        child.join()
+    if given.fault == "exit":
+        sys.exit(0)
+    if given.fault == "clock":
+        real = time.time_ns
+        time.time_ns = lambda: real() + 3600 * 10**9
+
+
+if __name__ == "__main__":
+    sys.exit(serve())

@@ -1,0 +1,122 @@
+"""The path of GPUs, with events and streams that a test moves on."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from tests.support.extras import of_real_jobs
+
+of_real_jobs("torch")
+
+from paceline_client.torch.device_timeline import DeviceTimeline  # noqa: E402
+from paceline_client.torch.tap import Tap  # noqa: E402
+from tests.unit.client.torch.conftest import Seen  # noqa: E402
+
+
+class Stream:
+    def __init__(self) -> None:
+        self.now_ms = 0.0
+
+
+class Cuda:
+    """What the timeline asks of `torch.cuda`; streams have clocks of their own, in milliseconds."""
+
+    def __init__(self) -> None:
+        self.events = 0
+        self.main = Stream()
+        self.current = self.main
+        cuda = self
+
+        class Event:
+            def __init__(self, *, enable_timing: bool) -> None:
+                assert enable_timing
+                cuda.events += 1
+                self.at_ms = -1.0
+
+            def record(self, stream: Stream | None = None) -> None:
+                self.at_ms = (stream or cuda.current).now_ms
+
+            def synchronize(self) -> None:
+                assert self.at_ms >= 0, "recorded before it is read"
+
+            def elapsed_time(self, other: Event) -> float:
+                return other.at_ms - self.at_ms
+
+        self.Event = Event
+        self.Stream = Stream
+
+    @contextlib.contextmanager
+    def stream(self, stream: Stream) -> Iterator[None]:
+        before, self.current = self.current, stream
+        yield
+        self.current = before
+
+
+class Work:
+    """A transfer that makes the stream that waits for it wait until then."""
+
+    def __init__(self, cuda: Cuda, ends_ms: float) -> None:
+        self.cuda, self.ends_ms = cuda, ends_ms
+
+    def wait(self) -> None:
+        self.cuda.current.now_ms = max(self.cuda.current.now_ms, self.ends_ms)
+
+
+def test_operations_are_read_after_their_step_from_events_of_the_stream(seen: Seen) -> None:
+    cuda = Cuda()
+    tap = Tap(DeviceTimeline(cuda))
+    tap.timeline.begin()
+    tap.on, tap.sink = True, seen
+    before_ns = time.time_ns()
+    for step in range(2):
+        tap.step = step
+        with tap.span("forward-compute", mb=0):
+            cuda.main.now_ms += 10
+        work = tap.watch("forward-send", Work(cuda, cuda.main.now_ms + 4), tap.now(), mb=0)
+        assert isinstance(work, Work), "the job waits for the work itself"
+        with tap.span("backward-compute", mb=0):
+            cuda.main.now_ms += 20
+        tap.timeline.end_step()
+    tap.timeline.settle(30)
+
+    first_ns = seen.operations[0][1]
+    assert first_ns - before_ns < 10**9
+    assert [(o[0], o[1] - first_ns, o[2], o[3]) for o in seen.operations] == [
+        ("forward-compute", 0, 10_000_000, 0),
+        ("forward-send", 10_000_000, 4_000_000, 0),
+        ("backward-compute", 10_000_000, 20_000_000, 0),
+        ("forward-compute", 30_000_000, 10_000_000, 1),
+        ("forward-send", 40_000_000, 4_000_000, 1),
+        ("backward-compute", 40_000_000, 20_000_000, 1),
+    ]
+
+
+def test_events_are_used_again(seen: Seen) -> None:
+    cuda = Cuda()
+    tap = Tap(DeviceTimeline(cuda))
+    tap.timeline.begin()
+    tap.on, tap.sink = True, seen
+    for step in range(50):
+        tap.step = step
+        with tap.span("gc"):
+            cuda.main.now_ms += 1
+        tap.timeline.end_step()
+        tap.timeline.settle(30)
+    assert len(seen.operations) == 50
+    assert cuda.events < 10
+
+
+def test_the_drift_between_device_and_host_is_measured(seen: Seen) -> None:
+    cuda = Cuda()
+    timeline = DeviceTimeline(cuda)
+    timeline.begin()
+    cuda.main.now_ms += 3_600_000
+    timeline.end_step()
+    timeline.settle(30)
+    del seen
+    # The device says an hour, the host a moment.
+    assert timeline.measured()["clock_drift_ns"] == pytest.approx(-3600e9, rel=0.01)

@@ -1,0 +1,73 @@
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+
+from tests.support.extras import of_real_jobs
+
+torch = of_real_jobs("torch")
+
+from paceline_client.torch.layout import (  # noqa: E402
+    Layout,
+    LayoutError,
+    find_layout,
+    layers_of,
+)
+
+
+@dataclass
+class Mesh:
+    """Answers as a `DeviceMesh` of one rank does."""
+
+    sizes: dict[str, int]
+    places: dict[str, int]
+
+    @property
+    def mesh_dim_names(self) -> tuple[str, ...]:
+        return tuple(self.sizes)
+
+    def size(self, index: int) -> int:
+        return list(self.sizes.values())[index]
+
+    def get_local_rank(self, name: str) -> int:
+        return self.places[name]
+
+
+def test_a_mesh_tells_sizes_and_place() -> None:
+    mesh = Mesh({"pp": 4, "dp": 2, "tp": 8}, {"pp": 3, "dp": 1, "tp": 5})
+    layout = find_layout(61, 64, mesh=mesh)
+    assert layout == Layout(dp=2, pp=4, tp=8, dp_rank=1, pp_rank=3, tp_rank=5)
+    assert not layout.first_of_cell
+    assert layout.sizes() == {"dp": 2, "pp": 4, "tp": 8, "cp": 1, "vpp": 1, "world": 64}
+
+
+def test_two_data_parallel_dimensions_are_one() -> None:
+    mesh = Mesh({"dp_replicate": 2, "dp_shard": 4}, {"dp_replicate": 1, "dp_shard": 2})
+    assert find_layout(6, 8, mesh=mesh) == Layout(dp=8, dp_rank=6)
+
+
+def test_without_anything_every_rank_is_a_data_parallel_one() -> None:
+    assert find_layout(3, 8) == Layout(dp=8, dp_rank=3)
+
+
+@pytest.mark.parametrize(
+    ("mesh", "says"),
+    [
+        (Mesh({"dp": 2, "pp": 2}, {"dp": 0, "pp": 0}), "there are 8 ranks"),
+        (Mesh({"dp": 2, "expert": 4}, {"dp": 0, "expert": 0}), "'expert' is none of"),
+        (Mesh({"dp": 4, "pp": 2}, {"dp": 4, "pp": 0}), "dp_rank 4 of 4"),
+    ],
+)
+def test_a_mesh_that_does_not_tell_all_is_refused_with_what_to_give(mesh: Mesh, says: str) -> None:
+    with pytest.raises(LayoutError, match=says):
+        find_layout(0, 8, mesh=mesh)
+
+
+def test_layers_are_the_items_of_the_longest_list() -> None:
+    block = torch.nn.ModuleList([torch.nn.Linear(1, 1) for _ in range(3)])
+    model = torch.nn.Module()
+    model.layers = torch.nn.ModuleList([torch.nn.Sequential(block) for _ in range(5)])
+    assert layers_of([model]) == 5
+    assert layers_of([model, model]) == 10
+    assert layers_of([torch.nn.Linear(1, 1)]) is None

@@ -1,0 +1,135 @@
+"""A job of one rank, from attaching to what the server is sent."""
+
+from __future__ import annotations
+
+import gc
+import gzip
+import json
+import logging
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.support.extras import of_real_jobs
+from tests.unit.client.conftest import Answer, Receiver
+
+torch = of_real_jobs("torch")
+
+import paceline_client.torch as paceline  # noqa: E402
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+
+class Job:
+    """Two microbatches a step of a model of two layers."""
+
+    def __init__(self, url: str, spool: Path, **how: Any) -> None:  # noqa: ANN401
+        layers = torch.nn.ModuleList([torch.nn.Linear(4, 4) for _ in range(2)])
+        self.model = torch.nn.Sequential(*layers)
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
+        self.monitor = paceline.attach(
+            url, "llama", model=self.model, every=None, warmup=1, spool=spool, **how
+        )
+
+    def train(self, steps: int) -> None:
+        for _ in range(steps):
+            for _ in range(2):
+                self.model(torch.zeros(1, 4)).sum().backward()
+            with torch.no_grad():
+                self.model(torch.zeros(1, 4))
+            self.optimizer.step()
+            self.monitor.step()
+
+
+@pytest.fixture
+def job(receiver: Receiver, tmp_path: Path) -> Iterator[Job]:
+    receiver.answers = [Answer(status=201, document={"attempt": 2})]
+    job = Job(receiver.url, tmp_path)
+    yield job
+    job.monitor.close()
+
+
+def sent(receiver: Receiver) -> tuple[str, dict[str, Any], list[dict[str, Any]]]:
+    request = receiver.requests[-1]
+    header, *rows = [json.loads(line) for line in gzip.decompress(request.body).splitlines()]
+    return request.path, header["meta"], rows
+
+
+def test_a_window_of_steps_is_recorded_and_sent(job: Job, receiver: Receiver) -> None:
+    job.monitor.record(3, at=2)
+    job.train(2)
+    assert job.monitor.recording
+    job.monitor.describe({"sequence_lengths": {"2": [[[5], [5]]]}})
+    job.train(4)
+    assert not job.monitor.recording
+    outcome = job.monitor.wait(30)
+
+    assert outcome is not None
+    assert outcome.error is None
+    path, meta, rows = sent(receiver)
+    assert path.startswith("/api/v1/jobs/llama/attempts/2/sessions/3/chunks/rank-0/0")
+    assert meta["sequence_lengths"] == {"2": [[[5], [5]]]}
+    assert (meta["dp"], meta["pp"], meta["world"]) == (1, 1, 1)
+    assert meta["recorded_by"]["level"] == "p2p"
+    computed = [(row["step"], row["op"], row.get("mb")) for row in rows if row["op"] != "gc"]
+    assert computed == [
+        (step, *what)
+        for step in (2, 3, 4)
+        for what in (
+            ("forward-compute", 0),
+            ("backward-compute", 0),
+            ("forward-compute", 1),
+            ("backward-compute", 1),
+            ("optimizer", None),
+        )
+    ]
+
+
+def test_the_garbage_collector_is_recorded_where_it_takes_long(
+    job: Job, receiver: Receiver
+) -> None:
+    job.monitor.record(1, at=1)
+    job.train(1)
+    gc.collect()
+    job.train(1)
+    assert job.monitor.wait(30) is not None
+    assert "gc" in {row["op"] for row in sent(receiver)[2]}
+
+
+def test_everything_is_taken_off_when_the_monitor_is_closed(job: Job) -> None:
+    before = len(gc.callbacks)
+    job.monitor.record(5, at=1)
+    job.train(2)
+    assert len(gc.callbacks) == before + 1
+    job.monitor.close(wait_s=0)
+    assert len(gc.callbacks) == before
+    assert torch.autograd.backward.__module__ == "torch.autograd"
+    assert not hasattr(torch.autograd.backward, "__wrapped__")
+    job.train(1)
+
+
+@pytest.mark.parametrize(
+    ("how", "says"),
+    [
+        ({"every": "soon"}, "every is a time"),
+        ({"level": "everything"}, "EVERYTHING"),
+        ({"layout": paceline.Layout(dp=1), "steps": 0}, "at least one step"),
+    ],
+)
+def test_what_cannot_be_attached_to_is_told_and_breaks_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, how: dict[str, Any], says: str
+) -> None:
+    model = torch.nn.Linear(1, 1)
+    with caplog.at_level(logging.WARNING, "paceline_client"):
+        monitor = paceline.attach(
+            "http://127.0.0.1:9", "llama", model=model, spool=tmp_path, **{"every": None, **how}
+        )
+    assert says in caplog.text
+    monitor.record(5, at=0)
+    with monitor.span("forward-compute", mb=0):
+        model(torch.zeros(1, 1)).sum().backward()
+    monitor.step()
+    monitor.close()
+    assert monitor.outcomes == []
