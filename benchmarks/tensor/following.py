@@ -1,0 +1,230 @@
+"""A straggler that comes and goes, a real service, and the job's step times over both."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import signal
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+import torch.distributed as dist
+
+from benchmarks.svg import Axis, Series, plot
+from benchmarks.tensor.job import Job
+from benchmarks.tensor.ranks import RANKS, on_ranks
+from paceline_client.tensor import Consent, Controller, Granularity, Method, Peer, pre_test
+
+SLOW: Final = 2
+SLOWDOWN: Final = 4.0
+COMES: Final = 10
+GOES: Final = 30
+STEPS: Final = 50
+# Longer than elsewhere: the service takes a rank for slow from 10 % on, as any one is that this
+# machine keeps waiting for a processor.
+_HEALTHY_STEP_S: Final = 0.6
+_OVERHEAD_STEPS: Final = 60
+_JOB: Final = "bench-tp"
+_GROUP: Final = "0-0"
+_STARTS_WITHIN_S: Final = 120.0
+_LOG_CHARS: Final = 2000
+_ROOT: Final = Path(__file__).parents[2]
+
+
+class NoServiceError(Exception):
+    """The service did not start; with what it said last."""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One step of the job.
+
+    Parameters
+    ----------
+    version : int
+        Of the plan in force; 0 for none.
+    """
+
+    number: int
+    took_s: float
+    version: int
+    method: Method
+
+    @property
+    def planned(self) -> bool:
+        """Whether work was shed."""
+        return self.method is not Method.NONE
+
+
+@dataclass(frozen=True, slots=True)
+class Followed:
+    """What became of the job.
+
+    Parameters
+    ----------
+    controller_s : float
+        What the controller takes of a step, median, when all ranks come to it at once.
+    """
+
+    steps: tuple[Step, ...]
+    controller_s: float
+
+    @property
+    def slow_steps(self) -> int:
+        """Steps from the straggler's first one until a plan is in force."""
+        found = (s.number for s in self.steps if s.number >= COMES and s.planned)
+        return next(found, STEPS) - COMES
+
+    @property
+    def held_steps(self) -> int:
+        """Steps from the first one after the straggler's recovery until no plan is in force."""
+        found = (s.number for s in self.steps if s.number >= GOES and not s.planned)
+        return next(found, STEPS) - GOES
+
+    def median_s(self, first: int, last: int, *, planned: bool) -> float:
+        """Return the median of steps with or without a plan; NaN where there are none."""
+        found = [s.took_s for s in self.steps if first <= s.number < last and s.planned is planned]
+        return statistics.median(found) if found else math.nan
+
+
+def measure() -> Followed:
+    """Train with a service of its own, which is ended."""
+    with _service() as url:
+        return on_ranks(partial(_on_rank, url))[0]
+
+
+def _on_rank(url: str) -> Followed:
+    job = Job(Granularity.COLUMNS, _HEALTHY_STEP_S)
+    costs = pre_test(job.workload, job.tp, job.train_step)
+    controller = Controller(
+        job.workload,
+        job.tp,
+        Peer(url, _JOB, _GROUP, 1),
+        Consent(apply=True, max_gamma=0.0),
+        costs=costs,
+    )
+    # The service knows a job by its first report; then it is told to apply plans to it.
+    for _ in range(2):
+        job.train_step()
+        controller.step()
+    if job.tp.rank == 0:
+        _switch_on(url)
+    dist.barrier()
+    steps: list[Step] = []
+    for number in range(STEPS):
+        job.pace.slowdown = SLOWDOWN if job.tp.rank == SLOW and COMES <= number < GOES else 1.0
+        plan = controller.plan
+        began_s = time.perf_counter()
+        job.train_step()
+        controller.step()
+        steps.append(
+            Step(
+                number,
+                time.perf_counter() - began_s,
+                plan.version if plan is not None else 0,
+                plan.method if plan is not None else Method.NONE,
+            )
+        )
+    took_s = []
+    for _ in range(_OVERHEAD_STEPS):
+        dist.barrier()
+        began_s = time.perf_counter()
+        controller.step()
+        took_s.append(time.perf_counter() - began_s)
+    controller.close()
+    return Followed(tuple(steps), statistics.median(took_s))
+
+
+def _switch_on(url: str) -> None:
+    """Allow plans to be applied to the job, once the service knows it."""
+    body = json.dumps({"mode": "apply", "max_gamma": None, "expires_after_steps": 200}).encode()
+    request = urllib.request.Request(  # noqa: S310 - our own service
+        f"{url}/api/v1/jobs/{_JOB}/tp/mode",
+        data=body,
+        method="PUT",
+        headers={"Content-Type": "application/json"},
+    )
+    _until_answered(request)
+
+
+def _until_answered(
+    request: urllib.request.Request, process: subprocess.Popen[bytes] | None = None
+) -> None:
+    """Ask until there is an answer, or the process that should answer has ended."""
+    deadline_s = time.monotonic() + _STARTS_WITHIN_S
+    while True:
+        try:
+            with urllib.request.urlopen(request, timeout=10):  # noqa: S310 - as above
+                return
+        except OSError:
+            ended = process is not None and process.poll() is not None
+            if ended or time.monotonic() > deadline_s:
+                raise
+            time.sleep(0.2)
+
+
+@contextmanager
+def _service() -> Iterator[str]:
+    """Serve Paceline with an embedded database, and yield its address."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    with tempfile.TemporaryDirectory(prefix="paceline-bench-tp-") as directory:
+        # As root the database runs under another account, which must get in.
+        Path(directory).chmod(0o755)
+        command = [sys.executable, "-m", "app.cli.main", "serve"]
+        command += ["--port", str(port), "--data-dir", directory]
+        with (Path(directory) / "log").open("wb") as log:
+            process = subprocess.Popen(  # noqa: S603 - our own program
+                command,
+                cwd=_ROOT,
+                env=os.environ | {"PYTHONPATH": os.environ.get("PYTHONPATH", str(_ROOT))},
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+        try:
+            url = f"http://127.0.0.1:{port}"
+            try:
+                ready = urllib.request.Request(f"{url}/readyz")  # noqa: S310 - as above
+                _until_answered(ready, process)
+            except OSError as error:
+                said = (Path(directory) / "log").read_text(errors="replace")[-_LOG_CHARS:]
+                raise NoServiceError(f"{' '.join(command)}:\n{said}") from error
+            yield url
+        finally:
+            process.send_signal(signal.SIGTERM)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(60)
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+def figure(followed: Followed) -> str:
+    """Return the plot of step times as SVG."""
+    points = [(float(step.number), 1000 * step.took_s) for step in followed.steps]
+    planned = [(float(step.number), 1000 * step.took_s) for step in followed.steps if step.planned]
+    highest = 200 * (1 + int(max(ms for _, ms in points) // 200))
+    across = Axis("step", 0, STEPS, range(0, STEPS + 1, 10))
+    up = Axis("step time, ms", 0, highest, range(0, highest + 1, 200))
+    series: Sequence[Series] = (
+        Series("step time", points, "#4c6ef5", line=True),
+        Series("a plan is in force", planned, "#e8590c"),
+    )
+    title = f"Rank {SLOW} of {RANKS} is {SLOWDOWN:g} × slower from step {COMES} to {GOES - 1}"
+    return plot(title, across, up, series)
