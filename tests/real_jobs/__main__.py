@@ -26,6 +26,7 @@ def main() -> int:
     parser.add_argument("--at-once", type=int, default=AT_ONCE, help="launches at a time")
     parser.add_argument("--forward-ms", type=float, default=1000 * FORWARD_S)
     parser.add_argument("--keep", type=Path, help="folder for recordings and truths")
+    parser.add_argument("--hooked", action="store_true", help="recorded by the client's hooks")
     arguments = parser.parse_args()
     chosen = [
         scenario
@@ -41,7 +42,7 @@ def main() -> int:
         return 2
     # Ended from outside, this ends the processes of its jobs too.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(_TERMINATED))
-    runner = JobRunner(arguments.forward_ms / 1000, arguments.keep)
+    runner = JobRunner(arguments.forward_ms / 1000, arguments.keep, hooked=arguments.hooked)
     results = judge_all(chosen, runner, at_once=arguments.at_once, tell=_tell)
     print(*summary(results), sep="\n")  # noqa: T201
     return 0 if all(result.right for result in results) else 1

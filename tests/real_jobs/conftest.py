@@ -10,7 +10,7 @@ from tests.conftest import skip_or_fail
 from tests.real_jobs.judging import Judged, summary
 from tests.real_jobs.launching import missing
 from tests.real_jobs.running import AT_ONCE, JobRunner, judge_all
-from tests.real_jobs.scenarios import REPRESENTATIVE, SCENARIOS
+from tests.real_jobs.scenarios import HOOKED, REPRESENTATIVE, SCENARIOS
 
 _results = pytest.StashKey[Sequence[Judged]]()
 
@@ -18,18 +18,34 @@ _results = pytest.StashKey[Sequence[Judged]]()
 @pytest.fixture(scope="session")
 def told(request: pytest.FixtureRequest) -> Mapping[str, Judged]:
     """Return what came of every representative scenario whose test was selected, by name."""
-    selected = {item.name for item in request.session.items}
+    return _judged(request, REPRESENTATIVE, hooked=False)
+
+
+@pytest.fixture(scope="session")
+def told_by_hooks(request: pytest.FixtureRequest) -> Mapping[str, Judged]:
+    """Return the same of those that the client's hooks record."""
+    return _judged(request, HOOKED, hooked=True)
+
+
+def _judged(
+    request: pytest.FixtureRequest, names: Sequence[str], *, hooked: bool
+) -> Mapping[str, Judged]:
+    fixture = "told_by_hooks" if hooked else "told"
+    selected = {
+        item.name
+        for item in request.session.items
+        if isinstance(item, pytest.Function) and fixture in item.fixturenames
+    }
     chosen = [
-        SCENARIOS[name]
-        for name in REPRESENTATIVE
-        if any(test.endswith(f"[{name}]") for test in selected)
+        SCENARIOS[name] for name in names if any(test.endswith(f"[{name}]") for test in selected)
     ]
     for framework in dict.fromkeys(scenario.job.framework for scenario in chosen):
         reason = missing(framework)
         if reason is not None:
             skip_or_fail(reason)
-    results: Sequence[Judged] = judge_all(chosen, JobRunner(), at_once=AT_ONCE)
-    request.config.stash[_results] = results
+    results = judge_all(chosen, JobRunner(hooked=hooked), at_once=AT_ONCE)
+    stash = request.config.stash
+    stash[_results] = [*stash.get(_results, []), *results]
     return {result.scenario.name: result for result in results}
 
 

@@ -9,13 +9,13 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from tests.real_jobs.faults import RECORDED_STEPS
 from tests.real_jobs.jobs import MICROBATCHES, Framework, Job
@@ -55,10 +55,13 @@ class Measured:
         The recorded operations, as JSON, of one rank after the other.
     step_times_s : tuple of float
         From the end of a step on the last rank to that of the next; the warm-up is left out.
+    meta : mapping or None
+        What the client said of the session, where it recorded.
     """
 
     rows: tuple[str, ...]
     step_times_s: tuple[float, ...]
+    meta: Mapping[str, Any] | None = None
 
 
 def torch_python() -> str:
@@ -81,8 +84,15 @@ def missing(framework: Framework) -> str | None:
     return f"{package} is not installed for {python}; {TORCH_PYTHON} names another interpreter"
 
 
-def launch(job: Job, runs: Sequence[str], forward_s: float = FORWARD_S) -> dict[str, Measured]:
+def launch(
+    job: Job, runs: Sequence[str], forward_s: float = FORWARD_S, *, hooked: bool = False
+) -> dict[str, Measured]:
     """Run these faults one after the other in one group of processes.
+
+    Parameters
+    ----------
+    hooked : bool
+        The client's hooks record, and not the workers themselves.
 
     Raises
     ------
@@ -97,6 +107,7 @@ def launch(job: Job, runs: Sequence[str], forward_s: float = FORWARD_S) -> dict[
             *(torch_python(), "-m", "tests.real_jobs.worker", job.name, ",".join(runs)),
             *("--directory", name, "--forward-s", str(forward_s)),
             *("--time-limit-s", str(math.ceil(limit_s))),
+            *(("--hooked",) if hooked else ()),
         ]
         with _processes(command, log) as process:
             try:
@@ -117,7 +128,7 @@ def _time_limit_s(job: Job, runs: int, forward_s: float) -> float:
 def _processes(command: list[str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
     """Start the launch in a process group of its own; end what is left of it, whatever happens."""
     environment = os.environ | {
-        "PYTHONPATH": str(_ROOT),
+        "PYTHONPATH": os.pathsep.join((str(_ROOT), str(_ROOT / "client" / "src"))),
         # Many processes share few processors: no threads of their own.
         "OMP_NUM_THREADS": "1",
         "CUDA_DEVICE_MAX_CONNECTIONS": "1",
@@ -168,6 +179,21 @@ def _measured(directory: Path, job: Job, run: str) -> Measured:
     ]
     ends_ns = [max(ends) for ends in zip(*(part["step_ends_ns"] for part in parts), strict=True)]
     return Measured(
-        tuple(json.dumps(row) for part in parts for row in part["rows"]),
+        tuple(row for part in parts for row in part["rows"]),
         tuple((end - start) / 1e9 for start, end in pairwise(ends_ns)),
+        _joined([part["meta"] for part in parts if part["meta"]]),
     )
+
+
+def _joined(said: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
+    """Return what all shares of a session say of it, as the server joins it."""
+    if not said:
+        return None
+    joined: dict[str, Any] = {}
+    for meta in said:
+        for key, value in meta.items():
+            if isinstance(value, dict):
+                joined[key] = joined.get(key, {}) | value
+            else:
+                joined[key] = value
+    return joined

@@ -56,16 +56,19 @@ class JobRunner:
         Where recordings and their truths are kept.
     retries : Retries
         Shared by all kinds of job of a run.
+    hooked : bool
+        The client's hooks record, and not the workers themselves.
     """
 
     forward_s: float = FORWARD_S
     keep: Path | None = None
     retries: Retries = field(default_factory=Retries)
+    hooked: bool = False
 
     def judge(self, job: Job, scenarios: Sequence[Scenario]) -> list[Judged]:
         """Return what came of scenarios of one kind of job, which share a launch."""
         try:
-            runs = launch(job, runs_for(scenarios), self.forward_s)
+            runs = launch(job, runs_for(scenarios), self.forward_s, hooked=self.hooked)
             return [self._judge_one(scenario, runs) for scenario in scenarios]
         except LaunchError as error:
             return [not_run(scenario, str(error)) for scenario in scenarios]
@@ -74,7 +77,7 @@ class JobRunner:
         judged = _judged(scenario, runs, self.keep)
         if not self.retries.allow(judged):
             return judged
-        again = launch(scenario.job, runs_for([scenario]), self.forward_s)
+        again = launch(scenario.job, runs_for([scenario]), self.forward_s, hooked=self.hooked)
         return _judged(scenario, again, self.keep, retried=True)
 
 
@@ -126,8 +129,24 @@ def runs_for(scenarios: Iterable[Scenario]) -> list[str]:
     return list(dict.fromkeys(runs))
 
 
-def trace_of(scenario: Scenario, rows: Iterable[str]) -> bytes:
-    """Return a recording as a trace in NDJSON, with what its metadata say."""
+def trace_of(
+    scenario: Scenario, rows: Iterable[str], said: Mapping[str, Any] | None = None
+) -> bytes:
+    """Return a recording as a trace in NDJSON, with what its metadata say.
+
+    Parameters
+    ----------
+    said : mapping, optional
+        By the client, where that recorded; but the hosts, which are one here.
+    """
+    job = scenario.job
+    hosts = {str(rank): f"node-{rank}" for rank in range(job.world)}
+    meta = _metadata(scenario) if said is None else dict(said)
+    header = json.dumps({"schema": "paceline.trace/1", "meta": meta | {"hosts": hosts}})
+    return "\n".join((header, *rows, "")).encode()
+
+
+def _metadata(scenario: Scenario) -> dict[str, Any]:
     job = scenario.job
     meta: dict[str, Any] = {
         "dp": job.dp,
@@ -136,15 +155,13 @@ def trace_of(scenario: Scenario, rows: Iterable[str]) -> bytes:
         "cp": 1,
         "vpp": job.chunks,
         "world": job.world,
-        "hosts": {str(rank): f"node-{rank}" for rank in range(job.world)},
     }
     if job.says_layers:
         meta["layers"] = [job.chunks * job.layers] * job.pp
     lengths = scenario.fault.lengths(job)
     if lengths is not None:
         meta["sequence_lengths"] = {str(step): lanes for step, lanes in lengths.items()}
-    header = json.dumps({"schema": "paceline.trace/1", "meta": meta})
-    return "\n".join((header, *rows, "")).encode()
+    return meta
 
 
 def _judged(
@@ -154,7 +171,7 @@ def _judged(
     healthy = [runs[name].step_times_s for name in (HEALTHY, scenario.reference)]
     truth = truth_of(scenario, measured.step_times_s, healthy[-1])
     noise = max(map(spread, healthy))
-    trace = trace_of(scenario, measured.rows)
+    trace = trace_of(scenario, measured.rows, measured.meta)
     if keep is not None:
         _keep(keep, scenario, truth, trace, noise)
     said = answer(trace)

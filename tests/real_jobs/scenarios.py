@@ -122,6 +122,9 @@ REPRESENTATIVE: Final = (
     "mcV-slow1.8",
 )
 
+# What CI takes again with the client's hooks in place of the workers' own instrumentation.
+HOOKED: Final = ("tpD-slow1.8", "tpF-slow1.8", "tpZ-slow1.8", "mcO-slow1.8")
+
 
 def run_fault(name: str) -> Fault:
     """Return the fault of a run: one of a scenario, or a reference's even share of the work."""

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import pytest
 
 from tests.real_jobs.judging import Judged
-from tests.real_jobs.scenarios import REPRESENTATIVE
+from tests.real_jobs.scenarios import HOOKED, REPRESENTATIVE
 
 
 @pytest.mark.parametrize("name", REPRESENTATIVE)
@@ -15,3 +15,10 @@ def test_verdict_headline_cause_and_worker_are_those_of_the_job(
     name: str, told: Mapping[str, Judged]
 ) -> None:
     assert not told[name].wrong
+
+
+@pytest.mark.parametrize("name", HOOKED)
+def test_the_hooks_of_the_client_tell_the_same(
+    name: str, told_by_hooks: Mapping[str, Judged]
+) -> None:
+    assert not told_by_hooks[name].wrong

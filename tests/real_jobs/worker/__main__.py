@@ -17,14 +17,16 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 import torch
 import torch.distributed as dist
 
+import paceline_client.torch as paceline
 from tests.real_jobs.faults import RECORDED_STEPS, Fault, Pace, Pauses
 from tests.real_jobs.jobs import JOBS, Framework, Job
 from tests.real_jobs.scenarios import run_fault
+from tests.real_jobs.worker.attached import Attached
 from tests.real_jobs.worker.model import Run
 from tests.real_jobs.worker.recording import Recorder
 from tests.real_jobs.worker.transfers import Transfers
@@ -41,6 +43,9 @@ class Trainer(Protocol):
     def step(self) -> None:
         """Train for a step."""
 
+    def attach(self, url: str, **how: Any) -> paceline.Monitor:  # noqa: ANN401
+        """Have the client record it."""
+
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
@@ -50,6 +55,7 @@ class _Plan:
     runs: tuple[str, ...]
     directory: Path
     forward_s: float
+    hooked: bool
 
 
 def main() -> int:
@@ -60,8 +66,15 @@ def main() -> int:
     parser.add_argument("--directory", type=Path, required=True)
     parser.add_argument("--forward-s", type=float, required=True)
     parser.add_argument("--time-limit-s", type=int, required=True)
+    parser.add_argument("--hooked", action="store_true", help="recorded by the client's hooks")
     given = parser.parse_args()
-    plan = _Plan(JOBS[given.job], tuple(given.runs.split(",")), given.directory, given.forward_s)
+    plan = _Plan(
+        JOBS[given.job],
+        tuple(given.runs.split(",")),
+        given.directory,
+        given.forward_s,
+        given.hooked,
+    )
     # Whatever becomes of the launcher, this ends.
     signal.alarm(given.time_limit_s)
     trainer = _trainer_of(plan.job.framework)
@@ -111,25 +124,34 @@ def _run(plan: _Plan, rank: int, trainer_of: Callable[..., Trainer]) -> None:
     )
     transfers = Transfers(job.ends)
     run = Run(Pace(job, Fault(), place, 0.0), Recorder(rank, place))
-    trainer = trainer_of(job, run, place, transfers)
+    trainer = trainer_of(job, run, place, transfers, hooked=plan.hooked)
     # The first steps make connections and buffers.
     for _ in range(_STEPS_TO_CONNECT):
         trainer.step()
+    attached = Attached(trainer.attach, rank, place, plan.directory) if plan.hooked else None
     gc.collect()
     gc.freeze()
     for name in plan.runs:
         fault = run_fault(name)
         run.pace = Pace(job, fault, place, plan.forward_s)
-        run.recorder = Recorder(rank, place)
+        if attached is None:
+            run.recorder = Recorder(rank, place)
+        else:
+            run.recorder = attached.begin(fault.lengths(job))
         if isinstance(fault, Pauses) and fault.recorded:
             run.recorder.record_collections()
         dist.barrier()
         for _ in range(1 + RECORDED_STEPS):
             trainer.step()
             run.recorder.end_step()
+            if attached is not None:
+                attached.step()
         dist.barrier()
         run.recorder.stop_recording_collections()
-        run.recorder.write(plan.directory, name)
+        if attached is None:
+            run.recorder.write(plan.directory, name)
+        else:
+            attached.write(plan.directory, name, run.recorder)
     transfers.close()
     dist.barrier()
     dist.destroy_process_group()

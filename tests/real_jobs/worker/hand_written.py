@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
+import paceline_client.torch as paceline
 from tests.real_jobs.jobs import MICROBATCHES, Job, Place, Posting
 from tests.real_jobs.worker.data_parallel import DataParallel
 from tests.real_jobs.worker.model import (
@@ -35,9 +37,18 @@ class _Flight:
 
 
 class HandWritten:
-    """The job's trainer on one rank."""
+    """The job's trainer on one rank.
 
-    def __init__(self, job: Job, run: Run, place: Place, transfers: Transfers) -> None:
+    Parameters
+    ----------
+    hooked : bool
+        Leave recording to the client, whose spans stand where the worker's own would.
+    """
+
+    def __init__(
+        self, job: Job, run: Run, place: Place, transfers: Transfers, *, hooked: bool = False
+    ) -> None:
+        del hooked
         self._job = job
         self._run = run
         self._place = place
@@ -48,6 +59,14 @@ class HandWritten:
         ]
         self._data_parallel = DataParallel(job, run, [self._chunk], groups[place.pp])
         self._now = _Flight()
+
+    def attach(self, url: str, **how: Any) -> paceline.Monitor:  # noqa: ANN401
+        """Have the client record it."""
+        place = self._place
+        layout = paceline.Layout(
+            dp=self._job.dp, pp=self._job.pp, dp_rank=place.dp, pp_rank=place.pp
+        )
+        return paceline.attach(url, self._job.name, model=[self._chunk], layout=layout, **how)
 
     def step(self) -> None:
         """Train on a step's microbatches."""

@@ -14,6 +14,7 @@ from megatron.core.pipeline_parallel import p2p_communication
 from megatron.core.pipeline_parallel.schedules import get_forward_backward_func
 from torch import nn
 
+import paceline_client.torch as paceline
 from tests.real_jobs.jobs import MICROBATCHES, Job, Place, Posting
 from tests.real_jobs.worker.data_parallel import DataParallel
 from tests.real_jobs.worker.model import (
@@ -106,9 +107,17 @@ class _Stage(nn.Module):  # type: ignore[misc]
 
 
 class Megatron:
-    """The job's trainer on one rank."""
+    """The job's trainer on one rank.
 
-    def __init__(self, job: Job, run: Run, place: Place, transfers: Transfers) -> None:
+    Parameters
+    ----------
+    hooked : bool
+        Leave recording to the client's hooks.
+    """
+
+    def __init__(
+        self, job: Job, run: Run, place: Place, transfers: Transfers, *, hooked: bool = False
+    ) -> None:
         self._job = job
         self.run = run
         self._transfers = transfers
@@ -127,7 +136,7 @@ class Megatron:
             batch_p2p_comm=False,
             overlap_p2p_comm=self._overlaps,
             deallocate_pipeline_outputs=False,
-            timers=_Timers(self),
+            timers=None if hooked else _Timers(self),
             barrier_with_L1_time=False,
         )
         # What the schedules read of a transformer's configuration.
@@ -147,8 +156,14 @@ class Megatron:
         )
         self._forwards: Counter[int] = Counter()
         self._chunk = 0
-        if self._overlaps:
+        if self._overlaps and not hooked:
             self._watch_requests()
+
+    def attach(self, url: str, **how: Any) -> paceline.Monitor:  # noqa: ANN401
+        """Have the client record it."""
+        return paceline.attach(
+            url, self._job.name, model=self._stages, megatron_config=self._config, **how
+        )
 
     def step(self) -> None:
         """Train on a step's microbatches."""

@@ -5,11 +5,11 @@ from __future__ import annotations
 import gc
 import json
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from tests.real_jobs.jobs import Place
 
@@ -55,9 +55,12 @@ class Recorder:
             row["mc"] = label.mc
         self._rows.append(row)
 
-    @contextmanager
-    def timed(self, label: Label) -> Iterator[None]:
+    def timed(self, label: Label) -> AbstractContextManager[None]:
         """Record what runs inside as one operation."""
+        return self._timed(label)
+
+    @contextmanager
+    def _timed(self, label: Label) -> Iterator[None]:
         step, start = self.step, time.time_ns()
         yield
         self.add(label, start, time.time_ns(), step)
@@ -66,6 +69,11 @@ class Recorder:
         """Note that the step is over, and begin the next."""
         self._step_ends_ns.append(time.time_ns())
         self.step += 1
+
+    def watch(self, label: Label, complete: Callable[[], object]) -> Any:  # noqa: ANN401
+        """Return what stands for a transfer that others watch; None where the worker does."""
+        del label, complete
+        return None
 
     def record_collections(self) -> None:
         """Record the garbage collector's work from here on."""
@@ -83,9 +91,19 @@ class Recorder:
         else:
             self.add(Label(GC), self._collecting_since_ns, time.time_ns(), self.step)
 
-    def write(self, directory: Path, scenario: str) -> None:
-        """Write what was recorded; the launcher joins the workers' files."""
-        document = {"rows": self._rows, "step_ends_ns": self._step_ends_ns}
+    def write(
+        self,
+        directory: Path,
+        scenario: str,
+        rows: list[str] | None = None,
+        meta: dict[str, Any] | None = None,
+    ) -> None:
+        """Write what was recorded, here or by others; the launcher joins the workers' files."""
+        document = {
+            "rows": [json.dumps(row) for row in self._rows] if rows is None else rows,
+            "step_ends_ns": self._step_ends_ns,
+            "meta": meta,
+        }
         path = directory / f"{scenario}.{self._rank}.json"
         written = path.with_suffix(".part")
         written.write_text(json.dumps(document))

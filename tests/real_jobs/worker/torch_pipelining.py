@@ -21,6 +21,7 @@ from torch.distributed.pipelining import (
 )
 from torch.nn.parallel import DistributedDataParallel
 
+import paceline_client.torch as paceline
 from tests.real_jobs.jobs import MICROBATCHES, Job, Place, Schedule, Sharding
 from tests.real_jobs.worker.data_parallel import GRADIENTS, PARAMETERS, DataParallel
 from tests.real_jobs.worker.model import (
@@ -50,17 +51,7 @@ class _Stage(PipelineStage):  # type: ignore[misc]
     ) -> None:
         self.chunk = chunk
         self.owner = owner
-        example = torch.zeros(MICROBATCH_SIZE, SEQUENCE, HIDDEN)
-        stages = owner.job.pp * owner.job.chunks
-        super().__init__(
-            submodule,
-            index,
-            stages,
-            torch.device("cpu"),
-            input_args=(example.requires_grad_(index > 0),),
-            output_args=(torch.zeros_like(example).requires_grad_(),),
-            group=owner.pipeline_group,
-        )
+        super().__init__(submodule, index, **owner.stage_arguments(index))
 
     def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
         with self.owner.run.computing(FORWARD, fwd_chunk_id, self.chunk):
@@ -106,20 +97,53 @@ class _Stage(PipelineStage):  # type: ignore[misc]
             super().perform_reduce_grad(grad_scale_factor)
 
 
-class TorchPipelining:
-    """The job's trainer on one rank."""
+class _Paced(PipelineStage):  # type: ignore[misc]
+    """A stage that tells its model which microbatch it computes, and records nothing."""
 
-    def __init__(self, job: Job, run: Run, place: Place, transfers: Transfers) -> None:
+    def __init__(
+        self, submodule: nn.Module, index: int, chunk: int, owner: TorchPipelining
+    ) -> None:
+        del chunk
+        self._run = owner.run
+        super().__init__(submodule, index, **owner.stage_arguments(index))
+
+    def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+        self._run.microbatch = fwd_chunk_id
+        return super().forward_one_chunk(fwd_chunk_id, *args, **kwargs)
+
+    def backward_one_chunk(self, bwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+        self._run.microbatch = bwd_chunk_id
+        return super().backward_one_chunk(bwd_chunk_id, *args, **kwargs)
+
+    def backward_weight_one_chunk(self, bwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+        self._run.microbatch = bwd_chunk_id
+        return super().backward_weight_one_chunk(bwd_chunk_id, *args, **kwargs)
+
+
+class TorchPipelining:
+    """The job's trainer on one rank.
+
+    Parameters
+    ----------
+    hooked : bool
+        Leave recording to the client's hooks.
+    """
+
+    def __init__(
+        self, job: Job, run: Run, place: Place, transfers: Transfers, *, hooked: bool = False
+    ) -> None:
         self.job = job
         self.run = run
         self._place = place
         self._transfers = transfers
-        mesh = init_device_mesh("cpu", (job.pp, job.dp), mesh_dim_names=("pp", "dp"))
+        self._hooked = hooked
+        self._mesh = mesh = init_device_mesh("cpu", (job.pp, job.dp), mesh_dim_names=("pp", "dp"))
         self.pipeline_group = mesh["pp"].get_group()
         chunks = [Chunk(run, job.layers, index) for index in range(job.chunks)]
         modules = [self._sharded(chunk, mesh["dp"]) for chunk in chunks]
+        kind = _Paced if hooked else _Stage
         stages = [
-            _Stage(module, job.stage(place.pp, index), index, self)
+            kind(module, job.stage(place.pp, index), index, self)
             for index, module in enumerate(modules)
         ]
         schedule = _SCHEDULES[job.schedule]
@@ -128,10 +152,27 @@ class TorchPipelining:
         self._first = any(stage.is_first for stage in stages)
         self._last = any(stage.is_last for stage in stages)
         self._data_parallel = DataParallel(job, run, modules, mesh["dp"].get_group())
+        if hooked:
+            return
         self._post_unlabelled = schedules._batch_p2p
         schedules._batch_p2p = self._post
         if job.sharding is Sharding.FSDP2:
             _record_gathering(run, transfers)
+
+    def stage_arguments(self, index: int) -> dict[str, Any]:
+        """Return what a stage takes after its module and its index."""
+        example = torch.zeros(MICROBATCH_SIZE, SEQUENCE, HIDDEN)
+        return {
+            "num_stages": self.job.pp * self.job.chunks,
+            "device": torch.device("cpu"),
+            "input_args": (example.requires_grad_(index > 0),),
+            "output_args": (torch.zeros_like(example).requires_grad_(),),
+            "group": self.pipeline_group,
+        }
+
+    def attach(self, url: str, **how: Any) -> paceline.Monitor:  # noqa: ANN401
+        """Have the client record it."""
+        return paceline.attach(url, self.job.name, schedule=self._schedule, mesh=self._mesh, **how)
 
     def step(self) -> None:
         """Train on a step's microbatches."""
@@ -152,6 +193,8 @@ class TorchPipelining:
             return fully_shard(chunk, mesh=mesh)
         if self.job.sharding is Sharding.DDP:
             wrapped = DistributedDataParallel(chunk, process_group=mesh.get_group())
+            if self._hooked:
+                return wrapped
             # PyTorch refuses annotations that are texts, as all are here; a lambda has none.
             wrapped.register_comm_hook(
                 mesh.get_group(),

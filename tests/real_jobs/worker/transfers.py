@@ -96,6 +96,9 @@ class Transfers:
         start_ns: int,
     ) -> Handle:
         """Record a transfer that is under way; `complete` returns when it is over."""
+        watched: Handle | None = recorder.watch(label, complete)
+        if watched is not None:
+            return watched
 
         def record() -> None:
             recorder.add(label, start_ns, time.time_ns(), step)
