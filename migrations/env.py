@@ -7,7 +7,18 @@ from typing import TYPE_CHECKING
 from alembic import context
 
 from app.db.engine import make_engine
-from app.db.models import alerts, blobs, chunks, installation, plans, sessions, tasks
+from app.db.models import (
+    access,
+    alerts,
+    blobs,
+    chunks,
+    installation,
+    plans,
+    sessions,
+    tasks,
+    tensor,
+    usage,
+)
 from app.db.models.base import Base
 from app.errors import StartupError
 from app.settings import Settings
@@ -17,7 +28,7 @@ if TYPE_CHECKING:
 
 
 # Every module that has tables must be imported for its tables to be compared.
-TABLES_OF = (alerts, blobs, chunks, installation, plans, sessions, tasks)
+TABLES_OF = (access, alerts, blobs, chunks, installation, plans, sessions, tasks, tensor, usage)
 
 
 def run(connection: Connection) -> None:

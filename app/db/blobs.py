@@ -42,8 +42,8 @@ def write_blob(tx: UnitOfWork, parts: Iterable[bytes]) -> uuid.UUID:
     with _connection(tx).cursor() as cursor:
         for number, part in enumerate(_parts(parts)):
             cursor.execute(
-                "INSERT INTO blob_part (blob_id, part, data) VALUES (%s, %s, %b)",
-                (blob_id, number, part),
+                "INSERT INTO blob_part (project_id, blob_id, part, data) VALUES (%s, %s, %s, %b)",
+                (tx.scope.project_id, blob_id, number, part),
             )
     return blob_id
 
@@ -65,7 +65,9 @@ def read_blob(tx: Reads, blob_id: uuid.UUID) -> Iterator[bytes]:
     with _connection(tx).cursor(binary=True) as cursor:
         number = 0
         while row := cursor.execute(
-            "SELECT data FROM blob_part WHERE blob_id = %s AND part = %s", (blob_id, number)
+            "SELECT data FROM blob_part WHERE blob_id = %s AND part = %s"
+            " AND project_id = coalesce(%s::integer, project_id)",
+            (blob_id, number, tx.scope.project_id),
         ).fetchone():
             yield cast("bytes", row[0])
             number += 1
@@ -76,7 +78,11 @@ def read_blob(tx: Reads, blob_id: uuid.UUID) -> Iterator[bytes]:
 def delete_blob(tx: UnitOfWork, blob_id: uuid.UUID) -> int:
     """Delete a blob in the caller's transaction and return how many parts it had."""
     with _connection(tx).cursor() as cursor:
-        return cursor.execute("DELETE FROM blob_part WHERE blob_id = %s", (blob_id,)).rowcount
+        return cursor.execute(
+            "DELETE FROM blob_part WHERE blob_id = %s"
+            " AND project_id = coalesce(%s::integer, project_id)",
+            (blob_id, tx.scope.project_id),
+        ).rowcount
 
 
 def _connection(tx: Reads) -> psycopg.Connection[tuple[Any, ...]]:

@@ -13,6 +13,7 @@ from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.types import TypeDecorator
 
 from app.analysis.diagnosis.headline import MOST_UNKNOWN, HeadlineKind
+from app.analysis.diagnosis.verdict import without_causes
 from app.analysis.json_text import plain, to_json
 from app.analysis.report.coverage import Chunks
 from app.analysis.report.document import REVISION, SCHEMA, Report
@@ -42,8 +43,18 @@ def _with_headline(report: dict[str, Any]) -> dict[str, Any]:
         "reference_step_time_s": sum(simulated) / len(simulated) / slowdown,
         "kind": HeadlineKind.CAUSES if by_causes else HeadlineKind.PUBLISHED,
     }
-    fidelity = report["fidelity"] | {"adaptations": []}
-    return report | {"revision": 2, "fidelity": fidelity, "headline": headline}
+    verdict = report["verdict"]
+    if by_causes and verdict["level"] == "slow":
+        _, because, why = verdict["sentence"].partition(" because ")
+        named = sum(c["cause"] != "unknown" for c in causes)
+        sentence = f"{slowdown:.2f}× slower than {without_causes(named)}: {why}"
+        verdict = verdict | {"sentence": sentence if because else verdict["sentence"]}
+    return report | {
+        "revision": 2,
+        "fidelity": report["fidelity"] | {"adaptations": []},
+        "headline": headline,
+        "verdict": verdict,
+    }
 
 
 # By revision: what makes a stored report of it one of the next revision.

@@ -70,6 +70,8 @@ def make_engine(
         max_overflow=POOL_OVERFLOW,
         # A restarted server would fail the first use of every pooled connection.
         pool_pre_ping=True,
+        # Errors get into logs; what was stored does not belong there.
+        hide_parameters=True,
         connect_args={
             "connect_timeout": CONNECT_TIMEOUT_S,
             "application_name": application_name,

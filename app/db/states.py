@@ -72,3 +72,30 @@ class PlanState(StrEnum):
     def repeatable(self) -> bool:
         """Return whether it is planned again when it is asked for again."""
         return self in self.REPEATABLE
+
+
+class TensorPlanState(StrEnum):
+    """Where a version of a tensor-parallel group's plan stands."""
+
+    ADVISED = "advised"  # not to be applied: the job or the switch says so
+    OFFERED = "offered"  # not every rank has acknowledged it
+    IN_FORCE = "in_force"
+    REFUSED = "refused"  # a rank could not apply it
+    WITHDRAWN = "withdrawn"
+    SUPERSEDED = "superseded"
+    EXPIRED = "expired"
+
+    # Holds until a later version or its last step.
+    STANDING = nonmember((ADVISED, OFFERED, IN_FORCE))
+
+    @property
+    def standing(self) -> bool:
+        """Return whether it holds until a later version or its last step."""
+        return self in self.STANDING
+
+
+class TensorMode(StrEnum):
+    """What the server's switch says of a job's tensor-parallel plans."""
+
+    ADVISE = "advise"  # nothing in the job changes
+    APPLY = "apply"  # where the job's own code allows it too

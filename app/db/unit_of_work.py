@@ -9,15 +9,19 @@ from typing import TYPE_CHECKING, Final, Self
 
 from sqlalchemy import Engine, func, select, text
 from sqlalchemy.dialects.postgresql import insert
-from sqlalchemy.orm import Session
 
 from app.db.models.tasks import TaskRun
+from app.db.scope import ScopedSession
 from app.db.states import TaskState
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from datetime import datetime
     from types import TracebackType
+
+    from sqlalchemy.orm import Session
+
+    from app.db.scope import Scope
 
 # The channel of PostgreSQL's NOTIFY that carries the id of a session whose state changed.
 SESSION_CHANNEL: Final = "paceline_session"
@@ -37,10 +41,13 @@ class Reads:
     ----------
     session : Session
         Of SQLAlchemy; its transaction is open, or begins with the first statement.
+    scope : Scope
+        The session's: whose rows it sees.
     """
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: Session, scope: Scope) -> None:
         self.session = session
+        self.scope = scope
         self._now: datetime | None = None
 
     @property
@@ -52,7 +59,7 @@ class Reads:
 
 
 @contextlib.contextmanager
-def reading(engine: Engine) -> Iterator[Reads]:
+def reading(engine: Engine, scope: Scope) -> Iterator[Reads]:
     """Open a transaction that sees the rows of one moment and can write none.
 
     What is read stays readable afterwards. Compute and render outside of it: it holds one of the
@@ -61,17 +68,19 @@ def reading(engine: Engine) -> Iterator[Reads]:
     Parameters
     ----------
     engine : Engine
+    scope : Scope
+        Whose rows it sees.
 
     Raises
     ------
     SQLAlchemyError
         If the database does not answer.
     """
-    with Session(engine, autoflush=False) as session:
+    with ScopedSession(scope, bind=engine, autoflush=False) as session:
         session.connection(
             execution_options={"isolation_level": "REPEATABLE READ", "postgresql_readonly": True}
         )
-        yield Reads(session)
+        yield Reads(session, scope)
 
 
 class UnitOfWork(Reads):
@@ -87,11 +96,13 @@ class UnitOfWork(Reads):
         Where the connection comes from.
     publish : callable
         Takes the id of a task run and its kind; must not block and must not fail.
+    scope : Scope
+        Whose rows it sees and writes.
     """
 
-    def __init__(self, engine: Engine, publish: Publish) -> None:
+    def __init__(self, engine: Engine, publish: Publish, scope: Scope) -> None:
         # Objects stay readable after the commit: services return them as values.
-        super().__init__(Session(engine, expire_on_commit=False))
+        super().__init__(ScopedSession(scope, bind=engine, expire_on_commit=False), scope)
         self._publish = publish
         self._to_publish: dict[uuid.UUID, str] = {}
 
@@ -111,7 +122,7 @@ class UnitOfWork(Reads):
         for run_id, task_kind in self._to_publish.items():
             self._publish(run_id, task_kind)
 
-    def enqueue(self, kind: str, subject_id: uuid.UUID) -> uuid.UUID:
+    def enqueue(self, kind: str, subject_id: uuid.UUID, project_id: int | None = None) -> uuid.UUID:
         """Record that there is work to do, in this transaction, and publish it after the commit.
 
         Parameters
@@ -120,12 +131,15 @@ class UnitOfWork(Reads):
             What is to be done: a name of `app.db.models.tasks.TASK_KINDS`.
         subject_id : UUID
             What it is to be done to.
+        project_id : int, optional
+            Where the transaction is of all projects: the subject's.
 
         Returns
         -------
         UUID
             The task run: a new one, or the open one of the same kind and subject.
         """
+        owner = {} if project_id is None else {"project_id": project_id}
         for _ in range(ENQUEUE_TRIES):
             run_id = self.session.execute(
                 insert(TaskRun)
@@ -135,6 +149,7 @@ class UnitOfWork(Reads):
                     subject_id=subject_id,
                     state=TaskState.QUEUED,
                     attempt=0,
+                    **owner,
                 )
                 .on_conflict_do_nothing(
                     index_elements=["kind", "subject_id"],

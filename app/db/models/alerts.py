@@ -8,7 +8,6 @@ from typing import Any
 
 from sqlalchemy import (
     BigInteger,
-    ForeignKey,
     Identity,
     Index,
     UniqueConstraint,
@@ -18,30 +17,38 @@ from sqlalchemy import (
 from sqlalchemy.orm import Mapped, mapped_column
 
 from app.alerts.states import DeliveryState, IncidentState
-from app.db.models.base import Base
-from app.db.models.sessions import Job, Session
+from app.db.models.base import Base, OfProject, belongs_to, in_project
 from app.db.state_column import StateColumn, one_of
 
 
-class AlertRule(Base):
+class AlertRule(OfProject, Base):
     """A rule; `document` is an `app.alerts.rules.Rule` without its id and name."""
 
     __tablename__ = "alert_rule"
+    __table_args__ = (
+        in_project(),
+        UniqueConstraint("project_id", "name"),
+    )
 
     id: Mapped[uuid.UUID] = mapped_column(Uuid, primary_key=True)
-    name: Mapped[str] = mapped_column(unique=True)
+    name: Mapped[str]
     document: Mapped[dict[str, Any]]
     created_at: Mapped[datetime] = mapped_column(server_default=text("now()"))
     updated_at: Mapped[datetime] = mapped_column(server_default=text("now()"))
 
 
-class AlertChannel(Base):
+class AlertChannel(OfProject, Base):
     """Where messages go."""
 
     __tablename__ = "alert_channel"
+    __table_args__ = (
+        in_project(),
+        UniqueConstraint("project_id", "name"),
+        UniqueConstraint("project_id", "id"),
+    )
 
     id: Mapped[uuid.UUID] = mapped_column(Uuid, primary_key=True)
-    name: Mapped[str] = mapped_column(unique=True)
+    name: Mapped[str]
     kind: Mapped[str]
     audience: Mapped[str]
     # an `app.alerts.rules.Selector`
@@ -65,31 +72,35 @@ class AlertChannel(Base):
     created_at: Mapped[datetime] = mapped_column(server_default=text("now()"))
 
 
-class AlertFacts(Base):
+class AlertFacts(OfProject, Base):
     """What rules see of an analyzed session: an `app.alerts.facts.Facts`."""
 
     __tablename__ = "alert_facts"
-    __table_args__ = (Index("ix_alert_facts_job_id_received_at", "job_id", "received_at"),)
-
-    session_id: Mapped[uuid.UUID] = mapped_column(
-        ForeignKey(Session.id, ondelete="CASCADE"), primary_key=True
+    __table_args__ = (
+        belongs_to("session_id", "session.id"),
+        belongs_to("job_id", "job.id"),
+        Index("ix_alert_facts_job_id_received_at", "job_id", "received_at"),
     )
-    job_id: Mapped[int] = mapped_column(ForeignKey(Job.id, ondelete="CASCADE"))
+
+    session_id: Mapped[uuid.UUID] = mapped_column(Uuid, primary_key=True)
+    job_id: Mapped[int] = mapped_column(BigInteger)
     received_at: Mapped[datetime]
     document: Mapped[dict[str, Any]]
 
 
-class AlertGroup(Base):
+class AlertGroup(OfProject, Base):
     """The incidents of one job; its row is the lock under which they change."""
 
     __tablename__ = "alert_group"
     __table_args__ = (
+        belongs_to("job_id", "job.id"),
+        UniqueConstraint("project_id", "id"),
         Index("ix_alert_group_flush_at", "flush_at", postgresql_where=text("flush_at IS NOT NULL")),
         Index("ix_alert_group_look_at", "look_at", postgresql_where=text("look_at IS NOT NULL")),
     )
 
     id: Mapped[uuid.UUID] = mapped_column(Uuid, primary_key=True)
-    job_id: Mapped[int] = mapped_column(ForeignKey(Job.id, ondelete="CASCADE"), unique=True)
+    job_id: Mapped[int] = mapped_column(BigInteger, unique=True)
     # The last number given to a transition or a notification of this group.
     number: Mapped[int] = mapped_column(BigInteger)
     # When channels are to be told, and were last looked after.
@@ -99,7 +110,7 @@ class AlertGroup(Base):
     look_at: Mapped[datetime | None]
 
 
-class AlertIncident(Base):
+class AlertIncident(OfProject, Base):
     """An incident; `document` is an `app.alerts.incidents.Incident`, the truth about it.
 
     The other columns repeat what is searched for.
@@ -108,6 +119,8 @@ class AlertIncident(Base):
     __tablename__ = "alert_incident"
     __table_args__ = (
         one_of("state", IncidentState),
+        belongs_to("group_id", "alert_group.id"),
+        UniqueConstraint("project_id", "id"),
         Index(
             "uq_alert_incident_open",
             "group_id",
@@ -120,7 +133,7 @@ class AlertIncident(Base):
     )
 
     id: Mapped[uuid.UUID] = mapped_column(Uuid, primary_key=True)
-    group_id: Mapped[uuid.UUID] = mapped_column(ForeignKey("alert_group.id", ondelete="CASCADE"))
+    group_id: Mapped[uuid.UUID] = mapped_column(Uuid)
     fingerprint: Mapped[str]
     state: Mapped[IncidentState] = mapped_column(StateColumn(IncidentState))
     opened_at: Mapped[datetime]
@@ -131,16 +144,17 @@ class AlertIncident(Base):
     document: Mapped[dict[str, Any]]
 
 
-class AlertEvent(Base):
+class AlertEvent(OfProject, Base):
     """A transition of an incident: its history."""
 
     __tablename__ = "alert_event"
-    __table_args__ = (UniqueConstraint("incident_id", "number"),)
+    __table_args__ = (
+        belongs_to("incident_id", "alert_incident.id"),
+        UniqueConstraint("incident_id", "number"),
+    )
 
     id: Mapped[int] = mapped_column(BigInteger, Identity(always=True), primary_key=True)
-    incident_id: Mapped[uuid.UUID] = mapped_column(
-        ForeignKey("alert_incident.id", ondelete="CASCADE")
-    )
+    incident_id: Mapped[uuid.UUID] = mapped_column(Uuid)
     # Of the group: puts the events of one job in order.
     number: Mapped[int] = mapped_column(BigInteger)
     at: Mapped[datetime] = mapped_column(server_default=text("now()"))
@@ -152,12 +166,14 @@ class AlertEvent(Base):
     session_id: Mapped[uuid.UUID | None] = mapped_column(Uuid)
 
 
-class AlertDelivery(Base):
+class AlertDelivery(OfProject, Base):
     """A message of a group to a channel: sent at least once, always under this id."""
 
     __tablename__ = "alert_delivery"
     __table_args__ = (
         one_of("state", DeliveryState),
+        belongs_to("group_id", "alert_group.id"),
+        belongs_to("channel_id", "alert_channel.id"),
         UniqueConstraint("channel_id", "group_id", "number"),
         Index(
             "ix_alert_delivery_due",
@@ -169,10 +185,8 @@ class AlertDelivery(Base):
     )
 
     id: Mapped[uuid.UUID] = mapped_column(Uuid, primary_key=True)
-    group_id: Mapped[uuid.UUID] = mapped_column(ForeignKey("alert_group.id", ondelete="CASCADE"))
-    channel_id: Mapped[uuid.UUID] = mapped_column(
-        ForeignKey("alert_channel.id", ondelete="CASCADE")
-    )
+    group_id: Mapped[uuid.UUID] = mapped_column(Uuid)
+    channel_id: Mapped[uuid.UUID] = mapped_column(Uuid)
     # Of the notification: those of one look at the group have the same, later ones higher.
     number: Mapped[int] = mapped_column(BigInteger)
     # Of the channel when this was made.

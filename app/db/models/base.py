@@ -5,9 +5,9 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import DateTime, LargeBinary, MetaData, Text
+from sqlalchemy import DateTime, ForeignKeyConstraint, LargeBinary, MetaData, Text
 from sqlalchemy.dialects.postgresql import JSONB
-from sqlalchemy.orm import DeclarativeBase
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 
 class Base(DeclarativeBase):
@@ -28,3 +28,37 @@ class Base(DeclarativeBase):
         dict[str, Any]: JSONB(),
         bytes: LargeBinary(),
     }
+
+
+class OfProject:
+    """A table whose rows belong to a project each; `app.db.scope` confines what is asked of it.
+
+    Its foreign keys carry the project, so that no row refers to one of another project; they
+    follow a job that moves to another one.
+    """
+
+    project_id: Mapped[int] = mapped_column()
+
+
+def in_project() -> ForeignKeyConstraint:
+    """Return the reference of a row that belongs to nothing but its project."""
+    return ForeignKeyConstraint(["project_id"], ["project.id"], ondelete="CASCADE")
+
+
+def belongs_to(column: str, other: str) -> ForeignKeyConstraint:
+    """Return the reference to a row of the same project, with which this one moves and goes.
+
+    Parameters
+    ----------
+    column : str
+        Which holds the other's key.
+    other : str
+        Table and key: ``session.id``.
+    """
+    table, _, key = other.partition(".")
+    return ForeignKeyConstraint(
+        ["project_id", column],
+        [f"{table}.project_id", f"{table}.{key}"],
+        onupdate="CASCADE",
+        ondelete="CASCADE",
+    )

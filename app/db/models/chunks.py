@@ -5,18 +5,17 @@ from __future__ import annotations
 import uuid
 from datetime import datetime
 
-from sqlalchemy import BigInteger, ForeignKey, Index, Integer, Text, Uuid, text
+from sqlalchemy import BigInteger, Index, Integer, Text, UniqueConstraint, Uuid, text
 from sqlalchemy.dialects.postgresql import ARRAY
 from sqlalchemy.orm import Mapped, mapped_column
 
 from app.analysis.report.coverage import Chunks
 from app.db.documents import CHUNKS
-from app.db.models.base import Base
-from app.db.models.sessions import Session
+from app.db.models.base import Base, OfProject, belongs_to
 from app.db.states import SealedBy
 
 
-class Intake(Base):
+class Intake(OfProject, Base):
     """What is known of the arrival of a session in chunks; others have none.
 
     Whoever adds a chunk or seals the session locks this row first.
@@ -24,14 +23,16 @@ class Intake(Base):
 
     __tablename__ = "intake"
     __table_args__ = (
+        belongs_to("session_id", "session.id"),
+        UniqueConstraint("project_id", "session_id"),
         # the sessions that the sweeper looks at
         Index("ix_intake_open", "last_chunk_at", postgresql_where=text("sealed_at IS NULL")),
     )
 
-    session_id: Mapped[uuid.UUID] = mapped_column(
-        ForeignKey(Session.id, ondelete="CASCADE"), primary_key=True
-    )
+    session_id: Mapped[uuid.UUID] = mapped_column(Uuid, primary_key=True)
     chunks: Mapped[int]
+    # that sent at least one of them
+    producers: Mapped[int]
     last_chunk_at: Mapped[datetime]
     # between two chunks so far
     longest_gap_s: Mapped[float]
@@ -44,14 +45,13 @@ class Intake(Base):
     merged: Mapped[Chunks | None] = mapped_column(CHUNKS)
 
 
-class Chunk(Base):
+class Chunk(OfProject, Base):
     """One chunk of a session: identified by producer and number, and by its bytes."""
 
     __tablename__ = "chunk"
+    __table_args__ = (belongs_to("session_id", "intake.session_id"),)
 
-    session_id: Mapped[uuid.UUID] = mapped_column(
-        ForeignKey("intake.session_id", ondelete="CASCADE"), primary_key=True
-    )
+    session_id: Mapped[uuid.UUID] = mapped_column(Uuid, primary_key=True)
     producer: Mapped[str] = mapped_column(primary_key=True)
     # counts a producer's chunks from 0
     number: Mapped[int] = mapped_column(primary_key=True)

@@ -6,28 +6,30 @@ import uuid
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import CheckConstraint, Index, Uuid, text
+from sqlalchemy import CheckConstraint, Index, UniqueConstraint, Uuid, text
 from sqlalchemy.orm import Mapped, mapped_column
 
-from app.db.models.base import Base
+from app.db.models.base import Base, OfProject, in_project
 from app.db.state_column import StateColumn, one_of
 from app.db.states import PlanState
 
 
-class Plan(Base):
+class Plan(OfProject, Base):
     """A specification and the pipeline template that was found for it."""
 
     __tablename__ = "plan"
     __table_args__ = (
         one_of("state", PlanState),
+        in_project(),
+        UniqueConstraint("project_id", "content_sha256"),
         # A plan without its template, or a template of a plan that has none, cannot be shown.
         CheckConstraint("(state = 'planned') = (result_blob IS NOT NULL)", name="result"),
-        Index("ix_plan_created_at_id", "created_at", "id"),
+        Index("ix_plan_project_id_created_at_id", "project_id", "created_at", "id"),
     )
 
     id: Mapped[uuid.UUID] = mapped_column(Uuid, primary_key=True)
     # Of all that was asked: the same question again is the same plan.
-    content_sha256: Mapped[bytes] = mapped_column(unique=True)
+    content_sha256: Mapped[bytes]
     name: Mapped[str | None]
     method: Mapped[str]
     objective: Mapped[str]

@@ -6,40 +6,67 @@ import uuid
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import BigInteger, ForeignKey, Identity, Index, UniqueConstraint, Uuid, text
+from sqlalchemy import BigInteger, Identity, Index, UniqueConstraint, Uuid, text
 from sqlalchemy.orm import Mapped, mapped_column
 
+from app.analysis.diagnosis.headline import HeadlineKind
 from app.analysis.report.summary import Summary
 from app.db.documents import SUMMARY
-from app.db.models.base import Base
+from app.db.models.base import Base, OfProject, belongs_to, in_project
 from app.db.state_column import StateColumn, one_of
 from app.db.states import SessionState
 
 
-class Job(Base):
+class Job(OfProject, Base):
     """A training job, known by the name that its sessions are sent under."""
 
     __tablename__ = "job"
+    __table_args__ = (
+        in_project(),
+        UniqueConstraint("project_id", "name"),
+        UniqueConstraint("project_id", "id"),
+    )
 
     id: Mapped[int] = mapped_column(BigInteger, Identity(always=True), primary_key=True)
-    name: Mapped[str] = mapped_column(unique=True)
+    name: Mapped[str]
     created_at: Mapped[datetime] = mapped_column(server_default=text("now()"))
 
 
-class Session(Base):
+class Attempt(OfProject, Base):
+    """A start of a job that somebody announced; sessions may name others too."""
+
+    __tablename__ = "attempt"
+    __table_args__ = (
+        belongs_to("job_id", "job.id"),
+        UniqueConstraint("job_id", "run_id", "restart"),
+    )
+
+    job_id: Mapped[int] = mapped_column(BigInteger, primary_key=True)
+    # counts the job's starts from 1
+    number: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    # what the launcher calls the run, and how often it has restarted it
+    run_id: Mapped[str]
+    restart: Mapped[int]
+    announced_at: Mapped[datetime] = mapped_column(server_default=text("now()"))
+
+
+class Session(OfProject, Base):
     """One profiling session: what was received, where it stands and what came out."""
 
     __tablename__ = "session"
     __table_args__ = (
+        belongs_to("job_id", "job.id"),
+        UniqueConstraint("project_id", "id"),
         UniqueConstraint("job_id", "content_sha256"),
         UniqueConstraint("job_id", "attempt", "number"),
         one_of("state", SessionState),
-        Index("ix_session_received_at_id", "received_at", "id"),
+        one_of("headline_kind", HeadlineKind),
+        Index("ix_session_project_id_received_at_id", "project_id", "received_at", "id"),
         Index("ix_session_state_received_at", "state", "received_at"),
     )
 
     id: Mapped[uuid.UUID] = mapped_column(Uuid, primary_key=True)
-    job_id: Mapped[int] = mapped_column(ForeignKey("job.id", ondelete="CASCADE"))
+    job_id: Mapped[int] = mapped_column(BigInteger)
     attempt: Mapped[int]
     # Counts a job's sessions from 1: what people call it ("session 14").
     number: Mapped[int]
@@ -70,24 +97,30 @@ class Session(Base):
     reason: Mapped[str | None]
     reason_detail: Mapped[dict[str, Any] | None]
 
-    # the report's headline, so that lists need not read reports
+    # what lists show of the report, so that they need not read it: S…
     slowdown: Mapped[float | None]
     slowdown_low: Mapped[float | None]
     slowdown_high: Mapped[float | None]
     waste: Mapped[float | None]
     gpu_hours_lost: Mapped[float | None]
     discrepancy: Mapped[float | None]
+    # …the report's headline, null where version 0.1.0 named causes: S is shown until it is analyzed
+    # again; and its summary
+    headline_slowdown: Mapped[float | None]
+    headline_low: Mapped[float | None]
+    headline_high: Mapped[float | None]
+    headline_gpu_hours_lost: Mapped[float | None]
+    headline_kind: Mapped[HeadlineKind | None] = mapped_column(StateColumn(HeadlineKind))
     headline: Mapped[Summary | None] = mapped_column(SUMMARY)
 
 
-class Report(Base):
+class Report(OfProject, Base):
     """Result of the analysis of a session: at most one, replaced as a whole."""
 
     __tablename__ = "report"
+    __table_args__ = (belongs_to("session_id", "session.id"),)
 
-    session_id: Mapped[uuid.UUID] = mapped_column(
-        ForeignKey("session.id", ondelete="CASCADE"), primary_key=True
-    )
+    session_id: Mapped[uuid.UUID] = mapped_column(Uuid, primary_key=True)
     # `paceline.report/1` as zstd-compressed JSON, and the per-step heatmaps, both in blob_part
     document_blob: Mapped[uuid.UUID] = mapped_column(Uuid)
     heatmap_blob: Mapped[uuid.UUID] = mapped_column(Uuid)

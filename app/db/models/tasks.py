@@ -9,7 +9,7 @@ from typing import Final
 from sqlalchemy import CheckConstraint, Index, Uuid, text
 from sqlalchemy.orm import Mapped, mapped_column
 
-from app.db.models.base import Base
+from app.db.models.base import Base, OfProject, in_project
 from app.db.state_column import StateColumn, one_of
 from app.db.states import TaskState
 
@@ -20,12 +20,13 @@ PLAN_TEMPLATE: Final = "plan_template"
 TASK_KINDS = (ANALYZE_SESSION, DELIVER_ALERT, PLAN_TEMPLATE)
 
 
-class TaskRun(Base):
+class TaskRun(OfProject, Base):
     """A piece of durable work; the broker's message holds only its id."""
 
     __tablename__ = "task_run"
     __table_args__ = (
         one_of("state", TaskState),
+        in_project(),
         # A running task run without a claim could neither end nor expire.
         CheckConstraint(
             "(state = 'running') = (claim_token IS NOT NULL) "

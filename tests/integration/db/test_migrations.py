@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import uuid
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from sqlalchemy import func, insert, inspect, text
 from sqlalchemy.exc import IntegrityError
 
+from app.alerts.rules import DEFAULT_RULES, Rule, Threshold
 from app.db import migrate
 from app.db.engine import make_engine
 from app.db.models.base import Base
 from app.db.models.tasks import TaskRun
+from app.services.alerts.store import rule_document
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -50,15 +53,16 @@ def test_up_down_up(engine: Engine) -> None:
 def test_merged_sessions_outlive_a_schema_without_chunks(engine: Engine) -> None:
     migrate.upgrade(engine.url)
     with engine.begin() as connection:
-        connection.execute(text("INSERT INTO job (name) VALUES ('llm')"))
+        connection.execute(text("INSERT INTO job (name, project_id) VALUES ('llm', 1)"))
         for number, blob in ((1, uuid.uuid4()), (2, None)):
             connection.execute(
                 text(
                     """
-                    INSERT INTO session (id, job_id, attempt, number, state, meta, dp, pp, tp, cp,
-                        vpp, world, trace_format, body_bytes, operations, steps, trace_blob)
-                    VALUES (:id, 1, 1, :number, 'open', '{}', 1, 1, 1, 1, 1, 1, 'ndjson', 0, 0, 0,
-                        :blob)
+                    INSERT INTO session (project_id, id, job_id, attempt, number, state, meta,
+                        dp, pp, tp, cp, vpp, world, trace_format, body_bytes, operations, steps,
+                        trace_blob)
+                    VALUES (1, :id, 1, 1, :number, 'open', '{}', 1, 1, 1, 1, 1, 1, 'ndjson',
+                        0, 0, 0, :blob)
                     """
                 ),
                 {"id": uuid.uuid4(), "number": number, "blob": blob},
@@ -69,6 +73,173 @@ def test_merged_sessions_outlive_a_schema_without_chunks(engine: Engine) -> None
         left = connection.execute(text("SELECT number, content_sha256 FROM session")).all()
     assert [row.number for row in left] == [1]
     assert len(left[0].content_sha256) == 32
+
+
+def _analyzed(number: int, slowdown: float | None, *causes: str) -> dict[str, Any]:
+    """Return the values of a session as version 0.1.0 left it."""
+    return {
+        "id": uuid.uuid4(),
+        "number": number,
+        "state": "no_verdict" if slowdown is None else "analyzed",
+        "slowdown": slowdown,
+        "headline": json.dumps({"causes": [{"cause": cause} for cause in causes]}),
+    }
+
+
+SESSION_0006 = text(
+    """
+    INSERT INTO session (id, job_id, attempt, number, state, meta, dp, pp, tp, cp, vpp, world,
+        trace_format, body_bytes, operations, steps, slowdown, slowdown_low, slowdown_high,
+        gpu_hours_lost, headline)
+    VALUES (:id, 1, 1, :number, :state, '{}', 1, 1, 1, 1, 1, 1, 'ndjson', 0, 0, 0,
+        CAST(:slowdown AS float8), CAST(:slowdown AS float8) - 0.125,
+        CAST(:slowdown AS float8) + 0.125, 7, CAST(:headline AS jsonb))
+    """
+)
+
+
+def test_sessions_get_the_headline_that_their_rows_tell(engine: Engine) -> None:
+    migrate.upgrade(engine.url, "0006")
+    with engine.begin() as connection:
+        connection.execute(text("INSERT INTO job (name) VALUES ('llm')"))
+        for values in (
+            _analyzed(1, 1.25),
+            _analyzed(2, 1.5, "unknown"),
+            _analyzed(3, 1.5, "slow_worker", "unknown"),
+            _analyzed(4, 1.5, "slow_worker"),
+            _analyzed(5, None, "data_loading"),
+        ):
+            connection.execute(SESSION_0006, values)
+    for _ in range(2):
+        migrate.upgrade(engine.url)
+        with engine.connect() as connection:
+            rows = connection.execute(
+                text(
+                    "SELECT headline_slowdown, headline_low, headline_high, headline_kind,"
+                    " headline_gpu_hours_lost FROM session ORDER BY number"
+                )
+            ).all()
+        known = [
+            (1.25, 1.125, 1.375, "published", 7.0),
+            (1.5, 1.375, 1.625, "published", 7.0),
+            (1.5, 1.375, 1.625, "published", 7.0),
+        ]
+        # Only another analysis says what the named causes cost.
+        assert [tuple(row) for row in rows] == [*known, (None,) * 5, (None,) * 5]
+        migrate.downgrade(engine.url, "0006")
+
+
+def test_what_is_stored_counts_when_quotas_come(engine: Engine) -> None:
+    migrate.upgrade(engine.url, "0009")
+    session = uuid.uuid4()
+    with engine.begin() as connection:
+        connection.execute(text("INSERT INTO job (name) VALUES ('llm')"))
+        connection.execute(
+            text(
+                """
+                INSERT INTO session (id, job_id, attempt, number, state, meta, dp, pp, tp, cp, vpp,
+                    world, trace_format, body_bytes, operations, steps)
+                VALUES (:id, 1, 1, 1, 'open', '{}', 1, 1, 1, 1, 1, 1, 'ndjson', 100, 7, 1)
+                """
+            ),
+            {"id": session},
+        )
+        connection.execute(
+            text(
+                """
+                INSERT INTO intake (session_id, chunks, last_chunk_at, longest_gap_s,
+                    refused_chunks, refused_bytes)
+                VALUES (:id, 3, now(), 0, 0, 0)
+                """
+            ),
+            {"id": session},
+        )
+        for producer, number in (("a", 0), ("a", 1), ("b", 0)):
+            connection.execute(
+                text(
+                    """
+                    INSERT INTO chunk (session_id, producer, number, sha256, final, body_bytes,
+                        operations, cells)
+                    VALUES (:id, :producer, :number, 'x', false, 1, 1, '{0}')
+                    """
+                ),
+                {"id": session, "producer": producer, "number": number},
+            )
+    for _ in range(2):
+        migrate.upgrade(engine.url)
+        with engine.connect() as connection:
+            used = connection.execute(text("SELECT bytes, operations FROM project_usage")).one()
+            producers = connection.execute(text("SELECT producers FROM intake")).scalar_one()
+        assert (tuple(used), producers) == ((100, 7), 2)
+        migrate.downgrade(engine.url, "0009")
+
+
+CHANGES = {
+    "as it came": "document",
+    "saved as it was": "document || CAST(:saved AS jsonb)",
+    "another threshold": "jsonb_set(document, '{condition,at_least}', '1.2')",
+    "turned off": """document || '{"enabled": false}'""",
+}
+
+
+@pytest.mark.parametrize(
+    ("change", "moved"),
+    [
+        ("as it came", True),
+        ("saved as it was", True),
+        ("another threshold", False),
+        ("turned off", False),
+    ],
+)
+def test_the_slow_job_rule_reads_the_headline_unless_somebody_changed_it(
+    engine: Engine, *, change: str, moved: bool
+) -> None:
+    rule = Rule(
+        id=DEFAULT_RULES[0].id,
+        name="Slow job",
+        condition=Threshold("slowdown", at_least=1.1, clears_below=1.05),
+        selector=DEFAULT_RULES[0].selector,
+        escalation=DEFAULT_RULES[0].escalation,
+    )
+    migrate.upgrade(engine.url, "0006")
+    with engine.begin() as connection:
+        connection.execute(
+            text(
+                f"UPDATE alert_rule SET document = {CHANGES[change]} WHERE id = :id"  # noqa: S608 - ours
+            ),
+            {"id": rule.id}
+            | ({"saved": json.dumps(rule_document(rule))} if change.startswith("saved") else {}),
+        )
+    kinds = []
+    for target in ("head", "0006", "head"):
+        (migrate.downgrade if target == "0006" else migrate.upgrade)(engine.url, target)
+        with engine.connect() as connection:
+            kinds.append(
+                connection.execute(
+                    text("SELECT document->'condition'->>'kind' FROM alert_rule WHERE id = :id"),
+                    {"id": rule.id},
+                ).scalar_one()
+            )
+    now = "headline" if moved else "slowdown"
+    assert kinds == [now, "slowdown", now]
+
+
+def test_a_rule_of_the_new_kind_is_read_by_an_earlier_program(engine: Engine) -> None:
+    migrate.upgrade(engine.url)
+    with engine.begin() as connection:
+        connection.execute(
+            text(
+                "INSERT INTO alert_rule (project_id, id, name, document)"
+                " SELECT 1, gen_random_uuid(), 'Mine', document FROM alert_rule"
+                " WHERE name = 'Slow job'"
+            )
+        )
+    migrate.downgrade(engine.url, "0006")
+    with engine.connect() as connection:
+        kinds = connection.execute(
+            text("SELECT document->'condition'->>'kind' FROM alert_rule")
+        ).scalars()
+        assert "headline" not in set(kinds)
 
 
 def test_models_need_no_further_revision(engine: Engine) -> None:
@@ -149,6 +320,7 @@ def test_blob_parts_are_stored_as_they_are_and_vacuumed_on_their_own_terms(
 def test_only_a_running_task_run_is_claimed(engine: Engine, *, leased: bool, token: bool) -> None:
     migrate.upgrade(engine.url)
     statement = insert(TaskRun).values(
+        project_id=1,
         id=uuid.uuid4(),
         kind="x",
         subject_id=uuid.uuid4(),

@@ -10,8 +10,10 @@ import pytest
 from sqlalchemy import delete, func, select, text
 from sqlalchemy.exc import InternalError
 
+from app.db.models.access import DEFAULT_PROJECT_ID
 from app.db.models.tasks import ANALYZE_SESSION, TaskRun
-from app.db.unit_of_work import UnitOfWork, reading
+from app.db.scope import Scope
+from app.db.unit_of_work import UnitOfWork
 
 if TYPE_CHECKING:
     from app.bootstrap import Container
@@ -30,7 +32,7 @@ def tx(container: Container, published: list[tuple[uuid.UUID, str]]) -> UnitOfWo
             other.session.execute(select(TaskRun).where(TaskRun.id == run_id)).one()
         published.append((run_id, kind))
 
-    return UnitOfWork(container.engine, publish)
+    return UnitOfWork(container.engine, publish, Scope(DEFAULT_PROJECT_ID))
 
 
 def test_published_after_the_commit_and_once(
@@ -56,18 +58,18 @@ def test_nothing_is_published_after_a_rollback(
 
 def test_what_is_read_is_of_one_moment(container: Container) -> None:
     kept = select(TaskRun.id)
-    with reading(container.engine) as tx:
+    with container.reading() as tx:
         assert tx.session.execute(kept).all() == []
         with container.uow() as other:
             other.enqueue(ANALYZE_SESSION, uuid.uuid4())
         assert tx.session.execute(kept).all() == []
         assert tx.now == tx.session.execute(select(func.now())).scalar_one()
-    with reading(container.engine) as tx:
+    with container.reading() as tx:
         assert len(tx.session.execute(kept).all()) == 1
 
 
 def test_who_reads_cannot_write_and_leaves_the_connection_as_it_was(container: Container) -> None:
-    with reading(container.engine) as tx, pytest.raises(InternalError, match="read-only"):
+    with container.reading() as tx, pytest.raises(InternalError, match="read-only"):
         tx.session.execute(delete(TaskRun))
     with container.uow() as writing:
         writing.session.execute(delete(TaskRun))

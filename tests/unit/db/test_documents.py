@@ -35,7 +35,16 @@ def test_a_report_of_0_1_0_opens_with_what_came_later(text: bytes) -> None:
     now = json.loads(current_report(text))
     assert now.pop("revision") == REVISION
     del now["headline"], now["fidelity"]["adaptations"]
+    said, before = now.pop("verdict"), old.pop("verdict")
     assert now == old
+    assert said["level"] == before["level"]
+    if before["level"] == "slow":
+        why = before["sentence"].partition(" because ")[2]
+        assert why
+        slow = f"{report.headline.slowdown:.2f}×"
+        assert said["sentence"] == f"{slow} slower than without its cause: {why}"
+    else:
+        assert said == before
 
 
 def test_what_this_version_stored_goes_out_as_it_is() -> None:
