@@ -21,7 +21,7 @@ class Fault:
     message : str
         One sentence for a person.
     row, line : int or None
-        0-based row of a columnar body; 1-based line of a text body.
+        0-based row of a columnar body, or event of a recording; 1-based line of a text body.
     column : str or None
         Name of the column or key.
     """
@@ -97,6 +97,12 @@ class InvalidSpecError(PacelineError):
     code = "spec.invalid"
 
 
+class InvalidTensorError(PacelineError):
+    """What is said of a tensor-parallel group is malformed; `faults` holds every fault's path."""
+
+    code = "tensor.invalid"
+
+
 class InfeasiblePlanError(PacelineError):
     """No pipeline template meets the constraints, or a method has no answer; the faults say why."""
 
@@ -115,6 +121,36 @@ class NotFoundError(PacelineError):
     code = "not_found"
 
 
+class UnauthenticatedError(PacelineError):
+    """Nobody that is known: no token or sign-in, or one that is over."""
+
+    code = "access.unauthenticated"
+
+
+class ForbiddenError(PacelineError):
+    """Who asks is known and may not do this."""
+
+    code = "access.forbidden"
+
+
+class SignInError(PacelineError):
+    """A sign-in that did not end well."""
+
+    code = "access.sign_in_failed"
+
+
+class CrossSiteError(PacelineError):
+    """A request of a browser that may come from another site's page."""
+
+    code = "csrf.cross_site"
+
+
+class InvalidAccessError(PacelineError):
+    """A token, project or person that cannot be made; `faults` says why."""
+
+    code = "access.invalid"
+
+
 class ConflictError(PacelineError):
     """The request contradicts what is stored."""
 
@@ -127,7 +163,27 @@ class UnknownDocumentError(PacelineError):
     code = "document.unknown_version"
 
 
-class BusyError(PacelineError):
+class TryLaterError(PacelineError):
+    """What is asked for cannot be now; after a while it can.
+
+    Parameters
+    ----------
+    message : str
+        One sentence for a person.
+    retry_after_s : float
+        Seconds to wait at least.
+    code : str, optional
+        As for every error.
+    """
+
+    def __init__(
+        self, message: str, *, retry_after_s: float = 5.0, code: str | None = None
+    ) -> None:
+        super().__init__(message, code=code)
+        self.retry_after_s = retry_after_s
+
+
+class BusyError(TryLaterError):
     """The server is behind; try again after a while."""
 
     code = "busy"
@@ -149,6 +205,12 @@ class InvalidChannelError(PacelineError):
     """The configuration of a channel is malformed; `faults` says where, without its values."""
 
     code = "channel.invalid"
+
+
+class InvalidRuleError(PacelineError):
+    """A rule of alerts that can never hold; `faults` says where."""
+
+    code = "rule.invalid"
 
 
 class SecretKeyError(PacelineError):

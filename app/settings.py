@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import ipaddress
 import os
+import uuid
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import Field, field_validator
+from pydantic import Field, SecretStr, field_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+
+from app.access.roles import GroupRole
 
 MIB = 1024 * 1024
 
@@ -31,15 +34,47 @@ class Settings(BaseSettings):
     broker_url: str | None = None
     data_dir: Path = Field(default_factory=default_data_dir)
 
+    # What `/healthz` calls this process; unset: another name at every start.
+    instance_name: str = Field(default_factory=lambda: uuid.uuid4().hex[:12])
     host: str = "127.0.0.1"
     port: int = 8765
-    # There are no tokens yet, so listening beyond loopback must be asked for in words.
-    allow_unauthenticated_network: bool = False
-    # Host header names answered besides loopback ones (comma separated).
+    # Ask everybody who they are. Always so where others than this machine's can reach the server.
+    require_sign_in: bool = False
+    # Holds the first administrator's token, or gets it: `paceline migrate` reads or writes it.
+    admin_token_file: Path | None = None
+    # What Prometheus shows to read /metrics; unset: a token that may read in all projects.
+    metrics_token: SecretStr | None = None
+    # People sign in here, by OpenID Connect; unset: with passwords of our own alone.
+    oidc_issuer: str | None = None
+    oidc_client_id: str = ""
+    oidc_client_secret: SecretStr | None = None
+    # What is asked for, and the claim that lists the groups of who signs in.
+    oidc_scopes: str = "openid profile email"
+    oidc_groups_claim: str = "groups"
+    # Roles of groups (comma separated): `sre=administrator`, `team=operator@project`; `*` is
+    # everybody whom the provider lets in.
+    oidc_roles: Annotated[tuple[str, ...], NoDecode] = ()
+    # Host header names answered (comma separated). Unset: loopback ones, where nobody signs in.
     allowed_hosts: Annotated[tuple[str, ...], NoDecode] = ()
 
     log_json: bool = False
     log_level: str = "info"
+
+    # Connections of one address, or of one IPv6 network of 64 bits, at the same time.
+    max_connections_per_peer: int = 2048
+    # For the head of a request; and after an answer for the rest of a body that was not read.
+    header_timeout_s: float = 10.0
+    # For how long a peer may read nothing of an answer.
+    unread_timeout_s: float = 60.0
+    # What a body brings on average, after the first `ingest_idle_timeout_s`; on every route.
+    min_body_bytes_per_s: float = 1024.0
+
+    # Quotas of each project; unset: no limit.
+    quota_sessions_per_hour: int | None = Field(default=10_000, ge=0)
+    quota_bytes: int | None = Field(default=None, ge=0)
+    quota_operations: int | None = Field(default=None, ge=0)
+    quota_open_sessions: int | None = Field(default=1000, ge=0)
+    quota_producers: int | None = Field(default=65_536, ge=0)
 
     max_body_bytes: int = 512 * MIB
     max_decompressed_bytes: int = 4096 * MIB
@@ -49,6 +84,9 @@ class Settings(BaseSettings):
     ingest_concurrency: int = 4
     ingest_queue: int = 64
     ingest_idle_timeout_s: float = 30.0
+
+    # However long the pauses between its chunks were: silence of so long ends a session.
+    session_silence_limit_s: float = Field(default=24 * 3600.0, gt=0, le=24 * 3600.0)
 
     lease_s: float = 60.0
     lease_renew_s: float = 20.0
@@ -78,7 +116,9 @@ class Settings(BaseSettings):
     alert_group_interval_s: float = 300.0
     alert_repeat_interval_s: float = 4 * 3600.0
 
-    @field_validator("allowed_hosts", "secret_keys", "alert_allowed_networks", mode="before")
+    @field_validator(
+        "allowed_hosts", "secret_keys", "alert_allowed_networks", "oidc_roles", mode="before"
+    )
     @classmethod
     def _split(cls, value: object) -> object:
         """Take a list as the environment writes it: separated by commas."""
@@ -94,10 +134,22 @@ class Settings(BaseSettings):
             ipaddress.ip_network(network)
         return value
 
+    @field_validator("oidc_roles")
+    @classmethod
+    def _are_roles(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        """Refuse a role that cannot be read when the program starts, not when somebody signs in."""
+        for text in value:
+            GroupRole.parse(text)
+        return value
+
     def environment(self) -> dict[str, str]:
         """Return the variables from which a child process reads these settings."""
         return {
-            f"PACELINE_{name.upper()}": ",".join(value) if isinstance(value, tuple) else str(value)
-            for name, value in self
-            if value is not None
+            f"PACELINE_{name.upper()}": _as_text(value) for name, value in self if value is not None
         }
+
+
+def _as_text(value: object) -> str:
+    if isinstance(value, tuple):
+        return ",".join(value)
+    return value.get_secret_value() if isinstance(value, SecretStr) else str(value)

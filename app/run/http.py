@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Final
 import uvicorn
 
 from app.errors import StartupError
+from app.run.protocol import BoundedConfig, Bounds
+from app.settings import Settings
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from fastapi import FastAPI
-
-    from app.settings import Settings
 
 # Requests under way at the stop get this long; event streams are ended by `app.state.closing`.
 GRACEFUL_SHUTDOWN_S: Final = 5
@@ -37,29 +37,11 @@ def listen(settings: Settings) -> socket.socket:
     Raises
     ------
     StartupError
-        The address is not this machine's, the port is taken, or others could reach it although
-        there are no tokens yet.
+        The address is not this machine's, or the port is taken.
     """
+    family, address = _addresses(settings)[0]
     try:
-        found = socket.getaddrinfo(
-            settings.host, settings.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )
-    except OSError as error:
-        raise StartupError(f"Cannot listen on {settings.host}: {error}") from error
-    open_to_others = [
-        address[0]
-        for *_, address in found
-        if not ipaddress.ip_address(str(address[0]).partition("%")[0]).is_loopback
-    ]
-    if open_to_others and not settings.allow_unauthenticated_network:
-        raise StartupError(
-            f"{settings.host} can be reached from other machines, and nothing would ask them who "
-            "they are. Listen on 127.0.0.1 behind a proxy that does, or set "
-            "PACELINE_ALLOW_UNAUTHENTICATED_NETWORK=true if the network is trusted."
-        )
-    family, _, _, _, address = found[0]
-    try:
-        listener = socket.create_server(address[:2], family=family, backlog=_BACKLOG)
+        listener = socket.create_server(address, family=family, backlog=_BACKLOG)
     except OSError as error:
         raise StartupError(
             f"Cannot listen on {settings.host} port {settings.port}: {error.strerror}. "
@@ -69,6 +51,30 @@ def listen(settings: Settings) -> socket.socket:
     # answer in two pieces waits 40 ms for the client's delayed acknowledgement.
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return listener
+
+
+def reachable_by_others(settings: Settings) -> bool:
+    """Return whether others than this machine's can reach what listens where the settings say.
+
+    Raises
+    ------
+    StartupError
+        The address is not this machine's.
+    """
+    return any(
+        not ipaddress.ip_address(str(address[0]).partition("%")[0]).is_loopback
+        for _, address in _addresses(settings)
+    )
+
+
+def _addresses(settings: Settings) -> list[tuple[socket.AddressFamily, tuple[str, int]]]:
+    try:
+        found = socket.getaddrinfo(
+            settings.host, settings.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )
+    except OSError as error:
+        raise StartupError(f"Cannot listen on {settings.host}: {error}") from error
+    return [(family, (str(address[0]), int(address[1]))) for family, _, _, _, address in found]
 
 
 def address_of(listener: socket.socket) -> str:
@@ -87,7 +93,8 @@ class HttpServer:
     ----------
     app : FastAPI
         If it has ``app.state.closing``, a function without parameters, that is called from another
-        thread when the server begins to stop: streams that would never end must end then.
+        thread when the server begins to stop: streams that would never end must end then. The
+        bounds of connections are those of its ``app.state.settings``.
     listener : socket
         Where; the server closes it.
     """
@@ -96,8 +103,9 @@ class HttpServer:
         self._app = app
         self._listener = listener
         self._server = uvicorn.Server(
-            uvicorn.Config(
+            BoundedConfig(
                 app,
+                Bounds.of(getattr(app.state, "settings", None) or Settings()),
                 log_config=None,
                 access_log=False,
                 server_header=False,

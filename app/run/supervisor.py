@@ -24,7 +24,9 @@ from app.broker.celery import QUEUES
 from app.db import migrate
 from app.db.embedded.server import EmbeddedPostgres
 from app.errors import StartupError
-from app.run.http import HttpServer, address_of, listen
+from app.run.http import HttpServer, address_of, listen, reachable_by_others
+from app.services.access.admission import can_be_administered
+from app.services.access.first_token import make_first_token
 from app.services.installation.sweep import sweep
 from app.system import scratch
 from app.system.logs import configure_logging
@@ -42,6 +44,13 @@ if TYPE_CHECKING:
 WORKER_STOP_LIMIT_S: Final = 5.0
 _SWEEPER_STOP_LIMIT_S: Final = 5.0
 _TEND_INTERVAL_S: Final = 0.2
+
+# There is no way in yet, and there must be one before anybody can come.
+NOBODY_TO_LET_IN: Final = (
+    "Everybody on {host} has to sign in, and nobody could: there is no administrator yet. Make a "
+    "token with `paceline token create NAME --scope admin`, or name a file for it in "
+    "PACELINE_ADMIN_TOKEN_FILE, which `paceline migrate` fills; or listen on 127.0.0.1 alone."
+)
 
 _log = structlog.get_logger(__name__)
 
@@ -117,6 +126,7 @@ def _serve(
         running.callback(postgres.stop)
         postgres.start(stop.is_set)
         settings = settings.model_copy(update={"database_url": postgres.url})
+    settings = _asking_others_who_they_are(settings)
     listener = running.enter_context(listen(settings))
 
     workers: Sequence[SupervisedChild] = ()
@@ -126,7 +136,9 @@ def _serve(
     container = build(settings, application_name="paceline serve")
     running.callback(container.close)
     if postgres is not None:
+        make_first_token(container)
         _start_sweeper(container, running)
+    _require_administrator(container)
 
     http = HttpServer(create_app(container), listener)
     running.callback(http.stop)
@@ -142,6 +154,19 @@ def _serve(
             raise StartupError("The embedded database ended by itself; its log says why.")
         if not http.alive:
             raise StartupError("The HTTP server ended by itself; the log says why.")
+
+
+def _asking_others_who_they_are(settings: Settings) -> Settings:
+    """Return the settings, in which everybody signs in where others can reach the server."""
+    required = settings.require_sign_in or reachable_by_others(settings)
+    return settings.model_copy(update={"require_sign_in": required})
+
+
+def _require_administrator(container: Container) -> None:
+    """Refuse to start where everybody has to sign in and nobody could."""
+    settings = container.settings
+    if settings.require_sign_in and not can_be_administered(container):
+        raise StartupError(NOBODY_TO_LET_IN.format(host=settings.host))
 
 
 def _announce(url: str, after_start: Callable[[str], None] | None) -> None:

@@ -7,7 +7,7 @@ import socket
 import pytest
 
 from app.errors import StartupError
-from app.run.http import address_of, listen
+from app.run.http import address_of, listen, reachable_by_others
 from app.settings import Settings
 
 
@@ -25,15 +25,18 @@ def test_a_taken_port_is_refused_in_words() -> None:
         listen(Settings(port=taken.getsockname()[1]))
 
 
-@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.1"])  # noqa: S104 - refused
-def test_addresses_that_others_can_reach_are_refused(host: str) -> None:
-    with pytest.raises(StartupError, match="PACELINE_ALLOW_UNAUTHENTICATED_NETWORK"):
-        listen(Settings(host=host, port=0))
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.1"])  # noqa: S104 - only asked about
+def test_others_can_reach_what_is_not_a_loopback_address(host: str) -> None:
+    assert reachable_by_others(Settings(host=host, port=0))
 
 
-def test_a_trusted_network_may_be_listened_on() -> None:
-    settings = Settings(host="0.0.0.0", port=0, allow_unauthenticated_network=True)  # noqa: S104 - meant
-    with listen(settings) as listener:
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.8.9.1", "::1", "localhost"])
+def test_nobody_else_can_reach_a_loopback_address(host: str) -> None:
+    assert not reachable_by_others(Settings(host=host, port=0))
+
+
+def test_every_address_may_be_listened_on() -> None:
+    with listen(Settings(host="0.0.0.0", port=0)) as listener:  # noqa: S104 - meant
         port = listener.getsockname()[1]
         assert address_of(listener) == f"http://127.0.0.1:{port}/"
         with socket.create_connection(("127.0.0.1", port)):
@@ -41,7 +44,7 @@ def test_a_trusted_network_may_be_listened_on() -> None:
 
 
 def test_an_address_of_another_machine_is_refused_in_words() -> None:
-    settings = Settings(host="192.0.2.1", port=0, allow_unauthenticated_network=True)
+    settings = Settings(host="192.0.2.1", port=0)
     with pytest.raises(StartupError, match=r"Cannot listen on 192\.0\.2\.1"):
         listen(settings)
 

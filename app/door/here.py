@@ -1,0 +1,22 @@
+"""What a route takes: the container in the project of its request, and in the name of who asks.
+
+Pages and API share this and the guard that puts it there. No router gets a process's own container
+to read or write with.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import Depends, Request
+
+from app.services.container import Container
+
+
+def here(request: Request) -> Container:
+    """Return the container of a request that the guard let in."""
+    found: Container = request.state.here
+    return found
+
+
+Here = Annotated[Container, Depends(here)]

@@ -1,0 +1,120 @@
+"""What each route takes: one table, and a test that every route is in it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import Enum
+from typing import Final
+
+from app.access.principals import Right
+
+
+class Open(Enum):
+    """What routes take that are of no project."""
+
+    # says nothing that anybody may not know
+    EVERYBODY = "everybody"
+    # of the installation: a token of its own, or the right to read everywhere
+    METRICS = "metrics"
+    # administers all projects
+    INSTALLATION = "installation"
+
+
+Need = Right | Open
+
+_READ, _OPERATE, _INGEST = Right.READ, Right.OPERATE, Right.INGEST
+_ATTEMPT: Final = "/api/v1/jobs/{job}/attempts/{attempt}/sessions/{session}"
+
+NEEDS: Final[Mapping[str, Need]] = {
+    "GET /healthz": Open.EVERYBODY,
+    "GET /readyz": Open.EVERYBODY,
+    "GET /metrics": Open.METRICS,
+    "GET /api/docs": Open.EVERYBODY,
+    "GET /api/docs/{digest}.css": Open.EVERYBODY,
+    "GET /static/{address:path}": Open.EVERYBODY,
+    # sending
+    "POST /api/v1/jobs/{job}/sessions": _INGEST,
+    f"PUT {_ATTEMPT}/chunks/{{producer}}/{{n}}": _INGEST,
+    f"POST {_ATTEMPT}/seal": _INGEST,
+    "POST /api/v1/jobs/{job}/attempts": _INGEST,
+    # a training job's own loop
+    "POST /api/v1/jobs/{job}/tp/{group}/timings": _INGEST,
+    "GET /api/v1/jobs/{job}/tp/{group}/plan": _INGEST,
+    "POST /api/v1/jobs/{job}/tp/{group}/plan/{version}/ack": _INGEST,
+    "GET /api/v1/jobs/{job}/tp/mode": _READ,
+    "PUT /api/v1/jobs/{job}/tp/mode": _OPERATE,
+    # sessions
+    "GET /api/v1/sessions": _READ,
+    "GET /api/v1/sessions/{session}": _READ,
+    "GET /api/v1/sessions/{session}/report": _READ,
+    "GET /api/v1/sessions/{session}/heatmaps": _READ,
+    "GET /api/v1/sessions/{session}/timeline": _READ,
+    "POST /api/v1/sessions/{session}/what-if": _READ,
+    "GET /api/v1/events": _READ,
+    "GET /api/v1/sessions/{session}/events": _READ,
+    # plans
+    "POST /api/v1/plans": _OPERATE,
+    "GET /api/v1/plans": _READ,
+    "GET /api/v1/plans/{plan}": _READ,
+    "POST /api/v1/plans/{plan}/cancel": _OPERATE,
+    "POST /api/v1/mitigation/plan": _READ,
+    # alerts
+    "GET /api/v1/alert-rules": _READ,
+    "POST /api/v1/alert-rules": _OPERATE,
+    "POST /api/v1/alert-rules/preview": _READ,
+    "GET /api/v1/alert-rules/{rule}": _READ,
+    "PUT /api/v1/alert-rules/{rule}": _OPERATE,
+    "DELETE /api/v1/alert-rules/{rule}": _OPERATE,
+    "GET /api/v1/channels": _READ,
+    "POST /api/v1/channels": _OPERATE,
+    "POST /api/v1/channels/reseal": Open.INSTALLATION,
+    "GET /api/v1/channels/{channel}": _READ,
+    "PATCH /api/v1/channels/{channel}": _OPERATE,
+    "DELETE /api/v1/channels/{channel}": _OPERATE,
+    "POST /api/v1/channels/{channel}/test": _OPERATE,
+    "GET /api/v1/incidents": _READ,
+    "GET /api/v1/incidents/{incident}": _READ,
+    "POST /api/v1/incidents/{incident}/ack": _OPERATE,
+    "POST /api/v1/incidents/{incident}/silence": _OPERATE,
+    "DELETE /api/v1/incidents/{incident}/silence": _OPERATE,
+    "POST /api/v1/incidents/{incident}/resolve": _OPERATE,
+    "GET /api/v1/deliveries": _READ,
+    "POST /api/v1/deliveries/{delivery}/replay": _OPERATE,
+    # access
+    "GET /api/v1/tokens": Open.INSTALLATION,
+    "POST /api/v1/tokens": Open.INSTALLATION,
+    "DELETE /api/v1/tokens/{name}": Open.INSTALLATION,
+    "GET /api/v1/projects": _READ,
+    "POST /api/v1/projects": Open.INSTALLATION,
+    "DELETE /api/v1/projects/{name}": Open.INSTALLATION,
+    "POST /api/v1/jobs/{job}/move": Open.INSTALLATION,
+    "GET /api/v1/audit": Open.INSTALLATION,
+    # signing in and out
+    "GET /sign-in": Open.EVERYBODY,
+    "POST /sign-in": Open.EVERYBODY,
+    "POST /sign-out": Open.EVERYBODY,
+    "GET /sign-in/provider": Open.EVERYBODY,
+    "GET /sign-in/provider/callback": Open.EVERYBODY,
+    # pages
+    "GET /access": Open.INSTALLATION,
+    "GET /access/audit": Open.INSTALLATION,
+    "GET /access/audit.csv": Open.INSTALLATION,
+    "GET /": _READ,
+    "GET /jobs/{job}": _READ,
+    "GET /sessions/{session}": _READ,
+    "GET /sessions/{session}/{name}.csv": _READ,
+    "GET /plans": _READ,
+    "GET /plans/{plan}": _READ,
+    "GET /plans/{plan}/{name}": _READ,
+    "GET /incidents": _READ,
+    "GET /incidents/{incident}": _READ,
+    "GET /channels": _READ,
+    "GET /channels/new": _OPERATE,
+    "GET /channels/{channel}": _READ,
+    "GET /jobs/{job}/tensor": _READ,
+    "GET /jobs/{job}/tensor/{group}": _READ,
+    "GET /jobs/{job}/tensor/{group}/{name}": _READ,
+    "GET /rules": _READ,
+    "GET /quotas": _READ,
+    "GET /rules/{rule}": _READ,
+}

@@ -1,0 +1,80 @@
+"""A server that asks everybody who they are, with two projects and a token for each right."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import httpx
+import pytest
+from pydantic import SecretStr
+
+from app import bootstrap
+from app.access.principals import Right
+from app.db.models.access import DEFAULT_PROJECT_ID
+from app.run.http import HttpServer, address_of, listen
+from app.services.access.projects import create_project
+from app.services.access.tokens import create_token
+from app.services.container import Container
+from app.settings import Settings
+from app.web import create_app
+
+METRICS_TOKEN = "metrics-of-this-test"  # noqa: S105 - of a test
+
+
+@dataclass(frozen=True, slots=True)
+class Company:
+    """A server, and what opens it.
+
+    Parameters
+    ----------
+    url : str
+    container : Container
+        Of all projects.
+    ours, theirs : Container
+        Of the projects `default` and `other`.
+    """
+
+    url: str
+    container: Container
+    ours: Container
+    theirs: Container
+
+    def token(self, *rights: Right, project: str | None = "default", name: str = "") -> str:
+        """Return a new token."""
+        words = name or "-".join([*rights, project or "all"])
+        return create_token(
+            self.container, name=words, rights=rights, project=project, owner="tests"
+        ).secret
+
+    def client(self, token: str | None = None, **headers: str) -> httpx.Client:
+        """Return a client that shows a token."""
+        if token is not None:
+            headers["Authorization"] = f"Bearer {token}"
+        return httpx.Client(base_url=self.url, headers=headers, trust_env=False, timeout=30)
+
+
+@contextlib.contextmanager
+def serving(settings: Settings, **changes: object) -> Iterator[Company]:
+    """Serve with these settings, everybody signing in."""
+    built = bootstrap.build(settings.model_copy(update=changes | {"require_sign_in": True}))
+    everywhere = built.everywhere()
+    other = create_project(everywhere, "other").id
+    listener = listen(settings.model_copy(update={"port": 0}))
+    server = HttpServer(create_app(built), listener)
+    url = address_of(listener).rstrip("/")
+    try:
+        server.start(lambda: False)
+        yield Company(url, everywhere, built.within(DEFAULT_PROJECT_ID), built.within(other))
+    finally:
+        server.stop()
+        built.close()
+
+
+@pytest.fixture
+def company(settings: Settings) -> Iterator[Company]:
+    with serving(
+        settings.model_copy(update={"metrics_token": SecretStr(METRICS_TOKEN)})
+    ) as running:
+        yield running

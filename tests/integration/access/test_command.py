@@ -1,0 +1,99 @@
+"""The commands that hand out access, and what the command line shows of itself to a server."""
+
+from __future__ import annotations
+
+import stat
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+
+from app.access.principals import Right
+from app.access.tokens import digest, is_token
+from app.cli.server import Server, ServerError
+from app.db.models.access import Token
+from app.errors import StartupError
+from app.services.access.admission import can_be_administered
+from app.services.access.first_token import make_first_token
+from app.services.access.people import sign_in
+from app.services.access.tokens import revoke_token
+from tests.support.command import paceline
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from app.bootstrap import Container
+    from app.settings import Settings
+    from tests.integration.access.conftest import Company
+
+
+@pytest.fixture
+def database(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert settings.database_url is not None
+    monkeypatch.setenv("PACELINE_DATABASE_URL", settings.database_url)
+
+
+@pytest.mark.usefixtures("database")
+def test_tokens_are_made_listed_and_revoked() -> None:
+    made = paceline("token", "create", "ci", "--scope", "ingest", "--scope", "read")
+    assert made.returncode == 0, made.stderr
+    assert is_token(made.stdout.strip())
+    listed = paceline("token", "list").stdout
+    assert "ci" in listed
+    assert "ingest, read" in listed
+    assert made.stdout.strip() not in listed
+    assert paceline("token", "create", "ci", "--scope", "read").returncode == 1
+    assert paceline("token", "revoke", "ci").returncode == 0
+    assert "ingest" not in paceline("token", "list").stdout
+
+
+@pytest.mark.usefixtures("database")
+def test_a_user_signs_in_with_the_password_that_was_given(
+    container: Container, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert not can_be_administered(container)
+    monkeypatch.setenv("PACELINE_PASSWORD", "correct horse battery")
+    made = paceline("user", "create", "ada")
+    assert made.returncode == 0, made.stderr
+    assert sign_in(container, "ada", "correct horse battery").principal.name == "ada"
+    assert can_be_administered(container)
+
+
+def test_the_first_token_is_made_once_and_only_its_owner_may_read_it(
+    container: Container, tmp_path: Path
+) -> None:
+    path = tmp_path / "token"
+    settings = container.settings.model_copy(update={"admin_token_file": path})
+    new = _with(container, settings)
+    make_first_token(new)
+    make_first_token(new)
+    secret = path.read_text().strip()
+    assert is_token(secret)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    with container.everywhere().reading() as tx:
+        rows = tx.session.query(Token).all()
+        assert [(row.sha256, row.scopes) for row in rows] == [(digest(secret), ["admin"])]
+
+    path.write_text("plc_something\n")
+    with pytest.raises(StartupError, match="holds no token"):
+        make_first_token(new)
+    path.unlink()
+    with pytest.raises(StartupError, match="revoke that one first"):
+        make_first_token(new)
+    revoke_token(container.everywhere(), "first-administrator")
+    make_first_token(new)
+
+
+def _with(container: Container, settings: Settings) -> Container:
+    return replace(container, settings=settings)
+
+
+def test_the_command_line_shows_the_token_of_its_environment(
+    company: Company, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(ServerError, match="is not known"), Server(company.url) as server:
+        server.get("/api/v1/sessions")
+    monkeypatch.setenv("PACELINE_TOKEN", company.token(Right.READ, project=None))
+    monkeypatch.setenv("PACELINE_PROJECT", "other")
+    with Server(company.url) as server:
+        assert server.get("/api/v1/sessions") == {"sessions": []}

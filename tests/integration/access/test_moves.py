@@ -1,0 +1,117 @@
+"""A job moves with all that it has; a project goes with all that it has."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from sqlalchemy import func, select
+
+from app.db.models.alerts import AlertIncident
+from app.db.models.base import Base, OfProject
+from app.db.models.sessions import Job, Session
+from app.db.models.tasks import TaskRun
+from app.errors import ConflictError, LostClaimError, NotFoundError
+from app.services.access.moves import delete_project, move_job, prune_projects
+from app.services.access.projects import create_project, list_projects
+from app.services.sessions.reports import report_json
+from app.services.sessions.timelines import stored_trace
+from app.services.tasks.execute import execute
+from app.services.tasks.leases import LeaseKeeper
+from app.services.tasks.task_runs import claim, finish
+from app.services.usage.quotas import use_of
+from tests.support.alerting import Alerting
+from tests.support.reads import read
+from tests.support.sessions import small_trace, store
+
+if TYPE_CHECKING:
+    from app.bootstrap import Container
+
+
+@pytest.fixture
+def other(container: Container) -> Container:
+    return container.within(create_project(container.everywhere(), "other").id)
+
+
+def _rows(container: Container, project_id: int) -> dict[str, int]:
+    with container.everywhere().reading() as tx:
+        counts = {
+            str(mapper.local_table): tx.session.execute(
+                select(func.count())
+                .select_from(mapper.class_)
+                .where(mapper.class_.project_id == project_id)
+            ).scalar_one()
+            for mapper in Base.registry.mappers
+            if issubclass(mapper.class_, OfProject)
+        }
+    return {name: count for name, count in counts.items() if count}
+
+
+def test_a_job_moves_with_its_sessions_reports_and_incidents(
+    container: Container, other: Container
+) -> None:
+    stored = store(container, small_trace(), job="llm")
+    assert execute(container, LeaseKeeper(container), stored.run)
+    Alerting(container).slow("llm")
+    move_job(container, "llm", "other")
+
+    assert set(_rows(container, container.project_id)) == {"alert_rule", "project_usage"}
+    assert read(other, report_json, stored.session)
+    assert len(read(other, stored_trace, stored.session).unpack()) == len(small_trace())
+    with other.reading() as tx:
+        assert tx.session.execute(select(Job.name)).scalars().all() == ["llm"]
+        assert tx.session.execute(select(AlertIncident.id)).scalars().all()
+    assert read(other, use_of, other.project_id).operations == len(small_trace())
+    assert read(container, use_of, container.project_id).operations == 0
+    # It goes on there.
+    Alerting(other).fast("llm")
+
+
+def test_an_analysis_that_is_under_way_stores_nothing_after_the_move(
+    container: Container, other: Container
+) -> None:
+    stored = store(container, small_trace(), job="llm")
+    held = claim(container, stored.run)
+    assert held is not None
+    move_job(container, "llm", "other")
+    with pytest.raises(LostClaimError), container.within(held.project_id).uow() as tx:
+        finish(tx, held)
+    with other.reading() as tx:
+        assert tx.session.execute(select(TaskRun.id)).scalars().all() == [stored.run]
+
+
+def test_a_job_does_not_move_onto_another_one(container: Container, other: Container) -> None:
+    for one in (container, other):
+        store(one, small_trace(), job="llm")
+    with pytest.raises(ConflictError, match="has a job llm already"):
+        move_job(container, "llm", "other")
+    for job, to in (("nobody", "other"), ("llm", "nowhere")):
+        with pytest.raises(NotFoundError):
+            move_job(container, job, to)
+    with container.reading() as tx:
+        assert tx.session.execute(select(func.count()).select_from(Session)).scalar() == 1
+
+
+def test_a_deleted_project_leaves_nothing_and_its_name_is_free(
+    container: Container, other: Container
+) -> None:
+    stored = store(other, small_trace(), job="llm")
+    assert execute(container, LeaseKeeper(container), stored.run)
+    Alerting(other).slow("llm")
+    kept = store(container, small_trace(), job="llm")
+    everywhere = container.everywhere()
+    delete_project(everywhere, "other")
+    assert [project.name for project in read(everywhere, list_projects)] == ["default"]
+    again = create_project(everywhere, "other")
+    assert again.id != other.project_id
+
+    assert prune_projects(container) == 1
+    assert _rows(container, other.project_id) == {}
+    with container.reading() as tx:
+        assert tx.session.execute(select(Session.id)).scalars().all() == [kept.session]
+    assert set(_rows(container, again.id)) == {"alert_rule"}
+
+
+def test_the_default_project_stays(container: Container) -> None:
+    with pytest.raises(ConflictError):
+        delete_project(container.everywhere(), "default")
