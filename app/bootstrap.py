@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 from app.broker.celery import TASK_NAME, make_celery
 from app.broker.dispatch import Dispatcher
 from app.db.engine import make_engine
-from app.db.unit_of_work import UnitOfWork
 from app.errors import StartupError
 from app.services.alerts.deliveries.task import DELIVERY
 from app.services.container import Container
@@ -54,7 +53,7 @@ def build(settings: Settings, *, application_name: str = "paceline") -> Containe
     return Container(
         settings=settings,
         engine=engine,
-        uow=lambda: UnitOfWork(engine, dispatcher.publish),
         dispatcher=dispatcher,
+        publish=dispatcher.publish,
         kinds=kinds,
     )

@@ -12,6 +12,7 @@ from uuid import UUID
 from pydantic import TypeAdapter
 
 from app.analysis.diagnosis.finding import UNKNOWN
+from app.analysis.diagnosis.headline import HeadlineKind
 from app.analysis.diagnosis.places import Where
 from app.analysis.report.document import Report
 from app.analysis.report.findings import NamedCause
@@ -68,6 +69,32 @@ class FixFact:
 
 
 @dataclass(frozen=True, slots=True)
+class HeadlineFact:
+    """The slowdown that people are told, and what it costs.
+
+    Parameters
+    ----------
+    slowdown : float
+    ci95 : pair of float or None
+        None where it is not known.
+    gpu_hours_lost : float
+        In the session.
+    kind : HeadlineKind
+        Against the job without its causes, or S.
+    """
+
+    slowdown: float
+    ci95: tuple[float, float] | None
+    gpu_hours_lost: float
+    kind: HeadlineKind
+
+    @property
+    def waste(self) -> float:
+        """Return the share of a step that is lost."""
+        return 1 - 1 / self.slowdown
+
+
+@dataclass(frozen=True, slots=True)
 class Facts:
     """A session as rules see it.
 
@@ -94,6 +121,8 @@ class Facts:
     worst_step : int or None
         The training step of the largest slowdown.
     fix : FixFact or None
+    headline : HeadlineFact or None
+        None also in what version 0.1.0 stored; `shown` is what counts.
     """
 
     session: UUID
@@ -113,6 +142,15 @@ class Facts:
     worst: tuple[WorkerFact, ...] = ()
     worst_step: int | None = None
     fix: FixFact | None = None
+    headline: HeadlineFact | None = None
+
+    @property
+    def shown(self) -> HeadlineFact | None:
+        """Return the headline, or S where version 0.1.0 stored the facts; None without verdict."""
+        if self.headline is not None or self.slowdown is None:
+            return self.headline
+        lost = self.gpu_hours_lost or 0.0
+        return HeadlineFact(self.slowdown, self.slowdown_ci95, lost, HeadlineKind.PUBLISHED)
 
     @property
     def leading_cause(self) -> CauseFact:
@@ -173,6 +211,12 @@ def facts_of(  # noqa: PLR0913 - the identity of a session, which a report does 
         worst=_worst(report),
         worst_step=_worst_step(report),
         fix=_fix(report),
+        headline=HeadlineFact(
+            report.headline.slowdown,
+            report.headline.ci95,
+            report.lost_gpu_hours,
+            report.headline.kind,
+        ),
     )
 
 

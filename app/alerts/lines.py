@@ -11,6 +11,7 @@ from app.alerts.facts import Facts, WorkerFact
 from app.alerts.grouping import Status
 from app.alerts.message import Alert, Message
 from app.alerts.readings import LOW_QUALITY_CAUSE, NO_DATA_CAUSE, REGRESSION_CAUSE
+from app.analysis.diagnosis.headline import HeadlineKind, differs
 from app.analysis.wording import NBSP, hours, percent, sure
 
 # Who gets more is told how many more there are; the page has them all.
@@ -59,17 +60,15 @@ def lines_of(alert: Alert, at: datetime) -> MessageLines:
 def _summary(alert: Alert) -> str:
     facts = alert.facts
     slow = alert.cause not in (NO_DATA_CAUSE, LOW_QUALITY_CAUSE)
-    if facts is None or facts.slowdown is None or not slow:
+    shown = None if facts is None else facts.shown
+    if shown is None or not slow:
         return alert.headline
-    return f"{alert.headline}. The job is {facts.slowdown:.2f}× slower than ideal."
+    against = "without its causes" if shown.kind is HeadlineKind.CAUSES else "ideal"
+    return f"{alert.headline}. The job is {shown.slowdown:.2f}× slower than {against}."
 
 
 def _measured(alert: Alert, facts: Facts) -> list[tuple[str, str]]:
-    fields = []
-    if facts.slowdown is not None:
-        fields.append(("Slowdown S", _slowdown(facts.slowdown, facts.slowdown_ci95)))
-    if facts.gpu_hours_lost is not None:
-        fields.append(("GPU-hours lost", f"{hours(facts.gpu_hours_lost)} in this session"))
+    fields = _slowdowns(facts)
     if alert.cause == REGRESSION_CAUSE and alert.value is not None:
         fields.append(("Against baseline", f"steps take {percent(alert.value)} longer"))
     if alert.cause == LOW_QUALITY_CAUSE and facts.discrepancy is not None:
@@ -85,6 +84,22 @@ def _measured(alert: Alert, facts: Facts) -> list[tuple[str, str]]:
         fields.append(("Best fix", f"{facts.fix.title} (predicted gain {gain})"))
     fields.append(("Session", f"{facts.number}, received {moment(facts.received_at)}"))
     return fields
+
+
+def _slowdowns(facts: Facts) -> list[tuple[str, str]]:
+    """Return how slow the job is and what that costs; S too, where it says something else."""
+    shown, published = facts.shown, facts.slowdown
+    if shown is None or published is None:
+        return []
+    s = _slowdown(published, facts.slowdown_ci95)
+    if shown.kind is HeadlineKind.CAUSES:
+        against = "against the job without its causes"
+        fields = [("Slowdown", f"{_slowdown(shown.slowdown, shown.ci95)} {against}")]
+        if differs(shown.slowdown, published):
+            fields.append(("Published S", s))
+    else:
+        fields = [("Slowdown S", s)]
+    return [*fields, ("GPU-hours lost", f"{hours(shown.gpu_hours_lost)} in this session")]
 
 
 def _slowdown(value: float, interval: tuple[float, float] | None) -> str:

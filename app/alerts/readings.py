@@ -112,6 +112,8 @@ def silent_for(condition: NoData, received: Sequence[datetime]) -> timedelta | N
 def _number(condition: Threshold, facts: Facts) -> Reading:
     value: float | None
     match condition.kind:
+        case "headline":
+            value = facts.shown.slowdown if facts.shown else None
         case "slowdown":
             value = facts.slowdown
         case "waste":

@@ -67,7 +67,8 @@ class Threshold:
     Parameters
     ----------
     kind : str
-        ``slowdown`` (S), ``waste`` (share), ``gpu_hours_lost`` (in the session), ``discrepancy``
+        ``headline`` (slowdown against the job without its causes), ``slowdown`` (the published
+        S), ``waste`` (share, of S), ``gpu_hours_lost`` (in the session, of S), ``discrepancy``
         (share) or ``regression`` (share by which a step takes longer than the job's own baseline).
     at_least : float
         Holds from here on.
@@ -75,7 +76,7 @@ class Threshold:
         Is over only below this, so that a number on the line does not flap.
     """
 
-    kind: Literal["slowdown", "waste", "gpu_hours_lost", "discrepancy", "regression"]
+    kind: Literal["headline", "slowdown", "waste", "gpu_hours_lost", "discrepancy", "regression"]
     at_least: Positive
     clears_below: Positive
 
@@ -201,7 +202,7 @@ DEFAULT_RULES: Final = (
     Rule(
         id=UUID("5a0c1ea1-0000-4000-8000-000000000001"),
         name="Slow job",
-        condition=Threshold("slowdown", at_least=1.1, clears_below=1.05),
+        condition=Threshold("headline", at_least=1.1, clears_below=1.05),
         selector=Selector(importance=("normal", "high")),
         escalation=Escalation(at_least=1.5),
     ),

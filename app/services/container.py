@@ -5,18 +5,23 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Self
+
+from app.access.principals import INSTALLATION, Principal
+from app.db.scope import EVERY_PROJECT, Scope
+from app.db.unit_of_work import UnitOfWork, reading
 
 if TYPE_CHECKING:
     import uuid
     from collections.abc import Callable, Mapping
+    from contextlib import AbstractContextManager
 
     from sqlalchemy import Engine
 
     from app.broker.dispatch import Dispatcher
     from app.db.states import TaskState
-    from app.db.unit_of_work import UnitOfWork
+    from app.db.unit_of_work import Publish, Reads
     from app.settings import Settings
 
 
@@ -71,6 +76,7 @@ class Claim:
     kind: str
     subject_id: uuid.UUID
     attempt: int
+    project_id: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,19 +88,62 @@ class Container:
     settings : Settings
     engine : Engine
         Connections to the database; use cases go through `uow`.
-    uow : callable
-        Returns a new unit of work: ``with container.uow() as tx: …``
     dispatcher : Dispatcher
-        Nudges workers; `uow` does so by itself after its commit.
+        Nudges workers, in a thread of its own.
+    publish : callable
+        Hands a nudge to the dispatcher; `uow` does so after its commit.
     kinds : mapping of str to TaskKind
         The work that there is, by name.
+    scope : Scope or None
+        Whose rows its transactions see; a process's own container has none and opens none, so
+        that nothing sees another project's rows because a call was forgotten.
+    principal : Principal
+        In whose name things are done.
+    pages_at : str
+        What stands before the paths of the pages: ``/p/research``, or nothing.
     """
 
     settings: Settings
     engine: Engine
-    uow: Callable[[], UnitOfWork]
     dispatcher: Dispatcher
+    publish: Publish
     kinds: Mapping[str, TaskKind]
+    scope: Scope | None = None
+    principal: Principal = INSTALLATION
+    pages_at: str = ""
+
+    def within(self, project_id: int, principal: Principal = INSTALLATION) -> Self:
+        """Return this container for what somebody does in one project."""
+        return replace(self, scope=Scope(project_id), principal=principal)
+
+    def everywhere(self) -> Self:
+        """Return this container for what concerns all projects."""
+        return replace(self, scope=EVERY_PROJECT)
+
+    def named(self, principal: Principal) -> Self:
+        """Return this container for what somebody else does."""
+        return replace(self, principal=principal)
+
+    def uow(self) -> UnitOfWork:
+        """Return a new unit of work: ``with container.uow() as tx: …``."""
+        return UnitOfWork(self.engine, self.publish, self._required())
+
+    def reading(self) -> AbstractContextManager[Reads]:
+        """Return a new transaction that only reads: ``with container.reading() as tx: …``."""
+        return reading(self.engine, self._required())
+
+    @property
+    def project_id(self) -> int:
+        """Return the project that this container is of."""
+        project_id = self._required().project_id
+        if project_id is None:
+            raise RuntimeError("this container is of all projects")
+        return project_id
+
+    def _required(self) -> Scope:
+        if self.scope is None:
+            raise RuntimeError("this container is of no project: take `within` or `everywhere`")
+        return self.scope
 
     def close(self) -> None:
         """Send what waits for the broker, and close the connections to the database."""

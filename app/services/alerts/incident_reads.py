@@ -36,6 +36,9 @@ _ORDER: Final = case(
 )
 _BEGAN_OR_ENDED: Final = func.coalesce(AlertIncident.resolved_at, AlertIncident.opened_at)
 
+# How slow a session was: against the job without its causes, or S where only that is known.
+SHOWN: Final = func.coalesce(Session.headline_slowdown, Session.slowdown)
+
 # Names by id of an incident's rules that are still there.
 _RULES: Final = (
     select(func.jsonb_object_agg(cast(AlertRule.id, Text), AlertRule.name))
@@ -154,7 +157,7 @@ def incident_and_sessions(
     if found is None:
         raise no_incident(incident_id)
     rows = tx.session.execute(
-        select(AlertEvent, Nullable(Session.id), Session.number, Session.slowdown, Session.world)
+        select(AlertEvent, Nullable(Session.id), Session.number, SHOWN, Session.world)
         .outerjoin(Session, Session.id == AlertEvent.session_id)
         .where(AlertEvent.incident_id == incident_id)
         .order_by(AlertEvent.number)

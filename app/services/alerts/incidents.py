@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 from sqlalchemy import select
 
+from app.access.principals import Principal
 from app.alerts.board import IncidentChange
 from app.alerts.incidents import (
     Incident,
@@ -17,8 +18,9 @@ from app.alerts.incidents import (
 )
 from app.alerts.states import IncidentState
 from app.db.models.alerts import AlertGroup, AlertIncident
-from app.db.unit_of_work import reading
+from app.db.models.sessions import Job
 from app.errors import ConflictError
+from app.services.access.audit import Action, record
 from app.services.alerts.incident_reads import get_incident, no_incident
 from app.services.alerts.store import incident_of, lock_group, save_change, timing
 
@@ -33,9 +35,17 @@ if TYPE_CHECKING:
 
 RESOLVED_BY_PERSON: Final = "resolved by hand"
 
+# What the audit log calls an event.
+ACTIONS: Final = {
+    "acknowledged": Action.ACKNOWLEDGED,
+    "silenced": Action.SILENCED,
+    "unsilenced": Action.UNSILENCED,
+    "resolved": Action.RESOLVED,
+}
+
 
 def acknowledge_incident(
-    container: Container, incident_id: uuid.UUID, *, by: str, note: str | None = None
+    container: Container, incident_id: uuid.UUID, *, by: str | None = None, note: str | None = None
 ) -> IncidentView:
     """Stop repeating it; once more by the same person is no error.
 
@@ -43,17 +53,23 @@ def acknowledge_incident(
     ------
     NotFoundError, ConflictError
     """
+    who = container.principal.called(by)
 
     def order(incident: Incident, _now: datetime) -> IncidentChange | None:
         if incident.state is IncidentState.ACKNOWLEDGED:
             return None
-        return IncidentChange(acknowledge(incident, by), incident.state, "acknowledged")
+        return IncidentChange(acknowledge(incident, who.name), incident.state, "acknowledged")
 
-    return _ordered(container, incident_id, order, by, note)
+    return _ordered(container, incident_id, order, who, note)
 
 
 def silence_incident(
-    container: Container, incident_id: uuid.UUID, *, until: datetime, reason: str, by: str
+    container: Container,
+    incident_id: uuid.UUID,
+    *,
+    until: datetime,
+    reason: str,
+    by: str | None = None,
 ) -> IncidentView:
     """Silence an incident until a time, also if it ends and comes back meanwhile.
 
@@ -63,32 +79,36 @@ def silence_incident(
     ConflictError
         If that time is over, or the incident is.
     """
+    who = container.principal.called(by)
 
     def order(incident: Incident, now: datetime) -> IncidentChange:
         if until <= now:
             raise ConflictError("A silence ends in the future.", code="incident.silence_over")
-        changed = silence(incident, Silence(until, reason, by))
+        changed = silence(incident, Silence(until, reason, who.name))
         return IncidentChange(changed, incident.state, "silenced")
 
-    return _ordered(container, incident_id, order, by, reason)
+    return _ordered(container, incident_id, order, who, reason)
 
 
-def end_incident_silence(container: Container, incident_id: uuid.UUID, *, by: str) -> IncidentView:
+def end_incident_silence(
+    container: Container, incident_id: uuid.UUID, *, by: str | None = None
+) -> IncidentView:
     """End the silence of an incident; its message is due at once.
 
     Raises
     ------
     NotFoundError, ConflictError
     """
+    who = container.principal.called(by)
 
     def order(incident: Incident, _now: datetime) -> IncidentChange:
         return IncidentChange(end_silence(incident), incident.state, "unsilenced")
 
-    return _ordered(container, incident_id, order, by, None)
+    return _ordered(container, incident_id, order, who, None)
 
 
 def resolve_incident(
-    container: Container, incident_id: uuid.UUID, *, by: str, note: str | None = None
+    container: Container, incident_id: uuid.UUID, *, by: str | None = None, note: str | None = None
 ) -> IncidentView:
     """End it; the sessions so far do not count any more for its rules.
 
@@ -96,19 +116,20 @@ def resolve_incident(
     ------
     NotFoundError, ConflictError
     """
+    who = container.principal.called(by)
 
     def order(incident: Incident, now: datetime) -> IncidentChange:
-        ended = clear(incident, now, note or RESOLVED_BY_PERSON, by=by)
+        ended = clear(incident, now, note or RESOLVED_BY_PERSON, by=who.name)
         return IncidentChange(ended, incident.state, "resolved")
 
-    return _ordered(container, incident_id, order, by, note)
+    return _ordered(container, incident_id, order, who, note)
 
 
 def _ordered(
     container: Container,
     incident_id: uuid.UUID,
     order: Callable[[Incident, datetime], IncidentChange | None],
-    by: str,
+    who: Principal,
     note: str | None,
 ) -> IncidentView:
     with container.uow() as tx:
@@ -116,11 +137,18 @@ def _ordered(
         row = tx.session.get_one(AlertIncident, incident_id)
         change = order(incident_of(row), tx.now)
         if change is not None:
-            save_change(tx, group, change, timing(container.settings), actor=by, note=note)
+            save_change(tx, group, change, timing(container.settings), actor=who.name, note=note)
+            record(tx, who, ACTIONS[change.event], _called(tx, group, change.incident), detail=note)
             # A silence ends by time, and what was resolved may not have to be looked for.
             group.look_at = tx.now
-    with reading(container.engine) as tx:
+    with container.reading() as tx:
         return get_incident(tx, incident_id)
+
+
+def _called(tx: UnitOfWork, group: AlertGroup, incident: Incident) -> str:
+    job = tx.session.execute(select(Job.name).where(Job.id == group.job_id)).scalar_one()
+    where = f" {incident.where}" if incident.where else ""
+    return f"incident {incident.cause}{where} of {job}"
 
 
 def _group_of(tx: UnitOfWork, incident_id: uuid.UUID) -> AlertGroup:

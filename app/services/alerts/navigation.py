@@ -25,10 +25,19 @@ class Navigation:
         Incidents that fire and that nobody has acknowledged.
     dead_channels : tuple of str
         Names of the channels that nobody hears from, though nobody wanted it so.
+    signed_in : str
+        Name of the person whose page it is; empty where nobody signs in.
+    administers : bool
+        Whether they administer the installation.
+    base : str
+        What stands before the paths of the project's pages.
     """
 
     firing: int
     dead_channels: tuple[str, ...]
+    signed_in: str = ""
+    administers: bool = False
+    base: str = ""
 
 
 def navigation(tx: Reads) -> Navigation:
@@ -48,7 +57,8 @@ def navigation(tx: Reads) -> Navigation:
             AlertChannel.failures,
         )
         # One row without a channel, where there is none.
-        .select_from(firing.outerjoin(AlertChannel, true()))
+        .select_from(firing)
+        .outerjoin(AlertChannel, true())
         .order_by(AlertChannel.name)
     ).all()
     return Navigation(

@@ -16,11 +16,13 @@ from app.alerts.board import JobState
 from app.alerts.evaluate import evaluate, next_look
 from app.alerts.facts import FACTS
 from app.alerts.incidents import Incident
+from app.alerts.rules import CauseFound
 from app.alerts.states import IncidentState
+from app.analysis.diagnosis.causes.registry import KINDS
 from app.db.models.alerts import AlertFacts, AlertGroup, AlertRule
 from app.db.models.sessions import Job, Session
-from app.db.unit_of_work import reading
-from app.errors import ConflictError, Fault, NotFoundError
+from app.errors import ConflictError, Fault, InvalidRuleError, NotFoundError
+from app.services.access.audit import Action, record
 from app.services.alerts.store import RECEIVED, rule_document, rule_of
 
 if TYPE_CHECKING:
@@ -94,7 +96,10 @@ def save_rule(container: Container, rule: Rule, *, new: bool) -> Rule:
         If it is to be replaced and is not there.
     ConflictError
         If another one has this name.
+    InvalidRuleError
+        If it names a cause that no report has: ``rule.unknown_cause``.
     """
+    _require_known_causes(rule)
     try:
         with container.uow() as tx:
             if new:
@@ -104,6 +109,8 @@ def save_rule(container: Container, rule: Rule, *, new: bool) -> Rule:
                 row = _row(tx, rule.id)
                 row.name, row.document = rule.name, rule_document(rule)
                 row.updated_at = tx.now
+            action = Action.CREATED if new else Action.CHANGED
+            record(tx, container.principal, action, f"rule {rule.name}")
     except IntegrityError as error:
         raise ConflictError(
             f"There is a rule {rule.name} already.",
@@ -122,13 +129,22 @@ def delete_rule(container: Container, rule_id: uuid.UUID) -> None:
     NotFoundError
     """
     with container.uow() as tx:
-        tx.session.delete(_row(tx, rule_id))
+        row = _row(tx, rule_id)
+        tx.session.delete(row)
+        record(tx, container.principal, Action.DELETED, f"rule {row.name}")
     _look_at_all(container)
 
 
 def preview(container: Container, rule: Rule) -> Preview:
-    """Return what a rule, as it is given, would have done alone in the last 30 days."""
-    with reading(container.engine) as tx:
+    """Return what a rule, as it is given, would have done alone in the last 30 days.
+
+    Raises
+    ------
+    InvalidRuleError
+        As `save_rule` does.
+    """
+    _require_known_causes(rule)
+    with container.reading() as tx:
         now = tx.now
         since = now - PREVIEW
         documents = tx.session.execute(
@@ -195,6 +211,23 @@ def _replay(
 
 # Enough for baselines; a preview looks at every session of a month.
 _HISTORY: Final = 40
+
+
+def _require_known_causes(rule: Rule) -> None:
+    condition = rule.condition
+    if not isinstance(condition, CauseFound):
+        return
+    faults = tuple(
+        Fault("unknown_cause", f"There is no cause {cause}.", column=f"condition.causes[{index}]")
+        for index, cause in enumerate(condition.causes)
+        if cause not in KINDS
+    )
+    if faults:
+        raise InvalidRuleError(
+            f"{faults[0].message} Causes are: {', '.join(KINDS)}.",
+            code="rule.unknown_cause",
+            faults=faults,
+        )
 
 
 def _look_at_all(container: Container) -> None:

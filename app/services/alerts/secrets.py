@@ -16,7 +16,6 @@ from cryptography.fernet import Fernet, InvalidToken, MultiFernet
 from sqlalchemy import select, update
 
 from app.db.models.alerts import AlertChannel
-from app.db.unit_of_work import reading
 from app.errors import SecretKeyError
 
 if TYPE_CHECKING:
@@ -72,7 +71,7 @@ def check_secrets(container: Container) -> int:
     int
         How many channels are different from what was stored.
     """
-    with reading(container.engine) as tx:
+    with container.reading() as tx:
         rows = tx.session.execute(
             select(
                 AlertChannel.id,

@@ -63,22 +63,24 @@ class AlertSweep:
 
 def sweep_alerts(container: Container) -> AlertSweep:
     """Do one pass."""
+    everywhere = container.everywhere()
     until_s = time.monotonic() + PASS_LIMIT_S
     looked = flushed = started = 0
     while time.monotonic() < until_s:
-        due = _due_groups(container, AlertGroup.look_at)
-        looked += sum(look_at_group(container, group_id) for group_id in due)
+        due = _due_groups(everywhere, AlertGroup.look_at)
+        looked += sum(look_at_group(container.within(of), group_id) for of, group_id in due)
         if len(due) < BATCH:
             break
     while time.monotonic() < until_s:
-        due = _due_groups(container, AlertGroup.flush_at)
-        for group_id in due:
-            flush_group(container, group_id)
+        due = _due_groups(everywhere, AlertGroup.flush_at)
+        for of, group_id in due:
+            flush_group(container.within(of), group_id)
         flushed += len(due)
-        started += sum(pump(container, channel_id) for channel_id in _due_channels(container))
+        channels = _due_channels(everywhere)
+        started += sum(pump(container.within(of), channel_id) for of, channel_id in channels)
         if len(due) < BATCH:
             break
-    result = AlertSweep(looked, flushed, started, _prune(container), check_secrets(container))
+    result = AlertSweep(looked, flushed, started, _prune(everywhere), check_secrets(everywhere))
     if result != AlertSweep():
         _log.info(
             "alerts swept",
@@ -91,27 +93,28 @@ def sweep_alerts(container: Container) -> AlertSweep:
     return result
 
 
-def _due_groups(container: Container, column: Any) -> list[uuid.UUID]:  # noqa: ANN401 - a column
+def _due_groups(container: Container, column: Any) -> list[tuple[int, uuid.UUID]]:  # noqa: ANN401 - a column
     with container.uow() as tx:
-        return list(
-            tx.session.execute(
-                select(AlertGroup.id).where(column <= tx.now).order_by(column).limit(BATCH)
-            ).scalars()
+        rows = tx.session.execute(
+            select(AlertGroup.project_id, AlertGroup.id)
+            .where(column <= tx.now)
+            .order_by(column)
+            .limit(BATCH)
         )
+        return [(row.project_id, row.id) for row in rows]
 
 
-def _due_channels(container: Container) -> list[uuid.UUID]:
+def _due_channels(container: Container) -> list[tuple[int, uuid.UUID]]:
     with container.uow() as tx:
         waiting = exists().where(
             AlertDelivery.channel_id == AlertChannel.id,
             AlertDelivery.state == DeliveryState.WAITING,
             AlertDelivery.next_attempt_at <= tx.now,
         )
-        return list(
-            tx.session.execute(
-                select(AlertChannel.id).where(AlertChannel.enabled, waiting)
-            ).scalars()
+        rows = tx.session.execute(
+            select(AlertChannel.project_id, AlertChannel.id).where(AlertChannel.enabled, waiting)
         )
+        return [(row.project_id, row.id) for row in rows]
 
 
 def _prune(container: Container) -> int:

@@ -15,6 +15,7 @@ from app.db.models.alerts import AlertChannel, AlertDelivery, AlertFacts, AlertI
 from app.db.models.sessions import Session
 from app.services.alerts.deliveries.reads import DeliveryRow, delivery_row
 from app.services.alerts.incident_reads import (
+    SHOWN,
     IncidentRow,
     IncidentView,
     Measured,
@@ -102,7 +103,7 @@ def incidents(tx: Reads) -> Incidents:
     """Return every open incident, and those that ended in the last seven days."""
     rows = tx.session.execute(
         incident_rows(OPEN_LISTED)
-        .add_columns(_SESSION, Session.number, Session.slowdown, Session.world)
+        .add_columns(_SESSION, Session.number, SHOWN, Session.world)
         .outerjoin(Session, Session.id == _SESSION)
         .where(OPEN)
     ).all()

@@ -15,7 +15,6 @@ from app.db.models.installation import WorkerHeartbeat
 from app.db.models.sessions import Session
 from app.db.models.tasks import TaskRun
 from app.db.states import SessionState, TaskState
-from app.db.unit_of_work import reading
 
 if TYPE_CHECKING:
     import uuid
@@ -142,7 +141,7 @@ def _broker(container: Container) -> Part:
 
 def _workers(container: Container) -> Part:
     try:
-        with reading(container.engine) as tx:
+        with container.everywhere().reading() as tx:
             workers = installation_status(tx, container.settings).workers
     except SQLAlchemyError as error:
         return Part("workers", ready=False, detail=str(error).splitlines()[0])

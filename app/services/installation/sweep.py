@@ -18,6 +18,9 @@ from sqlalchemy import delete, func, select, update
 from app.db.models.installation import WorkerHeartbeat
 from app.db.models.tasks import TaskRun
 from app.db.states import TaskState
+from app.services.access.audit import prune_entries
+from app.services.access.moves import prune_projects
+from app.services.access.people import prune_sign_ins
 from app.services.alerts.sweep import sweep_alerts
 from app.services.container import Claim, TaskError
 from app.services.sessions.seal import seal_silent
@@ -76,12 +79,13 @@ def sweep(container: Container) -> SweepResult:
     """Do one pass over the task runs, and one over the alerts."""
     result = _sweep_tasks(container)
     sweep_alerts(container)
+    prune_projects(container)
     return result
 
 
 def _sweep_tasks(container: Container) -> SweepResult:
     """Do one pass, in one transaction, unless another process is doing one."""
-    with container.uow() as tx:
+    with container.everywhere().uow() as tx:
         if not tx.session.execute(select(func.pg_try_advisory_xact_lock(SWEEP_LOCK))).scalar_one():
             return SweepResult()
         expired, dead = _expire(container, tx)
@@ -90,8 +94,10 @@ def _sweep_tasks(container: Container) -> SweepResult:
             expired=expired,
             dead=dead,
             forgotten=_forget_workers(tx),
-            sealed=seal_silent(tx),
+            sealed=seal_silent(tx, container.settings.session_silence_limit_s),
         )
+        prune_entries(tx)
+        prune_sign_ins(tx)
     if result != SweepResult():
         _log.info(
             "swept",
@@ -107,7 +113,14 @@ def _sweep_tasks(container: Container) -> SweepResult:
 def _expire(container: Container, tx: UnitOfWork) -> tuple[int, int]:
     # SKIP LOCKED: a row that is locked is being finished, renewed or given back right now.
     rows = tx.session.execute(
-        select(TaskRun.id, TaskRun.claim_token, TaskRun.kind, TaskRun.subject_id, TaskRun.attempt)
+        select(
+            TaskRun.id,
+            TaskRun.claim_token,
+            TaskRun.kind,
+            TaskRun.subject_id,
+            TaskRun.attempt,
+            TaskRun.project_id,
+        )
         .where(
             TaskRun.state == TaskState.RUNNING,
             TaskRun.lease_until < tx.now,
@@ -118,9 +131,9 @@ def _expire(container: Container, tx: UnitOfWork) -> tuple[int, int]:
         .with_for_update(skip_locked=True)
     ).all()
     queued = dead = 0
-    for run_id, token, kind, subject_id, attempt in rows:
+    for run_id, token, kind, subject_id, attempt, project_id in rows:
         # The constraint ck_task_run_claim says that a running task run has a token.
-        seen = Claim(run_id, cast("uuid.UUID", token), kind, subject_id, attempt)
+        seen = Claim(run_id, cast("uuid.UUID", token), kind, subject_id, attempt, project_id)
         state = expire(container, tx, seen, _killed(attempt))
         _log.warning("lease is over", run=str(run_id), attempt=attempt, state=state)
         if state is TaskState.DEAD:

@@ -11,6 +11,7 @@ from sqlalchemy import func, select
 from app.db.blobs import read_blob
 from app.db.models.plans import Plan
 from app.db.models.tasks import PLAN_TEMPLATE, TaskRun
+from app.db.scope import COUNTS_EVERYWHERE
 from app.db.states import PlanState, TaskState
 from app.errors import Fault, NotFoundError
 from app.inputs.values import Name, Whole
@@ -162,5 +163,6 @@ def _ahead(tx: Reads, plan_id: uuid.UUID) -> int:
         .scalar_subquery()
     )
     return tx.session.execute(
-        select(func.count()).where(TaskRun.state == TaskState.QUEUED, TaskRun.created_at < mine)
+        select(func.count()).where(TaskRun.state == TaskState.QUEUED, TaskRun.created_at < mine),
+        execution_options=COUNTS_EVERYWHERE,
     ).scalar_one()

@@ -16,6 +16,7 @@ from app.db.models.tasks import PLAN_TEMPLATE, TaskRun
 from app.db.states import PlanState, TaskState
 from app.errors import ConflictError, NotFoundError
 from app.inputs.plans.request import PlanRequest
+from app.services.access.audit import Action, record
 
 if TYPE_CHECKING:
     from app.services.container import Container
@@ -57,7 +58,7 @@ def submit_plan(container: Container, request: PlanRequest) -> Submitted:
                 gpus=request.spec.gpus,
                 state=PlanState.QUEUED,
             )
-            .on_conflict_do_nothing(index_elements=[Plan.content_sha256])
+            .on_conflict_do_nothing(index_elements=[Plan.project_id, Plan.content_sha256])
             .returning(Plan.id)
         ).scalar()
         again = (
@@ -113,6 +114,7 @@ def cancel_plan(container: Container, plan_id: uuid.UUID) -> None:
                 .where(Plan.id == plan_id)
                 .values(state=PlanState.CANCELED, state_changed_at=func.now(), gap=None)
             )
+            record(tx, container.principal, Action.CANCELED, f"plan {plan_id}")
             return
         state = tx.session.execute(select(Plan.state).where(Plan.id == plan_id)).scalar()
     if state is None:

@@ -40,7 +40,18 @@ LOW_FIDELITY: Final = "report.low_fidelity"
 
 # Numbers that the replay does not support must not be listed, sorted or summed.
 NO_NUMBERS: Final[dict[str, None]] = dict.fromkeys(
-    ("slowdown", "slowdown_low", "slowdown_high", "waste", "gpu_hours_lost")
+    (
+        "slowdown",
+        "slowdown_low",
+        "slowdown_high",
+        "waste",
+        "gpu_hours_lost",
+        "headline_slowdown",
+        "headline_low",
+        "headline_high",
+        "headline_gpu_hours_lost",
+        "headline_kind",
+    )
 )
 
 
@@ -131,12 +142,19 @@ def _store(container: Container, claim: Claim, analysis: Analysis, loaded: _Load
         evaluate_session(container, tx, claim.subject_id, report)
 
 
-def _numbers(report: Report) -> dict[str, float]:
+def _numbers(report: Report) -> dict[str, object]:
     low, high = report.slowdown_ci95
+    shown = report.headline
+    shown_low, shown_high = shown.ci95 or (None, None)
     return {
         "slowdown": report.slowdown,
         "slowdown_low": low,
         "slowdown_high": high,
         "waste": report.waste,
         "gpu_hours_lost": report.gpu_hours_lost,
+        "headline_slowdown": shown.slowdown,
+        "headline_low": shown_low,
+        "headline_high": shown_high,
+        "headline_gpu_hours_lost": report.lost_gpu_hours,
+        "headline_kind": shown.kind,
     }

@@ -26,6 +26,7 @@ MAX_STATES: Final = 1000
 class StateChange:
     """A session's state and since when, in microseconds of the database's time since 1970."""
 
+    project_id: int
     session: uuid.UUID
     state: SessionState
     changed_us: int
@@ -56,20 +57,20 @@ def recent_states(tx: Reads, since_s: float, after_us: int | None = None) -> lis
     return _states(tx, query)
 
 
-def _state_rows() -> Select[uuid.UUID, SessionState, datetime]:
+def _state_rows() -> Select[int, uuid.UUID, SessionState, datetime]:
     # The latest ones count where there are too many; `_states` puts them in order.
     return (
-        select(Session.id, Session.state, Session.state_changed_at)
+        select(Session.project_id, Session.id, Session.state, Session.state_changed_at)
         .order_by(Session.state_changed_at.desc())
         .limit(MAX_STATES)
     )
 
 
-def _states(tx: Reads, query: Select[uuid.UUID, SessionState, datetime]) -> list[StateChange]:
+def _states(tx: Reads, query: Select[int, uuid.UUID, SessionState, datetime]) -> list[StateChange]:
     rows = tx.session.execute(query).all()
     return [
-        StateChange(session, state, _microseconds(changed_at))
-        for session, state, changed_at in reversed(rows)
+        StateChange(project, session, state, _microseconds(changed_at))
+        for project, session, state, changed_at in reversed(rows)
     ]
 
 

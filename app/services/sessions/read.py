@@ -10,6 +10,7 @@ from sqlalchemy import Select, func, select
 from app.db.models.chunks import Chunk, Intake
 from app.db.models.sessions import Job, Report, Session
 from app.db.models.tasks import ANALYZE_SESSION, TaskRun
+from app.db.scope import COUNTS_EVERYWHERE
 from app.db.states import SealedBy, SessionState, TaskState
 from app.errors import NotFoundError
 from app.services.sessions.seal import silence
@@ -19,12 +20,40 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from datetime import datetime
 
+    from app.analysis.diagnosis.headline import HeadlineKind
     from app.analysis.report.summary import Summary
     from app.db.unit_of_work import Reads
+    from app.settings import Settings
 
 
 # Shown of one session.
 MAX_PRODUCERS: Final = 2048
+
+
+@dataclass(frozen=True, slots=True)
+class ShownSlowdown:
+    """The slowdown that lists show of a session with a verdict.
+
+    Parameters
+    ----------
+    slowdown : float
+    ci95 : (float, float) or None
+        None where it is not known.
+    gpu_hours_lost : float
+        In the analyzed steps, by all ranks together.
+    kind : HeadlineKind or None
+        None where it is S because version 0.1.0 analyzed the session and named causes.
+    """
+
+    slowdown: float
+    ci95: tuple[float, float] | None
+    gpu_hours_lost: float
+    kind: HeadlineKind | None
+
+    @property
+    def waste(self) -> float:
+        """Return the share of a step that is lost."""
+        return 1 - 1 / self.slowdown
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +85,34 @@ class SessionRow:
     waste: float | None
     gpu_hours_lost: float | None
     discrepancy: float | None
+    headline_slowdown: float | None
+    headline_low: float | None
+    headline_high: float | None
+    headline_gpu_hours_lost: float | None
+    headline_kind: HeadlineKind | None
     headline: Summary | None
+
+    @property
+    def shown(self) -> ShownSlowdown | None:
+        """Return how slow the session is, against the job without its causes where that is known.
+
+        None where there is no verdict.
+        """
+        if self.state != SessionState.ANALYZED or self.slowdown is None:
+            return None
+        if self.headline_slowdown is not None:
+            return ShownSlowdown(
+                self.headline_slowdown,
+                _interval(self.headline_low, self.headline_high),
+                self.headline_gpu_hours_lost or 0.0,
+                self.headline_kind,
+            )
+        ci95 = _interval(self.slowdown_low, self.slowdown_high)
+        return ShownSlowdown(self.slowdown, ci95, self.gpu_hours_lost or 0.0, None)
+
+
+def _interval(low: float | None, high: float | None) -> tuple[float, float] | None:
+    return None if low is None or high is None else (low, high)
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +228,7 @@ def list_sessions(
     return [SessionRow(*row) for row in tx.session.execute(query)]
 
 
-def get_session(tx: Reads, session_id: uuid.UUID) -> SessionView:
+def get_session(tx: Reads, session_id: uuid.UUID, settings: Settings) -> SessionView:
     """Return one session.
 
     Raises
@@ -195,7 +251,7 @@ def get_session(tx: Reads, session_id: uuid.UUID) -> SessionView:
         meta=meta,
         reason_detail=reason_detail,
         work=_work(tx, session_id),
-        intake=_intake(tx, session_id),
+        intake=_intake(tx, session_id, settings.session_silence_limit_s),
         has_report=report is not None,
         now=tx.now,
     )
@@ -226,13 +282,14 @@ def _work(tx: Reads, session_id: uuid.UUID) -> WorkStatus | None:
                     TaskRun.kind == run.kind,
                     TaskRun.state == TaskState.QUEUED,
                     TaskRun.created_at < run.created_at,
-                )
+                ),
+                execution_options=COUNTS_EVERYWHERE,
             ).scalar_one()
         )
     return WorkStatus(run.state, run.attempt, position, run.error_code, run.error)
 
 
-def _intake(tx: Reads, session_id: uuid.UUID) -> IntakeView | None:
+def _intake(tx: Reads, session_id: uuid.UUID, silence_limit_s: float) -> IntakeView | None:
     intake = tx.session.get(Intake, session_id)
     if intake is None:
         return None
@@ -256,7 +313,7 @@ def _intake(tx: Reads, session_id: uuid.UUID) -> IntakeView | None:
         last_chunk_at=intake.last_chunk_at,
         sealed_at=intake.sealed_at,
         sealed_by=intake.sealed_by,
-        seals_at=intake.last_chunk_at + silence(intake.longest_gap_s),
+        seals_at=intake.last_chunk_at + silence(intake.longest_gap_s, silence_limit_s),
         producers=tuple(
             ProducerView(name, chunks, int(operations), int(body_bytes), final)
             for name, chunks, operations, body_bytes, final in producers

@@ -22,12 +22,15 @@ from app.db.models.sessions import Job, Session
 from app.db.models.tasks import ANALYZE_SESSION
 from app.db.states import SessionState
 from app.errors import InvalidTraceError, PacelineError
+from app.services.usage.count import check_room, count
+from app.services.usage.quotas import BYTES, OPERATIONS, SESSIONS
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from app.analysis.trace.formats.kind import Decoded
     from app.analysis.trace.model import SessionMeta
+    from app.analysis.trace.unmapped import Unmapped
     from app.db.unit_of_work import UnitOfWork
     from app.services.container import Container
     from app.settings import Settings
@@ -65,6 +68,8 @@ class Body:
         What the sender calls them; None lets the decoder look.
     meta : SessionMeta or None
         None where the body itself carries the metadata.
+    format_name : str or None
+        Name of its format; None lets the decoder look.
     """
 
     path: Path
@@ -72,11 +77,12 @@ class Body:
     sha256: bytes
     content_type: str | None
     meta: SessionMeta | None
+    format_name: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Receipt:
-    """The session that a body became, or already was."""
+    """The session that a body became, or already was; `unmapped` is what it holds besides."""
 
     session: uuid.UUID
     job: str
@@ -84,6 +90,7 @@ class Receipt:
     state: SessionState
     operations: int
     created: bool
+    unmapped: tuple[Unmapped, ...] = ()
 
 
 class _AlreadyStoredError(Exception):
@@ -150,7 +157,7 @@ def receive_session(container: Container, job: str, body: Body) -> Receipt:
     Raises
     ------
     InvalidJobNameError, InvalidTraceError, InvalidMetadataError, UnsupportedFormatError,
-    BodyTooLargeError
+    BodyTooLargeError, QuotaExceededError
         Nothing is stored.
     """
     check_job_name(job)
@@ -159,18 +166,28 @@ def receive_session(container: Container, job: str, body: Body) -> Receipt:
     content = _content_sha256(body)
     with container.uow() as tx:
         known = _find(tx, job, content)
-    if known is not None:
-        # A repeated body need not be decoded to be recognized.
-        return known
+        if known is not None:
+            # A repeated body need not be decoded to be recognized.
+            return known
+        check_room(tx, container.settings, container.project_id, (SESSIONS, BYTES, OPERATIONS))
     decoded = decode(
         body.path,
         body.meta,
         limits=trace_limits(container.settings),
         content_type=body.content_type,
+        format_name=body.format_name,
     )
     try:
         with container.uow() as tx:
             receipt = _store(tx, job, content, body, decoded)
+            count(
+                tx,
+                container.settings,
+                container.project_id,
+                sessions=1,
+                size=body.size,
+                operations=receipt.operations,
+            )
     except _AlreadyStoredError as twin:
         return twin.receipt
     log.info(
@@ -211,7 +228,7 @@ def _store(tx: UnitOfWork, job: str, content: bytes, body: Body, decoded: Decode
     job_id = tx.session.execute(
         insert(Job)
         .values(name=job)
-        .on_conflict_do_update(index_elements=[Job.name], set_={"name": job})
+        .on_conflict_do_update(index_elements=[Job.project_id, Job.name], set_={"name": job})
         .returning(Job.id)
     ).scalar_one()
     twin = _find(tx, job, content)
@@ -248,4 +265,12 @@ def _store(tx: UnitOfWork, job: str, content: bytes, body: Body, decoded: Decode
     tx.session.flush()
     tx.enqueue(ANALYZE_SESSION, session.id)
     tx.notify_session(session.id)
-    return Receipt(session.id, job, number, session.state, session.operations, created=True)
+    return Receipt(
+        session.id,
+        job,
+        number,
+        session.state,
+        session.operations,
+        created=True,
+        unmapped=decoded.unmapped,
+    )

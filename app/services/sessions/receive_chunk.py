@@ -27,10 +27,13 @@ from app.db.states import SessionState
 from app.errors import BodyTooLargeError, ConflictError, InvalidTraceError, PacelineError
 from app.services.sessions.receive import Body, check_job_name, is_plain_name, trace_limits
 from app.services.sessions.seal import is_complete, no_chunks, seal
+from app.services.usage.count import check_room, count
+from app.services.usage.quotas import BYTES, OPERATIONS
 
 if TYPE_CHECKING:
     from app.analysis.trace.formats.kind import Decoded
     from app.analysis.trace.model import Trace
+    from app.analysis.trace.unmapped import Unmapped
     from app.db.unit_of_work import UnitOfWork
     from app.services.container import Container
 
@@ -64,6 +67,7 @@ class ChunkReceipt:
     state: SessionState
     operations: int
     created: bool
+    unmapped: tuple[Unmapped, ...] = ()
 
 
 class _AlreadyStoredError(Exception):
@@ -91,7 +95,11 @@ def check_path(path: ChunkPath) -> None:
 
 
 def receive_chunk(
-    container: Container, path: ChunkPath, body: Body, *, final: bool
+    container: Container,
+    path: ChunkPath,
+    body: Body,
+    *,
+    final: bool,
 ) -> ChunkReceipt:
     """Decode and check a chunk, and store it durably.
 
@@ -117,19 +125,23 @@ def receive_chunk(
         The body is refused, or contradicts the session's metadata. Nothing is stored.
     ConflictError
         ``chunk.differs``, ``session.sealed``, ``session.whole``, ``session.formats_mixed``.
+    QuotaExceededError
+        Nothing is stored.
     """
     if body.size == 0:
         raise InvalidTraceError("The body is empty.", code="trace.empty")
     with container.uow() as tx:
         known = _find(tx, path, body)
-    if known is not None:
-        # A repeated body need not be decoded to be recognized.
-        return known
+        if known is not None:
+            # A repeated body need not be decoded to be recognized.
+            return known
+        check_room(tx, container.settings, container.project_id, (BYTES, OPERATIONS))
     decoded = decode(
         body.path,
         body.meta,
         limits=trace_limits(container.settings),
         content_type=body.content_type,
+        format_name=body.format_name,
         part=True,
     )
     try:
@@ -247,6 +259,9 @@ def _store(  # noqa: PLR0913 - one request
     if intake.chunks:
         gap_s = (tx.now - intake.last_chunk_at).total_seconds()
         intake.longest_gap_s = max(intake.longest_gap_s, gap_s)
+    first = intake.chunks == 0
+    if not _sent_before(tx, session_id, path.producer):
+        intake.producers += 1
     intake.chunks += 1
     intake.last_chunk_at = max(intake.last_chunk_at, tx.now)
     tx.session.add(
@@ -268,7 +283,21 @@ def _store(  # noqa: PLR0913 - one request
     if is_complete(tx, session, path.producer):
         seal(tx, session_id, "final")
         state = SessionState.QUEUED
-    return ChunkReceipt(session_id, state, len(trace), created=True)
+    count(
+        tx,
+        container.settings,
+        container.project_id,
+        sessions=int(first),
+        size=body.size,
+        operations=len(trace),
+    )
+    return ChunkReceipt(session_id, state, len(trace), created=True, unmapped=decoded.unmapped)
+
+
+def _sent_before(tx: UnitOfWork, session_id: uuid.UUID, producer: str) -> bool:
+    """Return whether a chunk of a producer is there."""
+    there = select(Chunk).where(Chunk.session_id == session_id, Chunk.producer == producer).exists()
+    return bool(tx.session.execute(select(there)).scalar_one())
 
 
 def _lock(tx: UnitOfWork, path: ChunkPath) -> uuid.UUID | None:
@@ -292,7 +321,7 @@ def _create(tx: UnitOfWork, path: ChunkPath, decoded: Decoded) -> uuid.UUID:
     job_id = tx.session.execute(
         insert(Job)
         .values(name=path.job)
-        .on_conflict_do_update(index_elements=[Job.name], set_={"name": path.job})
+        .on_conflict_do_update(index_elements=[Job.project_id, Job.name], set_={"name": path.job})
         .returning(Job.id)
     ).scalar_one()
     made = _lock(tx, path)
@@ -331,6 +360,7 @@ def _create(tx: UnitOfWork, path: ChunkPath, decoded: Decoded) -> uuid.UUID:
         Intake(
             session_id=session_id,
             chunks=0,
+            producers=0,
             last_chunk_at=tx.now,
             longest_gap_s=0.0,
             refused_chunks=0,

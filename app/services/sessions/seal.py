@@ -9,10 +9,10 @@ from __future__ import annotations
 import uuid
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Final
 
 import structlog
-from sqlalchemy import CursorResult, func, select, update
+from sqlalchemy import func, select, update
 
 from app.db.models.chunks import Chunk, Intake
 from app.db.models.sessions import Job, Session
@@ -84,24 +84,29 @@ def seal(tx: UnitOfWork, session_id: uuid.UUID, by: SealedBy) -> bool:
 
     The update waits for a chunk that is being added, and decides between two that seal.
     """
-    closed = cast(
-        "CursorResult[Any]",
-        tx.session.execute(
-            update(Intake)
-            .where(Intake.session_id == session_id, Intake.sealed_at.is_(None))
-            .values(sealed_at=tx.now, sealed_by=by)
-        ),
-    )
-    if closed.rowcount != 1:
+    project_id = tx.session.execute(
+        update(Intake)
+        .where(Intake.session_id == session_id, Intake.sealed_at.is_(None))
+        .values(sealed_at=tx.now, sealed_by=by)
+        .returning(Intake.project_id)
+    ).scalar()
+    if project_id is None:
         return False
     move_session(tx, session_id, state=SessionState.QUEUED)
-    tx.enqueue(ANALYZE_SESSION, session_id)
+    tx.enqueue(ANALYZE_SESSION, session_id, project_id)
     return True
 
 
-def seal_silent(tx: UnitOfWork) -> int:
-    """Seal sessions of which nothing was heard for too long; return how many."""
-    silence_s = func.greatest(SILENCE_S, SILENT_GAPS * Intake.longest_gap_s)
+def seal_silent(tx: UnitOfWork, limit_s: float) -> int:
+    """Seal sessions of which nothing was heard for too long; return how many.
+
+    Parameters
+    ----------
+    tx : UnitOfWork
+    limit_s : float
+        Seconds after which silence is too long, whatever the pauses were.
+    """
+    silence_s = func.least(func.greatest(SILENCE_S, SILENT_GAPS * Intake.longest_gap_s), limit_s)
     # SKIP LOCKED: a chunk is coming in right now.
     silent = tx.session.execute(
         select(Intake.session_id)
@@ -116,9 +121,9 @@ def seal_silent(tx: UnitOfWork) -> int:
     return sum(seal(tx, session_id, "silence") for session_id in silent.all())
 
 
-def silence(longest_gap_s: float) -> timedelta:
-    """Return the silence after which a session is sealed."""
-    return timedelta(seconds=max(SILENCE_S, SILENT_GAPS * longest_gap_s))
+def silence(longest_gap_s: float, limit_s: float) -> timedelta:
+    """Return the silence after which a session is sealed; `seal_silent` says it in SQL."""
+    return timedelta(seconds=min(max(SILENCE_S, SILENT_GAPS * longest_gap_s), limit_s))
 
 
 def is_complete(tx: UnitOfWork, session: Session, producer: str) -> bool:

@@ -6,14 +6,15 @@ import uuid
 from threading import BoundedSemaphore
 from typing import Any, Final
 
-from app.analysis.replay.questions import Question, answer
+from app.analysis.replay.questions import Against, Question, answer
 from app.analysis.replay.session import prepare_replay
 from app.db.models.sessions import Session
 from app.db.states import SessionState
-from app.db.unit_of_work import reading
+from app.db.unit_of_work import Reads
 from app.errors import BusyError, ConflictError
 from app.services.container import Container
 from app.services.sessions.read import no_session
+from app.services.sessions.reports import report_document
 from app.services.sessions.timelines import stored_trace
 
 # Each answer holds a whole session in memory while it is computed.
@@ -39,12 +40,13 @@ def answer_question(
     BusyError
         If others keep asking.
     """
-    with reading(container.engine) as tx:
+    with container.reading() as tx:
         session = tx.session.get(Session, session_id)
         if session is None:
             raise no_session(session_id)
         state = session.state
-    if state is not SessionState.ANALYZED:
+        against = _against(tx, session) if state is SessionState.ANALYZED else None
+    if against is None:
         raise ConflictError(
             f"The session is {state}; only an analyzed one can be asked about.",
             code="what_if.no_verdict",
@@ -53,8 +55,18 @@ def answer_question(
     if not _slots.acquire(timeout=WAIT_S):
         raise BusyError("Others are asking; try again in a few seconds.")
     try:
-        with reading(container.engine) as tx:
+        with container.reading() as tx:
             stored = stored_trace(tx, session_id)
-        return answer(prepare_replay(stored.unpack(), question.without), question).as_document()
+        found = answer(prepare_replay(stored.unpack(), question.without), question)
+        return found.as_document(against)
     finally:
         _slots.release()
+
+
+def _against(tx: Reads, session: Session) -> Against:
+    """Return what the session's own page counts against; a stored report tells it of old ones."""
+    kind, slowdown = session.headline_kind, session.headline_slowdown
+    if kind is None or slowdown is None:
+        headline = report_document(tx, session.id).headline
+        kind, slowdown = headline.kind, headline.slowdown
+    return Against(kind.value, slowdown)

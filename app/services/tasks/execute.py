@@ -65,7 +65,7 @@ def execute(container: Container, keeper: LeaseKeeper, run_id: uuid.UUID) -> boo
         _log.info("task started")
         try:
             with keeper.hold(taken):
-                container.kinds[taken.kind].run(container, taken)
+                container.kinds[taken.kind].run(container.within(taken.project_id), taken)
         except LostClaimError as error:
             _log.warning("claim lost, nothing stored", error=error.message)
             return False

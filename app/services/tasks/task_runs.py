@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 def claim(container: Container, run_id: uuid.UUID) -> Claim | None:
     """Take a queued task run, or return None where there is nothing to take."""
     token = uuid.uuid4()
-    with container.uow() as tx:
+    with container.everywhere().uow() as tx:
         row = tx.session.execute(
             update(TaskRun)
             .where(
@@ -68,18 +68,18 @@ def claim(container: Container, run_id: uuid.UUID) -> Claim | None:
                 claim_token=token,
                 lease_until=_lease_end(container, tx),
             )
-            .returning(TaskRun.kind, TaskRun.subject_id, TaskRun.attempt)
+            .returning(TaskRun.kind, TaskRun.subject_id, TaskRun.attempt, TaskRun.project_id)
         ).one_or_none()
         if row is None:
             return None
-        taken = Claim(run_id, token, row.kind, row.subject_id, row.attempt)
+        taken = Claim(run_id, token, row.kind, row.subject_id, row.attempt, row.project_id)
         _follow(container, tx, taken, TaskState.RUNNING, None)
     return taken
 
 
 def renew(container: Container, held: Claim) -> bool:
     """Move the end of the lease; return False where the claim is lost."""
-    with container.uow() as tx:
+    with container.everywhere().uow() as tx:
         return _moved(tx, _held(held).values(lease_until=_lease_end(container, tx)))
 
 
@@ -97,7 +97,7 @@ def finish(tx: UnitOfWork, held: Claim) -> None:
 
 def give_back(container: Container, held: Claim) -> bool:
     """Let another worker start over, because this one is to stop; False where it is lost."""
-    with container.uow() as tx:
+    with container.everywhere().uow() as tx:
         moved = _moved(
             tx, _held(held).values(attempt=TaskRun.attempt - 1, published_at=None, **_waiting())
         )
@@ -109,7 +109,7 @@ def give_back(container: Container, held: Claim) -> bool:
 
 def fail(container: Container, held: Claim, error: TaskError) -> bool:
     """End a task run whose work failed for good; False where the claim is lost."""
-    with container.uow() as tx:
+    with container.everywhere().uow() as tx:
         return _kill(container, tx, _held(held), held, error)
 
 
@@ -119,7 +119,7 @@ def retry(container: Container, held: Claim, error: TaskError) -> bool:
     The sweeper publishes it; at once would meet the same fault again. False where the claim is
     lost.
     """
-    with container.uow() as tx:
+    with container.everywhere().uow() as tx:
         return _again(container, tx, _held(held), held, error)
 
 

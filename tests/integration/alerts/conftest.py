@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from app.bootstrap import build
 from app.settings import Settings
 from tests.support.alerting import LOOPBACK, Alerting
+from tests.support.project import build
 from tests.support.receiver import Receiver
 
 

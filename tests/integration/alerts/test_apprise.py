@@ -9,13 +9,13 @@ from app.alerts.channels.apprise import APPRISE
 from app.alerts.channels.kind import Parcel
 from app.alerts.delivery import DeliveryError
 from app.alerts.outbound import Outbound
-from app.bootstrap import build
 from app.errors import InvalidChannelError
 from app.services.alerts.channels.example import send_example
 from app.services.alerts.channels.write import create_channel
 from benchmarks.support.receiver import Reply
 from tests.integration.alerts.messages import incident, message
 from tests.support.alerting import Alerting
+from tests.support.project import build
 from tests.support.receiver import Receiver
 
 # The library's import of a module that Python is to lose.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -30,7 +31,11 @@ def _paceline(*arguments: str, server: str) -> subprocess.CompletedProcess[str]:
 @pytest.fixture(params=["embedded", "production"])
 def server(request: pytest.FixtureRequest, open_dir: Path) -> Iterator[str]:
     """Yield the address of `paceline serve`, which ends with the test."""
-    environment = os.environ | {"PACELINE_ALERT_ALLOWED_NETWORKS": "127.0.0.1/32"}
+    name = str(uuid.uuid4())
+    environment = os.environ | {
+        "PACELINE_ALERT_ALLOWED_NETWORKS": "127.0.0.1/32",
+        "PACELINE_INSTANCE_NAME": name,
+    }
     if request.param == "production":
         redis: RedisServer = request.getfixturevalue("redis_server")
         environment |= {
@@ -54,7 +59,10 @@ def server(request: pytest.FixtureRequest, open_dir: Path) -> Iterator[str]:
         return lines[-1].rpartition(" ")[2] if lines else ""
 
     try:
-        yield wait_for(address, "announcement")
+        announced = wait_for(address, "announcement")
+        # Another process may answer at a port that this one had.
+        assert httpx.get(f"{announced}healthz").json()["instance"] == name
+        yield announced
     finally:
         running.terminate()
         running.wait(LIMIT_S)

@@ -6,9 +6,9 @@ from contextlib import closing
 from datetime import timedelta
 from pathlib import Path
 
-from app.bootstrap import build
 from app.services.alerts.sweep import sweep_alerts
 from tests.support.alerting import Alerting
+from tests.support.project import build
 from tests.support.receiver import Receiver
 from tests.support.redis import RedisServer
 from tests.support.waiting import wait_for

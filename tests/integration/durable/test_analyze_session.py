@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from sqlalchemy import delete, func, select, update
 
+from app.analysis.diagnosis.headline import HeadlineKind
 from app.analysis.report.build import analyze
 from app.db.documents import open_report
 from app.db.models.sessions import Report, Session
@@ -85,6 +86,10 @@ def test_report_and_headline_are_stored(container: Container, keeper: LeaseKeepe
     assert row.slowdown_high is not None
     assert row.slowdown_low <= report.slowdown <= row.slowdown_high
     assert row.discrepancy == pytest.approx(report.fidelity.discrepancy)
+    assert report.headline.kind is HeadlineKind.CAUSES
+    assert (row.headline_slowdown, row.headline_kind) == (report.headline.slowdown, "causes")
+    assert (row.headline_low, row.headline_high) == report.headline.ci95
+    assert row.headline_gpu_hours_lost == pytest.approx(report.lost_gpu_hours)
     assert row.headline is not None
     assert row.headline.sentence == report.verdict.sentence
     assert report.causes[0].figure is not None

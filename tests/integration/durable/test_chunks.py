@@ -144,7 +144,7 @@ from app.bootstrap import build
 from app.run.http import HttpServer, address_of, listen
 from app.web import create_app
 from app.settings import Settings
-container = build(Settings())
+container = build(Settings()).within(1)
 listener = listen(container.settings)
 HttpServer(create_app(container), listener).start(lambda: False)
 print(address_of(listener).rstrip("/"), flush=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+from dataclasses import replace
 from datetime import timedelta
 
 import pytest
@@ -10,7 +11,6 @@ from sqlalchemy import func, insert, select, update
 
 from app.db.models.installation import WorkerHeartbeat
 from app.db.models.tasks import TaskRun
-from app.db.unit_of_work import UnitOfWork
 from app.services.container import Container
 from app.services.installation.sweep import HEAD, SWEEP_LOCK, SweepResult, sweep
 from app.services.tasks.task_runs import claim, give_back
@@ -28,13 +28,7 @@ def published() -> list[uuid.UUID]:
 @pytest.fixture
 def listening(container: Container, published: list[uuid.UUID]) -> Container:
     """Return the container with a unit of work that lists instead of nudging."""
-    return Container(
-        settings=container.settings,
-        engine=container.engine,
-        uow=lambda: UnitOfWork(container.engine, lambda run_id, _: published.append(run_id)),
-        dispatcher=container.dispatcher,
-        kinds=container.kinds,
-    )
+    return replace(container, publish=lambda run_id, _: published.append(run_id))
 
 
 def _age(container: Container, stored: Stored, seconds: float) -> None:

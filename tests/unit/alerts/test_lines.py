@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import uuid
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import timedelta
 
-from app.alerts.facts import CauseFact, Facts, FixFact, WorkerFact
+import pytest
+
+from app.alerts.facts import CauseFact, Facts, FixFact, HeadlineFact, WorkerFact
 from app.alerts.grouping import Status
 from app.alerts.lines import lines_of, plain_text
 from app.alerts.message import Alert, Message
+from app.analysis.diagnosis.headline import HeadlineKind
 from tests.unit.alerts.builders import START
 
 FACTS = Facts(
@@ -32,6 +36,7 @@ FACTS = Facts(
     ),
     worst_step=643,
     fix=FixFact("Replace node-7", 0.229, 5.8),
+    headline=HeadlineFact(1.341, (1.337, 1.345), 20.62, HeadlineKind.CAUSES),
 )
 ALERT = Alert(
     incident=uuid.UUID(int=2),
@@ -69,9 +74,10 @@ def test_it_says_how_slow_who_why_what_to_do_and_where_to_look() -> None:
     assert _words(ALERT) == (
         "[FIRING] llm: Slow worker: node-7\n"
         "\n"
-        "Slow worker: node-7. The job is 1.29× slower than ideal.\n"
-        "  Slowdown S: 1.294 (95 %: 1.293–1.296)\n"
-        "  GPU-hours lost: 18.4 in this session\n"
+        "Slow worker: node-7. The job is 1.34× slower than without its causes.\n"
+        "  Slowdown: 1.341 (95 %: 1.337–1.345) against the job without its causes\n"
+        "  Published S: 1.294 (95 %: 1.293–1.296)\n"
+        "  GPU-hours lost: 20.6 in this session\n"
         "  Confidence: 94 %\n"
         "  Worst workers: node-7 (DP 6, PP 3) 1.30×; (DP 2, PP 7) 1.06×\n"
         "  Best fix: Replace node-7 (predicted gain 22.9 %)\n"
@@ -84,13 +90,44 @@ def test_it_says_how_slow_who_why_what_to_do_and_where_to_look() -> None:
     )
 
 
+def _fields(headline: HeadlineFact | None) -> dict[str, str]:
+    alert = replace(ALERT, facts=replace(FACTS, headline=headline))
+    return {name: text.replace("\N{NO-BREAK SPACE}", " ") for name, text in _lines(alert)}
+
+
+def _lines(alert: Alert) -> Sequence[tuple[str, str]]:
+    return lines_of(alert, START).fields
+
+
+def test_s_is_not_said_beside_a_slowdown_that_says_the_same() -> None:
+    fields = _fields(HeadlineFact(1.301, None, 18.7, HeadlineKind.CAUSES))
+    assert fields["Slowdown"] == "1.301 against the job without its causes"
+    assert "Published S" not in fields
+
+
+@pytest.mark.parametrize(
+    "headline",
+    [HeadlineFact(1.294, (1.293, 1.296), 18.43, HeadlineKind.PUBLISHED), None],
+    ids=["no cause", "stored by 0.1.0"],
+)
+def test_where_the_headline_is_s_it_is_called_s(headline: HeadlineFact | None) -> None:
+    fields = _fields(headline)
+    assert fields["Slowdown S"] == "1.294 (95 %: 1.293–1.296)"
+    assert fields["GPU-hours lost"] == "18.4 in this session"
+    assert "Slowdown" not in fields
+    alert = replace(ALERT, facts=replace(FACTS, headline=headline))
+    assert lines_of(alert, START).summary.endswith("The job is 1.29× slower than ideal.")
+
+
 def test_a_regression_says_against_what() -> None:
     fields = dict(lines_of(replace(ALERT, cause="regression", value=0.062), START).fields)
     assert fields["Against baseline"] == "steps take 6.2\N{NO-BREAK SPACE}% longer"
 
 
 def test_low_quality_says_how_low_and_nothing_of_a_slowdown() -> None:
-    facts = replace(FACTS, slowdown=None, gpu_hours_lost=None, causes=(), worst=(), fix=None)
+    facts = replace(
+        FACTS, slowdown=None, gpu_hours_lost=None, causes=(), worst=(), fix=None, headline=None
+    )
     alert = replace(ALERT, cause="low_trace_quality", where="", value=0.083, facts=facts)
     lines = lines_of(alert, START)
     assert lines.summary == "Trace quality too low for a verdict"

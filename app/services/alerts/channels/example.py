@@ -8,11 +8,12 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Final
 
 from app.alerts.delivery import DeliveryError, ReceiverAnswer
-from app.alerts.facts import CauseFact, Facts, FixFact, WorkerFact
+from app.alerts.facts import CauseFact, Facts, FixFact, HeadlineFact, WorkerFact
 from app.alerts.grouping import Status
 from app.alerts.incidents import fingerprint_of
 from app.alerts.message import Alert, Message
 from app.analysis.diagnosis.causes.slow_worker import SLOW_WORKER
+from app.analysis.diagnosis.headline import HeadlineKind
 from app.db.models.alerts import AlertChannel
 from app.errors import NotFoundError
 from app.services.alerts.deliveries.deliver import attempt, base_url, target_of
@@ -60,7 +61,7 @@ def send_example(container: Container, channel_id: uuid.UUID) -> TestResult:
         if row is None:
             raise NotFoundError(f"There is no channel {channel_id}.")
         target = target_of(row)
-        message = example(container, row.name, tx.now)
+        message = example(container, row.name, tx.now, base_url(container.settings, tx))
     try:
         answer = attempt(container, target, message)
     except DeliveryError as error:
@@ -77,9 +78,18 @@ def send_example(container: Container, channel_id: uuid.UUID) -> TestResult:
     )
 
 
-def example(container: Container, receiver: str, now: datetime) -> Message:
-    """Return a message that says what a real one does, marked as a test."""
-    url = base_url(container.settings)
+def example(container: Container, receiver: str, now: datetime, url: str) -> Message:
+    """Return a message that says what a real one does, marked as a test.
+
+    Parameters
+    ----------
+    container : Container
+    receiver : str
+        Name of the channel.
+    now : datetime
+    url : str
+        Of the dashboard, with a slash at its end.
+    """
     facts = Facts(
         session=uuid.UUID(int=0),
         job=EXAMPLE_JOB,
@@ -104,6 +114,7 @@ def example(container: Container, receiver: str, now: datetime) -> Message:
         worst=(WorkerFact(3, 1, "node-017", 1.31), WorkerFact(3, 2, "node-017", 1.06)),
         worst_step=120,
         fix=FixFact("Replace node-017", 0.22, 5.8),
+        headline=HeadlineFact(1.36, (1.32, 1.41), 20.6, HeadlineKind.CAUSES),
     )
     alert = Alert(
         incident=uuid.UUID(int=0),

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import uuid
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import urlsplit
 
 from pydantic import ValidationError
 from sqlalchemy import func, select, update
@@ -11,13 +12,19 @@ from sqlalchemy.exc import IntegrityError
 
 from app.alerts.channels.apprise import APPRISE
 from app.alerts.channels.registry import KINDS
+from app.alerts.delivery import DeliveryError
 from app.alerts.rules import Audience, Selector
 from app.db.models.alerts import AlertChannel, AlertGroup, AlertIncident
-from app.db.unit_of_work import reading
 from app.errors import ConflictError, Fault, InvalidChannelError
 from app.inputs.faults import field_faults
+from app.services.access.audit import Action, record
 from app.services.alerts.channels.reads import DISABLED_BY_PERSON, get_channel, no_channel
-from app.services.alerts.deliveries.deliver import NO_APPRISE, apprise_is_usable, disable
+from app.services.alerts.deliveries.deliver import (
+    NO_APPRISE,
+    apprise_is_usable,
+    disable,
+    guard,
+)
 from app.services.alerts.routing import SELECTOR
 from app.services.alerts.secrets import hints, seal, unseal
 from app.services.alerts.store import OPEN, timing
@@ -29,6 +36,11 @@ if TYPE_CHECKING:
     from app.db.unit_of_work import UnitOfWork
     from app.services.alerts.channels.reads import ChannelView
     from app.services.container import Container
+
+
+PORTS: Final = {"http": 80, "https": 443}
+# Somebody waits for the answer.
+LOOK_UP_S: Final = 3.0
 
 
 def create_channel(  # noqa: PLR0913 - what a channel is made of
@@ -54,6 +66,7 @@ def create_channel(  # noqa: PLR0913 - what a channel is made of
     if known is APPRISE and not apprise_is_usable(container.settings):
         raise InvalidChannelError(NO_APPRISE)
     shown, secrets = _checked(known, config)
+    _refuse_private(container, shown | secrets)
     row = AlertChannel(
         id=uuid.uuid4(),
         name=name,
@@ -70,6 +83,7 @@ def create_channel(  # noqa: PLR0913 - what a channel is made of
     try:
         with container.uow() as tx:
             tx.session.add(row)
+            record(tx, container.principal, Action.CREATED, f"channel {name}")
     except IntegrityError as error:
         raise _taken(name) from error
     look_after_all(container)
@@ -92,6 +106,8 @@ def update_channel(  # noqa: PLR0913 - what of it is to change
     ------
     NotFoundError, InvalidChannelError, ConflictError
     """
+    # Before the transaction: names are looked up.
+    _refuse_private(container, config or {})
     try:
         with container.uow() as tx:
             row = _locked(tx, channel_id)
@@ -109,6 +125,21 @@ def update_channel(  # noqa: PLR0913 - what of it is to change
                 row.hold_until = None
             if enabled is not None and enabled != row.enabled:
                 _enable(row) if enabled else disable(tx, row, DISABLED_BY_PERSON)
+            given = {
+                "name": name,
+                "configuration": config,
+                "audience": audience,
+                "selector": selector,
+                "enabled": enabled,
+            }
+            record(
+                tx,
+                container.principal,
+                Action.CHANGED,
+                f"channel {row.name}",
+                # Which settings, not what they are: they hold secrets.
+                detail=", ".join(key for key, value in given.items() if value is not None),
+            )
     except IntegrityError as error:
         raise _taken(name or "") from error
     look_after_all(container)
@@ -123,7 +154,9 @@ def delete_channel(container: Container, channel_id: uuid.UUID) -> None:
     NotFoundError
     """
     with container.uow() as tx:
-        tx.session.delete(_locked(tx, channel_id))
+        row = _locked(tx, channel_id)
+        tx.session.delete(row)
+        record(tx, container.principal, Action.DELETED, f"channel {row.name}")
 
 
 def reseal(container: Container) -> int:
@@ -140,7 +173,7 @@ def reseal(container: Container) -> int:
 
 
 def _read(container: Container, channel_id: uuid.UUID) -> ChannelView:
-    with reading(container.engine) as tx:
+    with container.reading() as tx:
         return get_channel(tx, channel_id)
 
 
@@ -205,6 +238,40 @@ def _checked(kind: Kind, config: Mapping[str, Any]) -> tuple[dict[str, Any], dic
     given = {name: value for name, value in document.items() if value not in (None, [])}
     secrets = {name: value for name, value in given.items() if name in kind.secrets}
     return {name: value for name, value in given.items() if name not in secrets}, secrets
+
+
+def _refuse_private(container: Container, config: Mapping[str, Any]) -> None:
+    """Refuse addresses that nothing would be sent to, while somebody looks at the form.
+
+    A name that cannot be looked up now passes: it is looked up, and checked, at each attempt.
+    """
+    known = guard(container.settings)
+    faults = []
+    for name, value in config.items():
+        place = _place(value)
+        if place is None:
+            continue
+        try:
+            known.addresses(*place, LOOK_UP_S)
+        except DeliveryError as error:
+            if error.permanent:
+                faults.append(Fault("address_refused", error.sentence, column=f"config.{name}"))
+    if faults:
+        raise InvalidChannelError("The address is refused.", faults=tuple(faults))
+
+
+def _place(value: object) -> tuple[str, int] | None:
+    """Return host and port of a value that is an address; whether it is well formed others say."""
+    if not isinstance(value, str):
+        return None
+    try:
+        url = urlsplit(value)
+        port = url.port
+    except ValueError:
+        return None
+    if url.scheme not in PORTS or url.hostname is None:
+        return None
+    return url.hostname, port or PORTS[url.scheme]
 
 
 def _locked(tx: UnitOfWork, channel_id: uuid.UUID) -> AlertChannel:

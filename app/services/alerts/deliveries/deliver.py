@@ -48,8 +48,8 @@ from app.analysis.report.heatmaps import mean_heatmap
 from app.db.models.alerts import AlertChannel, AlertDelivery, AlertGroup
 from app.db.models.sessions import Report
 from app.db.reports import read_heatmaps
-from app.db.unit_of_work import reading
 from app.errors import SecretKeyError
+from app.services.access.projects import pages_at, project_name
 from app.services.alerts.deliveries.flush import pause_after, pump
 from app.services.alerts.routing import audience, routed, with_heard_of
 from app.services.alerts.secrets import unseal
@@ -65,7 +65,7 @@ from app.services.container import Claim
 from app.services.tasks.task_runs import finish
 
 if TYPE_CHECKING:
-    from app.db.unit_of_work import UnitOfWork
+    from app.db.unit_of_work import Reads, UnitOfWork
     from app.services.container import Container
     from app.settings import Settings
 
@@ -164,12 +164,13 @@ def guard(settings: Settings) -> Guard:
     return Guard(tuple(ipaddress.ip_network(text) for text in settings.alert_allowed_networks))
 
 
-def base_url(settings: Settings) -> str:
-    """Return the address of the dashboard, with a slash at its end."""
+def base_url(settings: Settings, tx: Reads) -> str:
+    """Return the address of the pages of a transaction's project, with a slash at its end."""
+    project = f"{pages_at(project_name(tx))}/"
     if settings.external_url is not None:
-        return settings.external_url.rstrip("/") + "/"
+        return settings.external_url.rstrip("/") + project
     host = f"[{settings.host}]" if ":" in settings.host else settings.host
-    return f"http://{host}:{settings.port}/"
+    return f"http://{host}:{settings.port}{project}"
 
 
 def _start(container: Container, claim: Claim) -> tuple[uuid.UUID | None, _Started | None]:
@@ -229,7 +230,7 @@ def _fix(
         told_before=_told(heard),
         incidents={incident.id: incident for incident in meant},
         rule_names=rule_names(list(rules.values())),
-        base_url=base_url(container.settings),
+        base_url=base_url(container.settings, tx),
         repeat=intervals.repeat_interval,
     )
     delivery.content = CONTENT.dump_python(content, mode="json")
@@ -249,7 +250,7 @@ def _picture(container: Container, message: Message) -> bytes | None:
         return None
     from app.alerts.picture import heatmap_png  # noqa: PLC0415 - most channels show no pictures
 
-    with reading(container.engine) as tx:
+    with container.reading() as tx:
         report = tx.session.get(Report, facts.session)
         if report is None:
             return None

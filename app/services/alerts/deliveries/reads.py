@@ -12,6 +12,7 @@ from app.alerts.states import DeliveryState
 from app.db.models.alerts import AlertChannel, AlertDelivery, AlertGroup
 from app.db.models.sessions import Job
 from app.errors import ConflictError, NotFoundError
+from app.services.access.audit import Action, record
 from app.services.alerts.deliveries.flush import pump
 from app.services.alerts.store import lock_group
 
@@ -172,4 +173,10 @@ def replay_delivery(container: Container, delivery_id: uuid.UUID) -> None:
         delivery.next_attempt_at = tx.now
         delivery.finished_at = None
         channel.hold_until = None
+        record(
+            tx,
+            container.principal,
+            Action.REPLAYED,
+            f"delivery {delivery.number} to {channel.name}",
+        )
     pump(container, found.channel_id)

@@ -1,0 +1,182 @@
+"""Admission: who shows a token or a browser's cookie, and which project is meant."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from typing import TYPE_CHECKING, Final
+
+from sqlalchemy import or_, select, update
+
+from app.access.principals import LOCAL, ActorKind, Principal, Right, Role
+from app.access.tokens import digest
+from app.db.models.access import (
+    DEFAULT_PROJECT,
+    DEFAULT_PROJECT_ID,
+    BrowserSession,
+    Membership,
+    Person,
+    Project,
+    Token,
+)
+from app.errors import ForbiddenError, UnauthenticatedError
+from app.services.access.projects import no_project, pages_at
+from app.services.access.tokens import principal_of
+
+if TYPE_CHECKING:
+    from sqlalchemy import ColumnElement
+
+    from app.db.unit_of_work import Reads
+    from app.services.container import Container
+
+# How exact the last use of a token is: a row for every chunk would be a write for every chunk.
+USE_NOTED_EVERY: Final = timedelta(minutes=1)
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """What a request shows of itself.
+
+    Parameters
+    ----------
+    token : str or None
+        Of the header ``Authorization``.
+    cookie : str or None
+        Of a browser.
+    project : str or None
+        That is asked for; None leaves it to who asks.
+    """
+
+    token: str | None = None
+    cookie: str | None = None
+    project: str | None = None
+
+
+def admit(container: Container, shown: Shown, need: Right) -> Container:
+    """Return the container of a request: its project, and who asks.
+
+    Parameters
+    ----------
+    container : Container
+    shown : Shown
+    need : Right
+        What the request is going to do.
+
+    Raises
+    ------
+    UnauthenticatedError
+        ``access.unauthenticated``: nobody that is known.
+    NotFoundError
+        ``project.not_found``: there is none, or who asks has no business in it.
+    ForbiddenError
+        ``access.forbidden``.
+    """
+    if not container.settings.require_sign_in and shown.project is None:
+        return container.within(DEFAULT_PROJECT_ID, LOCAL)
+    with container.everywhere().reading() as tx:
+        principal, noted = (
+            _principal(tx, shown) if container.settings.require_sign_in else (LOCAL, None)
+        )
+        project_id, project = _project(tx, principal, shown.project)
+    rights = principal.rights_in(project_id)
+    if not rights:
+        raise no_project(project)
+    if need not in rights:
+        raise ForbiddenError(
+            f"{principal.name} may not do this in the project {project}: it takes {need}."
+        )
+    if noted is not None:
+        _note_use(container, noted)
+    return replace(container.within(project_id, principal), pages_at=pages_at(project))
+
+
+def identify(container: Container, shown: Shown) -> Principal:
+    """Return who asks, whatever the project.
+
+    Raises
+    ------
+    UnauthenticatedError
+    """
+    if not container.settings.require_sign_in:
+        return LOCAL
+    with container.everywhere().reading() as tx:
+        return _principal(tx, shown)[0]
+
+
+def can_be_administered(container: Container) -> bool:
+    """Return whether a token or a person could let others in."""
+    with container.everywhere().reading() as tx:
+        token = select(Token.id).where(_valid(tx), Token.scopes.contains([Right.ADMIN]))
+        person = select(Membership.id).where(
+            Membership.role == Role.ADMINISTRATOR, Membership.project_id.is_(None)
+        )
+        return any(tx.session.execute(query.limit(1)).first() for query in (token, person))
+
+
+def _principal(tx: Reads, shown: Shown) -> tuple[Principal, Token | None]:
+    if shown.token is not None:
+        row = tx.session.execute(
+            select(Token).where(Token.sha256 == digest(shown.token), _valid(tx))
+        ).scalar_one_or_none()
+        if row is None:
+            raise UnauthenticatedError("The token is unknown, revoked or expired.")
+        stale = row.last_used_at is None or row.last_used_at < tx.now - USE_NOTED_EVERY
+        return principal_of(row), row if stale else None
+    if shown.cookie is not None:
+        person = tx.session.execute(
+            select(Person)
+            .join(BrowserSession, BrowserSession.person_id == Person.id)
+            .where(
+                BrowserSession.sha256 == digest(shown.cookie), BrowserSession.expires_at > tx.now
+            )
+        ).scalar_one_or_none()
+        if person is not None:
+            return person_principal(tx, person), None
+    raise UnauthenticatedError(
+        "Who asks is not known: sign in, or send a token as `Authorization: Bearer plc_…`."
+    )
+
+
+def person_principal(tx: Reads, person: Person) -> Principal:
+    """Return who a person is, with the roles of now."""
+    rows = tx.session.execute(
+        select(Membership.project_id, Membership.role).where(Membership.person_id == person.id)
+    ).all()
+    everywhere = [Role(role).rights for project_id, role in rows if project_id is None]
+    return Principal(
+        ActorKind.PERSON,
+        person.name,
+        everywhere=frozenset[Right]().union(*everywhere),
+        in_projects=tuple(
+            (project_id, Role(role).rights) for project_id, role in rows if project_id is not None
+        ),
+    )
+
+
+def _project(tx: Reads, principal: Principal, asked: str | None) -> tuple[int, str]:
+    """Return the project that is meant; without a name that of a token, or the default one."""
+    known = principal.projects
+    query = select(Project.id, Project.name).where(Project.deleted_at.is_(None))
+    if asked is not None:
+        query = query.where(Project.name == asked)
+    elif known is not None and len(known) == 1:
+        query = query.where(Project.id.in_(known))
+    else:
+        query = query.where(Project.name == DEFAULT_PROJECT)
+    found = tx.session.execute(query).one_or_none()
+    if found is None:
+        raise no_project(asked or DEFAULT_PROJECT)
+    return found.id, found.name
+
+
+def _valid(tx: Reads) -> ColumnElement[bool]:
+    return Token.revoked_at.is_(None) & or_(Token.expires_at.is_(None), Token.expires_at > tx.now)
+
+
+def _note_use(container: Container, token: Token) -> None:
+    # Asked for once more: several requests at once write it once.
+    stale = or_(Token.last_used_at.is_(None), Token.last_used_at == token.last_used_at)
+    with container.everywhere().uow() as tx:
+        tx.session.execute(
+            update(Token).where(Token.id == token.id, stale).values(last_used_at=tx.now)
+        )

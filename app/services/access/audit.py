@@ -1,0 +1,159 @@
+"""The audit log: who did what to what. Entries are written with what they tell of, and stay.
+
+The database refuses to change an entry, and to delete one of the last two years.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import timedelta
+from enum import StrEnum
+from typing import TYPE_CHECKING, Final
+
+from sqlalchemy import delete, insert, select
+
+from app.access.principals import ActorKind, Principal
+from app.db.models.access import AuditEntry, Project
+
+if TYPE_CHECKING:
+    from datetime import datetime
+
+    from app.db.unit_of_work import Reads, UnitOfWork
+
+# As the trigger of the table has it.
+KEPT: Final = timedelta(days=730)
+
+
+class Action(StrEnum):
+    """What is done; the words of the page."""
+
+    CREATED = "created"
+    CHANGED = "changed"
+    DELETED = "deleted"
+    REVOKED = "revoked"
+    ACKNOWLEDGED = "acknowledged"
+    SILENCED = "silenced"
+    UNSILENCED = "ended the silence of"
+    RESOLVED = "resolved"
+    REPLAYED = "sent again"
+    CANCELED = "canceled"
+    MOVED = "moved"
+    SWITCHED = "switched"
+    SIGNED_IN = "signed in"
+    SIGNED_OUT = "signed out"
+    REFUSED = "refused"
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """An entry of the log.
+
+    Parameters
+    ----------
+    id : int
+        Rises.
+    at : datetime
+    actor_kind : ActorKind
+    actor : str
+        Name of the person or token; address of a peer.
+    action : str
+    subject : str
+        What it was done to: ``rule Slow job``.
+    project : str or None
+        None: of no project, or of all.
+    detail : str or None
+    count : int
+        Refusals are counted, not listed each.
+    """
+
+    id: int
+    at: datetime
+    actor_kind: ActorKind
+    actor: str
+    action: str
+    subject: str
+    project: str | None
+    detail: str | None
+    count: int
+
+
+def record(  # noqa: PLR0913 - who did what to what, and where
+    tx: UnitOfWork,
+    who: Principal,
+    action: Action,
+    subject: str,
+    *,
+    detail: str | None = None,
+    project_id: int | None = None,
+    count: int = 1,
+) -> None:
+    """Write an entry in the transaction of what it tells of.
+
+    Parameters
+    ----------
+    tx : UnitOfWork
+    who : Principal
+    action : Action
+    subject : str
+    detail : str, optional
+    project_id : int, optional
+        Where the transaction is of all projects: which one it concerns.
+    count : int
+    """
+    concerned = tx.scope.project_id if project_id is None else project_id
+    name = select(Project.name).where(Project.id == concerned).scalar_subquery()
+    tx.session.execute(
+        insert(AuditEntry).values(
+            actor_kind=who.kind,
+            actor=who.name,
+            action=action,
+            subject=subject,
+            detail=detail,
+            project_id=concerned,
+            project=name,
+            count=count,
+        )
+    )
+
+
+def list_entries(
+    tx: Reads, limit: int, *, project_id: int | None = None, before: int | None = None
+) -> list[Entry]:
+    """Return entries, the newest first.
+
+    Parameters
+    ----------
+    tx : Reads
+    limit : int
+    project_id : int, optional
+        Only those of this project; without it, all of the installation.
+    before : int, optional
+        Only those older than the entry of this id.
+    """
+    query = select(AuditEntry).order_by(AuditEntry.id.desc()).limit(limit)
+    if project_id is not None:
+        query = query.where(AuditEntry.project_id == project_id)
+    if before is not None:
+        query = query.where(AuditEntry.id < before)
+    return [
+        Entry(
+            id=row.id,
+            at=row.at,
+            actor_kind=ActorKind(row.actor_kind),
+            actor=row.actor,
+            action=row.action,
+            subject=row.subject,
+            project=row.project,
+            detail=row.detail,
+            count=row.count,
+        )
+        for row in tx.session.execute(query).scalars()
+    ]
+
+
+def prune_entries(tx: UnitOfWork) -> int:
+    """Delete what is older than the log goes back, and return how many entries."""
+    old = tx.session.execute(
+        delete(AuditEntry).where(AuditEntry.at < tx.now - KEPT).returning(AuditEntry.id)
+    )
+    return len(old.all())

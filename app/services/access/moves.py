@@ -1,0 +1,170 @@
+"""Use cases: move a job to another project, and delete a project with all that it has."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from typing import TYPE_CHECKING, Any, Final, cast
+
+from sqlalchemy import CursorResult, delete, select, union_all, update
+from sqlalchemy.exc import IntegrityError
+
+from app.db.models.access import DEFAULT_PROJECT, Membership, Project, Token
+from app.db.models.alerts import AlertDelivery, AlertGroup
+from app.db.models.blobs import BlobPart
+from app.db.models.chunks import Chunk
+from app.db.models.plans import Plan
+from app.db.models.sessions import Job, Report, Session
+from app.db.models.tasks import TaskRun
+from app.errors import ConflictError, NotFoundError
+from app.services.access.audit import Action, record
+from app.services.access.projects import project_id_of
+from app.services.usage.count import recount
+
+if TYPE_CHECKING:
+    from sqlalchemy import CompoundSelect
+
+    from app.db.unit_of_work import UnitOfWork
+    from app.services.container import Container
+
+# Parts of at most 4 MiB: 64 MB a transaction, so that autovacuum and backups keep up.
+PARTS: Final = 16
+JOBS: Final = 10
+PASS_LIMIT_S: Final = 10.0
+
+
+def move_job(container: Container, job: str, to: str) -> None:
+    """Move a job with its sessions, reports and incidents; its deliveries stay behind, deleted.
+
+    They went to channels of the project that it leaves. An analysis that is under way loses its
+    claim, stores nothing, and is done again in the new project.
+
+    Parameters
+    ----------
+    container : Container
+        Of the project that it leaves.
+    job, to : str
+        Names of the job and of the other project.
+
+    Raises
+    ------
+    NotFoundError
+        If there is no such job or project.
+    ConflictError
+        ``job.name_taken``: the other project has a job of this name.
+    """
+    source = container.project_id
+    everywhere = container.everywhere()
+    try:
+        with everywhere.uow() as tx:
+            target = project_id_of(tx, to)
+            job_id = tx.session.execute(
+                select(Job.id).where(Job.project_id == source, Job.name == job).with_for_update()
+            ).scalar()
+            if job_id is None:
+                raise NotFoundError(f"There is no job {job}.")
+            _take_along(tx, job_id, target)
+            # The references of all rows that belong to it follow.
+            tx.session.execute(update(Job).where(Job.id == job_id).values(project_id=target))
+            for project_id in (source, target):
+                record(
+                    tx,
+                    container.principal,
+                    Action.MOVED,
+                    f"job {job}",
+                    detail=f"to {to}",
+                    project_id=project_id,
+                )
+    except IntegrityError as error:
+        raise ConflictError(
+            f"The project {to} has a job {job} already.", code="job.name_taken"
+        ) from error
+    for project_id in (source, target):
+        with container.within(project_id).uow() as tx:
+            recount(tx, project_id)
+
+
+def delete_project(container: Container, name: str) -> None:
+    """Delete a project: nobody gets in from now on; the sweeper takes away what it has.
+
+    Parameters
+    ----------
+    container : Container
+        Of all projects.
+    name : str
+
+    Raises
+    ------
+    NotFoundError
+    ConflictError
+        ``project.default``: addresses without a project mean that one.
+    """
+    if name == DEFAULT_PROJECT:
+        raise ConflictError(f"The project {name} cannot be deleted.", code="project.default")
+    with container.uow() as tx:
+        project_id = project_id_of(tx, name)
+        tx.session.execute(delete(Token).where(Token.project_id == project_id))
+        tx.session.execute(delete(Membership).where(Membership.project_id == project_id))
+        tx.session.execute(
+            update(Project)
+            .where(Project.id == project_id)
+            .values(deleted_at=tx.now, name=f"{name} (deleted, {uuid.uuid4()})")
+        )
+        record(tx, container.principal, Action.DELETED, f"project {name}", project_id=project_id)
+
+
+def prune_projects(container: Container) -> int:
+    """Take away what deleted projects have, for a while; return how many are gone whole."""
+    until_s = time.monotonic() + PASS_LIMIT_S
+    everywhere = container.everywhere()
+    with everywhere.reading() as tx:
+        deleted = list(
+            tx.session.execute(select(Project.id).where(Project.deleted_at.is_not(None))).scalars()
+        )
+    gone = 0
+    for project_id in deleted:
+        while time.monotonic() < until_s:
+            with everywhere.uow() as tx:
+                if _take_away(tx, project_id):
+                    continue
+                tx.session.execute(delete(Project).where(Project.id == project_id))
+                gone += 1
+                break
+    return gone
+
+
+def _take_along(tx: UnitOfWork, job_id: int, target: int) -> None:
+    """Move what no reference moves: blobs and task runs; delete the deliveries."""
+    sessions = select(Session.id).where(Session.job_id == job_id)
+    blobs: CompoundSelect[Any] = union_all(
+        select(Session.trace_blob).where(Session.job_id == job_id),
+        select(Report.document_blob).where(Report.session_id.in_(sessions)),
+        select(Report.heatmap_blob).where(Report.session_id.in_(sessions)),
+        select(Chunk.blob).where(Chunk.session_id.in_(sessions)),
+    )
+    tx.session.execute(
+        update(BlobPart).where(BlobPart.blob_id.in_(blobs)).values(project_id=target)
+    )
+    tx.session.execute(
+        update(TaskRun).where(TaskRun.subject_id.in_(sessions)).values(project_id=target)
+    )
+    groups = select(AlertGroup.id).where(AlertGroup.job_id == job_id)
+    tx.session.execute(delete(AlertDelivery).where(AlertDelivery.group_id.in_(groups)))
+
+
+def _take_away(tx: UnitOfWork, project_id: int) -> bool:
+    """Delete a piece of a project; False where nothing large is left."""
+    parts = (
+        select(BlobPart.blob_id, BlobPart.part)
+        .where(BlobPart.project_id == project_id)
+        .limit(PARTS)
+        .subquery()
+    )
+    pieces = (
+        delete(BlobPart).where(BlobPart.blob_id == parts.c.blob_id, BlobPart.part == parts.c.part),
+        delete(Job).where(
+            Job.id.in_(select(Job.id).where(Job.project_id == project_id).limit(JOBS))
+        ),
+        delete(Plan).where(Plan.project_id == project_id),
+    )
+    return any(cast("CursorResult[Any]", tx.session.execute(piece)).rowcount for piece in pieces)

@@ -1,0 +1,165 @@
+"""Projects: found by name, made, renamed and listed."""
+
+from __future__ import annotations
+
+import re
+import uuid
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from sqlalchemy import func, select
+from sqlalchemy.dialects.postgresql import insert
+
+from app.alerts.rules import DEFAULT_RULES, RULE
+from app.db.models.access import DEFAULT_PROJECT, Membership, Project, Token
+from app.db.models.alerts import AlertRule
+from app.db.models.sessions import Job
+from app.errors import ConflictError, Fault, InvalidAccessError, NotFoundError
+from app.services.access.audit import Action, record
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+    from datetime import datetime
+
+    from app.db.unit_of_work import Reads
+    from app.services.container import Container
+
+# What stands in addresses and in the header of a request.
+NAME: Final = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?")
+
+
+@dataclass(frozen=True, slots=True)
+class ProjectView:
+    """A project, and how much it has.
+
+    Parameters
+    ----------
+    id : int
+    name : str
+    created_at : datetime
+    jobs, members, tokens : int
+    """
+
+    id: int
+    name: str
+    created_at: datetime
+    jobs: int
+    members: int
+    tokens: int
+
+
+def project_id_of(tx: Reads, name: str) -> int:
+    """Return the id of a project.
+
+    Raises
+    ------
+    NotFoundError
+    """
+    found = tx.session.execute(
+        select(Project.id).where(Project.name == name, Project.deleted_at.is_(None))
+    ).scalar()
+    if found is None:
+        raise no_project(name)
+    return found
+
+
+def project_name(tx: Reads) -> str:
+    """Return the name of a transaction's project."""
+    query = select(Project.name).where(Project.id == tx.scope.project_id)
+    return tx.session.execute(query).scalar_one()
+
+
+def pages_at(name: str) -> str:
+    """Return what stands before the paths of a project's pages: nothing for the default one."""
+    return "" if name == DEFAULT_PROJECT else f"/p/{name}"
+
+
+def no_project(name: str) -> NotFoundError:
+    """Return what is raised where there is no such project, or the caller may not know of it."""
+    return NotFoundError(f"There is no project {name}.", code="project.not_found")
+
+
+def create_project(container: Container, name: str) -> ProjectView:
+    """Make a project, with the rules that a new installation has.
+
+    Parameters
+    ----------
+    container : Container
+        Of all projects.
+    name : str
+
+    Raises
+    ------
+    InvalidAccessError, ConflictError
+        ``access.invalid``, ``project.name_taken``.
+    """
+    if NAME.fullmatch(name) is None:
+        raise InvalidAccessError(
+            "The project cannot be made.",
+            faults=(
+                Fault(
+                    "name",
+                    "1 to 63 lower-case letters, digits and hyphens, no hyphen at an end.",
+                    column="name",
+                ),
+            ),
+        )
+    with container.uow() as tx:
+        row = tx.session.execute(
+            insert(Project)
+            .values(name=name)
+            .on_conflict_do_nothing(index_elements=[Project.name])
+            .returning(Project.id, Project.created_at)
+        ).one_or_none()
+        if row is None:
+            raise ConflictError(
+                f"There is a project {name} already.",
+                code="project.name_taken",
+                faults=(Fault("taken", "Another project has this name.", column="name"),),
+            )
+        for rule in DEFAULT_RULES:
+            tx.session.add(
+                AlertRule(
+                    id=uuid.uuid4(),
+                    project_id=row.id,
+                    name=rule.name,
+                    document=RULE.dump_python(rule, mode="json", exclude={"id", "name"}),
+                )
+            )
+        record(tx, container.principal, Action.CREATED, f"project {name}", project_id=row.id)
+    return ProjectView(row.id, name, row.created_at, 0, 0, 0)
+
+
+def list_projects(tx: Reads, known: Collection[int] | None = None) -> list[ProjectView]:
+    """Return projects by name.
+
+    Parameters
+    ----------
+    tx : Reads
+        Of all projects.
+    known : collection of int, optional
+        Only these.
+    """
+    jobs = select(func.count()).select_from(Job).where(Job.project_id == Project.id)
+    members = (
+        select(func.count(func.distinct(Membership.person_id)))
+        .select_from(Membership)
+        .where((Membership.project_id == Project.id) | Membership.project_id.is_(None))
+    )
+    tokens = (
+        select(func.count())
+        .select_from(Token)
+        .where(Token.project_id == Project.id, Token.revoked_at.is_(None))
+    )
+    query = select(
+        Project.id,
+        Project.name,
+        Project.created_at,
+        jobs.scalar_subquery(),
+        members.scalar_subquery(),
+        tokens.scalar_subquery(),
+    )
+    query = query.where(Project.deleted_at.is_(None)).order_by(Project.name)
+    if known is not None:
+        query = query.where(Project.id.in_(known))
+    return [ProjectView(*row) for row in tx.session.execute(query)]

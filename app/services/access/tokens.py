@@ -1,0 +1,225 @@
+"""Tokens: made, listed, revoked; shown once, stored as a digest."""
+
+from __future__ import annotations
+
+import uuid
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Final
+
+from sqlalchemy import select
+from sqlalchemy.exc import IntegrityError
+
+from app.access.principals import IMPLIED, ActorKind, Principal, Right
+from app.access.tokens import SHOWN_CHARACTERS, digest, is_token, new_token
+from app.db.models.access import Project, Token
+from app.errors import ConflictError, Fault, InvalidAccessError, NotFoundError
+from app.services.access.audit import Action, record
+from app.services.access.projects import project_id_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from app.db.unit_of_work import Reads
+    from app.services.container import Container
+
+MAX_NAME_CHARACTERS: Final = 100
+LONGEST: Final = timedelta(days=3650)
+
+
+@dataclass(frozen=True, slots=True)
+class TokenView:
+    """A token without its secret.
+
+    Parameters
+    ----------
+    id : UUID
+    name, begins, owner : str
+        `begins` is what it starts with.
+    rights : frozenset of Right
+    project : str or None
+        None for all.
+    created_at : datetime
+    expires_at, last_used_at, revoked_at : datetime or None
+    valid : bool
+        Neither revoked nor expired.
+    """
+
+    id: uuid.UUID
+    name: str
+    begins: str
+    owner: str
+    rights: frozenset[Right]
+    project: str | None
+    created_at: datetime
+    expires_at: datetime | None
+    last_used_at: datetime | None
+    revoked_at: datetime | None
+    valid: bool
+
+
+@dataclass(frozen=True, slots=True)
+class NewToken:
+    """A token that was just made: the one time that its secret is there."""
+
+    secret: str
+    view: TokenView
+
+
+def create_token(  # noqa: PLR0913 - what a token is made of
+    container: Container,
+    *,
+    name: str,
+    rights: Iterable[Right],
+    project: str | None,
+    expires: timedelta | None = None,
+    owner: str | None = None,
+    secret: str | None = None,
+) -> NewToken:
+    """Make a token.
+
+    Parameters
+    ----------
+    container : Container
+        Of all projects.
+    name : str
+    rights : iterable of Right
+    project : str or None
+        None for all; a token that sends belongs to one.
+    expires : timedelta, optional
+        From now.
+    owner : str, optional
+        Whose it is; without it, who makes it.
+    secret : str, optional
+        One that is there already, in place of a new one.
+
+    Raises
+    ------
+    InvalidAccessError
+        ``access.invalid``, with a fault for each field.
+    NotFoundError
+        If there is no such project.
+    ConflictError
+        ``token.name_taken``.
+    """
+    wanted = frozenset(rights)
+    _check(name, wanted, project, expires, secret)
+    made = secret or new_token()
+    try:
+        with container.uow() as tx:
+            project_id = None if project is None else project_id_of(tx, project)
+            row = Token(
+                id=uuid.uuid4(),
+                project_id=project_id,
+                name=name,
+                sha256=digest(made),
+                begins=made[:SHOWN_CHARACTERS],
+                scopes=sorted(wanted),
+                owner=owner or container.principal.name,
+                created_at=tx.now,
+                expires_at=None if expires is None else tx.now + expires,
+            )
+            tx.session.add(row)
+            tx.session.flush()
+            record(
+                tx,
+                container.principal,
+                Action.CREATED,
+                f"token {name}",
+                detail=f"scopes {', '.join(sorted(wanted))}",
+                project_id=project_id,
+            )
+            view = _view(row, project, tx.now)
+    except IntegrityError as error:
+        raise ConflictError(
+            f"There is a token {name} already.",
+            code="token.name_taken",
+            faults=(Fault("taken", "Another token has this name.", column="name"),),
+        ) from error
+    return NewToken(made, view)
+
+
+def list_tokens(tx: Reads, *, project_id: int | None = None) -> list[TokenView]:
+    """Return tokens that are not revoked, by name; with `project_id`, only its own."""
+    query = (
+        select(Token, Project.name)
+        .outerjoin(Project, Project.id == Token.project_id)
+        .where(Token.revoked_at.is_(None))
+        .order_by(Token.name)
+    )
+    if project_id is not None:
+        query = query.where(Token.project_id == project_id)
+    return [_view(row, project, tx.now) for row, project in tx.session.execute(query)]
+
+
+def revoke_token(container: Container, name: str) -> None:
+    """Revoke a token; from then on it opens nothing.
+
+    Raises
+    ------
+    NotFoundError
+    """
+    with container.uow() as tx:
+        row = tx.session.execute(
+            select(Token).where(Token.name == name, Token.revoked_at.is_(None)).with_for_update()
+        ).scalar_one_or_none()
+        if row is None:
+            raise NotFoundError(f"There is no token {name}.")
+        row.revoked_at = tx.now
+        record(tx, container.principal, Action.REVOKED, f"token {name}", project_id=row.project_id)
+
+
+def principal_of(row: Token) -> Principal:
+    """Return who a token is."""
+    rights = frozenset[Right]().union(*(IMPLIED[Right(scope)] for scope in row.scopes))
+    if row.project_id is None:
+        return Principal(ActorKind.TOKEN, row.name, everywhere=rights)
+    return Principal(ActorKind.TOKEN, row.name, in_projects=((row.project_id, rights),))
+
+
+def _view(row: Token, project: str | None, now: datetime) -> TokenView:
+    return TokenView(
+        id=row.id,
+        name=row.name,
+        begins=row.begins,
+        owner=row.owner,
+        rights=frozenset(Right(scope) for scope in row.scopes),
+        project=project,
+        created_at=row.created_at,
+        expires_at=row.expires_at,
+        last_used_at=row.last_used_at,
+        revoked_at=row.revoked_at,
+        valid=row.revoked_at is None and (row.expires_at is None or row.expires_at > now),
+    )
+
+
+def _check(
+    name: str,
+    rights: frozenset[Right],
+    project: str | None,
+    expires: timedelta | None,
+    secret: str | None,
+) -> None:
+    faults = []
+    if not 0 < len(name) <= MAX_NAME_CHARACTERS or not name.isprintable() or name != name.strip():
+        faults.append(
+            Fault("name", f"1 to {MAX_NAME_CHARACTERS} printable characters.", column="name")
+        )
+    if not rights:
+        faults.append(Fault("scopes", "At least one scope.", column="scopes"))
+    if Right.INGEST in rights and project is None and Right.ADMIN not in rights:
+        faults.append(
+            Fault(
+                "project", "A token that sends sessions belongs to one project.", column="project"
+            )
+        )
+    if Right.ADMIN in rights and project is not None:
+        faults.append(
+            Fault("project", "An administrator's token is of all projects.", column="project")
+        )
+    if expires is not None and not timedelta(0) < expires <= LONGEST:
+        faults.append(Fault("expires", f"1 to {LONGEST.days} days.", column="expires_days"))
+    if secret is not None and not is_token(secret):
+        faults.append(Fault("secret", "plc_ and 256 random bits as base64url.", column="secret"))
+    if faults:
+        raise InvalidAccessError("The token cannot be made.", faults=tuple(faults))

@@ -1,0 +1,99 @@
+"""Number a job's starts: a run and its restarts in, the attempt's number out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import structlog
+from sqlalchemy import func, select
+from sqlalchemy.dialects.postgresql import insert
+
+from app.db.models.sessions import Attempt, Job, Session
+from app.errors import PacelineError
+from app.services.sessions.receive import check_job_name
+
+if TYPE_CHECKING:
+    from app.services.container import Container
+
+log = structlog.get_logger(__name__)
+
+MAX_RUN_CHARACTERS: Final = 200
+
+
+class InvalidRunError(PacelineError):
+    """A run's name that would not survive on a page."""
+
+    code = "run.invalid_name"
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptReceipt:
+    """The number of an attempt; `created` unless it was announced before."""
+
+    number: int
+    created: bool
+
+
+def announce_attempt(container: Container, job: str, run_id: str, restart: int) -> AttemptReceipt:
+    """Give a start of a job its number; the same run and restart are the same attempt.
+
+    Parameters
+    ----------
+    container : Container
+    job : str
+        Made if it is new.
+    run_id : str
+        What the launcher calls the run.
+    restart : int
+        Restarts within the run, from 0.
+
+    Returns
+    -------
+    AttemptReceipt
+        One above all attempts that are known, also of those that sessions named by themselves.
+
+    Raises
+    ------
+    InvalidJobNameError, InvalidRunError
+        Nothing is stored.
+    """
+    check_job_name(job)
+    if not (0 < len(run_id) <= MAX_RUN_CHARACTERS and run_id.isprintable()):
+        raise InvalidRunError(f"A run has 1 to {MAX_RUN_CHARACTERS} printable characters.")
+    with container.uow() as tx:
+        # Making or finding the job locks its row, which puts the numbers in order.
+        job_id = tx.session.execute(
+            insert(Job)
+            .values(name=job)
+            .on_conflict_do_update(index_elements=[Job.project_id, Job.name], set_={"name": job})
+            .returning(Job.id)
+        ).scalar_one()
+        known = tx.session.execute(
+            select(Attempt.number).where(
+                Attempt.job_id == job_id, Attempt.run_id == run_id, Attempt.restart == restart
+            )
+        ).scalar()
+        if known is not None:
+            return AttemptReceipt(known, created=False)
+        announced = select(func.max(Attempt.number)).where(Attempt.job_id == job_id)
+        named = select(func.max(Session.attempt)).where(Session.job_id == job_id)
+        number = tx.session.execute(
+            select(
+                func.coalesce(
+                    func.greatest(announced.scalar_subquery(), named.scalar_subquery()), 0
+                )
+                + 1
+            )
+        ).scalar_one()
+        tx.session.add(
+            Attempt(
+                job_id=job_id,
+                number=number,
+                run_id=run_id,
+                restart=restart,
+                announced_at=tx.now,
+            )
+        )
+    log.info("attempt announced", job=job, number=number, run=run_id, restart=restart)
+    return AttemptReceipt(number, created=True)

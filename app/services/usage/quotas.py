@@ -1,0 +1,178 @@
+"""The quotas that there are, and what a project has used of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING, Final
+
+from sqlalchemy import func, literal, select
+
+from app.db.models.chunks import Intake
+from app.db.models.sessions import Session
+from app.db.models.usage import ProjectUsage
+from app.db.states import SessionState
+from app.errors import TryLaterError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from datetime import datetime
+
+    from app.db.unit_of_work import Reads
+    from app.settings import Settings
+
+HOUR: Final = timedelta(hours=1)
+# What is stored goes by retention or by hand, an open session by silence.
+STORED_RETRY_S: Final = 3600.0
+OPEN_RETRY_S: Final = 120.0
+
+
+class QuotaExceededError(TryLaterError):
+    """A project has used up one of its quotas; the code says which."""
+
+    code = "quota.exceeded"
+
+
+@dataclass(frozen=True, slots=True)
+class Use:
+    """What a project has used.
+
+    Parameters
+    ----------
+    sessions_this_hour : int
+        New sessions since the full hour.
+    bytes, operations : int
+        Of all its sessions that are there; bytes as they were sent.
+    open_sessions : int
+        That take chunks.
+    producers : int
+        Of the open sessions.
+    hour_left_s : float
+        Until `sessions_this_hour` is 0 again.
+    """
+
+    sessions_this_hour: int
+    bytes: int
+    operations: int
+    open_sessions: int
+    producers: int
+    hour_left_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Quota:
+    """A kind of quota.
+
+    Parameters
+    ----------
+    name : str
+        In metrics, in the setting ``PACELINE_QUOTA_…``, and in the code ``quota.…``.
+    title : str
+        For people.
+    limit : callable
+        Returns the limit that settings say; None is no limit.
+    used : callable
+        Returns what of a `Use` counts against it.
+    retry_s : callable
+        Returns after how many seconds there may be room again.
+    """
+
+    name: str
+    title: str
+    limit: Callable[[Settings], int | None]
+    used: Callable[[Use], int]
+    retry_s: Callable[[Use], float]
+
+
+SESSIONS: Final = Quota(
+    "sessions_per_hour",
+    "Sessions an hour",
+    lambda settings: settings.quota_sessions_per_hour,
+    lambda use: use.sessions_this_hour,
+    lambda use: use.hour_left_s,
+)
+BYTES: Final = Quota(
+    "bytes",
+    "Stored bytes",
+    lambda settings: settings.quota_bytes,
+    lambda use: use.bytes,
+    lambda _: STORED_RETRY_S,
+)
+OPERATIONS: Final = Quota(
+    "operations",
+    "Stored operations",
+    lambda settings: settings.quota_operations,
+    lambda use: use.operations,
+    lambda _: STORED_RETRY_S,
+)
+OPEN_SESSIONS: Final = Quota(
+    "open_sessions",
+    "Open sessions",
+    lambda settings: settings.quota_open_sessions,
+    lambda use: use.open_sessions,
+    lambda _: OPEN_RETRY_S,
+)
+PRODUCERS: Final = Quota(
+    "producers",
+    "Producers of open sessions",
+    lambda settings: settings.quota_producers,
+    lambda use: use.producers,
+    lambda _: OPEN_RETRY_S,
+)
+
+# A line here, a setting and a problem code: page, metrics and refusals follow.
+QUOTAS: Final = (SESSIONS, BYTES, OPERATIONS, OPEN_SESSIONS, PRODUCERS)
+
+
+def use_of(tx: Reads, project_id: int) -> Use:
+    """Return what a project has used.
+
+    Parameters
+    ----------
+    tx : Reads
+    project_id : int
+    """
+    # One statement: who stores a chunk waits for it, and others wait for who stores.
+    open_sessions = (
+        select(func.count()).select_from(Session).where(Session.state == SessionState.OPEN)
+    ).scalar_subquery()
+    producers = (
+        select(func.coalesce(func.sum(Intake.producers), 0)).where(Intake.sealed_at.is_(None))
+    ).scalar_subquery()
+    asked = select(literal(project_id).label("id")).subquery()
+    row = tx.session.execute(
+        select(
+            ProjectUsage.hour,
+            ProjectUsage.hour_sessions,
+            func.coalesce(ProjectUsage.bytes, 0),
+            func.coalesce(ProjectUsage.operations, 0),
+            open_sessions,
+            producers,
+        )
+        .select_from(asked)
+        .outerjoin(ProjectUsage, ProjectUsage.project_id == asked.c.id)
+    ).one()
+    counted, hour_sessions, size, operations, open_now, producers_now = row
+    hour = hour_of(tx.now)
+    return Use(
+        sessions_this_hour=hour_sessions if counted == hour else 0,
+        bytes=size,
+        operations=operations,
+        open_sessions=open_now,
+        producers=producers_now,
+        hour_left_s=(hour + HOUR - tx.now).total_seconds(),
+    )
+
+
+def hour_of(time: datetime) -> datetime:
+    """Return the full hour that a time is in."""
+    return time.replace(minute=0, second=0, microsecond=0)
+
+
+def exceeded(quota: Quota, use: Use, limit: int) -> QuotaExceededError:
+    """Return the refusal of what would be over a limit."""
+    return QuotaExceededError(
+        f"The project's quota is used up: {quota.title.lower()}, {limit:,}.",
+        code=f"quota.{quota.name}",
+        retry_after_s=quota.retry_s(use),
+    )
