@@ -10,18 +10,27 @@ from fastapi import FastAPI
 from starlette_compress import CompressMiddleware, add_compress_type, remove_compress_type
 
 from app.api import plans
+from app.api.access import routes as access
 from app.api.alerts import routes as alerts
 from app.api.frame import docs, health, metrics, problems
-from app.api.frame.guards import CrossSiteGuard, HostGuard
+from app.api.frame.bodies import BodyLimits, Pace
+from app.api.frame.guards import CrossSiteGuard, EncodingGuard, HostGuard
 from app.api.frame.headers import SecurityHeaders
-from app.api.sessions import chunks, events, what_if
+from app.api.frame.methods import Methods
+from app.api.sessions import attempts, chunks, events, what_if
 from app.api.sessions import read as sessions
 from app.api.sessions import send as ingest
 from app.api.sessions.intake import Ingest
 from app.api.sessions.live import LiveStates
 from app.api.sessions.report_schema import report_schemas
+from app.api.tensor import advice, loop, switch
+from app.api.tensor.waiting import Waiting
 from app.dashboard import routes as dashboard
+from app.door.guard import guard
+from app.door.project_paths import ProjectPaths
 from app.inputs.plans.request import WrittenRequest
+from app.inputs.tensor.spec import WrittenMitigation
+from app.inputs.tensor.timings import WrittenAck, WrittenSwitch, WrittenTimings
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -33,7 +42,8 @@ def create_app(container: Container) -> FastAPI:
     """Return the application of a container.
 
     Its ``state.closing``, a function without parameters for any thread, ends the event streams: a
-    server calls it when it begins to stop, because streams never end by themselves.
+    server calls it when it begins to stop, because streams never end by themselves. Its
+    ``state.settings`` say what a server's connections may cost.
 
     Parameters
     ----------
@@ -45,6 +55,7 @@ def create_app(container: Container) -> FastAPI:
     # A few bytes now and then, for as long as a page is open: not worth a compressor's memory.
     remove_compress_type("text/event-stream")
 
+    settings = container.settings
     live = LiveStates(container)
     counted = metrics.Exposition(container)
     counted.event_streams.set_function(lambda: live.streams)
@@ -66,28 +77,58 @@ def create_app(container: Container) -> FastAPI:
         responses={"default": problems.described("A problem")},
     )
     docs.add_schemas(app, report_schemas)
-    app.state.closing = live.close_soon
+    waiting = Waiting()
+
+    def close_soon() -> None:
+        live.close_soon()
+        waiting.close_soon()
+
+    app.state.closing = close_soon
+    app.state.settings = settings
 
     taking = Ingest(container, counted)
-    app.include_router(ingest.router(taking))
-    app.include_router(chunks.router(taking))
-    app.include_router(sessions.router(container))
-    app.include_router(what_if.router(container))
-    app.include_router(plans.router(container))
-    app.include_router(events.router(live))
-    app.include_router(alerts.router(container))
-    app.include_router(health.router(container))
-    app.include_router(metrics.router(counted))
-    app.include_router(docs.router(app))
-    app.include_router(dashboard.router(container))
+    routers = (
+        ingest.router(taking),
+        chunks.router(taking),
+        attempts.router(),
+        sessions.router(),
+        what_if.router(),
+        plans.router(),
+        advice.router(),
+        switch.router(waiting),
+        loop.router(waiting),
+        events.router(live),
+        alerts.router(),
+        access.router(),
+        health.router(container),
+        metrics.router(counted),
+        docs.router(app),
+        dashboard.router(container),
+    )
+    for router in routers:
+        app.include_router(router)
 
-    docs.publish(app, WrittenRequest)
+    guard(app, container)
+    bodies = (WrittenRequest, WrittenMitigation, WrittenTimings, WrittenAck, WrittenSwitch)
+    docs.publish(app, *bodies)
     problems.install(app)
     # The last one added is the outermost.
+    app.add_middleware(
+        BodyLimits,
+        pace=Pace(settings.ingest_idle_timeout_s, settings.min_body_bytes_per_s),
+    )
     # Answers are compressed in the event loop: a megabyte takes 4 ms with zstd, 10 ms with brotli.
     app.add_middleware(CompressMiddleware)
+    app.add_middleware(Methods, routes=[route for router in routers for route in router.routes])
+    app.add_middleware(ProjectPaths)
+    # Outside of what rewrites paths: it looks at the bytes that came.
+    app.add_middleware(EncodingGuard)
     app.add_middleware(CrossSiteGuard)
-    app.add_middleware(HostGuard, allowed_hosts=container.settings.allowed_hosts)
+    app.add_middleware(
+        HostGuard,
+        allowed_hosts=settings.allowed_hosts,
+        require_sign_in=settings.require_sign_in,
+    )
     app.add_middleware(SecurityHeaders)
     app.add_middleware(metrics.RequestMetrics, metrics=counted)
     return app

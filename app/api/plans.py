@@ -14,8 +14,9 @@ from app.analysis.documents import UnreadableDocumentError, load_json
 from app.analysis.planning.document import PlanDocument, SimulatedIteration
 from app.api.frame.docs import REFERENCE
 from app.db.states import PlanState
-from app.db.unit_of_work import reading
-from app.errors import BodyTooLargeError, Fault, InvalidSpecError
+from app.door.guard import GuardedRoute
+from app.door.here import Here
+from app.errors import Fault, InvalidSpecError
 from app.inputs.plans.request import WrittenRequest, read_request
 from app.inputs.plans.spec import unreadable_spec
 from app.services.container import Container
@@ -25,8 +26,6 @@ from app.services.plans.stored import Headline
 
 DEFAULT_LIMIT: Final = 50
 MAX_LIMIT: Final = 1000
-# A thousand layers with their tables of all-reduces are a tenth of this.
-MOST_BODY_BYTES: Final = 4 * 1024 * 1024
 
 EXAMPLE: Final = {
     "name": "two kinds of GPUs",
@@ -93,12 +92,8 @@ class PlanListBody(BaseModel):
 
 
 async def _body(request: Request) -> object:
-    """Return the JSON of a body of bounded size."""
-    data = bytearray()
-    async for chunk in request.stream():
-        data += chunk
-        if len(data) > MOST_BODY_BYTES:
-            raise BodyTooLargeError(f"A plan's request has at most {MOST_BODY_BYTES} bytes.")
+    """Return the JSON of a body."""
+    data = await request.body()
     try:
         return load_json(data.decode())
     except UnreadableDocumentError as error:
@@ -107,9 +102,9 @@ async def _body(request: Request) -> object:
         raise InvalidSpecError(f"The body is not JSON: {error}.", code="spec.malformed") from error
 
 
-def router(container: Container) -> APIRouter:
+def router() -> APIRouter:
     """Return the routes of plans."""
-    routes = APIRouter(prefix="/api/v1/plans", tags=["plans"])
+    routes = APIRouter(route_class=GuardedRoute, prefix="/api/v1/plans", tags=["plans"])
 
     @routes.post(
         "",
@@ -129,7 +124,10 @@ def router(container: Container) -> APIRouter:
         },
     )
     def post_plan(
-        request: Request, response: Response, body: Annotated[object, Depends(_body)]
+        container: Here,
+        request: Request,
+        response: Response,
+        body: Annotated[object, Depends(_body)],
     ) -> SubmittedBody:
         """Store a plan; a worker looks for its template.
 
@@ -140,7 +138,7 @@ def router(container: Container) -> APIRouter:
         if not submitted.created:
             response.status_code = http.HTTPStatus.OK
         response.headers["Location"] = f"/api/v1/plans/{submitted.id}"
-        base = str(request.base_url).rstrip("/")
+        base = str(request.base_url).rstrip("/") + container.pages_at
         return SubmittedBody.model_validate(
             {
                 "plan": submitted.id,
@@ -151,9 +149,10 @@ def router(container: Container) -> APIRouter:
 
     @routes.get("", summary="Plans, newest first")
     def get_plans(
+        container: Here,
         limit: Annotated[int, Query(ge=1, le=MAX_LIMIT)] = DEFAULT_LIMIT,
     ) -> PlanListBody:
-        with reading(container.engine) as tx:
+        with container.reading() as tx:
             rows = list_plans(tx, limit).rows
         return PlanListBody(plans=[PlanBody(**_row(row)) for row in rows])
 
@@ -162,7 +161,7 @@ def router(container: Container) -> APIRouter:
         summary="A plan: its state, its specification, its template",
         response_model_exclude_defaults=True,
     )
-    def get_one(plan: uuid.UUID) -> PlanDetailBody:
+    def get_one(container: Here, plan: uuid.UUID) -> PlanDetailBody:
         return _detail(_read(container, plan))
 
     @routes.post(
@@ -170,7 +169,7 @@ def router(container: Container) -> APIRouter:
         summary="End a plan that is not ready",
         response_model_exclude_defaults=True,
     )
-    def cancel(plan: uuid.UUID) -> PlanDetailBody:
+    def cancel(container: Here, plan: uuid.UUID) -> PlanDetailBody:
         """End it at once; to cancel it twice is harmless."""
         cancel_plan(container, plan)
         return _detail(_read(container, plan))
@@ -179,7 +178,7 @@ def router(container: Container) -> APIRouter:
 
 
 def _read(container: Container, plan: uuid.UUID) -> PlanView:
-    with reading(container.engine) as tx:
+    with container.reading() as tx:
         return get_plan(tx, plan)
 
 

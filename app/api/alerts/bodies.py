@@ -6,7 +6,7 @@ import uuid
 from collections.abc import Mapping
 from dataclasses import asdict
 from datetime import datetime
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
 
@@ -178,17 +178,21 @@ class IncidentListBody(BaseModel):
     incidents: list[IncidentBody]
 
 
+# Who signed in is believed, who did not may say so.
+BY: Final = "Who says so; taken from the sign-in where there is one."
+
+
 class AckBody(BaseModel):
     """Who is at it."""
 
-    by: Person
+    by: Person | None = Field(default=None, description=BY)
     note: Note | None = None
 
 
 class SilenceBody(BaseModel):
     """A silence: its end, and its reason."""
 
-    by: Person
+    by: Person | None = Field(default=None, description=BY)
     reason: Annotated[str, Field(min_length=1, max_length=2000)]
     until: AwareDatetime
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import uuid
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import Annotated, Final
 
 from fastapi import APIRouter, Query, Response
 
 from app.alerts.states import DeliveryState, IncidentState
 from app.api.alerts.bodies import (
+    BY,
     AckBody,
     ChannelBody,
     ChannelListBody,
@@ -30,7 +31,8 @@ from app.api.alerts.bodies import (
     incident_values,
     preview_body,
 )
-from app.db.unit_of_work import reading
+from app.door.guard import GuardedRoute
+from app.door.here import Here
 from app.services.alerts.channels.example import send_example
 from app.services.alerts.channels.reads import get_channel, list_channels
 from app.services.alerts.channels.write import (
@@ -50,9 +52,6 @@ from app.services.alerts.incidents import (
 from app.services.alerts.rules import delete_rule, get_rule, preview, save_rule, with_new_id
 from app.services.alerts.store import load_rules
 
-if TYPE_CHECKING:
-    from app.services.container import Container
-
 DEFAULT_LIMIT: Final = 50
 MAX_LIMIT: Final = 1000
 NO_CONTENT: Final = 204
@@ -61,61 +60,61 @@ CREATED: Final = 201
 Limit = Annotated[int, Query(ge=1, le=MAX_LIMIT)]
 
 
-def router(container: Container) -> APIRouter:
+def router() -> APIRouter:
     """Return the routes of alerts."""
-    routes = APIRouter(prefix="/api/v1", tags=["alerts"])
-    _rules(routes, container)
-    _channels(routes, container)
-    _incidents(routes, container)
-    _deliveries(routes, container)
+    routes = APIRouter(route_class=GuardedRoute, prefix="/api/v1", tags=["alerts"])
+    _rules(routes)
+    _channels(routes)
+    _incidents(routes)
+    _deliveries(routes)
     return routes
 
 
-def _rules(routes: APIRouter, container: Container) -> None:
+def _rules(routes: APIRouter) -> None:
     @routes.get("/alert-rules", summary="Rules by name")
-    def get_rules() -> RuleListBody:
-        with reading(container.engine) as tx:
+    def get_rules(container: Here) -> RuleListBody:
+        with container.reading() as tx:
             rules = load_rules(tx)
         return RuleListBody(rules=[StoredRuleBody.model_validate(rule) for rule in rules])
 
     @routes.post("/alert-rules", status_code=CREATED, summary="Add a rule")
-    def post_rule(body: RuleBody) -> StoredRuleBody:
+    def post_rule(container: Here, body: RuleBody) -> StoredRuleBody:
         rule = with_new_id(body.rule(uuid.UUID(int=0)))
         return StoredRuleBody.model_validate(save_rule(container, rule, new=True))
 
     @routes.post("/alert-rules/preview", summary="What a rule would have done in 30 days")
-    def post_preview(body: RuleBody) -> PreviewBody:
+    def post_preview(container: Here, body: RuleBody) -> PreviewBody:
         """Nothing is stored and nobody is told."""
         return preview_body(preview(container, body.rule(uuid.UUID(int=0))))
 
     @routes.get("/alert-rules/{rule}", summary="A rule")
-    def get_one_rule(rule: uuid.UUID) -> StoredRuleBody:
-        with reading(container.engine) as tx:
+    def get_one_rule(container: Here, rule: uuid.UUID) -> StoredRuleBody:
+        with container.reading() as tx:
             found = get_rule(tx, rule)
         return StoredRuleBody.model_validate(found)
 
     @routes.put("/alert-rules/{rule}", summary="Replace a rule")
-    def put_rule(rule: uuid.UUID, body: RuleBody) -> StoredRuleBody:
+    def put_rule(container: Here, rule: uuid.UUID, body: RuleBody) -> StoredRuleBody:
         return StoredRuleBody.model_validate(save_rule(container, body.rule(rule), new=False))
 
     @routes.delete("/alert-rules/{rule}", status_code=NO_CONTENT, summary="Delete a rule")
-    def remove_rule(rule: uuid.UUID) -> Response:
+    def remove_rule(container: Here, rule: uuid.UUID) -> Response:
         """Incidents that only this rule holds end."""
         delete_rule(container, rule)
         return Response(status_code=NO_CONTENT)
 
 
-def _channels(routes: APIRouter, container: Container) -> None:
+def _channels(routes: APIRouter) -> None:
     @routes.get("/channels", summary="Channels by name, and their health")
-    def get_channels() -> ChannelListBody:
-        with reading(container.engine) as tx:
+    def get_channels(container: Here) -> ChannelListBody:
+        with container.reading() as tx:
             found = list_channels(tx)
         return ChannelListBody(
             channels=[StoredChannelBody.model_validate(channel) for channel in found]
         )
 
     @routes.post("/channels", status_code=CREATED, summary="Add a channel")
-    def post_channel(body: ChannelBody) -> StoredChannelBody:
+    def post_channel(container: Here, body: ChannelBody) -> StoredChannelBody:
         return StoredChannelBody.model_validate(
             create_channel(
                 container,
@@ -129,17 +128,19 @@ def _channels(routes: APIRouter, container: Container) -> None:
         )
 
     @routes.post("/channels/reseal", summary="Encrypt all secrets with the newest key")
-    def post_reseal() -> ResealedBody:
-        return ResealedBody(channels=reseal(container))
+    def post_reseal(container: Here) -> ResealedBody:
+        return ResealedBody(channels=reseal(container.everywhere()))
 
     @routes.get("/channels/{channel}", summary="A channel and its health")
-    def get_one_channel(channel: uuid.UUID) -> StoredChannelBody:
-        with reading(container.engine) as tx:
+    def get_one_channel(container: Here, channel: uuid.UUID) -> StoredChannelBody:
+        with container.reading() as tx:
             found = get_channel(tx, channel)
         return StoredChannelBody.model_validate(found)
 
     @routes.patch("/channels/{channel}", summary="Change, enable or disable a channel")
-    def patch_channel(channel: uuid.UUID, body: ChannelPatchBody) -> StoredChannelBody:
+    def patch_channel(
+        container: Here, channel: uuid.UUID, body: ChannelPatchBody
+    ) -> StoredChannelBody:
         return StoredChannelBody.model_validate(
             update_channel(
                 container,
@@ -153,76 +154,79 @@ def _channels(routes: APIRouter, container: Container) -> None:
         )
 
     @routes.delete("/channels/{channel}", status_code=NO_CONTENT, summary="Delete a channel")
-    def remove_channel(channel: uuid.UUID) -> Response:
+    def remove_channel(container: Here, channel: uuid.UUID) -> Response:
         delete_channel(container, channel)
         return Response(status_code=NO_CONTENT)
 
     @routes.post("/channels/{channel}/test", summary="Send a marked example")
-    def post_test(channel: uuid.UUID) -> TestResultBody:
+    def post_test(container: Here, channel: uuid.UUID) -> TestResultBody:
         """Answer with what the receiver said, within the time of one attempt."""
         return TestResultBody.model_validate(send_example(container, channel))
 
 
-def _incidents(routes: APIRouter, container: Container) -> None:
+def _incidents(routes: APIRouter) -> None:
     @routes.get("/incidents", summary="Incidents, firing ones first")
     def get_incidents(
+        container: Here,
         limit: Limit = DEFAULT_LIMIT,
         state: Annotated[IncidentState | None, Query(description="Only in this state.")] = None,
         job: Annotated[str | None, Query(description="Only of this job.")] = None,
     ) -> IncidentListBody:
-        with reading(container.engine) as tx:
+        with container.reading() as tx:
             rows = list_incidents(tx, limit, state=state, job=job)
         return IncidentListBody(incidents=[IncidentBody(**incident_values(row)) for row in rows])
 
     @routes.get("/incidents/{incident}", summary="An incident and its history")
-    def get_one_incident(incident: uuid.UUID) -> IncidentDetailBody:
-        with reading(container.engine) as tx:
+    def get_one_incident(container: Here, incident: uuid.UUID) -> IncidentDetailBody:
+        with container.reading() as tx:
             view = get_incident(tx, incident)
         return incident_detail_body(view)
 
     @routes.post("/incidents/{incident}/ack", summary="Acknowledge: no repeats any more")
-    def post_ack(incident: uuid.UUID, body: AckBody) -> IncidentDetailBody:
+    def post_ack(container: Here, incident: uuid.UUID, body: AckBody) -> IncidentDetailBody:
         return incident_detail_body(
             acknowledge_incident(container, incident, by=body.by, note=body.note)
         )
 
     @routes.post("/incidents/{incident}/silence", summary="Tell nobody until a time")
-    def post_silence(incident: uuid.UUID, body: SilenceBody) -> IncidentDetailBody:
+    def post_silence(container: Here, incident: uuid.UUID, body: SilenceBody) -> IncidentDetailBody:
         return incident_detail_body(
             silence_incident(container, incident, until=body.until, reason=body.reason, by=body.by)
         )
 
     @routes.delete("/incidents/{incident}/silence", summary="End a silence early")
     def remove_silence(
+        container: Here,
         incident: uuid.UUID,
-        by: Annotated[str, Query(min_length=1, max_length=200, description="Who says so.")],
+        by: Annotated[str | None, Query(min_length=1, max_length=200, description=BY)] = None,
     ) -> IncidentDetailBody:
         return incident_detail_body(end_incident_silence(container, incident, by=by))
 
     @routes.post("/incidents/{incident}/resolve", summary="Say that it is over")
-    def post_resolve(incident: uuid.UUID, body: AckBody) -> IncidentDetailBody:
+    def post_resolve(container: Here, incident: uuid.UUID, body: AckBody) -> IncidentDetailBody:
         """Sessions up to now are settled: the same must hold anew before it fires again."""
         return incident_detail_body(
             resolve_incident(container, incident, by=body.by, note=body.note)
         )
 
 
-def _deliveries(routes: APIRouter, container: Container) -> None:
+def _deliveries(routes: APIRouter) -> None:
     @routes.get("/deliveries", summary="Deliveries, the newest first")
     def get_deliveries(
+        container: Here,
         limit: Limit = DEFAULT_LIMIT,
         channel: Annotated[uuid.UUID | None, Query(description="Only to this channel.")] = None,
         state: Annotated[DeliveryState | None, Query(description="Only in this state.")] = None,
         job: Annotated[str | None, Query(description="Only of this job.")] = None,
     ) -> DeliveryListBody:
-        with reading(container.engine) as tx:
+        with container.reading() as tx:
             rows = list_deliveries(tx, limit, channel=channel, state=state, job=job)
         return DeliveryListBody(deliveries=[DeliveryBody.model_validate(row) for row in rows])
 
     @routes.post(
         "/deliveries/{delivery}/replay", status_code=NO_CONTENT, summary="Send once more, now"
     )
-    def post_replay(delivery: uuid.UUID) -> Response:
+    def post_replay(container: Here, delivery: uuid.UUID) -> Response:
         """Under the same id, unless a later message of the job was sent already."""
         replay_delivery(container, delivery)
         return Response(status_code=NO_CONTENT)

@@ -11,6 +11,7 @@ from jinja2 import Environment
 from pydantic.json_schema import models_json_schema
 
 from app.api.frame.problems import PROBLEMS
+from app.door.guard import GuardedRoute
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -33,6 +34,7 @@ th, td { border-bottom: 1px solid color-mix(in srgb, currentColor 20%, transpare
   padding: .25rem 1rem .25rem 0; text-align: left; vertical-align: top; }
 .method { display: inline-block; min-width: 4rem; }
 """
+STYLE_ROUTE: Final = f"{DOCS_URL}/{{digest}}.css"
 STYLE_URL: Final = f"{DOCS_URL}/{hashlib.sha256(STYLE.encode()).hexdigest()[:16]}.css"
 
 PAGE: Final = """\
@@ -111,7 +113,7 @@ def add_schemas(app: FastAPI, schemas: Callable[[], Mapping[str, Any]]) -> None:
 
 def router(app: FastAPI) -> APIRouter:
     """Return the page and its style; the document itself is the framework's."""
-    routes = APIRouter(include_in_schema=False)
+    routes = APIRouter(route_class=GuardedRoute, include_in_schema=False)
     template = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True).from_string(PAGE)
 
     @routes.get(DOCS_URL)
@@ -127,7 +129,7 @@ def router(app: FastAPI) -> APIRouter:
             )
         )
 
-    @routes.get(STYLE_URL)
+    @routes.get(STYLE_ROUTE)
     def style() -> Response:
         return Response(STYLE, media_type="text/css")
 

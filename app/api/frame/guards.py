@@ -1,11 +1,11 @@
-"""The host guard and the cross-site guard: they refuse requests before any route sees them."""
+"""Guards of host, site and encoding: they refuse requests before any route sees them."""
 
 from __future__ import annotations
 
 import ipaddress
 from collections.abc import Collection
 from typing import Final
-from urllib.parse import urlsplit
+from urllib.parse import unquote_to_bytes, urlsplit
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -14,8 +14,8 @@ from app.api.frame.problems import problem
 
 SAFE_METHODS: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 
-# There are no tokens: whoever reaches the server may do everything, so requests that a proxy
-# passes on from elsewhere are not answered.
+# Where nobody signs in, whoever reaches the server may do everything: requests that a proxy passes
+# on from elsewhere are not answered.
 FORWARDED_HEADERS: Final = (
     "forwarded",
     "x-forwarded-for",
@@ -29,17 +29,22 @@ class HostGuard:
     """ASGI middleware that answers only loopback host names and those that the operator named.
 
     A page of another site can make a browser send requests to a loopback address under a name of
-    its own (DNS rebinding); the Host header gives it away.
+    its own (DNS rebinding); the Host header gives it away. Where everybody signs in, that page has
+    no cookie of the name that it uses: other names are refused only where some were named.
 
     Parameters
     ----------
     app : ASGI application
     allowed_hosts : collection of str
         Host names answered besides the loopback ones.
+    require_sign_in : bool
     """
 
-    def __init__(self, app: ASGIApp, allowed_hosts: Collection[str] = ()) -> None:
+    def __init__(
+        self, app: ASGIApp, allowed_hosts: Collection[str] = (), *, require_sign_in: bool = False
+    ) -> None:
         self.app = app
+        self.require_sign_in = require_sign_in
         self.allowed_hosts = frozenset(name.lower() for name in allowed_hosts)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -56,13 +61,16 @@ class HostGuard:
                 "host.refused",
                 "Only loopback host names are answered, and those in PACELINE_ALLOWED_HOSTS.",
             )
-        elif forwarded is not None:
+        elif forwarded is not None and not self.require_sign_in:
             app = problem("host.forwarded", f"The request carries {forwarded}.")
         await app(scope, receive, send)
 
     def _answers(self, host: str) -> bool:
         name = _host_name(host)
-        return name is not None and (name in self.allowed_hosts or _is_loopback(name))
+        if name is None:
+            return False
+        anyone = self.require_sign_in and not self.allowed_hosts
+        return anyone or name in self.allowed_hosts or _is_loopback(name)
 
 
 class CrossSiteGuard:
@@ -84,6 +92,27 @@ class CrossSiteGuard:
                 origin is not None and not _same_host(origin, headers.get("host", ""))
             ):
                 app = problem("csrf.cross_site", "The request comes from a page of another site.")
+        await app(scope, receive, send)
+
+
+class EncodingGuard:
+    """ASGI middleware that refuses addresses whose bytes are not UTF-8.
+
+    The server puts a sign in place of what it cannot decode: two jobs would have one name.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request, or refuse it for its address."""
+        app: ASGIApp = self.app
+        if scope["type"] == "http":
+            try:
+                for part in (scope["raw_path"], scope["query_string"]):
+                    unquote_to_bytes(part).decode()
+            except UnicodeDecodeError:
+                app = problem("address.not_utf8", "The address holds bytes that are not UTF-8.")
         await app(scope, receive, send)
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from importlib.metadata import version
 from typing import TYPE_CHECKING
 
 from fastapi import APIRouter
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel
 
+from app.door.guard import GuardedRoute
 from app.services.installation.status import readiness
 
 if TYPE_CHECKING:
@@ -15,9 +17,11 @@ if TYPE_CHECKING:
 
 
 class Health(BaseModel):
-    """The process answers."""
+    """The process answers: which one it is, and of which version."""
 
     status: str
+    instance: str
+    version: str
 
 
 class PartBody(BaseModel):
@@ -36,11 +40,14 @@ class Readiness(BaseModel):
 
 def router(container: Container) -> APIRouter:
     """Return the routes that orchestrators ask."""
-    routes = APIRouter(tags=["operation"])
+    routes = APIRouter(route_class=GuardedRoute, tags=["operation"])
+    health = Health(
+        status="ok", instance=container.settings.instance_name, version=version("paceline")
+    )
 
     @routes.get("/healthz", summary="Whether the process answers")
     async def healthz() -> Health:
-        return Health(status="ok")
+        return health
 
     @routes.get(
         "/readyz",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Final
 
 import structlog
@@ -22,15 +22,23 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.registry import Collector
 from sqlalchemy.exc import SQLAlchemyError
 
-from app.db.unit_of_work import reading
+from app.door.guard import GuardedRoute
+from app.services.access.projects import list_projects
 from app.services.installation.status import installation_status
+from app.services.usage.quotas import QUOTAS, use_of
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
     from app.services.container import Container
+    from app.services.usage.quotas import Use
+    from app.settings import Settings
 
 log = structlog.get_logger(__name__)
+
+# A label has few values: a peer may call a method whatever it likes.
+METHODS: Final = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
+OTHER_METHOD: Final = "other"
 
 DURATION_BUCKETS_S: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 
@@ -114,12 +122,13 @@ class RequestMetrics:
             return
         started = time.perf_counter()
         status = 0
+        method = scope["method"] if scope["method"] in METHODS else OTHER_METHOD
 
         async def observed_send(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                self.metrics.request_duration.labels(scope["method"], _route(scope)).observe(
+                self.metrics.request_duration.labels(method, _route(scope)).observe(
                     time.perf_counter() - started
                 )
             await send(message)
@@ -128,7 +137,7 @@ class RequestMetrics:
             await self.app(scope, receive, observed_send)
         finally:
             # An exception that gets here is answered with 500 outside of this middleware.
-            self.metrics.requests.labels(scope["method"], _route(scope), status or 500).inc()
+            self.metrics.requests.labels(method, _route(scope), status or 500).inc()
 
 
 class _DatabaseCollector(Collector):
@@ -144,8 +153,10 @@ class _DatabaseCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         up = GaugeMetricFamily("paceline_database_up", "Whether the database answers.")
         try:
-            with reading(self._container.engine) as tx:
+            with self._container.everywhere().reading() as tx:
                 status = installation_status(tx, self._container.settings)
+                projects = list_projects(tx)
+            uses = {project.name: self._use(project.id) for project in projects}
         except SQLAlchemyError as error:
             log.warning("metrics without the database", error=str(error).splitlines()[0])
             up.add_metric((), 0)
@@ -174,11 +185,35 @@ class _DatabaseCollector(Collector):
         for worker in status.workers:
             workers.add_metric((str(worker.id), worker.host, worker.queues), worker.seen_age_s)
         yield workers
+        yield from _quotas(uses, self._container.settings)
+
+    def _use(self, project_id: int) -> Use:
+        with self._container.within(project_id).reading() as tx:
+            return use_of(tx, project_id)
+
+
+def _quotas(uses: Mapping[str, Use], settings: Settings) -> Iterator[Metric]:
+    used = GaugeMetricFamily(
+        "paceline_quota_used", "What a project has used.", labels=("project", "quota")
+    )
+    limits = GaugeMetricFamily(
+        "paceline_quota_limit",
+        "What a project may use; none without a limit.",
+        labels=("project", "quota"),
+    )
+    for quota in QUOTAS:
+        limit = quota.limit(settings)
+        for project, use in uses.items():
+            used.add_metric((project, quota.name), quota.used(use))
+            if limit is not None:
+                limits.add_metric((project, quota.name), limit)
+    yield used
+    yield limits
 
 
 def router(metrics: Exposition) -> APIRouter:
     """Return the route that Prometheus scrapes."""
-    routes = APIRouter(tags=["operation"])
+    routes = APIRouter(route_class=GuardedRoute, tags=["operation"])
 
     @routes.get("/metrics", response_class=Response, summary="Prometheus metrics")
     def scrape() -> Response:

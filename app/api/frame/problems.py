@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import http
-from collections.abc import Mapping, Sequence
+import math
+import random
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 import structlog
@@ -16,15 +18,18 @@ from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from app.errors import Fault, PacelineError
+from app.errors import Fault, PacelineError, TryLaterError
 from app.inputs.faults import field_faults
 
 log = structlog.get_logger(__name__)
 
 MEDIA_TYPE: Final = "application/problem+json"
 
-# What a sender should wait before it tries again, seconds.
-RETRY_AFTER_S: Final = 5
+# What a sender should wait at least before it tries again, seconds.
+RETRY_AFTER_S: Final = 5.0
+
+# Over how much more their returns are spread at most.
+MAX_SPREAD_S: Final = 60.0
 
 # Code → (status, title). A code that is not listed answers as the code of its error's class does,
 # so that a new kind of fault in a trace is a 422 without a line here.
@@ -32,17 +37,21 @@ PROBLEMS: Final[Mapping[str, tuple[int, str]]] = {
     "internal": (500, "Something broke here"),
     "trace.invalid": (422, "The trace cannot be stored"),
     "trace.unknown_format": (415, "The format is not known"),
+    "trace.command_line_only": (415, "The format is read by the command line only"),
     "trace.unanalyzable": (422, "No verdict can come from this trace"),
     "metadata.invalid": (422, "The metadata cannot be used"),
     "multipart.invalid": (400, "The multipart body is malformed"),
     "job.invalid_name": (422, "The job's name cannot be used"),
     "producer.invalid_name": (422, "The producer's name cannot be used"),
+    "run.invalid_name": (422, "The run's name cannot be used"),
     "chunk.differs": (409, "The chunk is there with other bytes"),
     "session.sealed": (409, "The session takes no more chunks"),
     "session.whole": (409, "The session came in one body"),
     "session.formats_mixed": (409, "The session's chunks have times of another kind"),
     "body.too_large": (413, "The body is too large"),
     "body.timeout": (408, "The body came too slowly"),
+    "head.timeout": (408, "The request came too slowly"),
+    "connections.too_many": (429, "Too many connections"),
     "encoding.unsupported": (415, "The content encoding is not supported"),
     "not_found": (404, "Not found"),
     "report.not_ready": (404, "There is no report yet"),
@@ -51,17 +60,36 @@ PROBLEMS: Final[Mapping[str, tuple[int, str]]] = {
     "what_if.invalid": (422, "The question cannot be answered"),
     "what_if.no_verdict": (409, "There is no verdict to ask about"),
     "spec.invalid": (422, "The specification cannot be used"),
+    "tensor.invalid": (422, "The tensor-parallel group cannot be used"),
+    "tensor.out_of_order": (409, "These steps were reported already"),
+    "tensor.group_differs": (409, "The group has other sizes in this attempt"),
+    "tensor.old_attempt": (409, "The job was started again since"),
+    "tensor.unknown_plan": (409, "The group has no such plan"),
+    "tensor.superseded": (409, "The plan is not to be applied"),
     "plan.ended": (409, "The plan has ended"),
     "conflict": (409, "Conflict"),
     "channel.invalid": (422, "The channel cannot be used"),
+    "rule.invalid": (422, "The rule cannot be used"),
     "secrets.unreadable": (500, "The secrets of channels cannot be read or written"),
     "busy": (429, "The server is behind"),
+    "quota.sessions_per_hour": (429, "The project has sent enough sessions for this hour"),
+    "quota.bytes": (429, "The project has no room for more bytes"),
+    "quota.operations": (429, "The project has no room for more operations"),
+    "quota.open_sessions": (429, "The project has enough open sessions"),
+    "quota.producers": (429, "The project has enough producers"),
     "storage.full": (507, "The disk is full"),
     "database.unavailable": (503, "The database does not answer"),
     "request.invalid": (422, "The request is not valid"),
+    "address.not_utf8": (400, "The address is malformed"),
     "http.bad_request": (400, "The request is malformed"),
     "http.not_found": (404, "There is nothing at this address"),
     "http.method_not_allowed": (405, "The method is not allowed here"),
+    "access.unauthenticated": (401, "Who asks is not known"),
+    "access.wrong_password": (401, "The name or the password is wrong"),
+    "access.sign_in_failed": (401, "The sign-in did not end well"),
+    "access.forbidden": (403, "Who asks may not do this"),
+    "access.invalid": (422, "The request cannot be carried out"),
+    "project.not_found": (404, "There is no such project"),
     "host.refused": (421, "This host name is not served"),
     "host.forwarded": (403, "Forwarded requests are refused"),
     "csrf.cross_site": (403, "Cross-site requests are refused"),
@@ -141,11 +169,32 @@ def problem_of(error: PacelineError) -> JSONResponse:
         error.stable_code, error.message, fallback=type(error).code, faults=error.faults
     )
     if response.status_code in (429, 503):
-        response.headers["Retry-After"] = str(RETRY_AFTER_S)
+        least_s = error.retry_after_s if isinstance(error, TryLaterError) else RETRY_AFTER_S
+        response.headers["Retry-After"] = retry_after(least_s)
+    if response.status_code == http.HTTPStatus.UNAUTHORIZED:
+        response.headers["WWW-Authenticate"] = "Bearer"
     if response.status_code == http.HTTPStatus.REQUEST_TIMEOUT:
         # What is left of the request may still come; it must not be taken for a new one.
         response.headers["Connection"] = "close"
     return response
+
+
+def retry_after(least_s: float, draw: Callable[[], float] = random.random) -> str:
+    """Return the value of a Retry-After that senders do not all follow at once.
+
+    Parameters
+    ----------
+    least_s : float
+        What has to be waited at least.
+    draw : callable
+        Returns a number from 0 to 1.
+
+    Examples
+    --------
+    >>> retry_after(5.0, lambda: 0.5)
+    '8'
+    """
+    return str(math.ceil(least_s + min(least_s, MAX_SPREAD_S) * draw()))
 
 
 def install(app: FastAPI) -> None:
@@ -220,6 +269,9 @@ async def _domain_error(_request: Request, error: Exception) -> JSONResponse:
 
 async def _http_error(_request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, HTTPException)  # noqa: S101 - what it is registered for
+    if isinstance(error.__cause__, PacelineError):
+        # What was raised while the framework read a body.
+        return problem_of(error.__cause__)
     status = error.status_code
     code = _CODE_OF_STATUS.get(status)
     if code is None:
@@ -248,5 +300,5 @@ async def _database_unavailable(request: Request, error: Exception) -> JSONRespo
     return problem(
         "database.unavailable",
         "The database does not answer; nothing was stored. Try again.",
-        headers={"Retry-After": str(RETRY_AFTER_S)},
+        headers={"Retry-After": retry_after(RETRY_AFTER_S)},
     )

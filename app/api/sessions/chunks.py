@@ -21,6 +21,8 @@ from app.api.sessions.intake import (
     QueryMetadata,
 )
 from app.api.sessions.send import ReceiptBody, answer
+from app.door.guard import GuardedRoute
+from app.door.here import Here
 from app.services.sessions.receive import Body
 from app.services.sessions.receive_chunk import (
     ChunkPath,
@@ -53,7 +55,7 @@ class ChunkQuery(QueryMetadata):
 
     def meta(self) -> SessionMeta | None:
         """Return the metadata, or None if no parameter was given."""
-        given = self.model_dump(exclude_none=True, exclude={"final"})
+        given = self.model_dump(exclude_none=True, exclude={"final", "format"})
         return parse_metadata(given) if given else None
 
 
@@ -71,8 +73,8 @@ def _path(
 
 def router(ingest: Ingest) -> APIRouter:
     """Return the routes that take chunks and seal sessions."""
-    routes = APIRouter(tags=["ingest"])
-    container, metrics = ingest.container, ingest.metrics
+    routes = APIRouter(route_class=GuardedRoute, tags=["ingest"])
+    metrics = ingest.metrics
 
     @routes.put(
         f"{SESSION_ROUTE}/chunks/{{producer}}/{{n}}",
@@ -87,6 +89,7 @@ def router(ingest: Ingest) -> APIRouter:
         openapi_extra=TRACE_CONTENT,
     )
     async def put_chunk(
+        container: Here,
         request: Request,
         path: Annotated[ChunkPath, Depends(_path)],
         query: Annotated[ChunkQuery, Query()],
@@ -116,11 +119,13 @@ def router(ingest: Ingest) -> APIRouter:
             metrics.ingest_rows.inc(receipt.operations)
         return answer(
             request,
+            container,
             receipt.session,
             receipt.state,
             path.job,
             path.session,
             created=receipt.created,
+            unmapped=receipt.unmapped,
         )
 
     @routes.post(
@@ -134,8 +139,18 @@ def router(ingest: Ingest) -> APIRouter:
             409: problems.described("The session came in one body"),
         },
     )
-    def post_seal(request: Request, job: Job, attempt: Attempt, session: Number) -> Response:
+    def post_seal(
+        container: Here, request: Request, job: Job, attempt: Attempt, session: Number
+    ) -> Response:
         receipt = seal_session(container, job, attempt, session)
-        return answer(request, receipt.session, receipt.state, job, session, created=receipt.sealed)
+        return answer(
+            request,
+            container,
+            receipt.session,
+            receipt.state,
+            job,
+            session,
+            created=receipt.sealed,
+        )
 
     return routes

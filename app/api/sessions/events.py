@@ -13,7 +13,9 @@ from typing import Annotated, Final
 from fastapi import APIRouter, Depends, Header
 from fastapi.sse import EventSourceResponse, ServerSentEvent
 
-from app.api.sessions.live import LONGEST_TRANSACTION_S, LiveStates, Stream
+from app.api.sessions.live import LONGEST_TRANSACTION_S, LiveStates, Stream, recent, states
+from app.door.guard import GuardedRoute
+from app.door.here import Here
 from app.errors import NotFoundError
 
 # The largest integer that is exact in JavaScript; the year 2255 in microseconds.
@@ -24,22 +26,24 @@ LastEventId = Annotated[int | None, Header(ge=0, le=MAX_EVENT_ID)]
 
 def router(live: LiveStates) -> APIRouter:
     """Return the routes of the event streams."""
-    routes = APIRouter(prefix="/api/v1", tags=["events"])
+    routes = APIRouter(route_class=GuardedRoute, prefix="/api/v1", tags=["events"])
 
-    async def fleet_stream(last_event_id: LastEventId = None) -> AsyncIterator[Stream]:
+    async def fleet_stream(
+        container: Here, last_event_id: LastEventId = None
+    ) -> AsyncIterator[Stream]:
         # Subscribed first, read then: nothing falls between the two.
-        with live.stream() as stream:
+        with live.stream(container.project_id) as stream:
             margin_us = int(LONGEST_TRANSACTION_S * 1e6)
             after_us = None if last_event_id is None else max(0, last_event_id - margin_us)
-            stream.push(await live.recent(LONGEST_TRANSACTION_S, after_us))
+            stream.push(await recent(container, LONGEST_TRANSACTION_S, after_us))
             yield stream
 
-    async def session_stream(session: uuid.UUID) -> AsyncIterator[Stream]:
-        with live.stream(session) as stream:
-            states = await live.states([session])
-            if not states:
+    async def session_stream(container: Here, session: uuid.UUID) -> AsyncIterator[Stream]:
+        with live.stream(container.project_id, session) as stream:
+            known = await states(container, [session])
+            if not known:
                 raise NotFoundError(f"There is no session {session}.")
-            stream.push(states)
+            stream.push(known)
             yield stream
 
     @routes.get(

@@ -1,13 +1,13 @@
 """Intake of bodies: the steps from the wire to the database that sessions and chunks share.
 
 The first of the two async islands. A body is streamed, counted, hashed and spooled on the event
-loop, within an idle timeout and a byte budget of the process; then a thread of a limiter of its own
-stores it, so that many senders leave pages their threads.
+loop, within its own limits (`app.api.frame.bodies`) and a byte budget of the process; then a thread
+of a limiter of its own stores it, so that many senders leave pages their threads.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import anyio
@@ -15,19 +15,21 @@ import structlog
 from anyio import CapacityLimiter
 from fastapi import Request
 from pydantic import BaseModel, ConfigDict, Field
-from starlette.requests import ClientDisconnect
 
 from app.analysis.trace.formats.head import COMPRESSIONS
 from app.analysis.trace.formats.registry import FORMATS
 from app.analysis.trace.limits import Limits
 from app.analysis.trace.metadata import load_metadata, parse_metadata
 from app.api.frame import problems
+from app.api.frame.bodies import arriving
+from app.api.frame.problems import RETRY_AFTER_S
 from app.api.sessions.multipart import MultipartParts, MultipartReader
 from app.api.sessions.spool import ByteBudget, Spool, SpooledBody, spool_directory
 from app.errors import (
     BusyError,
     InvalidMetadataError,
     PacelineError,
+    TryLaterError,
     UnsupportedFormatError,
 )
 from app.services.sessions.receive import Body
@@ -43,6 +45,9 @@ R = TypeVar("R")
 
 # Threads that write and hash bodies; storing has its own limiter.
 SPOOL_THREADS: Final = 4
+
+# What a body takes to be stored, roughly: who is put off is told by it how long the queue is.
+STORING_S: Final = 1.0
 
 MULTIPART: Final = "multipart/form-data"
 
@@ -97,12 +102,6 @@ REFUSALS: Final[dict[int | str, dict[str, Any]]] = {
 }
 
 
-class BodyTimeoutError(PacelineError):
-    """No byte of a body came for too long."""
-
-    code = "body.timeout"
-
-
 class UnsupportedEncodingError(PacelineError):
     """The Content-Encoding is none that this body may have, or not that of its bytes."""
 
@@ -122,10 +121,13 @@ class QueryMetadata(BaseModel):
     world: int | None = Field(None, description="Ranks: dp · pp · tp · cp.")
     trial_name: str | None = None
     run_id: str | None = None
+    format: str | None = Field(
+        None, description="Name of the body's format; unless given, the bytes say it."
+    )
 
     def meta(self) -> SessionMeta | None:
         """Return the metadata, or None if no parameter was given."""
-        given = self.model_dump(exclude_none=True)
+        given = self.model_dump(exclude_none=True, exclude={"format"})
         return parse_metadata(given) if given else None
 
 
@@ -167,9 +169,8 @@ class Ingest:
         refused : callable, optional
             Takes, in a thread, how many bytes had come of a body that was refused for good.
         """
-        spool = Spool(
-            self._directory, self._budget, self._settings.max_body_bytes, self._spool_limiter
-        )
+        arriving(request).limit = self._settings.max_body_bytes
+        spool = Spool(self._directory, self._budget, self._spool_limiter)
         try:
             async with spool:
                 check()
@@ -181,7 +182,9 @@ class Ingest:
             log.info(
                 "body refused", path=request.url.path, code=error.stable_code, bytes=spool.size
             )
-            if refused is not None and spool.size and not isinstance(error, BusyError):
+            if isinstance(error, BusyError):
+                raise BusyError(error.message, retry_after_s=self._patience_s()) from error
+            if refused is not None and spool.size and not isinstance(error, TryLaterError):
                 await anyio.to_thread.run_sync(refused, spool.size, limiter=self._store_limiter)
             raise
         finally:
@@ -193,8 +196,6 @@ class Ingest:
         meta = query.meta()
         if self._waiting() >= self._settings.ingest_queue:
             raise BusyError("Too many bodies wait to be stored; send this one later.")
-        length = request.headers.get("content-length")
-        spool.expect(int(length) if length is not None else 0)
 
         content_type = media_type
         if media_type == MULTIPART:
@@ -202,7 +203,7 @@ class Ingest:
             content_type = _part_media_type(parts)
             meta = _only_one(meta, parts)
         else:
-            async for chunk in self._chunks(request):
+            async for chunk in request.stream():
                 await spool.write(chunk)
         spooled = await spool.finish()
         _check_encoding(encoding, spooled)
@@ -212,30 +213,20 @@ class Ingest:
             sha256=spooled.sha256,
             content_type=None if content_type in UNDECLARED else content_type,
             meta=meta,
+            format_name=query.format,
         )
 
     async def _read_parts(self, request: Request, spool: Spool) -> MultipartParts:
         reader = MultipartReader(
             request.headers["content-type"], spool, max_meta_bytes=self._max_meta_bytes
         )
-        async for chunk in self._chunks(request):
+        async for chunk in request.stream():
             await reader.feed(chunk)
         return reader.finish()
 
-    async def _chunks(self, request: Request) -> AsyncIterator[bytes]:
-        timeout_s = self._settings.ingest_idle_timeout_s
-        more = True
-        while more:
-            try:
-                with anyio.fail_after(timeout_s):
-                    message = await request.receive()
-            except TimeoutError as error:
-                raise BodyTimeoutError(f"No byte came for {timeout_s:g} seconds.") from error
-            if message["type"] == "http.disconnect":
-                raise ClientDisconnect
-            more = message.get("more_body", False)
-            if body := message.get("body"):
-                yield body
+    def _patience_s(self) -> float:
+        rounds = self._waiting() / self._settings.ingest_concurrency
+        return RETRY_AFTER_S + rounds * STORING_S
 
     def _waiting(self) -> int:
         return self._store_limiter.statistics().tasks_waiting

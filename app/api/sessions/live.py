@@ -20,7 +20,7 @@ import structlog
 from psycopg.conninfo import make_conninfo
 from sqlalchemy.exc import SQLAlchemyError
 
-from app.db.unit_of_work import SESSION_CHANNEL, reading
+from app.db.unit_of_work import SESSION_CHANNEL
 from app.services.sessions.changes import StateChange, recent_states, session_states
 
 if TYPE_CHECKING:
@@ -31,6 +31,10 @@ if TYPE_CHECKING:
 log = structlog.get_logger(__name__)
 
 RECONNECT_S: Final = 1.0
+
+# A stream ends after so long, and its browser asks for another one: with a token that was revoked
+# meanwhile, or a sign-in that is over, it gets none.
+STREAM_LASTS_S: Final = 300.0
 
 # A change's time is that of the start of its transaction; it is seen after the commit.
 LONGEST_TRANSACTION_S: Final = 120.0
@@ -50,11 +54,14 @@ class Stream:
 
     Parameters
     ----------
+    project_id : int
+        Whose sessions it is about.
     only : UUID or None
         The one session that it is about; None for all.
     """
 
-    def __init__(self, only: uuid.UUID | None) -> None:
+    def __init__(self, project_id: int, only: uuid.UUID | None) -> None:
+        self._project_id = project_id
         self._only = only
         self._pending: dict[uuid.UUID, StateChange] = {}
         self._wake = asyncio.Event()
@@ -63,7 +70,7 @@ class Stream:
     def push(self, states: Sequence[StateChange]) -> None:
         """Add states; a later one of the same session replaces one that was not sent."""
         for state in states:
-            if self._only in (None, state.session):
+            if state.project_id == self._project_id and self._only in (None, state.session):
                 self._pending.pop(state.session, None)
                 self._pending[state.session] = state
         if self._pending:
@@ -86,10 +93,18 @@ class Stream:
 
 
 class LiveStates:
-    """Listens to the database and feeds the streams; used on one event loop."""
+    """Listens to the database and feeds the streams; used on one event loop.
 
-    def __init__(self, container: Container) -> None:
-        self._container = container
+    Parameters
+    ----------
+    container : Container
+    lasts_s : float
+        After which a stream ends.
+    """
+
+    def __init__(self, container: Container, lasts_s: float = STREAM_LASTS_S) -> None:
+        self._lasts_s = lasts_s
+        self._everywhere = container.everywhere()
         self._conninfo = _conninfo(container.engine.url)
         self._streams: set[Stream] = set()
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -117,32 +132,18 @@ class LiveStates:
             self._loop.call_soon_threadsafe(self._close)
 
     @contextlib.contextmanager
-    def stream(self, only: uuid.UUID | None = None) -> Iterator[Stream]:
-        """Return a stream of the changes from now on."""
-        stream = Stream(only)
+    def stream(self, project_id: int, only: uuid.UUID | None = None) -> Iterator[Stream]:
+        """Return a stream of the changes from now on, which ends by itself."""
+        stream = Stream(project_id, only)
+        end = asyncio.get_running_loop().call_later(self._lasts_s, stream.close)
         if self._closed:
             stream.close()
         self._streams.add(stream)
         try:
             yield stream
         finally:
+            end.cancel()
             self._streams.discard(stream)
-
-    async def states(self, ids: Collection[uuid.UUID]) -> list[StateChange]:
-        """Return the states of these sessions, in the order in which they changed."""
-        return await anyio.to_thread.run_sync(self._states, ids)
-
-    async def recent(self, since_s: float, after_us: int | None = None) -> list[StateChange]:
-        """Return what `recent_states` does."""
-        return await anyio.to_thread.run_sync(self._recent, since_s, after_us)
-
-    def _states(self, ids: Collection[uuid.UUID]) -> list[StateChange]:
-        with reading(self._container.engine) as tx:
-            return session_states(tx, ids)
-
-    def _recent(self, since_s: float, after_us: int | None = None) -> list[StateChange]:
-        with reading(self._container.engine) as tx:
-            return recent_states(tx, since_s, after_us)
 
     def _close(self) -> None:
         self._closed = True
@@ -159,13 +160,14 @@ class LiveStates:
                     await connection.execute(f"LISTEN {SESSION_CHANNEL}")
                     # What changed while nobody listened is read from the tables.
                     silent_s = time.monotonic() - heard_at_s
-                    await self._feed(partial(self.recent, silent_s + LONGEST_TRANSACTION_S))
+                    since_s = silent_s + LONGEST_TRANSACTION_S
+                    await self._feed(partial(recent, self._everywhere, since_s))
                     while True:
                         ids = {
                             uuid.UUID(notify.payload)
                             async for notify in connection.notifies(stop_after=1)
                         }
-                        await self._feed(partial(self.states, ids))
+                        await self._feed(partial(states, self._everywhere, ids))
                         heard_at_s = time.monotonic()
             except (psycopg.Error, SQLAlchemyError) as error:
                 log.warning("events interrupted", error=str(error).splitlines()[0])
@@ -174,9 +176,31 @@ class LiveStates:
     async def _feed(self, read: Callable[[], Awaitable[list[StateChange]]]) -> None:
         if not self._streams:
             return
-        states = await read()
+        read_states = await read()
         for stream in self._streams:
-            stream.push(states)
+            stream.push(read_states)
+
+
+async def states(container: Container, ids: Collection[uuid.UUID]) -> list[StateChange]:
+    """Return the states of these sessions, in the order in which they changed."""
+
+    def read() -> list[StateChange]:
+        with container.reading() as tx:
+            return session_states(tx, ids)
+
+    return await anyio.to_thread.run_sync(read)
+
+
+async def recent(
+    container: Container, since_s: float, after_us: int | None = None
+) -> list[StateChange]:
+    """Return what `recent_states` does."""
+
+    def read() -> list[StateChange]:
+        with container.reading() as tx:
+            return recent_states(tx, since_s, after_us)
+
+    return await anyio.to_thread.run_sync(read)
 
 
 def _conninfo(url: URL) -> str:

@@ -13,12 +13,15 @@ from fastapi import APIRouter, Query, Request, Response
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, BeforeValidator
 
-from app.analysis.json_text import plain
+from app.analysis.diagnosis.headline import HeadlineKind
+from app.analysis.diagnosis.verdict import Level
+from app.analysis.json_text import members
 from app.analysis.report.heatmaps import encode_heatmap
 from app.analysis.report.timeline import step_timeline
 from app.api.sessions.report_schema import reference
 from app.db.states import SealedBy, SessionState
-from app.db.unit_of_work import reading
+from app.door.guard import GuardedRoute
+from app.door.here import Here
 from app.services.sessions.read import (
     IntakeView,
     SessionRow,
@@ -31,7 +34,6 @@ from app.services.sessions.timelines import perfetto_timeline, stored_trace
 
 if TYPE_CHECKING:
     from app.analysis.report.timeline import Lanes, Timeline
-    from app.services.container import Container
 
 DEFAULT_LIMIT: Final = 50
 MAX_LIMIT: Final = 1000
@@ -66,10 +68,28 @@ class SizesBody(BaseModel):
     world: int
 
 
+class HeadlineBody(BaseModel, extra="allow"):
+    """What people are shown first: the sentence of the verdict, the slowdown, its causes.
+
+    `slowdown` and what it costs are null without a verdict. `kind` is `causes` where they are
+    counted against the job without its causes, `published` where `slowdown` is S, and null where it
+    is S because version 0.1.0 analyzed the session.
+    """
+
+    sentence: str
+    level: Level
+    slowdown: float | None
+    ci95: tuple[float, float] | None
+    gpu_hours_lost: float | None
+    gpu_hours_lost_per_hour: float | None
+    kind: HeadlineKind | None
+
+
 class SessionBody(BaseModel):
     """A session; the numbers of its verdict are null until there is one.
 
-    `session` counts the sessions of a job from 1; `id` is the address.
+    `session` counts the sessions of a job from 1; `id` is the address. `slowdown`, `waste` and
+    `gpu_hours_lost` are of the published S; what people are shown is in `headline`.
     """
 
     id: uuid.UUID
@@ -91,7 +111,7 @@ class SessionBody(BaseModel):
     waste: float | None
     gpu_hours_lost: float | None
     discrepancy: float | None
-    headline: dict[str, Any] | None
+    headline: HeadlineBody | None
 
 
 class WorkBody(BaseModel):
@@ -146,12 +166,13 @@ class SessionListBody(BaseModel):
     sessions: list[SessionBody]
 
 
-def router(container: Container) -> APIRouter:
+def router() -> APIRouter:
     """Return the routes that read sessions."""
-    routes = APIRouter(prefix="/api/v1/sessions", tags=["sessions"])
+    routes = APIRouter(route_class=GuardedRoute, prefix="/api/v1/sessions", tags=["sessions"])
 
     @routes.get("", summary="Sessions, newest first")
     def get_sessions(
+        container: Here,
         request: Request,
         limit: Annotated[int, Query(ge=1, le=MAX_LIMIT)] = DEFAULT_LIMIT,
         job: Annotated[str | None, Query(description="Only sessions of this job.")] = None,
@@ -159,14 +180,14 @@ def router(container: Container) -> APIRouter:
     ) -> SessionListBody:
         if request.query_params.get("state") == RETIRED_STATE:
             return SessionListBody(sessions=[])
-        with reading(container.engine) as tx:
+        with container.reading() as tx:
             rows = list_sessions(tx, limit, job, state)
         return SessionListBody(sessions=[SessionBody(**_session(row)) for row in rows])
 
     @routes.get("/{session}", summary="State and coverage of a session")
-    def get_one(session: uuid.UUID) -> SessionDetailBody:
-        with reading(container.engine) as tx:
-            view = get_session(tx, session)
+    def get_one(container: Here, session: uuid.UUID) -> SessionDetailBody:
+        with container.reading() as tx:
+            view = get_session(tx, session, container.settings)
         return _detail(view)
 
     @routes.get(
@@ -181,8 +202,8 @@ def router(container: Container) -> APIRouter:
             }
         },
     )
-    def get_report(session: uuid.UUID) -> Response:
-        with reading(container.engine) as tx:
+    def get_report(container: Here, session: uuid.UUID) -> Response:
+        with container.reading() as tx:
             text = report_json(tx, session)
         return Response(text, media_type="application/json")
 
@@ -201,12 +222,13 @@ def router(container: Container) -> APIRouter:
         },
     )
     def get_heatmap(
+        container: Here,
         session: uuid.UUID,
         step: Annotated[
             int | None, Query(description="A training step; without it the mean of all.")
         ] = None,
     ) -> Response:
-        with reading(container.engine) as tx:
+        with container.reading() as tx:
             values = heatmap(tx, session, step)
         return Response(
             encode_heatmap(values),
@@ -221,13 +243,14 @@ def router(container: Container) -> APIRouter:
         response_model=dict[str, Any],
     )
     def get_timeline(
+        container: Here,
         session: uuid.UUID,
         step: Step,
         dp: DpRanks = None,
         format: Literal["perfetto", "lanes"] = "perfetto",  # noqa: A002 - name of the parameter
     ) -> Response:
         """Return a Chrome trace that Perfetto opens, or the same as columns (`format=lanes`)."""
-        with reading(container.engine) as tx:
+        with container.reading() as tx:
             stored = stored_trace(tx, session)
         if format == "perfetto":
             content = perfetto_timeline(stored.unpack(), step, dp)
@@ -290,8 +313,22 @@ def _session(row: SessionRow) -> dict[str, Any]:
         "waste": row.waste,
         "gpu_hours_lost": row.gpu_hours_lost,
         "discrepancy": row.discrepancy,
-        "headline": plain(row.headline),
+        "headline": _headline(row),
     }
+
+
+def _headline(row: SessionRow) -> HeadlineBody | None:
+    if row.headline is None:
+        return None
+    shown = row.shown
+    measured = {
+        "slowdown": shown and shown.slowdown,
+        "ci95": shown and shown.ci95,
+        "gpu_hours_lost": shown and shown.gpu_hours_lost,
+        "gpu_hours_lost_per_hour": shown and row.world * shown.waste,
+        "kind": shown and shown.kind,
+    }
+    return HeadlineBody.model_validate(measured | members(row.headline))
 
 
 def _detail(view: SessionView) -> SessionDetailBody:

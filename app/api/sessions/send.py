@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import uuid
+from collections.abc import Sequence
+from dataclasses import asdict
 from functools import partial
 from typing import Annotated
 
 import structlog
 from fastapi import APIRouter, Path, Query, Request, Response
 from fastapi.responses import JSONResponse
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 from starlette.requests import ClientDisconnect
 
+from app.analysis.trace.unmapped import Unmapped
 from app.api.sessions.intake import (
     CLIENT_CLOSED_REQUEST,
     REFUSALS,
@@ -19,9 +22,20 @@ from app.api.sessions.intake import (
     Ingest,
     QueryMetadata,
 )
+from app.door.guard import GuardedRoute
+from app.door.here import Here
+from app.services.container import Container
 from app.services.sessions.receive import Body, Receipt, check_job_name, receive_session
 
 log = structlog.get_logger(__name__)
+
+
+class UnmappedBody(BaseModel):
+    """Things of one kind that are in a body and are no operation."""
+
+    what: str
+    count: int
+    remedy: str | None = Field(description="The recorder's setting that records what is missing.")
 
 
 class ReceiptBody(BaseModel):
@@ -32,19 +46,31 @@ class ReceiptBody(BaseModel):
     state: str
     job: str
     number: int
+    unmapped: list[UnmappedBody] = Field(
+        default_factory=list, description="What a foreign recording holds besides."
+    )
 
 
-def answer(  # noqa: PLR0913 - what it says
-    request: Request, session: uuid.UUID, state: str, job: str, number: int, *, created: bool
+def answer(  # noqa: PLR0913, PLR0917 - what it says
+    request: Request,
+    container: Container,
+    session: uuid.UUID,
+    state: str,
+    job: str,
+    number: int,
+    *,
+    created: bool,
+    unmapped: Sequence[Unmapped] = (),
 ) -> Response:
     """Return the answer of every route that takes something of a session."""
     url = f"/sessions/{session}"
     body = ReceiptBody(
         session=session,
-        url=str(request.base_url).rstrip("/") + url,
+        url=str(request.base_url).rstrip("/") + container.pages_at + url,
         state=state,
         job=job,
         number=number,
+        unmapped=[UnmappedBody(**asdict(one)) for one in unmapped],
     )
     return JSONResponse(
         body.model_dump(mode="json"),
@@ -55,8 +81,8 @@ def answer(  # noqa: PLR0913 - what it says
 
 def router(ingest: Ingest) -> APIRouter:
     """Return the route that takes sessions."""
-    routes = APIRouter(tags=["ingest"])
-    container, metrics = ingest.container, ingest.metrics
+    routes = APIRouter(route_class=GuardedRoute, tags=["ingest"])
+    metrics = ingest.metrics
 
     @routes.post(
         "/api/v1/jobs/{job}/sessions",
@@ -70,6 +96,7 @@ def router(ingest: Ingest) -> APIRouter:
         openapi_extra=TRACE_CONTENT,
     )
     async def post_session(
+        container: Here,
         request: Request,
         job: Annotated[str, Path(description="Name of the job; made if it is new.")],
         query: Annotated[QueryMetadata, Query()],
@@ -95,11 +122,13 @@ def router(ingest: Ingest) -> APIRouter:
             metrics.ingest_rows.inc(receipt.operations)
         return answer(
             request,
+            container,
             receipt.session,
             receipt.state,
             receipt.job,
             receipt.number,
             created=receipt.created,
+            unmapped=receipt.unmapped,
         )
 
     return routes

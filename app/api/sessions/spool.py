@@ -13,7 +13,7 @@ from typing import IO, Final, Self
 import anyio
 from anyio import CapacityLimiter
 
-from app.errors import BodyTooLargeError, BusyError, InsufficientStorageError
+from app.errors import BusyError, InsufficientStorageError
 from app.settings import MIB, Settings
 
 # Written and hashed at once, in a thread: smaller pieces spend their time on changing threads.
@@ -85,20 +85,14 @@ class Spool:
         Where the file lives.
     budget : ByteBudget
         Holds the body's bytes until this is closed.
-    limit : int
-        Bytes of the largest body.
     limiter : CapacityLimiter
         Of the threads that write and hash.
     """
 
-    def __init__(
-        self, directory: Path, budget: ByteBudget, limit: int, limiter: CapacityLimiter
-    ) -> None:
+    def __init__(self, directory: Path, budget: ByteBudget, limiter: CapacityLimiter) -> None:
         self._directory = directory
         self._budget = budget
-        self._limit = limit
         self._limiter = limiter
-        self._reserved = 0
         self._pending = bytearray()
         self._file: IO[bytes] | None = None
         self._sha256 = hashlib.sha256()
@@ -114,32 +108,20 @@ class Spool:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self._budget.release(self._reserved)
-        self._reserved = 0
+        self._budget.release(self.size)
         if self._file is not None:
             self._file.close()
-
-    def expect(self, size: int) -> None:
-        """Reserve the size that a sender announced, so that its body need not end half way.
-
-        Raises
-        ------
-        BodyTooLargeError, BusyError
-        """
-        self._refuse_above_limit(size)
-        self._reserve_up_to(size)
 
     async def write(self, data: bytes) -> None:
         """Append to the body.
 
         Raises
         ------
-        BodyTooLargeError, BusyError, InsufficientStorageError
+        BusyError, InsufficientStorageError
         """
-        size = self.size + len(data)
-        self._refuse_above_limit(size)
-        self._reserve_up_to(size)
-        self.size = size
+        # What came, not what was announced: an announcement costs its sender nothing.
+        self._budget.reserve(len(data))
+        self.size += len(data)
         self._pending += data
         if len(self._pending) >= FLUSH_BYTES:
             await self._flush()
@@ -154,18 +136,6 @@ class Spool:
         file = await self._flush()
         path = Path(f"/dev/fd/{file.fileno()}")
         return SpooledBody(path, self.size, self._sha256.digest(), self._head)
-
-    def _refuse_above_limit(self, size: int) -> None:
-        if size > self._limit:
-            raise BodyTooLargeError(f"The body is over the limit of {self._limit} bytes.")
-
-    def _reserve_up_to(self, size: int) -> None:
-        # In steps, so that also bodies of no announced length count from their first byte.
-        missing = size - self._reserved
-        if missing > 0 or self._reserved == 0:
-            step = max(missing, FLUSH_BYTES)
-            self._budget.reserve(step)
-            self._reserved += step
 
     async def _flush(self) -> IO[bytes]:
         pending, self._pending = self._pending, bytearray()

@@ -8,8 +8,10 @@ from typing import Annotated
 from fastapi import APIRouter, Body
 from pydantic import BaseModel, Field
 
+from app.analysis.diagnosis.headline import HeadlineKind
+from app.door.guard import GuardedRoute
+from app.door.here import Here
 from app.inputs.sessions.question import WrittenQuestion
-from app.services.container import Container
 from app.services.sessions.what_if import answer_question
 
 EXAMPLE = {
@@ -21,8 +23,22 @@ EXAMPLE = {
 }
 
 
+class ReferenceBody(BaseModel):
+    """What the answer's `slowdown` is counted against, as the session's headline is.
+
+    `kind` is `causes`, the job without its causes, or `published`, the ideal of S.
+    """
+
+    kind: HeadlineKind
+    step_time_s: float
+    slowdown: float
+
+
 class AnswerBody(BaseModel):
-    """Step time with the changes; `gain` is the share of today's simulated step time saved."""
+    """Step time with the changes; `gain` is the share of today's simulated step time saved.
+
+    `slowdown` is S with the changes; `reference` has the slowdown that people are shown.
+    """
 
     schema_: str = Field(alias="schema")
     step_time_s: float
@@ -30,16 +46,18 @@ class AnswerBody(BaseModel):
     ideal_step_time_s: float
     gain: float
     slowdown: float
+    reference: ReferenceBody
     steps: list[int]
     step_times_s: list[float]
 
 
-def router(container: Container) -> APIRouter:
+def router() -> APIRouter:
     """Return the route."""
-    routes = APIRouter(prefix="/api/v1/sessions", tags=["sessions"])
+    routes = APIRouter(route_class=GuardedRoute, prefix="/api/v1/sessions", tags=["sessions"])
 
     @routes.post("/{session}/what-if", summary="Replay a session with changed durations")
     def ask(
+        container: Here,
         session: uuid.UUID,
         question: Annotated[WrittenQuestion, Body(openapi_examples={"fix": {"value": EXAMPLE}})],
     ) -> AnswerBody:

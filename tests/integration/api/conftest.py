@@ -12,13 +12,14 @@ import httpx
 import pytest
 from sqlalchemy import text
 
-from app.bootstrap import Container, build
+from app.bootstrap import Container
 from app.run.http import HttpServer, address_of, listen
 from app.services.tasks.execute import execute
 from app.services.tasks.leases import LeaseKeeper
 from app.settings import Settings
 from app.web import create_app
 from tests.integration.api import bodies
+from tests.support.project import build
 
 TABLES = ("job", "session", "task_run", "blob_part", "report")
 

@@ -243,7 +243,16 @@ def test_producers_that_the_metadata_names_are_waited_for(installation: Installa
 
 
 @pytest.mark.parametrize(
-    ("gap_s", "silent_s", "sealed"), [(0, 100, 0), (0, 121, 1), (60, 280, 0), (60, 301, 1)]
+    ("gap_s", "silent_s", "sealed"),
+    [
+        (0, 100, 0),
+        (0, 121, 1),
+        (60, 280, 0),
+        (60, 301, 1),
+        # Twelve hours between two chunks: a day, not sixty hours.
+        (43_200, 86_300, 0),
+        (43_200, 86_401, 1),
+    ],
 )
 def test_silence_seals(
     installation: Installation, gap_s: float, silent_s: float, sealed: int

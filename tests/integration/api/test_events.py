@@ -200,7 +200,7 @@ def test_a_silent_stream_is_kept_alive(
 
 def test_many_changes_of_one_session_wait_as_one() -> None:
     session = uuid.uuid4()
-    stream = Stream(None)
+    stream = Stream(1, None)
     for number in range(1000):
-        stream.push([StateChange(session, SessionState.QUEUED, number)])
+        stream.push([StateChange(1, session, SessionState.QUEUED, number)])
     assert len(stream._pending) == 1

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import gzip
 import re
+import uuid
 from typing import TYPE_CHECKING
 
 import brotli
 import pytest
 import zstandard
+from sqlalchemy import insert, select
 
 from app.api.frame.headers import SECURITY_HEADERS
+from app.db.models.sessions import Session
 from tests.integration.api import bodies
 from tests.integration.api.test_refusals import NOTHING
 
@@ -156,8 +159,14 @@ def test_a_small_answer_is_not_compressed(client: httpx.Client) -> None:
 
 
 def test_a_large_answer_survives_compression(installation: Installation) -> None:
-    for number in range(300):
-        installation.post(params=bodies.SIZES | {"run_id": str(number)})
+    installation.post()
+    with installation.container.uow() as tx:
+        [first] = tx.session.execute(select(Session.__table__)).mappings()
+        copies = [
+            dict(first) | {"id": uuid.uuid4(), "number": number, "content_sha256": None}
+            for number in range(2, 301)
+        ]
+        tx.session.execute(insert(Session), copies)
     answer = installation.client.get("/api/v1/sessions", params={"limit": 300})
     assert answer.headers["content-encoding"] == "zstd"
     assert len(answer.content) > 128 * 1024
@@ -181,3 +190,24 @@ def test_problems_and_tables_are_compressed_and_static_files_only_once(
     ):
         assert answer.headers.get("content-encoding") == coding, answer.url
     assert len(client.get(style).content) > 1000
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "/api/v1/jobs/caf%e9/sessions?dp=3&pp=2",
+        "/api/v1/jobs/%ed%a0%80/sessions?dp=3&pp=2",
+        "/api/v1/jobs/job/sessions?dp=3&pp=2&run_id=%ff",
+        "/p/default/api/v1/jobs/caf%e9/sessions?dp=3&pp=2",
+    ],
+    ids=["latin-1", "surrogate", "query", "project"],
+)
+def test_an_address_that_is_not_utf8_is_refused(installation: Installation, address: str) -> None:
+    answer = installation.client.post(address, content=bodies.parquet())
+    assert (answer.status_code, answer.json()["code"]) == (400, "address.not_utf8")
+    assert installation.rows()["job"] == 0
+
+
+def test_a_name_in_any_script_is_a_name(installation: Installation) -> None:
+    assert installation.post(job="caf%C3%A9-%E6%BC%A2").status_code == 202
+    assert installation.client.get("/api/v1/sessions").json()["sessions"][0]["job"] == "café-漢"

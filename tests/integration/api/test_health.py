@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import shutil
 import uuid
+from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import text
 
 from app.db.migrate import expected_revision
+from app.settings import Settings
 from tests.integration.api.outage import away
 
 if TYPE_CHECKING:
@@ -103,4 +105,16 @@ def test_a_redis_that_is_away_is_not_ready_and_comes_back(
 
 def test_being_alive_needs_nothing(installation: Installation) -> None:
     with away(installation.container.engine):
-        assert installation.client.get("/healthz").json() == {"status": "ok"}
+        health = installation.client.get("/healthz").json()
+    assert health == {
+        "status": "ok",
+        "instance": installation.container.settings.instance_name,
+        "version": version("paceline"),
+    }
+
+
+def test_two_processes_have_two_names(install: Install) -> None:
+    assert Settings().instance_name != Settings().instance_name
+    with install(instance_name="left") as left, install(instance_name="right") as right:
+        names = [each.client.get("/healthz").json()["instance"] for each in (left, right)]
+    assert names == ["left", "right"]

@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 import httpx
 from sqlalchemy import text
 
+from app.settings import MIB
 from tests.integration.api import bodies
 from tests.integration.api.outage import away
 from tests.integration.api.test_refusals import NOTHING, refused, spooled_files
@@ -28,17 +29,20 @@ WAITING = "paceline_ingest_waiting"
 
 
 @contextlib.contextmanager
-def half_a_body(installation: Installation, announced: int = 1_000_000) -> Iterator[socket.socket]:
-    """Yield a connection that has sent the head of a request and a little of its body."""
+def half_a_body(
+    installation: Installation, announced: int = 1_000_000, sent: int = 4000
+) -> Iterator[socket.socket]:
+    """Yield a connection that has sent the head of a request and a part of its body."""
     address = urlsplit(installation.url)
+    before = installation.metric(SPOOLED)
     with socket.create_connection((address.hostname, address.port), timeout=60) as connection:
         connection.sendall(
             b"POST /api/v1/jobs/slow/sessions?dp=3&pp=2 HTTP/1.1\r\n"
             b"Host: localhost\r\n"
             + f"Content-Length: {announced}\r\n\r\n".encode()
-            + b"PAR1" * 1000
+            + b"PAR1" * (sent // 4)
         )
-        wait_for(lambda: installation.metric(SPOOLED) >= announced, "spooled body")
+        wait_for(lambda: installation.metric(SPOOLED) >= before + sent, "spooled body")
         yield connection
 
 
@@ -94,19 +98,29 @@ def test_a_sender_that_is_gone_within_a_large_body_leaves_nothing(
 def test_bodies_over_the_budget_are_put_off(install: Install) -> None:
     with (
         install(ingest_budget_bytes=3_000_000) as installation,
-        half_a_body(installation, 2_500_000),
+        half_a_body(installation, 3_000_000, 2_996_000),
     ):
         answer = installation.post()
         assert answer.status_code == 429
         assert answer.json()["code"] == "busy"
         assert int(answer.headers["retry-after"]) > 0
         assert installation.rows() == NOTHING
-        assert installation.metric("paceline_ingest_bytes_total") == 0
+
+
+def test_bodies_that_are_only_announced_take_no_room(install: Install) -> None:
+    with (
+        install(ingest_budget_bytes=3_000_000) as installation,
+        contextlib.ExitStack() as senders,
+    ):
+        for _ in range(8):
+            senders.enter_context(half_a_body(installation, 512 * MIB, 400))
+        assert installation.metric(SPOOLED) == 8 * 400
+        assert installation.post().status_code == 202
 
 
 def test_room_in_the_budget_comes_back(install: Install) -> None:
     with install(ingest_budget_bytes=3_000_000) as installation:
-        with half_a_body(installation, 2_500_000):
+        with half_a_body(installation, 3_000_000, 2_996_000):
             assert installation.post().status_code == 429
         wait_for(lambda: installation.metric(SPOOLED) == 0, "end of the spooled body")
         assert installation.post().status_code == 202

@@ -49,7 +49,7 @@ def test_an_error_is_a_problem_document(
 
 
 def test_a_wrong_method_names_the_right_ones(client: httpx.Client) -> None:
-    assert client.delete("/api/v1/sessions").headers["allow"] == "GET"
+    assert client.delete("/api/v1/sessions").headers["allow"] == "GET, HEAD"
 
 
 def test_an_invalid_request_names_its_parameters(client: httpx.Client) -> None:

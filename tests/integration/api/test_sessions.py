@@ -85,6 +85,10 @@ def test_an_analyzed_session_has_its_verdict_in_lists_and_its_report(
     assert listed["slowdown"] == report["slowdown"]
     assert listed["slowdown_ci95"] == report["slowdown_ci95"]
     assert listed["headline"]["sentence"] == report["verdict"]["sentence"]
+    for name in ("slowdown", "ci95", "kind"):
+        assert listed["headline"][name] == report["headline"][name]
+    hourly = listed["sizes"]["world"] * (1 - 1 / report["headline"]["slowdown"])
+    assert listed["headline"]["gpu_hours_lost_per_hour"] == pytest.approx(hourly)
     found = installation.client.get(f"{SESSIONS}/{analyzed}").json()
     assert found["has_report"]
     assert found["work"]["state"] == "done"

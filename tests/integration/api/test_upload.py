@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from app.cli.connect import connect
 from app.cli.server import ServerError
 from app.cli.upload import content_type_of, upload
 from app.errors import InvalidMetadataError
@@ -109,7 +110,7 @@ def test_a_server_that_is_busy_is_asked_again(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     with install(ingest_budget_bytes=3_000_000) as installation, contextlib.ExitStack() as stack:
-        stack.enter_context(half_a_body(installation, 2_500_000))
+        stack.enter_context(half_a_body(installation, 3_000_000, 2_996_000))
 
         def make_room(_pause_s: float) -> None:
             stack.close()
@@ -164,3 +165,31 @@ def test_a_job_without_a_name_is_said_before_anything_is_sent(trace: Path, meta:
 )
 def test_a_file_name_says_the_content_type(name: str, content_type: str) -> None:
     assert content_type_of(Path(name)) == content_type
+
+
+def test_connect_shows_where_its_tiny_session_is(
+    installation: Installation, capsys: pytest.CaptureFixture[str]
+) -> None:
+    connect(installation.url, "llama-70b", "curl", None, send=True)
+    *lines, url = capsys.readouterr().out.splitlines()
+    installation.analyze_all()
+
+    assert f'"{installation.url}/api/v1/jobs/llama-70b/sessions"' in "\n".join(lines)
+    session = url.removeprefix(f"{installation.url}/sessions/")
+    found = installation.client.get(f"/api/v1/sessions/{session}").json()
+    # The job's own history stays its own.
+    assert (found["job"], found["state"]) == ("llama-70b-connect", "analyzed")
+
+
+def test_a_folder_as_convert_writes_it_is_sent(
+    installation: Installation,
+    trace: Path,
+    meta: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert meta.parent == trace.parent
+    upload(trace.parent, None, server=installation.url, job=None, wait=False)
+
+    session = capsys.readouterr().out.strip().rsplit("/", 1)[1]
+    found = installation.client.get(f"/api/v1/sessions/{session}").json()
+    assert (found["job"], found["operations"]) == ("sample", len(bodies.trace()))

@@ -14,7 +14,7 @@ from app.services.alerts.channels.reads import list_channels
 from benchmarks.support.receiver import Reply
 from tests.integration.api.alerts.asking import API, add_channel
 from tests.integration.api.conftest import Install, Installation
-from tests.support.alerting import Alerting
+from tests.support.alerting import LOOPBACK, Alerting
 from tests.support.reads import read
 from tests.support.receiver import Receiver
 
@@ -93,11 +93,30 @@ def test_the_test_button_shows_what_the_receiver_said(
 def test_private_addresses_are_refused_where_the_operator_allows_none(
     install: Install, receiver: Receiver
 ) -> None:
-    with install() as served:
+    with install(alert_allowed_networks=LOOPBACK) as served:
         added = add_channel(served, receiver)
+    with install() as served:
         result = served.client.post(f"{API}/channels/{added['id']}/test").json()
     assert (result["delivered"], result["code"]) == (False, "address.refused")
     assert receiver.got == []
+
+
+def test_a_private_address_is_refused_when_it_is_saved(
+    install: Install, receiver: Receiver
+) -> None:
+    channel = {"name": "hook", "kind": "webhook", "config": {"url": receiver.url}}
+    with install() as served:
+        refused = served.client.post(f"{API}/channels", json=channel)
+        public = channel | {"config": {"url": "https://192.0.0.9.invalid/x"}}
+        added = served.client.post(f"{API}/channels", json=public).json()["id"]
+        changed = served.client.patch(
+            f"{API}/channels/{added}", json={"config": {"url": receiver.url}}
+        )
+    for answer in (refused, changed):
+        assert (answer.status_code, answer.json()["code"]) == (422, "channel.invalid")
+        [fault] = answer.json()["faults"]
+        assert (fault["code"], fault["column"]) == ("address_refused", "config.url")
+        assert "PACELINE_ALERT_ALLOWED_NETWORKS" in fault["message"]
 
 
 def test_the_command_prints_the_receivers_answer(

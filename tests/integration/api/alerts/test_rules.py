@@ -52,6 +52,25 @@ def test_a_rule_that_makes_no_sense_is_refused(
     assert (answer.status_code, answer.json()["code"]) == (422, "request.invalid")
 
 
+def test_a_cause_that_no_report_has_is_refused_with_its_place(served: Installation) -> None:
+    condition = {
+        "kind": "cause",
+        "confidence": 0.9,
+        "clears_below": 0.8,
+        "causes": ["slow_worker", "slow_wroker", "unknown"],
+    }
+    body = {"name": "Typo", "condition": condition}
+    for path in ("alert-rules", "alert-rules/preview"):
+        answer = served.client.post(f"{API}/{path}", json=body)
+        problem = answer.json()
+        assert (answer.status_code, problem["code"]) == (422, "rule.unknown_cause")
+        assert "slow_wroker" in problem["detail"]
+        assert [fault["column"] for fault in problem["faults"]] == [
+            "condition.causes[1]",
+            "condition.causes[2]",
+        ]
+
+
 def test_a_preview_says_what_would_have_fired_and_tells_nobody(
     served: Installation, alerting: Alerting, receiver: Receiver
 ) -> None:

@@ -1,0 +1,111 @@
+"""What is sent and answered about tokens, projects and the audit log."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from app.access.principals import ActorKind, Right
+
+Name = Annotated[str, Field(min_length=1, max_length=100)]
+
+
+class ReadBody(BaseModel):
+    """Something that is read from a value of a service."""
+
+    model_config = ConfigDict(from_attributes=True)
+
+
+class NewTokenBody(BaseModel):
+    """A token to be made."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    name: Name
+    scopes: Annotated[list[Right], Field(min_length=1)]
+    project: Name | None = Field(default=None, description="Null: all projects.")
+    expires_days: Annotated[int, Field(ge=1, le=3650)] | None = Field(
+        default=90, description="Null: never."
+    )
+    owner: Name | None = Field(default=None, description="Without it, who makes it.")
+
+
+class TokenBody(ReadBody):
+    """A token without its secret; `begins` is what it starts with."""
+
+    name: str
+    begins: str
+    scopes: list[Right] = Field(validation_alias="rights")
+    project: str | None
+    owner: str
+    created_at: datetime
+    expires_at: datetime | None
+    last_used_at: datetime | None
+    valid: bool
+
+
+class MadeTokenBody(BaseModel):
+    """A token that was just made: `secret` is shown this once."""
+
+    secret: str
+    token: TokenBody
+
+
+class TokenListBody(BaseModel):
+    """Tokens by name."""
+
+    tokens: list[TokenBody]
+
+
+class NewProjectBody(BaseModel):
+    """A project to be made."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    name: Name
+
+
+class MoveBody(BaseModel):
+    """Where a job is to go."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    project: Name
+
+
+class ProjectBody(ReadBody):
+    """A project and how much it has."""
+
+    name: str
+    created_at: datetime
+    jobs: int
+    members: int
+    tokens: int
+
+
+class ProjectListBody(BaseModel):
+    """The projects that the caller may know of, by name."""
+
+    projects: list[ProjectBody]
+
+
+class EntryBody(ReadBody):
+    """An entry of the audit log."""
+
+    id: int
+    at: datetime
+    actor_kind: ActorKind
+    actor: str
+    action: str
+    subject: str
+    project: str | None
+    detail: str | None
+    count: int
+
+
+class EntryListBody(BaseModel):
+    """Entries, the newest first; `before` of the next request is the last one's id."""
+
+    entries: list[EntryBody]

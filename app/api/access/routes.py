@@ -1,0 +1,107 @@
+"""Tokens, projects and the audit log."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Annotated, Final
+
+from fastapi import APIRouter, Path, Query, Response
+
+from app.api.access.bodies import (
+    EntryBody,
+    EntryListBody,
+    MadeTokenBody,
+    MoveBody,
+    NewProjectBody,
+    NewTokenBody,
+    ProjectBody,
+    ProjectListBody,
+    TokenBody,
+    TokenListBody,
+)
+from app.door.guard import GuardedRoute
+from app.door.here import Here
+from app.services.access.audit import list_entries
+from app.services.access.moves import delete_project, move_job
+from app.services.access.projects import create_project, list_projects
+from app.services.access.tokens import create_token, list_tokens, revoke_token
+
+DEFAULT_LIMIT: Final = 100
+MAX_LIMIT: Final = 1000
+CREATED: Final = 201
+ACCEPTED: Final = 202
+NO_CONTENT: Final = 204
+
+
+def router() -> APIRouter:
+    """Return the routes of access."""
+    routes = APIRouter(route_class=GuardedRoute, prefix="/api/v1", tags=["access"])
+    _tokens(routes)
+    _projects(routes)
+
+    @routes.get("/audit", summary="Who did what, the newest first")
+    def get_audit(
+        here: Here,
+        limit: Annotated[int, Query(ge=1, le=MAX_LIMIT)] = DEFAULT_LIMIT,
+        before: Annotated[
+            int | None, Query(description="Only entries older than this one.")
+        ] = None,
+    ) -> EntryListBody:
+        with here.everywhere().reading() as tx:
+            found = list_entries(tx, limit, before=before)
+        return EntryListBody(entries=[EntryBody.model_validate(entry) for entry in found])
+
+    return routes
+
+
+def _tokens(routes: APIRouter) -> None:
+    @routes.get("/tokens", summary="Tokens by name, without their secrets")
+    def get_tokens(here: Here) -> TokenListBody:
+        with here.everywhere().reading() as tx:
+            found = list_tokens(tx)
+        return TokenListBody(tokens=[TokenBody.model_validate(token) for token in found])
+
+    @routes.post("/tokens", status_code=CREATED, summary="Make a token")
+    def post_token(here: Here, body: NewTokenBody) -> MadeTokenBody:
+        """Show the token, this once: only its digest is stored."""
+        made = create_token(
+            here.everywhere(),
+            name=body.name,
+            rights=body.scopes,
+            project=body.project,
+            expires=None if body.expires_days is None else timedelta(days=body.expires_days),
+            owner=body.owner,
+        )
+        return MadeTokenBody(secret=made.secret, token=TokenBody.model_validate(made.view))
+
+    @routes.delete("/tokens/{name}", status_code=NO_CONTENT, summary="Revoke a token")
+    def delete_token(here: Here, name: Annotated[str, Path(description="Its name.")]) -> Response:
+        """From now on it opens nothing."""
+        revoke_token(here.everywhere(), name)
+        return Response(status_code=NO_CONTENT)
+
+
+def _projects(routes: APIRouter) -> None:
+    @routes.get("/projects", summary="Projects by name")
+    def get_projects(here: Here) -> ProjectListBody:
+        with here.everywhere().reading() as tx:
+            found = list_projects(tx, here.principal.projects)
+        return ProjectListBody(projects=[ProjectBody.model_validate(project) for project in found])
+
+    @routes.post("/projects", status_code=CREATED, summary="Make a project")
+    def post_project(here: Here, body: NewProjectBody) -> ProjectBody:
+        return ProjectBody.model_validate(create_project(here.everywhere(), body.name))
+
+    @routes.delete("/projects/{name}", status_code=ACCEPTED, summary="Delete a project")
+    def remove_project(here: Here, name: Annotated[str, Path(description="Its name.")]) -> Response:
+        """Nobody gets in from now on; what it has is taken away within minutes to hours."""
+        delete_project(here.everywhere(), name)
+        return Response(status_code=ACCEPTED)
+
+    @routes.post(
+        "/jobs/{job}/move", status_code=NO_CONTENT, summary="Move a job to another project"
+    )
+    def post_move(here: Here, job: str, body: MoveBody) -> Response:
+        """Its sessions, reports and incidents go along; deliveries about it are deleted."""
+        move_job(here, job, body.project)
+        return Response(status_code=NO_CONTENT)
