@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
+from dataclasses import replace
 from http import HTTPStatus
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -12,20 +14,24 @@ from fastapi.responses import HTMLResponse
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
+from app.access.principals import ActorKind, Right
 from app.dashboard.look import format as fmt
-from app.db.unit_of_work import reading
+from app.door.project_paths import prefix_of
 from app.services.alerts.navigation import navigation
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from sqlalchemy import Engine
-
     from app.dashboard.look.assets import Assets
     from app.db.unit_of_work import Reads
     from app.services.alerts.navigation import Navigation
+    from app.services.container import Container
 
 TEMPLATES_DIR: Final = Path(__file__).resolve().parents[2] / "frontend" / "templates"
+
+# Paths in attributes, which lead to pages of the same project; files are everybody's. Text cannot
+# look so: its quotation marks are escaped.
+OWN_PATHS: Final = re.compile(r'="(/(?!static/|p/|sign-|api/docs|/))')
 
 # A page is the state of a moment: always fetched anew, also on "back".
 PAGE_HEADERS: Final = {"Cache-Control": "no-store"}
@@ -38,12 +44,9 @@ class Pages:
     ----------
     assets : Assets
         Where the pages' static files are.
-    engine : Engine
-        Of the database.
     """
 
-    def __init__(self, assets: Assets, engine: Engine) -> None:
-        self._engine = engine
+    def __init__(self, assets: Assets) -> None:
         self._environment = Environment(
             loader=FileSystemLoader(TEMPLATES_DIR),
             autoescape=True,
@@ -52,18 +55,32 @@ class Pages:
             lstrip_blocks=True,
         )
         self._environment.globals.update(
-            static=assets.url, plotly_style=assets.plotly_style, fmt=fmt, page_data=_page_data
+            static=assets.url,
+            plotly_style=assets.plotly_style,
+            fmt=fmt,
+            page_data=_page_data,
+            project_url=prefix_of,
         )
         self._environment.filters["count"] = fmt.count
 
     @contextlib.contextmanager
-    def reading(self) -> Iterator[tuple[Reads, Navigation]]:
+    def reading(self, container: Container) -> Iterator[tuple[Reads, Navigation]]:
         """Open the one transaction of a page; with it comes what every page shows.
 
         Render after it has ended: it holds a connection.
         """
-        with reading(self._engine) as tx:
-            yield tx, navigation(tx)
+        with container.reading() as tx:
+            found = navigation(tx)
+            who = container.principal
+            yield (
+                tx,
+                replace(
+                    found,
+                    signed_in=who.name if who.kind is ActorKind.PERSON else "",
+                    administers=Right.ADMIN in who.everywhere,
+                    base=container.pages_at,
+                ),
+            )
 
     def render(
         self,
@@ -86,6 +103,19 @@ class Pages:
             What the template shows.
         """
         html = self._environment.get_template(name).render(nav=nav, **values)
+        if nav.base:
+            html = OWN_PATHS.sub(rf'="{nav.base}\1', html)
+        return HTMLResponse(html, status, PAGE_HEADERS)
+
+    def render_alone(
+        self,
+        name: str,
+        *,
+        status: int = HTTPStatus.OK,
+        **values: Any,  # noqa: ANN401 - what templates take
+    ) -> HTMLResponse:
+        """Return a page that is of no project and needs no transaction."""
+        html = self._environment.get_template(name).render(**values)
         return HTMLResponse(html, status, PAGE_HEADERS)
 
     def not_found(self, what: str, nav: Navigation) -> HTMLResponse:

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import uuid
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import Annotated, Final
+from urllib.parse import quote
 
 from fastapi import APIRouter, Header, Query, Request
-from fastapi.responses import HTMLResponse, PlainTextResponse, Response
+from fastapi.responses import HTMLResponse, PlainTextResponse, RedirectResponse, Response
 
+from app.dashboard.access.pages import add_access_pages
+from app.dashboard.access.sign_in import add_sign_in
 from app.dashboard.alerts.pages import add_alert_pages
 from app.dashboard.alerts.parts import actions
 from app.dashboard.alerts.rule_pages import add_rule_pages
+from app.dashboard.fleet.connect import launcher_tabs, way_tabs
 from app.dashboard.fleet.view import fleet_page, job_page
 from app.dashboard.look.assets import installed_assets
 from app.dashboard.pages import Pages
@@ -19,17 +23,19 @@ from app.dashboard.plans.pages import add_plan_pages
 from app.dashboard.session.exports import EXPORTS, workers_csv
 from app.dashboard.session.report import report_view
 from app.dashboard.session.view import session_page
-from app.db.states import SessionState, TaskState
-from app.db.unit_of_work import reading
+from app.dashboard.tensor.pages import add_tensor_pages
+from app.dashboard.usage.pages import add_usage_pages
+from app.db.states import SessionState
+from app.door.guard import GuardedRoute
+from app.door.here import Here
 from app.errors import NotFoundError
 from app.services.alerts.views import open_by_job
+from app.services.container import Container
 from app.services.installation.status import installation_status
 from app.services.sessions.fleet import fleet
 from app.services.sessions.read import get_session
 from app.services.sessions.reports import heatmap, report_document
-
-if TYPE_CHECKING:
-    from app.services.container import Container
+from app.services.tensor.read import count_groups
 
 # What a job's page lists, and how far a session's page looks for its neighbors.
 JOB_SESSIONS: Final = 200
@@ -46,15 +52,21 @@ Step = Annotated[int | None, Query()]
 
 
 def router(container: Container) -> APIRouter:
-    """Return the routes of the dashboard."""
-    routes = APIRouter(include_in_schema=False, default_response_class=HTMLResponse)
+    """Return the routes of the dashboard; the container is for signing in, of no project."""
+    routes = APIRouter(
+        route_class=GuardedRoute, include_in_schema=False, default_response_class=HTMLResponse
+    )
     assets = installed_assets()
-    pages = Pages(assets, container.engine)
-    _add_pages(routes, container, pages)
-    _add_exports(routes, container)
-    add_plan_pages(routes, container.engine, pages)
-    add_alert_pages(routes, container, pages)
+    pages = Pages(assets)
+    _add_pages(routes, pages)
+    _add_exports(routes)
+    add_plan_pages(routes, pages)
+    add_alert_pages(routes, pages)
+    add_tensor_pages(routes, pages)
     add_rule_pages(routes, pages)
+    add_usage_pages(routes, pages)
+    add_access_pages(routes, pages)
+    add_sign_in(routes, container, pages)
 
     @routes.get("/static/{address:path}")
     def static(address: str, accept_encoding: Annotated[str, Header()] = "") -> Response:
@@ -68,39 +80,49 @@ def router(container: Container) -> APIRouter:
     return routes
 
 
-def _add_pages(routes: APIRouter, container: Container, pages: Pages) -> None:
+def _add_pages(routes: APIRouter, pages: Pages) -> None:
     @routes.get("/")
-    def fleet_route(request: Request) -> Response:
-        with pages.reading() as (tx, nav):
+    def fleet_route(container: Here, request: Request) -> Response:
+        with pages.reading(container) as (tx, nav):
             found, incidents = fleet(tx), open_by_job(tx)
             status = None if found.jobs else installation_status(tx, container.settings)
         page = fleet_page(found, incidents)
         if status is None:
             return pages.render("fleet/page.html", nav, page=page, now=page.now)
+        address = str(request.base_url).rstrip("/")
         return pages.render(
             "fleet/empty.html",
             nav,
             page=page,
             now=page.now,
-            server=str(request.base_url).rstrip("/"),
+            server=address,
+            ways=way_tabs(address),
+            launchers=launcher_tabs(),
             workers=sum(worker.alive for worker in status.workers),
-            waiting=status.tasks[TaskState.QUEUED],
+            all_workers=len(status.workers),
         )
 
     @routes.get("/jobs/{job}")
-    def job_route(job: str) -> Response:
-        with pages.reading() as (tx, nav):
+    def job_route(container: Here, job: str) -> Response:
+        with pages.reading(container) as (tx, nav):
             found = fleet(tx, job=job, per_job=JOB_SESSIONS)
+            groups = count_groups(tx, job)
         if not found.jobs:
+            if groups:
+                return RedirectResponse(
+                    f"{container.pages_at}/jobs/{quote(job)}/tensor", HTTPStatus.SEE_OTHER
+                )
             return pages.not_found(f"job {job}", nav)
         page = job_page(found, JOB_SESSIONS)
-        return pages.render("fleet/job.html", nav, page=page, now=found.now)
+        return pages.render("fleet/job.html", nav, page=page, now=found.now, groups=groups)
 
     @routes.get("/sessions/{session}")
-    def session_route(session: str, step: Asked = "", dp: Asked = "", pp: Asked = "") -> Response:
-        with pages.reading() as (tx, nav):
+    def session_route(
+        container: Here, session: str, step: Asked = "", dp: Asked = "", pp: Asked = ""
+    ) -> Response:
+        with pages.reading(container) as (tx, nav):
             try:
-                view = get_session(tx, uuid.UUID(session))
+                view = get_session(tx, uuid.UUID(session), container.settings)
             except (ValueError, NotFoundError):
                 return pages.not_found(f"session {session}", nav)
             found = fleet(tx, job=view.row.job, per_job=JOB_SESSIONS)
@@ -126,15 +148,15 @@ def _add_pages(routes: APIRouter, container: Container, pages: Pages) -> None:
         return pages.render("session/page.html", nav, page=page, now=page.now)
 
 
-def _add_exports(routes: APIRouter, container: Container) -> None:
+def _add_exports(routes: APIRouter) -> None:
     @routes.get("/sessions/{session}/{name}.csv")
-    def export_route(session: uuid.UUID, name: str, step: Step = None) -> Response:
+    def export_route(container: Here, session: uuid.UUID, name: str, step: Step = None) -> Response:
         make = EXPORTS.get(name)
         if make is None:
             raise NotFoundError(f"There is no {name}.csv.")
         of_step = step if name == "workers" else None
-        with reading(container.engine) as tx:
-            view = get_session(tx, session)
+        with container.reading() as tx:
+            view = get_session(tx, session, container.settings)
             document = report_document(tx, session)
             slowdowns = None if of_step is None else heatmap(tx, session, of_step)
         text = make(document) if slowdowns is None else workers_csv(document, slowdowns)

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 import pytest
 from playwright.sync_api import expect, sync_playwright
 
-from app.bootstrap import build
 from app.run.http import HttpServer, address_of, listen
 from app.web import create_app
 from tests.conftest import skip_or_fail
 from tests.e2e.alerting import Place
 from tests.e2e.visiting import BROWSER_ARGUMENTS, Installation, Visitor
 from tests.support.alerting import LOOPBACK, Alerting
+from tests.support.project import build
 from tests.support.receiver import Receiver
 from tests.support.waiting import LIMIT_S
 

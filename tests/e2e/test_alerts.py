@@ -66,7 +66,7 @@ def test_the_page_of_incidents(
     assert set(states) == set(ranks)
     expect(page.locator("[aria-label='Resolved incidents']")).to_contain_text("reward-13b")
     expect(page.locator("[aria-label='Channels']")).to_contain_text("The channel old-hook is dead")
-    expect(page.locator(".msg")).to_contain_text("[FIRING]")
+    expect(page.locator(".msg")).to_contain_text("[CRITICAL]")
     page.locator("button[data-opens=silence]").click()
     keep(page, f"incidents-{look.name}")
     expect_well_made(page, place.url, look)

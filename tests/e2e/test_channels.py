@@ -228,13 +228,15 @@ def test_what_is_wrong_is_said_beside_the_field(
     assert len(read(place.alerting.container, list_channels)) == 1
 
 
-def test_a_test_that_the_operator_does_not_allow_says_so(place: Place, visitor: Visitor) -> None:
+def test_an_address_that_the_operator_does_not_allow_is_refused_beside_its_field(
+    place: Place, visitor: Visitor
+) -> None:
     page = visitor.open(f"{place.url}/channels/new")
     field(page, "name").fill("inside")
     field(page, "config.url").fill("http://10.1.2.3/hook")
     act(page, "Add")
-    act(page, "Send a test")
-    expect(page.locator("#result .bad")).to_contain_text("10.1.2.3")
+    expect(page.locator("#webhook-config-url-fault")).to_contain_text("10.1.2.3")
+    refused(visitor, 422)
 
 
 def test_a_form_that_is_being_filled_in_is_left_alone(

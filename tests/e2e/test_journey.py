@@ -65,8 +65,8 @@ def center(page: Page, dp: int, pp: int) -> tuple[float, float]:
 
 def test_from_an_empty_fleet_to_the_slow_operations(installation: str, visitor: Visitor) -> None:
     page = visitor.open(f"{installation}/")
-    expect(page.locator("h1")).to_have_text("No job has sent a trace yet")
-    expect(page.locator("#first")).to_contain_text(f"PACELINE_SERVER={installation}")
+    expect(page.locator("h1")).to_contain_text("No job is connected yet")
+    expect(page.locator("#p-torch")).to_contain_text(f'paceline.attach("{installation}"')
     expect(page.locator("#live")).to_have_text("Live")
     keep(page, "fleet-empty-wide-light")
     mark(page)
@@ -81,7 +81,7 @@ def test_from_an_empty_fleet_to_the_slow_operations(installation: str, visitor: 
 
     row.get_by_role("link", name="×").click()
     wait_for_figures(page)
-    expect(page.locator("h1")).to_contain_text("because worker (2, 1)")
+    expect(page.locator("h1")).to_contain_text(": worker (2, 1)")
     expect(page.locator("#map-title")).to_contain_text("Worker (2, 1) alone costs")
 
     page.mouse.click(*center(page, *SLOW))

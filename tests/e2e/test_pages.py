@@ -82,7 +82,7 @@ def test_the_page_of_a_session(
     expect(page.locator("#live")).to_have_text("Live")
     keep(page, f"session-{look.name}")
     expect_well_made(page, site, look)
-    expect(page).to_have_title(re.compile("^dense-34b, session 2: .*slower than ideal, worker"))
+    expect(page).to_have_title(re.compile("^dense-34b, session 2: .*slower, worker"))
     expect(page.get_by_role("link", name="Session 1")).to_be_visible()
     if look.size != NARROW:
         # The first screen answers: who, when, and what to do.
@@ -139,10 +139,22 @@ def test_the_pages_of_the_fleet_and_of_a_job(
 @in_every_look
 def test_the_page_of_an_empty_fleet(site: str, visitor: Visitor, look: Look) -> None:
     page = visitor.open(f"{site}/", look)
-    expect(page.locator("#first")).to_contain_text(site)
-    assert len(page.locator("#first").inner_text().splitlines()) == 3
+    panel = page.locator("#p-torch")
+    expect(panel).to_contain_text(f'paceline.attach("{site}", "my-job"')
+    expect(page.locator("#p-curl")).to_be_hidden()
     keep(page, f"fleet-empty-{look.name}")
     expect_well_made(page, site, look)
+
+    page.get_by_role("tab", name="curl").click()
+    expect(page.locator("#p-curl")).to_contain_text(f"{site}/api/v1/jobs/my-job/sessions")
+    expect(panel).to_be_hidden()
+    expect(page).to_have_url(f"{site}/#curl")
+    page.keyboard.press("ArrowLeft")
+    expect(page.get_by_role("tab", name="Files")).to_be_focused()
+    expect(page.locator("#p-files")).to_contain_text("paceline convert kineto")
+    page.goto(f"{site}/#megatron")
+    page.reload()
+    expect(page.locator("#p-megatron")).to_be_visible()
 
 
 def test_hosts_that_nobody_named_are_not_invented(

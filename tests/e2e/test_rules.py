@@ -12,7 +12,6 @@ from sqlalchemy import text
 
 from app.alerts.facts import CauseFact
 from app.alerts.rules import CauseFound, NoData, Threshold
-from app.bootstrap import build
 from app.run.http import HttpServer, address_of, listen
 from app.services.alerts import rules as alert_rules
 from app.services.alerts.store import load_rules
@@ -21,6 +20,7 @@ from tests.e2e.looking import keep
 from tests.e2e.test_pages import expect_well_made, in_every_look
 from tests.e2e.visiting import NARROW
 from tests.support.alerting import LOOPBACK, Alerting
+from tests.support.project import build
 from tests.support.reads import read
 from tests.support.receiver import Receiver
 
@@ -136,7 +136,7 @@ def test_a_rule_is_added_edited_and_deleted(place: Place, visitor: Visitor) -> N
     press(page, "Add rule")
     expect(page).to_have_url(re.compile(r"/rules/[0-9a-f-]{36}$"))
     expect(page.locator("#rules")).to_contain_text(
-        "Waste from 20\N{NO-BREAK SPACE}% on, 2 sessions in a row"
+        "Waste by S from 20\N{NO-BREAK SPACE}% on, 2 sessions in a row"
     )
     rule = place.rule("Wasteful")
     assert rule.condition == Threshold("waste", at_least=0.2, clears_below=0.175)

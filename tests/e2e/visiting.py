@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import uuid
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
@@ -101,6 +102,7 @@ class Installation:
 
     def __init__(self, directory: Path) -> None:
         self._words = directory / "words"
+        self._name = str(uuid.uuid4())
         with self._words.open("ab") as words:
             self._process = subprocess.Popen(  # noqa: S603 - the test's own
                 [
@@ -108,7 +110,8 @@ class Installation:
                     *("--data-dir", str(directory / "data")),
                 ],
                 cwd=REPOSITORY,
-                env=os.environ | {"PACELINE_LOG_LEVEL": "info"},
+                env=os.environ
+                | {"PACELINE_LOG_LEVEL": "info", "PACELINE_INSTANCE_NAME": self._name},
                 stdin=subprocess.DEVNULL,
                 stdout=words,
                 stderr=words,
@@ -118,6 +121,8 @@ class Installation:
     def __enter__(self) -> Self:
         try:
             self.url = wait_for(self._announced, "announcement").rstrip("/")
+            # Another process may answer at a port that this one had.
+            assert httpx.get(f"{self.url}/healthz").json()["instance"] == self._name
             wait_for(lambda: httpx.get(f"{self.url}/readyz").status_code == 200, "readiness")
         except BaseException:
             self._stop()

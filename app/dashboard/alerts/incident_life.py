@@ -12,6 +12,7 @@ from urllib.parse import quote
 from app.alerts.lines import lines_of
 from app.alerts.message import view_url
 from app.alerts.states import DeliveryState
+from app.analysis.diagnosis.headline import HeadlineKind
 from app.analysis.wording import hours
 from app.dashboard.alerts.parts import (
     Actions,
@@ -134,14 +135,16 @@ def chosen_incident(life: IncidentLife, channels: Sequence[ChannelView]) -> Chos
 
 
 def _measured(facts: Facts | None) -> str:
-    if facts is None or facts.slowdown is None:
+    shown = None if facts is None else facts.shown
+    if facts is None or shown is None:
         return "No session with a verdict belongs to it"
-    parts = [f"S {times(facts.slowdown, 3)}"]
-    if facts.slowdown_ci95:
-        parts[0] += f" (95\N{NO-BREAK SPACE}%: {interval(*facts.slowdown_ci95)})"
-    if facts.gpu_hours_lost is not None:
-        parts.append(f"{hours(facts.gpu_hours_lost)} GPU-hours lost in session {facts.number}")
-    return ", ".join(parts)
+    published = shown.kind is HeadlineKind.PUBLISHED
+    measured = f"{'S' if published else 'Slowdown'} {times(shown.slowdown, 3)}"
+    if shown.ci95:
+        measured += f" (95\N{NO-BREAK SPACE}%: {interval(*shown.ci95)})"
+    against = "" if published else " against the job without its causes"
+    lost = f"{hours(shown.gpu_hours_lost)} GPU-hours lost in session {facts.number}"
+    return f"{measured}{against}, {lost}"
 
 
 def _events(life: IncidentLife) -> list[Moment]:
@@ -177,7 +180,7 @@ def _happened(event: EventRow, life: IncidentLife) -> str:
     word = WORDS.get(event.event, event.event)
     session = life.sessions.get(event.session) if event.session else None
     if event.event in ("opened", "fired") and session is not None:
-        measured = "" if session.slowdown is None else f" measured S {times(session.slowdown)}"
+        measured = "" if session.slowdown is None else f" measured {times(session.slowdown)}"
         return f"{word}: session {session.number}{measured}"
     by = f" by {event.actor}" if event.actor else ""
     silence = life.view.row.incident.silence

@@ -19,6 +19,7 @@ from app.dashboard.look.parts import StateLabel
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from app.alerts.facts import Facts
     from app.alerts.incidents import Incident
     from app.services.alerts.channels.reads import ChannelView, Tally
     from app.services.alerts.incident_reads import IncidentRow
@@ -158,9 +159,9 @@ def _ranked(found: Incidents) -> list[IncidentRow]:
 def _rate(row: IncidentRow, found: Incidents) -> float | None:
     """Return GPU-hours lost each hour by the job."""
     facts = row.incident.facts
-    if facts is None or facts.waste is None or facts.session not in found.sessions:
+    if facts is None or facts.shown is None or facts.session not in found.sessions:
         return None
-    return facts.waste * found.sessions[facts.session].world
+    return facts.shown.waste * found.sessions[facts.session].world
 
 
 def _by_job(
@@ -259,7 +260,7 @@ def _line(
     row: IncidentRow, rate: float | None, chosen: uuid.UUID | None, now: datetime, number: int
 ) -> IncidentLine:
     incident, facts = row.incident, row.incident.facts
-    slowdown = facts.slowdown if facts else None
+    slowdown = _slowdown(facts)
     fix = facts.fix if facts else None
     return IncidentLine(
         id=incident.id,
@@ -286,6 +287,7 @@ def _standing(incident: Incident, now: datetime) -> str:
 def _over(item: Over, chosen: uuid.UUID | None) -> OverLine:
     incident, before, after = item.row.incident, item.row.incident.facts, item.after
     fix = before.fix if before else None
+    slow_before, slow_after = _slowdown(before), _slowdown(after)
     saved = (
         1 - after.step_time_s / before.step_time_s
         if before and after and before.step_time_s and after.step_time_s
@@ -296,8 +298,8 @@ def _over(item: Over, chosen: uuid.UUID | None) -> OverLine:
         url=f"/incidents/{incident.id}",
         job=item.row.job,
         headline=headline(incident),
-        before=times(before.slowdown) if before and before.slowdown is not None else "",
-        after=times(after.slowdown) if after and after.slowdown is not None else "",
+        before="" if slow_before is None else times(slow_before),
+        after="" if slow_after is None else times(slow_after),
         fix=fix.title if fix else "",
         predicted=_gain(fix.gain) if fix else "",
         measured="" if saved is None else _gain(saved),
@@ -305,6 +307,10 @@ def _over(item: Over, chosen: uuid.UUID | None) -> OverLine:
         resolved_at=ended,
         chosen=incident.id == chosen,
     )
+
+
+def _slowdown(facts: Facts | None) -> float | None:
+    return facts.shown.slowdown if facts and facts.shown else None
 
 
 def _version(found: Incidents, life: IncidentLife | None, channels: Sequence[ChannelView]) -> str:

@@ -10,6 +10,7 @@ from fastapi.responses import Response
 
 from app.dashboard.alerts.channels import channels_page
 from app.dashboard.alerts.incidents import incidents_page, most_pressing
+from app.door.here import Here
 from app.errors import NotFoundError
 from app.services.alerts.channels.reads import channels_and_tallies, no_channel
 from app.services.alerts.channels.views import undelivered
@@ -27,15 +28,15 @@ if TYPE_CHECKING:
 MAX_DIGITS: Final = 6
 
 
-def add_alert_pages(routes: APIRouter, container: Container, pages: Pages) -> None:
+def add_alert_pages(routes: APIRouter, pages: Pages) -> None:
     """Add the pages of alerts to the dashboard."""
     _add_incidents(routes, pages)
-    _add_channels(routes, container, pages)
+    _add_channels(routes, pages)
 
 
 def _add_incidents(routes: APIRouter, pages: Pages) -> None:
-    def show(asked: str | None, number: str) -> Response:
-        with pages.reading() as (tx, nav):
+    def show(container: Container, asked: str | None, number: str) -> Response:
+        with pages.reading(container) as (tx, nav):
             found = incidents(tx)
             try:
                 chosen = most_pressing(found) if asked is None else uuid.UUID(asked)
@@ -54,17 +55,17 @@ def _add_incidents(routes: APIRouter, pages: Pages) -> None:
         return pages.render("alerts/incidents.html", nav, page=page, now=page.now)
 
     @routes.get("/incidents")
-    def incidents_route(page: str = "1") -> Response:
-        return show(None, page)
+    def incidents_route(container: Here, page: str = "1") -> Response:
+        return show(container, None, page)
 
     @routes.get("/incidents/{incident}")
-    def incident_route(incident: str, page: str = "1") -> Response:
-        return show(incident, page)
+    def incident_route(container: Here, incident: str, page: str = "1") -> Response:
+        return show(container, incident, page)
 
 
-def _add_channels(routes: APIRouter, container: Container, pages: Pages) -> None:
-    def show(asked: str | None = None, *, adding: bool = False) -> Response:
-        with pages.reading() as (tx, nav):
+def _add_channels(routes: APIRouter, pages: Pages) -> None:
+    def show(container: Container, asked: str | None = None, *, adding: bool = False) -> Response:
+        with pages.reading(container) as (tx, nav):
             channels, tallies = channels_and_tallies(tx)
             try:
                 chosen = None if asked is None else _find(channels, uuid.UUID(asked))
@@ -83,16 +84,16 @@ def _add_channels(routes: APIRouter, container: Container, pages: Pages) -> None
         return pages.render("alerts/channels.html", nav, page=page, now=page.now)
 
     @routes.get("/channels")
-    def channels_route() -> Response:
-        return show()
+    def channels_route(container: Here) -> Response:
+        return show(container)
 
     @routes.get("/channels/new")
-    def new_channel_route() -> Response:
-        return show(adding=True)
+    def new_channel_route(container: Here) -> Response:
+        return show(container, adding=True)
 
     @routes.get("/channels/{channel}")
-    def channel_route(channel: str) -> Response:
-        return show(channel)
+    def channel_route(container: Here, channel: str) -> Response:
+        return show(container, channel)
 
 
 def _find(channels: Sequence[ChannelView], asked: uuid.UUID) -> ChannelView:

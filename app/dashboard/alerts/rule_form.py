@@ -19,9 +19,10 @@ if TYPE_CHECKING:
     from app.services.alerts.channels.reads import ChannelView
 
 CONDITIONS: Final[Mapping[str, str]] = {
-    "slowdown": "Slowdown S",
-    "waste": "Waste, % of the GPU time",
-    "gpu_hours_lost": "GPU-hours lost in a session",
+    "headline": "Slowdown, against the job without its causes",
+    "slowdown": "Published slowdown S",
+    "waste": "Waste by S, % of the GPU time",
+    "gpu_hours_lost": "GPU-hours lost by S in a session",
     "regression": "Regression, % of the step time",
     "discrepancy": "Discrepancy of the replay, %",
     "cause": "A cause, by its confidence",
@@ -31,7 +32,7 @@ CONDITIONS: Final[Mapping[str, str]] = {
 SHARES: Final = ("waste", "regression", "discrepancy", "cause")
 
 NEW: Final = Rule(
-    id=UUID(int=0), name="", condition=Threshold("slowdown", at_least=1.1, clears_below=1.05)
+    id=UUID(int=0), name="", condition=Threshold("headline", at_least=1.1, clears_below=1.05)
 )
 
 

@@ -8,19 +8,21 @@ from fastapi import APIRouter
 from fastapi.responses import Response
 
 from app.dashboard.alerts.rules import rules_page
+from app.door.here import Here
 from app.services.alerts.channels.reads import list_channels
 from app.services.alerts.store import load_rules
 from app.services.alerts.views import open_by_job
 
 if TYPE_CHECKING:
     from app.dashboard.pages import Pages
+    from app.services.container import Container
 
 
 def add_rule_pages(routes: APIRouter, pages: Pages) -> None:
     """Add the pages of rules to the dashboard."""
 
-    def show(asked: str | None) -> Response:
-        with pages.reading() as (tx, nav):
+    def show(container: Container, asked: str | None) -> Response:
+        with pages.reading(container) as (tx, nav):
             rules = load_rules(tx)
             chosen = next((rule for rule in rules if str(rule.id) == asked), None)
             if asked is not None and chosen is None:
@@ -31,9 +33,9 @@ def add_rule_pages(routes: APIRouter, pages: Pages) -> None:
         return pages.render("alerts/rules.html", nav, page=page)
 
     @routes.get("/rules")
-    def rules_route() -> Response:
-        return show(None)
+    def rules_route(container: Here) -> Response:
+        return show(container, None)
 
     @routes.get("/rules/{rule}")
-    def rule_route(rule: str) -> Response:
-        return show(rule)
+    def rule_route(container: Here, rule: str) -> Response:
+        return show(container, rule)

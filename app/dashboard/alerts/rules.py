@@ -140,12 +140,14 @@ def told(rule: Rule, channels: Sequence[ChannelView]) -> list[str]:
 def _number(condition: Threshold) -> str:
     value = condition.at_least
     match condition.kind:
+        case "headline":
+            return f"Slowdown from {value:g}× on"
         case "slowdown":
             return f"S from {value:g}× on"
         case "waste":
-            return f"Waste from {_percent(value)} on"
+            return f"Waste by S from {_percent(value)} on"
         case "gpu_hours_lost":
-            return f"From {value:g} GPU-hours lost on"
+            return f"From {value:g} GPU-hours lost by S on"
         case "discrepancy":
             return f"Discrepancy from {_percent(value)} on"
         case "regression":

@@ -1,4 +1,4 @@
-"""The figure of a job's history: S of its sessions."""
+"""The figure of a job's history: the slowdown of its sessions."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from app.analysis.diagnosis.headline import differs
 from app.dashboard.look.figure_parts import (
     BASE,
     TEXT_2,
@@ -24,17 +25,21 @@ HISTORY_TICKS: Final = 24
 
 @dataclass(frozen=True, slots=True)
 class HistoryPoint:
-    """S of one session of a job; `slowdown` is None where there is no verdict."""
+    """How slow one session of a job was; `slowdown` is None where there is no verdict.
+
+    `published` is S beside it.
+    """
 
     number: int
     slowdown: float | None
     low: float | None
     high: float | None
+    published: float | None
     url: str
 
 
 def history(points: Sequence[HistoryPoint]) -> Figure:
-    """Return S of a job's sessions in order, each with its 95 % interval.
+    """Return the slowdown of a job's sessions in order, with 95 % intervals, and S dotted.
 
     Parameters
     ----------
@@ -69,7 +74,19 @@ def history(points: Sequence[HistoryPoint]) -> Figure:
         "customdata": [[point.number, _history_text(point), point.url] for point in points],
         "hovertemplate": "Session %{customdata[0]}: %{customdata[1]}<extra></extra>",
     }
-    tops = [max(point.slowdown or 1.0, point.high or 1.0) for point in known]
+    beside = {
+        "type": "scatter",
+        "mode": "lines+markers",
+        "x": [point.number for point in points],
+        "y": [point.published for point in points],
+        "connectgaps": False,
+        "line": {"color": TEXT_2, "width": 1, "dash": "dot"},
+        "marker": {"size": 4, "symbol": "line-ew-open", "color": TEXT_2},
+        "hoverinfo": "skip",
+    }
+    tops = [
+        max(point.slowdown or 1.0, point.high or 1.0, point.published or 1.0) for point in known
+    ]
     first, last = points[0].number, points[-1].number
     top = max(MIN_HISTORY_TOP, *tops, 1.0) if tops else MIN_HISTORY_TOP
     layout = base_layout(margin={"l": 48, "r": 16, "t": 8, "b": 36})
@@ -92,16 +109,24 @@ def history(points: Sequence[HistoryPoint]) -> Figure:
         ),
         "shapes": [level(1.0, BASE)],
     }
-    return {"data": [trace], "layout": layout}
+    return {"data": [beside, trace] if _differ(known) else [trace], "layout": layout}
+
+
+def _differ(points: Sequence[HistoryPoint]) -> bool:
+    """Return whether S is worth drawing beside the slowdown."""
+    return any(
+        point.published is not None and differs(point.slowdown or 1.0, point.published)
+        for point in points
+    )
 
 
 def _history_text(point: HistoryPoint) -> str:
     if point.slowdown is None:
         return "no verdict"
     text = times(point.slowdown, 3)
-    if point.low is None or point.high is None:
-        return text
-    return f"{text}, 95{NBSP}% {interval(point.low, point.high)}"
+    if point.low is not None and point.high is not None:
+        text += f", 95{NBSP}% {interval(point.low, point.high)}"
+    return text if point.published is None else f"{text}; S {times(point.published, 3)}"
 
 
 def _clamped(value: float | None) -> float:
@@ -113,12 +138,12 @@ def _distance(high: float | None, low: float | None) -> float:
 
 
 def history_finding(slowdowns: Sequence[tuple[int, float]], *, threshold: float) -> str:
-    """Return the title of a job's S over its sessions.
+    """Return the title of a job's slowdown over its sessions.
 
     Parameters
     ----------
     slowdowns : sequence of (int, float)
-        Number and S of every session with a verdict, oldest first.
+        Number and slowdown of every session with a verdict, oldest first.
     threshold : float
         From here on a session counts as slow.
     """

@@ -12,7 +12,7 @@ from urllib.parse import quote
 from app.alerts.states import IncidentState
 from app.analysis.diagnosis.causes.registry import title_of
 from app.analysis.diagnosis.causes.sequence_lengths import SEQUENCE_LENGTHS
-from app.analysis.trace.formats.registry import FORMATS
+from app.analysis.diagnosis.headline import HeadlineKind
 from app.analysis.wording import hours
 from app.dashboard.alerts.parts import STATES
 from app.dashboard.fleet.history import HistoryPoint, history, history_finding
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from app.analysis.report.summary import Summary, SummaryCause
     from app.services.alerts.incident_reads import IncidentRow
     from app.services.sessions.fleet import Fleet, JobSummary
-    from app.services.sessions.read import SessionRow
+    from app.services.sessions.read import SessionRow, ShownSlowdown
 
 # A longer reason gives way to its code in a table, characters.
 SHORT_REASON: Final = 60
@@ -62,6 +62,8 @@ class SessionLine:
     slowdown_text: str
     color: str
     interval: str
+    published: str
+    against: str
     hours_lost: float | None
     hours_lost_text: str
     cause: str
@@ -101,7 +103,6 @@ class FleetPage:
     jobs: tuple[SessionLine, ...]
     slow: int
     without: int
-    formats: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +153,6 @@ def fleet_page(
         jobs=tuple(rows),
         slow=slow,
         without=without,
-        formats=tuple(known.title for known in FORMATS.values()),
     )
 
 
@@ -169,9 +169,9 @@ def job_page(fleet: Fleet, limit: int) -> JobPage:
     job = fleet.jobs[0]
     latest = job.latest
     known = [
-        (session.number, session.slowdown)
+        (session.number, session.shown.slowdown)
         for session in job.sessions
-        if session.state == SessionState.ANALYZED and session.slowdown is not None
+        if session.shown is not None
     ]
     shown = _shown(job)
     row = session_row(job.name, latest)
@@ -202,16 +202,15 @@ def session_row(job: str, session: SessionRow, *, shown: SessionRow | None = Non
         An earlier session whose numbers the line shows instead, because this one has none yet.
     """
     numbers = shown or session
-    has = numbers.state == SessionState.ANALYZED and numbers.slowdown is not None
-    slowdown = numbers.slowdown if has else None
-    headline = numbers.headline if has else None
-    # The diagnosis may know of time lost that S does not see, such as late batches.
+    measured = numbers.shown
+    slowdown = measured.slowdown if measured else None
+    headline = numbers.headline if measured else None
     slow = slowdown is not None and (
         (headline is not None and headline.level == "slow") or slowdown >= SLOW
     )
     first = headline.causes[0] if slow and headline and headline.causes else None
-    lost = numbers.gpu_hours_lost if has else None
-    low, high = numbers.slowdown_low, numbers.slowdown_high
+    lost = measured.gpu_hours_lost if measured else None
+    published = numbers.slowdown if measured else None
     return SessionLine(
         state=job_state(session.state, slow=slow),
         status=session.state,
@@ -222,11 +221,13 @@ def session_row(job: str, session: SessionRow, *, shown: SessionRow | None = Non
         slowdown=slowdown,
         slowdown_text="none" if slowdown is None else times(slowdown),
         color="" if slowdown is None else heat_color(slowdown),
-        interval="" if not has or low is None or high is None else interval(low, high),
+        interval=interval(*measured.ci95) if measured and measured.ci95 else "",
+        published="" if published is None else times(published),
+        against=_against(measured),
         hours_lost=lost,
         hours_lost_text="" if lost is None else hours(lost),
         cause=title_of(first.cause) if first else _reason(session),
-        cause_share=rough_percent(first.contribution or 0.0) if first else "",
+        cause_share=_share(first, measured),
         where=_where(first, headline) if first and headline else "",
         gpus=session.world,
         sizes=sizes(session.dp, session.pp, session.tp, session.cp, session.vpp),
@@ -235,6 +236,26 @@ def session_row(job: str, session: SessionRow, *, shown: SessionRow | None = Non
         discrepancy="" if session.discrepancy is None else percent(session.discrepancy),
         received_at=session.received_at,
     )
+
+
+def _share(cause: SummaryCause | None, measured: ShownSlowdown | None) -> str:
+    """Return what share a cause has, and that the slowdown is S where it is."""
+    by_s = measured is not None and measured.kind is not HeadlineKind.CAUSES
+    if cause is None:
+        return "none, by S" if by_s else ""
+    share = rough_percent(cause.contribution or 0.0)
+    return f"{share}, by S" if by_s else share
+
+
+def _against(measured: ShownSlowdown | None) -> str:
+    """Return what a slowdown is counted against."""
+    if measured is None:
+        return ""
+    if measured.kind is HeadlineKind.CAUSES:
+        return "against the job without its causes"
+    if measured.kind is HeadlineKind.PUBLISHED:
+        return "published S: no cause explains it"
+    return "published S, until the session is analyzed again"
 
 
 def _job_row(job: JobSummary, incidents: Sequence[IncidentRow]) -> SessionLine:
@@ -255,12 +276,14 @@ def _shown(job: JobSummary) -> SessionRow:
 
 
 def _point(session: SessionRow) -> HistoryPoint:
-    has = session.state == SessionState.ANALYZED
+    measured = session.shown
+    low, high = (measured and measured.ci95) or (None, None)
     return HistoryPoint(
         number=session.number,
-        slowdown=session.slowdown if has else None,
-        low=session.slowdown_low if has else None,
-        high=session.slowdown_high if has else None,
+        slowdown=measured.slowdown if measured else None,
+        low=low,
+        high=high,
+        published=session.slowdown if measured else None,
         url=f"/sessions/{session.id}",
     )
 
@@ -284,13 +307,15 @@ def _where(cause: SummaryCause, headline: Summary) -> str:
         return f"rank {where.ranks[0]}, worker {worker(*workers[0])}"
     if len(workers) > 1:
         return plural(len(workers), "worker")
-    host = headline.worst.host
+    worst = headline.worst
+    # What version 0.1.0 stored of a cause has no host; the slowest worker's may be another's.
+    host = cause.host or (worst.host if (worst.dp, worst.pp) == workers[0] else None)
     return f"{host}, worker {worker(*workers[0])}" if host else f"worker {worker(*workers[0])}"
 
 
 def _said(session: SessionRow) -> str:
-    if session.state == SessionState.ANALYZED and session.slowdown is not None:
-        return f"{times(session.slowdown)} in session {session.number}"
+    if session.shown is not None:
+        return f"{times(session.shown.slowdown)} in session {session.number}"
     return f"session {session.number} {job_state(session.state, slow=False).word.lower()}"
 
 
@@ -306,11 +331,11 @@ def _job_heading(session: SessionRow) -> str:
 
 def _heading(fleet: Fleet, rows: list[SessionLine]) -> str:
     if not rows:
-        return "No job has sent a trace yet"
+        return "No job is connected yet: three lines, and its first verdict is here after 50 steps"
     rates = {
-        job.name: shown.world * shown.waste
+        job.name: shown.world * shown.shown.waste
         for job in fleet.jobs
-        if (shown := _shown(job)).state == SessionState.ANALYZED and shown.waste is not None
+        if (shown := _shown(job)).shown is not None
     }
     if not rates:
         return f"{plural(len(rows), 'job')}, no verdict yet"

@@ -48,7 +48,12 @@ def percent(share: float, digits: int = 1) -> str:
 
 def rough_percent(share: float) -> str:
     """Return a share in per cent as it is said in a sentence: ``49 %``, ``1.1 %``."""
-    return percent(share, 0 if abs(share) >= 0.0995 else 1)  # noqa: PLR2004 - 9.95 % rounds to 10 %
+    return percent(share, rough_digits(share))
+
+
+def rough_digits(share: float) -> int:
+    """Return the digits behind the point with which a share is said in a sentence."""
+    return 0 if abs(share) >= 0.0995 else 1  # noqa: PLR2004 - 9.95 % rounds to 10 %
 
 
 def interval(low: float, high: float, digits: int = 3) -> str:

@@ -76,7 +76,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Sparkline:
-    """S over sessions, drawn from 1.0 to 1.5 whatever the data.
+    """The slowdown over sessions, drawn from 1.0 to 1.5 whatever the data.
 
     Parameters
     ----------
@@ -100,7 +100,7 @@ class Sparkline:
 
 
 def sparkline(values: Sequence[float | None]) -> Sparkline:
-    """Return the sparkline of S in order, None where a session has no verdict."""
+    """Return the sparkline of slowdowns in order, None where a session has no verdict."""
     step = (SPARK_WIDTH - 2 * _SPARK_EDGE) / max(1, len(values) - 1)
     # A single session stands at the right end, where the latest one always is.
     first = SPARK_WIDTH - _SPARK_EDGE if len(values) == 1 else _SPARK_EDGE
@@ -141,9 +141,9 @@ def sparkline(values: Sequence[float | None]) -> Sparkline:
 
 
 def verdict_values(sessions: Sequence[SessionRow]) -> list[float | None]:
-    """Return S of sessions that are through, in order, None where there is no verdict."""
+    """Return how slow sessions that are through were, in order, None without a verdict."""
     return [
-        session.slowdown if session.state == SessionState.ANALYZED else None
+        None if session.shown is None else session.shown.slowdown
         for session in sessions
         if session.state not in SessionState.UNDERWAY
     ]
@@ -157,5 +157,6 @@ def _height(value: float) -> float:
 def _spark_label(values: Sequence[float | None]) -> str:
     known = [value for value in values if value is not None]
     if not known:
-        return f"S of the last {len(values)} sessions: none has a verdict"
-    return f"S of the last {len(values)} sessions, from {min(known):.2f} to {max(known):.2f}"
+        return f"Slowdown of the last {len(values)} sessions: none has a verdict"
+    low, high = min(known), max(known)
+    return f"Slowdown of the last {len(values)} sessions, from {low:.2f} to {high:.2f}"

@@ -23,15 +23,13 @@ from app.dashboard.look.parts import StateLabel
 from app.dashboard.plans.parts import METHOD_NAMES, MS, plan_name
 from app.dashboard.plans.view import PROVEN, STATES, plan_page
 from app.db.states import PlanState
-from app.db.unit_of_work import reading
+from app.door.here import Here
 from app.errors import NotFoundError
 from app.inputs.plans.request import DEFAULT_TIME_LIMIT_S, MOST_TIME_LIMIT_S
 from app.services.plans.read import PlanRow, PlanView, get_plan, list_plans
 from app.services.plans.stored import PlanResult
 
 if TYPE_CHECKING:
-    from sqlalchemy import Engine
-
     from app.dashboard.pages import Pages
 
 # What the page lists.
@@ -87,13 +85,13 @@ class ListedPlan:
 EMPTY_FORM: Final = PlanForm("", METHODS[0], OBJECTIVES[0], f"{DEFAULT_TIME_LIMIT_S:g}", EXAMPLE)
 
 
-def add_plan_pages(routes: APIRouter, engine: Engine, pages: Pages) -> None:
+def add_plan_pages(routes: APIRouter, pages: Pages) -> None:
     """Add the pages of plans to the dashboard."""
 
     @routes.get("/plans")
-    def plans_route(of: str = "") -> Response:
+    def plans_route(container: Here, of: str = "") -> Response:
         form = EMPTY_FORM
-        with pages.reading() as (tx, nav):
+        with pages.reading(container) as (tx, nav):
             if of:
                 try:
                     form = _filled(get_plan(tx, uuid.UUID(of)))
@@ -112,8 +110,8 @@ def add_plan_pages(routes: APIRouter, engine: Engine, pages: Pages) -> None:
         )
 
     @routes.get("/plans/{plan}")
-    def plan_route(request: Request, plan: str) -> Response:
-        with pages.reading() as (tx, nav):
+    def plan_route(container: Here, request: Request, plan: str) -> Response:
+        with pages.reading(container) as (tx, nav):
             try:
                 view = get_plan(tx, uuid.UUID(plan))
             except (ValueError, NotFoundError):
@@ -123,8 +121,8 @@ def add_plan_pages(routes: APIRouter, engine: Engine, pages: Pages) -> None:
         return pages.render("plans/page.html", nav, page=page, now=page.now, address=address)
 
     @routes.get("/plans/{plan}/{name}")
-    def file_route(plan: uuid.UUID, name: str) -> Response:
-        with reading(engine) as tx:
+    def file_route(container: Here, plan: uuid.UUID, name: str) -> Response:
+        with container.reading() as tx:
             view = get_plan(tx, plan)
         make = FILES.get(name)
         if make is None or view.result is None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from app.analysis.diagnosis.causes.registry import title_of
+from app.analysis.diagnosis.headline import WHY_S_DIFFERS, HeadlineKind, why_published
+from app.analysis.replay.confidence import Interval
 from app.analysis.report.document import Report
 from app.analysis.report.findings import NamedCause
 from app.analysis.wording import hours, sure
@@ -15,22 +17,37 @@ from app.dashboard.look.parts import Fact
 def verdict_facts(report: Report) -> list[Fact]:
     """Return the facts that come from the report: how slow, what it costs, why."""
     causes = report.causes
+    against = "its causes" if report.headline.kind is HeadlineKind.CAUSES else "stragglers, by S"
     return [
-        Fact(
-            "Slowdown S",
-            times(report.slowdown, 3),
-            f"95\N{NO-BREAK SPACE}%: {interval(*report.slowdown_ci95)}",
-            hint="Simulated time with the recorded durations ÷ with all of them ideal",
-        ),
+        _slowdown_fact(report),
         Fact(
             "GPU-hours lost",
-            hours(report.gpu_hours_lost),
-            f"{hours(report.gpu_hours_lost_per_hour)} more each hour",
-            hint="In the analyzed steps, by all ranks together",
+            hours(report.lost_gpu_hours),
+            f"{hours(report.lost_gpu_hours_per_hour)} more each hour",
+            hint=f"To {against}, in the analyzed steps, by all ranks together",
         ),
         _cause_fact(causes[0]) if causes else Fact("Cause", "None", "nothing found"),
         _runner_up(causes),
     ]
+
+
+def published_remark(report: Report) -> str:
+    """Return what has to be said of the headline and of S beside it; empty where they agree."""
+    shown = report.headline
+    if shown.kind is HeadlineKind.PUBLISHED:
+        return f"The slowdown is the published S: {why_published(named=bool(report.causes))}."
+    said = []
+    if shown.differs(report.slowdown):
+        said.append(
+            f"The published S is {times(report.slowdown, 3)} ({_interval(report.slowdown_ci95)}): "
+            f"{WHY_S_DIFFERS}."
+        )
+    if shown.ci95 is None:
+        said.append(
+            "An earlier version analyzed this session: the slowdown gets an interval when it is "
+            "analyzed again."
+        )
+    return " ".join(said)
 
 
 def quality_fact(report: Report) -> Fact:
@@ -55,6 +72,31 @@ def launch_fact(report: Report) -> Fact:
             first = late.workers[0]
             note += f"; worker {worker(*first.worker)} alone {percent(first.share)}"
     return Fact("Most launch delay", name, note)
+
+
+def _slowdown_fact(report: Report) -> Fact:
+    """Return the headline with S beside it, or S where it is that."""
+    shown = report.headline
+    if shown.kind is HeadlineKind.PUBLISHED:
+        return Fact(
+            "Slowdown S",
+            times(report.slowdown, 3),
+            _interval(report.slowdown_ci95),
+            hint="Simulated time with the recorded durations ÷ with all of them ideal",
+        )
+    measured = "interval not known" if shown.ci95 is None else _interval(shown.ci95)
+    # else the remark below says it, and a second line would push the page down
+    beside = "" if shown.differs(report.slowdown) else f"; published S {times(report.slowdown, 3)}"
+    return Fact(
+        "Slowdown",
+        times(shown.slowdown, 3),
+        f"{measured}{beside}",
+        hint="Against the job without its causes: step time ÷ step time without them",
+    )
+
+
+def _interval(ci95: Interval) -> str:
+    return f"95\N{NO-BREAK SPACE}%: {interval(*ci95)}"
 
 
 def _cause_fact(cause: NamedCause, label: str = "Cause") -> Fact:

@@ -138,7 +138,7 @@ def fix_finding(report: Report) -> str:
         title = best.title
         faster = 1 / (1 - best.predicted_gain)
         return f"Best fix: {title[:1].lower()}{title[1:]}; {times(faster)} faster"
-    if cost(report.slowdown) < NEGLIGIBLE:
+    if report.headline.waste < NEGLIGIBLE:
         return "Nothing to fix"
     return "No single change is known to help"
 
@@ -153,9 +153,9 @@ def timeline_finding(step: int, recorded_s: float, ideal_s: float) -> str:
     """Return the title of the timeline of one step."""
     lost = recorded_s - ideal_s
     if lost <= NEGLIGIBLE * recorded_s:
-        return f"Step {step} took {seconds(recorded_s)}, nothing of it lost"
+        return f"Step {step} took {seconds(recorded_s)}, its ideal time"
     share = rough_percent(lost / recorded_s)
-    return f"Step {step} took {seconds(recorded_s)}: {seconds(lost)} of it, {share}, lost"
+    return f"Step {step} took {seconds(recorded_s)}, {seconds(lost)} of it above ideal: {share}"
 
 
 def attribution_finding(report: Report) -> str:
@@ -179,7 +179,7 @@ def attribution_finding(report: Report) -> str:
 def causes_finding(report: Report) -> str:
     """Return the title of the list of causes."""
     causes = report.causes
-    if not causes and cost(report.slowdown) < UNEXPLAINED:
+    if not causes and report.headline.waste < UNEXPLAINED:
         return "There is too little to explain"
     if not causes or causes[0].cause == "unknown":
         return "The cause is not known"
@@ -198,12 +198,17 @@ def recovery_finding(report: Report) -> str:
         return "Too little is lost to say what would bring it back"
     if m_w >= MAJORITY and m_w >= m_s:
         workers = plural(len(report.m_w.workers), "worker")
-        return f"{workers} would bring back {rough_percent(m_w)} of the lost time"
+        return f"{workers} would bring back {_of_all(m_w)} the lost time"
     if m_s >= MAJORITY:
-        return f"The last stage would bring back {rough_percent(m_s)} of the lost time"
+        return f"The last stage would bring back {_of_all(m_s)} the lost time"
     if k50 is not None:
         return f"It takes {plural(k50, 'worker')} to bring back half of the lost time"
     return "Neither a few workers nor the last stage would bring back half of it"
+
+
+def _of_all(share: float) -> str:
+    """Return a share in words; idealized, what is worse than the mean brings back more than all."""
+    return "all of" if share >= 1 - NEGLIGIBLE / 2 else f"{rough_percent(share)} of"
 
 
 def recorded_finding(report: Report) -> str:

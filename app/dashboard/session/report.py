@@ -26,6 +26,7 @@ from app.dashboard.session.tables import (
     workers_table,
 )
 from app.dashboard.session.template import SessionTemplate, session_template
+from app.dashboard.session.tensor import SessionTensor, session_tensor
 from app.dashboard.session.what_if import WhatIfForm, what_if_form
 
 
@@ -69,6 +70,7 @@ class ReportView:
     coverage_title: str
     coverage: tuple[Row, ...]
     template: SessionTemplate | None
+    tensor: SessionTensor | None
     data: Mapping[str, Any]
 
 
@@ -118,6 +120,7 @@ def report_view(
         coverage_title=findings.coverage_finding(report),
         coverage=(*coverage_rows(report), *chunk_rows(report)),
         template=session_template(report),
+        tensor=session_tensor(report),
         data=_data(report, chosen),
     )
 
@@ -156,7 +159,7 @@ def _data(report: Report, chosen: ChosenStep) -> Mapping[str, Any]:
     per_step = report.per_step
     hosts, gpus = report.hosts, report.gpus
     data |= {
-        "slowdown": report.slowdown,
+        "slowdown": report.headline.slowdown,
         "simulated_s": _short(report.step_times.simulated, 6),
         "step_slowdown": _short(report.step_slowdown),
         "by_dp": _short(report.by_dp),

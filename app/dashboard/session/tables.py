@@ -9,6 +9,7 @@ from typing import Final
 
 from markupsafe import Markup
 
+from app.analysis.diagnosis.headline import HeadlineKind
 from app.analysis.report.coverage import Clocks, MadeAdaptation, Recreated
 from app.analysis.report.document import DroppedStep, Report
 from app.analysis.report.measures import Recovery
@@ -19,6 +20,7 @@ from app.dashboard.look.format import (
     interval,
     percent,
     plural,
+    rough_digits,
     rough_percent,
     seconds,
     times,
@@ -81,12 +83,15 @@ class Workers:
 
 @dataclass(frozen=True, slots=True)
 class Fixes:
-    """The fixes with their predicted step times, on one axis from 0 with the ideal marked."""
+    """The fixes with their predicted step times, on one axis from 0 with the reference marked.
+
+    `reference` is what the headline is counted against, in words; no fix is beyond it.
+    """
 
     title: str
     rows: tuple[BarRow, ...]
-    ideal_share: float
-    ideal: str
+    reference_share: float
+    reference: str
     detail: str
     saves: str
     empty: str
@@ -153,8 +158,9 @@ def fixes_table(report: Report) -> Fixes:
     if best is not None:
         # Late launches that have a cause are part of it.
         now_s = best.predicted_step_time / (1 - best.predicted_gain)
-    ideal = report.step_times.ideal
-    ideal_s = sum(ideal) / len(ideal)
+    shown = report.headline
+    reference_s = now_s / shown.slowdown
+    against = "without its causes" if shown.kind is HeadlineKind.CAUSES else "ideal"
     fixes = sorted(report.recommendations, key=lambda fix: -fix.predicted_gain)
     longest = max([now_s, *(fix.predicted_step_time for fix in fixes)])
     rows = [BarRow("As it is", 100 * now_s / longest, seconds(now_s))]
@@ -169,15 +175,15 @@ def fixes_table(report: Report) -> Fixes:
         for fix in fixes
     ]
     per_hour = report.sizes.world * (best.predicted_gain if best else 0.0)
-    negligible = findings.cost(report.slowdown) < findings.NEGLIGIBLE
+    negligible = shown.waste < findings.NEGLIGIBLE
     return Fixes(
         title=findings.fix_finding(report),
         rows=tuple(rows) if fixes else (),
-        ideal_share=100 * ideal_s / longest,
-        ideal=seconds(ideal_s),
+        reference_share=100 * reference_s / longest,
+        reference=f"{against}, {seconds(reference_s)}",
         detail=best.detail if best else "",
         saves=f"{hours(per_hour)} GPU-hours each hour" if best else "",
-        empty=f"The job loses {rough_percent(report.waste)} of its time to stragglers."
+        empty=f"The job loses {rough_percent(shown.waste)} of its time to stragglers."
         if negligible
         else "No replayed change (another machine for a worker, a lighter stage) shortens the "
         "step enough to be worth recommending.",
@@ -227,7 +233,9 @@ def _range(recovery: Recovery) -> str:
     ci95 = recovery.ci95
     if ci95 is None:
         return ""
-    return f", 95\N{NO-BREAK SPACE}%: {percent(ci95[0], 0)} to {percent(ci95[1], 0)}"
+    # with the digits that the share itself is said with, which would seem to be outside otherwise
+    digits = rough_digits(recovery.rem or 0.0)
+    return f", 95\N{NO-BREAK SPACE}%: {percent(ci95[0], digits)} to {percent(ci95[1], digits)}"
 
 
 def _share(value: float | None) -> str:
@@ -252,7 +260,7 @@ def coverage_rows(report: Report) -> tuple[Row, ...]:
         _recreated(coverage.recreated),
         Row("Steps analyzed", count(len(steps.analyzed))),
         Row("Steps left out", count(len(dropped)), _dropped(dropped)),
-        Row("Clocks", "aligned" if clocks.aligned else "not aligned", _clock_note(clocks)),
+        Row("Clocks", "aligned" if clocks.aligned else "as recorded", _clock_note(clocks)),
         Row("Transfers below 0, cut", count(coverage.clamped_transfers)),
         Row("Launch delays below 0, cut", count(coverage.clamped_launch_delays)),
     ]

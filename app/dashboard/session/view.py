@@ -33,7 +33,12 @@ from app.dashboard.look.parts import (
     verdict_values,
 )
 from app.dashboard.session.chunks import arrival_facts, refused_facts
-from app.dashboard.session.facts import launch_fact, quality_fact, verdict_facts
+from app.dashboard.session.facts import (
+    launch_fact,
+    published_remark,
+    quality_fact,
+    verdict_facts,
+)
 from app.dashboard.session.report import ReportView
 from app.db.states import SessionState
 
@@ -188,11 +193,12 @@ def _analyzed(view: SessionView, job: JobSummary, report: Report) -> _Body:
             f"{FORMATS[row.trace_format].title}, {byte_size(row.body_bytes)}",
         ),
         facts=facts,
+        why=published_remark(report),
     )
 
 
 def _short(report: Report) -> str:
-    text = f"{times(report.slowdown)} slower than ideal"
+    text = f"{times(report.headline.slowdown)} slower"
     causes = report.causes
     if report.verdict.level == "slow" and causes:
         workers = causes[0].where.workers
@@ -202,21 +208,21 @@ def _short(report: Report) -> str:
 
 
 def _before(view: SessionView, job: JobSummary) -> Fact:
-    """Return how the job did before: S of the session before, and all of them as a sparkline."""
+    """Return the slowdown of the session before, and of all of them as a sparkline."""
     position = next((i for i, s in enumerate(job.sessions) if s.id == view.row.id), None)
     earlier = [
-        session
+        (session, session.shown)
         for session in job.sessions[: position or 0]
-        if session.state == SessionState.ANALYZED and session.slowdown is not None
+        if session.shown is not None
     ]
     if not earlier or position is None:
         return Fact("Before", "First session", "nothing to compare with")
-    last = earlier[-1]
+    last, shown = earlier[-1]
     values = verdict_values(job.sessions[: position + 1])
     passed_s = (view.row.received_at - last.received_at).total_seconds()
     return Fact(
         "Before",
-        times(last.slowdown or 0.0),
+        times(shown.slowdown),
         f"session {last.number}, {age(passed_s)} earlier",
         spark=sparkline(values),
     )

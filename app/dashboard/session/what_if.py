@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from app.analysis.diagnosis.headline import HeadlineKind
 from app.analysis.report.document import Report
 from app.dashboard.look.format import seconds, times
 
@@ -18,12 +19,18 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class WhatIfForm:
-    """What the form offers, and the two step times that its answers are held against."""
+    """What the form offers, and the step times that its answers are held against.
+
+    `reference` is empty where it is the ideal.
+    """
 
     op_types: tuple[Choice, ...]
     now: str
     now_slowdown: str
     ideal: str
+    ideal_slowdown: str
+    reference: str
+    note: str
 
 
 def what_if_form(report: Report) -> WhatIfForm:
@@ -33,9 +40,20 @@ def what_if_form(report: Report) -> WhatIfForm:
     computing = [name for name in names if name.endswith("-compute")]
     groups = [Choice(".".join(computing), "all computing")] if len(computing) > 1 else []
     simulated, ideal = report.step_times.simulated, report.step_times.ideal
+    now_s, ideal_s = sum(simulated) / len(simulated), sum(ideal) / len(ideal)
+    shown = report.headline
+    reference_s = now_s / shown.slowdown
+    against_causes = shown.kind is HeadlineKind.CAUSES
     return WhatIfForm(
         op_types=(*groups, *(Choice(name, name) for name in names)),
-        now=seconds(sum(simulated) / len(simulated)),
-        now_slowdown=times(report.slowdown, 3),
-        ideal=seconds(sum(ideal) / len(ideal)),
+        now=seconds(now_s),
+        now_slowdown=times(shown.slowdown, 3),
+        ideal=seconds(ideal_s),
+        ideal_slowdown=times(ideal_s / reference_s, 3),
+        reference=seconds(reference_s) if against_causes else "",
+        note="Slowdown: against the job without its causes. An ideal time is a mean over all "
+        "workers, stragglers included; peers' time is the median of the stage's other DP ranks, as "
+        "if the worker were replaced."
+        if against_causes
+        else "Slowdown: against all of it ideal, the published S.",
     )

@@ -1,10 +1,12 @@
 // The entry of every page: what is on it is made alive, and made anew when the server says so.
+import { here } from './here.js';
 import { copyable } from './clipboard.js';
 import { age } from './format.js';
 import { Live } from './live.js';
 import { draw } from './plots.js';
 import { DistrustedReport, SessionReport } from './session/page.js';
 import { filterable, sortable } from './tables.js';
+import { tabbed } from './tabs.js';
 
 const TICK_MS = 10_000;
 const GATHER_MS = 200;
@@ -25,7 +27,7 @@ class HistoryFigure {
     // The page may have been made anew meanwhile: then this element is gone.
     if (this.linked || !this.element.on) return;
     this.linked = true;
-    this.element.on('plotly_click', (event) => { location.href = event.points[0].customdata[2]; });
+    this.element.on('plotly_click', (event) => { location.href = here(event.points[0].customdata[2]); });
   }
 }
 
@@ -46,6 +48,7 @@ function mount() {
   for (const table of document.querySelectorAll('table[data-sort]')) sortable(table, stop.signal);
   if (document.getElementById('filter')) filterable(document.querySelector('table.fleet'), stop.signal);
   for (const button of document.querySelectorAll('[data-copy], [data-copy-text]')) copyable(button, stop.signal);
+  for (const tabs of document.querySelectorAll('[role=tablist]')) tabbed(tabs, stop.signal);
   mounted = { main, stop, report: report(main, stop.signal) };
   // Pages with a script of their own make alive what only they have.
   dispatchEvent(new CustomEvent('pagemounted', { detail: mounted }));

@@ -1,8 +1,9 @@
 // Requests to our own API: the answer, or an error that says what to do in the server's words.
+import { here } from './here.js';
 export async function ask(method, url, body) {
   let response;
   try {
-    response = await fetch(url, {
+    response = await fetch(here(url), {
       method, ...(body === undefined ? {} : { headers: { 'Content-Type': 'application/json' }, body: JSON.stringify(body) }),
     });
   } catch {

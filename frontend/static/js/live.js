@@ -1,6 +1,9 @@
 // Changes of sessions as they happen: one stream a browser, none in hidden tabs.
 // Browsers open six connections to a host at most; tabs share one stream through a lock and a channel.
-const CHANNEL = 'paceline-events';
+import { here } from './here.js';
+
+// Of one project: tabs of another one listen to something else.
+const CHANNEL = here('paceline-events');
 const AGAIN_MS = 5000;
 
 export class Live {
@@ -54,7 +57,7 @@ export class Live {
     let again = 0;
     let opened = false;
     const open = () => {
-      source = new EventSource('/api/v1/events');
+      source = new EventSource(here('/api/v1/events'));
       source.onopen = () => {
         if (opened) this.unsure();
         opened = true;

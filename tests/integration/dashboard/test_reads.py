@@ -13,7 +13,6 @@ from sqlalchemy import event
 
 from app.analysis.synthesis.scenarios import SCENARIOS
 from app.analysis.trace.encode import to_parquet
-from app.bootstrap import build
 from app.run.http import HttpServer, address_of, listen
 from app.services.alerts.channels.reads import list_channels
 from app.services.alerts.navigation import navigation
@@ -25,9 +24,11 @@ from benchmarks.support.receiver import Reply
 from tests import factories
 from tests.support.alerting import LOOPBACK, Alerting
 from tests.support.plans import ask, do, small_spec
+from tests.support.project import build
 from tests.support.reads import read
 from tests.support.receiver import Receiver
 from tests.support.sessions import Stored, small_trace, store
+from tests.support.tensor import SLOW, TrainingJob
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -44,7 +45,9 @@ PING: Final = ";"
 # Statements of each page, in its one transaction. What every page shows is one of them.
 STATEMENTS: Final = {
     "/": 4,
-    "/jobs/llm": 3,
+    "/jobs/llm": 4,
+    "/jobs/llm/tensor": 4,
+    "/jobs/llm/tensor/0-0": 8,
     "/sessions/{analyzed}": 10,
     "/sessions/{arriving}": 8,
     "/sessions/{no_verdict}": 10,
@@ -56,6 +59,7 @@ STATEMENTS: Final = {
     "/rules/{rule}": 4,
     "/plans": 3,
     "/plans/{plan}": 5,
+    "/quotas": 4,
 }
 
 
@@ -164,6 +168,9 @@ def grow(site: Site, receiver: Receiver, first: int, end: int) -> dict[str, obje
     alerting.pass_and_work()
     for number in range(first, end):
         alerting.fast(f"over-{number}")
+        straggling = TrainingJob(site.client, group=f"0-{number}")
+        straggling.report(*SLOW, steps=3)
+    site.client.put("/api/v1/jobs/llm/tp/mode", json={"mode": "apply", "by": f"ann {end}"})
     skewed = analyzed(container, SCENARIOS["data-loading"].synthesize(0).trace)
     return {
         "analyzed": last.session,

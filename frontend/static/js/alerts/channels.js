@@ -1,4 +1,5 @@
 // The page of channels: test, enable, disable, add, change and delete them.
+import { here } from '../here.js';
 import { mountedPage, refresh } from '../app.js';
 import { ask } from '../ask.js';
 import { follow } from '../follow.js';
@@ -84,7 +85,7 @@ function mountChosen(region, signal) {
     event.preventDefault();
     act(form.querySelector('[type=submit]'), async () => {
       await ask('DELETE', address);
-      location.assign('/channels');
+      location.assign(here('/channels'));
     });
   }, { signal });
 }
@@ -124,7 +125,7 @@ function mountSettings(form, signal) {
         document.querySelector('[data-saved]').textContent = 'Saved.';
       } else {
         const added = await ask('POST', CHANNELS, body);
-        location.assign(`/channels/${added.id}`);
+        location.assign(here(`/channels/${added.id}`));
       }
     } catch (error) {
       const faults = error.code === NAME_TAKEN ? [{ column: 'name', message: error.message }] : error.faults ?? [];

@@ -1,4 +1,5 @@
 // The page of rules: turn them on and off, edit, and try one on the last 30 days.
+import { here } from '../here.js';
 import { mountedPage } from '../app.js';
 import { ask } from '../ask.js';
 import { age, count, percent, times } from '../format.js';
@@ -55,7 +56,7 @@ function fit(form) {
   const kind = chosenKind(form);
   const shown = new Set(kind === 'no_data' ? ['no_data'] : ['number', 'sessions', kind]);
   for (const part of form.querySelectorAll('[data-for]')) part.hidden = !shown.has(part.dataset.for);
-  const unit = { slowdown: ', ×', gpu_hours_lost: ', GPU-hours' }[kind] ?? ', %';
+  const unit = { headline: ', ×', slowdown: ', ×', gpu_hours_lost: ', GPU-hours' }[kind] ?? ', %';
   for (const path of SCALED) {
     const label = form.querySelector(`[data-path="${path}"] .label`);
     label.dataset.word ??= label.textContent;
@@ -103,12 +104,12 @@ function clear(form) {
 
 const value = (kind, number_) => {
   if (number_ === null) return 'none';
-  if (kind === 'slowdown') return times(number_);
+  if (kind === 'headline' || kind === 'slowdown') return times(number_);
   if (SHARES.has(kind)) return percent(number_);
   return `${number_.toFixed(1)}\u00a0${kind === 'no_data' ? 'min' : 'h'}`;
 };
 
-const NAMES = { slowdown: 'S', gpu_hours_lost: 'Lost', cause: 'Confidence', no_data: 'Silent for', waste: 'Waste', regression: 'Longer by', discrepancy: 'Discrepancy' };
+const NAMES = { headline: 'Slowdown', slowdown: 'S', gpu_hours_lost: 'Lost', cause: 'Confidence', no_data: 'Silent for', waste: 'Waste', regression: 'Longer by', discrepancy: 'Discrepancy' };
 const MONTHS = ['Jan', 'Feb', 'Mar', 'Apr', 'May', 'Jun', 'Jul', 'Aug', 'Sep', 'Oct', 'Nov', 'Dec'];
 const day = (at) => `${at.getUTCDate()} ${MONTHS[at.getUTCMonth()]}`;
 const minute = (at) => `${day(at)} ${at.toISOString().slice(11, 16)}`;
@@ -232,7 +233,7 @@ function mountForm(form, signal) {
     const stored = await ask(known ? 'PUT' : 'POST', known ? `${RULES}/${known}` : RULES, body(form));
     clear(form);
     if (!known) {
-      location.assign(`/rules/${stored.id}`);
+      location.assign(here(`/rules/${stored.id}`));
       return;
     }
     await freshen(form, signal);
@@ -266,7 +267,7 @@ function mountForm(form, signal) {
   }, { signal });
   form.querySelector('#delete')?.addEventListener('click', () => work(async () => {
     await ask('DELETE', `${RULES}/${form.dataset.rule}`);
-    location.assign('/rules');
+    location.assign(here('/rules'));
   }), { signal });
   fit(form);
 }

@@ -1,4 +1,5 @@
 // Pages of plans: the form, what is under way, the schedule of an iteration.
+import { here } from '../here.js';
 import { mountedPage, refresh } from '../app.js';
 import { token } from '../colors.js';
 import { percent, seconds } from '../format.js';
@@ -12,7 +13,7 @@ let looking = 0;
 const explain = (words) => { document.getElementById('said').textContent = words; };
 
 async function send(request) {
-  const response = await fetch('/api/v1/plans', {
+  const response = await fetch(here('/api/v1/plans'), {
     method: 'POST', headers: { 'Content-Type': 'application/json' }, body: JSON.stringify(request),
   });
   const body = await response.json();
@@ -64,7 +65,7 @@ function mountForm(form, signal) {
         spec: spec.value, method: method.value, objective: objective.value, time_limit_s: limit.value === '' ? null : Number(limit.value),
         ...(name.value.trim() ? { name: name.value.trim() } : {}),
       });
-      location.assign(`/plans/${plan}`);
+      location.assign(here(`/plans/${plan}`));
     } catch (error) {
       showFaults(form, error.problem ?? { faults: [], detail: 'The server does not answer; try again.' });
     } finally {
@@ -76,7 +77,7 @@ function mountForm(form, signal) {
 // ---- a plan
 
 async function look(main) {
-  const response = await fetch(`/api/v1/plans/${main.dataset.plan}`);
+  const response = await fetch(here(`/api/v1/plans/${main.dataset.plan}`));
   if (response.ok) {
     const { state } = await response.json();
     if (state !== main.dataset.status) await refresh();
@@ -95,7 +96,7 @@ function follow(main) {
 
 function mountPlan(main, signal) {
   document.getElementById('cancel')?.addEventListener('click', async () => {
-    const response = await fetch(`/api/v1/plans/${main.dataset.plan}/cancel`, { method: 'POST' });
+    const response = await fetch(here(`/api/v1/plans/${main.dataset.plan}/cancel`), { method: 'POST' });
     if (response.ok || response.status === 409) await refresh();
     else explain('It could not be canceled; try again.');
   }, { signal });
@@ -103,7 +104,7 @@ function mountPlan(main, signal) {
     try {
       const plan = await send(JSON.parse(document.getElementById('plan-request').textContent));
       if (plan === main.dataset.plan) await refresh();
-      else location.assign(`/plans/${plan}`);
+      else location.assign(here(`/plans/${plan}`));
     } catch (error) {
       explain(error.problem?.detail ?? 'The server does not answer; try again.');
     }

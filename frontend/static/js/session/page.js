@@ -1,4 +1,5 @@
 // The page of a session: one choice (mean or step, worker) that map, strip, timeline and address share.
+import { here } from '../here.js';
 import { token } from '../colors.js';
 import { count, roughPercent, seconds, times, worker } from '../format.js';
 import { Heatmap } from './heatmap.js';
@@ -19,7 +20,7 @@ const $ = (selector) => document.querySelector(selector);
 export class SessionReport {
   constructor(main, data, signal) {
     this.data = data;
-    this.api = `/api/v1/sessions/${main.dataset.session}`;
+    this.api = here(`/api/v1/sessions/${main.dataset.session}`);
     this.title = main.dataset.title;
     this.signal = signal;
     this.maps = new Map();
@@ -257,8 +258,8 @@ export class SessionReport {
   nameTimeline(step, recordedS, idealS) {
     const lost = recordedS - idealS;
     $('#timeline-title').textContent = lost <= 0.01 * recordedS
-      ? `Step ${step} took ${seconds(recordedS)}, nothing of it lost`
-      : `Step ${step} took ${seconds(recordedS)}: ${seconds(lost)} of it, ${roughPercent(lost / recordedS)}, lost`;
+      ? `Step ${step} took ${seconds(recordedS)}, its ideal time`
+      : `Step ${step} took ${seconds(recordedS)}, ${seconds(lost)} of it above ideal: ${roughPercent(lost / recordedS)}`;
     for (const link of [$('#perfetto'), $('#perfetto-file')]) {
       link.href = `${this.api}/timeline?step=${step}`;
       link.download = link.download.replace(/step--?\d+/, `step-${step}`);

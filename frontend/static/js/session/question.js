@@ -45,7 +45,7 @@ export function read(words) {
 function readChange(words) {
   const [effect, ...conditions] = words.split('_');
   const change = { ...NO_CHANGE };
-  if (effect === 'ideal' || effect === 'keep') change.effect = effect;
+  if (['ideal', 'peers', 'keep'].includes(effect)) change.effect = effect;
   else if (/^x[\d.]/.test(effect)) Object.assign(change, { effect: 'scale', scale: effect.slice(1) });
   else return null;
   for (const condition of conditions) {
@@ -90,7 +90,7 @@ export function body({ base, changes }, steps) {
     if (change.op) select.op_types = change.op.split('.');
     const scale = change.effect === 'scale' ? change.scale.trim() : '1';
     if (!/^(\d+\.?\d*|\.\d+)$/.test(scale)) faults.push({ column: `changes[${at}].scale`, message: 'Write a number of 0 or more, such as 0.5' });
-    return { select, duration: change.effect === 'ideal' ? 'ideal' : 'recorded', scale: Number(scale) };
+    return { select, duration: ['ideal', 'peers'].includes(change.effect) ? change.effect : 'recorded', scale: Number(scale) };
   });
   return { document: { base, changes: entries }, faults };
 }
@@ -127,7 +127,7 @@ function whom(change) {
   return whose && when ? `${whose} in ${when}` : whose || when;
 }
 
-const EFFECTS = { ideal: () => 'ideal', keep: () => 'as recorded', scale: (change) => `×${Number(change.scale)}` };
+const EFFECTS = { ideal: () => 'ideal', peers: () => 'as its peers', keep: () => 'as recorded', scale: (change) => `×${Number(change.scale)}` };
 const clause = (change) => `${whom(change)} ${EFFECTS[change.effect](change)}`;
 
 /** What a question supposes, in words. */

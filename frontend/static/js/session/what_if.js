@@ -233,18 +233,21 @@ export class WhatIf {
     const now = answer?.simulated_step_time_s ?? mean(this.data.simulated_s);
     const ideal = answer?.ideal_step_time_s ?? mean(this.data.ideal_s);
     const then = answer?.step_time_s ?? 0;
+    const reference = now / this.data.slowdown;
     const longest = Math.max(now, then, ideal);
     heading.textContent = answer ? finding(this.answered, answer) : heading.dataset.unasked;
-    for (const [row, value] of [['#ask-now', now], ['#ask-then', then], ['#ask-ideal', ideal]]) {
-      $(`${row} rect`).setAttribute('width', String((100 * value) / longest));
+    for (const [row, value] of [['#ask-now', now], ['#ask-then', then], ['#ask-ideal', ideal], ['#ask-reference', reference]]) {
+      // Where the reference is the ideal it has no line of its own.
+      $(`${row} rect`)?.setAttribute('width', String((100 * value) / longest));
     }
     const cells = $('#ask-then').cells;
     $('#ask-then rect').setAttribute('class', 'sel');
     $('#ask-then .n5').textContent = answer ? seconds(then) : '';
     cells[0].textContent = this.answered?.changes.length > 1 ? 'With the changes' : 'With the change';
-    cells[2].textContent = answer ? times(answer.slowdown, 3) : '';
+    cells[2].textContent = answer ? times(answer.reference.slowdown, 3) : '';
     cells[3].textContent = answer ? `${answer.gain < 0 ? '+' : ''}${percent(-answer.gain)}` : '';
     $('#ask-ideal').cells[3].textContent = percent(ideal / now - 1);
+    if ($('#ask-reference')) $('#ask-reference').cells[3].textContent = percent(reference / now - 1);
     $('#ask-copy').disabled = !answer;
     $('#ask-read').textContent = answer ? this.sentence() : 'Not asked yet: bars show each step as it is.';
     if (answer) {
@@ -258,7 +261,7 @@ export class WhatIf {
     const { simulated_s: before, steps } = this.data;
     const gains = this.answer.step_times_s.map((value, at) => 1 - value / before[at]);
     const [low, high] = [Math.min(...gains), Math.max(...gains)];
-    const head = `${wording(this.answered)}: S ${times(this.answer.slowdown, 3)} instead of ${times(this.data.slowdown, 3)}.`;
+    const head = `${wording(this.answered)}: slowdown ${times(this.answer.reference.slowdown, 3)} instead of ${times(this.data.slowdown, 3)}.`;
     if (high - low < ALIKE) return `${head} Every step alike.`;
     return `${head} From ${less(high)} in step ${steps[gains.indexOf(high)]} to ${less(low)} in step ${steps[gains.indexOf(low)]}.`;
   }

@@ -5,6 +5,9 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+import pytest
+
+from app.analysis.diagnosis.headline import HeadlineKind
 from app.analysis.diagnosis.places import Where
 from app.analysis.report.summary import Summary, SummaryWorker, summarize
 from app.dashboard.fleet.view import fleet_page, job_page
@@ -14,13 +17,22 @@ from app.services.sessions.read import SessionRow
 from tests.support.reports import slow_worker
 
 NOW = datetime(2026, 11, 20, 9, 30, tzinfo=UTC)
+HEADLINE_COLUMNS = (
+    "headline_slowdown",
+    "headline_low",
+    "headline_high",
+    "headline_gpu_hours_lost",
+    "headline_kind",
+)
 NBSP = "\N{NO-BREAK SPACE}"
 
 
 def headline(slowdown: float) -> Summary:
     """Return the headline of a session whose worker (0, 0) is slow."""
     summary = summarize(slow_worker())
-    cause = replace(summary.causes[0], contribution=1.0, where=Where(workers=((0, 0),)))
+    cause = replace(
+        summary.causes[0], contribution=1.0, where=Where(workers=((0, 0),)), host="node-017"
+    )
     return replace(
         summary,
         sentence="slow",
@@ -57,6 +69,11 @@ def session(number: int = 1, slowdown: float | None = None, **changes: Any) -> S
         "waste": None if slowdown is None else 1 - 1 / slowdown,
         "gpu_hours_lost": None if slowdown is None else 18.0,
         "discrepancy": None if slowdown is None else 0.007,
+        "headline_slowdown": slowdown,
+        "headline_low": None if slowdown is None else slowdown - 0.004,
+        "headline_high": None if slowdown is None else slowdown + 0.004,
+        "headline_gpu_hours_lost": None if slowdown is None else 18.0,
+        "headline_kind": None if slowdown is None else HeadlineKind.CAUSES,
         "headline": None if slowdown is None else headline(slowdown),
     }
     return SessionRow(**(values | changes))
@@ -68,7 +85,7 @@ def fleet(**jobs: list[SessionRow]) -> Fleet:
 
 def test_an_empty_fleet_says_that_nobody_has_sent_anything() -> None:
     page = fleet_page(fleet())
-    assert page.heading == "No job has sent a trace yet"
+    assert page.heading.startswith("No job is connected yet")
     assert page.title == "Fleet: no job yet"
 
 
@@ -86,6 +103,50 @@ def test_a_slow_job_says_why_and_where() -> None:
     assert (row.cause, row.cause_share.replace(NBSP, " ")) == ("Slow worker", "100 %")
     assert row.where.replace(NBSP, " ") == "node-017, worker (0, 0)"
     assert (row.state.word, row.kind) == ("Slow", "slow")
+
+
+@pytest.mark.parametrize(
+    ("host", "slowest", "where"),
+    [
+        ("node-017", (2, 1), "node-017, worker (0, 0)"),
+        (None, (0, 0), "node-288, worker (0, 0)"),
+        # nothing says where (0, 0) runs: the slowest worker's host is another's
+        (None, (2, 1), "worker (0, 0)"),
+    ],
+    ids=["known", "stored by 0.1.0", "stored by 0.1.0, of another worker"],
+)
+def test_a_cause_is_placed_on_the_host_of_its_own_worker(
+    host: str | None, slowest: tuple[int, int], where: str
+) -> None:
+    told = headline(2.0)
+    told = replace(
+        told,
+        causes=(replace(told.causes[0], host=host),),
+        worst=SummaryWorker(*slowest, 0, "node-288", 2.0),
+    )
+    row = fleet_page(fleet(ill=[session(1, 2.0, headline=told)])).jobs[0]
+    assert row.where.replace(NBSP, " ") == where
+
+
+def test_the_slowdown_is_the_headline_with_s_beside_it() -> None:
+    row = fleet_page(fleet(ill=[session(1, 1.5, headline_slowdown=1.8)])).jobs[0]
+    assert (row.slowdown, row.slowdown_text, row.published) == (1.8, "1.80×", "1.50×")
+    assert row.against == "against the job without its causes"
+
+
+def test_where_no_cause_explains_it_the_slowdown_is_s_and_says_so() -> None:
+    row = fleet_page(fleet(ill=[session(1, 1.5, headline_kind=HeadlineKind.PUBLISHED)])).jobs[0]
+    assert (row.slowdown_text, row.against) == ("1.50×", "published S: no cause explains it")
+    assert row.cause_share.replace(NBSP, " ") == "100 %, by S"
+    well = session(1, 1.01, headline_kind=HeadlineKind.PUBLISHED)
+    assert fleet_page(fleet(well=[well])).jobs[0].cause_share == "none, by S"
+
+
+def test_a_session_that_0_1_0_analyzed_shows_s_until_it_is_analyzed_again() -> None:
+    before = session(1, 1.5, **dict.fromkeys(HEADLINE_COLUMNS))
+    row = fleet_page(fleet(ill=[before])).jobs[0]
+    assert (row.slowdown_text, row.interval, row.hours_lost) == ("1.50×", "1.496–1.504", 18.0)
+    assert row.against == "published S, until the session is analyzed again"
 
 
 def test_a_job_that_is_well_has_no_cause() -> None:

@@ -19,9 +19,9 @@ TOKENS = (STATIC_DIR / "css" / "tokens.css").read_text()
 
 def every_figure(report: Report) -> list[Figure]:
     points = [
-        HistoryPoint(1, 1.01, 1.0, 1.02, "/sessions/a"),
-        HistoryPoint(2, None, None, None, "/sessions/b"),
-        HistoryPoint(3, 1.97, 1.96, 1.98, "/sessions/c"),
+        HistoryPoint(1, 1.01, 1.0, 1.02, 1.0, "/sessions/a"),
+        HistoryPoint(2, None, None, None, None, "/sessions/b"),
+        HistoryPoint(3, 1.97, 1.96, 1.98, 1.8, "/sessions/c"),
     ]
     return [
         figures.heatmap(report),

@@ -88,7 +88,7 @@ def test_the_best_fix_is_the_one_that_brings_most(slow_worker: Report) -> None:
 def test_without_a_fix_the_title_says_so(slow_worker: Report) -> None:
     slow_worker = changed(slow_worker, recommendations=[])
     assert findings.fix_finding(slow_worker) == "No single change is known to help"
-    slow_worker = changed(slow_worker, slowdown=1.004)
+    slow_worker = changed(slow_worker, headline__slowdown=1.004)
     assert findings.fix_finding(slow_worker) == "Nothing to fix"
 
 
@@ -147,7 +147,16 @@ def test_sends_without_receives_are_said_to_be_left_out(slow_worker: Report) -> 
     assert title == "15 sends without receives left out"
 
 
+@pytest.mark.parametrize(
+    ("share", "said"), [(1.05, "all of"), (0.996, "all of"), (0.994, "99 % of"), (0.51, "51 % of")]
+)
+def test_no_set_is_said_to_bring_back_more_than_all(
+    slow_worker: Report, share: float, said: str
+) -> None:
+    report = changed(slow_worker, m_w__rem=share, m_s__rem=0.0)
+    title = plain(findings.recovery_finding(report))
+    assert title == f"1 worker would bring back {said} the lost time"
+
+
 def test_a_step_that_loses_nothing_says_so() -> None:
-    assert (
-        plain(findings.timeline_finding(7, 10.0, 9.95)) == "Step 7 took 10.0 s, nothing of it lost"
-    )
+    assert plain(findings.timeline_finding(7, 10.0, 9.95)) == "Step 7 took 10.0 s, its ideal time"

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Final
 
 import pytest
-from sqlalchemy import create_engine
 
 from app.analysis.report.document import Report
 from app.dashboard.look.assets import installed_assets
@@ -126,6 +125,11 @@ def session_view(report: Report) -> SessionView:
         waste=report.waste if verdict else None,
         gpu_hours_lost=report.gpu_hours_lost if verdict else None,
         discrepancy=None,
+        headline_slowdown=report.headline.slowdown if verdict else None,
+        headline_low=report.headline.ci95[0] if verdict and report.headline.ci95 else None,
+        headline_high=report.headline.ci95[1] if verdict and report.headline.ci95 else None,
+        headline_gpu_hours_lost=report.lost_gpu_hours if verdict else None,
+        headline_kind=report.headline.kind if verdict else None,
         headline=None,
     )
     return SessionView(
@@ -150,8 +154,7 @@ def page_text(report: Report) -> str:
         max_attempts=3,
         incidents=(),
     )
-    # Rendering reads nothing: the database is never connected to.
-    pages = Pages(installed_assets(), create_engine("postgresql+psycopg://"))
+    pages = Pages(installed_assets())
     response = pages.render("session/page.html", Navigation(0, ()), page=page, now=page.now)
     reader = Reader()
     reader.feed(bytes(response.body).decode())

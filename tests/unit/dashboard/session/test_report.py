@@ -18,10 +18,15 @@ from app.analysis.diagnosis.places import (
 )
 from app.analysis.report.document import DroppedStep, Report
 from app.analysis.report.findings import UnjudgedCause
-from app.dashboard.session.facts import launch_fact, verdict_facts
+from app.dashboard.session.facts import launch_fact, published_remark, verdict_facts
 from app.dashboard.session.report import report_view
 from app.dashboard.session.tables import LONG_TABLE
 from tests.support.reports import changed
+
+
+def plain(text: str) -> str:
+    return text.replace("\N{NO-BREAK SPACE}", " ")
+
 
 NBSP = "\N{NO-BREAK SPACE}"
 
@@ -87,11 +92,13 @@ def test_a_huge_job_lists_its_slowest_workers_only(slow_worker: Report) -> None:
     assert (len(workers.rows), workers.total) == (LONG_TABLE, dp * pp)
 
 
-def test_fixes_share_one_axis_with_the_ideal(slow_worker: Report) -> None:
+def test_fixes_share_one_axis_with_the_reference(slow_worker: Report) -> None:
     fixes = report_view(slow_worker).fixes
     assert fixes.rows[0].share == pytest.approx(100)
     assert fixes.rows[1].strong
-    assert 0 < fixes.ideal_share < 100
+    # the best one brings the step to it at most
+    assert 0 < fixes.reference_share <= fixes.rows[1].share < 100
+    assert fixes.reference.startswith("without its causes, ")
 
 
 def test_without_a_verdict_the_fix_of_the_cause_starts_from_the_late_step(
@@ -175,6 +182,49 @@ def test_without_a_verdict_evidence_leads_to_what_is_on_the_page(
     assert report_view(report).causes[0].evidence[0].url == url
 
 
+def test_the_slowdown_stands_with_its_interval_beside_the_published_s(slow_worker: Report) -> None:
+    slowdown = verdict_facts(slow_worker)[0]
+    low, high = slow_worker.headline.ci95 or (0.0, 0.0)
+    assert (slowdown.label, slowdown.value) == ("Slowdown", "1.522×")
+    assert plain(slowdown.note) == f"95 %: {low:.3f}–{high:.3f}"
+    low, high = slow_worker.slowdown_ci95
+    assert plain(published_remark(slow_worker)) == (
+        f"The published S is 1.426× (95 %: {low:.3f}–{high:.3f}): "
+        "its ideal is a mean over all workers, stragglers included."
+    )
+    alike = changed(slow_worker, headline__slowdown=1.44)
+    assert published_remark(alike) == ""
+    assert verdict_facts(alike)[0].note.endswith("; published S 1.426×")
+
+
+def test_a_slowdown_without_an_interval_says_when_it_gets_one(slow_worker: Report) -> None:
+    old = changed(slow_worker, headline__ci95=None)
+    assert verdict_facts(old)[0].note == "interval not known"
+    assert "gets an interval when it is analyzed again" in published_remark(old)
+
+
+@pytest.mark.parametrize(
+    ("named", "why"),
+    [(False, "no cause is named"), (True, "over 10 % of the lost time has no known cause")],
+)
+def test_where_the_slowdown_is_s_the_page_says_why(
+    slow_worker: Report, *, named: bool, why: str
+) -> None:
+    published = changed(
+        slow_worker, headline__kind="published", causes=slow_worker.causes if named else ()
+    )
+    first, second = verdict_facts(published)[:2]
+    assert (first.label, second.label) == ("Slowdown S", "GPU-hours lost")
+    assert published_remark(published) == f"The slowdown is the published S: {why}."
+
+
+def test_no_fix_saves_more_than_is_lost(slow_worker: Report) -> None:
+    facts = {fact.label: fact for fact in verdict_facts(slow_worker)}
+    lost = float(facts["GPU-hours lost"].note.split()[0])
+    saved = float(report_view(slow_worker).fixes.saves.split()[0])
+    assert 0.9 * lost < saved <= lost
+
+
 def test_a_runner_up_that_costs_too_little_is_named_as_such(slow_worker: Report) -> None:
     slow_worker = changed(
         slow_worker,
@@ -182,7 +232,7 @@ def test_a_runner_up_that_costs_too_little_is_named_as_such(slow_worker: Report)
         diagnosis__ruled_out=("network", "data_loading"),
         diagnosis__cannot_judge=(),
     )
-    runner_up = verdict_facts(slow_worker)[3]
+    (runner_up,) = (fact for fact in verdict_facts(slow_worker) if fact.label == "Runner-up")
     assert (runner_up.value, runner_up.note) == ("Network", "costs too little to name")
     _, cheap, not_found = report_view(slow_worker).causes
     assert (cheap.name, cheap.muted) == ("Network", True)

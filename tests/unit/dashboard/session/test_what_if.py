@@ -33,6 +33,21 @@ def test_one_type_of_computing_is_no_group(slow_worker: Report) -> None:
     assert not any("." in name for name in names)
 
 
+def test_answers_are_held_against_the_step_without_its_causes(slow_worker: Report) -> None:
+    form = what_if_form(slow_worker)
+    shown = slow_worker.headline
+    assert form.reference == seconds(shown.reference_step_time_s)
+    ideal_s = sum(slow_worker.step_times.ideal) / len(slow_worker.step_times.ideal)
+    assert form.ideal_slowdown == f"{ideal_s / shown.reference_step_time_s:.3f}×" > "1.000×"
+    assert "against the job without its causes" in form.note
+
+
+def test_where_the_headline_is_s_the_ideal_is_the_reference(healthy: Report) -> None:
+    form = what_if_form(healthy)
+    assert (form.reference, form.ideal_slowdown) == ("", "1.000×")
+    assert "published S" in form.note
+
+
 def test_answers_are_held_against_the_step_as_it_is_and_as_ideal(
     slow_worker: Report,
 ) -> None:
@@ -41,6 +56,6 @@ def test_answers_are_held_against_the_step_as_it_is_and_as_ideal(
     count = len(times_s.ideal)
     assert form.now == seconds(sum(times_s.simulated) / count)
     assert form.ideal == seconds(sum(times_s.ideal) / count)
-    assert form.now_slowdown == f"{slow_worker.slowdown:.3f}×"
+    assert form.now_slowdown == f"{slow_worker.headline.slowdown:.3f}×"
     simulated = report_view(slow_worker).data["simulated_s"]
     assert len(simulated) == count

@@ -1,0 +1,90 @@
+"""The page of access: tokens, projects, and who did what."""
+
+from __future__ import annotations
+
+import csv
+import io
+from typing import TYPE_CHECKING, Final
+
+from fastapi import APIRouter
+from fastapi.responses import Response
+
+from app.access.principals import Right
+from app.dashboard.access.view import access_page
+from app.door.here import Here
+from app.services.access.audit import list_entries
+from app.services.access.projects import list_projects
+from app.services.access.tokens import list_tokens
+
+if TYPE_CHECKING:
+    from app.dashboard.pages import Pages
+    from app.services.access.audit import Entry
+
+# What the page shows of the log, what its own page does, and what an export holds at most.
+SHOWN: Final = 12
+LISTED: Final = 200
+EXPORTED: Final = 100_000
+
+
+def add_access_pages(routes: APIRouter, pages: Pages) -> None:
+    """Add the pages of access to the dashboard."""
+
+    @routes.get("/access")
+    def access_route(container: Here) -> Response:
+        everywhere = container.everywhere()
+        with pages.reading(container) as (_, nav), everywhere.reading() as tx:
+            tokens, projects = list_tokens(tx), list_projects(tx)
+            entries, now = list_entries(tx, SHOWN), tx.now
+        page = access_page(
+            tokens,
+            projects,
+            entries,
+            now,
+            required=container.settings.require_sign_in,
+            provider=container.settings.oidc_issuer is not None,
+        )
+        return pages.render("access/page.html", nav, page=page, now=now, rights=list(Right))
+
+    @routes.get("/access/audit")
+    def audit_route(container: Here, before: int | None = None) -> Response:
+        with pages.reading(container) as (_, nav), container.everywhere().reading() as tx:
+            entries, now = list_entries(tx, LISTED, before=before), tx.now
+        older = entries[-1].id if len(entries) == LISTED else None
+        return pages.render("access/audit.html", nav, entries=entries, older=older, now=now)
+
+    @routes.get("/access/audit.csv")
+    def export_route(container: Here) -> Response:
+        with container.everywhere().reading() as tx:
+            entries = list_entries(tx, EXPORTED)
+        return Response(
+            _as_csv(entries),
+            media_type="text/csv; charset=utf-8",
+            headers={
+                "Cache-Control": "no-store",
+                "Content-Disposition": 'attachment; filename="paceline-audit.csv"',
+            },
+        )
+
+
+def _as_csv(entries: list[Entry]) -> str:
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(
+        ("id", "at", "actor_kind", "actor", "action", "subject", "project", "detail", "count")
+    )
+    for entry in entries:
+        writer.writerow(
+            _plain(value)
+            for value in (
+                *(entry.id, entry.at.isoformat(), entry.actor_kind, entry.actor, entry.action),
+                *(entry.subject, entry.project, entry.detail, entry.count),
+            )
+        )
+    return text.getvalue()
+
+
+def _plain(value: object) -> object:
+    """Return a value that a spreadsheet takes for text, not for a formula."""
+    if isinstance(value, str) and value[:1] in ("=", "+", "-", "@", "\t", "\r"):
+        return f"'{value}"
+    return value

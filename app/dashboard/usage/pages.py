@@ -1,0 +1,70 @@
+"""The page of quotas: what each project has used."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from fastapi.responses import Response
+
+from app.door.here import Here
+from app.services.access.projects import project_name
+from app.services.usage.quotas import QUOTAS, use_of
+
+if TYPE_CHECKING:
+    from fastapi import APIRouter
+
+    from app.dashboard.pages import Pages
+    from app.services.usage.quotas import Use
+    from app.settings import Settings
+
+_PERCENT = 100
+
+
+@dataclass(frozen=True, slots=True)
+class QuotaLine:
+    """One quota of a project; `percent` is None without a limit."""
+
+    title: str
+    used: str
+    limit: str
+    percent: int | None
+
+    @property
+    def full(self) -> bool:
+        """Whether nothing is left."""
+        return self.percent is not None and self.percent >= _PERCENT
+
+
+def quota_lines(use: Use, settings: Settings) -> tuple[QuotaLine, ...]:
+    """Return what the page shows of a project."""
+    lines = []
+    for quota in QUOTAS:
+        used, limit = quota.used(use), quota.limit(settings)
+        lines.append(
+            QuotaLine(
+                title=quota.title,
+                used=f"{used:,}",
+                limit="no limit" if limit is None else f"{limit:,}",
+                percent=None if limit is None else _PERCENT * used // max(limit, 1),
+            )
+        )
+    return tuple(lines)
+
+
+def add_usage_pages(routes: APIRouter, pages: Pages) -> None:
+    """Add the page of quotas to the dashboard."""
+
+    @routes.get("/quotas")
+    def quotas_route(container: Here) -> Response:
+        with pages.reading(container) as (tx, nav):
+            use = use_of(tx, container.project_id)
+            project = project_name(tx)
+            now = tx.now
+        return pages.render(
+            "usage/quotas.html",
+            nav,
+            now=now,
+            project=project,
+            lines=quota_lines(use, container.settings),
+        )

@@ -1,0 +1,2 @@
+// Addresses of the project whose page this is: `/p/research/…`, or without a prefix the default one's.
+export const here = (path) => `${document.body.dataset.base ?? ''}${path}`;

@@ -1,0 +1,34 @@
+from __future__ import annotations
+
+import ast
+
+import pytest
+
+from app.connecting.launchers import LAUNCHERS
+from app.connecting.ways import WAYS, Target, Way
+
+TARGET = Target("http://paceline:8765", "llama-70b")
+
+
+@pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
+def test_the_lines_name_the_server_and_the_job(way: Way) -> None:
+    text = "\n".join(way.blocks(TARGET))
+
+    assert "http://paceline:8765" in text
+    assert "llama-70b" in text
+    assert "{" not in text
+
+
+@pytest.mark.parametrize("name", ["torch", "megatron", "ndtimeline"])
+def test_what_goes_into_a_job_is_python(name: str) -> None:
+    install, code = WAYS[name].blocks(TARGET)
+
+    assert install.startswith("pip install ")
+    lines = ast.parse(code).body
+    # Three lines of one's own, and the ellipsis for what is there already.
+    assert len(lines) <= 4
+
+
+def test_every_launcher_hands_on_the_token() -> None:
+    assert all("PACELINE_TOKEN" in launcher.block for launcher in LAUNCHERS.values())
+    assert not set(LAUNCHERS) & set(WAYS)
