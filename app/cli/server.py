@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -90,6 +91,7 @@ class Server:
         self._url = url
         self._client = httpx.Client(
             base_url=url,
+            headers=_credentials(),
             timeout=TIMEOUT,
             # A proxy of the environment does not lead to this machine.
             trust_env=not _is_loopback(url),
@@ -236,6 +238,19 @@ def _progress_of(session: dict[str, Any]) -> str:
 def _retry_after_s(answer: httpx.Response) -> float:
     value = answer.headers.get("retry-after", "")
     return min(float(value), LONGEST_RETRY_S) if value.isdecimal() else 1.0
+
+
+def _credentials() -> dict[str, str]:
+    """Return the headers that say who asks.
+
+    From the environment alone: what stands in a command, every process of the machine can read.
+    """
+    found = {}
+    if token := os.environ.get("PACELINE_TOKEN"):
+        found["Authorization"] = f"Bearer {token}"
+    if project := os.environ.get("PACELINE_PROJECT"):
+        found["Paceline-Project"] = project
+    return found
 
 
 def _is_loopback(url: str) -> bool:

@@ -11,6 +11,7 @@ from typing import Any, Final
 import yaml
 
 from app.analysis.synthesis.fleet.draw import plan_fleet
+from app.analysis.synthesis.hosts.session import HostSession
 from app.analysis.synthesis.scenarios import ALL_SCENARIOS
 from app.analysis.synthesis.synthesize import SyntheticSession
 from app.analysis.trace.formats.kind import Writer
@@ -85,7 +86,7 @@ def write_fleet(
 
 
 def _write(
-    session: SyntheticSession, out_dir: Path, writer: Writer, about: dict[str, Any]
+    session: SyntheticSession | HostSession, out_dir: Path, writer: Writer, about: dict[str, Any]
 ) -> SyntheticFiles:
     files = SyntheticFiles(
         out_dir / writer.file_name, out_dir / "meta.yaml", out_dir / "truth.json"

@@ -11,7 +11,8 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, Trans
 from app.analysis.trace.formats.head import COMPRESSIONS
 from app.analysis.trace.formats.registry import FORMATS
 from app.analysis.trace.metadata import load_metadata
-from app.cli.files import read_metadata
+from app.cli.convert import META_NAME, files_in
+from app.cli.files import FileError, read_metadata
 from app.cli.server import Body, Sent, Server
 from app.errors import InvalidMetadataError
 
@@ -21,7 +22,11 @@ if TYPE_CHECKING:
     from app.analysis.trace.model import SessionMeta
 
 CONTENT_TYPES: Final = {
-    suffix: known.media_types[0] for known in FORMATS.values() for suffix in known.suffixes
+    suffix: known.media_types[0]
+    for known in FORMATS.values()
+    # Several recorders write JSON: the server looks which it is.
+    if known.recorder is None
+    for suffix in known.suffixes
 }
 COMPRESSED_SUFFIXES: Final = tuple(known.suffix for known in COMPRESSIONS)
 
@@ -32,7 +37,7 @@ def upload(path: Path, meta: Path | None, *, server: str, job: str | None, wait:
     Parameters
     ----------
     path : Path
-        The trace.
+        The trace, or a folder of a trace and its ``meta.yaml``, as ``paceline convert`` writes it.
     meta : Path or None
         Its metadata, YAML or JSON; None where it is in the header of an NDJSON trace.
     server : str
@@ -51,6 +56,8 @@ def upload(path: Path, meta: Path | None, *, server: str, job: str | None, wait:
     ServerError
         With the server's code and faults.
     """
+    if path.is_dir():
+        path, meta = _of_folder(path, meta)
     text = None if meta is None else read_metadata(meta)
     name = job or _trial_name(None if text is None else load_metadata(text))
     console = Console(stderr=True)
@@ -69,6 +76,16 @@ def content_type_of(path: Path) -> str:
     """Return the content type that a file's name says; the server looks where it says nothing."""
     suffixes = [suffix for suffix in path.suffixes if suffix not in COMPRESSED_SUFFIXES]
     return CONTENT_TYPES.get(suffixes[-1] if suffixes else "", "application/octet-stream")
+
+
+def _of_folder(folder: Path, meta: Path | None) -> tuple[Path, Path | None]:
+    """Return the trace of a folder and its metadata."""
+    files = files_in([folder])
+    if len(files) > 1:
+        message = f"{folder} holds {len(files)} traces: make one of them with paceline convert"
+        raise FileError(message, code="file.several_traces")
+    beside = folder / META_NAME
+    return files[0], beside if meta is None and beside.is_file() else meta
 
 
 def _send(server: Server, job: str, path: Path, meta: str | None, console: Console) -> Sent:

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import gzip
 import json
+import sys
 from pathlib import Path
 
 import pytest
 
+from app.analysis.synthesis.hosts.job import HostJob
+from app.analysis.synthesis.hosts.session import run
+from app.analysis.trace.encode import to_parquet
+from app.analysis.trace.metadata import metadata_document
 from app.cli.synth import SyntheticFiles, write_scenario
 from tests.support.command import paceline, paceline_process
 
@@ -34,7 +39,7 @@ def test_a_person_gets_verdict_heatmap_workers_and_fixes(files: SyntheticFiles) 
     assert (done.returncode, done.stderr) == (0, "")
     (dp, pp) = json.loads(files.truth.read_text())["workers"][0]
     lines = done.stdout.splitlines()
-    assert f"because worker ({dp}, {pp})" in lines[0]
+    assert f"without its cause: worker ({dp}, {pp})" in lines[0]
     stages = [line for line in lines if line.startswith("stage ")]
     assert len(stages) == 8
     # 8 stages × 8 DP ranks: each cell has its number, the slow one the largest
@@ -54,6 +59,43 @@ def test_the_slowest_step_is_written_for_perfetto(files: SyntheticFiles, tmp_pat
     assert {event["ph"] for event in events} == {"M", "X"}
 
 
+@pytest.fixture(scope="module")
+def blocking(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    trace = run(HostJob(wire_ns=30e6, factors={(1, 0): 1.8})).trace
+    folder = tmp_path_factory.mktemp("blocking")
+    (folder / "trace.parquet").write_bytes(to_parquet(trace))
+    (folder / "meta.json").write_text(json.dumps(metadata_document(trace.meta)))
+    return folder / "trace.parquet", folder / "meta.json"
+
+
+def test_a_report_is_of_a_replay_without_an_adaptation(blocking: tuple[Path, Path]) -> None:
+    trace, meta = blocking
+    asked = ("analyze", trace, "--meta", meta, "--json")
+    with_it = json.loads(paceline(*asked).stdout)["fidelity"]
+    without = json.loads(paceline(*asked, "--without", "blocking_transfers").stdout)["fidelity"]
+
+    assert [made["adaptation"] for made in with_it["adaptations"]] == ["blocking_transfers"]
+    assert without["adaptations"] == []
+    assert without["discrepancy"] == pytest.approx(with_it["adaptations"][0]["discrepancy_before"])
+    assert without["verdict"] is False
+
+
+def test_a_question_is_of_a_replay_without_an_adaptation(blocking: tuple[Path, Path]) -> None:
+    trace, meta = blocking
+    asked = ("analyze", trace, "--meta", meta, "--json", "--fix", "worker=1:0")
+    with_it = json.loads(paceline(*asked).stdout)
+    without = json.loads(paceline(*asked, "--without", "blocking_transfers").stdout)
+
+    assert without["simulated_step_time_s"] < 0.95 * with_it["simulated_step_time_s"]
+
+
+def test_there_is_no_other_adaptation(blocking: tuple[Path, Path]) -> None:
+    trace, meta = blocking
+    done = paceline("analyze", trace, "--meta", meta, "--without", "magic")
+    assert done.returncode == 2
+    assert "blocking_transfers" in done.stderr
+
+
 def test_a_question_is_answered_with_step_time_and_gain(files: SyntheticFiles) -> None:
     (dp, pp) = json.loads(files.truth.read_text())["workers"][0]
     asked = ("analyze", files.trace, "--meta", files.meta, "--fix", f"worker={dp}:{pp}")
@@ -62,6 +104,8 @@ def test_a_question_is_answered_with_step_time_and_gain(files: SyntheticFiles) -
     assert "s a step" in done.stdout
     answer = json.loads(paceline(*asked, "--json").stdout)
     assert answer["gain"] == pytest.approx(1 - 1 / 1.29, abs=0.02)
+    replaced = paceline(*asked[:4], "--replace", f"worker={dp}:{pp}")
+    assert "without its causes" in replaced.stdout
     scaled = paceline(
         "analyze", files.trace, "--meta", files.meta, "--scale", "op=forward-compute*2"
     )
@@ -143,3 +187,19 @@ def test_wrong_use_has_an_exit_code_of_its_own(files: SyntheticFiles) -> None:
     assert paceline("analyze", "nowhere.parquet").returncode == 2
     assert paceline("analyze", files.trace, "--no-such-option").returncode == 2
     assert paceline_process("no-such-command").returncode == 2
+
+
+def test_a_package_that_only_the_server_needs_is_named(
+    files: SyntheticFiles, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # As where the core is installed alone; what has been imported is imported anew.
+    for loaded in [name for name in sys.modules if name.startswith("app.cli.")]:
+        if loaded not in ("app.cli.main", "app.cli.files"):
+            monkeypatch.delitem(sys.modules, loaded)
+    monkeypatch.setitem(sys.modules, "httpx", None)
+
+    done = paceline("upload", files.trace, "--meta", files.meta)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "this command needs httpx" in done.stderr
+    assert "paceline[server,embedded] [install.incomplete]" in done.stderr
+    assert paceline("analyze", files.trace, "--meta", files.meta).returncode == 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from app.analysis.replay.questions import Selection
-from app.cli.selection import parse_factor, parse_selection
+from app.cli.sessions.selection import parse_factor, parse_selection
 from app.errors import InvalidQuestionError
 
 

@@ -5,9 +5,11 @@ from dataclasses import replace
 
 from rich.console import Console
 
+from app.analysis.diagnosis.headline import Headline
 from app.analysis.report.coverage import MadeAdaptation
 from app.analysis.report.document import Report
-from app.cli.analyze import show
+from app.analysis.wording import hours
+from app.cli.sessions.analyze import show
 from app.dashboard.session.tables import coverage_rows
 from tests.support import reports
 
@@ -43,5 +45,22 @@ def test_the_headline_is_said_where_it_is_another_than_the_published_slowdown() 
     strong = replace(report.headline, slowdown=1.1 * report.slowdown)
     alike = replace(report.headline, slowdown=1.01 * report.slowdown)
 
-    assert "against the job without its causes" in shown(replace(report, headline=strong))
-    assert "against the job without its causes" not in shown(replace(report, headline=alike))
+    def lines(headline: Headline) -> list[str]:
+        return shown(replace(report, headline=headline)).splitlines()[2:4]
+
+    slow, published = lines(strong)
+    assert slow.startswith(f"Slowdown {strong.slowdown:.3f} (95 %: ")
+    assert " against the job without its causes; " in slow
+    assert published.startswith(f"Published S {report.slowdown:.3f} (95 %: ")
+    assert published.endswith("): its ideal is a mean over all workers, stragglers included")
+    assert lines(alike)[1] == published.partition("): ")[0] + ")"
+    unsure = lines(replace(strong, ci95=None))[0]
+    assert unsure.startswith(f"Slowdown {strong.slowdown:.3f} against the job")
+
+
+def test_where_no_cause_is_named_the_slowdown_is_s_and_says_so() -> None:
+    report = reports.scenario("healthy")
+    line = shown(report).splitlines()[2]
+    assert line.startswith(f"S {report.slowdown:.3f} (95 %: ")
+    assert ") as published, no cause is named; " in line
+    assert f"{hours(report.gpu_hours_lost)} GPU-hours lost" in line

@@ -1,10 +1,11 @@
-"""`paceline analyze`: a trace file in, a verdict in the terminal or a report as JSON out."""
+"""`paceline analyze`: a trace in, a verdict in the terminal or a report as JSON out."""
 
 from __future__ import annotations
 
 import gzip
 import json
 import sys
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Final
 
@@ -12,17 +13,18 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from app.analysis.diagnosis.headline import WHY_S_DIFFERS, HeadlineKind, why_published
 from app.analysis.json_text import to_json
+from app.analysis.replay.adaptations.evidence import Name
+from app.analysis.replay.confidence import Interval
 from app.analysis.report.build import analyze
 from app.analysis.report.coverage import MadeAdaptation
 from app.analysis.report.document import Report
 from app.analysis.report.timeline import perfetto, step_timeline
-from app.analysis.trace.decode import decode
-from app.analysis.trace.limits import Limits
-from app.analysis.trace.metadata import load_metadata
 from app.analysis.trace.model import Trace
-from app.analysis.wording import percent
-from app.cli.files import read_metadata, reading, writing
+from app.analysis.wording import hours, percent
+from app.cli.convert import files_in, read_recordings, say_unmapped
+from app.cli.files import writing
 
 # The dashboard's fixed scale, 1.0 to 1.5 and above in steps of 0.05: pale to dark.
 SCALE: Final = (
@@ -34,12 +36,15 @@ FIRST_WITH_LIGHT_TEXT: Final = 6
 WORST_WORKERS: Final = 6
 NUMBERED_CELL: Final = 6
 STAGE_COLUMN: Final = 9
-# S and the slowdown against the job without its causes are both said when they differ by more.
-WORTH_SAYING: Final = 0.02
 
 
 def analyze_file(
-    path: Path, meta_path: Path | None, *, as_json: bool, timeline: Path | None
+    path: Path,
+    meta_path: Path | None,
+    *,
+    as_json: bool,
+    timeline: Path | None,
+    without: Collection[Name] = (),
 ) -> None:
     """Analyze a trace file and print what came out.
 
@@ -49,7 +54,7 @@ def analyze_file(
         The file is no trace, no verdict can come from it, or the timeline cannot be written.
     """
     trace = read_trace(path, meta_path)
-    report = analyze(trace).report
+    report = analyze(trace, without).report
     if timeline is not None:
         _write_timeline(trace, report, timeline)
     if as_json:
@@ -59,16 +64,24 @@ def analyze_file(
 
 
 def read_trace(path: Path, meta_path: Path | None) -> Trace:
-    """Read a trace file and its metadata, which an NDJSON trace may hold itself.
+    """Read a trace and its metadata, which the trace may hold itself.
+
+    Parameters
+    ----------
+    path : Path
+        A file, or a folder of files of one format: those of a job's ranks, with a ``meta.yaml``
+        beside them where they do not say the sizes.
+    meta_path : Path or None
 
     Raises
     ------
     PacelineError
         A file cannot be read, or is not what it should be.
     """
-    meta = None if meta_path is None else load_metadata(read_metadata(meta_path))
-    with reading(path):
-        return decode(path, meta, limits=Limits()).trace
+    console = Console(stderr=True)
+    recorded = read_recordings(files_in([path]), meta_path, None, console)
+    say_unmapped(recorded.unmapped, console)
+    return recorded.trace
 
 
 def show(report: Report, console: Console) -> None:
@@ -84,16 +97,8 @@ def show(report: Report, console: Console) -> None:
     if not fidelity.verdict:
         console.print(fidelity.reason, highlight=False)
         return
-    low, high = report.slowdown_ci95
-    console.print(
-        f"S {report.slowdown:.3f} (95 %: {low:.3f}–{high:.3f}), "
-        f"{report.gpu_hours_lost:.3g} GPU-hours lost in these steps, "
-        f"{report.gpu_hours_lost_per_hour:.3g} each hour; "
-        f"the replay differs from the recording by {fidelity.discrepancy * 100:.1f} %",
-        highlight=False,
-        soft_wrap=True,
-    )
-    _show_headline(report, console)
+    for line in _slowdowns(report):
+        console.print(line, highlight=False, soft_wrap=True)
     for adaptation in fidelity.adaptations:
         console.print(_adaptation(adaptation), highlight=False, soft_wrap=True)
     console.print()
@@ -108,18 +113,26 @@ def show(report: Report, console: Console) -> None:
         )
 
 
-def _show_headline(report: Report, console: Console) -> None:
-    """Print the slowdown against the job without its causes, where that is another than S."""
+def _slowdowns(report: Report) -> Iterator[str]:
+    """Yield the slowdown and what it costs, and the published S beside it."""
     shown = report.headline
-    if abs(shown.slowdown / report.slowdown - 1) <= WORTH_SAYING or shown.ci95 is None:
-        return
-    low, high = shown.ci95
-    console.print(
-        f"{shown.slowdown:.3f} (95 %: {low:.3f}–{high:.3f}) against the job without its causes: "
-        "the ideal of S is a mean, which the straggler is part of",
-        highlight=False,
-        soft_wrap=True,
+    costs = (
+        f"{hours(report.lost_gpu_hours)} GPU-hours lost in these steps, "
+        f"{hours(report.lost_gpu_hours_per_hour)} each hour; "
+        f"the replay differs from the recording by {report.fidelity.discrepancy * 100:.1f} %"
     )
+    published = f"S {report.slowdown:.3f}{_interval(report.slowdown_ci95)}"
+    if shown.kind is HeadlineKind.PUBLISHED:
+        yield f"{published} as published, {why_published(named=bool(report.causes))}; {costs}"
+        return
+    measured = f"Slowdown {shown.slowdown:.3f}{_interval(shown.ci95)}"
+    yield f"{measured} against the job without its causes; {costs}"
+    why = f": {WHY_S_DIFFERS}" if shown.differs(report.slowdown) else ""
+    yield f"Published {published}{why}"
+
+
+def _interval(ci95: Interval | None) -> str:
+    return "" if ci95 is None else f" (95 %: {ci95[0]:.3f}–{ci95[1]:.3f})"
 
 
 def _adaptation(made: MadeAdaptation) -> str:

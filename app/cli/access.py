@@ -1,0 +1,144 @@
+"""`paceline token` and `paceline user`: who may use an installation.
+
+They work on its database itself, so that the first token can be made; whoever may read the
+database's address administers the installation anyway.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import getpass
+import os
+import sys
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.table import Table
+
+from app.access.principals import ActorKind, Principal, Right, Role
+from app.bootstrap import build
+from app.db import migrate
+from app.db.embedded.server import EmbeddedPostgres
+from app.errors import PacelineError
+from app.services.access.moves import delete_project, move_job
+from app.services.access.people import create_person
+from app.services.access.projects import create_project, project_id_of
+from app.services.access.tokens import create_token, list_tokens, revoke_token
+from app.settings import Settings
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from app.services.container import Container
+
+PASSWORD_VARIABLE = "PACELINE_PASSWORD"  # noqa: S105 - the name of a variable
+
+
+class PasswordError(PacelineError):
+    """The password was not given, or differently twice."""
+
+    code = "user.password"
+
+
+def make_token(
+    name: str, rights: Sequence[Right], project: str | None, expires_days: int | None
+) -> None:
+    """Make a token and print it, the only time."""
+    with _installation() as container:
+        made = create_token(
+            container,
+            name=name,
+            rights=rights,
+            project=project,
+            expires=None if expires_days is None else timedelta(days=expires_days),
+        )
+    sys.stderr.write(f"Token {name}, shown this once:\n")
+    sys.stdout.write(f"{made.secret}\n")
+
+
+def print_tokens() -> None:
+    """Print the tokens that are not revoked."""
+    with _installation() as container, container.reading() as tx:
+        tokens = list_tokens(tx)
+    table = Table(box=None, pad_edge=False)
+    for column in ("Name", "Begins", "Scopes", "Project", "Expires", "Last use", "Owner"):
+        table.add_column(column)
+    for token in tokens:
+        expires = "never" if token.expires_at is None else f"{token.expires_at:%Y-%m-%d}"
+        used = "never" if token.last_used_at is None else f"{token.last_used_at:%Y-%m-%d %H:%M}"
+        table.add_row(
+            token.name,
+            f"{token.begins}…",
+            ", ".join(sorted(token.rights)),
+            token.project or "all",
+            expires if token.valid else f"{expires} (over)",
+            used,
+            token.owner,
+        )
+    Console().print(table)
+
+
+def revoke(name: str) -> None:
+    """Revoke a token."""
+    with _installation() as container:
+        revoke_token(container, name)
+    sys.stderr.write(f"Token {name} opens nothing any more.\n")
+
+
+def make_user(name: str, role: Role, project: str | None) -> None:
+    """Make somebody who signs in with a password, which is asked for."""
+    password = _password()
+    with _installation() as container:
+        create_person(container, name, password, role, project)
+    sys.stderr.write(f"{name} may sign in.\n")
+
+
+def make_project(name: str) -> None:
+    """Make a project."""
+    with _installation() as container:
+        create_project(container, name)
+    sys.stderr.write(f"Project {name} is there.\n")
+
+
+def remove_project(name: str) -> None:
+    """Delete a project; the sweeper takes away what it has."""
+    with _installation() as container:
+        delete_project(container, name)
+    sys.stderr.write(f"Nobody gets into {name} any more; the workers take away what it has.\n")
+
+
+def move(job: str, source: str, to: str) -> None:
+    """Move a job to another project."""
+    with _installation() as container:
+        with container.reading() as tx:
+            project_id = project_id_of(tx, source)
+        move_job(container.within(project_id, container.principal), job, to)
+    sys.stderr.write(f"{job} is in {to} now.\n")
+
+
+@contextlib.contextmanager
+def _installation() -> Iterator[Container]:
+    """Open the database that the settings name; the embedded one must not be served meanwhile."""
+    settings = Settings()
+    with contextlib.ExitStack() as running:
+        if settings.database_url is None:
+            postgres = running.enter_context(EmbeddedPostgres(settings.data_dir))
+            migrate.upgrade(postgres.url)
+            settings = settings.model_copy(update={"database_url": postgres.url})
+        container = build(settings, application_name="paceline access")
+        running.callback(container.close)
+        who = Principal(ActorKind.SYSTEM, f"{getpass.getuser()} (command line)", frozenset(Right))
+        yield container.everywhere().named(who)
+
+
+def _password() -> str:
+    given = os.environ.get(PASSWORD_VARIABLE)
+    if given is not None:
+        return given
+    if not sys.stdin.isatty():
+        return sys.stdin.readline().rstrip("\n")
+    password = getpass.getpass("Password: ")
+    if getpass.getpass("Once more: ") != password:
+        raise PasswordError("The two passwords differ.")
+    return password

@@ -1,0 +1,97 @@
+"""`paceline token`, `user` and `project`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from app.access.principals import Right, Role
+
+app = typer.Typer()
+tokens = typer.Typer(help="Tokens, with which programs are let in.", no_args_is_help=True)
+app.add_typer(tokens, name="token")
+users = typer.Typer(help="People who sign in with a password.", no_args_is_help=True)
+app.add_typer(users, name="user")
+projects = typer.Typer(help="Projects, which are kept apart.", no_args_is_help=True)
+app.add_typer(projects, name="project")
+
+ProjectOption = Annotated[
+    str | None, typer.Option(help="The one project that it is for [all projects]")
+]
+
+
+@tokens.command("create")
+def create_token(
+    name: Annotated[str, typer.Argument(help="What people call it; nobody else has this name")],
+    *,
+    scope: Annotated[list[Right], typer.Option(help="What it allows (repeatable)")],
+    project: ProjectOption = None,
+    expires_days: Annotated[
+        int, typer.Option(min=0, max=3650, help="How long it is valid; 0: for ever")
+    ] = 90,
+) -> None:
+    """Make a token and print it, the only time."""
+    from app.cli.access import make_token
+
+    # Who sends to an installation without projects need not name the one that there is.
+    only = "default" if project is None and Right.INGEST in scope else project
+    make_token(name, scope, only, expires_days or None)
+
+
+@tokens.command("list")
+def list_tokens() -> None:
+    """List the tokens that are not revoked, without their secrets."""
+    from app.cli.access import print_tokens
+
+    print_tokens()
+
+
+@tokens.command("revoke")
+def revoke_token(name: Annotated[str, typer.Argument(help="Its name")]) -> None:
+    """Revoke a token; from then on it opens nothing."""
+    from app.cli.access import revoke
+
+    revoke(name)
+
+
+@users.command("create")
+def create_user(
+    name: Annotated[str, typer.Argument(help="What they sign in with")],
+    *,
+    role: Annotated[Role, typer.Option(help="What they may do")] = Role.ADMINISTRATOR,
+    project: ProjectOption = None,
+) -> None:
+    """Add somebody who signs in with a password: asked for, or the first line of standard input."""
+    from app.cli.access import make_user
+
+    make_user(name, role, project)
+
+
+@projects.command("create")
+def create_project(name: Annotated[str, typer.Argument(help="a-z, 0-9 and hyphens")]) -> None:
+    """Make a project."""
+    from app.cli.access import make_project
+
+    make_project(name)
+
+
+@projects.command("delete")
+def delete_project(name: Annotated[str, typer.Argument(help="Its name")]) -> None:
+    """Delete a project with all that it has."""
+    from app.cli.access import remove_project
+
+    remove_project(name)
+
+
+@projects.command("move-job")
+def move_job(
+    job: Annotated[str, typer.Argument(help="Name of the job")],
+    *,
+    to: Annotated[str, typer.Option(help="Project that it goes to")],
+    source: Annotated[str, typer.Option("--from", help="Project that it leaves")] = "default",
+) -> None:
+    """Move a job, with its sessions, reports and incidents, to another project."""
+    from app.cli.access import move
+
+    move(job, source, to)

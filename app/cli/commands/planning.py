@@ -1,0 +1,62 @@
+"""Commands that plan, without any server."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+app = typer.Typer()
+
+
+class Method(StrEnum):
+    """How `paceline plan` finds a template."""
+
+    OPTIMAL = "optimal"
+    DITTO = "ditto"
+    GREEDY = "greedy"
+    EXHAUSTIVE = "exhaustive"
+
+
+class Objective(StrEnum):
+    """What `paceline plan` makes small."""
+
+    T_STD = "t_std"
+    T_OOBLECK = "t_oobleck"
+    SIMULATED = "simulated"
+
+
+@app.command()
+def plan(
+    spec: Annotated[
+        Path, typer.Argument(exists=True, dir_okay=False, readable=True, help="YAML or JSON")
+    ],
+    *,
+    method: Annotated[Method, typer.Option(help="How the template is found")] = Method.OPTIMAL,
+    objective: Annotated[Objective, typer.Option(help="What is made small")] = Objective.T_STD,
+    time_limit: Annotated[
+        float | None,
+        typer.Option(min=0.0, help="Seconds; then the best so far with its proven gap"),
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print the whole plan as JSON")] = False,
+) -> None:
+    """Recommend a pipeline template for a cluster, without any server."""
+    from app.cli.plan import plan_file
+
+    plan_file(spec, method.value, objective.value, time_limit, as_json=json)
+
+
+@app.command()
+def mitigate(
+    spec: Annotated[
+        Path, typer.Argument(exists=True, dir_okay=False, readable=True, help="YAML or JSON")
+    ],
+    *,
+    json: Annotated[bool, typer.Option("--json", help="Print the whole advice as JSON")] = False,
+) -> None:
+    """Plan the work of a tensor-parallel group with stragglers, without any server."""
+    from app.cli.mitigate import mitigate_file
+
+    mitigate_file(spec, as_json=json)

@@ -1,0 +1,98 @@
+"""Commands that run an installation, or look at one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from app.settings import Settings
+
+app = typer.Typer()
+
+HostOption = Annotated[str | None, typer.Option(help="Address to listen on [127.0.0.1]")]
+PortOption = Annotated[int | None, typer.Option(min=0, max=65535, help="Port [8765]; 0: any free")]
+DataDirOption = Annotated[
+    Path | None, typer.Option(file_okay=False, help="Where the embedded database lives")
+]
+
+
+@app.command()
+def serve(
+    *,
+    host: HostOption = None,
+    port: PortOption = None,
+    data_dir: DataDirOption = None,
+) -> None:
+    """Serve the API and the dashboard; with the embedded database unless one is configured."""
+    from app.run.supervisor import serve as run
+
+    run(_settings(host, port, data_dir))
+
+
+@app.command()
+def demo(
+    *,
+    host: HostOption = None,
+    port: PortOption = None,
+    data_dir: DataDirOption = None,
+) -> None:
+    """Serve, and send synthetic sessions with different stragglers to look at."""
+    from app.cli.demo import send_demo_sessions
+    from app.run.supervisor import serve as run
+
+    run(_settings(host, port, data_dir), after_start=send_demo_sessions)
+
+
+@app.command()
+def worker() -> None:
+    """Run the workers of a production installation."""
+    from app.run.supervisor import run_workers
+    from app.settings import Settings
+
+    run_workers(Settings())
+
+
+@app.command()
+def migrate() -> None:
+    """Bring the schema of the configured database up to date; make the first token."""
+    from app.bootstrap import build
+    from app.db.migrate import upgrade
+    from app.errors import StartupError
+    from app.services.access.first_token import make_first_token
+    from app.settings import Settings
+
+    settings = Settings()
+    url = settings.database_url
+    if url is None:
+        raise StartupError(
+            "PACELINE_DATABASE_URL is not set; the embedded database is migrated when it starts"
+        )
+    upgrade(url)
+    container = build(settings, application_name="paceline migrate")
+    try:
+        make_first_token(container)
+    finally:
+        container.close()
+
+
+@app.command()
+def doctor() -> None:
+    """Say what is wrong with this installation."""
+    from app.cli.doctor import examine
+    from app.settings import Settings
+
+    if not examine(Settings()):
+        raise typer.Exit(1)
+
+
+def _settings(host: str | None, port: int | None, data_dir: Path | None) -> Settings:
+    """Return the settings of the environment, overridden by what the command line says."""
+    from app.settings import Settings
+
+    given = {"host": host, "port": port, "data_dir": data_dir}
+    return Settings().model_copy(
+        update={name: value for name, value in given.items() if value is not None}
+    )
