@@ -24,6 +24,7 @@ from app.analysis.synthesis.population import draw_session
 from app.analysis.synthesis.randomness import stream
 from app.analysis.synthesis.synthesize import SyntheticSession, synthesize
 from app.analysis.trace.model import Sizes
+from benchmarks import hosts
 from benchmarks.svg import Axis, Series, plot
 
 # The paper's job, section 6, and what it measured and estimated.
@@ -45,10 +46,11 @@ _BLUE, _RED, _GRAY = "#2f6fb0", "#c0492f", "#9a9a9a"
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """One job: true slowdown, S, and the slowdown by replacing the worker."""
+    """One job: true slowdown, S, the headline, and the slowdown by replacing the worker."""
 
     true: float
     published: float
+    headline: float
     replaced: float
     discrepancy: float
     worker_right: bool
@@ -63,6 +65,7 @@ def compare(session: SyntheticSession) -> Compared:
     return Compared(
         true=session.truth.slowdown,
         published=report.slowdown,
+        headline=report.headline.slowdown,
         replaced=recorded / (recorded - _saved_s(report)),
         discrepancy=report.fidelity.discrepancy,
         worker_right=session.truth.workers[0] in workers,
@@ -111,10 +114,12 @@ def random_jobs(count: int, first_seed: int) -> list[Compared]:
 def document(levels: Sequence[Compared], many: Sequence[Compared], seed: int) -> Iterator[str]:
     """Yield the lines of docs/fidelity.md."""
     errors = np.array([abs(one.replaced / one.true - 1) for one in many])
-    published = np.array([one.published / one.true - 1 for one in many])
+    published = np.array([abs(one.published / one.true - 1) for one in many])
+    headlines = np.array([abs(one.headline / one.true - 1) for one in many])
     gaps = np.array([one.discrepancy for one in many])
     today = dt.datetime.now(tz=dt.UTC)
     within, named = np.mean(errors <= _WITHIN), np.mean([one.worker_right for one in many])
+    near = np.mean(headlines <= _WITHIN)
     yield from (
         "# Fidelity: how far to believe the replay",
         "",
@@ -126,28 +131,30 @@ def document(levels: Sequence[Compared], many: Sequence[Compared], seed: int) ->
         "",
         "## Three levels, as in section 6 of the paper",
         "",
-        "DP 4 × PP 4 × TP 4, the first worker slowed. *S* is the published definition. *Replaced*",
-        "is what the report recommends: the slow workers get the medians of their stage's other DP",
+        "DP 4 × PP 4 × TP 4, the first worker slowed. *S* is the published definition. *Headline*",
+        "is what people are shown: the slowdown against the job without its causes. *Replaced* is",
+        "what the report recommends: the slow workers get the medians of their stage's other DP",
         "ranks; the recorded step time over the same less what the replay saves.",
         "",
-        "| measured in the paper | estimated there | true here | S | replaced | discrepancy |",
-        "| ---: | ---: | ---: | ---: | ---: | ---: |",
+        "| in the paper | estimated there | true here | S | headline | replaced | discrepancy |",
+        "| ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
     )
     for (measured, estimated), one in zip(_PAPER, levels, strict=True):
         yield (
             f"| {measured:.2f} | {estimated:.2f} | {one.true:.3f} | {one.published:.3f} | "
-            f"{one.replaced:.3f} | {_percent(one.discrepancy)} |"
+            f"{one.headline:.3f} | {one.replaced:.3f} | {_percent(one.discrepancy)} |"
         )
     yield from (
         "",
         "## S underestimates strong stragglers",
         "",
         "Its ideal duration of a computation is a mean that contains the straggler. The fewer",
-        "peers a worker has, the more it weighs in that mean.",
+        "peers a worker has, the more it weighs in that mean. The headline holds the job against",
+        "itself without its causes, so it is not held down by them.",
         "",
-        "![S against the true slowdown](fidelity-bias.svg)",
+        "![S and the headline against the true slowdown](fidelity-bias.svg)",
         "",
-        f"## Replacing the worker, over {len(many)} random jobs",
+        f"## S, the headline and replacing the worker, over {len(many)} random jobs",
         "",
         "Sizes, schedules, costs and noise vary; the worker is slow always, from a step on, or by",
         "spells, and some jobs have more than one slow worker. True slowdowns are 1.1 to 3. Seeds",
@@ -157,21 +164,26 @@ def document(levels: Sequence[Compared], many: Sequence[Compared], seed: int) ->
         "",
         "| | median | 95 % | worst |",
         "| --- | ---: | ---: | ---: |",
+        _row("error of S", published),
+        _row("error of the headline", headlines),
         _row("error of the replaced estimate", errors),
-        _row("error of S", np.abs(published)),
         _row("replay against recording (discrepancy)", gaps),
         "",
-        f"{_percent(within, 1)} of the estimates are within {_percent(_WITHIN, 0)} of the truth.",
+        f"{_percent(near, 1)} of the headlines and {_percent(within, 1)} of the replaced",
+        f"estimates are within {_percent(_WITHIN, 0)} of the truth.",
         f"The slow worker is named in {_percent(named, 1)} of them.",
         "",
         "Earlier sets of 200 jobs, with other seeds, did worse and were learned from: 96.0 %",
-        "within 2 % and 3.8 % at worst (late launches were left out), then 99.0 % and 47 % (one of",
-        "two workers, slow in half of the steps, was not found), then 98.5 % and 23.6 % (a worker",
-        "slow in fewer steps than another was not counted; late launches that a slow worker hides",
-        "were taken to stay hidden). Nothing was changed after the set from 9300000 on was seen.",
-        "What is left is the worker's healthy speed, which nobody knows: its peers' is taken, and",
-        "workers differ by up to 1 % (sigma) here. With one peer that can come to 2 % and more; it",
-        "did, by 0.03 %, in one of the 800 jobs of the four sets before.",
+        "within 2 % and 3.8 % at worst (late launches were left out), then 99.0 % and 47 % (one",
+        "of two workers, slow in half of the steps, was not found), then 98.5 % and 23.6 % (a",
+        "worker slow in fewer steps than another was not counted; late launches that a slow",
+        "worker hides were taken to stay hidden). When the set from 9300000 on was seen first,",
+        "the worst replaced estimate was off by 1.3 %. Since then no fix is promised more than",
+        "the headline, so that both are off alike where a diagnosis is: of two DP ranks one was",
+        "slow in 18 of 20 steps, and a worker of the other one is blamed as well. What is left is",
+        "the worker's healthy speed, which nobody knows: its peers' is taken, and workers differ",
+        "by up to 1 % (sigma) here. With one peer that can come to 2 % and more; it did, by 0.03",
+        "%, in one of the 800 jobs of the four sets before.",
         "",
     )
 
@@ -186,7 +198,7 @@ def _percent(share: np.floating[Any] | float, digits: int = 2) -> str:
 
 
 def bias_figure() -> str:
-    """Return S and the replaced estimate of the paper's job over the worker's slowness."""
+    """Return S and the headline of the paper's job over the worker's slowness."""
     ticks = (1, 1.5, 2, 2.5, 3, 3.5, 4)
     ends = ticks[-1]
     swept = [one for one in map(compare, map(slowed, _SWEEP)) if one.true <= ends]
@@ -197,13 +209,13 @@ def bias_figure() -> str:
         [
             Series("exact", [(1, 1), (ends, ends)], _GRAY, line=True),
             Series("S", [(one.true, one.published) for one in swept], _RED, line=True),
-            Series("worker replaced", [(one.true, one.replaced) for one in swept], _BLUE),
+            Series("headline", [(one.true, one.headline) for one in swept], _BLUE),
         ],
     )
 
 
 def estimates_figure(many: Sequence[Compared]) -> str:
-    """Return both estimates of random jobs against the truth."""
+    """Return S and the headline of random jobs against the truth."""
     ticks = (1, 1.5, 2, 2.5, 3)
     return plot(
         f"{len(many)} random jobs with slow workers",
@@ -212,7 +224,7 @@ def estimates_figure(many: Sequence[Compared]) -> str:
         [
             Series("exact", [(1, 1), (3.1, 3.1)], _GRAY, line=True),
             Series("S", [(one.true, one.published) for one in many], _RED),
-            Series("worker replaced", [(one.true, one.replaced) for one in many], _BLUE),
+            Series("headline", [(one.true, one.headline) for one in many], _BLUE),
         ],
     )
 
@@ -226,7 +238,7 @@ def main() -> None:
     arguments = parser.parse_args()
     levels = [compare(slowed(factor_for(measured))) for measured, _ in _PAPER]
     many = random_jobs(arguments.jobs, arguments.seed)
-    lines = list(document(levels, many, arguments.seed))
+    lines = [*document(levels, many, arguments.seed), *hosts.section()]
     arguments.out.mkdir(parents=True, exist_ok=True)
     (arguments.out / "fidelity.md").write_text("\n".join(lines), encoding="utf-8")
     (arguments.out / "fidelity-bias.svg").write_text(bias_figure(), encoding="utf-8")

@@ -31,10 +31,10 @@ from app.alerts.states import DeliveryState
 from app.bootstrap import build
 from app.db import migrate
 from app.db.embedded.server import EmbeddedPostgres
+from app.db.models.access import DEFAULT_PROJECT_ID
 from app.db.models.alerts import AlertDelivery, AlertGroup
 from app.db.models.installation import WorkerHeartbeat
 from app.db.models.sessions import Job
-from app.db.unit_of_work import reading
 from app.services.alerts.channels.write import create_channel
 from app.services.alerts.rules import delete_rule, save_rule
 from app.services.alerts.store import load_rules
@@ -140,7 +140,7 @@ def hurry(container: Container) -> None:
 
 def prepare(container: Container, receiver: Receiver, jobs: int) -> list[int]:
     """Make channels, one rule, and jobs; return the jobs."""
-    with reading(container.engine) as tx:
+    with container.reading() as tx:
         rules = load_rules(tx)
     for rule in rules:
         delete_rule(container, rule.id)
@@ -245,7 +245,7 @@ def run(incidents: int, jobs: int, seed: int, directory: Path, receiver: Receive
             lease_renew_s=1.5,
             republish_after_s=2.0,
         )
-        container = build(settings)
+        container = build(settings).within(DEFAULT_PROJECT_ID)
         running.callback(container.close)
         ids = prepare(container, receiver, jobs)
         workers = Workers(container, directory / "workers.log")
