@@ -11,11 +11,12 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
+import hypothesis
 import pytest
 
-from app.bootstrap import build
 from app.settings import Settings
 from tests.support import postgres
+from tests.support.project import build
 from tests.support.redis import RedisServer, redis_program
 
 if TYPE_CHECKING:
@@ -23,6 +24,10 @@ if TYPE_CHECKING:
 
     from app.bootstrap import Container
     from app.db.embedded.server import EmbeddedPostgres
+
+# How long an example takes says how busy the machine is.
+hypothesis.settings.register_profile("paceline", deadline=None)
+hypothesis.settings.load_profile("paceline")
 
 # Turns what would be skipped for want of a program into a failure.
 REQUIRE_ALL = "PACELINE_REQUIRE_ALL"
@@ -127,7 +132,9 @@ def settings(database_url: str, tmp_path: Path) -> Settings:
 
 @pytest.fixture
 def container(settings: Settings) -> Iterator[Container]:
-    """Yield the container that the program builds, on a database of this test."""
+    """Yield the container that the program builds, in the project `default`, on a database of this
+    test.
+    """
     built = build(settings)
     yield built
     built.close()

@@ -8,7 +8,9 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import uuid
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Self
 
@@ -16,6 +18,8 @@ import httpx
 import pytest
 
 from app.analysis.trace.encode import to_ndjson_gz
+from app.db import migrate
+from app.db.embedded.server import EmbeddedPostgres
 from tests.support.plain_user import User
 from tests.support.processes import alive, descendants, ps, wait_until_gone
 from tests.support.sessions import small_trace
@@ -28,7 +32,10 @@ class Installation:
     """`paceline serve`, in a process that a test can stop and kill."""
 
     def __init__(self, user: User, *, port: int = 0, **settings: str) -> None:
+        self.user = user
         self._words = user.home / f"words-{uuid.uuid4()}"
+        self._name = str(uuid.uuid4())
+        settings["instance_name"] = self._name
         environment = {f"PACELINE_{name.upper()}": value for name, value in settings.items()}
         with self._words.open("wb") as words:
             self.process = user.popen(
@@ -65,13 +72,15 @@ class Installation:
             return lines[-1].rpartition(" ")[2] if lines else ""
 
         self.url = wait_for(announced, "announcement")
+        # Another process may answer at a port that this one had.
+        assert httpx.get(f"{self.url}healthz").json()["instance"] == self._name
         wait_for(lambda: httpx.get(f"{self.url}readyz").status_code == 200, "readiness")
         return self
 
-    def analyze(self, body: bytes) -> dict[str, Any]:
+    def analyze(self, body: bytes, job: str = "llm") -> dict[str, Any]:
         """Send a session and return it as it is once it has been answered."""
         received = httpx.post(
-            f"{self.url}api/v1/jobs/llm/sessions",
+            f"{self.url}api/v1/jobs/{job}/sessions",
             content=body,
             headers={"content-type": "application/x-ndjson"},
         )
@@ -108,6 +117,36 @@ def present_user(open_dir: Path) -> User:
 
 
 @pytest.fixture(scope="module")
+def prepared() -> Iterator[Path]:
+    """Yield the data directory of an installation that was started and stopped before."""
+    with tempfile.TemporaryDirectory(prefix="paceline-test-") as path:
+        # The account of the server goes through it.
+        Path(path).chmod(0o755)
+        data = Path(path) / "data"
+        with EmbeddedPostgres(data) as postgres:
+            migrate.upgrade(postgres.url)
+        yield data
+
+
+@pytest.fixture
+def prepared_user(present_user: User, prepared: Path) -> User:
+    """Return the present user, whose installation is not started for the first time."""
+    copy = ["cp", "--recursive", "--preserve=all", str(prepared), str(present_user.home)]
+    subprocess.run(copy, check=True)  # noqa: S603 - our own argument list
+    return present_user
+
+
+@pytest.fixture(scope="module")
+def running() -> Iterator[Installation]:
+    """Yield an installation that several tests look at, and none stops."""
+    with tempfile.TemporaryDirectory(prefix="paceline-test-") as path:
+        Path(path).chmod(0o755)
+        with Installation(User(Path(sys.executable), Path(path), None)) as installation:
+            yield installation.wait_until_ready()
+            assert installation.stop() == 0
+
+
+@pytest.fixture(scope="module")
 def body() -> bytes:
     return to_ndjson_gz(small_trace())
 
@@ -124,13 +163,15 @@ def test_one_command_analyzes_sessions_and_leaves_nothing_behind(user: User, bod
         assert alive(started) == set()
 
 
-def test_a_killed_installation_dies_whole_and_starts_again(user: User, body: bytes) -> None:
-    with Installation(user) as first:
+def test_a_killed_installation_dies_whole_and_starts_again(
+    prepared_user: User, body: bytes
+) -> None:
+    with Installation(prepared_user) as first:
         session = first.wait_until_ready().analyze(body)
         started = descendants(first.process.pid)
         first.kill()
         wait_until_gone(started)
-    with Installation(user) as second:
+    with Installation(prepared_user) as second:
         second.wait_until_ready()
         again = httpx.get(f"{second.url}api/v1/sessions/{session['id']}").json()
         assert again["state"] == "analyzed"
@@ -138,14 +179,20 @@ def test_a_killed_installation_dies_whole_and_starts_again(user: User, body: byt
 
 
 @pytest.mark.parametrize("request_", [signal.SIGINT, signal.SIGHUP])
-def test_other_signals_that_end_programs_stop_it_in_order(
-    present_user: User, request_: signal.Signals
+def test_other_signals_that_end_programs_stop_it_and_its_event_streams_in_order(
+    prepared_user: User, request_: signal.Signals
 ) -> None:
-    with Installation(present_user) as installation:
+    with Installation(prepared_user) as installation:
         installation.wait_until_ready()
         started = descendants(installation.process.pid)
-        assert installation.stop(request_) == 0
+        with httpx.stream("GET", f"{installation.url}api/v1/events", timeout=LIMIT_S) as stream:
+            lines = stream.iter_lines()
+            next(lines)
+            installation.process.send_signal(request_)
+            list(lines)  # raises if the stream is cut in the middle
+        assert installation.process.wait(LIMIT_S) == 0
         assert alive(started) == set()
+        assert "Cancel" not in installation.words()
 
 
 def test_a_stop_during_the_start_leaves_nothing_behind(present_user: User) -> None:
@@ -161,51 +208,35 @@ def test_a_stop_during_the_start_leaves_nothing_behind(present_user: User) -> No
         assert "is ready" not in installation.words()
 
 
-def test_an_open_event_stream_ends_with_the_server(present_user: User) -> None:
-    with Installation(present_user) as installation:
-        installation.wait_until_ready()
-        with httpx.stream("GET", f"{installation.url}api/v1/events", timeout=LIMIT_S) as stream:
-            lines = stream.iter_lines()
-            next(lines)
-            installation.process.terminate()
-            list(lines)  # raises if the stream is cut in the middle
-        assert installation.process.wait(LIMIT_S) == 0
-        assert "Cancel" not in installation.words()
-
-
 # -- parts that die --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("queue", ["analysis", "io"])
 def test_a_killed_worker_is_replaced_with_all_that_it_forked(
-    present_user: User, body: bytes, queue: str
+    running: Installation, body: bytes, queue: str
 ) -> None:
-    with Installation(present_user) as installation:
-        installation.wait_until_ready()
+    def consumers() -> list[int]:
+        # a list taken while the worker becomes itself may hold none of it yet
+        workers = parents(running.workers(queue))
+        return [pid for pid, parent in workers if parent == running.process.pid]
 
-        def consumers() -> list[int]:
-            # a list taken while the worker becomes itself may hold none of it yet
-            running = parents(installation.workers(queue))
-            return [pid for pid, parent in running if parent == installation.process.pid]
-
-        [consumer] = wait_for(consumers, "worker")
-        before = installation.workers(queue)
-        os.kill(consumer, signal.SIGKILL)
-        wait_until_gone(before)
-        wait_for(lambda: installation.workers(queue), "new worker")
-        assert installation.analyze(body)["state"] == "analyzed"
-        assert installation.stop() == 0
+    [consumer] = wait_for(consumers, "worker")
+    before = running.workers(queue)
+    os.kill(consumer, signal.SIGKILL)
+    wait_until_gone(before)
+    wait_for(lambda: running.workers(queue), "new worker")
+    assert running.analyze(body, job=f"after {queue}")["state"] == "analyzed"
 
 
 def parents(pids: set[int]) -> list[tuple[int, int]]:
     return [(int(pid), int(parent)) for pid, parent in ps("pid", "ppid", of=pids)]
 
 
-def test_the_end_of_the_database_ends_everything_in_words(present_user: User) -> None:
-    with Installation(present_user) as installation:
+def test_the_end_of_the_database_ends_everything_in_words(prepared_user: User) -> None:
+    with Installation(prepared_user) as installation:
         installation.wait_until_ready()
         started = descendants(installation.process.pid)
-        pid_file = present_user.home / "data" / "postgresql" / "postmaster.pid"
+        pid_file = prepared_user.home / "data" / "postgresql" / "postmaster.pid"
         os.kill(int(pid_file.read_text().split()[0]), signal.SIGQUIT)
         assert installation.process.wait(LIMIT_S) == 1
         assert alive(started) == set()
@@ -215,32 +246,31 @@ def test_the_end_of_the_database_ends_everything_in_words(present_user: User) ->
 # -- refusals --------------------------------------------------------------------------------------
 
 
-def test_a_second_instance_on_the_same_directory_is_refused_in_words(present_user: User) -> None:
-    with Installation(present_user) as first:
-        first.wait_until_ready()
-        with Installation(present_user) as second:
-            assert second.process.wait(LIMIT_S) == 1
-            assert "already running on" in second.words()
-        assert httpx.get(f"{first.url}healthz").status_code == 200
-        assert first.stop() == 0
+def test_a_second_instance_on_the_same_directory_is_refused_in_words(
+    running: Installation,
+) -> None:
+    with Installation(running.user) as second:
+        assert second.process.wait(LIMIT_S) == 1
+        assert "already running on" in second.words()
+    assert httpx.get(f"{running.url}healthz").status_code == 200
 
 
-def test_a_taken_port_is_refused_in_words(present_user: User) -> None:
+def test_a_taken_port_is_refused_in_words(prepared_user: User) -> None:
     with (
         socket.create_server(("127.0.0.1", 0)) as other,
-        Installation(present_user, port=other.getsockname()[1]) as installation,
+        Installation(prepared_user, port=other.getsockname()[1]) as installation,
     ):
         assert installation.process.wait(LIMIT_S) == 1
         assert "Address already in use" in installation.words()
         assert "PACELINE_PORT" in installation.words()
 
 
-def test_listening_for_other_machines_is_refused_without_being_asked_for(
-    present_user: User,
+def test_listening_for_other_machines_is_refused_where_nobody_could_sign_in(
+    prepared_user: User,
 ) -> None:
-    with Installation(present_user, host="0.0.0.0") as installation:  # noqa: S104 - refused
+    with Installation(prepared_user, host="0.0.0.0") as installation:  # noqa: S104 - refused
         assert installation.process.wait(LIMIT_S) == 1
-        assert "PACELINE_ALLOW_UNAUTHENTICATED_NETWORK" in installation.words()
+        assert "PACELINE_ADMIN_TOKEN_FILE" in installation.words()
 
 
 # -- workers on their own --------------------------------------------------------------------------

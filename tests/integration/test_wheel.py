@@ -4,20 +4,26 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import sysconfig
+import tempfile
 import zipfile
+from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
+import httpx
 import pytest
 
 from app.cli.synth import write_fleet
 from app.db import migrate
+from tests.support.processes import descendants, wait_until_gone
+from tests.support.waiting import LIMIT_S, wait_for
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
 ROOT = Path(__file__).parents[2]
 PIP = (sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check", "--no-input")
@@ -46,24 +52,28 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return target
 
 
-def python(installed: Path, *arguments: str | Path) -> str:
-    """Run Python with the wheel and what it needs, and return what it prints.
+def environment(installed: Path) -> dict[str, str]:
+    """Return the environment in which the wheel is found, and what it needs.
 
     Without `site` no link leads to the repository; the packages it takes are the environment's.
     """
     packages = (installed, sysconfig.get_path("purelib"), sysconfig.get_path("platlib"))
+    return os.environ | {
+        "PYTHONPATH": os.pathsep.join(map(str, packages)),
+        # The loops are the same, and take ten seconds to compile.
+        "NUMBA_DISABLE_JIT": "1",
+    }
+
+
+def python(installed: Path, *arguments: str | Path) -> str:
+    """Run Python with the wheel and what it needs, and return what it prints."""
     done = subprocess.run(  # noqa: S603 - our own argument list
         [sys.executable, "-S", "-P", *arguments],
         check=True,
         stdout=subprocess.PIPE,
         text=True,
         cwd=installed,
-        env=os.environ
-        | {
-            "PYTHONPATH": os.pathsep.join(map(str, packages)),
-            # The loops are the same, and take ten seconds to compile.
-            "NUMBA_DISABLE_JIT": "1",
-        },
+        env=environment(installed),
     )
     return done.stdout
 
@@ -136,3 +146,53 @@ def test_the_installed_program_finds_its_own_pages_workers_and_migrations(instal
     assert all(Path(place).is_relative_to(installed) for place in places)
     assert all(Path(place).exists() for place in places)
     assert head == migrate.expected_revision()
+
+
+@contextmanager
+def demo(installed: Path, directory: Path) -> Iterator[Path]:
+    """Run ``paceline demo`` of the wheel while the block runs; yield the file of what it says."""
+    words = directory / "words"
+    command = (sys.executable, "-S", "-P", str(installed / "bin" / "paceline"), "demo")
+    with words.open("wb") as written:
+        process = subprocess.Popen(  # noqa: S603 - our own argument list
+            [*command, "--port", "0", "--data-dir", str(directory / "data")],
+            cwd=directory,
+            env=environment(installed),
+            stdin=subprocess.DEVNULL,
+            stdout=written,
+            stderr=written,
+        )
+    try:
+        yield words
+    finally:
+        running = descendants(process.pid)
+        process.terminate()
+        try:
+            process.wait(LIMIT_S)
+        finally:
+            process.kill()
+            wait_until_gone(running)
+
+
+def test_the_demo_runs_from_the_wheel(installed: Path) -> None:
+    # The database runs as another account than root, which may not enter pytest's directories.
+    with tempfile.TemporaryDirectory(prefix="paceline-wheel-") as name:
+        directory = Path(name)
+        directory.chmod(0o755)
+        with demo(installed, directory) as words:
+            url = wait_for(lambda: announced(words), "announcement")
+            with httpx.Client(base_url=url) as client:
+                wait_for(lambda: client.get("/api/v1/sessions").json()["sessions"], "a session")
+                page = client.get("/")
+                # Templates, migrations and static files are those of the wheel.
+                assert page.status_code == 200
+                assert "<h1>" in page.text
+                links = re.findall(r'(?:href|src)="(/static/[^"]+)"', page.text)
+                assert len(links) >= 4
+                assert {client.get(link).status_code for link in links} == {200}
+
+
+def announced(words: Path) -> str:
+    """Return the address that the program says it has, "" before it says one."""
+    lines = [line for line in words.read_text().splitlines() if "is ready: " in line]
+    return lines[-1].rpartition(" ")[2].rstrip("/") if lines else ""

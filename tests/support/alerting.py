@@ -9,8 +9,9 @@ from typing import Any
 
 from sqlalchemy import select, text, update
 
-from app.alerts.facts import CauseFact, Facts, FixFact, WorkerFact
+from app.alerts.facts import CauseFact, Facts, FixFact, HeadlineFact, WorkerFact
 from app.alerts.incidents import INCIDENT, Incident
+from app.analysis.diagnosis.headline import HeadlineKind
 from app.bootstrap import Container
 from app.db.models.alerts import AlertDelivery, AlertGroup, AlertIncident
 from app.db.models.sessions import Job, Session
@@ -183,4 +184,10 @@ def facts(
         worst=(WorkerFact(1, 1, "node-7", slowdown),),
         worst_step=7,
         fix=FixFact("Replace node-7", 0.2, 8.0),
+        headline=HeadlineFact(
+            slowdown,
+            (slowdown - 0.02, slowdown + 0.02),
+            12.5 * (slowdown - 1),
+            HeadlineKind.CAUSES,
+        ),
     )

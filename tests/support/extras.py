@@ -8,6 +8,8 @@ from types import ModuleType
 
 import pytest
 
+from tests.conftest import REQUIRE_ALL
+
 # Set every night, where the extras are installed: what is missing then is a failure.
 REQUIRE_EXTRAS = "PACELINE_REQUIRE_EXTRAS"
 
@@ -17,4 +19,12 @@ def of_extra(module: str, extra: str) -> ModuleType:
     if os.environ.get(REQUIRE_EXTRAS) == "1":
         return importlib.import_module(module)
     skipped: ModuleType = pytest.importorskip(module, reason=f"the extra {extra} is not installed")
+    return skipped
+
+
+def of_real_jobs(module: str) -> ModuleType:
+    """Import a framework of the real jobs, or skip the tests of this file where CI does not run."""
+    if os.environ.get(REQUIRE_ALL) == "1":
+        return importlib.import_module(module)
+    skipped: ModuleType = pytest.importorskip(module, reason="make install-real-jobs brings it")
     return skipped

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar
 
-from app.db.unit_of_work import Reads, reading
+from app.db.unit_of_work import Reads
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -22,5 +22,5 @@ def read(
     **kwargs: P.kwargs,
 ) -> T:
     """Return what a read function returns."""
-    with reading(container.engine) as tx:
+    with container.reading() as tx:
         return function(tx, *args, **kwargs)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import uuid
 from dataclasses import dataclass
@@ -9,7 +10,7 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 import numpy as np
-from sqlalchemy import func, select
+from sqlalchemy import func, select, text
 from sqlalchemy.dialects.postgresql import insert
 
 from app.analysis.synthesis.injections.computations import SlowWorker
@@ -24,6 +25,8 @@ from app.db.models.sessions import Job, Report, Session
 from app.db.models.tasks import ANALYZE_SESSION, TaskRun
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from app.bootstrap import Container
 
 
@@ -51,7 +54,7 @@ def short_trace() -> Trace:
 @cache
 def large_trace() -> Trace:
     """Return a session whose analysis takes long enough to be interrupted in its middle."""
-    job = JobModel(Sizes(dp=64, pp=8), microbatches=48, steps=24)
+    job = JobModel(Sizes(dp=64, pp=8), microbatches=48, steps=12)
     return synthesize(job, [SlowWorker((1, 1), 1.8)], seed=1).trace
 
 
@@ -89,6 +92,19 @@ def store(container: Container, trace: Trace, *, job: str = "llm") -> Stored:
         tx.session.add(session)
         tx.session.flush()
         return Stored(session.id, tx.enqueue(ANALYZE_SESSION, session.id))
+
+
+@contextlib.contextmanager
+def held_analyses(container: Container) -> Iterator[None]:
+    """Hold every analysis where it reads its trace, for as long as the block runs.
+
+    Nothing can be stored meanwhile either, and no blob be looked at.
+    """
+    with container.engine.begin() as connection:
+        # The server ends transactions that do nothing for a minute.
+        connection.execute(text("SET LOCAL idle_in_transaction_session_timeout = 0"))
+        connection.execute(text("LOCK TABLE blob_part IN ACCESS EXCLUSIVE MODE"))
+        yield
 
 
 def session_row(container: Container, stored: Stored) -> Session:

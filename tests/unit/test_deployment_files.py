@@ -107,11 +107,11 @@ def test_the_schema_is_brought_up_once_and_the_rest_comes_back(compose: dict[str
 def test_the_compose_file_holds_no_secret(compose: dict[str, Any]) -> None:
     for name, service in compose["services"].items():
         for variable, value in service.get("environment", {}).items():
-            if re.search("PASSWORD|TOKEN|SECRET|KEY", variable):
+            if re.search("(PASSWORD|TOKEN|SECRETS?|KEYS?)$", variable):
                 assert re.fullmatch(r"\$\{\w+:\?[^}]+\}", value), (name, variable)
             for user_info in re.findall(r"://([^@/]*)@", str(value)):
                 _, _, password = user_info.partition(":")
-                assert password.startswith("${POSTGRES_PASSWORD:?"), (name, variable)
+                assert re.match(r"\$\{(POSTGRES|REDIS)_PASSWORD:\?", password), (name, variable)
 
 
 def test_the_example_of_an_environment_holds_no_secret_and_the_real_one_is_ignored() -> None:
@@ -121,7 +121,8 @@ def test_the_example_of_an_environment_holds_no_secret_and_the_real_one_is_ignor
         if line and not line.startswith("#")
     )
 
-    assert example["POSTGRES_PASSWORD"] == example["PACELINE_SECRET_KEYS"] == ""
+    for name in ("POSTGRES_PASSWORD", "REDIS_PASSWORD", "PACELINE_SECRET_KEYS"):
+        assert example[name] == ""
     assert ".env" in (ROOT / ".gitignore").read_text().splitlines()
 
 
@@ -172,9 +173,27 @@ def test_the_settings_of_the_services_are_known_and_valid(
                 patch.setenv(key, re.sub(r"\$\{\w+(?::[-?]([^}]*))?\}", r"\1", value))
             settings = Settings()
         assert settings.data_dir == Path("/var/lib/paceline")
-        assert settings.broker_url == "redis://redis:6379/0"
-        # Only the API listens, and only it says so.
-        assert settings.allow_unauthenticated_network is (name == "api")
+        assert settings.broker_url is not None
+        assert re.fullmatch(r"redis://:[^@]+@redis:6379/0", settings.broker_url)
+        # Only the one that makes the token gets at it.
+        assert (settings.admin_token_file is not None) is (name == "migrate")
+
+
+def test_every_image_of_others_is_named_by_its_digest(compose: dict[str, Any]) -> None:
+    images = [service["image"] for name, service in compose["services"].items() if name not in OURS]
+    images += re.findall(r"^FROM (\S+)", (ROOT / "Dockerfile").read_text(), re.MULTILINE)
+
+    assert len(images) == 4
+    assert [image for image in images if not re.search(r"@sha256:[0-9a-f]{64}$", image)] == []
+
+
+def test_the_broker_wants_a_password(compose: dict[str, Any]) -> None:
+    redis = compose["services"]["redis"]
+
+    assert "requirepass" in redis["command"][-1]
+    # Not in the command itself, which process lists show.
+    assert "${REDIS_PASSWORD" not in redis["command"][-1].replace("$$", "")
+    assert redis["environment"]["REDIS_PASSWORD"].startswith("${REDIS_PASSWORD:?")
 
 
 def test_the_published_port_is_the_one_that_the_server_listens_on(
@@ -243,7 +262,8 @@ def test_docker_itself_accepts_the_compose_file() -> None:
         check=False,
         capture_output=True,
         text=True,
-        env=os.environ | {"POSTGRES_PASSWORD": "test", "PACELINE_SECRET_KEYS": "test"},
+        env=os.environ
+        | {"POSTGRES_PASSWORD": "test", "PACELINE_SECRET_KEYS": "test", "REDIS_PASSWORD": "test"},
     )
 
     assert shown.returncode == 0, shown.stderr

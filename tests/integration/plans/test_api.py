@@ -134,7 +134,7 @@ def test_every_fault_is_named_at_once_with_its_path(client: httpx.Client) -> Non
         (b'{"method": "optimal"}', 422, "spec.invalid"),
         (b'{"spec": "a: [b"}', 422, "spec.malformed"),
         (b'{"spec": {"model": "\\u0000"}}', 422, "spec.invalid"),
-        (b" " * (4 * 1024 * 1024 + 1), 413, "body.too_large"),
+        (b" " * (1024 * 1024 + 1), 413, "body.too_large"),
     ],
 )
 def test_what_is_no_request_is_refused(

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 import pytest
 from sqlalchemy import select
 
-from app.bootstrap import build
 from app.db.models.tasks import TaskRun
 from app.services.installation.sweep import sweep
 from app.services.plans.requests import cancel_plan
 from app.settings import Settings
 from tests.support.plans import Asked, ask, long_spec, plan_row, small_spec
+from tests.support.project import build
 from tests.support.sessions import count_blobs
 from tests.support.waiting import wait_for
 from tests.support.worker import WorkerProcess
