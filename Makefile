@@ -18,8 +18,8 @@ ARGS ?=
 .DELETE_ON_ERROR:
 .SUFFIXES:
 .PHONY: help install install-dev demo serve test test-unit test-integration test-e2e test-golden \
-	test-postgres-15 install-real-jobs real-jobs check lint format types imports structure bench score \
-	fuzz fidelity fleet cost-model report-docs plan-table soak lock upgrade image clean
+	test-postgres-15 install-real-jobs real-jobs check lint format types imports structure bench bench-client score \
+	fuzz fidelity fleet cost-model report-docs plan-table bench-tp soak lock upgrade image clean
 
 help: ## List the targets
 	@sed -n 's/^\([a-z0-9-]*\):.*## \(.*\)$$/\1\t\2/p' $(firstword $(MAKEFILE_LIST)) \
@@ -77,18 +77,20 @@ serve: install ## Serve with an embedded database
 ON_POSTGRES_15 = PACELINE_TEST_POSTGRES_BIN="$(POSTGRES_15_BIN)" $(BIN)/pytest
 # Whatever sends SQL of its own; the rest would be the same once more. (Those of the embedded server
 # itself run on both releases in any case.)
-SENDING_SQL := $(addprefix tests/integration/,db durable plans dashboard api/alerts \
+SENDING_SQL := $(addprefix tests/integration/,db durable plans dashboard tensor api/alerts \
 	$(addprefix api/test_,chunks.py events.py receive.py sessions.py upload.py what_if.py) \
 	$(addprefix alerts/test_,channel_views.py delivery.py routing.py)) \
 	--ignore-glob '*/test_workers.py' --ignore tests/integration/db/embedded
 
+# What nothing else may run beside: the first compares times, the second has processes of its own.
 REAL_JOBS := tests/real_jobs/test_real_jobs.py
+TENSOR := tests/tensor
 
 test: check ## All checks and tests that this machine allows, as CI runs them
 	@$(BIN)/pytest --numprocesses $(TEST_PROCESSES) --dist worksteal --cov \
-		--ignore $(REAL_JOBS) $(PYTEST_ARGS)
+		--ignore $(REAL_JOBS) --ignore $(TENSOR) $(PYTEST_ARGS)
 	@echo "Real jobs, which nothing else may run beside: their times are compared"
-	@$(BIN)/pytest $(REAL_JOBS) $(PYTEST_ARGS)
+	@$(BIN)/pytest $(REAL_JOBS) $(TENSOR) $(PYTEST_ARGS)
 	@if [ -x "$(POSTGRES_15_BIN)/postgres" ]; then \
 		echo "What sends SQL again, on PostgreSQL 15"; \
 		$(ON_POSTGRES_15) $(SENDING_SQL) --numprocesses $(TEST_PROCESSES) --dist worksteal $(PYTEST_ARGS); \
@@ -139,6 +141,9 @@ format: install-dev ## Format, and repair what can be repaired
 
 # ---- the rest ----------------------------------------------------------------------------------
 
+bench-client: install-dev ## What the client costs a training: an operation, a step, a burst, memory
+	@$(BIN)/python -m benchmarks.client $(ARGS)
+
 bench: install-dev ## Measure speed and memory side by side with plain decoding and plain storing
 	@$(BIN)/python -m benchmarks.run $(ARGS)
 
@@ -146,8 +151,11 @@ bench: install-dev ## Measure speed and memory side by side with plain decoding 
 OPTIONAL_SEED = $(if $(SEED),--seed $(SEED))
 
 JOBS ?= 1000
-score: install-dev ## Score the diagnosis on synthetic jobs: make score SEED=n JOBS=m
-	@$(BIN)/python -m benchmarks.score $(OPTIONAL_SEED) --jobs $(JOBS)
+PHYSICS ?= own
+SCORE_own := benchmarks.score
+SCORE_independent := tests.referee
+score: install-dev ## Score the diagnosis: make score SEED=n JOBS=m, PHYSICS=independent for a second physics
+	@$(BIN)/python -m $(SCORE_$(PHYSICS)) $(OPTIONAL_SEED) --jobs $(JOBS)$(if $(ARGS), $(ARGS))
 
 CASES ?= 100000
 fuzz: install-dev ## Damage many traces, as every night: make fuzz CASES=n
@@ -166,12 +174,20 @@ fleet: install-dev ## Hold a synthetic fleet against the paper; writes docs/flee
 cost-model: install-dev ## Predicted against measured layer times, on this machine's processor
 	@OPENBLAS_NUM_THREADS=1 $(BIN)/python -m benchmarks.cost_model
 
-report-docs: install-dev ## The pages of the report's and the plan's fields, docs/report.md and docs/plan.md
+report-docs: install-dev ## The pages of fields: docs/report.md, docs/plan.md and docs/mitigation.md
 	@$(BIN)/python -m app.analysis.report.reference > docs/report.md
 	@$(BIN)/python -m app.analysis.planning.reference > docs/plan.md
+	@$(BIN)/python -m app.analysis.mitigation.tensor.reference > docs/mitigation.md
 
 plan-table: install-dev ## Ditto against the optimum, the table of docs/planner.md
 	@$(BIN)/python -m benchmarks.planner --table
+
+bench-tp: $(VENV)/.installed-bench-tp ## Tensor-parallel plans, predicted and measured; writes docs/tensor-measured.md
+	@$(BIN)/python -m benchmarks.tensor $(ARGS)
+
+$(VENV)/.installed-bench-tp: $(VENV)/.installed-real-jobs requirements/bench-tp.txt
+	@$(PIP) install -r requirements/bench-tp.txt
+	@touch $@
 
 image: ## Build the container image
 	docker build --tag paceline .
