@@ -74,7 +74,9 @@ serve: install ## Serve with an embedded database
 
 # ---- tests -------------------------------------------------------------------------------------
 
-ON_POSTGRES_15 = PACELINE_TEST_POSTGRES_BIN="$(POSTGRES_15_BIN)" $(BIN)/pytest
+# pytest, and what failed beside the others once more, alone.
+RUN_TESTS = $(BIN)/python scripts/run_tests.py
+ON_POSTGRES_15 = PACELINE_TEST_POSTGRES_BIN="$(POSTGRES_15_BIN)" $(RUN_TESTS)
 # Whatever sends SQL of its own; the rest would be the same once more. (Those of the embedded server
 # itself run on both releases in any case.)
 SENDING_SQL := $(addprefix tests/integration/,db durable plans dashboard tensor api/alerts \
@@ -87,7 +89,7 @@ REAL_JOBS := tests/real_jobs/test_real_jobs.py
 TENSOR := tests/tensor
 
 test: check ## All checks and tests that this machine allows, as CI runs them
-	@$(BIN)/pytest --numprocesses $(TEST_PROCESSES) --dist worksteal --cov \
+	@$(RUN_TESTS) --numprocesses $(TEST_PROCESSES) --dist worksteal --cov \
 		--ignore $(REAL_JOBS) --ignore $(TENSOR) $(PYTEST_ARGS)
 	@echo "Real jobs, which nothing else may run beside: their times are compared"
 	@$(BIN)/pytest $(REAL_JOBS) $(TENSOR) $(PYTEST_ARGS)

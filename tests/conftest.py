@@ -25,8 +25,10 @@ if TYPE_CHECKING:
     from app.bootstrap import Container
     from app.db.embedded.server import EmbeddedPostgres
 
-# How long an example takes says how busy the machine is.
-hypothesis.settings.register_profile("paceline", deadline=None)
+# How long an example takes says how busy the machine is. A change is judged by the same examples
+# each time; new ones are drawn at night (`--hypothesis-profile=night`).
+hypothesis.settings.register_profile("paceline", deadline=None, derandomize=True, database=None)
+hypothesis.settings.register_profile("night", deadline=None, print_blob=True)
 hypothesis.settings.load_profile("paceline")
 
 # Turns what would be skipped for want of a program into a failure.

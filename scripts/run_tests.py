@@ -1,0 +1,55 @@
+"""Run pytest, and what fails beside everything else once more, alone.
+
+``python scripts/run_tests.py [PYTEST ARGUMENTS]``. Thousands of tests start servers, browsers and
+processes of their own on as few as two cores, where now and then one of them comes too late. At
+most three tests are repeated, all of them in one process; a test that fails then as well has
+failed, and which ones were repeated is printed. Random examples are the same in every run, so
+what depends on them fails twice.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+# More failures than these are no accident.
+REPEATED_AT_MOST = 3
+
+TESTS_FAILED = 1
+
+
+def main(arguments: list[str]) -> int:
+    """Return pytest's exit status: of the run, or of the repetition where there was one."""
+    with tempfile.TemporaryDirectory() as directory:
+        # Next to nothing else: an older run's failures are not this run's.
+        cache = ["--override-ini", f"cache_dir={directory}"]
+        status = _pytest(*cache, *arguments)
+        failed = _failed(Path(directory)) if status == TESTS_FAILED else []
+        if not 0 < len(failed) <= REPEATED_AT_MOST:
+            return status
+        print(
+            f"Repeated alone, because they failed beside the others: {', '.join(failed)}",
+            flush=True,
+        )
+        status = _pytest(*cache, "-rA", *failed)
+        if status or not any(argument.startswith("--cov") for argument in arguments):
+            return status
+    # The first run's figure, which its failure covered up.
+    return subprocess.run([sys.executable, "-m", "coverage", "report"], check=False).returncode
+
+
+def _pytest(*arguments: str) -> int:
+    command = [sys.executable, "-m", "pytest", *arguments]
+    return subprocess.run(command, check=False).returncode  # noqa: S603 - our own arguments
+
+
+def _failed(cache: Path) -> list[str]:
+    recorded = cache / "v" / "cache" / "lastfailed"
+    return sorted(json.loads(recorded.read_text())) if recorded.exists() else []
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

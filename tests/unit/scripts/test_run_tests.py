@@ -1,0 +1,63 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+SCRIPT = Path(__file__).parents[3] / "scripts" / "run_tests.py"
+
+# Fails in its first run in this folder only.
+LATE_ONCE = """
+import pathlib
+
+def test_late():
+    seen = pathlib.Path("seen")
+    there = seen.exists()
+    seen.touch()
+    assert there
+"""
+
+
+def run_tests(directory: Path, content: str) -> subprocess.CompletedProcess[str]:
+    (directory / "pytest.ini").write_text("[pytest]\n")
+    (directory / "test_some.py").write_text(content)
+    return subprocess.run(  # noqa: S603 - our own script
+        [sys.executable, SCRIPT, "test_some.py"],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=directory,
+    )
+
+
+def test_a_test_that_fails_beside_others_only_is_repeated_and_named(tmp_path: Path) -> None:
+    done = run_tests(tmp_path, LATE_ONCE + "\ndef test_other():\n    pass\n")
+
+    assert done.returncode == 0, done.stdout
+    assert "they failed beside the others: test_some.py::test_late\n" in done.stdout
+    assert "1 failed, 1 passed" in done.stdout
+    assert done.stdout.splitlines()[-1].split(" in ")[0].strip("= ") == "1 passed"
+
+
+def test_what_fails_twice_has_failed(tmp_path: Path) -> None:
+    done = run_tests(tmp_path, "def test_wrong():\n    assert False\n")
+
+    assert done.returncode == 1
+    assert done.stdout.count("1 failed") == 2
+
+
+def test_four_failures_are_no_accident(tmp_path: Path) -> None:
+    wrong = "\n".join(f"def test_{n}():\n    assert False\n" for n in range(4))
+
+    done = run_tests(tmp_path, wrong)
+
+    assert done.returncode == 1
+    assert done.stdout.count("4 failed") == 1
+    assert "Repeated" not in done.stdout
+
+
+def test_without_a_failure_nothing_is_repeated(tmp_path: Path) -> None:
+    done = run_tests(tmp_path, "def test_right():\n    pass\n")
+
+    assert done.returncode == 0
+    assert done.stdout.count("passed in") == 1
