@@ -7,7 +7,6 @@ import json
 import logging
 import os
 import socket
-import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -121,12 +120,12 @@ def attach(  # noqa: PLR0913 - the first two are the call; the others have defau
     try:
         session_url(url, job)
         wanted = Level[level.upper()]
-        sampling = Sampling(seconds(every), steps, warmup)
         rank, world = _rank_and_world()
         place = layout or find_layout(
             rank, world, mesh=mesh, schedule=schedule, megatron=megatron_config is not None
         )
         agreement = Agreement.of_job(rank, world, next(_ATTACHED))
+        sampling = Sampling(seconds(every), steps, warmup, agreement.heard_within_s)
         run = _agreed_run(agreement)
         target_job = Job(tap, place, model, schedule, megatron_config)
         undo, left_out = _attach_targets(target_job, wanted)
@@ -244,14 +243,9 @@ def _say_layers(
             sender.meta["layers"] = [count]
         return
 
-    def collect() -> None:
-        try:
-            told = agreement.collect([f"layers/{stage}" for stage in range(place.pp)])
-        except Exception as error:  # noqa: BLE001 - the store has several, by its version
-            _log.debug("layers are not known: %s", error)
-            return
+    def take(told: list[str]) -> None:
         counts = [int(text) for text in told]
         if all(counts):
             sender.meta["layers"] = counts
 
-    threading.Thread(target=collect, name="paceline-layers", daemon=True).start()
+    agreement.collect([f"layers/{stage}" for stage in range(place.pp)], take)

@@ -185,7 +185,12 @@ class Monitor:
         wait_s : float
             Seconds to wait for what is being sent. What has not arrived waits in the spool.
         """
-        if self._broken or os.getpid() != self._pid:
+        if os.getpid() != self._pid:
+            return
+        if self._agreement is not None:
+            # Also where recording has ended early: its thread must not outlast this.
+            self._agreement.close()
+        if self._broken:
             return
         self._broken = True
         try:

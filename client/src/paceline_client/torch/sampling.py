@@ -83,15 +83,20 @@ class Sampling:
         Seconds between the beginnings of two windows; None records on request only.
     steps, warmup : int
         Steps of a window; steps before it in which the hooks run and nothing is kept.
+    heard_within_s : float
+        Seconds after which all ranks have heard what rank 0 tells.
     """
 
-    def __init__(self, every_s: float | None, steps: int, warmup: int) -> None:
+    def __init__(
+        self, every_s: float | None, steps: int, warmup: int, heard_within_s: float = 0.0
+    ) -> None:
         if steps < 1 or warmup < 0:
             message = f"a window has at least one step, and no negative warm-up: {steps}, {warmup}"
             raise ValueError(message)
         self.steps = steps
         self.warmup = warmup
         self._every_s = every_s
+        self._lead_s = max(_LEAD_S, heard_within_s)
         self._due_s: float | None = None
         self._asked: int | None = None
         self._seen: list[float] = []
@@ -119,5 +124,5 @@ class Sampling:
                 return None
             self._due_s = now_s + self._every_s
         step_time_s = max((self._seen[-1] - self._seen[0]) / _FIRST_STEPS, 1e-6)
-        lead = max(_LEAD_STEPS, math.ceil(_LEAD_S / step_time_s))
+        lead = max(_LEAD_STEPS, math.ceil(self._lead_s / step_time_s))
         return Window(step + lead + self.warmup, asked or self.steps)
