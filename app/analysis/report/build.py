@@ -65,6 +65,7 @@ from app.analysis.report.measures import (
     WorstWorker,
 )
 from app.analysis.trace.model import REPLAYED_OP_TYPES, Trace
+from app.analysis.trace.unmapped import said
 from app.analysis.wording import percent
 from app.errors import Fault, UnanalyzableError
 
@@ -390,6 +391,7 @@ def _coverage(trace: Trace, replayed: Replayed, metrics: Metrics) -> Coverage:
         ),
         clamped_transfers=replayed.clamped,
         clamped_launch_delays=metrics.clamped_delays,
+        unmapped=said(trace.meta.extra),
     )
 
 

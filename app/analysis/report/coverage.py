@@ -8,6 +8,7 @@ from typing import Literal
 from app.analysis.diagnosis.places import Worker
 from app.analysis.json_text import OMITTED
 from app.analysis.report.shapes import ByCell, CountByCell
+from app.analysis.trace.unmapped import Unmapped
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +136,9 @@ class Coverage:
         Launch delays of -10 ms or below, which count as 0.
     chunks : Chunks, optional
         How it came in chunks; no key where it came in one body.
+    unmapped : tuple of Unmapped
+        What the recording of another program holds that is no operation; no key where there is
+        nothing.
     """
 
     ranks_expected: int
@@ -148,6 +152,7 @@ class Coverage:
     clamped_transfers: int
     clamped_launch_delays: int
     chunks: Chunks | None = field(default=None, metadata=OMITTED)
+    unmapped: tuple[Unmapped, ...] = field(default=(), metadata=OMITTED)
 
 
 @dataclass(frozen=True, slots=True)

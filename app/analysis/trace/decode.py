@@ -63,6 +63,7 @@ Of `BodyTooLargeError`: ``body.too_large`` (decompressed bytes), ``body.too_many
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from app.analysis.trace.faults import refuse_body
@@ -71,6 +72,7 @@ from app.analysis.trace.formats.kind import OWN_MEDIA_TYPE, Decoded, TraceFormat
 from app.analysis.trace.formats.registry import FORMATS
 from app.analysis.trace.limits import Limits
 from app.analysis.trace.model import SessionMeta
+from app.analysis.trace.unmapped import saying
 from app.errors import UnsupportedFormatError
 
 
@@ -122,7 +124,11 @@ def decode(  # noqa: PLR0913 - what a sender says of a body
             "--out DIR, then paceline upload what it writes",
             code="trace.command_line_only",
         )
-    return known.decode(body, meta, limits, part=part)
+    decoded = known.decode(body, meta, limits, part=part)
+    if not known.recorder:
+        return decoded
+    said = saying(decoded.trace.meta, decoded.unmapped)
+    return replace(decoded, trace=replace(decoded.trace, meta=said))
 
 
 def _format_of(head: Head, content_type: str | None, name: str | None) -> TraceFormat:

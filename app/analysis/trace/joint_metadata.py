@@ -7,20 +7,26 @@ from typing import Any
 
 from app.analysis.trace.metadata import metadata_document, parse_metadata
 from app.analysis.trace.model import SessionMeta
+from app.analysis.trace.unmapped import said, saying
 from app.errors import Fault, InvalidMetadataError
 
 
 def join_metadata(known: SessionMeta, added: SessionMeta) -> SessionMeta:
     """Return what both say; a host or a table that only one of them has is kept.
 
+    What was left out of their recordings adds up.
+
     Raises
     ------
     InvalidMetadataError
         `metadata.conflict`, with the first key about which they disagree.
     """
-    if known == added:
-        return known
-    return parse_metadata(_joined(metadata_document(known), metadata_document(added), ""))
+    left_out = (*said(known.extra), *said(added.extra))
+    first, second = saying(known, ()), saying(added, ())
+    both = first
+    if first != second:
+        both = parse_metadata(_joined(metadata_document(first), metadata_document(second), ""))
+    return saying(both, left_out)
 
 
 def _joined(known: Mapping[str, Any], added: Mapping[str, Any], inside: str) -> dict[str, Any]:

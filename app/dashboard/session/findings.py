@@ -254,5 +254,8 @@ def coverage_finding(report: Report) -> str:
         parts.append(f"{plural(repeated, 'repeated operation')} dropped")
     if coverage.unknown_op_types:
         parts.append(f"{plural(len(coverage.unknown_op_types), 'unknown type')} of operation")
+    if coverage.unmapped:
+        things = plural(sum(one.count for one in coverage.unmapped), "thing")
+        parts.append(f"{things} of the recording not mapped")
     text = listing(parts)
     return f"{text[:1].upper()}{text[1:]}" if parts else "Nothing is missing"

@@ -13,6 +13,7 @@ from app.analysis.diagnosis.headline import HeadlineKind
 from app.analysis.report.coverage import Clocks, MadeAdaptation, Recreated
 from app.analysis.report.document import DroppedStep, Report
 from app.analysis.report.measures import Recovery
+from app.analysis.trace.unmapped import Unmapped
 from app.analysis.wording import hours
 from app.dashboard.look.format import (
     count,
@@ -274,7 +275,14 @@ def coverage_rows(report: Report) -> tuple[Row, ...]:
     absent = coverage.absent_op_types
     if absent:
         rows.append(Row("Types not recorded", count(len(absent)), ", ".join(absent)))
-    return tuple(rows)
+    return (*rows, *unmapped_rows(coverage.unmapped))
+
+
+def unmapped_rows(unmapped: Sequence[Unmapped]) -> tuple[Row, ...]:
+    """Return what a recording holds that is no operation, and the setting that would record it."""
+    return tuple(
+        Row(f"Not mapped: {one.what}", count(one.count), one.remedy or "") for one in unmapped
+    )
 
 
 def _adaptation(made: MadeAdaptation) -> Row:

@@ -11,6 +11,7 @@ from urllib.parse import quote
 
 from app.analysis.report.document import Report
 from app.analysis.trace.formats.registry import FORMATS
+from app.analysis.trace.unmapped import said
 from app.dashboard.alerts.parts import Actions
 from app.dashboard.look.format import (
     age,
@@ -40,6 +41,7 @@ from app.dashboard.session.facts import (
     verdict_facts,
 )
 from app.dashboard.session.report import ReportView
+from app.dashboard.session.tables import unmapped_rows
 from app.db.states import SessionState
 
 if TYPE_CHECKING:
@@ -85,6 +87,7 @@ class SessionPage:
     facts: tuple[Fact, ...]
     why: str
     faults: tuple[Row, ...]
+    unmapped: tuple[Row, ...]
     ghosts: tuple[str, ...]
     report: ReportView | None
     incidents: Sequence[Actions]
@@ -138,6 +141,8 @@ def session_page(  # noqa: PLR0913 - everything that is on it
         facts=tuple(body.facts),
         why=body.why,
         faults=_faults(view),
+        # With a report it is among what that covers.
+        unmapped=unmapped_rows(said(view.meta)) if report is None else (),
         ghosts=body.ghosts,
         report=shown,
         incidents=incidents,

@@ -251,7 +251,8 @@ def _store(  # noqa: PLR0913 - one request
             f"The session would have over {container.settings.max_rows} operations.",
             code="body.too_many_rows",
         )
-    session.meta = metadata_document(join_metadata(parse_metadata(session.meta), trace.meta))
+    if intake.chunks:
+        session.meta = metadata_document(join_metadata(parse_metadata(session.meta), trace.meta))
     session.operations += len(trace)
     session.body_bytes += body.size
     # How many there are together is known when the chunks are merged.

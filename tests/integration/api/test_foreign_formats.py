@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
 from typing import TYPE_CHECKING
 
 import pytest
@@ -57,6 +58,29 @@ def test_the_ranks_of_a_job_are_chunks_of_one_session(installation: Installation
 
     assert report["sizes"]["pp"] == 2
     assert len(report["steps"]["analyzed"]) > 4
+
+
+def test_the_page_shows_what_was_not_mapped_with_a_report_and_without(
+    installation: Installation,
+) -> None:
+    for number, ranks in enumerate((2, 1), start=1):
+        for rank in range(ranks):
+            file = two_stages(rank)
+            file.add("gloo:all_reduce", 5, 10)
+            answer = installation.client.put(
+                chunks.url(number, str(rank), 0), content=file.body(), params={"final": "true"}
+            )
+            assert answer.status_code == 202, answer.text
+        sealed = installation.client.post(f"{chunks.of_session(number)}/seal")
+        installation.analyze_all()
+        session = sealed.json()["session"]
+        state = installation.client.get(f"/api/v1/sessions/{session}").json()["state"]
+        page = installation.client.get(f"/sessions/{session}").text
+        row = re.search(r"Not mapped: collectives [^<]*<span[^>]*>([^<]*).*?num\">(\d+)<", page)
+
+        assert (state == "discarded") == (ranks == 1)
+        assert row is not None, page
+        assert (row[1].strip()[:11], row[2]) == ("record with", str(ranks))
 
 
 def test_sizes_that_a_recording_does_not_say_come_beside_it(installation: Installation) -> None:

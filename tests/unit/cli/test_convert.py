@@ -75,6 +75,21 @@ def test_what_is_left_out_is_said_with_its_remedy(tmp_path: Path) -> None:
     assert "Left out: 1 collectives whose process group is not recorded: record with" in done.stderr
 
 
+def test_what_is_left_out_goes_with_the_session_into_its_report(tmp_path: Path) -> None:
+    traces, out = tmp_path / "traces", tmp_path / "session"
+    traces.mkdir()
+    for rank in range(2):
+        file = two_stages(rank)
+        file.add("gloo:broadcast", 5, 10, Process_Group_Description="checkpoint")
+        (traces / f"rank{rank}.json").write_bytes(file.body())
+    assert paceline("convert", "kineto", traces, "--out", out).returncode == 0
+    reports = [json.loads(paceline("analyze", folder, "--json").stdout) for folder in (traces, out)]
+
+    assert [report["coverage"]["unmapped"] for report in reports] == 2 * [
+        [{"what": "broadcast of the process group checkpoint", "count": 2, "remedy": None}]
+    ]
+
+
 def test_a_refused_file_is_named_and_nothing_is_written(tmp_path: Path) -> None:
     files = job(tmp_path)
     silent = KinetoFile(rank=1, world=2, groups={"default_pg": [0, 1]})
