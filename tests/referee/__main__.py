@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import secrets
+import sys
 from functools import partial
 from multiprocessing import get_context
 
@@ -40,11 +41,14 @@ def main() -> None:
         if arguments.misses:
             for verdict in verdicts:
                 if verdict.lead != verdict.cause or verdict.worker_right is False:
-                    pass
+                    sys.stdout.write(f"{verdict}\n")
         table = list(lines(verdicts))
+        sys.stdout.write(f"Seeds {first} to {first + arguments.jobs - 1}\n")
+        sys.stdout.writelines(f"{line}\n" for line in table)
+        sys.stdout.flush()
         worst = min(worst, (macro_f1(verdicts), table[-1]))
     if len(seeds) > 1:
-        pass
+        sys.stdout.write(f"Worst of {len(seeds)} draws: {worst[1]}\n")
 
 
 if __name__ == "__main__":
