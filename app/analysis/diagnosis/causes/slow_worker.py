@@ -1,8 +1,13 @@
-"""Workers that compute slower than their stage's peers: always, from a step on, or by spells."""
+"""Workers that compute slower than their stage's peers: always, since a step, by spells, in bursts.
+
+A pause of the interpreter lengthens forwards only, and never most of them; a worker that is slow
+in one direction takes longer for nearly all of its passes of that direction.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -11,7 +16,12 @@ from numpy.typing import NDArray
 from app.analysis.diagnosis.causes.kind import CauseKind
 from app.analysis.diagnosis.figures import StageLoad, WorkerSteps
 from app.analysis.diagnosis.finding import Cause, Change, Evidence, Finding
-from app.analysis.diagnosis.observation import Observation, scatter_of_most
+from app.analysis.diagnosis.observation import (
+    Observation,
+    SingleArray,
+    lower_median,
+    scatter_of_most,
+)
 from app.analysis.diagnosis.places import (
     JobFacts,
     RegionView,
@@ -22,6 +32,7 @@ from app.analysis.diagnosis.places import (
 )
 from app.analysis.diagnosis.signs import Signs
 from app.analysis.diagnosis.stages import SLOW_WORKER_NAME
+from app.analysis.diagnosis.usual import Usual
 from app.analysis.replay.layout.dense import FloatArray
 from app.analysis.replay.medians import median
 from app.analysis.trace.model import BACKWARD_COMPUTE, FORWARD_COMPUTE
@@ -30,6 +41,17 @@ from app.analysis.trace.model import BACKWARD_COMPUTE, FORWARD_COMPUTE
 _SLOW: Final = 0.04
 _SLOW_STEP: Final = 0.07
 _TO_SCATTER: Final = 6.0
+# In one direction only it is slow from here on, and lastingly.
+_SLOW_ONE_WAY: Final = 0.1
+# A pass of a burst takes this much longer than its worker's usual one, beyond what passes scatter…
+_BURST: Final = 0.25
+_TO_NOISE: Final = 7.0
+# …and such passes lengthen a worker's forwards and its backwards by this share each, and by several
+# times what they do on the middle worker.
+_LEAST_BURSTS: Final = 0.02
+_TO_MIDDLE: Final = 4.0
+# It is by bursts and not by steps that a worker is slow when they explain so much more.
+_NO_STEPS: Final = 1.2
 # Others count beside the slowest one when in their slow steps they are this much of what it is in
 # its own: how often they are does not matter, each slow step is lost.
 _BESIDE: Final = 0.25
@@ -38,47 +60,172 @@ _NEARLY_ALL: Final = 0.9
 _NAMED: Final = 3
 
 
-def _find(signs: Signs) -> Finding | None:
-    """Return the workers whose forwards and backwards are both slow, slowest first.
+@dataclass(frozen=True, slots=True, eq=False)
+class _Slow:
+    """How slow workers are.
 
-    Without it they compute like their peers.
+    Parameters
+    ----------
+    times : dict of float64 arrays, shape (pp, steps, dp)
+        By type: computing time ÷ that of the stage's peers.
+    level : float64 array, shape (pp, steps, dp)
+        The same of forward and backward as one.
+    when : bool array, shape (pp, steps, dp)
+        Where they are slow.
     """
+
+    times: Mapping[str, FloatArray]
+    level: FloatArray
+    when: NDArray[np.bool_]
+
+    def excess(self) -> FloatArray:
+        """Return by how much of its time each worker is slow, shape (pp, dp)."""
+        return np.asarray(np.where(self.when, self.level - 1, 0.0).mean(axis=1))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Bursts:
+    """Passes that take far longer than their worker's others.
+
+    Parameters
+    ----------
+    limit : float
+        A pass is slow when it takes more than so many times its worker's usual time.
+    workers : bool array, shape (pp, dp)
+        On which workers such passes are many.
+    """
+
+    limit: float
+    workers: NDArray[np.bool_]
+
+    def of(self, left: SingleArray) -> NDArray[np.bool_]:
+        """Return which passes are slow, given what is left of them."""
+        return np.asarray(left > self.limit)
+
+
+def _find(signs: Signs) -> Finding | None:
+    """Return the workers that are slow, slowest first; without it they compute like their peers."""
     observation, slowness = signs.observation, signs.slowness
     if slowness is None:
         return None
     if signs.stage_or_worker.slow is not None:
         return signs.stage_or_worker.slow
-    both = np.minimum(slowness[FORWARD_COMPUTE], slowness[BACKWARD_COMPUTE])
+    found = _by_step(slowness)
+    excess = found.excess()
+    bursts = None if signs.usual is None else _bursts(signs.usual, excess)
+    if bursts is not None and signs.usual is not None:
+        found = _with_bursts(found, signs.usual, bursts)
+        excess = found.excess()
+    if excess.max() <= 0:
+        return None
+    severity = excess / np.maximum(found.when.mean(axis=1), 1e-9)
+    slowest = np.unravel_index(np.argmax(excess), excess.shape)
+    chosen = np.argwhere((excess > 0) & (severity >= _BESIDE * severity[slowest]))
+    workers = sorted(
+        ((int(dp), int(pp)) for pp, dp in chosen), key=lambda w: -float(excess[w[1], w[0]])
+    )
+    times = _without(observation, found, workers)
+    in_bursts: set[Worker] = set()
+    if bursts is not None and signs.usual is not None:
+        in_bursts = {(dp, pp) for dp, pp in workers if bursts.workers[pp, dp]}
+        _shorten_bursts(times, observation, signs.usual, bursts, in_bursts)
+    dp, pp = workers[0]
+    when = found.when[pp, :, dp]
+    as_slow = float(np.mean(_ratios(found.times, workers[0], when)))
+    level = tuple(found.level[pp, :, dp].tolist())
+    return Finding(
+        change=Change(times=times),
+        evidence=tuple(_evidence(observation, found, workers, in_bursts)),
+        where=Where(workers=tuple(workers), spells=_spells(when, as_slow)),
+        figure=WorkerSteps(worker=workers[0], ratio=level, times=as_slow),
+    )
+
+
+def _by_step(slowness: Mapping[str, FloatArray]) -> _Slow:
+    """Return in which steps most passes of which workers are slow."""
+    forward, backward = slowness[FORWARD_COMPUTE], slowness[BACKWARD_COMPUTE]
+    both, either = np.minimum(forward, backward), np.maximum(forward, backward)
     lasting = median(both.swapaxes(0, 1))
     limit = 1 + max(_SLOW, _TO_SCATTER * scatter_of_most(lasting))
     limit_step = 1 + max(_SLOW_STEP, _TO_SCATTER * scatter_of_most(both / lasting[:, None, :]))
     slow = (both > limit_step) | ((both > limit) & (lasting > limit)[:, None, :])
-    excess = np.where(slow, both - 1, 0.0).mean(axis=1)
-    if excess.max() <= 0:
+    lasting = median(either.swapaxes(0, 1))
+    limit = 1 + max(_SLOW_ONE_WAY, _TO_SCATTER * scatter_of_most(lasting))
+    one_way = ~slow & (either > limit) & (lasting > limit)[:, None, :]
+    level = np.where(one_way, (forward + backward) / 2, both)
+    return _Slow(slowness, level, slow | one_way)
+
+
+def _bursts(usual: Usual, by_step: FloatArray) -> _Bursts | None:
+    """Return on which workers single passes are slow, forward and backward; None on none.
+
+    Those are left out that whole steps explain nearly as well: by those, `by_step` is their excess.
+    """
+    forward, backward = usual.left[FORWARD_COMPUTE], usual.left[BACKWARD_COMPUTE]
+    if forward[:, 0, 0].size == 1:
         return None
-    severity = excess / np.maximum(slow.mean(axis=1), 1e-9)
-    slowest = np.unravel_index(np.argmax(excess), excess.shape)
-    found = np.argwhere((excess > 0) & (severity >= _BESIDE * severity[slowest]))
-    workers = sorted(
-        ((int(dp), int(pp)) for pp, dp in found), key=lambda w: -float(excess[w[1], w[0]])
-    )
+    limit = 1 + max(_BURST, _TO_NOISE * usual.noise)
+    shares = []
+    for left in (forward, backward):
+        # Stage by stage: copies of everything would be what a large session's analysis needs most.
+        by_stage = [
+            np.where(of_stage > limit, of_stage - 1, 0).mean(axis=(0, 1), dtype=np.float64)
+            for of_stage in left
+        ]
+        shares.append(np.array(by_stage))
+    share = np.minimum(*shares)
+    middle = float(lower_median(share.ravel(), axis=0))
+    workers = share > np.maximum(max(_LEAST_BURSTS, _TO_MIDDLE * middle), _NO_STEPS * by_step)
+    return _Bursts(limit, workers) if workers.any() else None
+
+
+def _with_bursts(found: _Slow, usual: Usual, bursts: _Bursts) -> _Slow:
+    """Return how slow workers are, those with bursts in the steps in which they have them."""
+    times = {name: by_worker.copy() for name, by_worker in found.times.items()}
+    level, when = found.level.copy(), found.when.copy()
+    for pp, dp in np.argwhere(bursts.workers).tolist():
+        slow = np.zeros(when.shape[1], dtype=bool)
+        for name in (FORWARD_COMPUTE, BACKWARD_COMPUTE):
+            left = usual.left[name][pp, :, :, dp]
+            times[name][pp, :, dp] = left.mean(axis=0)
+            slow |= bursts.of(left).any(axis=0)
+        ratios = times[FORWARD_COMPUTE][pp, :, dp], times[BACKWARD_COMPUTE][pp, :, dp]
+        level[pp, :, dp] = np.mean(ratios, axis=0)
+        when[pp, :, dp] = slow
+    return _Slow(times, level, when)
+
+
+def _without(
+    observation: Observation, found: _Slow, workers: list[Worker]
+) -> dict[int, FloatArray]:
+    """Return factors that make the steps in which workers are slow like those of their peers."""
     times: dict[int, FloatArray] = {}
-    for name, by_worker in slowness.items():
+    for name, by_worker in found.times.items():
         for pp in sorted({pp for _, pp in workers}):
-            factor = np.ones(both.shape[1:])
+            factor = np.ones(found.when.shape[1:])
             for dp in (dp for dp, stage in workers if stage == pp):
                 own = by_worker[pp, :, dp]
-                factor[:, dp] = np.where(slow[pp, :, dp], 1 / own, 1.0)
+                factor[:, dp] = np.where(found.when[pp, :, dp], 1 / own, 1.0)
             times.update(dict.fromkeys(observation.computations(name, pp), factor))
-    dp, pp = workers[0]
-    when = slow[pp, :, dp]
-    as_slow = float(np.mean(_ratios(slowness, workers[0], when)))
-    return Finding(
-        change=Change(times=times),
-        evidence=tuple(_evidence(observation, slowness, workers, slow)),
-        where=Where(workers=tuple(workers), spells=_spells(when, as_slow)),
-        figure=WorkerSteps(worker=workers[0], ratio=tuple(both[pp, :, dp].tolist()), times=as_slow),
-    )
+    return times
+
+
+def _shorten_bursts(
+    times: dict[int, FloatArray],
+    observation: Observation,
+    usual: Usual,
+    bursts: _Bursts,
+    workers: set[Worker],
+) -> None:
+    """Let the slow passes of workers with bursts, and no others, take their usual time."""
+    for name, passes in observation.passes.items():
+        for dp, pp in sorted(workers):
+            left = usual.left[name][pp, :, :, dp]
+            factors = np.where(bursts.of(left), 1 / left, 1.0)
+            for node, factor in zip(passes.nodes[pp].tolist(), factors, strict=True):
+                changed = times[node].copy()
+                changed[:, dp] = factor
+                times[node] = changed
 
 
 def _ratios(
@@ -100,19 +247,17 @@ def _spells(when: NDArray[np.bool_], times: float) -> SlowSpells | None:
 
 
 def _evidence(
-    observation: Observation,
-    slowness: Mapping[str, FloatArray],
-    workers: list[Worker],
-    slow: NDArray[np.bool_],
+    observation: Observation, found: _Slow, workers: list[Worker], in_bursts: set[Worker]
 ) -> list[Evidence]:
     lines = []
     for dp, pp in workers[:_NAMED]:
-        when = slow[pp, :, dp]
-        forward, backward = _ratios(slowness, (dp, pp), when)
+        when = found.when[pp, :, dp]
+        forward, backward = _ratios(found.times, (dp, pp), when)
+        bursts = ", in bursts of some passes" if (dp, pp) in in_bursts else ""
         lines.append(
             Evidence(
                 f"W{observation.hosts.named((dp, pp))[1:]}: forward {forward:.2f}×, backward "
-                f"{backward:.2f}× its stage's peers, {_when(observation, when)}",
+                f"{backward:.2f}× its stage's peers, {_when(observation, when)}{bursts}",
                 WorkerView(dp=dp, pp=pp),
             )
         )
@@ -175,8 +320,8 @@ SLOW_WORKER: Final = CauseKind(
     name=SLOW_WORKER_NAME,
     title="Slow worker",
     word="worker",
-    sign="A worker computes slower than the other DP ranks of its stage, forward and backward "
-    "alike: always, since a step, or by spells.",
+    sign="A worker computes slower than the other DP ranks of its stage: always, since a step, by "
+    "spells or in bursts of passes, forward and backward alike; or lastingly in one direction.",
     cannot_judge=_cannot_judge,
     because=_because,
     find=_find,

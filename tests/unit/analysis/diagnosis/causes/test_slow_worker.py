@@ -15,6 +15,8 @@ from app.analysis.synthesis.injections.base import Injection, Spells
 from app.analysis.synthesis.injections.computations import SlowWorker
 from app.analysis.synthesis.job import JobModel
 from app.analysis.trace.model import BACKWARD_COMPUTE, FORWARD_COMPUTE, Sizes
+from tests.oracles.physics.shape import Shape
+from tests.oracles.physics.world import World
 from tests.schedules import executed
 from tests.unit.analysis.diagnosis.jobs import (
     JOB,
@@ -31,6 +33,7 @@ from tests.unit.analysis.diagnosis.jobs import (
     signs_of,
     where,
 )
+from tests.unit.analysis.diagnosis.second_physics import PLAIN, names, report_of
 
 SPELLS = Spells(share=0.5)
 TWO_WORKERS = replace(ONE_STAGE, sizes=Sizes(dp=2, pp=1))
@@ -145,3 +148,47 @@ def test_workers_are_not_compared_where_a_stage_computes_more_often_forward() ->
 
     assert "as often forward as backward" in (SLOW_WORKER.cannot_judge(signs) or "")
     assert SLOW_WORKER.find(signs) is None
+
+
+@pytest.mark.parametrize(("forward", "backward"), [(1.8, 1.03), (1.03, 1.6)])
+def test_one_direction_is_enough_where_it_lasts(forward: float, backward: float) -> None:
+    def strike(world: World) -> None:
+        world.forward_s[2, ..., 1] *= forward
+        world.backward_s[2, ..., 1] *= backward
+
+    report, slowdown = report_of(PLAIN, strike)
+
+    assert names(report) == ["slow_worker"]
+    assert report.causes[0].where.workers == ((1, 2),)
+    assert report.headline.slowdown == pytest.approx(slowdown, rel=0.03)
+
+
+@pytest.mark.parametrize(
+    "shape", [PLAIN, replace(PLAIN, dp=2), replace(PLAIN, dp=1)], ids=["dp 4", "dp 2", "dp 1"]
+)
+def test_bursts_of_a_few_passes_are_enough(shape: Shape) -> None:
+    def strike(world: World) -> None:
+        for step in range(0, world.shape.steps, 2):
+            first = step % 5
+            world.forward_s[1, 0, first : first + 3, step, 0] *= 3
+            world.backward_s[1, 0, first : first + 3, step, 0] *= 3
+
+    report, slowdown = report_of(shape, strike)
+
+    assert names(report) == ["slow_worker"]
+    assert report.causes[0].where.workers == ((0, 1),)
+    assert report.causes[0].where.spells is not None
+    assert report.causes[0].where.spells.steps == 6
+    assert report.causes[0].evidence[0].endswith("in 6 of 12 steps, in bursts of some passes")
+    assert report.headline.slowdown == pytest.approx(slowdown, rel=0.03)
+
+
+def test_single_slow_passes_on_every_worker_are_no_bursts() -> None:
+    def strike(world: World) -> None:
+        rng = np.random.default_rng(4)
+        world.forward_s[:] *= np.where(rng.random(world.forward_s.shape) < 0.05, 2.0, 1.0)
+        world.backward_s[:] *= np.where(rng.random(world.backward_s.shape) < 0.05, 2.0, 1.0)
+
+    report, _ = report_of(PLAIN, strike)
+
+    assert "slow_worker" not in names(report)
