@@ -14,8 +14,10 @@ function sort(table, column, descending) {
   shorten(table);
 }
 
+/** Hide what is beyond the first rows of a table that begins short; what a filter hides in others is its own. */
 function shorten(table) {
-  const short = Number(table.dataset.short ?? Infinity);
+  if (!('short' in table.dataset)) return;
+  const short = Number(table.dataset.short);
   const all = table.classList.contains('all');
   [...table.tBodies[0].rows].forEach((row, at) => { row.hidden = !all && at >= short; });
 }
