@@ -18,6 +18,7 @@ from app.dashboard.alerts.rule_pages import add_rule_pages
 from app.dashboard.fleet.connect import launcher_tabs, way_tabs
 from app.dashboard.fleet.view import fleet_page, job_page
 from app.dashboard.look.assets import installed_assets
+from app.dashboard.look.ranges import range_of
 from app.dashboard.pages import Pages
 from app.dashboard.plans.pages import add_plan_pages
 from app.dashboard.session.exports import EXPORTS, workers_csv
@@ -49,6 +50,9 @@ EXPORT_HEADERS: Final = {"Cache-Control": "no-cache"}
 # Pages are forgiving: they ignore a parameter that is no number.
 Asked = Annotated[str, Query()]
 Step = Annotated[int | None, Query()]
+# A time of one's own; see `app.dashboard.look.ranges`.
+Begin = Annotated[str, Query(alias="from")]
+End = Annotated[str, Query(alias="to")]
 
 
 def router(container: Container) -> APIRouter:
@@ -82,11 +86,20 @@ def router(container: Container) -> APIRouter:
 
 def _add_pages(routes: APIRouter, pages: Pages) -> None:
     @routes.get("/")
-    def fleet_route(container: Here, request: Request) -> Response:
+    def fleet_route(
+        container: Here,
+        request: Request,
+        range: Asked = "",  # noqa: A002 - name of the parameter
+        begin: Begin = "",
+        end: End = "",
+    ) -> Response:
+        about = range_of(range, begin, end)
         with pages.reading(container) as (tx, nav):
-            found, incidents = fleet(tx), open_by_job(tx)
-            status = None if found.jobs else installation_status(tx, container.settings)
-        page = fleet_page(found, incidents)
+            found, incidents = fleet(tx, until=about.end), open_by_job(tx)
+            unheard = not found.jobs and about.end is None
+            status = installation_status(tx, container.settings) if unheard else None
+        # What goes on now says nothing of a time that is over.
+        page = fleet_page(found, {} if about.is_past(found.now) else incidents, about)
         if status is None:
             return pages.render("fleet/page.html", nav, page=page, now=page.now)
         address = str(request.base_url).rstrip("/")

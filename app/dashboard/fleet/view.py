@@ -17,6 +17,7 @@ from app.analysis.wording import hours
 from app.dashboard.alerts.parts import STATES
 from app.dashboard.fleet.history import HistoryPoint, history, history_finding
 from app.dashboard.look.format import (
+    count,
     heat_color,
     interval,
     percent,
@@ -27,13 +28,16 @@ from app.dashboard.look.format import (
     worker,
 )
 from app.dashboard.look.parts import (
+    SILENT_STATE,
     SLOW,
+    SLOW_STATE,
     Sparkline,
     StateLabel,
     job_state,
     sparkline,
     verdict_values,
 )
+from app.dashboard.look.ranges import DAY, Range, RangeChoices, range_choices, range_of
 from app.db.states import SessionState
 
 if TYPE_CHECKING:
@@ -64,8 +68,8 @@ class SessionLine:
     interval: str
     published: str
     against: str
-    hours_lost: float | None
-    hours_lost_text: str
+    lost_each_hour: float | None
+    lost_each_hour_text: str
     cause: str
     cause_share: str
     where: str
@@ -75,6 +79,8 @@ class SessionLine:
     operations: int
     discrepancy: str
     received_at: datetime
+    # the group by which the fleet page filters
+    kind: str
     spark: Sparkline | None = None
     incident: StateLabel | None = None
     incident_url: str = ""
@@ -84,17 +90,13 @@ class SessionLine:
         """Return the state of its most pressing incident, or else its own."""
         return self.incident or self.state
 
-    @property
-    def kind(self) -> str:
-        """Return the group by which the fleet page filters."""
-        if self.state.word == "Slow":
-            return "slow"
-        return "none" if self.slowdown is None else "quiet"
-
 
 @dataclass(frozen=True, slots=True)
 class FleetPage:
-    """The fleet page; without jobs it is the page that says how to send a first trace."""
+    """The fleet page; without any job it is the page that says how to send a first trace.
+
+    `jobs` are those with data in the chosen time; the silent ones count nowhere else.
+    """
 
     now: datetime
     title: str
@@ -103,6 +105,9 @@ class FleetPage:
     jobs: tuple[SessionLine, ...]
     slow: int
     without: int
+    silent: tuple[SessionLine, ...]
+    silent_title: str
+    range: RangeChoices
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,38 +127,69 @@ class JobPage:
 
 
 def fleet_page(
-    fleet: Fleet, incidents: Mapping[str, Sequence[IncidentRow]] | None = None
+    fleet: Fleet,
+    incidents: Mapping[str, Sequence[IncidentRow]] | None = None,
+    about: Range | None = None,
 ) -> FleetPage:
     """Return the fleet page, what needs attention first.
 
     Parameters
     ----------
     fleet : Fleet
+        By the end of the chosen time.
     incidents : mapping of str to sequence of IncidentRow, optional
         Open ones by job.
+    about : Range, optional
+        The chosen time; a day where none is given.
     """
+    about = range_of(DAY, "", "") if about is None else about
+    since = about.since(fleet.now)
+    lines = {job.name: _job_row(job, (incidents or {}).get(job.name, ())) for job in fleet.jobs}
+    heard = [job for job in fleet.jobs if since is None or job.latest.received_at >= since]
     rows = sorted(
-        (_job_row(job, (incidents or {}).get(job.name, ())) for job in fleet.jobs),
+        (lines[job.name] for job in heard),
         key=lambda row: (row.standing.order, -(row.slowdown or 0.0), row.name),
     )
+    names = {job.name for job in heard}
+    silent = sorted(
+        (_silent(line) for name, line in lines.items() if name not in names),
+        key=lambda row: (row.standing.order, -row.received_at.timestamp(), row.name),
+    )
     slow = sum(row.kind == "slow" for row in rows)
-    without = sum(row.kind == "none" for row in rows)
     words = Counter(row.standing for row in rows)
-    states = tuple(
+    states = [
         (state, f"{number} {state.word.lower()}")
         for state, number in sorted(words.items(), key=lambda item: item[0].order)
-    )
-    heading = _heading(fleet, rows)
-    short = "no job yet" if not rows else f"{slow} of {plural(len(rows), 'job')} slow"
+    ]
+    if silent:
+        states.append((SILENT_STATE, f"{count(len(silent))} silent"))
     return FleetPage(
         now=fleet.now,
-        title=f"Fleet: {short}",
-        heading=heading,
-        states=states,
+        title=f"Fleet: {_short(rows, silent, slow)}",
+        heading=_heading(heard, about, since, silent=len(silent)),
+        states=tuple(states),
         jobs=tuple(rows),
         slow=slow,
-        without=without,
+        without=sum(row.kind == "none" for row in rows),
+        silent=tuple(silent),
+        silent_title=_silent_title(len(silent), about),
+        range=range_choices(about),
     )
+
+
+def _silent(line: SessionLine) -> SessionLine:
+    return replace(line, state=SILENT_STATE, kind="silent")
+
+
+def _short(rows: Sequence[SessionLine], silent: Sequence[SessionLine], slow: int) -> str:
+    if rows:
+        return f"{slow} of {plural(len(rows), 'job')} slow"
+    return f"{plural(len(silent), 'silent job')}" if silent else "no job yet"
+
+
+def _silent_title(silent: int, about: Range) -> str:
+    who = "1 job is silent" if silent == 1 else f"{count(silent)} jobs are silent"
+    return f"{who}: no session in {about.words}"
 
 
 def job_page(fleet: Fleet, limit: int) -> JobPage:
@@ -209,10 +245,11 @@ def session_row(job: str, session: SessionRow, *, shown: SessionRow | None = Non
         (headline is not None and headline.level == "slow") or slowdown >= SLOW
     )
     first = headline.causes[0] if slow and headline and headline.causes else None
-    lost = measured.gpu_hours_lost if measured else None
+    lost = numbers.world * measured.waste if measured else None
     published = numbers.slowdown if measured else None
+    state = job_state(session.state, slow=slow)
     return SessionLine(
-        state=job_state(session.state, slow=slow),
+        state=state,
         status=session.state,
         name=job,
         url=f"/jobs/{quote(job)}",
@@ -224,8 +261,8 @@ def session_row(job: str, session: SessionRow, *, shown: SessionRow | None = Non
         interval=interval(*measured.ci95) if measured and measured.ci95 else "",
         published="" if published is None else times(published),
         against=_against(measured),
-        hours_lost=lost,
-        hours_lost_text="" if lost is None else hours(lost),
+        lost_each_hour=lost,
+        lost_each_hour_text="" if lost is None else hours(lost),
         cause=title_of(first.cause) if first else _reason(session),
         cause_share=_share(first, measured),
         where=_where(first, headline) if first and headline else "",
@@ -235,6 +272,7 @@ def session_row(job: str, session: SessionRow, *, shown: SessionRow | None = Non
         operations=session.operations,
         discrepancy="" if session.discrepancy is None else percent(session.discrepancy),
         received_at=session.received_at,
+        kind="slow" if state is SLOW_STATE else "none" if slowdown is None else "quiet",
     )
 
 
@@ -329,18 +367,25 @@ def _job_heading(session: SessionRow) -> str:
     }.get(session.state, "The first session is being worked on")
 
 
-def _heading(fleet: Fleet, rows: list[SessionLine]) -> str:
-    if not rows:
+def _heading(
+    heard: Sequence[JobSummary], about: Range, since: datetime | None, *, silent: int
+) -> str:
+    if not heard:
+        if silent or about.end is not None:
+            return f"No job has sent a session in {about.words}"
         return "No job is connected yet: three lines, and its first verdict is here after 50 steps"
-    rates = {
-        job.name: shown.world * shown.shown.waste
-        for job in fleet.jobs
+    # A verdict from before is not of this time, even where a session that waits is.
+    told = {
+        job.name: (shown.world, shown.shown.waste)
+        for job in heard
         if (shown := _shown(job)).shown is not None
+        and (since is None or shown.received_at >= since)
     }
+    rates = {name: world * waste for name, (world, waste) in told.items()}
     if not rates:
-        return f"{plural(len(rows), 'job')}, no verdict yet"
+        return f"{plural(len(heard), 'job')}, no verdict yet"
     lost = sum(rates.values())
-    gpus = sum(job.latest.world for job in fleet.jobs if job.name in rates)
+    gpus = sum(world for world, _ in told.values())
     sentence = (
         f"Stragglers cost {hours(lost)} GPU-hours each hour, "
         f"{rough_percent(lost / gpus)} of {plural(gpus, 'GPU')}"

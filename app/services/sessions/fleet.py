@@ -40,7 +40,13 @@ class Fleet:
     jobs: tuple[JobSummary, ...]
 
 
-def fleet(tx: Reads, *, job: str | None = None, per_job: int = FLEET_SESSIONS) -> Fleet:
+def fleet(
+    tx: Reads,
+    *,
+    job: str | None = None,
+    per_job: int = FLEET_SESSIONS,
+    until: datetime | None = None,
+) -> Fleet:
     """Return every job with its latest sessions.
 
     Parameters
@@ -50,6 +56,8 @@ def fleet(tx: Reads, *, job: str | None = None, per_job: int = FLEET_SESSIONS) -
         Only the job of this name; none if there is no such job.
     per_job : int
         At most so many sessions of a job.
+    until : datetime, optional
+        Only what had been received by then.
 
     Raises
     ------
@@ -66,6 +74,8 @@ def fleet(tx: Reads, *, job: str | None = None, per_job: int = FLEET_SESSIONS) -
     ).join(Job)
     if job is not None:
         ranked = ranked.where(Job.name == job)
+    if until is not None:
+        ranked = ranked.where(Session.received_at <= until)
     rows = ranked.subquery()
     query = (
         select(*(rows.c[name] for name in names))

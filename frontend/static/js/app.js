@@ -4,6 +4,7 @@ import { copyable } from './clipboard.js';
 import { age } from './format.js';
 import { Live } from './live.js';
 import { draw } from './plots.js';
+import { ranged } from './ranges.js';
 import { DistrustedReport, SessionReport } from './session/page.js';
 import { filterable, sortable } from './tables.js';
 import { tabbed } from './tabs.js';
@@ -46,7 +47,8 @@ function mount() {
   clockOffsetMs = Date.now() - Date.parse(document.body.dataset.now || new Date().toISOString());
   tick();
   for (const table of document.querySelectorAll('table[data-sort]')) sortable(table, stop.signal);
-  if (document.getElementById('filter')) filterable(document.querySelector('table.fleet'), stop.signal);
+  if (document.getElementById('filter')) filterable([...document.querySelectorAll('table.fleet')], stop.signal);
+  for (const element of document.querySelectorAll('.range')) ranged(element, stop.signal);
   for (const button of document.querySelectorAll('[data-copy], [data-copy-text]')) copyable(button, stop.signal);
   for (const tabs of document.querySelectorAll('[role=tablist]')) tabbed(tabs, stop.signal);
   mounted = { main, stop, report: report(main, stop.signal) };
@@ -93,7 +95,9 @@ let waiting = null;
 function refreshSoon() {
   waiting ??= setTimeout(() => {
     waiting = null;
-    refresh().catch(() => {});
+    // A time that is being filled in must not be taken away.
+    if (document.querySelector('form.own:not([hidden])')) refreshSoon();
+    else refresh().catch(() => {});
   }, GATHER_MS);
 }
 

@@ -56,8 +56,8 @@ export function sortable(table, signal) {
   }, { signal });
 }
 
-/** The fleet's filter: words, and slow or without a verdict. */
-export function filterable(table, signal) {
+/** The fleet's filter: words, and slow or without a verdict; the silent are only looked for by words. */
+export function filterable(tables, signal) {
   const input = document.getElementById('filter');
   const buttons = [...document.querySelectorAll('[data-show]')];
   const asked = new URLSearchParams(location.search);
@@ -66,10 +66,19 @@ export function filterable(table, signal) {
   const apply = () => {
     const words = input.value.toLowerCase().split(/\s+/).filter(Boolean);
     let shown = 0;
-    for (const row of table.tBodies[0].rows) {
-      const content = row.textContent.toLowerCase();
-      row.hidden = (show !== 'all' && row.dataset.kind !== show) || !words.every((word) => content.includes(word));
-      shown += row.hidden ? 0 : 1;
+    for (const table of tables) {
+      let here = 0;
+      for (const row of table.tBodies[0].rows) {
+        const content = row.textContent.toLowerCase();
+        row.hidden = (show !== 'all' && row.dataset.kind !== show) || !words.every((word) => content.includes(word));
+        here += row.hidden ? 0 : 1;
+      }
+      const folded = table.closest('details');
+      if (folded) {
+        folded.parentElement.hidden = here === 0;
+        if (words.length) folded.open = true;
+      }
+      shown += here;
     }
     for (const button of buttons) button.setAttribute('aria-pressed', String(button.dataset.show === show));
     document.getElementById('nothing').hidden = shown > 0;

@@ -145,7 +145,11 @@ def test_where_no_cause_explains_it_the_slowdown_is_s_and_says_so() -> None:
 def test_a_session_that_0_1_0_analyzed_shows_s_until_it_is_analyzed_again() -> None:
     before = session(1, 1.5, **dict.fromkeys(HEADLINE_COLUMNS))
     row = fleet_page(fleet(ill=[before])).jobs[0]
-    assert (row.slowdown_text, row.interval, row.hours_lost) == ("1.50×", "1.496–1.504", 18.0)
+    assert (row.slowdown_text, row.interval, row.lost_each_hour_text) == (
+        "1.50×",
+        "1.496–1.504",
+        "21.3",
+    )
     assert row.against == "published S, until the session is analyzed again"
 
 
