@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Final
 
 import numpy as np
 
-from app.analysis.replay.layout.dense import FloatArray
+from app.analysis.replay.layout.dense import FloatArray, IntArray
 
 _DRAWS: Final = 500
 # A cause that stands out in every draw, but has next to no share, is there this surely (scored).
@@ -17,9 +18,17 @@ _WORTH: Final = 0.025
 
 def confidence(cost_s: FloatArray, step_s: FloatArray, lost_s: float) -> float:
     """Return how surely a cause costs what makes it worth naming, 0 to 1."""
-    steps = len(cost_s)
-    draws = np.random.default_rng(0).integers(steps, size=(_DRAWS, steps))
+    draws = _draws(len(cost_s))
     mean = cost_s[draws].mean(axis=1)
     stable = float((mean >= _WORTH * step_s[draws].mean(axis=1)).mean())
     share = min(max(float(cost_s.mean()) / lost_s, 0.0), 1.0)
     return stable * (_ALONE + (1 - _ALONE) * share)
+
+
+@lru_cache(maxsize=4)
+def _draws(steps: int) -> IntArray:
+    """Return the steps that each draw takes, shape (draws, steps)."""
+    drawn: IntArray = np.random.default_rng(0).integers(steps, size=(_DRAWS, steps))
+    # shared by all causes
+    drawn.flags.writeable = False
+    return drawn

@@ -7,9 +7,9 @@ share is what its removal brings on average over all orders in which the causes 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import combinations
+from itertools import combinations, groupby
 from math import factorial
 from typing import Any, Final
 
@@ -22,6 +22,17 @@ from app.analysis.replay.layout.dense import FloatArray
 from app.analysis.replay.session import ShapeGroup
 
 NS: Final = 1e-9
+
+# Of a node by each of some causes: time that is lost, factor, transfer duration.
+_Changes = tuple[tuple[FloatArray | None, FloatArray | None, FloatArray | None], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """Nodes, each with a row of its own, without the same causes."""
+
+    nodes: list[int]
+    causes: frozenset[int]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -78,22 +89,19 @@ class Counterfactuals:
         late, delayed = self._coded(sets, self._late_by(), ON_TIME)
 
         recorded = self.group.durations.recorded_ns
-        nodes = [node for node, _ in changed]
-        # Thousands of nodes have few sets of causes between them.
-        changes_of = {
-            causes: [self.changes[cause] for cause in sorted(causes)]
-            for causes in {causes for _, causes in changed}
-        }
+        nodes = [node for rows in changed for node in rows.nodes]
+        made = list(self._made(changed))
+        delayed_rows = [(node, rows.causes) for rows in delayed for node in rows.nodes]
 
         def values(steps: slice) -> FloatArray:
             durations = recorded[nodes, steps]
-            for duration, (node, causes) in zip(durations, changed, strict=True):
-                _change(duration, node, changes_of[causes], steps)
+            for alike, changes in made:
+                _change(durations[alike], changes, steps)
             return durations
 
         def delays(steps: slice) -> FloatArray:
-            late = np.empty((len(delayed), *recorded[0, steps].shape))
-            for row, (node, causes) in zip(late, delayed, strict=True):
+            late = np.empty((len(delayed_rows), *recorded[0, steps].shape))
+            for row, (node, causes) in zip(late, delayed_rows, strict=True):
                 row[:] = self._late(node, causes, steps)
             return late
 
@@ -120,27 +128,56 @@ class Counterfactuals:
 
     def _coded(
         self, sets: Sequence[frozenset[int]], causes_of: Mapping[int, set[int]], usual: int
-    ) -> tuple[CodeArray, list[tuple[int, frozenset[int]]]]:
+    ) -> tuple[CodeArray, list[_Rows]]:
         """Give every (node, causes removed) that differs a row; sets that are alike share it.
 
         Returns
         -------
         codes : int32 array, shape (sets, nodes)
             The row, or `usual` where a node is as usual in a set.
-        rows : list of (node, causes removed)
+        rows : list of _Rows
+            In the order of the codes.
         """
         codes = np.full((len(sets), len(self.group.layout.nodes)), usual, dtype=np.int32)
-        rows: list[tuple[int, frozenset[int]]] = []
+        rows: list[_Rows] = []
+        end = 0
+        # Thousands of nodes have few sets of causes between them.
+        alike: dict[frozenset[int], list[int]] = {}
         for node, causes in causes_of.items():
-            row_of: dict[frozenset[int], int] = {}
+            alike.setdefault(frozenset(causes), []).append(node)
+        for causing, nodes in alike.items():
+            begin: dict[frozenset[int], int] = {}
             for number, chosen in enumerate(sets):
-                mine = chosen & causes
-                if mine or usual == ON_TIME:
-                    if mine not in row_of:
-                        row_of[mine] = len(rows)
-                        rows.append((node, mine))
-                    codes[number, node] = row_of[mine]
+                mine = chosen & causing
+                if not mine and usual != ON_TIME:
+                    continue
+                if mine not in begin:
+                    begin[mine] = end
+                    end += len(nodes)
+                    rows.append(_Rows(nodes, mine))
+                codes[number, nodes] = np.arange(begin[mine], begin[mine] + len(nodes))
         return codes, rows
+
+    def _made(self, changed: Sequence[_Rows]) -> Iterator[tuple[slice, _Changes]]:
+        """Yield neighboring rows whose durations change by the same arrays, and these."""
+        end = 0
+        for rows in changed:
+            removed = [self.changes[cause] for cause in sorted(rows.causes)]
+            own = [
+                tuple(
+                    (
+                        change.less_ns.get(node),
+                        change.times.get(node),
+                        change.transfers_ns.get(node),
+                    )
+                    for change in removed
+                )
+                for node in rows.nodes
+            ]
+            for _, group in groupby(own, key=_identity):
+                alike = list(group)
+                begin, end = end, end + len(alike)
+                yield slice(begin, end), alike[0]
 
     def _late(self, node: int, causes: frozenset[int], steps: slice) -> FloatArray:
         """Return a node's launch delay without some causes, shape (steps, dp), ns."""
@@ -152,19 +189,22 @@ class Counterfactuals:
         return np.asarray(late)
 
 
-def _change(duration: FloatArray, node: int, changes: Sequence[Change], steps: slice) -> None:
-    """Make a node's durations, shape (steps, dp), what they are with some changes."""
-    for change in changes:
-        less = change.less_ns.get(node)
+def _identity(changes: _Changes) -> tuple[int, ...]:
+    """Return what tells arrays apart: nodes of a worker share theirs."""
+    return tuple(id(values) for change in changes for values in change)
+
+
+def _change(durations: FloatArray, changes: _Changes, steps: slice) -> None:
+    """Make durations, shape (nodes, steps, dp), what they are with some changes."""
+    for less, _, _ in changes:
         if less is not None:
-            duration -= _of(steps, less)
-            np.maximum(duration, 0.0, out=duration)
-    for change in changes:
-        times, transfers = change.times.get(node), change.transfers_ns.get(node)
+            durations -= _of(steps, less)
+            np.maximum(durations, 0.0, out=durations)
+    for _, times, transfers in changes:
         if times is not None:
-            duration *= _of(steps, times)
+            durations *= _of(steps, times)
         if transfers is not None:
-            np.minimum(duration, _of(steps, transfers), out=duration)
+            np.minimum(durations, _of(steps, transfers), out=durations)
 
 
 def _of(steps: slice, values: NDArray[Any]) -> NDArray[Any]:

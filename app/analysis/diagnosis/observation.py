@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from app.analysis.diagnosis.places import Hosts
 from app.analysis.replay.adaptations.trial import stage_begins
 from app.analysis.replay.layout.dense import FloatArray, IntArray, Layout
-from app.analysis.replay.medians import median
+from app.analysis.replay.medians import median, quantiles
 from app.analysis.replay.session import ShapeGroup
 from app.analysis.trace import model as ops
 from app.analysis.trace.model import ABSENT, Trace
@@ -179,7 +179,8 @@ class Observation:
         times = np.empty((*table.shape, *self.recorded_ns.shape[1:]), dtype=np.float32)
         for of_stage, stage_nodes in zip(times, table, strict=True):
             of_stage[:] = self.recorded_ns[stage_nodes]
-        for stage, place in np.argwhere(np.isin(table, list(self.less_ns))).tolist():
+        explained = np.isin(table, list(self.less_ns)) if self.less_ns else np.zeros((0, 0))
+        for stage, place in np.argwhere(explained).tolist():
             times[stage, place] -= self.less_ns[int(table[stage, place])]
         # Recorders with coarse clocks write zeros.
         np.maximum(times, 1.0, out=times)
@@ -193,8 +194,7 @@ def _middle(times: SingleArray) -> FloatArray:
     """Return the median over passes and steps, shape (pp, dp); times are (pp, passes, …)."""
     pp, passes, steps, dp = times.shape
     flat = times.transpose(0, 3, 1, 2).reshape(pp, dp, passes * steps)
-    middle: FloatArray = np.median(flat, axis=2).astype(np.float64)
-    return middle
+    return median(np.moveaxis(flat, 2, 0)).astype(np.float64)
 
 
 def lower_median(values: NDArray[Real], axis: int) -> NDArray[Real]:
@@ -232,7 +232,7 @@ def scatter_of_most(values: NDArray[Real]) -> float:
         return 0.0
     distance = np.abs(values - median(values.ravel()))
     # A quarter of normal values lie within this many standard deviations of their mean.
-    return float(np.quantile(distance, 0.25) / 0.3186)
+    return float(quantiles(distance.ravel(), (0.25,))[0] / 0.3186)
 
 
 def spread(values: NDArray[Real]) -> float:

@@ -62,9 +62,11 @@ def heaviest_stage(observation: Observation) -> Finding | None:
     for name, passes in observation.passes.items():
         level = levels[name]
         factor = level.mean() / level
-        for stage, nodes in enumerate(passes.nodes):
+        for of_chunk, nodes in zip(factor, passes.nodes, strict=True):
+            # one array for all that change alike
+            own = [np.asarray(value) for value in of_chunk]
             for node, chunk in zip(nodes.tolist(), passes.chunk.tolist(), strict=True):
-                times[node] = np.asarray(factor[stage, chunk])
+                times[node] = own[chunk]
     return Finding(
         change=Change(times=times),
         evidence=(_evidence(levels, total, heaviest),),

@@ -171,7 +171,7 @@ def waiting_groups(observation: Observation, waits: Sequence[Waits]) -> list[Wai
 def computing_ns(observation: Observation) -> FloatArray:
     """Return how long each worker computes, its waits within included, shape (pp, dp)."""
     layout = observation.layout
-    computes = np.isin(layout.nodes.op, layout.codes(*COMPUTATIONS))
+    computes = layout.of_types(*COMPUTATIONS)
     total = np.zeros((layout.pp, layout.dp))
     for node in np.flatnonzero(computes).tolist():
         total[layout.nodes.pp[node]] += observation.recorded_ns[node].sum(axis=0)

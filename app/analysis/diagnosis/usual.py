@@ -21,7 +21,7 @@ from app.analysis.diagnosis.observation import (
     spread,
 )
 from app.analysis.replay.layout.dense import FloatArray
-from app.analysis.replay.medians import median, peers_median
+from app.analysis.replay.medians import median, peers_median, quantiles
 from app.analysis.trace.model import BACKWARD_COMPUTE, FORWARD_COMPUTE
 
 # Microbatches differ when their times on most DP ranks scatter by this much, and by several times
@@ -139,7 +139,7 @@ def _scatter(factor: SingleArray) -> tuple[float, float]:
     One DP rank whose worker has slow spells must not pass for lengths that differ everywhere.
     """
     lanes = factor.reshape(-1, factor.shape[-1])
-    low, high = np.quantile(lanes, (0.16, 0.84), axis=0)
+    low, high = quantiles(lanes, (0.16, 0.84))
     by_lane = float(lower_median((high - low) / 2, axis=0))
     return float(factor.std() / factor.mean()), by_lane
 
@@ -147,7 +147,7 @@ def _scatter(factor: SingleArray) -> tuple[float, float]:
 def _correlation(forward: SingleArray, backward: SingleArray) -> float:
     """Return Pearson's r with outliers drawn in."""
     x, y = (
-        np.clip(values, *np.quantile(values, (0.02, 0.98)))
+        np.clip(values, *quantiles(values, (0.02, 0.98)))
         for values in (sample(forward), sample(backward))
     )
     if x.std() == 0 or y.std() == 0:

@@ -78,7 +78,7 @@ def _late_workers(
 def _delays_by_worker(group: ShapeGroup, types: Sequence[str]) -> FloatArray:
     """Return the sum of the launch delays of some types on each rank, shape (dp, pp)."""
     layout = group.layout
-    of_types = np.isin(layout.nodes.op, layout.codes(*types))
+    of_types = layout.of_types(*types)
     total = np.zeros((layout.dp, layout.pp))
     for first in range(0, len(layout.steps), BLOCK_STEPS):
         delays, _ = launch_delays(group, slice(first, first + BLOCK_STEPS))

@@ -17,8 +17,17 @@ def median(values: NDArray[Real]) -> NDArray[Real]:
     middle, odd = divmod(len(values), 2)
     if odd:
         return np.asarray(np.partition(values, middle, axis=0)[middle])
-    in_order = np.partition(values, (middle - 1, middle), axis=0)
-    return np.asarray((in_order[middle - 1] + in_order[middle]) / 2)
+    before, at = _neighbors(values, middle)
+    return np.asarray((before + at) / 2)
+
+
+def _neighbors(values: NDArray[Real], place: int) -> tuple[NDArray[Real], NDArray[Real]]:
+    """Return what stands right before a place of the sorted first axis, and what stands there.
+
+    Asking NumPy for both takes up to ten times as long: it is quick for one place.
+    """
+    in_order = np.partition(values, place, axis=0)
+    return np.asarray(np.maximum.reduce(in_order[:place], axis=0)), np.asarray(in_order[place])
 
 
 def median_of_known(values: FloatArray) -> FloatArray:
@@ -35,7 +44,7 @@ def median_of_known(values: FloatArray) -> FloatArray:
     return np.asarray(pick.mean(axis=0))
 
 
-def quantiles(values: FloatArray, shares: Sequence[float]) -> FloatArray:
+def quantiles(values: NDArray[Real], shares: Sequence[float]) -> FloatArray:
     """Return quantiles over the first axis, linear between neighbors, without NaN.
 
     The same as NumPy's, whose own takes most of its time to find out how it is called.
@@ -46,17 +55,19 @@ def quantiles(values: FloatArray, shares: Sequence[float]) -> FloatArray:
     [1.5, 4.0]
     """
     last = len(values) - 1
-    places = [last * share for share in shares]
-    lows = [int(place) for place in places]
-    highs = [min(low + 1, last) for low in lows]
-    in_order = np.partition(values, sorted({*lows, *highs}), axis=0)
     found = []
-    for place, low, high in zip(places, lows, highs, strict=True):
-        part, lower, upper = place - low, in_order[low], in_order[high]
+    for share in shares:
+        low = int(last * share)
+        if low == last:
+            found.append(np.maximum.reduce(values, axis=0))
+            continue
+        lower, upper = _neighbors(values, low + 1)
+        # also of single precision, as NumPy does
+        part = np.float64(last * share - low)
         gap = upper - lower
         # from the nearer one, as NumPy does: the last bit is the same
         found.append(lower + gap * part if part < 0.5 else upper - gap * (1 - part))  # noqa: PLR2004
-    return np.asarray(found)
+    return np.asarray(found, dtype=np.float64)
 
 
 def peers_median(values: FloatArray) -> FloatArray:

@@ -90,6 +90,9 @@ def _mean_times(replayed: Replayed, code: int, stage: int) -> FloatArray:
     for group in replayed.groups:
         nodes = group.layout.nodes
         chosen = np.flatnonzero((nodes.op == code) & (nodes.pp == stage))
-        total += group.durations.recorded_ns[chosen].sum(axis=(0, 1))
-        count += len(chosen) * len(group.layout.steps)
+        if len(chosen):
+            # neighbors: nodes are sorted by type and stage
+            own = group.durations.recorded_ns[chosen[0] : chosen[-1] + 1]
+            total += own.sum(axis=(0, 1))
+            count += len(chosen) * len(group.layout.steps)
     return total / max(count, 1)

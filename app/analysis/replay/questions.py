@@ -273,7 +273,7 @@ def _mask(group: ShapeGroup, select: Selection) -> _Mask:
     nodes = np.ones(len(layout.nodes), dtype=bool)
     if select.op_types:
         names = [name for given in select.op_types for name in TYPE_NAMES[given]]
-        nodes &= np.isin(layout.nodes.op, layout.codes(*names))
+        nodes &= layout.of_types(*names)
     if select.stages:
         nodes &= np.isin(layout.nodes.pp, select.stages)
     steps = (

@@ -32,7 +32,7 @@ def find_hidden_collectives(layout: Layout) -> Sign | None:
     if layout.missing is not None:
         return None
     nodes = layout.nodes
-    computes = np.flatnonzero(np.isin(nodes.op, layout.codes(*COMPUTE)))
+    computes = np.flatnonzero(layout.of_types(*COMPUTE))
     start, duration = sampled_times(layout, computes)
     end = start + duration
     began = start.max(axis=0) - start.min(axis=0)

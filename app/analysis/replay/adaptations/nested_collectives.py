@@ -104,8 +104,8 @@ def find_nested(layout: Layout) -> tuple[tuple[Nested, ...], Sign] | None:
 
 
 def _collectives(layout: Layout) -> list[int]:
-    codes = layout.codes(*(name for name in DP_COLLECTIVES if name in layout.op_names))
-    found: list[int] = np.flatnonzero(np.isin(layout.nodes.op, codes)).tolist()
+    names = (name for name in DP_COLLECTIVES if name in layout.op_names)
+    found: list[int] = np.flatnonzero(layout.of_types(*names)).tolist()
     return found
 
 

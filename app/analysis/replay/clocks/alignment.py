@@ -25,8 +25,8 @@ from app.analysis.replay.clocks.least_squares import (
     robust_potentials,
 )
 from app.analysis.replay.layout.dense import FloatArray, Layout
-from app.analysis.replay.layout.graph import DP_COLLECTIVES, Graph, Unit
-from app.analysis.replay.medians import median_of_known
+from app.analysis.replay.layout.graph import DP_COLLECTIVES, Graph
+from app.analysis.replay.medians import median, median_of_known
 from app.analysis.trace.model import OPTIMIZER_CLIP
 
 Item = TypeVar("Item")
@@ -161,12 +161,12 @@ def _within_parts(offsets: FloatArray, part: NDArray[np.int64]) -> FloatArray:
     within = offsets.copy()
     for label in np.unique(part):
         inside = part == label
-        within[:, inside] -= np.median(within[:, inside], axis=1, keepdims=True)
+        within[:, inside] -= median(within[:, inside].T)[:, None]
     return np.asarray(np.abs(within).max(axis=0))
 
 
 def _usual_rate(rates: FloatArray, shape: tuple[int, int]) -> FloatArray:
-    return np.asarray(np.median(rates, axis=0).reshape(shape) * PPM)
+    return np.asarray(median(rates).reshape(shape) * PPM)
 
 
 def _matches(layout: Layout, graph: Graph) -> _Matches:
@@ -174,10 +174,20 @@ def _matches(layout: Layout, graph: Graph) -> _Matches:
     dp, pp = layout.dp, layout.pp
     pairs: dict[tuple[int, int], list[tuple[int, int]]] = {}
     collectives: dict[int, list[int]] = {}
-    kinds = list(zip(layout.nodes.op.tolist(), layout.nodes.pp.tolist(), strict=True))
-    spanning = set(layout.codes(*DP_COLLECTIVES))
+    stage = layout.nodes.pp.tolist()
+    spanning = layout.of_types(*DP_COLLECTIVES).tolist()
     for unit in graph.units:
-        _collect(unit, layout, (kinds, spanning), pairs, collectives)
+        match unit.members:
+            case (one_of, other_of) if not unit.across_dp and stage[one_of] != stage[other_of]:
+                if layout.free is not None and (layout.free[one_of] or layout.free[other_of]):
+                    continue
+                if stage[one_of] > stage[other_of]:
+                    one_of, other_of = other_of, one_of
+                pairs.setdefault((stage[one_of], stage[other_of]), []).append((one_of, other_of))
+            case (node,) if spanning[node]:
+                collectives.setdefault(stage[node], []).append(node)
+            case _:
+                pass
     ranks = np.arange(dp) * pp
     one, other, apart = [], [], []
     for (first, second), found in sorted(pairs.items()):
@@ -204,28 +214,6 @@ def _matches(layout: Layout, graph: Graph) -> _Matches:
         np.concatenate([nothing, *ahead], axis=1),
         np.concatenate([nothing, *spread], axis=1),
     )
-
-
-def _collect(
-    unit: Unit,
-    layout: Layout,
-    known: tuple[list[tuple[int, int]], set[int]],
-    pairs: dict[tuple[int, int], list[tuple[int, int]]],
-    collectives: dict[int, list[int]],
-) -> None:
-    kinds, spanning = known
-    stages = [kinds[node][1] for node in unit.members]
-    match unit.members:
-        case (one, other) if not unit.across_dp and stages[0] != stages[1]:
-            if layout.free is not None and (layout.free[one] or layout.free[other]):
-                return
-            if stages[0] > stages[1]:
-                one, other = other, one
-            pairs.setdefault((min(stages), max(stages)), []).append((one, other))
-        case (node,) if kinds[node][0] in spanning:
-            collectives.setdefault(stages[0], []).append(node)
-        case _:
-            pass
 
 
 def _sample(found: list[Item]) -> list[Item]:
@@ -332,7 +320,7 @@ def _fit(matches: _Matches, begin_ns: FloatArray, count: int, *, absolute: bool)
     windows = -(-steps // WINDOW_STEPS) if absolute else 1
     window = np.empty(steps, dtype=np.int64)
     window[np.argsort(begin_ns, kind="stable")] = np.arange(steps) * windows // steps
-    middle = np.array([np.median(begin_ns[window == w]) for w in range(windows)])
+    middle = np.array([median(begin_ns[window == w]) for w in range(windows)])
     offsets, rates = np.zeros((windows, count)), np.zeros((windows, count))
     for w in range(windows):
         inside = window == w

@@ -144,7 +144,7 @@ def robust_potentials(
     one, other, difference = one[known], other[known], difference[known]
     if not len(one):
         return np.zeros(count)
-    edges = _Edges(one, other, difference, connected_parts(one, other, count))
+    edges = _Edges.of(one, other, difference, connected_parts(one, other, count))
     typical = float(median(spread[known]))
     usual = float(median(np.abs(difference)))
     base = np.sqrt(spread[known] ** 2 + typical**2 + (FLOOR * usual) ** 2)
@@ -176,12 +176,33 @@ def _bounded(weight: FloatArray) -> FloatArray:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Edges:
-    """Known differences, and for each node the lowest that it is connected with."""
+    """Known differences.
+
+    `part` is for each node the lowest that it is connected with, `held` are these lowest nodes;
+    `cells` are the places in the normal equations' matrix that an edge's weight is added to, twice,
+    and subtracted from, twice.
+    """
 
     one: IntArray
     other: IntArray
     difference: FloatArray
     part: IntArray
+    held: IntArray
+    cells: IntArray
+
+    @classmethod
+    def of(cls, one: IntArray, other: IntArray, difference: FloatArray, part: IntArray) -> _Edges:
+        """Return edges of the nodes that `part` has."""
+        count = len(part)
+        return cls(
+            one,
+            other,
+            difference,
+            part,
+            held=np.flatnonzero(part == np.arange(count)),
+            cells=np.concatenate([one, other, one, other]) * count
+            + np.concatenate([one, other, other, one]),
+        )
 
 
 def _solve(edges: _Edges, weight: FloatArray, guess: FloatArray) -> FloatArray:
@@ -231,13 +252,9 @@ def _inner(one: FloatArray, other: FloatArray) -> float:
 def _solve_directly(edges: _Edges, weight: FloatArray) -> FloatArray:
     """Solve the weighted normal equations as one matrix."""
     one, other, count = edges.one, edges.other, len(edges.part)
-    rows = np.concatenate([one, other, one, other])
-    columns = np.concatenate([one, other, other, one])
     values = np.concatenate([weight, weight, -weight, -weight])
-    matrix = np.bincount(rows * count + columns, values, minlength=count * count)
-    matrix = matrix.reshape(count, count)
-    held = np.flatnonzero(edges.part == np.arange(count))
-    matrix[held, held] += weight.max()
+    matrix = np.bincount(edges.cells, values, minlength=count * count).reshape(count, count)
+    matrix[edges.held, edges.held] += weight.max()
     flow = weight * edges.difference
     target = np.bincount(one, flow, minlength=count) - np.bincount(other, flow, minlength=count)
     return np.asarray(np.linalg.solve(matrix, target))

@@ -1,4 +1,4 @@
-# ruff: noqa: PLR0912, PLR0915, C901 - compiled loops over plain arrays: no objects there
+# ruff: noqa: C901, PLR0912, PLR0913, PLR0915, PLR0917 - compiled loops: no objects there
 """The replay as compiled loops: as `app.analysis.replay.engine.replay.ArrayReplay`, to the bit.
 
 A call of NumPy costs as much as computing some hundred lanes, and its results go through memory.
@@ -85,66 +85,81 @@ class Work(NamedTuple):
     carry: FloatArray
 
 
+# Rows are told by their number: making a view of one takes longer than adding short rows.
 @compiled  # pragma: no cover - coverage does not see compiled code
-def _raise_to(values: FloatArray, others: FloatArray) -> None:
-    """Replace values by others that are higher."""
-    for i in range(values.shape[0]):
-        values[i] = max(values[i], others[i])
+def _copy(into: FloatArray, to: int, values: FloatArray, row: int) -> None:
+    for i in range(into.shape[1]):
+        into[to, i] = values[row, i]
 
 
 @compiled  # pragma: no cover
-def _latest(
-    into: FloatArray, ends: FloatArray, after_slot: CodeArray, first: int, last: int
-) -> None:
+def _raise_to(into: FloatArray, to: int, values: FloatArray, row: int) -> None:
+    """Replace the values of a row by others that are higher."""
+    for i in range(into.shape[1]):
+        into[to, i] = max(into[to, i], values[row, i])
+
+
+@compiled  # pragma: no cover
+def _latest(ends: FloatArray, into: int, after_slot: CodeArray, first: int, last: int) -> None:
     """Write the latest end of what a member follows; the step's start where that is nothing."""
     if first == last:
-        into[:] = 0.0
+        for i in range(ends.shape[1]):
+            ends[into, i] = 0.0
     elif first + 1 == last:
-        into[:] = ends[after_slot[first]]
+        _copy(ends, into, ends, after_slot[first])
     else:
-        one, other = ends[after_slot[first]], ends[after_slot[first + 1]]
-        for i in range(into.shape[0]):
-            into[i] = max(one[i], other[i])
+        one, other = after_slot[first], after_slot[first + 1]
+        for i in range(ends.shape[1]):
+            ends[into, i] = max(ends[one, i], ends[other, i])
         for k in range(first + 2, last):
-            _raise_to(into, ends[after_slot[k]])
+            _raise_to(ends, into, ends, after_slot[k])
 
 
 @compiled  # pragma: no cover
-def _latest_of(
-    into: FloatArray, ends: FloatArray, tables: Tables, member: int, carry: FloatArray
-) -> None:
+def _latest_of(ends: FloatArray, into: int, tables: Tables, member: int, carry: FloatArray) -> None:
     """Write the same where steps are chained, or time passes regularly before launches."""
     first, last = tables.after_first[member], tables.after_first[member + 1]
     begins = tables.begins[member] if tables.begins.shape[0] > 0 else -1
-    into[:] = 0.0 if first == last else -np.inf
+    usual = 0.0 if first == last else -np.inf
+    for i in range(ends.shape[1]):
+        ends[into, i] = usual
     if begins >= 0:
-        into[:] = carry[begins]
+        _copy(ends, into, carry, begins)
     for k in range(first, last):
-        end = ends[tables.after_slot[k]]
+        slot = tables.after_slot[k]
         lag = tables.after_lag[k] if tables.after_lag.shape[0] > 0 else 0.0
-        for i in range(into.shape[0]):
-            into[i] = max(into[i], end[i] + lag)
+        for i in range(ends.shape[1]):
+            ends[into, i] = max(ends[into, i], ends[slot, i] + lag)
 
 
 @compiled  # pragma: no cover
-def _couple(begin: FloatArray, dp: int, partnered: bool) -> None:  # noqa: FBT001 - compiled
+def _couple(ends: FloatArray, row: int, dp: int, partnered: bool) -> None:  # noqa: FBT001
     """Let all DP ranks, or a lane and its partner, begin with the last of them."""
     if partnered:
-        lanes = begin.shape[0] // 2
-        _raise_to(begin[:lanes], begin[lanes:])
-        begin[lanes:] = begin[:lanes]
+        lanes = ends.shape[1] // 2
+        for i in range(lanes):
+            last = max(ends[row, i], ends[row, lanes + i])
+            ends[row, i] = last
+            ends[row, lanes + i] = last
         return
-    for start in range(0, begin.shape[0], dp):
-        last = begin[start]
+    for start in range(0, ends.shape[1], dp):
+        last = ends[row, start]
         for i in range(start + 1, start + dp):
-            last = max(last, begin[i])
-        begin[start : start + dp] = last
+            last = max(last, ends[row, i])
+        for i in range(start, start + dp):
+            ends[row, i] = last
 
 
 @compiled  # pragma: no cover
-def _add(end: FloatArray, begin: FloatArray, duration: FloatArray) -> None:
-    for i in range(duration.shape[0]):
-        end[i] = begin[i] + duration[i]
+def _add(
+    ends: FloatArray, to: int, begin: int, values: FloatArray, row: int, first: int, count: int
+) -> None:
+    """Write a row of ends: another one and `count` values from column `first` on.
+
+    Numbers without a sign cannot count from the end, which would be looked at lane by lane.
+    """
+    for i in range(count):
+        ends[to, i] = ends[begin, i] + values[row, np.uint64(first) + np.uint64(i)]
 
 
 @compiled  # pragma: no cover
@@ -154,67 +169,71 @@ def replay_lanes(tables: Tables, work: Work, out: FloatArray) -> None:
     Partners are the second half of a row of ends.
     """
     unit_first, node_of, slot_of = tables.unit_first, tables.node_of, tables.slot_of
+    unit_spans, ends_last, closes = tables.unit_spans, tables.ends_last, tables.closes
     after_first, after_slot = tables.after_first, tables.after_slot
     chained = work.carry.shape[0] > 0
     plain = not chained and tables.after_lag.shape[0] == 0
     nobody = np.empty((0, 0))
     takes, late, recorded, partnered = work.takes, work.late, work.recorded, work.partnered
+    ideal, values, delays, masks = work.ideal, work.values, work.delays, work.masks
     lanes = out.shape[1]
     width = 2 * lanes if partnered else lanes
-    ends = np.empty((tables.slots, width))
-    last_launch = np.empty(width)
-    launch = np.empty(width)
+    # the last rows: when the last member so far is launched, and when the next one is
+    ends = np.empty((tables.slots + 2, width))
+    last_launch, launch = tables.slots, tables.slots + 1
     closed = np.empty(work.carry.shape[1:])
     for v in range(out.shape[0]):
         out[v] = 0.0
         carry = work.carry[v] if chained else nobody
         if chained:
             closed[:] = carry
-        for u in range(tables.unit_spans.shape[0]):
+        for u in range(unit_spans.shape[0]):
             first, last = unit_first[u], unit_first[u + 1]
             on_time = late.shape[0] == 0 or late[v, node_of[first]] == ON_TIME
-            alone = plain and last == first + 1 and on_time and not tables.unit_spans[u]
+            alone = plain and last == first + 1 and on_time and not unit_spans[u]
             if alone and after_first[last] == after_first[first] + 1:
                 # It begins with the end of the only one that it follows: no need to copy that.
-                begin = ends[after_slot[after_first[first]]]
+                begin = int(after_slot[after_first[first]])
             else:
                 begin = last_launch
                 for m in range(first, last):
                     mine = last_launch if m == first else launch
                     if plain:
-                        _latest(mine, ends, after_slot, after_first[m], after_first[m + 1])
+                        _latest(ends, mine, after_slot, after_first[m], after_first[m + 1])
                     else:
-                        _latest_of(mine, ends, tables, m, carry)
+                        _latest_of(ends, mine, tables, m, carry)
                     if late.shape[0] > 0 and late[v, node_of[m]] != ON_TIME:
-                        _add(mine, mine, work.delays[late[v, node_of[m]]])
+                        _add(ends, mine, mine, delays, late[v, node_of[m]], 0, lanes)
                     if m > first:
-                        _raise_to(last_launch, launch)
-                if tables.unit_spans[u]:
-                    _couple(last_launch, work.dp, partnered)
+                        _raise_to(ends, last_launch, ends, launch)
+                if unit_spans[u]:
+                    _couple(ends, last_launch, work.dp, partnered)
             for m in range(first, last):
-                node = node_of[m]
-                end = ends[slot_of[m]]
-                code, usual = takes[v, node], work.ideal[node]
-                own = recorded[node, work.first_lane : work.first_lane + lanes]
+                node, end = node_of[m], slot_of[m]
+                code, usual = takes[v, node], ideal[node]
                 if code == IDEAL:
-                    for i in range(lanes):
-                        end[i] = begin[i] + usual
+                    for i in range(width):
+                        ends[end, i] = ends[begin, i] + usual
                 elif code == RECORDED:
-                    _add(end, begin, own)
+                    _add(ends, end, begin, recorded, node, work.first_lane, lanes)
                 elif code >= 0:
-                    _add(end, begin, work.values[code])
+                    _add(ends, end, begin, values, code, 0, lanes)
                 else:
-                    kept = work.masks[FIRST_MASK - code]
+                    kept, own = FIRST_MASK - code, work.first_lane
                     for i in range(lanes):
-                        end[i] = begin[i] + (own[i] if kept[i] else usual)
-                for i in range(lanes, width):
-                    end[i] = begin[i] + usual
-                if tables.ends_last[m]:
-                    _raise_to(out[v], end[:lanes])
+                        mine_ns = recorded[node, np.uint64(own) + np.uint64(i)]
+                        ends[end, i] = ends[begin, i] + (mine_ns if masks[kept, i] else usual)
+                if code != IDEAL:
+                    for i in range(lanes, width):
+                        ends[end, i] = ends[begin, i] + usual
+                if ends_last[m]:
+                    for i in range(lanes):
+                        out[v, i] = max(out[v, i], ends[end, i])
                     if partnered:
-                        _raise_to(out[v], end[lanes:])
-                if chained and tables.closes[m] >= 0:
-                    _raise_to(closed[tables.closes[m]], end)
+                        for i in range(lanes):
+                            out[v, i] = max(out[v, i], ends[end, lanes + i])
+                if chained and closes[m] >= 0:
+                    _raise_to(closed, closes[m], ends, end)
         if chained:
             carry[:] = closed
 
@@ -225,26 +244,32 @@ def delay_launches(
 ) -> int:
     """Write how late each node of some lanes starts; return how many delays are at fault."""
     node_of, after_first, after_node = tables.node_of, tables.after_first, tables.after_node
-    lanes = out.shape[1]
-    own = slice(first_lane, first_lane + lanes)
+    after_lag = tables.after_lag
+    lanes, own = out.shape[1], np.uint64(first_lane)
     latest = np.empty(lanes)
     clamped = 0
     for m in range(node_of.shape[0]):
-        first, last = after_first[m], after_first[m + 1]
-        delay = out[node_of[m]]
-        delay[:] = start[node_of[m], own]
-        if first < last:
-            for k in range(first, last):
-                other, length = start[after_node[k], own], duration[after_node[k], own]
-                lag = tables.after_lag[k] if tables.after_lag.shape[0] > 0 else 0.0
-                for i in range(lanes):
-                    end = other[i] + length[i] + lag
-                    latest[i] = end if k == first else max(latest[i], end)
-            for i in range(lanes):
-                delay[i] -= latest[i]
+        node, first, last = node_of[m], after_first[m], after_first[m + 1]
         for i in range(lanes):
-            if delay[i] <= FAULT_NS:
-                delay[i] = 0.0
+            out[node, i] = start[node, own + np.uint64(i)]
+        for k in range(first, last):
+            other = after_node[k]
+            lag = after_lag[k] if after_lag.shape[0] > 0 else 0.0
+            if k == first:
+                for i in range(lanes):
+                    lane = own + np.uint64(i)
+                    latest[i] = start[other, lane] + duration[other, lane] + lag
+            else:
+                for i in range(lanes):
+                    lane = own + np.uint64(i)
+                    end = start[other, lane] + duration[other, lane] + lag
+                    latest[i] = max(latest[i], end)
+        if first < last:
+            for i in range(lanes):
+                out[node, i] -= latest[i]
+        for i in range(lanes):
+            if out[node, i] <= FAULT_NS:
+                out[node, i] = 0.0
                 clamped += 1
     return clamped
 

@@ -235,9 +235,9 @@ class Simulator:
         masks: list[NDArray[np.bool_]] = []
         takes = np.empty((len(keeps), len(nodes)), dtype=np.int32)
         for row, keep in zip(takes, keeps, strict=True):
-            of_stage = np.full(layout.pp, RECORDED)
-            of_stage[~keep.cells.any(axis=0)] = IDEAL
-            for stage in np.flatnonzero(keep.cells.any(axis=0) & ~keep.cells.all(axis=0)):
+            some, every = keep.cells.any(axis=0), keep.cells.all(axis=0)
+            of_stage = np.where(some, RECORDED, IDEAL)
+            for stage in np.flatnonzero(some & ~every):
                 of_stage[stage] = FIRST_MASK - len(masks)
                 masks.append(keep.cells[:, stage])
             row[:] = np.where(keep.types[nodes.op], of_stage[nodes.pp], IDEAL)

@@ -114,6 +114,12 @@ class Layout:
         """Return the codes of the named op types."""
         return [self.op_names.index(name) for name in names]
 
+    def of_types(self, *names: str) -> NDArray[np.bool_]:
+        """Return which nodes are of the named op types, shape (nodes,)."""
+        chosen = np.zeros(len(self.op_names), dtype=bool)
+        chosen[self.codes(*names)] = True
+        return np.asarray(chosen[self.nodes.op])
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LaidOut:

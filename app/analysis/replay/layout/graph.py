@@ -11,6 +11,8 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+import numpy as np
+
 from app.analysis.replay.layout.dense import MAX_NAMED_FAULTS, Layout
 from app.analysis.replay.layout.pipeline import (
     COMPUTE,
@@ -160,6 +162,8 @@ class _Builder:
     _by_kind: dict[tuple[str, int], list[int]] = field(init=False)
     _launch: list[float] = field(init=False)
     _chunk: list[int] = field(init=False)
+    # the chunk that a node computes; recorders need not write that of the only one
+    _computed: list[int] = field(init=False)
     _microbatch: list[int] = field(init=False)
     _flow: Flow = field(init=False)
     # (direction, stage) → [(receive, what it feeds)], [(send, what it carries away)]
@@ -170,6 +174,7 @@ class _Builder:
         nodes = self.layout.nodes
         self._launch = self.layout.launch.tolist()
         self._chunk = nodes.mc.tolist()
+        self._computed = np.maximum(nodes.mc, 0).tolist()
         self._microbatch = nodes.mb.tolist()
         self.after = {node: set() for node in range(len(nodes))}
         self._by_kind = {}
@@ -177,7 +182,7 @@ class _Builder:
             self._by_kind.setdefault((self.layout.op_names[op], pp), []).append(node)
         stages = range(self.layout.pp)
         computing = [
-            (stage, self._computed(node))
+            (stage, self._computed[node])
             for stage in stages
             for node in self.of(stage, ops.FORWARD_COMPUTE)
         ]
@@ -246,7 +251,7 @@ class _Builder:
         if not transfers:
             return []
         computes = self.of(stage, direction.compute)
-        neighbors = [neighbor(direction, (stage, self._computed(node))) for node in computes]
+        neighbors = [neighbor(direction, (stage, self._computed[node])) for node in computes]
         options = transferred(stage, neighbors)
         for places in options:
             if len(transfers) == len(places):
@@ -261,21 +266,17 @@ class _Builder:
             faults=(Fault("transfers_unmatched", message, column=name),),
         )
 
-    def _computed(self, node: int) -> int:
-        """Return the chunk that a node computes; recorders need not write that of the only one."""
-        return max(self._chunk[node], 0)
-
     def _on(self, matched: Iterable[tuple[int, int]], stage: VirtualStage) -> dict[int, int]:
         """Return (computation → its transfer) of one virtual stage."""
         chunk = stage[1]
-        return {node: transfer for transfer, node in matched if self._computed(node) == chunk}
+        return {node: transfer for transfer, node in matched if self._computed[node] == chunk}
 
     def _add_parameters(self, stage: int) -> None:
         """Let a chunk's last params-all-gather gate its first forward."""
         gathers = self.of(stage, ops.PARAMS_ALL_GATHER)
         forwards = self.of(stage, ops.FORWARD_COMPUTE)
         for chunk, gather in self._by_chunk(gathers).items():
-            gated = [n for n in forwards if chunk in (ops.ABSENT, self._computed(n))]
+            gated = [n for n in forwards if chunk in (ops.ABSENT, self._computed[n])]
             if gated:
                 self.after[gated[0]].add(gather[-1])
 
@@ -301,7 +302,7 @@ class _Builder:
         if overlapped:
             gradients = self.of(stage, ops.BACKWARD_COMPUTE, ops.WGRAD_COMPUTE)
             for chunk, scatter in self._by_chunk(scatters).items():
-                done = [n for n in gradients if chunk in (ops.ABSENT, self._computed(n))]
+                done = [n for n in gradients if chunk in (ops.ABSENT, self._computed[n])]
                 if done:
                     self.after[scatter[0]].add(done[-1])
             after_backward = [node for nodes in ends[2:] for node in nodes]
@@ -339,7 +340,7 @@ class _Builder:
                 stage: [
                     node
                     for node in self.of(stage[0], direction.compute)
-                    if self._computed(node) == stage[1]
+                    if self._computed[node] == stage[1]
                 ]
                 for stage in self._flow.stages
             }

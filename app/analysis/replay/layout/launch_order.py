@@ -111,7 +111,7 @@ def _starts(layout: Layout) -> FloatArray:
 def _in_order(layout: Layout, launch: FloatArray) -> NDArray[np.bool_]:
     """Return the steps in which DP rank 0 computes in a given order; NaN leaves a node out."""
     alike = np.ones(len(layout.steps), dtype=bool)
-    computes = np.isin(layout.nodes.op, layout.codes(*COMPUTE)) & ~np.isnan(launch)
+    computes = layout.of_types(*COMPUTE) & ~np.isnan(launch)
     for stage in range(layout.pp):
         nodes = np.flatnonzero(computes & (layout.nodes.pp == stage))
         nodes = nodes[np.argsort(launch[nodes], kind="stable")]

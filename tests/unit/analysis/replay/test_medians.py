@@ -4,9 +4,10 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
+from numpy.typing import NDArray
 
 from app.analysis.replay.layout.dense import FloatArray
-from app.analysis.replay.medians import peers_median
+from app.analysis.replay.medians import median, peers_median, quantiles
 
 
 def test_peers_are_the_others() -> None:
@@ -25,3 +26,23 @@ def test_each_one_has_the_median_of_all_others(values: FloatArray) -> None:
     for lane in range(values.shape[-1]):
         others = np.delete(values, lane, axis=-1)
         assert np.array_equal(found[:, lane], np.median(others, axis=-1))
+
+
+@settings(deadline=None)
+@given(
+    arrays(
+        st.sampled_from([np.float32, np.float64]),
+        st.tuples(st.integers(1, 40), st.integers(1, 3)),
+        elements=st.floats(-9, 9, width=32),
+    ),
+    st.lists(
+        st.sampled_from([0.0, 0.02, 0.025, 0.16, 0.25, 0.5, 0.84, 0.975, 1.0]),
+        min_size=1,
+        max_size=3,
+    ),
+)
+def test_middles_are_those_of_numpy_to_the_bit(
+    values: NDArray[np.float64], shares: list[float]
+) -> None:
+    assert np.array_equal(median(values), np.median(values, axis=0))
+    assert np.array_equal(quantiles(values, shares), np.quantile(values, shares, axis=0))

@@ -17,9 +17,7 @@ NOWHERE: Final = -1
 
 def computes_of(layout: Layout, stage: int) -> NDArray[np.int64]:
     """Return the computations of a stage."""
-    nodes = layout.nodes
-    chosen = np.isin(nodes.op, layout.codes(*COMPUTE)) & (nodes.pp == stage)
-    return np.flatnonzero(chosen)
+    return np.flatnonzero(layout.of_types(*COMPUTE) & (layout.nodes.pp == stage))
 
 
 def containing(layout: Layout, node: int) -> NDArray[np.int64]:
