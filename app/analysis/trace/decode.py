@@ -58,7 +58,8 @@ Of foreign recordings the row is the 0-based place of the event.
 
 Of `BodyTooLargeError`: ``body.too_large`` (decompressed bytes), ``body.too_many_rows``,
 ``body.header_too_large``. Of `UnsupportedFormatError`: ``trace.unknown_format``,
-``trace.unknown_schema``, ``trace.command_line_only``. Of `InvalidMetadataError`: see `metadata`.
+``trace.unknown_schema``, ``trace.command_line_only``, ``trace.protobuf``. Of
+`InvalidMetadataError`: see `metadata`.
 """
 
 from __future__ import annotations

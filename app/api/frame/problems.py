@@ -38,6 +38,7 @@ PROBLEMS: Final[Mapping[str, tuple[int, str]]] = {
     "trace.invalid": (422, "The trace cannot be stored"),
     "trace.unknown_format": (415, "The format is not known"),
     "trace.command_line_only": (415, "The format is read by the command line only"),
+    "trace.protobuf": (415, "OpenTelemetry is read in JSON only"),
     "trace.unanalyzable": (422, "No verdict can come from this trace"),
     "metadata.invalid": (422, "The metadata cannot be used"),
     "multipart.invalid": (400, "The multipart body is malformed"),

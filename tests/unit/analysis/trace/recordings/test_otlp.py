@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import gzip
 import json
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import given, settings
@@ -12,9 +13,12 @@ from hypothesis import strategies as st
 from app.analysis.trace.decode import decode
 from app.analysis.trace.model import SessionMeta, Sizes
 from app.analysis.trace.unmapped import Unmapped
-from app.errors import InvalidMetadataError, InvalidTraceError
+from app.errors import InvalidMetadataError, InvalidTraceError, UnsupportedFormatError
 from tests.unit.analysis.trace.bodies import LIMITS
 from tests.unit.analysis.trace.recordings.test_kineto import operations
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 EPOCH_NS = 1_760_000_000_123_456_789
 
@@ -178,3 +182,31 @@ def test_times_are_exact_to_the_nanosecond(times: list[tuple[int, int]]) -> None
 
     read = zip(trace.mb.tolist(), trace.start_ns.tolist(), trace.duration_ns.tolist(), strict=True)
     assert sorted(read) == [(mb, *pair) for mb, pair in enumerate(times)]
+
+
+def protobuf(*fields: tuple[int, bytes]) -> bytes:
+    """Write length-delimited fields, as OTLP's messages are made of."""
+    written = b""
+    for number, value in fields:
+        size, length = len(value), b""
+        while size > 0x7F:
+            length += bytes((size & 0x7F | 0x80,))
+            size >>= 7
+        written += bytes((number << 3 | 2,)) + length + bytes((size,)) + value
+    return written
+
+
+@pytest.mark.parametrize("compress", [bytes, gzip.compress])
+@pytest.mark.parametrize("name", [None, "otel"])
+def test_protobuf_is_refused_with_what_to_do(
+    name: str | None, compress: Callable[[bytes], bytes]
+) -> None:
+    attributes = [
+        protobuf((1, key), (2, protobuf((1, value))))
+        for key, value in ((b"telemetry.sdk.language", b"python"), (b"service.name", b"megatron"))
+    ]
+    spans = protobuf((2, protobuf(*((2, protobuf((5, b"megatron.train_step"))),) * 40)))
+    resource_spans = protobuf((1, protobuf(*((1, one) for one in attributes)))) + spans
+    with pytest.raises(UnsupportedFormatError, match="collector") as caught:
+        decode(compress(protobuf((1, resource_spans))), None, limits=LIMITS, format_name=name)
+    assert caught.value.stable_code == "trace.protobuf"
