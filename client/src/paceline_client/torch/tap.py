@@ -78,6 +78,8 @@ class Tap:
         Takes operations; None while the hooks warm up.
     depth : int
         Computations under way, one inside the other.
+    computed : object
+        The mark at which the latest recorded computation ended.
     """
 
     def __init__(self, timeline: Timeline) -> None:
@@ -85,6 +87,7 @@ class Tap:
         self.step = 0
         self.sink: Sink | None = None
         self.depth = 0
+        self.computed: Any = None
         self.timeline = timeline
         self.now = timeline.now
         self.quiet = 0
@@ -150,7 +153,10 @@ class Span:
     ) -> None:
         tap = self._tap
         if self._start is not None and tap.on and kind is None:
-            tap.add(self._op, self._start, tap.now(), self._mb, self._mc)
+            self._record(tap.now())
+
+    def _record(self, end: Any) -> None:
+        self._tap.add(self._op, self._start, end, self._mb, self._mc)
 
 
 class Computing(Span):
@@ -170,3 +176,7 @@ class Computing(Span):
     ) -> None:
         self._tap.depth -= 1
         super().__exit__(kind, error, trace)
+
+    def _record(self, end: Any) -> None:
+        self._tap.computed = end
+        super()._record(end)

@@ -87,6 +87,22 @@ def test_a_window_of_steps_is_recorded_and_sent(job: Job, receiver: Receiver) ->
     ]
 
 
+def test_what_a_closure_computes_is_no_part_of_the_optimizer(job: Job, receiver: Receiver) -> None:
+    def closure() -> Any:  # noqa: ANN401
+        loss = job.model(torch.zeros(1, 4)).sum()
+        loss.backward()
+        return loss
+
+    job.monitor.record(1, at=1)
+    job.monitor.step()
+    job.optimizer.step(closure)
+    job.monitor.step()
+    assert job.monitor.wait(30) is not None
+    rows = {row["op"]: row for row in sent(receiver)[2]}
+    backward, optimizer = rows["backward-compute"], rows["optimizer"]
+    assert optimizer["start_ns"] >= backward["start_ns"] + backward["dur_ns"]
+
+
 def test_the_garbage_collector_is_recorded_where_it_takes_long(
     job: Job, receiver: Receiver
 ) -> None:

@@ -17,13 +17,15 @@ def _install(job: Job, _level: Level) -> Undo:
         starts: list[Any] = []
 
         def before(*_: Any) -> None:
+            tap.computed = None
             starts.append(tap.now() if tap.on else None)
 
         def after(*_: Any) -> None:
             start = starts.pop() if starts else None
             # One inside another, as optimizers of optimizers have them, is part of that.
             if start is not None and tap.on and not starts:
-                tap.add(OPTIMIZER, start, tap.now())
+                # A closure computes first, as Lightning's does: it is no part of the optimizer.
+                tap.add(OPTIMIZER, start if tap.computed is None else tap.computed, tap.now())
 
         handles = [
             torch_optimizer.register_optimizer_step_pre_hook(before),
