@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+from app.analysis.diagnosis.lengths.recorded import ENOUGH, recorded_lengths
 from app.analysis.diagnosis.observation import Observation
 from app.analysis.diagnosis.stages import StageOrWorker, tell_apart
 from app.analysis.diagnosis.tensor_waits import (
@@ -48,7 +49,9 @@ class Signs:
     def usual(self) -> Usual | None:
         """Return computations taken apart; None where stages are not `comparable`."""
         observation = self.observation
-        return take_apart(observation.passes) if observation.comparable else None
+        if not observation.comparable:
+            return None
+        return take_apart(observation.passes, recorded_lengths(observation, ENOUGH))
 
     @cached_property
     def stage_or_worker(self) -> StageOrWorker:

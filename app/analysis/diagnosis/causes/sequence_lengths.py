@@ -9,45 +9,40 @@ import numpy as np
 from app.analysis.diagnosis.causes.kind import CauseKind, Remedy, needs_like_stages
 from app.analysis.diagnosis.figures import Lengths, Spread, Squares
 from app.analysis.diagnosis.finding import Cause, Change, Evidence, Finding
+from app.analysis.diagnosis.lengths.recorded import recorded_lengths
 from app.analysis.diagnosis.observation import Observation, SingleArray, sample
 from app.analysis.diagnosis.places import FigureView, Hosts, JobFacts, RegionView
 from app.analysis.diagnosis.signs import Signs
+from app.analysis.diagnosis.usual import Usual
 from app.analysis.replay.layout.dense import FloatArray
-from app.analysis.trace.model import ABSENT, BACKWARD_COMPUTE
+from app.analysis.trace.model import BACKWARD_COMPUTE
+from app.analysis.wording import percent
 
-_MIN_POINTS: Final = 8
 # Bars and points of the pictures.
 _BINS: Final = 40
 _DRAWN: Final = 240
-# Metadata are their sender's: a length beyond this is none.
-_LONGEST: Final = 1e12
 
 
 def _find(signs: Signs) -> Finding | None:
     """Return the imbalance; without it every microbatch takes the mean time of its stage."""
     observation, usual = signs.observation, signs.usual
-    if usual is None or not usual.lengths_differ:
+    if usual is None or not usual.difference.differ:
         return None
     times: dict[int, FloatArray] = {}
     for name, passes in observation.passes.items():
-        factor = usual.microbatch[name]
-        even = factor.mean() / factor
-        for nodes in passes.nodes:
-            times.update(zip(nodes.tolist(), even, strict=True))
-    factor = usual.microbatch[BACKWARD_COMPUTE]
-    low, high = np.quantile(factor / factor.mean(), (0.05, 0.95))
+        for stage, nodes in enumerate(passes.nodes):
+            factor = usual.microbatches[name].of_stage(stage)
+            times.update(zip(nodes.tolist(), factor.mean() / factor, strict=True))
+    factor = usual.microbatches[BACKWARD_COMPUTE].factor
     several = observation.layout.pp > 1
     evidence = [
         Evidence(
             "Forward and backward of a microbatch rise together on all stages: r = "
-            f"{usual.correlation:.2f}" + (", of its medians over them" if several else ""),
+            f"{usual.difference.correlation:.2f}"
+            + (", of its medians over them" if several else ""),
             RegionView(view="scatter"),
         ),
-        Evidence(
-            f"Nine of ten microbatches take {low:.2f}× to {high:.2f}× the mean, on all DP ranks "
-            "and in all steps",
-            FigureView(part="spread"),
-        ),
+        Evidence(_how_different(usual, factor), FigureView(part="spread")),
     ]
     drawn = None
     points = _against_squares(observation, factor)
@@ -65,6 +60,23 @@ def _find(signs: Signs) -> Finding | None:
     return Finding(Change(times=times), tuple(evidence), figure=figure)
 
 
+def _how_different(usual: Usual, factor: SingleArray) -> str:
+    if usual.difference.rare:
+        values = sample(factor)
+        middle = float(np.median(values))
+        long = values[values > usual.difference.long * middle]
+        if len(long):
+            return (
+                f"{percent(len(long) / len(values), 0)} of the microbatches take "
+                f"{np.median(long) / middle:.1f}× as long as the middle one"
+            )
+    low, high = np.quantile(factor / factor.mean(), (0.05, 0.95))
+    return (
+        f"Nine of ten microbatches take {low:.2f}× to {high:.2f}× the mean, on all DP ranks "
+        "and in all steps"
+    )
+
+
 def _spread(factor: SingleArray) -> Spread:
     """Count microbatches by their time over the mean."""
     counts, edges = np.histogram(sample(factor) / factor.mean(), _BINS)
@@ -76,44 +88,14 @@ def _against_squares(observation: Observation, factor: SingleArray) -> FloatArra
 
     An array of shape (2, microbatches).
     """
-    recorded = observation.trace.meta.extra.get("sequence_lengths")
-    if not isinstance(recorded, dict):
+    lengths = recorded_lengths(observation)
+    if lengths is None:
         return None
-    passes, nodes = observation.passes[BACKWARD_COMPUTE], observation.layout.nodes
-    microbatch = nodes.mb[passes.nodes[0]]
-    points: list[tuple[float, float]] = []
-    for index, step in enumerate(observation.layout.steps.tolist()):
-        lanes = recorded.get(str(step))
-        if not isinstance(lanes, list):
-            continue
-        for dp, lengths in enumerate(lanes[: observation.layout.dp]):
-            for position, number in enumerate(microbatch.tolist()):
-                squares = _sum_of_squares(lengths, number)
-                if squares is not None:
-                    points.append((squares, float(factor[position, index, dp])))
-    if len(points) < _MIN_POINTS:
-        return None
-    found: FloatArray = np.array(points).T
+    found = np.stack([lengths.squares, lengths.of(factor)])
     if (found.std(axis=1) == 0).any():
         return None
     found[1] /= factor.mean()
     return found
-
-
-def _sum_of_squares(lengths: object, microbatch: int) -> float | None:
-    """Return Σs² of a microbatch, given what was recorded of its DP rank; None if not lengths."""
-    if not isinstance(lengths, list) or not ABSENT < microbatch < len(lengths):
-        return None
-    sequences = lengths[microbatch]
-    if not isinstance(sequences, list) or not all(_is_length(s) for s in sequences):
-        return None
-    return float(sum(s * s for s in sequences))
-
-
-def _is_length(value: object) -> bool:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return False
-    return 0 <= value <= _LONGEST
 
 
 def _because(cause: Cause, job: JobFacts) -> str:
@@ -136,7 +118,7 @@ SEQUENCE_LENGTHS: Final = CauseKind(
     title="Sequence-length imbalance",
     word="lengths",
     sign="Forward and backward of a microbatch are long or short together on all stages, on every "
-    "DP rank and in all steps.",
+    "DP rank and in all steps: all of them differ, or a few are far longer.",
     cannot_judge=needs_like_stages,
     because=_because,
     find=_find,

@@ -10,6 +10,8 @@ from app.analysis.report.build import analyze
 from app.analysis.synthesis.injections.base import Injection
 from app.analysis.synthesis.injections.computations import SequenceLengths
 from app.analysis.synthesis.job import JobModel, Profiler
+from tests.oracles.physics.shape import Shape
+from tests.oracles.physics.world import World
 from tests.unit.analysis.diagnosis.jobs import (
     JOB,
     ONE_RANK,
@@ -21,6 +23,7 @@ from tests.unit.analysis.diagnosis.jobs import (
     session,
     signs_of,
 )
+from tests.unit.analysis.diagnosis.second_physics import PLAIN, names, report_of
 
 
 @pytest.mark.parametrize(
@@ -85,3 +88,68 @@ def test_what_is_no_list_of_sequence_lengths_is_left_alone(lane: object) -> None
 
     assert report.causes[0].cause == "sequence_length_imbalance"
     assert "Σs²" not in " ".join(report.causes[0].evidence)
+
+
+def lengthen(world: World, factor: np.ndarray[tuple[int, ...], np.dtype[np.float64]]) -> None:
+    """Make microbatches longer, by factors of shape (microbatches, steps, dp)."""
+    world.forward_s[:] *= factor
+    world.backward_s[:] *= factor
+
+
+@pytest.mark.parametrize(
+    "shape", [PLAIN, replace(PLAIN, dp=1), replace(PLAIN, pp=1, dp=6)], ids=["dp 4", "dp 1", "pp 1"]
+)
+def test_a_few_long_microbatches_are_enough(shape: Shape) -> None:
+    def strike(world: World) -> None:
+        rng = np.random.default_rng(1)
+        long = rng.random(world.forward_s.shape[2:]) < 0.08
+        lengthen(world, np.where(long, 3.0, 1.0))
+
+    report, _ = report_of(shape, strike)
+
+    assert names(report) == ["sequence_length_imbalance"]
+    assert "take 3.0× as long as the middle one" in " ".join(report.causes[0].evidence)
+
+
+def test_bursts_of_one_worker_are_no_long_microbatches() -> None:
+    def strike(world: World) -> None:
+        world.forward_s[:, :, 2:4, ::2, 1] *= 3
+        world.backward_s[:, :, 2:4, ::2, 1] *= 3
+
+    report, _ = report_of(replace(PLAIN, pp=1), strike)
+
+    assert names(report) == ["slow_worker"]
+    assert report.causes[0].where.workers == ((1, 0),)
+
+
+@pytest.mark.parametrize("recorded", [True, False])
+def test_recorded_lengths_tell_long_microbatches_from_bursts(*, recorded: bool) -> None:
+    def strike(world: World) -> World:
+        factor = np.ones(world.forward_s.shape[2:])
+        factor[2:4, ::2, 1] = 4.0
+        lengthen(world, factor)
+        lengths = tuple(
+            tuple(tuple((int(1000 * mb),) for mb in lane) for lane in step)
+            for step in np.moveaxis(factor, 0, -1)
+        )
+        return replace(world, lengths=lengths)
+
+    report, _ = report_of(replace(PLAIN, dp=2, pp=1, lengths_recorded=recorded), strike)
+
+    assert names(report) == ["sequence_length_imbalance" if recorded else "slow_worker"]
+
+
+@pytest.mark.parametrize("dp", [2, 3])
+@pytest.mark.parametrize("seed", range(4))
+def test_no_worker_is_accused_beside_them(dp: int, seed: int) -> None:
+    def strike(world: World) -> None:
+        rng = np.random.default_rng(seed)
+        factor = rng.uniform(0.3, 1.7, world.forward_s.shape[2:])
+        lengthen(world, factor)
+        # A head costs the same for every token, so that the last stage differs less.
+        world.forward_s[-1] *= (0.5 + 0.5 * factor) / factor
+        world.backward_s[-1] *= (0.5 + 0.5 * factor) / factor
+
+    report, _ = report_of(replace(PLAIN, pp=2, dp=dp), strike, seed)
+
+    assert names(report) == ["sequence_length_imbalance"]

@@ -14,6 +14,7 @@ from app.analysis.report.build import analyze
 from app.analysis.synthesis.injections.base import Injection, Spells
 from app.analysis.synthesis.injections.computations import SlowWorker
 from app.analysis.synthesis.job import JobModel
+from app.analysis.synthesis.population import draw_session
 from app.analysis.trace.model import BACKWARD_COMPUTE, FORWARD_COMPUTE, Sizes
 from tests.oracles.physics.shape import Shape
 from tests.oracles.physics.world import World
@@ -192,3 +193,11 @@ def test_single_slow_passes_on_every_worker_are_no_bursts() -> None:
     report, _ = report_of(PLAIN, strike)
 
     assert "slow_worker" not in names(report)
+
+
+def test_its_only_peer_is_not_accused_for_what_it_is_slow_in_most_steps() -> None:
+    session_ = draw_session(("slow_worker",), 1.5, 9_300_078)
+    ((worker,),) = (session_.truth.workers,)
+
+    (cause,) = diagnosed(session_).causes
+    assert (cause.cause, cause.where.workers) == ("slow_worker", (worker,))

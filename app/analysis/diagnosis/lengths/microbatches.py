@@ -1,0 +1,337 @@
+"""What of a computation's time belongs to its microbatch: the same on every stage, or nearly.
+
+Stages differ in how much lengths count: attention takes Σs², a head and all else Σs. Within a step
+the times of a stage rise with those of another, each by a share of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from app.analysis.diagnosis.lengths.recorded import RecordedLengths
+from app.analysis.diagnosis.observation import (
+    Passes,
+    Real,
+    SingleArray,
+    lower_median,
+    sample,
+    spread,
+)
+from app.analysis.replay.layout.dense import FloatArray
+from app.analysis.replay.medians import median, quantiles
+from app.analysis.trace.model import BACKWARD_COMPUTE, FORWARD_COMPUTE
+
+# Microbatches differ when their times on most DP ranks scatter by this much, and by several times
+# what one microbatch scatters over the stages.
+_LEAST_SCATTER: Final = 0.025
+_SCATTER_TO_NOISE: Final = 2.0
+# …and forward and backward follow each other.
+_LEAST_CORRELATION: Final = 0.6
+# Or a few of them are longer than most of their step by this much, and by several times what one
+# scatters…
+_LONG: Final = 0.2
+_LONG_TO_NOISE: Final = 8.0
+_FEWEST_LONG: Final = 3
+# …in both directions: so many of those that are in one. With one stage there are more, half of the
+# DP ranks have them, and none has more than this share of them.
+_FEWEST_ON_ONE_STAGE: Final = 5
+_TOGETHER: Final = 0.5
+_ON_ONE_RANK: Final = 0.75
+# Or times follow the recorded lengths.
+_FOLLOW: Final = 0.8
+# A stage whose times rise by less than this share of what those of another do tells nothing of how
+# long a microbatch is.
+_TELLING: Final = 0.34
+# No microbatch takes less than this share of the middle one.
+_LEAST: Final = 0.02
+# Times so many standard deviations off are none that lengths make.
+_OUTLYING: Final = 4.0
+# So many standard errors of a median a worker can seem slow because of its microbatches.
+_CHANCES: Final = 6.0
+# Stages say the same of a DP rank's microbatches when they are by no more than this apart.
+_ALIKE: Final = 0.05
+# Computations that are enough to tell whether lengths differ.
+_ENOUGH: Final = 150_000
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Microbatches:
+    """How long microbatches take.
+
+    Parameters
+    ----------
+    factor : float32 array, shape (passes, steps, dp)
+        Their time ÷ that of the middle one.
+    curves : float64 array, shape (pp, 3)
+        How the times of each stage follow that: at 0, and by how much they rise below 1 and above.
+        With one stage they are the factor, and there is no row.
+    """
+
+    factor: SingleArray
+    curves: FloatArray
+
+    def times(self, by: FloatArray) -> Microbatches:
+        """Return what takes so many times as long, shape (dp,)."""
+        return replace(self, factor=self.factor * by.astype(np.float32))
+
+    def of_stage(self, stage: int) -> SingleArray:
+        """Return how many times as long microbatches take on a stage, shape (passes, steps, dp)."""
+        return self.on(stage, self.factor)
+
+    def on(self, stage: int, factor: NDArray[Real]) -> NDArray[Real]:
+        """Return what a factor is on a stage."""
+        if not len(self.curves):
+            return factor
+        base, below, above = self.curves[stage].astype(factor.dtype)
+        under = np.minimum(factor, 1)
+        found = base + below * under + above * (factor - under)
+        return np.asarray(np.maximum(found, _LEAST), dtype=factor.dtype)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Difference:
+    """Whether microbatches have times of their own, and what tells.
+
+    Parameters
+    ----------
+    differ : bool
+    scatter : float
+        Standard deviation of the microbatches' times, relative to their mean.
+    correlation : float
+        Of forward and backward factors.
+    rare : bool
+        Whether only a few of them are longer than the others…
+    long : float
+        …by more than this factor.
+    noise : float
+        What the times of one microbatch scatter by.
+    rise : dict of float64 arrays, shape (pp,)
+        By type: by how much the times of each stage rise with their microbatch, against the others.
+    """
+
+    differ: bool
+    scatter: float
+    correlation: float
+    rare: bool
+    long: float
+    noise: float
+    rise: Mapping[str, FloatArray]
+
+
+def tell_difference(
+    relative: Mapping[str, SingleArray], lengths: RecordedLengths | None
+) -> Difference:
+    """Tell whether microbatches differ, by their times within a step and DP rank.
+
+    There the spells of a worker cancel out: they would pass for lengths, because its forwards and
+    backwards are long together too.
+
+    Parameters
+    ----------
+    relative : mapping of float32 arrays, shape (pp, passes, steps, dp)
+        By type: times over the worker's own median.
+    lengths : RecordedLengths or None
+        Of some microbatches, where they are recorded.
+    """
+    several = len(relative[BACKWARD_COMPUTE]) > 1
+    # Some of the steps tell; only if lengths differ, all are needed.
+    every = max(1, relative[BACKWARD_COMPUTE].size // _ENOUGH)
+    some = {name: _within_step(values[:, :, ::every]) for name, values in relative.items()}
+    even = {name: np.ones(len(values)) for name, values in relative.items()}
+    rise = {name: _rise(values) for name, values in some.items()} if several else even
+    forward, backward = (
+        _common(some[name], rise[name]) for name in (FORWARD_COMPUTE, BACKWARD_COMPUTE)
+    )
+    noise = _noise(some, rise[BACKWARD_COMPUTE])
+    scatter, by_lane = _scatter(backward)
+    correlation = _correlation(forward, backward)
+    long = 1 + max(_LONG, _LONG_TO_NOISE * noise)
+    if correlation >= _LEAST_CORRELATION and by_lane >= max(
+        _LEAST_SCATTER, _SCATTER_TO_NOISE * noise
+    ):
+        return Difference(True, scatter, correlation, False, long, noise, rise)  # noqa: FBT003
+    # How much most microbatches scatter says nothing of how much a long one takes.
+    forward, backward = (
+        _common(some[name], even[name]) for name in (FORWARD_COMPUTE, BACKWARD_COMPUTE)
+    )
+    rare = _few_are_long(forward > long, backward > long, several=several)
+    differ = rare or _follow(lengths, relative[BACKWARD_COMPUTE])
+    if differ and forward.std() > 0 and backward.std() > 0:
+        correlation = float(np.corrcoef(sample(forward), sample(backward))[0, 1])
+    return Difference(differ, float(backward.std()), correlation, rare, long, noise, even)
+
+
+def of_steps(relative: SingleArray) -> FloatArray:
+    """Return the median of each worker's steps, shape (pp, steps, dp)."""
+    return np.asarray(median(relative.swapaxes(0, 1)), dtype=np.float64)
+
+
+def _within_step(relative: SingleArray) -> SingleArray:
+    """Return times over the median of their worker's in the same step."""
+    return np.asarray(relative / median(relative.swapaxes(0, 1))[:, None])
+
+
+def _rise(within: SingleArray) -> FloatArray:
+    """Return how much the times of each stage scatter, over the middle stage's."""
+    scatter = np.array([spread(of_stage) for of_stage in within])
+    middle = float(median(scatter))
+    if middle <= 0:
+        return np.ones(len(within))
+    return np.asarray(np.maximum(scatter / middle, _LEAST))
+
+
+def _common(within: NDArray[Real], rise: FloatArray) -> NDArray[Real]:
+    """Return what the stages have in common, given by how much each rises with it."""
+    telling = np.flatnonzero(rise >= _TELLING * rise.max())
+    # Of two stages the lower one: a worker's burst is no long microbatch.
+    aligned = [1 + (within[stage] - 1) / within.dtype.type(rise[stage]) for stage in telling]
+    common = aligned[0] if len(aligned) == 1 else lower_median(np.stack(aligned), axis=0)
+    return np.asarray(np.maximum(common, _LEAST), dtype=within.dtype)
+
+
+def _noise(some: Mapping[str, SingleArray], rise: FloatArray) -> float:
+    backward = some[BACKWARD_COMPUTE]
+    if len(backward) == 1:
+        return spread(some[FORWARD_COMPUTE] / backward)
+    # Of two stages the lower one is half of all values: held against it nothing scatters.
+    aligned = 1 + (backward - 1) / rise.astype(np.float32)[:, None, None, None]
+    return spread(aligned[1:] - aligned[:-1]) / float(np.sqrt(2))
+
+
+def _scatter(factor: SingleArray) -> tuple[float, float]:
+    """Return the scatter of a DP rank's microbatches: of the mean, and of the middle DP rank.
+
+    One DP rank whose worker has slow spells must not pass for lengths that differ everywhere.
+    """
+    lanes = factor.reshape(-1, factor.shape[-1])
+    low, high = quantiles(lanes, (0.16, 0.84))
+    by_lane = float(lower_median((high - low) / 2, axis=0))
+    return float(factor.std() / factor.mean()), by_lane
+
+
+def _correlation(forward: SingleArray, backward: SingleArray) -> float:
+    """Return Pearson's r with outliers drawn in."""
+    x, y = (
+        np.clip(values, *quantiles(values, (0.02, 0.98)))
+        for values in (sample(forward), sample(backward))
+    )
+    if x.std() == 0 or y.std() == 0:
+        return 0.0
+    return float(np.corrcoef(x, y)[0, 1])
+
+
+def _few_are_long(
+    forward: NDArray[np.bool_], backward: NDArray[np.bool_], *, several: bool
+) -> bool:
+    """Return whether some microbatches are far longer than most; arrays (passes, steps, dp).
+
+    With several stages they are so on most of them. With one, many DP ranks have them: else it is
+    a worker that has bursts.
+    """
+    both = forward & backward
+    count = int(both.sum())
+    if count < _FEWEST_LONG or count < _TOGETHER * int((forward | backward).sum()):
+        return False
+    if several:
+        return True
+    by_rank = both.sum(axis=(0, 1))
+    return bool(
+        len(by_rank) > 1
+        and count >= _FEWEST_ON_ONE_STAGE
+        and (by_rank > 0).sum() >= max(2, len(by_rank) / 2)
+        and by_rank.max() <= _ON_ONE_RANK * count
+    )
+
+
+def _follow(lengths: RecordedLengths | None, relative: SingleArray) -> bool:
+    """Return whether times follow the recorded lengths, and differ by them."""
+    if lengths is None:
+        return False
+    times = lengths.of(lower_median(relative, axis=0))
+    explained = lengths.explain(times)
+    if explained.std() < _LEAST_SCATTER * explained.mean() or times.std() == 0:
+        return False
+    return float(np.corrcoef(times, explained)[0, 1]) >= _FOLLOW
+
+
+def take_off(
+    passes: Mapping[str, Passes], relative: dict[str, SingleArray], difference: Difference
+) -> dict[str, Microbatches]:
+    """Return how long microbatches take, by type, and take it off relative times in place.
+
+    Within a step, and as the microbatches of a DP rank's step happen to be. With one stage the
+    backward has it, which no stall of the interpreter lengthens.
+    """
+    error = chance(difference.scatter, passes[BACKWARD_COMPUTE], lasting=False)
+    several = len(relative[BACKWARD_COMPUTE]) > 1
+    found = {}
+    for name in relative if several else (BACKWARD_COMPUTE,):
+        rise = difference.rise[name]
+        level = of_steps(relative[name])
+        own = level.astype(np.float32)[:, None]
+        within = _common(relative[name] / own, rise)
+        curves = np.empty((0, 3))
+        if several:
+            curves = np.array(
+                [
+                    _curve(times / usual, within, by, difference.scatter)
+                    for times, usual, by in zip(relative[name], own, rise.tolist(), strict=True)
+                ]
+            )
+        found[name] = Microbatches(within * by_chance(level, rise, error).astype("f4"), curves)
+    for name, times in relative.items():
+        known = found[name if several else BACKWARD_COMPUTE]
+        for stage, of_stage in enumerate(times):
+            of_stage /= known.of_stage(stage)  # noqa: PLW2901 - in place
+    return found if several else dict.fromkeys(relative, found[BACKWARD_COMPUTE])
+
+
+def _curve(times: SingleArray, factor: SingleArray, rise: float, scatter: float) -> FloatArray:
+    """Return how the times of a stage follow the factor of their microbatch; see `Microbatches`."""
+    best = np.array([1 - rise, rise, rise])
+    y, x = sample(times).astype(np.float64), sample(factor).astype(np.float64)
+    under = np.minimum(x, 1)
+    known = np.stack([np.ones_like(x), under, x - under], axis=-1)
+    apart = y - known @ best
+    # Bursts and stalls do not bend it.
+    near = np.abs(apart) <= max(_OUTLYING * spread(apart), scatter)
+    found: FloatArray = np.linalg.lstsq(known[near], y[near], rcond=None)[0]
+    return found if (found[1:] >= 0).all() else best
+
+
+def chance(scatter: float, passes: Passes, *, lasting: bool) -> float:
+    """Return by how much the median of a worker's microbatches may be off by chance.
+
+    That of its session against that of its peers, or that of its steps.
+    """
+    _, count, steps, _ = passes.times_ns.shape
+    # Chunks compute the same microbatches.
+    microbatches = count / (int(passes.chunk.max()) + 1)
+    error = 1.25 * scatter / np.sqrt(microbatches * (steps if lasting else 1))
+    return float(max(_CHANCES * np.sqrt(2) * error, _LEAST_SCATTER))
+
+
+def by_chance(times: FloatArray, rise: FloatArray, error: float) -> FloatArray:
+    """Return how much longer the microbatches of each DP rank happen to be, shape (…, dp).
+
+    That is the same on all stages (the first axis), and within what their number allows. What is
+    beyond that on some stages is a slow worker's, or that of peers beside one; where all stages
+    say the same the DP rank has longer microbatches.
+    """
+    telling = rise >= _TELLING * rise.max()
+    by = rise[telling].reshape(-1, *[1] * (times.ndim - 1))
+    aligned = np.maximum(1 + (times[telling] - 1) / by, _LEAST)
+    likely = np.maximum(aligned, 1 / aligned) <= 1 + error
+    count = likely.sum(axis=0)
+    in_order = np.sort(np.where(likely, aligned, np.inf), axis=0)
+    middle = np.take_along_axis(in_order, (np.maximum(count, 1) - 1)[None] // 2, axis=0)[0]
+    if len(aligned) == 1:
+        return np.where(count > 0, middle, 1.0)
+    low, high = aligned.min(axis=0), aligned.max(axis=0)
+    alike = np.where(high <= (1 + _ALIKE) * low, low, 1.0)
+    return np.where(count > 0, middle, alike)

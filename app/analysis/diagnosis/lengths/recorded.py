@@ -1,0 +1,102 @@
+"""Lengths of sequences as the metadata hold them, beside the computations of their microbatches."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from app.analysis.diagnosis.observation import Observation
+from app.analysis.replay.layout.dense import FloatArray, IntArray
+from app.analysis.trace.model import ABSENT, BACKWARD_COMPUTE
+
+# Fewer microbatches tell nothing; so many tell whether times follow lengths.
+FEWEST: Final = 8
+ENOUGH: Final = 4_000
+# Metadata are their sender's: a length beyond this is none.
+_LONGEST: Final = 1e12
+_KEY: Final = "sequence_lengths"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RecordedLengths:
+    """What is known of some microbatches.
+
+    Parameters
+    ----------
+    passes, steps, dp : int64 arrays, shape (microbatches,)
+        Which they are, as indices into the times of backwards.
+    tokens, squares : float64 arrays, shape (microbatches,)
+        Σs and Σs² of their sequences.
+    """
+
+    passes: IntArray
+    steps: IntArray
+    dp: IntArray
+    tokens: FloatArray
+    squares: FloatArray
+
+    def of(self, values: np.ndarray[tuple[int, ...], np.dtype[np.float32]]) -> FloatArray:
+        """Return what values of shape (passes, steps, dp) are for these microbatches."""
+        return np.asarray(values[self.passes, self.steps, self.dp], dtype=np.float64)
+
+    def explain(self, times: FloatArray) -> FloatArray:
+        """Return the times that a cost linear in Σs and Σs² fits best to some."""
+        scale = (max(self.tokens.max(), 1.0), max(self.squares.max(), 1.0))
+        known = np.stack(
+            [np.ones(len(times)), self.tokens / scale[0], self.squares / scale[1]], axis=1
+        )
+        return np.asarray(known @ np.linalg.lstsq(known, times, rcond=None)[0])
+
+
+def recorded_lengths(observation: Observation, most: int | None = None) -> RecordedLengths | None:
+    """Return the recorded lengths; None where there are too few.
+
+    Parameters
+    ----------
+    observation : Observation
+        With comparable stages.
+    most : int, optional
+        About so many microbatches are enough; those of some steps and DP ranks are taken.
+    """
+    recorded = observation.trace.meta.extra.get(_KEY)
+    if not isinstance(recorded, dict):
+        return None
+    layout = observation.layout
+    numbers = layout.nodes.mb[observation.passes[BACKWARD_COMPUTE].nodes[0]].tolist()
+    lanes = [(step, dp) for step in range(len(layout.steps)) for dp in range(layout.dp)]
+    # An odd stride does not always meet the same DP ranks.
+    every = 1 if most is None else len(lanes) * len(numbers) // most | 1
+    found: list[tuple[int, int, int, float, float]] = []
+    for step, dp in lanes[::every]:
+        ranks = recorded.get(str(int(layout.steps[step])))
+        lengths = ranks[dp] if isinstance(ranks, list) and dp < len(ranks) else None
+        for position, number in enumerate(numbers):
+            sums = _sums(lengths, number)
+            if sums is not None:
+                found.append((position, step, dp, *sums))
+    if len(found) < FEWEST:
+        return None
+    places = np.array([item[:3] for item in found], dtype=np.int64).T
+    sums_of = np.array([item[3:] for item in found]).T
+    return RecordedLengths(*places, *sums_of)
+
+
+def _sums(lengths: object, microbatch: int) -> tuple[float, float] | None:
+    """Return Σs and Σs² of a microbatch, given what was recorded of its DP rank; None if nothing.
+
+    What is no list of lengths counts as nothing.
+    """
+    if not isinstance(lengths, list) or not ABSENT < microbatch < len(lengths):
+        return None
+    sequences = lengths[microbatch]
+    if not isinstance(sequences, list) or not all(_is_length(s) for s in sequences):
+        return None
+    return float(sum(sequences)), float(sum(s * s for s in sequences))
+
+
+def _is_length(value: object) -> bool:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    return 0 <= value <= _LONGEST
