@@ -122,7 +122,15 @@ def test_the_product_reads_all_that_is_recorded() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["worker constant", "last stage heavy", "lengths uniform", "link", "tensor rank"]
+    "name",
+    [
+        "worker constant",
+        "last stage heavy",
+        "lengths uniform",
+        "link",
+        "tensor rank",
+        "checkpoints",
+    ],
 )
 def test_plain_faults_are_told_from_one_another(name: str) -> None:
     verdict = judge(2026, name)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
 from typing import Final
 
 import numpy as np
@@ -14,7 +15,7 @@ from app.analysis.diagnosis.causes.registry import EVERY, KINDS
 from app.analysis.diagnosis.confidence import confidence
 from app.analysis.diagnosis.counterfactual import NS, Counterfactuals
 from app.analysis.diagnosis.finding import UNKNOWN, Cause, Evidence, Finding
-from app.analysis.diagnosis.observation import Observation
+from app.analysis.diagnosis.observation import Explained, Observation, summed
 from app.analysis.diagnosis.signs import Signs
 from app.analysis.replay.layout.dense import FloatArray
 from app.analysis.replay.metrics import Metrics
@@ -117,9 +118,11 @@ def diagnose(trace: Trace, replayed: Replayed, metrics: Metrics) -> Diagnosis:
             (), judged, unjudged, metrics.lost_s, metrics.slowdown, metrics.discrepancy
         )
     found = _find(signs)
-    late: dict[int, FloatArray] = {}
-    for sign in found:
-        late |= sign.finding.late_ns
+    late = {
+        # two causes may claim the same time
+        node: np.minimum(late_ns, signs.observation.delay_ns(node))
+        for node, late_ns in summed(sign.finding.late_ns for sign in found).items()
+    }
     replays = Counterfactuals(replayed.main, [sign.finding.change for sign in found], late)
     main = np.isin(replayed.steps, replayed.layout.steps)
     recorded_s = float(metrics.recorded_s[main].mean())
@@ -141,16 +144,29 @@ def _cannot_judge(signs: Signs) -> dict[str, str]:
 
 
 def _find(signs: Signs) -> list[_Found]:
-    """Return what left its sign."""
-    within = [kind for kind in KINDS.values() if kind.within_worker]
-    found = _look_for(within, signs)
-    explained: dict[int, FloatArray] = {}
-    for sign in found:
-        for node, less_ns in sign.finding.change.less_ns.items():
-            # Groups of one stage share nodes, in columns of their own.
-            explained[node] = explained[node] + less_ns if node in explained else less_ns
-    others = [kind for kind in KINDS.values() if not kind.within_worker]
-    return found + _look_for(others, signs.less(explained))
+    """Return what left its sign; what is more special is looked for first."""
+    found: list[_Found] = []
+    for _, kinds in groupby(sorted(KINDS.values(), key=_turn), key=_turn):
+        new = _look_for(kinds, signs)
+        if new:
+            found += new
+            signs = signs.less(_explained(found))
+    return found
+
+
+def _turn(kind: CauseKind) -> int:
+    """Return when a kind of cause is looked for."""
+    return 0 if kind.within_worker else 1 if kind.goes_first else 2
+
+
+def _explained(found: Sequence[_Found]) -> Explained:
+    """Return the time that findings explain."""
+    findings = [sign.finding for sign in found]
+    return Explained(
+        # Groups of one stage share nodes, in columns of their own.
+        summed(finding.change.less_ns for finding in findings),
+        summed(finding.late_ns for finding in findings),
+    )
 
 
 def _look_for(kinds: Iterable[CauseKind], signs: Signs) -> list[_Found]:

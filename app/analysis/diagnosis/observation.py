@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Final, TypeVar
@@ -54,6 +54,31 @@ class Passes:
         return self.times_ns / own[:, self.chunk][:, :, None, :]
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Explained:
+    """Time that has its cause already, by node, shape (steps, dp), ns.
+
+    Parameters
+    ----------
+    computing_ns : mapping
+        Of computations.
+    late_ns : mapping
+        Of late launches.
+    """
+
+    computing_ns: Mapping[int, FloatArray] = field(default_factory=dict)
+    late_ns: Mapping[int, FloatArray] = field(default_factory=dict)
+
+
+def summed(parts: Iterable[Mapping[int, FloatArray]]) -> dict[int, FloatArray]:
+    """Return times by node, those of one node added."""
+    total: dict[int, FloatArray] = {}
+    for part in parts:
+        for node, time_ns in part.items():
+            total[node] = total[node] + time_ns if node in total else time_ns
+    return total
+
+
 @dataclass(frozen=True, eq=False)
 class Observation:
     """A session's main group of steps, as the finders of causes see it.
@@ -62,13 +87,13 @@ class Observation:
     ----------
     trace : Trace
     group : ShapeGroup
-    less_ns : mapping
-        Time of computations that is explained already, by node, shape (steps, dp).
+    explained : Explained
+        What causes explain that were found before.
     """
 
     trace: Trace
     group: ShapeGroup
-    less_ns: Mapping[int, FloatArray] = field(default_factory=dict)
+    explained: Explained = field(default_factory=Explained)
 
     @property
     def layout(self) -> Layout:
@@ -100,7 +125,10 @@ class Observation:
         return frozenset(self.layout.op_names[code] for code in np.unique(self.layout.nodes.op))
 
     def delay_ns(self, node: int) -> FloatArray:
-        """Return how late a node is launched after all that it depends on, shape (steps, dp)."""
+        """Return how late a node is launched after all that it depends on, shape (steps, dp).
+
+        What is explained already does not count.
+        """
         start, duration = self.layout.start_ns, self.layout.duration_ns
         graph = self.group.graph
         delay = start[node].copy()
@@ -112,6 +140,8 @@ class Observation:
             delay -= np.max(ends, axis=0)
         elif graph.chained:
             delay -= stage_begins(self.layout, int(self.layout.nodes.pp[node]))
+        if node in self.explained.late_ns:
+            delay -= self.explained.late_ns[node]
         late: FloatArray = np.maximum(delay, 0.0)
         return late
 
@@ -179,9 +209,10 @@ class Observation:
         times = np.empty((*table.shape, *self.recorded_ns.shape[1:]), dtype=np.float32)
         for of_stage, stage_nodes in zip(times, table, strict=True):
             of_stage[:] = self.recorded_ns[stage_nodes]
-        explained = np.isin(table, list(self.less_ns)) if self.less_ns else np.zeros((0, 0))
-        for stage, place in np.argwhere(explained).tolist():
-            times[stage, place] -= self.less_ns[int(table[stage, place])]
+        less_ns = self.explained.computing_ns
+        found = np.isin(table, list(less_ns)) if less_ns else np.zeros((0, 0))
+        for stage, place in np.argwhere(found).tolist():
+            times[stage, place] -= less_ns[int(table[stage, place])]
         # Recorders with coarse clocks write zeros.
         np.maximum(times, 1.0, out=times)
         own = np.stack(

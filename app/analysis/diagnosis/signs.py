@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from app.analysis.diagnosis.lengths.recorded import ENOUGH, recorded_lengths
-from app.analysis.diagnosis.observation import Observation
+from app.analysis.diagnosis.observation import Explained, Observation
 from app.analysis.diagnosis.stages import StageOrWorker, tell_apart
 from app.analysis.diagnosis.tensor_waits import (
     Waiting,
@@ -67,8 +67,6 @@ class Signs:
             return slowness_by_stage(self.observation)
         return None
 
-    def less(self, explained_ns: Mapping[int, FloatArray]) -> Signs:
-        """Return the signs that are left when some time of computations, by node, is explained."""
-        if not explained_ns:
-            return self
-        return replace(self, observation=replace(self.observation, less_ns=explained_ns))
+    def less(self, explained: Explained) -> Signs:
+        """Return the signs that are left when some of the time is explained."""
+        return replace(self, observation=replace(self.observation, explained=explained))

@@ -62,6 +62,8 @@ class StepWork:
     lengths : int64 array or None
         Sequence lengths of each microbatch, shape (microbatches, steps, dp, sequences), 0 where
         there are no more; None where they do not vary.
+    numbers : int64 array, shape (steps,), or None
+        Of the steps; None where they count from 0.
     """
 
     program: JobProgram
@@ -70,6 +72,7 @@ class StepWork:
     late_ns: NDArray[np.float64]
     late_rank: NDArray[np.int16]
     lengths: NDArray[np.int64] | None = None
+    numbers: NDArray[np.int64] | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)

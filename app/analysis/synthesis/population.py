@@ -21,6 +21,7 @@ from app.analysis.synthesis.injections.computations import (
     TensorParallelStraggler,
 )
 from app.analysis.synthesis.injections.transfers import (
+    Checkpoint,
     FalseKernelDependency,
     SlowDataLoading,
     SlowLink,
@@ -181,6 +182,12 @@ def _loading(job: JobModel, strength: float, rng: np.random.Generator) -> Sick:
     return job, (SlowDataLoading(2 * strength * job.costs.forward_ns),)
 
 
+def _saving(job: JobModel, strength: float, rng: np.random.Generator) -> Sick:
+    every = int(rng.integers(3, 9))
+    stall = every * strength * job.costs.forward_ns
+    return job, (Checkpoint(every, stall, offset=int(rng.integers(every))),)
+
+
 def _kernels(job: JobModel, strength: float, rng: np.random.Generator) -> Sick:
     costs = replace(job.costs, grads_ns=2.5 * strength * job.costs.forward_ns)
     return replace(job, costs=costs), (FalseKernelDependency(int(rng.integers(1, 3))),)
@@ -217,6 +224,7 @@ _CAUSES: Final[Mapping[str, tuple[Needs, Strengthen]]] = {
     "false_kernel_dependency": (Needs(pp=4, interleaved=True), _kernels),
     "network": (Needs(dp=2, pp=2), _network),
     "data_loading": (Needs(), _loading),
+    "checkpoint": (Needs(), _saving),
     "tensor_parallel_straggler": (Needs(dp=2, tensor_ranks=True), _tensor_rank),
 }
 CAUSES: Final = tuple(_CAUSES)

@@ -14,7 +14,7 @@ import numpy as np
 from app.analysis.synthesis.costs import COMPUTATION, healthy_work
 from app.analysis.synthesis.execution import StepWork, execute
 from app.analysis.synthesis.program import build_program
-from app.analysis.synthesis.synthesize import inject
+from app.analysis.synthesis.synthesize import inject, step_numbers
 from app.analysis.trace.model import GC
 
 if TYPE_CHECKING:
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 def published_slowdown(job: JobModel, injections: Sequence[Injection], *, seed: int) -> float:
     """Return T over T_ideal (paper, section 3.3), both without launch delays and contention."""
     work = healthy_work(job, build_program(job), seed)
+    work.numbers = step_numbers(job, seed)
     inject(work, job, injections, seed)
     recorded = execute(replace(work, delay_ns=np.zeros_like(work.delay_ns)))
     # All ideal steps and DP ranks are the same: one is enough.

@@ -19,6 +19,7 @@ from app.analysis.synthesis.injections.computations import (
     TensorParallelStraggler,
 )
 from app.analysis.synthesis.injections.transfers import (
+    Checkpoint,
     FalseKernelDependency,
     SlowDataLoading,
     SlowLink,
@@ -175,6 +176,18 @@ _SCENARIOS: Final = (
             name="multimodal-7b",
         ),
         draw=lambda _job, _rng: (SlowDataLoading(330 * _MS),),
+    ),
+    Scenario(
+        name="checkpoints",
+        summary="Every third step all stages first write the weights out, for three seconds.",
+        job=JobModel(
+            sizes=Sizes(dp=8, pp=4, tp=8),
+            microbatches=12,
+            steps=20,
+            costs=CostModel(forward_ns=52 * _MS, backward_ns=109 * _MS),
+            name="dense-65b",
+        ),
+        draw=lambda _job, rng: (Checkpoint(3, 3000 * _MS, offset=int(rng.integers(3))),),
     ),
     Scenario(
         name="tensor-parallel",

@@ -160,8 +160,13 @@ def inject(work: StepWork, job: JobModel, injections: Sequence[Injection], seed:
 
 def true_slowdown(job: JobModel, injections: Sequence[Injection], *, seed: int) -> float:
     """Return the slowdown that `synthesize` would give the job, without recording it."""
-    healthy, phase = _run(job, injections, np.empty(0, np.int64), seed)
+    healthy, phase = _run(job, injections, step_numbers(job, seed), seed)
     return float(phase.execution.step_times_ns().sum() / healthy.step_times_ns().sum())
+
+
+def step_numbers(job: JobModel, seed: int) -> NDArray[np.int64]:
+    """Return the numbers that `synthesize` gives the training steps of full size."""
+    return _number_steps(job, seed).ids
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -191,6 +196,7 @@ def _run(
     """Execute steps without and with the injections."""
     program = build_program(job, evaluation=evaluation)
     work: StepWork = healthy_work(job, program, seed)
+    work.numbers = ids
     execution = healthy = execute(work, job.costs.contention)
     if injections:
         inject(work, job, injections, seed)

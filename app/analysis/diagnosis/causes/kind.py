@@ -71,6 +71,9 @@ class CauseKind(Kind):
     within_worker : bool
         Whether it lies between the tensor-parallel ranks of a worker. What it costs is taken off
         the worker's computations before workers and stages are compared.
+    goes_first : bool
+        Whether its sign is a special form of another cause's. It is looked for before those, and
+        the computing and the late launches that it explains are taken off.
     planned_around : bool
         Whether another division of the layers makes up for it.
     """
@@ -81,6 +84,7 @@ class CauseKind(Kind):
     find: Callable[[Signs], Finding | None]
     remedy: Callable[[Cause, Hosts], Remedy] | None = None
     within_worker: bool = False
+    goes_first: bool = False
     planned_around: bool = False
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
+from app.analysis.diagnosis.causes.checkpoint import CHECKPOINT
 from app.analysis.diagnosis.causes.context_parallel import CONTEXT_PARALLEL
 from app.analysis.diagnosis.causes.data_loading import DATA_LOADING
 from app.analysis.diagnosis.causes.garbage_collection import GARBAGE_COLLECTION
@@ -29,6 +30,7 @@ KINDS: Final[Mapping[str, CauseKind]] = {
         KERNEL_DEPENDENCY,
         NETWORK,
         DATA_LOADING,
+        CHECKPOINT,
         TENSOR_STRAGGLER,
     )
 }

@@ -62,6 +62,7 @@ def test_what_a_session_cannot_show_is_said_and_not_ruled_out() -> None:
     assert list(diagnosis.unjudged) == [
         "false_kernel_dependency",
         "data_loading",
+        "checkpoint",
         "context_parallel_straggler",
     ]
     assert diagnosis.ruled_out == (

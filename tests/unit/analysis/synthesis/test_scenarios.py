@@ -15,6 +15,7 @@ CAUSES = {
     "garbage-collection": ("garbage_collection",),
     "network": ("network",),
     "data-loading": ("data_loading",),
+    "checkpoints": ("checkpoint",),
     "tensor-parallel": ("tensor_parallel_straggler",),
     "memory-fragmentation": ("memory_fragmentation",),
     "kernel-dependency": ("false_kernel_dependency",),

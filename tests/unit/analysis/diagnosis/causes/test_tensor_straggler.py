@@ -6,6 +6,7 @@ import pytest
 
 from app.analysis.diagnosis.causes.slow_worker import SLOW_WORKER
 from app.analysis.diagnosis.causes.tensor_straggler import TENSOR_STRAGGLER
+from app.analysis.diagnosis.observation import Explained
 from app.analysis.synthesis.injections.base import Injection
 from app.analysis.synthesis.injections.computations import (
     MemoryFragmentation,
@@ -81,4 +82,4 @@ def test_an_explained_time_is_not_judged_again() -> None:
     finding = found(TENSOR_STRAGGLER, signs)
 
     assert SLOW_WORKER.find(signs) is not None
-    assert SLOW_WORKER.find(signs.less(finding.change.less_ns)) is None
+    assert SLOW_WORKER.find(signs.less(Explained(finding.change.less_ns))) is None

@@ -1,0 +1,149 @@
+"""Steps that begin late on every stage, every so many steps: the job writes itself out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import gcd
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from app.analysis.diagnosis.causes.data_loading import DATA_LOADING, first_delays
+from app.analysis.diagnosis.causes.kind import CauseKind, Remedy
+from app.analysis.diagnosis.figures import LateLaunches
+from app.analysis.diagnosis.finding import Cause, Change, Doubt, Evidence, Finding
+from app.analysis.diagnosis.observation import Observation
+from app.analysis.diagnosis.places import Hosts, JobFacts, StepView, Where
+from app.analysis.diagnosis.signs import Signs
+from app.analysis.replay.layout.dense import FloatArray, IntArray
+
+# A step stands still when it begins late by this share of a step…
+_LEAST_SHARE: Final = 0.05
+# …and of the longest standstill: a job writes about as much each time. Other steps do not, by far.
+_ALIKE: Final = 0.5
+_OTHERS: Final = 0.25
+# Once is no period, and what comes every time has none.
+_FEWEST: Final = 2
+# Any two steps are so many apart, of three few are. With nothing but the first operations of one
+# stage to be seen, two may as well be what wait for data now and then, and are no surer than this.
+_SURE_FROM: Final = 3
+_IN_DOUBT: Final = 0.8
+_NAMED: Final = 6
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Standstill:
+    """Steps in which nothing is launched at first, on any stage.
+
+    Parameters
+    ----------
+    late_ns : float64 array, shape (steps,)
+        How late each step begins: of its stages the earliest, of their DP ranks the middle one.
+    struck : bool array, shape (steps,)
+    apart : int
+        What the numbers of the steps struck are apart, or several times that.
+    stages : int
+        Whose first operations are recorded.
+    """
+
+    late_ns: FloatArray
+    struck: NDArray[np.bool_]
+    apart: int
+    stages: int
+
+
+def _standstill(observation: Observation, first: dict[int, FloatArray]) -> _Standstill | None:
+    """Return the steps that stand still, where they are every so many; None where they are not."""
+    stages = observation.layout.nodes.pp
+    by_stage: dict[int, FloatArray] = {}
+    for node, delay in first.items():
+        stage, middle = int(stages[node]), np.median(delay, axis=1)
+        by_stage[stage] = np.maximum(by_stage.get(stage, 0.0), middle)
+    late_ns = np.min(list(by_stage.values()), axis=0)
+    struck = late_ns >= _ALIKE * late_ns.max()
+    if min(struck.sum(), (~struck).sum()) < _FEWEST:
+        return None
+    if late_ns[~struck].max() > _OTHERS * late_ns[struck].min():
+        return None
+    apart = gcd(*np.diff(observation.layout.steps[struck]).tolist())
+    if apart < 2 or not _is_period(observation.layout.steps, struck, apart):  # noqa: PLR2004 - not every step
+        return None
+    return _Standstill(late_ns, struck, apart, len(by_stage))
+
+
+def _is_period(steps: IntArray, struck: NDArray[np.bool_], apart: int) -> bool:
+    """Return whether every recorded step that is so many apart is struck as well."""
+    return bool((struck == (steps % apart == steps[struck][0] % apart)).all())
+
+
+def _find(signs: Signs) -> Finding | None:
+    """Return the standstills; without them those steps begin as late as the others."""
+    observation = signs.observation
+    first = first_delays(observation)
+    found = _standstill(observation, first)
+    if found is None or found.late_ns.max() < _LEAST_SHARE * signs.step_ns:
+        return None
+    struck = found.struck[:, None]
+    late_ns = {}
+    for node, delay in first.items():
+        usual = np.median(delay[~found.struck])
+        late_ns[node] = np.where(struck, np.maximum(delay - usual, 0.0), 0.0)
+    doubt = None
+    if found.stages == 1 and found.struck.sum() < _SURE_FROM:
+        doubt = Doubt(most=_IN_DOUBT, cause=DATA_LOADING.name, evidence=(), where=Where())
+    return Finding(
+        change=Change(on_time={node: late > 0 for node, late in late_ns.items()}),
+        evidence=tuple(_evidence(observation, found)),
+        figure=LateLaunches(by_step_s=tuple((found.late_ns / 1e9).tolist())),
+        late_ns=late_ns,
+        doubt=doubt,
+    )
+
+
+def _evidence(observation: Observation, found: _Standstill) -> list[Evidence]:
+    steps = observation.layout.steps[found.struck].tolist()
+    listed = ", ".join(map(str, steps[:_NAMED])) + ("…" if len(steps) > _NAMED else "")
+    worst = int(np.argmax(found.late_ns))
+    who = f"All {found.stages} stages launch" if found.stages > 1 else "DP ranks launch"
+    return [
+        Evidence(
+            f"{who} nothing for {found.late_ns[found.struck].mean() / 1e6:.0f} ms at the start of "
+            f"steps {listed}: {found.apart} steps apart, or several times that",
+            StepView(step=int(observation.layout.steps[worst])),
+        ),
+        Evidence(
+            f"The {int((~found.struck).sum())} other steps begin within "
+            f"{found.late_ns[~found.struck].max() / 1e6:.0f} ms"
+        ),
+    ]
+
+
+def _because(cause: Cause, job: JobFacts) -> str:
+    del cause, job
+    return "all stages stand still at the start of some steps, evenly apart, as with checkpoints"
+
+
+def _remedy(cause: Cause, hosts: Hosts) -> Remedy:
+    del cause, hosts
+    return Remedy(
+        "save_in_background",
+        "Save checkpoints in the background",
+        "Replayed with the first operations of those steps launched as soon as in the others: "
+        "weights are copied to the host's memory and written out while the job goes on. Saved half "
+        "as often, half of it comes back.",
+    )
+
+
+CHECKPOINT: Final = CauseKind(
+    name="checkpoint",
+    title="Checkpoint",
+    word="saving",
+    sign="Every so many steps, and in no other, the first operations of all stages are launched "
+    "late, about equally.",
+    cannot_judge=DATA_LOADING.cannot_judge,
+    because=_because,
+    find=_find,
+    remedy=_remedy,
+    goes_first=True,
+)
