@@ -61,11 +61,15 @@ class WorkerFact:
 
 @dataclass(frozen=True, slots=True)
 class FixFact:
-    """The best recommendation; `gain` is the share of the step time that it is to save."""
+    """The best recommendation; `gain` is the share of the step time that it is to save.
+
+    With `at_most` it is the most that such a change can.
+    """
 
     title: str
     gain: float
     step_time_s: float | None
+    at_most: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,4 +258,4 @@ def _fix(report: Report) -> FixFact | None:
     best = max(report.recommendations, key=lambda fix: fix.predicted_gain, default=None)
     if best is None:
         return None
-    return FixFact(best.title, best.predicted_gain, best.predicted_step_time)
+    return FixFact(best.title, best.predicted_gain, best.predicted_step_time, best.at_most)

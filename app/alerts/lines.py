@@ -80,7 +80,7 @@ def _measured(alert: Alert, facts: Facts) -> list[tuple[str, str]]:
         named = [facts.worst[0], *(w for w in facts.worst[1:] if w.slowdown >= WORTH_NAMING)]
         fields.append(("Worst workers", "; ".join(_worker(worker) for worker in named)))
     if facts.fix is not None:
-        gain = percent(facts.fix.gain)
+        gain = ("up to " if facts.fix.at_most else "") + percent(facts.fix.gain)
         fields.append(("Best fix", f"{facts.fix.title} (predicted gain {gain})"))
     fields.append(("Session", f"{facts.number}, received {moment(facts.received_at)}"))
     return fields

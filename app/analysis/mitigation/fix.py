@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from app.analysis.mitigation.layers.division import Division
+
 
 @dataclass(frozen=True, slots=True)
 class Fix:
@@ -17,6 +19,13 @@ class Fix:
         Today's step time less what the replay with the change saves.
     gain : float
         The share of today's step time that it saves.
+    cause : str or None
+        The named cause that it removes.
+    at_most : bool
+        Whether the gain is the most that such a change can bring, and not what a change that is
+        known will.
+    division : Division or None
+        How the layers are to be divided.
     """
 
     action: str
@@ -24,3 +33,6 @@ class Fix:
     detail: str
     step_time_s: float
     gain: float
+    cause: str | None = None
+    at_most: bool = False
+    division: Division | None = None

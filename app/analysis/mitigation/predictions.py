@@ -2,23 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
 
 from app.analysis.diagnosis.causes.slow_worker import SLOW_WORKER
+from app.analysis.diagnosis.causes.stage_imbalance import STAGE_IMBALANCE
 from app.analysis.diagnosis.diagnose import Diagnosis
 from app.analysis.diagnosis.finding import UNKNOWN, Cause
 from app.analysis.diagnosis.headline import Headline
+from app.analysis.diagnosis.observation import Observation
 from app.analysis.diagnosis.places import Hosts, Worker
 from app.analysis.mitigation.fix import Fix
+from app.analysis.mitigation.layers.division import (
+    Candidate,
+    Division,
+    as_text,
+    divisions,
+    even_level,
+)
 from app.analysis.mitigation.remedies import remedies
 from app.analysis.replay.engine.replay import ON_TIME, RECORDED
 from app.analysis.replay.engine.variants import Replacement
 from app.analysis.replay.layout.dense import FloatArray, IntArray
-from app.analysis.replay.layout.graph import COMPUTE
 from app.analysis.replay.metrics import Metrics
 from app.analysis.replay.session import Replayed, ShapeGroup, launch_delays
 from app.analysis.trace.model import (
@@ -26,22 +34,34 @@ from app.analysis.trace.model import (
     BACKWARD_SEND,
     FORWARD_COMPUTE,
     FORWARD_SEND,
+    Trace,
 )
 from app.analysis.wording import named
 
 NS: Final = 1e-9
+EVEN_STAGES: Final = "even_stages"
+# An embedding or a head is named that takes this share of a layer.
+_WORTH_SAYING: Final = 0.1
 # A fix that brings less is not worth a restart.
 MIN_GAIN: Final = 0.01
 # What a host launches as soon as it can.
 LAUNCHED: Final = (FORWARD_COMPUTE, BACKWARD_COMPUTE, FORWARD_SEND, BACKWARD_SEND)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Replayable:
+    """A change that is replayed: the fix in words, and what operations take with it."""
+
+    fix: Fix
+    change: Callable[[ShapeGroup], Replacement]
+
+
 def predict_fixes(  # noqa: PLR0913 - what is known of the session and of its causes
+    trace: Trace,
     replayed: Replayed,
     metrics: Metrics,
     diagnosis: Diagnosis,
     causes: Sequence[Cause],
-    hosts: Mapping[int, str],
     *,
     headline: Headline,
     trusted: bool,
@@ -51,13 +71,12 @@ def predict_fixes(  # noqa: PLR0913 - what is known of the session and of its ca
 
     Parameters
     ----------
+    trace : Trace
     replayed : Replayed
     metrics : Metrics
     diagnosis : Diagnosis
     causes : sequence of Cause
         Those that are named; what removes them is among the fixes.
-    hosts : mapping of int to str
-        Hosts of ranks.
     headline : Headline
         How slow the job is; no fix makes it faster than what that is counted against.
     trusted : bool
@@ -66,10 +85,10 @@ def predict_fixes(  # noqa: PLR0913 - what is known of the session and of its ca
         Replayed elsewhere.
     """
     now_s = metrics.simulated_step_s * diagnosis.late
-    places = Hosts(hosts, replayed.layout.ranks.tolist())
+    places = Hosts(trace.meta.hosts, replayed.layout.ranks.tolist())
     fixes = [*remedies(causes, places, now_s), *others]
     if trusted:
-        fixes += _by_replay(replayed, _to_replace(metrics, causes), now_s)
+        fixes += _by_replay(replayed, _changes(trace, replayed, metrics, causes), now_s)
         if replayed.layout.dp == 1:
             fixes += _without_peers(causes, now_s)
     most = headline.waste
@@ -89,6 +108,7 @@ def _without_peers(causes: Sequence[Cause], now_s: float) -> list[Fix]:
             "Replayed with the time a layer that the other stages take.",
             step_time_s=now_s * (1 - cause.saves),
             gain=cause.saves,
+            cause=cause.cause,
         )
         for cause in causes
         if cause.cause == SLOW_WORKER.name and cause.saves is not None
@@ -117,38 +137,108 @@ def _to_replace(metrics: Metrics, causes: Sequence[Cause]) -> tuple[Worker, ...]
     return () if known else metrics.blamed
 
 
-def _by_replay(replayed: Replayed, workers: Sequence[Worker], now_s: float) -> list[Fix]:
-    """Replay slow workers replaced together, and stages made even."""
-    even = (
-        "even_stages",
+def _changes(
+    trace: Trace, replayed: Replayed, metrics: Metrics, causes: Sequence[Cause]
+) -> list[_Replayable]:
+    """Return the changes that go beyond the session without a cause."""
+    changes = []
+    workers = _to_replace(metrics, causes)
+    if workers:
+        slow = any(cause.cause == SLOW_WORKER.name for cause in causes)
+        replaced = Fix(
+            "replace_worker",
+            f"Replace {named('worker', [f'({dp}, {pp})' for dp, pp in workers])}",
+            "Replayed with the medians of the other DP ranks of the same stage.",
+            0.0,
+            0.0,
+            cause=SLOW_WORKER.name if slow else None,
+        )
+        changes.append(_Replayable(replaced, lambda group: _at_peers_medians(group, workers)))
+    stage = next((cause for cause in causes if cause.cause == STAGE_IMBALANCE.name), None)
+    if stage is not None and replayed.layout.pp > 1:
+        # where it may as well be a slow worker, fewer layers may not be what its stage needs
+        doubted = any(cause.contribution is None for cause in causes)
+        found = [] if doubted else divisions(trace, replayed)
+        changes += [_divided(candidate) for candidate in found] or _evened(trace, replayed)
+    return changes
+
+
+def _divided(candidate: Candidate) -> _Replayable:
+    """Return a division of the layers as a change."""
+    division = candidate.division
+    fix = Fix(
+        EVEN_STAGES,
+        f"Divide the layers {division.text}",
+        _in_words(division),
+        0.0,
+        0.0,
+        cause=STAGE_IMBALANCE.name,
+        division=division,
+    )
+    return _Replayable(fix, candidate.replacement)
+
+
+def _in_words(division: Division) -> str:
+    """Return what a division rests on, and how it is made."""
+    layer = (
+        f"Now they are {as_text(division.today)}. A layer takes {division.layer_ms:.1f} ms of a "
+        "microbatch, forward and backward"
+    )
+    ends = [
+        f"the {name} as long as {time_ms / division.layer_ms:.1f} layers"
+        for name, time_ms in (("embedding", division.embedding_ms), ("head", division.head_ms))
+        if time_ms >= _WORTH_SAYING * division.layer_ms
+    ]
+    grown = max(
+        sum(after) - sum(before)
+        for before, after in zip(division.today, division.layers, strict=True)
+    )
+    best = "The best of all divisions" if division.proven else "The best division found"
+    memory = (
+        f"no stage holds more than the {max(division.max_layers)} layers it can"
+        if division.max_layers
+        else f"a stage holds up to {grown} more than now: check that memory allows it"
+    )
+    return (
+        f"{', '.join([layer, *ends])}. {best} for what stages lastingly take, replayed with this "
+        f"session's own durations; {memory}. Megatron-LM: {division.flag}"
+    )
+
+
+def _evened(trace: Trace, replayed: Replayed) -> list[_Replayable]:
+    """Return stages made even, which is the most that a division can bring."""
+    observation = Observation(trace, replayed.main)
+    if not observation.comparable:
+        return []
+    fix = Fix(
+        EVEN_STAGES,
         "Divide the layers evenly by time",
-        (
-            "Replayed with the computing of each microbatch shared evenly among the stages: the "
-            "most that a better division of layers can bring."
-        ),
-        _even_stages,
+        "Replayed with all stages at the mean of what they lastingly take: the most that a better "
+        'division of layers can bring. With "layers" in the metadata the best division itself is '
+        "found, and what it brings.",
+        0.0,
+        0.0,
+        cause=STAGE_IMBALANCE.name,
+        at_most=True,
     )
-    replaced = (
-        "replace_worker",
-        f"Replace {named('worker', [f'({dp}, {pp})' for dp, pp in workers])}",
-        "Replayed with the medians of the other DP ranks of the same stage.",
-        lambda group: _at_peers_medians(group, workers),
-    )
-    fixes = [replaced, even] if workers else [even]
+    return [_Replayable(fix, lambda group: even_level(group, replace(observation, group=group)))]
+
+
+def _by_replay(replayed: Replayed, changes: Sequence[_Replayable], now_s: float) -> list[Fix]:
+    """Replay changes, and keep the best one of each action."""
+    if not changes:
+        return []
     times = replayed.over_steps(
-        lambda group: _launched_step_times(group, *(change(group) for *_, change in fixes))
+        lambda group: _launched_step_times(group, *(item.change(group) for item in changes))
     )
     recorded_s, *after_s = times.mean(axis=0).tolist()
-    return [
-        Fix(
-            action,
-            title,
-            detail,
-            step_time_s=now_s - (recorded_s - time_s),
-            gain=(recorded_s - time_s) / now_s,
-        )
-        for (action, title, detail, _), time_s in zip(fixes, after_s, strict=True)
-    ]
+    best: dict[str, Fix] = {}
+    for item, time_s in zip(changes, after_s, strict=True):
+        saved_s = recorded_s - time_s
+        fix = replace(item.fix, step_time_s=now_s - saved_s, gain=saved_s / now_s)
+        if fix.action not in best or fix.gain > best[fix.action].gain:
+            best[fix.action] = fix
+    return list(best.values())
 
 
 def _launched_step_times(group: ShapeGroup, *replacements: Replacement) -> FloatArray:
@@ -202,33 +292,6 @@ def _at_peers_medians(group: ShapeGroup, workers: Sequence[tuple[int, int]]) -> 
         return np.concatenate(changed)
 
     return Replacement(_joined(on_stage.values()), times)
-
-
-def _even_stages(group: ShapeGroup) -> Replacement:
-    """Share the computing of each microbatch evenly among the stages; total work stays."""
-    layout, nodes = group.layout, group.layout.nodes
-    recorded = group.durations.recorded_ns
-    tables: list[IntArray] = []
-    for code in np.unique(nodes.op):
-        if layout.pp == 1 or layout.op_names[code] not in COMPUTE:
-            continue
-        stages = [
-            np.flatnonzero((nodes.op == code) & (nodes.pp == stage)) for stage in range(layout.pp)
-        ]
-        if len({len(stage) for stage in stages}) == 1:
-            tables.append(np.array(stages))
-
-    def times(steps: slice) -> FloatArray:
-        shared = [np.empty((0, *recorded[0, steps].shape))]
-        for table in tables:
-            total = recorded[table[0], steps]
-            for row in table[1:]:
-                total += recorded[row, steps]
-            total /= len(table)
-            shared += [total] * len(table)
-        return np.concatenate(shared)
-
-    return Replacement(_joined(table.ravel() for table in tables), times)
 
 
 def _joined(parts: Iterable[IntArray]) -> IntArray:

@@ -23,5 +23,7 @@ def remedies(causes: Sequence[Cause], hosts: Hosts, now_s: float) -> list[Fix]:
         remedy = kind.remedy(cause, hosts)
         gain = cause.saves - remedy.adds_s / now_s
         step_time_s = now_s * (1 - gain)
-        fixes.append(Fix(remedy.action, remedy.title, remedy.detail, step_time_s, gain))
+        fixes.append(
+            Fix(remedy.action, remedy.title, remedy.detail, step_time_s, gain, cause=cause.cause)
+        )
     return fixes

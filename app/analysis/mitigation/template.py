@@ -9,14 +9,18 @@ grow with the number of layers. Transfers between stages stay as they were recor
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
 
 from app.analysis.diagnosis.causes.registry import KINDS
+from app.analysis.diagnosis.causes.stage_imbalance import STAGE_IMBALANCE
 from app.analysis.diagnosis.finding import Cause
+from app.analysis.diagnosis.observation import Observation
+from app.analysis.mitigation.fix import Fix
+from app.analysis.mitigation.layers.costs import estimate_costs
 from app.analysis.planning.spec.measured import (
     SessionTimes,
     measure_session,
@@ -27,7 +31,7 @@ from app.analysis.replay.engine.variants import Replacement
 from app.analysis.replay.layout.dense import FloatArray
 from app.analysis.replay.session import Replayed, ShapeGroup
 from app.analysis.trace import model as ops
-from app.analysis.trace.layers import layers_per_stage
+from app.analysis.trace.layers import layers_per_chunk, layers_per_stage
 from app.analysis.trace.model import Trace
 from app.errors import InfeasiblePlanError
 
@@ -36,6 +40,9 @@ MIN_GAIN: Final = 0.02
 CAUSES: Final = frozenset(kind.name for kind in KINDS.values() if kind.planned_around)
 LAYERS_UNKNOWN: Final = "layers_unknown"
 NS: Final = 1e-9
+_MS_PER_NS: Final = 1e-6
+# An embedding or a head is said to be there that takes this share of a layer.
+_WORTH_SAYING: Final = 0.1
 
 _FORWARD: Final = (ops.FORWARD_COMPUTE,)
 _BACKWARD: Final = (ops.BACKWARD_COMPUTE, ops.WGRAD_COMPUTE)
@@ -135,7 +142,11 @@ class PlannedTemplate:
 
 
 def recommend_template(
-    trace: Trace, replayed: Replayed, causes: Iterable[Cause], simulated_s: float
+    trace: Trace,
+    replayed: Replayed,
+    causes: Sequence[Cause],
+    fixes: Sequence[Fix],
+    simulated_s: float,
 ) -> PlannedTemplate | WithheldTemplate | None:
     """Return a template for a session that has a slow worker or an uneven stage.
 
@@ -144,29 +155,68 @@ def recommend_template(
     trace : Trace
     replayed : Replayed
         The same session, prepared for replay.
-    causes : iterable of Cause
+    causes : sequence of Cause
         What the diagnosis names.
+    fixes : sequence of Fix
+        Of uneven stages the template is the division that is among them.
     simulated_s : float
         The mean step as it is.
 
     Returns
     -------
     PlannedTemplate, WithheldTemplate or None
-        None where no cause calls for a template.
+        None where no cause calls for a template: what comes by spells is not planned around.
     """
     pp = replayed.layout.pp
-    if pp == 1 or not any(cause.cause in CAUSES for cause in causes):
+    named = [cause for cause in causes if cause.cause in CAUSES]
+    lasting = [cause for cause in named if cause.where.spells is None]
+    if pp == 1 or not lasting:
         return None
-    layers = layers_per_stage(trace.meta.extra, pp)
-    if layers is None:
+    if layers_per_chunk(trace.meta.extra, pp, trace.meta.sizes.vpp) is None:
         return WithheldTemplate(
             LAYERS_UNKNOWN, 'The metadata do not say, as "layers", how many layers each stage has.'
         )
+    if all(cause.cause == STAGE_IMBALANCE.name for cause in named):
+        divided = next((fix for fix in fixes if fix.division is not None), None)
+        return None if divided is None else _of_division(trace, replayed, divided)
+    layers = layers_per_stage(trace.meta.extra, pp)
     try:
         times = measure_session(trace)
-        return _planned(replayed, times, layers, simulated_s)
     except InfeasiblePlanError as error:
         return WithheldTemplate(error.stable_code, error.message)
+    return None if layers is None else _planned(replayed, times, layers, simulated_s)
+
+
+def _of_division(trace: Trace, replayed: Replayed, fix: Fix) -> PlannedTemplate | None:
+    """Return a division of the layers as a template: nobody moves."""
+    division = fix.division
+    today = layers_per_chunk(trace.meta.extra, replayed.layout.pp, trace.meta.sizes.vpp)
+    costs = None if today is None else estimate_costs(Observation(trace, replayed.main), today)
+    if division is None or costs is None:
+        return None
+    stage = np.array([stage for stage, _ in costs.places])
+    counts = np.array([division.layers[stage][chunk] for stage, chunk in costs.places])
+
+    def by_stage(times: FloatArray) -> tuple[float, ...]:
+        return tuple(np.bincount(stage, weights=times.sum(axis=0) * _MS_PER_NS).tolist())
+
+    passes = np.bincount(replayed.layout.nodes.op, minlength=len(replayed.layout.op_names))
+    (forwards,) = passes[replayed.layout.codes(ops.FORWARD_COMPUTE)].tolist()
+    return PlannedTemplate(
+        layers=StageLayers(
+            tuple(sum(chunks) for chunks in division.today),
+            tuple(sum(chunks) for chunks in division.layers),
+        ),
+        stage_ms=StageTimes(by_stage(costs.level_ns), by_stage(costs.times_ns(counts))),
+        worker_of_stage=tuple(range(replayed.layout.pp)),
+        speed_of_worker=(1.0,) * replayed.layout.pp,
+        embedding=division.embedding_ms >= _WORTH_SAYING * division.layer_ms,
+        head=division.head_ms >= _WORTH_SAYING * division.layer_ms,
+        microbatches=forwards // len(costs.places),
+        proven=division.proven,
+        predicted_step_time=fix.step_time_s,
+        predicted_gain=fix.gain,
+    )
 
 
 def _planned(

@@ -15,6 +15,7 @@ from app.analysis.diagnosis.finding import Cause
 from app.analysis.diagnosis.headline import headline
 from app.analysis.diagnosis.places import JobFacts, Worker
 from app.analysis.diagnosis.verdict import verdict
+from app.analysis.mitigation.fix import Fix
 from app.analysis.mitigation.predictions import predict_fixes
 from app.analysis.mitigation.template import recommend_template
 from app.analysis.mitigation.tensor.recorded import advise_session, fix_of
@@ -154,20 +155,24 @@ def _report(trace: Trace, replayed: Replayed, metrics: Metrics) -> Report:
     shown = headline(metrics, intervals.slowdown, diagnosis, causes)
     simulated_s = metrics.simulated_step_s
     tensor = advise_session(trace, replayed, causes, simulated_s * diagnosis.late)
-    shed = None if tensor is None else fix_of(tensor)
-    fixes = predict_fixes(
-        replayed,
-        metrics,
-        diagnosis,
-        causes,
-        trace.meta.hosts,
-        headline=shown,
-        trusted=trusted,
-        others=() if shed is None else (shed,),
-    )
     ranks = _by_cell(replayed.layout.ranks)
     by_worker = _by_worker(replayed, metrics, worst, intervals)
     job = JobFacts(trace.meta.hosts, ranks, by_optype)
+    said = verdict(job, metrics, causes, shown, DISCREPANCY_LIMIT, hidden=hidden is not None)
+    fixes: Sequence[Fix] = ()
+    # Nothing is advised about a job that nobody need act on.
+    if said.level != "ok":
+        shed = None if tensor is None else fix_of(tensor)
+        fixes = predict_fixes(
+            trace,
+            replayed,
+            metrics,
+            diagnosis,
+            causes,
+            headline=shown,
+            trusted=trusted,
+            others=() if shed is None else (shed,),
+        )
     return Report(
         trial_name=trace.meta.trial_name,
         sizes=Sizes(
@@ -223,19 +228,23 @@ def _report(trace: Trace, replayed: Replayed, metrics: Metrics) -> Report:
             slowdown=diagnosis.slowdown,
         ),
         recommendations=tuple(
-            Recommendation(fix.action, fix.title, fix.step_time_s, fix.gain, fix.detail)
+            Recommendation(
+                fix.action,
+                fix.title,
+                fix.step_time_s,
+                fix.gain,
+                fix.detail,
+                fix.cause,
+                fix.at_most,
+                fix.division,
+            )
             for fix in fixes
         ),
-        template=recommend_template(trace, replayed, causes, simulated_s) if trusted else None,
+        template=recommend_template(trace, replayed, causes, fixes, simulated_s)
+        if said.level == "slow"
+        else None,
         tensor=tensor,
-        verdict=verdict(
-            job,
-            metrics,
-            causes,
-            shown,
-            DISCREPANCY_LIMIT,
-            hidden=hidden is not None,
-        ),
+        verdict=said,
     )
 
 

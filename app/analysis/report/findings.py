@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from app.analysis.diagnosis.figures import FigureData
 from app.analysis.diagnosis.places import View, Where
+from app.analysis.json_text import OMITTED
+from app.analysis.mitigation.layers.division import Division
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +103,13 @@ class Recommendation:
         The share of today's step time that it saves.
     detail : str
         How that was replayed.
+    cause : str or None
+        The named cause that it removes; None where it is of none.
+    at_most : bool
+        Whether the gain is the most that such a change can bring: what is missing to say what it
+        will is in `detail`.
+    division : Division or None
+        How the layers are to be divided, where that is the change.
     """
 
     action: str
@@ -108,3 +117,6 @@ class Recommendation:
     predicted_step_time: float
     predicted_gain: float
     detail: str
+    cause: str | None = field(default=None, metadata=OMITTED)
+    at_most: bool = field(default=False, metadata=OMITTED)
+    division: Division | None = field(default=None, metadata=OMITTED)

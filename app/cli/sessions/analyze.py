@@ -108,9 +108,11 @@ def show(report: Report, console: Console) -> None:
     for fix in report.recommendations:
         console.print(
             f"{fix.title}: {fix.predicted_step_time:.2f} s a step, "
-            f"−{fix.predicted_gain * 100:.1f} %",
+            f"{'up to ' if fix.at_most else ''}−{fix.predicted_gain * 100:.1f} %",
             highlight=False,
         )
+        if fix.division is not None:
+            console.print(f"  Megatron-LM: {fix.division.flag}", highlight=False, soft_wrap=True)
 
 
 def _slowdowns(report: Report) -> Iterator[str]:

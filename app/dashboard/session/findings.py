@@ -137,9 +137,12 @@ def fix_finding(report: Report) -> str:
     if best is not None:
         title = best.title
         faster = 1 / (1 - best.predicted_gain)
-        return f"Best fix: {title[:1].lower()}{title[1:]}; {times(faster)} faster"
+        most = "up to " if best.at_most else ""
+        return f"Best fix: {title[:1].lower()}{title[1:]}; {most}{times(faster)} faster"
     if report.headline.waste < NEGLIGIBLE:
         return "Nothing to fix"
+    if report.verdict.level == "ok":
+        return "Nothing to act on"
     return "No single change is known to help"
 
 

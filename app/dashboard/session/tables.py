@@ -170,7 +170,7 @@ def fixes_table(report: Report) -> Fixes:
             fix.title,
             100 * fix.predicted_step_time / longest,
             seconds(fix.predicted_step_time),
-            percent(-fix.predicted_gain),
+            f"{'up to ' if fix.at_most else ''}{percent(-fix.predicted_gain)}",
             strong=fix is best,
         )
         for fix in fixes
@@ -183,9 +183,11 @@ def fixes_table(report: Report) -> Fixes:
         reference_share=100 * reference_s / longest,
         reference=f"{against}, {seconds(reference_s)}",
         detail=best.detail if best else "",
-        saves=f"{hours(per_hour)} GPU-hours each hour" if best else "",
+        saves=f"{'up to ' if best.at_most else ''}{hours(per_hour)} GPU-hours each hour"
+        if best
+        else "",
         empty=f"The job loses {rough_percent(shown.waste)} of its time to stragglers."
-        if negligible
+        if negligible or report.verdict.level == "ok"
         else "No replayed change (another machine for a worker, a lighter stage) shortens the "
         "step enough to be worth recommending.",
     )

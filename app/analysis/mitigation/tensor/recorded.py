@@ -199,4 +199,5 @@ def fix_of(advice: TensorAdvice) -> Fix | None:
         f"communication is taken to be free{risk}.",
         advice.predicted_step_time,
         advice.predicted_gain,
+        cause=TENSOR_STRAGGLER.name,
     )

@@ -114,5 +114,5 @@ def test_other_sessions_get_none(injections: tuple[Injection, ...]) -> None:
 def test_one_stage_has_nothing_to_divide() -> None:
     job = JobModel(Sizes(dp=4, pp=1), microbatches=4, steps=8, layers=(8,))
     trace = trace_of(SlowWorker((1, 0), 2.0), job=job)
-    assert recommend_template(trace, prepare_replay(trace), [], 1.0) is None
+    assert recommend_template(trace, prepare_replay(trace), [], [], 1.0) is None
     assert analyze(trace).report.template is None

@@ -1,0 +1,163 @@
+"""What the layers of a model take, and its embedding and its head: from lasting times of stages.
+
+A chunk of n layers gives n equal ones. What the first and the last chunk take beyond layers priced
+like the cheapest of them and like those between is the embedding and the head. Chunks between that
+take more or less a layer than the others hold layers of another kind, which keep what they take
+wherever they go.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from app.analysis.diagnosis.observation import Observation, lower_median
+from app.analysis.replay.layout.dense import FloatArray, IntArray
+from app.analysis.trace.model import BACKWARD_COMPUTE, FORWARD_COMPUTE, WGRAD_COMPUTE
+
+# Chunks whose layers take the same but for noise.
+_ALIKE: Final = 0.04
+# What is shorter is no time.
+_LEAST_NS: Final = 1.0
+# In which a chunk computes.
+PASSES: Final = (FORWARD_COMPUTE, BACKWARD_COMPUTE, WGRAD_COMPUTE)
+
+Place = tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LayerCosts:
+    """What the chunks of a model take in a pass, and what they would take with other layers.
+
+    Parameters
+    ----------
+    places : tuple of (stage, chunk)
+        In the order in which a forward goes through them.
+    layers : int64 array, shape (places,)
+        Layers of each today.
+    passes : tuple of str
+        Types of computations.
+    level_ns : float64 array, shape (passes, places)
+        What each chunk takes, lastingly.
+    layer_ns : float64 array, shape (passes, total layers)
+        What each layer takes, in the order of the model.
+    extra_ns : float64 array, shape (passes, places)
+        What a chunk takes besides its layers: the embedding of the first, the head of the last.
+    """
+
+    places: tuple[Place, ...]
+    layers: IntArray
+    passes: tuple[str, ...]
+    level_ns: FloatArray
+    layer_ns: FloatArray
+    extra_ns: FloatArray
+
+    def times_ns(self, layers: IntArray) -> FloatArray:
+        """Return what chunks of so many layers take, shape (passes, places).
+
+        What a chunk takes today beside what its layers cost anywhere stays its own.
+        """
+        own = self.level_ns / np.maximum(self._modelled(self.layers), _LEAST_NS)
+        return np.asarray(self._modelled(layers) * own)
+
+    def own(self) -> FloatArray:
+        """Return what chunks take today over what their layers cost anywhere."""
+        return np.asarray(self.level_ns / np.maximum(self._modelled(self.layers), _LEAST_NS))
+
+    def _modelled(self, layers: IntArray) -> FloatArray:
+        ends = np.cumsum(layers)
+        total = np.concatenate(
+            [np.zeros((len(self.layer_ns), 1)), np.cumsum(self.layer_ns, axis=1)], axis=1
+        )
+        return np.asarray(total[:, ends] - total[:, ends - layers] + self.extra_ns)
+
+    @property
+    def usual_layer_ns(self) -> float:
+        """Return what the middle layer takes of a microbatch, forward and backward."""
+        return float(np.median(self.layer_ns.sum(axis=0)))
+
+    @property
+    def embedding_ns(self) -> float:
+        """Return what the embedding takes of a microbatch."""
+        return float(self.extra_ns[:, 0].sum())
+
+    @property
+    def head_ns(self) -> float:
+        """Return what the head and the loss take of a microbatch."""
+        return float(self.extra_ns[:, -1].sum())
+
+
+def lasting_levels(observation: Observation) -> dict[str, FloatArray]:
+    """Return what a pass takes on each stage and chunk, shape (pp, chunks), by type.
+
+    The middle microbatch of the middle step, and the middle DP rank, of two the faster one: neither
+    a slow worker nor a spell of one makes a stage heavy.
+    """
+    return {
+        name: lower_median(passes.own_ns, axis=2)
+        for name, passes in observation.passes.items()
+        if name in PASSES
+    }
+
+
+def estimate_costs(observation: Observation, layers: Sequence[Sequence[int]]) -> LayerCosts | None:
+    """Return what layers take; None where stages cannot be compared, or there is one chunk.
+
+    Parameters
+    ----------
+    observation : Observation
+    layers : sequence of sequences of int
+        Layers of each chunk of each stage.
+    """
+    levels = lasting_levels(observation)
+    if not levels:
+        return None
+    shape = next(iter(levels.values())).shape
+    places = _in_order(observation, shape)
+    if len(places) <= 1 or shape != (len(layers), len(layers[0])):
+        return None
+    counts = np.array([layers[stage][chunk] for stage, chunk in places], dtype=np.int64)
+    level_ns = np.array([[level[place] for place in places] for level in levels.values()])
+    rates, extra_ns = _rates(level_ns, counts)
+    return LayerCosts(
+        places=places,
+        layers=counts,
+        passes=tuple(levels),
+        level_ns=level_ns,
+        layer_ns=np.repeat(rates, counts, axis=1),
+        extra_ns=extra_ns,
+    )
+
+
+def _in_order(observation: Observation, shape: tuple[int, ...]) -> tuple[Place, ...]:
+    """Return stage and chunk of each part of the model, in the order of a forward.
+
+    None where the model is there twice, once for each direction that microbatches come from.
+    """
+    stages, chunks = shape
+    in_turn = tuple((stage, chunk) for chunk in range(chunks) for stage in range(stages))
+    routes = observation.layout.routes
+    whole = [tuple(route) for route in routes if sorted(route) == sorted(in_turn)]
+    return whole[0] if whole else () if routes else in_turn
+
+
+def _rates(level_ns: FloatArray, layers: IntArray) -> tuple[FloatArray, FloatArray]:
+    """Return what a layer of each chunk takes, and what its ends take besides."""
+    blocks = level_ns / layers
+    last = len(layers) - 1
+    rates = blocks.copy()
+    ends = np.minimum(blocks[:, 0], blocks[:, last])
+    if last > 1:
+        plain = np.median(blocks[:, 1:last], axis=1)
+        inner = rates[:, 1:last]
+        alike = np.abs(inner / plain[:, None] - 1) <= _ALIKE
+        inner[:] = np.where(alike, plain[:, None], inner)
+        ends = np.minimum(ends, plain)
+    rates[:, [0, last]] = ends[:, None]
+    extra_ns = np.zeros_like(level_ns)
+    for end in (0, last):
+        extra_ns[:, end] = np.maximum(level_ns[:, end] - ends * layers[end], 0.0)
+    return rates, extra_ns

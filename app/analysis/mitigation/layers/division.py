@@ -1,0 +1,215 @@
+"""A better division of the layers over the stages, replayed on the session's own durations.
+
+Each microbatch keeps its own luck on its worker, and takes the share of the chunk's new time in its
+old one; parameters, gradients and the optimizer go with the number of layers. Transfers between
+stages stay as they were recorded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from app.analysis.diagnosis.observation import Observation
+from app.analysis.mitigation.layers.costs import LayerCosts, Place, estimate_costs
+from app.analysis.mitigation.layers.lane import Lane, find_owners
+from app.analysis.mitigation.layers.memory import Room, room_of
+from app.analysis.mitigation.layers.search import EQUAL, search
+from app.analysis.replay.engine.variants import Replacement
+from app.analysis.replay.layout.dense import FloatArray, IntArray
+from app.analysis.replay.session import Replayed, ShapeGroup
+from app.analysis.trace.layers import layers_per_chunk
+from app.analysis.trace.model import FORWARD_COMPUTE, Trace
+
+# Divisions of the lasting step that are replayed on the session itself.
+_REPLAYED: Final = 6
+_MS: Final = 1e-6
+
+ByChunk = tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Division:
+    """How the layers of the model are divided, and how they would be better.
+
+    Parameters
+    ----------
+    today, layers : tuple of tuple of int
+        Layers of each chunk of each stage, embedding and head not counted: as they are, and as is
+        recommended.
+    layer_ms : float
+        What a layer takes of a microbatch, forward and backward together, ms.
+    embedding_ms, head_ms : float
+        The same of the embedding and of the head with the loss.
+    proven : bool
+        Whether no division is better for what stages lastingly take.
+    max_layers : tuple of int or None
+        The most layers that each stage can hold, as the metadata say; None where they do not.
+    flag : str
+        What tells Megatron-LM to divide the layers so.
+    """
+
+    today: ByChunk
+    layers: ByChunk
+    layer_ms: float
+    embedding_ms: float
+    head_ms: float
+    proven: bool
+    max_layers: tuple[int, ...] | None
+    flag: str
+
+    @property
+    def text(self) -> str:
+        """Return the division in a line."""
+        return as_text(self.layers)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Candidate:
+    """A division that may be the best one, and how it is replayed."""
+
+    division: Division
+    costs: LayerCosts
+    counts: IntArray
+
+    def replacement(self, group: ShapeGroup) -> Replacement:
+        """Return what the operations of some steps take with the division."""
+        return _scaled(group, self.costs, self.counts)
+
+
+def divisions(trace: Trace, replayed: Replayed) -> list[Candidate]:
+    """Return the divisions that may be best, today's not among them; empty where none is known.
+
+    Parameters
+    ----------
+    trace : Trace
+        Whose metadata say how many layers each stage has.
+    replayed : Replayed
+        The same session, prepared for replay.
+    """
+    sizes = trace.meta.sizes
+    today = layers_per_chunk(trace.meta.extra, sizes.pp, sizes.vpp)
+    if today is None:
+        return []
+    observation = Observation(trace, replayed.main)
+    costs = estimate_costs(observation, today)
+    if costs is None:
+        return []
+    room = room_of(trace.meta.extra, costs)
+    found = search(Lane(replayed.main, costs), room)
+    proven = found.proven and not replayed.graph.chained
+    as_good_ns = (1 + EQUAL) * found.best[0][0]
+    now_ns = next(time for time, counts in found.best if (counts == costs.layers).all())
+    return [
+        Candidate(
+            _division(costs, counts, room, proven=proven and time_ns <= as_good_ns), costs, counts
+        )
+        for time_ns, counts in found.best[:_REPLAYED]
+        if time_ns < now_ns
+    ]
+
+
+def even_level(group: ShapeGroup, observation: Observation) -> Replacement:
+    """Return what computations take where every chunk takes the mean of all, lastingly.
+
+    That is the most that a better division of layers can bring.
+    """
+    recorded = group.durations.recorded_ns
+    chunks = len(np.unique(group.layout.nodes.mc[observation.computations(FORWARD_COMPUTE, 0)]))
+    costs = estimate_costs(observation, [[1] * chunks] * group.layout.pp)
+    if costs is None:
+        return Replacement(np.empty(0, dtype=np.int64), lambda steps: recorded[:0, steps])
+    factors = costs.level_ns.mean(axis=1, keepdims=True) / np.maximum(costs.level_ns, 1.0)
+    return _by_factors(group, costs, factors, np.ones(len(costs.places)))
+
+
+def _scaled(group: ShapeGroup, costs: LayerCosts, counts: IntArray) -> Replacement:
+    factors = costs.times_ns(counts) / np.maximum(costs.level_ns, 1.0)
+    return _by_factors(group, costs, factors, counts / costs.layers, costs.layers)
+
+
+def _by_factors(
+    group: ShapeGroup,
+    costs: LayerCosts,
+    passes: FloatArray,
+    parameters: FloatArray,
+    layers: IntArray | None = None,
+) -> Replacement:
+    owners = find_owners(group, costs)
+    recorded = group.durations.recorded_ns
+    weights = np.ones(len(costs.places)) if layers is None else layers
+    factor = np.ones(len(recorded))
+    computing = np.flatnonzero(owners.kind >= 0)
+    factor[computing] = passes[owners.kind[computing], owners.place[computing]]
+    scaled = owners.scaled
+    factor[scaled] = parameters[owners.place[scaled]]
+    for node, places in owners.shared.items():
+        factor[node] = np.average(parameters[places], weights=weights[places])
+    nodes = np.flatnonzero(factor != 1.0)
+    changed = factor[nodes, None, None]
+    return Replacement(nodes, lambda steps: recorded[nodes, steps] * changed)
+
+
+def _division(costs: LayerCosts, counts: IntArray, room: Room, *, proven: bool) -> Division:
+    layers = _by_chunk(costs.places, counts)
+    return Division(
+        today=_by_chunk(costs.places, costs.layers),
+        layers=layers,
+        layer_ms=costs.usual_layer_ns * _MS,
+        embedding_ms=costs.embedding_ns * _MS,
+        head_ms=costs.head_ns * _MS,
+        proven=proven,
+        max_layers=tuple(room.layers.tolist()) if room.known else None,
+        flag=launcher_flag(layers),
+    )
+
+
+def _by_chunk(places: Sequence[Place], counts: IntArray) -> ByChunk:
+    stages = max(stage for stage, _ in places) + 1
+    table: list[list[int]] = [[0] * (len(places) // stages) for _ in range(stages)]
+    for (stage, chunk), count in zip(places, counts.tolist(), strict=True):
+        table[stage][chunk] = count
+    return tuple(map(tuple, table))
+
+
+def as_text(layers: ByChunk) -> str:
+    """Return a division as launchers and people write it.
+
+    Examples
+    --------
+    >>> as_text(((20,), (21,), (21,), (18,)))
+    '[20, 21, 21, 18]'
+    >>> as_text(((5, 5), (6, 4)))
+    '[[5, 5], [6, 4]]'
+    """
+    if all(len(chunks) == 1 for chunks in layers):
+        return str([count for (count,) in layers])
+    return str([list(chunks) for chunks in layers])
+
+
+def launcher_flag(layers: ByChunk) -> str:
+    """Return what tells Megatron-LM to divide a model's layers so.
+
+    Where only the ends differ the older flags say it, which more of its versions have.
+
+    Examples
+    --------
+    >>> launcher_flag(((20,), (21,), (21,), (18,)))
+    '--decoder-first-pipeline-num-layers 20 --decoder-last-pipeline-num-layers 18'
+    >>> launcher_flag(((20,), (22,), (21,), (18,)))
+    '--pipeline-model-parallel-layout "Et*20|t*22|t*21|t*18L"'
+    >>> launcher_flag(((5, 5), (6, 4)))
+    '--pipeline-model-parallel-layout "Et*5|t*6|t*5|t*4L"'
+    """
+    inner = set(layers[1:-1])
+    if len(layers[0]) == 1 and len(inner) == 1:
+        first, last = layers[0][0], layers[-1][0]
+        return (
+            f"--decoder-first-pipeline-num-layers {first} --decoder-last-pipeline-num-layers {last}"
+        )
+    in_turn = [stage[chunk] for chunk in range(len(layers[0])) for stage in layers]
+    parts = "|".join(f"t*{count}" for count in in_turn)
+    return f'--pipeline-model-parallel-layout "E{parts}L"'

@@ -1,0 +1,226 @@
+"""One step without noise, as the division of the layers makes it: its time, and what it follows.
+
+Every operation takes what it lastingly takes. The longest chain of operations that follow one
+another says what the step's time depends on: with any other division the step takes no less than
+the same chain would then. That is what an exact search needs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from app.analysis.mitigation.layers.costs import LayerCosts
+from app.analysis.replay.layout.dense import FloatArray, IntArray
+from app.analysis.replay.session import ShapeGroup
+from app.analysis.trace import model as ops
+
+# In proportion to the parameters of a chunk, or of a stage.
+BY_LAYERS: Final = (ops.PARAMS_ALL_GATHER, ops.GRADS_REDUCE_SCATTER, ops.OPTIMIZER)
+_NOWHERE: Final = -1
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Chain:
+    """Operations that follow one another: how often each chunk's passes are among them.
+
+    Parameters
+    ----------
+    fixed_ns : float
+        What does not depend on the division.
+    passes : float64 array, shape (passes, places)
+        How many passes of each chunk.
+    by_layer_ns : float64 array, shape (places,)
+        What each layer of a chunk adds besides: its parameters are gathered, its gradients reduced.
+    """
+
+    fixed_ns: float
+    passes: FloatArray
+    by_layer_ns: FloatArray
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Owners:
+    """Which nodes change with the division.
+
+    Parameters
+    ----------
+    kind : int64 array, shape (nodes,)
+        Number of the type of computation; -1 where a node is none.
+    place : int64 array, shape (nodes,)
+        The chunk that a computation, or a collective of its parameters, belongs to.
+    shared : dict of int to int64 array
+        The chunks of a stage, by node, where a node belongs to all of them.
+    """
+
+    kind: IntArray
+    place: IntArray
+    shared: dict[int, IntArray]
+
+    @property
+    def scaled(self) -> IntArray:
+        """Return the nodes that grow with the layers they belong to, computations not among them.
+
+        Those of a whole stage are in `shared`.
+        """
+        return np.flatnonzero((self.kind == _NOWHERE) & (self.place != _NOWHERE))
+
+
+def find_owners(group: ShapeGroup, costs: LayerCosts) -> Owners:
+    """Return which nodes belong to which chunk."""
+    layout, nodes = group.layout, group.layout.nodes
+    number = {place: index for index, place in enumerate(costs.places)}
+    kind = np.full(len(nodes), _NOWHERE, dtype=np.int64)
+    place = np.full(len(nodes), _NOWHERE, dtype=np.int64)
+    for index, name in enumerate(costs.passes):
+        kind[nodes.op == layout.codes(name)[0]] = index
+    by_layers = np.isin(
+        nodes.op, [layout.op_names.index(name) for name in BY_LAYERS if name in layout.op_names]
+    )
+    shared: dict[int, IntArray] = {}
+    for stage in range(layout.pp):
+        mine = nodes.pp == stage
+        chunks = np.unique(nodes.mc[mine & (kind != _NOWHERE)])
+        every = np.array([at for at, (own, _) in enumerate(costs.places) if own == stage])
+        for node in np.flatnonzero(mine & ((kind != _NOWHERE) | by_layers)).tolist():
+            chunk = np.flatnonzero(chunks == nodes.mc[node])
+            if len(chunk):
+                place[node] = number[stage, int(chunk[0])]
+            elif len(every) == 1:
+                place[node] = every[0]
+            else:
+                shared[node] = every
+    return Owners(kind, place, shared)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Ran:
+    """When nodes end, and which one each waited for last."""
+
+    ends: dict[int, float]
+    before: dict[int, int]
+
+
+class Lane:
+    """The lasting step of a session, for any division of its layers.
+
+    Parameters
+    ----------
+    group : ShapeGroup
+        Steps of the most frequent shape.
+    costs : LayerCosts
+    """
+
+    def __init__(self, group: ShapeGroup, costs: LayerCosts) -> None:
+        self.costs = costs
+        self._owners = find_owners(group, costs)
+        recorded = group.durations.recorded_ns
+        usual = np.median(recorded.reshape(len(recorded), -1), axis=1)
+        self._usual_ns = np.maximum(usual, 0.0)
+        self._units = [(unit.members, unit.after) for unit in group.graph.units]
+        self._lags = group.graph.lags_ns
+
+    def longest(self, layers: IntArray) -> tuple[float, Chain]:
+        """Return how long a step takes with so many layers in each chunk, and why."""
+        ran = self._run(self.durations_ns(layers).tolist())
+        last = max(ran.ends, key=ran.ends.__getitem__)
+        chain = self._chain(_walk(ran.before, last)[::-1], ran.ends[last], layers)
+        return ran.ends[last], chain
+
+    def durations_ns(self, layers: IntArray) -> FloatArray:
+        """Return what each node takes with a division."""
+        owners, today = self._owners, self.costs.layers
+        durations = self._usual_ns.copy()
+        times = self.costs.times_ns(layers)
+        computing = owners.kind != _NOWHERE
+        durations[computing] = times[owners.kind[computing], owners.place[computing]]
+        scaled = owners.scaled
+        durations[scaled] *= (layers / today)[owners.place[scaled]]
+        for node, places in owners.shared.items():
+            durations[node] *= layers[places].sum() / today[places].sum()
+        return durations
+
+    def through_stages(self, layers: IntArray) -> list[Chain]:
+        """Return for each stage what leads to its first pass, all of its passes, what follows."""
+        durations = self.durations_ns(layers).tolist()
+        ran = self._run(durations)
+        after = self._follow(durations)
+        chains = []
+        for stage in sorted({stage for stage, _ in self.costs.places}):
+            mine = [
+                node
+                for node in np.flatnonzero(self._owners.kind != _NOWHERE).tolist()
+                if self.costs.places[self._owners.place[node]][0] == stage
+            ]
+            mine.sort(key=lambda node: ran.ends[node])
+            ahead = _walk(ran.before, ran.before[mine[0]])
+            chains.append(self._chain([*ahead[::-1], *mine, *_walk(after, after[mine[-1]])]))
+        return chains
+
+    def _run(self, durations: list[float]) -> _Ran:
+        ends: dict[int, float] = {}
+        before: dict[int, int] = {}
+        for members, afters in self._units:
+            begin, last = 0.0, _NOWHERE
+            for node, after in zip(members, afters, strict=True):
+                for other in after:
+                    ready = ends[other] + self._lags.get((node, other), 0.0)
+                    if ready > begin or last == _NOWHERE:
+                        begin, last = max(begin, ready), other
+            for node in members:
+                before[node] = last
+                ends[node] = begin + durations[node]
+        return _Ran(ends, before)
+
+    def _follow(self, durations: list[float]) -> dict[int, int]:
+        """Return which node follows each on the longest way to the end."""
+        left: dict[int, float] = {}
+        then: dict[int, int] = {}
+        for members, afters in reversed(self._units):
+            longest = max(members, key=lambda node: durations[node] + left.get(node, 0.0))
+            takes = durations[longest] + left.get(longest, 0.0)
+            for node in members:
+                then.setdefault(node, _NOWHERE)
+            for node, after in zip(members, afters, strict=True):
+                for other in after:
+                    rest = takes + self._lags.get((node, other), 0.0)
+                    if rest > left.get(other, 0.0):
+                        left[other], then[other] = rest, longest
+        return then
+
+    def _chain(
+        self, nodes: list[int], total_ns: float | None = None, layers: IntArray | None = None
+    ) -> Chain:
+        """Return a chain of nodes, each of which follows the one before.
+
+        Where its whole length with a division is known, what regularly passes between them counts.
+        """
+        owners, today = self._owners, self.costs.layers
+        passes = np.zeros((len(self.costs.passes), len(today)))
+        by_layer = np.zeros(len(today))
+        fixed = 0.0
+        for node in nodes:
+            usual, place = float(self._usual_ns[node]), owners.place[node]
+            if owners.kind[node] != _NOWHERE:
+                passes[owners.kind[node], place] += 1
+            elif node in owners.shared:
+                by_layer[owners.shared[node]] += usual / today[owners.shared[node]].sum()
+            elif place != _NOWHERE:
+                by_layer[place] += usual / today[place]
+            else:
+                fixed += usual
+        if total_ns is not None and layers is not None:
+            variable = (passes * self.costs.times_ns(layers)).sum() + by_layer @ layers
+            fixed = total_ns - float(variable)
+        return Chain(fixed, passes, by_layer)
+
+
+def _walk(links: dict[int, int], node: int) -> list[int]:
+    """Return the nodes that links lead to, one after the other."""
+    nodes = []
+    while node != _NOWHERE:
+        nodes.append(node)
+        node = links[node]
+    return nodes
