@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Final
+from typing import Annotated, Final
 
-from pydantic import TypeAdapter
+from pydantic import BeforeValidator, TypeAdapter
 from sqlalchemy import (
     ARRAY,
     BigInteger,
@@ -30,7 +30,9 @@ from app.db.state_column import StateColumn, one_of
 from app.db.states import TensorMode, TensorPlanState
 
 _COSTS: Final = JsonDocument(TypeAdapter(Costs))
-_SIZES: Final = JsonDocument(TypeAdapter(Sizes))
+# Earlier versions stored the sizes of all layers as one.
+_Kinds = Annotated[tuple[Sizes, ...], BeforeValidator(lambda v: [v] if isinstance(v, dict) else v)]
+_SIZES: Final = JsonDocument[tuple[Sizes, ...]](TypeAdapter(_Kinds))
 _RANKS: Final = JsonDocument(TypeAdapter(tuple[RankShare, ...]))
 
 
@@ -60,7 +62,7 @@ class TensorGroup(OfProject, Base):
     apply: Mapped[bool] = mapped_column(Boolean)
     methods: Mapped[list[str]] = mapped_column(ARRAY(Text))
     costs: Mapped[Costs | None] = mapped_column(_COSTS)
-    sizes: Mapped[Sizes | None] = mapped_column(_SIZES)
+    sizes: Mapped[tuple[Sizes, ...] | None] = mapped_column(_SIZES)
     ranks: Mapped[list[int] | None] = mapped_column(ARRAY(Integer))
     hosts: Mapped[list[str] | None] = mapped_column(ARRAY(Text))
     # so many reports came; the latest one's last step

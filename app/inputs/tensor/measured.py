@@ -22,14 +22,14 @@ from collections.abc import Sequence
 from typing import Annotated, Final
 
 import numpy as np
-from pydantic import BeforeValidator, Field, ValidationError
+from pydantic import BeforeValidator, Discriminator, Field, Tag, ValidationError
 
 from app.analysis.documents import UnreadableDocumentError, load_document
 from app.analysis.mitigation.tensor.advise import ALL_METHODS
 from app.analysis.mitigation.tensor.costs import FREE, Affine, Costs, fit, fit_constant
 from app.analysis.mitigation.tensor.document import Method
 from app.analysis.mitigation.tensor.group import Group, Shares, without_plan
-from app.analysis.mitigation.tensor.traffic import Kind, Sizes
+from app.analysis.mitigation.tensor.traffic import Kind, Plans, Sizes
 from app.errors import Fault, InvalidTensorError
 from app.inputs.faults import faults_of
 from app.inputs.values import FromYaml, Written, word
@@ -37,6 +37,8 @@ from app.inputs.values import FromYaml, Written, word
 MOST_RANKS: Final = 256
 MOST_COLUMNS: Final = 10_000_000
 MOST_SAMPLES: Final = 1000
+# Kinds of layers.
+MOST_SIZES: Final = 32
 # Multiplications that are a smaller share of the slowest rank's time shed nothing worth a plan, and
 # level nothing in floating point.
 LEAST_MATMUL: Final = 1e-6
@@ -93,7 +95,7 @@ def _fitted(samples: Sequence[tuple[float, float]] | None) -> Affine:
 
 
 class WrittenSizes(Written):
-    """Sizes of the layers, for the bytes that a migration moves."""
+    """Sizes of the layers, or of one kind of them."""
 
     kind: Annotated[Kind, BeforeValidator(word)]
     width: Annotated[_Size, Field(description="Of the model; rows of W for a column or a row")]
@@ -101,10 +103,33 @@ class WrittenSizes(Written):
     layers: Annotated[int, Field(ge=1, le=100_000), FromYaml] = 1
     value_bytes: _Bytes = 2
     state_bytes: Annotated[_Bytes, Field(description="Of a parameter with its optimizer")] = 16
+    units: Annotated[
+        Columns | None, Field(description="Units of a rank's columns there: heads, for one")
+    ] = None
+    share: Annotated[
+        float,
+        Field(gt=0, le=1e6, allow_inf_nan=False, description="Of a rank's multiplications"),
+        FromYaml,
+    ] = 1.0
+    plans: Annotated[
+        Annotated[Plans, BeforeValidator(word)] | None,
+        Field(description="Plans that shed so: step, once (sticky) or, without it, all"),
+    ] = None
 
     def sizes(self) -> Sizes:
         """Return the sizes."""
         return Sizes(**dict(self))
+
+
+def _how_many(value: object) -> str:
+    return "[several]" if isinstance(value, list) else "[one]"
+
+
+WrittenKinds = Annotated[
+    Annotated[WrittenSizes, Tag("[one]")]
+    | Annotated[list[WrittenSizes], Field(min_length=1, max_length=MOST_SIZES), Tag("[several]")],
+    Discriminator(_how_many),
+]
 
 
 class WrittenGroup(Written):
@@ -119,7 +144,16 @@ class WrittenGroup(Written):
         Field(min_length=1, max_length=len(Method), description="Those that the job knows"),
     ] = None
     costs: WrittenCosts | None = None
-    sizes: WrittenSizes | None = None
+    sizes: Annotated[
+        WrittenKinds | None, Field(description="Of the layers, or of each kind of them")
+    ] = None
+
+    def each_size(self) -> tuple[Sizes, ...]:
+        """Return the sizes of each kind of layers; none where they are not said."""
+        if self.sizes is None:
+            return ()
+        written = self.sizes if isinstance(self.sizes, list) else [self.sizes]
+        return tuple(item.sizes() for item in written)
 
     @property
     def known_methods(self) -> frozenset[Method]:
@@ -141,10 +175,21 @@ class WrittenGroup(Written):
                 place = f"matmul_s[{rank}]"
                 message = f"{place} is over times_s[{rank}], of which it is a part"
                 found.append(Fault("conflict", message, column=place))
+        for number, item in enumerate(self.each_size()):
+            if item.units is not None and item.units > self.columns:
+                at = f"sizes[{number}]" if isinstance(self.sizes, list) else "sizes"
+                message = f"{at}.units is over the {self.columns} columns that a rank has"
+                found.append(Fault("conflict", message, column=f"{at}.units"))
         return found
 
-    def group(self, in_force: Shares | None) -> Group:
+    def group(self, in_force: Shares | None, computed: Sequence[float] | None = None) -> Group:
         """Return the group without the plan under which it was measured.
+
+        Parameters
+        ----------
+        in_force : Shares or None
+        computed : sequence of float, optional
+            What ranks computed, where that is not to the column what the plan says.
 
         Raises
         ------
@@ -154,7 +199,14 @@ class WrittenGroup(Written):
         time_s = np.array(self.times_s)
         matmul_s = np.minimum(np.array(self.matmul_s), time_s)
         shares = in_force or Shares.nothing(len(time_s))
-        group = without_plan(time_s, matmul_s, self.columns, shares, self.unit)
+        group = without_plan(
+            time_s,
+            matmul_s,
+            self.columns,
+            shares,
+            self.unit,
+            None if computed is None else np.array(computed),
+        )
         too_little = np.flatnonzero(group.matmul_s < LEAST_MATMUL * group.time_s.max())
         if len(too_little):
             place = f"matmul_s[{too_little[0]}]"

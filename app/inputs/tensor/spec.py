@@ -84,7 +84,7 @@ def parse_problem(document: object) -> Problem:
         group=written.group(in_force),
         accuracy_budget=written.accuracy_budget,
         costs=None if written.costs is None else written.costs.costs(),
-        sizes=None if written.sizes is None else written.sizes.sizes(),
+        sizes=written.each_size(),
         methods=written.known_methods,
     )
 

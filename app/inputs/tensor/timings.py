@@ -25,6 +25,8 @@ Step = Annotated[int, Field(ge=0, le=MOST_STEP), FromYaml]
 Attempt = Annotated[int, Field(ge=0, le=MOST_ATTEMPT), FromYaml]
 Version = Annotated[int, Field(ge=1, le=MOST_ATTEMPT), FromYaml]
 _Rank = Annotated[int, Field(ge=0, lt=2**31), FromYaml]
+# The least is a column of the most, and a rank may compute all others' as well.
+_Computed = Annotated[float, Field(ge=1e-7, le=MOST_RANKS, allow_inf_nan=False), FromYaml]
 M = TypeVar("M", bound=BaseModel)
 
 
@@ -38,6 +40,13 @@ class WrittenTimings(WrittenGroup):
     apply: Annotated[Flag, Field(description="Whether the job's own code applies plans")]
     plan_version: Annotated[
         Version | None, Field(description="The plan in force on all ranks in all of the steps")
+    ] = None
+    computed: Annotated[
+        list[_Computed] | None,
+        Field(
+            max_length=MOST_RANKS,
+            description="What each rank computed, as a share of its columns; else the plan's",
+        ),
     ] = None
     known_version: Annotated[
         int, Field(ge=0, le=MOST_ATTEMPT, description="The newest plan that the job has"), FromYaml
@@ -57,6 +66,7 @@ class WrittenTimings(WrittenGroup):
             ("times_s", self.times_s),
             ("ranks", self.ranks),
             ("hosts", self.hosts),
+            ("computed", self.computed),
         ):
             if values is not None and len(values) != self.world_size:
                 message = f"{name} has {len(values)} entries, world_size is {self.world_size}"

@@ -241,7 +241,7 @@ def _problem(group: TensorGroup, latest: TensorReport, switch: Switch) -> Proble
         ),
         accuracy_budget=switch.budget(group.max_gamma),
         costs=group.costs,
-        sizes=group.sizes,
+        sizes=group.sizes or (),
         methods=frozenset({Method.NONE, *known}),
     )
 

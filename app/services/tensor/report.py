@@ -5,10 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+import numpy as np
 from sqlalchemy import delete, func, select, update
 from sqlalchemy.dialects.postgresql import insert
 
 from app.analysis.mitigation.tensor.advise import Problem
+from app.analysis.mitigation.tensor.clarity import LOOKED_BACK, Clarity, clarity
 from app.analysis.mitigation.tensor.control import (
     Act,
     Decision,
@@ -18,10 +20,11 @@ from app.analysis.mitigation.tensor.control import (
     decide,
 )
 from app.analysis.mitigation.tensor.document import Method
+from app.analysis.mitigation.tensor.traffic import layers_of
 from app.db.models.sessions import Job
 from app.db.models.tensor import TensorGroup, TensorPlan, TensorReport
 from app.db.states import TensorPlanState
-from app.errors import ConflictError
+from app.errors import ConflictError, Fault
 from app.services.sessions.receive import check_job_name
 from app.services.tensor.groups import (
     Switch,
@@ -77,7 +80,8 @@ def receive_timings(container: Container, job: str, name: str, timings: WrittenT
         row = _locked(tx, job, name, timings)
         switch = switch_of(tx, row.job_id)
         under = _measured_under(tx, row, timings)
-        group = timings.group(None if under is None else shares_in(under.ranks, row.unit))
+        in_force = None if under is None else shares_in(under.ranks, row.unit)
+        group = timings.group(in_force, timings.computed)
         _take_over(row, timings)
         if under is not None:
             _count_measurement(under, timings)
@@ -88,6 +92,7 @@ def receive_timings(container: Container, job: str, name: str, timings: WrittenT
             _streak(row),
             _as_standing(row, standing, switch),
             max(timings.times_s) if under is not None and under is standing else None,
+            _clarity(tx, row, group),
         )
         _store_streak(row, decision)
         if decision.act is Act.WITHDRAW and standing is not None:
@@ -146,18 +151,32 @@ def _locked(tx: UnitOfWork, job: str, name: str, timings: WrittenTimings) -> Ten
 
 
 def _check(row: TensorGroup, timings: WrittenTimings) -> None:
-    for field in ("world_size", "columns", "unit"):
-        bound, said = getattr(row, field), getattr(timings, field)
-        if bound != said:
-            raise ConflictError(
-                f"The group's {field} was {bound} in this attempt, not {said}.",
-                code="tensor.group_differs",
-            )
-    if row.step is not None and timings.step <= row.step:
-        raise ConflictError(
-            f"Step {timings.step} was reported already: the latest one is {row.step}.",
-            code="tensor.out_of_order",
+    faults = [
+        Fault(
+            "conflict",
+            f"{field} was {getattr(row, field)} in this attempt, not {getattr(timings, field)}",
+            column=field,
         )
+        for field in ("world_size", "columns", "unit")
+        if getattr(row, field) != getattr(timings, field)
+    ]
+    if (
+        timings.sizes is not None
+        and row.sizes
+        and layers_of(row.sizes) != layers_of(timings.each_size())
+    ):
+        message = "sizes are of other layers than those of this attempt"
+        faults.append(Fault("conflict", message, column="sizes"))
+    if faults:
+        raise ConflictError(
+            f"The group differs: {faults[0].message}.",
+            code="tensor.group_differs",
+            faults=tuple(faults),
+        )
+    if row.step is not None and timings.step <= row.step:
+        message = f"Step {timings.step} was reported already: the latest one is {row.step}."
+        fault = Fault("conflict", message, column="step")
+        raise ConflictError(message, code="tensor.out_of_order", faults=(fault,))
 
 
 def _end_earlier_attempts(tx: UnitOfWork, row: TensorGroup) -> None:
@@ -180,10 +199,9 @@ def _measured_under(tx: UnitOfWork, row: TensorGroup, timings: WrittenTimings) -
         return None
     plan = plan_of(tx, row.id, timings.plan_version)
     if plan is None:
-        raise ConflictError(
-            f"Attempt {row.attempt} of the group has no plan {timings.plan_version}.",
-            code="tensor.unknown_plan",
-        )
+        message = f"Attempt {row.attempt} of the group has no plan {timings.plan_version}."
+        fault = Fault("conflict", message, column="plan_version")
+        raise ConflictError(message, code="tensor.unknown_plan", faults=(fault,))
     return plan
 
 
@@ -195,7 +213,7 @@ def _take_over(row: TensorGroup, timings: WrittenTimings) -> None:
     if timings.costs is not None:
         row.costs = timings.costs.costs()
     if timings.sizes is not None:
-        row.sizes = timings.sizes.sizes()
+        row.sizes = timings.each_size()
     row.ranks = timings.ranks or row.ranks
     row.hosts = timings.hosts or row.hosts
 
@@ -236,9 +254,21 @@ def _problem(row: TensorGroup, group: Group, switch: Switch) -> Problem:
         group=group,
         accuracy_budget=switch.budget(row.max_gamma),
         costs=row.costs,
-        sizes=row.sizes,
+        sizes=row.sizes or (),
         methods=frozenset({Method.NONE, *known}),
     )
+
+
+def _clarity(tx: UnitOfWork, row: TensorGroup, group: Group) -> Clarity:
+    """Return what this report says beyond doubt, by those before it."""
+    newest_first = tx.session.execute(
+        select(TensorReport.free_times_s)
+        .where(TensorReport.group_id == row.id)
+        .order_by(TensorReport.number.desc())
+        .limit(LOOKED_BACK)
+    ).scalars()
+    earlier = list(newest_first)[::-1]
+    return clarity(np.array(earlier).reshape(len(earlier), group.ranks), group.time_s)
 
 
 def _streak(row: TensorGroup) -> Streak:

@@ -20,7 +20,7 @@ from app.analysis.mitigation.tensor.document import (
 from app.analysis.mitigation.tensor.group import Group, Shares
 from app.analysis.mitigation.tensor.methods import even, fill, migrate, resize, semi
 from app.analysis.mitigation.tensor.prediction import predicted_s
-from app.analysis.mitigation.tensor.traffic import Sizes
+from app.analysis.mitigation.tensor.traffic import Sizes, can_move, extra_bytes, places
 
 ALL_METHODS = frozenset(Method)
 
@@ -37,8 +37,8 @@ class Problem:
         The largest γ that is accepted.
     costs : Costs or None
         None where nothing was sampled: columns are then sent and taken apart for free.
-    sizes : Sizes or None
-        For the bytes that are moved.
+    sizes : tuple of Sizes
+        For the bytes that are moved, and for what goes in coarse units.
     methods : frozenset of Method
         Those that the job knows.
     """
@@ -46,7 +46,7 @@ class Problem:
     group: Group
     accuracy_budget: float
     costs: Costs | None = None
-    sizes: Sizes | None = None
+    sizes: tuple[Sizes, ...] = ()
     methods: frozenset[Method] = ALL_METHODS
 
 
@@ -117,14 +117,20 @@ def _candidates(problem: Problem) -> Iterator[_Candidate]:
         yield _Candidate(Method.SEMI, t_min, semi(group, costs))
     if Method.WATERFILL in known:
         yield _Candidate(Method.WATERFILL, None, fill(group, costs))
-    if Method.STICKY in known and (problem.sizes is None or problem.sizes.moves_for_good):
+    if Method.STICKY in known and can_move(problem.sizes):
         yield _Candidate(Method.STICKY, None, even(group))
 
 
 def _alternative(problem: Problem, item: _Candidate) -> Alternative:
     group, shares = problem.group, item.shares
     moves_once = item.method is Method.STICKY
-    times = predicted_s(group, shares, problem.costs or Costs(), each_step=not moves_once).tolist()
+    times = predicted_s(
+        group,
+        shares,
+        problem.costs or Costs(),
+        each_step=not moves_once,
+        places=places(problem.sizes, once=moves_once),
+    ).tolist()
     most = float(shares.resized.max()) / group.units
     within = most <= problem.accuracy_budget or not shares.resized.any()
     risk = LossRisk.SMALL if within else LossRisk.BEYOND_BUDGET
@@ -141,10 +147,10 @@ def _alternative(problem: Problem, item: _Candidate) -> Alternative:
 
 
 def _extra_bytes(problem: Problem, shares: Shares, *, once: bool) -> int | None:
-    sizes, columns = problem.sizes, int(shares.moved.sum()) * problem.group.unit
-    if sizes is None:
+    group, columns = problem.group, int(shares.moved.sum()) * problem.group.unit
+    if not problem.sizes:
         return None
-    return sizes.once_bytes(columns) if once else sizes.step_bytes(columns)
+    return extra_bytes(problem.sizes, columns, group.columns, once=once)
 
 
 def rank_shares(group: Group, shares: Shares, times_s: list[float]) -> tuple[RankShare, ...]:

@@ -1,8 +1,9 @@
 """When to plan, to plan anew and to withdraw: the loop between a job's reports and its plans.
 
-One report decides nothing: noise of a step would change the job's work back and forth. What two
-reports in a row ask for is done, so that a plan is there after two steps of a new straggler, and
-gone after two without one.
+A job applies what a report led to at the end of the next step. For a plan to be in force after two
+slow steps, and gone two steps after a recovery, one report has to do where a rank's time is far
+outside of its own noise. What may be noise is done when two reports in a row ask for it: it would
+change the job's work back and forth.
 """
 
 from __future__ import annotations
@@ -15,12 +16,14 @@ from typing import Final
 import numpy as np
 
 from app.analysis.mitigation.tensor.advise import Problem, advise
+from app.analysis.mitigation.tensor.clarity import BoolArray, Clarity
 from app.analysis.mitigation.tensor.document import Alternative, Method, MitigationDocument
 from app.analysis.mitigation.tensor.group import STRAGGLES, Group, Shares
 
 # A group whose slowest rank is this near to its fastest has recovered; between the two limits a
 # plan that stands stays.
 RECOVERED: Final = 1.05
+# So many reports in a row decide what one of them leaves unclear.
 IN_A_ROW: Final = 2
 # A plan whose shares differ by more than this from what is needed now is made anew.
 MOST_DRIFT: Final = 0.05
@@ -123,12 +126,13 @@ class Decision:
     replace_node: bool = False
 
 
-def decide(
+def decide(  # noqa: PLR0913, PLR0917 - what is known of the group
     problem: Problem,
     step: int,
     streak: Streak,
     standing: Standing | None,
     under_plan_s: float | None,
+    clear: Clarity | None = None,
 ) -> Decision:
     """Return what a report leads to.
 
@@ -143,28 +147,41 @@ def decide(
     standing : Standing or None
     under_plan_s : float or None
         T of the slowest rank where the report was measured under the plan that stands.
+    clear : Clarity, optional
+        What one report is enough for.
     """
     group = problem.group
+    clear = clear or Clarity.nothing(group.ranks)
     spread = float(group.time_s.max()) / group.fastest_s
     if spread <= STRAGGLES and standing is None:
         return Decision(Act.KEEP, Streak())
     since = step if streak.since_step is None else streak.since_step
     streak = replace(streak, since_step=since)
     if spread <= RECOVERED:
-        streak = replace(streak, calm=streak.calm + 1, drifted=0, missed=0)
+        streak = replace(streak, calm=_counted(streak.calm, clear.fallen), drifted=0, missed=0)
         if streak.calm >= IN_A_ROW:
             return Decision(Act.WITHDRAW, Streak())
         return Decision(Act.KEEP, streak)
     lasting = step - since >= REPLACE_AFTER
     if standing is None:
-        streak = replace(streak, over=streak.over + 1, calm=0)
+        over = _counted(streak.over, clear.risen[group.stragglers])
+        streak = replace(streak, over=over, calm=0)
         return _first(problem, _escalated(streak, problem.methods, step), lasting=lasting)
     if spread <= STRAGGLES:
         # Between the limits: neither recovered nor worth another plan.
         return Decision(Act.KEEP, replace(streak, calm=0, drifted=0, missed=0))
     missed = under_plan_s is not None and under_plan_s > STRAGGLES * standing.predicted_time_s
     streak = replace(streak, calm=0, missed=streak.missed + 1 if missed else 0)
+    # Another straggler than those whose work is shed, and no doubt of it.
+    another = clear.risen[group.stragglers] & (standing.shares.shed[group.stragglers] == 0)
+    if another.any():
+        streak = replace(streak, drifted=IN_A_ROW - 1)
     return _again(problem, _escalated(streak, problem.methods, step), standing, lasting=lasting)
+
+
+def _counted(before: int, clear: BoolArray) -> int:
+    """Return how many reports in a row ask for the same; a clear one counts as all it takes."""
+    return max(before + 1, IN_A_ROW if clear.any() else 0)
 
 
 def _first(problem: Problem, streak: Streak, *, lasting: bool) -> Decision:

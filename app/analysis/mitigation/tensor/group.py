@@ -111,8 +111,13 @@ class Shares:
         return self.resized + self.migrated
 
 
-def without_plan(
-    time_s: FloatArray, matmul_s: FloatArray, columns: int, shares: Shares, unit: int = 1
+def without_plan(  # noqa: PLR0913, PLR0917 - what was measured, and under what
+    time_s: FloatArray,
+    matmul_s: FloatArray,
+    columns: int,
+    shares: Shares,
+    unit: int = 1,
+    computed: FloatArray | None = None,
 ) -> Group:
     """Return what ranks would take with all of their own columns, from times under a plan.
 
@@ -127,6 +132,9 @@ def without_plan(
         See `Group`.
     shares : Shares
         The plan; each rank computes a unit at least.
+    computed : float64 array, shape (ranks,), optional
+        What ranks computed indeed, as shares of their own columns, where layers cannot be divided
+        as the plan says.
 
     Examples
     --------
@@ -136,6 +144,7 @@ def without_plan(
     [8.5, 1.0]
     """
     units = columns // unit
-    computed = (units - shares.shed + shares.received) / units
+    if computed is None:
+        computed = (units - shares.shed + shares.received) / units
     whole_s = matmul_s / computed
     return Group(time_s - matmul_s + whole_s, whole_s, columns, unit)

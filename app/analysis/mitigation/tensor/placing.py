@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from heapq import heapify, heapreplace
 
 import numpy as np
@@ -76,6 +77,22 @@ def routed(shed: IntArray, received: IntArray) -> IntArray:
             if room[receiver] == 0:
                 at += 1
     return moved
+
+
+def apportioned(parts: Sequence[int], total: int) -> list[int]:
+    """Return `total` divided in proportion to parts, by largest remainders, as jobs do.
+
+    Examples
+    --------
+    >>> apportioned([5, 11], 8)
+    [3, 5]
+    """
+    whole = sum(parts)
+    counts = [part * total // whole for part in parts]
+    remainders = sorted(range(len(parts)), key=lambda n: (-(parts[n] * total % whole), n))
+    for number in remainders[: total - sum(counts)]:
+        counts[number] += 1
+    return counts
 
 
 def levelled(fixed_s: FloatArray, unit_s: FloatArray, total: int, least: int = 1) -> IntArray:

@@ -36,10 +36,10 @@ _log = logging.getLogger("paceline_client")
 
 _SPEAKER: Final = 0
 # What a row of the all-gather holds; float64 holds counts exactly.
-_FIELDS: Final = 6
+_FIELDS: Final = 8
 _STEPS_KEPT: Final = 16
-# Reports of which any may be dropped.
-_COSTS_IN_REPORTS: Final = 10
+# Reports that also say what stays; of these any may be dropped.
+_FIRST_REPORTS: Final = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +66,8 @@ class _Row:
     step: int
     time_s: float
     matmul_s: float
+    computed: float
+    left: int
     offered: int
     offer_bytes: int
     expires_step: int
@@ -123,9 +125,10 @@ class Controller:
         self._expires_step = 0
         self._encoded: tuple[Offer, bytes] | None = None
         self._measured: deque[StepTime] = deque(maxlen=_STEPS_KEPT)
-        self._collected: dict[int, dict[int, StepTime]] = {}
+        self._collected: dict[int, dict[int, _Row]] = {}
         self._in_force: deque[tuple[int, int]] = deque(maxlen=_STEPS_KEPT)
-        self._scales: dict[int, float] = {}
+        # What this rank computed of its columns, step by step.
+        self._computed: deque[tuple[int, float]] = deque(maxlen=_STEPS_KEPT)
         self._began_s = time.perf_counter()
         self._step_s = 0.0
 
@@ -146,11 +149,13 @@ class Controller:
         now_s = time.perf_counter()
         self._step_s, self._began_s = now_s - self._began_s, now_s
         self._in_force.append((self._step, self._version))
-        self._scales = {step: self._scales[step] for step in list(self._scales)[-_STEPS_KEPT:]}
-        self._scales[self._step] = self._scale()
-        self._measured.extend(self._as_planned(step) for step in watch.finished())
+        self._computed.append((self._step, self._workload.share))
+        self._measured.extend(watch.finished())
         with watch.waiting():
             rows = self._gather()
+            # Where a device fell behind for once, all ranks catch up together.
+            for _ in range(min(row.left for row in rows)):
+                self._measured.popleft()
             self._decide(rows)
         self._report(rows)
         self._step += 1
@@ -160,19 +165,6 @@ class Controller:
         if self._service is not None:
             self._service.close()
         self._workload.apply(None)
-
-    def _as_planned(self, step: StepTime) -> StepTime:
-        """Return a step's times as if the plan's shares had been whole numbers of units.
-
-        A rank with eight heads cannot compute 31 % of them; who reads the times thinks that it did.
-        """
-        scale = self._scales.get(step.step, 1.0)
-        matmul_s = step.matmul_s * scale
-        return StepTime(step.step, step.time_s - step.matmul_s + matmul_s, matmul_s)
-
-    def _scale(self) -> float:
-        plan, share = self._workload.plan, self._workload.share
-        return plan.computed(self._tp.rank) / share if plan is not None and share else 1.0
 
     def _gather(self) -> list[_Row]:
         """Exchange a few numbers."""
@@ -184,6 +176,8 @@ class Controller:
                 float(measured.step),
                 measured.time_s,
                 measured.matmul_s,
+                dict(self._computed).get(measured.step, 1.0),
+                float(len(self._measured)),
                 float(offer.plan.version if offer is not None else 0),
                 float(len(body)),
                 float(offer.expires_step if offer is not None else 0),
@@ -193,8 +187,8 @@ class Controller:
         rows = torch.empty(self._tp.size, _FIELDS, dtype=torch.float64)
         dist.all_gather(list(rows), mine, group=self._control)
         return [
-            _Row(int(step), time_s, matmul_s, int(offered), int(length), int(expires))
-            for step, time_s, matmul_s, offered, length, expires in rows.tolist()
+            _Row(int(step), time_s, matmul_s, computed, *map(int, offer))
+            for step, time_s, matmul_s, computed, *offer in rows.tolist()
         ]
 
     def _body(self, offer: Offer | None) -> bytes:
@@ -273,7 +267,7 @@ class Controller:
         for rank, row in enumerate(rows):
             if row.step >= 0:
                 known = self._collected.setdefault(row.step, {})
-                known[rank] = StepTime(row.step, row.time_s, row.matmul_s)
+                known[rank] = row
         whole = [step for step, known in self._collected.items() if len(known) == self._tp.size]
         if not whole:
             return
@@ -301,14 +295,23 @@ class Controller:
                 "matmul_s": [known[rank].matmul_s for rank in ranks],
                 "measured_step_s": self._step_s,
                 "plan_version": version or None,
+                # Eight heads cannot be divided as every plan says.
+                "computed": [known[rank].computed for rank in ranks] if version else None,
+                "known_version": self._decided,
                 "ranks": list(self._tp.ranks),
-                **self._sampled(),
+                **self._lasting(),
             }
         )
 
-    def _sampled(self) -> dict[str, object]:
-        """Return the costs as a report has them. The service keeps them; one may be lost."""
-        if self._costs is None or self._step >= self._first_step + _COSTS_IN_REPORTS:
+    def _lasting(self) -> dict[str, object]:
+        """Return costs and sizes as a report has them. The service keeps them; one may be lost."""
+        rows = self._workload.take_rows()
+        if self._step >= self._first_step + _FIRST_REPORTS:
             return {}
-        samples = {"communicate": self._costs.communicate, "extract": self._costs.extract}
-        return {"costs": samples}
+        said: dict[str, object] = {}
+        if rows:
+            said["sizes"] = self._workload.sizes(rows)
+        if self._costs is not None:
+            samples = {"communicate": self._costs.communicate, "extract": self._costs.extract}
+            said["costs"] = samples
+        return said

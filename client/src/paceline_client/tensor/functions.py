@@ -73,6 +73,7 @@ class ColumnProduct(torch.autograd.Function):  # type: ignore[misc]
     ) -> torch.Tensor:
         tp = site.tp
         flat = x.flatten(0, -2)
+        site.rows += flat.shape[0]
         borrowed: list[_Borrowed] = []
         if shed is None:
             y = _forward_product(tp, x, weight, bias)
@@ -144,12 +145,13 @@ class RowProduct(torch.autograd.Function):  # type: ignore[misc]
         shed: Shed | None,
     ) -> torch.Tensor:
         tp = site.tp
+        flat = x.flatten(0, -2)
+        site.rows += flat.shape[0]
         borrowed: list[_Borrowed] = []
         if shed is None:
             y = _forward_product(tp, x, weight, None)
         else:
             kept = shed.kept
-            flat = x.flatten(0, -2)
             outputs = weight.shape[0]
             rows = outputs + flat.shape[0]
             y = _forward_product(tp, kept.take(flat, 1), kept.take(weight, 1), None)

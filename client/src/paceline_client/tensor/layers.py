@@ -10,7 +10,7 @@ from torch import nn
 
 from paceline_client.tensor.functions import ColumnProduct, RowProduct
 from paceline_client.tensor.group import TensorGroup
-from paceline_client.tensor.shedding import Member, Site
+from paceline_client.tensor.shedding import Kind, Member, Site
 
 _SQRT_5: Final = math.sqrt(5)
 
@@ -22,11 +22,13 @@ class ParallelLinear(nn.Module):  # type: ignore[misc]
     bias: nn.Parameter | None
     site: Site
 
+    kind: Kind
+
     def _own(self, tp: TensorGroup, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
         self.tp = tp
         self.weight = nn.Parameter(weight)
         self.bias = None if bias is None else nn.Parameter(bias)
-        self.site = Site(tp, weight.shape[1], (Member(self.weight, 1),))
+        self.site = Site(tp, weight.shape[1], (Member(self.weight, 1),), kind=self.kind)
 
 
 class ColumnParallelLinear(ParallelLinear):
@@ -44,6 +46,8 @@ class ColumnParallelLinear(ParallelLinear):
     The whole weight is drawn on every rank, from the default generator, so that the layer does not
     depend on the group's size.
     """
+
+    kind = Kind.COLUMN
 
     def __init__(
         self, in_features: int, out_features: int, tp: TensorGroup, *, bias: bool = True
@@ -89,6 +93,8 @@ class RowParallelLinear(ParallelLinear):
     bias : bool
         The same on all ranks, added once.
     """
+
+    kind = Kind.ROW
 
     def __init__(
         self, in_features: int, out_features: int, tp: TensorGroup, *, bias: bool = True

@@ -13,7 +13,7 @@ from torch import nn
 
 from paceline_client.tensor.functions import ColumnProduct, RowProduct
 from paceline_client.tensor.group import TensorGroup
-from paceline_client.tensor.shedding import Member, Site
+from paceline_client.tensor.shedding import Kind, Member, Site
 
 
 class UnsupportedLayerError(ValueError):
@@ -62,8 +62,9 @@ def adapt(model: nn.Module, tp: TensorGroup) -> list[str]:
     for name, module in found:
         _check(name, module)
     for _, module in found:
-        module.site = Site(tp, module.weight.shape[1], (Member(module.weight, 1),))
         row = hasattr(module, "input_is_parallel")
+        kind = Kind.ROW if row else Kind.COLUMN
+        module.site = Site(tp, module.weight.shape[1], (Member(module.weight, 1),), kind=kind)
         module.forward = _RowForward(module) if row else _ColumnForward(module)
     return [name for name, _ in found]
 

@@ -17,8 +17,13 @@ from paceline_client.tensor.workload import Workload
 
 Samples = tuple[tuple[int, float], ...]
 
-# Shares of a rank's columns that are sampled, in eighths.
-_EIGHTHS: Final = (1, 2, 4)
+# Shares of a rank's columns that are sampled, in sixteenths: the least and the most that plans ask
+# for, because a line through samples far below says little of what lies above.
+_LENT: Final = (1, 4, 8, 14)
+_LEFT_OUT: Final = (4, 14)
+# So often all of them are sampled one after the other. What else runs on a machine passes: of each
+# sample the fastest step counts.
+_ROUNDS: Final = 3
 _LOOK_S: Final = 0.001
 
 
@@ -47,7 +52,7 @@ class _Times:
 
 
 def pre_test(
-    workload: Workload, tp: TensorGroup, step: Callable[[], object], steps: int = 3
+    workload: Workload, tp: TensorGroup, step: Callable[[], object], steps: int = 2
 ) -> Costs:
     """Sample costs on a group without stragglers, on all ranks together.
 
@@ -58,28 +63,40 @@ def pre_test(
     tp : TensorGroup
         With a watch.
     step : callable
-        Trains for a step. It is called some 30 times: these are steps of the training, in a few of
-        which the first rank leaves columns out.
+        Trains for a step. It is called some 60 times: these are steps of the training, in a third
+        of which the first rank leaves columns out.
     steps : int
-        For each sample, of which the fastest counts.
+        For each sample and round, of which the fastest of all rounds counts.
     """
     columns = workload.columns
-    without = _measure(workload, tp, None, step, steps)
-    communicate: list[tuple[int, float]] = []
-    extract: list[tuple[int, float]] = []
-    for eighths in _EIGHTHS:
-        count = columns * eighths // 8
-        even = apportion([1] * (tp.size - 1), count)
-        lent = RankShare(0, 0, tuple((rank + 1, part) for rank, part in enumerate(even)))
-        for share, method in ((lent, Method.MIGRATE), (RankShare(0, count), Method.ZERO)):
-            plan = Plan(0, method, columns, tp.size, (share,))
-            found = _measure(workload, tp, plan, step, steps)
-            if method is Method.MIGRATE:
-                communicate.append((count, max(0.0, found.outside_s - without.outside_s)))
-            else:
-                extract.append((count, max(0.0, found.rest_s - without.rest_s)))
+    plans: list[Plan | None] = [None]
+    plans += [_lending(columns * part // 16, columns, tp.size) for part in _LENT]
+    plans += [
+        Plan(0, Method.ZERO, columns, tp.size, (RankShare(0, columns * part // 16),))
+        for part in _LEFT_OUT
+    ]
+    rounds = [[_measure(workload, tp, plan, step, steps) for plan in plans] for _ in range(_ROUNDS)]
     workload.apply(None)
-    return Costs(tuple(communicate), tuple(extract))
+    outside_s = [min(one.outside_s for one in found) for found in zip(*rounds, strict=True)]
+    rest_s = [min(one.rest_s for one in found) for found in zip(*rounds, strict=True)]
+    lent, left_out = len(_LENT), len(_LEFT_OUT)
+    return Costs(
+        tuple(
+            (columns * part // 16, max(0.0, taken_s - outside_s[0]))
+            for part, taken_s in zip(_LENT, outside_s[1 : 1 + lent], strict=True)
+        ),
+        tuple(
+            (columns * part // 16, max(0.0, taken_s - rest_s[0]))
+            for part, taken_s in zip(_LEFT_OUT, rest_s[-left_out:], strict=True)
+        ),
+    )
+
+
+def _lending(count: int, columns: int, size: int) -> Plan:
+    """Return a plan by which the first rank lends so many columns to the others."""
+    even = apportion([1] * (size - 1), count)
+    lent = tuple((rank + 1, part) for rank, part in enumerate(even) if part)
+    return Plan(0, Method.MIGRATE, columns, size, (RankShare(0, 0, lent),))
 
 
 def _measure(
@@ -96,22 +113,24 @@ def _measure(
         step()
         watch.end_step(number)
         took_s.append(time.perf_counter() - began_s)
-    own: list[StepTime] = []
-    while not own or own[-1].step < steps - 1:
-        own += watch.finished()
+    own: dict[int, StepTime] = {}
+    while steps - 1 not in own:
+        own |= {one.step: one for one in watch.finished()}
         time.sleep(_LOOK_S)
-    own = [one for one in own if one.step >= 0]
+    ended = range(steps)
     mine = torch.tensor(
         [
-            min(took_s),
-            min(one.time_s for one in own),
-            min(one.time_s - one.matmul_s for one in own),
+            took_s,
+            [own[number].time_s for number in ended],
+            [own[number].time_s - own[number].matmul_s for number in ended],
         ],
         dtype=torch.float64,
     )
     if dist.get_backend(tp.process_group) != "gloo":
         mine = mine.to(workload.device)
-    everyone = mine.new_empty(tp.size, len(mine))
+    everyone = mine.new_empty(tp.size, *mine.shape)
     dist.all_gather(list(everyone), mine, group=tp.process_group)
-    step_s, time_s, rest_s = everyone.t().tolist()
-    return _Times(max(step_s) - max(time_s), rest_s[0])
+    # Step by step: noise of a rank's own work is in both, and no part of the difference.
+    step_s, time_s, rest_s = everyone.unbind(1)
+    outside_s = step_s.amax(0) - time_s.amax(0)
+    return _Times(float(outside_s.min()), float(rest_s[0].min()))

@@ -189,15 +189,18 @@ class Service:
         if not isinstance(version, int) or not isinstance(expires, int):
             return
         if version > self._seen:
-            self._fetch()
+            plan = answer.get("plan")
+            self._take(plan if isinstance(plan, dict) else self._fetch())
         with self._changed:
             if self._offer is not None and self._offer.plan.version == version:
                 later = max(expires, self._offer.expires_step)
                 self._offer = replace(self._offer, expires_step=later)
 
-    def _fetch(self) -> None:
+    def _fetch(self) -> dict[str, Any] | None:
         query = f"?attempt={self._peer.attempt}&after={self._seen}&wait_s=0"
-        document = self._request("GET", f"/plan{query}", None)
+        return self._request("GET", f"/plan{query}", None)
+
+    def _take(self, document: dict[str, Any] | None) -> None:
         if document is None:
             return
         version = _integer(document, "version")

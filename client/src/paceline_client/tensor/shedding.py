@@ -13,6 +13,14 @@ from paceline_client.tensor.group import TensorGroup
 from paceline_client.tensor.plan import Loan
 
 
+class Kind(Enum):
+    """What a unit is, and with it what travels when it is lent."""
+
+    HIDDEN_UNIT = "hidden_unit"
+    COLUMN = "column"  # of a column-parallel layer's weight
+    ROW = "row"  # of a row-parallel layer's weight
+
+
 class Imputation(Enum):
     """What stands for the gradients of columns that were left out (the paper's section III-A).
 
@@ -120,15 +128,19 @@ class Site:
     ----------
     work : int
         Numbers of the matrices without a plan; the time of their products is proportional to it.
+    rows : int
+        Rows of inputs that products took, to be set back by who reads it.
     """
 
     tp: TensorGroup
     units: int
     members: tuple[Member, ...]
     shed: Shed | None = None
+    kind: Kind = Kind.HIDDEN_UNIT
     imputation: Imputation = Imputation.ZERO
     previous: dict[str, torch.Tensor] = field(default_factory=dict)
     work: int = field(init=False)
+    rows: int = 0
 
     def __post_init__(self) -> None:
         matrices = [one.parameter for one in self.members if one.parameter.dim() > 1]

@@ -13,7 +13,7 @@ from paceline_client.tensor.group import TensorGroup
 from paceline_client.tensor.plan import Division, Granularity, Method, Plan, divide
 from paceline_client.tensor.restoring import Restorer
 from paceline_client.tensor.selection import Selection, Selector
-from paceline_client.tensor.shedding import Imputation, Kept, Shed, Site
+from paceline_client.tensor.shedding import Imputation, Kept, Kind, Shed, Site
 from paceline_client.tensor.units import Household, table_of
 
 
@@ -91,6 +91,9 @@ class Workload:
         if not sites:
             raise ValueError("the model has no layer of which work can be shed")
         self._sites = sites
+        # Of every layer, also where hidden units are shed in place of its columns.
+        self._layers = list(columns.values())
+        self._share = 1.0
         for site in sites.values():
             site.imputation = imputation
         self._selector = Selector(sites, selection, seed * tp.size + tp.rank)
@@ -119,6 +122,9 @@ class Workload:
     @property
     def share(self) -> float:
         """What this rank computes now, as a share of what it computes without a plan."""
+        return self._share
+
+    def _computed(self) -> float:
         whole, computed = 0.0, 0.0
         for site in self._sites.values():
             kept = site.units if site.shed is None else site.shed.kept.count
@@ -136,6 +142,59 @@ class Workload:
     def has_hidden_units(self) -> bool:
         """Whether units can be moved."""
         return bool(self._households)
+
+    def take_rows(self) -> int:
+        """Return how many rows of inputs went through a layer since the last call."""
+        rows = max(site.rows for site in self._layers)
+        for site in self._layers:
+            site.rows = 0
+        return rows
+
+    def sizes(self, rows: int) -> list[dict[str, object]]:
+        """Return the sizes of each kind of layers, as a report to the service has them.
+
+        Parameters
+        ----------
+        rows : int
+            Rows of inputs of a step.
+        """
+        in_steps = {id(site) for site in self._sites.values()}
+        once = {id(household.site) for household in self._households.values()}
+        sites = list(self._sites.values())
+        sites += [one.site for one in self._households.values() if id(one.site) not in in_steps]
+        whole = sum(site.work for site in self._sites.values())
+        found: dict[tuple[object, ...], dict[str, object]] = {}
+        shares: dict[tuple[object, ...], list[float]] = {}
+        for site in sites:
+            if id(site) in in_steps and id(site) in once:
+                plans = None
+            else:
+                plans = "step" if id(site) in in_steps else "once"
+            width = site.work // site.units
+            if site.kind is Kind.HIDDEN_UNIT:
+                width = sum(member.numbers for member in site.members) // 2
+            parameter = site.members[0].parameter
+            key = (site.kind, width, site.units, plans, parameter.dtype)
+            shares.setdefault(key, []).append(site.work / whole)
+            found[key] = {
+                "kind": site.kind.value,
+                "width": width,
+                "tokens": rows,
+                "layers": len(shares[key]),
+                "value_bytes": parameter.element_size(),
+                "state_bytes": self._state_bytes(parameter),
+                "units": site.units,
+                "share": sum(shares[key]),
+                "plans": plans,
+            }
+        return list(found.values())
+
+    def _state_bytes(self, parameter: nn.Parameter) -> int:
+        """Return the bytes of a number of a parameter, with its optimizer's state."""
+        state = self._optimizer.state.get(parameter, {}) if self._optimizer is not None else {}
+        tensors = [value for value in state.values() if torch.is_tensor(value)]
+        alike = [value for value in tensors if value.shape == parameter.shape]
+        return int(parameter.element_size() + sum(value.element_size() for value in alike))
 
     def lineage(self) -> list[Lineage]:
         """Return what this rank computes of its own, where that is not everything."""
@@ -189,6 +248,10 @@ class Workload:
             self._restorer.remove()
 
     def _divide(self) -> None:
+        self._shed_all()
+        self._share = self._computed()
+
+    def _shed_all(self) -> None:
         plan = self._plan
         if plan is None or plan.method is Method.STICKY:
             for site in self._sites.values():

@@ -53,8 +53,8 @@ def test_a_specification_is_read_and_freed_of_its_plan() -> None:
     assert problem.methods == {Method.NONE, Method.ZERO, Method.SEMI}
     assert problem.costs is not None
     assert problem.costs.communicate(512) == pytest.approx(0.9)
-    assert problem.sizes is not None
-    assert (problem.sizes.kind, problem.sizes.value_bytes) == (Kind.HIDDEN_UNIT, 2)
+    (sizes,) = problem.sizes
+    assert (sizes.kind, sizes.value_bytes) == (Kind.HIDDEN_UNIT, 2)
 
 
 def test_times_and_columns_are_enough() -> None:
@@ -143,6 +143,30 @@ def test_an_alternative_of_an_answer_is_a_plan_in_force(method: Method) -> None:
             ],
             id="samples",
         ),
+        pytest.param(
+            changed(sizes={"kind": "row", "width": 0, "tokens": 8, "plans": "never"}),
+            [
+                ("sizes.width", "out_of_range"),
+                ("sizes.plans", "unknown_value"),
+            ],
+            id="sizes",
+        ),
+        pytest.param(
+            changed(sizes={"kind": "row", "width": 9, "tokens": 8, "units": 2048}),
+            [("sizes.units", "conflict")],
+            id="more units than columns",
+        ),
+        pytest.param(
+            changed(
+                sizes=[
+                    {"kind": "row", "width": 9, "tokens": 8, "units": 8},
+                    {"kind": "row", "width": 9, "tokens": 8, "units": 1025},
+                ]
+            ),
+            [("sizes[1].units", "conflict")],
+            id="more units in one kind of layers",
+        ),
+        pytest.param(changed(sizes=[]), [("sizes", "bad_length")], id="sizes of nothing"),
     ],
 )
 def test_every_fault_has_its_path(document: object, found: list[tuple[str, str]]) -> None:

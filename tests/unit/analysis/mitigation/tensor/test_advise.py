@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -19,7 +20,7 @@ from app.analysis.mitigation.tensor.document import (
     MitigationDocument,
 )
 from app.analysis.mitigation.tensor.group import Group
-from app.analysis.mitigation.tensor.traffic import Kind, Sizes
+from app.analysis.mitigation.tensor.traffic import Kind, Plans, Sizes
 
 
 def advice(*times: float, budget: float = 0.25, **rest: object) -> MitigationDocument:
@@ -77,7 +78,7 @@ def test_the_same_shares_by_another_criterion_stand_once() -> None:
 
 def test_bytes_are_counted_a_step_and_for_sticky_once() -> None:
     sizes = Sizes(Kind.HIDDEN_UNIT, 64, 256, 2, 2, 16)
-    document = advice(8, 1, 1, 1, sizes=sizes)
+    document = advice(8, 1, 1, 1, sizes=(sizes,))
     found = {item.method: item for item in reversed(document.alternatives)}
     moved = found[Method.STICKY].migrated_columns
     assert found[Method.STICKY].extra_bytes == sizes.once_bytes(moved)
@@ -87,8 +88,17 @@ def test_bytes_are_counted_a_step_and_for_sticky_once() -> None:
 
 def test_columns_alone_do_not_stay_where_they_were_moved() -> None:
     """Their part of Y has to come back in each step."""
-    document = advice(8, 1, 1, 1, sizes=Sizes(Kind.COLUMN, 64, 256, 2, 2, 16))
+    columns = Sizes(Kind.COLUMN, 64, 256, 2, 2, 16)
+    document = advice(8, 1, 1, 1, sizes=(columns,))
     assert Method.STICKY not in {item.method for item in document.alternatives}
+
+    both = (replace(columns, plans=Plans.STEP), Sizes(Kind.HIDDEN_UNIT, 64, 256, 2, 2, 16))
+    heads = replace(both[1], plans=Plans.ONCE, units=8)
+    document = advice(8, 1, 1, 1, sizes=(both[0], heads))
+    found = {item.method: item for item in reversed(document.alternatives)}
+    moved = found[Method.STICKY].migrated_columns
+    assert found[Method.STICKY].extra_bytes == heads.once_bytes(moved * 8 / 1000)
+    assert found[Method.MIGRATE].extra_bytes == columns.step_bytes(875)
 
 
 @given(

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from app.analysis.mitigation.tensor.advise import ALL_METHODS, Problem
+from app.analysis.mitigation.tensor.clarity import clarity
 from app.analysis.mitigation.tensor.control import (
     REPLACE_AFTER,
     STICKY_AFTER,
@@ -32,12 +33,18 @@ class Loop:
     streak: Streak = field(default_factory=Streak)
     standing: Standing | None = None
     step: int = 0
+    # With what was reported before, one clear report decides.
+    looks_back: bool = False
+    reported: list[tuple[float, ...]] = field(default_factory=list)
 
     def report(self, *times: float, under: float | None = None, every: int = 1) -> Decision:
         self.step += every
         time_s = np.array(times)
         problem = Problem(Group(time_s, time_s, 1000), self.budget, methods=self.methods)
-        decision = decide(problem, self.step, self.streak, self.standing, under)
+        earlier = np.array(self.reported).reshape(len(self.reported), len(times))
+        clear = clarity(earlier, time_s) if self.looks_back else None
+        self.reported.append(times)
+        decision = decide(problem, self.step, self.streak, self.standing, under, clear)
         self.streak = decision.streak
         if decision.act is Act.WITHDRAW:
             self.standing = None
@@ -54,6 +61,61 @@ class Loop:
 
 
 SLOW, HEALTHY, NEAR = (8.0, 1.0, 1.0, 1.0), (1.0, 1.0, 1.02, 1.0), (1.08, 1.0, 1.0, 1.0)
+
+
+def noisy(times: tuple[float, ...], rng: np.random.Generator) -> tuple[float, ...]:
+    return tuple((np.array(times) * rng.uniform(0.985, 1.015, len(times))).tolist())
+
+
+@pytest.mark.parametrize("slowness", [1.3, 2.0, 8.0])
+@pytest.mark.parametrize("seed", range(3))
+def test_a_straggler_has_its_plan_after_two_steps_and_loses_it_after_two(
+    seed: int, slowness: float
+) -> None:
+    rng = np.random.default_rng(seed)
+    loop = Loop(looks_back=True)
+    in_force, coming = False, False
+    planned = []
+    for step in range(90):
+        # Thrice slow for ten steps, of thirty each.
+        slow = 10 <= step % 30 < 20
+        planned.append((slow, in_force))
+        loop.report(*noisy((1.0, slowness if slow else 1.0, 1.0, 1.0), rng))
+        # The answer to a report meets the job at the end of the next step.
+        in_force, coming = coming, loop.standing is not None
+    for begin in (10, 40, 70):
+        assert [plan for _, plan in planned[begin - 1 : begin + 3]] == [False, False, False, True]
+        assert [plan for _, plan in planned[begin + 9 : begin + 13]] == [True, True, True, False]
+    assert sum(plan for _, plan in planned) == 30
+
+
+def test_a_single_slow_step_is_believed_once() -> None:
+    loop = Loop(looks_back=True)
+    assert set(loop.acts(*[HEALTHY] * 10)) == {"keep"}
+    assert loop.acts(SLOW, HEALTHY) == ["plan", "withdraw"]
+    assert set(loop.acts(*[HEALTHY] * 5, SLOW, *[HEALTHY] * 5, SLOW, HEALTHY)) == {"keep"}
+    # Two of them in a row are no single one.
+    assert loop.acts(SLOW, SLOW) == ["keep", "plan"]
+
+
+def test_an_unsteady_rank_needs_two_reports() -> None:
+    rng = np.random.default_rng(0)
+    loop = Loop(looks_back=True)
+    unsteady = [(1.0, float(x), 1.0, 1.0) for x in rng.uniform(0.95, 1.08, 30)]
+    assert set(loop.acts(*unsteady)) == {"keep"}
+    assert loop.acts((1.0, 1.25, 1.0, 1.0), (1.0, 1.25, 1.0, 1.0)) == ["keep", "plan"]
+
+
+def test_a_job_that_begins_with_a_straggler_needs_two_reports() -> None:
+    assert Loop(looks_back=True).acts(SLOW, SLOW) == ["keep", "plan"]
+
+
+def test_another_straggler_beyond_doubt_makes_another_plan_at_once() -> None:
+    loop = Loop(looks_back=True)
+    loop.acts(*[HEALTHY] * 10, SLOW)
+    assert loop.acts(SLOW, SLOW, (8.0, 1.0, 4.0, 1.0)) == ["keep", "keep", "plan"]
+    assert loop.standing is not None
+    assert loop.standing.shares.shed[2] > 0
 
 
 def test_a_plan_is_there_after_two_reports_and_gone_after_two() -> None:

@@ -39,6 +39,13 @@ def test_absorbed_columns_are_no_slowness() -> None:
     assert group.time_s.tolist() == pytest.approx([4.2, 1.2])
 
 
+def test_what_ranks_computed_indeed_goes_before_what_the_plan_says() -> None:
+    shares = Shares(np.array([2, 0]), np.zeros((2, 2), dtype=np.int64))
+    computed = np.array([0.5, 1.0])
+    group = without_plan(np.array([1.2, 1.2]), np.array([1.0, 1.0]), 8, shares, 1, computed)
+    assert group.time_s.tolist() == pytest.approx([2.2, 1.2])
+
+
 @given(st.lists(RANK, min_size=2, max_size=8), st.integers(0, 3))
 def test_what_was_predicted_under_a_plan_leads_back_to_the_group(
     ranks: list[tuple[float, float]], which: int

@@ -12,7 +12,9 @@ from app.analysis.mitigation.tensor.advise import Problem, advise
 from app.analysis.mitigation.tensor.costs import Affine, Costs, fit
 from app.analysis.mitigation.tensor.document import Alternative, Method
 from app.analysis.mitigation.tensor.group import Group, Shares
-from app.analysis.mitigation.tensor.prediction import predicted_s
+from app.analysis.mitigation.tensor.prediction import Place, predicted_s, uneven_s
+from paceline_client.tensor.plan import Method as WorkMethod
+from paceline_client.tensor.plan import Plan, RankShare, divide
 from tests.oracles.tensor_groups import Machine, Shed, run_step
 
 NOISE = 0.02
@@ -115,6 +117,71 @@ def test_a_rank_that_resizes_pays_for_it_and_all_pay_for_migration() -> None:
     )
     once = predicted_s(group, shares, costs, each_step=False)
     assert once.tolist() == pytest.approx([4.0 * 0.6 + 0.3, 1.1, 1.1])
+
+
+# Of a transformer block: eight heads of a rank, and the hidden units of its feed-forward network.
+BLOCK = (Place(8, 1 / 3), Place(128, 2 / 3))
+
+
+def carried_out(group: Group, shares: Shares, places: tuple[Place, ...]) -> np.ndarray:
+    """Return what ranks compute at each place as jobs divide a plan, as a share of all of it."""
+    rows = tuple(
+        RankShare(
+            rank,
+            int(shares.resized[rank]),
+            tuple((to, int(n)) for to, n in enumerate(shares.moved[rank]) if n),
+        )
+        for rank in range(group.ranks)
+    )
+    plan = Plan(1, WorkMethod.SEMI, group.units, group.ranks, rows)
+    found = []
+    for place in places:
+        division = divide(plan, place.units)
+        found.append(
+            [
+                place.share
+                * (
+                    division.own(rank)
+                    - division.resized[rank]
+                    + sum(loan.borrowed(rank) for loan in division.loans)
+                )
+                / place.units
+                for rank in range(group.ranks)
+            ]
+        )
+    return np.array(found)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_where_units_are_coarse_it_is_predicted_what_a_job_makes_of_the_plan(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    ranks = int(rng.choice([2, 4, 8]))
+    matmul_s = rng.uniform(1, 1.05, ranks)
+    slow = rng.choice(ranks, size=rng.integers(1, ranks), replace=False)
+    matmul_s[slow] *= rng.uniform(1.5, 8, len(slow))
+    group = Group(matmul_s + 0.2, matmul_s, 128)
+    for item in advise(Problem(group, accuracy_budget=0.3)).alternatives:
+        shares = Shares.nothing(ranks)
+        for rank in item.ranks:
+            shares.resized[rank.rank] = rank.resized_columns
+            for to, n in rank.to.items():
+                shares.moved[rank.rank, int(to)] = n
+        each_s = matmul_s * carried_out(group, shares, BLOCK)
+
+        found = predicted_s(group, shares, Costs(), places=BLOCK)
+        assert found.tolist() == pytest.approx((0.2 + each_s.sum(axis=0)).tolist())
+        # Layer by layer everybody waits for the slowest.
+        step_s = found.max() + uneven_s(group, shares, BLOCK)
+        assert step_s == pytest.approx(0.2 + each_s.max(axis=1).sum())
+
+
+def test_a_rank_of_eight_heads_leaves_none_or_one_of_them_out() -> None:
+    group = Group(np.array([2.0, 1.0]), np.array([2.0, 1.0]), 128)
+    shares = Shares(np.array([7, 0]), np.zeros((2, 2), dtype=np.int64))
+    heads = (Place(8, 1.0),)
+    assert predicted_s(group, shares, Costs(), places=heads).tolist() == [2.0, 1.0]
+    shares.resized[0] = 9
+    assert predicted_s(group, shares, Costs(), places=heads).tolist() == [1.75, 1.0]
 
 
 def test_a_receiver_takes_its_sampled_time_times_its_own_slowness() -> None:
