@@ -226,7 +226,8 @@ def _apply_no_data(board: Board, rule: Rule) -> None:
     # What it shows must not change at every look: the age of the data is on the page.
     value = found.value if found.value is not None else round(silent_min, 1)
     if rule.id not in found.rules or found.value is None:
-        board.join(found, rule, job.history[-1] if job.history else None, value)
+        last = job.history[-1].without_verdict if job.history else None
+        board.join(found, rule, last, value)
         found = board.get(fingerprint) or found
     if can(found.state, Trigger.CONFIRM):
         board.put(confirm(found, board.now), "fired")

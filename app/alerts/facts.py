@@ -157,6 +157,22 @@ class Facts:
         return HeadlineFact(self.slowdown, self.slowdown_ci95, lost, HeadlineKind.PUBLISHED)
 
     @property
+    def without_verdict(self) -> Facts:
+        """Return which session it is and nothing of what was found in it.
+
+        For what is not about the session: that nothing came after it.
+        """
+        return Facts(
+            session=self.session,
+            job=self.job,
+            attempt=self.attempt,
+            number=self.number,
+            received_at=self.received_at,
+            labels=self.labels,
+            layout=self.layout,
+        )
+
+    @property
     def leading_cause(self) -> CauseFact:
         """Return the first cause, or the unknown one."""
         return self.causes[0] if self.causes else CauseFact(UNKNOWN)

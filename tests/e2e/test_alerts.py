@@ -109,11 +109,15 @@ def test_a_session_of_a_job_that_fires(
     page = visitor.open(f"{place.url}/sessions/{session}", look)
     wait_for_figures(page)
     expect(page.locator(".verdict .line")).to_contain_text("Firing")
-    region = page.get_by_role("region", name="Incidents of this job")
-    expect(region).to_contain_text("Slow worker")
+    expect(page.get_by_role("group", name="Incidents of this job")).to_contain_text("Slow worker")
     keep(page, f"session-firing-{look.name}")
     expect_well_made(page, place.url, look)
-    region.get_by_role("button", name="Acknowledge").first.click()
+    if look.size != NARROW:
+        # What is wrong and what to do about it push nothing off the first screen.
+        box = page.locator("#step").bounding_box()
+        assert box is not None
+        assert box["y"] + box["height"] <= look.size[1]
+    act(page, "Acknowledge")
     expect(page.locator(".verdict .line")).to_contain_text("Acknowledged")
 
 

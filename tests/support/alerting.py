@@ -9,11 +9,11 @@ from typing import Any
 
 from sqlalchemy import select, text, update
 
-from app.alerts.facts import CauseFact, Facts, FixFact, HeadlineFact, WorkerFact
+from app.alerts.facts import FACTS, CauseFact, Facts, FixFact, HeadlineFact, WorkerFact
 from app.alerts.incidents import INCIDENT, Incident
 from app.analysis.diagnosis.headline import HeadlineKind
 from app.bootstrap import Container
-from app.db.models.alerts import AlertDelivery, AlertGroup, AlertIncident
+from app.db.models.alerts import AlertDelivery, AlertFacts, AlertGroup, AlertIncident
 from app.db.models.sessions import Job, Session
 from app.db.models.tasks import TaskRun
 from app.db.unit_of_work import UnitOfWork
@@ -93,6 +93,27 @@ class Alerting:
             tx.session.execute(
                 text("UPDATE alert_channel SET hold_until = hold_until - :span"), {"span": span}
             )
+
+    def silent(self, job: str = "llm", span: timedelta = timedelta(hours=1)) -> None:
+        """Let a job have sent nothing for so long, and be looked at."""
+        with self.container.uow() as tx:
+            job_id = self._job(tx, job)
+            tx.session.execute(
+                update(Session)
+                .where(Session.job_id == job_id)
+                .values(received_at=Session.received_at - span)
+            )
+            for row in tx.session.execute(
+                select(AlertFacts).where(AlertFacts.job_id == job_id)
+            ).scalars():
+                found = FACTS.validate_python(row.document)
+                older = replace(found, received_at=found.received_at - span)
+                row.received_at = older.received_at
+                row.document = FACTS.dump_python(older, mode="json")
+            tx.session.execute(
+                update(AlertGroup).where(AlertGroup.job_id == job_id).values(look_at=tx.now)
+            )
+        sweep_alerts(self.container)
 
     def grow_older(self, span: timedelta) -> None:
         """Let what fires have fired that much earlier."""

@@ -22,7 +22,7 @@ class Element:
 
     @property
     def text(self) -> str:
-        """Return its words, with single spaces between them."""
+        """Return its words; what stands in elements of their own stands apart."""
         return " ".join(self._joined().split())
 
     def all(self, tag: str, name: str | None = None, **attributes: str) -> list[Element]:
@@ -57,9 +57,7 @@ class Element:
     def _joined(self) -> str:
         if self.tag in ("script", "svg"):
             return ""
-        parts = (part if isinstance(part, str) else part._joined() for part in self.children)
-        inline = self.tag in ("span", "b", "a", "sub", "code", "time", "button", "svg")
-        return ("" if inline else " ") + "".join(parts) + ("" if inline else " ")
+        return " ".join(part if isinstance(part, str) else part._joined() for part in self.children)
 
     def _within(self) -> Iterator[Element]:
         for child in self.children:

@@ -11,7 +11,8 @@ from urllib.parse import quote
 
 from app.alerts.lines import lines_of
 from app.alerts.message import view_url
-from app.alerts.states import DeliveryState
+from app.alerts.readings import NO_DATA_CAUSE
+from app.alerts.states import DeliveryState, IncidentState
 from app.analysis.diagnosis.headline import HeadlineKind
 from app.analysis.wording import hours
 from app.dashboard.alerts.parts import (
@@ -24,7 +25,7 @@ from app.dashboard.alerts.parts import (
     session_url,
     until,
 )
-from app.dashboard.look.format import interval, listing, plural, times
+from app.dashboard.look.format import age, interval, listing, plural, times
 from app.dashboard.look.parts import StateLabel
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
     from app.alerts.facts import Facts
     from app.services.alerts.channels.reads import ChannelView
     from app.services.alerts.deliveries.reads import DeliveryRow
-    from app.services.alerts.incident_reads import EventRow
+    from app.services.alerts.incident_reads import EventRow, IncidentRow
     from app.services.alerts.views import IncidentLife
 
 DELIVERY_STATES: Final = {
@@ -43,6 +44,9 @@ DELIVERY_STATES: Final = {
     DeliveryState.FAILED: StateLabel("fail", "Failed", 0),
     DeliveryState.SUPERSEDED: StateLabel("none", "Superseded", 3, quiet=True),
 }
+
+# A job's other incidents are hidden while "no data" is in one of these.
+HIDING: Final = (IncidentState.FIRING, IncidentState.ACKNOWLEDGED)
 
 WORDS: Final = {
     "opened": "Pending",
@@ -123,7 +127,7 @@ def chosen_incident(life: IncidentLife, channels: Sequence[ChannelView]) -> Chos
         job=row.job,
         job_url=job_url,
         title=f"{row.job}: {headline(incident)}",
-        subtitle=_measured(facts),
+        subtitle=_about(row, life.view.now),
         session_url=session_url(incident, job_url),
         rules=listing(list(row.rules.values())) or "a rule that is gone",
         labels=labels(facts),
@@ -131,6 +135,20 @@ def chosen_incident(life: IncidentLife, channels: Sequence[ChannelView]) -> Chos
         message=message,
         deliveries=[_attempted(sent) for sent in life.deliveries],
         failing=_failing(life.deliveries, channels),
+    )
+
+
+def _about(row: IncidentRow, now: datetime) -> str:
+    incident, facts = row.incident, row.incident.facts
+    if incident.cause == NO_DATA_CAUSE:
+        if facts is None:
+            return "It has never sent a session"
+        ago = age((now - facts.received_at).total_seconds())
+        hides = "; it hides the job’s other incidents" if incident.state in HIDING else ""
+        return f"No session since session {facts.number}, {ago} ago{hides}"
+    measured = _measured(facts)
+    return (
+        f"{measured}. Nobody is told of it while the job sends nothing" if row.hidden else measured
     )
 
 
@@ -180,6 +198,8 @@ def _happened(event: EventRow, life: IncidentLife) -> str:
     word = WORDS.get(event.event, event.event)
     session = life.sessions.get(event.session) if event.session else None
     if event.event in ("opened", "fired") and session is not None:
+        if life.view.row.incident.cause == NO_DATA_CAUSE:
+            return f"{word}: no session since session {session.number}"
         measured = "" if session.slowdown is None else f" measured {times(session.slowdown)}"
         return f"{word}: session {session.number}{measured}"
     by = f" by {event.actor}" if event.actor else ""

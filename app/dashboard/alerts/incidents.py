@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Final
 
+from app.alerts.readings import NO_DATA_CAUSE
 from app.alerts.states import IncidentState
 from app.analysis.wording import hours
 from app.dashboard.alerts.channel_health import ChannelHealth, channels_title, health
@@ -221,6 +222,8 @@ def _list_note(found: Incidents, number: int, shown: int) -> str:
         text += f"; {first} to {first + shown - 1} of {count(listed)}"
     if listed < total:
         text += f"; {count(total - listed)} more are not listed"
+    if found.hidden:
+        text += f"; {count(found.hidden)} hidden while their jobs send nothing"
     return text
 
 
@@ -285,7 +288,9 @@ def _standing(incident: Incident, now: datetime) -> str:
 
 
 def _over(item: Over, chosen: uuid.UUID | None) -> OverLine:
-    incident, before, after = item.row.incident, item.row.incident.facts, item.after
+    incident, before = item.row.incident, item.row.incident.facts
+    # How slow the job was before and after says nothing of its silence.
+    after = None if incident.cause == NO_DATA_CAUSE else item.after
     fix = before.fix if before else None
     slow_before, slow_after = _slowdown(before), _slowdown(after)
     saved = (

@@ -11,7 +11,7 @@ from app.alerts.states import IncidentState
 from app.db.models.alerts import AlertEvent, AlertGroup, AlertIncident, AlertRule
 from app.db.models.sessions import Job, Session
 from app.errors import NotFoundError
-from app.services.alerts.store import OPEN, incident_of
+from app.services.alerts.store import HIDDEN, OPEN, incident_of
 
 if TYPE_CHECKING:
     import uuid
@@ -58,11 +58,14 @@ class IncidentRow:
     incident : Incident
     rules : mapping of UUID to str
         Names of those of its rules that are still there.
+    hidden : bool
+        Whether nobody is told of it while its job sends no data.
     """
 
     job: str
     incident: Incident
     rules: Mapping[uuid.UUID, str]
+    hidden: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +113,7 @@ def list_incidents(
     *,
     state: IncidentState | None = None,
     job: str | None = None,
-    open_only: bool = False,
+    current: bool = False,
 ) -> list[IncidentRow]:
     """Return incidents, firing ones first, then the newest; of those that are over, the latest.
 
@@ -121,16 +124,17 @@ def list_incidents(
     state : IncidentState, optional
     job : str, optional
         Only those.
-    open_only : bool
-        Leave out what is over. What was never told of and is over is left out in any case.
+    current : bool
+        Leave out what is over, and what "no data" hides. What was never told of and is over is left
+        out in any case.
     """
     query = incident_rows(limit)
     if state is not None:
         query = query.where(AlertIncident.state == state)
     if job is not None:
         query = query.where(Job.name == job)
-    if open_only:
-        query = query.where(OPEN)
+    if current:
+        query = query.where(OPEN, ~HIDDEN)
     return [incident_row(*found) for found in tx.session.execute(query)]
 
 
@@ -182,7 +186,7 @@ def incident_and_sessions(
     return IncidentView(incident_row(*found), events, tx.now), sessions
 
 
-def incident_rows(limit: int) -> Select[AlertIncident, str, dict[str, str] | None]:
+def incident_rows(limit: int) -> Select[AlertIncident, str, dict[str, str] | None, bool]:
     """Return the query of what `list_incidents` lists, which `incident_row` takes."""
     return (
         _rows()
@@ -192,12 +196,16 @@ def incident_rows(limit: int) -> Select[AlertIncident, str, dict[str, str] | Non
     )
 
 
-def incident_row(row: AlertIncident, job: str, rules: Mapping[str, str] | None) -> IncidentRow:
+def incident_row(
+    row: AlertIncident,
+    job: str,
+    rules: Mapping[str, str] | None,
+    hidden: bool,  # noqa: FBT001 - a column like the others
+) -> IncidentRow:
     """Return an incident of a job as lists show it, given the names of rules by id."""
     incident, names = incident_of(row), rules or {}
-    return IncidentRow(
-        job, incident, {id_: names[str(id_)] for id_ in incident.rules if str(id_) in names}
-    )
+    known = {id_: names[str(id_)] for id_ in incident.rules if str(id_) in names}
+    return IncidentRow(job, incident, known, hidden)
 
 
 def no_incident(incident_id: uuid.UUID) -> NotFoundError:
@@ -205,9 +213,9 @@ def no_incident(incident_id: uuid.UUID) -> NotFoundError:
     return NotFoundError(f"There is no incident {incident_id}.")
 
 
-def _rows() -> Select[AlertIncident, str, dict[str, str] | None]:
+def _rows() -> Select[AlertIncident, str, dict[str, str] | None, bool]:
     return (
-        select(AlertIncident, Job.name, _RULES)
+        select(AlertIncident, Job.name, _RULES, HIDDEN)
         .join(AlertGroup, AlertGroup.id == AlertIncident.group_id)
         .join(Job, Job.id == AlertGroup.job_id)
     )

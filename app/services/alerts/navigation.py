@@ -10,6 +10,7 @@ from sqlalchemy import func, select, true
 from app.alerts.states import IncidentState
 from app.db.models.alerts import AlertChannel, AlertIncident
 from app.services.alerts.channels.reads import is_dead
+from app.services.alerts.store import HIDDEN
 
 if TYPE_CHECKING:
     from app.db.unit_of_work import Reads
@@ -22,7 +23,7 @@ class Navigation:
     Parameters
     ----------
     firing : int
-        Incidents that fire and that nobody has acknowledged.
+        Incidents that fire and that nobody has acknowledged; not those that "no data" hides.
     dead_channels : tuple of str
         Names of the channels that nobody hears from, though nobody wanted it so.
     signed_in : str
@@ -44,7 +45,7 @@ def navigation(tx: Reads) -> Navigation:
     """Return what every page shows, with one statement."""
     firing = (
         select(func.count().label("firing"))
-        .where(AlertIncident.state == IncidentState.FIRING)
+        .where(AlertIncident.state == IncidentState.FIRING, ~HIDDEN)
         .subquery()
     )
     rows = tx.session.execute(

@@ -12,18 +12,20 @@ foreign keys of new rows do not wait for.
 from __future__ import annotations
 
 import uuid
+from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final
 
-from sqlalchemy import func, select
+from sqlalchemy import exists, func, select
 from sqlalchemy.dialects.postgresql import insert
+from sqlalchemy.orm import aliased
 
 from app.alerts.board import IncidentChange, JobState
 from app.alerts.evaluate import HISTORY_SESSIONS
 from app.alerts.facts import FACTS
 from app.alerts.grouping import Timing, next_flush
 from app.alerts.incidents import INCIDENT, Incident, Silence
-from app.alerts.readings import BASELINE_SESSIONS
+from app.alerts.readings import BASELINE_SESSIONS, NO_DATA_CAUSE
 from app.alerts.rules import RULE, Rule
 from app.alerts.states import IncidentState
 from app.db.models.alerts import AlertEvent, AlertFacts, AlertGroup, AlertIncident, AlertRule
@@ -40,6 +42,20 @@ if TYPE_CHECKING:
 RECEIVED: Final = BASELINE_SESSIONS + 1
 
 OPEN: Final = AlertIncident.state != IncidentState.RESOLVED
+
+# Open, but nobody is told: its job sends no data, and that is what is told. `visible` for rows.
+_silent: Final = aliased(AlertIncident)
+HIDDEN: Final = (
+    OPEN
+    & (AlertIncident.document["cause"].astext != NO_DATA_CAUSE)
+    & exists()
+    .where(
+        _silent.group_id == AlertIncident.group_id,
+        _silent.state.in_((IncidentState.FIRING, IncidentState.ACKNOWLEDGED)),
+        _silent.document["cause"].astext == NO_DATA_CAUSE,
+    )
+    .correlate(AlertIncident)
+)
 
 
 def timing(settings: Settings) -> Timing:
@@ -102,7 +118,11 @@ def rule_document(rule: Rule) -> dict[str, Any]:
 
 def incident_of(row: AlertIncident) -> Incident:
     """Return the incident in a row."""
-    return INCIDENT.validate_python(row.document)
+    incident = INCIDENT.validate_python(row.document)
+    if incident.cause == NO_DATA_CAUSE and incident.facts is not None:
+        # Earlier versions kept the verdict of the last session with it.
+        return replace(incident, facts=incident.facts.without_verdict)
+    return incident
 
 
 def open_incidents(tx: Reads, group_id: uuid.UUID) -> list[Incident]:

@@ -24,7 +24,7 @@ from app.services.alerts.incident_reads import (
     incident_rows,
     list_incidents,
 )
-from app.services.alerts.store import OPEN
+from app.services.alerts.store import HIDDEN, OPEN
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -72,9 +72,11 @@ class Incidents:
     now : datetime
         The database's time.
     present : sequence of IncidentRow
-        Firing ones first, at most 500.
+        Firing ones first, at most 500; not those that "no data" hides.
     counts : mapping of IncidentState to int
-        How many there are of each open state.
+        How many there are of each open state, without the hidden ones.
+    hidden : int
+        How many are.
     over : sequence of Over
         Of the last seven days, the latest first, at most 30.
     over_count : int
@@ -85,6 +87,7 @@ class Incidents:
     now: datetime
     present: Sequence[IncidentRow]
     counts: Mapping[IncidentState, int]
+    hidden: int
     over: Sequence[Over]
     over_count: int
     sessions: Mapping[uuid.UUID, Measured]
@@ -105,7 +108,7 @@ def incidents(tx: Reads) -> Incidents:
         incident_rows(OPEN_LISTED)
         .add_columns(_SESSION, Session.number, SHOWN, Session.world)
         .outerjoin(Session, Session.id == _SESSION)
-        .where(OPEN)
+        .where(OPEN, ~HIDDEN)
     ).all()
     ended = tx.session.execute(
         incident_rows(RESOLVED_LISTED)
@@ -113,12 +116,19 @@ def incidents(tx: Reads) -> Incidents:
         .where(AlertIncident.resolved_at >= tx.now - RESOLVED_FOR)
     ).all()
     counts = tx.session.execute(
-        select(AlertIncident.state, func.count()).where(OPEN).group_by(AlertIncident.state)
-    )
+        select(
+            AlertIncident.state,
+            func.count().filter(~HIDDEN).label("shown"),
+            func.count().filter(HIDDEN).label("hidden"),
+        )
+        .where(OPEN)
+        .group_by(AlertIncident.state)
+    ).all()
     return Incidents(
         now=tx.now,
-        present=[incident_row(*row[:3]) for row in rows],
-        counts=dict(counts.all()),
+        present=[incident_row(*row[:4]) for row in rows],
+        counts={row.state: row.shown for row in counts},
+        hidden=sum(row.hidden for row in counts),
         over=[
             Over(incident_row(*row), None if after is None else FACTS.validate_python(after))
             for *row, after, _ in ended
@@ -135,6 +145,8 @@ def incidents(tx: Reads) -> Incidents:
 def open_by_job(tx: Reads, job: str | None = None) -> dict[str, list[IncidentRow]]:
     """Return the open incidents by job, of each job the most pressing first.
 
+    "No data" hides the others of its job.
+
     Parameters
     ----------
     tx : Reads
@@ -142,7 +154,7 @@ def open_by_job(tx: Reads, job: str | None = None) -> dict[str, list[IncidentRow
         Only of this one.
     """
     found: dict[str, list[IncidentRow]] = {}
-    for row in list_incidents(tx, OPEN_LISTED, job=job, open_only=True):
+    for row in list_incidents(tx, OPEN_LISTED, job=job, current=True):
         found.setdefault(row.job, []).append(row)
     return found
 

@@ -70,6 +70,7 @@ def listed(*rows: IncidentRow, world: int = 8, **changes: Any) -> Incidents:  # 
         now=NOW,
         present=rows,
         counts={state: states.count(state) for state in set(states)},
+        hidden=0,
         over=(),
         over_count=0,
         sessions={

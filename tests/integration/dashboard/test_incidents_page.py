@@ -1,0 +1,118 @@
+"""The page of incidents, and what other pages say of them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from app.alerts.facts import CauseFact
+from tests.support.alerting import Alerting
+from tests.support.html import parse
+
+if TYPE_CHECKING:
+    import httpx
+
+    from app.bootstrap import Container
+    from tests.support.html import Element
+
+STAGE = CauseFact("stage_imbalance", ("stage 1",), confidence=0.6, contribution=0.5)
+
+
+@pytest.fixture
+def alerting(container: Container) -> Alerting:
+    return Alerting(container)
+
+
+def page(client: httpx.Client, path: str) -> Element:
+    answer = client.get(path)
+    assert answer.status_code == 200, answer.text
+    return parse(answer.text)
+
+
+def open_lines(found: Element) -> list[list[str]]:
+    return found.one("section", aria_label="Open incidents").rows("inc")
+
+
+def nav_count(found: Element) -> str:
+    return "".join(count.text for count in found.one("nav").all("span", "count"))
+
+
+def test_no_data_borrows_nothing_from_the_last_session(
+    alerting: Alerting, client: httpx.Client
+) -> None:
+    for _ in range(3):
+        alerting.session()
+    alerting.silent()
+    found = page(client, "/incidents")
+    [line] = open_lines(found)
+    assert line[:6] == ["Firing", "llm No data", "none", "", "", ""]
+    assert found.one("h1").text == "1 incident fires"
+    about = found.one("section", id="chosen").text
+    assert "No session since session 3, 1 h ago" in about
+    assert "Firing: no session since session 3" in about
+    assert "1.30" not in about
+    told = client.get("/api/v1/incidents").json()["incidents"]
+    [silent] = [one for one in told if one["cause"] == "no_data"]
+    assert (silent["facts"]["number"], silent["facts"]["slowdown"]) == (3, None)
+    assert silent["facts"]["fix"] is None
+
+
+def test_no_data_hides_the_other_incidents_of_its_job_and_of_no_other(
+    alerting: Alerting, client: httpx.Client
+) -> None:
+    for _ in range(3):
+        alerting.session(1.3, CauseFact("slow_worker", ("node-7",), confidence=0.95), STAGE)
+    alerting.slow("other")
+    before = page(client, "/incidents")
+    assert len(open_lines(before)) == 2
+    assert nav_count(before) == "2 firing"
+    hidden = next(one.id for one in alerting.incidents() if one.where == "node-7")
+    alerting.silent()
+    found = page(client, "/incidents")
+    assert [line[1] for line in open_lines(found)] == ["other Slow worker: node-7", "llm No data"]
+    assert "1 hidden while their jobs send nothing" in found.text
+    assert nav_count(found) == "2 firing"
+    assert (
+        "Nobody is told of it while the job sends nothing"
+        in page(client, f"/incidents/{hidden}").one("section", id="chosen").text
+    )
+
+    [silent] = [one for one in alerting.incidents() if one.cause == "no_data"]
+    until = {"until": "2099-01-01T00:00:00Z", "reason": "ended"}
+    client.post(f"/api/v1/incidents/{silent.id}/silence", json=until).raise_for_status()
+    assert len(open_lines(page(client, "/incidents"))) == 3, "silenced it hides nothing"
+
+
+def test_a_session_names_each_incident_and_has_one_place_to_act(
+    alerting: Alerting, client: httpx.Client
+) -> None:
+    causes = [CauseFact("slow_worker", (f"node-{n}",), confidence=0.95) for n in range(4)]
+    for _ in range(3):
+        session = alerting.session(1.3, *causes)
+    assert len(alerting.incidents()) == 4
+    found = page(client, f"/sessions/{session}")
+    assert len([b for b in found.all("button") if b.text == "Acknowledge"]) == 1
+    line = found.one("span", aria_label="Incidents of this job")
+    assert len(line.all("a")) == 3
+    assert line.text.endswith("1 more open")
+    alerting.silent()
+    found = page(client, f"/sessions/{session}")
+    [only] = found.one("span", aria_label="Incidents of this job").all("a")
+    assert only.text == "No data"
+
+
+def test_nobody_is_asked_for_a_name_where_nothing_can_be_done(
+    alerting: Alerting, client: httpx.Client
+) -> None:
+    session = alerting.session(1.3, STAGE)
+    assert alerting.incident().state == "pending"
+    found = page(client, f"/sessions/{session}")
+    assert "Pending" in found.one("p", "line").text
+    assert found.all("label", "who") == []
+    # On its own page it may be resolved.
+    own = page(client, f"/incidents/{alerting.incident().id}")
+    assert len(own.all("label", "who")) == 1
+    client.post(f"/api/v1/incidents/{alerting.incident().id}/resolve", json={}).raise_for_status()
+    over = page(client, f"/incidents/{alerting.incident().id}")
+    assert over.all("label", "who") == []
