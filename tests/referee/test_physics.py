@@ -130,6 +130,8 @@ def test_the_product_reads_all_that_is_recorded() -> None:
         "link",
         "tensor rank",
         "checkpoints",
+        "slow launching",
+        "slow launching host",
     ],
 )
 def test_plain_faults_are_told_from_one_another(name: str) -> None:

@@ -9,6 +9,7 @@ from typing import Final
 
 import numpy as np
 
+from app.analysis.diagnosis.causes.host_overhead import has_slow_hosts
 from app.analysis.diagnosis.causes.kind import CauseKind
 from app.analysis.diagnosis.causes.network import has_slow_links
 from app.analysis.diagnosis.causes.registry import EVERY, KINDS
@@ -19,7 +20,7 @@ from app.analysis.diagnosis.observation import Explained, Observation, summed
 from app.analysis.diagnosis.signs import Signs
 from app.analysis.replay.layout.dense import FloatArray
 from app.analysis.replay.metrics import Metrics
-from app.analysis.replay.session import Replayed
+from app.analysis.replay.session import Replayed, without_lags
 from app.analysis.trace.model import Trace
 from app.analysis.wording import percent
 
@@ -112,18 +113,20 @@ def diagnose(trace: Trace, replayed: Replayed, metrics: Metrics) -> Diagnosis:
     signs = Signs(Observation(trace, replayed.main), step_ns)
     unjudged = _cannot_judge(signs)
     excess = float(metrics.recorded_s.mean() / metrics.ideal_step_s)
-    if excess < 1 + _WORTH_A_LOOK and not has_slow_links(signs.observation):
+    if excess < 1 + _WORTH_A_LOOK and not _hidden(signs.observation):
         judged = tuple(name for name in KINDS if name not in unjudged)
         return Diagnosis(
             (), judged, unjudged, metrics.lost_s, metrics.slowdown, metrics.discrepancy
         )
     found = _find(signs)
+    regular = frozenset[int]().union(*(sign.finding.regular for sign in found))
     late = {
         # two causes may claim the same time
-        node: np.minimum(late_ns, signs.observation.delay_ns(node))
+        node: np.minimum(late_ns, signs.observation.delay_ns(node, regular=node in regular))
         for node, late_ns in summed(sign.finding.late_ns for sign in found).items()
     }
-    replays = Counterfactuals(replayed.main, [sign.finding.change for sign in found], late)
+    changes = [sign.finding.change for sign in found]
+    replays = Counterfactuals(without_lags(replayed.main, regular), changes, late)
     main = np.isin(replayed.steps, replayed.layout.steps)
     recorded_s = float(metrics.recorded_s[main].mean())
     diagnosis = _weigh(replays, found, recorded_s, metrics.ideal_s[main], unjudged)
@@ -131,6 +134,11 @@ def diagnose(trace: Trace, replayed: Replayed, metrics: Metrics) -> Diagnosis:
         return diagnosis
     with_late_s = float(replays.without(frozenset()).mean())
     return replace(diagnosis, late=with_late_s / float(metrics.simulated_s[main].mean()))
+
+
+def _hidden(observation: Observation) -> bool:
+    """Return whether the ideal may be as slow as the steps are."""
+    return has_slow_links(observation) or has_slow_hosts(observation)
 
 
 def _cannot_judge(signs: Signs) -> dict[str, str]:

@@ -85,6 +85,9 @@ class Finding:
         is removed.
     doubt : Doubt or None
         What it may be instead.
+    regular : frozenset of int
+        Nodes whose `late_ns` holds what regularly passes before their launch, too, and of all DP
+        ranks: a job that is replayed without it is replayed without such delays.
     """
 
     change: Change
@@ -93,6 +96,7 @@ class Finding:
     figure: FigureData | None = None
     late_ns: Mapping[int, FloatArray] = field(default_factory=dict)
     doubt: Doubt | None = None
+    regular: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True, slots=True, eq=False)

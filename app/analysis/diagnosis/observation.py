@@ -124,17 +124,18 @@ class Observation:
         """Return the types of operations that are replayed."""
         return frozenset(self.layout.op_names[code] for code in np.unique(self.layout.nodes.op))
 
-    def delay_ns(self, node: int) -> FloatArray:
+    def delay_ns(self, node: int, *, regular: bool = False) -> FloatArray:
         """Return how late a node is launched after all that it depends on, shape (steps, dp).
 
-        What is explained already does not count.
+        What is explained already does not count, and what regularly passes before it only if asked
+        for.
         """
         start, duration = self.layout.start_ns, self.layout.duration_ns
         graph = self.group.graph
         delay = start[node].copy()
         if self.after[node]:
             ends = [
-                start[other] + duration[other] + graph.lag_ns(node, other)
+                start[other] + duration[other] + (0.0 if regular else graph.lag_ns(node, other))
                 for other in self.after[node]
             ]
             delay -= np.max(ends, axis=0)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Final, Literal, TypeAlias
 
@@ -178,6 +178,26 @@ class Hosts:
         """Return the host of a worker; None where it is not known."""
         dp, pp = worker
         return self.hosts.get(self.ranks[dp][pp])
+
+    def whole_host(self, workers: Collection[Worker]) -> str | None:
+        """Return the host that these workers fill: it has no others, and they are on no other.
+
+        None where there is no such host.
+
+        Examples
+        --------
+        >>> hosts = Hosts({0: "node-6", 1: "node-7", 2: "node-6", 3: "node-7"}, [[0, 1], [2, 3]])
+        >>> hosts.whole_host([(0, 1), (1, 1)])
+        'node-7'
+        >>> hosts.whole_host([(0, 1)]) is None
+        True
+        """
+        there = {self.host(worker) for worker in workers}
+        if len(there) != 1:
+            return None
+        host = there.pop()
+        count = sum(self.hosts.get(rank) == host for row in self.ranks for rank in row)
+        return host if count == len(set(workers)) else None
 
     def on(self, rank: int) -> str:
         """Return " on " and the host of a rank, or nothing."""

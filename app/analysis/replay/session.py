@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
@@ -135,11 +135,7 @@ def prepare_replay(trace: Trace, without: Collection[Name] = ()) -> Replayed:
     for layout, graph, values, ideal in zip(
         layouts, graphs, recorded, ideal_durations(layouts, recorded), strict=True
     ):
-        durations = Durations(values, ideal)
-        shortest = np.minimum(values.min(axis=(1, 2)), ideal)
-        executor = executor_for(prepare(graph, layout.nodes.pp, shortest), values.size)
-        simulator = Simulator(layout, durations, executor)
-        groups.append(ShapeGroup(layout, graph, durations, simulator))
+        groups.append(_group(layout, graph, Durations(values, ideal)))
     return Replayed(
         groups=tuple(groups),
         dropped=dropped,
@@ -149,6 +145,22 @@ def prepare_replay(trace: Trace, without: Collection[Name] = ()) -> Replayed:
         unanswered=laid_out.unanswered,
         adaptations=(*rows.made, *made),
     )
+
+
+def _group(layout: Layout, graph: Graph, durations: Durations) -> ShapeGroup:
+    """Return steps of one shape, ready to be replayed."""
+    values = durations.recorded_ns
+    shortest = np.minimum(values.min(axis=(1, 2)), durations.ideal_ns)
+    executor = executor_for(prepare(graph, layout.nodes.pp, shortest), values.size)
+    return ShapeGroup(layout, graph, durations, Simulator(layout, durations, executor))
+
+
+def without_lags(group: ShapeGroup, nodes: Collection[int]) -> ShapeGroup:
+    """Return a group in which nothing passes regularly before some nodes are launched."""
+    if not nodes:
+        return group
+    lags = {edge: lag for edge, lag in group.graph.lags_ns.items() if edge[0] not in nodes}
+    return _group(group.layout, replace(group.graph, lags_ns=lags), group.durations)
 
 
 def _with_graphs(

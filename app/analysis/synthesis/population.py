@@ -20,8 +20,8 @@ from app.analysis.synthesis.injections.computations import (
     StageImbalance,
     TensorParallelStraggler,
 )
+from app.analysis.synthesis.injections.hosts import Checkpoint, HostOverhead
 from app.analysis.synthesis.injections.transfers import (
-    Checkpoint,
     FalseKernelDependency,
     SlowDataLoading,
     SlowLink,
@@ -188,6 +188,13 @@ def _saving(job: JobModel, strength: float, rng: np.random.Generator) -> Sick:
     return job, (Checkpoint(every, stall, offset=int(rng.integers(every))),)
 
 
+def _launching(job: JobModel, strength: float, rng: np.random.Generator) -> Sick:
+    launch = (1 + strength) * job.costs.forward_ns / job.sizes.vpp
+    everywhere = rng.random() < 0.5  # noqa: PLR2004 - half of them
+    worker = None if everywhere else _any_worker(job, rng)
+    return job, (HostOverhead(launch, worker),)
+
+
 def _kernels(job: JobModel, strength: float, rng: np.random.Generator) -> Sick:
     costs = replace(job.costs, grads_ns=2.5 * strength * job.costs.forward_ns)
     return replace(job, costs=costs), (FalseKernelDependency(int(rng.integers(1, 3))),)
@@ -225,6 +232,7 @@ _CAUSES: Final[Mapping[str, tuple[Needs, Strengthen]]] = {
     "network": (Needs(dp=2, pp=2), _network),
     "data_loading": (Needs(), _loading),
     "checkpoint": (Needs(), _saving),
+    "host_overhead": (Needs(), _launching),
     "tensor_parallel_straggler": (Needs(dp=2, tensor_ranks=True), _tensor_rank),
 }
 CAUSES: Final = tuple(_CAUSES)

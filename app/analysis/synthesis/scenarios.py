@@ -18,8 +18,8 @@ from app.analysis.synthesis.injections.computations import (
     StageImbalance,
     TensorParallelStraggler,
 )
+from app.analysis.synthesis.injections.hosts import Checkpoint, HostOverhead
 from app.analysis.synthesis.injections.transfers import (
-    Checkpoint,
     FalseKernelDependency,
     SlowDataLoading,
     SlowLink,
@@ -188,6 +188,18 @@ _SCENARIOS: Final = (
             name="dense-65b",
         ),
         draw=lambda _job, rng: (Checkpoint(3, 3000 * _MS, offset=int(rng.integers(3))),),
+    ),
+    Scenario(
+        name="slow-launching",
+        summary="A host with two workers takes twice as long to launch forwards as they run.",
+        job=JobModel(
+            sizes=Sizes(dp=8, pp=4, tp=4),
+            microbatches=10,
+            steps=16,
+            costs=CostModel(forward_ns=21 * _MS, backward_ns=43 * _MS),
+            name="dense-8b",
+        ),
+        draw=lambda job, rng: (HostOverhead(46 * _MS, _any_worker(job, rng)),),
     ),
     Scenario(
         name="tensor-parallel",

@@ -9,6 +9,7 @@ from app.analysis.diagnosis.causes.checkpoint import CHECKPOINT
 from app.analysis.diagnosis.causes.context_parallel import CONTEXT_PARALLEL
 from app.analysis.diagnosis.causes.data_loading import DATA_LOADING
 from app.analysis.diagnosis.causes.garbage_collection import GARBAGE_COLLECTION
+from app.analysis.diagnosis.causes.host_overhead import HOST_OVERHEAD
 from app.analysis.diagnosis.causes.kernel_dependency import KERNEL_DEPENDENCY
 from app.analysis.diagnosis.causes.kind import CauseKind, Kind
 from app.analysis.diagnosis.causes.memory_fragmentation import MEMORY_FRAGMENTATION
@@ -31,6 +32,7 @@ KINDS: Final[Mapping[str, CauseKind]] = {
         NETWORK,
         DATA_LOADING,
         CHECKPOINT,
+        HOST_OVERHEAD,
         TENSOR_STRAGGLER,
     )
 }

@@ -87,37 +87,6 @@ class SlowDataLoading(Injection):
 
 
 @dataclass(frozen=True, slots=True)
-class Checkpoint(Injection):
-    """Every so many steps all stages write their weights out before they go on.
-
-    Parameters
-    ----------
-    every : int
-        Steps from one time to the next.
-    stall_ns : float
-        How long a stage writes on average.
-    offset : int
-        The number of a step that begins with it.
-    """
-
-    every: int
-    stall_ns: float
-    offset: int = 0
-    cause: ClassVar[str] = "checkpoint"
-
-    def apply(self, work: StepWork, job: JobModel, rng: np.random.Generator) -> None:
-        """Delay the launch of each stage's first operation."""
-        program = work.program
-        numbers = np.arange(job.steps) if work.numbers is None else work.numbers
-        saving = (numbers - self.offset) % self.every == 0
-        # The slowest writer holds up all: what a save takes differs little from rank to rank.
-        common = rng.lognormal(-0.005, 0.1, (job.steps, 1))
-        for first in program.first:
-            own = rng.lognormal(-0.001, 0.04, (job.steps, job.sizes.dp))
-            work.delay_ns[first] += saving[:, None] * self.stall_ns * common * own
-
-
-@dataclass(frozen=True, slots=True)
 class FalseKernelDependency(Injection):
     """Computations wait for a reduce-scatter that they do not need, queued before them.
 

@@ -15,6 +15,7 @@ from app.analysis.diagnosis.places import Where
 from app.analysis.diagnosis.signs import Signs
 from app.analysis.replay.metrics import measure
 from app.analysis.replay.session import prepare_replay
+from app.analysis.synthesis.hosts.session import HostSession
 from app.analysis.synthesis.injections.base import Injection
 from app.analysis.synthesis.job import (
     USUAL_OP_TYPES,
@@ -56,11 +57,11 @@ def session(*injections: Injection, job: JobModel = JOB, seed: int = 5) -> Synth
     return synthesize(job, injections, seed=seed)
 
 
-def observe(synthetic: SyntheticSession) -> Observation:
+def observe(synthetic: SyntheticSession | HostSession) -> Observation:
     return Observation(synthetic.trace, prepare_replay(synthetic.trace).main)
 
 
-def signs_of(synthetic: SyntheticSession, step_ns: float = 1e9) -> Signs:
+def signs_of(synthetic: SyntheticSession | HostSession, step_ns: float = 1e9) -> Signs:
     return Signs(observe(synthetic), step_ns)
 
 

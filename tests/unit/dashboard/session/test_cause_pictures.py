@@ -56,6 +56,7 @@ def within(picture: Picture) -> bool:
         ("network", "Links between stages (rows) of DP ranks"),
         ("data-loading", "Wait before the first operation in each step, from 0"),
         ("checkpoints", "Wait before the first operation in each step, from 0"),
+        ("slow-launching", "Computations held up in each step, all workers added, from 0"),
         ("tensor-parallel", "For which rank of worker"),
     ],
 )

@@ -8,7 +8,8 @@ import pytest
 from app.analysis.diagnosis.causes.checkpoint import CHECKPOINT
 from app.analysis.diagnosis.causes.data_loading import DATA_LOADING
 from app.analysis.diagnosis.observation import Explained
-from app.analysis.synthesis.injections.transfers import Checkpoint, SlowDataLoading
+from app.analysis.synthesis.injections.hosts import Checkpoint
+from app.analysis.synthesis.injections.transfers import SlowDataLoading
 from app.analysis.synthesis.job import JobModel
 from tests.unit.analysis.diagnosis.jobs import (
     INTERLEAVED,

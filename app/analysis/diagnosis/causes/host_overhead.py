@@ -1,0 +1,288 @@
+"""Hosts that launch computations more slowly than devices run them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from app.analysis.diagnosis.causes.kind import CauseKind, Remedy
+from app.analysis.diagnosis.figures import HeldLaunches
+from app.analysis.diagnosis.finding import Cause, Change, Evidence, Finding
+from app.analysis.diagnosis.observation import COMPUTATIONS, Observation
+from app.analysis.diagnosis.places import (
+    Hosts,
+    JobFacts,
+    RegionView,
+    View,
+    Where,
+    Worker,
+    WorkerView,
+)
+from app.analysis.diagnosis.signs import Signs
+from app.analysis.replay.layout.dense import FloatArray
+from app.analysis.replay.layout.graph import P2P
+from app.analysis.wording import percent
+
+# A device that idles less than this share of its time for launches is not held up: a job that
+# loses so much counts as straggling (paper, section 4).
+_LEAST_SHARE: Final = 0.09
+# Others are slow beside the slowest when they idle this much of what it does, or as a stage's
+# other DP ranks are when that is near the limit.
+_BESIDE: Final = 0.25
+_ON_STAGE: Final = 0.5
+# The first launch of a step waits for the batch as well; so many launches' time is the host's.
+_FIRST: Final = 1.5
+# Steps that tell whether a closer look pays, and from which share of the limit on.
+_GLANCE: Final = 3
+_AT_A_GLANCE: Final = 0.7
+_NAMED: Final = 3
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Idling:
+    """How devices wait for their hosts, shapes (pp, dp).
+
+    Parameters
+    ----------
+    share : float64 array
+        Of a worker's time between computations and in them, what regularly passes before the
+        former although all that they need is there.
+    late_ns : float64 array
+        How long that is before the middle computation.
+    launch_ns : float64 array
+        The middle time from one launch to the next where devices wait.
+    """
+
+    share: FloatArray
+    late_ns: FloatArray
+    launch_ns: FloatArray
+
+
+def _late_ns(observation: Observation, node: int, steps: slice) -> FloatArray:
+    """Return how late a node is launched, what regularly passes included, shape (steps, dp).
+
+    It is not the host's where the input comes right from another stage: then a transfer that
+    nobody recorded is among it.
+    """
+    layout, stage = observation.layout, observation.layout.nodes.pp
+    start, duration = layout.start_ns, layout.duration_ns
+    here, there = np.zeros(1), np.zeros(1)
+    for other in observation.after[node]:
+        end = start[other, steps] + duration[other, steps]
+        if stage[other] == stage[node]:
+            here = np.maximum(here, end)
+        else:
+            there = np.maximum(there, end)
+    late = np.where(here >= there, start[node, steps] - here, 0.0)
+    return np.asarray(np.maximum(late, 0.0))
+
+
+def _idling(observation: Observation, steps: slice) -> _Idling:
+    """Return how devices wait for their hosts in some steps."""
+    layout = observation.layout
+    share, late_ns, launch_ns = (np.zeros((layout.pp, layout.dp)) for _ in range(3))
+    for stage in range(layout.pp):
+        before = _computed_before(observation, stage)
+        late: dict[tuple[int, int], list[FloatArray]] = {}
+        paces = []
+        for node, previous in before.items():
+            own = _late_ns(observation, node, steps)
+            kind = (int(layout.nodes.op[node]), int(layout.nodes.op[previous]))
+            late.setdefault(kind, []).append(own)
+            pace = layout.start_ns[node, steps] - layout.start_ns[previous, steps]
+            paces.append(np.where(own > 0, pace, np.nan))
+        if not before:
+            continue
+        waits = np.sum(
+            [len(parts) * np.median(np.array(parts), axis=(0, 1)) for parts in late.values()],
+            axis=0,
+        )
+        computes = observation.recorded_ns[list(before), steps].mean(axis=1).sum(axis=0)
+        share[stage] = waits / np.maximum(waits + computes, 1.0)
+        late_ns[stage] = waits / len(before)
+        launch_ns[stage] = _middle_of_those(np.array(paces))
+    return _Idling(share, late_ns, launch_ns)
+
+
+def _middle_of_those(values: FloatArray) -> FloatArray:
+    """Return the median of the last axis's values that are numbers; 0 where there is none."""
+    flat = values.reshape(-1, values.shape[-1])
+    numbers = [own[~np.isnan(own)] for own in flat.T]
+    return np.array([np.median(own) if len(own) else 0.0 for own in numbers])
+
+
+def _computed_before(observation: Observation, stage: int) -> dict[int, int]:
+    """Return (computation → the one before it) of a stage."""
+    layout = observation.layout
+    computes = np.flatnonzero(
+        np.isin(layout.nodes.op, layout.codes(*COMPUTATIONS)) & (layout.nodes.pp == stage)
+    )
+    ordered = computes[np.argsort(layout.launch[computes], kind="stable")].tolist()
+    return dict(zip(ordered[1:], ordered, strict=False))
+
+
+@dataclass(frozen=True, slots=True)
+class _Slow:
+    """Workers whose hosts launch slowly, the slowest first, and whether that is all of the job."""
+
+    workers: tuple[Worker, ...]
+    everywhere: bool
+
+
+def _slow(observation: Observation, share: FloatArray) -> _Slow | None:
+    """Return which workers wait for their hosts; None where none does."""
+    slow = share >= max(_LEAST_SHARE, _BESIDE * float(share.max()))
+    if not slow.any():
+        return None
+    of_stage = share.max(axis=1, keepdims=True)
+    slow |= slow.any(axis=1, keepdims=True) & (share >= _ON_STAGE * of_stage)
+    found = sorted(
+        ((int(dp), int(pp)) for pp, dp in np.argwhere(slow)),
+        key=lambda w: -float(share[w[1], w[0]]),
+    )
+    # On other stages waiting for data may hide what waiting for the host is.
+    alike = bool(slow[slow.any(axis=1)].all())
+    everywhere = alike and observation.hosts.whole_host(found) is None
+    return _Slow(tuple(found), everywhere or bool(slow.all()))
+
+
+def has_slow_hosts(observation: Observation) -> bool:
+    """Return whether hosts are slow though replays, the ideal one too, have what that takes."""
+    return bool(observation.group.graph.lags_ns) and _may_be_slow(observation)
+
+
+def _may_be_slow(observation: Observation) -> bool:
+    """Return whether a few steps look as if hosts were slow."""
+    few = slice(None, None, -(-len(observation.layout.steps) // _GLANCE))
+    return _can_be_told(observation) and bool(
+        _idling(observation, few).share.max() >= _AT_A_GLANCE * _LEAST_SHARE
+    )
+
+
+def _find(signs: Signs) -> Finding | None:
+    """Return the hosts that launch slowly; without it what they launch is launched when it may."""
+    observation = signs.observation
+    if not _may_be_slow(observation):
+        return None
+    idling = _idling(observation, slice(None))
+    slow = _slow(observation, idling.share)
+    if slow is None:
+        return None
+    late_ns, on_time = _late_launches(observation, idling, slow)
+    by_step = np.sum(
+        [np.where(on_time[node], late, 0.0).sum(axis=1) for node, late in late_ns.items()], axis=0
+    )
+    return Finding(
+        change=Change(on_time=on_time),
+        evidence=tuple(_evidence(observation, idling, slow)),
+        where=Where(workers=() if slow.everywhere else slow.workers),
+        figure=HeldLaunches(by_step_s=tuple((by_step / 1e9).tolist())),
+        late_ns=late_ns,
+        regular=frozenset(node for node, _ in observation.group.graph.lags_ns) & late_ns.keys(),
+    )
+
+
+def _late_launches(
+    observation: Observation, idling: _Idling, slow: _Slow
+) -> tuple[dict[int, FloatArray], dict[int, NDArray[np.bool_]]]:
+    """Return launch delays by node, and whose they are: computations, and transfers to be posted.
+
+    A node whose delays are regular is there with those of all DP ranks.
+    """
+    layout, lags = observation.layout, {node for node, _ in observation.group.graph.lags_ns}
+    launched = np.isin(layout.nodes.op, layout.codes(*COMPUTATIONS, *P2P))
+    late_ns: dict[int, FloatArray] = {}
+    on_time: dict[int, NDArray[np.bool_]] = {}
+    for stage in range(layout.pp):
+        mine = np.zeros(layout.dp, dtype=bool)
+        mine[[dp for dp, pp in slow.workers if pp == stage]] = True
+        mine |= slow.everywhere
+        later = _computed_before(observation, stage)
+        for node in np.flatnonzero(launched & (layout.nodes.pp == stage)).tolist():
+            if not mine.any() and node not in lags:
+                continue
+            late = observation.delay_ns(node, regular=True)
+            if node not in later and not observation.after[node]:
+                late = np.minimum(late, _FIRST * idling.launch_ns[stage])
+            late_ns[node] = np.where(mine, late, late if node in lags else 0.0)
+            on_time[node] = np.broadcast_to(mine, late.shape)
+    return late_ns, on_time
+
+
+def _evidence(observation: Observation, idling: _Idling, slow: _Slow) -> list[Evidence]:
+    lines = []
+    for dp, pp in slow.workers[:_NAMED]:
+        view: View = WorkerView(dp=dp, pp=pp)
+        lines.append(
+            Evidence(
+                f"W{observation.hosts.named((dp, pp))[1:]}: its device waits for its host for "
+                f"{percent(float(idling.share[pp, dp]), 0)} of its time, "
+                f"{idling.late_ns[pp, dp] / 1e6:.1f} ms before each computation, with all that it "
+                "needs there",
+                view,
+            )
+        )
+    more = len(slow.workers) - _NAMED
+    if more > 0:
+        lines.append(Evidence(f"{more} more workers wait for their hosts", RegionView(view="map")))
+    return lines
+
+
+def _can_be_told(observation: Observation) -> bool:
+    """Return whether what computations wait for is recorded."""
+    return observation.layout.pp == 1 or bool(P2P & observation.op_types)
+
+
+def _cannot_judge(signs: Signs) -> str | None:
+    if _can_be_told(signs.observation):
+        return None
+    return "no transfers recorded, so waiting for them cannot be told from waiting for the host"
+
+
+def _who(cause: Cause, hosts: Hosts) -> str:
+    """Return whose hosts are slow; empty where all are."""
+    workers = cause.where.workers
+    host = hosts.whole_host(workers) if workers else None
+    if host is not None:
+        return host
+    return f"the hosts of {hosts.named(*workers)}" if workers else ""
+
+
+def _because(cause: Cause, job: JobFacts) -> str:
+    workers = cause.where.workers
+    if not workers:
+        return "hosts launch computations more slowly than devices run them"
+    host = job.whole_host(workers)
+    if host is not None:
+        return f"{host} launches computations more slowly than its devices run them"
+    if len(workers) > 1:
+        return f"the hosts of {len(workers)} workers launch more slowly than their devices run"
+    return f"the host of {job.named(workers[0])} launches more slowly than its device runs"
+
+
+def _remedy(cause: Cause, hosts: Hosts) -> Remedy:
+    who = _who(cause, hosts)
+    return Remedy(
+        "launch_faster",
+        f"Launch faster on {who}" if who else "Launch faster on all hosts",
+        "Replayed with computations and transfers launched when they may be. CUDA graphs, fused "
+        "kernels and fewer synchronizations leave less to launch; too few processors, power "
+        "saving, other programs and profilers make a host slow.",
+    )
+
+
+HOST_OVERHEAD: Final = CauseKind(
+    name="host_overhead",
+    title="Host overhead",
+    word="launching",
+    sign="Devices wait for their hosts before most computations, with all that these need there: "
+    "on one host, or on all.",
+    cannot_judge=_cannot_judge,
+    because=_because,
+    find=_find,
+    remedy=_remedy,
+    goes_first=True,
+)

@@ -1,0 +1,119 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from app.analysis.diagnosis.causes.data_loading import DATA_LOADING
+from app.analysis.diagnosis.causes.host_overhead import HOST_OVERHEAD, has_slow_hosts
+from app.analysis.diagnosis.observation import Explained
+from app.analysis.report.build import analyze
+from app.analysis.synthesis.hosts.draw import draw_host_session
+from app.analysis.synthesis.injections.hosts import HostOverhead
+from app.analysis.synthesis.job import JobModel
+from app.analysis.trace.model import Sizes
+from tests.unit.analysis.diagnosis.jobs import (
+    INTERLEAVED,
+    JOB,
+    MS,
+    ONE_STAGE,
+    causes,
+    diagnosed,
+    evidence,
+    found,
+    observe,
+    session,
+    signs_of,
+    where,
+)
+
+# four workers a host
+HOSTED = replace(JOB, sizes=Sizes(dp=4, pp=4, tp=2))
+WORKER = (2, 1)
+ON_ONE_HOST = HostOverhead(110 * MS, WORKER)
+EVERYWHERE = HostOverhead(110 * MS)
+
+
+@pytest.mark.parametrize("job", [HOSTED, replace(JOB, sizes=Sizes(dp=4, pp=4, tp=8))])
+def test_a_slow_host_is_named_with_all_of_its_workers(job: JobModel) -> None:
+    synthetic = session(ON_ONE_HOST, job=job)
+    diagnosis = diagnosed(synthetic)
+
+    assert causes(diagnosis) == ["host_overhead"]
+    assert set(where(diagnosis).workers) == set(synthetic.truth.workers)
+    assert len(synthetic.truth.workers) == 8 // job.sizes.tp
+    assert diagnosis.slowdown == pytest.approx(synthetic.truth.slowdown, rel=0.03)
+    assert diagnosis.discrepancy < 0.02
+
+
+def test_the_sentence_names_the_host_that_its_workers_fill() -> None:
+    synthetic = session(ON_ONE_HOST, job=HOSTED)
+    host = synthetic.trace.meta.hosts[HOSTED.traced_rank(*WORKER)]
+    report = analyze(synthetic.trace).report
+
+    assert f"{host} launches computations more slowly than its" in report.verdict.sentence
+    assert report.recommendations[0].title == f"Launch faster on {host}"
+
+
+@pytest.mark.parametrize("job", [JOB, ONE_STAGE, replace(INTERLEAVED, steps=12)])
+def test_hosts_that_are_all_slow_have_no_place(job: JobModel) -> None:
+    synthetic = session(EVERYWHERE, job=job)
+    diagnosis = diagnosed(synthetic)
+
+    assert causes(diagnosis)[0] == "host_overhead"
+    assert where(diagnosis).workers == ()
+    assert diagnosis.slowdown == pytest.approx(synthetic.truth.slowdown, rel=0.05)
+    assert "its device waits for its host for " in evidence(diagnosis)
+
+
+def test_what_regularly_passes_before_launches_is_no_part_of_a_job_that_it_slows() -> None:
+    synthetic = session(EVERYWHERE)
+    report = analyze(synthetic.trace).report
+
+    assert "regular_delays" in [made.adaptation for made in report.fidelity.adaptations]
+    assert report.slowdown < 1.05
+    assert has_slow_hosts(observe(synthetic))
+    assert report.headline.slowdown == pytest.approx(synthetic.truth.slowdown, rel=0.03)
+
+
+@pytest.mark.parametrize("way", ["blocking", "windowed", "handing-over", "v-shaped"])
+def test_hosts_that_hand_over_as_they_use_to_are_not_slow(way: str) -> None:
+    synthetic = draw_host_session(None, 1.0, 11, way)
+
+    assert analyze(synthetic.trace).report.causes == ()
+
+
+def test_nothing_is_found_in_a_healthy_job() -> None:
+    signs = signs_of(session())
+
+    assert HOST_OVERHEAD.find(signs) is None
+    assert HOST_OVERHEAD.cannot_judge(signs) is None
+    assert not has_slow_hosts(signs.observation)
+
+
+def test_what_it_explains_is_no_wait_for_data() -> None:
+    signs = signs_of(session(EVERYWHERE))
+    finding = found(HOST_OVERHEAD, signs)
+
+    assert DATA_LOADING.find(signs.less(Explained(late_ns=finding.late_ns))) is None
+
+
+def test_other_hosts_keep_what_regularly_passes() -> None:
+    signs = signs_of(session(ON_ONE_HOST, job=HOSTED))
+    finding = found(HOST_OVERHEAD, signs)
+    lags = {node for node, _ in signs.observation.group.graph.lags_ns}
+
+    assert finding.regular == lags & finding.late_ns.keys()
+    for node, on_time in finding.change.on_time.items():
+        stage = int(signs.observation.layout.nodes.pp[node])
+        slow = [dp for dp, pp in finding.where.workers if pp == stage]
+        np.testing.assert_array_equal(np.flatnonzero(on_time[0]), sorted(slow))
+
+
+def test_without_transfers_waiting_for_them_looks_the_same() -> None:
+    synthetic = draw_host_session(None, 1.0, 11, "handing-over")
+    signs = signs_of(synthetic)
+
+    assert HOST_OVERHEAD.cannot_judge(signs) is not None
+    assert HOST_OVERHEAD.find(signs) is None
