@@ -20,7 +20,8 @@ from typing import Final
 
 import numpy as np
 
-from app.analysis.report.build import DISCREPANCY_LIMIT, analyze
+from app.analysis.replay.fidelity import DISCREPANCY_LIMIT
+from app.analysis.report.build import analyze
 from app.analysis.synthesis.fleet.draw import STRAGGLING, Member, plan_fleet
 from app.analysis.synthesis.randomness import stream
 from app.analysis.trace.encode import to_parquet

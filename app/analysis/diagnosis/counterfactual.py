@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from app.analysis.diagnosis.finding import Change
-from app.analysis.replay.engine.replay import ON_TIME, RECORDED, CodeArray
+from app.analysis.replay.engine.replay import IDEAL, ON_TIME, RECORDED, CodeArray
 from app.analysis.replay.layout.dense import FloatArray
 from app.analysis.replay.session import ShapeGroup
 
@@ -46,11 +46,14 @@ class Counterfactuals:
         What the session would be without each cause.
     late_ns : mapping
         Launch delays that have a cause, by node; replays have them unless the cause is removed.
+    stays_ns : mapping
+        Launch delays that every replay has.
     """
 
     group: ShapeGroup
     changes: Sequence[Change]
     late_ns: Mapping[int, FloatArray]
+    stays_ns: Mapping[int, FloatArray] = field(default_factory=dict)
     _times: dict[frozenset[int], FloatArray] = field(default_factory=dict)
 
     def without(self, causes: frozenset[int]) -> FloatArray:
@@ -67,6 +70,24 @@ class Counterfactuals:
     def gain(self, causes: frozenset[int]) -> float:
         """Return what a mean step would be shorter without the causes, seconds."""
         return float(self.without(frozenset()).mean() - self.without(causes).mean())
+
+    def ideal(self) -> FloatArray:
+        """Return each step's time with all durations ideal, late as launches stay, seconds."""
+        nodes = np.arange(len(self.group.layout.nodes))
+        takes = np.full((1, len(nodes)), IDEAL, dtype=np.int32)
+        late = np.full((1, len(nodes)), ON_TIME, dtype=np.int32)
+        late[0, list(self.stays_ns)] = np.arange(len(self.stays_ns))
+
+        def nothing(steps: slice) -> FloatArray:
+            return np.empty((0, *self.group.durations.recorded_ns[0, steps].shape))
+
+        def delays(steps: slice) -> FloatArray:
+            return np.stack([_of(steps, delay) for delay in self.stays_ns.values()])
+
+        times = self.group.simulator.coded_step_times(
+            takes, nothing, late if self.stays_ns else None, delays if self.stays_ns else None
+        )
+        return np.asarray(times[0] * NS)
 
     def shares(self, causes: Sequence[int]) -> FloatArray:
         """Return each cause's fair share of every step, shape (causes, steps), seconds."""
@@ -123,7 +144,7 @@ class Counterfactuals:
         """Return which causes make which node late; without any of them it is late all the same."""
         return {
             node: {cause for cause, change in enumerate(self.changes) if node in change.on_time}
-            for node in self.late_ns
+            for node in (*self.late_ns, *self.stays_ns)
         }
 
     def _coded(
@@ -181,11 +202,13 @@ class Counterfactuals:
 
     def _late(self, node: int, causes: frozenset[int], steps: slice) -> FloatArray:
         """Return a node's launch delay without some causes, shape (steps, dp), ns."""
-        late = _of(steps, self.late_ns[node])
+        late = _of(steps, self.late_ns[node]) if node in self.late_ns else np.zeros((1, 1))
         for cause in sorted(causes):
             on_time = self.changes[cause].on_time.get(node)
             if on_time is not None:
                 late = np.where(_of(steps, on_time), 0.0, late)
+        if node in self.stays_ns:
+            late = late + _of(steps, self.stays_ns[node])
         return np.asarray(late)
 
 

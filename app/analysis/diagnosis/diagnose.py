@@ -16,8 +16,10 @@ from app.analysis.diagnosis.causes.registry import EVERY, KINDS
 from app.analysis.diagnosis.confidence import confidence
 from app.analysis.diagnosis.counterfactual import NS, Counterfactuals
 from app.analysis.diagnosis.finding import UNKNOWN, Cause, Evidence, Finding
+from app.analysis.diagnosis.late_launches import late_launches
 from app.analysis.diagnosis.observation import Explained, Observation, summed
 from app.analysis.diagnosis.signs import Signs
+from app.analysis.replay.fidelity import DISCREPANCY_LIMIT
 from app.analysis.replay.layout.dense import FloatArray
 from app.analysis.replay.metrics import Metrics
 from app.analysis.replay.session import Replayed, without_lags
@@ -74,9 +76,11 @@ class Diagnosis:
         Step time over step time without what is lost: S where launches are not late, corrected
         where the ideal contains the straggler.
     discrepancy : float
-        How far the replay, with launches late that have a cause, is from the recording.
+        How far the replay, with launches late that have a cause, is from the recording. Where that
+        is beyond the limit for a verdict, launches without a cause are late too.
     late : float
-        How many times as long steps are with launches late that have a cause as with none late.
+        How many times as long steps are with launches that are late in that replay as with none
+        late.
     judged : Judged or None
         None where too little is lost to look for causes.
     """
@@ -129,9 +133,21 @@ def diagnose(trace: Trace, replayed: Replayed, metrics: Metrics) -> Diagnosis:
     replays = Counterfactuals(without_lags(replayed.main, regular), changes, late)
     main = np.isin(replayed.steps, replayed.layout.steps)
     recorded_s = float(metrics.recorded_s[main].mean())
-    diagnosis = _weigh(replays, found, recorded_s, metrics.ideal_s[main], unjudged)
-    if not late:
+    ideal_s = metrics.ideal_s[main]
+    if _off(replays, recorded_s) > DISCREPANCY_LIMIT:
+        # Launches are late beside the causes that were found: with and without them.
+        stays = {
+            node: np.maximum(delay_ns - late.get(node, 0.0), 0.0)
+            for node, delay_ns in late_launches(signs.observation).items()
+        }
+        replays = replace(replays, stays_ns=stays, _times={})
+        ideal_s = replays.ideal()
+    diagnosis = _weigh(replays, found, recorded_s, ideal_s, unjudged)
+    if not late and not replays.stays_ns:
         return diagnosis
+    if replays.stays_ns and all(cause.cause == UNKNOWN for cause in diagnosis.causes):
+        # What launches late for no known cause may be waiting that the replay does not know.
+        diagnosis = replace(diagnosis, causes=())
     with_late_s = float(replays.without(frozenset()).mean())
     return replace(diagnosis, late=with_late_s / float(metrics.simulated_s[main].mean()))
 
@@ -139,6 +155,11 @@ def diagnose(trace: Trace, replayed: Replayed, metrics: Metrics) -> Diagnosis:
 def _hidden(observation: Observation) -> bool:
     """Return whether the ideal may be as slow as the steps are."""
     return has_slow_links(observation) or has_slow_hosts(observation)
+
+
+def _off(replays: Counterfactuals, recorded_s: float) -> float:
+    """Return how far the replay with all causes is from the recording."""
+    return abs(recorded_s / float(replays.without(frozenset()).mean()) - 1)
 
 
 def _cannot_judge(signs: Signs) -> dict[str, str]:
@@ -242,7 +263,7 @@ def _weigh(
         unjudged=unjudged,
         lost_s=lost_s,
         slowdown=mean_s / best_s,
-        discrepancy=abs(recorded_s / mean_s - 1),
+        discrepancy=_off(replays, recorded_s),
         judged=Judged(now_s, reference_s, max(left_s, 0.0) / lost_s),
     )
 

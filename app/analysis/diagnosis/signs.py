@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+from app.analysis.diagnosis.late_launches import StalledLaunches, stalled_launches
 from app.analysis.diagnosis.lengths.recorded import ENOUGH, recorded_lengths
 from app.analysis.diagnosis.observation import Explained, Observation
 from app.analysis.diagnosis.stages import StageOrWorker, tell_apart
@@ -52,6 +53,11 @@ class Signs:
         if not observation.comparable:
             return None
         return take_apart(observation.passes, recorded_lengths(observation, ENOUGH))
+
+    @cached_property
+    def stalled_launches(self) -> StalledLaunches | None:
+        """Return the forwards whose launches stall, one here and one there."""
+        return stalled_launches(self.observation, self.step_ns)
 
     @cached_property
     def stage_or_worker(self) -> StageOrWorker:

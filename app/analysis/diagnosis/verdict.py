@@ -66,13 +66,7 @@ def verdict(  # noqa: PLR0913 - what is known of the session and of its causes
             "No verdict: computations wait inside for collectives that are not recorded", "none"
         )
     if metrics.discrepancy > limit:
-        sentence = (
-            "No verdict: the replay differs from the recording by "
-            f"{percent(metrics.discrepancy)}, the limit is {percent(limit, 0)}"
-        )
-        if causes:
-            sentence += f"; {_why(job, causes)}"
-        return Verdict(sentence, "none")
+        return Verdict(_withheld(job, metrics, causes, limit), "none")
     shown = f"{headline.slowdown:.2f}×"
     against_causes = headline.kind is HeadlineKind.CAUSES
     if headline.slowdown < STRAGGLING:
@@ -87,6 +81,33 @@ def verdict(  # noqa: PLR0913 - what is known of the session and of its causes
     return Verdict(f"{shown} slower than ideal {why}", "slow")
 
 
+def _withheld(job: JobFacts, metrics: Metrics, causes: Sequence[Cause], limit: float) -> str:
+    """Say what makes a job slow whose S is not known: launches are late that it knows nothing of.
+
+    A cause that is known all the same comes with its share of the recorded step.
+    """
+    if causes and causes[0].cause != UNKNOWN:
+        step_s = float(metrics.recorded_s.mean())
+        told = (
+            KINDS[cause.cause].because(cause, job)
+            + (f", {percent(cause.cost_s / step_s, 0)} of a step" if cause.cost_s else "")
+            for cause in _told(causes)
+        )
+        return f"Verdict on S withheld; {', and '.join(told)}"
+    sentence = (
+        "No verdict: the replay differs from the recording by "
+        f"{percent(metrics.discrepancy)}, the limit is {percent(limit, 0)}"
+    )
+    return f"{sentence}; {_why(job, causes)}" if causes else sentence
+
+
+def _told(causes: Sequence[Cause]) -> list[Cause]:
+    """Return the first cause and, where it costs enough, the second."""
+    first, *rest = causes
+    second = next((cause for cause in rest if cause.cause != UNKNOWN), None)
+    return [first, second] if second and (second.contribution or 0.0) >= _BESIDE else [first]
+
+
 def without_causes(named: int) -> str:
     """Return what a slowdown is counted against where `named` causes explain it."""
     return f"without its {'cause' if named == 1 else 'causes'}"
@@ -94,14 +115,9 @@ def without_causes(named: int) -> str:
 
 def _why(job: JobFacts, causes: Sequence[Cause]) -> str:
     """Say what the first cause does and, where it costs enough, the second."""
-    first, *rest = causes
-    if first.cause == UNKNOWN:
+    if causes[0].cause == UNKNOWN:
         return _for_nobody(job)
-    text = KINDS[first.cause].because(first, job)
-    second = next((cause for cause in rest if cause.cause != UNKNOWN), None)
-    if second and (second.contribution or 0.0) >= _BESIDE:
-        text += f", and {KINDS[second.cause].because(second, job)}"
-    return text
+    return ", and ".join(KINDS[cause.cause].because(cause, job) for cause in _told(causes))
 
 
 def _for_nobody(job: JobFacts) -> str:

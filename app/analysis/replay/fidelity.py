@@ -16,6 +16,8 @@ from app.analysis.replay.metrics import Metrics, merge_types, present_types
 from app.analysis.replay.session import Replayed, ShapeGroup, launch_delays
 from app.analysis.wording import percent
 
+# A replay further than this from the recording says nothing about the recording (paper, section 6).
+DISCREPANCY_LIMIT: Final = 0.05
 NS: Final = 1e-9
 # Op types, and ranks of each, that are named.
 MOST_TYPES: Final = 3

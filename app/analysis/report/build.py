@@ -22,7 +22,12 @@ from app.analysis.mitigation.tensor.recorded import advise_session, fix_of
 from app.analysis.replay.adaptations.evidence import SENTENCES, Name, Sign
 from app.analysis.replay.adaptations.hidden_collectives import find_hidden_collectives
 from app.analysis.replay.confidence import Interval, Intervals, bootstrap
-from app.analysis.replay.fidelity import distrust, hides_collectives, late_launches
+from app.analysis.replay.fidelity import (
+    DISCREPANCY_LIMIT,
+    distrust,
+    hides_collectives,
+    late_launches,
+)
 from app.analysis.replay.layout.dense import MAX_NAMED_FAULTS, FloatArray
 from app.analysis.replay.metrics import (
     Contribution,
@@ -70,8 +75,6 @@ from app.analysis.trace.unmapped import said
 from app.analysis.wording import percent
 from app.errors import Fault, UnanalyzableError
 
-# A replay further than this from the recording says nothing about the recording (paper, section 6).
-DISCREPANCY_LIMIT: Final = 0.05
 # Fewer steps say little about the job: medians and the bootstrap need a population.
 MIN_STEPS: Final = 5
 # Points of the forward-backward scatter that travel with the report.

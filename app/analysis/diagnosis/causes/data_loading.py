@@ -13,37 +13,93 @@ from app.analysis.diagnosis.finding import Cause, Change, Evidence, Finding
 from app.analysis.diagnosis.observation import Observation
 from app.analysis.diagnosis.places import FigureView, Hosts, JobFacts, StepView, Where
 from app.analysis.diagnosis.signs import Signs
+from app.analysis.replay.adaptations.trial import stage_begins
 from app.analysis.replay.layout.dense import FloatArray
 from app.analysis.trace.model import FORWARD_COMPUTE, FORWARD_RECV, PARAMS_ALL_GATHER
 
 # A step that waits for less of its time has its batch.
 _LEAST_SHARE: Final = 0.01
+# A stage waits when it does so for this share of what the latest one does.
+_WAITING: Final = 0.5
+_ALL_WAIT: Final = "steps wait for their data"
 
 
 def first_delays(observation: Observation) -> dict[int, FloatArray]:
     """Return how late the operations of each stage that come first are launched, by node.
 
-    That is the first forward on stage 0, and the first receive of a forward elsewhere, or also
-    there where the recorder writes one that has no peer.
+    That is what gathers its parameters, then the first forward on stage 0 and the first receive of
+    a forward elsewhere, or also there where it is launched before that forward: a recorder may
+    write one that has no peer. With virtual stages stage 0 has receives too, amid the step.
     """
-    nodes, layout = observation.layout.nodes, observation.layout
+    layout = observation.layout
     found = {}
     for stage in range(layout.pp):
-        for name in (FORWARD_RECV, FORWARD_COMPUTE):
-            mine = np.flatnonzero((nodes.op == layout.codes(name)[0]) & (nodes.pp == stage))
-            if len(mine) and (stage == 0 or name == FORWARD_RECV):
-                first = int(mine[np.argmin(nodes.order[mine])])
-                found[first] = observation.delay_ns(first)
+        gather = _first(observation, PARAMS_ALL_GATHER, stage)
+        if gather is not None:
+            found[gather] = _since_its_step(observation, gather)
+        receive = _first(observation, FORWARD_RECV, stage)
+        forward = _first(observation, FORWARD_COMPUTE, stage)
+        if receive is not None and (
+            stage > 0 or forward is None or layout.launch[receive] < layout.launch[forward]
+        ):
+            found[receive] = observation.delay_ns(receive)
+        if forward is not None and stage == 0:
+            found[forward] = _since_gathered(observation, forward)
     return found
+
+
+def _first(observation: Observation, name: str, stage: int) -> int | None:
+    """Return a stage's first operation of a type."""
+    layout, nodes = observation.layout, observation.layout.nodes
+    if name not in layout.op_names:
+        return None
+    mine = np.flatnonzero((nodes.op == layout.codes(name)[0]) & (nodes.pp == stage))
+    return int(mine[np.argmin(layout.launch[mine])]) if len(mine) else None
+
+
+def _since_gathered(observation: Observation, forward: int) -> FloatArray:
+    """Return how late a stage's first forward is, but for any gathering that ends before it.
+
+    A framework that gathers the parameters of all chunks first computes none of them before that.
+    """
+    layout, nodes = observation.layout, observation.layout.nodes
+    late = observation.delay_ns(forward)
+    gathers = (nodes.op == layout.codes(PARAMS_ALL_GATHER)[0]) & (nodes.pp == nodes.pp[forward])
+    for gather in np.flatnonzero(gathers).tolist():
+        since = layout.start_ns[forward] - layout.start_ns[gather] - layout.duration_ns[gather]
+        late = np.where(since >= 0, np.minimum(late, since), late)
+    return late
+
+
+def _since_its_step(observation: Observation, gather: int) -> FloatArray:
+    """Return how late a stage's first operation is, but for the end of the stage's step before.
+
+    A stage that ends a step later than others begins the next one later, and waits for nothing.
+    """
+    layout = observation.layout
+    late = observation.delay_ns(gather)
+    since = layout.start_ns[gather] - stage_begins(layout, int(layout.nodes.pp[gather]))
+    late[1:] = np.clip(since[1:], 0.0, late[1:])
+    return late
 
 
 def _find(signs: Signs) -> Finding | None:
     """Return the wait for batches; without it first operations are launched when they may be."""
-    observation = signs.observation
-    delays = first_delays(observation)
-    latest = np.max(list(delays.values()), axis=0)
+    observation, nodes = signs.observation, signs.observation.layout.nodes
+    delays = _unless_paused(signs, first_delays(observation))
+    by_stage: dict[int, FloatArray] = {}
+    for node, delay in delays.items():
+        stage = int(nodes.pp[node])
+        by_stage[stage] = by_stage[stage] + delay if stage in by_stage else delay
+    latest = np.max(list(by_stage.values()), axis=0)
     if latest.mean() < _LEAST_SHARE * signs.step_ns:
         return None
+    waiting = tuple(
+        stage
+        for stage, delay in sorted(by_stage.items())
+        if delay.mean() >= _WAITING * latest.mean()
+    )
+    somewhere = Where(stages=waiting if len(waiting) < observation.layout.pp else ())
     by_step = latest.max(axis=1)
     worst = int(np.argmax(by_step))
     evidence = [
@@ -55,10 +111,10 @@ def _find(signs: Signs) -> Finding | None:
     ]
     by_rank = latest.mean(axis=0)
     slowest = int(np.argmax(by_rank))
-    where = Where()
+    where = somewhere
     figure = LateLaunches(by_step_s=tuple((by_step / 1e9).tolist()))
     if observation.layout.dp > 1 and by_rank[slowest] > 2 * np.median(by_rank):
-        where = Where(dp=slowest)
+        where = replace(somewhere, dp=slowest)
         figure = replace(figure, by_dp_s=tuple((by_rank / 1e9).tolist()))
         evidence.append(
             Evidence(
@@ -71,6 +127,18 @@ def _find(signs: Signs) -> Finding | None:
     return Finding(Change(on_time=on_time), tuple(evidence), where, figure, late_ns=delays)
 
 
+def _unless_paused(signs: Signs, delays: dict[int, FloatArray]) -> dict[int, FloatArray]:
+    """Return delays without what pauses of an interpreter make, which strike any forward."""
+    stalled = signs.stalled_launches
+    if stalled is None:
+        return delays
+    paused = dict(zip(stalled.nodes.tolist(), stalled.late_ns, strict=True))
+    return {
+        node: np.where(paused[node] > 0, 0.0, delay) if node in paused else delay
+        for node, delay in delays.items()
+    }
+
+
 def _cannot_judge(signs: Signs) -> str | None:
     if PARAMS_ALL_GATHER not in signs.observation.op_types:
         return (
@@ -81,8 +149,9 @@ def _cannot_judge(signs: Signs) -> str | None:
 
 
 def _because(cause: Cause, job: JobFacts) -> str:
-    del cause, job
-    return "steps wait for their data"
+    del job
+    stages = cause.where.stages
+    return f"steps wait for data on stage {stages[0]}" if len(stages) == 1 else _ALL_WAIT
 
 
 def _remedy(cause: Cause, hosts: Hosts) -> Remedy:
@@ -100,8 +169,8 @@ DATA_LOADING: Final = CauseKind(
     name="data_loading",
     title="Data loading",
     word="loading",
-    sign="The first operations of a step are launched late: the first forward of stage 0, and the "
-    "first receive of a forward elsewhere.",
+    sign="The first operations of a step are launched late: what gathers parameters, the first "
+    "forward of stage 0, and the first receive of a forward elsewhere.",
     cannot_judge=_cannot_judge,
     because=_because,
     find=_find,

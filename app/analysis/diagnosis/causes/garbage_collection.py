@@ -1,7 +1,11 @@
-"""Single forwards that stall on ranks and in steps at random, while backwards do not."""
+"""Single forwards that stall on ranks and in steps at random, while backwards do not.
+
+A pause amid a forward's kernels lengthens it; one before them delays its launch.
+"""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Final, cast
 
 import numpy as np
@@ -9,6 +13,7 @@ import numpy as np
 from app.analysis.diagnosis.causes.kind import CauseKind, Remedy, needs_like_stages
 from app.analysis.diagnosis.figures import Stalls
 from app.analysis.diagnosis.finding import Cause, Change, Evidence, Finding
+from app.analysis.diagnosis.late_launches import spread_over_workers
 from app.analysis.diagnosis.observation import Observation, SingleArray
 from app.analysis.diagnosis.places import FigureView, Hosts, JobFacts, StepView
 from app.analysis.diagnosis.signs import Signs
@@ -21,10 +26,6 @@ _STALL: Final = 0.12
 _TO_SCATTER: Final = 7.0
 # …and its backward takes at most this share of the excess longer.
 _BACKWARD: Final = 0.4
-# Pauses of an interpreter come on many workers: so many stalls, on so many of those that could.
-_MIN_STALLS: Final = 5
-_MIN_WORKERS: Final = 3
-_TOP_SHARE: Final = 0.5
 # More forwards than this do not stall one by one.
 _MOST: Final = 0.35
 # Steps whose trend is worth a word, and how much growth is.
@@ -34,9 +35,64 @@ _GROWTH: Final = 1.25
 
 def _find(signs: Signs) -> Finding | None:
     """Return the stalls, where they are spread over the workers; without it they take no time."""
+    if signs.observation.layout.paused_ns:
+        return _recorded(signs.observation)
+    found = [finding for finding in (_stalled(signs), _not_launched(signs)) if finding is not None]
+    if len(found) < 2:  # noqa: PLR2004 - pauses amid forwards, and between them
+        return found[0] if found else None
+    amid, between = found
+    return Finding(
+        change=replace(amid.change, on_time=between.change.on_time),
+        evidence=(*amid.evidence, *between.evidence),
+        figure=_together(cast("Stalls", amid.figure), cast("Stalls", between.figure)),
+        late_ns=between.late_ns,
+    )
+
+
+def _together(one: Stalls, other: Stalls) -> Stalls:
+    return Stalls(
+        by_step_s=tuple(a + b for a, b in zip(one.by_step_s, other.by_step_s, strict=True)),
+        by_worker=tuple(
+            tuple(a + b for a, b in zip(*rows, strict=True))
+            for rows in zip(one.by_worker, other.by_worker, strict=True)
+        ),
+        longest_s=max(one.longest_s, other.longest_s),
+    )
+
+
+def _not_launched(signs: Signs) -> Finding | None:
+    """Return the forwards that are launched late by pauses, if any are."""
+    stalled, layout = signs.stalled_launches, signs.observation.layout
+    if stalled is None:
+        return None
+    stalls = stalled.late_ns[stalled.late_ns > 0]
+    by_worker = np.zeros((layout.pp, layout.dp), dtype=np.int64)
+    np.add.at(by_worker, layout.nodes.pp[stalled.nodes], (stalled.late_ns > 0).sum(axis=1))
+    by_step = stalled.late_ns.sum(axis=(0, 2))
+    lines = (
+        Evidence(
+            f"{len(stalls):,} forwards are launched late, {np.median(stalls) / 1e6:.0f} ms each, "
+            "and backwards are not",
+            StepView(step=int(layout.steps[int(np.argmax(by_step))])),
+        ),
+        _on_workers(by_worker),
+    )
+    late = dict(zip(stalled.nodes.tolist(), stalled.late_ns, strict=True))
+    return Finding(
+        change=Change(on_time={node: late_ns > 0 for node, late_ns in late.items()}),
+        evidence=lines,
+        figure=Stalls(
+            by_step_s=tuple((by_step / 1e9).tolist()),
+            by_worker=tuple(map(tuple, by_worker.T.tolist())),
+            longest_s=float(stalls.max()) / 1e9,
+        ),
+        late_ns=late,
+    )
+
+
+def _stalled(signs: Signs) -> Finding | None:
+    """Return the forwards that take longer by pauses, if any do."""
     observation, usual = signs.observation, signs.usual
-    if observation.layout.paused_ns:
-        return _recorded(observation)
     if usual is None:
         return None
     passes = observation.passes[FORWARD_COMPUTE]
@@ -47,16 +103,8 @@ def _find(signs: Signs) -> Finding | None:
     for of_stage, this, back in zip(stalled, forward, backward, strict=True):
         beyond = this - 1
         of_stage[:] = (beyond > limit) & (back - 1 < _BACKWARD * beyond)
-    count = int(stalled.sum())
-    if count < _MIN_STALLS or count > _MOST * stalled.size:
-        return None
     by_worker = stalled.sum(axis=(1, 2)).T
-    workers = int((by_worker > 0).sum())
-    possible = by_worker.size
-    if (
-        workers < min(_MIN_WORKERS, possible)
-        or by_worker.max() > max(_TOP_SHARE, 1.5 / possible) * count
-    ):
+    if by_worker.sum() > _MOST * stalled.size or not spread_over_workers(by_worker):
         return None
     stall_ns = np.empty_like(forward)
     for stage, times_ns in enumerate(passes.times_ns):
@@ -97,11 +145,7 @@ def _recorded(observation: Observation) -> Finding | None:
             f"{np.median(pauses) / 1e6:.0f} ms each, the longest {pauses.max() / 1e6:.0f} ms",
             StepView(step=int(layout.steps[worst])),
         ),
-        Evidence(
-            f"They are on {int((by_worker > 0).sum())} of {by_worker.size:,} workers, at most "
-            f"{int(by_worker.max())} on one",
-            FigureView(part="workers"),
-        ),
+        _on_workers(by_worker),
     )
     return Finding(
         change=Change(less_ns=paused),
@@ -111,6 +155,14 @@ def _recorded(observation: Observation) -> Finding | None:
             by_worker=tuple(map(tuple, by_worker.tolist())),
             longest_s=float(pauses.max()) / 1e9,
         ),
+    )
+
+
+def _on_workers(by_worker: IntArray) -> Evidence:
+    return Evidence(
+        f"They are on {int((by_worker > 0).sum())} of {by_worker.size:,} workers, at most "
+        f"{int(by_worker.max())} on one",
+        FigureView(part="workers"),
     )
 
 
@@ -125,11 +177,7 @@ def _evidence(
             f"{np.median(stalls) / 1e6:.0f} ms each, and their backwards do not",
             StepView(step=int(observation.layout.steps[worst])),
         ),
-        Evidence(
-            f"They are on {int((by_worker > 0).sum())} of {by_worker.size:,} workers, at most "
-            f"{int(by_worker.max())} on one",
-            FigureView(part="workers"),
-        ),
+        _on_workers(by_worker),
     ]
     growth = _growth(stall_ns)
     if growth is not None and growth >= _GROWTH:
@@ -181,7 +229,8 @@ GARBAGE_COLLECTION: Final = CauseKind(
     name="garbage_collection",
     title="Garbage collection",
     word="gc",
-    sign="Single forwards stall on many workers, in steps at random, and their backwards do not.",
+    sign="Single forwards stall, or are launched late, on many workers and in steps at random, and "
+    "their backwards are not.",
     cannot_judge=needs_like_stages,
     because=_because,
     find=_find,

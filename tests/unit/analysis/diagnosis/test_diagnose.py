@@ -2,8 +2,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
+from app.analysis.diagnosis.headline import HeadlineKind
 from app.analysis.report.build import analyze
 from app.analysis.synthesis.injections.computations import (
     MemoryFragmentation,
@@ -13,6 +15,7 @@ from app.analysis.synthesis.injections.computations import (
 from app.analysis.synthesis.injections.transfers import SlowDataLoading
 from app.analysis.synthesis.job import CostModel, JobModel
 from app.analysis.trace.model import Sizes
+from tests.oracles.physics.world import World
 from tests.unit.analysis.diagnosis.jobs import (
     INTERLEAVED,
     JOB,
@@ -25,6 +28,14 @@ from tests.unit.analysis.diagnosis.jobs import (
     evidence,
     session,
     uneven_chunks,
+)
+from tests.unit.analysis.diagnosis.second_physics import (
+    PLAIN,
+    WITHOUT_SCATTER,
+    Strike,
+    names,
+    pass_s,
+    report_of,
 )
 
 
@@ -108,3 +119,55 @@ def test_what_two_groups_of_a_stage_wait_for_is_no_slowness_of_their_workers() -
 
     assert sorted(causes(diagnosis)) == ["memory_fragmentation", "tensor_parallel_straggler"]
     assert "slow_worker" in diagnosis.ruled_out
+
+
+def slow_worker(world: World) -> None:
+    world.forward_s[1, ..., 2] *= 2
+    world.backward_s[1, ..., 2] *= 2
+
+
+def long_microbatches(world: World) -> None:
+    factor = np.random.default_rng(1).uniform(0.3, 1.7, world.forward_s.shape[2:])
+    world.forward_s[:] *= factor
+    world.backward_s[:] *= factor
+
+
+def late_data(world: World) -> None:
+    world.data_s[0] += 8 * pass_s(world)
+
+
+@pytest.mark.parametrize(
+    ("strike", "cause"),
+    [
+        (slow_worker, "slow_worker"),
+        (long_microbatches, "sequence_length_imbalance"),
+        (late_data, "data_loading"),
+    ],
+)
+def test_without_a_recorded_reduce_scatter_peers_are_compared_all_the_same(
+    strike: Strike, cause: str
+) -> None:
+    def strike_beside(world: World) -> None:
+        # So long that a replay without it is far from the recording.
+        world.scatter_s[:] += 12 * pass_s(world)
+        strike(world)
+
+    report, _ = report_of(WITHOUT_SCATTER, strike_beside)
+    assert not report.fidelity.verdict
+    assert names(report) == [cause]
+    assert report.verdict.sentence.startswith("Verdict on S withheld; ")
+    assert report.headline.kind is HeadlineKind.CAUSES
+
+    with_scatter, _ = report_of(PLAIN, strike_beside)
+    assert report.headline.slowdown == pytest.approx(with_scatter.headline.slowdown, rel=0.02)
+
+
+def test_nothing_is_named_where_only_what_is_not_recorded_takes_time() -> None:
+    def strike(world: World) -> None:
+        world.scatter_s[:] += 12 * pass_s(world)
+
+    report, _ = report_of(WITHOUT_SCATTER, strike)
+
+    assert not report.fidelity.verdict
+    assert names(report) == []
+    assert report.verdict.sentence.startswith("No verdict: the replay differs")

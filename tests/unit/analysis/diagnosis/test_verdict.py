@@ -53,8 +53,8 @@ def test_the_sentence_says_why(injection: Injection, job: JobModel, because: str
 @pytest.mark.parametrize(
     ("injection", "job", "because"),
     [
-        (SlowDataLoading(200 * MS), JOB, "; steps wait for their data"),
-        (FalseKernelDependency(), INTERLEAVED, "; computations wait for reduce-scatters"),
+        (SlowDataLoading(200 * MS), JOB, "withheld; steps wait for their data, "),
+        (FalseKernelDependency(), INTERLEAVED, "withheld; computations wait for reduce-scatters"),
     ],
 )
 def test_late_launches_explain_why_there_is_no_verdict(

@@ -10,6 +10,8 @@ from app.analysis.diagnosis.places import Where
 from app.analysis.synthesis.injections.base import Injection
 from app.analysis.synthesis.injections.transfers import SlowDataLoading
 from app.analysis.synthesis.job import JobModel
+from app.analysis.trace.model import PARAMS_ALL_GATHER
+from tests.oracles.physics.world import World
 from tests.unit.analysis.diagnosis.jobs import (
     JOB,
     MS,
@@ -21,6 +23,13 @@ from tests.unit.analysis.diagnosis.jobs import (
     session,
     signs_of,
     where,
+)
+from tests.unit.analysis.diagnosis.second_physics import (
+    INTERLEAVED,
+    PLAIN,
+    names,
+    pass_s,
+    report_of,
 )
 
 
@@ -43,10 +52,14 @@ def test_nothing_is_found_in_a_healthy_job() -> None:
 
 
 def test_late_first_operations_are_as_late_as_the_batch() -> None:
-    delays = first_delays(observe(session(SlowDataLoading(200 * MS))))
+    observation = observe(session(SlowDataLoading(200 * MS)))
+    nodes, gather = observation.layout.nodes, observation.layout.codes(PARAMS_ALL_GATHER)[0]
+    late = {
+        node: delay for node, delay in first_delays(observation).items() if nodes.op[node] != gather
+    }
 
-    assert len(delays) == JOB.sizes.pp
-    assert np.mean(list(delays.values())) == pytest.approx(200 * MS, rel=0.3)
+    assert len(late) == JOB.sizes.pp
+    assert np.mean(list(late.values())) == pytest.approx(200 * MS, rel=0.3)
 
 
 def test_replays_have_the_late_launches_until_they_are_on_time() -> None:
@@ -65,3 +78,35 @@ def test_nothing_can_be_said_where_nothing_is_recorded_before_the_first_forward(
 
     assert "before a step's first forward" in (DATA_LOADING.cannot_judge(bare) or "")
     assert DATA_LOADING.cannot_judge(signs_of(session())) is None
+
+
+def test_a_wait_before_the_gathering_is_one_too() -> None:
+    def strike(world: World) -> None:
+        world.before_s[0] += 5 * pass_s(world)
+
+    report, slowdown = report_of(PLAIN, strike)
+
+    assert names(report) == ["data_loading"]
+    assert report.causes[0].where == Where(stages=(0,))
+    assert not report.fidelity.verdict
+    share = report.causes[0].cost_s / np.mean(report.step_times.recorded)  # type: ignore[operator]
+    assert report.verdict.sentence == (
+        "Verdict on S withheld; steps wait for data on stage 0, "
+        f"{100 * share:.0f}\N{NO-BREAK SPACE}% of a step"
+    )
+    assert report.headline.slowdown == pytest.approx(slowdown, rel=0.03)
+
+
+def test_receives_of_a_later_chunk_come_amid_the_step() -> None:
+    for seed in range(3):
+        report, _ = report_of(replace(INTERLEAVED, pp=2, microbatches=4), lambda _: None, seed)
+        assert names(report) == []
+
+
+def test_a_stage_that_ends_its_steps_later_does_not_wait_for_data() -> None:
+    def strike(world: World) -> None:
+        world.optimizer_s[0] += 8 * pass_s(world)
+
+    report, _ = report_of(PLAIN, strike)
+
+    assert "data_loading" not in names(report)

@@ -1,0 +1,164 @@
+"""Launches that are late: all of them, with which a replay is the recording, and single ones.
+
+An interpreter that pauses launches nothing meanwhile. Backwards are launched from C++, so that
+forwards alone come late, now and then and on one worker or another.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from app.analysis.diagnosis.observation import COMPUTATIONS, Observation, sample, spread
+from app.analysis.replay.layout.dense import FloatArray
+from app.analysis.replay.layout.graph import P2P
+from app.analysis.replay.medians import median
+from app.analysis.replay.session import ALL_STEPS, launch_delays
+from app.analysis.trace.model import BACKWARD_COMPUTE, FORWARD_COMPUTE, GRADS_REDUCE_SCATTER
+
+# A forward is launched late when it is by this share of a forward more than it usually is, and
+# beyond the scatter of that.
+_LATE: Final = 0.12
+_TO_SCATTER: Final = 7.0
+# Backwards are so at most this often, against forwards.
+_BACKWARDS: Final = 0.25
+# Pauses come on many workers: so many stalls, on so many of those that could; more forwards than
+# this share do not stall one by one.
+_MIN_STALLS: Final = 5
+_MIN_WORKERS: Final = 3
+_TOP_SHARE: Final = 0.5
+_MOST: Final = 0.35
+# The first forward of a step may wait for its batch as well: it stalls at most so many times as
+# often as others.
+_AS_OFTEN: Final = 3.0
+# If all of them held the whole job up one after another, they would cost this share of a step.
+_LEAST_SHARE: Final = 0.01
+# Delays that are enough to tell whether there are any.
+_ENOUGH: Final = 150_000
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StalledLaunches:
+    """Forwards that are launched late, one here and one there.
+
+    Parameters
+    ----------
+    nodes : int64 array, shape (forwards,)
+    late_ns : float64 array, shape (forwards, steps, dp)
+        By how much more than usual; 0 where they are not.
+    """
+
+    nodes: NDArray[np.int64]
+    late_ns: FloatArray
+
+
+def late_launches(observation: Observation) -> dict[int, FloatArray]:
+    """Return how late operations are launched, by node, shape (steps, dp), ns; not what is on time.
+
+    Where no reduce-scatter of gradients is recorded, what follows the last computation waits in it
+    for the other DP ranks. That is no delay of its own: all of them are late by what the last one
+    is.
+    """
+    layout = observation.layout
+    delays, _ = launch_delays(observation.group)
+    np.maximum(delays, 0.0, out=delays)
+    if GRADS_REDUCE_SCATTER not in observation.op_types:
+        for node in _after_computing(observation):
+            delays[node] = delays[node].min(axis=-1, keepdims=True)
+    late = np.flatnonzero(delays.reshape(len(layout.nodes), -1).any(axis=1))
+    return {node: delays[node] for node in late.tolist()}
+
+
+def _after_computing(observation: Observation) -> list[int]:
+    """Return what follows the last computation of each stage, transfers apart."""
+    nodes, layout = observation.layout.nodes, observation.layout
+    computing, transfers = (
+        np.isin(nodes.op, layout.codes(*names)) for names in (COMPUTATIONS, P2P)
+    )
+    found = []
+    for stage in range(layout.pp):
+        mine = np.flatnonzero(computing & (nodes.pp == stage))
+        last = int(mine[np.argmax(layout.launch[mine])])
+        found += [
+            node
+            for node, after in observation.after.items()
+            if last in after and nodes.pp[node] == stage and not transfers[node]
+        ]
+    return found
+
+
+def spread_over_workers(by_worker: NDArray[np.int64]) -> bool:
+    """Return whether stalls, counted by worker, come on one or another as pauses do."""
+    count, possible = int(by_worker.sum()), by_worker.size
+    workers = int((by_worker > 0).sum())
+    return (
+        count >= _MIN_STALLS
+        and workers >= min(_MIN_WORKERS, possible)
+        and int(by_worker.max()) <= max(_TOP_SHARE, 1.5 / possible) * count
+    )
+
+
+def stalled_launches(observation: Observation, step_ns: float) -> StalledLaunches | None:
+    """Return the forwards whose launches stall; None where that has no sign of pauses.
+
+    Parameters
+    ----------
+    observation : Observation
+    step_ns : float
+        The mean recorded step.
+    """
+    layout, nodes = observation.layout, observation.layout.nodes
+    forwards, backwards = (
+        np.flatnonzero(nodes.op == layout.codes(name)[0])
+        for name in (FORWARD_COMPUTE, BACKWARD_COMPUTE)
+    )
+    if not len(forwards) or not len(backwards):
+        return None
+    # Some of the steps tell; only if forwards stall, all are needed.
+    every = max(1, observation.recorded_ns[forwards].size // _ENOUGH)
+    some, _ = launch_delays(observation.group, slice(None, None, every))
+    late = _beyond_usual(some[forwards])
+    limit = max(
+        _LATE * float(median(sample(observation.recorded_ns[forwards]))),
+        _TO_SCATTER * spread(late),
+    )
+    often = float((late > limit).mean())
+    if not 0 < often <= _MOST:
+        return None
+    if (_beyond_usual(some[backwards]) > limit).mean() > _BACKWARDS * often:
+        return None
+    if every > 1:
+        late = _beyond_usual(launch_delays(observation.group, ALL_STEPS)[0][forwards])
+    late = np.where(late > limit, late, 0.0)
+    first = np.isin(forwards, _first_forwards(observation))
+    others = late[~first] > 0
+    if not others.size or (late[first] > 0).mean() > _AS_OFTEN * others.mean():
+        late[first] = 0.0
+    if late.sum() < _LEAST_SHARE * step_ns * len(layout.steps):
+        return None
+    by_worker = np.zeros((layout.pp, layout.dp), dtype=np.int64)
+    np.add.at(by_worker, nodes.pp[forwards], (late > 0).sum(axis=1))
+    if not spread_over_workers(by_worker):
+        return None
+    stalled = late.any(axis=(1, 2))
+    return StalledLaunches(forwards[stalled], late[stalled])
+
+
+def _beyond_usual(delays: FloatArray) -> FloatArray:
+    """Return by how much more than its own median each node is late."""
+    flat = np.maximum(delays, 0.0).reshape(len(delays), -1)
+    return np.asarray((flat.T - median(flat.T)).T.reshape(delays.shape))
+
+
+def _first_forwards(observation: Observation) -> list[int]:
+    """Return the first forward of each stage."""
+    layout, nodes = observation.layout, observation.layout.nodes
+    firsts = []
+    for stage in range(layout.pp):
+        mine = np.flatnonzero((nodes.op == layout.codes(FORWARD_COMPUTE)[0]) & (nodes.pp == stage))
+        if len(mine):
+            firsts.append(int(mine[np.argmin(layout.launch[mine])]))
+    return firsts
