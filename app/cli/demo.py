@@ -12,6 +12,7 @@ from app.analysis.synthesis.synthesize import SyntheticSession, synthesize
 from app.analysis.trace.encode import to_parquet
 from app.analysis.trace.formats.parquet import PARQUET
 from app.analysis.trace.metadata import metadata_document
+from app.cli.demo_tensor import report_groups
 from app.cli.server import Body, Server, ServerError
 from app.errors import StartupError
 
@@ -21,6 +22,8 @@ SESSIONS: Final = 5
 HEALTHY_SESSIONS: Final = 3
 # A worker that is slow stays slow: one incident, not another one for each session.
 FAULT_SEED: Final = 4
+# Its straggler also reports its times while it trains.
+REPORTING: Final = "tensor-parallel"
 COME_LATER: Final = frozenset({"slow-worker", "network", "garbage-collection", "virtual-stages"})
 
 
@@ -38,6 +41,8 @@ def send_demo_sessions(url: str) -> None:
         with Server(url) as server:
             for scenario, seed in sessions:
                 _send(server, _synthesize(scenario, seed))
+            sys.stderr.write("Reporting the times of a tensor-parallel group\n")
+            report_groups(server, _synthesize(SCENARIOS[REPORTING], 0))
     except ServerError as error:
         raise StartupError(f"The demo's sessions could not be sent: {error.message}") from error
     sys.stderr.write(f"All sent. Open {url}\n")

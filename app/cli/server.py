@@ -110,11 +110,15 @@ class Server:
 
     def get(self, path: str) -> dict[str, Any]:
         """Return the document at a path of the API."""
-        return _document(self._request("GET", path))
+        return _answered(self._request("GET", path))
 
     def post(self, path: str) -> dict[str, Any]:
         """Ask for something to be done and return the answer."""
         return _document(self._request("POST", path))
+
+    def exchange(self, method: str, path: str, document: object) -> dict[str, Any]:
+        """Send a document and return the answer; empty where there is nothing to say."""
+        return _answered(self._request(method, path, json=document))
 
     def send(
         self,
@@ -184,6 +188,10 @@ class Server:
             raise UnreachableServerError(
                 f"The server at {self._url} cannot be reached: {reason}"
             ) from error
+
+
+def _answered(answer: httpx.Response) -> dict[str, Any]:
+    return {} if answer.status_code == httpx.codes.NO_CONTENT else _document(answer)
 
 
 def _document(answer: httpx.Response) -> dict[str, Any]:

@@ -22,7 +22,6 @@ from paceline_client.tensor import Method
 _DOCS: Final = Path(__file__).parents[2] / "docs"
 _PAGE: Final = _DOCS / "tensor-measured.md"
 _FIGURE: Final = "tensor-following.svg"
-_STEPS: Final = 7
 _HEAVIEST: Final = "χ = 8"
 
 
@@ -30,14 +29,13 @@ def main() -> int:
     """Measure, write the page's sections, and return 1 where a target is missed."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("parts", nargs="*", help="speed, following, accuracy; all of them if none")
-    parser.add_argument("--steps", type=int, default=_STEPS, help="steps a measurement")
     parser.add_argument("--seeds", type=int, default=accuracy.SEEDS)
     given = parser.parse_args()
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     if Path("/sys/class/net/lo").exists():
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     parts: dict[str, Callable[[], tuple[list[str], bool]]] = {
-        "speed": lambda: speed_section(speed.measure(given.steps)),
+        "speed": lambda: speed_section(speed.measure()),
         "following": lambda: following_section(following.measure()),
         "accuracy": lambda: (accuracy_section(*accuracy.measure(given.seeds)), True),
     }

@@ -8,6 +8,7 @@ share γ of its columns out. The images are the handwritten digits that scikit-l
 from __future__ import annotations
 
 import math
+import os
 import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -20,7 +21,8 @@ from sklearn.datasets import load_digits
 from torch import nn
 from torch.nn import functional
 
-from benchmarks.tensor.ranks import RANKS, on_ranks
+from benchmarks.tensor.ranks import RANKS, in_processes
+from benchmarks.tensor.threads import Board, ThreadedGroup, on_threads
 from paceline_client.tensor import (
     Granularity,
     Method,
@@ -128,10 +130,20 @@ def _data(seed: int) -> _Data:
 
 def _accuracy(seed: int, way: Way | None, gamma: float) -> float:
     """Return the share of test images that are told right after training, in percent."""
-    data = _data(seed)
-    torch.manual_seed(seed)
-    tp = TensorGroup()
-    model = _Classifier(tp)
+    data, board = _data(seed), Board(RANKS)
+    ranks = []
+    for rank in range(RANKS):
+        # One after the other: threads share the generator that weights are drawn from.
+        torch.manual_seed(seed)
+        tp = ThreadedGroup(board, rank)
+        ranks.append(partial(_train, _Classifier(tp), tp, data, (seed, way, gamma)))
+    return on_threads(ranks, board)[0]
+
+
+def _train(
+    model: _Classifier, tp: TensorGroup, data: _Data, how: tuple[int, Way | None, float]
+) -> float:
+    seed, way, gamma = how
     optimizer = torch.optim.AdamW(model.parameters(), lr=_LEARNING_RATE)
     workload = Workload(
         model,
@@ -159,18 +171,27 @@ def _accuracy(seed: int, way: Way | None, gamma: float) -> float:
 
 def measure(seeds: int) -> tuple[float, list[Change]]:
     """Return the mean accuracy without resizing, percent, and every way's change."""
-    return on_ranks(partial(_on_rank, seeds))[0]
-
-
-def _on_rank(seeds: int) -> tuple[float, list[Change]]:
-    without = [_accuracy(seed, None, 0.0) for seed in range(seeds)]
+    ways: list[tuple[Way | None, float]] = [(None, 0.0)]
+    ways += [(way, gamma) for way in WAYS for gamma in GAMMAS]
+    trainings = [(seed, way, gamma) for seed in range(seeds) for way, gamma in ways]
+    workers = os.cpu_count() or 1
+    shared = [trainings[first::workers] for first in range(workers)]
+    found: dict[tuple[int, Way | None, float], float] = {}
+    for part in in_processes([partial(_trained, mine) for mine in shared]):
+        found |= part
+    without = [found[seed, None, 0.0] for seed in range(seeds)]
     changes: list[Change] = []
-    for way in WAYS:
-        for gamma in GAMMAS:
-            found = [_accuracy(seed, way, gamma) - without[seed] for seed in range(seeds)]
-            mean, deviation = statistics.mean(found), statistics.stdev(found)
-            changes.append(Change(way.name, gamma, mean, deviation, seeds))
+    for way, gamma in ways[1:]:
+        of_seeds = [found[seed, way, gamma] - without[seed] for seed in range(seeds)]
+        mean, deviation = statistics.mean(of_seeds), statistics.stdev(of_seeds)
+        changes.append(Change(way.name if way else "", gamma, mean, deviation, seeds))
     return statistics.mean(without), changes
+
+
+def _trained(
+    trainings: Sequence[tuple[int, Way | None, float]],
+) -> dict[tuple[int, Way | None, float], float]:
+    return {training: _accuracy(*training) for training in trainings}
 
 
 def _cell(change: Change | None) -> str:

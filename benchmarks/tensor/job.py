@@ -66,6 +66,7 @@ class Job:
 
     def __init__(self, granularity: Granularity, healthy_step_s: float = HEALTHY_STEP_S) -> None:
         self.pace = Pace(healthy_step_s / _step_flops(dist.get_world_size()))
+        self.granularity = granularity
         self.watch = CpuWatch(self.pace)
         self.tp = TensorGroup(watch=self.watch)
         torch.manual_seed(0)
@@ -107,17 +108,15 @@ class Job:
         took_s = [after - before for before, after in pairwise(ends_s)]
         own = self.watch.finished()
         mine = torch.tensor(
-            [
-                min(took_s),
-                min(step.time_s for step in own),
-                min(step.matmul_s for step in own),
-            ],
+            [took_s, [step.time_s for step in own], [step.matmul_s for step in own]],
             dtype=torch.float64,
         )
-        everyone = torch.empty(self.tp.size, 3, dtype=torch.float64)
+        everyone = torch.empty(self.tp.size, *mine.shape, dtype=torch.float64)
         dist.all_gather(list(everyone), mine)
-        step_s, time_s, matmul_s = everyone.t().tolist()
-        return Measured(max(step_s), time_s, matmul_s)
+        step_s, time_s, matmul_s = everyone.unbind(1)
+        return Measured(
+            float(step_s.amax(0).min()), time_s.amin(1).tolist(), matmul_s.amin(1).tolist()
+        )
 
 
 def _step_flops(ranks: int) -> int:

@@ -94,6 +94,7 @@ def test_costs_are_sampled_over_what_plans_ask_for(found: dict[str, Found]) -> N
         assert rank["columns"] == [32]
         assert rank["communicate"] == [2, 8, 16, 28]
         assert rank["extract"] == [8, 28]
+        assert rank["lend"] == [2, 8, 16]
         assert rank["left"] == [0]
 
 

@@ -30,6 +30,7 @@ from app.dashboard.tensor.alternatives import (
     alternatives_title,
 )
 from app.dashboard.tensor.lines import TimesFigure, times_figure
+from app.dashboard.tensor.replacing import replace_note, replace_title
 from app.dashboard.tensor.standing import standing_of, state_of
 from app.dashboard.tensor.words import SHORT_NAMES
 from app.db.states import TensorMode, TensorPlanState
@@ -135,7 +136,6 @@ def group_page(view: GroupView) -> GroupPage:
     slow = _slow_rank(view, standing)
     name_of = _names(view)
     figure = times_figure(view.reports, slow, view.plans)
-    now_s = max(latest.times_s)
     others = [t for rank, t in enumerate(latest.times_s) if rank != slow]
     ranked = tuple(alternative_row(item, document, standing) for item in document.alternatives)
     return GroupPage(
@@ -165,12 +165,8 @@ def group_page(view: GroupView) -> GroupPage:
         switch=_switch(view),
         history_title=_history_title(view.plans),
         plans=tuple(_plan_line(plan) for plan in view.plans),
-        replace_title=_replace_title(view, document, now_s, name_of[slow]),
-        replace_note=(
-            "It has straggled for over 1,000 steps: resize, migrate and sticky are for what passes."
-            if row.replace_node
-            else "Escalation: resize → migrate → sticky → replace"
-        ),
+        replace_title=replace_title(view, document, _straggler(view, name_of)),
+        replace_note=replace_note(view, document),
         alternatives_title=alternatives_title(document),
         alternatives=ranked,
         costs_sampled=document.costs_sampled,
@@ -197,6 +193,12 @@ def _slow_rank(view: GroupView, standing: PlanRow | None) -> int:
         return max(range(len(shed)), key=shed.__getitem__)
     free = view.row.latest.free_times_s
     return max(range(len(free)), key=free.__getitem__)
+
+
+def _straggler(view: GroupView, names: list[str]) -> str:
+    """Return what would be replaced: the host where the job says it."""
+    rank = _slow_rank(view, None)
+    return view.hosts[rank] if view.hosts else f"rank {names[rank]}"
 
 
 def _heading(
@@ -378,13 +380,3 @@ def _plan_line(plan: PlanRow) -> PlanLine:
         predicted="" if plan.method is Method.NONE else seconds(plan.predicted_time_s),
         measured=seconds(plan.measured_time_s or 0.0) if measured else "",
     )
-
-
-def _replace_title(view: GroupView, document: MitigationDocument, now_s: float, slow: str) -> str:
-    gain = 1 - document.fastest_time_s / now_s
-    where = f"rank {slow}"
-    if view.hosts:
-        where = view.hosts[_slow_rank(view, None)]
-    if not document.stragglers:
-        return ""
-    return f"Or replace {where}: {percent(max(gain, 0.0), 0)} less again, no loss"

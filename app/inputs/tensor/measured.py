@@ -79,6 +79,9 @@ class WrittenCosts(Written):
     compute: Annotated[Samples | None, Field(description="Φ2: compute on a receiver")] = None
     allocate: Annotated[Samples | None, Field(description="Ω1: room to resize")] = None
     extract: Annotated[Samples | None, Field(description="Ω2: take columns apart")] = None
+    lend: Annotated[
+        Samples | None, Field(description="Hand columns over, on the rank that sheds them")
+    ] = None
 
     def costs(self) -> Costs:
         """Return the fitted functions."""
@@ -87,6 +90,7 @@ class WrittenCosts(Written):
             compute=None if self.compute is None else fit(self.compute),
             allocate_s=0.0 if self.allocate is None else fit_constant(self.allocate),
             extract=_fitted(self.extract),
+            lend=_fitted(self.lend),
         )
 
 

@@ -11,7 +11,7 @@ from sqlalchemy import func, select, tuple_
 from app.analysis.mitigation.tensor.advise import Problem
 from app.analysis.mitigation.tensor.document import Criterion, Method, RankShare
 from app.analysis.mitigation.tensor.group import Group
-from app.db.models.sessions import Job
+from app.db.models.sessions import Job, Session
 from app.db.models.tensor import TensorGroup, TensorPlan, TensorReport
 from app.db.states import TensorPlanState
 from app.errors import NotFoundError
@@ -24,6 +24,10 @@ if TYPE_CHECKING:
 
     from app.db.unit_of_work import Reads
 
+# How long a job is taken to need for a restart where none was seen, and what is no restart but a
+# job that was put aside.
+RESTART_TAKES_S: Final = 600.0
+LONGEST_RESTART_S: Final = 24 * 3600.0
 # Reports that a page draws, and versions that it lists.
 DRAWN: Final = 400
 LISTED: Final = 50
@@ -64,12 +68,35 @@ class PlanRow:
 
 @dataclass(frozen=True, slots=True)
 class ReportRow:
-    """Times of a group, seconds a step; `free_times_s` without the plan it was measured under."""
+    """Times of a group, seconds a step; `free_times_s` without the plan it was measured under.
+
+    `measured_step_s` is of the whole step, waiting included, where the job says it.
+    """
 
     step: int
     times_s: tuple[float, ...]
     free_times_s: tuple[float, ...]
     plan_version: int | None
+    measured_step_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Restart:
+    """What another start of a job costs.
+
+    Parameters
+    ----------
+    takes_s : float
+        From the last report of an attempt to the first one of the next.
+    measured : bool
+        Whether that was seen of this group; if not, `takes_s` is an assumption.
+    gpus : int or None
+        That stand still meanwhile: those of the job's latest session.
+    """
+
+    takes_s: float
+    measured: bool
+    gpus: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +148,7 @@ class GroupView:
     plans: tuple[PlanRow, ...]
     problem: Problem
     others: tuple[str, ...]
+    restart: Restart
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,7 +255,34 @@ def group_view(tx: Reads, job: str, name: str) -> GroupView:
         plans=tuple(_plan_row(plan) for plan in listed),
         problem=_problem(group, latest, switch),
         others=tuple(names),
+        restart=_restart(tx, group),
     )
+
+
+def _restart(tx: Reads, group: TensorGroup) -> Restart:
+    earlier = (
+        select(TensorGroup.reported_at)
+        .where(
+            TensorGroup.job_id == group.job_id,
+            TensorGroup.name == group.name,
+            TensorGroup.attempt < group.attempt,
+        )
+        .order_by(TensorGroup.attempt.desc())
+        .limit(1)
+    )
+    world = (
+        select(Session.world)
+        .where(Session.job_id == group.job_id)
+        .order_by(Session.number.desc())
+        .limit(1)
+    )
+    row = tx.session.execute(
+        select(earlier.scalar_subquery().label("ended_at"), world.scalar_subquery().label("gpus"))
+    ).one()
+    takes_s = (group.created_at - row.ended_at).total_seconds() if row.ended_at else 0.0
+    if not 0 < takes_s <= LONGEST_RESTART_S:
+        return Restart(RESTART_TAKES_S, measured=False, gpus=row.gpus)
+    return Restart(takes_s, measured=True, gpus=row.gpus)
 
 
 def _problem(group: TensorGroup, latest: TensorReport, switch: Switch) -> Problem:
@@ -262,7 +317,13 @@ def _group_row(group: TensorGroup, latest: ReportRow, plan: TensorPlan | None) -
 
 
 def _report_row(row: TensorReport) -> ReportRow:
-    return ReportRow(row.step, _floats(row.times_s), _floats(row.free_times_s), row.plan_version)
+    return ReportRow(
+        row.step,
+        _floats(row.times_s),
+        _floats(row.free_times_s),
+        row.plan_version,
+        row.measured_step_s,
+    )
 
 
 def _floats(values: Sequence[float]) -> tuple[float, ...]:

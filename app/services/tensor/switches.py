@@ -58,6 +58,13 @@ def read_switch(tx: Reads, job: str) -> tuple[Switch, tuple[Switched, ...]]:
     return switch_of(tx, job_id), history(tx, job_id)
 
 
+def _told(wanted: Switch) -> str:
+    parts = [f"to {wanted.mode}"]
+    if wanted.max_gamma is not None:
+        parts.append(f"γ at most {wanted.max_gamma:g}")
+    return ", ".join([*parts, f"for {wanted.expires_after_steps} steps"])
+
+
 def switch_plans(
     container: Container, job: str, wanted: Switch, by: str | None = None
 ) -> list[str]:
@@ -89,7 +96,7 @@ def switch_plans(
                 expires_after_steps=wanted.expires_after_steps,
             )
         )
-        record(tx, who, Action.SWITCHED, f"tensor plans of {job}", detail=f"to {wanted.mode}")
+        record(tx, who, Action.SWITCHED, f"tensor plans of {job}", detail=_told(wanted))
         standing = tx.session.execute(
             select(TensorGroup, TensorPlan)
             .join(

@@ -21,6 +21,11 @@ def test_a_session_of_each_job_is_taken_once_however_often_it_is_sent(
         demo.send_demo_sessions(installation.url)
         sessions = installation.client.get("/api/v1/sessions").json()["sessions"]
         assert len({session["job"] for session in sessions}) == len(sessions) == len(SCENARIOS)
+        groups = installation.client.get("/jobs/dense-52b/tensor").text.replace("\u00a0", " ")
+        assert "1 of 2 tensor-parallel groups has a straggler" in groups
+        assert "Plan in force" in groups
+        plans = installation.client.get("/jobs/dense-52b/tensor/0-2/plans.csv").text.splitlines()
+        assert len(plans) == len({line.split(",")[0] for line in plans}) > 3
 
 
 def test_a_server_that_is_gone_is_said() -> None:

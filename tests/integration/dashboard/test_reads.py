@@ -47,7 +47,7 @@ STATEMENTS: Final = {
     "/": 4,
     "/jobs/llm": 4,
     "/jobs/llm/tensor": 4,
-    "/jobs/llm/tensor/0-0": 8,
+    "/jobs/llm/tensor/0-0": 9,
     "/sessions/{analyzed}": 10,
     "/sessions/{arriving}": 8,
     "/sessions/{no_verdict}": 10,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from typing import TYPE_CHECKING, Any
 
@@ -75,6 +76,62 @@ def test_a_straggler_that_comes_and_goes(container: Container, job: TrainingJob)
         ).scalar_one()
     assert made.measured_time_s == pytest.approx(made.predicted_time_s, rel=0.05)
     assert free == pytest.approx(list(SLOW))
+
+
+def test_one_clear_report_is_enough_to_plan_and_to_withdraw(
+    container: Container, job: TrainingJob
+) -> None:
+    assert job.report(*HEALTHY, steps=10) is None
+    plan = job.report(*SLOW)
+    assert plan is not None
+    assert plan["method"] == "semi"
+    assert job.report(*SLOW, steps=5) is None
+    gone = job.report(*HEALTHY)
+    assert gone is not None
+    assert gone["method"] == "none"
+    assert states(container) == [(1, "semi", "withdrawn"), (2, "none", "in_force")]
+
+
+def test_what_ranks_computed_indeed_frees_their_times_of_the_plan(
+    container: Container, job: TrainingJob
+) -> None:
+    job.report(*SLOW, steps=2)
+    answer = job.send(
+        *SLOW, times_s=[4.0, 1.2, 1.2, 1.2], matmul_s=[3.0, 1.0, 1.0, 1.0], computed=[0.5, 1, 1, 1]
+    )
+    assert answer.status_code == 202
+    with container.engine.connect() as connection:
+        free = connection.execute(
+            select(TensorReport.free_times_s).order_by(TensorReport.number.desc()).limit(1)
+        ).scalar_one()
+    assert free == pytest.approx([7.0, 1.2, 1.2, 1.2])
+
+
+def test_sizes_are_kept_and_those_of_other_layers_refused(
+    container: Container, job: TrainingJob
+) -> None:
+    heads = {"kind": "hidden_unit", "width": 64, "tokens": 32, "layers": 2, "units": 8}
+    columns = {"kind": "column", "width": 64, "tokens": 32, "layers": 2, "units": 500}
+    sizes = [columns | {"plans": "step"}, heads | {"plans": "once"}]
+    assert job.send(*HEALTHY, sizes=sizes).status_code == 202
+    assert job.send(*HEALTHY).status_code == 202
+    assert job.send(*HEALTHY, sizes=[sizes[0] | {"tokens": 64}, sizes[1]]).status_code == 202
+    refused = job.send(*HEALTHY, sizes=[sizes[0] | {"layers": 3}, sizes[1]])
+    assert (refused.status_code, refused.json()["code"]) == (409, "tensor.group_differs")
+    assert refused.json()["faults"][0]["column"] == "sizes"
+    with container.engine.connect() as connection:
+        stored = connection.execute(select(TensorGroup.sizes)).scalar_one()
+    assert stored is not None
+    assert [(item.units, item.tokens) for item in stored] == [(500, 64), (8, 32)]
+
+    # As version 0.2.0 stored them: those of all layers as one.
+    with container.engine.begin() as connection:
+        connection.execute(
+            text("UPDATE tensor_group SET sizes = (sizes -> 0) - 'units' - 'share' - 'plans'")
+        )
+    with container.engine.connect() as connection:
+        (only,) = connection.execute(select(TensorGroup.sizes)).scalar_one() or ()
+    assert (only.kind, only.units, only.plans) == ("column", None, None)
 
 
 def test_nobody_switched_is_advice_alone(container: Container, client: httpx.Client) -> None:
@@ -218,24 +275,50 @@ def test_who_waits_is_told_at_once(job: TrainingJob) -> None:
         pytest.param({"hosts": ["a"]}, (422, "tensor.invalid", "hosts"), id="hosts"),
         pytest.param({"max_gamma": 2}, (422, "tensor.invalid", "max_gamma"), id="budget"),
         pytest.param({"apply": "yes"}, (422, "tensor.invalid", "apply"), id="no flag"),
-        pytest.param({"columns": 500}, (409, "tensor.group_differs", None), id="other columns"),
-        pytest.param({"step": 1}, (409, "tensor.out_of_order", None), id="a step twice"),
-        pytest.param({"plan_version": 7}, (409, "tensor.unknown_plan", None), id="unknown plan"),
+        pytest.param({"computed": [1, 1]}, (422, "tensor.invalid", "computed"), id="computed"),
+        pytest.param(
+            {"computed": [1, 0, 1, 1]},
+            (422, "tensor.invalid", "computed[1]"),
+            id="nothing computed",
+        ),
+        pytest.param(
+            {"columns": 500}, (409, "tensor.group_differs", "columns"), id="other columns"
+        ),
+        pytest.param({"unit": 500}, (409, "tensor.group_differs", "unit"), id="other units"),
+        pytest.param({"step": 1}, (409, "tensor.out_of_order", "step"), id="a step twice"),
+        pytest.param(
+            {"plan_version": 7}, (409, "tensor.unknown_plan", "plan_version"), id="unknown plan"
+        ),
     ],
 )
 def test_reports_that_contradict_themselves_or_what_is_stored(
     container: Container,
     job: TrainingJob,
     changes: dict[str, Any],
-    expected: tuple[int, str, str | None],
+    expected: tuple[int, str, str],
 ) -> None:
     status, code, column = expected
     refused = job.send(*SLOW, **changes)
     assert (refused.status_code, refused.json()["code"]) == (status, code)
-    assert column in [fault.get("column") for fault in refused.json()["faults"]] or column is None
+    assert column in [fault.get("column") for fault in refused.json()["faults"]]
     with container.engine.connect() as connection:
         assert connection.execute(text("SELECT count(*) FROM tensor_report")).scalar_one() == 1
         assert connection.execute(select(TensorGroup.step)).scalar_one() == 1
+
+
+def test_no_number_is_refused_with_its_place(job: TrainingJob) -> None:
+    job.step += 1
+    body = json.dumps(job.body(*SLOW))
+    for written, code, column in (
+        (".nan", "tensor.invalid", "times_s[1]"),
+        (".inf", "tensor.invalid", "times_s[1]"),
+        ("NaN", "tensor.malformed", None),
+    ):
+        sent = body.replace('"times_s": [8.0, 1.0', f'"times_s": [8.0, {written}')
+        refused = job.client.post(f"{job.address}/timings", content=sent)
+        assert (refused.status_code, refused.json()["code"]) == (422, code), written
+        assert refused.json()["faults"][0].get("column") == column
+    assert job.client.post(f"{job.address}/timings", content=body).status_code == 202
 
 
 def test_what_there_is_not(job: TrainingJob) -> None:

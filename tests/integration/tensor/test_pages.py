@@ -5,10 +5,14 @@ from __future__ import annotations
 import csv
 from typing import TYPE_CHECKING
 
+from sqlalchemy import text
+
 from tests.support.tensor import HEALTHY, SLOW, TrainingJob
 
 if TYPE_CHECKING:
     import httpx
+
+    from app.bootstrap import Container
 
 
 def rows(client: httpx.Client, name: str) -> list[dict[str, str]]:
@@ -46,6 +50,43 @@ def test_files_hold_what_the_page_shows(client: httpx.Client) -> None:
     }  # fmt: skip
     advice = client.get("/jobs/llm/tensor/0-0/advice.json").json()
     assert advice["schema"] == "paceline.mitigation/1"
+
+
+def _replacement(client: httpx.Client) -> str:
+    text = client.get("/jobs/llm/tensor/0-0").text.replace("\u00a0", " ")
+    return text.partition('aria-label="Replacement"')[2].partition("</section>")[0]
+
+
+def test_a_replacement_is_weighed_against_the_restart_that_it_costs(
+    client: httpx.Client, container: Container
+) -> None:
+    job = TrainingJob(client)
+    job.report(*HEALTHY)
+    assert _replacement(client) == ""
+
+    job.report(8.0, 1.0, 1.0, 1.0)
+    advised = _replacement(client)
+    # Of 8 s a step 7 go: the ten minutes are back after 11 min 25 s.
+    assert "Or replace rank 0: 88 % less, no loss" in advised
+    assert "about 10 min of restart; it pays after 11 min without a plan" in advised
+    assert "assumed" in advised
+
+    job.says |= {"attempt": 2, "hosts": ["node-7", *["node-8"] * 3]}
+    job.step, job.known = 0, 0
+    job.switch("apply")
+    job.report(*SLOW, steps=4)
+    with container.engine.begin() as connection:
+        connection.execute(
+            text(
+                "UPDATE tensor_group SET reported_at = (SELECT max(created_at) FROM tensor_group)"
+                " - interval '22 minutes' WHERE attempt = 1"
+            )
+        )
+    planned = _replacement(client)
+    assert "node-7" in planned
+    assert "about 22 min of restart" in planned
+    assert "at this plan" in planned
+    assert "the job’s last restart" in planned
 
 
 def test_what_there_is_not_has_a_page_that_says_so(client: httpx.Client) -> None:

@@ -56,12 +56,16 @@ class Costs:
         Ω1, seconds a step.
     extract : Affine
         Ω2, seconds a step.
+    lend : Affine
+        What handing columns over takes of the rank that sheds them, seconds a step. Where that rank
+        has done its own before the others, nobody waits for it.
     """
 
     communicate: Affine = FREE
     compute: Affine | None = None
     allocate_s: float = 0.0
     extract: Affine = FREE
+    lend: Affine = FREE
 
 
 def fit(samples: Sequence[Sample]) -> Affine:

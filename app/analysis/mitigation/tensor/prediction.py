@@ -76,8 +76,9 @@ def predicted_s(
 ) -> FloatArray:
     """Return T of each rank under a plan, without waiting; the step waits for the slowest.
 
-    A rank that resizes also pays Ω1 + Ω2. Every rank takes part in sending columns and bringing
-    their results back, Φ1 of all that is migrated: the collectives of a migration are the group's.
+    A rank that resizes also pays Ω1 + Ω2, and one that hands columns over what that takes of it.
+    Every rank takes part in sending columns and bringing their results back, Φ1 of all that is
+    migrated: the collectives of a migration are the group's.
 
     Parameters
     ----------
@@ -100,7 +101,7 @@ def predicted_s(
     return _taken_s(
         group,
         (group.matmul_s * done.all_own, done.all_received * group.units),
-        (shares.resized, int(shares.received.sum())),
+        (shares.resized, shares.migrated),
         costs,
         each_step=each_step,
     )
@@ -140,14 +141,13 @@ def busy_s(
         Seconds, where what migrates is sent in each step.
     """
     own_s = group.unit_s * (group.units - resized - given)
-    moved = int(received.sum())
-    return _taken_s(group, (own_s, received.astype(float)), (resized, moved), costs, each_step=True)
+    return _taken_s(group, (own_s, received.astype(float)), (resized, given), costs, each_step=True)
 
 
 def _taken_s(
     group: Group,
     computed: tuple[FloatArray, FloatArray],
-    shed: tuple[IntArray, int],
+    shed: tuple[IntArray, IntArray],
     costs: Costs,
     *,
     each_step: bool,
@@ -158,10 +158,10 @@ def _taken_s(
     ----------
     computed : (float64 array, float64 array)
         Seconds of a rank's own columns, and the units that it takes over.
-    shed : (int64 array, int)
-        Units that each rank leaves out, and those that migrate at all.
+    shed : (int64 array, int64 array)
+        Units that each rank leaves out, and hands over.
     """
-    (own_s, received), (resized, moved) = computed, shed
+    (own_s, received), (resized, given) = computed, shed
     unit = group.unit
     time_s: FloatArray = group.fixed_s + own_s
     if each_step and costs.compute is not None:
@@ -171,7 +171,7 @@ def _taken_s(
     else:
         time_s += group.unit_s * received
     if each_step:
-        time_s += costs.communicate(moved * unit)
+        time_s += costs.communicate(int(given.sum()) * unit) + _each(costs.lend, given * unit)
     time_s += _each(costs.extract, resized * unit) + costs.allocate_s * (resized > 0)
     return time_s
 

@@ -312,6 +312,5 @@ class Controller:
         if rows:
             said["sizes"] = self._workload.sizes(rows)
         if self._costs is not None:
-            samples = {"communicate": self._costs.communicate, "extract": self._costs.extract}
-            said["costs"] = samples
+            said["costs"] = self._costs.document()
         return said
