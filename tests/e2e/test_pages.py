@@ -297,6 +297,17 @@ def test_downloads_are_files_with_names(container: Container, site: str, visitor
         assert waiting.value.suggested_filename.endswith(suffix)
         assert waiting.value.path().read_text().startswith(start)
 
+    # Where not all lanes are drawn the file has those that are, and all on request.
+    narrow = visitor.open(f"{site}/sessions/{stored.session}?dp=2&pp=0", LOOKS[1])
+    wait_for_figures(narrow)
+    files = narrow.locator("#downloads")
+    expect(files.get_by_role("link", name="DP ranks 2 to 3 (Perfetto)")).to_have_attribute(
+        "href", re.compile(r"/timeline\?step=\d+&dp=2&dp=3$")
+    )
+    expect(files.get_by_role("link", name="all 4 DP ranks")).to_have_attribute(
+        "href", re.compile(r"/timeline\?step=\d+$")
+    )
+
 
 def test_the_data_of_a_figure_can_be_copied(
     container: Container, site: str, visitor: Visitor

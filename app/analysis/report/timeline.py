@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -10,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from app.analysis.replay.engine.replay import IDEAL, ArrayReplay, Batch, Block
-from app.analysis.replay.layout.dense import FloatArray
+from app.analysis.replay.layout.dense import FloatArray, Nodes
 from app.analysis.replay.layout.graph import COMPUTE
 from app.analysis.replay.session import ShapeGroup, prepare_replay
 from app.analysis.trace import model as ops
@@ -19,6 +20,8 @@ from app.errors import NotFoundError
 
 NS: Final = 1e-9
 US_PER_NS: Final = 1e-3
+# Perfetto's number of the process that stands for all DP ranks of the ideal step.
+IDEAL_PROCESS: Final = 1_000_000
 
 # Streams of a stage in the order in which they are drawn (paper, section 3.2).
 STREAMS: Final[tuple[tuple[str, frozenset[str]], ...]] = (
@@ -52,14 +55,33 @@ class Lanes:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Timeline:
-    """One step, recorded on the chosen DP ranks and ideal, where all DP ranks are alike."""
+    """One step, recorded on the chosen DP ranks and ideal, where all DP ranks are alike.
+
+    `launch_ns`, `begin_ns`, `end_ns` and `ratio` have the shape (nodes, DP ranks).
+    """
 
     step: int
     op_names: tuple[str, ...]
-    recorded: Lanes
+    nodes: Nodes
+    dp_ranks: tuple[int, ...]
+    launch_ns: FloatArray
+    begin_ns: FloatArray
+    end_ns: FloatArray
+    ratio: FloatArray
     ideal: Lanes
     recorded_s: float
     ideal_s: float
+
+    @property
+    def recorded(self) -> Lanes:
+        """Return what was recorded on all of the chosen DP ranks."""
+        return self.on(range(len(self.dp_ranks)))
+
+    def on(self, places: Sequence[int]) -> Lanes:
+        """Return what was recorded on some of the chosen DP ranks, given by their places."""
+        times = (self.launch_ns, self.begin_ns, self.end_ns, self.ratio)
+        columns = tuple(values[:, list(places)] for values in times)
+        return _lanes(self.nodes, [self.dp_ranks[place] for place in places], columns)
 
 
 def step_timeline(trace: Trace, step: int, dp_ranks: Sequence[int] | None = None) -> Timeline:
@@ -87,28 +109,32 @@ def step_timeline(trace: Trace, step: int, dp_ranks: Sequence[int] | None = None
     if any(not 0 <= dp < layout.dp for dp in chosen):
         raise NotFoundError(f"There are DP ranks 0 to {layout.dp - 1}", code="dp_rank_unknown")
     index = int(np.flatnonzero(layout.steps == step)[0])
-    start = layout.start_ns[:, index]
-    end = start + layout.duration_ns[:, index]
-    own = group.durations.recorded_ns[:, index]
+    last_ns = float((layout.start_ns[:, index] + layout.duration_ns[:, index]).max())
+    # Copies of what is asked for alone: the session they are of is let go.
+    start = layout.start_ns[:, index, chosen]
+    end = start + layout.duration_ns[:, index, chosen]
+    own = group.durations.recorded_ns[:, index, chosen]
     ideal_start, ideal_end = _ideal_times(group)
     ideal_ns = group.durations.ideal_ns
     with np.errstate(divide="ignore", invalid="ignore"):
         ratio = np.where(ideal_ns[:, None] > 0, own / ideal_ns[:, None], np.nan)
+    ideal = (
+        ideal_start[:, None],
+        (ideal_end - ideal_ns)[:, None],
+        ideal_end[:, None],
+        np.ones((len(ideal_ns), 1)),
+    )
     return Timeline(
         step=step,
         op_names=layout.op_names,
-        recorded=_lanes(group, chosen, (start, np.maximum(start, end - own), end, ratio)),
-        ideal=_lanes(
-            group,
-            [0],
-            (
-                ideal_start[:, None],
-                (ideal_end - ideal_ns)[:, None],
-                ideal_end[:, None],
-                np.ones((len(ideal_ns), 1)),
-            ),
-        ),
-        recorded_s=float(end.max()) * NS,
+        nodes=layout.nodes,
+        dp_ranks=tuple(chosen),
+        launch_ns=start,
+        begin_ns=np.maximum(start, end - own),
+        end_ns=end,
+        ratio=ratio,
+        ideal=_lanes(layout.nodes, [0], ideal),
+        recorded_s=last_ns * NS,
         ideal_s=float(ideal_end.max()) * NS,
     )
 
@@ -129,20 +155,15 @@ def _ideal_times(group: ShapeGroup) -> tuple[FloatArray, FloatArray]:
     return launches, ends
 
 
-def _lanes(
-    group: ShapeGroup,
-    dp_ranks: Sequence[int],
-    times: tuple[FloatArray, FloatArray, FloatArray, FloatArray],
-) -> Lanes:
-    """Flatten (launch, begin, end, ratio), each of shape (nodes, dp), for the chosen DP ranks."""
-    nodes = group.layout.nodes
+def _lanes(nodes: Nodes, dp_ranks: Sequence[int], times: tuple[FloatArray, ...]) -> Lanes:
+    """Flatten (launch, begin, end, ratio), each of shape (nodes, DP ranks)."""
     node = np.repeat(np.arange(len(nodes)), len(dp_ranks))
-    dp = np.tile(np.asarray(dp_ranks, dtype=np.int32), len(nodes))
-    order = np.lexsort((times[0][node, dp], nodes.pp[node], dp))
-    node, dp = node[order], dp[order]
-    start, begin, end, ratio = (values[node, dp] for values in times)
+    place = np.tile(np.arange(len(dp_ranks)), len(nodes))
+    order = np.lexsort((times[0][node, place], nodes.pp[node], place))
+    node, place = node[order], place[order]
+    start, begin, end, ratio = (values[node, place] for values in times)
     return Lanes(
-        dp=dp,
+        dp=np.asarray(dp_ranks, dtype=np.int32)[place],
         pp=nodes.pp[node],
         op=nodes.op[node],
         mb=nodes.mb[node],
@@ -153,36 +174,44 @@ def _lanes(
     )
 
 
-def perfetto(timeline: Timeline, hosts: Mapping[tuple[int, int], str]) -> dict[str, Any]:
-    """Return a timeline in the Chrome trace format, which Perfetto opens.
+def perfetto(timeline: Timeline, hosts: Mapping[tuple[int, int], str]) -> Iterator[str]:
+    """Yield a timeline in the Chrome trace format, which Perfetto opens, a DP rank at a time.
 
-    A process a DP rank, recorded and ideal; a thread a stream of each stage; times in microseconds
-    since the step's start. `hosts` names the host of a (DP rank, stage).
+    Joined, the pieces are one JSON document; a whole step of a large job is hundreds of megabytes
+    of it. A process a DP rank, recorded and ideal; a thread a stream of each stage; times in
+    microseconds since the step's start. `hosts` names the host of a (DP rank, stage).
     """
-    events: list[dict[str, Any]] = []
-    for base, title, lanes in (
-        (0, "recorded", timeline.recorded),
-        (1_000_000, "ideal", timeline.ideal),
-    ):
-        for dp in np.unique(lanes.dp).tolist():
-            name = f"{title}, DP rank {dp}" if title == "recorded" else "ideal, every DP rank"
-            events.append(_metadata("process_name", base + dp, 0, {"name": name}))
-            events.append(_metadata("process_sort_index", base + dp, 0, {"sort_index": base + dp}))
-        events += _threads(base, lanes, timeline.op_names, hosts if base == 0 else {})
-        events += _events(base, lanes, timeline.op_names)
-    return {
-        "traceEvents": events,
-        "displayTimeUnit": "ms",
-        "otherData": {
-            "step": timeline.step,
-            "recorded_s": timeline.recorded_s,
-            "ideal_s": timeline.ideal_s,
-        },
+    names, before = timeline.op_names, '{"traceEvents":['
+    for place, dp in enumerate(timeline.dp_ranks):
+        lanes = timeline.on([place])
+        yield before + ",".join(_process(dp, f"recorded, DP rank {dp}", lanes, names, hosts))
+        before = ","
+    title = "ideal, every DP rank"
+    yield before + ",".join(_process(IDEAL_PROCESS, title, timeline.ideal, names, {}))
+    other = {
+        "step": timeline.step,
+        "recorded_s": timeline.recorded_s,
+        "ideal_s": timeline.ideal_s,
     }
+    yield f'],"displayTimeUnit":"ms","otherData":{json.dumps(other, allow_nan=False)}}}'
 
 
-def _metadata(name: str, pid: int, tid: int, args: dict[str, Any]) -> dict[str, Any]:
-    return {"ph": "M", "name": name, "pid": pid, "tid": tid, "args": args}
+def _process(
+    pid: int,
+    title: str,
+    lanes: Lanes,
+    op_names: Sequence[str],
+    hosts: Mapping[tuple[int, int], str],
+) -> Iterator[str]:
+    yield _metadata("process_name", pid, 0, {"name": title})
+    yield _metadata("process_sort_index", pid, 0, {"sort_index": pid})
+    yield from _threads(pid, lanes, op_names, hosts)
+    yield from _events(pid, lanes, op_names)
+
+
+def _metadata(name: str, pid: int, tid: int, args: dict[str, Any]) -> str:
+    event = {"ph": "M", "name": name, "pid": pid, "tid": tid, "args": args}
+    return json.dumps(event, separators=(",", ":"))
 
 
 def _stream(name: str) -> int:
@@ -191,44 +220,42 @@ def _stream(name: str) -> int:
 
 
 def _threads(
-    base: int, lanes: Lanes, op_names: Sequence[str], hosts: Mapping[tuple[int, int], str]
-) -> Iterator[dict[str, Any]]:
-    present = {
-        (dp, pp, _stream(op_names[op]))
-        for dp, pp, op in zip(lanes.dp.tolist(), lanes.pp.tolist(), lanes.op.tolist(), strict=True)
-    }
-    for dp, pp, stream in sorted(present):
-        host = hosts.get((dp, pp))
-        name = f"stage {pp} {STREAMS[stream][0]}" + (f", {host}" if host else "")
-        tid = pp * len(STREAMS) + stream
-        yield _metadata("thread_name", base + dp, tid, {"name": name})
-        yield _metadata("thread_sort_index", base + dp, tid, {"sort_index": tid})
+    pid: int, lanes: Lanes, op_names: Sequence[str], hosts: Mapping[tuple[int, int], str]
+) -> Iterator[str]:
+    if not len(lanes.dp):
+        return
+    streams = np.array([_stream(name) for name in op_names])
+    for tid in np.unique(lanes.pp * len(STREAMS) + streams[lanes.op]).tolist():
+        stage, stream = divmod(tid, len(STREAMS))
+        host = hosts.get((int(lanes.dp[0]), stage))
+        name = f"stage {stage} {STREAMS[stream][0]}" + (f", {host}" if host else "")
+        yield _metadata("thread_name", pid, tid, {"name": name})
+        yield _metadata("thread_sort_index", pid, tid, {"sort_index": tid})
 
 
-def _events(base: int, lanes: Lanes, op_names: Sequence[str]) -> Iterator[dict[str, Any]]:
+def _events(pid: int, lanes: Lanes, op_names: Sequence[str]) -> Iterator[str]:
+    """Yield operations as text: millions of them take seconds so, and minutes as dicts."""
+    streams = [_stream(name) for name in op_names]
+    heads = [f'{{"ph":"X","pid":{pid},"cat":"{STREAMS[at][0]}","name":' for at in streams]
+    quoted = [json.dumps(name)[:-1] for name in op_names]
     columns = (
-        lanes.dp.tolist(),
         lanes.pp.tolist(),
         lanes.op.tolist(),
         lanes.mb.tolist(),
         (lanes.start_ns * US_PER_NS).tolist(),
-        (lanes.begin_ns * US_PER_NS).tolist(),
-        (lanes.end_ns * US_PER_NS).tolist(),
+        ((lanes.end_ns - lanes.start_ns) * US_PER_NS).tolist(),
+        (np.maximum(lanes.begin_ns - lanes.start_ns, 0.0) * US_PER_NS).tolist(),
         lanes.ratio.tolist(),
     )
-    for dp, pp, op, mb, start, begin, end, ratio in zip(*columns, strict=True):
-        args: dict[str, Any] = {"waits_us": round(max(begin - start, 0.0), 3)}
-        if ratio == ratio:  # noqa: PLR0124 - NaN where the ideal duration is zero
-            args["duration_over_ideal"] = round(ratio, 4)
-        if mb != ops.ABSENT:
-            args["microbatch"] = mb
-        yield {
-            "ph": "X",
-            "name": op_names[op] + (f" {mb}" if mb != ops.ABSENT else ""),
-            "cat": STREAMS[_stream(op_names[op])][0],
-            "pid": base + dp,
-            "tid": pp * len(STREAMS) + _stream(op_names[op]),
-            "ts": round(start, 3),
-            "dur": round(end - start, 3),
-            "args": args,
-        }
+    for pp, op, mb, start, lasts, waits, ratio in zip(*columns, strict=True):
+        tid = pp * len(STREAMS) + streams[op]
+        # NaN, which alone differs from itself, where the ideal duration is zero
+        slow = f',"duration_over_ideal":{ratio:.4f}' if ratio == ratio else ""  # noqa: PLR0124
+        if mb == ops.ABSENT:
+            name, batch = f'{quoted[op]}"', ""
+        else:
+            name, batch = f'{quoted[op]} {mb}"', f',"microbatch":{mb}'
+        yield (
+            f'{heads[op]}{name},"tid":{tid},"ts":{start:.3f},"dur":{lasts:.3f},'
+            f'"args":{{"waits_us":{waits:.3f}{slow}{batch}}}}}'
+        )

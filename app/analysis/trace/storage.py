@@ -95,16 +95,21 @@ def unpack(data: bytes | Iterable[bytes], meta: SessionMeta) -> Trace:
     blob = data if isinstance(data, bytes) else b"".join(data)
     try:
         with pa.ipc.open_stream(pa.BufferReader(blob)) as reader:
-            table = reader.read_all()
+            schema = reader.schema
+            batches: dict[str, list[NDArray[Any]]] = {name: [] for name in _COLUMNS}
+            for batch in reader:
+                for name in _COLUMNS:
+                    batches[name].append(batch.column(name).to_numpy())
     except (pa.ArrowException, OSError) as error:
         raise InvalidTraceError(
             f"the stored operations cannot be read: {error}", code="trace.unreadable_blob"
         ) from error
-    described = table.schema.metadata or {}
+    described = schema.metadata or {}
     if described.get(_VERSION_KEY) != _VERSION:
         message = "the stored operations have a version that this release does not know"
         raise InvalidTraceError(message, code="trace.unreadable_blob")
-    columns = {name: _joined(table.column(name)) for name in _COLUMNS}
+    # A column's batches are let go as soon as it is joined: there is one column twice, never all.
+    columns = {name: _joined(batches.pop(name), schema.field(name).type) for name in _COLUMNS}
     stored_names: list[str] = json.loads(described[_NAMES_KEY])
     columns["op"], op_names = _current_codes(columns["op"], stored_names)
     return Trace(
@@ -115,10 +120,13 @@ def unpack(data: bytes | Iterable[bytes], meta: SessionMeta) -> Trace:
     )
 
 
-def _joined(column: pa.ChunkedArray[Any]) -> NDArray[Any]:
-    whole = column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
-    values: NDArray[Any] = whole.to_numpy()
-    return values
+def _joined(batches: list[NDArray[Any]], kind: pa.DataType) -> NDArray[Any]:
+    if len(batches) == 1:
+        return batches[0]
+    joined = np.concatenate(batches) if batches else np.empty(0, kind.to_pandas_dtype())
+    batches.clear()
+    pa.default_memory_pool().release_unused()
+    return joined
 
 
 def _current_codes(

@@ -10,14 +10,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 import numpy as np
 from fastapi import APIRouter, Query, Request, Response
-from fastapi.responses import JSONResponse
+from fastapi.responses import JSONResponse, StreamingResponse
 from pydantic import BaseModel, BeforeValidator
 
 from app.analysis.diagnosis.headline import HeadlineKind
 from app.analysis.diagnosis.verdict import Level
 from app.analysis.json_text import members
 from app.analysis.report.heatmaps import encode_heatmap
-from app.analysis.report.timeline import step_timeline
 from app.api.sessions.report_schema import reference
 from app.db.states import SealedBy, SessionState
 from app.door.guard import GuardedRoute
@@ -30,7 +29,7 @@ from app.services.sessions.read import (
     list_sessions,
 )
 from app.services.sessions.reports import heatmap, report_json
-from app.services.sessions.timelines import perfetto_timeline, stored_trace
+from app.services.sessions.timelines import perfetto_timeline, stored_trace, timeline_of
 
 if TYPE_CHECKING:
     from app.analysis.report.timeline import Lanes, Timeline
@@ -253,9 +252,10 @@ def router() -> APIRouter:
         with container.reading() as tx:
             stored = stored_trace(tx, session)
         if format == "perfetto":
-            content = perfetto_timeline(stored.unpack(), step, dp)
-        else:
-            content = timeline_columns(step_timeline(stored.unpack(), step, dp))
+            # A whole step of a large job: never in memory as a whole.
+            pieces = perfetto_timeline(stored, step, dp)
+            return StreamingResponse(pieces, media_type="application/json")
+        content = timeline_columns(timeline_of(stored, step, dp))
         text = json.dumps(content, allow_nan=False, separators=(",", ":"))
         return Response(text, media_type="application/json")
 

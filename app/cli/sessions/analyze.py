@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import json
 import sys
 from collections.abc import Collection, Iterator
 from pathlib import Path
@@ -210,7 +209,7 @@ def _write_timeline(trace: Trace, report: Report, path: Path) -> None:
         for pp, rank in enumerate(row)
         if rank in report.hosts
     }
-    events = perfetto(step_timeline(trace, step), hosts)
+    pieces = perfetto(step_timeline(trace, step), hosts)
     with writing(path), gzip.open(path, "wt", encoding="utf-8") as file:
-        json.dump(events, file)
+        file.writelines(pieces)
     sys.stderr.write(f"Step {step} written to {path}; open it at ui.perfetto.dev\n")

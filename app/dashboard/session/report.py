@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
+from urllib.parse import urlencode
 
 from app.analysis.report.document import Report
 from app.analysis.report.heatmaps import HEATMAP_SCALE
@@ -29,16 +30,37 @@ from app.dashboard.session.template import SessionTemplate, session_template
 from app.dashboard.session.tensor import SessionTensor, session_tensor
 from app.dashboard.session.what_if import WhatIfForm, what_if_form
 
+# So many lanes of recorded operations are drawn at once: stages of DP ranks.
+LANES: Final = 32
+
 
 @dataclass(frozen=True, slots=True)
 class ChosenStep:
-    """The step and the worker that the page opens with."""
+    """The step and the worker that the page opens with.
+
+    `ranks` are the DP ranks of its timeline, those around the worker; empty where these are all.
+    """
 
     index: int
     step: int
     by_request: bool
     dp: int
     pp: int
+    ranks: tuple[int, ...]
+
+    @property
+    def timeline_query(self) -> str:
+        """Return what an address of the timeline asks for."""
+        return urlencode([("step", self.step), *(("dp", rank) for rank in self.ranks)])
+
+    @property
+    def timeline_words(self) -> str:
+        """Return what such an address leads to."""
+        if not self.ranks:
+            return f"step {self.step}"
+        first, last = self.ranks[0], self.ranks[-1]
+        named = f"DP rank {first}" if first == last else f"DP ranks {first} to {last}"
+        return f"step {self.step}, {named}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +158,17 @@ def _choose(report: Report, step: int | None, dp: int | None, pp: int | None) ->
     else:
         ranked = report.ranked_workers()
         cell = (ranked[0][1], ranked[0][2])
-    return ChosenStep(index, steps[index], by_request, *cell)
+    ranks = _timeline_ranks(sizes.dp, sizes.pp, cell[0])
+    return ChosenStep(index, steps[index], by_request, *cell, ranks)
+
+
+def _timeline_ranks(dp: int, pp: int, around: int) -> tuple[int, ...]:
+    """Return the DP ranks whose lanes are drawn; none where there is room for all."""
+    most = max(1, LANES // pp)
+    if dp <= most:
+        return ()
+    first = min(max(0, around - (most - 1) // 2), dp - most)
+    return tuple(range(first, first + most))
 
 
 def _data(report: Report, chosen: ChosenStep) -> Mapping[str, Any]:
@@ -151,6 +183,7 @@ def _data(report: Report, chosen: ChosenStep) -> Mapping[str, Any]:
         "index": chosen.index,
         "by_request": chosen.by_request,
         "cell": [chosen.dp, chosen.pp],
+        "lanes": LANES,
         "figures": {"launch": figures.launch_delays(report)},
     }
     if not report.fidelity.verdict:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from threading import BoundedSemaphore
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
+import pyarrow as pa
 from sqlalchemy import select
 
 from app.analysis.report.timeline import perfetto, step_timeline
@@ -13,14 +16,22 @@ from app.analysis.trace.metadata import parse_metadata
 from app.analysis.trace.storage import unpack
 from app.db.blobs import read_blob
 from app.db.models.sessions import Session
+from app.errors import BusyError
 from app.services.sessions.read import no_session, no_trace
 
 if TYPE_CHECKING:
     import uuid
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
+    from app.analysis.report.timeline import Timeline
     from app.analysis.trace.model import Trace
     from app.db.unit_of_work import Reads
+
+# Each holds a whole session in memory while it replays it.
+AT_ONCE: Final = 2
+WAIT_S: Final = 10.0
+
+_turns = BoundedSemaphore(AT_ONCE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,18 +72,8 @@ def stored_trace(tx: Reads, session_id: uuid.UUID) -> StoredTrace:
     return StoredTrace(tuple(read_blob(tx, row.trace_blob)), row.meta)
 
 
-def perfetto_timeline(
-    trace: Trace, step: int, dp_ranks: Sequence[int] | None = None
-) -> dict[str, Any]:
-    """Return one step, recorded and ideal, as a Chrome trace that names the hosts.
-
-    Parameters
-    ----------
-    trace : Trace
-    step : int
-        A training step.
-    dp_ranks : sequence of int, optional
-        Only these DP ranks.
+def timeline_of(stored: StoredTrace, step: int, dp_ranks: Sequence[int] | None) -> Timeline:
+    """Return one step, recorded on some DP ranks or all, and ideal.
 
     Raises
     ------
@@ -80,15 +81,55 @@ def perfetto_timeline(
         If the trace has no such step or DP rank.
     UnanalyzableError
         If the trace cannot be replayed.
+    BusyError
+        If others keep asking.
     """
-    return perfetto(step_timeline(trace, step, dp_ranks), _hosts_of_workers(trace, step))
+    with whole_session():
+        return step_timeline(stored.unpack(), step, dp_ranks)
+
+
+def perfetto_timeline(
+    stored: StoredTrace, step: int, dp_ranks: Sequence[int] | None = None
+) -> Iterator[str]:
+    """Return one step as a Chrome trace that names the hosts, piece by piece.
+
+    What can be wrong is raised before the first piece; see `timeline_of`.
+    """
+    with whole_session():
+        trace = stored.unpack()
+        hosts = _hosts_of_workers(trace, step)
+        timeline = step_timeline(trace, step, dp_ranks)
+    return perfetto(timeline, hosts)
+
+
+@contextlib.contextmanager
+def whole_session() -> Iterator[None]:
+    """Take one of the few turns to hold all operations of a session in memory.
+
+    Raises
+    ------
+    BusyError
+        If others keep asking.
+    """
+    # Who waits for a turn keeps neither a connection nor a trace.
+    if not _turns.acquire(timeout=WAIT_S):
+        raise BusyError("Others are asking; try again in a few seconds.")
+    try:
+        yield
+    finally:
+        # What it took would stay the process's otherwise.
+        pa.default_memory_pool().release_unused()
+        _turns.release()
 
 
 def _hosts_of_workers(trace: Trace, step: int) -> dict[tuple[int, int], str]:
     """Return the host of each (DP rank, stage): that of its lowest rank, which is analyzed."""
-    at_step = trace.step == step
-    triples = np.stack((trace.dp[at_step], trace.pp[at_step], trace.rank[at_step]), axis=1)
-    # Sorted by rank last, highest first: the lowest one of a worker is what remains.
-    ranks = {(dp, pp): rank for dp, pp, rank in np.unique(triples, axis=0)[::-1].tolist()}
+    if not trace.meta.hosts:
+        return {}
+    rows = np.flatnonzero(trace.step == step)
+    ranks, first = np.unique(trace.rank[rows], return_index=True)
+    places = zip(trace.dp[rows[first]].tolist(), trace.pp[rows[first]].tolist(), strict=True)
+    # The lowest rank of a worker comes last, and remains.
+    workers = dict(reversed(list(zip(places, ranks.tolist(), strict=True))))
     hosts = trace.meta.hosts
-    return {worker: hosts[rank] for worker, rank in ranks.items() if rank in hosts}
+    return {worker: hosts[rank] for worker, rank in workers.items() if rank in hosts}

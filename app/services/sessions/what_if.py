@@ -3,25 +3,18 @@
 from __future__ import annotations
 
 import uuid
-from threading import BoundedSemaphore
-from typing import Any, Final
+from typing import Any
 
 from app.analysis.replay.questions import Against, Question, answer
 from app.analysis.replay.session import prepare_replay
 from app.db.models.sessions import Session
 from app.db.states import SessionState
 from app.db.unit_of_work import Reads
-from app.errors import BusyError, ConflictError
+from app.errors import ConflictError
 from app.services.container import Container
 from app.services.sessions.read import no_session
 from app.services.sessions.reports import report_document
-from app.services.sessions.timelines import stored_trace
-
-# Each answer holds a whole session in memory while it is computed.
-AT_ONCE: Final = 2
-WAIT_S: Final = 10.0
-
-_slots = BoundedSemaphore(AT_ONCE)
+from app.services.sessions.timelines import stored_trace, whole_session
 
 
 def answer_question(
@@ -51,16 +44,11 @@ def answer_question(
             f"The session is {state}; only an analyzed one can be asked about.",
             code="what_if.no_verdict",
         )
-    # Who waits for a slot keeps neither a connection nor a trace.
-    if not _slots.acquire(timeout=WAIT_S):
-        raise BusyError("Others are asking; try again in a few seconds.")
-    try:
+    with whole_session():
         with container.reading() as tx:
             stored = stored_trace(tx, session_id)
         found = answer(prepare_replay(stored.unpack(), question.without), question)
         return found.as_document(against)
-    finally:
-        _slots.release()
 
 
 def _against(tx: Reads, session: Session) -> Against:

@@ -8,8 +8,6 @@ import { Timeline } from './timeline.js';
 import { WhatIf } from './what_if.js';
 
 const NARROW = 720;
-// So many lanes of recorded operations are drawn at once.
-const LANES = 32;
 const NARROW_RANKS = 2;
 // A range that is dragged passes over steps; a timeline is fetched where it rests.
 const REST_MS = 200;
@@ -218,8 +216,8 @@ export class SessionReport {
 
   /** DP ranks whose lanes are drawn: all, or those around the chosen worker. */
   ranks() {
-    const { dp, pp } = this.data;
-    const most = Math.max(1, innerWidth <= NARROW ? NARROW_RANKS : Math.floor(LANES / pp));
+    const { dp, pp, lanes } = this.data;
+    const most = Math.max(1, innerWidth <= NARROW ? NARROW_RANKS : Math.floor(lanes / pp));
     if (dp <= most) return Array.from({ length: dp }, (_, rank) => rank);
     const first = Math.min(Math.max(0, this.choice.cell[0] - Math.floor((most - 1) / 2)), dp - most);
     return Array.from({ length: most }, (_, at) => first + at);
@@ -235,11 +233,12 @@ export class SessionReport {
     const signal = AbortSignal.any([this.signal, this.loading.signal]);
     const element = $('#timeline');
     element.setAttribute('aria-busy', 'true');
-    this.nameTimeline(step, this.data.recorded_s[this.choice.index], this.data.ideal_s[this.choice.index]);
-    const query = new URLSearchParams({ step, format: 'lanes' });
+    const query = new URLSearchParams({ step });
     if (ranks.length < dp) for (const rank of ranks) query.append('dp', rank);
-    $('#lanes-note').textContent = ranks.length < dp
-      ? `; DP rank${ranks.length > 1 ? `s ${ranks[0]} to ${ranks.at(-1)}` : ` ${ranks[0]}`} of ${count(dp)}` : '';
+    const named = ranks.length < dp ? `DP rank${ranks.length > 1 ? `s ${ranks[0]} to ${ranks.at(-1)}` : ` ${ranks[0]}`}` : '';
+    this.nameTimeline(step, String(query), named);
+    $('#lanes-note').textContent = named ? `; ${named} of ${count(dp)}` : '';
+    query.set('format', 'lanes');
     const reading = $('#op-read');
     try {
       if (this.timeline.data) {
@@ -255,16 +254,20 @@ export class SessionReport {
     }
   }
 
-  nameTimeline(step, recordedS, idealS) {
+  /** Name the timeline that is drawn; the file has what is drawn, and all DP ranks on request. */
+  nameTimeline(step, query, ranks) {
+    const [recordedS, idealS] = [this.data.recorded_s[this.choice.index], this.data.ideal_s[this.choice.index]];
     const lost = recordedS - idealS;
     $('#timeline-title').textContent = lost <= 0.01 * recordedS
       ? `Step ${step} took ${seconds(recordedS)}, its ideal time`
       : `Step ${step} took ${seconds(recordedS)}, ${seconds(lost)} of it above ideal: ${roughPercent(lost / recordedS)}`;
-    for (const link of [$('#perfetto'), $('#perfetto-file')]) {
-      link.href = `${this.api}/timeline?step=${step}`;
+    const [drawn, file, whole] = [$('#perfetto'), $('#perfetto-file'), $('#perfetto-whole')];
+    for (const link of [drawn, file, whole]) {
+      link.href = `${this.api}/timeline?${link === whole ? `step=${step}` : query}`;
       link.download = link.download.replace(/step--?\d+/, `step-${step}`);
     }
-    $('#perfetto-file').textContent = `Timeline of step ${step} (Perfetto)`;
+    file.textContent = `Timeline of step ${step}${ranks && `, ${ranks}`} (Perfetto)`;
+    whole.hidden = !ranks;
   }
 
   writeControls() {

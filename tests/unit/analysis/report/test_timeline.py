@@ -62,9 +62,25 @@ def test_unknown_steps_and_dp_ranks_are_refused() -> None:
     assert caught.value.stable_code == "dp_rank_unknown"
 
 
+def test_a_step_comes_a_dp_rank_at_a_time() -> None:
+    *pieces, _ = perfetto(step_timeline(TRACE, STEP), {})
+    texts = [piece.removeprefix('{"traceEvents":[').removeprefix(",") for piece in pieces]
+    ranks = [{event["pid"] for event in json.loads(f"[{text}]")} for text in texts]
+    assert ranks == [{0}, {1}, {2}, {1_000_000}]
+
+
+def test_of_some_dp_ranks_nothing_else_is_built() -> None:
+    whole, some = step_timeline(TRACE, STEP), step_timeline(TRACE, STEP, [2])
+    assert some.launch_ns.shape == (len(some.nodes), 1)
+    assert some.recorded_s == whole.recorded_s
+    for name in ("op", "mb", "start_ns", "begin_ns", "end_ns", "ratio"):
+        of_rank = getattr(whole.recorded, name)[whole.recorded.dp == 2]
+        np.testing.assert_array_equal(getattr(some.recorded, name), of_rank)
+
+
 def test_perfetto_events_are_json_in_microseconds() -> None:
     timeline = step_timeline(TRACE, STEP)
-    document = json.loads(json.dumps(perfetto(timeline, {(0, 0): "node-7"}), allow_nan=False))
+    document = json.loads("".join(perfetto(timeline, {(0, 0): "node-7"})))
     events = [event for event in document["traceEvents"] if event["ph"] == "X"]
     assert len(events) == len(timeline.recorded.op) + len(timeline.ideal.op)
     last = max(event["ts"] + event["dur"] for event in events)

@@ -55,6 +55,25 @@ def test_the_address_chooses_what_there_is_and_nothing_else(slow_worker: Report)
     assert (other.dp, other.pp, other.by_request) == (1, 2, False)
 
 
+@pytest.mark.parametrize(
+    ("lanes", "ranks", "words"),
+    [(12, (), "step {}"), (8, (1, 2), "step {}, DP ranks 1 to 2"), (1, (2,), "step {}, DP rank 2")],
+)
+def test_the_file_of_a_timeline_has_the_dp_ranks_that_are_drawn(
+    slow_worker: Report,
+    monkeypatch: pytest.MonkeyPatch,
+    lanes: int,
+    ranks: tuple[int, ...],
+    words: str,
+) -> None:
+    monkeypatch.setattr("app.dashboard.session.report.LANES", lanes)
+    step = slow_worker.steps.analyzed[0]
+    chosen = report_view(slow_worker, step=step, dp=2, pp=0).chosen
+    assert chosen.ranks == ranks
+    assert chosen.timeline_query == "&".join([f"step={step}", *(f"dp={rank}" for rank in ranks)])
+    assert chosen.timeline_words == words.format(step)
+
+
 def test_workers_are_listed_slowest_first_with_host_and_gpu(slow_worker: Report) -> None:
     workers = report_view(slow_worker).workers
     assert workers.total == 12
