@@ -83,6 +83,7 @@ def test_what_a_session_cannot_show_is_said_and_not_ruled_out() -> None:
         "garbage_collection",
         "memory_fragmentation",
         "network",
+        "host_overhead",
         "tensor_parallel_straggler",
     )
 
