@@ -86,9 +86,12 @@ def _find(signs: Signs) -> Finding | None:
         return None
     struck = found.struck[:, None]
     late_ns = {}
+    least_ns = _OTHERS * found.late_ns[found.struck].mean()
     for node, delay in first.items():
-        usual = np.median(delay[~found.struck])
-        late_ns[node] = np.where(struck, np.maximum(delay - usual, 0.0), 0.0)
+        # A stage stands still before it gathers its parameters, or after.
+        if delay[found.struck].mean() >= least_ns:
+            usual = np.median(delay[~found.struck])
+            late_ns[node] = np.where(struck, np.maximum(delay - usual, 0.0), 0.0)
     doubt = None
     if found.stages == 1 and found.struck.sum() < _SURE_FROM:
         doubt = Doubt(most=_IN_DOUBT, cause=DATA_LOADING.name, evidence=(), where=Where())
