@@ -2,27 +2,40 @@
 
 Every statement that a session of SQLAlchemy sends passes `_confine`. There the project is added to
 each table that rows of projects stand in, also in joins, aliases and subqueries, and to what is
-inserted: a query that forgets its project finds nothing of another one. Foreign keys carry the
-project as well, so that the database refuses a row between two.
+inserted: a query that forgets its project finds nothing of another one. What it cannot be added to
+(tables themselves in place of their classes, and text) is refused. Foreign keys carry the project
+as well, so that the database refuses a row between two.
 """
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, cast
 
-from sqlalchemy import Insert, event, inspect
-from sqlalchemy.orm import Session, with_loader_criteria
+from sqlalchemy import Insert, Table, event, inspect
+from sqlalchemy.orm import Mapper, Session, with_loader_criteria
+from sqlalchemy.sql.elements import ColumnClause, TextClause
+from sqlalchemy.sql.selectable import AliasedReturnsRows, SelectBase, TextualSelect
+from sqlalchemy.sql.visitors import iterate
 
-from app.db.models.base import OfProject
+from app.db.models.base import Base, OfProject
 
 if TYPE_CHECKING:
-    from sqlalchemy.orm import Mapper, ORMExecuteState
+    from sqlalchemy import Executable
+    from sqlalchemy.orm import ORMExecuteState
+    from sqlalchemy.sql.visitors import ExternallyTraversible
 
 # Of a statement that counts over all projects and returns nothing of them but the number.
 COUNTS_EVERYWHERE: Final = {"every_project": True}
 
 _KEY: Final = "project_id"
+# What the mapper notes on each column of a class, and on none of a bare table.
+_OF_A_CLASS: Final = "parententity"
+
+
+class UnscopedError(RuntimeError):
+    """A statement that could not be confined to its project: a fault of the program."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,17 +64,23 @@ class ScopedSession(Session):
 @event.listens_for(ScopedSession, "do_orm_execute")
 def _confine(state: ORMExecuteState) -> None:
     project_id: int | None = state.session.info[_KEY]
-    if project_id is None or not state.is_orm_statement:
+    if project_id is None or state.execution_options.get("every_project"):
+        return
+    if state.is_column_load or state.is_relationship_load:
+        # Of an object that is there.
+        return
+    if state.is_from_statement or isinstance(state.statement, (TextClause, TextualSelect)):
+        raise UnscopedError("text says nothing of its project: ask by the classes of the tables")
+    _refuse_bare_tables(state.statement, about_classes=state.is_orm_statement)
+    if not state.is_orm_statement:
         return
     if state.is_insert:
-        target = cast("Mapper[Any]", state.bind_mapper).class_
-        if issubclass(target, OfProject):
-            state.statement = cast("Insert", state.statement).values(project_id=project_id)
-    elif (
-        not state.execution_options.get("every_project")
-        and not state.is_column_load
-        and not state.is_relationship_load
-    ):
+        insert = cast("Insert", state.statement)
+        if insert.select is not None:
+            raise UnscopedError("what is inserted is selected: select it first")
+        if issubclass(cast("Mapper[Any]", state.bind_mapper).class_, OfProject):
+            state.statement = insert.values(project_id=project_id)
+    else:
         state.statement = state.statement.options(
             with_loader_criteria(
                 OfProject,
@@ -79,3 +98,49 @@ def _own(session: Session, *_rest: object) -> None:
     for made in session.new:
         if isinstance(made, OfProject) and inspect(made).attrs.project_id.history.empty():
             made.project_id = project_id
+    for written in (*session.new, *session.dirty):
+        if isinstance(written, OfProject) and written.project_id != project_id:
+            raise UnscopedError(f"a row of project {written.project_id} in project {project_id}")
+
+
+def _refuse_bare_tables(statement: Executable, *, about_classes: bool) -> None:
+    """Refuse a statement with tables that the criterion of the project is not added to.
+
+    It is added to the classes that a statement is about, and holds for columns of their tables too.
+    """
+    parts = list(iterate(cast("ExternallyTraversible", statement)))
+    covered = {known.local_table for part in parts if (known := _class_of(part)) is not None}
+    # A query within has rows of its own, which no class outside covers.
+    within = {
+        id(inner) for part in parts[1:] if isinstance(part, SelectBase) for inner in iterate(part)
+    }
+    for part in parts:
+        # Within a statement about classes their tables are parts as well.
+        table = part if isinstance(part, Table) and not about_classes else _bare_table_of(part)
+        if table is None or not _is_of_project(table):
+            continue
+        if not about_classes or table not in covered or id(part) in within:
+            raise UnscopedError(f"the table {table.name} in place of its class: {statement}")
+
+
+def _class_of(part: ExternallyTraversible) -> Mapper[Any] | None:
+    known = part._annotations.get(_OF_A_CLASS)  # noqa: SLF001 - the mapper tells nobody else
+    return known if isinstance(known, Mapper) else None
+
+
+def _bare_table_of(part: ExternallyTraversible) -> Table | None:
+    """Return the table of a column that was taken from a table, or its alias, and no class."""
+    if not isinstance(part, ColumnClause) or _OF_A_CLASS in part._annotations:  # noqa: SLF001 - as above
+        return None
+    selected: object = part.table
+    while isinstance(selected, AliasedReturnsRows):
+        selected = selected.element
+    return selected if isinstance(selected, Table) else None
+
+
+@functools.cache
+def _is_of_project(table: Table) -> bool:
+    return any(
+        mapper.local_table is table and issubclass(mapper.class_, OfProject)
+        for mapper in Base.registry.mappers
+    )

@@ -56,11 +56,11 @@ class Place:
         with self.container.uow() as tx:
             for back, session in enumerate(reversed(sessions)):
                 moved = {"span": ends + back * timedelta(hours=6), "session": session}
-                tx.session.execute(
+                tx.session.connection().execute(
                     text("UPDATE session SET received_at = now() - :span WHERE id = :session"),
                     moved,
                 )
-                tx.session.execute(
+                tx.session.connection().execute(
                     text(
                         "UPDATE alert_facts SET received_at = now() - :span, document = jsonb_set("
                         "document, '{received_at}', to_jsonb(now() - :span)) "

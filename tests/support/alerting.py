@@ -90,7 +90,7 @@ class Alerting:
                     created_at=AlertDelivery.created_at - span,
                 )
             )
-            tx.session.execute(
+            tx.session.connection().execute(
                 text("UPDATE alert_channel SET hold_until = hold_until - :span"), {"span": span}
             )
 

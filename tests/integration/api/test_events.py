@@ -83,11 +83,11 @@ def events(
 def move(installation: Installation, session: str, state: str) -> None:
     """Change a session's state as workers do."""
     with installation.container.uow() as tx:
-        tx.session.execute(
+        tx.session.connection().execute(
             text("UPDATE session SET state = :state, state_changed_at = now() WHERE id = :id"),
             {"state": state, "id": session},
         )
-        tx.session.execute(text(f"NOTIFY paceline_session, '{session}'"))
+        tx.session.connection().execute(text(f"NOTIFY paceline_session, '{session}'"))
 
 
 def test_a_received_session_and_its_analysis_are_told_at_once(installation: Installation) -> None:
@@ -142,7 +142,7 @@ def test_a_browser_that_comes_back_is_told_what_it_missed(installation: Installa
     )
     with installation.container.uow() as tx:
         # An hour ago both were done.
-        tx.session.execute(
+        tx.session.connection().execute(
             text(
                 "UPDATE session SET state = 'analyzed',"
                 " state_changed_at = now() - interval '1 hour'"

@@ -38,10 +38,16 @@ def test_a_parquet_body_is_stored_with_its_work_before_the_answer(
     assert body["url"] == f"{installation.url}/sessions/{body['session']}"
     assert answer.headers["location"] == f"/api/v1/sessions/{body['session']}"
     with installation.container.uow() as tx:
-        session = tx.session.execute(
-            text("SELECT operations, steps, trace_format, trace_blob, state FROM session")
-        ).one()
-        run = tx.session.execute(text("SELECT kind, state, subject_id FROM task_run")).one()
+        session = (
+            tx.session.connection()
+            .execute(text("SELECT operations, steps, trace_format, trace_blob, state FROM session"))
+            .one()
+        )
+        run = (
+            tx.session.connection()
+            .execute(text("SELECT kind, state, subject_id FROM task_run"))
+            .one()
+        )
         stored = b"".join(read_blob(tx, session.trace_blob))
     assert session.operations == len(bodies.trace())
     assert session.steps == 12

@@ -70,7 +70,12 @@ def test_parts_are_stored_without_compression(container: Container) -> None:
     with container.uow() as tx:
         blob_id = write_blob(tx, [b"\0" * PART_BYTES])
     with container.uow() as tx:
-        stored = tx.session.execute(
-            text("SELECT pg_column_size(data) FROM blob_part WHERE blob_id = :id"), {"id": blob_id}
-        ).scalar_one()
+        stored = (
+            tx.session.connection()
+            .execute(
+                text("SELECT pg_column_size(data) FROM blob_part WHERE blob_id = :id"),
+                {"id": blob_id},
+            )
+            .scalar_one()
+        )
     assert stored >= PART_BYTES

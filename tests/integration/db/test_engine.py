@@ -37,7 +37,7 @@ def test_container_without_a_database_is_refused_in_words(tmp_path: Path) -> Non
 def test_connections_name_themselves_and_end_forgotten_transactions(container: Container) -> None:
     with container.uow() as tx:
         shown = {
-            name: tx.session.execute(text(f"SHOW {name}")).scalar_one()
+            name: tx.session.connection().execute(text(f"SHOW {name}")).scalar_one()
             for name in ("application_name", "timezone", "idle_in_transaction_session_timeout")
         }
     assert shown == {
@@ -50,6 +50,6 @@ def test_connections_name_themselves_and_end_forgotten_transactions(container: C
 def test_time_stands_still_within_a_transaction(container: Container) -> None:
     with container.uow() as tx:
         first = tx.now
-        tx.session.execute(text("SELECT pg_sleep(0.01)"))
+        tx.session.connection().execute(text("SELECT pg_sleep(0.01)"))
         assert tx.now == first
-        assert tx.session.execute(text("SELECT now()")).scalar_one() == first
+        assert tx.session.connection().execute(text("SELECT now()")).scalar_one() == first

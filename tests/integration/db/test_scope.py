@@ -7,16 +7,28 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from sqlalchemy import Select, exists, func, insert, inspect, select, update
+from sqlalchemy import (
+    Executable,
+    Select,
+    delete,
+    exists,
+    func,
+    insert,
+    inspect,
+    select,
+    text,
+    update,
+)
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import aliased
 
 from app.db.blobs import delete_blob, read_blob, write_blob
+from app.db.models.access import Project
 from app.db.models.base import Base, OfProject
 from app.db.models.chunks import Intake
 from app.db.models.sessions import Job, Report, Session
 from app.db.models.tasks import TaskRun
-from app.db.scope import COUNTS_EVERYWHERE
+from app.db.scope import COUNTS_EVERYWHERE, UnscopedError
 from app.errors import NotFoundError
 from app.services.access.projects import create_project
 from tests.support.sessions import Stored, small_trace, store
@@ -89,6 +101,55 @@ def test_a_count_over_all_projects_has_to_say_so(container: Container) -> None:
             select(func.count()).select_from(TaskRun), execution_options=COUNTS_EVERYWHERE
         )
         assert everything.scalar_one() == 1
+
+
+_jobs = Base.metadata.tables["job"]
+_sessions = Base.metadata.tables["session"]
+
+AROUND_THE_CLASSES: dict[str, Executable] = {
+    "a table": select(_sessions),
+    "columns of a table": select(_sessions.c.id),
+    "a table's alias": select(_sessions.alias().c.id),
+    "a count of a table": select(func.count()).select_from(_sessions),
+    "an update of a table": update(_sessions).values(steps=0),
+    "a delete from a table": delete(_sessions),
+    "an insert into a table": insert(_jobs).values(name="x", project_id=1),
+    "a table beside a class": select(Session.id, _jobs.c.name),
+    "an alias beside a class": select(Session.id, _jobs.alias().c.name),
+    "a table joined to a class": select(Session.id).join(_jobs, _jobs.c.id == Session.job_id),
+    "a condition on a table": select(Session.id).where(_jobs.c.name == "secret"),
+    "a subquery of a table": select(Session.id).where(Session.job_id.in_(select(_jobs.c.id))),
+    "a table within, under its class": select(
+        Session.id, select(_sessions.c.number).subquery().c.number
+    ),
+    "an insert of what is selected": insert(Job).from_select(["name"], select(Job.name)),
+    "text": text("SELECT id FROM session"),
+    "text with columns": text("SELECT id FROM session").columns(Session.id),
+    "text as a class": select(Session).from_statement(text("SELECT * FROM session")),
+}
+
+
+@pytest.mark.usefixtures("foreign")
+@pytest.mark.parametrize("statement", AROUND_THE_CLASSES.values(), ids=AROUND_THE_CLASSES)
+def test_what_the_project_cannot_be_added_to_is_refused(
+    container: Container, statement: Executable
+) -> None:
+    with container.uow() as tx, pytest.raises(UnscopedError):
+        tx.session.execute(statement)
+
+
+def test_statements_about_no_project_pass(container: Container) -> None:
+    with container.uow() as tx:
+        assert tx.session.execute(select(func.now())).scalar_one() == tx.now
+        assert tx.session.execute(select(Project.__table__.c.name)).scalars().all() == ["default"]
+
+
+def test_a_row_of_another_project_is_not_written(container: Container, other: Container) -> None:
+    refused = pytest.raises(UnscopedError, match="a row of project")
+    with refused, container.uow() as tx:
+        tx.session.add(Job(name="planted", project_id=other.project_id))
+    with other.reading() as tx:
+        assert tx.session.execute(select(Job.name)).all() == []
 
 
 def test_a_key_opens_nothing_of_another_project(container: Container, foreign: Stored) -> None:

@@ -24,7 +24,7 @@ def test_a_state_is_read_as_the_member_that_was_written(container: Container) ->
 
     def states(tx: Reads) -> tuple[TaskState, str]:
         found = tx.session.execute(select(TaskRun.state).where(TaskRun.state.in_(TaskState.OPEN)))
-        stored = tx.session.execute(text("SELECT state FROM task_run"))
+        stored = tx.session.connection().execute(text("SELECT state FROM task_run"))
         return found.scalar_one(), stored.scalar_one()
 
     found, stored = read(container, states)

@@ -73,5 +73,7 @@ def test_who_reads_cannot_write_and_leaves_the_connection_as_it_was(container: C
         tx.session.execute(delete(TaskRun))
     with container.uow() as writing:
         writing.session.execute(delete(TaskRun))
-        level = writing.session.execute(text("SHOW transaction_isolation")).scalar_one()
+        level = (
+            writing.session.connection().execute(text("SHOW transaction_isolation")).scalar_one()
+        )
     assert level == "read committed"

@@ -245,10 +245,14 @@ def test_every_change_of_a_session_notifies(container: Container, stored: Stored
 
 def test_leases_are_in_the_time_of_the_database(container: Container, held: Claim) -> None:
     with container.uow() as tx:
-        assert tx.session.execute(
-            text(
-                "SELECT lease_until - now() BETWEEN interval '50 s' AND interval '60 s' "
-                "FROM task_run WHERE id = :id"
-            ),
-            {"id": held.run_id},
-        ).scalar_one()
+        assert (
+            tx.session.connection()
+            .execute(
+                text(
+                    "SELECT lease_until - now() BETWEEN interval '50 s' AND interval '60 s' "
+                    "FROM task_run WHERE id = :id"
+                ),
+                {"id": held.run_id},
+            )
+            .scalar_one()
+        )
