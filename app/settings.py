@@ -75,6 +75,9 @@ class Settings(BaseSettings):
     quota_operations: int | None = Field(default=None, ge=0)
     quota_open_sessions: int | None = Field(default=1000, ge=0)
     quota_producers: int | None = Field(default=65_536, ge=0)
+    quota_jobs: int | None = Field(default=10_000, ge=0)
+    quota_attempts: int | None = Field(default=100_000, ge=0)
+    quota_tensor_groups: int | None = Field(default=10_000, ge=0)
 
     max_body_bytes: int = 512 * MIB
     max_decompressed_bytes: int = 4096 * MIB

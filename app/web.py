@@ -26,8 +26,12 @@ from app.api.sessions.report_schema import report_schemas
 from app.api.tensor import advice, loop, switch
 from app.api.tensor.waiting import Waiting
 from app.dashboard import routes as dashboard
+from app.dashboard.error_pages import ErrorPages
+from app.dashboard.look.assets import installed_assets
+from app.dashboard.pages import Pages
 from app.door.guard import guard
 from app.door.project_paths import ProjectPaths
+from app.door.refusals import writing_refusals
 from app.inputs.plans.request import WrittenRequest
 from app.inputs.tensor.spec import WrittenMitigation
 from app.inputs.tensor.timings import WrittenAck, WrittenSwitch, WrittenTimings
@@ -62,7 +66,7 @@ def create_app(container: Container) -> FastAPI:
 
     @contextlib.asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
-        async with live.running():
+        async with live.running(), writing_refusals(container):
             yield
 
     app = FastAPI(
@@ -118,6 +122,9 @@ def create_app(container: Container) -> FastAPI:
         pace=Pace(settings.ingest_idle_timeout_s, settings.min_body_bytes_per_s),
     )
     # Answers are compressed in the event loop: a megabyte takes 4 ms with zstd, 10 ms with brotli.
+    # Within it, for it could not read what is compressed; and once more around the guards.
+    pages = Pages(installed_assets())
+    app.add_middleware(ErrorPages, pages=pages)
     app.add_middleware(CompressMiddleware)
     app.add_middleware(Methods, routes=[route for router in routers for route in router.routes])
     app.add_middleware(ProjectPaths)
@@ -129,6 +136,7 @@ def create_app(container: Container) -> FastAPI:
         allowed_hosts=settings.allowed_hosts,
         require_sign_in=settings.require_sign_in,
     )
+    app.add_middleware(ErrorPages, pages=pages)
     app.add_middleware(SecurityHeaders)
     app.add_middleware(metrics.RequestMetrics, metrics=counted)
     return app

@@ -1,4 +1,4 @@
-"""`paceline token` and `paceline user`: who may use an installation.
+"""`paceline token`, `user` and `project`: who may use an installation.
 
 They work on its database itself, so that the first token can be made; whoever may read the
 database's address administers the installation anyway.
@@ -22,12 +22,21 @@ from app.db import migrate
 from app.db.embedded.server import EmbeddedPostgres
 from app.errors import PacelineError
 from app.services.access.moves import delete_project, move_job
-from app.services.access.people import create_person
+from app.services.access.people import (
+    create_person,
+    delete_person,
+    list_people,
+    person_id_of,
+    set_disabled,
+    set_password,
+    set_role,
+)
 from app.services.access.projects import create_project, project_id_of
-from app.services.access.tokens import create_token, list_tokens, revoke_token
+from app.services.access.tokens import create_token, list_tokens, renew_token, revoke_token
 from app.settings import Settings
 
 if TYPE_CHECKING:
+    import uuid
     from collections.abc import Iterator, Sequence
 
     from app.services.container import Container
@@ -86,12 +95,69 @@ def revoke(name: str) -> None:
     sys.stderr.write(f"Token {name} opens nothing any more.\n")
 
 
+def renew(name: str, expires_days: int) -> None:
+    """Let a token be valid for so long from now on."""
+    with _installation() as container:
+        token = renew_token(container, name, timedelta(days=expires_days))
+    sys.stderr.write(f"Token {name} is valid until {token.expires_at:%Y-%m-%d}.\n")
+
+
 def make_user(name: str, role: Role, project: str | None) -> None:
     """Make somebody who signs in with a password, which is asked for."""
     password = _password()
     with _installation() as container:
         create_person(container, name, password, role, project)
     sys.stderr.write(f"{name} may sign in.\n")
+
+
+def print_users() -> None:
+    """Print the people who sign in."""
+    with _installation() as container, container.reading() as tx:
+        people = list_people(tx)
+    table = Table(box=None, pad_edge=False)
+    for column in ("Name", "Signs in", "Roles", "Last sign-in", "State"):
+        table.add_column(column)
+    for person in people:
+        roles = (f"{role} of {project or 'all projects'}" for project, role in person.roles)
+        seen = person.last_seen_at
+        table.add_row(
+            person.name,
+            person.issuer or "with a password",
+            ", ".join(roles) or "none",
+            "never" if seen is None else f"{seen:%Y-%m-%d %H:%M}",
+            "may sign in" if person.disabled_at is None else "disabled",
+        )
+    Console().print(table)
+
+
+def change_password(name: str) -> None:
+    """Give somebody another password, which is asked for."""
+    password = _password()
+    with _person(name) as (container, person_id):
+        set_password(container, person_id, password)
+    sys.stderr.write(f"{name} has a new password, and is signed out everywhere.\n")
+
+
+def change_role(name: str, role: Role | None, project: str | None) -> None:
+    """Give somebody a role, or take it."""
+    with _person(name) as (container, person_id):
+        set_role(container, person_id, role, project)
+    what = "no role" if role is None else f"the role {role}"
+    sys.stderr.write(f"{name} has {what} in {project or 'all projects'}.\n")
+
+
+def change_entry(name: str, *, disabled: bool) -> None:
+    """Keep somebody out, or let them in again."""
+    with _person(name) as (container, person_id):
+        set_disabled(container, person_id, disabled=disabled)
+    sys.stderr.write(f"{name} {'is out and stays out' if disabled else 'may sign in again'}.\n")
+
+
+def remove_user(name: str) -> None:
+    """Delete somebody."""
+    with _person(name) as (container, person_id):
+        delete_person(container, person_id)
+    sys.stderr.write(f"{name} is deleted.\n")
 
 
 def make_project(name: str) -> None:
@@ -130,6 +196,15 @@ def _installation() -> Iterator[Container]:
         running.callback(container.close)
         who = Principal(ActorKind.SYSTEM, f"{getpass.getuser()} (command line)", frozenset(Right))
         yield container.everywhere().named(who)
+
+
+@contextlib.contextmanager
+def _person(name: str) -> Iterator[tuple[Container, uuid.UUID]]:
+    """Open the database and find somebody in it."""
+    with _installation() as container:
+        with container.reading() as tx:
+            person_id = person_id_of(tx, name)
+        yield container, person_id
 
 
 def _password() -> str:

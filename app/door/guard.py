@@ -14,12 +14,13 @@ from fastapi.routing import APIRoute, iter_route_contexts
 from starlette.requests import HTTPConnection
 from starlette.responses import RedirectResponse
 
+from app.access.peers import peer_of
 from app.access.principals import Right
-from app.door.cookies import SESSION_COOKIE
+from app.door.cookies import session_cookie
 from app.door.project_paths import prefix_of
 from app.door.rights import NEEDS, Need, Open
 from app.errors import CrossSiteError, ForbiddenError, UnauthenticatedError
-from app.services.access.admission import Shown, admit, identify
+from app.services.access.admission import Shown, admit, identify, refused
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
@@ -47,6 +48,7 @@ class Guard:
 
     def __init__(self, container: Container) -> None:
         self._container = container
+        self._cookie = session_cookie(container.settings)
         # Threads that look somebody up.
         self._limiter = CapacityLimiter(ADMISSIONS_AT_ONCE)
 
@@ -59,8 +61,12 @@ class Guard:
         """
         if need is Open.EVERYBODY:
             return
-        shown = _shown(HTTPConnection(scope))
-        _check_site(scope, shown)
+        shown = self._shown(scope, need)
+        try:
+            _check_site(scope, shown)
+        except CrossSiteError as error:
+            refused(self._container, shown, error)
+            raise
         if need is Open.METRICS:
             await self._let_scrape(shown)
             return
@@ -70,7 +76,9 @@ class Guard:
             admit, self._container, shown, right, limiter=self._limiter
         )
         if need is Open.INSTALLATION and Right.ADMIN not in here.principal.everywhere:
-            raise ForbiddenError("This concerns all projects: it takes admin in all of them.")
+            forbidden = ForbiddenError("This concerns all projects: it takes admin in all of them.")
+            refused(self._container, shown, forbidden, here.principal)
+            raise forbidden
         asked = scope.get("state", {}).get("project")
         if asked is not None or not scope["path"].startswith(API):
             # Links of a page stay where it is: also with a prefix that it needs not.
@@ -89,7 +97,23 @@ class Guard:
             identify, self._container, shown, limiter=self._limiter
         )
         if Right.READ not in principal.everywhere:
-            raise ForbiddenError("Metrics are of all projects: they take read in all of them.")
+            error = ForbiddenError("Metrics are of all projects: they take read in all of them.")
+            refused(self._container, shown, error, principal)
+            raise error
+
+    def _shown(self, scope: Scope, need: Need) -> Shown:
+        request = HTTPConnection(scope)
+        kind, _, token = request.headers.get("authorization", "").partition(" ")
+        shown = token.strip() if kind.lower() == "bearer" else None
+        leads_on = shown is None and _leads_to_sign_in(scope, need)
+        return Shown(
+            token=shown,
+            cookie=self._cookie.read(request),
+            project=request.scope.get("state", {}).get("project")
+            or request.headers.get(PROJECT_HEADER),
+            peer=peer_of(request.client.host) if request.client else "",
+            asks="" if leads_on else f"{scope['method']} {scope['route'].path}",
+        )
 
 
 class GuardedRoute(APIRoute):
@@ -111,7 +135,7 @@ class GuardedRoute(APIRoute):
             try:
                 await scope["app"].state.guard.let_in(scope, need)
             except UnauthenticatedError:
-                if scope["path"].startswith(API) or need is Open.METRICS:
+                if not _leads_to_sign_in(scope, need):
                     raise
                 # A person before a page: let them say who they are, and come back.
                 response = RedirectResponse(_sign_in_address(scope), 303)
@@ -135,14 +159,9 @@ def guard(app: FastAPI, container: Container) -> None:
             raise TypeError(f"{route.path} has no guard: its router lacks the route class")
 
 
-def _shown(request: HTTPConnection) -> Shown:
-    kind, _, token = request.headers.get("authorization", "").partition(" ")
-    return Shown(
-        token=token.strip() if kind.lower() == "bearer" else None,
-        cookie=request.cookies.get(SESSION_COOKIE),
-        project=request.scope.get("state", {}).get("project")
-        or request.headers.get(PROJECT_HEADER),
-    )
+def _leads_to_sign_in(scope: Scope, need: Need) -> bool:
+    """Return whether who is not known is asked to sign in: a person before a page."""
+    return not scope["path"].startswith(API) and need is not Open.METRICS
 
 
 def _check_site(scope: Scope, shown: Shown) -> None:

@@ -9,24 +9,21 @@ from __future__ import annotations
 
 import asyncio
 import http
-import ipaddress
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import h11
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from app.access.peers import peer_of
 from app.api.frame.problems import RETRY_AFTER_S, problem, retry_after
 
 if TYPE_CHECKING:
     from uvicorn.server import ServerState
 
     from app.settings import Settings
-
-# What one customer of a provider has at least: all of it counts as one peer.
-_IPV6_PREFIX: Final = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,22 +188,3 @@ class BoundedProtocol(H11Protocol):
         for part in parts:
             self.transport.write(self.conn.send(part) or b"")
         self.transport.close()
-
-
-def peer_of(host: str) -> str:
-    """Return whom the connections of an address count for.
-
-    Examples
-    --------
-    >>> peer_of("192.0.2.7"), peer_of("2001:db8:0:1::7")
-    ('192.0.2.7', '2001:db8:0:1::/64')
-    """
-    try:
-        address = ipaddress.ip_address(host.partition("%")[0])
-    except ValueError:
-        return host
-    if address.version == 4:  # noqa: PLR2004 - of the protocol
-        return str(address)
-    if address.ipv4_mapped is not None:
-        return str(address.ipv4_mapped)
-    return str(ipaddress.ip_network((address, _IPV6_PREFIX), strict=False))

@@ -5,10 +5,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Self
 
 from app.access.principals import INSTALLATION, Principal
+from app.access.refusals import Refusals
 from app.db.scope import EVERY_PROJECT, Scope
 from app.db.unit_of_work import UnitOfWork, reading
 
@@ -101,6 +102,8 @@ class Container:
         In whose name things are done.
     pages_at : str
         What stands before the paths of the pages: ``/p/research``, or nothing.
+    refusals : Refusals
+        What this process refused and has not written yet.
     """
 
     settings: Settings
@@ -111,6 +114,7 @@ class Container:
     scope: Scope | None = None
     principal: Principal = INSTALLATION
     pages_at: str = ""
+    refusals: Refusals = field(default_factory=Refusals)
 
     def within(self, project_id: int, principal: Principal = INSTALLATION) -> Self:
         """Return this container for what somebody does in one project."""

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import uuid
 from datetime import datetime
 from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from app.access.principals import ActorKind, Right
+from app.access.principals import ActorKind, Right, Role
 
 Name = Annotated[str, Field(min_length=1, max_length=100)]
 
@@ -57,6 +58,56 @@ class TokenListBody(BaseModel):
     """Tokens by name."""
 
     tokens: list[TokenBody]
+
+
+class RenewBody(BaseModel):
+    """For how long a token is valid from now on."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    expires_days: Annotated[int, Field(ge=1, le=3650)] = 90
+
+
+class RoleBody(BaseModel):
+    """What somebody may do, and in which project."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    role: Role | None = Field(description="Null: none.")
+    project: Name | None = Field(default=None, description="Null: all projects.")
+
+
+class GivenRoleBody(BaseModel):
+    """A role that somebody has; of all projects where `project` is null."""
+
+    project: str | None
+    role: Role
+
+
+class PersonBody(BaseModel):
+    """Somebody who signs in; with a password of this server where `issuer` is null."""
+
+    id: uuid.UUID
+    name: str
+    issuer: str | None
+    roles: list[GivenRoleBody]
+    created_at: datetime
+    last_seen_at: datetime | None
+    disabled_at: datetime | None
+
+
+class PersonListBody(BaseModel):
+    """People by name."""
+
+    people: list[PersonBody]
+
+
+class PersonChangeBody(BaseModel):
+    """Whether somebody is kept out."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    disabled: bool
 
 
 class NewProjectBody(BaseModel):

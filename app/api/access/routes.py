@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from datetime import timedelta
 from typing import Annotated, Final
 
@@ -10,12 +11,18 @@ from fastapi import APIRouter, Path, Query, Response
 from app.api.access.bodies import (
     EntryBody,
     EntryListBody,
+    GivenRoleBody,
     MadeTokenBody,
     MoveBody,
     NewProjectBody,
     NewTokenBody,
+    PersonBody,
+    PersonChangeBody,
+    PersonListBody,
     ProjectBody,
     ProjectListBody,
+    RenewBody,
+    RoleBody,
     TokenBody,
     TokenListBody,
 )
@@ -23,8 +30,14 @@ from app.door.guard import GuardedRoute
 from app.door.here import Here
 from app.services.access.audit import list_entries
 from app.services.access.moves import delete_project, move_job
+from app.services.access.people import (
+    delete_person,
+    list_people,
+    set_disabled,
+    set_role,
+)
 from app.services.access.projects import create_project, list_projects
-from app.services.access.tokens import create_token, list_tokens, revoke_token
+from app.services.access.tokens import create_token, list_tokens, renew_token, revoke_token
 
 DEFAULT_LIMIT: Final = 100
 MAX_LIMIT: Final = 1000
@@ -32,11 +45,14 @@ CREATED: Final = 201
 ACCEPTED: Final = 202
 NO_CONTENT: Final = 204
 
+PersonId = Annotated[uuid.UUID, Path(description="Id of the person.")]
+
 
 def router() -> APIRouter:
     """Return the routes of access."""
     routes = APIRouter(route_class=GuardedRoute, prefix="/api/v1", tags=["access"])
     _tokens(routes)
+    _people(routes)
     _projects(routes)
 
     @routes.get("/audit", summary="Who did what, the newest first")
@@ -78,6 +94,57 @@ def _tokens(routes: APIRouter) -> None:
     def delete_token(here: Here, name: Annotated[str, Path(description="Its name.")]) -> Response:
         """From now on it opens nothing."""
         revoke_token(here.everywhere(), name)
+        return Response(status_code=NO_CONTENT)
+
+    @routes.post("/tokens/{name}/renew", summary="Let a token be valid for longer")
+    def post_renewal(
+        here: Here, name: Annotated[str, Path(description="Its name.")], body: RenewBody
+    ) -> TokenBody:
+        """Its secret stays. One that has expired stays so."""
+        renewed = renew_token(here.everywhere(), name, timedelta(days=body.expires_days))
+        return TokenBody.model_validate(renewed)
+
+
+def _people(routes: APIRouter) -> None:
+    @routes.get("/people", summary="Who signs in, and with which roles")
+    def get_people(here: Here) -> PersonListBody:
+        with here.everywhere().reading() as tx:
+            found = list_people(tx)
+        return PersonListBody(
+            people=[
+                PersonBody(
+                    id=person.id,
+                    name=person.name,
+                    issuer=person.issuer,
+                    roles=[
+                        GivenRoleBody(project=project, role=role) for project, role in person.roles
+                    ],
+                    created_at=person.created_at,
+                    last_seen_at=person.last_seen_at,
+                    disabled_at=person.disabled_at,
+                )
+                for person in found
+            ]
+        )
+
+    @routes.patch(
+        "/people/{person}", status_code=NO_CONTENT, summary="Keep somebody out, or let them in"
+    )
+    def patch_person(here: Here, person: PersonId, body: PersonChangeBody) -> Response:
+        """Who is kept out is signed out everywhere, whatever a provider says."""
+        set_disabled(here.everywhere(), person, disabled=body.disabled)
+        return Response(status_code=NO_CONTENT)
+
+    @routes.put("/people/{person}/role", status_code=NO_CONTENT, summary="Give somebody a role")
+    def put_role(here: Here, person: PersonId, body: RoleBody) -> Response:
+        """Who signs in at a provider has the roles of their groups there."""
+        set_role(here.everywhere(), person, body.role, body.project)
+        return Response(status_code=NO_CONTENT)
+
+    @routes.delete("/people/{person}", status_code=NO_CONTENT, summary="Delete somebody")
+    def remove_person(here: Here, person: PersonId) -> Response:
+        """Whom a provider vouches for is there again with the next sign-in."""
+        delete_person(here.everywhere(), person)
         return Response(status_code=NO_CONTENT)
 
 

@@ -18,10 +18,20 @@ SAFE_METHODS: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 # on from elsewhere are not answered.
 FORWARDED_HEADERS: Final = (
     "forwarded",
+    "via",
     "x-forwarded-for",
     "x-forwarded-host",
+    "x-forwarded-port",
+    "x-forwarded-prefix",
     "x-forwarded-proto",
+    "x-forwarded-server",
+    "x-original-forwarded-for",
+    "x-original-host",
     "x-real-ip",
+    "true-client-ip",
+    "cf-connecting-ip",
+    "x-client-ip",
+    "x-cluster-client-ip",
 )
 
 

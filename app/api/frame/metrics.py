@@ -25,7 +25,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from app.door.guard import GuardedRoute
 from app.services.access.projects import list_projects
 from app.services.installation.status import installation_status
-from app.services.usage.quotas import QUOTAS, use_of
+from app.services.usage.quotas import QUOTAS, uses
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -155,8 +155,8 @@ class _DatabaseCollector(Collector):
         try:
             with self._container.everywhere().reading() as tx:
                 status = installation_status(tx, self._container.settings)
-                projects = list_projects(tx)
-            uses = {project.name: self._use(project.id) for project in projects}
+                found = uses(tx)
+                used = {project.name: found[project.id] for project in list_projects(tx)}
         except SQLAlchemyError as error:
             log.warning("metrics without the database", error=str(error).splitlines()[0])
             up.add_metric((), 0)
@@ -185,14 +185,10 @@ class _DatabaseCollector(Collector):
         for worker in status.workers:
             workers.add_metric((str(worker.id), worker.host, worker.queues), worker.seen_age_s)
         yield workers
-        yield from _quotas(uses, self._container.settings)
-
-    def _use(self, project_id: int) -> Use:
-        with self._container.within(project_id).reading() as tx:
-            return use_of(tx, project_id)
+        yield from _quotas(used, self._container.settings)
 
 
-def _quotas(uses: Mapping[str, Use], settings: Settings) -> Iterator[Metric]:
+def _quotas(by_project: Mapping[str, Use], settings: Settings) -> Iterator[Metric]:
     used = GaugeMetricFamily(
         "paceline_quota_used", "What a project has used.", labels=("project", "quota")
     )
@@ -203,7 +199,7 @@ def _quotas(uses: Mapping[str, Use], settings: Settings) -> Iterator[Metric]:
     )
     for quota in QUOTAS:
         limit = quota.limit(settings)
-        for project, use in uses.items():
+        for project, use in by_project.items():
             used.add_metric((project, quota.name), quota.used(use))
             if limit is not None:
                 limits.add_metric((project, quota.name), limit)

@@ -11,7 +11,7 @@ from app.access.principals import Right, Role
 app = typer.Typer()
 tokens = typer.Typer(help="Tokens, with which programs are let in.", no_args_is_help=True)
 app.add_typer(tokens, name="token")
-users = typer.Typer(help="People who sign in with a password.", no_args_is_help=True)
+users = typer.Typer(help="People who sign in.", no_args_is_help=True)
 app.add_typer(users, name="user")
 projects = typer.Typer(help="Projects, which are kept apart.", no_args_is_help=True)
 app.add_typer(projects, name="project")
@@ -55,6 +55,20 @@ def revoke_token(name: Annotated[str, typer.Argument(help="Its name")]) -> None:
     revoke(name)
 
 
+@tokens.command("renew")
+def renew_token(
+    name: Annotated[str, typer.Argument(help="Its name")],
+    *,
+    expires_days: Annotated[
+        int, typer.Option(min=1, max=3650, help="How long it is valid, from now")
+    ] = 90,
+) -> None:
+    """Let a token that is valid go on being so; its secret stays."""
+    from app.cli.access import renew
+
+    renew(name, expires_days)
+
+
 @users.command("create")
 def create_user(
     name: Annotated[str, typer.Argument(help="What they sign in with")],
@@ -66,6 +80,64 @@ def create_user(
     from app.cli.access import make_user
 
     make_user(name, role, project)
+
+
+PersonArgument = Annotated[str, typer.Argument(help="Name, or the id where several people have it")]
+
+
+@users.command("list")
+def list_users() -> None:
+    """List the people who sign in, with their roles."""
+    from app.cli.access import print_users
+
+    print_users()
+
+
+@users.command("password")
+def set_user_password(name: PersonArgument) -> None:
+    """Give somebody another password: asked for, or the first line of standard input."""
+    from app.cli.access import change_password
+
+    change_password(name)
+
+
+@users.command("role")
+def set_user_role(
+    name: PersonArgument,
+    *,
+    role: Annotated[
+        Role | None, typer.Option(help="What they may do [none: the role is taken]")
+    ] = None,
+    project: ProjectOption = None,
+) -> None:
+    """Give somebody a role in a project, or in all; without --role, take it."""
+    from app.cli.access import change_role
+
+    change_role(name, role, project)
+
+
+@users.command("disable")
+def disable_user(name: PersonArgument) -> None:
+    """Keep somebody out from now on, whatever their provider says."""
+    from app.cli.access import change_entry
+
+    change_entry(name, disabled=True)
+
+
+@users.command("enable")
+def enable_user(name: PersonArgument) -> None:
+    """Let somebody in again."""
+    from app.cli.access import change_entry
+
+    change_entry(name, disabled=False)
+
+
+@users.command("delete")
+def delete_user(name: PersonArgument) -> None:
+    """Delete somebody; whom a provider vouches for is there again with the next sign-in."""
+    from app.cli.access import remove_user
+
+    remove_user(name)
 
 
 @projects.command("create")

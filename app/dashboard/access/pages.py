@@ -9,12 +9,16 @@ from typing import TYPE_CHECKING, Final
 from fastapi import APIRouter
 from fastapi.responses import Response
 
-from app.access.principals import Right
+from app.access.principals import Right, Role
+from app.dashboard.access.incidents import joined_page
 from app.dashboard.access.view import access_page
 from app.door.here import Here
 from app.services.access.audit import list_entries
+from app.services.access.people import list_people
 from app.services.access.projects import list_projects
 from app.services.access.tokens import list_tokens
+from app.services.alerts.everywhere import open_everywhere
+from app.services.usage.quotas import uses
 
 if TYPE_CHECKING:
     from app.dashboard.pages import Pages
@@ -24,6 +28,8 @@ if TYPE_CHECKING:
 SHOWN: Final = 12
 LISTED: Final = 200
 EXPORTED: Final = 100_000
+# More than a person reads; the firing ones come first.
+INCIDENTS: Final = 500
 
 
 def add_access_pages(routes: APIRouter, pages: Pages) -> None:
@@ -33,17 +39,25 @@ def add_access_pages(routes: APIRouter, pages: Pages) -> None:
     def access_route(container: Here) -> Response:
         everywhere = container.everywhere()
         with pages.reading(container) as (_, nav), everywhere.reading() as tx:
-            tokens, projects = list_tokens(tx), list_projects(tx)
-            entries, now = list_entries(tx, SHOWN), tx.now
-        page = access_page(
-            tokens,
-            projects,
-            entries,
-            now,
-            required=container.settings.require_sign_in,
-            provider=container.settings.oidc_issuer is not None,
+            page = access_page(
+                tokens=list_tokens(tx),
+                people=list_people(tx),
+                projects=list_projects(tx),
+                uses=uses(tx),
+                entries=list_entries(tx, SHOWN),
+                now=tx.now,
+                settings=container.settings,
+            )
+            now = tx.now
+        return pages.render(
+            "access/page.html", nav, page=page, now=now, rights=list(Right), roles=list(Role)
         )
-        return pages.render("access/page.html", nav, page=page, now=now, rights=list(Right))
+
+    @routes.get("/access/incidents")
+    def incidents_route(container: Here) -> Response:
+        with pages.reading(container) as (_, nav), container.everywhere().reading() as tx:
+            found, now = open_everywhere(tx, INCIDENTS), tx.now
+        return pages.render("access/incidents.html", nav, page=joined_page(found), now=now)
 
     @routes.get("/access/audit")
     def audit_route(container: Here, before: int | None = None) -> Response:

@@ -6,21 +6,22 @@ from functools import partial
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Annotated, Final
 
-from fastapi import APIRouter, Cookie, Form, Request
+from fastapi import APIRouter, Form, Request
 from fastapi.responses import RedirectResponse, Response
 
+from app.access.names import clipped
+from app.access.peers import peer_of
 from app.dashboard.pages import Pages
-from app.door.cookies import PENDING_COOKIE, SESSION_COOKIE, drop_cookie, set_cookie
+from app.door.cookies import pending_cookie, session_cookie
 from app.door.turns import Turns
 from app.errors import PacelineError, SignInError, UnauthenticatedError
-from app.services.access.people import SESSION_LASTS, sign_in, sign_out
 from app.services.access.provider import PENDING_LASTS, Provider
+from app.services.access.sign_ins import SESSION_LASTS, note_failed_sign_in, sign_in, sign_out
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from app.services.container import Container
-    from app.settings import Settings
 
 CALLBACK: Final = "/sign-in/provider/callback"
 
@@ -29,6 +30,9 @@ CALLBACK: Final = "/sign-in/provider/callback"
 PASSWORDS_AT_ONCE: Final = 2
 PROVIDER_AT_ONCE: Final = 8
 WAITING: Final = 64
+
+# Of what a provider says in the address.
+MAX_SAID_CHARACTERS: Final = 100
 
 Word = Annotated[str, Form(max_length=1000)]
 
@@ -39,39 +43,44 @@ def add_sign_in(routes: APIRouter, container: Container, pages: Pages) -> None:
     with_provider = settings.oidc_issuer is not None
     form = partial(_form, pages, provider=with_provider)
     turns = Turns(PASSWORDS_AT_ONCE, WAITING)
+    cookie = session_cookie(settings)
     if with_provider:
-        _add_provider(routes, Provider(container), settings, form)
+        _add_provider(routes, container, form)
 
     @routes.get("/sign-in")
     def sign_in_page(next: str = "/") -> Response:  # noqa: A002 - name of the parameter
         return form(_own_path(next))
 
     @routes.post("/sign-in")
-    async def sign_in_route(name: Word, password: Word, next: Word = "/") -> Response:  # noqa: A002 - as above
+    async def sign_in_route(
+        request: Request,
+        name: Word,
+        password: Word,
+        next: Word = "/",  # noqa: A002 - as above
+    ) -> Response:
         path = _own_path(next)
         try:
-            signed_in = await turns.run(partial(sign_in, container, name, password))
+            signed_in = await turns.run(partial(sign_in, container, name, password, _peer(request)))
         except UnauthenticatedError as error:
             return form(path, error.message, HTTPStatus.UNAUTHORIZED)
         response = RedirectResponse(path, HTTPStatus.SEE_OTHER)
-        set_cookie(response, settings, SESSION_COOKIE, signed_in.cookie, SESSION_LASTS)
+        cookie.give(response, signed_in.cookie, SESSION_LASTS)
         return response
 
     @routes.post("/sign-out")
-    def sign_out_route(
-        paceline_session: Annotated[str | None, Cookie(alias=SESSION_COOKIE)] = None,
-    ) -> Response:
-        if paceline_session is not None:
-            sign_out(container, paceline_session)
+    def sign_out_route(request: Request) -> Response:
+        kept = cookie.read(request)
+        if kept is not None:
+            sign_out(container, kept)
         response = RedirectResponse("/sign-in", HTTPStatus.SEE_OTHER)
-        drop_cookie(response, SESSION_COOKIE)
+        cookie.drop(response)
         return response
 
 
-def _add_provider(
-    routes: APIRouter, provider: Provider, settings: Settings, form: Callable[..., Response]
-) -> None:
+def _add_provider(routes: APIRouter, container: Container, form: Callable[..., Response]) -> None:
+    provider, settings = Provider(container), container.settings
     turns = Turns(PROVIDER_AT_ONCE, WAITING)
+    cookie, pending = session_cookie(settings), pending_cookie(settings)
 
     @routes.get("/sign-in/provider")
     async def begin_route(request: Request, next: str = "/") -> Response:  # noqa: A002 - as above
@@ -82,29 +91,27 @@ def _add_provider(
         except PacelineError as error:
             return form(path, error.message, HTTPStatus.SERVICE_UNAVAILABLE)
         response = RedirectResponse(begun.url, HTTPStatus.SEE_OTHER)
-        set_cookie(response, settings, PENDING_COOKIE, begun.cookie, PENDING_LASTS)
+        pending.give(response, begun.cookie, PENDING_LASTS)
         return response
 
     @routes.get(CALLBACK)
     async def finish_route(
-        request: Request,
-        state: str = "",
-        code: str = "",
-        error: str = "",
-        paceline_sign_in: Annotated[str, Cookie(alias=PENDING_COOKIE)] = "",
+        request: Request, state: str = "", code: str = "", error: str = ""
     ) -> Response:
         if error:
-            return form("/", f"The provider refuses: {error}.", HTTPStatus.UNAUTHORIZED)
+            said = clipped(error, MAX_SAID_CHARACTERS)
+            return form("/", f"The provider refuses: {said}.", HTTPStatus.UNAUTHORIZED)
         try:
             back = _callback(request, settings.external_url)
             finished = await turns.run(
-                partial(provider.finish, paceline_sign_in, state, code, back)
+                partial(provider.finish, pending.read(request) or "", state, code, back)
             )
         except SignInError as refused:
+            note_failed_sign_in(container, _peer(request), refused)
             return form("/", refused.message, HTTPStatus.UNAUTHORIZED)
         response = RedirectResponse(finished.next_path, HTTPStatus.SEE_OTHER)
-        set_cookie(response, settings, SESSION_COOKIE, finished.signed_in.cookie, SESSION_LASTS)
-        drop_cookie(response, PENDING_COOKIE)
+        cookie.give(response, finished.signed_in.cookie, SESSION_LASTS)
+        pending.drop(response)
         return response
 
 
@@ -118,7 +125,13 @@ def _form(
 
 def _own_path(asked: str) -> str:
     """Return a path of this server: a link must not lead on to somebody else's."""
-    return asked if asked.startswith("/") and not asked.startswith(("//", "/\\")) else "/"
+    own = asked.startswith("/") and not asked.startswith("//")
+    # What a browser takes for a slash, or leaves out, makes another address of it.
+    return asked if own and asked.isprintable() and "\\" not in asked else "/"
+
+
+def _peer(request: Request) -> str:
+    return peer_of(request.client.host) if request.client else ""
 
 
 def _callback(request: Request, external_url: str | None) -> str:

@@ -7,15 +7,22 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Final
 
 from app.access.principals import Right, Role
-from app.dashboard.look.format import plural
+from app.dashboard.look.format import byte_size, count, listing, plural
+from app.door.project_paths import prefix_of
+from app.services.access.audit import Action
+from app.services.usage.quotas import BYTES, QUOTAS, SESSIONS
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    import uuid
+    from collections.abc import Callable, Mapping, Sequence
     from datetime import datetime
 
     from app.services.access.audit import Entry
+    from app.services.access.people import PersonView
     from app.services.access.projects import ProjectView
     from app.services.access.tokens import TokenView
+    from app.services.usage.quotas import Quota, Use
+    from app.settings import Settings
 
 # Time enough to bring a new token to where the old one is.
 SOON: Final = timedelta(days=8)
@@ -32,6 +39,33 @@ class RoleLine:
 
 
 @dataclass(frozen=True, slots=True)
+class PersonLine:
+    """Somebody who signs in; `local` with a password of this server."""
+
+    id: uuid.UUID
+    name: str
+    signs_in: str
+    local: bool
+    roles: str
+    last_seen_at: datetime | None
+    disabled: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ProjectLine:
+    """A project, and what it has used of its quotas."""
+
+    name: str
+    quotas_url: str
+    jobs: int
+    tokens: int
+    members: int
+    sessions: str
+    stored: str
+    full: bool
+
+
+@dataclass(frozen=True, slots=True)
 class AccessPage:
     """The page."""
 
@@ -42,34 +76,38 @@ class AccessPage:
     tokens: Sequence[TokenView]
     entries_title: str
     entries: Sequence[Entry]
+    people_title: str
+    people: Sequence[PersonLine]
     projects_title: str
-    projects: Sequence[ProjectView]
+    projects: Sequence[ProjectLine]
     roles: Sequence[RoleLine]
 
 
 def access_page(  # noqa: PLR0913 - everything that is on it
+    *,
     tokens: Sequence[TokenView],
+    people: Sequence[PersonView],
     projects: Sequence[ProjectView],
+    uses: Mapping[int, Use],
     entries: Sequence[Entry],
     now: datetime,
-    *,
-    required: bool,
-    provider: bool,
+    settings: Settings,
 ) -> AccessPage:
     """Return the page of access.
 
     Parameters
     ----------
     tokens : sequence of TokenView
+    people : sequence of PersonView
     projects : sequence of ProjectView
+    uses : mapping of int to Use
+        By project.
     entries : sequence of Entry
         The newest first.
     now : datetime
-    required : bool
-        Whether everybody has to sign in.
-    provider : bool
-        Whether people may sign in at a provider.
+    settings : Settings
     """
+    required, provider = settings.require_sign_in, settings.oidc_issuer is not None
     valid = [token for token in tokens if token.valid]
     ending = sorted(
         (token.expires_at, token.name)
@@ -93,10 +131,12 @@ def access_page(  # noqa: PLR0913 - everything that is on it
         if ending
         else "Tokens",
         tokens=tokens,
-        entries_title="Latest entries of the audit log" if entries else "Nothing was done yet",
+        entries_title=_entries_title(entries),
         entries=entries,
-        projects_title=plural(len(projects), "project"),
-        projects=projects,
+        people_title=_people_title(people),
+        people=[_person(person) for person in people],
+        projects_title=_projects_title(projects, uses, settings),
+        projects=[_project(project, uses[project.id], settings) for project in projects],
         roles=[
             RoleLine(
                 role.value.capitalize(),
@@ -107,3 +147,68 @@ def access_page(  # noqa: PLR0913 - everything that is on it
             for role in Role
         ],
     )
+
+
+def _entries_title(entries: Sequence[Entry]) -> str:
+    refused = [entry for entry in entries if entry.action == Action.REFUSED]
+    if refused:
+        most = max(refused, key=lambda entry: entry.count)
+        requests = plural(sum(entry.count for entry in refused), "refused request")
+        if len({entry.actor for entry in refused}) == 1:
+            return f"{requests} came from {most.actor}"
+        return f"{requests}, {count(most.count)} of them from {most.actor}"
+    return "Latest entries of the audit log" if entries else "Nothing was done yet"
+
+
+def _people_title(people: Sequence[PersonView]) -> str:
+    out = sum(person.disabled_at is not None for person in people)
+    title = plural(len(people), "person", "people") if people else "Nobody signs in yet"
+    return f"{title}, {count(out)} kept out" if out else title
+
+
+def _person(person: PersonView) -> PersonLine:
+    roles = [f"{role} of {project or 'all projects'}" for project, role in person.roles]
+    return PersonLine(
+        id=person.id,
+        name=person.name,
+        signs_in=person.issuer or "with a password",
+        local=person.issuer is None,
+        roles=listing(roles) if roles else "no role",
+        last_seen_at=person.last_seen_at,
+        disabled=person.disabled_at is not None,
+    )
+
+
+def _projects_title(
+    projects: Sequence[ProjectView], uses: Mapping[int, Use], settings: Settings
+) -> str:
+    full = [project.name for project in projects if _is_full(uses[project.id], settings)]
+    if full:
+        return f"Used up a quota: {listing(full)}"
+    if len(projects) == 1:
+        return "The project is within its quotas"
+    return "All projects are within their quotas"
+
+
+def _is_full(use: Use, settings: Settings) -> bool:
+    limits = ((quota.used(use), quota.limit(settings)) for quota in QUOTAS)
+    return any(limit is not None and used >= limit for used, limit in limits)
+
+
+def _project(project: ProjectView, use: Use, settings: Settings) -> ProjectLine:
+    return ProjectLine(
+        name=project.name,
+        quotas_url=f"{prefix_of(project.name)}/quotas",
+        jobs=project.jobs,
+        tokens=project.tokens,
+        members=project.members,
+        sessions=_against(SESSIONS, use, settings, count),
+        stored=_against(BYTES, use, settings, byte_size),
+        full=_is_full(use, settings),
+    )
+
+
+def _against(quota: Quota, use: Use, settings: Settings, said: Callable[[int], str]) -> str:
+    limit = quota.limit(settings)
+    used = said(quota.used(use))
+    return used if limit is None else f"{used} of {said(limit)}"

@@ -83,6 +83,8 @@ class Person(Base):
     subject: Mapped[str | None]
     created_at: Mapped[datetime] = mapped_column(server_default=text("now()"))
     last_seen_at: Mapped[datetime | None]
+    # From then on they do not get in, and stay in the list.
+    disabled_at: Mapped[datetime | None]
 
 
 class Membership(Base):

@@ -39,6 +39,8 @@ class Attempt(OfProject, Base):
     __table_args__ = (
         belongs_to("job_id", "job.id"),
         UniqueConstraint("job_id", "run_id", "restart"),
+        # counted by project, for its quota
+        Index("ix_attempt_project_id", "project_id"),
     )
 
     job_id: Mapped[int] = mapped_column(BigInteger, primary_key=True)

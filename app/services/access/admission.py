@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Final
 
 from sqlalchemy import or_, select, update
 
+from app.access.names import full_name
 from app.access.principals import LOCAL, ActorKind, Principal, Right, Role
+from app.access.refusals import Refusal
 from app.access.tokens import digest
 from app.db.models.access import (
     DEFAULT_PROJECT,
@@ -19,7 +21,7 @@ from app.db.models.access import (
     Project,
     Token,
 )
-from app.errors import ForbiddenError, UnauthenticatedError
+from app.errors import ForbiddenError, NotFoundError, PacelineError, UnauthenticatedError
 from app.services.access.projects import no_project, pages_at
 from app.services.access.tokens import principal_of
 
@@ -45,11 +47,18 @@ class Shown:
         Of a browser.
     project : str or None
         That is asked for; None leaves it to who asks.
+    peer : str
+        Whose address it comes from.
+    asks : str
+        For what: ``POST /api/v1/plans``. Where it is empty, a refusal is nothing to note: a person
+        before a page, who is about to sign in.
     """
 
     token: str | None = None
     cookie: str | None = None
     project: str | None = None
+    peer: str = ""
+    asks: str = ""
 
 
 def admit(container: Container, shown: Shown, need: Right) -> Container:
@@ -73,11 +82,22 @@ def admit(container: Container, shown: Shown, need: Right) -> Container:
     """
     if not container.settings.require_sign_in and shown.project is None:
         return container.within(DEFAULT_PROJECT_ID, LOCAL)
-    with container.everywhere().reading() as tx:
-        principal, noted = (
-            _principal(tx, shown) if container.settings.require_sign_in else (LOCAL, None)
-        )
-        project_id, project = _project(tx, principal, shown.project)
+    principal, noted = LOCAL, None
+    try:
+        with container.everywhere().reading() as tx:
+            if container.settings.require_sign_in:
+                principal, noted = _principal(tx, shown)
+            project_id, project = _project(tx, principal, shown.project)
+        _require(principal, need, project_id, project)
+    except (UnauthenticatedError, ForbiddenError, NotFoundError) as error:
+        refused(container, shown, error, principal)
+        raise
+    if noted is not None:
+        _note_use(container, noted)
+    return replace(container.within(project_id, principal), pages_at=pages_at(project))
+
+
+def _require(principal: Principal, need: Right, project_id: int, project: str) -> None:
     rights = principal.rights_in(project_id)
     if not rights:
         raise no_project(project)
@@ -85,9 +105,6 @@ def admit(container: Container, shown: Shown, need: Right) -> Container:
         raise ForbiddenError(
             f"{principal.name} may not do this in the project {project}: it takes {need}."
         )
-    if noted is not None:
-        _note_use(container, noted)
-    return replace(container.within(project_id, principal), pages_at=pages_at(project))
 
 
 def identify(container: Container, shown: Shown) -> Principal:
@@ -99,18 +116,43 @@ def identify(container: Container, shown: Shown) -> Principal:
     """
     if not container.settings.require_sign_in:
         return LOCAL
-    with container.everywhere().reading() as tx:
-        return _principal(tx, shown)[0]
+    try:
+        with container.everywhere().reading() as tx:
+            return _principal(tx, shown)[0]
+    except UnauthenticatedError as error:
+        refused(container, shown, error)
+        raise
+
+
+def refused(
+    container: Container, shown: Shown, error: PacelineError, who: Principal = LOCAL
+) -> None:
+    """Note that somebody was refused; an unknown one by the address."""
+    if not shown.asks or not container.settings.require_sign_in:
+        return
+    kind, name = (ActorKind.PEER, shown.peer) if who is LOCAL else (who.kind, who.name)
+    container.refusals.note(Refusal(kind, name, shown.asks, error.stable_code))
 
 
 def can_be_administered(container: Container) -> bool:
     """Return whether a token or a person could let others in."""
     with container.everywhere().reading() as tx:
-        token = select(Token.id).where(_valid(tx), Token.scopes.contains([Right.ADMIN]))
-        person = select(Membership.id).where(
-            Membership.role == Role.ADMINISTRATOR, Membership.project_id.is_(None)
+        return has_administrator(tx)
+
+
+def has_administrator(tx: Reads) -> bool:
+    """Return whether somebody may do everything; in a transaction of all projects."""
+    token = select(Token.id).where(_valid(tx), Token.scopes.contains([Right.ADMIN]))
+    person = (
+        select(Membership.id)
+        .join(Person, Person.id == Membership.person_id)
+        .where(
+            Membership.role == Role.ADMINISTRATOR,
+            Membership.project_id.is_(None),
+            Person.disabled_at.is_(None),
         )
-        return any(tx.session.execute(query.limit(1)).first() for query in (token, person))
+    )
+    return any(tx.session.execute(query.limit(1)).first() for query in (token, person))
 
 
 def _principal(tx: Reads, shown: Shown) -> tuple[Principal, Token | None]:
@@ -127,7 +169,9 @@ def _principal(tx: Reads, shown: Shown) -> tuple[Principal, Token | None]:
             select(Person)
             .join(BrowserSession, BrowserSession.person_id == Person.id)
             .where(
-                BrowserSession.sha256 == digest(shown.cookie), BrowserSession.expires_at > tx.now
+                BrowserSession.sha256 == digest(shown.cookie),
+                BrowserSession.expires_at > tx.now,
+                Person.disabled_at.is_(None),
             )
         ).scalar_one_or_none()
         if person is not None:
@@ -145,7 +189,7 @@ def person_principal(tx: Reads, person: Person) -> Principal:
     everywhere = [Role(role).rights for project_id, role in rows if project_id is None]
     return Principal(
         ActorKind.PERSON,
-        person.name,
+        full_name(person.name, person.issuer),
         everywhere=frozenset[Right]().union(*everywhere),
         in_projects=tuple(
             (project_id, Role(role).rights) for project_id, role in rows if project_id is not None

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from sqlalchemy import delete, insert, select
 
+from app.access.names import clipped
 from app.access.principals import ActorKind, Principal
 from app.db.models.access import AuditEntry, Project
 
@@ -22,6 +23,11 @@ if TYPE_CHECKING:
 
 # As the trigger of the table has it.
 KEPT: Final = timedelta(days=730)
+
+# What of a name, a subject and a detail stands in an entry: they come from outside.
+ACTOR_CHARACTERS: Final = 300
+SUBJECT_CHARACTERS: Final = 300
+DETAIL_CHARACTERS: Final = 1000
 
 
 class Action(StrEnum):
@@ -37,6 +43,9 @@ class Action(StrEnum):
     RESOLVED = "resolved"
     REPLAYED = "sent again"
     CANCELED = "canceled"
+    RENEWED = "renewed"
+    DISABLED = "disabled"
+    ENABLED = "enabled"
     MOVED = "moved"
     SWITCHED = "switched"
     SIGNED_IN = "signed in"
@@ -105,10 +114,10 @@ def record(  # noqa: PLR0913 - who did what to what, and where
     tx.session.execute(
         insert(AuditEntry).values(
             actor_kind=who.kind,
-            actor=who.name,
+            actor=clipped(who.name, ACTOR_CHARACTERS),
             action=action,
-            subject=subject,
-            detail=detail,
+            subject=clipped(subject, SUBJECT_CHARACTERS),
+            detail=None if detail is None else clipped(detail, DETAIL_CHARACTERS),
             project_id=concerned,
             project=name,
             count=count,

@@ -16,6 +16,7 @@ from app.db.models.chunks import Chunk
 from app.db.models.plans import Plan
 from app.db.models.sessions import Job, Report, Session
 from app.db.models.tasks import TaskRun
+from app.db.states import TaskState
 from app.errors import ConflictError, NotFoundError
 from app.services.access.audit import Action, record
 from app.services.access.projects import project_id_of
@@ -105,6 +106,12 @@ def delete_project(container: Container, name: str) -> None:
         project_id = project_id_of(tx, name)
         tx.session.execute(delete(Token).where(Token.project_id == project_id))
         tx.session.execute(delete(Membership).where(Membership.project_id == project_id))
+        # Nothing of it is worked on or sent from now on: whoever is at it stores for nobody.
+        tx.session.execute(
+            delete(TaskRun).where(
+                TaskRun.project_id == project_id, TaskRun.state == TaskState.QUEUED
+            )
+        )
         tx.session.execute(
             update(Project)
             .where(Project.id == project_id)

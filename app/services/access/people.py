@@ -1,70 +1,65 @@
-"""People: local ones, those of a provider, and the browsers that they signed in with."""
+"""People: made, listed, given roles and passwords, kept out, deleted."""
 
 from __future__ import annotations
 
-import secrets
 import uuid
 from dataclasses import dataclass
-from datetime import datetime, timedelta
-from threading import BoundedSemaphore
 from typing import TYPE_CHECKING, Final
 
 from argon2 import PasswordHasher
-from argon2.exceptions import VerifyMismatchError
-from sqlalchemy import delete, func, select
+from sqlalchemy import delete, select
 from sqlalchemy.dialects.postgresql import insert
 
-from app.access.principals import Principal, Role
-from app.access.tokens import RANDOM_BYTES, digest
-from app.db.models.access import (
-    BrowserSession,
-    Membership,
-    PendingSignIn,
-    Person,
-    Project,
-)
-from app.errors import BusyError, ConflictError, Fault, InvalidAccessError, UnauthenticatedError
-from app.services.access.admission import person_principal
+from app.access.names import MAX_NAME_CHARACTERS, full_name
+from app.access.principals import ActorKind, Role
+from app.db.models.access import BrowserSession, Membership, Person, Project
+from app.errors import ConflictError, Fault, InvalidAccessError, NotFoundError
+from app.services.access.admission import has_administrator
 from app.services.access.audit import Action, record
 from app.services.access.projects import project_id_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Sequence
+    from datetime import datetime
 
-    from app.db.unit_of_work import UnitOfWork
+    from app.db.unit_of_work import Reads, UnitOfWork
     from app.services.container import Container
 
 MIN_PASSWORD_CHARACTERS: Final = 12
 MAX_PASSWORD_CHARACTERS: Final = 1000
-MAX_NAME_CHARACTERS: Final = 100
-# A working day, with some room; after it people sign in again.
-SESSION_LASTS: Final = timedelta(hours=12)
 
 # The library's defaults are those of RFC 9106 for machines with little memory: 64 MiB, 3 passes.
-_hasher: Final = PasswordHasher()
-# Compared with where nobody has the name, so that the answer takes as long.
-# Each takes 64 MiB and a twentieth of a second of a core: guessing is slow, for all together.
-AT_ONCE: Final = 2
-WAIT_S: Final = 5.0
-_slots: Final = BoundedSemaphore(AT_ONCE)
-_NOBODY: Final = _hasher.hash(secrets.token_urlsafe(RANDOM_BYTES))
+hasher: Final = PasswordHasher()
 
 
 @dataclass(frozen=True, slots=True)
-class SignedIn:
-    """A browser that somebody just signed in with.
+class PersonView:
+    """Somebody who signs in, or did.
 
     Parameters
     ----------
-    cookie : str
-        For the browser; only its digest is stored.
-    principal : Principal
-    expires_at : datetime
+    id : UUID
+    name : str
+    issuer : str or None
+        The provider that vouches for them; None: a password of this server.
+    roles : sequence of (str or None, Role)
+        By project; None for all.
+    created_at : datetime
+    last_seen_at, disabled_at : datetime or None
     """
 
-    cookie: str
-    principal: Principal
-    expires_at: datetime
+    id: uuid.UUID
+    name: str
+    issuer: str | None
+    roles: Sequence[tuple[str | None, Role]]
+    created_at: datetime
+    last_seen_at: datetime | None
+    disabled_at: datetime | None
+
+    @property
+    def full_name(self) -> str:
+        """Return the name as the audit log has it."""
+        return full_name(self.name, self.issuer)
 
 
 def create_person(
@@ -81,13 +76,10 @@ def create_person(
         faults.append(
             Fault("name", f"1 to {MAX_NAME_CHARACTERS} printable characters.", column="name")
         )
-    if not MIN_PASSWORD_CHARACTERS <= len(password) <= MAX_PASSWORD_CHARACTERS:
-        faults.append(
-            Fault("password", f"At least {MIN_PASSWORD_CHARACTERS} characters.", column="password")
-        )
+    faults += _password_faults(password)
     if faults:
         raise InvalidAccessError("The person cannot be added.", faults=tuple(faults))
-    hashed = _hasher.hash(password)
+    hashed = hasher.hash(password)
     with container.uow() as tx:
         made = tx.session.execute(
             insert(Person)
@@ -109,111 +101,200 @@ def create_person(
         )
 
 
-def sign_in(container: Container, name: str, password: str) -> SignedIn:
-    """Sign somebody in with a name and a password.
+def list_people(tx: Reads) -> list[PersonView]:
+    """Return people by name; in a transaction of all projects."""
+    roles: dict[uuid.UUID, list[tuple[str | None, Role]]] = {}
+    given = (
+        select(Membership.person_id, Project.name, Membership.role)
+        .outerjoin(Project, Project.id == Membership.project_id)
+        .order_by(Project.name.nulls_first())
+    )
+    for person_id, project, role in tx.session.execute(given):
+        roles.setdefault(person_id, []).append((project, Role(role)))
+    people = tx.session.execute(select(Person).order_by(Person.name, Person.issuer, Person.id))
+    return [
+        PersonView(
+            id=row.id,
+            name=row.name,
+            issuer=row.issuer,
+            roles=roles.get(row.id, []),
+            created_at=row.created_at,
+            last_seen_at=row.last_seen_at,
+            disabled_at=row.disabled_at,
+        )
+        for row in people.scalars()
+    ]
+
+
+def person_id_of(tx: Reads, name: str) -> uuid.UUID:
+    """Return the id of a person, given it, or the name as the audit log or the list has it.
 
     Raises
     ------
-    UnauthenticatedError
-        ``access.wrong_password``, whether there is such a person or not.
+    NotFoundError
+    ConflictError
+        ``person.ambiguous``: several have the name.
     """
-    everywhere = container.everywhere()
-    with everywhere.reading() as tx:
-        person = tx.session.execute(
-            select(Person).where(Person.name == name, Person.issuer.is_(None))
-        ).scalar_one_or_none()
-    # Outside of a transaction: it takes its time and memory on purpose.
-    stored = _NOBODY if person is None or person.password is None else person.password
-    if not _slots.acquire(timeout=WAIT_S):
-        raise BusyError("Others are signing in; try again in a few seconds.")
-    try:
-        _hasher.verify(stored, password[:MAX_PASSWORD_CHARACTERS])
-    except VerifyMismatchError:
-        person = None
-    finally:
-        _slots.release()
-    if person is None:
-        raise UnauthenticatedError(
-            "The name or the password is wrong.", code="access.wrong_password"
-        )
-    with everywhere.uow() as tx:
-        return _begin(tx, tx.session.merge(person))
+    people = list_people(tx)
+    found = [person.id for person in people if name in {str(person.id), person.full_name}] or [
+        person.id for person in people if name == person.name
+    ]
+    if not found:
+        raise _nobody(name)
+    if len(found) > 1:
+        ids = ", ".join(map(str, found))
+        raise ConflictError(f"Several people are called {name}: {ids}.", code="person.ambiguous")
+    return found[0]
 
 
-def sign_in_from_provider(
-    container: Container,
-    *,
-    issuer: str,
-    subject: str,
-    name: str,
-    roles: Mapping[str | None, Role],
-) -> SignedIn:
-    """Sign somebody in whom a provider vouches for, with the roles that their groups give now.
+def set_password(container: Container, person_id: uuid.UUID, password: str) -> None:
+    """Give somebody another password; browsers that they signed in with are signed out.
 
-    Parameters
-    ----------
-    container : Container
-    issuer, subject : str
-        Who that is, for good.
-    name : str
-        What people call them.
-    roles : mapping of str or None to Role
-        By project; None for all. Projects that are not there count for nothing.
+    Raises
+    ------
+    InvalidAccessError, NotFoundError
+    ConflictError
+        ``person.of_provider``.
     """
-    with container.everywhere().uow() as tx:
-        person_id = tx.session.execute(
-            insert(Person)
-            .values(id=uuid.uuid4(), name=name, issuer=issuer, subject=subject)
-            .on_conflict_do_update(index_elements=["issuer", "subject"], set_={"name": name})
-            .returning(Person.id)
-        ).scalar_one()
-        person = tx.session.get_one(Person, person_id)
-        tx.session.execute(delete(Membership).where(Membership.person_id == person_id))
-        found = tx.session.execute(
-            select(Project.name, Project.id).where(
-                Project.name.in_([project for project in roles if project is not None])
+    faults = _password_faults(password)
+    if faults:
+        raise InvalidAccessError("The password cannot be used.", faults=tuple(faults))
+    hashed = hasher.hash(password)
+    with container.uow() as tx:
+        person = _locked(tx, person_id)
+        _refuse_of_provider(person, "a password")
+        person.password = hashed
+        _sign_out(tx, person_id)
+        record(tx, container.principal, Action.CHANGED, _subject(person), detail="password")
+
+
+def set_role(
+    container: Container, person_id: uuid.UUID, role: Role | None, project: str | None
+) -> None:
+    """Give somebody a role in one project, or in all; None takes it.
+
+    Raises
+    ------
+    NotFoundError
+    ConflictError
+        ``person.of_provider``: the groups say it, at each sign-in;
+        ``access.last_administrator``.
+    """
+    with container.uow() as tx:
+        person = _locked(tx, person_id)
+        _refuse_of_provider(person, "roles")
+        project_id = None if project is None else project_id_of(tx, project)
+        tx.session.execute(
+            delete(Membership).where(
+                Membership.person_id == person_id,
+                Membership.project_id.is_not_distinct_from(project_id),
             )
         )
-        known = {row.name: row.id for row in found}
-        for project, role in roles.items():
-            if project is None or project in known:
-                tx.session.add(
-                    Membership(
-                        person_id=person_id,
-                        project_id=None if project is None else known[project],
-                        role=role,
-                    )
-                )
+        if role is not None:
+            tx.session.add(Membership(person_id=person_id, project_id=project_id, role=role))
         tx.session.flush()
-        return _begin(tx, person)
+        _keep_administrator(container, tx)
+        record(
+            tx,
+            container.principal,
+            Action.CHANGED,
+            _subject(person),
+            detail=f"{role or 'no role'} of {project or 'all projects'}",
+            project_id=project_id,
+        )
 
 
-def sign_out(container: Container, cookie: str) -> None:
-    """End a browser's session; its cookie opens nothing any more."""
-    with container.everywhere().uow() as tx:
-        ended = tx.session.execute(
-            delete(BrowserSession)
-            .where(BrowserSession.sha256 == digest(cookie))
-            .returning(BrowserSession.person_id)
-        ).scalar()
-        if ended is not None:
-            person = tx.session.get_one(Person, ended)
-            record(tx, person_principal(tx, person), Action.SIGNED_OUT, "a browser")
+def set_disabled(container: Container, person_id: uuid.UUID, *, disabled: bool) -> None:
+    """Keep somebody out from now on, or let them in again; a provider's word does not change it.
+
+    Raises
+    ------
+    NotFoundError
+    ConflictError
+        ``access.last_administrator``.
+    """
+    with container.uow() as tx:
+        person = _locked(tx, person_id)
+        if (person.disabled_at is not None) == disabled:
+            return
+        person.disabled_at = tx.now if disabled else None
+        tx.session.flush()
+        _sign_out(tx, person_id)
+        _keep_administrator(container, tx)
+        action = Action.DISABLED if disabled else Action.ENABLED
+        record(tx, container.principal, action, _subject(person))
 
 
-def prune_sign_ins(tx: UnitOfWork) -> None:
-    """Delete browser sessions and sign-ins that are over."""
-    tx.session.execute(delete(BrowserSession).where(BrowserSession.expires_at < func.now()))
-    tx.session.execute(delete(PendingSignIn).where(PendingSignIn.expires_at < func.now()))
+def delete_person(container: Container, person_id: uuid.UUID) -> None:
+    """Delete somebody; whom a provider vouches for comes back with the next sign-in.
+
+    Raises
+    ------
+    NotFoundError
+    ConflictError
+        ``access.last_administrator``.
+    """
+    with container.uow() as tx:
+        person = _locked(tx, person_id)
+        subject = _subject(person)
+        tx.session.delete(person)
+        tx.session.flush()
+        _keep_administrator(container, tx)
+        record(tx, container.principal, Action.DELETED, subject)
 
 
-def _begin(tx: UnitOfWork, person: Person) -> SignedIn:
-    principal = person_principal(tx, person)
-    cookie = secrets.token_urlsafe(RANDOM_BYTES)
-    expires_at = tx.now + SESSION_LASTS
-    tx.session.add(
-        BrowserSession(sha256=digest(cookie), person_id=person.id, expires_at=expires_at)
+def _password_faults(password: str) -> list[Fault]:
+    if MIN_PASSWORD_CHARACTERS <= len(password) <= MAX_PASSWORD_CHARACTERS:
+        return []
+    return [
+        Fault(
+            "password",
+            f"{MIN_PASSWORD_CHARACTERS} to {MAX_PASSWORD_CHARACTERS} characters.",
+            column="password",
+        )
+    ]
+
+
+def _locked(tx: UnitOfWork, person_id: uuid.UUID) -> Person:
+    # All administrators, in one order: two that take each other's role wait, and one is refused.
+    administrators = select(Membership.person_id).where(
+        Membership.role == Role.ADMINISTRATOR, Membership.project_id.is_(None)
     )
-    person.last_seen_at = tx.now
-    record(tx, principal, Action.SIGNED_IN, "a browser")
-    return SignedIn(cookie, principal, expires_at)
+    tx.session.execute(
+        select(Person.id)
+        .where((Person.id == person_id) | Person.id.in_(administrators))
+        .order_by(Person.id)
+        .with_for_update()
+    ).all()
+    person = tx.session.get(Person, person_id)
+    if person is None:
+        raise _nobody(str(person_id))
+    return person
+
+
+def _nobody(name: str) -> NotFoundError:
+    return NotFoundError(f"There is no person {name}.")
+
+
+def _subject(person: Person) -> str:
+    return f"person {full_name(person.name, person.issuer)}"
+
+
+def _refuse_of_provider(person: Person, what: str) -> None:
+    if person.issuer is not None:
+        raise ConflictError(
+            f"{person.name} has {what} at {person.issuer}, not here.", code="person.of_provider"
+        )
+
+
+def _sign_out(tx: UnitOfWork, person_id: uuid.UUID) -> None:
+    tx.session.execute(delete(BrowserSession).where(BrowserSession.person_id == person_id))
+
+
+def _keep_administrator(container: Container, tx: UnitOfWork) -> None:
+    """Refuse that nobody is left who could let others in; the command line still can."""
+    if container.principal.kind is not ActorKind.SYSTEM and not has_administrator(tx):
+        raise ConflictError(
+            "Nobody would be left who administers this installation.",
+            code="access.last_administrator",
+        )

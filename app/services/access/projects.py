@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from collections.abc import Collection
     from datetime import datetime
 
+    from sqlalchemy import ColumnElement
+    from sqlalchemy.orm import InstrumentedAttribute
+
     from app.db.unit_of_work import Reads
     from app.services.container import Container
 
@@ -61,6 +64,14 @@ def project_id_of(tx: Reads, name: str) -> int:
     if found is None:
         raise no_project(name)
     return found
+
+
+def is_there(project_id: ColumnElement[int] | InstrumentedAttribute[int]) -> ColumnElement[bool]:
+    """Return whether a row's project is there: one that was deleted goes piece by piece.
+
+    For transactions of all projects; nobody gets into one of its own any more.
+    """
+    return project_id.not_in(select(Project.id).where(Project.deleted_at.is_not(None)))
 
 
 def project_name(tx: Reads) -> str:

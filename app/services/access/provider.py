@@ -24,16 +24,17 @@ from joserfc.jwk import KeySet
 from pydantic import BaseModel, ValidationError
 from sqlalchemy import delete, select
 
+from app.access.names import MAX_NAME_CHARACTERS, clipped
 from app.access.roles import GroupRole, roles_of
 from app.access.tokens import RANDOM_BYTES, digest
 from app.db.models.access import PendingSignIn
 from app.errors import SignInError
-from app.services.access.people import sign_in_from_provider
+from app.services.access.sign_ins import sign_in_from_provider
 
 if TYPE_CHECKING:
     from joserfc.jwk import KeySetSerialization
 
-    from app.services.access.people import SignedIn
+    from app.services.access.sign_ins import SignedIn
     from app.services.container import Container
     from app.settings import Settings
 
@@ -155,6 +156,7 @@ class Provider:
             (claims[key] for key in ("preferred_username", "email", "name") if claims.get(key)),
             claims["sub"],
         )
+        name = clipped(str(name), MAX_NAME_CHARACTERS)
         if not roles:
             raise SignInError(f"{name} has no role here: none of their groups has one.")
         signed_in = sign_in_from_provider(

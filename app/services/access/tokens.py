@@ -20,7 +20,7 @@ from app.services.access.projects import project_id_of
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from app.db.unit_of_work import Reads
+    from app.db.unit_of_work import Reads, UnitOfWork
     from app.services.container import Container
 
 MAX_NAME_CHARACTERS: Final = 100
@@ -160,13 +160,50 @@ def revoke_token(container: Container, name: str) -> None:
     NotFoundError
     """
     with container.uow() as tx:
-        row = tx.session.execute(
-            select(Token).where(Token.name == name, Token.revoked_at.is_(None)).with_for_update()
-        ).scalar_one_or_none()
-        if row is None:
-            raise NotFoundError(f"There is no token {name}.")
+        row = _unrevoked(tx, name)
         row.revoked_at = tx.now
         record(tx, container.principal, Action.REVOKED, f"token {name}", project_id=row.project_id)
+
+
+def renew_token(container: Container, name: str, expires: timedelta) -> TokenView:
+    """Let a token that is valid be valid for so long from now on; its secret stays.
+
+    Raises
+    ------
+    InvalidAccessError, NotFoundError
+    ConflictError
+        ``token.expired``: who held it since may be anybody; make a new one.
+    """
+    if not timedelta(0) < expires <= LONGEST:
+        fault = Fault("expires", f"1 to {LONGEST.days} days.", column="expires_days")
+        raise InvalidAccessError("The token cannot be renewed.", faults=(fault,))
+    with container.uow() as tx:
+        row = _unrevoked(tx, name)
+        if row.expires_at is not None and row.expires_at <= tx.now:
+            raise ConflictError(
+                f"The token {name} has expired: revoke it and make a new one.",
+                code="token.expired",
+            )
+        row.expires_at = tx.now + expires
+        record(
+            tx,
+            container.principal,
+            Action.RENEWED,
+            f"token {name}",
+            detail=f"until {row.expires_at:%Y-%m-%d}",
+            project_id=row.project_id,
+        )
+        project = tx.session.get(Project, row.project_id) if row.project_id is not None else None
+        return _view(row, None if project is None else project.name, tx.now)
+
+
+def _unrevoked(tx: UnitOfWork, name: str) -> Token:
+    row = tx.session.execute(
+        select(Token).where(Token.name == name, Token.revoked_at.is_(None)).with_for_update()
+    ).scalar_one_or_none()
+    if row is None:
+        raise NotFoundError(f"There is no token {name}.")
+    return row
 
 
 def principal_of(row: Token) -> Principal:

@@ -19,6 +19,7 @@ from app.alerts.states import DeliveryState
 from app.db.models.alerts import AlertChannel, AlertDelivery, AlertGroup
 from app.db.models.tasks import DELIVER_ALERT, TaskRun
 from app.db.states import TaskState
+from app.services.access.projects import is_there
 from app.services.alerts.deliveries.flush import flush_group, pump
 from app.services.alerts.evaluate import look_at_group
 from app.services.alerts.secrets import check_secrets
@@ -97,7 +98,7 @@ def _due_groups(container: Container, column: Any) -> list[tuple[int, uuid.UUID]
     with container.uow() as tx:
         rows = tx.session.execute(
             select(AlertGroup.project_id, AlertGroup.id)
-            .where(column <= tx.now)
+            .where(column <= tx.now, is_there(AlertGroup.project_id))
             .order_by(column)
             .limit(BATCH)
         )
@@ -112,7 +113,9 @@ def _due_channels(container: Container) -> list[tuple[int, uuid.UUID]]:
             AlertDelivery.next_attempt_at <= tx.now,
         )
         rows = tx.session.execute(
-            select(AlertChannel.project_id, AlertChannel.id).where(AlertChannel.enabled, waiting)
+            select(AlertChannel.project_id, AlertChannel.id).where(
+                AlertChannel.enabled, waiting, is_there(AlertChannel.project_id)
+            )
         )
         return [(row.project_id, row.id) for row in rows]
 

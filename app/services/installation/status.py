@@ -6,6 +6,7 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+import structlog
 from sqlalchemy import func, select
 from sqlalchemy.exc import SQLAlchemyError
 
@@ -27,6 +28,11 @@ if TYPE_CHECKING:
 
 # A worker that has missed this many heartbeats in a row is taken for gone.
 MISSED_HEARTBEATS: Final = 3
+
+# Drivers name hosts, ports and accounts: that is for the log.
+NO_ANSWER: Final = "does not answer; the log says why"
+
+_log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +123,8 @@ def _database(container: Container) -> tuple[Part, ...]:
     try:
         current = current_revision(container.engine)
     except SQLAlchemyError as error:
-        return (Part("database", ready=False, detail=str(error).splitlines()[0]),)
+        _log.warning("not ready", part="database", error=str(error).splitlines()[0])
+        return (Part("database", ready=False, detail=NO_ANSWER),)
     database = Part("database", ready=True, detail="answers")
     if current == expected:
         return database, Part("schema", ready=True, detail=f"revision {current}")
@@ -135,7 +142,8 @@ def _broker(container: Container) -> Part:
         with make_celery(settings).connection_for_write() as connection:
             connection.connect()
     except Exception as error:  # noqa: BLE001 - each transport raises errors of its own
-        return Part("broker", ready=False, detail=str(error) or type(error).__name__)
+        _log.warning("not ready", part="broker", error=str(error) or type(error).__name__)
+        return Part("broker", ready=False, detail=NO_ANSWER)
     return Part("broker", ready=True, detail="answers")
 
 
@@ -144,7 +152,8 @@ def _workers(container: Container) -> Part:
         with container.everywhere().reading() as tx:
             workers = installation_status(tx, container.settings).workers
     except SQLAlchemyError as error:
-        return Part("workers", ready=False, detail=str(error).splitlines()[0])
+        _log.warning("not ready", part="workers", error=str(error).splitlines()[0])
+        return Part("workers", ready=False, detail="not known: the database does not answer")
     alive = [worker for worker in workers if worker.alive]
     queues = {queue for worker in alive for queue in worker.queues.split(",")}
     if "analysis" not in queues:

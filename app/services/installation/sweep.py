@@ -20,7 +20,8 @@ from app.db.models.tasks import TaskRun
 from app.db.states import TaskState
 from app.services.access.audit import prune_entries
 from app.services.access.moves import prune_projects
-from app.services.access.people import prune_sign_ins
+from app.services.access.projects import is_there
+from app.services.access.sign_ins import prune_sign_ins
 from app.services.alerts.sweep import sweep_alerts
 from app.services.container import Claim, TaskError
 from app.services.sessions.seal import seal_silent
@@ -158,7 +159,11 @@ def _republish(container: Container, tx: UnitOfWork) -> int:
     for kind in container.kinds:
         head = (
             select(TaskRun.id)
-            .where(TaskRun.state == TaskState.QUEUED, TaskRun.kind == kind)
+            .where(
+                TaskRun.state == TaskState.QUEUED,
+                TaskRun.kind == kind,
+                is_there(TaskRun.project_id),
+            )
             .order_by(TaskRun.created_at)
             .limit(HEAD)
         )

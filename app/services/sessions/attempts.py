@@ -12,6 +12,8 @@ from sqlalchemy.dialects.postgresql import insert
 from app.db.models.sessions import Attempt, Job, Session
 from app.errors import PacelineError
 from app.services.sessions.receive import check_job_name
+from app.services.usage.count import count_made
+from app.services.usage.quotas import ATTEMPTS, JOBS
 
 if TYPE_CHECKING:
     from app.services.container import Container
@@ -55,7 +57,7 @@ def announce_attempt(container: Container, job: str, run_id: str, restart: int) 
 
     Raises
     ------
-    InvalidJobNameError, InvalidRunError
+    InvalidJobNameError, InvalidRunError, QuotaExceededError
         Nothing is stored.
     """
     check_job_name(job)
@@ -95,5 +97,6 @@ def announce_attempt(container: Container, job: str, run_id: str, restart: int) 
                 announced_at=tx.now,
             )
         )
+        count_made(tx, container.settings, container.project_id, (JOBS, ATTEMPTS))
     log.info("attempt announced", job=job, number=number, run=run_id, restart=restart)
     return AttemptReceipt(number, created=True)

@@ -8,9 +8,9 @@ enqueue
     `UnitOfWork.enqueue` inserts ``queued``, attempt 0, in the transaction of the fact that causes
     the work. A fact without its work, or work without its fact, cannot be.
 claim
-    WHERE id AND state = queued → running, attempt + 1, a new random token, a lease. Commits alone:
-    no transaction stays open while computing. Not 1 row: another worker has it, or it is over.
-    A message that comes twice, late, or after a restart ends here.
+    WHERE id AND state = queued AND the project is there → running, attempt + 1, a new random
+    token, a lease. Commits alone: no transaction stays open while computing. Not 1 row: another
+    worker has it, or it is over. A message that comes twice, late, or after a restart ends here.
 renew
     WHERE id AND token AND state = running → a later lease. Not 1 row: the lease ran out and
     somebody else may be at work by now; nothing is lost yet, but finish will refuse.
@@ -44,6 +44,7 @@ from sqlalchemy import CursorResult, Update, update
 from app.db.models.tasks import TaskRun
 from app.db.states import TaskState
 from app.errors import LostClaimError
+from app.services.access.projects import is_there
 from app.services.container import Claim, Container, TaskError
 
 if TYPE_CHECKING:
@@ -61,6 +62,7 @@ def claim(container: Container, run_id: uuid.UUID) -> Claim | None:
                 TaskRun.state == TaskState.QUEUED,
                 # A newer version's work, during a rolling deployment, waits for its workers.
                 TaskRun.kind.in_(container.kinds),
+                is_there(TaskRun.project_id),
             )
             .values(
                 state=TaskState.RUNNING,

@@ -34,6 +34,8 @@ from app.services.tensor.groups import (
     switch_of,
 )
 from app.services.tensor.versions import OfferedPlan, end_plan, make_plan, offered, withdraw
+from app.services.usage.count import count_made
+from app.services.usage.quotas import JOBS, TENSOR_GROUPS
 
 if TYPE_CHECKING:
     from app.analysis.mitigation.tensor.group import Group
@@ -102,8 +104,12 @@ def receive_timings(container: Container, job: str, name: str, timings: WrittenT
         elif standing is not None:
             expires = timings.step + switch.expires_after_steps
             standing.expires_step = max(standing.expires_step, expires)
+        new = row.reports == 0
         _store_report(tx, row, timings, group)
         tx.session.flush()
+        if new:
+            quotas = (JOBS, TENSOR_GROUPS)
+            count_made(tx, container.settings, container.project_id, quotas)
         newest = plan_of(tx, row.id, row.version)
         if newest is None:
             return Received(None, None, None)

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from sqlalchemy import case, delete, func, select
+from sqlalchemy import case, func, select, update
 from sqlalchemy.dialects.postgresql import insert
 
 from app.db.models.sessions import Session
 from app.db.models.usage import ProjectUsage
-from app.services.usage.quotas import QUOTAS, exceeded, hour_of, use_of
+from app.services.usage.quotas import JOBS, STORED, exceeded, hour_of, use_of
 
 if TYPE_CHECKING:
+    from datetime import datetime
+
     from app.db.unit_of_work import Reads, UnitOfWork
-    from app.services.usage.quotas import Quota
+    from app.services.usage.quotas import Quota, Use
     from app.settings import Settings
 
 
@@ -33,7 +35,7 @@ def check_room(tx: Reads, settings: Settings, project_id: int, quotas: tuple[Quo
     QuotaExceededError
         If nothing is left of one of them.
     """
-    use = use_of(tx, project_id)
+    use = use_of(tx, project_id, made=())
     for quota in quotas:
         limit = quota.limit(settings)
         if limit is not None and quota.used(use) >= limit:
@@ -84,11 +86,34 @@ def count(  # noqa: PLR0913 - one of each
             },
         )
     )
-    use = use_of(tx, project_id)
-    for quota in QUOTAS:
-        limit = quota.limit(settings)
-        if limit is not None and quota.used(use) > limit:
-            raise exceeded(quota, use, limit)
+    # A new session may be the first of a new job.
+    made = (JOBS,) if sessions else ()
+    _refuse_above(settings, use_of(tx, project_id, made), STORED + made)
+
+
+def count_made(
+    tx: UnitOfWork, settings: Settings, project_id: int, quotas: tuple[Quota, ...]
+) -> None:
+    """Refuse what a project has too many of; call it last in the transaction that makes one.
+
+    Parameters
+    ----------
+    tx : UnitOfWork
+    settings : Settings
+    project_id : int
+    quotas : tuple of Quota
+        Of what was made.
+
+    Raises
+    ------
+    QuotaExceededError
+        If there are more than may be; the transaction is to be rolled back.
+    """
+    if all(quota.limit(settings) is None for quota in quotas):
+        return
+    tx.session.flush()
+    _wait_for_others(tx, project_id)
+    _refuse_above(settings, use_of(tx, project_id, quotas), quotas)
 
 
 def recount(tx: UnitOfWork, project_id: int) -> None:
@@ -97,24 +122,46 @@ def recount(tx: UnitOfWork, project_id: int) -> None:
     Parameters
     ----------
     tx : UnitOfWork
+        Of that project.
     project_id : int
     """
-    hour = hour_of(tx.now)
+    # Whoever stores meanwhile has committed, and is summed up, or adds to the sum afterwards.
+    hour = _wait_for_others(tx, project_id)
     stored = tx.session.execute(
         select(
-            func.count().filter(Session.received_at >= hour),
-            func.coalesce(func.sum(Session.body_bytes), 0),
-            func.coalesce(func.sum(Session.operations), 0),
-        )
-    ).one()
-    tx.session.execute(delete(ProjectUsage).where(ProjectUsage.project_id == project_id))
-    tx.session.add(
-        ProjectUsage(
-            project_id=project_id,
-            hour=hour,
-            hour_sessions=stored[0],
-            bytes=stored[1],
-            operations=stored[2],
-        )
+            func.count().filter(Session.received_at >= hour).label("hour_sessions"),
+            func.coalesce(func.sum(Session.body_bytes), 0).label("bytes"),
+            func.coalesce(func.sum(Session.operations), 0).label("operations"),
+        ).select_from(Session)
+    ).mappings()
+    tx.session.execute(
+        update(ProjectUsage)
+        .where(ProjectUsage.project_id == project_id)
+        .values(hour=hour, **stored.one())
     )
-    tx.session.flush()
+
+
+def _wait_for_others(tx: UnitOfWork, project_id: int) -> datetime:
+    """Lock a project's row, made where it is not there, and return the hour that it counts."""
+    hour = hour_of(tx.now)
+    return tx.session.execute(
+        insert(ProjectUsage)
+        .values(project_id=project_id, hour=hour, hour_sessions=0, bytes=0, operations=0)
+        .on_conflict_do_update(
+            index_elements=[ProjectUsage.project_id],
+            set_={
+                "hour": func.greatest(ProjectUsage.hour, hour),
+                "hour_sessions": case(
+                    (ProjectUsage.hour >= hour, ProjectUsage.hour_sessions), else_=0
+                ),
+            },
+        )
+        .returning(ProjectUsage.hour)
+    ).scalar_one()
+
+
+def _refuse_above(settings: Settings, use: Use, quotas: tuple[Quota, ...]) -> None:
+    for quota in quotas:
+        limit = quota.limit(settings)
+        if limit is not None and quota.used(use) > limit:
+            raise exceeded(quota, use, limit)

@@ -8,8 +8,11 @@ from typing import TYPE_CHECKING, Final
 
 from sqlalchemy import func, literal, select
 
+from app.db.models.access import Project
+from app.db.models.base import OfProject
 from app.db.models.chunks import Intake
-from app.db.models.sessions import Session
+from app.db.models.sessions import Attempt, Job, Session
+from app.db.models.tensor import TensorGroup
 from app.db.models.usage import ProjectUsage
 from app.db.states import SessionState
 from app.errors import TryLaterError
@@ -17,6 +20,8 @@ from app.errors import TryLaterError
 if TYPE_CHECKING:
     from collections.abc import Callable
     from datetime import datetime
+
+    from sqlalchemy import Select
 
     from app.db.unit_of_work import Reads
     from app.settings import Settings
@@ -49,6 +54,8 @@ class Use:
         Of the open sessions.
     hour_left_s : float
         Until `sessions_this_hour` is 0 again.
+    jobs, attempts, tensor_groups : int
+        That are there, where they were asked for.
     """
 
     sessions_this_hour: int
@@ -57,6 +64,9 @@ class Use:
     open_sessions: int
     producers: int
     hour_left_s: float
+    jobs: int = 0
+    attempts: int = 0
+    tensor_groups: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,17 +130,53 @@ PRODUCERS: Final = Quota(
     lambda _: OPEN_RETRY_S,
 )
 
-# A line here, a setting and a problem code: page, metrics and refusals follow.
-QUOTAS: Final = (SESSIONS, BYTES, OPERATIONS, OPEN_SESSIONS, PRODUCERS)
+JOBS: Final = Quota(
+    "jobs",
+    "Jobs",
+    lambda settings: settings.quota_jobs,
+    lambda use: use.jobs,
+    lambda _: STORED_RETRY_S,
+)
+ATTEMPTS: Final = Quota(
+    "attempts",
+    "Announced attempts",
+    lambda settings: settings.quota_attempts,
+    lambda use: use.attempts,
+    lambda _: STORED_RETRY_S,
+)
+TENSOR_GROUPS: Final = Quota(
+    "tensor_groups",
+    "Tensor-parallel groups",
+    lambda settings: settings.quota_tensor_groups,
+    lambda use: use.tensor_groups,
+    lambda _: STORED_RETRY_S,
+)
+
+# What every session and chunk counts against, and what only few requests make anew: these are
+# counted where they do.
+STORED: Final = (SESSIONS, BYTES, OPERATIONS, OPEN_SESSIONS, PRODUCERS)
+MADE: Final = (JOBS, ATTEMPTS, TENSOR_GROUPS)
+# A line there, a setting and a problem code: page, metrics and refusals follow.
+QUOTAS: Final = STORED + MADE
+
+# By what `Use` calls it, too.
+_MADE_IN: Final[dict[str, type[OfProject]]] = {
+    JOBS.name: Job,
+    ATTEMPTS.name: Attempt,
+    TENSOR_GROUPS.name: TensorGroup,
+}
 
 
-def use_of(tx: Reads, project_id: int) -> Use:
+def use_of(tx: Reads, project_id: int, made: tuple[Quota, ...] = MADE) -> Use:
     """Return what a project has used.
 
     Parameters
     ----------
     tx : Reads
+        Of that project.
     project_id : int
+    made : tuple of Quota
+        Of `MADE`, those that are counted; the others stay 0.
     """
     # One statement: who stores a chunk waits for it, and others wait for who stores.
     open_sessions = (
@@ -154,7 +200,14 @@ def use_of(tx: Reads, project_id: int) -> Use:
     ).one()
     counted, hour_sessions, size, operations, open_now, producers_now = row
     hour = hour_of(tx.now)
+    counted_now = {
+        quota.name: tx.session.execute(
+            select(func.count()).select_from(_MADE_IN[quota.name])
+        ).scalar_one()
+        for quota in made
+    }
     return Use(
+        **counted_now,
         sessions_this_hour=hour_sessions if counted == hour else 0,
         bytes=size,
         operations=operations,
@@ -162,6 +215,49 @@ def use_of(tx: Reads, project_id: int) -> Use:
         producers=producers_now,
         hour_left_s=(hour + HOUR - tx.now).total_seconds(),
     )
+
+
+def uses(tx: Reads) -> dict[int, Use]:
+    """Return what each project has used, in as many statements whatever their number.
+
+    Parameters
+    ----------
+    tx : Reads
+        Of all projects.
+    """
+    hour = hour_of(tx.now)
+    stored = {row.project_id: row for row in tx.session.execute(select(ProjectUsage)).scalars()}
+    counts = {
+        "open_sessions": _by_project(
+            tx,
+            select(Session.project_id, func.count()).where(Session.state == SessionState.OPEN),
+            Session,
+        ),
+        "producers": _by_project(
+            tx,
+            select(Intake.project_id, func.sum(Intake.producers)).where(Intake.sealed_at.is_(None)),
+            Intake,
+        ),
+        **{
+            name: _by_project(tx, select(table.project_id, func.count()), table)
+            for name, table in _MADE_IN.items()
+        },
+    }
+    return {
+        project_id: Use(
+            sessions_this_hour=used.hour_sessions if used and used.hour == hour else 0,
+            bytes=used.bytes if used else 0,
+            operations=used.operations if used else 0,
+            hour_left_s=(hour + HOUR - tx.now).total_seconds(),
+            **{name: found.get(project_id, 0) for name, found in counts.items()},
+        )
+        for project_id in tx.session.execute(select(Project.id)).scalars()
+        for used in (stored.get(project_id),)
+    }
+
+
+def _by_project(tx: Reads, query: Select[int, int], table: type[OfProject]) -> dict[int, int]:
+    return dict(tx.session.execute(query.group_by(table.project_id)).all())
 
 
 def hour_of(time: datetime) -> datetime:

@@ -10,7 +10,9 @@ function made(token) {
   document.getElementById('made').scrollIntoView({ block: 'nearest' });
 }
 
-function submits(form, url, signal, done) {
+const RENEWED_DAYS = 90;
+
+function submits(form, address, signal, done) {
   const button = form.querySelector('button[type=submit]');
   const said = form.querySelector('p > .said');
   button.disabled = false;
@@ -20,7 +22,8 @@ function submits(form, url, signal, done) {
     said.textContent = '';
     button.disabled = true;
     try {
-      const answer = await ask('POST', url, read(form, { nulls: true }));
+      const [method, url] = address();
+      const answer = await ask(method, url, read(form, { nulls: true }));
       form.reset();
       await done(answer);
     } catch (error) {
@@ -31,27 +34,46 @@ function submits(form, url, signal, done) {
   }, { signal });
 }
 
+/** A button that asks the server for one thing, and shows the page as it is then. */
+function acts(button, said, signal, request) {
+  button.disabled = false;
+  button.addEventListener('click', async () => {
+    if (button.dataset.sure && button.textContent !== button.dataset.sure) {
+      button.textContent = button.dataset.sure;
+      return;
+    }
+    button.disabled = true;
+    try {
+      await request();
+      await refresh();
+    } catch (error) {
+      document.getElementById(said).textContent = error.message;
+      button.disabled = false;
+    }
+  }, { signal });
+}
+
 function mount({ main, stop }) {
   if (main.dataset.view !== 'access') return;
   const { signal } = stop;
-  submits(document.getElementById('token'), '/api/v1/tokens', signal, async (answer) => {
+  submits(document.getElementById('token'), () => ['POST', '/api/v1/tokens'], signal, async (answer) => {
     await refresh();
     made(answer);
   });
-  submits(document.getElementById('project'), '/api/v1/projects', signal, refresh);
+  submits(document.getElementById('project'), () => ['POST', '/api/v1/projects'], signal, refresh);
   for (const button of main.querySelectorAll('[data-revoke]')) {
-    button.disabled = false;
-    button.addEventListener('click', async () => {
-      button.disabled = true;
-      try {
-        await ask('DELETE', `/api/v1/tokens/${encodeURIComponent(button.dataset.revoke)}`);
-        await refresh();
-      } catch (error) {
-        document.getElementById('revoked').textContent = error.message;
-        button.disabled = false;
-      }
-    }, { signal });
+    acts(button, 'revoked', signal, () => ask('DELETE', `/api/v1/tokens/${encodeURIComponent(button.dataset.revoke)}`));
   }
+  for (const button of main.querySelectorAll('[data-renew]')) {
+    acts(button, 'revoked', signal, () => ask('POST', `/api/v1/tokens/${encodeURIComponent(button.dataset.renew)}/renew`, { expires_days: RENEWED_DAYS }));
+  }
+  for (const button of main.querySelectorAll('[data-person]')) {
+    const url = `/api/v1/people/${button.dataset.person}`;
+    const { disabled } = button.dataset;
+    acts(button, 'person-said', signal, () => (disabled ? ask('PATCH', url, { disabled: disabled === 'true' }) : ask('DELETE', url)));
+  }
+  const role = document.getElementById('role');
+  if (role) submits(role, () => ['PUT', `/api/v1/people/${role.querySelector('#role-person').value}/role`], signal, refresh);
 }
 
 mount(mountedPage());

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING
 import pytest
 from fastapi import FastAPI, Response
 
+from app.access.peers import peer_of
 from app.run.http import HttpServer, listen
-from app.run.protocol import Peers, peer_of
+from app.run.protocol import Peers
 from app.settings import Settings
 from tests.support.waiting import LIMIT_S, wait_for
 

@@ -1,0 +1,73 @@
+"""What the page of all projects' incidents shows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from app.dashboard.alerts.parts import STATES, headline, labels, since
+from app.dashboard.look.format import heat_color, plural, times
+from app.door.project_paths import prefix_of
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from datetime import datetime
+
+    from app.alerts.incidents import Incident
+    from app.dashboard.look.parts import StateLabel
+    from app.services.alerts.everywhere import OpenEverywhere
+
+
+@dataclass(frozen=True, slots=True)
+class JoinedLine:
+    """An incident of some project."""
+
+    project: str
+    url: str
+    job: str
+    state: StateLabel
+    headline: str
+    labels: str
+    slowdown: str
+    color: str
+    since: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class JoinedPage:
+    """The page."""
+
+    heading: str
+    note: str
+    lines: Sequence[JoinedLine]
+
+
+def joined_page(found: OpenEverywhere) -> JoinedPage:
+    """Return the page of all projects' open incidents."""
+    projects = {project for project, _ in found.rows}
+    heading = "No incident is open in any project"
+    if found.rows:
+        incidents = plural(found.count, "open incident")
+        heading = f"{incidents} in {plural(len(projects), 'project')}"
+    note = "Firing ones first; each opens in its project"
+    if len(found.rows) < found.count:
+        note += f"; the first {len(found.rows)} of them"
+    return JoinedPage(
+        heading, note, [_line(project, row.job, row.incident) for project, row in found.rows]
+    )
+
+
+def _line(project: str, job: str, incident: Incident) -> JoinedLine:
+    facts = incident.facts
+    slowdown = facts.shown.slowdown if facts and facts.shown else None
+    return JoinedLine(
+        project=project,
+        url=f"{prefix_of(project)}/incidents/{incident.id}",
+        job=job,
+        state=STATES[incident.state],
+        headline=headline(incident),
+        labels=labels(facts),
+        slowdown="none" if slowdown is None else times(slowdown),
+        color="" if slowdown is None else heat_color(slowdown),
+        since=since(incident),
+    )

@@ -1,0 +1,207 @@
+"""Sign-ins: with a password of ours, or by a provider's word; and the browsers signed in with."""
+
+from __future__ import annotations
+
+import secrets
+import uuid
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from threading import BoundedSemaphore
+from typing import TYPE_CHECKING, Final
+
+from argon2.exceptions import VerifyMismatchError
+from sqlalchemy import delete, func, select
+from sqlalchemy.dialects.postgresql import insert
+
+from app.access.names import MAX_NAME_CHARACTERS, clipped
+from app.access.principals import ActorKind, Principal, Role
+from app.access.refusals import Refusal
+from app.access.tokens import RANDOM_BYTES, digest
+from app.db.models.access import BrowserSession, Membership, PendingSignIn, Person, Project
+from app.errors import BusyError, PacelineError, SignInError, UnauthenticatedError
+from app.services.access.admission import person_principal
+from app.services.access.audit import Action, record
+from app.services.access.people import MAX_PASSWORD_CHARACTERS, hasher
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from app.db.unit_of_work import UnitOfWork
+    from app.services.container import Container
+
+# A working day, with some room; after it people sign in again.
+SESSION_LASTS: Final = timedelta(hours=12)
+
+# Each takes 64 MiB and a twentieth of a second of a core: guessing is slow, for all together.
+AT_ONCE: Final = 2
+WAIT_S: Final = 5.0
+_slots: Final = BoundedSemaphore(AT_ONCE)
+# Compared with where nobody has the name, so that the answer takes as long.
+_NOBODY: Final = hasher.hash(secrets.token_urlsafe(RANDOM_BYTES))
+
+
+@dataclass(frozen=True, slots=True)
+class SignedIn:
+    """A browser that somebody just signed in with.
+
+    Parameters
+    ----------
+    cookie : str
+        For the browser; only its digest is stored.
+    principal : Principal
+    expires_at : datetime
+    """
+
+    cookie: str
+    principal: Principal
+    expires_at: datetime
+
+
+def sign_in(container: Container, name: str, password: str, peer: str = "") -> SignedIn:
+    """Sign somebody in with a name and a password.
+
+    Parameters
+    ----------
+    container : Container
+    name, password : str
+    peer : str
+        Whose address it comes from.
+
+    Raises
+    ------
+    UnauthenticatedError
+        ``access.wrong_password``, whether there is such a person or not.
+    """
+    everywhere = container.everywhere()
+    with everywhere.reading() as tx:
+        person = tx.session.execute(
+            select(Person).where(
+                Person.name == name, Person.issuer.is_(None), Person.disabled_at.is_(None)
+            )
+        ).scalar_one_or_none()
+    # Outside of a transaction: it takes its time and memory on purpose.
+    stored = _NOBODY if person is None or person.password is None else person.password
+    if not _slots.acquire(timeout=WAIT_S):
+        raise BusyError("Others are signing in; try again in a few seconds.")
+    try:
+        hasher.verify(stored, password[:MAX_PASSWORD_CHARACTERS])
+        fits = person is not None
+    except VerifyMismatchError:
+        fits = False
+    finally:
+        _slots.release()
+    if person is not None and fits:
+        with everywhere.uow() as tx:
+            # Meanwhile they may have been deleted, disabled, or given another password.
+            found = tx.session.execute(
+                select(Person)
+                .where(
+                    Person.id == person.id,
+                    Person.password == stored,
+                    Person.disabled_at.is_(None),
+                )
+                .with_for_update()
+            ).scalar_one_or_none()
+            if found is not None:
+                return _begin(tx, found)
+    error = UnauthenticatedError("The name or the password is wrong.", code="access.wrong_password")
+    # Only a name that is somebody's: what else was typed there may be a password.
+    note_failed_sign_in(container, peer, error, None if person is None else person.name)
+    raise error
+
+
+def note_failed_sign_in(
+    container: Container, peer: str, error: PacelineError, name: str | None = None
+) -> None:
+    """Note in the audit log that a sign-in did not end well, and whose name it was for."""
+    subject = "a sign-in" if name is None else f"a sign-in as {name}"
+    container.refusals.note(Refusal(ActorKind.PEER, peer, subject, error.stable_code))
+
+
+def sign_in_from_provider(
+    container: Container,
+    *,
+    issuer: str,
+    subject: str,
+    name: str,
+    roles: Mapping[str | None, Role],
+) -> SignedIn:
+    """Sign somebody in whom a provider vouches for, with the roles that their groups give now.
+
+    Parameters
+    ----------
+    container : Container
+    issuer, subject : str
+        Who that is, for good.
+    name : str
+        What people call them.
+    roles : mapping of str or None to Role
+        By project; None for all. Projects that are not there count for nothing.
+
+    Raises
+    ------
+    SignInError
+        If an administrator has disabled them.
+    """
+    shown = clipped(name, MAX_NAME_CHARACTERS)
+    with container.everywhere().uow() as tx:
+        person_id = tx.session.execute(
+            insert(Person)
+            .values(id=uuid.uuid4(), name=shown, issuer=issuer, subject=subject)
+            .on_conflict_do_update(index_elements=["issuer", "subject"], set_={"name": shown})
+            .returning(Person.id)
+        ).scalar_one()
+        person = tx.session.get_one(Person, person_id)
+        if person.disabled_at is not None:
+            raise SignInError(f"{shown} does not get in here any more.")
+        tx.session.execute(delete(Membership).where(Membership.person_id == person_id))
+        found = tx.session.execute(
+            select(Project.name, Project.id).where(
+                Project.name.in_([project for project in roles if project is not None])
+            )
+        )
+        known = {row.name: row.id for row in found}
+        for project, role in roles.items():
+            if project is None or project in known:
+                tx.session.add(
+                    Membership(
+                        person_id=person_id,
+                        project_id=None if project is None else known[project],
+                        role=role,
+                    )
+                )
+        tx.session.flush()
+        return _begin(tx, person)
+
+
+def sign_out(container: Container, cookie: str) -> None:
+    """End a browser's session; its cookie opens nothing any more."""
+    with container.everywhere().uow() as tx:
+        ended = tx.session.execute(
+            delete(BrowserSession)
+            .where(BrowserSession.sha256 == digest(cookie))
+            .returning(BrowserSession.person_id)
+        ).scalar()
+        if ended is not None:
+            person = tx.session.get_one(Person, ended)
+            record(tx, person_principal(tx, person), Action.SIGNED_OUT, "a browser")
+
+
+def prune_sign_ins(tx: UnitOfWork) -> None:
+    """Delete browser sessions and sign-ins that are over."""
+    tx.session.execute(delete(BrowserSession).where(BrowserSession.expires_at < func.now()))
+    tx.session.execute(delete(PendingSignIn).where(PendingSignIn.expires_at < func.now()))
+
+
+def _begin(tx: UnitOfWork, person: Person) -> SignedIn:
+    principal = person_principal(tx, person)
+    cookie = secrets.token_urlsafe(RANDOM_BYTES)
+    expires_at = tx.now + SESSION_LASTS
+    tx.session.add(
+        BrowserSession(sha256=digest(cookie), person_id=person.id, expires_at=expires_at)
+    )
+    person.last_seen_at = tx.now
+    # A provider may give a name away again; the subject stays.
+    subject = None if person.subject is None else f"subject {person.subject}"
+    record(tx, principal, Action.SIGNED_IN, "a browser", detail=subject)
+    return SignedIn(cookie, principal, expires_at)
