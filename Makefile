@@ -19,7 +19,7 @@ ARGS ?=
 .SUFFIXES:
 .PHONY: help install install-dev demo serve test test-unit test-integration test-e2e test-golden \
 	test-postgres-15 install-real-jobs real-jobs check lint format types imports structure bench bench-client score \
-	fuzz fidelity fleet cost-model report-docs plan-table bench-tp soak lock upgrade image clean
+	fuzz cycles fidelity fleet cost-model report-docs plan-table bench-tp soak lock upgrade image clean
 
 help: ## List the targets
 	@sed -n 's/^\([a-z0-9-]*\):.*## \(.*\)$$/\1\t\2/p' $(firstword $(MAKEFILE_LIST)) \
@@ -166,6 +166,10 @@ fuzz: install-dev ## Damage many traces, as every night: make fuzz CASES=n
 INCIDENTS ?= 10000
 soak: install-dev ## Alerts under failing channels and killed workers: make soak INCIDENTS=n
 	@$(BIN)/python -m benchmarks.soak --incidents $(INCIDENTS) $(OPTIONAL_SEED)
+
+CYCLES ?= 30
+cycles: install-dev ## Sessions sent while processes are killed and servers restarted: make cycles CYCLES=n
+	@$(BIN)/python -m tests.cycles --cycles $(CYCLES) $(OPTIONAL_SEED)
 
 fidelity: install-dev ## Hold estimates against true slowdowns; writes docs/fidelity.md and its plots
 	@$(BIN)/python -m benchmarks.fidelity $(ARGS)

@@ -85,7 +85,7 @@ def test_entries_stay_as_they_are(company: Company) -> None:
 def test_entries_older_than_two_years_go(company: Company) -> None:
     company.token(Right.READ)
     with company.container.uow() as tx:
-        tx.session.execute(
+        tx.session.connection().execute(
             text(
                 "INSERT INTO audit_entry (at, actor_kind, actor, action, subject)"
                 " VALUES (now() - interval '731 days', 'system', 'x', 'created', 'y')"

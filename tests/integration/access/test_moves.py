@@ -7,25 +7,32 @@ from typing import TYPE_CHECKING
 import pytest
 from sqlalchemy import func, select
 
-from app.db.models.alerts import AlertIncident
+from app.db.models.alerts import AlertDelivery, AlertIncident
 from app.db.models.base import Base, OfProject
 from app.db.models.sessions import Job, Session
 from app.db.models.tasks import TaskRun
 from app.errors import ConflictError, LostClaimError, NotFoundError
 from app.services.access.moves import delete_project, move_job, prune_projects
 from app.services.access.projects import create_project, list_projects
+from app.services.alerts.everywhere import open_everywhere
+from app.services.alerts.sweep import AlertSweep, sweep_alerts
 from app.services.sessions.reports import report_json
 from app.services.sessions.timelines import stored_trace
 from app.services.tasks.execute import execute
 from app.services.tasks.leases import LeaseKeeper
 from app.services.tasks.task_runs import claim, finish
 from app.services.usage.quotas import use_of
+from tests.integration.alerts.conftest import alerting, receiver
 from tests.support.alerting import Alerting
 from tests.support.reads import read
 from tests.support.sessions import small_trace, store
 
 if TYPE_CHECKING:
     from app.bootstrap import Container
+    from tests.support.receiver import Receiver
+
+
+__all__ = ["alerting", "receiver"]
 
 
 @pytest.fixture
@@ -110,6 +117,47 @@ def test_a_deleted_project_leaves_nothing_and_its_name_is_free(
     with container.reading() as tx:
         assert tx.session.execute(select(Session.id)).scalars().all() == [kept.session]
     assert set(_rows(container, again.id)) == {"alert_rule"}
+
+
+def test_nothing_of_a_deleted_project_is_sent_or_worked_on(
+    alerting: Alerting, receiver: Receiver
+) -> None:
+    container = alerting.container
+    project = create_project(container.everywhere(), "other")
+    theirs = Alerting(container.within(project.id))
+    theirs.channel(receiver)
+    theirs.slow()
+    stored = store(theirs.container, small_trace(), job="llm")
+    theirs.time_passes()
+    delete_project(container.everywhere(), "other")
+
+    for _ in range(3):
+        assert sweep_alerts(container) == AlertSweep()
+    assert claim(container, stored.run) is None
+    with theirs.container.reading() as tx:
+        # It is still there: only nobody looks after it.
+        assert tx.session.execute(select(func.count()).select_from(AlertIncident)).scalar_one()
+        assert not tx.session.execute(select(AlertDelivery.id)).all()
+    assert receiver.got == []
+    with container.everywhere().reading() as tx:
+        assert open_everywhere(tx, 10).rows == []
+
+
+def test_a_delivery_that_was_started_is_not_sent_after_its_project_was_deleted(
+    alerting: Alerting, receiver: Receiver
+) -> None:
+    container = alerting.container
+    project = create_project(container.everywhere(), "other")
+    theirs = Alerting(container.within(project.id))
+    theirs.channel(receiver)
+    theirs.slow()
+    theirs.time_passes()
+    assert sweep_alerts(container).started == 1
+    with theirs.container.reading() as tx:
+        [run] = tx.session.execute(select(TaskRun.id)).scalars()
+    delete_project(container.everywhere(), "other")
+    assert not execute(container, LeaseKeeper(container), run)
+    assert receiver.got == []
 
 
 def test_the_default_project_stays(container: Container) -> None:

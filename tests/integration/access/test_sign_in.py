@@ -15,8 +15,9 @@ from app.access.principals import Right, Role
 from app.db.models.access import BrowserSession, PendingSignIn, Person
 from app.errors import ConflictError, InvalidAccessError
 from app.services.access.audit import list_entries
-from app.services.access.people import create_person, sign_in_from_provider
+from app.services.access.people import create_person
 from app.services.access.provider import MOST_PENDING
+from app.services.access.sign_ins import sign_in_from_provider
 from tests.integration.access.conftest import Company, serving
 from tests.support.identity_provider import identity_provider, vouch
 
@@ -68,6 +69,25 @@ def test_the_cookie_is_kept_from_scripts_and_other_sites_and_stored_as_a_digest(
     assert value.encode() not in row.sha256
     assert person.password is not None
     assert person.password.startswith("$argon2id$")
+
+
+def test_over_tls_the_cookie_is_of_this_host_alone(settings: Settings) -> None:
+    with serving(settings, external_url="https://paceline.example") as company:
+        create_person(company.container, "ada", PASSWORD, Role.OPERATOR, "default")
+        with company.client() as client:
+            given = _sign_in(client).headers["set-cookie"]
+        name, _, value = given.partition(";")[0].partition("=")
+        parts = {part.strip().lower() for part in given.split(";")}
+        assert name == "__Host-paceline_session"
+        assert {"secure", "httponly", "samesite=lax", "path=/"} <= parts
+        assert not any(part.startswith("domain") for part in parts)
+        for shown, status in ((name, 200), ("paceline_session", 401)):
+            with company.client(Cookie=f"{shown}={value}") as client:
+                assert client.get("/api/v1/sessions").status_code == status
+        with company.client(Cookie=f"{name}={value}", Origin=company.url) as client:
+            dropped = client.post("/sign-out").headers["set-cookie"].lower()
+            assert {"secure", "max-age=0"} <= {part.strip() for part in dropped.split(";")}
+            assert client.get("/api/v1/sessions").status_code == 401
 
 
 @pytest.mark.parametrize(("name", "password"), [("ada", "wrong"), ("nobody", PASSWORD)])
@@ -125,7 +145,9 @@ def test_a_person_has_the_rights_of_their_role_in_their_project(ada: Company) ->
         assert client.get("/p/default/").status_code == 200
 
 
-@pytest.mark.parametrize("path", ["https://evil.example/", "//evil.example", "/\\evil.example"])
+@pytest.mark.parametrize(
+    "path", ["https://evil.example/", "//evil.example", "/\\evil.example", "/\t/evil.example"]
+)
 def test_a_sign_in_leads_to_no_other_site(ada: Company, path: str) -> None:
     form = {"name": "ada", "password": PASSWORD, "next": path}
     with ada.client() as client:

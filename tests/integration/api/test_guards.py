@@ -66,7 +66,20 @@ def test_names_that_the_operator_lists_are_answered(install: Install) -> None:
 
 
 @pytest.mark.parametrize(
-    "header", ["Forwarded", "X-Forwarded-For", "X-Forwarded-Host", "X-Forwarded-Proto", "X-Real-IP"]
+    "header",
+    [
+        "Forwarded",
+        "Via",
+        "X-Forwarded-For",
+        "X-Forwarded-Host",
+        "X-Forwarded-Port",
+        "X-Forwarded-Proto",
+        "X-Forwarded-Server",
+        "X-Real-IP",
+        "True-Client-IP",
+        "CF-Connecting-IP",
+        "X-Client-IP",
+    ],
 )
 def test_forwarded_requests_are_refused(client: httpx.Client, header: str) -> None:
     answer = client.get(HEALTH, headers={header: "10.0.0.1"})
@@ -161,7 +174,7 @@ def test_a_small_answer_is_not_compressed(client: httpx.Client) -> None:
 def test_a_large_answer_survives_compression(installation: Installation) -> None:
     installation.post()
     with installation.container.uow() as tx:
-        [first] = tx.session.execute(select(Session.__table__)).mappings()
+        [first] = tx.session.connection().execute(select(Session.__table__)).mappings()
         copies = [
             dict(first) | {"id": uuid.uuid4(), "number": number, "content_sha256": None}
             for number in range(2, 301)

@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import threading
+import uuid
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
 import pytest
-from sqlalchemy import update
+from sqlalchemy import inspect, select, text, update
 
 from app.api.frame.problems import PROBLEMS
 from app.db.models.access import DEFAULT_PROJECT_ID
+from app.db.models.sessions import Session
 from app.db.models.usage import ProjectUsage
-from app.services.usage.count import recount
+from app.services.usage.count import count, recount
 from app.services.usage.quotas import QUOTAS, use_of
 from app.settings import Settings
 from tests.integration.api import bodies
 from tests.integration.api.chunks import put, rank_body, seal
+from tests.support.tensor import HEALTHY, TrainingJob
+from tests.support.waiting import wait_for
 
 if TYPE_CHECKING:
     import httpx
@@ -134,6 +139,104 @@ def test_producers_of_open_sessions_are_counted(install: Install) -> None:
         assert seal(installation, 1).status_code == 202
         assert chunk(installation, session=2, producer="b").status_code == 202
         assert used(installation).producers == 2
+
+
+def announce(installation: Installation, job: str, run: str) -> httpx.Response:
+    return installation.client.post(
+        f"/api/v1/jobs/{job}/attempts", json={"run_id": run, "restart": 0}
+    )
+
+
+def test_jobs_are_counted_whoever_makes_them(install: Install) -> None:
+    with install(quota_jobs=2) as installation:
+        assert installation.post(job="a").status_code == 202
+        assert announce(installation, "b", "1").status_code == 201
+        rows = installation.rows()
+        refused(installation.post(job="c"), "jobs")
+        refused(chunk_of(installation, "c"), "jobs")
+        refused(announce(installation, "c", "1"), "jobs")
+        refused(TrainingJob(installation.client, "c").send(*HEALTHY), "jobs")
+        assert installation.rows() == rows
+        # Those that are there go on.
+        assert installation.post(job="b").status_code == 202
+        assert announce(installation, "a", "1").status_code == 201
+        assert used(installation).jobs == 2
+
+
+def chunk_of(installation: Installation, job: str) -> httpx.Response:
+    return installation.client.put(
+        f"/api/v1/jobs/{job}/attempts/1/sessions/1/chunks/a/0",
+        content=rank_body(0),
+        params=bodies.SIZES,
+    )
+
+
+def test_attempts_are_counted(install: Install) -> None:
+    with install(quota_attempts=2) as installation:
+        assert [announce(installation, "a", run).status_code for run in "12"] == [201, 201]
+        refused(announce(installation, "b", "1"), "attempts")
+        # One that was announced has its number.
+        assert announce(installation, "a", "2").status_code == 200
+        assert used(installation).attempts == 2
+
+
+def test_tensor_parallel_groups_are_counted(install: Install) -> None:
+    with install(quota_tensor_groups=1) as installation:
+        first = TrainingJob(installation.client, "llm", "0-0")
+        assert first.send(*HEALTHY).status_code == 202
+        refused(TrainingJob(installation.client, "llm", "0-1").send(*HEALTHY), "tensor_groups")
+        assert first.send(*HEALTHY).status_code == 202
+        assert used(installation).tensor_groups == 1
+
+
+def test_of_many_announcements_at_once_just_as_many_pass_as_may(install: Install) -> None:
+    with install(quota_attempts=3) as installation, ThreadPoolExecutor(8) as ranks:
+        answers = list(
+            ranks.map(lambda number: announce(installation, f"job-{number}", "1"), range(8))
+        )
+        assert sorted(answer.status_code for answer in answers) == [201] * 3 + [429] * 5
+        assert used(installation).attempts == 3
+
+
+def test_what_is_stored_while_a_sum_is_made_is_in_it(installation: Installation) -> None:
+    """A session that commits between the sum and the lock would count for nothing."""
+    container = installation.container
+    send(installation, 0)
+    storing = container.uow()
+    with storing as tx:
+        first = tx.session.execute(select(Session)).scalar_one()
+        copy = {
+            column.key: getattr(first, column.key)
+            for column in inspect(Session).column_attrs
+            if column.key not in {"id", "number", "content_sha256", "project_id"}
+        }
+        tx.session.add(Session(id=uuid.uuid4(), number=99, content_sha256=None, **copy))
+        tx.session.flush()
+        count(
+            tx,
+            container.settings,
+            DEFAULT_PROJECT_ID,
+            sessions=1,
+            size=first.body_bytes,
+            operations=first.operations,
+        )
+
+        def sum_up() -> None:
+            with container.uow() as other:
+                recount(other, DEFAULT_PROJECT_ID)
+
+        summing = threading.Thread(target=sum_up)
+        summing.start()
+        wait_for(lambda: _waits_for_a_lock(installation), "the sum waits for who stores")
+    summing.join()
+    found = used(installation)
+    assert (found.sessions_this_hour, found.bytes) == (2, 2 * BYTES)
+
+
+def _waits_for_a_lock(installation: Installation) -> bool:
+    with installation.container.engine.connect() as connection:
+        waiting = text("SELECT count(*) FROM pg_locks WHERE NOT granted")
+        return bool(connection.execute(waiting).scalar_one())
 
 
 def test_a_sum_of_what_is_there_is_what_was_counted(installation: Installation) -> None:
