@@ -14,7 +14,9 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
-HIDDEN = 256
+HIDDEN = 64
+# Steps before the first session begins, and one after it.
+WAIT_STEPS = 10
 
 
 @dataclass(frozen=True)
@@ -36,10 +38,16 @@ class Options:
 def options(job: str, ranks: int, description: str | None) -> Options:
     """Read the command line."""
     parser = argparse.ArgumentParser(description=description)
-    parser.add_argument("--server", default=os.environ.get("PACELINE_URL", "http://127.0.0.1:8765"))
+    parser.add_argument(
+        "--server",
+        # The second name is that of earlier examples.
+        default=os.environ.get("PACELINE_SERVER")
+        or os.environ.get("PACELINE_URL")
+        or "http://127.0.0.1:8765",
+    )
     parser.add_argument("--job", default=job)
     parser.add_argument("--ranks", type=int, default=ranks)
-    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--steps", type=int, default=15)
     parser.add_argument("--slow", default="-1:1", metavar="RANK:FACTOR", help="1:1.8")
     given = parser.parse_args()
     rank, _, factor = given.slow.partition(":")

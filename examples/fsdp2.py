@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from common import HIDDEN, Layer, Options, launch, options
+from common import HIDDEN, WAIT_STEPS, Layer, Options, launch, options
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -17,7 +17,7 @@ BATCH = 4
 def train(asked: Options, rank: int) -> None:
     """Train one of the ranks that share all parameters."""
     mesh = init_device_mesh("cpu", (asked.ranks,), mesh_dim_names=("dp",))
-    layers = nn.ModuleList(Layer(0.01 * asked.factor(rank)) for _ in range(3))
+    layers = nn.ModuleList(Layer(0.008 * asked.factor(rank)) for _ in range(3))
     model = nn.Sequential(*layers)
     for layer in layers:
         fully_shard(layer, mesh=mesh)
@@ -25,7 +25,7 @@ def train(asked: Options, rank: int) -> None:
     optimizer = torch.optim.AdamW(model.parameters())
 
     monitor = paceline.attach(asked.server, asked.job, model=model, mesh=mesh, steps=asked.steps)
-    for _ in range(asked.steps + 15):
+    for _ in range(asked.steps + WAIT_STEPS):
         for _ in range(MICROBATCHES):
             loss = model(torch.randn(BATCH, HIDDEN)).square().mean() / MICROBATCHES
             loss.backward()

@@ -6,7 +6,7 @@ import warnings
 
 import torch
 import torch.distributed as dist
-from common import HIDDEN, Layer, Options, launch, options
+from common import HIDDEN, WAIT_STEPS, Layer, Options, launch, options
 from torch import nn
 
 with warnings.catch_warnings():
@@ -67,7 +67,7 @@ def train(asked: Options, rank: int) -> None:
     # What the schedules read of a transformer's configuration.
     config.hidden_size = HIDDEN
     config.fine_grained_activation_offloading = False
-    model = [Chunk(config, index, 0.01 * asked.factor(rank)) for index in range(2)]
+    model = [Chunk(config, index, 0.008 * asked.factor(rank)) for index in range(2)]
     parameters = [p for chunk in model for p in chunk.parameters()]
     optimizer = torch.optim.AdamW(parameters)
     replicas = parallel_state.get_data_parallel_group()
@@ -75,7 +75,7 @@ def train(asked: Options, rank: int) -> None:
     monitor = paceline.attach(
         asked.server, asked.job, megatron_config=config, model=model, steps=asked.steps
     )
-    for _ in range(asked.steps + 15):
+    for _ in range(asked.steps + WAIT_STEPS):
         get_forward_backward_func()(
             forward_step_func=forward_step,
             data_iterator=[iter(())] * len(model),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from common import HIDDEN, Layer, Options, launch, options
+from common import HIDDEN, WAIT_STEPS, Layer, Options, launch, options
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
@@ -19,7 +19,7 @@ def train(asked: Options, rank: int) -> None:
     """Train a rank of a pipeline of two stages, replicated."""
     mesh = init_device_mesh("cpu", (2, asked.ranks // 2), mesh_dim_names=("pp", "dp"))
     stage_index = mesh.get_local_rank("pp")
-    part = nn.Sequential(*(Layer(0.01 * asked.factor(rank)) for _ in range(2)))
+    part = nn.Sequential(*(Layer(0.008 * asked.factor(rank)) for _ in range(2)))
     model = DistributedDataParallel(part, process_group=mesh.get_group("dp"))
     example = torch.zeros(BATCH, HIDDEN)
     stage = PipelineStage(
@@ -37,7 +37,7 @@ def train(asked: Options, rank: int) -> None:
     monitor = paceline.attach(
         asked.server, asked.job, schedule=schedule, mesh=mesh, steps=asked.steps, layers=(2, 2)
     )
-    for _ in range(asked.steps + 15):
+    for _ in range(asked.steps + WAIT_STEPS):
         batch = torch.randn(MICROBATCHES * BATCH, HIDDEN)
         if stage_index == 0:
             schedule.step(batch)

@@ -11,7 +11,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 from urllib.parse import quote, urljoin, urlsplit
 
@@ -47,12 +47,15 @@ class RetryPolicy:
         Bounds of the wait between two attempts, in seconds.
     timeout_s : float
         Seconds that one attempt may go without progress.
+    ending : threading.Event
+        Once it is set, what has failed is not tried again.
     """
 
     give_up_after_s: float = 900.0
     first_wait_s: float = 1.0
     longest_wait_s: float = 60.0
     timeout_s: float = 60.0
+    ending: threading.Event = field(default_factory=threading.Event, compare=False, repr=False)
 
     def wait_s(self, attempt: int) -> float:
         """Return the seconds to wait after a failed attempt, counted from 1."""
@@ -237,7 +240,8 @@ def _persist(
             wait_s = max(policy.wait_s(attempt), error.wait_s or 0.0)
             if error.permanent or time.monotonic() + wait_s > give_up_at:
                 raise
-        threading.Event().wait(wait_s)
+            if policy.ending.wait(wait_s):
+                raise
 
 
 class _NoRedirects(urllib.request.HTTPRedirectHandler):

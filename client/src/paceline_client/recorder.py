@@ -9,7 +9,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import IO, TYPE_CHECKING, Any, Final, SupportsIndex
 
 from paceline_client.body import SessionBody
@@ -132,7 +132,8 @@ class Recorder:
         self._share = share
         self._spool = spool
         self._hand_over = hand_over
-        self._retry = retry or RetryPolicy()
+        # An event of its own: a policy may be shared.
+        self._retry = replace(retry or RetryPolicy(), ending=threading.Event())
         self._buffer = OperationBuffer(buffer_operations)
         self._backlog = _Backlog(self._buffer, spool, int(buffer_operations * _SPILL_AT))
         self._without: set[int] = set()
@@ -142,6 +143,7 @@ class Recorder:
         self._delivery: Delivery | None = None
         self._spooled: Path | None = None
         self._error: str | None = None
+        self._leaving = False
         self._pid = os.getpid()
         try:
             session_url(server, job)
@@ -208,6 +210,12 @@ class Recorder:
         """End the session and send it, without waiting for either."""
         self._buffer.close()
         self._finished.set()
+
+    def leave(self) -> None:
+        """Try no longer what has failed and is in the spool: the process ends."""
+        self._leaving = True
+        if self._spooled is not None:
+            self._retry.ending.set()
 
     def wait(self, timeout_s: float | None = None) -> Outcome | None:
         """Wait until the session was delivered, spooled or given up.
@@ -296,6 +304,8 @@ class Recorder:
         spool = self._spool
         assert spool is not None  # noqa: S101 - what it put there
         self._spooled = path
+        if self._leaving:
+            self._retry.ending.set()
         if self._hand_over:
             return
         with spool.claimed(path) as claimed:

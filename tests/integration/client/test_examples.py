@@ -1,40 +1,62 @@
-"""A quick one of the examples, as people run it: Paceline names the rank that was slowed."""
+"""The examples, as people run them: Paceline names the rank that was slowed.
+
+One of them runs everywhere, the others every night.
+"""
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import subprocess
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import pytest
 
 from tests.conftest import skip_or_fail
 from tests.integration.client.conftest import environment
-from tests.real_jobs.jobs import Framework
-from tests.real_jobs.launching import missing, torch_python
+from tests.real_jobs.launching import torch_python
 
 if TYPE_CHECKING:
     from tests.integration.api.conftest import Installation
 
-EXAMPLES = Path(__file__).parents[3] / "examples"
-LIMIT_S = 240
+EXAMPLES: Final = Path(__file__).parents[3] / "examples"
+SCRIPTS: Final = sorted(path for path in EXAMPLES.glob("*.py") if path.stem != "common")
+QUICK: Final = "lightning_ddp"
+# Two processes import it in half of the time; more make the others' peers surer.
+QUICK_RANKS: Final = ("--ranks", "2")
+# Besides PyTorch.
+NEEDS: Final = {"megatron_core": "megatron", "lightning_ddp": "pytorch_lightning"}
+LIMIT_S: Final = 240
+
+NIGHTLY = pytest.mark.skipif("PACELINE_NIGHTLY" not in os.environ, reason="every night")
 
 
-# It fails now and then: a rank that leaves while its client waits for the store is aborted.
 @pytest.mark.slow
-@pytest.mark.skipif("PACELINE_NIGHTLY" not in os.environ, reason="every night: most of a minute")
-def test_the_rank_that_was_slowed_is_named(installation: Installation, tmp_path: Path) -> None:
-    reason = missing(Framework.TORCH)
-    if reason is not None:
-        skip_or_fail(reason)
+@pytest.mark.parametrize(
+    "script",
+    [
+        pytest.param(path, id=path.stem, marks=() if path.stem == QUICK else NIGHTLY)
+        for path in SCRIPTS
+    ],
+)
+def test_the_rank_that_was_slowed_is_named(
+    installation: Installation, tmp_path: Path, script: Path
+) -> None:
+    for package in ("torch", NEEDS.get(script.stem, "torch")):
+        if importlib.util.find_spec(package) is None:
+            skip_or_fail(f"{package} is not installed")
     ran = subprocess.run(  # noqa: S603 - our own script
         [
-            *(torch_python(), str(EXAMPLES / "torch_pipelining.py"), "--slow", "1:1.8"),
-            *("--server", installation.url, "--steps", "12"),
+            *(torch_python(), str(script), "--slow", "1:1.8", "--steps", "10"),
+            *(QUICK_RANKS if script.stem == QUICK else ()),
         ],
         env=environment()
-        | {"PACELINE_SPOOL": str(tmp_path / "spool"), "TORCHINDUCTOR_CACHE_DIR": str(tmp_path)},
+        | {
+            "PACELINE_SERVER": installation.url,
+            "PACELINE_SPOOL": str(tmp_path / "spool"),
+            "TORCHINDUCTOR_CACHE_DIR": str(tmp_path),
+        },
         capture_output=True,
         text=True,
         timeout=LIMIT_S,
@@ -49,9 +71,8 @@ def test_the_rank_that_was_slowed_is_named(installation: Installation, tmp_path:
     assert (first["cause"], first["where"]["workers"]) == ("slow_worker", [[1, 0]])
 
 
-@pytest.mark.parametrize("script", sorted(EXAMPLES.glob("*.py")), ids=lambda path: path.stem)
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
 def test_an_example_is_connected_in_a_few_lines(script: Path) -> None:
     text = script.read_text()
     compile(text, str(script), "exec")
-    if script.stem != "common":
-        assert text.count("paceline.attach(") == text.count("monitor.step()") == 1
+    assert text.count("paceline.attach(") == text.count("monitor.step()") == 1

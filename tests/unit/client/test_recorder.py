@@ -285,6 +285,24 @@ def test_a_recorder_that_cannot_send_records_nothing_and_says_why(
     assert (outcome.recorded, outcome.dropped) == (0, 1)
 
 
+def test_a_process_that_ends_does_not_wait_for_a_server_that_is_away(
+    receiver: Receiver, tmp_path: Path
+) -> None:
+    receiver.answers = [Answer(status=503, headers={"Retry-After": "600"})]
+    recorder = Recorder(
+        receiver.url, "llama", META, share=Share(1, "rank-0"), spool=Spool(tmp_path)
+    )
+    record(recorder, 0)
+    recorder.finish()
+    recorder.leave()
+    outcome = recorder.wait(30)
+
+    assert outcome is not None
+    assert outcome.spooled is not None
+    assert outcome.spooled.exists()
+    assert len(receiver.requests) == 1
+
+
 def test_waiting_ends_with_its_time() -> None:
     recorder = Recorder("http://127.0.0.1:1", "llama", META, retry=GIVE_UP_AT_ONCE)
 

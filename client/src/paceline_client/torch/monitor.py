@@ -74,7 +74,8 @@ class Monitor:
         agreement.listen(self._hear)
         if hasattr(os, "register_at_fork"):
             _at_fork(self)
-        atexit.register(self.close)
+        # What waits in the spool keeps nobody from leaving.
+        atexit.register(self._close, leaving=True)
 
     @property
     def recording(self) -> bool:
@@ -185,6 +186,9 @@ class Monitor:
         wait_s : float
             Seconds to wait for what is being sent. What has not arrived waits in the spool.
         """
+        self._close(wait_s)
+
+    def _close(self, wait_s: float = _EXIT_WAIT_S, *, leaving: bool = False) -> None:
         if os.getpid() != self._pid:
             return
         if self._agreement is not None:
@@ -196,6 +200,9 @@ class Monitor:
         try:
             self._end(before=self._tap.step)
             self._detach()
+            if leaving:
+                for session in self._sessions:
+                    session.recorder.leave()
             give_up_at = time.monotonic() + wait_s
             for session in self._sessions:
                 if session.over.wait(max(0.0, give_up_at - time.monotonic())):

@@ -40,15 +40,18 @@ class Relay:
         threading.Thread(target=self._run, name="paceline-relay", daemon=True).start()
 
     def finish(self, sessions: int, give_up_at_s: float) -> None:
-        """Send the rest, until all others' shares of so many sessions have passed.
+        """Send the rest, until all others' shares of so many sessions are sent or wait for later.
 
         Parameters
         ----------
         give_up_at_s : float
             By `time.monotonic`.
         """
-        while self._sent < self._others * sessions and time.monotonic() < give_up_at_s:
-            self._send()
+        while time.monotonic() < give_up_at_s:
+            left = self._send()
+            if self._sent + left >= self._others * sessions:
+                # What is left waits in the spool for a server that is away.
+                return
             time.sleep(_AT_THE_END_EVERY_S)
 
     def _run(self) -> None:
@@ -59,10 +62,13 @@ class Relay:
             time.sleep(_EVERY_S)
             self._send()
 
-    def _send(self) -> None:
+    def _send(self) -> int:
+        """Return how many still wait."""
         with self._lock:
             try:
-                sent, _ = send_waiting(self._spool, self._url)
-                self._sent += sent
+                sent, left = send_waiting(self._spool, self._url)
             except Exception:  # noqa: BLE001 - a thread of somebody else's process
                 _log.exception("the spool is not sent")
+                return 0
+            self._sent += sent
+            return left

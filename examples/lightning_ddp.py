@@ -1,0 +1,73 @@
+"""PyTorch Lightning with data parallelism, and Paceline in a callback of three lines."""
+
+from __future__ import annotations
+
+import torch
+from common import HIDDEN, WAIT_STEPS, Layer, Options, launch, options
+from pytorch_lightning import Callback, LightningModule, Trainer
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import paceline_client.torch as paceline
+
+MICROBATCHES = 4
+BATCH = 4
+
+
+class Paceline(Callback):
+    """Records the job; for any Lightning module, with whatever strategy."""
+
+    def __init__(self, asked: Options) -> None:
+        self.asked = asked
+
+    def on_train_start(self, trainer, _module) -> None:
+        """Attach once model, optimizer and process group are there."""
+        asked, model = self.asked, trainer.strategy.model
+        self.monitor = paceline.attach(asked.server, asked.job, model=model, steps=asked.steps)
+
+    def on_train_batch_end(self, trainer, _module, _outputs, _batch, batch_idx) -> None:
+        """End a step where the optimizer has made one."""
+        if (batch_idx + 1) % trainer.accumulate_grad_batches == 0:
+            self.monitor.step()
+
+
+class Module(LightningModule):
+    """Three layers, slower on a rank that is slowed."""
+
+    def __init__(self, factor: float) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(Layer(0.008 * factor) for _ in range(3))
+
+    def training_step(self, batch, _index):
+        """Return the loss of a microbatch."""
+        (x,) = batch
+        for layer in self.layers:
+            x = layer(x)
+        return x.square().mean()
+
+    def configure_optimizers(self):
+        """Return the optimizer."""
+        return torch.optim.AdamW(self.parameters())
+
+
+def train(asked: Options, rank: int) -> None:
+    """Train one of the ranks that have the whole model."""
+    steps = asked.steps + WAIT_STEPS
+    trainer = Trainer(
+        accelerator="cpu",
+        strategy="ddp",
+        devices=asked.ranks,
+        max_epochs=1,
+        accumulate_grad_batches=MICROBATCHES,
+        callbacks=[Paceline(asked)],
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
+    data = TensorDataset(torch.randn(asked.ranks * steps * MICROBATCHES * BATCH, HIDDEN))
+    trainer.fit(Module(asked.factor(rank)), DataLoader(data, BATCH))
+
+
+if __name__ == "__main__":
+    launch(train, options("example-lightning", ranks=4, description=__doc__))
