@@ -17,8 +17,10 @@ class Name(StrEnum):
     UNMATCHED_TRANSFERS = "unmatched_transfers"
     LATE_ENDS = "late_ends"
     OVERLAPPING_STEPS = "overlapping_steps"
+    GATHERED_FIRST = "gathered_first"
     BLOCKING_TRANSFERS = "blocking_transfers"
     POSTED_AHEAD = "posted_ahead"
+    POSTED_IN_TURN = "posted_in_turn"
     REGULAR_DELAYS = "regular_delays"
 
 
@@ -36,8 +38,12 @@ SENTENCES: Final = {
     ),
     Name.LATE_ENDS: "Sends are recorded until the job waits for them: they end with their receives",
     Name.OVERLAPPING_STEPS: "Steps overlap: a stage begins the next one when it has ended its own",
+    Name.GATHERED_FIRST: "Parameters of all chunks are gathered before a stage's first forward",
     Name.BLOCKING_TRANSFERS: "Transfers block: launches follow them",
     Name.POSTED_AHEAD: "Receives are posted ahead: data comes while earlier computations run",
+    Name.POSTED_IN_TURN: (
+        "Receives are posted in turn: each follows the computation before it, of either direction"
+    ),
     Name.REGULAR_DELAYS: "Launches regularly take time: the replay takes it too",
 }
 

@@ -1,8 +1,12 @@
-"""Steps that overlap because no collective over all ranks ends them.
+"""Steps that begin otherwise than the paper's model has it.
 
-Without gradient clipping nothing keeps the stages together: the first one begins the next step
-while the last one still ends its own. Then no step has a beginning of its own, and the time from
-the end of one step to the end of the next is what a step takes.
+They overlap where no collective over all ranks ends them. Without gradient clipping nothing keeps
+the stages together: the first one begins the next step while the last one still ends its own. Then
+no step has a beginning of its own, and the time from the end of one step to the end of the next is
+what a step takes.
+
+And with virtual stages the model lets a stage's first forward follow the gathering of its own
+chunk's parameters. A framework that gathers those of all chunks first computes nothing before.
 """
 
 from __future__ import annotations
@@ -14,6 +18,10 @@ import numpy as np
 
 from app.analysis.replay.adaptations.draft import Draft, Proposal
 from app.analysis.replay.adaptations.evidence import Sign
+from app.analysis.replay.adaptations.signs.sampling import sampled
+from app.analysis.replay.layout.dense import Layout
+from app.analysis.replay.layout.graph import with_edges
+from app.analysis.trace.model import FORWARD_COMPUTE, PARAMS_ALL_GATHER
 
 # Steps overlap when they do so in this share of the cases…
 _REGULARLY: Final = 0.98
@@ -40,3 +48,38 @@ def propose_overlapping_steps(draft: Draft) -> Proposal | None:
         (f"the next step begins {usual_ms:.0f} ms before the last stage ends its own",), share
     )
     return Proposal(sign, draft.with_graphs([replace(draft.graphs[0], chained=True)]))
+
+
+def propose_gathered_first(draft: Draft) -> Proposal | None:
+    """Let each stage's first forward follow all that gathers parameters, where it does."""
+    found = [find_gathered_first(sampled(layout)) for layout in draft.layouts]
+    first = next((item for item in found if item is not None), None)
+    if first is None:
+        return None
+    graphs = tuple(
+        graph if item is None else with_edges(graph, layout, item[0], {})
+        for layout, graph, item in zip(draft.layouts, draft.graphs, found, strict=True)
+    )
+    return Proposal(first[1], draft.with_graphs(graphs))
+
+
+def find_gathered_first(layout: Layout) -> tuple[dict[int, tuple[int, ...]], Sign] | None:
+    """Return by first forward what gathers the parameters of its stage; None if one is earlier."""
+    nodes = layout.nodes
+    after: dict[int, tuple[int, ...]] = {}
+    shares: list[float] = []
+    for stage in range(layout.pp):
+        forwards, gathers = (
+            np.flatnonzero((nodes.op == layout.codes(name)[0]) & (nodes.pp == stage))
+            for name in (FORWARD_COMPUTE, PARAMS_ALL_GATHER)
+        )
+        if not len(forwards) or not len(gathers):
+            return None
+        forward = int(forwards[np.argmin(layout.launch[forwards])])
+        ends = (layout.start_ns[gathers] + layout.duration_ns[gathers]).max(axis=0)
+        share = float((layout.start_ns[forward] >= ends).mean())
+        if share < _REGULARLY:
+            return None
+        after[forward] = tuple(gathers.tolist())
+        shares.append(share)
+    return after, Sign((f"forward-compute on all {layout.pp} stages",), float(np.mean(shares)))

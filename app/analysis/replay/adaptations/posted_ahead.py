@@ -1,7 +1,9 @@
-"""Receives that are posted ahead of what the paper's model lets them follow.
+"""Receives that are posted before or after what the paper's model lets them follow.
 
 There a receive follows the computation of its direction that comes right before its own. A host
-with a longer window posts it earlier, and data comes while that computation still runs.
+with a longer window posts it earlier, and data comes while that computation still runs. One that
+posts a receive for the computation that is next does so later, when the one before it is over,
+whatever its direction.
 """
 
 from __future__ import annotations
@@ -104,3 +106,67 @@ def _last_ended(layout: Layout, receive: int, names: Sequence[str]) -> tuple[int
     ends = layout.start_ns[computes] + layout.duration_ns[computes]
     ended = (layout.start_ns[receive] >= ends).mean(axis=(1, 2)) >= _REGULARLY
     return tuple(computes[ended][-1:].tolist())
+
+
+def propose_posted_in_turn(draft: Draft) -> Proposal | None:
+    """Let receives follow the computation before them, where they do so of either direction."""
+    found = [find_posted_in_turn(sampled(layout)) for layout in draft.layouts]
+    first = next((item for item in found if item is not None), None)
+    if first is None:
+        return None
+    graphs = tuple(
+        graph if item is None else with_edges(graph, layout, item[0], {})
+        for layout, graph, item in zip(draft.layouts, draft.graphs, found, strict=True)
+    )
+    return Proposal(first[1], draft.with_graphs(graphs))
+
+
+def find_posted_in_turn(layout: Layout) -> tuple[dict[int, tuple[int, ...]], Sign] | None:
+    """Return what receives follow that are posted when a computation of the other direction ends.
+
+    None where most of a type on a stage are not.
+    """
+    after: dict[int, tuple[int, ...]] = {}
+    where: list[str] = []
+    shares: list[float] = []
+    for stage in range(layout.pp):
+        for direction in DIRECTIONS:
+            own = _before(layout, stage, direction.recv, direction.compute)
+            begun = [
+                float(
+                    (
+                        layout.start_ns[receive]
+                        >= layout.start_ns[other] + layout.duration_ns[other]
+                    ).mean()
+                )
+                for receive, other in own.items()
+            ]
+            regular = [share for share in begun if share >= _REGULARLY]
+            if regular and len(regular) > _MOSTLY * len(begun):
+                where.append(f"{direction.recv} on stage {stage}")
+                shares += regular
+                after |= {
+                    receive: (other,)
+                    for (receive, other), share in zip(own.items(), begun, strict=True)
+                    if share >= _REGULARLY
+                }
+    return (after, Sign(tuple(where), float(np.mean(shares)))) if after else None
+
+
+def _before(layout: Layout, stage: int, receive: str, compute: str) -> dict[int, int]:
+    """Return the computation that is launched right before each receive, where it is another's.
+
+    By receive, of those of a type on a stage: computations not of its own direction.
+    """
+    nodes = layout.nodes
+    mine = nodes.pp == stage
+    computes = np.flatnonzero(mine & np.isin(nodes.op, layout.codes(*COMPUTE)))
+    computes = computes[np.argsort(layout.launch[computes], kind="stable")]
+    receives = np.flatnonzero(mine & (nodes.op == layout.codes(receive)[0]))
+    place = np.searchsorted(layout.launch[computes], layout.launch[receives]) - 1
+    own = layout.codes(compute)[0]
+    return {
+        node: int(computes[at])
+        for node, at in zip(receives.tolist(), place.tolist(), strict=True)
+        if at >= 0 and nodes.op[computes[at]] != own
+    }

@@ -16,9 +16,15 @@ from app.analysis.replay.adaptations.idle_transfers import (
 from app.analysis.replay.adaptations.late_ends import propose_late_ends
 from app.analysis.replay.adaptations.nested_collectives import propose_nested_collectives
 from app.analysis.replay.adaptations.nested_gc import propose_nested_gc
-from app.analysis.replay.adaptations.overlapping_steps import propose_overlapping_steps
+from app.analysis.replay.adaptations.overlapping_steps import (
+    propose_gathered_first,
+    propose_overlapping_steps,
+)
 from app.analysis.replay.adaptations.placement import find_placement
-from app.analysis.replay.adaptations.posted_ahead import propose_posted_ahead
+from app.analysis.replay.adaptations.posted_ahead import (
+    propose_posted_ahead,
+    propose_posted_in_turn,
+)
 from app.analysis.replay.adaptations.regular_delays import propose_regular_delays
 from app.analysis.replay.adaptations.signs.glance import Glance
 from app.analysis.replay.adaptations.trial import discrepancy
@@ -56,8 +62,10 @@ _STRUCTURAL: Final = (
 _ON_TRIAL: Final = (
     _Step(Name.LATE_ENDS, Glance.may_end_late, propose_late_ends),
     _Step(Name.OVERLAPPING_STEPS, lambda _: True, propose_overlapping_steps),
+    _Step(Name.GATHERED_FIRST, Glance.gathers_chunks, propose_gathered_first),
     _Step(Name.BLOCKING_TRANSFERS, Glance.may_block, propose_blocking),
     _Step(Name.POSTED_AHEAD, Glance.may_post_ahead, propose_posted_ahead),
+    _Step(Name.POSTED_IN_TURN, Glance.may_post_in_turn, propose_posted_in_turn),
     _Step(Name.REGULAR_DELAYS, Glance.may_delay, propose_regular_delays),
 )
 

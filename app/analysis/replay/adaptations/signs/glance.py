@@ -16,7 +16,7 @@ from app.analysis.replay.layout.dense import FloatArray, Layout
 from app.analysis.replay.layout.graph import COMPUTE, DP_COLLECTIVES, P2P
 from app.analysis.replay.layout.pipeline import DIRECTIONS
 from app.analysis.replay.medians import median
-from app.analysis.trace.model import GC
+from app.analysis.trace.model import FORWARD_COMPUTE, GC, PARAMS_ALL_GATHER
 
 _STEPS: Final = 4
 _RANKS: Final = 2
@@ -86,6 +86,15 @@ class Glance:
         usual = float(median((self._end - self._start)[self._computes].ravel()))
         return late > usual / (2 * int(self._stage[-1] + 1))
 
+    def gathers_chunks(self) -> bool:
+        """Return whether a first forward begins after the gathering for more than one chunk."""
+        forwards = np.flatnonzero(self._op == self._codes[FORWARD_COMPUTE])
+        gathers = np.flatnonzero(self._op == self._codes[PARAMS_ALL_GATHER])
+        if len(gathers) <= self._stage[-1] + 1 or not len(forwards):
+            return False
+        first = self._stage[gathers] == self._stage[forwards[0]]
+        return bool((self._start[forwards[0]] >= self._end[gathers[first]]).mean() >= _MOST)
+
     def may_block(self) -> bool:
         """Return whether transfers of a type end before the next computation begins."""
         later = np.where(self._computes[:, None], self._start, np.inf)
@@ -114,6 +123,22 @@ class Glance:
             counts = np.bincount(stages[1:], inner)
             share = np.bincount(stages[1:], early & inner) >= _HALF * counts
             if share[counts > 0].any():
+                return True
+        return False
+
+    def may_post_in_turn(self) -> bool:
+        """Return whether receives begin after a computation of the other direction, in turn."""
+        computes = np.flatnonzero(self._computes)
+        for direction in DIRECTIONS:
+            receives = np.flatnonzero(self._op == self._codes[direction.recv])
+            before = computes[np.maximum(np.searchsorted(computes, receives) - 1, 0)]
+            other = (
+                (before < receives)
+                & (self._stage[before] == self._stage[receives])
+                & (self._op[before] != self._codes[direction.compute])
+            )
+            late = (self._start[receives] >= self._end[before]).mean(axis=1) >= _MOST
+            if (late & other).sum() > _HALF * other.sum() > 0:
                 return True
         return False
 

@@ -1,0 +1,46 @@
+"""Jobs of the second physics whose receives and gatherings are not where the model has them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from tests.oracles.physics.shape import Posting, Shape
+from tests.oracles.physics.world import World
+from tests.unit.analysis.diagnosis.second_physics import (
+    INTERLEAVED,
+    names,
+    pass_s,
+    report_of,
+)
+
+WINDOW = replace(INTERLEAVED, posting=Posting.WINDOW)
+
+
+def slow_link(world: World) -> None:
+    for times in (world.activation_s, world.gradient_s):
+        times[1::4, ..., 2] += 1.5 * pass_s(world)
+
+
+@pytest.mark.parametrize("dp", [3, 4])
+@pytest.mark.parametrize("shape", [WINDOW, INTERLEAVED], ids=["window", "overlap"])
+def test_a_slow_link_costs_what_it_does_with_many_chunks(shape: Shape, dp: int) -> None:
+    report, slowdown = report_of(replace(shape, dp=dp), slow_link)
+    made = {item.adaptation for item in report.fidelity.adaptations}
+
+    assert report.fidelity.verdict
+    assert not made & {"posted_in_turn", "blocking_transfers"} or shape is WINDOW
+    assert names(report) == ["network"]
+    assert report.headline.slowdown == pytest.approx(slowdown, rel=0.03)
+
+
+def test_nothing_is_computed_before_all_chunks_are_gathered() -> None:
+    def strike(world: World) -> None:
+        world.gather_s[:] += 4 * pass_s(world)
+
+    report, _ = report_of(INTERLEAVED, strike)
+
+    assert "gathered_first" in {item.adaptation for item in report.fidelity.adaptations}
+    assert report.fidelity.discrepancy < 0.02
+    assert names(report) == []
