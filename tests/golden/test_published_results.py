@@ -9,6 +9,14 @@ import numpy as np
 import pytest
 
 from app.analysis.diagnosis.places import Where
+from app.analysis.replay.questions import (
+    Against,
+    BaseDurations,
+    Change,
+    Question,
+    Selection,
+    answer,
+)
 from app.analysis.replay.session import prepare_replay
 from app.analysis.report.document import Sizes
 from tests.golden.conftest import Published
@@ -148,6 +156,14 @@ def test_the_best_fix_brings_back_what_is_lost(published: Published) -> None:
         # S is 1.97; its ideal is a mean that contains the slow worker
         assert best.title == "Replace worker (0, 0)"
         assert 0.49 < best.predicted_gain < 0.52
+        # ...and it is no more than is lost, on every page and in every answer
+        assert best.predicted_gain == pytest.approx(published.report.headline.waste, abs=1e-3)
+        replaced = Change(Selection(workers=((0, 0),)), BaseDurations.PEERS)
+        found = answer(prepare_replay(published.trace), Question(changes=(replaced,)))
+        headline = published.report.headline
+        document = found.as_document(Against(headline.kind.value, headline.slowdown))
+        assert document["gain"] == pytest.approx(best.predicted_gain, abs=1e-9)
+        assert document["step_time_s"] == pytest.approx(best.predicted_step_time, abs=1e-6)
     else:
         assert best.action == "even_stages"
 

@@ -24,28 +24,19 @@ from app.analysis.mitigation.layers.division import (
     even_level,
 )
 from app.analysis.mitigation.remedies import remedies
-from app.analysis.replay.engine.replay import ON_TIME, RECORDED
 from app.analysis.replay.engine.variants import Replacement
+from app.analysis.replay.launched import launched_step_times
 from app.analysis.replay.layout.dense import FloatArray, IntArray
 from app.analysis.replay.metrics import Metrics
-from app.analysis.replay.session import Replayed, ShapeGroup, launch_delays
-from app.analysis.trace.model import (
-    BACKWARD_COMPUTE,
-    BACKWARD_SEND,
-    FORWARD_COMPUTE,
-    FORWARD_SEND,
-    Trace,
-)
+from app.analysis.replay.session import Replayed, ShapeGroup
+from app.analysis.trace.model import Trace
 from app.analysis.wording import named
 
-NS: Final = 1e-9
 EVEN_STAGES: Final = "even_stages"
 # An embedding or a head is named that takes this share of a layer.
 _WORTH_SAYING: Final = 0.1
 # A fix that brings less is not worth a restart.
 MIN_GAIN: Final = 0.01
-# What a host launches as soon as it can.
-LAUNCHED: Final = (FORWARD_COMPUTE, BACKWARD_COMPUTE, FORWARD_SEND, BACKWARD_SEND)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -229,7 +220,7 @@ def _by_replay(replayed: Replayed, changes: Sequence[_Replayable], now_s: float)
     if not changes:
         return []
     times = replayed.over_steps(
-        lambda group: _launched_step_times(group, *(item.change(group) for item in changes))
+        lambda group: launched_step_times(group, *(item.change(group) for item in changes))
     )
     recorded_s, *after_s = times.mean(axis=0).tolist()
     best: dict[str, Fix] = {}
@@ -239,34 +230,6 @@ def _by_replay(replayed: Replayed, changes: Sequence[_Replayable], now_s: float)
         if fix.action not in best or fix.gain > best[fix.action].gain:
             best[fix.action] = fix
     return list(best.values())
-
-
-def _launched_step_times(group: ShapeGroup, *replacements: Replacement) -> FloatArray:
-    """Replay steps as they were and with each replacement, hosts launching as late as they did.
-
-    A slow worker hides late launches of the others; without it they count. Those of receives and
-    collectives do not: in recorded jobs they are seconds late, behind what nobody recorded.
-
-    Returns
-    -------
-    float64 array, shape (steps, 1 + replacements)
-        Seconds.
-    """
-    count = len(group.layout.nodes)
-    takes = np.full((1 + len(replacements), count), RECORDED, dtype=np.int32)
-    first = 0
-    for row, item in zip(takes[1:], replacements, strict=True):
-        row[item.nodes] = np.arange(first, first + len(item.nodes))
-        first += len(item.nodes)
-    own = np.isin(group.layout.nodes.op, group.layout.codes(*LAUNCHED))
-    late = np.broadcast_to(np.where(own, np.arange(count), ON_TIME).astype(np.int32), takes.shape)
-    times_ns = group.simulator.coded_step_times(
-        takes,
-        lambda steps: np.concatenate([item.times_ns(steps) for item in replacements]),
-        late,
-        lambda steps: launch_delays(group, steps)[0],
-    )
-    return times_ns.T * NS
 
 
 def _at_peers_medians(group: ShapeGroup, workers: Sequence[tuple[int, int]]) -> Replacement:

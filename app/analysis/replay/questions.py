@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from app.analysis.replay.adaptations.evidence import Name
 from app.analysis.replay.engine.variants import Replacement
+from app.analysis.replay.launched import launched_step_times
 from app.analysis.replay.layout.dense import MAX_NAMED_FAULTS, FloatArray
 from app.analysis.replay.metrics import MERGED_TYPES, present_types
 from app.analysis.replay.session import Replayed, ShapeGroup
@@ -102,12 +103,16 @@ class Against:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class QuestionAnswer:
-    """Step times in seconds, shape (steps,): as simulated today, ideal, and in question."""
+    """Step times in seconds, shape (steps,): as simulated today, ideal, and in question.
+
+    `restores` is whether it asks for nothing but durations as they are, ideal or of peers.
+    """
 
     steps: NDArray[np.int64]
     simulated_s: FloatArray
     ideal_s: FloatArray
     answer_s: FloatArray
+    restores: bool = True
 
     @property
     def published(self) -> Against:
@@ -117,15 +122,19 @@ class QuestionAnswer:
     def as_document(self, against: Against) -> dict[str, Any]:
         """Return JSON types; `gain` is the share of today's step time that is saved.
 
-        `slowdown` is S with the changes. `reference` has the slowdown with them as people are
-        shown it, and the step time that this is counted against: today's ÷ the headline, so that
-        the session as it is has its headline here too.
+        It is counted as that of a fix: against the reference of the headline, so that what
+        restores durations gains no more than the job loses. What the replay itself says is
+        `replayed_step_time_s`. `slowdown` is S with the changes. `reference` has the slowdown with
+        them as people are shown it, and the step time that this is counted against: today's ÷ the
+        headline, so that the session as it is has its headline here too.
         """
-        now, then = float(self.simulated_s.mean()), float(self.answer_s.mean())
+        now, replayed = float(self.simulated_s.mean()), float(self.answer_s.mean())
         reference_s = now / against.slowdown
+        then = max(replayed, reference_s) if self.restores else replayed
         return {
             "schema": "paceline.what-if/1",
             "step_time_s": then,
+            "replayed_step_time_s": replayed,
             "simulated_step_time_s": now,
             "ideal_step_time_s": float(self.ideal_s.mean()),
             "gain": 1 - then / now,
@@ -161,10 +170,18 @@ def answer(replayed: Replayed, question: Question) -> QuestionAnswer:
     )
     ideal = replayed.over_steps(lambda group: group.simulator.ideal_step_times())
     _check_peers(replayed, question)
-    changed = replayed.over_steps(
-        lambda group: group.simulator.replaced_step_times(_in_question(group, question))[0]
-    )
-    return QuestionAnswer(replayed.steps, simulated * NS, ideal * NS, changed * NS)
+    if any(change.base is BaseDurations.PEERS for change in question.changes):
+        # As fixes are replayed: others' late launches show once the slow worker hides them no more.
+        as_it_is, otherwise = replayed.over_steps(
+            lambda group: launched_step_times(group, _in_question(group, question))
+        ).T
+        changed = simulated - (as_it_is - otherwise) / NS
+    else:
+        changed = replayed.over_steps(
+            lambda group: group.simulator.replaced_step_times(_in_question(group, question))[0]
+        )
+    restores = all(change.scale == 1 for change in question.changes)
+    return QuestionAnswer(replayed.steps, simulated * NS, ideal * NS, changed * NS, restores)
 
 
 def _check(replayed: Replayed, question: Question) -> None:

@@ -37,11 +37,14 @@ class ReferenceBody(BaseModel):
 class AnswerBody(BaseModel):
     """Step time with the changes; `gain` is the share of today's simulated step time saved.
 
-    `slowdown` is S with the changes; `reference` has the slowdown that people are shown.
+    Both are counted as those of a recommended fix: what restores durations gains no more than the
+    job loses against `reference`. `replayed_step_time_s` is what the replay says. `slowdown` is S
+    with the changes; `reference` has the slowdown that people are shown.
     """
 
     schema_: str = Field(alias="schema")
     step_time_s: float
+    replayed_step_time_s: float
     simulated_step_time_s: float
     ideal_step_time_s: float
     gain: float

@@ -41,8 +41,14 @@ def answer_file(path: Path, meta_path: Path | None, question: Question, *, as_js
         reference = document["reference"]
         without = f"the {reference['step_time_s']:.3f} s without its causes"
         ideal = f"{reference['slowdown']:.3f}× {without}, {ideal} of S"
+    replayed = document["replayed_step_time_s"]
+    beyond = (
+        f" (replayed {replayed:.3f} s: what is faster than without its causes is no gain)"
+        if replayed < document["step_time_s"]
+        else ""
+    )
     sys.stdout.write(
-        f"{document['step_time_s']:.3f} s a step, {change} than the "
+        f"{document['step_time_s']:.3f} s a step{beyond}, {change} than the "
         f"{document['simulated_step_time_s']:.3f} s of today; {ideal}\n"
     )
 

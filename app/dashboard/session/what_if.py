@@ -51,9 +51,10 @@ def what_if_form(report: Report) -> WhatIfForm:
         ideal=seconds(ideal_s),
         ideal_slowdown=times(ideal_s / reference_s, 3),
         reference=seconds(reference_s) if against_causes else "",
-        note="Slowdown: against the job without its causes. An ideal time is a mean over all "
-        "workers, stragglers included; peers' time is the median of the stage's other DP ranks, as "
-        "if the worker were replaced."
+        note=f"Slowdown and gain: against the job without its causes, {seconds(reference_s)}, as "
+        "those of the fixes. Peers' time is the median of the stage's other DP ranks, as if the "
+        "worker were replaced; an ideal time is a mean over all workers, stragglers included."
         if against_causes
-        else "Slowdown: against all of it ideal, the published S.",
+        else f"Slowdown and gain: against all of it ideal, {seconds(reference_s)}, as the "
+        "published S.",
     )

@@ -127,7 +127,7 @@ function whom(change) {
   return whose && when ? `${whose} in ${when}` : whose || when;
 }
 
-const EFFECTS = { ideal: () => 'ideal', peers: () => 'as its peers', keep: () => 'as recorded', scale: (change) => `×${Number(change.scale)}` };
+const EFFECTS = { ideal: () => 'ideal', peers: (change) => (workers(change.worker).length === 1 ? 'as its peers' : 'as peers'), keep: () => 'as recorded', scale: (change) => `×${Number(change.scale)}` };
 const clause = (change) => `${whom(change)} ${EFFECTS[change.effect](change)}`;
 
 /** What a question supposes, in words. */

@@ -117,10 +117,12 @@ export class WhatIf {
     if (!this.touched) this.fill(this.beginning());
   }
 
+  /** The worker that the page shows, replaced as the fixes replace one; without peers, ideal. */
   beginning() {
     const { cell, mode, index } = this.choice;
     const step = mode === 'step' ? String(this.data.steps[index]) : '';
-    return { base: 'recorded', changes: [{ ...NO_CHANGE, worker: worker(...cell), step }] };
+    const effect = this.data.dp > 1 ? 'peers' : 'ideal';
+    return { base: 'recorded', changes: [{ ...NO_CHANGE, effect, worker: worker(...cell), step }] };
   }
 
   /** Take the page's worker, stage, DP rank or step into the row that was last worked on. */

@@ -15,6 +15,7 @@ from app.analysis.replay.questions import (
 )
 from app.analysis.replay.session import prepare_replay
 from app.analysis.report.build import analyze
+from app.analysis.report.document import Report
 from app.analysis.synthesis.injections.computations import SlowWorker
 from app.errors import InvalidQuestionError
 from tests.factories import select, session
@@ -57,6 +58,10 @@ def test_conditions_of_a_selection_have_to_hold_together() -> None:
     assert nothing.answer_s == pytest.approx(nothing.simulated_s, rel=1e-12)
 
 
+def against_headline(report: Report) -> Against:
+    return Against(report.headline.kind.value, report.headline.slowdown)
+
+
 def test_the_last_change_holds() -> None:
     worker = Selection(workers=((1, 0),))
     undone = ask(Change(worker, BaseDurations.IDEAL), Change(worker, BaseDurations.RECORDED))
@@ -84,14 +89,22 @@ def test_the_answer_agrees_with_the_report() -> None:
 
 def test_a_worker_at_the_times_of_its_peers_is_what_the_best_fix_replays() -> None:
     found = ask(Change(Selection(workers=((1, 0),)), BaseDurations.PEERS))
-    (fix,) = (
-        fix for fix in analyze(TRACE).report.recommendations if fix.action == "replace_worker"
-    )
-    now_s, then_s = found.simulated_s.mean(), found.answer_s.mean()
-    # hosts launch late there, and as soon as they may here
-    assert 1 - then_s / now_s == pytest.approx(fix.predicted_gain, abs=0.01)
+    report = analyze(TRACE).report
+    (fix,) = (fix for fix in report.recommendations if fix.action == "replace_worker")
+    document = found.as_document(against_headline(report))
+    assert document["gain"] == pytest.approx(fix.predicted_gain, rel=1e-9)
+    assert document["step_time_s"] == pytest.approx(fix.predicted_step_time, rel=1e-9)
     ideal = ask(Change(Selection(workers=((1, 0),)), BaseDurations.IDEAL))
-    assert then_s < ideal.answer_s.mean()
+    assert found.answer_s.mean() < ideal.answer_s.mean()
+
+
+def test_what_restores_durations_gains_no_more_than_the_job_loses() -> None:
+    restored = ask(Change(Selection(stages=(0, 1)), BaseDurations.IDEAL))
+    assert restored.as_document(Against("causes", 1.01))["gain"] == pytest.approx(1 - 1 / 1.01)
+    replayed_s = restored.as_document(Against("causes", 1.01))["replayed_step_time_s"]
+    assert replayed_s == pytest.approx(restored.ideal_s.mean())
+    halved = ask(Change(Selection(stages=(0, 1)), BaseDurations.RECORDED, 0.5))
+    assert halved.as_document(Against("causes", 1.01))["gain"] == pytest.approx(0.5)
 
 
 def test_several_workers_at_the_times_of_peers_are_nobodys_peers() -> None:
