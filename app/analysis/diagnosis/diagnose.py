@@ -83,6 +83,8 @@ class Diagnosis:
         late.
     judged : Judged or None
         None where too little is lost to look for causes.
+    delaying : tuple of str
+        The causes that make launches late.
     """
 
     causes: tuple[Cause, ...]
@@ -93,6 +95,7 @@ class Diagnosis:
     discrepancy: float
     late: float = 1.0
     judged: Judged | None = None
+    delaying: tuple[str, ...] = ()
 
     def causes_within(self, limit: float) -> tuple[Cause, ...]:
         """Return the causes if the replay they come from is within `limit` of the recording.
@@ -149,7 +152,12 @@ def diagnose(trace: Trace, replayed: Replayed, metrics: Metrics) -> Diagnosis:
         # What launches late for no known cause may be waiting that the replay does not know.
         diagnosis = replace(diagnosis, causes=())
     with_late_s = float(replays.without(frozenset()).mean())
-    return replace(diagnosis, late=with_late_s / float(metrics.simulated_s[main].mean()))
+    delaying = {sign.kind.name for sign in found if sign.finding.late_ns}
+    return replace(
+        diagnosis,
+        late=with_late_s / float(metrics.simulated_s[main].mean()),
+        delaying=tuple(cause.cause for cause in diagnosis.causes if cause.cause in delaying),
+    )
 
 
 def _hidden(observation: Observation) -> bool:

@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from app.analysis.replay.adaptations.evidence import Sign
-from app.analysis.replay.adaptations.mismatch import likeliest_mismatch
 from app.analysis.replay.layout.dense import FloatArray
 from app.analysis.replay.metrics import Metrics, merge_types, present_types
+from app.analysis.replay.mismatch import likeliest_mismatch
 from app.analysis.replay.session import Replayed, ShapeGroup, launch_delays
 from app.analysis.wording import percent
 
@@ -26,6 +26,11 @@ MOST_WORKERS: Final = 4
 WORTH_NAMING: Final = 0.005
 # Steps whose launch delays are in memory at a time.
 BLOCK_STEPS: Final = 64
+
+DELAYED: Final = (
+    "Likeliest: {causes}. Replayed with the launches that this makes late, the difference is "
+    "{off}: the recording lacks nothing, mend the cause."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,15 +117,37 @@ def hides_collectives(sign: Sign) -> str:
     )
 
 
-def distrust(replayed: Replayed, metrics: Metrics, late: Sequence[Late], limit: float) -> str:
+@dataclass(frozen=True, slots=True)
+class Delaying:
+    """Causes that make launches late, by their titles, and the discrepancy of a replay with that.
+
+    No replay of durations shows them; where this one is near, nothing is wrong with the recording.
+    """
+
+    titles: tuple[str, ...]
+    discrepancy: float
+
+
+def distrust(
+    replayed: Replayed,
+    metrics: Metrics,
+    late: Sequence[Late],
+    limit: float,
+    delaying: Delaying | None = None,
+) -> str:
     """Say in words what keeps the replay from the recording, and what would help."""
-    gap = float(metrics.recorded_s.mean() / metrics.simulated_step_s) - 1
+    merged = merge_types(present_types(replayed))
     hint = likeliest_mismatch(
-        replayed.layout,
-        replayed.graph,
-        float(replayed.clocks.residual_ns.max()),
-        late[0].share if late else 0.0,
-        gap,
+        replayed,
+        [name for item in late for name in merged[item.op_type]],
+        sum(item.share for item in late),
+        float(metrics.recorded_s.mean() / metrics.simulated_step_s) - 1,
+        explained=None
+        if delaying is None or delaying.discrepancy > limit
+        else DELAYED.format(
+            causes=" and ".join(title.lower() for title in delaying.titles),
+            off=percent(delaying.discrepancy),
+        ),
     )
     what = _difference(metrics, late, limit)
     return f"{what} {hint}" if hint else what

@@ -10,7 +10,8 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from app.analysis.diagnosis.diagnose import diagnose
+from app.analysis.diagnosis.causes.registry import title_of
+from app.analysis.diagnosis.diagnose import Diagnosis, diagnose
 from app.analysis.diagnosis.finding import Cause
 from app.analysis.diagnosis.headline import headline
 from app.analysis.diagnosis.places import JobFacts, Worker
@@ -21,9 +22,11 @@ from app.analysis.mitigation.template import recommend_template
 from app.analysis.mitigation.tensor.recorded import advise_session, fix_of
 from app.analysis.replay.adaptations.evidence import SENTENCES, Name, Sign
 from app.analysis.replay.adaptations.hidden_collectives import find_hidden_collectives
+from app.analysis.replay.clocks.agreement import clocks_apart_ns
 from app.analysis.replay.confidence import Interval, Intervals, bootstrap
 from app.analysis.replay.fidelity import (
     DISCREPANCY_LIMIT,
+    Delaying,
     distrust,
     hides_collectives,
     late_launches,
@@ -151,9 +154,9 @@ def _report(trace: Trace, replayed: Replayed, metrics: Metrics) -> Report:
     worst = rank_workers(metrics.by_worker.mean(axis=0))[:WORST_WORKERS]
     intervals = bootstrap(metrics, worst)
     hidden = find_hidden_collectives(replayed.layout)
-    fidelity = _fidelity(replayed, metrics, hidden)
-    trusted = fidelity.verdict
     diagnosis = diagnose(trace, replayed, metrics)
+    fidelity = _fidelity(replayed, metrics, hidden, diagnosis)
+    trusted = fidelity.verdict
     causes = () if hidden is not None else diagnosis.causes_within(DISCREPANCY_LIMIT)
     shown = headline(metrics, intervals.slowdown, diagnosis, causes)
     simulated_s = metrics.simulated_step_s
@@ -251,7 +254,9 @@ def _report(trace: Trace, replayed: Replayed, metrics: Metrics) -> Report:
     )
 
 
-def _fidelity(replayed: Replayed, metrics: Metrics, hidden: Sign | None) -> Fidelity:
+def _fidelity(
+    replayed: Replayed, metrics: Metrics, hidden: Sign | None, diagnosis: Diagnosis
+) -> Fidelity:
     near = metrics.discrepancy <= DISCREPANCY_LIMIT
     # replayed one at a time, and only where the verdict is withheld
     late = [] if near else late_launches(replayed, metrics)
@@ -259,7 +264,9 @@ def _fidelity(replayed: Replayed, metrics: Metrics, hidden: Sign | None) -> Fide
     if hidden is not None:
         reason = hides_collectives(hidden)
     elif not near:
-        reason = distrust(replayed, metrics, late, DISCREPANCY_LIMIT)
+        titles = tuple(title_of(name) for name in diagnosis.delaying)
+        delaying = Delaying(titles, diagnosis.discrepancy) if titles else None
+        reason = distrust(replayed, metrics, late, DISCREPANCY_LIMIT, delaying)
     return Fidelity(
         discrepancy=metrics.discrepancy,
         limit=DISCREPANCY_LIMIT,
@@ -350,12 +357,14 @@ def _clocks(trace: Trace, replayed: Replayed, metrics: Metrics) -> Clocks:
     largest_s = float(np.abs(clocks.offsets_ns).max()) / NS_A_SECOND
     residual_s = float(clocks.residual_ns.max()) / NS_A_SECOND
     warnings = []
-    if largest_s > CLOCK_WARNING * step_s:
+    if largest_s > CLOCK_WARNING * step_s and (
+        clocks.unconnected or _clocks_differ(replayed, clocks.offsets_ns)
+    ):
         warnings.append(
             f"Clocks are up to {largest_s * 1e3:.1f} ms apart, {percent(largest_s / step_s)} of a "
             "step: synchronize the hosts"
         )
-    if residual_s > CLOCK_WARNING * step_s and not clocks.unconnected:
+    if residual_s > CLOCK_WARNING * step_s and not clocks.unconnected and _clocks_differ(replayed):
         warnings.append(
             f"Even aligned, ends that belong together are up to {residual_s * 1e3:.1f} ms apart, "
             f"{percent(residual_s / step_s)} of a step: clocks move between steps, and S may be off"
@@ -375,6 +384,13 @@ def _clocks(trace: Trace, replayed: Replayed, metrics: Metrics) -> Clocks:
         unconnected=clocks.unconnected,
         warnings=tuple(warnings),
     )
+
+
+def _clocks_differ(replayed: Replayed, offsets_ns: FloatArray | None = None) -> bool:
+    """Return whether clocks do, and not only ends of some type are taken at another moment."""
+    layout = replayed.layout
+    step_ns = float((layout.start_ns + layout.duration_ns).max(axis=(0, 2)).mean())
+    return clocks_apart_ns(layout, replayed.graph, offsets_ns) > CLOCK_WARNING * step_ns
 
 
 def _coverage(trace: Trace, replayed: Replayed, metrics: Metrics) -> Coverage:

@@ -65,11 +65,19 @@ def propose_late_ends(draft: Draft) -> Proposal | None:
     return Proposal(signs[0], draft.recorded_otherwise(arranged))
 
 
-def end_with_receives(layout: Layout, graph: Graph) -> tuple[Layout, Sign] | None:
+def end_with_receives(
+    layout: Layout, graph: Graph, regularly: float = _REGULARLY
+) -> tuple[Layout, Sign] | None:
     """Return the layout with sends that end with their receives; None where none ends late.
 
     Times of two clocks are compared. Clocks that are apart make the sends of one stage seem late
     and what comes back early: only the sum of both directions counts.
+
+    Parameters
+    ----------
+    layout, graph : Layout, Graph
+    regularly : float
+        From this share on sends of a type on a stage end late.
     """
     found: dict[_Kind, list[_Pair]] = {}
     for pair in _pairs(layout, graph):
@@ -82,7 +90,7 @@ def end_with_receives(layout: Layout, graph: Graph) -> tuple[Layout, Sign] | Non
         back = late.get(kind.back())
         apart = 0.0 if back is None else np.median(back, axis=0)
         shares[kind] = float((values + apart > 0).mean())
-    chosen = {kind: share for kind, share in shares.items() if share >= _REGULARLY}
+    chosen = {kind: share for kind, share in shares.items() if share >= regularly}
     if not chosen:
         return None
     duration = layout.duration_ns.copy()

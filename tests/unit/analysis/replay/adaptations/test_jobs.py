@@ -10,7 +10,6 @@ import pytest
 
 from app.analysis.replay.adaptations.evidence import SENTENCES, Name
 from app.analysis.replay.adaptations.idle_transfers import rows_of
-from app.analysis.replay.fidelity import distrust
 from app.analysis.replay.metrics import measure
 from app.analysis.replay.session import prepare_replay
 from app.analysis.report.build import analyze
@@ -107,22 +106,6 @@ def test_collectives_inside_that_are_not_recorded_withhold_the_verdict() -> None
     assert "Record them" in (fidelity.reason or "")
     assert report.causes == ()
     assert report.verdict.level == "none"
-
-
-@pytest.mark.parametrize("wanted", ["synchronize", "taken when the job waits"])
-def test_a_withheld_verdict_names_what_would_help(wanted: str) -> None:
-    slow = run(replace(PLAIN, late_ends=True, factors=SLOW)).trace
-    if wanted == "synchronize":
-        plain = run(PLAIN).trace
-        # a clock that jumps in every step cannot be aligned
-        jumps = 200e6 * np.random.default_rng(0).normal(size=int(plain.step.max()) + 1)
-        shift = np.where(plain.dp == 1, jumps[plain.step], 0.0).astype(np.int64)
-        slow = replace(plain, start_ns=plain.start_ns + shift)
-    replayed = prepare_replay(slow, without=tuple(Name))
-    reason = distrust(replayed, measure(replayed), [], 0.05)
-
-    assert wanted in reason
-    assert ("clocks" in reason) == (wanted == "synchronize")
 
 
 @pytest.mark.slow
