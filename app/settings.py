@@ -145,6 +145,11 @@ class Settings(BaseSettings):
             GroupRole.parse(text)
         return value
 
+    @property
+    def served_over_tls(self) -> bool:
+        """Whether people reach the dashboard over TLS, which a proxy ends."""
+        return (self.external_url or "").lower().startswith("https:")
+
     def environment(self) -> dict[str, str]:
         """Return the variables from which a child process reads these settings."""
         return {

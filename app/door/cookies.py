@@ -27,7 +27,7 @@ class BrowserCookie:
     """
 
     def __init__(self, name: str, settings: Settings) -> None:
-        self._secure = (settings.external_url or "").lower().startswith("https:")
+        self._secure = settings.served_over_tls
         self.name = f"{HOST_PREFIX}{name}" if self._secure else name
 
     def read(self, request: HTTPConnection) -> str | None:

@@ -165,8 +165,15 @@ def _asking_others_who_they_are(settings: Settings) -> Settings:
 def _require_administrator(container: Container) -> None:
     """Refuse to start where everybody has to sign in and nobody could."""
     settings = container.settings
-    if settings.require_sign_in and not can_be_administered(container):
+    if not settings.require_sign_in:
+        return
+    if not can_be_administered(container):
         raise StartupError(NOBODY_TO_LET_IN.format(host=settings.host))
+    if not settings.served_over_tls:
+        _log.warning(
+            "cookies are not kept to TLS: set PACELINE_EXTERNAL_URL to the https address of the "
+            "proxy in front"
+        )
 
 
 def _announce(url: str, after_start: Callable[[str], None] | None) -> None:
