@@ -18,7 +18,7 @@ from tests.e2e.test_pages import expect_well_made, in_every_look
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from playwright.sync_api import Browser
+    from playwright.sync_api import Browser, Page
 
     from app.settings import Settings
     from tests.e2e.visiting import Look, Visitor
@@ -31,6 +31,7 @@ def company(browser: Browser, settings: Settings) -> Iterator[str]:
     del browser
     container = bootstrap.build(settings.model_copy(update={"require_sign_in": True}))
     create_person(container.everywhere(), "ada", PASSWORD, Role.ADMINISTRATOR, None)
+    create_person(container.everywhere(), "bob", PASSWORD, Role.READER, "default")
     listener = listen(settings.model_copy(update={"port": 0}))
     server = HttpServer(create_app(container), listener)
     server.start(lambda: False)
@@ -63,12 +64,69 @@ def test_an_administrator_signs_in_and_hands_out_access(
     expect_well_made(page, company, look)
     keep(page, f"access-{look.name}")
 
+    page.get_by_role("button", name="Renew ci for 90 days").click()
+    expect(page.locator(".audit tbody tr").first).to_contain_text("renewed")
+
+    _manage_people(page, visitor)
     page.get_by_role("button", name="Revoke ci").click()
     expect(page.locator("h1")).to_have_text("No token is valid")
-    page.get_by_role("link", name="research").click()
+    page.get_by_role("link", name="Incidents of all projects").click()
+    expect(page.locator("h1")).to_have_text("No incident is open in any project")
+    expect_well_made(page, company, look)
+    page.get_by_role("link", name="Access").first.click()
+    page.get_by_role("link", name="Quotas of research").click()
+    expect(page).to_have_url(f"{company}/p/research/quotas")
+    page.goto(f"{company}/access")
+    page.get_by_role("link", name="research", exact=True).click()
     expect(page).to_have_url(f"{company}/p/research/")
     page.get_by_role("link", name="Rules").click()
     expect(page).to_have_url(f"{company}/p/research/rules")
     page.get_by_role("button", name="Sign out").click()
     page.goto(f"{company}/p/research/")
     expect(page.locator("h1")).to_have_text("Sign in to Paceline")
+
+
+def _manage_people(page: Page, visitor: Visitor) -> None:
+    people = page.locator("#people tbody tr")
+    expect(people).to_have_count(2)
+    role = page.get_by_role("form", name="Role")
+    role.get_by_label("Person").select_option("bob")
+    role.get_by_label("Role", exact=True).select_option("operator")
+    role.get_by_label("Project of the role").select_option("research")
+    role.get_by_role("button", name="Give the role").click()
+    expect(people.nth(1)).to_contain_text("operator of research")
+    page.get_by_role("button", name="Disable bob").click()
+    expect(page.get_by_role("button", name="Enable bob")).to_be_enabled()
+    expect(page.locator("#people h2")).to_contain_text("1 kept out")
+    # The one who asks would be the last; and deleting is asked twice.
+    page.get_by_role("button", name="Disable ada").click()
+    expect(page.locator("#person-said")).to_contain_text("Nobody would be left")
+    assert [said for said in visitor.complaints if "409" not in said] == []
+    visitor.complaints.clear()
+    page.get_by_role("button", name="Delete bob").click()
+    expect(people).to_have_count(2)
+    page.get_by_role("button", name="Delete bob").click()
+    expect(people).to_have_count(1)
+
+
+@in_every_look
+def test_an_address_that_nobody_knows_is_a_page(company: str, visitor: Visitor, look: Look) -> None:
+    page = visitor.open(f"{company}/sign-in", look)
+    page.get_by_label("Name").fill("bob")
+    page.get_by_label("Password").fill(PASSWORD)
+    page.get_by_role("button", name="Sign in").click()
+    expect(page).to_have_url(f"{company}/")
+    for path, heading in (
+        ("/nowhere", "There is nothing at this address"),
+        ("/p/secret/", "There is no such project"),
+        ("/access", "Who asks may not do this"),
+    ):
+        page.goto(f"{company}{path}")
+        expect(page.locator("h1")).to_have_text(heading)
+        expect_well_made(page, company, look)
+        keep(page, f"problem-{path.strip('/').replace('/', '-')}-{look.name}")
+    page.get_by_role("link", name="All jobs").click()
+    expect(page).to_have_url(f"{company}/")
+    # The browser reports what it was answered.
+    assert all("404" in said or "403" in said for said in visitor.complaints)
+    visitor.complaints.clear()
