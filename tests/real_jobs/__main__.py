@@ -9,6 +9,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Final
 
+from tests.real_jobs.comparing import pairs_of, side_by_side
 from tests.real_jobs.judging import Judged, summary
 from tests.real_jobs.launching import FORWARD_S, missing
 from tests.real_jobs.running import AT_ONCE, JobRunner, judge_all
@@ -27,6 +28,9 @@ def main() -> int:
     parser.add_argument("--forward-ms", type=float, default=1000 * FORWARD_S)
     parser.add_argument("--keep", type=Path, help="folder for recordings and truths")
     parser.add_argument("--hooked", action="store_true", help="recorded by the client's hooks")
+    parser.add_argument(
+        "--side-by-side", action="store_true", help="recorded by hand, then by the client's hooks"
+    )
     arguments = parser.parse_args()
     chosen = [
         scenario
@@ -42,10 +46,23 @@ def main() -> int:
         return 2
     # Ended from outside, this ends the processes of its jobs too.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(_TERMINATED))
-    runner = JobRunner(arguments.forward_ms / 1000, arguments.keep, hooked=arguments.hooked)
-    results = judge_all(chosen, runner, at_once=arguments.at_once, tell=_tell)
-    print(*summary(results), sep="\n")  # noqa: T201
-    return 0 if all(result.right for result in results) else 1
+    ways = (False, True) if arguments.side_by_side else (arguments.hooked,)
+    results = [
+        judge_all(
+            chosen,
+            JobRunner(arguments.forward_ms / 1000, arguments.keep, hooked=hooked),
+            at_once=arguments.at_once,
+            tell=_tell,
+        )
+        for hooked in ways
+    ]
+    pairs = pairs_of(*results) if arguments.side_by_side else {}
+    if pairs:
+        print(*side_by_side(pairs), "", sep="\n")  # noqa: T201
+    told = [result for results_of_way in results for result in results_of_way]
+    print(*summary(told), sep="\n")  # noqa: T201
+    alike = not any(pair.differences for pair in pairs.values())
+    return 0 if alike and all(result.right for result in told) else 1
 
 
 def _tell(result: Judged) -> None:

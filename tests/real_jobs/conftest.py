@@ -7,12 +7,14 @@ from collections.abc import Mapping, Sequence
 import pytest
 
 from tests.conftest import skip_or_fail
+from tests.real_jobs.comparing import pairs_of, side_by_side
 from tests.real_jobs.judging import Judged, summary
 from tests.real_jobs.launching import missing
 from tests.real_jobs.running import AT_ONCE, JobRunner, judge_all
 from tests.real_jobs.scenarios import HOOKED, REPRESENTATIVE, SCENARIOS
 
-_results = pytest.StashKey[Sequence[Judged]]()
+_by_hand = pytest.StashKey[Sequence[Judged]]()
+_by_hooks = pytest.StashKey[Sequence[Judged]]()
 
 
 @pytest.fixture(scope="session")
@@ -44,8 +46,7 @@ def _judged(
         if reason is not None:
             skip_or_fail(reason)
     results = judge_all(chosen, JobRunner(hooked=hooked), at_once=AT_ONCE)
-    stash = request.config.stash
-    stash[_results] = [*stash.get(_results, []), *results]
+    request.config.stash[_by_hooks if hooked else _by_hand] = results
     return {result.scenario.name: result for result in results}
 
 
@@ -53,7 +54,13 @@ def pytest_terminal_summary(
     terminalreporter: pytest.TerminalReporter, config: pytest.Config
 ) -> None:
     """Print the table, where the jobs ran."""
-    if _results in config.stash:
+    by_hand, by_hooks = config.stash.get(_by_hand, ()), config.stash.get(_by_hooks, ())
+    pairs = pairs_of(by_hand, by_hooks)
+    if pairs:
+        terminalreporter.section("real jobs, recorded by hand and by hooks")
+        for line in side_by_side(pairs):
+            terminalreporter.write_line(line)
+    if by_hand or by_hooks:
         terminalreporter.section("real jobs")
-        for line in summary(config.stash[_results]):
+        for line in summary([*by_hand, *by_hooks]):
             terminalreporter.write_line(line)

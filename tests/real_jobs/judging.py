@@ -126,6 +126,11 @@ def table(results: Sequence[Judged]) -> list[str]:
         ),
         *(_row(result) for result in results),
     ]
+    return columns(rows)
+
+
+def columns(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Return a line for each row, with its cells below one another."""
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     return [
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
