@@ -17,7 +17,7 @@ ARGS ?=
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .SUFFIXES:
-.PHONY: help install install-dev demo serve test test-unit test-integration test-e2e test-golden \
+.PHONY: help install install-dev demo serve test test-client test-unit test-integration test-e2e test-golden \
 	test-postgres-15 install-real-jobs real-jobs check lint format types imports structure bench bench-client score \
 	fuzz cycles fidelity fleet cost-model report-docs plan-table bench-tp soak lock upgrade image clean
 
@@ -84,15 +84,19 @@ SENDING_SQL := $(addprefix tests/integration/,db durable plans dashboard tensor 
 	$(addprefix alerts/test_,channel_views.py delivery.py routing.py)) \
 	--ignore-glob '*/test_workers.py' --ignore tests/integration/db/embedded
 
-# What nothing else may run beside: the first compares times, the second has processes of its own.
+# What nothing else may run beside: the first and the last compare times, the second has processes
+# of its own.
 REAL_JOBS := tests/real_jobs/test_real_jobs.py
 TENSOR := tests/tensor
+EXAMPLES := tests/integration/client/test_examples.py
 
 test: check ## All checks and tests that this machine allows, as CI runs them
 	@$(RUN_TESTS) --numprocesses $(TEST_PROCESSES) --dist worksteal --cov \
-		--ignore $(REAL_JOBS) --ignore $(TENSOR) $(PYTEST_ARGS)
+		--ignore $(REAL_JOBS) --ignore $(TENSOR) --ignore $(EXAMPLES) $(PYTEST_ARGS)
 	@echo "Real jobs, which nothing else may run beside: their times are compared"
-	@$(BIN)/pytest $(REAL_JOBS) $(TENSOR) $(PYTEST_ARGS)
+	@$(RUN_TESTS) $(REAL_JOBS) $(TENSOR) $(EXAMPLES) $(PYTEST_ARGS)
+	@echo "The client on the other Pythons that are here"
+	@scripts/test-client.sh
 	@if [ -x "$(POSTGRES_15_BIN)/postgres" ]; then \
 		echo "What sends SQL again, on PostgreSQL 15"; \
 		$(ON_POSTGRES_15) $(SENDING_SQL) --numprocesses $(TEST_PROCESSES) --dist worksteal $(PYTEST_ARGS); \
@@ -101,6 +105,9 @@ test: check ## All checks and tests that this machine allows, as CI runs them
 	else \
 		echo "Not run on PostgreSQL 15: no binaries in $(POSTGRES_15_BIN)"; \
 	fi
+
+test-client: install-dev ## The client's own tests on every other Python from 3.10 on that is here
+	@scripts/test-client.sh
 
 test-unit: install-dev ## Unit tests but the slow ones: a minute, no server
 	@$(BIN)/pytest tests/unit -m "not slow" $(PYTEST_ARGS)
