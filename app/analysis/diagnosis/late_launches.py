@@ -65,11 +65,36 @@ def late_launches(observation: Observation) -> dict[int, FloatArray]:
     layout = observation.layout
     delays, _ = launch_delays(observation.group)
     np.maximum(delays, 0.0, out=delays)
-    if GRADS_REDUCE_SCATTER not in observation.op_types:
+    if reduces_unrecorded(observation):
         for node in _after_computing(observation):
             delays[node] = delays[node].min(axis=-1, keepdims=True)
     late = np.flatnonzero(delays.reshape(len(layout.nodes), -1).any(axis=1))
     return {node: delays[node] for node in late.tolist()}
+
+
+def reduces_unrecorded(observation: Observation) -> bool:
+    """Return whether DP ranks reduce their gradients without that being recorded."""
+    return observation.layout.dp > 1 and GRADS_REDUCE_SCATTER not in observation.op_types
+
+
+def unrecorded_reducing(observation: Observation) -> dict[int, tuple[int, FloatArray]]:
+    """Return by stage what follows its last computation, and how long that waits, if reducing.
+
+    The wait, shape (steps, dp), is as long as that of the DP rank that computes longest.
+    """
+    if not reduces_unrecorded(observation):
+        return {}
+    nodes = observation.layout.nodes
+    shape = observation.recorded_ns.shape[1:]
+    return {
+        int(nodes.pp[node]): (
+            node,
+            np.array(
+                np.broadcast_to(observation.delay_ns(node).min(axis=-1, keepdims=True), shape)
+            ),
+        )
+        for node in _after_computing(observation)
+    }
 
 
 def _after_computing(observation: Observation) -> list[int]:

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from app.analysis.diagnosis.causes.kind import CauseKind, Remedy
 from app.analysis.diagnosis.figures import Links
 from app.analysis.diagnosis.finding import Cause, Change, Evidence, Finding
+from app.analysis.diagnosis.late_launches import unrecorded_reducing
 from app.analysis.diagnosis.observation import Observation
 from app.analysis.diagnosis.places import (
     Hosts,
@@ -87,12 +88,33 @@ def _find(signs: Signs) -> Finding | None:
     if links.ends:
         figure = Links(ends=tuple(links.ends), ratio=tuple(map(tuple, links.ratio.tolist())))
     ratio = {stages[index][0]: float(collectives[index]) for index in range(len(stages))}
+    late = _unrecorded(observation, slow_at)
     return Finding(
-        change=Change(transfers_ns=transfers),
+        change=Change(
+            transfers_ns=transfers, on_time={node: late_ns > 0 for node, late_ns in late.items()}
+        ),
         evidence=tuple(_evidence(observation, links, slow_links, slow_at, ratio, workers)),
         where=where,
         figure=figure,
+        late_ns=late,
     )
+
+
+def _unrecorded(observation: Observation, slow_at: set[int]) -> dict[int, FloatArray]:
+    """Return what the reducing of gradients takes longer on stages with slow collectives.
+
+    Where it is not recorded, it is the time between computing and what ends the step.
+    """
+    waits = unrecorded_reducing(observation)
+    others = [wait.mean() for stage, (_, wait) in waits.items() if stage not in slow_at]
+    if not others or not slow_at:
+        return {}
+    usual = float(np.median(others))
+    return {
+        node: np.maximum(wait - usual, 0.0)
+        for stage, (node, wait) in waits.items()
+        if stage in slow_at and wait.mean() > _SLOW * usual
+    }
 
 
 def _pipeline_links(observation: Observation) -> _Links:

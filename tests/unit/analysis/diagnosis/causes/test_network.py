@@ -15,6 +15,7 @@ from app.analysis.synthesis.injections.base import Injection, Spells
 from app.analysis.synthesis.injections.transfers import SlowLink
 from app.analysis.synthesis.job import CostModel, JobModel
 from app.analysis.trace.model import Sizes
+from tests.oracles.physics.world import World
 from tests.unit.analysis.diagnosis.jobs import (
     JOB,
     MS,
@@ -29,6 +30,7 @@ from tests.unit.analysis.diagnosis.jobs import (
     uneven_chunks,
     where,
 )
+from tests.unit.analysis.diagnosis.second_physics import PLAIN, names, pass_s, report_of
 
 
 @pytest.mark.parametrize(
@@ -119,3 +121,32 @@ def test_a_slow_link_counts_where_half_of_the_links_are_as_slow() -> None:
     healthy_s = float(np.mean(slow.truth.healthy_step_times_s))
     observed_s = float(np.mean(measure(prepare_replay(slow.trace)).simulated_s))
     assert diagnosis.slowdown == pytest.approx(observed_s / healthy_s, rel=0.05)
+
+
+@pytest.mark.parametrize("recorded", [True, False])
+def test_slow_collectives_cost_what_they_do_whether_all_are_recorded_or_not(
+    *, recorded: bool
+) -> None:
+    def strike(world: World) -> None:
+        world.gather_s[1] += 6 * pass_s(world)
+        world.scatter_s[1] += 6 * pass_s(world)
+
+    report, slowdown = report_of(replace(PLAIN, scatter_recorded=recorded), strike)
+
+    assert names(report) == ["network"]
+    assert report.causes[0].where.stage == 1
+    assert report.headline.slowdown == pytest.approx(slowdown, rel=0.03)
+
+
+@pytest.mark.parametrize("pp", [2, 4])
+def test_with_half_of_the_links_slow_what_healthy_ones_do_is_usual(pp: int) -> None:
+    def strike(world: World) -> None:
+        for times in (world.activation_s, world.gradient_s):
+            times[..., :2] += 2 * pass_s(world)
+
+    report, slowdown = report_of(replace(PLAIN, pp=pp), strike)
+
+    assert names(report) == ["network"]
+    assert report.headline.slowdown == pytest.approx(slowdown, rel=0.03)
+    assert report.recommendations[0].action == "repair_link"
+    assert report.recommendations[0].predicted_gain == pytest.approx(1 - 1 / slowdown, rel=0.05)
