@@ -22,6 +22,9 @@ from paceline_client.tensor import Method
 _DOCS: Final = Path(__file__).parents[2] / "docs"
 _PAGE: Final = _DOCS / "tensor-measured.md"
 _FIGURE: Final = "tensor-following.svg"
+_DATA: Final = "tensor-following.csv"
+# Steps within which a plan is there, and gone again.
+_WITHIN: Final = 2
 _HEAVIEST: Final = "χ = 8"
 
 
@@ -104,6 +107,7 @@ def _best(rows: Sequence[speed.Row], target: str) -> float:
 def following_section(followed: following.Followed) -> tuple[list[str], bool]:
     """Return what became of a straggler that comes and goes."""
     (_DOCS / _FIGURE).write_text(following.figure(followed), encoding="utf-8")
+    (_DOCS / _DATA).write_text(following.data(followed), encoding="utf-8")
     slow_s = followed.median_s(following.COMES, following.GOES, planned=False)
     planned_s = followed.median_s(following.COMES, following.GOES, planned=True)
     healthy_s = followed.median_s(0, following.COMES, planned=False)
@@ -112,7 +116,8 @@ def following_section(followed: following.Followed) -> tuple[list[str], bool]:
         (
             f"Rank {following.SLOW} becomes {following.SLOWDOWN:g} × slower at step "
             f"{following.COMES} and recovers at step {following.GOES}. The job allows no loss "
-            "(`max_gamma=0`); the service runs with its embedded database."
+            "(`max_gamma=0`); the service runs with its embedded database. "
+            f"[Step by step]({_DATA})."
         ),
         "",
         f"![Step times of a job whose straggler comes and goes]({_FIGURE})",
@@ -126,7 +131,7 @@ def following_section(followed: following.Followed) -> tuple[list[str], bool]:
         f"| steps after the recovery before it was withdrawn | {followed.held_steps} |",
         f"| the controller, all ranks at once | {1000 * followed.controller_s:.2f} ms a step |",
     ]
-    return lines, True
+    return lines, max(followed.slow_steps, followed.held_steps) <= _WITHIN
 
 
 def accuracy_section(without: float, changes: Sequence[accuracy.Change]) -> list[str]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import csv
+import io
 import json
 import math
 import os
@@ -109,7 +111,7 @@ def measure() -> Followed:
 
 def _on_rank(url: str) -> Followed:
     job = Job(Granularity.COLUMNS, _HEALTHY_STEP_S)
-    costs = pre_test(job.workload, job.tp, job.train_step)
+    costs = pre_test(job.workload, job.tp, job.train_step, steps=1)
     controller = Controller(
         job.workload,
         job.tp,
@@ -142,6 +144,8 @@ def _on_rank(url: str) -> Followed:
     took_s = []
     for _ in range(_OVERHEAD_STEPS):
         dist.barrier()
+        with job.watch.matmul(1):
+            pass  # without any product there is nothing to report
         began_s = time.perf_counter()
         controller.step()
         took_s.append(time.perf_counter() - began_s)
@@ -213,6 +217,18 @@ def _service() -> Iterator[str]:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
+
+
+def data(followed: Followed) -> str:
+    """Return the steps as CSV."""
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(["step", "slow", "step_ms", "plan", "method"])
+    for step in followed.steps:
+        slow = int(COMES <= step.number < GOES)
+        took = f"{1000 * step.took_s:.1f}"
+        writer.writerow([step.number, slow, took, step.version, step.method.value])
+    return out.getvalue()
 
 
 def figure(followed: Followed) -> str:

@@ -11,6 +11,7 @@ from app.analysis.mitigation.tensor.document import (
     Method,
     MitigationDocument,
 )
+from app.analysis.mitigation.tensor.equations import pruning_ratios
 from app.analysis.mitigation.tensor.group import STRAGGLES
 from app.dashboard.look.format import (
     EN_DASH,
@@ -211,9 +212,14 @@ def _heading(
             )
         over = document.slowest_time_s / document.fastest_time_s
         return f"Rank {slow} takes {times(over)} as long as the fastest of its group"
-    shed = sum(rank.resized_columns + rank.migrated_columns for rank in standing.ranks)
+    each = [rank.resized_columns + rank.migrated_columns for rank in standing.ranks]
+    shedding = sum(shed > 0 for shed in each)
     gain = 1 - standing.predicted_time_s / standing.slowest_time_s
-    columns = f"{plural(shed, 'column')} of rank {slow}"
+    columns = (
+        f"{count(sum(each))} of {plural(view.row.columns, 'column')} of rank {slow}"
+        if shedding == 1
+        else f"{plural(sum(each), 'column')} of {plural(shedding, 'rank')}"
+    )
     if standing.state is TensorPlanState.IN_FORCE and standing.measured_time_s is not None:
         took = 1 - standing.measured_time_s / standing.slowest_time_s
         return (
@@ -241,6 +247,7 @@ def _facts(
             seconds(max(latest.times_s)),
             "" if standing is None else f"predicted {seconds(standing.predicted_time_s)}",
         ),
+        Fact("To shed", f"γ {_to_shed(view):.3f}", "Eq. 1 with T_min"),
         Fact(
             "Accuracy budget", f"γ {view.problem.accuracy_budget:g}", _budget_note(view, standing)
         ),
@@ -254,6 +261,12 @@ def _facts(
         )
     found.append(Fact("Timings", "", f"step {count(row.step)}", moment=row.reported_at))
     return tuple(found)
+
+
+def _to_shed(view: GroupView) -> float:
+    """Return the share of its columns that the slowest rank has too many by Eq. 1."""
+    group = view.problem.group
+    return float(pruning_ratios(group.time_s, group.matmul_s, group.fastest_s).max())
 
 
 def _budget_note(view: GroupView, standing: PlanRow | None) -> str:

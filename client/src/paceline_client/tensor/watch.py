@@ -110,6 +110,7 @@ class CpuWatch:
         self._matmul_ns = 0
         self._in_products_ns = 0
         self._waited_ns = 0
+        self._overslept_s = 0.0
         self._waits = 0
         self._finished: deque[StepTime] = deque(maxlen=64)
 
@@ -122,11 +123,19 @@ class CpuWatch:
         self._in_products_ns += taken_ns
         if self.pace is not None:
             duration_s = self.pace.duration_s(flops)
-            left_s = duration_s - (time.perf_counter() - began_s)
-            if left_s > 0:
-                time.sleep(left_s)
+            self._sleep_until(began_s + duration_s)
             taken_ns = max(taken_ns, round(duration_s * 1e9))
         self._matmul_ns += taken_ns
+
+    def _sleep_until(self, end_s: float) -> None:
+        """Sleep; what a busy machine makes of it too long, the next sleep is shorter."""
+        left_s = end_s - self._overslept_s - time.perf_counter()
+        if left_s <= 0:
+            self._overslept_s = min(self._overslept_s, -left_s)
+            return
+        woken_s = time.perf_counter() + left_s
+        time.sleep(left_s)
+        self._overslept_s = max(0.0, time.perf_counter() - woken_s)
 
     @contextmanager
     def waiting(self) -> Iterator[None]:

@@ -80,6 +80,33 @@ def test_a_paced_product_takes_its_operations_times_the_slowdown(
     assert step.time_s == pytest.approx(0.0053)
 
 
+def test_what_is_slept_too_long_the_next_product_makes_up_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock = Clock()
+    slept: list[float] = []
+
+    def sleep_too_long(seconds: float) -> None:
+        slept.append(seconds)
+        clock.now_ns += round((seconds + 0.0004) * 1e9)
+
+    monkeypatch.setattr("paceline_client.tensor.watch.time.sleep", sleep_too_long)
+    monkeypatch.setattr(
+        "paceline_client.tensor.watch.time.perf_counter", lambda: clock.now_ns / 1e9
+    )
+    watch = CpuWatch(Pace(s_per_flop=1e-6), clock)
+    for _ in range(3):
+        with watch.matmul(1_000):
+            pass
+    assert slept == [pytest.approx(s) for s in (0.001, 0.0006, 0.0006)]
+    # Shorter than what was overslept: the rest of that is made up for later.
+    with watch.matmul(100):
+        pass
+    with watch.matmul(1_000):
+        pass
+    assert slept[3:] == [pytest.approx(0.0007)]
+
+
 @dataclass
 class Device:
     """A stream that has passed what was recorded before `passed_ms`."""

@@ -184,6 +184,16 @@ def test_a_rank_of_eight_heads_leaves_none_or_one_of_them_out() -> None:
     assert predicted_s(group, shares, Costs(), places=heads).tolist() == [1.75, 1.0]
 
 
+def test_what_handing_over_takes_is_hidden_where_the_straggler_is_ahead_of_the_others() -> None:
+    times = np.array([4.0, 1.0, 1.0])
+    group = Group(times, times, 100)
+    costs = Costs(communicate=Affine(0.1, 0.0), lend=Affine(0.2, 0.0))
+    ahead = Shares(np.array([0, 0, 0]), np.array([[0, 40, 40], [0, 0, 0], [0, 0, 0]]))
+    assert predicted_s(group, ahead, costs).tolist() == pytest.approx([1.1, 1.5, 1.5])
+    level = Shares(np.array([0, 0, 0]), np.array([[0, 33, 33], [0, 0, 0], [0, 0, 0]]))
+    assert predicted_s(group, level, costs).tolist() == pytest.approx([1.66, 1.43, 1.43])
+
+
 def test_a_receiver_takes_its_sampled_time_times_its_own_slowness() -> None:
     group = Group(np.array([9.0, 2.0, 1.0]), np.array([9.0, 2.0, 1.0]), 100)
     shares = Shares(np.zeros(3, dtype=int), np.array([[0, 10, 10], [0, 0, 0], [0, 0, 0]]))
