@@ -12,7 +12,7 @@ if [ "${#pythons[@]}" -eq 0 ]; then
         [ "$minor" != "$tested" ] || continue
         for python in "python3.$minor" "${PYENV_ROOT:-$HOME/.pyenv}"/versions/"3.$minor".*/bin/python; do
             # A shim of pyenv may stand for a version that is not there.
-            if "$python" -c "import venv" 2>/dev/null; then
+            if "$python" -c "import ensurepip, venv" 2>/dev/null; then
                 pythons+=("$python")
                 break
             fi
