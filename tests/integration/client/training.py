@@ -12,9 +12,12 @@ import multiprocessing
 import os
 import resource
 import signal
+import socket
 import sys
 import time
 import traceback
+from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -154,6 +157,10 @@ def run(words: list[str]) -> int:
     torch.set_num_threads(1)
     given.directory.mkdir(parents=True, exist_ok=True)
     os.environ.setdefault("PACELINE_SPOOL", str(given.directory / "spool"))
+    if given.fault.startswith("leave"):
+        # In files the store would outlive its rank.
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            given.port = free.getsockname()[1]
     pids = [_fork(given, rank) for rank in range(given.ranks)]
     return max(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) != 0 for pid in pids)
 
@@ -169,6 +176,11 @@ def _fork(given: argparse.Namespace, rank: int) -> int:
     try:
         train(given, rank)
         code = 0
+        if given.fault.startswith("leave"):
+            _leave(given, rank)
+    except Leaving:
+        # As any script ends: with its interpreter.
+        raise
     except SystemExit:
         code = 0
     except Exception:  # noqa: BLE001 - told here, since this process ends without a caller
@@ -178,9 +190,50 @@ def _fork(given: argparse.Namespace, rank: int) -> int:
     os._exit(code)
 
 
+class Leaving(SystemExit):
+    """Ends the rank's interpreter, and not only its process."""
+
+
+class Ending:
+    """Takes a moment of the interpreter's end, when no thread may come back any more."""
+
+    def __init__(self, mark: Path) -> None:
+        self._mark = str(mark)
+
+    def __del__(
+        self, make: Callable[..., int] = os.open, sleep: Callable[[float], None] = time.sleep
+    ) -> None:
+        make(self._mark, os.O_CREAT)
+        sleep(1.0)
+
+
+# It goes when the modules do.
+ENDING: list[Ending] = []
+
+
+def _leave(given: argparse.Namespace, rank: int) -> None:
+    """End the other ranks' interpreters; rank 0 is killed, and its store with it, meanwhile."""
+    mark = given.directory / "ending"
+    if rank:
+        ENDING.append(Ending(mark))
+        raise Leaving(0)
+    atexit._run_exitfuncs()
+    while not mark.exists():
+        time.sleep(0.01)
+    time.sleep(0.2)
+    os._exit(0)
+
+
+def _store(given: argparse.Namespace, rank: int) -> dist.Store:
+    if not given.fault.startswith("leave"):
+        return dist.FileStore(str(given.directory / "store"), given.ranks)
+    wait = timedelta(seconds=LIMIT_S)
+    return dist.TCPStore("127.0.0.1", given.port, given.ranks, is_master=rank == 0, timeout=wait)
+
+
 def train(given: argparse.Namespace, rank: int) -> None:
     """Train one rank."""
-    store = dist.FileStore(str(given.directory / "store"), given.ranks)
+    store = _store(given, rank)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=given.ranks)
     kinds = given.kind.split(",")
     for kind in kinds:
@@ -229,7 +282,8 @@ def _train(given: argparse.Namespace, rank: int, url: str | None) -> dict[str, A
         if monitor is not None:
             monitor.close()
         resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
-    if monitor is not None:
+    if monitor is not None and not given.fault.startswith("leave"):
+        # Else it closes itself.
         monitor.close()
     told = [] if monitor is None else [vars(outcome) for outcome in monitor.outcomes]
     return {"losses": [loss.hex() for loss in losses], "outcomes": told}
@@ -243,6 +297,8 @@ def _fault(
         return
     if given.fault == "kill" and rank == given.ranks - 1:
         os.kill(os.getpid(), signal.SIGKILL)
+    if given.fault == "leave broken" and rank and monitor is not None:
+        monitor._break(RuntimeError("as if something had failed inside of a step"))
     if given.fault == "fork":
         pid = os.fork()
         if not pid:
@@ -255,6 +311,8 @@ def _fault(
             os._exit(0)
         os.waitpid(pid, 0)
     if given.fault == "spawn":
+        # What the child would import again: half a minute of a busy machine.
+        vars(sys.modules["__main__"]).pop("__file__", None)
         child = multiprocessing.get_context("spawn").Process(target=print)
         child.start()
         child.join()
