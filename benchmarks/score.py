@@ -22,6 +22,7 @@ from app.analysis.diagnosis.causes.registry import KINDS
 from app.analysis.diagnosis.causes.slow_worker import SLOW_WORKER
 from app.analysis.diagnosis.causes.stage_imbalance import STAGE_IMBALANCE
 from app.analysis.diagnosis.causes.tensor_straggler import TENSOR_STRAGGLER
+from app.analysis.diagnosis.causes.thermal_throttling import THERMAL_THROTTLING
 from app.analysis.diagnosis.finding import UNKNOWN
 from app.analysis.report.build import analyze
 from app.analysis.report.findings import NamedCause
@@ -43,6 +44,7 @@ MIXTURES: Final = 15
 HOSTS: Final = 0.2
 _WORKER_CAUSES: Final = {
     SLOW_WORKER.name,
+    THERMAL_THROTTLING.name,
     NETWORK.name,
     MEMORY_FRAGMENTATION.name,
     TENSOR_STRAGGLER.name,

@@ -132,6 +132,8 @@ def test_the_product_reads_all_that_is_recorded() -> None:
         "checkpoints",
         "slow launching",
         "slow launching host",
+        "thermal throttling",
+        "whole host",
     ],
 )
 def test_plain_faults_are_told_from_one_another(name: str) -> None:

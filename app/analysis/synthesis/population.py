@@ -20,6 +20,7 @@ from app.analysis.synthesis.injections.computations import (
     StageImbalance,
     TensorParallelStraggler,
 )
+from app.analysis.synthesis.injections.devices import ThermalThrottling
 from app.analysis.synthesis.injections.hosts import Checkpoint, HostOverhead
 from app.analysis.synthesis.injections.transfers import (
     FalseKernelDependency,
@@ -120,6 +121,14 @@ def _slow_worker(job: JobModel, strength: float, rng: np.random.Generator) -> Si
         if worker != first and len(same) < job.sizes.dp // 4:
             found.append(SlowWorker(worker, 1 + 0.4 * strength, spells, share))
     return job, tuple(found)
+
+
+def _heat(job: JobModel, strength: float, rng: np.random.Generator) -> Sick:
+    period = float(rng.uniform(0.4, 1.0)) * job.steps
+    hot = ThermalThrottling(
+        _any_worker(job, rng), 1 + strength, period, float(rng.uniform(0, period))
+    )
+    return job, (hot,)
 
 
 def _stage(job: JobModel, strength: float, rng: np.random.Generator) -> Sick:
@@ -224,6 +233,7 @@ def _tensor_rank(job: JobModel, strength: float, rng: np.random.Generator) -> Si
 
 _CAUSES: Final[Mapping[str, tuple[Needs, Strengthen]]] = {
     "slow_worker": (Needs(dp=2), _slow_worker),
+    "thermal_throttling": (Needs(dp=2), _heat),
     "stage_imbalance": (Needs(pp=2), _stage),
     "sequence_length_imbalance": (Needs(), _sequences),
     "garbage_collection": (Needs(workers=6), _garbage),

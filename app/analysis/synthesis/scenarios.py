@@ -18,6 +18,7 @@ from app.analysis.synthesis.injections.computations import (
     StageImbalance,
     TensorParallelStraggler,
 )
+from app.analysis.synthesis.injections.devices import ThermalThrottling
 from app.analysis.synthesis.injections.hosts import Checkpoint, HostOverhead
 from app.analysis.synthesis.injections.transfers import (
     FalseKernelDependency,
@@ -114,6 +115,21 @@ _SCENARIOS: Final = (
             name="dense-180b",
         ),
         draw=lambda job, rng: (SlowWorker(_inner_worker(job, rng), factor=1.7),),
+    ),
+    Scenario(
+        name="hot-device",
+        summary="One worker grows hot and 1.9 times as slow, and recovers, again and again.",
+        job=JobModel(
+            sizes=Sizes(dp=8, pp=4, tp=8),
+            microbatches=8,
+            steps=24,
+            costs=CostModel(forward_ns=57 * _MS, backward_ns=119 * _MS),
+            layers=(20,) * 4,
+            name="dense-72b",
+        ),
+        draw=lambda job, rng: (
+            ThermalThrottling(_inner_worker(job, rng), 1.9, 12, float(rng.uniform(0, 12))),
+        ),
     ),
     Scenario(
         name="stage-imbalance",

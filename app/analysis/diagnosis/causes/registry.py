@@ -18,12 +18,14 @@ from app.analysis.diagnosis.causes.sequence_lengths import SEQUENCE_LENGTHS
 from app.analysis.diagnosis.causes.slow_worker import SLOW_WORKER
 from app.analysis.diagnosis.causes.stage_imbalance import STAGE_IMBALANCE
 from app.analysis.diagnosis.causes.tensor_straggler import TENSOR_STRAGGLER
+from app.analysis.diagnosis.causes.thermal_throttling import THERMAL_THROTTLING
 from app.analysis.diagnosis.finding import UNKNOWN
 
 KINDS: Final[Mapping[str, CauseKind]] = {
     kind.name: kind
     for kind in (
         SLOW_WORKER,
+        THERMAL_THROTTLING,
         STAGE_IMBALANCE,
         SEQUENCE_LENGTHS,
         GARBAGE_COLLECTION,

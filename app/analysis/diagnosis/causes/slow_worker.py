@@ -267,7 +267,9 @@ def _evidence(
         )
     hosts = {observation.hosts.host(worker) for worker in workers}
     if len(workers) > 1 and len(hosts) == 1 and None not in hosts:
-        lines.append(Evidence(f"All of them are on {hosts.pop()}", RegionView(view="map")))
+        whole = observation.hosts.whole_host(workers) is not None
+        others = ", which has no others" if whole else ""
+        lines.append(Evidence(f"All of them are on {hosts.pop()}{others}", RegionView(view="map")))
     return lines
 
 
@@ -297,6 +299,9 @@ def _cannot_judge(signs: Signs) -> str | None:
 def _because(cause: Cause, job: JobFacts) -> str:
     workers = cause.where.workers
     who = job.named(workers[0])
+    host = job.whole_host(workers) if len(workers) > 1 else None
+    if host is not None:
+        return f"{host} is slow: all of its {len(workers)} workers are, and no others"
     if len(workers) > 1:
         return f"{len(workers)} workers are slow, {who} most of all"
     spells = cause.where.spells

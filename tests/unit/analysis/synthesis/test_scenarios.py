@@ -10,6 +10,7 @@ from app.analysis.synthesis.scenarios import ALL_SCENARIOS, RECORDINGS, SCENARIO
 CAUSES = {
     "healthy": (),
     "slow-worker": ("slow_worker",),
+    "hot-device": ("thermal_throttling",),
     "stage-imbalance": ("stage_imbalance",),
     "sequence-lengths": ("sequence_length_imbalance",),
     "garbage-collection": ("garbage_collection",),
@@ -40,6 +41,7 @@ AS_HOSTS_RUN = {
     "v-shaped": "v_shaped_placement",
 }
 OF_A_WORKER = {
+    "hot-device",
     "slow-worker",
     "network",
     "tensor-parallel",

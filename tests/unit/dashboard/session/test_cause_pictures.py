@@ -46,6 +46,7 @@ def within(picture: Picture) -> bool:
     ("scenario", "caption"),
     [
         ("slow-worker", "÷ its peers in each step"),
+        ("hot-device", "÷ its peers in each step"),
         ("stage-imbalance", "Computation of stages 0 to"),
         ("sequence-lengths", "How many microbatches take how much of the mean time"),
         ("sequence-lengths", "Σs² of the recorded sequence lengths (across)"),

@@ -119,7 +119,7 @@ def test_with_one_dp_rank_other_stages_are_the_peers() -> None:
     one_worker = diagnosed(session(job=replace(ONE_RANK, sizes=Sizes(dp=1, pp=1)))).unjudged
 
     assert "no peers" in one_worker["slow_worker"]
-    assert one_worker.keys() == {"slow_worker", "network"}
+    assert one_worker.keys() == {"slow_worker", "thermal_throttling", "network"}
 
 
 @pytest.mark.parametrize("factor", [1.3, 2.0])
@@ -203,3 +203,16 @@ def test_its_only_peer_is_not_accused_for_what_it_is_slow_in_most_steps() -> Non
 
     (cause,) = diagnosed(session_).causes
     assert (cause.cause, cause.where.workers) == ("slow_worker", (worker,))
+
+
+def test_a_host_all_of_whose_workers_are_slow_is_named_and_one_of_which_some_are_is_not() -> None:
+    job = replace(JOB, sizes=Sizes(dp=8, pp=2, tp=4))
+    host = session(job=job).trace.meta.hosts[job.traced_rank(2, 1)]
+    whole = (SlowWorker((2, 1), 1.5), SlowWorker((3, 1), 1.5))
+    part = (SlowWorker((2, 1), 1.5), SlowWorker((5, 1), 1.5))
+    named, others = (
+        analyze(session(*slow, job=job).trace).report.verdict.sentence for slow in (whole, part)
+    )
+
+    assert f"{host} is slow: all of its 2 workers are, and no others" in named
+    assert "2 workers are slow, worker (" in others

@@ -1,0 +1,183 @@
+"""Workers that grow slower over several steps and recover, as devices do that get too hot."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from itertools import groupby
+from typing import Final
+
+import numpy as np
+
+from app.analysis.diagnosis.causes.kind import CauseKind, Remedy
+from app.analysis.diagnosis.causes.slow_worker import SLOW_WORKER
+from app.analysis.diagnosis.figures import WorkerSteps
+from app.analysis.diagnosis.finding import Cause, Change, Evidence, Finding
+from app.analysis.diagnosis.observation import Observation, scatter_of_most
+from app.analysis.diagnosis.places import Hosts, JobFacts, RegionView, Where, Worker, WorkerView
+from app.analysis.diagnosis.signs import Signs
+from app.analysis.replay.layout.dense import FloatArray
+from app.analysis.replay.medians import median
+from app.analysis.trace.model import BACKWARD_COMPUTE, FORWARD_COMPUTE
+
+# Heat changes how slow a worker is by this much at least, and by several times what chance does.
+_LEAST_RANGE: Final = 0.1
+_TO_SCATTER: Final = 8.0
+# From one step to the next it is a move from here on.
+_LEAST_MOVE: Final = 0.02
+_MOVE_TO_SCATTER: Final = 4.0
+# Heat comes and goes over several steps: so many moves one way on end, or fewer again and again,
+# that are this much of all, and of which none is most…
+_MOVES: Final = 3
+_MOVES_AGAIN: Final = 2
+_OF_RANGE: Final = 0.4
+_ONE_MOVE: Final = 0.6
+# …while chance turns at two of three steps. Of two levels there are no moves in between.
+_MOST_TURNS: Final = 0.6
+# Others count beside the hottest when they slow down by this much of what it does.
+_BESIDE: Final = 0.25
+_NAMED: Final = 3
+
+
+def _find(signs: Signs) -> Finding | None:
+    """Return the workers that drift, the slowest first; without it they compute like the others."""
+    observation, slowness = signs.observation, signs.slowness
+    if slowness is None or _cannot_judge(signs) is not None:
+        return None
+    if observation.layout.dp == 1:
+        slowness = {name: _against_itself(by_worker) for name, by_worker in slowness.items()}
+    both = np.minimum(slowness[FORWARD_COMPUTE], slowness[BACKWARD_COMPUTE])
+    range_ = np.ptp(both, axis=1)
+    if range_.max() < _LEAST_RANGE:
+        return None
+    noise = scatter_of_most(both / median(both.swapaxes(0, 1))[:, None, :])
+    least = max(_LEAST_RANGE, _TO_SCATTER * noise, _BESIDE * float(range_.max()))
+    workers = [
+        (int(dp), int(pp))
+        for pp, dp in np.argwhere(range_ >= least)
+        if _drifts(both[pp, :, dp], max(_LEAST_MOVE, _MOVE_TO_SCATTER * noise))
+    ]
+    # What drifts nearly everywhere is no worker's heat.
+    if not workers or len(workers) > both[:, 0].size / 2:
+        return None
+    workers.sort(key=lambda worker: -float(both[worker[1], :, worker[0]].mean()))
+    dp, pp = workers[0]
+    ratio = both[pp, :, dp]
+    return Finding(
+        change=Change(less_ns=_beyond_peers(observation, slowness, workers)),
+        evidence=tuple(_evidence(observation, both, workers)),
+        where=Where(workers=tuple(workers)),
+        figure=WorkerSteps(
+            worker=workers[0], ratio=tuple(ratio.tolist()), times=float(ratio.max())
+        ),
+    )
+
+
+def _against_itself(by_worker: FloatArray) -> FloatArray:
+    """Return the slowness of workers without peers, against their own coolest step."""
+    return np.asarray(by_worker / by_worker.min(axis=1, keepdims=True))
+
+
+def _drifts(ratio: FloatArray, least: float) -> bool:
+    """Return whether a worker's slowness comes or goes over several steps, and not by chance."""
+    moves = np.diff(ratio)
+    moves = moves[np.abs(moves) >= least]
+    climbs: Counter[tuple[bool, int]] = Counter()
+    for up, run in groupby(moves.tolist(), key=lambda move: move > 0):
+        heights = np.abs(list(run))
+        height = float(heights.sum())
+        if height >= _OF_RANGE * np.ptp(ratio) and heights.max() <= _ONE_MOVE * height:
+            climbs[up, min(len(heights), _MOVES)] += 1
+    gradual = any(
+        climbs[up, _MOVES] or climbs[up, _MOVES_AGAIN] >= _MOVES_AGAIN for up in (False, True)
+    )
+    turns = int(np.count_nonzero(np.diff(moves > 0)))
+    return gradual and turns <= _MOST_TURNS * (len(ratio) - 2)
+
+
+def _beyond_peers(
+    observation: Observation, slowness: Mapping[str, FloatArray], workers: list[Worker]
+) -> dict[int, FloatArray]:
+    """Return how much longer than their peers workers compute, by node, shape (steps, dp), ns."""
+    less: dict[int, FloatArray] = {}
+    explained = observation.explained.computing_ns
+    for name, by_worker in slowness.items():
+        for pp in sorted({pp for _, pp in workers}):
+            share = np.zeros(by_worker.shape[1:])
+            for dp in (dp for dp, stage in workers if stage == pp):
+                share[:, dp] = 1 - 1 / np.maximum(by_worker[pp, :, dp], 1.0)
+            for node in observation.computations(name, pp):
+                taken = observation.recorded_ns[node] - explained.get(node, 0.0)
+                less[node] = np.maximum(taken, 0.0) * share
+    return less
+
+
+def _evidence(observation: Observation, both: FloatArray, workers: list[Worker]) -> list[Evidence]:
+    steps = observation.layout.steps
+    lines = []
+    for dp, pp in workers[:_NAMED]:
+        ratio = both[pp, :, dp]
+        coolest, hottest = int(ratio.argmin()), int(ratio.argmax())
+        steady = "its stage's peers" if both.shape[2] > 1 else "its own coolest step"
+        between = (ratio > ratio.min() + np.ptp(ratio) / 5) & (
+            ratio < ratio.max() - np.ptp(ratio) / 5
+        )
+        lines.append(
+            Evidence(
+                f"W{observation.hosts.named((dp, pp))[1:]}: {ratio[coolest]:.2f}× {steady} in step "
+                f"{steps[coolest]}, {ratio[hottest]:.2f}× in step {steps[hottest]}, and in between "
+                f"in {int(between.sum())} of {len(ratio)} steps: it slows down and recovers over "
+                "several steps",
+                WorkerView(dp=dp, pp=pp),
+            )
+        )
+    more = len(workers) - _NAMED
+    if more > 0:
+        lines.append(Evidence(f"{more} more workers do so", RegionView(view="map")))
+    host = observation.hosts.whole_host(workers)
+    if len(workers) > 1 and host is not None:
+        lines.append(Evidence(f"They are all workers of {host}", RegionView(view="map")))
+    return lines
+
+
+def _cannot_judge(signs: Signs) -> str | None:
+    return SLOW_WORKER.cannot_judge(signs)
+
+
+def _because(cause: Cause, job: JobFacts) -> str:
+    workers = cause.where.workers
+    who = job.named(workers[0])
+    if len(workers) > 1:
+        return (
+            f"{len(workers)} workers slow down over several steps, {who} most of all, as when hot"
+        )
+    match cause.figure:
+        case WorkerSteps(times=float(times)):
+            return f"{who} slows down over several steps, up to {times:.1f}×, as when hot"
+        case _:
+            return f"{who} slows down over several steps, as when hot"
+
+
+def _remedy(cause: Cause, hosts: Hosts) -> Remedy:
+    workers = cause.where.workers
+    host = hosts.whole_host(workers) if len(workers) > 1 else None
+    return Remedy(
+        "cool_device",
+        f"Cool {host or hosts.named(*workers)}",
+        "Replayed with it computing all the time like the other DP ranks of its stage. Clocks, "
+        "temperatures and limits of power say what throttles it: a fan, dust, neighbors, a cap.",
+    )
+
+
+THERMAL_THROTTLING: Final = CauseKind(
+    name="thermal_throttling",
+    title="Thermal throttling",
+    word="heat",
+    sign="A worker grows slower than its stage's peers over several steps and recovers, forward "
+    "and backward alike, with levels in between.",
+    cannot_judge=_cannot_judge,
+    because=_because,
+    find=_find,
+    remedy=_remedy,
+    goes_first=True,
+)
