@@ -22,7 +22,7 @@ import numpy as np
 
 from app.analysis.replay.fidelity import DISCREPANCY_LIMIT
 from app.analysis.report.build import analyze
-from app.analysis.synthesis.fleet.draw import STRAGGLING, Member, plan_fleet
+from app.analysis.synthesis.fleet.draw import STRAGGLING, FleetMember, plan_fleet
 from app.analysis.synthesis.randomness import stream
 from app.analysis.trace.encode import to_parquet
 from app.analysis.wording import percent
@@ -38,7 +38,7 @@ _FEWEST_JOBS: Final = 100
 class Measured:
     """One job: its plan, what its report says and what it took."""
 
-    member: Member
+    member: FleetMember
     slowdown: float
     discrepancy: float
     stages: int
@@ -55,7 +55,7 @@ class Measured:
     analysis_s: float
 
 
-def measure(member: Member) -> Measured:
+def measure(member: FleetMember) -> Measured:
     """Synthesize and analyze a job."""
     start_s = time.perf_counter()
     session = member.synthesize()
@@ -84,7 +84,7 @@ def measure(member: Member) -> Measured:
     )
 
 
-def run(members: Sequence[Member], processes: int) -> list[Measured]:
+def run(members: Sequence[FleetMember], processes: int) -> list[Measured]:
     """Measure all jobs."""
     if processes == 1:
         return [measure(member) for member in members]
@@ -137,7 +137,7 @@ def _row(
     return f"| {' | '.join(cells)} |"
 
 
-def page(members: Sequence[Member], jobs: Sequence[Measured], seed: int) -> Iterator[str]:
+def page(members: Sequence[FleetMember], jobs: Sequence[Measured], seed: int) -> Iterator[str]:
     """Yield the lines of docs/fleet.md."""
     kept = [job for job in jobs if job.discrepancy <= DISCREPANCY_LIMIT]
     slow = [job for job in kept if job.slowdown >= STRAGGLING]

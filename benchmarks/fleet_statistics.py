@@ -9,7 +9,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from app.analysis.synthesis.fleet.draw import STRAGGLING, UNSEEN, WORKERS, Member
+from app.analysis.synthesis.fleet.draw import STRAGGLING, UNSEEN, WORKERS, FleetMember
 from app.analysis.synthesis.population import LAST_STAGE, LONG_CONTEXT
 from app.analysis.synthesis.randomness import stream
 from app.analysis.wording import percent
@@ -48,7 +48,7 @@ class Fleet:
     context: Floats
 
     @classmethod
-    def planned(cls, members: Sequence[Member]) -> Fleet:
+    def planned(cls, members: Sequence[FleetMember]) -> Fleet:
         """Return what would be measured if each job showed the signs of its causes, and no other.
 
         Of the stages only whether there is a pipeline.

@@ -21,7 +21,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
 
-from app.analysis.planning.problem import Problem
+from app.analysis.planning.problem import PlanningProblem
 from app.analysis.planning.spec.model import WEIGHT_STATES, DeviceType, Spec
 from app.analysis.planning.template import Template, number_nodes
 
@@ -297,7 +297,7 @@ def _parse_plan(line: str) -> PeerPlan:
         raise PeerError(f"metis: not a line of its list: {line[:80]!r}") from error
 
 
-def translate(problem: Problem, found: PeerPlan) -> Template:
+def translate(problem: PlanningProblem, found: PeerPlan) -> Template:
     """Return its plan as a template of ours, `problem` with replicated stages.
 
     Raises
@@ -332,7 +332,10 @@ def _places(spec: Spec, types: Sequence[str]) -> Iterator[tuple[int, int, int]]:
 
 
 def _option(
-    problem: Problem, group: list[tuple[int, int, int]], strategy: tuple[int, int], number: int
+    problem: PlanningProblem,
+    group: list[tuple[int, int, int]],
+    strategy: tuple[int, int],
+    number: int,
 ) -> int:
     """Return on what a stage runs."""
     replicas, degree = strategy

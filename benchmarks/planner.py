@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Final
 
 from app.analysis.planning.plan import FoundPlan, plan
-from app.analysis.planning.problem import PS_PER_MS, Problem
+from app.analysis.planning.problem import PS_PER_MS, PlanningProblem
 from app.analysis.planning.search.budget import SearchBudget
 from app.analysis.planning.spec.model import METHODS, DeviceType, Layer, Spec
 from app.analysis.planning.template import evaluate
@@ -239,7 +239,7 @@ def measure_peer(checkout: Path) -> Iterator[str]:
         yield f"{'':<21} {_judged(ours.problem, run.plans, best)}"
 
 
-def _judged(problem: Problem, plans: tuple[metis.PeerPlan, ...], best_ps: int) -> str:
+def _judged(problem: PlanningProblem, plans: tuple[metis.PeerPlan, ...], best_ps: int) -> str:
     """Return what the peer's first plan that can be a template here costs by our model."""
     reason = ""
     for found in plans[:_TRIED]:

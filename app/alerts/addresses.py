@@ -53,7 +53,7 @@ def resolve(host: str, port: int) -> list[str]:
 
 
 @dataclass(frozen=True, slots=True)
-class Guard:
+class AddressGuard:
     """Resolves names and refuses addresses.
 
     Parameters

@@ -65,7 +65,7 @@ class Status(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Item:
+class IncidentItem:
     """An incident in a message; equal items are no news."""
 
     incident: UUID
@@ -79,17 +79,17 @@ class Content:
 
     Parameters
     ----------
-    present : tuple of Item
+    present : tuple of IncidentItem
         All that fires, or is acknowledged where the channel shows that.
-    resolved : tuple of Item
+    resolved : tuple of IncidentItem
         What is over since the channel was last told.
     withheld : tuple of UUID
         What the channel knows of and is told nothing about at present: silenced, or hidden by "no
         data". Kept, so that its end is told later.
     """
 
-    present: tuple[Item, ...] = ()
-    resolved: tuple[Item, ...] = ()
+    present: tuple[IncidentItem, ...] = ()
+    resolved: tuple[IncidentItem, ...] = ()
     withheld: tuple[UUID, ...] = ()
 
     @property
@@ -179,7 +179,7 @@ def content_for(incidents: Sequence[Incident], audience: Audience) -> Content:
     return Content(
         present=tuple(_item(incident, audience.manner) for incident in shown.values()),
         resolved=tuple(
-            Item(incident.id, Status.RESOLVED, incident.epoch)
+            IncidentItem(incident.id, Status.RESOLVED, incident.epoch)
             for incident in incidents
             if incident.state is IncidentState.RESOLVED and incident.id in believed
         ),
@@ -222,9 +222,11 @@ def is_due(
     )
 
 
-def _item(incident: Incident, manner: Manner) -> Item:
+def _item(incident: Incident, manner: Manner) -> IncidentItem:
     shows = manner.acknowledgements and incident.state is IncidentState.ACKNOWLEDGED
-    return Item(incident.id, Status.ACKNOWLEDGED if shows else Status.FIRING, incident.epoch)
+    return IncidentItem(
+        incident.id, Status.ACKNOWLEDGED if shows else Status.FIRING, incident.epoch
+    )
 
 
 def _believed(audience: Audience) -> set[UUID]:

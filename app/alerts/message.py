@@ -16,7 +16,7 @@ from uuid import UUID
 from pydantic import TypeAdapter
 
 from app.alerts.facts import Facts
-from app.alerts.grouping import Content, Item, Status
+from app.alerts.grouping import Content, IncidentItem, Status
 from app.alerts.incidents import Incident
 from app.alerts.readings import LOW_QUALITY_CAUSE, NO_DATA_CAUSE, REGRESSION_CAUSE
 from app.alerts.rules import Severity
@@ -179,7 +179,7 @@ def make_message(  # noqa: PLR0913 - everything that is fixed at this moment
     job: str,
     receiver: str,
     content: Content,
-    told_before: set[Item],
+    told_before: set[IncidentItem],
     incidents: Mapping[UUID, Incident],
     rule_names: Mapping[UUID, str],
     base_url: str,
@@ -194,7 +194,7 @@ def make_message(  # noqa: PLR0913 - everything that is fixed at this moment
     at : datetime
     job, receiver : str
     content : Content
-    told_before : set of Item
+    told_before : set of IncidentItem
         What the channel surely knows.
     incidents : mapping of UUID to Incident
         All those in `content`.
@@ -220,7 +220,7 @@ def make_message(  # noqa: PLR0913 - everything that is fixed at this moment
 
 def _alert(
     incident: Incident,
-    item: Item,
+    item: IncidentItem,
     rule_names: Mapping[UUID, str],
     base_url: str,
     *,

@@ -21,7 +21,7 @@ from urllib.parse import urlsplit
 
 import httpcore
 
-from app.alerts.addresses import Guard
+from app.alerts.addresses import AddressGuard
 from app.alerts.delivery import DeliveryError, ReceiverAnswer, excerpt
 
 # No service needs more to say how it went.
@@ -60,14 +60,16 @@ class Outbound:
 
     Parameters
     ----------
-    guard : Guard
+    guard : AddressGuard
     limit_s : float
         For everything: looking up names, connecting, sending, reading.
     tls : ssl.SSLContext or None
         None: the system's authorities.
     """
 
-    def __init__(self, guard: Guard, limit_s: float, *, tls: ssl.SSLContext | None = None) -> None:
+    def __init__(
+        self, guard: AddressGuard, limit_s: float, *, tls: ssl.SSLContext | None = None
+    ) -> None:
         self.guard = guard
         self.limit_s = limit_s
         self.tls = tls or ssl.create_default_context()

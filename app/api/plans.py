@@ -20,9 +20,9 @@ from app.errors import Fault, InvalidSpecError
 from app.inputs.plans.request import WrittenRequest, read_request
 from app.inputs.plans.spec import unreadable_spec
 from app.services.container import Container
-from app.services.plans.read import PlanRow, PlanView, get_plan, list_plans
+from app.services.plans.read import PlanSummary, PlanView, get_plan, list_plans
 from app.services.plans.requests import cancel_plan, submit_plan
-from app.services.plans.stored import Headline
+from app.services.plans.stored import PlanHeadline
 
 DEFAULT_LIMIT: Final = 50
 MAX_LIMIT: Final = 1000
@@ -67,7 +67,7 @@ class PlanBody(BaseModel):
     gap: float | None
     reason_code: str | None
     reason: str | None
-    headline: Headline | None
+    headline: PlanHeadline | None
 
 
 class PlanDetailBody(PlanBody):
@@ -182,8 +182,8 @@ def _read(container: Container, plan: uuid.UUID) -> PlanView:
         return get_plan(tx, plan)
 
 
-def _row(row: PlanRow) -> dict[str, Any]:
-    return {name: getattr(row, name) for name in PlanRow.__slots__}
+def _row(row: PlanSummary) -> dict[str, Any]:
+    return {name: getattr(row, name) for name in PlanSummary.__slots__}
 
 
 def _detail(view: PlanView) -> PlanDetailBody:

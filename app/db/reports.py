@@ -15,7 +15,7 @@ from sqlalchemy.dialects.postgresql import insert
 
 from app.analysis.json_text import to_json
 from app.db.blobs import delete_blob, read_blob, write_blob
-from app.db.models.sessions import Report
+from app.db.models.sessions import StoredReport
 
 if TYPE_CHECKING:
     import uuid
@@ -41,7 +41,7 @@ def replace_report(
     ----------
     tx : UnitOfWork
     session_id : UUID
-    report : Report
+    report : StoredReport
     heatmaps : float32 array, shape (analyzed steps, dp, pp)
         Slowdown of a step if only this worker kept its recorded durations.
 
@@ -55,7 +55,7 @@ def replace_report(
     array = io.BytesIO()
     np.save(array, heatmaps, allow_pickle=False)
     tx.session.execute(
-        insert(Report).values(
+        insert(StoredReport).values(
             session_id=session_id,
             document_blob=write_blob(tx, [zstandard.compress(text, ZSTD_LEVEL)]),
             heatmap_blob=write_blob(tx, [array.getvalue()]),
@@ -66,21 +66,21 @@ def replace_report(
 def delete_report(tx: UnitOfWork, session_id: uuid.UUID) -> None:
     """Delete the report of a session, if there is one."""
     old = tx.session.execute(
-        delete(Report)
-        .where(Report.session_id == session_id)
-        .returning(Report.document_blob, Report.heatmap_blob)
+        delete(StoredReport)
+        .where(StoredReport.session_id == session_id)
+        .returning(StoredReport.document_blob, StoredReport.heatmap_blob)
     ).one_or_none()
     if old is not None:
         delete_blob(tx, old.document_blob)
         delete_blob(tx, old.heatmap_blob)
 
 
-def read_document(tx: Reads, report: Report) -> bytes:
+def read_document(tx: Reads, report: StoredReport) -> bytes:
     """Return the report's JSON text, encoded as UTF-8."""
     return zstandard.decompress(b"".join(read_blob(tx, report.document_blob)))
 
 
-def read_heatmaps(tx: Reads, report: Report) -> NDArray[np.float32]:
+def read_heatmaps(tx: Reads, report: StoredReport) -> NDArray[np.float32]:
     """Return the heatmaps, shape (analyzed steps, dp, pp)."""
     array: NDArray[np.float32] = np.load(
         io.BytesIO(b"".join(read_blob(tx, report.heatmap_blob))), allow_pickle=False

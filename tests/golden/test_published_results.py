@@ -18,7 +18,7 @@ from app.analysis.replay.questions import (
     answer,
 )
 from app.analysis.replay.session import prepare_replay
-from app.analysis.report.document import Sizes
+from app.analysis.report.document import JobSizes
 from tests.golden.conftest import Published
 
 TOLERANCE = 1e-4
@@ -63,7 +63,7 @@ def test_every_number_of_the_result_is_compared(published: Published) -> None:
 def test_sizes(published: Published) -> None:
     meta, sizes = published.result["job_meta"], published.report.sizes
     assert published.report.trial_name == meta["trial_name"]
-    assert sizes == Sizes(
+    assert sizes == JobSizes(
         dp=meta["dp_size"],
         pp=meta["pp_size"],
         tp=meta["tp_size"],

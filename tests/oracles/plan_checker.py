@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 
-from app.analysis.planning.problem import BETWEEN, INSIDE, LONGEST_PS, Option, Problem
+from app.analysis.planning.problem import BETWEEN, INSIDE, LONGEST_PS, Option, PlanningProblem
 from app.analysis.planning.search.certificate import Certificate, Leaf
 from app.analysis.planning.template import Template, stage_times, t_oobleck, t_std
 
@@ -20,7 +20,7 @@ _Place = tuple[tuple[int, ...], int, int]
 _CLOSED = -1
 
 
-def faults_of_template(problem: Problem, template: Template) -> list[str]:
+def faults_of_template(problem: PlanningProblem, template: Template) -> list[str]:
     """Return what is wrong with a template, in words; nothing for a valid one."""
     faults = []
     if [s.first for s in template] != [0, *(s.end for s in template[:-1])]:
@@ -35,7 +35,7 @@ def faults_of_template(problem: Problem, template: Template) -> list[str]:
     return faults + _faults_of_nodes(problem, template)
 
 
-def _faults_of_nodes(problem: Problem, template: Template) -> list[str]:
+def _faults_of_nodes(problem: PlanningProblem, template: Template) -> list[str]:
     devices, idle, faults = problem.spec.devices, problem.spec.allow_idle, []
     used: dict[tuple[int, int], list[int]] = {}
     last: tuple[tuple[int, int], ...] = ()
@@ -71,7 +71,7 @@ def _fit_in_order(stages: list[int], total: int, *, idle: bool) -> bool:
 
 
 def faults_of_certificate(
-    problem: Problem, template: Template, certificate: Certificate
+    problem: PlanningProblem, template: Template, certificate: Certificate
 ) -> list[str]:
     """Return what is wrong with a certificate, in words; nothing where it proves its bound."""
     faults = []
@@ -105,7 +105,7 @@ def faults_of_certificate(
     return faults
 
 
-def _every_time(problem: Problem) -> set[int]:
+def _every_time(problem: PlanningProblem) -> set[int]:
     """Return every time that any stage could take."""
     links = (INSIDE, BETWEEN)
     return {
@@ -118,7 +118,7 @@ def _every_time(problem: Problem) -> set[int]:
     }
 
 
-def _least_in(problem: Problem, leaf: Leaf, *, oobleck: bool) -> int | None:
+def _least_in(problem: PlanningProblem, leaf: Leaf, *, oobleck: bool) -> int | None:
     """Return a lower bound of the templates with their slowest stage in a leaf, None: none is."""
     microbatches = problem.spec.microbatches
     found = []
@@ -135,7 +135,7 @@ def _least_in(problem: Problem, leaf: Leaf, *, oobleck: bool) -> int | None:
     return min(found, default=None)
 
 
-def _oobleck_with(problem: Problem, leaf: Leaf, stages: int) -> int | None:
+def _oobleck_with(problem: PlanningProblem, leaf: Leaf, stages: int) -> int | None:
     """Bound T_oobleck with so many stages: with k the slowest, c·L_k ≥ c·low for each k."""
     values = [
         _cheapest(problem, _Rule(leaf.high_ps, stages, k, leaf.low_ps)) for k in range(stages)
@@ -152,7 +152,7 @@ class _Rule:
     slowest: int | None = None
     low_ps: int = 0
 
-    def price(self, problem: Problem, count: int, time: int) -> int | None:
+    def price(self, problem: PlanningProblem, count: int, time: int) -> int | None:
         """Return what the stage at a position adds, None where it may not take that time."""
         if time > self.high_ps:
             return None
@@ -165,7 +165,7 @@ class _Rule:
         return None if time == self.high_ps else 2 * time
 
 
-def _cheapest(problem: Problem, rule: _Rule) -> int | None:
+def _cheapest(problem: PlanningProblem, rule: _Rule) -> int | None:
     """Return the least cost by a rule; None where no template follows it."""
     devices = problem.spec.devices
     start: _Place = ((0,) * len(devices), _CLOSED, 0)
@@ -188,7 +188,7 @@ def _cheapest(problem: Problem, rule: _Rule) -> int | None:
 
 
 def _prices(
-    problem: Problem, rule: _Rule, layer: int, count: int, place: _Place
+    problem: PlanningProblem, rule: _Rule, layer: int, count: int, place: _Place
 ) -> Iterator[tuple[tuple[int, _Place], int]]:
     """Yield where the next stage may lead, and what it adds."""
     for end, option, left, right, after in _stages_from(problem, layer, place):
@@ -202,7 +202,7 @@ def _prices(
         yield (end, after), price
 
 
-def _complete(problem: Problem, place: _Place) -> bool:
+def _complete(problem: PlanningProblem, place: _Place) -> bool:
     used, kind, _ = place
     if problem.spec.allow_idle:
         return True
@@ -211,7 +211,7 @@ def _complete(problem: Problem, place: _Place) -> bool:
 
 
 def _stages_from(
-    problem: Problem, layer: int, place: _Place
+    problem: PlanningProblem, layer: int, place: _Place
 ) -> Iterator[tuple[int, int, int, int, _Place]]:
     """Yield the stages that may come next: end, option, links before and behind, place."""
     for index, option in enumerate(problem.options):
@@ -224,7 +224,7 @@ def _stages_from(
 
 
 def _replicated(
-    problem: Problem, option: Option, place: _Place
+    problem: PlanningProblem, option: Option, place: _Place
 ) -> Iterator[tuple[int, int, _Place]]:
     used, kind, _ = place
     after = tuple(a + b for a, b in zip(used, option.nodes, strict=True))
@@ -233,7 +233,9 @@ def _replicated(
         yield BETWEEN, BETWEEN, (after, _CLOSED, 0)
 
 
-def _inside(problem: Problem, option: Option, place: _Place) -> Iterator[tuple[int, int, _Place]]:
+def _inside(
+    problem: PlanningProblem, option: Option, place: _Place
+) -> Iterator[tuple[int, int, _Place]]:
     """Yield the links and the place behind, for each position in the node in use or a new one."""
     device, idle = problem.spec.devices[option.device], problem.spec.allow_idle
     used, kind, behind = place

@@ -21,7 +21,7 @@ from app.analysis.trace.model import Sizes, Trace
 from app.analysis.trace.storage import pack
 from app.db.blobs import write_blob
 from app.db.models.blobs import BlobPart
-from app.db.models.sessions import Job, Report, Session
+from app.db.models.sessions import Job, Session, StoredReport
 from app.db.models.tasks import ANALYZE_SESSION, TaskRun
 
 if TYPE_CHECKING:
@@ -122,7 +122,7 @@ def task_row(container: Container, stored: Stored) -> TaskRun:
 def count_reports(container: Container) -> int:
     """Return how many reports there are."""
     with container.uow() as tx:
-        return tx.session.execute(select(func.count()).select_from(Report)).scalar_one()
+        return tx.session.execute(select(func.count()).select_from(StoredReport)).scalar_one()
 
 
 def count_blobs(container: Container) -> int:

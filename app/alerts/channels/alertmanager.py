@@ -8,7 +8,7 @@ from typing import Annotated, Any, Final
 from pydantic import Field, TypeAdapter
 
 from app.alerts.channels.alertmanager_format import annotations_of, labels_of, timestamp
-from app.alerts.channels.kind import JSON_HEADERS, Kind, Parcel, Secret, Url, encode
+from app.alerts.channels.kind import JSON_HEADERS, ChannelKind, Parcel, Secret, Url, encode
 from app.alerts.delivery import ReceiverAnswer
 from app.alerts.grouping import Manner, Status
 from app.alerts.message import Alert, Message
@@ -83,7 +83,7 @@ def send(config: AlertmanagerConfig, parcel: Parcel) -> ReceiverAnswer:
     return check(parcel.outbound.post(url, body, headers))
 
 
-ALERTMANAGER: Final = Kind(
+ALERTMANAGER: Final = ChannelKind(
     name="alertmanager",
     title="Alertmanager",
     config=TypeAdapter(AlertmanagerConfig),

@@ -14,7 +14,7 @@ from typing import Annotated, Final
 
 from pydantic import Field, TypeAdapter
 
-from app.alerts.channels.kind import Kind, Parcel, Secret
+from app.alerts.channels.kind import ChannelKind, Parcel, Secret
 from app.alerts.delivery import DeliveryError, ReceiverAnswer
 from app.alerts.lines import plain_text
 
@@ -71,7 +71,7 @@ def send(config: AppriseConfig, parcel: Parcel) -> ReceiverAnswer:
     return ReceiverAnswer(None, "Taken by Apprise.")
 
 
-APPRISE: Final = Kind(
+APPRISE: Final = ChannelKind(
     name="apprise",
     title="Apprise",
     config=TypeAdapter(AppriseConfig),

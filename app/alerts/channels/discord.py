@@ -14,7 +14,7 @@ from typing import Annotated, Any, Final
 
 from pydantic import Field, TypeAdapter
 
-from app.alerts.channels.kind import JSON_HEADERS, Kind, Parcel, Url, encode
+from app.alerts.channels.kind import JSON_HEADERS, ChannelKind, Parcel, Url, encode
 from app.alerts.delivery import DeliveryError, ReceiverAnswer
 from app.alerts.grouping import Status
 from app.alerts.lines import clip, lines_of
@@ -156,7 +156,7 @@ def _said(response: Response) -> dict[str, Any]:
     return document if isinstance(document, dict) else {}
 
 
-DISCORD: Final = Kind(
+DISCORD: Final = ChannelKind(
     name="discord",
     title="Discord",
     config=TypeAdapter(DiscordConfig),

@@ -15,7 +15,7 @@ from typing import Annotated, Any, Final
 
 from pydantic import Field, TypeAdapter
 
-from app.alerts.channels.kind import JSON_HEADERS, Kind, Parcel, Secret, Url, encode
+from app.alerts.channels.kind import JSON_HEADERS, ChannelKind, Parcel, Secret, Url, encode
 from app.alerts.delivery import DeliveryError, ReceiverAnswer
 from app.alerts.lines import MAX_ALERTS, clip, lines_of
 from app.alerts.message import Alert, Message
@@ -136,7 +136,7 @@ def _code(response: Response) -> int | None:
     return code if isinstance(code, int) else None
 
 
-FEISHU: Final = Kind(
+FEISHU: Final = ChannelKind(
     name="feishu",
     title="Feishu or Lark",
     config=TypeAdapter(FeishuConfig),

@@ -39,7 +39,7 @@ class Parcel:
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class ChannelKind:
     """A kind of channel.
 
     Parameters

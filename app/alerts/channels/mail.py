@@ -21,7 +21,7 @@ from uuid import NAMESPACE_URL, uuid5
 
 from pydantic import Field, TypeAdapter
 
-from app.alerts.channels.kind import Kind, Parcel, Secret
+from app.alerts.channels.kind import ChannelKind, Parcel, Secret
 from app.alerts.delivery import DeliveryError, ReceiverAnswer, excerpt
 from app.alerts.lines import MAX_ALERTS, clip, lines_of, plain_text
 from app.alerts.message import Alert, Message
@@ -212,7 +212,7 @@ class _Smtp(smtplib.SMTP):
                 return
 
 
-MAIL: Final = Kind(
+MAIL: Final = ChannelKind(
     name="email",
     title="E-mail",
     config=TypeAdapter(MailConfig),

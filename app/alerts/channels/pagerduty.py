@@ -11,7 +11,7 @@ from typing import Annotated, Any, Final
 
 from pydantic import Field, TypeAdapter
 
-from app.alerts.channels.kind import JSON_HEADERS, Kind, Parcel, Secret, Url, encode
+from app.alerts.channels.kind import JSON_HEADERS, ChannelKind, Parcel, Secret, Url, encode
 from app.alerts.delivery import ReceiverAnswer
 from app.alerts.grouping import Manner, Status
 from app.alerts.lines import clip, lines_of
@@ -90,7 +90,7 @@ def send(config: PagerDutyConfig, parcel: Parcel) -> ReceiverAnswer:
     return answer
 
 
-PAGERDUTY: Final = Kind(
+PAGERDUTY: Final = ChannelKind(
     name="pagerduty",
     title="PagerDuty",
     config=TypeAdapter(PagerDutyConfig),

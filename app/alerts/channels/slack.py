@@ -11,7 +11,7 @@ from typing import Annotated, Any, Final
 
 from pydantic import Field, TypeAdapter
 
-from app.alerts.channels.kind import JSON_HEADERS, Kind, Parcel, Url, encode
+from app.alerts.channels.kind import JSON_HEADERS, ChannelKind, Parcel, Url, encode
 from app.alerts.delivery import DeliveryError, ReceiverAnswer
 from app.alerts.lines import MAX_ALERTS, clip, lines_of
 from app.alerts.message import Alert, Message
@@ -110,7 +110,7 @@ def send(config: SlackConfig, parcel: Parcel) -> ReceiverAnswer:
         raise
 
 
-SLACK: Final = Kind(
+SLACK: Final = ChannelKind(
     name="slack",
     title="Slack",
     config=TypeAdapter(SlackConfig),

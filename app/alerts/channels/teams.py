@@ -12,7 +12,7 @@ from typing import Annotated, Any, Final
 
 from pydantic import Field, TypeAdapter
 
-from app.alerts.channels.kind import JSON_HEADERS, Kind, Parcel, Url, encode
+from app.alerts.channels.kind import JSON_HEADERS, ChannelKind, Parcel, Url, encode
 from app.alerts.delivery import ReceiverAnswer
 from app.alerts.grouping import Status
 from app.alerts.lines import MAX_ALERTS, clip, lines_of
@@ -132,7 +132,7 @@ def send(config: TeamsConfig, parcel: Parcel) -> ReceiverAnswer:
     return check(parcel.outbound.post(config.url, body, JSON_HEADERS))
 
 
-TEAMS: Final = Kind(
+TEAMS: Final = ChannelKind(
     name="teams",
     title="Microsoft Teams",
     config=TypeAdapter(TeamsConfig),

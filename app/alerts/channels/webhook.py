@@ -14,7 +14,7 @@ from typing import Annotated, Final
 from pydantic import Field, TypeAdapter
 
 from app.alerts.channels.alertmanager_format import webhook_body
-from app.alerts.channels.kind import JSON_HEADERS, Kind, Parcel, Secret, Url, encode
+from app.alerts.channels.kind import JSON_HEADERS, ChannelKind, Parcel, Secret, Url, encode
 from app.alerts.delivery import ReceiverAnswer
 from app.alerts.outbound import check
 
@@ -100,7 +100,7 @@ def send(config: WebhookConfig, parcel: Parcel) -> ReceiverAnswer:
     return check(parcel.outbound.post(config.url, body, headers))
 
 
-WEBHOOK: Final = Kind(
+WEBHOOK: Final = ChannelKind(
     name="webhook",
     title="Webhook",
     config=TypeAdapter(WebhookConfig),

@@ -8,12 +8,12 @@ from app.analysis.planning.ditto.folding import Folding
 from app.analysis.planning.ditto.method import VirtualTemplate
 from app.analysis.planning.document import (
     SCHEMA,
-    Alternative,
     BoundProof,
     ComparedTemplate,
     FoldedCluster,
     IterationTimes,
     NoAnswer,
+    PlanAlternative,
     PlanDocument,
     PlannedStage,
     SimulatedIteration,
@@ -23,7 +23,7 @@ from app.analysis.planning.document import (
     VirtualStage,
 )
 from app.analysis.planning.plan import BASELINES, FoundPlan
-from app.analysis.planning.problem import PS_PER_MS, Problem
+from app.analysis.planning.problem import PS_PER_MS, PlanningProblem
 from app.analysis.planning.search.certificate import Certificate
 from app.analysis.planning.template import (
     Stage,
@@ -51,7 +51,7 @@ def plan_document(found: FoundPlan) -> PlanDocument:
         optimal=found.optimal,
         lower_bound_ms=None if bound is None else bound / PS_PER_MS,
         alternatives=tuple(
-            Alternative(_times(found.problem, template), _stages(found.problem, template))
+            PlanAlternative(_times(found.problem, template), _stages(found.problem, template))
             for template in found.alternatives
         ),
         certificate=None if found.certificate is None else _proof(found.certificate),
@@ -65,7 +65,7 @@ def plan_document(found: FoundPlan) -> PlanDocument:
     )
 
 
-def simulated_iteration(problem: Problem, template: Template) -> SimulatedIteration:
+def simulated_iteration(problem: PlanningProblem, template: Template) -> SimulatedIteration:
     """Return one iteration of a template, executed."""
     line = timeline(problem, template)
     starts = None
@@ -108,7 +108,7 @@ def _against(found: FoundPlan, best: int | None) -> ComparedTemplate:
     return ComparedTemplate(**_template_fields(found), relative=ratio)
 
 
-def _times(problem: Problem, template: Template) -> IterationTimes:
+def _times(problem: PlanningProblem, template: Template) -> IterationTimes:
     times = evaluate(problem, template)
     return IterationTimes(
         t_std=times.t_std / PS_PER_MS,
@@ -117,12 +117,12 @@ def _times(problem: Problem, template: Template) -> IterationTimes:
     )
 
 
-def _stages(problem: Problem, template: Template) -> tuple[PlannedStage, ...]:
+def _stages(problem: PlanningProblem, template: Template) -> tuple[PlannedStage, ...]:
     rows = zip(template, memory_of(problem, template), stage_times(problem, template), strict=True)
     return tuple(_stage(problem, stage, memory, time) for stage, memory, time in rows)
 
 
-def _stage(problem: Problem, stage: Stage, memory: float, time_ps: int) -> PlannedStage:
+def _stage(problem: PlanningProblem, stage: Stage, memory: float, time_ps: int) -> PlannedStage:
     devices, option = problem.spec.devices, problem.options[stage.option]
     forward = int(problem.forward_ps[stage.option, stage.end, stage.first])
     cost = int(problem.cost_ps[stage.option, stage.end, stage.first])
@@ -141,7 +141,7 @@ def _stage(problem: Problem, stage: Stage, memory: float, time_ps: int) -> Plann
     )
 
 
-def _replicas(problem: Problem, stage: Stage) -> tuple[StageReplica, ...]:
+def _replicas(problem: PlanningProblem, stage: Stage) -> tuple[StageReplica, ...]:
     """Return the nodes of a replicated stage with the share of the batch that each takes."""
     devices = problem.spec.devices
     costs = {
@@ -176,7 +176,7 @@ def _contiguous(template: Template) -> bool:
     return True
 
 
-def _idle(problem: Problem, template: Template) -> dict[str, int]:
+def _idle(problem: PlanningProblem, template: Template) -> dict[str, int]:
     """Return how many devices of each type are in no stage."""
     used = dict.fromkeys(range(len(problem.spec.devices)), 0)
     for stage in template:
@@ -191,7 +191,7 @@ def _idle(problem: Problem, template: Template) -> dict[str, int]:
     }
 
 
-def _folded(problem: Problem, folding: Folding) -> FoldedCluster:
+def _folded(problem: PlanningProblem, folding: Folding) -> FoldedCluster:
     devices = problem.spec.devices
     return FoldedCluster(
         weakest=devices[folding.weakest].name,

@@ -161,7 +161,7 @@ class VirtualPlan:
 
 
 @dataclass(frozen=True, slots=True)
-class Alternative:
+class PlanAlternative:
     """A near-optimal template.
 
     Parameters
@@ -301,7 +301,7 @@ class PlanDocument(FoundTemplate, _Versioned):
         Whether it is proven that no template is better by the objective.
     lower_bound_ms : float or None
         No template costs less by the objective, ms; None where the method proves nothing.
-    alternatives : tuple of Alternative
+    alternatives : tuple of PlanAlternative
         At most ten that cost at most 2 % more than the best, the best simulated first. Costs are
         by the objective, by ``t_std`` where that is ``simulated``. Empty for other methods than
         ``optimal``.
@@ -314,7 +314,7 @@ class PlanDocument(FoundTemplate, _Versioned):
 
     optimal: bool
     lower_bound_ms: float | None
-    alternatives: tuple[Alternative, ...]
+    alternatives: tuple[PlanAlternative, ...]
     certificate: BoundProof | None
     comparison: Mapping[str, ComparedTemplate | NoAnswer]
 
@@ -339,7 +339,7 @@ class PlanDocument(FoundTemplate, _Versioned):
             if isinstance(other, ComparedTemplate)
         }
 
-    def over(self, other: FoundTemplate | Alternative) -> float:
+    def over(self, other: FoundTemplate | PlanAlternative) -> float:
         """Return how much longer than the plan another template takes, executed; a fraction."""
         return other.iteration_time_ms.simulated / self.iteration_time_ms.simulated - 1
 

@@ -15,7 +15,7 @@ from app.analysis.planning.ditto.method import (
     plan_ditto,
     plan_greedy,
 )
-from app.analysis.planning.problem import Problem, compile_problem
+from app.analysis.planning.problem import PlanningProblem, compile_problem
 from app.analysis.planning.search.advice import nearest_changes
 from app.analysis.planning.search.budget import SearchBudget
 from app.analysis.planning.search.certificate import Certificate
@@ -49,7 +49,7 @@ class FoundPlan:
         Why a baseline has no answer.
     """
 
-    problem: Problem
+    problem: PlanningProblem
     method: str
     objective: str
     template: Template
@@ -169,7 +169,7 @@ def _for_comparison(budget: SearchBudget, spent_s: float) -> SearchBudget:
 
 
 def _explained(
-    problem: Problem, error: InfeasiblePlanError, budget: SearchBudget
+    problem: PlanningProblem, error: InfeasiblePlanError, budget: SearchBudget
 ) -> InfeasiblePlanError:
     try:
         reason, changes = nearest_changes(problem, budget)
@@ -185,7 +185,7 @@ def _search_objective(objective: str) -> str:
     return "t_oobleck" if objective == "t_oobleck" else "t_std"
 
 
-def _optimal(problem: Problem, objective: str, budget: SearchBudget) -> FoundPlan:
+def _optimal(problem: PlanningProblem, objective: str, budget: SearchBudget) -> FoundPlan:
     began = budget.clock()
     found = plan_optimal(problem, _search_objective(objective), budget)
     template, bound = found.template, found.certificate.lower_bound_ps
@@ -204,12 +204,12 @@ def _optimal(problem: Problem, objective: str, budget: SearchBudget) -> FoundPla
     )
 
 
-def _simulated_bound(problem: Problem, found: OptimalPlan) -> int:
+def _simulated_bound(problem: PlanningProblem, found: OptimalPlan) -> int:
     """Return what no execution is shorter than: the busiest stage works for all microbatches."""
     return problem.spec.microbatches * found.smallest_bottleneck_ps
 
 
-def _ditto(problem: Problem, objective: str, budget: SearchBudget) -> FoundPlan:
+def _ditto(problem: PlanningProblem, objective: str, budget: SearchBudget) -> FoundPlan:
     began = budget.clock()
     found: DittoPlan = plan_ditto(problem, budget)
     took = budget.clock() - began
@@ -224,7 +224,7 @@ def _ditto(problem: Problem, objective: str, budget: SearchBudget) -> FoundPlan:
     )
 
 
-def _greedy(problem: Problem, objective: str, budget: SearchBudget) -> FoundPlan:
+def _greedy(problem: PlanningProblem, objective: str, budget: SearchBudget) -> FoundPlan:
     began = budget.clock()
     found = plan_greedy(problem, budget)
     return FoundPlan(
@@ -238,7 +238,7 @@ def _greedy(problem: Problem, objective: str, budget: SearchBudget) -> FoundPlan
     )
 
 
-def _exhaustive(problem: Problem, objective: str, budget: SearchBudget) -> FoundPlan:
+def _exhaustive(problem: PlanningProblem, objective: str, budget: SearchBudget) -> FoundPlan:
     began = budget.clock()
     spec = problem.spec
     if spec.allow_idle or spec.replicate:
@@ -271,7 +271,7 @@ def _exhaustive(problem: Problem, objective: str, budget: SearchBudget) -> Found
     )
 
 
-def _numbered(problem: Problem, division: Division, stages: int) -> Template:
+def _numbered(problem: PlanningProblem, division: Division, stages: int) -> Template:
     """Return a division's template; parts of one node follow each other until it is full."""
     parts: list[tuple[int, int, int, bool]] = []
     used = 0
@@ -282,7 +282,7 @@ def _numbered(problem: Problem, division: Division, stages: int) -> Template:
     return number_nodes(problem, parts)
 
 
-_METHODS: Final[dict[str, Callable[[Problem, str, SearchBudget], FoundPlan]]] = {
+_METHODS: Final[dict[str, Callable[[PlanningProblem, str, SearchBudget], FoundPlan]]] = {
     "optimal": _optimal,
     "ditto": _ditto,
     "greedy": _greedy,

@@ -45,7 +45,7 @@ class Option:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Problem:
+class PlanningProblem:
     """Costs of every stage.
 
     Parameters
@@ -102,7 +102,7 @@ class Problem:
         )
 
 
-def compile_problem(spec: Spec) -> Problem:
+def compile_problem(spec: Spec) -> PlanningProblem:
     """Work out every stage's cost.
 
     Raises
@@ -148,7 +148,7 @@ def compile_problem(spec: Spec) -> Problem:
     cost[:, empty] = NEVER
     forward[:, empty] = NEVER
     transfer = _transfers(spec)
-    return Problem(
+    return PlanningProblem(
         spec=spec,
         options=tuple(options),
         forward_ps=forward,

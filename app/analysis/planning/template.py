@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from app.analysis.planning.problem import BETWEEN, INSIDE, Problem
+from app.analysis.planning.problem import BETWEEN, INSIDE, PlanningProblem
 from app.analysis.planning.simulation import SimulatedTimeline, simulate
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ class TemplateTimes:
         return value
 
 
-def stage_times(problem: Problem, template: Template) -> list[int]:
+def stage_times(problem: PlanningProblem, template: Template) -> list[int]:
     """Return what each stage takes for one microbatch, transfers included."""
     kinds = _links(template)
     return [
@@ -89,7 +89,7 @@ def t_oobleck(times: Sequence[int], microbatches: int) -> int | None:
     return sum(times) + steady * slowest + sum(times[k:])
 
 
-def evaluate(problem: Problem, template: Template) -> TemplateTimes:
+def evaluate(problem: PlanningProblem, template: Template) -> TemplateTimes:
     """Return an iteration's time by each formula."""
     times, microbatches = stage_times(problem, template), problem.spec.microbatches
     return TemplateTimes(
@@ -99,7 +99,7 @@ def evaluate(problem: Problem, template: Template) -> TemplateTimes:
     )
 
 
-def timeline(problem: Problem, template: Template) -> SimulatedTimeline:
+def timeline(problem: PlanningProblem, template: Template) -> SimulatedTimeline:
     """Execute the template with 1F1B."""
     forward = [int(problem.forward_ps[s.option, s.end, s.first]) for s in template]
     cost = [int(problem.cost_ps[s.option, s.end, s.first]) for s in template]
@@ -114,7 +114,7 @@ def timeline(problem: Problem, template: Template) -> SimulatedTimeline:
     )
 
 
-def memory_of(problem: Problem, template: Template) -> list[float]:
+def memory_of(problem: PlanningProblem, template: Template) -> list[float]:
     """Return the bytes that one device of each stage needs."""
     return [
         problem.memory_bytes(stage.option, stage.first, stage.end, len(template) - position)
@@ -122,7 +122,7 @@ def memory_of(problem: Problem, template: Template) -> list[float]:
     ]
 
 
-def fits(problem: Problem, template: Template) -> bool:
+def fits(problem: PlanningProblem, template: Template) -> bool:
     """Return whether every stage fits the memory of its devices."""
     return all(
         needed <= problem.capacity_bytes[stage.option]
@@ -130,7 +130,7 @@ def fits(problem: Problem, template: Template) -> bool:
     )
 
 
-def number_nodes(problem: Problem, parts: Iterable[tuple[int, int, int, bool]]) -> Template:
+def number_nodes(problem: PlanningProblem, parts: Iterable[tuple[int, int, int, bool]]) -> Template:
     """Return a template from parts in order: first layer, end, option, in the last part's node.
 
     Nodes of a type are alike; they are numbered in the order of their first stage.

@@ -21,7 +21,7 @@ from app.analysis.trace.model import GC
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Recreated:
+class RecreatedOperations:
     """Operations that were made anew.
 
     Parameters
@@ -39,7 +39,9 @@ class Recreated:
         return int(self.by_worker.sum())
 
 
-def recreate(layouts: Sequence[Layout], graphs: Sequence[Graph]) -> tuple[list[Layout], Recreated]:
+def recreate(
+    layouts: Sequence[Layout], graphs: Sequence[Graph]
+) -> tuple[list[Layout], RecreatedOperations]:
     """Fill in what is missing from a session's layouts; the others stay the same objects."""
     usual = _usual_durations(layouts, graphs)
     repaired = [
@@ -49,7 +51,7 @@ def recreate(layouts: Sequence[Layout], graphs: Sequence[Graph]) -> tuple[list[L
     return repaired, _count(layouts)
 
 
-def _count(layouts: Sequence[Layout]) -> Recreated:
+def _count(layouts: Sequence[Layout]) -> RecreatedOperations:
     by_optype: Counter[str] = Counter()
     by_worker = np.zeros((layouts[0].dp, layouts[0].pp), dtype=np.int64)
     for layout in layouts:
@@ -60,7 +62,7 @@ def _count(layouts: Sequence[Layout]) -> Recreated:
         for node in np.flatnonzero(lost.any(axis=1)).tolist():
             by_optype[layout.op_names[layout.nodes.op[node]]] += int(lost[node].sum())
             by_worker[:, layout.nodes.pp[node]] += lost[node]
-    return Recreated(dict(by_optype), by_worker)
+    return RecreatedOperations(dict(by_optype), by_worker)
 
 
 def _usual_durations(layouts: Sequence[Layout], graphs: Sequence[Graph]) -> dict[int, FloatArray]:

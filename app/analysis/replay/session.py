@@ -12,7 +12,7 @@ from app.analysis.replay.adaptations.draft import Draft
 from app.analysis.replay.adaptations.evidence import Adaptation, Name
 from app.analysis.replay.adaptations.registry import adapt, adapt_refused, adapt_rows
 from app.analysis.replay.adaptations.trial import recorded_times, stage_begins
-from app.analysis.replay.clocks.alignment import Clocks
+from app.analysis.replay.clocks.alignment import RankClocks
 from app.analysis.replay.engine.durations import FAULT_NS, Durations, ideal_durations, own_durations
 from app.analysis.replay.engine.executor import executor_for
 from app.analysis.replay.engine.replay import prepare
@@ -20,7 +20,7 @@ from app.analysis.replay.engine.variants import Simulator
 from app.analysis.replay.layout.arrange import lay_out
 from app.analysis.replay.layout.dense import DroppedStep, FloatArray, IntArray, LaidOut, Layout
 from app.analysis.replay.layout.graph import Graph, build_graph
-from app.analysis.replay.repair import Recreated
+from app.analysis.replay.repair import RecreatedOperations
 from app.analysis.trace.model import Trace
 from app.errors import UnanalyzableError
 
@@ -49,9 +49,9 @@ class Replayed:
         Steps that are left out.
     clamped : int
         Transfer durations at fault that count as 0.
-    recreated : Recreated
+    recreated : RecreatedOperations
         Operations that the recorder lost and that were made anew.
-    clocks : Clocks
+    clocks : RankClocks
     unanswered : tuple of str
         Types of sends that are left out because nobody recorded their receives.
     adaptations : tuple of Adaptation
@@ -61,8 +61,8 @@ class Replayed:
     groups: tuple[ShapeGroup, ...]
     dropped: tuple[DroppedStep, ...]
     clamped: int
-    recreated: Recreated
-    clocks: Clocks
+    recreated: RecreatedOperations
+    clocks: RankClocks
     unanswered: tuple[str, ...]
     adaptations: tuple[Adaptation, ...] = ()
 

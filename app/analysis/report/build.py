@@ -51,9 +51,8 @@ from app.analysis.report.coverage import (
 )
 from app.analysis.report.document import (
     SECONDS_AN_HOUR,
-    DroppedStep,
+    JobSizes,
     Report,
-    Sizes,
     Steps,
     Workers,
 )
@@ -181,7 +180,7 @@ def _report(trace: Trace, replayed: Replayed, metrics: Metrics) -> Report:
         )
     return Report(
         trial_name=trace.meta.trial_name,
-        sizes=Sizes(
+        sizes=JobSizes(
             dp=sizes.dp, pp=sizes.pp, tp=sizes.tp, cp=sizes.cp, vpp=sizes.vpp, world=sizes.world
         ),
         hosts=dict(trace.meta.hosts),
@@ -189,7 +188,7 @@ def _report(trace: Trace, replayed: Replayed, metrics: Metrics) -> Report:
         workers=Workers(ranks),
         steps=Steps(
             analyzed=tuple(replayed.steps.tolist()),
-            dropped=tuple(DroppedStep(item.step, item.reason) for item in replayed.dropped),
+            dropped=replayed.dropped,
         ),
         coverage=_coverage(trace, replayed, metrics),
         clocks=_clocks(trace, replayed, metrics),

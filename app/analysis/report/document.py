@@ -17,6 +17,7 @@ from app.analysis.diagnosis.verdict import Verdict
 from app.analysis.json_text import OMITTED
 from app.analysis.mitigation.template import PlannedTemplate, WithheldTemplate
 from app.analysis.mitigation.tensor.recorded import TensorAdvice
+from app.analysis.replay.layout.dense import DroppedStep
 from app.analysis.report.coverage import Clocks, Coverage, Fidelity
 from app.analysis.report.findings import DiagnosisSummary, NamedCause, Recommendation
 from app.analysis.report.measures import (
@@ -36,7 +37,7 @@ SECONDS_AN_HOUR: Final = 3600
 
 
 @dataclass(frozen=True, slots=True)
-class Sizes:
+class JobSizes:
     """How the job is divided.
 
     Parameters
@@ -77,22 +78,6 @@ class Workers:
 
 
 @dataclass(frozen=True, slots=True)
-class DroppedStep:
-    """A step that is not analyzed.
-
-    Parameters
-    ----------
-    step : int
-        Number of the training step.
-    reason : str
-        Why, in words.
-    """
-
-    step: int
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
 class Steps:
     """Which training steps the report is about.
 
@@ -124,7 +109,7 @@ class Report:
         Id of the session; None where a file was analyzed.
     trial_name : str or None
         As the metadata have it.
-    sizes : Sizes
+    sizes : JobSizes
         How the job is divided.
     hosts : mapping of int to str
         Host of each global rank, as far as the metadata say.
@@ -204,7 +189,7 @@ class Report:
     job: str | None = None
     session: str | None = None
     trial_name: str | None
-    sizes: Sizes
+    sizes: JobSizes
     hosts: dict[int, str]
     gpus: dict[int, str]
     workers: Workers

@@ -7,7 +7,7 @@ from typing import Final
 
 from app.analysis.diagnosis.places import View, Where
 from app.analysis.diagnosis.verdict import Level
-from app.analysis.report.document import Report, Sizes
+from app.analysis.report.document import JobSizes, Report
 from app.analysis.report.findings import NamedCause
 
 # A chat message and a row of the fleet page have room for two.
@@ -59,7 +59,7 @@ class Summary:
         The operation type that costs most.
     causes : tuple of SummaryCause
         The first ones.
-    sizes : Sizes
+    sizes : JobSizes
     """
 
     sentence: str
@@ -70,7 +70,7 @@ class Summary:
     fb_correlation: float | None
     top_optype: str
     causes: tuple[SummaryCause, ...]
-    sizes: Sizes
+    sizes: JobSizes
 
 
 def summarize(report: Report) -> Summary:

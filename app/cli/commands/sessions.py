@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from app.analysis.replay.adaptations.evidence import Name as Adaptation
+from app.analysis.replay.adaptations.evidence import Name as AdaptationName
 from app.cli.commands.options import LOCAL_SERVER, MetaOption, ServerOption, TraceOrFolder
 
 app = typer.Typer()
@@ -38,10 +38,10 @@ ScaleOption = Annotated[
     ),
 ]
 WithoutOption = Annotated[
-    list[Adaptation] | None,
+    list[AdaptationName] | None,
     typer.Option(
         metavar="ADAPTATION",
-        help=f"Replay without this adaptation (repeatable): {', '.join(Adaptation)}",
+        help=f"Replay without this adaptation (repeatable): {', '.join(AdaptationName)}",
     ),
 ]
 

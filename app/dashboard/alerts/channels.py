@@ -21,7 +21,7 @@ from app.services.alerts.routing import SELECTOR
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from app.alerts.channels.kind import Kind
+    from app.alerts.channels.kind import ChannelKind
     from app.alerts.rules import Audience
     from app.services.alerts.channels.reads import ChannelView, Tally
     from app.services.alerts.channels.views import Undelivered
@@ -263,7 +263,7 @@ def _form(channel: ChannelView | None, *, apprise: bool) -> ChannelForm:
     )
 
 
-def _kind_form(kind: Kind, channel: ChannelView | None) -> KindForm:
+def _kind_form(kind: ChannelKind, channel: ChannelView | None) -> KindForm:
     fields = fields_of(
         kind.config,
         "config",

@@ -26,7 +26,7 @@ from app.db.states import PlanState
 from app.door.here import Here
 from app.errors import NotFoundError
 from app.inputs.plans.request import DEFAULT_TIME_LIMIT_S, MOST_TIME_LIMIT_S
-from app.services.plans.read import PlanRow, PlanView, get_plan, list_plans
+from app.services.plans.read import PlanSummary, PlanView, get_plan, list_plans
 from app.services.plans.stored import PlanResult
 
 if TYPE_CHECKING:
@@ -147,7 +147,7 @@ def _filled(view: PlanView) -> PlanForm:
     )
 
 
-def _listed(row: PlanRow) -> ListedPlan:
+def _listed(row: PlanSummary) -> ListedPlan:
     headline = row.headline if row.state == PlanState.PLANNED else None
     optimal = headline is not None and headline.optimal
     return ListedPlan(

@@ -10,8 +10,9 @@ from typing import Final
 from markupsafe import Markup
 
 from app.analysis.diagnosis.headline import HeadlineKind
+from app.analysis.replay.layout.dense import DroppedStep
 from app.analysis.report.coverage import Clocks, MadeAdaptation, Recreated
-from app.analysis.report.document import DroppedStep, Report
+from app.analysis.report.document import Report
 from app.analysis.report.measures import Recovery
 from app.analysis.trace.unmapped import Unmapped
 from app.analysis.wording import hours

@@ -116,7 +116,7 @@ class Session(OfProject, Base):
     headline: Mapped[Summary | None] = mapped_column(SUMMARY)
 
 
-class Report(OfProject, Base):
+class StoredReport(OfProject, Base):
     """Result of the analysis of a session: at most one, replaced as a whole."""
 
     __tablename__ = "report"

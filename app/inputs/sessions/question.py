@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Annotated, Final, Literal, Self
 
 from pydantic import (
@@ -126,14 +125,3 @@ class WrittenQuestion(Written):
             ),
             tuple(dict.fromkeys(self.without)),
         )
-
-
-def parse_question(document: Mapping[str, object]) -> Question:
-    """Read a question from JSON types.
-
-    Raises
-    ------
-    InvalidQuestionError
-        With every fault and its path.
-    """
-    return WrittenQuestion.model_validate(document).question()

@@ -14,7 +14,7 @@ from app.db.models.alerts import AlertDelivery, AlertGroup
 from app.db.models.blobs import BlobPart
 from app.db.models.chunks import Chunk
 from app.db.models.plans import Plan
-from app.db.models.sessions import Job, Report, Session
+from app.db.models.sessions import Job, Session, StoredReport
 from app.db.models.tasks import TaskRun
 from app.db.states import TaskState
 from app.errors import ConflictError, NotFoundError
@@ -145,8 +145,8 @@ def _take_along(tx: UnitOfWork, job_id: int, target: int) -> None:
     sessions = select(Session.id).where(Session.job_id == job_id)
     blobs: CompoundSelect[Any] = union_all(
         select(Session.trace_blob).where(Session.job_id == job_id),
-        select(Report.document_blob).where(Report.session_id.in_(sessions)),
-        select(Report.heatmap_blob).where(Report.session_id.in_(sessions)),
+        select(StoredReport.document_blob).where(StoredReport.session_id.in_(sessions)),
+        select(StoredReport.heatmap_blob).where(StoredReport.session_id.in_(sessions)),
         select(Chunk.blob).where(Chunk.session_id.in_(sessions)),
     )
     tx.session.execute(

@@ -15,7 +15,7 @@ from app.db.scope import COUNTS_EVERYWHERE
 from app.db.states import PlanState, TaskState
 from app.errors import Fault, NotFoundError
 from app.inputs.values import Name, Whole
-from app.services.plans.stored import HEADLINE, Headline, PlanResult, unpack_result
+from app.services.plans.stored import HEADLINE, PlanHeadline, PlanResult, unpack_result
 
 if TYPE_CHECKING:
     import uuid
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class PlanRow:
+class PlanSummary:
     """A plan as lists show it; `gap` is proven so far while it is planned, a fraction."""
 
     id: uuid.UUID
@@ -44,7 +44,7 @@ class PlanRow:
     gap: float | None
     reason_code: str | None
     reason: str | None
-    headline: Headline | None
+    headline: PlanHeadline | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +75,7 @@ class PlanView:
 
     Parameters
     ----------
-    row : PlanRow
+    row : PlanSummary
     spec : mapping
         The specification as it was sent.
     asked : Asked
@@ -90,7 +90,7 @@ class PlanView:
         The database's time of this view.
     """
 
-    row: PlanRow
+    row: PlanSummary
     spec: Mapping[str, Any]
     asked: Asked
     faults: tuple[Fault, ...]
@@ -103,11 +103,11 @@ class PlanView:
 class PlanList:
     """Plans, newest first, and the database's time."""
 
-    rows: tuple[PlanRow, ...]
+    rows: tuple[PlanSummary, ...]
     now: datetime
 
 
-_COLUMNS: Final = tuple(getattr(Plan, name) for name in PlanRow.__slots__)
+_COLUMNS: Final = tuple(getattr(Plan, name) for name in PlanSummary.__slots__)
 
 
 def list_plans(tx: Reads, limit: int) -> PlanList:
@@ -145,11 +145,11 @@ def asked_of(spec: Mapping[str, Any]) -> Asked:
     return _ASKED.validate_python(spec)
 
 
-def _row(found: Row[*tuple[Any, ...]]) -> PlanRow:
-    values = {name: getattr(found, name) for name in PlanRow.__slots__}
+def _row(found: Row[*tuple[Any, ...]]) -> PlanSummary:
+    values = {name: getattr(found, name) for name in PlanSummary.__slots__}
     if found.headline is not None:
         values["headline"] = HEADLINE.validate_python(found.headline)
-    return PlanRow(**values)
+    return PlanSummary(**values)
 
 
 def _ahead(tx: Reads, plan_id: uuid.UUID) -> int:

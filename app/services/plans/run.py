@@ -21,7 +21,7 @@ from app.db.states import PlanState, TaskState
 from app.errors import InfeasiblePlanError, InvalidSpecError, LostClaimError, NotFoundError
 from app.inputs.plans.spec import parse_spec
 from app.services.container import Claim
-from app.services.plans.stored import Headline, PlanResult, pack_result
+from app.services.plans.stored import PlanHeadline, PlanResult, pack_result
 from app.services.plans.transition import move_plan
 from app.services.tasks.task_runs import finish
 
@@ -121,7 +121,7 @@ def _store(container: Container, claim: Claim, found: Found) -> None:
             state=PlanState.PLANNED,
             gap=document.gap,
             result_blob=write_blob(tx, [packed]),
-            headline=plain(Headline.of(document)),
+            headline=plain(PlanHeadline.of(document)),
             reason_code=None,
             reason=None,
             reason_detail=None,

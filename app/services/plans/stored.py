@@ -29,7 +29,7 @@ class PlanResult:
 
 
 @dataclass(frozen=True, slots=True)
-class Headline:
+class PlanHeadline:
     """What a list shows of a plan.
 
     Parameters
@@ -71,7 +71,7 @@ class _VersionedResult:
 
 _VERSION: Final = TypeAdapter(_VersionedResult)
 _RESULT: Final = TypeAdapter(PlanResult)
-HEADLINE: Final = TypeAdapter(Headline)
+HEADLINE: Final = TypeAdapter(PlanHeadline)
 
 
 def pack_result(result: PlanResult) -> bytes:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 from sqlalchemy import Select, func, select
 
 from app.db.models.chunks import Chunk, Intake
-from app.db.models.sessions import Job, Report, Session
+from app.db.models.sessions import Job, Session, StoredReport
 from app.db.models.tasks import ANALYZE_SESSION, TaskRun
 from app.db.scope import COUNTS_EVERYWHERE
 from app.db.states import SealedBy, SessionState, TaskState
@@ -238,8 +238,8 @@ def get_session(tx: Reads, session_id: uuid.UUID, settings: Settings) -> Session
     """
     query = (
         _rows()
-        .add_columns(Session.meta, Session.reason_detail, Report.session_id)
-        .outerjoin(Report, Report.session_id == Session.id)
+        .add_columns(Session.meta, Session.reason_detail, StoredReport.session_id)
+        .outerjoin(StoredReport, StoredReport.session_id == Session.id)
         .where(Session.id == session_id)
     )
     found = tx.session.execute(query).one_or_none()

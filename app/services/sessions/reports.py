@@ -11,7 +11,7 @@ import numpy as np
 
 from app.analysis.report.heatmaps import mean_heatmap
 from app.db.documents import current_report, open_report
-from app.db.models.sessions import Report, Session
+from app.db.models.sessions import Session, StoredReport
 from app.db.reports import read_document, read_heatmaps
 from app.errors import NotFoundError
 from app.services.sessions.read import no_session
@@ -90,8 +90,8 @@ def heatmap(tx: Reads, session_id: uuid.UUID, step: int | None = None) -> NDArra
     return cast("NDArray[np.float32]", maps.values[at])
 
 
-def _report(tx: Reads, session_id: uuid.UUID) -> Report:
-    report = tx.session.get(Report, session_id)
+def _report(tx: Reads, session_id: uuid.UUID) -> StoredReport:
+    report = tx.session.get(StoredReport, session_id)
     if report is not None:
         return report
     session = tx.session.get(Session, session_id)

@@ -8,7 +8,7 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 from app.alerts.facts import CauseFact, FixFact, WorkerFact
-from app.alerts.grouping import Content, Item, Status
+from app.alerts.grouping import Content, IncidentItem, Status
 from app.alerts.incidents import Incident, fingerprint_of
 from app.alerts.message import Message, make_message
 from app.alerts.states import IncidentState
@@ -46,12 +46,12 @@ def incident(
 
 
 def message(*incidents: Incident, job: str = "llm") -> Message:
-    def item(found: Incident) -> Item:
+    def item(found: Incident) -> IncidentItem:
         names = {
             IncidentState.RESOLVED: Status.RESOLVED,
             IncidentState.ACKNOWLEDGED: Status.ACKNOWLEDGED,
         }
-        return Item(found.id, names.get(found.state, Status.FIRING), found.epoch)
+        return IncidentItem(found.id, names.get(found.state, Status.FIRING), found.epoch)
 
     return make_message(
         id=uuid.UUID(int=5),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from app.alerts.addresses import Guard
+from app.alerts.addresses import AddressGuard
 from app.alerts.channels.apprise import APPRISE
 from app.alerts.channels.kind import Parcel
 from app.alerts.delivery import DeliveryError
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:'imghdr' is deprecated:Deprecati
 
 def _send(url: str) -> str:
     config = APPRISE.config.validate_python({"urls": [url]})
-    with Outbound(Guard(), 20.0) as outbound:
+    with Outbound(AddressGuard(), 20.0) as outbound:
         return APPRISE.send(config, Parcel(message(incident(1)), None, outbound)).text
 
 
@@ -48,7 +48,7 @@ def test_a_failure_passes_and_an_unknown_address_does_not(receiver: Receiver) ->
 def test_what_is_too_long_comes_in_parts(receiver: Receiver) -> None:
     long = "x" * 9000
     config = APPRISE.config.validate_python({"urls": [f"json://127.0.0.1:{receiver.port}/hook"]})
-    with Outbound(Guard(), 20.0) as outbound:
+    with Outbound(AddressGuard(), 20.0) as outbound:
         found = message(*(incident(number, text=long) for number in range(1, 4)))
         APPRISE.send(config, Parcel(found, None, outbound))
     assert len(receiver.got) > 1

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from standardwebhooks import Webhook, WebhookVerificationError
 
-from app.alerts.addresses import Guard
+from app.alerts.addresses import AddressGuard
 from app.alerts.channels.kind import Parcel
 from app.alerts.channels.registry import KINDS
 from app.alerts.delivery import DeliveryError, ReceiverAnswer
@@ -27,7 +27,7 @@ from tests.integration.alerts.services import SERVICES, WEBHOOK_SECRETS, config_
 from tests.support.alerting import LOOPBACK
 from tests.support.receiver import Receiver
 
-GUARD = Guard(tuple(ipaddress.ip_network(text) for text in LOOPBACK))
+GUARD = AddressGuard(tuple(ipaddress.ip_network(text) for text in LOOPBACK))
 MESSAGES = dict(messages())
 
 

@@ -17,7 +17,7 @@ import trustme
 from aiosmtpd.controller import Controller
 from aiosmtpd.smtp import SMTP, AuthResult, Envelope, Session
 
-from app.alerts.addresses import Guard
+from app.alerts.addresses import AddressGuard
 from app.alerts.channels.kind import Parcel
 from app.alerts.channels.mail import MAIL
 from app.alerts.delivery import DeliveryError, ReceiverAnswer
@@ -27,7 +27,7 @@ from app.alerts.picture import heatmap_png
 from tests.integration.alerts.messages import incident, message, messages
 
 NAME = "mail.example.com"
-GUARD = Guard((ipaddress.ip_network("127.0.0.1/32"),), lambda *_: ["127.0.0.1"])
+GUARD = AddressGuard((ipaddress.ip_network("127.0.0.1/32"),), lambda *_: ["127.0.0.1"])
 PICTURE = heatmap_png(np.ones((2, 2), dtype=np.float32), "llm")
 
 
@@ -215,6 +215,6 @@ def test_a_relay_in_a_private_network_is_refused(plain_server: Controller) -> No
             "recipients": ["oncall@example.com"],
         }
     )
-    with Outbound(Guard(), 5.0) as outbound, pytest.raises(DeliveryError) as refused:
+    with Outbound(AddressGuard(), 5.0) as outbound, pytest.raises(DeliveryError) as refused:
         MAIL.send(config, Parcel(message(incident(1)), None, outbound))
     assert refused.value.code == "address.refused"

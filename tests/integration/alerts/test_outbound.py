@@ -14,7 +14,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 import pytest
 import trustme
 
-from app.alerts.addresses import Guard
+from app.alerts.addresses import AddressGuard
 from app.alerts.delivery import DeliveryError
 from app.alerts.outbound import Outbound, check, check_url
 from benchmarks.support.receiver import Reply
@@ -24,9 +24,9 @@ LOOPBACK = (ipaddress.ip_network("127.0.0.1/32"),)
 NAME = "hooks.example.com"
 
 
-def at(*addresses: str) -> Guard:
+def at(*addresses: str) -> AddressGuard:
     """Return a guard of a world in which every name is at these addresses."""
-    return Guard(LOOPBACK, lambda _host, _port: addresses)
+    return AddressGuard(LOOPBACK, lambda _host, _port: addresses)
 
 
 @pytest.mark.parametrize(
@@ -84,10 +84,10 @@ def test_one_refused_address_refuses_the_name() -> None:
 
 
 def test_only_what_the_operator_allows_is_allowed() -> None:
-    guard = Guard((ipaddress.ip_network("10.1.0.0/16"),), lambda *_: ["10.1.2.3"])
+    guard = AddressGuard((ipaddress.ip_network("10.1.0.0/16"),), lambda *_: ["10.1.2.3"])
     assert guard.addresses(NAME, 443, 1.0) == ["10.1.2.3"]
     with pytest.raises(DeliveryError):
-        Guard(guard.allowed, lambda *_: ["10.2.0.1"]).addresses(NAME, 443, 1.0)
+        AddressGuard(guard.allowed, lambda *_: ["10.2.0.1"]).addresses(NAME, 443, 1.0)
 
 
 @pytest.mark.parametrize(
@@ -96,7 +96,7 @@ def test_only_what_the_operator_allows_is_allowed() -> None:
 )
 def test_every_spelling_of_this_machine_is_refused(url: str, receiver: Receiver) -> None:
     host_and_port = url.rstrip("/") + f":{receiver.port}/"
-    with Outbound(Guard(), 5.0) as outbound, pytest.raises(DeliveryError):
+    with Outbound(AddressGuard(), 5.0) as outbound, pytest.raises(DeliveryError):
         outbound.post(host_and_port, b"{}", {})
     assert receiver.got == []
 
@@ -131,7 +131,7 @@ def test_the_connection_goes_to_the_address_that_was_checked_and_the_name_stays(
         # The second answer would lead elsewhere: DNS rebinding.
         return ["127.0.0.1"] if len(looked_up) == 1 else ["169.254.169.254"]
 
-    with Outbound(Guard(LOOPBACK, resolve), 5.0) as outbound:
+    with Outbound(AddressGuard(LOOPBACK, resolve), 5.0) as outbound:
         check(outbound.post(f"http://{NAME}:{receiver.port}/hook?x=1", b"{}", {}))
     assert looked_up == [NAME]
     [got] = receiver.got
@@ -152,7 +152,9 @@ def test_proxies_of_the_environment_are_not_used(
 def test_another_address_of_the_name_is_tried_where_one_does_not_answer(
     receiver: Receiver,
 ) -> None:
-    guard = Guard((ipaddress.ip_network("127.0.0.0/8"),), lambda *_: ["127.0.0.9", "127.0.0.1"])
+    guard = AddressGuard(
+        (ipaddress.ip_network("127.0.0.0/8"),), lambda *_: ["127.0.0.9", "127.0.0.1"]
+    )
     with Outbound(guard, 5.0) as outbound:
         check(outbound.post(f"http://{NAME}:{receiver.port}/", b"{}", {}))
     assert len(receiver.got) == 1
@@ -166,7 +168,10 @@ def test_a_resolver_that_hangs_does_not_hold_the_attempt() -> None:
         return ["127.0.0.1"]
 
     started_s = time.monotonic()
-    with Outbound(Guard(LOOPBACK, resolve), 0.3) as outbound, pytest.raises(DeliveryError) as late:
+    with (
+        Outbound(AddressGuard(LOOPBACK, resolve), 0.3) as outbound,
+        pytest.raises(DeliveryError) as late,
+    ):
         outbound.post(f"http://{NAME}/", b"{}", {})
     assert late.value.code == "dns.failed"
     assert time.monotonic() - started_s < 25

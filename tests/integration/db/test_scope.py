@@ -26,7 +26,7 @@ from app.db.blobs import delete_blob, read_blob, write_blob
 from app.db.models.access import Project
 from app.db.models.base import Base, OfProject
 from app.db.models.chunks import Intake
-from app.db.models.sessions import Job, Report, Session
+from app.db.models.sessions import Job, Session, StoredReport
 from app.db.models.tasks import TaskRun
 from app.db.scope import COUNTS_EVERYWHERE, UnscopedError
 from app.errors import NotFoundError
@@ -193,7 +193,7 @@ def test_what_is_added_is_of_the_transactions_project(other: Container) -> None:
 def test_the_database_refuses_a_row_between_two_projects(
     container: Container, foreign: Stored
 ) -> None:
-    between = Report(
+    between = StoredReport(
         session_id=foreign.session, document_blob=uuid.uuid4(), heatmap_blob=uuid.uuid4()
     )
     refused = pytest.raises(IntegrityError, match="fk_report_project_id_session_id_session")

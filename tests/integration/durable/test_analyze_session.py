@@ -13,7 +13,7 @@ from sqlalchemy import delete, func, select, update
 from app.analysis.diagnosis.headline import HeadlineKind
 from app.analysis.report.build import analyze
 from app.db.documents import open_report
-from app.db.models.sessions import Report, Session
+from app.db.models.sessions import Session, StoredReport
 from app.db.models.tasks import ANALYZE_SESSION, TaskRun
 from app.db.reports import read_document, read_heatmaps
 from app.errors import UnanalyzableError
@@ -72,7 +72,7 @@ def test_report_and_headline_are_stored(container: Container, keeper: LeaseKeepe
 
     expected = analyze(small_trace())
     with container.uow() as tx:
-        kept = tx.session.execute(select(Report)).scalar_one()
+        kept = tx.session.execute(select(StoredReport)).scalar_one()
         report = open_report(read_document(tx, kept))
         heatmaps = read_heatmaps(tx, kept)
     assert report == replace(expected.report, job="llm-70b", session=str(stored.session))

@@ -8,7 +8,7 @@ from datetime import timedelta
 from app.alerts.grouping import (
     Audience,
     Content,
-    Item,
+    IncidentItem,
     Manner,
     Sent,
     Status,
@@ -43,15 +43,15 @@ def incident(
     )
 
 
-def firing(number: int, epoch: int = 0) -> Item:
-    return Item(uuid.UUID(int=number), Status.FIRING, epoch)
+def firing(number: int, epoch: int = 0) -> IncidentItem:
+    return IncidentItem(uuid.UUID(int=number), Status.FIRING, epoch)
 
 
 def audience(*sent: Sent, manner: Manner | None = None) -> Audience:
     return Audience(manner or Manner(), sent)
 
 
-def sent(*present: Item, delivered: bool = True, counts: bool = True) -> Sent:
+def sent(*present: IncidentItem, delivered: bool = True, counts: bool = True) -> Sent:
     return Sent(START, Content(present=present), delivered, counts)
 
 

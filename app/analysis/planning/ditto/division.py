@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from app.analysis.compiled import compiled
-from app.analysis.planning.problem import Problem
+from app.analysis.planning.problem import PlanningProblem
 from app.analysis.planning.search.budget import SearchBudget
 from app.analysis.planning.search.kernels import FAR
 
@@ -55,7 +55,7 @@ class Division:
 
     def __init__(
         self,
-        problem: Problem,
+        problem: PlanningProblem,
         objective: str,
         budget: SearchBudget,
         *,

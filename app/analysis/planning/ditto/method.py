@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from app.analysis.planning.ditto.division import Division, TooLargeToDivideError
 from app.analysis.planning.ditto.folding import Folding, fold
 from app.analysis.planning.ditto.recovery import UnrecoverableError, recover, recover_greedily
-from app.analysis.planning.problem import Problem, compile_problem
+from app.analysis.planning.problem import PlanningProblem, compile_problem
 from app.analysis.planning.search.budget import SearchBudget
 from app.analysis.planning.spec.model import DeviceType, Spec
 from app.analysis.planning.template import Template
@@ -40,7 +40,7 @@ class GreedyPlan:
     template: Template
 
 
-def plan_ditto(problem: Problem, budget: SearchBudget) -> DittoPlan:
+def plan_ditto(problem: PlanningProblem, budget: SearchBudget) -> DittoPlan:
     """Plan with node folding and the dynamic program.
 
     Raises
@@ -69,7 +69,7 @@ def plan_ditto(problem: Problem, budget: SearchBudget) -> DittoPlan:
 
 
 def oobleck_templates(
-    problem: Problem, folding: Folding, budget: SearchBudget
+    problem: PlanningProblem, folding: Folding, budget: SearchBudget
 ) -> tuple[VirtualTemplate, ...]:
     """Return Oobleck's templates of the virtual cluster, one for each number of stages.
 
@@ -86,7 +86,7 @@ def oobleck_templates(
     return tuple(template for template in found if template is not None)
 
 
-def plan_greedy(problem: Problem, budget: SearchBudget) -> GreedyPlan:
+def plan_greedy(problem: PlanningProblem, budget: SearchBudget) -> GreedyPlan:
     """Plan with node folding and the greedy recovery.
 
     The virtual templates are tried from the best on, until the devices come out even.
@@ -123,7 +123,7 @@ def virtual_spec(spec: Spec, folding: Folding, *, nodes: int, per_node: int) -> 
 
 
 def _divide(
-    problem: Problem, spec: Spec, budget: SearchBudget, *, stages: int | None = None
+    problem: PlanningProblem, spec: Spec, budget: SearchBudget, *, stages: int | None = None
 ) -> Division:
     try:
         return Division(compile_problem(spec), "t_oobleck", budget, stages=stages)

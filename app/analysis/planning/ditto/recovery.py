@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from app.analysis.planning.ditto.folding import Folding
-from app.analysis.planning.problem import Problem, powers_of_two
+from app.analysis.planning.problem import PlanningProblem, powers_of_two
 from app.analysis.planning.template import Node, Stage, Template, t_oobleck
 
 # A device is used only where it replaces more than this of itself (the authors' greedy).
@@ -31,7 +31,9 @@ class _Partial:
     cost: int
 
 
-def recover(problem: Problem, folding: Folding, virtual: list[tuple[int, int]]) -> Template | None:
+def recover(
+    problem: PlanningProblem, folding: Folding, virtual: list[tuple[int, int]]
+) -> Template | None:
     """Merge virtual one-device stages by dynamic programming (Algorithm 2).
 
     Parameters
@@ -71,7 +73,7 @@ def recover(problem: Problem, folding: Folding, virtual: list[tuple[int, int]]) 
 
 
 def recover_greedily(
-    problem: Problem, folding: Folding, virtual: list[tuple[int, int, int]], rule: str
+    problem: PlanningProblem, folding: Folding, virtual: list[tuple[int, int, int]], rule: str
 ) -> Template:
     """Give the strongest devices to the stages where they help most (Algorithm 1).
 
@@ -146,17 +148,17 @@ def _power_of_two(devices: float) -> int:
     return power
 
 
-def _largest_fitting(left: int, kind: int, problem: Problem) -> int:
+def _largest_fitting(left: int, kind: int, problem: PlanningProblem) -> int:
     return powers_of_two(min(left, problem.spec.devices[kind].gpus_per_node))[-1]
 
 
-def _cost(problem: Problem, pieces: tuple[Piece, ...]) -> int | None:
+def _cost(problem: PlanningProblem, pieces: tuple[Piece, ...]) -> int | None:
     """Return Oobleck's time, which both programs recover by; it knows no transfers."""
     times = [int(problem.cost_ps[option, end, first]) for first, end, option in pieces]
     return t_oobleck(times, problem.spec.microbatches)
 
 
-def into_nodes(problem: Problem, pieces: tuple[Piece, ...]) -> Template | None:
+def into_nodes(problem: PlanningProblem, pieces: tuple[Piece, ...]) -> Template | None:
     """Put stages into nodes, the widest first; None where they do not fit."""
     free: dict[Node, int] = {
         (i, n): device.gpus_per_node

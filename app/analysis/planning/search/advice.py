@@ -8,7 +8,7 @@ from typing import Final
 
 import numpy as np
 
-from app.analysis.planning.problem import Problem, compile_problem
+from app.analysis.planning.problem import PlanningProblem, compile_problem
 from app.analysis.planning.search.budget import SearchBudget
 from app.analysis.planning.search.kernels import FAR
 from app.analysis.planning.search.passes import AT_MOST, EXACT, SearchGoal, SearchPasses
@@ -22,7 +22,9 @@ _PRECISION: Final = 0.01
 _MOST_CELLS: Final = 10_000_000
 
 
-def nearest_changes(problem: Problem, budget: SearchBudget) -> tuple[str, tuple[Fault, ...]]:
+def nearest_changes(
+    problem: PlanningProblem, budget: SearchBudget
+) -> tuple[str, tuple[Fault, ...]]:
     """Return the reason in a sentence, and changes that would help, each enough by itself."""
     spec = problem.spec
     unlimited = _unlimited(problem)
@@ -51,7 +53,7 @@ def nearest_changes(problem: Problem, budget: SearchBudget) -> tuple[str, tuple[
     return reason, tuple(changes)
 
 
-def _memory_changes(problem: Problem, budget: SearchBudget) -> Iterator[Fault]:
+def _memory_changes(problem: PlanningProblem, budget: SearchBudget) -> Iterator[Fault]:
     for kind, device in enumerate(problem.spec.devices):
         if device.memory_bytes is None or budget.spent:
             continue
@@ -84,7 +86,7 @@ def _gib(size: float) -> str:
     return f"{size / 2**30:.2f} GiB"
 
 
-def _least_memory(problem: Problem, kind: int, budget: SearchBudget) -> float | None:
+def _least_memory(problem: PlanningProblem, kind: int, budget: SearchBudget) -> float | None:
     """Return about the least memory of one type's devices with which there is a template."""
     mine = np.array(
         [
@@ -107,7 +109,7 @@ def _least_memory(problem: Problem, kind: int, budget: SearchBudget) -> float | 
     return high
 
 
-def _least_scale(problem: Problem, budget: SearchBudget) -> float | None:
+def _least_scale(problem: PlanningProblem, budget: SearchBudget) -> float | None:
     low, high = 1.0, 2.0
     while _some_template(_scaled(problem, high)) is None:
         low, high = high, high * 2
@@ -122,24 +124,24 @@ def _least_scale(problem: Problem, budget: SearchBudget) -> float | None:
     return high
 
 
-def _largest(problem: Problem, template: Template, mine: np.ndarray) -> float:
+def _largest(problem: PlanningProblem, template: Template, mine: np.ndarray) -> float:
     sizes = zip(memory_of(problem, template), template, strict=True)
     return max((size for size, stage in sizes if mine[stage.option]), default=0.0)
 
 
-def _with_capacity(problem: Problem, mine: np.ndarray, capacity: float) -> Problem:
+def _with_capacity(problem: PlanningProblem, mine: np.ndarray, capacity: float) -> PlanningProblem:
     return replace(problem, capacity_bytes=np.where(mine, capacity, problem.capacity_bytes))
 
 
-def _scaled(problem: Problem, factor: float) -> Problem:
+def _scaled(problem: PlanningProblem, factor: float) -> PlanningProblem:
     return replace(problem, capacity_bytes=problem.capacity_bytes * factor)
 
 
-def _unlimited(problem: Problem) -> Problem:
+def _unlimited(problem: PlanningProblem) -> PlanningProblem:
     return replace(problem, capacity_bytes=np.full(len(problem.options), np.inf))
 
 
-def _some_template(problem: Problem) -> Template | None:
+def _some_template(problem: PlanningProblem) -> Template | None:
     """Return any template that fits; on large clusters only one that certainly does."""
     longest = int(problem.cost_ps[:, -1, 0].max()) * 4
     goal = SearchGoal(longest, ((0, 0, 1, 0, 0, longest),), FAR)

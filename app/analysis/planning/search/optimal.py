@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Final
 
-from app.analysis.planning.problem import Problem
+from app.analysis.planning.problem import PlanningProblem
 from app.analysis.planning.search.best_first import Found, Search
 from app.analysis.planning.search.budget import SearchBudget
 from app.analysis.planning.search.certificate import Certificate
@@ -48,7 +48,7 @@ class OptimalPlan:
     near: tuple[Template, ...]
 
 
-def plan_optimal(problem: Problem, objective: str, budget: SearchBudget) -> OptimalPlan:
+def plan_optimal(problem: PlanningProblem, objective: str, budget: SearchBudget) -> OptimalPlan:
     """Search for the best template.
 
     Parameters
@@ -80,7 +80,11 @@ def plan_optimal(problem: Problem, objective: str, budget: SearchBudget) -> Opti
 
 
 def _within_memory(
-    problem: Problem, relaxed: SearchPasses, bound: Found, objective: str, budget: SearchBudget
+    problem: PlanningProblem,
+    relaxed: SearchPasses,
+    bound: Found,
+    objective: str,
+    budget: SearchBudget,
 ) -> tuple[SearchPasses, Found | None]:
     """Search with the number of stages behind each as part of the state.
 

@@ -8,7 +8,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from app.analysis.planning.problem import BETWEEN, INSIDE, Problem
+from app.analysis.planning.problem import BETWEEN, INSIDE, PlanningProblem
 from app.analysis.planning.search.kernels import (
     FAR,
     cheapest,
@@ -81,7 +81,7 @@ class Way:
 class SearchPasses:
     """All that the passes of one search share."""
 
-    def __init__(self, problem: Problem, space: StateSpace, counting: str) -> None:
+    def __init__(self, problem: PlanningProblem, space: StateSpace, counting: str) -> None:
         self.problem = problem
         self.space = space
         self.layers = problem.layers
@@ -275,7 +275,7 @@ class Table:
         return number_nodes(self.passes.problem, parts)
 
 
-def candidate_times(problem: Problem) -> IntArray:
+def candidate_times(problem: PlanningProblem) -> IntArray:
     """Return every time that a stage can take, sorted."""
     inside = np.tri(problem.layers + 1, k=-1, dtype=bool)
     cost = problem.cost_ps[:, inside]

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from app.analysis.planning.problem import BETWEEN, INSIDE, Option, Problem
+from app.analysis.planning.problem import BETWEEN, INSIDE, Option, PlanningProblem
 
 IntArray = NDArray[np.int64]
 
@@ -87,7 +87,7 @@ class StateSpace:
         return len(self.digits) * self.slots
 
 
-def build_states(problem: Problem) -> StateSpace:
+def build_states(problem: PlanningProblem) -> StateSpace:
     """Return the states of a problem."""
     devices, idle = problem.spec.devices, problem.spec.allow_idle
     nodes = np.array([device.nodes for device in devices], dtype=np.int64)
@@ -132,7 +132,7 @@ def build_states(problem: Problem) -> StateSpace:
     )
 
 
-def _steps(problem: Problem, slots: list[tuple[int, int]], *, idle: bool) -> list[Step]:
+def _steps(problem: PlanningProblem, slots: list[tuple[int, int]], *, idle: bool) -> list[Step]:
     number = {slot: n for n, slot in enumerate(slots)}
     devices = problem.spec.devices
     none = (0,) * len(devices)

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from app.analysis.replay.adaptations.evidence import Sign
-from app.analysis.replay.clocks.alignment import Clocks, align
+from app.analysis.replay.clocks.alignment import RankClocks, align
 from app.analysis.replay.layout.dense import Layout
 from app.analysis.replay.layout.graph import Graph
-from app.analysis.replay.repair import Recreated, recreate
+from app.analysis.replay.repair import RecreatedOperations, recreate
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -23,8 +23,8 @@ class Draft:
     layouts : tuple of Layout
         By one clock, and with what the recorder lost.
     graphs : tuple of Graph
-    clocks : Clocks
-    recreated : Recreated
+    clocks : RankClocks
+    recreated : RecreatedOperations
     absolute : bool
         Whether starts are readings of clocks, so that steps can be compared with one another.
     """
@@ -32,8 +32,8 @@ class Draft:
     arranged: tuple[Layout, ...]
     layouts: tuple[Layout, ...]
     graphs: tuple[Graph, ...]
-    clocks: Clocks
-    recreated: Recreated
+    clocks: RankClocks
+    recreated: RecreatedOperations
     absolute: bool
 
     @classmethod

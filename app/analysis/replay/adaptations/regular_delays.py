@@ -40,7 +40,7 @@ _FENCE: Final = 3.0
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class LaunchKind:
     """Launches that should take alike.
 
     Parameters
@@ -62,14 +62,14 @@ class Kind:
 
 def propose_regular_delays(draft: Draft) -> Proposal | None:
     """Let launches take the time that launches of their kind usually take."""
-    delays: dict[Kind, list[FloatArray]] = {}
+    delays: dict[LaunchKind, list[FloatArray]] = {}
     few = [sampled(layout) for layout in draft.layouts]
     for layout, graph in zip(few, draft.graphs, strict=True):
         for kind, late in _delays(layout, graph):
             delays.setdefault(kind, []).append(late)
     joined = {kind: np.concatenate(parts) for kind, parts in delays.items()}
     count = {kind: int((~np.isnan(values)).sum()) for kind, values in joined.items()}
-    usual: dict[Kind, float] = {}
+    usual: dict[LaunchKind, float] = {}
     shares = []
     for kind, values in joined.items():
         among = count[kind] + count.get(replace(kind, remote=not kind.remote), 0)
@@ -143,7 +143,7 @@ def _is_remote(layout: Layout, node: int, before: int) -> bool:
     return bool(nodes.pp[node] != nodes.pp[before]) or received
 
 
-def _kind(layout: Layout, node: int, after: Sequence[int], *, remote: bool) -> Kind:
+def _kind(layout: Layout, node: int, after: Sequence[int], *, remote: bool) -> LaunchKind:
     nodes, names = layout.nodes, layout.op_names
     stage = int(nodes.pp[node])
     computed = [
@@ -151,10 +151,10 @@ def _kind(layout: Layout, node: int, after: Sequence[int], *, remote: bool) -> K
         for other in after
         if nodes.pp[other] == stage and names[nodes.op[other]] in COMPUTE
     ]
-    return Kind(names[nodes.op[node]], stage, computed[0] if computed else "", remote)
+    return LaunchKind(names[nodes.op[node]], stage, computed[0] if computed else "", remote)
 
 
-def _delays(layout: Layout, graph: Graph) -> Iterator[tuple[Kind, FloatArray]]:
+def _delays(layout: Layout, graph: Graph) -> Iterator[tuple[LaunchKind, FloatArray]]:
     """Yield how late launches are after their last input, by kind: NaN where it was another."""
     for node, after in _followed(layout, graph):
         ends = np.stack([layout.start_ns[other] + layout.duration_ns[other] for other in after])
@@ -166,7 +166,9 @@ def _delays(layout: Layout, graph: Graph) -> Iterator[tuple[Kind, FloatArray]]:
                 yield _kind(layout, node, after, remote=kind), mine
 
 
-def _lags(layout: Layout, graph: Graph, usual: dict[Kind, float]) -> dict[tuple[int, int], float]:
+def _lags(
+    layout: Layout, graph: Graph, usual: dict[LaunchKind, float]
+) -> dict[tuple[int, int], float]:
     lags: dict[tuple[int, int], float] = {}
     for node, after in _followed(layout, graph):
         for other in after:

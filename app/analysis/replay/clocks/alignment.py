@@ -45,7 +45,7 @@ PPM: Final = 1e6
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Clocks:
+class RankClocks:
     """What the clocks of the analyzed ranks show.
 
     Parameters
@@ -90,7 +90,7 @@ class _Matches:
 
 def align(
     layouts: Sequence[Layout], graphs: Sequence[Graph], *, absolute: bool
-) -> tuple[list[Layout], Clocks]:
+) -> tuple[list[Layout], RankClocks]:
     """Put all starts on one clock; layouts of clean recordings stay the same objects.
 
     Parameters
@@ -122,7 +122,7 @@ def align(
         if (np.abs(furthest) > limit).any():
             wrong |= any(map(_contradicts, layouts, graphs))
     wrong &= len(begin) >= LEAST_STEPS
-    clocks = Clocks(
+    clocks = RankClocks(
         aligned=bool(wrong),
         offsets_ns=furthest.reshape(dp, pp),
         residual_ns=residual.reshape(dp, pp),

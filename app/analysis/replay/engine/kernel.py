@@ -63,7 +63,7 @@ class Tables(NamedTuple):
     slots: int
 
 
-class Work(NamedTuple):
+class LaneWork(NamedTuple):
     """Variants of a block of steps; see `Batch` and `Block`, whose steps and DP ranks are lanes.
 
     `first_lane` is the block's first column of `recorded`; everything else has the block's lanes.
@@ -163,7 +163,7 @@ def _add(
 
 
 @compiled  # pragma: no cover
-def replay_lanes(tables: Tables, work: Work, out: FloatArray) -> None:
+def replay_lanes(tables: Tables, work: LaneWork, out: FloatArray) -> None:
     """Replay variants; `out` gets the end of each lane's step, shape (variants, lanes).
 
     Partners are the second half of a row of ends.
@@ -311,7 +311,7 @@ class CompiledReplay:
         late = np.empty((0, 0), dtype=np.int32) if batch.late is None else batch.late
 
         def run(variants: slice) -> None:
-            work = Work(
+            work = LaneWork(
                 takes=batch.takes[variants],
                 late=late[variants] if len(late) else late,
                 masks=masks,

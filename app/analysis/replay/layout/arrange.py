@@ -19,7 +19,7 @@ from app.analysis.replay.layout.dense import (
 )
 from app.analysis.replay.layout.launch_order import MAX_GROUPS, launch_scores, split_by_order
 from app.analysis.replay.layout.pipeline import COMPUTE, DIRECTIONS, Route, flow_of
-from app.analysis.replay.layout.places import Placed, Rows, place
+from app.analysis.replay.layout.places import Placed, StepRows, place
 from app.analysis.replay.layout.shapes import Census, infer_shapes
 from app.analysis.trace.model import (
     ABSENT,
@@ -145,7 +145,7 @@ def _group_by_shape(
         index = np.full(len(steps), -1)
         index[chosen] = np.arange(len(chosen))
         inside = number[rows.step] == group
-        part = Rows(
+        part = StepRows(
             row=rows.row[inside],
             step=index[rows.step[inside]],
             dp=rows.dp[inside],
@@ -276,7 +276,7 @@ def _count(
     ranks: NDArray[np.int32],
     chosen: tuple[IntArray, NDArray[np.bool_]],
     routes: Sequence[Route],
-) -> tuple[Census, Rows]:
+) -> tuple[Census, StepRows]:
     """Count the operations of each lane: those of the chosen steps and op types."""
     steps, replayed = chosen
     dp, pp = ranks.shape
@@ -286,7 +286,7 @@ def _count(
     length = runs.end - runs.first
     inside = np.repeat(there, length) & replayed[trace.op]
     row = np.flatnonzero(inside)
-    rows = Rows(
+    rows = StepRows(
         row=row,
         step=np.repeat(place_of, length)[row],
         dp=trace.dp[row].astype(np.int64),

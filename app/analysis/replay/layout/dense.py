@@ -21,7 +21,15 @@ MAX_NAMED_FAULTS = 10
 
 @dataclass(frozen=True, slots=True)
 class DroppedStep:
-    """A step that is left out, and why."""
+    """A step that is not analyzed.
+
+    Parameters
+    ----------
+    step : int
+        Number of the training step.
+    reason : str
+        Why, in words.
+    """
 
     step: int
     reason: str

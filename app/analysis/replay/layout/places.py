@@ -35,7 +35,7 @@ _UNKNOWN: Final = -1
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Rows:
+class StepRows:
     """Operations of the steps of one shape as columns of equal length.
 
     `row` is the place in the trace, `step` an index into the steps, `kind` is op type × PP + stage.
@@ -62,13 +62,15 @@ class Placed:
     mc: NDArray[np.int32]
 
 
-def place(trace: Trace, rows: Rows, shape: IntArray, flow: Flow, size: tuple[int, int]) -> Placed:
+def place(
+    trace: Trace, rows: StepRows, shape: IntArray, flow: Flow, size: tuple[int, int]
+) -> Placed:
     """Give every row its place.
 
     Parameters
     ----------
     trace : Trace
-    rows : Rows
+    rows : StepRows
         Never more than `shape` of a lane and kind.
     shape : int64 array, shape (kinds,)
     flow : Flow
@@ -79,7 +81,7 @@ def place(trace: Trace, rows: Rows, shape: IntArray, flow: Flow, size: tuple[int
 
 class _Placing:
     def __init__(
-        self, trace: Trace, rows: Rows, shape: IntArray, flow: Flow, size: tuple[int, int]
+        self, trace: Trace, rows: StepRows, shape: IntArray, flow: Flow, size: tuple[int, int]
     ) -> None:
         self.trace, self.rows, self.shape, self.flow = trace, rows, shape, flow
         self.steps, self.dp = size

@@ -87,7 +87,7 @@ _NEAR: Final = 0.01
 
 
 @dataclass(frozen=True, slots=True)
-class Member:
+class FleetMember:
     """One job of a fleet before it is executed; `causes` is empty where nothing is wrong.
 
     `slowdown` is the S that an analysis will find, about; of `UNSEEN` causes the true one.
@@ -114,7 +114,7 @@ class Member:
         return needs
 
 
-def plan_fleet(jobs: int, seed: int) -> list[Member]:
+def plan_fleet(jobs: int, seed: int) -> list[FleetMember]:
     """Return the jobs of a fleet; shares are kept as exactly as their number allows.
 
     Raises
@@ -139,7 +139,7 @@ def plan_fleet(jobs: int, seed: int) -> list[Member]:
     alone = _without_pipeline([causes for causes, _ in drawn], rng)
     width = len(str(jobs))
     return [
-        Member(
+        FleetMember(
             name=f"job-{number + 1:0{width}d}",
             causes=drawn[which][0],
             slowdown=drawn[which][1],

@@ -40,7 +40,7 @@ _TYPES: Final = {
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Recording:
+class ProfilerRecording:
     """A trace, and what the profiler did to it.
 
     Parameters
@@ -59,7 +59,7 @@ class Recording:
     clock_rate_ppm: dict[str, float]
 
 
-def record(phases: Sequence[Phase], seed: int) -> Recording:
+def record(phases: Sequence[Phase], seed: int) -> ProfilerRecording:
     """Return the steps of all phases as a trace, rows ordered by (rank, step, type, order).
 
     As in the published traces, sends and receives carry neither microbatch nor model chunk, and
@@ -87,7 +87,7 @@ def record(phases: Sequence[Phase], seed: int) -> Recording:
     written = stream(seed, "losses").random(len(columns["op"])) >= job.profiler.lost_share
     if not written.all():
         columns = {name: values[written] for name, values in columns.items()}
-    return Recording(
+    return ProfilerRecording(
         trace=Trace(meta=meta, op_names=KNOWN_OP_TYPES, step_relative=False, **columns),
         lost=int((~written).sum()),
         clock_offset_ns=offset,

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Final
 
-_STOP: Final = 0
 _TRUE: Final = 1
 _FALSE: Final = 2
 _BYTE: Final = 3

@@ -29,7 +29,7 @@ from app.analysis.trace.model import (
 )
 
 
-class Kind(Enum):
+class LabelKind(Enum):
     """What happens in a labelled range."""
 
     COMPUTE = auto()
@@ -45,7 +45,7 @@ class Label:
     ----------
     op : str
         Our operation type.
-    kind : Kind
+    kind : LabelKind
     stage : int
         Of the whole pipeline, `ABSENT` where the label has a chunk instead.
     mb, mc : int
@@ -53,23 +53,23 @@ class Label:
     """
 
     op: str
-    kind: Kind
+    kind: LabelKind
     stage: int = ABSENT
     mb: int = ABSENT
     mc: int = ABSENT
 
 
-_ACTIONS: Final[Mapping[str, tuple[str, Kind]]] = {
-    "F": (FORWARD_COMPUTE, Kind.COMPUTE),
-    "B": (BACKWARD_COMPUTE, Kind.COMPUTE),
-    "I": (BACKWARD_COMPUTE, Kind.COMPUTE),
-    "W": (WGRAD_COMPUTE, Kind.COMPUTE),
-    "SEND_F": (FORWARD_SEND, Kind.TRANSFER),
-    "RECV_F": (FORWARD_RECV, Kind.TRANSFER),
-    "SEND_B": (BACKWARD_SEND, Kind.TRANSFER),
-    "RECV_B": (BACKWARD_RECV, Kind.TRANSFER),
-    "UNSHARD": (PARAMS_ALL_GATHER, Kind.COLLECTIVE),
-    "REDUCE_GRAD": (GRADS_REDUCE_SCATTER, Kind.COLLECTIVE),
+_ACTIONS: Final[Mapping[str, tuple[str, LabelKind]]] = {
+    "F": (FORWARD_COMPUTE, LabelKind.COMPUTE),
+    "B": (BACKWARD_COMPUTE, LabelKind.COMPUTE),
+    "I": (BACKWARD_COMPUTE, LabelKind.COMPUTE),
+    "W": (WGRAD_COMPUTE, LabelKind.COMPUTE),
+    "SEND_F": (FORWARD_SEND, LabelKind.TRANSFER),
+    "RECV_F": (FORWARD_RECV, LabelKind.TRANSFER),
+    "SEND_B": (BACKWARD_SEND, LabelKind.TRANSFER),
+    "RECV_B": (BACKWARD_RECV, LabelKind.TRANSFER),
+    "UNSHARD": (PARAMS_ALL_GATHER, LabelKind.COLLECTIVE),
+    "REDUCE_GRAD": (GRADS_REDUCE_SCATTER, LabelKind.COLLECTIVE),
 }
 _SHORT: Final = {"fwd": FORWARD_COMPUTE, "bwd": BACKWARD_COMPUTE, "wgrad": WGRAD_COMPUTE}
 _TRANSFERS: Final = (FORWARD_SEND, FORWARD_RECV, BACKWARD_SEND, BACKWARD_RECV)
@@ -123,8 +123,8 @@ def parse_step(text: str) -> int | None:
     return None if step is None else int(step[1])
 
 
-def _kind_of(op: str) -> Kind:
+def _kind_of(op: str) -> LabelKind:
     if op in _TRANSFERS:
-        return Kind.TRANSFER
+        return LabelKind.TRANSFER
     computes = op.endswith("compute") or not op.endswith(("gather", "scatter", "reduce"))
-    return Kind.COMPUTE if computes else Kind.COLLECTIVE
+    return LabelKind.COMPUTE if computes else LabelKind.COLLECTIVE

@@ -32,7 +32,7 @@ from app.services.alerts.store import OPEN, timing
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from app.alerts.channels.kind import Kind
+    from app.alerts.channels.kind import ChannelKind
     from app.db.unit_of_work import UnitOfWork
     from app.services.alerts.channels.reads import ChannelView
     from app.services.container import Container
@@ -216,7 +216,7 @@ def look_after_all(container: Container) -> None:
         )
 
 
-def _kind(name: str) -> Kind:
+def _kind(name: str) -> ChannelKind:
     kind = KINDS.get(name)
     if kind is None:
         known = ", ".join(KINDS)
@@ -227,7 +227,7 @@ def _kind(name: str) -> Kind:
     return kind
 
 
-def _checked(kind: Kind, config: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+def _checked(kind: ChannelKind, config: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return what may be shown of a configuration, and its secrets."""
     try:
         valid = kind.config.validate_python(dict(config), extra="forbid")

@@ -34,19 +34,19 @@ from typing import TYPE_CHECKING, Any, Final, cast
 import structlog
 from sqlalchemy import CursorResult, select, update
 
-from app.alerts.addresses import Guard
+from app.alerts.addresses import AddressGuard
 from app.alerts.channels.apprise import APPRISE, is_installed
 from app.alerts.channels.kind import Parcel
 from app.alerts.channels.registry import KINDS
 from app.alerts.delivery import DeliveryError, ReceiverAnswer
-from app.alerts.grouping import CONTENT, Audience, Item, content_for, is_due
+from app.alerts.grouping import CONTENT, Audience, IncidentItem, content_for, is_due
 from app.alerts.message import MESSAGE, Message, make_message
 from app.alerts.outbound import Outbound
 from app.alerts.retry import wait_before
 from app.alerts.states import DeliveryState
 from app.analysis.report.heatmaps import mean_heatmap
 from app.db.models.alerts import AlertChannel, AlertDelivery, AlertGroup
-from app.db.models.sessions import Report
+from app.db.models.sessions import StoredReport
 from app.db.reports import read_heatmaps
 from app.errors import SecretKeyError
 from app.services.access.projects import pages_at, project_name
@@ -79,7 +79,7 @@ _log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class DeliveryTarget:
     """A channel as an attempt needs it.
 
     Parameters
@@ -102,7 +102,7 @@ class Target:
 @dataclass(frozen=True, slots=True)
 class _Started:
     message: Message
-    target: Target
+    target: DeliveryTarget
 
 
 def deliver(container: Container, claim: Claim) -> None:
@@ -129,7 +129,7 @@ def deliver(container: Container, claim: Claim) -> None:
         pump(container, channel_id)
 
 
-def attempt(container: Container, target: Target, message: Message) -> ReceiverAnswer:
+def attempt(container: Container, target: DeliveryTarget, message: Message) -> ReceiverAnswer:
     """Send a message to a channel, now, within the time of one attempt.
 
     Raises
@@ -159,9 +159,11 @@ def apprise_is_usable(settings: Settings) -> bool:
     return settings.alert_apprise and is_installed()
 
 
-def guard(settings: Settings) -> Guard:
+def guard(settings: Settings) -> AddressGuard:
     """Return the guard with the networks that the operator allows."""
-    return Guard(tuple(ipaddress.ip_network(text) for text in settings.alert_allowed_networks))
+    return AddressGuard(
+        tuple(ipaddress.ip_network(text) for text in settings.alert_allowed_networks)
+    )
 
 
 def base_url(settings: Settings, tx: Reads) -> str:
@@ -198,9 +200,9 @@ def _start(container: Container, claim: Claim) -> tuple[uuid.UUID | None, _Start
     return target.id, _Started(message, target)
 
 
-def target_of(channel: AlertChannel) -> Target:
+def target_of(channel: AlertChannel) -> DeliveryTarget:
     """Return what an attempt needs of a channel."""
-    return Target(channel.id, channel.name, channel.kind, channel.config, channel.secrets)
+    return DeliveryTarget(channel.id, channel.name, channel.kind, channel.config, channel.secrets)
 
 
 def _fix(
@@ -238,7 +240,7 @@ def _fix(
     return True
 
 
-def _told(heard: Audience) -> set[Item]:
+def _told(heard: Audience) -> set[IncidentItem]:
     delivered = [sent.content for sent in heard.sent if sent.delivered and sent.counts]
     return {*delivered[-1].present, *delivered[-1].resolved} if delivered else set()
 
@@ -251,7 +253,7 @@ def _picture(container: Container, message: Message) -> bytes | None:
     from app.alerts.picture import heatmap_png  # noqa: PLC0415 - most channels show no pictures
 
     with container.reading() as tx:
-        report = tx.session.get(Report, facts.session)
+        report = tx.session.get(StoredReport, facts.session)
         if report is None:
             return None
         heatmaps = read_heatmaps(tx, report)

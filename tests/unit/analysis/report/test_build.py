@@ -8,10 +8,10 @@ import pytest
 
 from app.analysis.diagnosis.places import Where
 from app.analysis.json_text import plain, to_json
+from app.analysis.replay.layout.dense import DroppedStep
 from app.analysis.replay.metrics import measure, rank_workers
 from app.analysis.replay.session import prepare_replay
 from app.analysis.report.build import MIN_STEPS, analyze
-from app.analysis.report.document import DroppedStep
 from app.analysis.synthesis.injections.computations import (
     SequenceLengths,
     SlowWorker,

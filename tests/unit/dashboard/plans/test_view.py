@@ -21,7 +21,7 @@ from app.dashboard.plans.pages import FILES
 from app.dashboard.plans.parts import blocks_of, layer_ticks, method_rows
 from app.dashboard.plans.view import plan_page, sentence
 from app.inputs.plans.spec import parse_spec
-from app.services.plans.read import PlanRow, PlanView, asked_of
+from app.services.plans.read import PlanSummary, PlanView, asked_of
 from app.services.plans.stored import PlanResult
 from tests.support.plans import small_spec
 
@@ -55,7 +55,7 @@ def view(state: str, **changes: Any) -> PlanView:  # noqa: ANN401 - columns diff
     for name, value in changes.items():
         (row if name in row else whole)[name] = value
     spec = small_spec()
-    return PlanView(row=PlanRow(**row), spec=spec, asked=asked_of(spec), now=NOW, **whole)
+    return PlanView(row=PlanSummary(**row), spec=spec, asked=asked_of(spec), now=NOW, **whole)
 
 
 def test_the_sentence_says_what_is_proven_and_what_others_take(result: PlanResult) -> None:

@@ -4,7 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from app.analysis.report.document import DroppedStep, Report
+from app.analysis.replay.layout.dense import DroppedStep
+from app.analysis.report.document import Report
 from app.analysis.report.findings import Recommendation
 from app.dashboard.session import findings
 from tests.support.reports import changed

@@ -16,7 +16,8 @@ from app.analysis.diagnosis.places import (
     View,
     WorkerView,
 )
-from app.analysis.report.document import DroppedStep, Report
+from app.analysis.replay.layout.dense import DroppedStep
+from app.analysis.report.document import Report
 from app.analysis.report.findings import UnjudgedCause
 from app.dashboard.session.facts import launch_fact, published_remark, verdict_facts
 from app.dashboard.session.report import report_view

@@ -5,7 +5,7 @@ from app.analysis.report.document import Report
 from app.dashboard.look.format import seconds
 from app.dashboard.session.report import report_view
 from app.dashboard.session.what_if import what_if_form
-from app.inputs.sessions.question import parse_question
+from app.inputs.sessions.question import WrittenQuestion
 from tests.support.reports import changed
 
 
@@ -22,7 +22,7 @@ def test_every_offered_type_can_be_asked_about(slow_worker: Report) -> None:
     for choice in what_if_form(slow_worker).op_types:
         names = choice.value.split(".")
         assert set(names) <= set(TYPE_NAMES)
-        parse_question({"changes": [{"select": {"op_types": names}}]})
+        WrittenQuestion.model_validate({"changes": [{"select": {"op_types": names}}]})
 
 
 def test_one_type_of_computing_is_no_group(slow_worker: Report) -> None:

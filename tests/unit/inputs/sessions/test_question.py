@@ -9,11 +9,11 @@ import pytest
 from app.analysis.replay.adaptations.evidence import Name
 from app.analysis.replay.questions import BaseDurations, Change, Question, Selection
 from app.errors import InvalidQuestionError
-from app.inputs.sessions.question import MOST_CHANGES, parse_question
+from app.inputs.sessions.question import MOST_CHANGES, WrittenQuestion
 
 
 def test_questions_as_json() -> None:
-    question = parse_question(
+    question = WrittenQuestion.model_validate(
         {
             "base": "ideal",
             "changes": [
@@ -25,7 +25,7 @@ def test_questions_as_json() -> None:
             ],
         }
     )
-    assert question == Question(
+    assert question.question() == Question(
         BaseDurations.IDEAL,
         (
             Change(Selection(workers=((0, 1),), op_types=("optimizer",)), BaseDurations.RECORDED),
@@ -63,22 +63,25 @@ def test_questions_as_json() -> None:
 )
 def test_questions_that_cannot_be_read_name_the_place(document: dict[str, Any], path: str) -> None:
     with pytest.raises(InvalidQuestionError) as caught:
-        parse_question(document)
+        WrittenQuestion.model_validate(document)
     assert path in [fault.column for fault in caught.value.faults]
 
 
 def test_as_many_changes_as_allowed_are_read() -> None:
-    question = parse_question({"changes": [{"select": {"stages": [0]}}] * MOST_CHANGES})
-    assert len(question.changes) == MOST_CHANGES
+    question = WrittenQuestion.model_validate(
+        {"changes": [{"select": {"stages": [0]}}] * MOST_CHANGES}
+    )
+    assert len(question.question().changes) == MOST_CHANGES
 
 
 def test_adaptations_are_switched_off_by_name() -> None:
-    question = parse_question({"without": ["blocking_transfers", "blocking_transfers"]})
+    twice = {"without": ["blocking_transfers", "blocking_transfers"]}
+    question = WrittenQuestion.model_validate(twice).question()
 
     assert question.without == (Name.BLOCKING_TRANSFERS,)
     assert question.changes == ()
     with pytest.raises(InvalidQuestionError) as caught:
-        parse_question({"without": ["streams"]})
+        WrittenQuestion.model_validate({"without": ["streams"]})
     assert caught.value.faults[0].column == "without[0]"
     with pytest.raises(InvalidQuestionError):
-        parse_question({"without": []})
+        WrittenQuestion.model_validate({"without": []})

@@ -29,7 +29,7 @@ from app.analysis.trace.model import (
     PARAMS_ALL_GATHER,
     SessionMeta,
 )
-from app.analysis.trace.recordings.labels import Kind
+from app.analysis.trace.recordings.labels import LabelKind
 from app.analysis.trace.recordings.profiler.device import NOWHERE, ranges_of_kernels
 from app.analysis.trace.recordings.profiler.groups import (
     DATA_DIMENSIONS,
@@ -174,7 +174,7 @@ class _Reader:
             self._find_on_host()
         received = self._receives()
         for place, one in enumerate(self._labelled):
-            if one.label.kind is Kind.COMPUTE:
+            if one.label.kind is LabelKind.COMPUTE:
                 self._computation(place, one, received)
             else:
                 self._communication(place, one)
@@ -210,7 +210,7 @@ class _Reader:
         issuing = [
             (place, one.span)
             for place, one in enumerate(self._labelled)
-            if one.label.kind is not Kind.COMPUTE
+            if one.label.kind is not LabelKind.COMPUTE
         ]
         starts = [span.start for _, span in issuing]
         for number, work in enumerate(self._scan.works):
@@ -226,7 +226,7 @@ class _Reader:
         """
         kind = self._labelled[place].label.kind
         transfers = self._scan.works[number].name in _TRANSFERS
-        if kind is (Kind.TRANSFER if transfers else Kind.COLLECTIVE):
+        if kind is (LabelKind.TRANSFER if transfers else LabelKind.COLLECTIVE):
             self._works.setdefault(place, []).append(number)
 
     def _receives(self) -> dict[tuple[str, int, int, int | None], int]:
@@ -261,7 +261,7 @@ class _Reader:
             first, last = min(span.start for span in works), max(span.end for span in works)
             span = Span(first, last, one.span.event)
             self._add_labelled(one, span, self._steps.of_label[place])
-        elif one.label.kind is Kind.TRANSFER:
+        elif one.label.kind is LabelKind.TRANSFER:
             self._lose("sends and receives whose transfer is not recorded", self._advice.no_kernel)
         # A stage that is not sharded is unsharded by doing nothing.
 

@@ -11,7 +11,7 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from app.analysis.trace.recordings.labels import Kind
+from app.analysis.trace.recordings.labels import LabelKind
 from app.analysis.trace.recordings.profiler.scan import Labelled, Scan
 
 
@@ -76,7 +76,7 @@ def _by_repetition(labelled: Sequence[Labelled]) -> Steps:
     of_label: list[int | None] = []
     begins: list[int] = []
     for one in labelled:
-        if one.label.kind is Kind.COLLECTIVE:
+        if one.label.kind is LabelKind.COLLECTIVE:
             of_label.append(None)
             continue
         number = seen.get(one.label, 0)

@@ -14,7 +14,7 @@ from app.analysis.synthesis.fleet.draw import (
     STRAGGLING,
     UNSEEN,
     WORKERS,
-    Member,
+    FleetMember,
     plan_fleet,
 )
 from app.analysis.synthesis.population import (
@@ -27,7 +27,7 @@ from app.analysis.synthesis.population import (
 )
 
 
-def straggles(member: Member) -> bool:
+def straggles(member: FleetMember) -> bool:
     return member.slowdown >= STRAGGLING and member.causes not in UNSEEN
 
 
@@ -139,14 +139,14 @@ def test_members_are_synthesized_by_their_own_seed() -> None:
 
 @dataclass(frozen=True)
 class Report:
-    member: Member
+    member: FleetMember
     slowdown: float
     m_w: float
     m_s: float
     correlation: float
 
 
-def report_on(member: Member) -> Report:
+def report_on(member: FleetMember) -> Report:
     report = analyze(member.synthesize().trace).report
     return Report(
         member,
