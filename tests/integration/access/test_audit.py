@@ -8,9 +8,17 @@ import pytest
 from sqlalchemy import delete, text, update
 from sqlalchemy.exc import DatabaseError
 
-from app.access.principals import ActorKind, Right
+from app.access.principals import INSTALLATION, ActorKind, Principal, Right
 from app.db.models.access import AuditEntry
-from app.services.access.audit import list_entries, prune_entries
+from app.services.access.audit import (
+    ACTOR_CHARACTERS,
+    DETAIL_CHARACTERS,
+    SUBJECT_CHARACTERS,
+    Action,
+    list_entries,
+    prune_entries,
+    record,
+)
 from tests.support.alerting import Alerting
 
 if TYPE_CHECKING:
@@ -77,9 +85,46 @@ def test_entries_stay_as_they_are(company: Company) -> None:
     for statement in (
         update(AuditEntry).values(actor="nobody"),
         delete(AuditEntry),
+        text("TRUNCATE audit_entry"),
     ):
         with pytest.raises(DatabaseError, match="stay as they are"), company.container.uow() as tx:
             tx.session.execute(statement)
+
+
+def test_what_comes_from_outside_is_bounded_in_an_entry(company: Company) -> None:
+    somebody = Principal(ActorKind.PERSON, "x" * 10_000)
+    with company.container.uow() as tx:
+        record(tx, somebody, Action.CHANGED, "y\n" * 10_000, detail="z" * 10_000)
+    with company.container.reading() as tx:
+        [entry] = list_entries(tx, 1)
+    assert len(entry.actor) == ACTOR_CHARACTERS
+    assert len(entry.subject) == SUBJECT_CHARACTERS
+    assert entry.subject.isprintable()
+    assert entry.detail is not None
+    assert len(entry.detail) == DETAIL_CHARACTERS
+
+
+def test_pages_of_the_log_and_its_export_hold_every_entry_once(company: Company) -> None:
+    admin = company.token(Right.ADMIN, project=None)
+    with company.container.uow() as tx:
+        for number in range(450):
+            record(tx, INSTALLATION, Action.CHANGED, f"rule {number}")
+    with company.client(admin) as client:
+        seen: list[int] = []
+        before: int | None = None
+        while found := client.get(
+            "/api/v1/audit", params={"limit": 200} | ({} if before is None else {"before": before})
+        ).json()["entries"]:
+            seen += [entry["id"] for entry in found]
+            before = found[-1]["id"]
+        export = client.get("/access/audit.csv").text.splitlines()[1:]
+        # With the project and the token of this test.
+        assert len(seen) == len(set(seen)) == len(export) == 452
+        assert [int(line.partition(",")[0]) for line in export] == seen
+        first = client.get("/access/audit").text
+        assert "rule 449" in first
+        assert f"/access/audit?before={seen[199]}" in first
+        assert "rule 449" not in client.get(f"/access/audit?before={seen[199]}").text
 
 
 def test_entries_older_than_two_years_go(company: Company) -> None:

@@ -16,15 +16,18 @@ from app.access.principals import Right
 from app.alerts.rules import Rule
 from app.db.models.alerts import AlertDelivery, AlertGroup
 from app.db.unit_of_work import UnitOfWork
-from app.door.rights import NEEDS
+from app.door.rights import NEEDS, Open
 from app.services.alerts.channels.write import create_channel
 from app.services.alerts.store import load_rules
 from app.services.tasks.execute import execute
 from app.services.tasks.leases import LeaseKeeper
 from app.web import create_app
+from tests.integration.api import bodies
+from tests.integration.api.chunks import rank_body
 from tests.support import plans
 from tests.support.alerting import Alerting
 from tests.support.sessions import small_trace, store
+from tests.support.tensor import SLOW, TrainingJob
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -91,6 +94,12 @@ def theirs(company: Company) -> Mapping[str, str]:
     plan = plans.ask(company.theirs, plans.small_spec())
     assert execute(company.container, keeper, plan.run)
     alerting.slow(SECRET)
+    with company.client(company.token(Right.INGEST, project="other")) as client:
+        group = TrainingJob(client, SECRET, "tp-0")
+        for _ in range(3):
+            assert group.send(*SLOW).status_code == 202
+        for run in ("first", "second", "third"):
+            _announce(client, run)
     delivery = uuid.uuid4()
     with company.theirs.uow() as tx:
         rule: Rule = load_rules(tx)[0]
@@ -110,6 +119,12 @@ def theirs(company: Company) -> Mapping[str, str]:
         "group": "tp-0",
         "version": "1",
     }
+
+
+def _announce(client: httpx.Client, run: str) -> int:
+    body = {"run_id": run, "restart": 0}
+    number: int = client.post(f"/api/v1/jobs/{SECRET}/attempts", json=body).json()["attempt"]
+    return number
 
 
 def _deliver(tx: UnitOfWork, delivery: uuid.UUID, channel: uuid.UUID) -> None:
@@ -172,13 +187,68 @@ def test_the_same_routes_answer_a_token_of_the_project(
                 continue
             if not key.startswith("GET") or key.endswith("/events"):
                 continue
-            if "/tensor" in key:
-                continue
-            things = {**theirs, "name": "workers"} if "/{name}.csv" in key else theirs
+            things = dict(theirs)
+            if "/{name}.csv" in key:
+                things["name"] = "workers"
+            elif "/tensor/" in key:
+                things["name"] = "times.csv"
             answer = _ask(client, key.replace("?step=1", "?step=2"), things)
             if answer.status_code == 404 and not key.endswith(("/timeline", "/plan")):
                 missing[key] = answer.text[:200]
     assert missing == {}
+
+
+def test_what_makes_a_job_makes_one_s_own(company: Company, theirs: Mapping[str, str]) -> None:
+    """Of the same name as theirs, and with none of its attempts, groups and sessions."""
+    chunk = "/api/v1/jobs/{job}/attempts/1/sessions/1/chunks/{producer}/0".format_map(theirs)
+    with company.client(company.token(Right.OPERATE, Right.INGEST)) as client:
+        # Theirs has three.
+        assert _announce(client, "third") == 1
+        # Theirs is at step 3.
+        assert TrainingJob(client, SECRET, "tp-0").send(*SLOW).json()["plan_version"] is None
+        sent = client.put(chunk, content=rank_body(0), params=bodies.SIZES)
+        assert sent.status_code == 202
+        whole = client.post(
+            f"/api/v1/jobs/{SECRET}/sessions", content=bodies.parquet(), params=bodies.SIZES
+        )
+        assert whole.status_code == 202
+        listed = client.get("/api/v1/sessions").json()["sessions"]
+        assert theirs["session"] not in {session["session"] for session in listed}
+    with company.client(company.token(Right.READ, project="other")) as client:
+        listed = client.get("/api/v1/sessions").json()["sessions"]
+        assert whole.json()["session"] not in {session["session"] for session in listed}
+
+
+def test_what_is_of_the_installation_takes_an_administrator(
+    company: Company, theirs: Mapping[str, str]
+) -> None:
+    """Whatever a token may do in its own project, and whether the thing is there or not."""
+    wrong = {}
+    rights = (Right.OPERATE, Right.INGEST, Right.READ)
+    things = {**theirs, "person": str(uuid.uuid4())}
+    with company.client(company.token(*rights, project="other")) as client:
+        for key, need in NEEDS.items():
+            if need is Open.INSTALLATION:
+                answer = _ask(client, key, things)
+                if answer.status_code != 403:
+                    wrong[key] = answer.status_code, answer.text[:200]
+    assert wrong == {}
+
+
+def test_every_route_is_walked(company: Company) -> None:
+    """A route that is added is in the table of needs, and in one of the walks above."""
+    app = create_app(company.container)
+    found = {
+        f"{method} {context.path}"
+        for context in iter_route_contexts(app.routes)
+        for method in context.methods or ()
+        if method != "HEAD"
+    }
+    unknown = found - set(NEEDS)
+    assert {key for key in unknown if "openapi.json" not in key} == set()
+    # These are there where people sign in at a provider.
+    assert {key for key in set(NEEDS) - found if "/sign-in/provider" not in key} == set()
+    assert found >= MAKING
 
 
 def test_no_list_and_no_page_holds_a_name_or_an_id_of_another_project(
