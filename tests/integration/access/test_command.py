@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import stat
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
 import pytest
@@ -43,7 +44,11 @@ def test_tokens_are_made_listed_and_revoked() -> None:
     assert "ingest, read" in listed
     assert made.stdout.strip() not in listed
     assert paceline("token", "create", "ci", "--scope", "read").returncode == 1
+    renewed = paceline("token", "renew", "ci", "--expires-days", "7")
+    assert renewed.returncode == 0, renewed.stderr
+    assert f"{datetime.now(UTC) + timedelta(days=7):%Y-%m-%d}" in renewed.stderr
     assert paceline("token", "revoke", "ci").returncode == 0
+    assert paceline("token", "renew", "ci").returncode == 1
     assert "ingest" not in paceline("token", "list").stdout
 
 

@@ -235,6 +235,24 @@ def test_what_is_of_the_installation_takes_an_administrator(
     assert wrong == {}
 
 
+def test_a_stream_of_events_tells_nothing_of_another_project(company: Company) -> None:
+    with (
+        company.client(company.token(Right.READ, Right.INGEST)) as ours,
+        company.client(company.token(Right.INGEST, project="other")) as theirs,
+        ours.stream("GET", "/api/v1/events") as stream,
+    ):
+        assert stream.status_code == 200
+        address = "/api/v1/jobs/{}/sessions"
+        sent = [
+            client.post(address.format(job), content=bodies.parquet(), params=bodies.SIZES)
+            for client, job in ((theirs, SECRET), (ours, "own"))
+        ]
+        # Theirs came first: what the stream tells first is ours.
+        told = next(line for line in stream.iter_lines() if line.startswith("data:"))
+        assert sent[1].json()["session"] in told
+        assert sent[0].json()["session"] not in told
+
+
 def test_every_route_is_walked(company: Company) -> None:
     """A route that is added is in the table of needs, and in one of the walks above."""
     app = create_app(company.container)

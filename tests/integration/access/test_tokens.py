@@ -12,6 +12,7 @@ from app.access.principals import Right
 from app.access.tokens import digest, is_token, new_token
 from app.db.models.access import Token
 from app.errors import ConflictError, InvalidAccessError, NotFoundError
+from app.services.access.audit import list_entries
 from app.services.access.tokens import create_token, list_tokens, revoke_token
 from tests.integration.access.conftest import METRICS_TOKEN
 
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from app.bootstrap import Container
     from tests.integration.access.conftest import Company
 
+HOUR = timedelta(hours=1)
 READ, OPERATE, INGEST, ADMIN = Right.READ, Right.OPERATE, Right.INGEST, Right.ADMIN
 
 
@@ -196,3 +198,27 @@ def test_metrics_take_a_token_of_their_own_or_one_that_reads_everywhere(company:
             assert client.get("/metrics").status_code == status
     with company.client(METRICS_TOKEN) as client:
         assert client.get("/api/v1/sessions").status_code == 401
+
+
+def test_a_token_is_renewed_with_its_secret_and_not_after_its_end(company: Company) -> None:
+    secret = company.token(Right.READ, name="bot")
+    address = "/api/v1/tokens/bot/renew"
+    with company.client(company.token(Right.ADMIN, project=None)) as client:
+        renewed = client.post(address, json={"expires_days": 30})
+        assert (renewed.status_code, renewed.json()["valid"]) == (200, True)
+        with company.container.reading() as tx:
+            row = tx.session.execute(select(Token).where(Token.name == "bot")).scalar_one()
+            assert row.expires_at == pytest.approx(tx.now + timedelta(days=30), abs=HOUR)
+        with company.client(secret) as bot:
+            assert bot.get("/api/v1/sessions").status_code == 200
+            assert bot.post(address, json={}).status_code == 403
+        for days in (0, 3651):
+            assert client.post(address, json={"expires_days": days}).status_code == 422
+        with company.container.uow() as tx:
+            tx.session.execute(update(Token).where(Token.name == "bot").values(expires_at=tx.now))
+        over = client.post(address, json={})
+        assert (over.status_code, over.json()["code"]) == (409, "token.expired")
+        assert client.post("/api/v1/tokens/nobody/renew", json={}).status_code == 404
+    with company.container.reading() as tx:
+        said = [(entry.action, entry.subject) for entry in list_entries(tx, 10)]
+    assert said.count(("renewed", "token bot")) == 1
