@@ -7,7 +7,7 @@ from http import HTTPStatus
 from typing import Annotated, Final
 from urllib.parse import quote
 
-from fastapi import APIRouter, Header, Query, Request
+from fastapi import APIRouter, Depends, Header, Query, Request
 from fastapi.responses import HTMLResponse, PlainTextResponse, RedirectResponse, Response
 
 from app.dashboard.access.pages import add_access_pages
@@ -16,9 +16,12 @@ from app.dashboard.alerts.pages import add_alert_pages
 from app.dashboard.alerts.parts import actions
 from app.dashboard.alerts.rule_pages import add_rule_pages
 from app.dashboard.fleet.connect import launcher_tabs, way_tabs
-from app.dashboard.fleet.view import fleet_page, job_page
+from app.dashboard.fleet.job import job_page, job_url
+from app.dashboard.fleet.view import fleet_page
+from app.dashboard.look.address import Address, page_number
 from app.dashboard.look.assets import installed_assets
-from app.dashboard.look.ranges import range_of
+from app.dashboard.look.parts import SLOW
+from app.dashboard.look.ranges import ALL, DAY, Range, range_of
 from app.dashboard.pages import Pages
 from app.dashboard.plans.pages import add_plan_pages
 from app.dashboard.session.exports import EXPORTS, workers_csv
@@ -30,16 +33,15 @@ from app.db.states import SessionState
 from app.door.guard import GuardedRoute
 from app.door.here import Here
 from app.errors import NotFoundError
+from app.services.alerts.onset import onset_of_job
 from app.services.alerts.views import open_by_job
 from app.services.container import Container
 from app.services.installation.status import installation_status
 from app.services.sessions.fleet import fleet
+from app.services.sessions.history import NEWEST, around, job_history
 from app.services.sessions.read import get_session
 from app.services.sessions.reports import heatmap, report_document
 from app.services.tensor.read import count_groups
-
-# What a job's page lists, and how far a session's page looks for its neighbors.
-JOB_SESSIONS: Final = 200
 
 # Longer numbers are no step of any training, and too long ones are slow to parse.
 MAX_DIGITS: Final = 19
@@ -50,9 +52,25 @@ EXPORT_HEADERS: Final = {"Cache-Control": "no-cache"}
 # Pages are forgiving: they ignore a parameter that is no number.
 Asked = Annotated[str, Query()]
 Step = Annotated[int | None, Query()]
-# A time of one's own; see `app.dashboard.look.ranges`.
-Begin = Annotated[str, Query(alias="from")]
-End = Annotated[str, Query(alias="to")]
+
+
+class TimeInAddress:
+    """The time that an address asks for; see `app.dashboard.look.ranges`."""
+
+    def __init__(
+        self,
+        range: Asked = "",  # noqa: A002 - name of the parameter
+        begin: Annotated[str, Query(alias="from")] = "",
+        end: Annotated[str, Query(alias="to")] = "",
+    ) -> None:
+        self.parameters = {"range": range, "from": begin, "to": end}
+
+    def about(self, default: str = DAY) -> Range:
+        """Return the time; `default` is the name of the one that an address need not name."""
+        return range_of(*self.parameters.values(), default=default)
+
+
+TimeAsked = Annotated[TimeInAddress, Depends()]
 
 
 def router(container: Container) -> APIRouter:
@@ -86,14 +104,8 @@ def router(container: Container) -> APIRouter:
 
 def _add_pages(routes: APIRouter, pages: Pages) -> None:
     @routes.get("/")
-    def fleet_route(
-        container: Here,
-        request: Request,
-        range: Asked = "",  # noqa: A002 - name of the parameter
-        begin: Begin = "",
-        end: End = "",
-    ) -> Response:
-        about = range_of(range, begin, end)
+    def fleet_route(container: Here, request: Request, time: TimeAsked) -> Response:
+        about = time.about()
         with pages.reading(container) as (tx, nav):
             found, incidents = fleet(tx, until=about.end), open_by_job(tx)
             unheard = not found.jobs and about.end is None
@@ -116,18 +128,40 @@ def _add_pages(routes: APIRouter, pages: Pages) -> None:
         )
 
     @routes.get("/jobs/{job}")
-    def job_route(container: Here, job: str) -> Response:
+    def job_route(
+        container: Here, job: str, time: TimeAsked, sort: Asked = "", page: Asked = ""
+    ) -> Response:
+        about = time.about(ALL)
+        asked = {**time.parameters, "sort": sort, "page": page}
         with pages.reading(container) as (tx, nav):
-            found = fleet(tx, job=job, per_job=JOB_SESSIONS)
-            groups = count_groups(tx, job)
+            found, groups = fleet(tx, job=job), count_groups(tx, job)
+            if found.jobs:
+                history = job_history(
+                    tx,
+                    job,
+                    since=about.since(found.now),
+                    until=about.end,
+                    sort=sort or NEWEST,
+                    page=page_number(page),
+                    slow=SLOW,
+                )
+                onset = onset_of_job(tx, job, about.end or found.now, SLOW)
+                incidents = open_by_job(tx, job).get(job, [])
         if not found.jobs:
             if groups:
                 return RedirectResponse(
                     f"{container.pages_at}/jobs/{quote(job)}/tensor", HTTPStatus.SEE_OTHER
                 )
             return pages.not_found(f"job {job}", nav)
-        page = job_page(found, JOB_SESSIONS)
-        return pages.render("fleet/job.html", nav, page=page, now=found.now, groups=groups)
+        shown = job_page(
+            found,
+            history,
+            onset=onset,
+            incidents=[actions(row, found.now) for row in incidents],
+            about=about,
+            address=Address(job_url(job), asked),
+        )
+        return pages.render("fleet/job.html", nav, page=shown, now=found.now, groups=groups)
 
     @routes.get("/sessions/{session}")
     def session_route(
@@ -138,7 +172,12 @@ def _add_pages(routes: APIRouter, pages: Pages) -> None:
                 view = get_session(tx, uuid.UUID(session), container.settings)
             except (ValueError, NotFoundError):
                 return pages.not_found(f"session {session}", nav)
-            found = fleet(tx, job=view.row.job, per_job=JOB_SESSIONS)
+            beside = around(tx, view.row)
+            onset = (
+                None
+                if view.row.shown is None
+                else onset_of_job(tx, view.row.job, view.row.received_at, SLOW)
+            )
             document = (
                 report_document(tx, view.row.id)
                 if view.has_report and view.row.state in SessionState.REPORTED
@@ -152,9 +191,10 @@ def _add_pages(routes: APIRouter, pages: Pages) -> None:
         )
         page = session_page(
             view,
-            found.jobs[0],
+            beside,
             document,
             report,
+            onset=onset,
             max_attempts=container.settings.max_attempts,
             incidents=[actions(row, view.now) for row in incidents],
         )

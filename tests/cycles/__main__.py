@@ -33,7 +33,7 @@ from sqlalchemy import func, select
 from app.db import migrate
 from app.db.embedded.server import EmbeddedPostgres
 from app.db.models.installation import WorkerHeartbeat
-from app.db.models.sessions import Report, Session
+from app.db.models.sessions import Session, StoredReport
 from app.db.models.tasks import ANALYZE_SESSION, TaskRun
 from app.settings import Settings
 from tests.integration.api import bodies
@@ -168,8 +168,8 @@ class Cycles:
         while True:
             with self._container.reading() as tx:
                 rows = tx.session.execute(
-                    select(Session.id, Session.state, func.count(Report.session_id))
-                    .outerjoin(Report, Report.session_id == Session.id)
+                    select(Session.id, Session.state, func.count(StoredReport.session_id))
+                    .outerjoin(StoredReport, StoredReport.session_id == Session.id)
                     .group_by(Session.id)
                 ).all()
                 runs = tx.session.execute(

@@ -18,14 +18,13 @@ from app.analysis.wording import hours
 from app.dashboard.alerts.parts import (
     Actions,
     actions,
-    day_or_time,
     headline,
     labels,
     said,
     session_url,
     until,
 )
-from app.dashboard.look.format import age, interval, listing, plural, times
+from app.dashboard.look.format import age, day_or_time, interval, listing, plural, times
 from app.dashboard.look.parts import StateLabel
 
 if TYPE_CHECKING:

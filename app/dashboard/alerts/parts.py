@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import uuid
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import TYPE_CHECKING, Final
 
 from app.alerts.message import cause_name, view_url
 from app.alerts.states import IncidentState
+from app.dashboard.look.format import day_or_time
 from app.dashboard.look.parts import StateLabel
 from app.services.alerts.channels.reads import is_dead
 
@@ -67,14 +68,6 @@ def session_url(incident: Incident, job_url: str) -> str:
 def since(incident: Incident) -> datetime:
     """Return when it fired, or began if it has not."""
     return incident.fired_at or incident.opened_at
-
-
-def day_or_time(moment: datetime, now: datetime) -> str:
-    """Return the time of day in UTC, and the day unless it is today: ``18 Nov 09:26``."""
-    moment, now = moment.astimezone(UTC), now.astimezone(UTC)
-    day = "" if moment.date() == now.date() else f"{moment.day} {moment:%b} "
-    year = "" if moment.year == now.year else f"{moment:%Y} "
-    return f"{day}{year}{moment:%H:%M}"
 
 
 def until(moment: datetime, now: datetime) -> str:

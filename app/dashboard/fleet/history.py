@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from app.analysis.diagnosis.headline import differs
 from app.dashboard.look.figure_parts import (
@@ -17,7 +17,19 @@ from app.dashboard.look.figure_parts import (
     color_scale,
     level,
 )
-from app.dashboard.look.format import NBSP, SCALE_HIGH, SCALE_LOW, TIMES, interval, times
+from app.dashboard.look.format import (
+    NBSP,
+    SCALE_HIGH,
+    SCALE_LOW,
+    TIMES,
+    count,
+    interval,
+    times,
+)
+
+if TYPE_CHECKING:
+    from app.services.alerts.onset import Onset
+    from app.services.sessions.history import JobHistory
 
 MIN_HISTORY_TOP: Final = 1.1
 HISTORY_TICKS: Final = 24
@@ -137,30 +149,26 @@ def _distance(high: float | None, low: float | None) -> float:
     return 0.0 if high is None or low is None else max(0.0, high - low)
 
 
-def history_finding(slowdowns: Sequence[tuple[int, float]], *, threshold: float) -> str:
+def history_finding(
+    found: JobHistory, latest: tuple[int, float] | None, onset: Onset | None
+) -> str:
     """Return the title of a job's slowdown over its sessions.
 
     Parameters
     ----------
-    slowdowns : sequence of (int, float)
-        Number and slowdown of every session with a verdict, oldest first.
-    threshold : float
-        From here on a session counts as slow.
+    found : JobHistory
+    latest : (int, float) or None
+        Number and slowdown of the latest session with a verdict.
+    onset : Onset or None
+        Since when the job has been slow; None where the latest session is not.
     """
-    if not slowdowns:
+    if latest is None or not found.verdicts:
         return "No session has a verdict yet"
-    number, latest = slowdowns[-1]
-    slow = [item for item in slowdowns if item[1] >= threshold]
-    if not slow:
-        worst = max(value for _, value in slowdowns)
-        return f"No session is slow: none above {times(worst)}"
-    if latest < threshold:
-        return f"{len(slow)} of {len(slowdowns)} sessions were slow; session {number} is not"
-    since = number
-    for earlier, value in reversed(slowdowns):
-        if value < threshold:
-            break
-        since = earlier
-    if since == slowdowns[0][0]:
-        return f"Slow since the first session: {times(latest)} in session {number}"
-    return f"Slow since session {since}: {times(latest)} in session {number}"
+    number, slowdown = latest
+    if not found.slow:
+        return f"No session is slow: none above {times(found.worst or slowdown)}"
+    if onset is None:
+        of_all = f"{count(found.slow)} of {count(found.verdicts)}"
+        return f"{of_all} sessions were slow; session {number} is not"
+    since = "the first session" if onset.was is None else f"session {onset.number}"
+    return f"Slow since {since}: {times(slowdown)} in session {number}"

@@ -1,4 +1,4 @@
-"""What the fleet page and a job's page show, made from the jobs and their latest sessions."""
+"""What the fleet page shows, made from the jobs and their latest sessions."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 from urllib.parse import quote
 
 from app.alerts.states import IncidentState
@@ -15,7 +15,6 @@ from app.analysis.diagnosis.causes.sequence_lengths import SEQUENCE_LENGTHS
 from app.analysis.diagnosis.headline import HeadlineKind
 from app.analysis.wording import hours
 from app.dashboard.alerts.parts import STATES
-from app.dashboard.fleet.history import HistoryPoint, history, history_finding
 from app.dashboard.look.format import (
     count,
     heat_color,
@@ -110,22 +109,6 @@ class FleetPage:
     range: RangeChoices
 
 
-@dataclass(frozen=True, slots=True)
-class JobPage:
-    """A job's page: its sessions, latest first."""
-
-    now: datetime
-    name: str
-    title: str
-    heading: str
-    state: StateLabel
-    sizes: str
-    sessions: tuple[SessionLine, ...]
-    figure: Mapping[str, Any] | None
-    finding: str
-    truncated: bool
-
-
 def fleet_page(
     fleet: Fleet,
     incidents: Mapping[str, Sequence[IncidentRow]] | None = None,
@@ -190,39 +173,6 @@ def _short(rows: Sequence[SessionLine], silent: Sequence[SessionLine], slow: int
 def _silent_title(silent: int, about: Range) -> str:
     who = "1 job is silent" if silent == 1 else f"{count(silent)} jobs are silent"
     return f"{who}: no session in {about.words}"
-
-
-def job_page(fleet: Fleet, limit: int) -> JobPage:
-    """Return the page of the only job of `fleet`.
-
-    Parameters
-    ----------
-    fleet : Fleet
-        Of one job.
-    limit : int
-        How many sessions were asked for; the page says when there may be more.
-    """
-    job = fleet.jobs[0]
-    latest = job.latest
-    known = [
-        (session.number, session.shown.slowdown)
-        for session in job.sessions
-        if session.shown is not None
-    ]
-    shown = _shown(job)
-    row = session_row(job.name, latest)
-    return JobPage(
-        now=fleet.now,
-        name=job.name,
-        title=f"{job.name}: {_said(shown)}",
-        heading=_job_heading(shown),
-        state=row.state,
-        sizes=f"{row.sizes} · {plural(row.gpus, 'GPU')}",
-        sessions=tuple(session_row(job.name, session) for session in reversed(job.sessions)),
-        figure=history([_point(session) for session in job.sessions]) if known else None,
-        finding=history_finding(known, threshold=SLOW),
-        truncated=len(job.sessions) >= limit,
-    )
 
 
 def session_row(job: str, session: SessionRow, *, shown: SessionRow | None = None) -> SessionLine:
@@ -297,7 +247,7 @@ def _against(measured: ShownSlowdown | None) -> str:
 
 
 def _job_row(job: JobSummary, incidents: Sequence[IncidentRow]) -> SessionLine:
-    row = session_row(job.name, job.latest, shown=_shown(job))
+    row = session_row(job.name, job.latest, shown=shown_session(job))
     if incidents:
         first = min((i.incident for i in incidents), key=lambda i: STATES[i.state].order)
         # A pending incident hides neither a missing verdict nor a failure.
@@ -307,23 +257,10 @@ def _job_row(job: JobSummary, incidents: Sequence[IncidentRow]) -> SessionLine:
     return replace(row, spark=sparkline(values) if values else None)
 
 
-def _shown(job: JobSummary) -> SessionRow:
+def shown_session(job: JobSummary) -> SessionRow:
     """Return the session whose numbers stand for a job: the latest that is through."""
     through = [session for session in job.sessions if session.state not in SessionState.UNDERWAY]
     return through[-1] if through else job.latest
-
-
-def _point(session: SessionRow) -> HistoryPoint:
-    measured = session.shown
-    low, high = (measured and measured.ci95) or (None, None)
-    return HistoryPoint(
-        number=session.number,
-        slowdown=measured.slowdown if measured else None,
-        low=low,
-        high=high,
-        published=session.slowdown if measured else None,
-        url=f"/sessions/{session.id}",
-    )
 
 
 def _reason(session: SessionRow) -> str:
@@ -351,22 +288,6 @@ def _where(cause: SummaryCause, headline: Summary) -> str:
     return f"{host}, worker {worker(*workers[0])}" if host else f"worker {worker(*workers[0])}"
 
 
-def _said(session: SessionRow) -> str:
-    if session.shown is not None:
-        return f"{times(session.shown.slowdown)} in session {session.number}"
-    return f"session {session.number} {job_state(session.state, slow=False).word.lower()}"
-
-
-def _job_heading(session: SessionRow) -> str:
-    if session.state is SessionState.ANALYZED and session.headline is not None:
-        return session.headline.sentence
-    return session.reason or {
-        SessionState.NO_VERDICT: "The latest session has no verdict",
-        SessionState.FAILED: "The analysis of the latest session failed",
-        SessionState.DISCARDED: "The latest session was discarded",
-    }.get(session.state, "The first session is being worked on")
-
-
 def _heading(
     heard: Sequence[JobSummary], about: Range, since: datetime | None, *, silent: int
 ) -> str:
@@ -378,7 +299,7 @@ def _heading(
     told = {
         job.name: (shown.world, shown.shown.waste)
         for job in heard
-        if (shown := _shown(job)).shown is not None
+        if (shown := shown_session(job)).shown is not None
         and (since is None or shown.received_at >= since)
     }
     rates = {name: world * waste for name, (world, waste) in told.items()}

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Final
 
-from app.dashboard.look.format import SCALE_HIGH, SCALE_LOW, heat_color
+from app.dashboard.look.format import SCALE_HIGH, SCALE_LOW, day_or_time, heat_color, times
 from app.db.states import SessionState
 
 if TYPE_CHECKING:
+    from app.services.alerts.onset import Onset
     from app.services.sessions.read import SessionRow
 
 # From here on a job counts as slow (the paper's bound for a straggling job).
@@ -52,6 +53,12 @@ def job_state(state: SessionState, *, slow: bool) -> StateLabel:
     if state == SessionState.ANALYZED:
         return SLOW_STATE if slow else QUIET_STATE
     return STATES[state]
+
+
+def since_when(onset: Onset, now: datetime) -> str:
+    """Return since when something is so, and what it was: ``since 02:35, session 4, was 1.01×``."""
+    before = "the first with a verdict" if onset.was is None else f"was {times(onset.was)}"
+    return f"since {day_or_time(onset.at, now)} UTC, session {onset.number}, {before}"
 
 
 @dataclass(frozen=True, slots=True)

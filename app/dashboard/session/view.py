@@ -18,6 +18,7 @@ from app.dashboard.look.format import (
     byte_size,
     clock_time,
     count,
+    day_or_time,
     plural,
     seconds,
     sizes,
@@ -45,8 +46,9 @@ from app.dashboard.session.tables import unmapped_rows
 from app.db.states import SessionState
 
 if TYPE_CHECKING:
-    from app.services.sessions.fleet import JobSummary
-    from app.services.sessions.read import IntakeView, SessionView
+    from app.services.alerts.onset import Onset
+    from app.services.sessions.history import Around
+    from app.services.sessions.read import IntakeView, SessionRow, SessionView
 
 
 # What to do about a session without a verdict, by the code of the reason.
@@ -95,10 +97,11 @@ class SessionPage:
 
 def session_page(  # noqa: PLR0913 - everything that is on it
     view: SessionView,
-    job: JobSummary,
+    beside: Around,
     report: Report | None,
     shown: ReportView | None,
     *,
+    onset: Onset | None,
     max_attempts: int,
     incidents: Sequence[Actions],
 ) -> SessionPage:
@@ -107,19 +110,21 @@ def session_page(  # noqa: PLR0913 - everything that is on it
     Parameters
     ----------
     view : SessionView
-    job : JobSummary
-        Its job with the latest sessions, for what came before and after.
+    beside : Around
+        What came before and after it.
     report : Report or None
         Where there is one.
     shown : ReportView or None
         What is shown of it.
+    onset : Onset or None
+        Since when the job had been slow by then; None where it was not.
     max_attempts : int
         After so many attempts an analysis is given up.
     incidents : sequence of Actions
         The open ones of its job.
     """
     row = view.row
-    body = _body(view, job, report, max_attempts)
+    body = _body(view, beside, onset, report, max_attempts)
     # What the sender said, before there is a report of it.
     hosts = set((view.meta.get("hosts", {}) if report is None else report.hosts).values())
     gpus = plural(row.world, "GPU")
@@ -132,8 +137,8 @@ def session_page(  # noqa: PLR0913 - everything that is on it
         job_url=f"/jobs/{quote(row.job)}",
         number=row.number,
         sizes=f"{sizes(row.dp, row.pp, row.tp, row.cp, row.vpp)} · {where}",
-        before=_neighbor(job, row.id, -1),
-        after=_neighbor(job, row.id, 1),
+        before=_neighbor(beside.sessions[-2] if len(beside.sessions) > 1 else None),
+        after=_neighbor(beside.after),
         status=row.state,
         state=body.state,
         line=body.line,
@@ -162,10 +167,16 @@ class _Body:
     ghosts: tuple[str, ...] = ()
 
 
-def _body(view: SessionView, job: JobSummary, report: Report | None, max_attempts: int) -> _Body:
+def _body(
+    view: SessionView,
+    beside: Around,
+    onset: Onset | None,
+    report: Report | None,
+    max_attempts: int,
+) -> _Body:
     state = view.row.state
     if state == SessionState.ANALYZED and report is not None:
-        return _analyzed(view, job, report)
+        return _analyzed(view, beside, onset, report)
     if state == SessionState.NO_VERDICT and report is not None:
         return _no_verdict(view, report)
     if state == SessionState.OPEN and view.intake is not None:
@@ -175,11 +186,11 @@ def _body(view: SessionView, job: JobSummary, report: Report | None, max_attempt
     return _ended(view)
 
 
-def _analyzed(view: SessionView, job: JobSummary, report: Report) -> _Body:
+def _analyzed(view: SessionView, beside: Around, onset: Onset | None, report: Report) -> _Body:
     row, steps = view.row, report.steps.analyzed
     slow = report.verdict.level == "slow"
     facts = verdict_facts(report)
-    facts.append(_before(view, job))
+    facts.append(_before(view, beside) if onset is None else _since(view, beside, onset))
     facts.append(quality_fact(report))
     facts.append(
         Fact(
@@ -212,24 +223,36 @@ def _short(report: Report) -> str:
     return text
 
 
-def _before(view: SessionView, job: JobSummary) -> Fact:
+def _before(view: SessionView, beside: Around) -> Fact:
     """Return the slowdown of the session before, and of all of them as a sparkline."""
-    position = next((i for i, s in enumerate(job.sessions) if s.id == view.row.id), None)
-    earlier = [
-        (session, session.shown)
-        for session in job.sessions[: position or 0]
-        if session.shown is not None
-    ]
-    if not earlier or position is None:
+    *earlier, _ = beside.sessions
+    if not earlier:
         return Fact("Before", "First session", "nothing to compare with")
-    last, shown = earlier[-1]
-    values = verdict_values(job.sessions[: position + 1])
+    with_verdict = [session for session in earlier if session.shown is not None]
+    if not with_verdict:
+        last = earlier[-1]
+        word = STATES[last.state].word if last.state in STATES else "without a verdict"
+        return Fact("Before", "No verdict", f"session {last.number}: {word.lower()}")
+    last = with_verdict[-1]
+    assert last.shown is not None  # noqa: S101 - selected so
     passed_s = (view.row.received_at - last.received_at).total_seconds()
     return Fact(
         "Before",
-        times(shown.slowdown),
+        times(last.shown.slowdown),
         f"session {last.number}, {age(passed_s)} earlier",
-        spark=sparkline(values),
+        spark=sparkline(verdict_values(beside.sessions)),
+    )
+
+
+def _since(view: SessionView, beside: Around, onset: Onset) -> Fact:
+    """Return since when the job is slow, and what it was before."""
+    began = day_or_time(onset.at, view.row.received_at)
+    was = "the first with a verdict" if onset.was is None else f"was {times(onset.was)}"
+    return Fact(
+        "Since",
+        f"Session {onset.number}",
+        f"{began} UTC, {was}",
+        spark=sparkline(verdict_values(beside.sessions)),
     )
 
 
@@ -382,12 +405,5 @@ def _position(fault: Mapping[str, Any]) -> str:
     return ", ".join(f"{name} {fault[name]}" for name in ("row", "line", "column") if name in fault)
 
 
-def _neighbor(job: JobSummary, session_id: uuid.UUID, distance: int) -> Neighbor | None:
-    ids = [session.id for session in job.sessions]
-    if session_id not in ids:
-        return None
-    position = ids.index(session_id) + distance
-    if not 0 <= position < len(ids):
-        return None
-    session = job.sessions[position]
-    return Neighbor(session.number, f"/sessions/{session.id}")
+def _neighbor(session: SessionRow | None) -> Neighbor | None:
+    return None if session is None else Neighbor(session.number, f"/sessions/{session.id}")

@@ -220,7 +220,7 @@ def list_sessions(
     state : SessionState, optional
         Only those of this job, in this state.
     """
-    query = _rows().order_by(Session.received_at.desc(), Session.id).limit(limit)
+    query = session_rows().order_by(Session.received_at.desc(), Session.id).limit(limit)
     if job is not None:
         query = query.where(Job.name == job)
     if state is not None:
@@ -237,7 +237,7 @@ def get_session(tx: Reads, session_id: uuid.UUID, settings: Settings) -> Session
         If there is no such session.
     """
     query = (
-        _rows()
+        session_rows()
         .add_columns(Session.meta, Session.reason_detail, StoredReport.session_id)
         .outerjoin(StoredReport, StoredReport.session_id == Session.id)
         .where(Session.id == session_id)
@@ -257,7 +257,8 @@ def get_session(tx: Reads, session_id: uuid.UUID, settings: Settings) -> Session
     )
 
 
-def _rows() -> Select[Any]:
+def session_rows() -> Select[Any]:
+    """Return the query of what a `SessionRow` is made of."""
     columns = (
         Job.name if name == "job" else getattr(Session, name) for name in SessionRow.__slots__
     )

@@ -45,12 +45,12 @@ PING: Final = ";"
 # Statements of each page, in its one transaction. What every page shows is one of them.
 STATEMENTS: Final = {
     "/": 4,
-    "/jobs/llm": 4,
+    "/jobs/llm": 9,
     "/jobs/llm/tensor": 4,
     "/jobs/llm/tensor/0-0": 9,
-    "/sessions/{analyzed}": 10,
-    "/sessions/{arriving}": 8,
-    "/sessions/{no_verdict}": 10,
+    "/sessions/{analyzed}": 12,
+    "/sessions/{arriving}": 9,
+    "/sessions/{no_verdict}": 11,
     "/incidents": 9,
     "/incidents/{incident}": 9,
     "/channels": 4,

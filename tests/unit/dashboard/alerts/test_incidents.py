@@ -13,7 +13,8 @@ from app.alerts.facts import Facts, FixFact
 from app.alerts.incidents import Incident, Silence
 from app.alerts.states import IncidentState
 from app.dashboard.alerts.incidents import PAGE, IncidentsPage, incidents_page, most_pressing
-from app.dashboard.alerts.parts import actions, context, day_or_time, session_url
+from app.dashboard.alerts.parts import actions, context, session_url
+from app.dashboard.look.format import day_or_time
 from app.services.alerts.deliveries.reads import DeliveryRow
 from app.services.alerts.incident_reads import EventRow, IncidentRow, IncidentView, Measured
 from app.services.alerts.views import IncidentLife, Incidents, Over

@@ -10,7 +10,7 @@ import pytest
 from app.analysis.diagnosis.headline import HeadlineKind
 from app.analysis.diagnosis.places import Where
 from app.analysis.report.summary import Summary, SummaryWorker, summarize
-from app.dashboard.fleet.view import fleet_page, job_page
+from app.dashboard.fleet.view import fleet_page
 from app.dashboard.look.parts import SLOW, sparkline
 from app.services.sessions.fleet import Fleet, JobSummary
 from app.services.sessions.read import SessionRow
@@ -176,19 +176,6 @@ def test_without_a_verdict_there_is_no_number() -> None:
 def test_a_reason_too_long_for_a_table_gives_way_to_its_code() -> None:
     failed = session(1, None, state="failed", reason="x" * 100, reason_code="task.killed")
     assert fleet_page(fleet(llm=[failed])).jobs[0].cause == "task.killed"
-
-
-def test_a_job_page_lists_its_sessions_latest_first() -> None:
-    page = job_page(fleet(llm=[session(1, 1.01), session(2, 1.97)]), 200)
-    assert [row.number for row in page.sessions] == [2, 1]
-    assert page.finding == "Slow since session 2: 1.97× in session 2"
-    assert page.figure is not None
-
-
-def test_a_job_without_verdicts_has_no_history_to_draw() -> None:
-    page = job_page(fleet(llm=[session(1)]), 200)
-    assert page.figure is None
-    assert page.heading == "The first session is being worked on"
 
 
 def test_names_of_jobs_are_quoted_in_addresses() -> None:

@@ -21,7 +21,7 @@ from app.dashboard.session.report import report_view
 from app.dashboard.session.view import session_page
 from app.db.states import SessionState
 from app.services.alerts.navigation import Navigation
-from app.services.sessions.fleet import JobSummary
+from app.services.sessions.history import Around
 from app.services.sessions.read import SessionRow, SessionView
 from tests.support import reports
 
@@ -148,9 +148,10 @@ def page_text(report: Report) -> str:
     view = session_view(report)
     page = session_page(
         view,
-        JobSummary(view.row.job, (view.row,)),
+        Around((view.row,), None),
         report,
         report_view(report),
+        onset=None,
         max_attempts=3,
         incidents=(),
     )

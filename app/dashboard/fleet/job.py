@@ -1,0 +1,200 @@
+"""What a job's page shows: how it stands, its incidents, and its sessions over a time."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import quote
+
+from app.dashboard.fleet.history import HistoryPoint, history, history_finding
+from app.dashboard.fleet.view import SessionLine, session_row, shown_session
+from app.dashboard.look.format import count, plural, times
+from app.dashboard.look.parts import StateLabel, job_state, since_when
+from app.dashboard.look.ranges import ALL, Range, RangeChoices, range_choices
+from app.db.states import SessionState
+from app.services.sessions.history import NEWEST, PAGE
+
+if TYPE_CHECKING:
+    from app.dashboard.alerts.parts import Actions
+    from app.dashboard.look.address import Address
+    from app.services.alerts.onset import Onset
+    from app.services.sessions.fleet import Fleet
+    from app.services.sessions.history import JobHistory, Point
+    from app.services.sessions.read import SessionRow
+
+# Column, what it is sorted by if at all, its classes, and what it says more of itself.
+_COLUMNS: Final = (
+    ("Session", "session", "", ""),
+    ("State", "state", "", ""),
+    ("Slowdown", "slowdown", "num", "Against the job without its causes, else S"),
+    ("95\N{NO-BREAK SPACE}% interval", "", "opt w3", ""),
+    ("Published S", "", "num opt w3", ""),
+    ("Lost each hour", "lost", "num opt", "GPU-hours, by all ranks together"),
+    ("Cause", "", "opt", ""),
+    ("Where", "", "opt w2", ""),
+    ("Discrepancy", "discrepancy", "num opt w2", ""),
+    ("Steps", "steps", "num opt w2", ""),
+    ("Operations", "operations", "num opt w2", ""),
+    ("Received", "received", "num", ""),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Heading:
+    """The heading of a column; `order` is empty unless the rows are sorted by it."""
+
+    label: str
+    classes: str
+    hint: str
+    url: str
+    order: str
+
+
+@dataclass(frozen=True, slots=True)
+class JobPage:
+    """A job's page."""
+
+    now: datetime
+    name: str
+    title: str
+    heading: str
+    state: StateLabel
+    sizes: str
+    since: str
+    counted: str
+    incidents: Sequence[Actions]
+    range: RangeChoices
+    headings: Sequence[Heading]
+    sessions: Sequence[SessionLine]
+    sessions_title: str
+    previous_url: str
+    next_url: str
+    figure: Mapping[str, Any] | None
+    finding: str
+    drawn: str
+
+
+def job_page(  # noqa: PLR0913 - everything that is on it
+    fleet: Fleet,
+    found: JobHistory,
+    *,
+    onset: Onset | None,
+    incidents: Sequence[Actions],
+    about: Range,
+    address: Address,
+) -> JobPage:
+    """Return the page of the only job of `fleet`.
+
+    Parameters
+    ----------
+    fleet : Fleet
+        Of one job, with its latest sessions.
+    found : JobHistory
+        Its sessions in the chosen time.
+    onset : Onset or None
+        Since when it has been slow by the end of that time; None where it is not.
+    incidents : sequence of Actions
+        Its open ones.
+    about : Range
+        The chosen time.
+    address : Address
+        Of the page.
+    """
+    job = fleet.jobs[0]
+    shown = shown_session(job)
+    row = session_row(job.name, job.latest)
+    verdicts = [(p.number, p.slowdown) for p in found.points if p.slowdown is not None]
+    return JobPage(
+        now=fleet.now,
+        name=job.name,
+        title=f"{job.name}: {_said(shown)}",
+        heading=_heading(shown),
+        state=row.state,
+        sizes=f"{row.sizes} · {plural(row.gpus, 'GPU')}",
+        since="" if onset is None else since_when(onset, fleet.now),
+        counted=f"{plural(found.total, 'session')}{'' if about.name == ALL else _in(about)}",
+        incidents=incidents,
+        range=range_choices(about, with_all=True),
+        headings=_headings(address),
+        sessions=[session_row(job.name, session) for session in found.rows],
+        sessions_title=_sessions_title(found, about),
+        previous_url=address.but(page=_page(found.page - 1)) if found.page > 1 else "",
+        next_url=address.but(page=found.page + 1) if found.page < found.pages else "",
+        figure=history([_point(point) for point in found.points]) if verdicts else None,
+        finding=history_finding(found, verdicts[-1] if verdicts else None, onset),
+        drawn=""
+        if len(found.points) == found.total
+        else f"; the latest {count(len(found.points))} of {count(found.total)}",
+    )
+
+
+def job_url(job: str) -> str:
+    """Return the path of a job's page."""
+    return f"/jobs/{quote(job)}"
+
+
+def _page(number: int) -> int | None:
+    return number if number > 1 else None
+
+
+def _in(about: Range) -> str:
+    return f" in {about.words}"
+
+
+def _sessions_title(found: JobHistory, about: Range) -> str:
+    if not found.total:
+        return f"No session{_in(about)}"
+    if found.pages == 1:
+        return f"{plural(found.total, 'session')}"
+    first = PAGE * (found.page - 1) + 1
+    last = first + len(found.rows) - 1
+    return f"Sessions {count(first)} to {count(last)} of {count(found.total)}"
+
+
+def _headings(address: Address) -> list[Heading]:
+    sort = address.parameters.get("sort") or NEWEST
+    by, largest_first = sort.removeprefix("-"), sort.startswith("-")
+    found = []
+    for label, name, classes, hint in _COLUMNS:
+        chosen = bool(name) and name == by
+        turned = name if chosen and largest_first else f"-{name}"
+        asked = None if turned == NEWEST else turned
+        found.append(
+            Heading(
+                label=label,
+                classes=classes,
+                hint=hint,
+                url=address.but(sort=asked, page=None) if name else "",
+                order=("descending" if largest_first else "ascending") if chosen else "",
+            )
+        )
+    return found
+
+
+def _point(point: Point) -> HistoryPoint:
+    return HistoryPoint(
+        number=point.number,
+        slowdown=point.slowdown,
+        low=None if point.slowdown is None else point.low,
+        high=None if point.slowdown is None else point.high,
+        published=None if point.slowdown is None else point.published,
+        url=f"/sessions/{point.id}",
+    )
+
+
+def _said(session: SessionRow) -> str:
+    if session.shown is not None:
+        return f"{times(session.shown.slowdown)} in session {session.number}"
+    return f"session {session.number} {job_state(session.state, slow=False).word.lower()}"
+
+
+def _heading(session: SessionRow) -> str:
+    if session.state is SessionState.ANALYZED and session.headline is not None:
+        return session.headline.sentence
+    return session.reason or {
+        SessionState.NO_VERDICT: "The latest session has no verdict",
+        SessionState.FAILED: "The analysis of the latest session failed",
+        SessionState.DISCARDED: "The latest session was discarded",
+    }.get(session.state, "The first session is being worked on")

@@ -1,0 +1,30 @@
+"""What an address asks for, and the addresses of the same page that ask for something else."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from urllib.parse import urlencode
+
+# Of a page's number in an address; more is no number of a page.
+MAX_DIGITS = 6
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """A page's path and its parameters, those without a value left out."""
+
+    path: str
+    parameters: Mapping[str, str]
+
+    def but(self, **changes: str | int | None) -> str:
+        """Return the address with other parameters; an empty one is taken away."""
+        merged = {**self.parameters, **changes}
+        query = urlencode({name: value for name, value in merged.items() if value})
+        return f"{self.path}?{query}" if query else self.path
+
+
+def page_number(asked: str) -> int:
+    """Return the number of the page that an address asks for; the first where it is none."""
+    digits = asked.isascii() and asked.isdecimal() and len(asked) <= MAX_DIGITS
+    return max(1, int(asked)) if digits else 1

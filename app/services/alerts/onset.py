@@ -1,0 +1,107 @@
+"""Since when something is so, and what it was before: of a job's slowness, and of an incident."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from sqlalchemy import ColumnElement, case, func, or_, select, true
+from sqlalchemy.orm import aliased
+
+from app.db.models.sessions import Job, Session
+from app.db.states import SessionState
+
+if TYPE_CHECKING:
+    import uuid
+    from datetime import datetime
+
+    from sqlalchemy.orm.util import AliasedClass
+
+    from app.db.unit_of_work import Reads
+
+
+@dataclass(frozen=True, slots=True)
+class Onset:
+    """The first session of what lasts, and the slowdown of the last verdict before it.
+
+    Parameters
+    ----------
+    number : int
+    at : datetime
+        When the session was received.
+    session : UUID
+    was : float or None
+        None where no session before it has a verdict.
+    """
+
+    number: int
+    at: datetime
+    session: uuid.UUID
+    was: float | None
+
+
+def onset_of_job(tx: Reads, job: str, until: datetime, threshold: float) -> Onset | None:
+    """Return since when a job has been slow without a break; None where it is not.
+
+    Parameters
+    ----------
+    tx : Reads
+    job : str
+    until : datetime
+        Sessions received later do not count.
+    threshold : float
+        From here on a session is slow. Those without a verdict say nothing.
+    """
+    shown = _shown(Session)
+    here = (Job.name == job, Session.received_at <= until, shown.is_not(None))
+    before = (
+        select(Session.received_at, shown.label("slowdown"))
+        .join(Job)
+        .where(*here, shown < threshold)
+        .order_by(Session.received_at.desc())
+        .limit(1)
+        .subquery()
+    )
+    found = tx.session.execute(
+        select(Session.number, Session.received_at, Session.id, before.c.slowdown)
+        .join(Job)
+        .outerjoin(before, true())
+        .where(
+            *here,
+            shown >= threshold,
+            or_(before.c.received_at.is_(None), Session.received_at > before.c.received_at),
+        )
+        .order_by(Session.received_at)
+        .limit(1)
+    ).one_or_none()
+    return None if found is None else Onset(*found)
+
+
+def onset_of_incident(tx: Reads, session_id: uuid.UUID) -> Onset | None:
+    """Return the session that an incident began with, and how slow the one before was."""
+    earlier = aliased(Session)
+    was = _shown(earlier)
+    before = (
+        select(was)
+        .where(
+            earlier.job_id == Session.job_id,
+            earlier.received_at < Session.received_at,
+            was.is_not(None),
+        )
+        .order_by(earlier.received_at.desc())
+        .limit(1)
+        .correlate(Session)
+        .scalar_subquery()
+    )
+    found = tx.session.execute(
+        select(Session.number, Session.received_at, Session.id, before).where(
+            Session.id == session_id
+        )
+    ).one_or_none()
+    return None if found is None else Onset(*found)
+
+
+def _shown(of: type[Session] | AliasedClass[Session]) -> ColumnElement[float | None]:
+    """Return how slow a session was, null without a verdict: its headline, else S."""
+    measured = func.coalesce(of.headline_slowdown, of.slowdown)
+    return case((of.state == SessionState.ANALYZED, measured))

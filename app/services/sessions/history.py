@@ -1,0 +1,214 @@
+"""The sessions of one job: page by page over a time, and those around one of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from sqlalchemy import ColumnElement, and_, case, func, or_, select
+
+from app.db.models.sessions import Job, Session
+from app.db.states import SessionState
+from app.services.sessions.fleet import FLEET_SESSIONS
+from app.services.sessions.read import SessionRow, session_rows
+
+if TYPE_CHECKING:
+    import uuid
+    from collections.abc import Mapping, Sequence
+    from datetime import datetime
+
+    from app.db.unit_of_work import Reads
+
+# So many sessions to a page, and points in a figure: the latest ones.
+PAGE: Final = 100
+POINTS: Final = 1000
+
+_SHOWN: Final = case(
+    (
+        Session.state == SessionState.ANALYZED,
+        func.coalesce(Session.headline_slowdown, Session.slowdown),
+    )
+)
+# What the sessions of a job are sorted by; a minus sign in front of its name turns it round.
+SORTS: Final[Mapping[str, ColumnElement[Any]]] = {
+    "received": Session.received_at.expression,
+    "session": Session.number.expression,
+    "state": Session.state.expression,
+    "slowdown": _SHOWN,
+    "lost": Session.world * (1 - 1 / _SHOWN),
+    "discrepancy": Session.discrepancy.expression,
+    "steps": Session.steps.expression,
+    "operations": Session.operations.expression,
+}
+NEWEST: Final = "-received"
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """A session in the figure of a job's history; numbers are None without a verdict."""
+
+    id: uuid.UUID
+    number: int
+    received_at: datetime
+    slowdown: float | None
+    low: float | None
+    high: float | None
+    published: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class JobHistory:
+    """The sessions of a job in a time.
+
+    Parameters
+    ----------
+    rows : sequence of SessionRow
+        Of one page, in the order asked for.
+    page : int
+        Its number, from 1.
+    total : int
+        Sessions in all.
+    verdicts, slow : int
+        How many of these have a verdict, and are slow.
+    worst : float or None
+        The largest slowdown.
+    points : sequence of Point
+        The latest, oldest first.
+    """
+
+    rows: Sequence[SessionRow]
+    page: int
+    total: int
+    verdicts: int
+    slow: int
+    worst: float | None
+    points: Sequence[Point]
+
+    @property
+    def pages(self) -> int:
+        """Return how many pages there are."""
+        return max(1, -(-self.total // PAGE))
+
+
+@dataclass(frozen=True, slots=True)
+class Around:
+    """A session among those of its job.
+
+    Parameters
+    ----------
+    sessions : sequence of SessionRow
+        It, and the latest before it; oldest first.
+    after : SessionRow or None
+        The next one.
+    """
+
+    sessions: Sequence[SessionRow]
+    after: SessionRow | None
+
+
+def job_history(  # noqa: PLR0913 - what an address may ask for
+    tx: Reads,
+    job: str,
+    *,
+    since: datetime | None = None,
+    until: datetime | None = None,
+    sort: str = NEWEST,
+    page: int = 1,
+    slow: float,
+) -> JobHistory:
+    """Return the sessions of a job in a time.
+
+    Parameters
+    ----------
+    tx : Reads
+    job : str
+    since, until : datetime, optional
+        When they were received.
+    sort : str
+        A name in `SORTS`, with a minus sign for the largest first; those without a value come last.
+    page : int
+        The last one where there are not so many.
+    slow : float
+        From this slowdown on a session is slow.
+    """
+    here = [Job.name == job]
+    if since is not None:
+        here.append(Session.received_at >= since)
+    if until is not None:
+        here.append(Session.received_at <= until)
+    total, verdicts, slow_ones, worst = tx.session.execute(
+        select(
+            func.count(),
+            func.count(_SHOWN),
+            func.count().filter(_SHOWN.op(">=")(slow)),
+            func.max(_SHOWN),
+        )
+        .select_from(Session)
+        .join(Job)
+        .where(*here)
+    ).one()
+    page = min(max(page, 1), max(1, -(-total // PAGE)))
+    rows = tx.session.execute(
+        session_rows().where(*here).order_by(*_order(sort)).limit(PAGE).offset(PAGE * (page - 1))
+    )
+    points = tx.session.execute(
+        select(
+            Session.id,
+            Session.number,
+            Session.received_at,
+            _SHOWN,
+            case(
+                (Session.headline_slowdown.is_(None), Session.slowdown_low),
+                else_=Session.headline_low,
+            ),
+            case(
+                (Session.headline_slowdown.is_(None), Session.slowdown_high),
+                else_=Session.headline_high,
+            ),
+            Session.slowdown,
+        )
+        .join(Job)
+        .where(*here)
+        .order_by(Session.received_at.desc(), Session.id)
+        .limit(POINTS)
+    )
+    return JobHistory(
+        rows=[SessionRow(*row) for row in rows],
+        page=page,
+        total=total,
+        verdicts=verdicts,
+        slow=slow_ones,
+        worst=worst,
+        points=[Point(*row) for row in points][::-1],
+    )
+
+
+def around(tx: Reads, row: SessionRow) -> Around:
+    """Return the sessions of a job before one of them, and the one after it."""
+    same_time = Session.received_at == row.received_at
+    earlier = or_(Session.received_at < row.received_at, and_(same_time, Session.id >= row.id))
+    later = or_(Session.received_at > row.received_at, and_(same_time, Session.id < row.id))
+    before = tx.session.execute(
+        session_rows()
+        .where(Job.name == row.job, earlier)
+        .order_by(Session.received_at.desc(), Session.id)
+        .limit(FLEET_SESSIONS)
+    )
+    after = tx.session.execute(
+        session_rows()
+        .where(Job.name == row.job, later)
+        .order_by(Session.received_at, Session.id.desc())
+        .limit(1)
+    ).one_or_none()
+    return Around(
+        [SessionRow(*found) for found in before][::-1],
+        None if after is None else SessionRow(*after),
+    )
+
+
+def _order(sort: str) -> list[ColumnElement[Any]]:
+    column = SORTS.get(sort.removeprefix("-"))
+    if column is None:
+        return _order(NEWEST)
+    first = column.desc() if sort.startswith("-") else column.asc()
+    return [first.nulls_last(), Session.received_at.desc(), Session.id.asc()]
