@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from app.db.models.sessions import Job, Report, Session
+from app.db.models.sessions import Job, Session, StoredReport
 from tests.integration.dashboard.test_routes import analyzed
 from tests.support.alerting import Alerting
 from tests.support.html import parse
@@ -177,6 +177,6 @@ def test_a_session_says_what_was_before(
         # Another's report will do: what was before is not in it.
         made = tx.session.get_one(Report, other.session)
         blobs = {"document_blob": made.document_blob, "heatmap_blob": made.heatmap_blob}
-        tx.session.add(Report(session_id=ids[-1], **blobs))
+        tx.session.add(StoredReport(session_id=ids[-1], **blobs))
     found = page(client, f"/sessions/{ids[-1]}")
     assert said in found.text
