@@ -175,7 +175,7 @@ def test_a_session_says_what_was_before(
     ids = sessions(container, [*before, latest])
     with container.uow() as tx:
         # Another's report will do: what was before is not in it.
-        made = tx.session.get_one(Report, other.session)
+        made = tx.session.get_one(StoredReport, other.session)
         blobs = {"document_blob": made.document_blob, "heatmap_blob": made.heatmap_blob}
         tx.session.add(StoredReport(session_id=ids[-1], **blobs))
     found = page(client, f"/sessions/{ids[-1]}")
