@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import numba
@@ -18,8 +22,25 @@ def compiled(function: Function) -> Function:
     Where no directory for the cache can be written, every process compiles for itself.
     """
     try:
-        return cast("Function", numba.njit(cache=True, nogil=True)(function))
+        kept = numba.njit(cache=True, nogil=True)(function)
     except RuntimeError as error:
         if "no locator available" not in str(error):
             raise
         return cast("Function", numba.njit(nogil=True)(function))
+    forget_older(Path(cast("str", kept.stats.cache_path)), Path(inspect.getfile(function)))
+    return cast("Function", kept)
+
+
+@cache
+def forget_older(kept: Path, source: Path) -> None:
+    """Delete the lists of what was compiled of an older version of a source file.
+
+    Numba opens them before it looks at their age, and cannot where they name a class that the
+    source has no more: an update in place would end every analysis.
+    """
+    # Another process deletes them too, or they are another account's, who cannot update either.
+    with suppress(OSError):
+        changed_ns = source.stat().st_mtime_ns
+        for index in kept.glob(f"{source.stem}.*.nbi"):
+            if index.stat().st_mtime_ns < changed_ns:
+                index.unlink()
