@@ -84,7 +84,7 @@ class Diagnosis:
     judged : Judged or None
         None where too little is lost to look for causes.
     delaying : tuple of str
-        The causes that make launches late.
+        The causes that make launches late, where the replay is near the recording with no others.
     """
 
     causes: tuple[Cause, ...]
@@ -137,7 +137,8 @@ def diagnose(trace: Trace, replayed: Replayed, metrics: Metrics) -> Diagnosis:
     main = np.isin(replayed.steps, replayed.layout.steps)
     recorded_s = float(metrics.recorded_s[main].mean())
     ideal_s = metrics.ideal_s[main]
-    if _off(replays, recorded_s) > DISCREPANCY_LIMIT:
+    explained = _off(replays, recorded_s) <= DISCREPANCY_LIMIT
+    if not explained:
         # Launches are late beside the causes that were found: with and without them.
         stays = {
             node: np.maximum(delay_ns - late.get(node, 0.0), 0.0)
@@ -152,7 +153,7 @@ def diagnose(trace: Trace, replayed: Replayed, metrics: Metrics) -> Diagnosis:
         # What launches late for no known cause may be waiting that the replay does not know.
         diagnosis = replace(diagnosis, causes=())
     with_late_s = float(replays.without(frozenset()).mean())
-    delaying = {sign.kind.name for sign in found if sign.finding.late_ns}
+    delaying = {sign.kind.name for sign in found if sign.finding.late_ns and explained}
     return replace(
         diagnosis,
         late=with_late_s / float(metrics.simulated_s[main].mean()),

@@ -162,11 +162,16 @@ def test_computations_that_wait_inside_for_collectives() -> None:
 
 
 @pytest.mark.parametrize("job", [JOB, CHUNKS], ids=["one chunk", "two chunks"])
-@pytest.mark.parametrize("late", [Late(FORWARD_COMPUTE, 80e6, 0.3), Late(BACKWARD_COMPUTE, 9e6)])
-def test_hosts_that_are_late_by_chance(job: JobModel, late: Late) -> None:
-    late = replace(late, share=min(late.share, 0.4), mean_ns=max(late.mean_ns, 60e6))
+@pytest.mark.parametrize(
+    "op_types",
+    [(FORWARD_COMPUTE, BACKWARD_COMPUTE), (BACKWARD_COMPUTE,)],
+    ids=["both ways", "backward"],
+)
+def test_hosts_that_are_late_by_chance(job: JobModel, op_types: tuple[str, ...]) -> None:
+    # (Forwards alone are what garbage collection delays.)
+    late = [Late(op_type, 60e6, 0.4) for op_type in op_types]
 
-    reason = reason_of(synthesize(job, [late], seed=1).trace)
+    reason = reason_of(synthesize(job, late, seed=1).trace)
 
     assert "host noise" in reason
     assert "leave the hosts to the job" in reason
