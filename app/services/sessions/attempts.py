@@ -7,13 +7,12 @@ from typing import TYPE_CHECKING, Final
 
 import structlog
 from sqlalchemy import func, select
-from sqlalchemy.dialects.postgresql import insert
 
-from app.db.models.sessions import Attempt, Job, Session
+from app.db.models.sessions import Attempt, Session
 from app.errors import PacelineError
-from app.services.sessions.receive import check_job_name
+from app.services.sessions.receive import check_job_name, make_job
 from app.services.usage.count import count_made
-from app.services.usage.quotas import ATTEMPTS, JOBS
+from app.services.usage.quotas import ATTEMPTS
 
 if TYPE_CHECKING:
     from app.services.container import Container
@@ -65,12 +64,7 @@ def announce_attempt(container: Container, job: str, run_id: str, restart: int) 
         raise InvalidRunError(f"A run has 1 to {MAX_RUN_CHARACTERS} printable characters.")
     with container.uow() as tx:
         # Making or finding the job locks its row, which puts the numbers in order.
-        job_id = tx.session.execute(
-            insert(Job)
-            .values(name=job)
-            .on_conflict_do_update(index_elements=[Job.project_id, Job.name], set_={"name": job})
-            .returning(Job.id)
-        ).scalar_one()
+        job_id = make_job(container, tx, job)
         known = tx.session.execute(
             select(Attempt.number).where(
                 Attempt.job_id == job_id, Attempt.run_id == run_id, Attempt.restart == restart
@@ -97,6 +91,6 @@ def announce_attempt(container: Container, job: str, run_id: str, restart: int) 
                 announced_at=tx.now,
             )
         )
-        count_made(tx, container.settings, container.project_id, (JOBS, ATTEMPTS))
+        count_made(tx, container.settings, container.project_id, ATTEMPTS)
     log.info("attempt announced", job=job, number=number, run=run_id, restart=restart)
     return AttemptReceipt(number, created=True)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import structlog
-from sqlalchemy import func, select
+from sqlalchemy import Boolean, func, literal_column, select
 from sqlalchemy.dialects.postgresql import insert
 
 from app.analysis.trace.decode import decode
@@ -22,8 +22,8 @@ from app.db.models.sessions import Job, Session
 from app.db.models.tasks import ANALYZE_SESSION
 from app.db.states import SessionState
 from app.errors import InvalidTraceError, PacelineError
-from app.services.usage.count import check_room, count
-from app.services.usage.quotas import BYTES, OPERATIONS, SESSIONS
+from app.services.usage.count import check_room, count, count_made
+from app.services.usage.quotas import BYTES, JOBS, OPERATIONS, SESSIONS
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -136,6 +136,26 @@ def is_plain_name(name: str, max_characters: int) -> bool:
     )
 
 
+def make_job(container: Container, tx: UnitOfWork, name: str) -> int:
+    """Return the id of a job, made where it is new; until the commit its row is locked.
+
+    Raises
+    ------
+    QuotaExceededError
+        If it is new, and the project has as many as it may.
+    """
+    job_id, new = tx.session.execute(
+        insert(Job)
+        .values(name=name)
+        .on_conflict_do_update(index_elements=[Job.project_id, Job.name], set_={"name": name})
+        # What was there has been locked by somebody, now by this transaction.
+        .returning(Job.id, literal_column("xmax = 0", Boolean))
+    ).one()
+    if new:
+        count_made(tx, container.settings, container.project_id, JOBS)
+    return job_id
+
+
 def receive_session(container: Container, job: str, body: Body) -> Receipt:
     """Decode and check a body, and store it durably together with the work that it causes.
 
@@ -179,7 +199,7 @@ def receive_session(container: Container, job: str, body: Body) -> Receipt:
     )
     try:
         with container.uow() as tx:
-            receipt = _store(tx, job, content, body, decoded)
+            receipt = _store(container, tx, job, content, body=body, decoded=decoded)
             count(
                 tx,
                 container.settings,
@@ -218,19 +238,22 @@ def _find(tx: UnitOfWork, job: str, content: bytes) -> Receipt | None:
     return Receipt(row.id, job, row.number, row.state, row.operations, created=False)
 
 
-def _store(tx: UnitOfWork, job: str, content: bytes, body: Body, decoded: Decoded) -> Receipt:
+def _store(  # noqa: PLR0913 - one request
+    container: Container,
+    tx: UnitOfWork,
+    job: str,
+    content: bytes,
+    *,
+    body: Body,
+    decoded: Decoded,
+) -> Receipt:
     trace = decoded.trace
     sizes = trace.meta.sizes
     # The blob first: from the job's row lock on, other sessions of the job wait.
     blob_id = write_blob(tx, pack(trace))
     # Making or finding the job locks its row, which puts the numbers in order and lets only one
     # of two equal bodies pass.
-    job_id = tx.session.execute(
-        insert(Job)
-        .values(name=job)
-        .on_conflict_do_update(index_elements=[Job.project_id, Job.name], set_={"name": job})
-        .returning(Job.id)
-    ).scalar_one()
+    job_id = make_job(container, tx, job)
     twin = _find(tx, job, content)
     if twin is not None:
         raise _AlreadyStoredError(twin)

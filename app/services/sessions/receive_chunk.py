@@ -25,7 +25,13 @@ from app.db.models.chunks import Chunk, Intake
 from app.db.models.sessions import Job, Session
 from app.db.states import SessionState
 from app.errors import BodyTooLargeError, ConflictError, InvalidTraceError, PacelineError
-from app.services.sessions.receive import Body, check_job_name, is_plain_name, trace_limits
+from app.services.sessions.receive import (
+    Body,
+    check_job_name,
+    is_plain_name,
+    make_job,
+    trace_limits,
+)
 from app.services.sessions.seal import is_complete, no_chunks, seal
 from app.services.usage.count import check_room, count
 from app.services.usage.quotas import BYTES, OPERATIONS
@@ -239,7 +245,7 @@ def _store(  # noqa: PLR0913 - one request
     trace = decoded.trace
     # The blob first: from the intake's lock on, other chunks of the session wait.
     blob_id = write_blob(tx, pack(trace))
-    session_id = _lock(tx, path) or _create(tx, path, decoded)
+    session_id = _lock(tx, path) or _create(container, tx, path, decoded)
     twin = _find(tx, path, body)
     if twin is not None:
         raise _AlreadyStoredError(twin)
@@ -316,15 +322,10 @@ def _lock(tx: UnitOfWork, path: ChunkPath) -> uuid.UUID | None:
     ).scalar_one_or_none()
 
 
-def _create(tx: UnitOfWork, path: ChunkPath, decoded: Decoded) -> uuid.UUID:
+def _create(container: Container, tx: UnitOfWork, path: ChunkPath, decoded: Decoded) -> uuid.UUID:
     """Make the session of a first chunk, or find that another chunk just made it."""
     # As in `receive_session`: the transaction that makes a session of a job locks the job's row.
-    job_id = tx.session.execute(
-        insert(Job)
-        .values(name=path.job)
-        .on_conflict_do_update(index_elements=[Job.project_id, Job.name], set_={"name": path.job})
-        .returning(Job.id)
-    ).scalar_one()
+    job_id = make_job(container, tx, path.job)
     made = _lock(tx, path)
     if made is not None:
         return made

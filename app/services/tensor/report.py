@@ -21,11 +21,10 @@ from app.analysis.mitigation.tensor.control import (
 )
 from app.analysis.mitigation.tensor.document import Method
 from app.analysis.mitigation.tensor.traffic import layers_of
-from app.db.models.sessions import Job
 from app.db.models.tensor import TensorGroup, TensorPlan, TensorReport
 from app.db.states import TensorPlanState
 from app.errors import ConflictError, Fault
-from app.services.sessions.receive import check_job_name
+from app.services.sessions.receive import check_job_name, make_job
 from app.services.tensor.groups import (
     Switch,
     plan_of,
@@ -35,7 +34,7 @@ from app.services.tensor.groups import (
 )
 from app.services.tensor.versions import OfferedPlan, end_plan, make_plan, offered, withdraw
 from app.services.usage.count import count_made
-from app.services.usage.quotas import JOBS, TENSOR_GROUPS
+from app.services.usage.quotas import TENSOR_GROUPS
 
 if TYPE_CHECKING:
     from app.analysis.mitigation.tensor.group import Group
@@ -79,7 +78,7 @@ def receive_timings(container: Container, job: str, name: str, timings: WrittenT
     """
     check_job_name(job)
     with container.uow() as tx:
-        row = _locked(tx, job, name, timings)
+        row = _locked(container, tx, job, name, timings)
         switch = switch_of(tx, row.job_id)
         under = _measured_under(tx, row, timings)
         in_force = None if under is None else shares_in(under.ranks, row.unit)
@@ -108,8 +107,7 @@ def receive_timings(container: Container, job: str, name: str, timings: WrittenT
         _store_report(tx, row, timings, group)
         tx.session.flush()
         if new:
-            quotas = (JOBS, TENSOR_GROUPS)
-            count_made(tx, container.settings, container.project_id, quotas)
+            count_made(tx, container.settings, container.project_id, TENSOR_GROUPS)
         newest = plan_of(tx, row.id, row.version)
         if newest is None:
             return Received(None, None, None)
@@ -117,14 +115,11 @@ def receive_timings(container: Container, job: str, name: str, timings: WrittenT
         return Received(newest.version, newest.expires_step, offered(row, newest) if news else None)
 
 
-def _locked(tx: UnitOfWork, job: str, name: str, timings: WrittenTimings) -> TensorGroup:
+def _locked(
+    container: Container, tx: UnitOfWork, job: str, name: str, timings: WrittenTimings
+) -> TensorGroup:
     """Return the group, made where it is not known; the next report waits for this one."""
-    job_id = tx.session.execute(
-        insert(Job)
-        .values(name=job)
-        .on_conflict_do_update(index_elements=[Job.project_id, Job.name], set_={"name": job})
-        .returning(Job.id)
-    ).scalar_one()
+    job_id = make_job(container, tx, job)
     refuse_old_attempt(tx, job_id, name, timings.attempt)
     tx.session.execute(
         insert(TensorGroup)

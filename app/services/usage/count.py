@@ -9,7 +9,7 @@ from sqlalchemy.dialects.postgresql import insert
 
 from app.db.models.sessions import Session
 from app.db.models.usage import ProjectUsage
-from app.services.usage.quotas import JOBS, STORED, exceeded, hour_of, use_of
+from app.services.usage.quotas import STORED, exceeded, hour_of, use_of
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -86,22 +86,20 @@ def count(  # noqa: PLR0913 - one of each
             },
         )
     )
-    # A new session may be the first of a new job.
-    made = (JOBS,) if sessions else ()
-    _refuse_above(settings, use_of(tx, project_id, made), STORED + made)
+    _refuse_above(settings, use_of(tx, project_id, made=()), STORED)
 
 
-def count_made(
-    tx: UnitOfWork, settings: Settings, project_id: int, quotas: tuple[Quota, ...]
-) -> None:
-    """Refuse what a project has too many of; call it last in the transaction that makes one.
+def count_made(tx: UnitOfWork, settings: Settings, project_id: int, quota: Quota) -> None:
+    """Refuse what a project has too many of, in the transaction that made one.
+
+    Others of the project that make or store something wait from then on.
 
     Parameters
     ----------
     tx : UnitOfWork
     settings : Settings
     project_id : int
-    quotas : tuple of Quota
+    quota : Quota
         Of what was made.
 
     Raises
@@ -109,11 +107,11 @@ def count_made(
     QuotaExceededError
         If there are more than may be; the transaction is to be rolled back.
     """
-    if all(quota.limit(settings) is None for quota in quotas):
+    if quota.limit(settings) is None:
         return
     tx.session.flush()
     _wait_for_others(tx, project_id)
-    _refuse_above(settings, use_of(tx, project_id, quotas), quotas)
+    _refuse_above(settings, use_of(tx, project_id, (quota,)), (quota,))
 
 
 def recount(tx: UnitOfWork, project_id: int) -> None:

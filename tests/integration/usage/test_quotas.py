@@ -163,6 +163,21 @@ def test_jobs_are_counted_whoever_makes_them(install: Install) -> None:
         assert used(installation).jobs == 2
 
 
+def test_a_quota_that_was_lowered_refuses_only_what_is_new(install: Install) -> None:
+    with install() as before:
+        first = TrainingJob(before.client, "a")
+        assert first.send(*HEALTHY).status_code == 202
+        for job in ("a", "b", "c"):
+            assert before.post(job=job).status_code == 202
+    with install(quota_jobs=1, quota_tensor_groups=0) as installation:
+        refused(installation.post(job="d"), "jobs")
+        assert send(installation, 1).json()["code"] == "quota.jobs"
+        assert installation.post(job="c", params=bodies.SIZES | {"run_id": "x"}).status_code == 202
+        assert announce(installation, "b", "1").status_code == 201
+        first.client = installation.client
+        assert first.send(*HEALTHY).status_code == 202
+
+
 def chunk_of(installation: Installation, job: str) -> httpx.Response:
     return installation.client.put(
         f"/api/v1/jobs/{job}/attempts/1/sessions/1/chunks/a/0",
