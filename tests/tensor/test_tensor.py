@@ -94,7 +94,6 @@ def test_costs_are_sampled_over_what_plans_ask_for(found: dict[str, Found]) -> N
         assert rank["columns"] == [32]
         assert rank["communicate"] == [2, 8, 16, 28]
         assert rank["extract"] == [8, 28]
-        assert rank["lend"] == [2, 8, 16]
         assert rank["left"] == [0]
 
 
@@ -219,36 +218,3 @@ def test_a_rank_that_stops_answering_ends_the_others_by_the_groups_timeout(
 ) -> None:
     others = found["lost_rank"][:3]
     assert others == [{"raised": True, "by_the_timeout": True}] * 3
-
-
-def test_a_rank_that_dies_ends_the_others_in_the_step_and_at_its_boundary(
-    found: dict[str, Found],
-) -> None:
-    # Within the group's timeout: the worker's own limit would end it otherwise.
-    assert found["dead_rank"][0] == {"in_the_step": True, "at_the_boundary": True}
-
-
-def test_reports_say_how_large_layers_are_and_what_was_computed(found: dict[str, Found]) -> None:
-    first = found["one_boundary"][0]
-    sizes = first["timings"][0]["sizes"]
-    # Four layers' columns by the step; heads and hidden units once.
-    assert [(one["kind"], one["units"], one["plans"]) for one in sizes] == [
-        ("column", 32, "step"),
-        ("row", 8, "step"),
-        ("column", 32, "step"),
-        ("row", 16, "step"),
-        ("hidden_unit", 4, "once"),
-        ("hidden_unit", 16, "once"),
-    ]
-    assert sum(one["share"] for one in sizes if one["plans"] == "step") == pytest.approx(1)
-    assert sum(one["share"] for one in sizes if one["plans"] == "once") == pytest.approx(1)
-    # A batch of two sequences of six; AdamW keeps two numbers of each parameter's type.
-    assert {(one["tokens"], one["value_bytes"], one["state_bytes"]) for one in sizes} == {
-        (12, 8, 24)
-    }
-    for step, computed in first["computed"].items():
-        if first["planned"][step] == 3:
-            # Rank 2 leaves out 4 of 16 columns, and lends 6 to rank 3.
-            assert computed == pytest.approx([1, 1, 6 / 16, 22 / 16], abs=0.03)
-        else:
-            assert computed is None or computed == [1, 1, 1, 1]

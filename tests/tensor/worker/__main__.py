@@ -94,12 +94,9 @@ def _run(directory: Path, rank: int) -> None:
     path = directory / f"{rank}.json"
     path.write_text(json.dumps(found))
     dist.destroy_process_group()
-    # Last, because they end ranks.
+    # Last, because it ends ranks.
     found["lost_rank"] = failing.lost_rank(directory, rank, _RANKS)
     path.write_text(json.dumps(found))
-    if rank < 2:
-        found["dead_rank"] = failing.dead_rank(directory, rank)
-        path.write_text(json.dumps(found))
 
 
 if __name__ == "__main__":

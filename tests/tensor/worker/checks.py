@@ -253,7 +253,6 @@ def pre_tested() -> dict[str, list[int]]:
     return {
         "communicate": [columns for columns, seconds in costs.communicate if seconds >= 0],
         "extract": [columns for columns, seconds in costs.extract if seconds >= 0],
-        "lend": [columns for columns, seconds in costs.lend if seconds >= 0],
         "left": [len(workload.lineage())],
         "columns": [workload.columns],
     }

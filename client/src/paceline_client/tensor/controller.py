@@ -131,7 +131,6 @@ class Controller:
         self._computed: deque[tuple[int, float]] = deque(maxlen=_STEPS_KEPT)
         self._began_s = time.perf_counter()
         self._step_s = 0.0
-        self._rows = 0
 
     @property
     def plan(self) -> Plan | None:
@@ -152,7 +151,6 @@ class Controller:
         self._in_force.append((self._step, self._version))
         self._computed.append((self._step, self._workload.share))
         self._measured.extend(watch.finished())
-        self._rows = self._workload.take_rows()
         with watch.waiting():
             rows = self._gather()
             # Where a device fell behind for once, all ranks catch up together.
@@ -307,11 +305,12 @@ class Controller:
 
     def _lasting(self) -> dict[str, object]:
         """Return costs and sizes as a report has them. The service keeps them; one may be lost."""
+        rows = self._workload.take_rows()
         if self._step >= self._first_step + _FIRST_REPORTS:
             return {}
         said: dict[str, object] = {}
-        if self._rows:
-            said["sizes"] = self._workload.sizes(self._rows)
+        if rows:
+            said["sizes"] = self._workload.sizes(rows)
         if self._costs is not None:
             said["costs"] = self._costs.document()
         return said
