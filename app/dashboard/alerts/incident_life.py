@@ -69,8 +69,10 @@ class Moment:
 
 @dataclass(frozen=True, slots=True)
 class Words:
-    """The message as it was sent."""
+    """The latest message; `heading` and `note` say whether anybody has it."""
 
+    heading: str
+    note: str
     title: str
     summary: str
     fields: Sequence[tuple[str, str]]
@@ -220,7 +222,10 @@ def _words(life: IncidentLife) -> Words | None:
         for alert in sent.message.alerts:
             if alert.incident == life.view.row.incident.id:
                 lines = lines_of(alert, sent.message.at)
+                heading, note = _told(sent.number, life.deliveries)
                 return Words(
+                    heading=heading,
+                    note=note,
                     title=sent.message.title,
                     summary=lines.summary,
                     fields=lines.fields,
@@ -228,6 +233,26 @@ def _words(life: IncidentLife) -> Words | None:
                     view_url=view_url("/", alert.facts),
                 )
     return None
+
+
+def _told(number: int, deliveries: Sequence[DeliveryRow]) -> tuple[str, str]:
+    """Return what is said of a message: whether it was sent, and to whom."""
+    by_state: dict[DeliveryState, list[str]] = {}
+    for sent in deliveries:
+        if sent.number == number:
+            by_state.setdefault(sent.state, []).append(sent.channel)
+    told = by_state.get(DeliveryState.DELIVERED)
+    if told:
+        to = f"To {listing(sorted(told))}; the same words to every channel"
+        return "The message that was sent", f"{to}, with the heatmap where it can show one"
+    underway = [name for state in DeliveryState.UNDERWAY for name in by_state.get(state, [])]
+    if underway:
+        tried = f"Still tried: {listing(sorted(underway))}"
+        return "A message that nobody has yet", tried
+    failed = by_state.get(DeliveryState.FAILED)
+    if failed:
+        return "The message that did not arrive", f"Not delivered to {listing(sorted(failed))}"
+    return "A message that was overtaken", "There was something newer to say before it was sent"
 
 
 def _attempted(sent: DeliveryRow) -> Attempted:

@@ -7,16 +7,30 @@ from typing import TYPE_CHECKING
 import pytest
 
 from app.alerts.facts import CauseFact
-from tests.support.alerting import Alerting
+from benchmarks.support.receiver import Reply
+from tests.support.alerting import LOOPBACK, Alerting
 from tests.support.html import parse
+from tests.support.project import build
+from tests.support.receiver import Receiver
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     import httpx
 
     from app.bootstrap import Container
+    from app.settings import Settings
     from tests.support.html import Element
 
 STAGE = CauseFact("stage_imbalance", ("stage 1",), confidence=0.6, contribution=0.5)
+
+
+@pytest.fixture
+def container(settings: Settings) -> Iterator[Container]:
+    """Yield a container that may send to this machine."""
+    built = build(settings.model_copy(update={"alert_allowed_networks": LOOPBACK}))
+    yield built
+    built.close()
 
 
 @pytest.fixture
@@ -116,3 +130,23 @@ def test_nobody_is_asked_for_a_name_where_nothing_can_be_done(
     client.post(f"/api/v1/incidents/{alerting.incident().id}/resolve", json={}).raise_for_status()
     over = page(client, f"/incidents/{alerting.incident().id}")
     assert over.all("label", "who") == []
+
+
+@pytest.mark.parametrize(
+    ("status", "heading", "note"),
+    [
+        (204, "The message that was sent", "To hook; the same words to every channel"),
+        (400, "The message that did not arrive", "Not delivered to hook"),
+        (503, "A message that nobody has yet", "Still tried: hook"),
+    ],
+)
+def test_a_message_is_called_sent_where_it_was(
+    alerting: Alerting, client: httpx.Client, status: int, heading: str, note: str
+) -> None:
+    with Receiver(lambda _: Reply(status)) as receiver:
+        alerting.channel(receiver)
+        alerting.slow()
+        alerting.pass_and_work()
+    said = page(client, "/incidents").one("section", aria_label="Message")
+    assert said.one("h2").text == heading
+    assert note in said.text
