@@ -200,8 +200,11 @@ def recovery_finding(report: Report) -> str:
     if m_w is None or m_s is None:
         return "Too little is lost to say what would bring it back"
     if m_w >= MAJORITY and m_w >= m_s:
-        workers = plural(len(report.m_w.workers), "worker")
-        return f"{workers} would bring back {_of_all(m_w)} the lost time"
+        taken = len(report.m_w.workers)
+        if k50 is not None and k50 < taken:
+            few = f"{plural(k50, 'worker')} would bring back half of the lost time"
+            return f"{few}, {count(taken)} {_of_all(m_w)} it"
+        return f"{plural(taken, 'worker')} would bring back {_of_all(m_w)} the lost time"
     if m_s >= MAJORITY:
         return f"The last stage would bring back {_of_all(m_s)} the lost time"
     if k50 is not None:

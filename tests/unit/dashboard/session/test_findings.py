@@ -159,5 +159,15 @@ def test_no_set_is_said_to_bring_back_more_than_all(
     assert title == f"1 worker would bring back {said} the lost time"
 
 
+def test_where_one_worker_brings_back_half_it_is_said_and_not_hundreds(slow_worker: Report) -> None:
+    hundreds = tuple((0, rank) for rank in range(492))
+    report = changed(slow_worker, m_w__rem=0.94, m_w__workers=hundreds, m_s__rem=0.0, k50=1)
+    title = plain(findings.recovery_finding(report))
+    assert title == "1 worker would bring back half of the lost time, 492 94 % of it"
+    report = changed(report, k50=492)
+    title = plain(findings.recovery_finding(report))
+    assert title == "492 workers would bring back 94 % of the lost time"
+
+
 def test_a_step_that_loses_nothing_says_so() -> None:
     assert plain(findings.timeline_finding(7, 10.0, 9.95)) == "Step 7 took 10.0 s, its ideal time"
