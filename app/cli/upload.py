@@ -28,6 +28,7 @@ CONTENT_TYPES: Final = {
     if known.recorder is None
     for suffix in known.suffixes
 }
+METADATA_TYPES: Final = {".json": "application/json"}
 COMPRESSED_SUFFIXES: Final = tuple(known.suffix for known in COMPRESSIONS)
 
 
@@ -62,7 +63,8 @@ def upload(path: Path, meta: Path | None, *, server: str, job: str | None, wait:
     name = job or _trial_name(None if text is None else load_metadata(text))
     console = Console(stderr=True)
     with Server(server) as asked:
-        sent = _send(asked, name, path, text, console)
+        beside = None if text is None or meta is None else metadata_body(meta, text)
+        sent = _send(asked, name, path, beside, console)
         if not wait:
             sys.stdout.write(f"{sent.url}\n")
             return
@@ -78,6 +80,12 @@ def content_type_of(path: Path) -> str:
     return CONTENT_TYPES.get(suffixes[-1] if suffixes else "", "application/octet-stream")
 
 
+def metadata_body(path: Path, text: str) -> Body:
+    """Return metadata as the file is that they were read from: JSON or YAML, under its name."""
+    media_type = METADATA_TYPES.get(path.suffix.lower(), "application/yaml")
+    return Body(text.encode(), media_type, path.name)
+
+
 def _of_folder(folder: Path, meta: Path | None) -> tuple[Path, Path | None]:
     """Return the trace of a folder and its metadata."""
     files = files_in([folder])
@@ -88,7 +96,7 @@ def _of_folder(folder: Path, meta: Path | None) -> tuple[Path, Path | None]:
     return files[0], beside if meta is None and beside.is_file() else meta
 
 
-def _send(server: Server, job: str, path: Path, meta: str | None, console: Console) -> Sent:
+def _send(server: Server, job: str, path: Path, meta: Body | None, console: Console) -> Sent:
     columns = (TextColumn("Sending"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
     with (
         Progress(*columns, console=console, disable=not console.is_terminal) as progress,
@@ -99,8 +107,7 @@ def _send(server: Server, job: str, path: Path, meta: str | None, console: Conso
             file.seek(0)
             return Body(file, content_type_of(path), path.name)
 
-        beside = None if meta is None else Body(meta.encode(), "application/yaml")
-        return server.send(job, open_trace, beside, console.print)
+        return server.send(job, open_trace, meta, console.print)
 
 
 def _trial_name(meta: SessionMeta | None) -> str:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import threading
+from email import message_from_bytes
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+import yaml
 
 from app.cli.connect import connect
 from app.cli.server import ServerError
@@ -142,6 +145,40 @@ def test_what_is_no_paceline_is_said(trace: Path, meta: Path, reply: Reply) -> N
         upload(trace, meta, server=f"http://127.0.0.1:{other.port}", job=None, wait=False)
     assert caught.value.stable_code == "server.not_paceline"
     assert f"answers {reply.status}" in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "media_type"),
+    [
+        ("meta.yaml", bodies.META, "application/yaml"),
+        ("meta.json", json.dumps(yaml.safe_load(bodies.META)), "application/json"),
+    ],
+)
+def test_metadata_are_sent_as_the_file_is(
+    trace: Path, tmp_path: Path, name: str, text: str, media_type: str
+) -> None:
+    meta = tmp_path / name
+    meta.write_text(text)
+    with Receiver(lambda _: Reply(400)) as other, pytest.raises(ServerError):
+        upload(trace, meta, server=f"http://127.0.0.1:{other.port}", job=None, wait=False)
+    [got] = other.got
+    form = f"Content-Type: {got.headers['content-type']}\r\n\r\n".encode() + got.body
+    parts = {
+        part.get_param("name", header="content-disposition"): part
+        for part in message_from_bytes(form).walk()
+    }
+    sent = parts["meta"]
+    assert (sent.get_filename(), sent.get_content_type()) == (name, media_type)
+
+
+@pytest.mark.parametrize("name", ["meta.yaml", "meta.json"])
+def test_metadata_of_either_kind_are_understood(
+    installation: Installation, trace: Path, tmp_path: Path, name: str
+) -> None:
+    meta = tmp_path / name
+    meta.write_text(json.dumps(yaml.safe_load(bodies.META)))
+    upload(trace, meta, server=installation.url, job=None, wait=False)
+    assert len(installation.client.get("/api/v1/sessions").json()["sessions"]) == 1
 
 
 def test_a_job_without_a_name_is_said_before_anything_is_sent(trace: Path, meta: Path) -> None:
