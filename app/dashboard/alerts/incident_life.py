@@ -245,7 +245,12 @@ def _told(number: int, deliveries: Sequence[DeliveryRow]) -> tuple[str, str]:
     if told:
         to = f"To {listing(sorted(told))}; the same words to every channel"
         return "The message that was sent", f"{to}, with the heatmap where it can show one"
-    underway = [name for state in DeliveryState.UNDERWAY for name in by_state.get(state, [])]
+    underway = [
+        name
+        for state, names in by_state.items()
+        if state in DeliveryState.UNDERWAY
+        for name in names
+    ]
     if underway:
         tried = f"Still tried: {listing(sorted(underway))}"
         return "A message that nobody has yet", tried
