@@ -38,6 +38,8 @@ class Selector:
         labels like others.
     importance : tuple of str
         The label ``importance``: low, normal (also where it is not set), high.
+    except_labels : mapping of str to str
+        Labels that leave a job out: one of them is enough.
     """
 
     jobs: Annotated[
@@ -49,6 +51,10 @@ class Selector:
         Field(description="All of which must be there.", examples=[{"project": "vision"}]),
     ] = field(default_factory=dict)
     importance: tuple[Importance, ...] = ()
+    except_labels: Annotated[
+        Mapping[ShortText, ShortText],
+        Field(description="Not jobs with any of these.", examples=[{"demo": "true"}]),
+    ] = field(default_factory=dict)
 
     def selects(self, job: str, labels: Mapping[str, str]) -> bool:
         """Return whether a job is meant."""
@@ -56,6 +62,7 @@ class Selector:
         return (
             (not self.jobs or any(fnmatch.fnmatchcase(job, name) for name in self.jobs))
             and all(labels.get(name) == value for name, value in self.labels.items())
+            and not any(labels.get(name) == value for name, value in self.except_labels.items())
             and (not self.importance or importance in self.importance)
         )
 
@@ -198,6 +205,9 @@ def highest(severities: list[Severity]) -> Severity:
     return max(severities, key=_SEVERITIES.index, default="info")
 
 
+# What sessions of the demo are labeled with.
+DEMO_LABELS: Final[Mapping[str, str]] = {"demo": "true"}
+
 DEFAULT_RULES: Final = (
     Rule(
         id=UUID("5a0c1ea1-0000-4000-8000-000000000001"),
@@ -223,7 +233,8 @@ DEFAULT_RULES: Final = (
         id=UUID("5a0c1ea1-0000-4000-8000-000000000004"),
         name="No data",
         condition=NoData(minutes=10, intervals=3),
-        selector=Selector(importance=("normal", "high")),
+        # What the demo sends ends by itself.
+        selector=Selector(importance=("normal", "high"), except_labels=DEMO_LABELS),
         consecutive=1,
         clear_sessions=1,
     ),

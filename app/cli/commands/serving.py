@@ -38,9 +38,16 @@ def demo(
     host: HostOption = None,
     port: PortOption = None,
     data_dir: DataDirOption = None,
+    server: Annotated[
+        str | None, typer.Option(help="Send to this server, instead of starting one")
+    ] = None,
 ) -> None:
     """Serve, and send synthetic sessions with different stragglers to look at."""
     from app.cli.demo import send_demo_sessions
+
+    if server is not None:
+        send_demo_sessions(server)
+        return
     from app.run.supervisor import serve as run
 
     run(_settings(host, port, data_dir), after_start=send_demo_sessions)

@@ -228,6 +228,7 @@ def _jobs(channel: ChannelView) -> list[str]:
     found = [*selector.jobs, *(f"{name}={value}" for name, value in selector.labels.items())]
     if selector.importance:
         found.append(f"{' or '.join(selector.importance)} importance")
+    found += [f"not {name}={value}" for name, value in selector.except_labels.items()]
     return [", ".join(found)] if found else []
 
 

@@ -53,6 +53,7 @@ class RuleForm:
     clear_sessions: Field
     jobs: Field
     labels: Field
+    except_labels: Field
     importance: Field
     severity: Field
     audience: Field
@@ -93,8 +94,19 @@ def rule_form(chosen: Rule | None, channels: Sequence[ChannelView]) -> RuleForm:
         minutes=_number("condition.minutes", "Minutes", getattr(condition, "minutes", None)),
         consecutive=_number("consecutive", "Sessions in a row", rule.consecutive),
         clear_sessions=_number("clear_sessions", "Good ones until it is over", rule.clear_sessions),
-        jobs=_line("jobs", "lines", "Names, with * and ?", rule.selector, "llama-*, vision-?"),
-        labels=_line("labels", "pairs", "Labels", rule.selector, "owner=ann, project=vision"),
+        jobs=_line(
+            "jobs", "lines", "Names, with * and ?", rule.selector, "all; or llama-*, vision-?"
+        ),
+        labels=_line(
+            "labels", "pairs", "Labels", rule.selector, "all; or owner=ann, project=vision"
+        ),
+        except_labels=_line(
+            "except_labels",
+            "pairs",
+            "But none with",
+            rule.selector,
+            "none; or demo=true",
+        ),
         importance=_checks(
             "selector.importance",
             "Importance; none chosen: any",
@@ -138,10 +150,8 @@ def _checks(
 
 def _line(name: str, control: Control, label: str, selector: Selector, example: str) -> Field:
     """Return a field of the selector in one line."""
-    if control == "pairs":
-        written = [f"{key}={value}" for key, value in selector.labels.items()]
-    else:
-        written = list(selector.jobs)
+    given = getattr(selector, name)
+    written = [f"{key}={given[key]}" for key in given] if control == "pairs" else list(given)
     path = f"selector.{name}"
     return Field(
         _id(path),
@@ -150,7 +160,7 @@ def _line(name: str, control: Control, label: str, selector: Selector, example: 
         control,
         inline=True,
         value=", ".join(written),
-        example=f"all; or {example}",
+        example=example,
     )
 
 

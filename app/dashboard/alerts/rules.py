@@ -122,6 +122,9 @@ def jobs_words(selector: Selector) -> str:
         parts.append("not low importance")
     elif importance and importance != {"low", "normal", "high"}:
         parts.append(f"{listing(sorted(importance))} importance")
+    if selector.except_labels:
+        left_out = [f"{name} {value}" for name, value in selector.except_labels.items()]
+        parts.append(f"not {_some(left_out)}")
     return ", ".join(parts) or "all"
 
 

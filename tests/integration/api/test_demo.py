@@ -6,10 +6,21 @@ import pytest
 
 from app.analysis.synthesis.scenarios import SCENARIOS
 from app.cli import demo
+from app.cli.commands import serving
 from app.errors import StartupError
 
 if TYPE_CHECKING:
     from tests.integration.api.conftest import Installation
+
+
+def labeled(installation: Installation) -> set[str]:
+    """Return the sessions that no rule waits for more of."""
+    client = installation.client
+    found = (
+        client.get(f"/api/v1/sessions/{session['id']}").json()
+        for session in client.get("/api/v1/sessions").json()["sessions"]
+    )
+    return {one["id"] for one in found if one["meta"]["labels"].get("demo") == "true"}
 
 
 @pytest.mark.slow
@@ -21,11 +32,19 @@ def test_a_session_of_each_job_is_taken_once_however_often_it_is_sent(
         demo.send_demo_sessions(installation.url)
         sessions = installation.client.get("/api/v1/sessions").json()["sessions"]
         assert len({session["job"] for session in sessions}) == len(sessions) == len(SCENARIOS)
+        assert {session["id"] for session in sessions} == labeled(installation)
         groups = installation.client.get("/jobs/dense-52b/tensor").text.replace("\u00a0", " ")
         assert "1 of 2 tensor-parallel groups has a straggler" in groups
         assert "Plan in force" in groups
         plans = installation.client.get("/jobs/dense-52b/tensor/0-2/plans.csv").text.splitlines()
         assert len(plans) == len({line.split(",")[0] for line in plans}) > 3
+
+
+def test_a_server_that_runs_gets_them_without_another_one() -> None:
+    with pytest.raises(
+        StartupError, match=r"could not be sent: The server at http://127\.0\.0\.1:9"
+    ):
+        serving.demo(server="http://127.0.0.1:9")
 
 
 def test_a_server_that_is_gone_is_said() -> None:

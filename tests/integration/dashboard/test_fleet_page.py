@@ -118,3 +118,8 @@ def test_jobs_are_sorted_by_what_they_lose_each_hour(
     assert round(lost["large"] / lost["small"]) == 1000
     job_page = parse(client.get("/jobs/large").text)
     assert round(lost["large"]) == round(float(job_page.rows("fleet")[0][5].replace(",", "")))
+
+
+def test_an_empty_fleet_has_synthetic_jobs_sent_to_this_server(client: httpx.Client) -> None:
+    address = str(client.base_url).rstrip("/")
+    assert f"paceline demo --server {address}" in fleet_of(client).text

@@ -5,8 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
+from sqlalchemy import select, update
 
 from app.alerts.facts import CauseFact
+from app.alerts.rules import DEMO_LABELS
+from app.db.models.sessions import Job, Session
 from benchmarks.support.receiver import Reply
 from tests.support.alerting import LOOPBACK, Alerting
 from tests.support.html import parse
@@ -150,3 +153,21 @@ def test_a_message_is_called_sent_where_it_was(
     said = page(client, "/incidents").one("section", aria_label="Message")
     assert said.one("h2").text == heading
     assert note in said.text
+
+
+def test_the_demo_that_ends_is_no_incident(alerting: Alerting) -> None:
+    for job in ("demo", "real"):
+        for _ in range(3):
+            alerting.session(1.0, job=job)
+    with alerting.container.uow() as tx:
+        of_demo = select(Job.id).where(Job.name == "demo").scalar_subquery()
+        tx.session.execute(
+            update(Session)
+            .where(Session.job_id == of_demo)
+            .values(meta={"labels": dict(DEMO_LABELS)})
+        )
+    for job in ("demo", "real"):
+        alerting.silent(job)
+    [incident] = alerting.incidents()
+    assert incident.facts is not None
+    assert (incident.cause, incident.facts.job) == ("no_data", "real")

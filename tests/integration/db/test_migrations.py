@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import threading
 import uuid
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from sqlalchemy import func, insert, inspect, text
 from sqlalchemy.exc import IntegrityError
 
-from app.alerts.rules import DEFAULT_RULES, Rule, Threshold
+from app.alerts.rules import DEFAULT_RULES, Rule, Selector, Threshold
 from app.db import migrate
 from app.db.engine import make_engine
 from app.db.models.base import Base
@@ -174,6 +175,13 @@ def test_what_is_stored_counts_when_quotas_come(engine: Engine) -> None:
         migrate.downgrade(engine.url, "0009")
 
 
+def written_before(rule: Rule) -> dict[str, Any]:
+    """Return a rule's document as programs wrote it before selectors left labels out."""
+    document = rule_document(rule)
+    del document["selector"]["except_labels"]
+    return document
+
+
 CHANGES = {
     "as it came": "document",
     "saved as it was": "document || CAST(:saved AS jsonb)",
@@ -208,7 +216,7 @@ def test_the_slow_job_rule_reads_the_headline_unless_somebody_changed_it(
                 f"UPDATE alert_rule SET document = {CHANGES[change]} WHERE id = :id"  # noqa: S608 - ours
             ),
             {"id": rule.id}
-            | ({"saved": json.dumps(rule_document(rule))} if change.startswith("saved") else {}),
+            | ({"saved": json.dumps(written_before(rule))} if change.startswith("saved") else {}),
         )
     kinds = []
     for target in ("head", "0006", "head"):
@@ -222,6 +230,33 @@ def test_the_slow_job_rule_reads_the_headline_unless_somebody_changed_it(
             )
     now = "headline" if moved else "slowdown"
     assert kinds == [now, "slowdown", now]
+
+
+@pytest.mark.parametrize(
+    ("change", "left_out"),
+    [("as it came", True), ("saved as it was", True), ("turned off", False)],
+)
+def test_no_data_leaves_the_demo_out_unless_somebody_changed_the_rule(
+    engine: Engine, *, change: str, left_out: bool
+) -> None:
+    rule = DEFAULT_RULES[3]
+    before = replace(rule, selector=Selector(importance=("normal", "high")))
+    document = written_before(before)
+    migrate.upgrade(engine.url, "0012")
+    with engine.begin() as connection:
+        connection.execute(
+            text(
+                f"UPDATE alert_rule SET document = {CHANGES[change]} WHERE id = :id"  # noqa: S608 - ours
+            ),
+            {"id": rule.id}
+            | ({"saved": json.dumps(document)} if change.startswith("saved") else {}),
+        )
+    migrate.upgrade(engine.url, "head")
+    with engine.connect() as connection:
+        selector = connection.execute(
+            text("SELECT document->'selector' FROM alert_rule WHERE id = :id"), {"id": rule.id}
+        ).scalar_one()
+    assert selector.get("except_labels") == ({"demo": "true"} if left_out else None)
 
 
 def test_a_rule_of_the_new_kind_is_read_by_an_earlier_program(engine: Engine) -> None:

@@ -11,7 +11,15 @@ import pytest
 from app.alerts.evaluate import DATA_CAME, HISTORY_SESSIONS, RULE_GONE
 from app.alerts.facts import CauseFact
 from app.alerts.incidents import Silence, acknowledge, clear, silence
-from app.alerts.rules import CauseFound, Escalation, NoData, Selector, Threshold
+from app.alerts.rules import (
+    DEFAULT_RULES,
+    DEMO_LABELS,
+    CauseFound,
+    Escalation,
+    NoData,
+    Selector,
+    Threshold,
+)
 from app.alerts.states import IncidentState
 from tests.unit.alerts.builders import (
     EVERY,
@@ -353,6 +361,16 @@ def test_rules_select_jobs_by_name_label_and_importance() -> None:
     assert not selector.selects("cv-1", {"project": "p"})
     assert not selector.selects("llm-1", {})
     assert not selector.selects("llm-1", {"project": "p", "importance": "low"})
+    others = Selector(except_labels={"demo": "true", "kind": "eval"})
+    assert others.selects("llm-1", {"demo": "false"})
+    assert not others.selects("llm-1", {"kind": "eval", "project": "p"})
+
+
+def test_the_demo_is_watched_but_not_missed() -> None:
+    for rule in DEFAULT_RULES:
+        misses = isinstance(rule.condition, NoData)
+        assert rule.selector.selects("dense-13b", DEMO_LABELS) is not misses
+        assert rule.selector.selects("dense-13b", {})
 
 
 @pytest.mark.parametrize("order", list(itertools.permutations(range(1, 5))))

@@ -95,4 +95,4 @@ def test_no_kind_of_channel_shows_its_secrets(name: str) -> None:
 
 def test_a_selector_is_a_form_too() -> None:
     controls = [item.control for item in fields_of(SELECTOR, "selector")]
-    assert controls == ["lines", "pairs", "checks"]
+    assert controls == ["lines", "pairs", "checks", "pairs"]
