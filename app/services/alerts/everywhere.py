@@ -46,4 +46,4 @@ def open_everywhere(tx: Reads, limit: int) -> OpenEverywhere:
     count = tx.session.execute(
         select(func.count()).select_from(AlertIncident).where(*there)
     ).scalar_one()
-    return OpenEverywhere([(row[3], incident_row(*row[:3])) for row in rows], count)
+    return OpenEverywhere([(row[4], incident_row(*row[:4])) for row in rows], count)
