@@ -185,6 +185,9 @@ def use_of(tx: Reads, project_id: int, made: tuple[Quota, ...] = MADE) -> Use:
     producers = (
         select(func.coalesce(func.sum(Intake.producers), 0)).where(Intake.sealed_at.is_(None))
     ).scalar_subquery()
+    made_now = [
+        select(func.count()).select_from(_MADE_IN[quota.name]).scalar_subquery() for quota in made
+    ]
     asked = select(literal(project_id).label("id")).subquery()
     row = tx.session.execute(
         select(
@@ -194,20 +197,15 @@ def use_of(tx: Reads, project_id: int, made: tuple[Quota, ...] = MADE) -> Use:
             func.coalesce(ProjectUsage.operations, 0),
             open_sessions,
             producers,
+            *made_now,
         )
         .select_from(asked)
         .outerjoin(ProjectUsage, ProjectUsage.project_id == asked.c.id)
     ).one()
-    counted, hour_sessions, size, operations, open_now, producers_now = row
+    counted, hour_sessions, size, operations, open_now, producers_now, *counts = row
     hour = hour_of(tx.now)
-    counted_now = {
-        quota.name: tx.session.execute(
-            select(func.count()).select_from(_MADE_IN[quota.name])
-        ).scalar_one()
-        for quota in made
-    }
     return Use(
-        **counted_now,
+        **{quota.name: count for quota, count in zip(made, counts, strict=True)},
         sessions_this_hour=hour_sessions if counted == hour else 0,
         bytes=size,
         operations=operations,
