@@ -25,10 +25,16 @@ if TYPE_CHECKING:
     from app.bootstrap import Container
     from app.db.embedded.server import EmbeddedPostgres
 
-# How long an example takes says how busy the machine is. A change is judged by the same examples
-# each time; new ones are drawn at night (`--hypothesis-profile=night`).
-hypothesis.settings.register_profile("paceline", deadline=None, derandomize=True, database=None)
-hypothesis.settings.register_profile("night", deadline=None, print_blob=True)
+# How long an example takes says how busy the machine is, and so does how long it takes to draw. A
+# change is judged by the same examples each time; new ones are drawn at night
+# (`--hypothesis-profile=night`).
+SLOW = [hypothesis.HealthCheck.too_slow]
+hypothesis.settings.register_profile(
+    "paceline", deadline=None, derandomize=True, database=None, suppress_health_check=SLOW
+)
+hypothesis.settings.register_profile(
+    "night", deadline=None, print_blob=True, suppress_health_check=SLOW
+)
 hypothesis.settings.load_profile("paceline")
 
 # Turns what would be skipped for want of a program into a failure.

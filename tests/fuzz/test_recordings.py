@@ -152,7 +152,9 @@ def database(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     return test_nsys.database(path, test_nsys.RANGES, test_nsys.KERNELS).read_bytes()
 
 
-@settings(bounded, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    bounded, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
 @given(edits=_edits, cut=st.integers(0, 1 << 20) | st.none())
 def test_a_damaged_database(
     database: bytes, tmp_path: Path, edits: list[tuple[int, int, bytes]], cut: int | None
