@@ -185,12 +185,12 @@ def lines(results: Sequence[Scored]) -> Iterator[str]:
         yield f"{tuned} of them are of seeds below {HELD_OUT:,}, on which the rules were made"
     yield ""
     columns = [*CAUSES, UNKNOWN, NONE]
-    yield f"{'true, named →':<12}" + "".join(f"{_SHORT[c]:>9}" for c in columns) + f"{'F1':>9}"
+    yield f"{'true, named →':<12}" + "".join(f"{_SHORT[c]:>10}" for c in columns) + f"{'F1':>10}"
     for cause in [*CAUSES, NONE]:
         row = healthy if cause == NONE else [s for s in slow if s.causes == (cause,)]
         counts = Counter(lead(s) for s in row)
-        f1 = f"{macro_f1_of(cause, [*slow, *healthy]):9.3f}" if cause != NONE else ""
-        yield f"{_SHORT[cause]:<12}" + "".join(f"{counts[c] or '.':>9}" for c in columns) + f1
+        f1 = f"{macro_f1_of(cause, [*slow, *healthy]):10.3f}" if cause != NONE else ""
+        yield f"{_SHORT[cause]:<12}" + "".join(f"{counts[c] or '.':>10}" for c in columns) + f1
     yield ""
     found = sum(set(s.causes) <= set(s.named) for s in mixtures)
     least = sum(bool(set(s.causes) & set(s.named[:1])) for s in mixtures)

@@ -52,11 +52,11 @@ def lines(verdicts: Sequence[Verdict]) -> Iterator[str]:
     )
     yield ""
     columns = [*dict.fromkeys([*KINDS, *CAUSES]), UNKNOWN, NONE]
-    yield f"{'true, named →':<14}" + "".join(f"{_short(c):>9}" for c in columns) + f"{'F1':>9}"
+    yield f"{'true, named →':<14}" + "".join(f"{_short(c):>10}" for c in columns) + f"{'F1':>10}"
     for cause in [*CAUSES, NONE]:
         counts = Counter(v.lead for v in counted if v.cause == cause)
-        score = f"{f1(cause, counted):9.3f}" if cause != NONE else ""
-        yield f"{_short(cause):<14}" + "".join(f"{counts[c] or '.':>9}" for c in columns) + score
+        score = f"{f1(cause, counted):10.3f}" if cause != NONE else ""
+        yield f"{_short(cause):<14}" + "".join(f"{counts[c] or '.':>10}" for c in columns) + score
     yield ""
     yield f"{'fault':<28}{'jobs':>6}{'right':>8}{'headline ÷ true, 5 to 95 %':>30}{'S ÷ true':>10}"
     for name in FAULTS:
