@@ -77,12 +77,12 @@ serve: install ## Serve with an embedded database
 # pytest, and what failed beside the others once more, alone.
 RUN_TESTS = $(BIN)/python scripts/run_tests.py
 ON_POSTGRES_15 = PACELINE_TEST_POSTGRES_BIN="$(POSTGRES_15_BIN)" $(RUN_TESTS)
-# Whatever sends SQL of its own; the rest would be the same once more. (Those of the embedded server
-# itself run on both releases in any case.)
-SENDING_SQL := $(addprefix tests/integration/,db durable plans dashboard tensor api/alerts \
+# What sends SQL that no other test does; all of it every night. (Tests of the embedded server itself
+# run on both releases in any case.)
+SENDING_SQL := $(addprefix tests/integration/,db tensor \
 	$(addprefix api/test_,chunks.py events.py receive.py sessions.py upload.py what_if.py) \
 	$(addprefix alerts/test_,channel_views.py delivery.py routing.py)) \
-	--ignore-glob '*/test_workers.py' --ignore tests/integration/db/embedded
+	--ignore tests/integration/db/embedded
 
 # What nothing else may run beside: the first and the last compare times, the second has processes
 # of its own.
@@ -95,8 +95,6 @@ test: check ## All checks and tests that this machine allows, as CI runs them
 		--ignore $(REAL_JOBS) --ignore $(TENSOR) --ignore $(EXAMPLES) $(PYTEST_ARGS)
 	@echo "Real jobs, which nothing else may run beside: their times are compared"
 	@$(RUN_TESTS) $(REAL_JOBS) $(TENSOR) $(EXAMPLES) $(PYTEST_ARGS)
-	@echo "The client on the other Pythons that are here"
-	@scripts/test-client.sh
 	@if [ -x "$(POSTGRES_15_BIN)/postgres" ]; then \
 		echo "What sends SQL again, on PostgreSQL 15"; \
 		$(ON_POSTGRES_15) $(SENDING_SQL) --numprocesses $(TEST_PROCESSES) --dist worksteal $(PYTEST_ARGS); \

@@ -62,7 +62,7 @@ def traces(draw: st.DrawFn) -> Trace:
     )
 
 
-@settings(max_examples=150, derandomize=True, deadline=None, database=None)
+@settings(max_examples=60, derandomize=True, deadline=None, database=None)
 @given(traces())
 def test_any_columns_are_analyzed_or_refused(trace: Trace) -> None:
     outcome(trace)

@@ -31,7 +31,7 @@ from tests.unit.analysis.trace.recordings import (
 from tests.unit.analysis.trace.recordings.kineto_files import host_steps, two_stages
 
 # The same examples in every run: what this finds must be findable again.
-bounded = settings(max_examples=80, derandomize=True, deadline=None, database=None)
+bounded = settings(max_examples=40, derandomize=True, deadline=None, database=None)
 LIMITS = Limits(max_decompressed_bytes=16 << 20, max_rows=20_000, max_header_bytes=1 << 16)
 META = SessionMeta(Sizes(dp=2, pp=2))
 

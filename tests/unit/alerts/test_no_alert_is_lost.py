@@ -348,5 +348,5 @@ class NoAlertIsLost(RuleBasedStateMachine):
             row.state = "failed"
 
 
-NoAlertIsLost.TestCase.settings = settings(max_examples=100, stateful_step_count=30, deadline=None)
+NoAlertIsLost.TestCase.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)
 TestNoAlertIsLost = NoAlertIsLost.TestCase
