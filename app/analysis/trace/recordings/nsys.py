@@ -83,7 +83,8 @@ def decode_nsys(path: Path, meta: SessionMeta | None, limits: Limits, *, part: b
     try:
         with closing(_open(path)) as database:
             scan = _scan(database, limits)
-    except sqlite3.Error as error:
+    except (sqlite3.Error, UnicodeDecodeError) as error:
+        # SQLite's own words quote a damaged name, of whatever bytes.
         refuse_body("corrupt", f"the database cannot be read: {error}")
     rank = _RANK.search(path.stem)
     scan.rank = None if rank is None else int(rank[1])

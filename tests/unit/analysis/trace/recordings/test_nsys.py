@@ -186,3 +186,13 @@ def test_a_damaged_database_is_refused(tmp_path: Path, cut: int) -> None:
     with pytest.raises(InvalidTraceError) as caught:
         decode(path, META, limits=LIMITS, local=True)
     assert caught.value.stable_code == "trace.corrupt"
+
+
+def test_a_damaged_name_that_is_no_text_is_refused(tmp_path: Path) -> None:
+    path = database(tmp_path / "rank1.sqlite", RANGES, KERNELS)
+    path.write_bytes(
+        path.read_bytes().replace(b"CREATE TABLE NVTX_EVENTS", b"CREATE TABLE NVTX\xf5EVENTS")
+    )
+    with pytest.raises(InvalidTraceError, match="the database cannot be read") as caught:
+        decode(path, META, limits=LIMITS, local=True)
+    assert caught.value.stable_code == "trace.corrupt"
