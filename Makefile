@@ -84,6 +84,9 @@ SENDING_SQL := $(addprefix tests/integration/,db tensor \
 	$(addprefix alerts/test_,channel_views.py delivery.py routing.py)) \
 	--ignore tests/integration/db/embedded
 
+# What has to cover the analysis. Servers and browsers are not traced, which makes them slower.
+COVERING := $(addprefix tests/,unit golden fuzz referee)
+
 # What nothing else may run beside: the first and the last compare times, the second has processes
 # of its own.
 REAL_JOBS := tests/real_jobs/test_real_jobs.py
@@ -91,8 +94,10 @@ TENSOR := tests/tensor
 EXAMPLES := tests/integration/client/test_examples.py
 
 test: check ## All checks and tests that this machine allows, as CI runs them
-	@$(RUN_TESTS) --numprocesses $(TEST_PROCESSES) --dist worksteal --cov \
-		--ignore $(REAL_JOBS) --ignore $(TENSOR) --ignore $(EXAMPLES) $(PYTEST_ARGS)
+	@$(RUN_TESTS) --numprocesses $(TEST_PROCESSES) --dist worksteal --cov=app/analysis $(COVERING) \
+		$(PYTEST_ARGS)
+	@$(RUN_TESTS) --numprocesses $(TEST_PROCESSES) --dist worksteal \
+		$(addprefix --ignore=,$(COVERING) $(REAL_JOBS) $(TENSOR) $(EXAMPLES)) $(PYTEST_ARGS)
 	@echo "Real jobs, which nothing else may run beside: their times are compared"
 	@$(RUN_TESTS) $(REAL_JOBS) $(TENSOR) $(EXAMPLES) $(PYTEST_ARGS)
 	@if [ -x "$(POSTGRES_15_BIN)/postgres" ]; then \
