@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import paceline_client.balance
-from app.analysis.mitigation.lengths import balancing
 from paceline_client.balance import (
     Cost,
     InfeasibleError,
@@ -215,9 +212,3 @@ def test_what_cannot_be_is_refused(wrong: object) -> None:
     assert callable(wrong)
     with pytest.raises(ValueError, match=r"\w"):
         wrong()
-
-
-def test_what_the_report_replays_is_what_loaders_call() -> None:
-    """The program installs no client, and the client nothing of the program: two equal files."""
-    own, other = paceline_client.balance.__file__, balancing.__file__
-    assert Path(own).read_text(encoding="utf-8") == Path(other).read_text(encoding="utf-8")
