@@ -38,7 +38,11 @@ class Spanned(Recorder):
         return self._monitor.span(label.op, mb=label.mb, mc=label.mc)
 
     def watch(self, label: Label, complete: Callable[[], object]) -> Any:  # noqa: ANN401
-        return self._monitor.watch(label.op, _Work(complete), mb=label.mb, mc=label.mc)
+        work = _Work(complete)
+        watched = self._monitor.watch(label.op, work, mb=label.mb, mc=label.mc)
+        # Between sessions nobody waits for it but the job, at the end of a step: too late for what
+        # a transfer sends once its receiver has posted. Then it is waited for here.
+        return None if watched is work else watched
 
     def record_collections(self) -> None:
         """Leave it to the hooks."""
