@@ -34,6 +34,10 @@ _ALIKE: Final = 1.5
 # What cannot be told from another cause is no surer than this.
 _IN_DOUBT: Final = 0.85
 
+# A head costs up to this many layers (the paper, section 5.2, has one of over nine); an embedding
+# is looked up, which costs next to nothing.
+_HEAD_LAYERS: Final = 12
+
 _HEAD: Final = "embedding or head may make this stage heavy"
 _NO_LAYERS: Final = "nothing tells which, as the metadata say nothing of layers"
 
@@ -110,13 +114,22 @@ def tell_apart(observation: Observation) -> StageOrWorker:
     inner = np.arange(1, pp - 1)
     if stage not in inner:
         slow = _slow_workers(observation, ratio, np.array([stage]))
-        return StageOrWorker(_doubted(heavy, stage, _HEAD, SLOW_WORKER_NAME, slow), None)
+        return _at_an_end(heavy, slow, stage, layers, slowness[stage])
     excess = slowness - 1
     beside = inner[(slowness[inner] >= _SLOW) & (excess[inner] >= _BESIDE * excess[stage])]
     slow = _slow_workers(observation, ratio, beside[np.argsort(-excess[beside], kind="stable")])
     if layers:
         return StageOrWorker(None, slow)
     return StageOrWorker(None, _doubted(slow, stage, _NO_LAYERS, STAGE_IMBALANCE_NAME, heavy))
+
+
+def _at_an_end(
+    heavy: Finding, slow: Finding, stage: int, layers: tuple[int, ...] | None, slowness: float
+) -> StageOrWorker:
+    """Return both, what is likelier first: embedding or head may make the stage heavy."""
+    if layers and (stage == 0 or (slowness - 1) * layers[stage] > _HEAD_LAYERS):
+        return StageOrWorker(None, _doubted(slow, stage, _HEAD, STAGE_IMBALANCE_NAME, heavy))
+    return StageOrWorker(_doubted(heavy, stage, _HEAD, SLOW_WORKER_NAME, slow), None)
 
 
 def _ratios(observation: Observation, layers: IntArray) -> dict[str, FloatArray]:

@@ -4,14 +4,24 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from app.analysis.diagnosis.diagnose import Diagnosis
 from app.analysis.synthesis.injections.computations import SlowWorker, StageImbalance
+from app.analysis.synthesis.job import JobModel
+from app.analysis.trace.model import Trace
 from tests.unit.analysis.diagnosis.jobs import ONE_RANK, causes, diagnosed, session
 
 EVEN = replace(ONE_RANK, layers=(8, 8, 8, 8))
 UNEVEN = replace(ONE_RANK, layers=(8, 16, 8, 8))
+
+
+def mean_step_ns(trace: Trace) -> float:
+    """Return the mean time from the first start of a step to its last end."""
+    ends = trace.start_ns + trace.duration_ns
+    steps = [trace.step == step for step in np.unique(trace.step)]
+    return float(np.mean([ends[at].max() - trace.start_ns[at].min() for at in steps]))
 
 
 def confidences(diagnosis: Diagnosis) -> list[float]:
@@ -29,16 +39,37 @@ def test_with_even_layers_a_slow_stage_between_the_others_is_a_slow_worker() -> 
     assert diagnosis.slowdown == pytest.approx(1.5, abs=0.1)
 
 
-@pytest.mark.parametrize("stage", [0, 3])
-def test_at_the_ends_of_the_pipeline_both_causes_are_said(stage: int) -> None:
-    diagnosis = diagnosed(session(SlowWorker((0, stage), 1.8), job=EVEN))
+THICK = replace(ONE_RANK, layers=(20, 20, 20, 20))
 
-    assert causes(diagnosis) == ["stage_imbalance", "slow_worker"]
-    heavy, slow = diagnosis.causes
-    assert heavy.where.stage == slow.where.stage == stage
-    assert slow.where.workers == ((0, stage),)
+
+@pytest.mark.parametrize(
+    ("stage", "job", "first"),
+    [
+        # An embedding costs next to nothing, a head a few layers.
+        pytest.param(0, EVEN, "slow_worker", id="first stage"),
+        pytest.param(3, EVEN, "stage_imbalance", id="last stage"),
+        pytest.param(3, THICK, "slow_worker", id="a head of 16 layers"),
+    ],
+)
+def test_at_the_ends_of_the_pipeline_both_causes_are_said(
+    stage: int, job: JobModel, first: str
+) -> None:
+    diagnosis = diagnosed(session(SlowWorker((0, stage), 1.8), job=job))
+
+    assert causes(diagnosis)[0] == first
+    by_name = {cause.cause: cause for cause in diagnosis.causes}
+    assert set(by_name) == {"stage_imbalance", "slow_worker"}
+    assert {cause.where.stage for cause in diagnosis.causes} == {stage}
+    assert by_name["slow_worker"].where.workers == ((0, stage),)
     assert max(confidences(diagnosis)) < 0.9
-    assert "Uneven cost or a slow worker" in heavy.evidence[-1].text
+    assert "Uneven cost or a slow worker" in diagnosis.causes[0].evidence[-1].text
+
+
+def test_at_the_first_stage_the_job_is_held_against_itself_without_a_slow_worker() -> None:
+    slow, healthy = session(SlowWorker((0, 0), 1.8), job=EVEN), session(job=EVEN)
+
+    true = mean_step_ns(slow.trace) / mean_step_ns(healthy.trace)
+    assert diagnosed(slow).slowdown == pytest.approx(true, rel=0.01)
 
 
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
