@@ -211,26 +211,42 @@ def _is_first(
 
 
 def take_out(layout: Layout, nested: Iterable[Nested]) -> Layout:
-    """Return the layout with computations shorter by what they wait for, which lies beside."""
+    """Return the layout with computations shorter by what they wait for, which lies beside.
+
+    A collective keeps what it took once the last rank had come to it. What ranks wait there is what
+    they wait at its new place: the computing that made one of them late may lie behind it now.
+    """
     start, duration = layout.start_ns.copy(), layout.duration_ns.copy()
     waited = sorted(
         (item for item in nested if item.waited), key=lambda item: layout.launch[item.collective]
     )
+    transfer = {
+        item.collective: start[item.collective]
+        + duration[item.collective]
+        - start[item.collective].max(axis=-1, keepdims=True)
+        for item in waited
+    }
     for item in waited:
-        inner, outer = item.collective, item.computation
-        length: FloatArray = np.minimum(duration[inner], duration[outer])
-        duration[outer] -= length
+        length: FloatArray = np.minimum(duration[item.collective], duration[item.computation])
+        duration[item.computation] -= length
+
+    def put(node: int, begin: FloatArray) -> FloatArray:
+        """Let a collective begin on each rank; return when it ends there."""
+        start[node] = begin
+        end: FloatArray = begin.max(axis=-1, keepdims=True) + transfer[node]
+        duration[node] = np.maximum(end - begin, 0.0)
+        return np.maximum(end, begin)
+
+    for item in waited:
         if item.first:
-            start[inner] = start[outer]
-            start[outer] += length
-    taken = {
+            start[item.computation] = put(item.collective, start[item.computation])
+    ends = {
         item.computation: start[item.computation] + duration[item.computation] for item in waited
     }
     for item in waited:
         if not item.first:
             # after the computation, and after the collectives that lie there already
-            start[item.collective] = taken[item.computation]
-            taken[item.computation] = taken[item.computation] + duration[item.collective]
+            ends[item.computation] = put(item.collective, ends[item.computation])
     return replace(layout, start_ns=start, duration_ns=duration)
 
 
@@ -264,7 +280,7 @@ def set_apart(layout: Layout, graph: Graph, nested: Iterable[Nested]) -> Graph:
     for item in items:
         if not item.waited:
             after[item.collective] = set(after[item.computation])
-    for item in reversed(items):
+    for item in items:
         if item.waited and item.first:
             after[item.collective] = after[item.computation]
             after[item.computation] = {item.collective}

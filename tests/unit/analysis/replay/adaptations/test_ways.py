@@ -130,15 +130,24 @@ def test_what_computations_wait_for_is_taken_out_as_by_the_twin(seed: int, dp: i
         if not item.first:
             first, second = second, first
         assert first in after[second]
+    ends = changed.start_ns + changed.duration_ns
     for step, rank in np.ndindex(len(layout.steps), layout.dp):
         for host, own in twins.taken_out(layout, waited, step, rank).items():
             assert changed.duration_ns[host, step, rank] == pytest.approx(own, abs=1.0)
-            # together they lie where the computation lay
+            # together they begin where the computation began, one after another as in the graph
             nodes = [host, *waited[host]]
             begin = changed.start_ns[nodes, step, rank].min()
             assert begin == pytest.approx(layout.start_ns[host, step, rank], abs=1.0)
-            total = changed.duration_ns[nodes, step, rank].sum()
-            assert total == pytest.approx(layout.duration_ns[host, step, rank], abs=1.0)
+            for node in nodes:
+                for before in set(after[node]) & set(nodes):
+                    assert changed.start_ns[node, step, rank] >= ends[before, step, rank] - 1
+    for item in found[0]:
+        # from when the last rank has come to it, whatever that had to compute before
+        node = item.collective
+        took = layout.start_ns[node] + layout.duration_ns[node]
+        took = took - layout.start_ns[node].max(axis=-1, keepdims=True)
+        came = changed.start_ns[node].max(axis=-1, keepdims=True)
+        assert ends[node] == pytest.approx(np.maximum(came + took, changed.start_ns[node]), abs=1.0)
 
 
 @few
