@@ -6,6 +6,7 @@ its meaning. Nothing here knows of HTTP; `app/api/frame/problems.py` maps codes 
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar
 
@@ -187,6 +188,26 @@ class BusyError(TryLaterError):
     """The server is behind; try again after a while."""
 
     code = "busy"
+
+
+class TooManyGuessesError(TryLaterError):
+    """Too many passwords were guessed: this one was not looked at.
+
+    Parameters
+    ----------
+    wait_s : float
+        Seconds until the next one is.
+    """
+
+    code = "access.too_many_guesses"
+
+    def __init__(self, wait_s: float) -> None:
+        seconds = max(1, math.ceil(wait_s))
+        super().__init__(
+            "There were too many wrong passwords: the next one is looked at in "
+            f"{seconds} {'second' if seconds == 1 else 'seconds'}.",
+            retry_after_s=seconds,
+        )
 
 
 class InsufficientStorageError(PacelineError):

@@ -60,6 +60,11 @@ def session_cookie(settings: Settings) -> BrowserCookie:
     return BrowserCookie("paceline_session", settings)
 
 
+def known_cookie(settings: Settings) -> BrowserCookie:
+    """Return the cookie of a browser that somebody signed in with before, by a password."""
+    return BrowserCookie("paceline_known", settings)
+
+
 def pending_cookie(settings: Settings) -> BrowserCookie:
     """Return the cookie of a sign-in that is under way at a provider."""
     return BrowserCookie("paceline_sign_in", settings)

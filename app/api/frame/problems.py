@@ -90,6 +90,7 @@ PROBLEMS: Final[Mapping[str, tuple[int, str]]] = {
     "http.method_not_allowed": (405, "The method is not allowed here"),
     "access.unauthenticated": (401, "Who asks is not known"),
     "access.wrong_password": (401, "The name or the password is wrong"),
+    "access.too_many_guesses": (429, "Too many wrong passwords"),
     "access.sign_in_failed": (401, "The sign-in did not end well"),
     "access.forbidden": (403, "Who asks may not do this"),
     "access.invalid": (422, "The request cannot be carried out"),

@@ -12,9 +12,10 @@ from fastapi.responses import RedirectResponse, Response
 from app.access.names import clipped
 from app.access.peers import peer_of
 from app.dashboard.pages import Pages
-from app.door.cookies import pending_cookie, session_cookie
+from app.door.cookies import known_cookie, pending_cookie, session_cookie
 from app.door.turns import Turns
 from app.errors import PacelineError, SignInError, UnauthenticatedError
+from app.services.access.guesses import KNOWN_FOR
 from app.services.access.provider import PENDING_LASTS, Provider
 from app.services.access.sign_ins import SESSION_LASTS, note_failed_sign_in, sign_in, sign_out
 
@@ -43,7 +44,7 @@ def add_sign_in(routes: APIRouter, container: Container, pages: Pages) -> None:
     with_provider = settings.oidc_issuer is not None
     form = partial(_form, pages, provider=with_provider)
     turns = Turns(PASSWORDS_AT_ONCE, WAITING)
-    cookie = session_cookie(settings)
+    cookie, known = session_cookie(settings), known_cookie(settings)
     if with_provider:
         _add_provider(routes, container, form)
 
@@ -60,11 +61,15 @@ def add_sign_in(routes: APIRouter, container: Container, pages: Pages) -> None:
     ) -> Response:
         path = _own_path(next)
         try:
-            signed_in = await turns.run(partial(sign_in, container, name, password, _peer(request)))
+            signed_in = await turns.run(
+                partial(sign_in, container, name, password, _peer(request), known.read(request))
+            )
         except UnauthenticatedError as error:
             return form(path, error.message, HTTPStatus.UNAUTHORIZED)
         response = RedirectResponse(path, HTTPStatus.SEE_OTHER)
         cookie.give(response, signed_in.cookie, SESSION_LASTS)
+        if signed_in.known_by is not None:
+            known.give(response, signed_in.known_by, KNOWN_FOR)
         return response
 
     @routes.post("/sign-out")

@@ -130,6 +130,29 @@ class PendingSignIn(Base):
     expires_at: Mapped[datetime]
 
 
+class GuessBucket(Base):
+    """Guesses of passwords that are counted together; gone when nobody has to wait any more."""
+
+    __tablename__ = "guess_bucket"
+    __table_args__ = (Index("ix_guess_bucket_owed_until", "owed_until"),)
+
+    # digest of whose guesses these are
+    key: Mapped[bytes] = mapped_column(primary_key=True)
+    # Each guess moves it on; too far ahead of now, the next one is refused.
+    owed_until: Mapped[datetime]
+
+
+class KnownBrowser(Base):
+    """A browser that somebody signed in with by a password: strangers' guesses do not slow it."""
+
+    __tablename__ = "known_browser"
+    __table_args__ = (Index("ix_known_browser_person_id", "person_id"),)
+
+    sha256: Mapped[bytes] = mapped_column(primary_key=True)
+    person_id: Mapped[uuid.UUID] = mapped_column(ForeignKey("person.id", ondelete="CASCADE"))
+    seen_at: Mapped[datetime]
+
+
 class AuditEntry(Base):
     """Something that was done; never changed, and deleted only by age.
 

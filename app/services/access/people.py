@@ -12,7 +12,7 @@ from sqlalchemy.dialects.postgresql import insert
 
 from app.access.names import MAX_NAME_CHARACTERS, full_name
 from app.access.principals import ActorKind, Role
-from app.db.models.access import BrowserSession, Membership, Person, Project
+from app.db.models.access import BrowserSession, KnownBrowser, Membership, Person, Project
 from app.errors import ConflictError, Fault, InvalidAccessError, NotFoundError
 from app.services.access.admission import has_administrator
 from app.services.access.audit import Action, record
@@ -288,7 +288,8 @@ def _refuse_of_provider(person: Person, what: str) -> None:
 
 
 def _sign_out(tx: UnitOfWork, person_id: uuid.UUID) -> None:
-    tx.session.execute(delete(BrowserSession).where(BrowserSession.person_id == person_id))
+    for browsers in (BrowserSession, KnownBrowser):
+        tx.session.execute(delete(browsers).where(browsers.person_id == person_id))
 
 
 def _keep_administrator(container: Container, tx: UnitOfWork) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import uuid
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from threading import BoundedSemaphore
 from typing import TYPE_CHECKING, Final
@@ -18,9 +18,22 @@ from app.access.principals import ActorKind, Principal, Role
 from app.access.refusals import Refusal
 from app.access.tokens import RANDOM_BYTES, digest
 from app.db.models.access import BrowserSession, Membership, PendingSignIn, Person, Project
-from app.errors import BusyError, PacelineError, SignInError, UnauthenticatedError
+from app.errors import (
+    BusyError,
+    PacelineError,
+    SignInError,
+    TooManyGuessesError,
+    UnauthenticatedError,
+)
 from app.services.access.admission import person_principal
 from app.services.access.audit import Action, record
+from app.services.access.guesses import (
+    buckets_for,
+    pay,
+    pay_back,
+    prune_guesses,
+    remember_browser,
+)
 from app.services.access.people import MAX_PASSWORD_CHARACTERS, hasher
 
 if TYPE_CHECKING:
@@ -32,7 +45,7 @@ if TYPE_CHECKING:
 # A working day, with some room; after it people sign in again.
 SESSION_LASTS: Final = timedelta(hours=12)
 
-# Each takes 64 MiB and a twentieth of a second of a core: guessing is slow, for all together.
+# Each takes 64 MiB and a twentieth of a second of a core: this bounds what strangers can take.
 AT_ONCE: Final = 2
 WAIT_S: Final = 5.0
 _slots: Final = BoundedSemaphore(AT_ONCE)
@@ -50,14 +63,20 @@ class SignedIn:
         For the browser; only its digest is stored.
     principal : Principal
     expires_at : datetime
+    known_by : str or None
+        A second cookie for the browser, which says that somebody gave their password in it; None
+        where a provider looks after passwords.
     """
 
     cookie: str
     principal: Principal
     expires_at: datetime
+    known_by: str | None = None
 
 
-def sign_in(container: Container, name: str, password: str, peer: str = "") -> SignedIn:
+def sign_in(
+    container: Container, name: str, password: str, peer: str = "", browser: str | None = None
+) -> SignedIn:
     """Sign somebody in with a name and a password.
 
     Parameters
@@ -66,11 +85,16 @@ def sign_in(container: Container, name: str, password: str, peer: str = "") -> S
     name, password : str
     peer : str
         Whose address it comes from.
+    browser : str, optional
+        `SignedIn.known_by` of an earlier sign-in with the same browser.
 
     Raises
     ------
     UnauthenticatedError
         ``access.wrong_password``, whether there is such a person or not.
+    TooManyGuessesError
+        Too many were wrong; likewise.
+    BusyError
     """
     everywhere = container.everywhere()
     with everywhere.reading() as tx:
@@ -79,17 +103,22 @@ def sign_in(container: Container, name: str, password: str, peer: str = "") -> S
                 Person.name == name, Person.issuer.is_(None), Person.disabled_at.is_(None)
             )
         ).scalar_one_or_none()
+        buckets = buckets_for(tx, name, peer, browser)
+    # Only a name that is somebody's is noted: what else was typed there may be a password.
+    somebody = None if person is None else person.name
+    try:
+        pay(container, buckets)
+    except TooManyGuessesError as error:
+        note_failed_sign_in(container, peer, error, somebody)
+        raise
     # Outside of a transaction: it takes its time and memory on purpose.
     stored = _NOBODY if person is None or person.password is None else person.password
-    if not _slots.acquire(timeout=WAIT_S):
-        raise BusyError("Others are signing in; try again in a few seconds.")
     try:
-        hasher.verify(stored, password[:MAX_PASSWORD_CHARACTERS])
-        fits = person is not None
-    except VerifyMismatchError:
-        fits = False
-    finally:
-        _slots.release()
+        fits = _fits(stored, password)
+    except BusyError:
+        with everywhere.uow() as tx:
+            pay_back(tx, buckets)
+        raise
     if person is not None and fits:
         with everywhere.uow() as tx:
             # Meanwhile they may have been deleted, disabled, or given another password.
@@ -103,11 +132,27 @@ def sign_in(container: Container, name: str, password: str, peer: str = "") -> S
                 .with_for_update()
             ).scalar_one_or_none()
             if found is not None:
-                return _begin(tx, found)
+                pay_back(tx, buckets)
+                known_by = remember_browser(
+                    tx, found.id, browser, secrets.token_urlsafe(RANDOM_BYTES)
+                )
+                return replace(_begin(tx, found), known_by=known_by)
     error = UnauthenticatedError("The name or the password is wrong.", code="access.wrong_password")
-    # Only a name that is somebody's: what else was typed there may be a password.
-    note_failed_sign_in(container, peer, error, None if person is None else person.name)
+    note_failed_sign_in(container, peer, error, somebody)
     raise error
+
+
+def _fits(stored: str, password: str) -> bool:
+    if not _slots.acquire(timeout=WAIT_S):
+        raise BusyError("Others are signing in; try again in a few seconds.")
+    try:
+        hasher.verify(stored, password[:MAX_PASSWORD_CHARACTERS])
+    except VerifyMismatchError:
+        return False
+    else:
+        return True
+    finally:
+        _slots.release()
 
 
 def note_failed_sign_in(
@@ -188,7 +233,8 @@ def sign_out(container: Container, cookie: str) -> None:
 
 
 def prune_sign_ins(tx: UnitOfWork) -> None:
-    """Delete browser sessions and sign-ins that are over."""
+    """Delete browser sessions, sign-ins and guesses that are over."""
+    prune_guesses(tx)
     tx.session.execute(delete(BrowserSession).where(BrowserSession.expires_at < func.now()))
     tx.session.execute(delete(PendingSignIn).where(PendingSignIn.expires_at < func.now()))
 
