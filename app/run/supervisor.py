@@ -138,7 +138,7 @@ def _serve(
     if postgres is not None:
         make_first_token(container)
         _start_sweeper(container, running)
-    _require_administrator(container)
+    require_administrator(container)
 
     http = HttpServer(create_app(container), listener)
     running.callback(http.stop)
@@ -162,8 +162,15 @@ def _asking_others_who_they_are(settings: Settings) -> Settings:
     return settings.model_copy(update={"require_sign_in": required})
 
 
-def _require_administrator(container: Container) -> None:
-    """Refuse to start where everybody has to sign in and nobody could."""
+def require_administrator(container: Container) -> None:
+    """Refuse to start where everybody has to sign in and nobody could.
+
+    Warns where cookies go over plain HTTP.
+
+    Raises
+    ------
+    StartupError
+    """
     settings = container.settings
     if not settings.require_sign_in:
         return
