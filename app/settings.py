@@ -103,6 +103,9 @@ class Settings(BaseSettings):
 
     # Where people reach the dashboard: the links in alerts. Unset: host and port of this server.
     external_url: str | None = None
+    # For how long browsers come over TLS alone after an answer, where that address is https; 0 ends
+    # it.
+    hsts_max_age_s: int = Field(default=365 * 24 * 3600, ge=0)
     # Keys that encrypt the secrets of channels (comma separated, the newest first: each decrypts);
     # unset: those in the file, one a line. Every process of an installation needs the same.
     secret_keys: Annotated[tuple[str, ...], NoDecode] = Field(default=(), repr=False)

@@ -15,7 +15,7 @@ from app.api.alerts import routes as alerts
 from app.api.frame import docs, health, metrics, problems
 from app.api.frame.bodies import BodyLimits, Pace
 from app.api.frame.guards import CrossSiteGuard, EncodingGuard, HostGuard
-from app.api.frame.headers import SecurityHeaders
+from app.api.frame.headers import SecurityHeaders, security_headers
 from app.api.frame.methods import Methods
 from app.api.sessions import attempts, chunks, events, what_if
 from app.api.sessions import read as sessions
@@ -137,6 +137,6 @@ def create_app(container: Container) -> FastAPI:
         require_sign_in=settings.require_sign_in,
     )
     app.add_middleware(ErrorPages, pages=pages)
-    app.add_middleware(SecurityHeaders)
+    app.add_middleware(SecurityHeaders, headers=security_headers(settings))
     app.add_middleware(metrics.RequestMetrics, metrics=counted)
     return app

@@ -147,6 +147,24 @@ def test_every_answer_has_the_security_headers(
         assert directive in policy.split("; ")
 
 
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({}, None),
+        ({"external_url": "http://paceline.example"}, None),
+        ({"external_url": "https://paceline.example"}, "max-age=31536000"),
+        ({"external_url": "https://paceline.example", "hsts_max_age_s": 0}, "max-age=0"),
+    ],
+)
+def test_browsers_come_over_tls_alone_where_people_come_over_tls(
+    install: Install, changes: dict[str, object], said: str | None
+) -> None:
+    with install(**changes) as installed:
+        for path in (HEALTH, "/", "/nothing-here", "/api/v1/nothing-here"):
+            answer = installed.client.get(path)
+            assert answer.headers.get("strict-transport-security") == said, path
+
+
 def test_answers_are_compressed_as_the_client_takes_them(installation: Installation) -> None:
     client = installation.client
     plain = client.get("/api/openapi.json", headers={"Accept-Encoding": "identity"})
