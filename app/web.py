@@ -78,6 +78,9 @@ def create_app(container: Container) -> FastAPI:
         docs_url=None,
         redoc_url=None,
         lifespan=lifespan,
+        # The framework would lead on to an address made of the Host header, without TLS and, below
+        # `/p/{project}/`, out of the project.
+        redirect_slashes=False,
         responses={"default": problems.described("A problem")},
     )
     docs.add_schemas(app, report_schemas)

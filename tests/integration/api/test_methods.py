@@ -10,7 +10,7 @@ from tests.integration.api.test_body_limits import ANY_ID
 if TYPE_CHECKING:
     import httpx
 
-    from tests.integration.api.conftest import Installation
+    from tests.integration.api.conftest import Install, Installation
 
 METHODS = {"GET", "POST", "PUT", "PATCH", "DELETE"}
 PAGES = ("/", "/plans", "/incidents", "/channels", "/channels/new", "/rules", "/api/docs")
@@ -43,6 +43,15 @@ def test_every_page_answers_head_as_it_answers_get(client: httpx.Client) -> None
         assert head.content == b""
         for header in ("content-type", "content-security-policy", "cache-control"):
             assert head.headers.get(header) == got.headers.get(header), page
+
+
+def test_a_slash_too_many_leads_nowhere_else(install: Install) -> None:
+    """Not to the host that the request names, not to plain HTTP, not out of the project."""
+    with install(require_sign_in=True, external_url="https://paceline.example") as installed:
+        for path in ("/plans/", "/p/default/plans/", "/sign-in/", "/healthz/", "/api/v1/sessions/"):
+            answer = installed.client.get(path, headers={"Host": "elsewhere.example"})
+            assert answer.status_code == 404, path
+            assert "location" not in answer.headers
 
 
 def test_head_of_a_stream_ends(installation: Installation) -> None:
