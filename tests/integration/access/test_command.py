@@ -89,6 +89,22 @@ def test_the_first_token_is_made_once_and_only_its_owner_may_read_it(
     make_first_token(new)
 
 
+@pytest.mark.usefixtures("database")
+def test_migrating_makes_the_first_token_in_the_file_that_the_environment_names(
+    container: Container, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "token"
+    monkeypatch.setenv("PACELINE_ADMIN_TOKEN_FILE", str(path))
+    assert not can_be_administered(container)
+    for _ in range(2):
+        done = paceline("migrate")
+        assert done.returncode == 0, done.stderr
+    assert can_be_administered(container)
+    assert is_token(path.read_text().strip())
+    # It is in the file alone.
+    assert path.read_text().strip() not in done.stdout + done.stderr
+
+
 def _with(container: Container, settings: Settings) -> Container:
     return replace(container, settings=settings)
 

@@ -10,7 +10,7 @@ import uuid
 from typing import TYPE_CHECKING
 
 import pytest
-from fastapi.routing import iter_route_contexts
+from fastapi.routing import APIRoute, iter_route_contexts
 
 from app.access.principals import Right
 from app.alerts.rules import Rule
@@ -285,6 +285,47 @@ def test_no_list_and_no_page_holds_a_name_or_an_id_of_another_project(
             if found:
                 told[key] = found
     assert told == {}
+
+
+def test_what_is_searched_for_by_a_name_of_another_project_is_what_nobody_has(
+    company: Company, theirs: Mapping[str, str]
+) -> None:
+    """Every parameter of a query, of every list, with a value of theirs and one of nobody's."""
+    known = {
+        "job": ("job", "nobodys-job"),
+        "channel": ("channel", str(uuid.uuid4())),
+        "of": ("plan", str(uuid.uuid4())),
+    }
+    asked = 0
+    with company.client(company.token(Right.READ)) as client:
+        for path, name in _searched(company):
+            thing, nobodys = known.get(name, ("job", "nobodys-job"))
+            said = [_said(client, path, name, value) for value in (theirs[thing], nobodys)]
+            assert said[0] == said[1], (path, name)
+            asked += 1
+    assert asked > 10
+
+
+def _said(client: httpx.Client, path: str, name: str, value: str) -> tuple[int, str]:
+    """Return what a search answers, without the value itself and the time of the answer."""
+    answer = client.get(path, params={name: value})
+    text = re.sub(r"\d{4}-\d\d-\d\d[T ][\d:.]+", "then", answer.text)
+    return answer.status_code, text.replace(value, "it")
+
+
+def _searched(company: Company) -> list[tuple[str, str]]:
+    """Return the parameters of queries of all lists, which have no thing in their address."""
+    return sorted(
+        {
+            (context.path or "", parameter.alias)
+            for context in iter_route_contexts(create_app(company.container).routes)
+            if isinstance(context.original_route, APIRoute)
+            and "{" not in (context.path or "")
+            and "GET" in (context.methods or ())
+            and isinstance(NEEDS.get(f"GET {context.path}"), Right)
+            for parameter in context.original_route.dependant.query_params
+        }
+    )
 
 
 def test_names_of_another_project_are_free(company: Company, theirs: Mapping[str, str]) -> None:

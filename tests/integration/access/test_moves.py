@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 from sqlalchemy import func, select
 
+from app.access.principals import Right
 from app.db.models.alerts import AlertDelivery, AlertIncident
 from app.db.models.base import Base, OfProject
 from app.db.models.sessions import Job, Session
@@ -14,6 +15,7 @@ from app.db.models.tasks import TaskRun
 from app.errors import ConflictError, LostClaimError, NotFoundError
 from app.services.access.moves import delete_project, move_job, prune_projects
 from app.services.access.projects import create_project, list_projects
+from app.services.alerts.channels.write import create_channel
 from app.services.alerts.everywhere import open_everywhere
 from app.services.alerts.sweep import AlertSweep, sweep_alerts
 from app.services.sessions.reports import report_json
@@ -23,12 +25,17 @@ from app.services.tasks.leases import LeaseKeeper
 from app.services.tasks.task_runs import claim, finish
 from app.services.usage.quotas import use_of
 from tests.integration.alerts.conftest import alerting, receiver
+from tests.integration.api import bodies
+from tests.integration.api.chunks import rank_body, url
+from tests.support import plans
 from tests.support.alerting import Alerting
 from tests.support.reads import read
 from tests.support.sessions import small_trace, store
+from tests.support.tensor import SLOW, TrainingJob
 
 if TYPE_CHECKING:
     from app.bootstrap import Container
+    from tests.integration.access.conftest import Company
     from tests.support.receiver import Receiver
 
 
@@ -72,6 +79,51 @@ def test_a_job_moves_with_its_sessions_reports_and_incidents(
     assert read(container, use_of, container.project_id).operations == 0
     # It goes on there.
     Alerting(other).fast("llm")
+
+
+def _fill(company: Company, project: str) -> None:
+    """Let a project have a job with attempts, a group with a plan, and a session that is open."""
+    with company.client(company.token(Right.INGEST, project=project, name="filling")) as client:
+        for run in ("first", "second"):
+            body = {"run_id": run, "restart": 0}
+            assert client.post("/api/v1/jobs/llm/attempts", json=body).status_code == 201
+        assert TrainingJob(client).report(*SLOW, steps=3) is not None
+        sent = client.put(url(1, "0", 0, job="llm"), content=rank_body(0), params=bodies.SIZES)
+        assert sent.status_code == 202, sent.text
+
+
+def test_a_job_moves_with_its_attempts_groups_and_open_sessions(company: Company) -> None:
+    _fill(company, "default")
+    move_job(company.ours, "llm", "other")
+    left = _rows(company.container, company.ours.project_id)
+    assert set(left) <= {"alert_rule", "project_usage"}
+    with company.client(company.token(Right.INGEST, Right.READ, project="other")) as client:
+        plan = client.get("/api/v1/jobs/llm/tp/0-0/plan", params={"attempt": 1, "wait_s": 0})
+        assert plan.json()["version"] >= 1
+        # They go on there: the third start of the job, and the session that is open.
+        body = {"run_id": "third", "restart": 0}
+        assert client.post("/api/v1/jobs/llm/attempts", json=body).json()["attempt"] == 3
+        sent = client.put(url(1, "1", 0, job="llm"), content=rank_body(1), params=bodies.SIZES)
+        assert sent.status_code == 202, sent.text
+        assert client.post("/api/v1/jobs/llm/attempts/1/sessions/1/seal").status_code == 202
+
+
+def test_a_deleted_project_leaves_none_of_its_groups_plans_and_channels(company: Company) -> None:
+    _fill(company, "other")
+    plans.ask(company.theirs, plans.small_spec())
+    create_channel(
+        company.theirs,
+        name="hook",
+        kind="webhook",
+        config={"url": "https://hooks.example/x"},
+        enabled=True,
+    )
+    assert {"tensor_group", "tensor_plan", "attempt", "chunk", "plan", "alert_channel"} <= set(
+        _rows(company.container, company.theirs.project_id)
+    )
+    delete_project(company.container, "other")
+    assert prune_projects(company.container) == 1
+    assert _rows(company.container, company.theirs.project_id) == {}
 
 
 def test_an_analysis_that_is_under_way_stores_nothing_after_the_move(

@@ -59,6 +59,22 @@ def test_an_unknown_token_opens_nothing(company: Company, token: str) -> None:
         assert client.get("/api/v1/sessions").status_code == 401
 
 
+@pytest.mark.parametrize("name", ["token", "access_token", "authorization", "api_key"])
+def test_a_token_in_an_address_opens_nothing(company: Company, name: str) -> None:
+    """Addresses stand in logs of proxies, histories of browsers and headers of referral."""
+    token = company.token(ADMIN, project=None, name="in-the-address")
+    with company.client() as client:
+        for path in ("/api/v1/sessions", "/api/v1/events", "/api/v1/tokens", "/metrics"):
+            for value in (token, f"Bearer {token}", METRICS_TOKEN):
+                assert client.get(path, params={name: value}).status_code == 401, path
+        sent = client.post("/api/v1/jobs/job/sessions", params={name: token}, content=b"x")
+        assert sent.status_code == 401
+        assert client.get("/plans", params={name: token}).status_code == 303
+    with company.container.reading() as tx:
+        used = select(Token.last_used_at).where(Token.name == "in-the-address")
+        assert tx.session.execute(used).scalar_one() is None
+
+
 def test_a_body_of_somebody_unknown_is_not_read(company: Company) -> None:
     def endless() -> object:
         while True:

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import uuid
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 from sqlalchemy import (
     Executable,
+    Index,
+    PrimaryKeyConstraint,
     Select,
+    UniqueConstraint,
+    Uuid,
     delete,
     exists,
     func,
@@ -34,6 +38,8 @@ from app.services.access.projects import create_project
 from tests.support.sessions import Stored, small_trace, store
 
 if TYPE_CHECKING:
+    from sqlalchemy import Table
+
     from app.bootstrap import Container
 
 
@@ -207,6 +213,30 @@ def test_two_projects_have_jobs_of_one_name(container: Container, other: Contain
     for one in (container, other):
         with one.reading() as tx:
             assert tx.session.execute(select(Job.name)).scalars().all() == ["llm"]
+
+
+def test_no_unique_key_spans_projects() -> None:
+    """Else a name that another project has would be refused, or waited for while it is written."""
+    for mapper in Base.registry.mappers:
+        if not issubclass(mapper.class_, OfProject):
+            continue
+        table = cast("Table", inspect(mapper.class_).local_table)
+        # What a row of the project is found by, or the database draws itself.
+        own = {"project_id"} | {
+            column.name
+            for column in table.columns
+            if isinstance(column.type, Uuid) or column.identity is not None
+        }
+        for key in table.foreign_key_constraints:
+            own |= set(key.column_keys)
+        keys: list[UniqueConstraint | PrimaryKeyConstraint | Index] = [
+            key
+            for key in table.constraints
+            if isinstance(key, UniqueConstraint | PrimaryKeyConstraint)
+        ]
+        keys += [index for index in table.indexes if index.unique]
+        for key in keys:
+            assert own & {column.name for column in key.columns}, (table.name, key.name)
 
 
 def test_a_process_container_opens_nothing_by_itself(container: Container) -> None:
