@@ -218,3 +218,10 @@ def test_a_rank_that_stops_answering_ends_the_others_by_the_groups_timeout(
 ) -> None:
     others = found["lost_rank"][:3]
     assert others == [{"raised": True, "by_the_timeout": True}] * 3
+
+
+@pytest.mark.parametrize("where", ["killed_in_step", "killed_at_boundary"])
+def test_a_rank_that_is_killed_ends_the_others_no_later_than_the_groups_timeout(
+    found: dict[str, Found], where: str
+) -> None:
+    assert found[where][:3] == [{"raised": True, "within_the_timeout": True}] * 3

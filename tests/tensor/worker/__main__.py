@@ -13,6 +13,7 @@ import sys
 import traceback
 from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -54,27 +55,39 @@ def main() -> int:
     given = parser.parse_args()
     torch.set_num_threads(1)
     signal.alarm(given.time_limit_s)
-    ranks = {_fork(given.directory, rank, given.time_limit_s): rank for rank in range(_RANKS)}
+    for launch, dies_with in (
+        (_check, failing.EXIT),
+        (_die_in_step, -signal.SIGKILL),
+        (_die_at_boundary, -signal.SIGKILL),
+    ):
+        if not _launched(partial(launch, given.directory), dies_with, given.time_limit_s):
+            return 1
+    return 0
+
+
+def _launched(run: Callable[[int], None], dies_with: int, time_limit_s: int) -> bool:
+    """Return whether each rank ended as it should; the last one is meant to die."""
+    ranks = {_fork(run, rank, time_limit_s): rank for rank in range(_RANKS)}
     failed = False
     while ranks:
         pid, status = os.wait()
-        rank = ranks.pop(pid)
-        if failing.meant(rank, os.waitstatus_to_exitcode(status)) or failed:
+        meant = dies_with if ranks.pop(pid) == failing.DIES else 0
+        if os.waitstatus_to_exitcode(status) == meant or failed:
             continue
         failed = True
         for other in ranks:
             os.kill(other, signal.SIGTERM)
-    return int(failed)
+    return not failed
 
 
-def _fork(directory: Path, rank: int, time_limit_s: int) -> int:
+def _fork(run: Callable[[int], None], rank: int, time_limit_s: int) -> int:
     pid = os.fork()
     if pid:
         return pid
     signal.alarm(time_limit_s)
     code = 1
     try:
-        _run(directory, rank)
+        run(rank)
         code = 0
     except BaseException:  # noqa: BLE001 - told here, since this process ends without a caller
         traceback.print_exc()
@@ -84,7 +97,7 @@ def _fork(directory: Path, rank: int, time_limit_s: int) -> int:
         os._exit(code)
 
 
-def _run(directory: Path, rank: int) -> None:
+def _check(directory: Path, rank: int) -> None:
     store = dist.FileStore(str(directory / "store"), _RANKS)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=_RANKS, timeout=_TIMEOUT)
     found: dict[str, Any] = {}
@@ -95,8 +108,20 @@ def _run(directory: Path, rank: int) -> None:
     path.write_text(json.dumps(found))
     dist.destroy_process_group()
     # Last, because it ends ranks.
-    found["lost_rank"] = failing.lost_rank(directory, rank, _RANKS)
-    path.write_text(json.dumps(found))
+    _add(directory, rank, "lost_rank", failing.lost_rank(directory, rank, _RANKS))
+
+
+def _die_in_step(directory: Path, rank: int) -> None:
+    _add(directory, rank, "killed_in_step", failing.killed_in_step(directory, rank, _RANKS))
+
+
+def _die_at_boundary(directory: Path, rank: int) -> None:
+    _add(directory, rank, "killed_at_boundary", failing.killed_at_boundary(directory, rank, _RANKS))
+
+
+def _add(directory: Path, rank: int, check: str, found: Any) -> None:  # noqa: ANN401 - JSON
+    path = directory / f"{rank}.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {check: found}))
 
 
 if __name__ == "__main__":

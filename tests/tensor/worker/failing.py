@@ -1,49 +1,96 @@
-"""A rank that dies in the middle of a step, and one that stops answering."""
+"""A rank that stops answering, and one that dies: in the middle of a step, and at its end."""
 
 from __future__ import annotations
 
 import os
+import signal
 import time
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import Final
 
 import torch.distributed as dist
 
-from paceline_client.tensor import TensorGroup, Workload
+from paceline_client.tensor import (
+    Consent,
+    Controller,
+    CpuWatch,
+    Peer,
+    TensorGroup,
+    Workload,
+)
 from tests.tensor.worker.checks import UNEVEN
-from tests.tensor.worker.training import new_block, new_training, train
+from tests.tensor.worker.training import Training, new_block, new_training, train
 
 TIMEOUT_S: Final = 6.0
 DIES: Final = 3
-_EXIT: Final = 17
-
-
-def meant(rank: int, code: int) -> bool:
-    """Return whether a rank's process ended as it should."""
-    return code == (_EXIT if rank == DIES else 0)
+EXIT: Final = 17
+# Nobody answers here.
+_NOWHERE: Final = "http://127.0.0.1:1"
 
 
 def lost_rank(directory: Path, rank: int, ranks: int) -> dict[str, bool]:
     """Train under a plan with loans, of which one rank stops answering; it dies when others did."""
-    store = dist.FileStore(str(directory / "lost"), ranks)
-    dist.init_process_group(
-        "gloo", store=store, rank=rank, world_size=ranks, timeout=timedelta(seconds=TIMEOUT_S)
-    )
-    tp = TensorGroup()
-    training = new_training(new_block(tp))
-    workload = Workload(training.model, tp, training.optimizer)
-    workload.apply(UNEVEN)
-    train(training, 2)
+    training, _, _ = _begun(directory / "lost", rank, ranks)
     died = directory / "died"
     if rank == DIES:
         # As if its machine hung: nothing is closed until long after the others gave up.
         time.sleep(4 * TIMEOUT_S)
         died.touch()
-        os._exit(_EXIT)
-    raised = False
-    try:
-        train(training, 1)
-    except RuntimeError:
-        raised = True
+        os._exit(EXIT)
+    raised, _ = _raises(lambda: train(training, 1))
     return {"raised": raised, "by_the_timeout": not died.exists()}
+
+
+def killed_in_step(directory: Path, rank: int, ranks: int) -> dict[str, bool]:
+    """Train under a plan with loans, of which one rank is killed between two layers."""
+    training, _, _ = _begun(directory / "killed", rank, ranks)
+    if rank == DIES:
+        training.model.mlp.register_forward_pre_hook(_kill)
+    raised, took_s = _raises(lambda: train(training, 1))
+    return {"raised": raised, "within_the_timeout": took_s < TIMEOUT_S}
+
+
+def killed_at_boundary(directory: Path, rank: int, ranks: int) -> dict[str, bool]:
+    """Train with a controller, of which one rank is killed after a step, before its boundary."""
+    training, tp, workload = _begun(directory / "boundary", rank, ranks)
+    controller = Controller(workload, tp, Peer(_NOWHERE, "llama", "0-2", 1), Consent())
+    train(training, 1)
+    controller.step()
+    train(training, 1)
+    if rank == DIES:
+        _kill()
+    raised, took_s = _raises(controller.step)
+    return {"raised": raised, "within_the_timeout": took_s < TIMEOUT_S}
+
+
+def _begun(store: Path, rank: int, ranks: int) -> tuple[Training, TensorGroup, Workload]:
+    """Return a training of a new group that has run for two steps under a plan with loans."""
+    dist.init_process_group(
+        "gloo",
+        store=dist.FileStore(str(store), ranks),
+        rank=rank,
+        world_size=ranks,
+        timeout=timedelta(seconds=TIMEOUT_S),
+    )
+    tp = TensorGroup(watch=CpuWatch())
+    training = new_training(new_block(tp))
+    workload = Workload(training.model, tp, training.optimizer)
+    workload.apply(UNEVEN)
+    train(training, 2)
+    return training, tp, workload
+
+
+def _raises(act: Callable[[], object]) -> tuple[bool, float]:
+    """Return whether something ended with an error of the group, and after how long."""
+    began_s = time.monotonic()
+    try:
+        act()
+    except RuntimeError:
+        return True, time.monotonic() - began_s
+    return False, time.monotonic() - began_s
+
+
+def _kill(*_: object) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
