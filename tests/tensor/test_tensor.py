@@ -225,3 +225,32 @@ def test_a_rank_that_is_killed_ends_the_others_no_later_than_the_groups_timeout(
     found: dict[str, Found], where: str
 ) -> None:
     assert found[where][:3] == [{"raised": True, "within_the_timeout": True}] * 3
+
+
+def test_reports_say_the_sizes_of_the_layers_and_the_rows_of_one_step(
+    found: dict[str, Found],
+) -> None:
+    """However late times are known, and whatever went through the layers before."""
+    reports = found["posted"][0]["sizes"]
+    assert len(reports) > 1
+    for sizes in reports:
+        kinds = {one["kind"] for one in sizes}
+        assert kinds == {"hidden_unit", "column", "row"}
+        # Two sequences of six.
+        assert {one["tokens"] for one in sizes} == {12}
+        by_step = [one for one in sizes if one["plans"] != "once"]
+        assert sum(one["share"] for one in by_step) == pytest.approx(1.0)
+        assert all(one["units"] * one["width"] * one["value_bytes"] > 0 for one in sizes)
+
+
+def test_reports_say_what_each_rank_computed_where_a_plan_was_in_force(
+    found: dict[str, Found],
+) -> None:
+    first = found["posted"][0]
+    assert set(map(str, first["without_a_plan"])) == {"None"}
+    shares = [rank["share"] for rank in found["posted"]]
+    assert first["computed"] == [shares] * len(first["computed"])
+    # Rank 2 leaves columns out and lends some, which rank 3 computes.
+    assert shares[:2] == [1.0, 1.0]
+    assert shares[2] < 0.5
+    assert shares[3] > 1.0

@@ -44,6 +44,7 @@ CHECKS: Final[tuple[Callable[[], Any], ...]] = (
     loop.refusals,
     loop.dead_service,
     loop.switched_off,
+    loop.posted,
 )
 
 

@@ -25,6 +25,7 @@ from paceline_client.tensor import (
     TensorGroup,
     Workload,
 )
+from paceline_client.tensor.watch import StepTime
 from tests.tensor.worker.training import new_block, new_training, train
 
 _COLUMNS: Final = 16
@@ -113,15 +114,32 @@ def _service(answers: Answers) -> Iterator[str]:
         thread.join()
 
 
+class _LateWatch(CpuWatch):
+    """Knows the times of a step two steps later, as where a device is behind."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._held: list[StepTime] = []
+
+    def finished(self) -> list[StepTime]:
+        """Return what is two steps old."""
+        self._held += super().finished()
+        ended, self._held = self._held[:-2], self._held[-2:]
+        return ended
+
+
 class _Job:
     """A small training with a controller."""
 
-    def __init__(self, url: str, consent: Consent) -> None:
-        self.tp = TensorGroup(watch=CpuWatch())
+    def __init__(
+        self, url: str, consent: Consent, watch: CpuWatch | None = None, steps_before: int = 0
+    ) -> None:
+        self.tp = TensorGroup(watch=watch or CpuWatch())
         self.training = new_training(new_block(self.tp))
         self.workload = Workload(self.training.model, self.tp, self.training.optimizer)
         peer = Peer(url, "llama", "0-2", 1)
         costs = Costs(((4, 0.001), (8, 0.002)), ((4, 0.0005),))
+        train(self.training, steps_before)
         self.controller = Controller(self.workload, self.tp, peer, consent, costs=costs)
         self.versions: list[int] = []
 
@@ -152,14 +170,16 @@ def _url_for_all(url: str) -> str:
 
 
 @contextmanager
-def _job(answers: Answers, consent: Consent) -> Iterator[_Job]:
+def _job(
+    answers: Answers, consent: Consent, watch: CpuWatch | None = None, steps_before: int = 0
+) -> Iterator[_Job]:
     if dist.get_rank() == 0:
         with _service(answers) as url:
-            job = _Job(_url_for_all(url), consent)
+            job = _Job(_url_for_all(url), consent, watch, steps_before)
             yield job
             job.controller.close()
     else:
-        job = _Job(_url_for_all(""), consent)
+        job = _Job(_url_for_all(""), consent, watch, steps_before)
         yield job
         job.controller.close()
 
@@ -250,4 +270,19 @@ def switched_off() -> dict[str, Any]:
         return {
             "versions": job.versions,
             "acknowledged": [a["version"] for a in answers.acknowledged],
+        }
+
+
+def posted() -> dict[str, Any]:
+    """What reports say of the layers' sizes, and of what ranks compute under a plan."""
+    answers = Answers()
+    with _job(answers, Consent(apply=True), _LateWatch(), steps_before=5) as job:
+        job.until(lambda: len(answers.timings) > 1)
+        answers.plan = plan_of(1, 1_000_000)
+        job.until(lambda: any(one["plan_version"] == 1 for one in answers.timings))
+        return {
+            "sizes": [one["sizes"] for one in answers.timings if "sizes" in one],
+            "without_a_plan": [o["computed"] for o in answers.timings if not o["plan_version"]],
+            "computed": [o["computed"] for o in answers.timings if o["plan_version"]],
+            "share": job.workload.share,
         }

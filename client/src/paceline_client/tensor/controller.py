@@ -129,6 +129,9 @@ class Controller:
         self._in_force: deque[tuple[int, int]] = deque(maxlen=_STEPS_KEPT)
         # What this rank computed of its columns, step by step.
         self._computed: deque[tuple[int, float]] = deque(maxlen=_STEPS_KEPT)
+        # How many rows of inputs each step had; what came before, as in a pre-test, is of no step.
+        self._rows: deque[tuple[int, int]] = deque(maxlen=_STEPS_KEPT)
+        workload.take_rows()
         self._began_s = time.perf_counter()
         self._step_s = 0.0
 
@@ -150,6 +153,7 @@ class Controller:
         self._step_s, self._began_s = now_s - self._began_s, now_s
         self._in_force.append((self._step, self._version))
         self._computed.append((self._step, self._workload.share))
+        self._rows.append((self._step, self._workload.take_rows()))
         self._measured.extend(watch.finished())
         with watch.waiting():
             rows = self._gather()
@@ -299,13 +303,13 @@ class Controller:
                 "computed": [known[rank].computed for rank in ranks] if version else None,
                 "known_version": self._decided,
                 "ranks": list(self._tp.ranks),
-                **self._lasting(),
+                **self._lasting(newest),
             }
         )
 
-    def _lasting(self) -> dict[str, object]:
+    def _lasting(self, step: int) -> dict[str, object]:
         """Return costs and sizes as a report has them. The service keeps them; one may be lost."""
-        rows = self._workload.take_rows()
+        rows = dict(self._rows).get(step, 0)
         if self._step >= self._first_step + _FIRST_REPORTS:
             return {}
         said: dict[str, object] = {}
