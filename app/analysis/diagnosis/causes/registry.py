@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from typing import Final
 
 from app.analysis.diagnosis.causes.checkpoint import CHECKPOINT
-from app.analysis.diagnosis.causes.context_parallel import CONTEXT_PARALLEL
 from app.analysis.diagnosis.causes.data_loading import DATA_LOADING
 from app.analysis.diagnosis.causes.garbage_collection import GARBAGE_COLLECTION
 from app.analysis.diagnosis.causes.host_overhead import HOST_OVERHEAD
@@ -14,10 +13,11 @@ from app.analysis.diagnosis.causes.kernel_dependency import KERNEL_DEPENDENCY
 from app.analysis.diagnosis.causes.kind import CauseKind, Kind
 from app.analysis.diagnosis.causes.memory_fragmentation import MEMORY_FRAGMENTATION
 from app.analysis.diagnosis.causes.network import NETWORK
+from app.analysis.diagnosis.causes.ranks.context_parallel import CONTEXT_PARALLEL
+from app.analysis.diagnosis.causes.ranks.tensor_straggler import TENSOR_STRAGGLER
 from app.analysis.diagnosis.causes.sequence_lengths import SEQUENCE_LENGTHS
 from app.analysis.diagnosis.causes.slow_worker import SLOW_WORKER
 from app.analysis.diagnosis.causes.stage_imbalance import STAGE_IMBALANCE
-from app.analysis.diagnosis.causes.tensor_straggler import TENSOR_STRAGGLER
 from app.analysis.diagnosis.causes.thermal_throttling import THERMAL_THROTTLING
 from app.analysis.diagnosis.finding import UNKNOWN
 

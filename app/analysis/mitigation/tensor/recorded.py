@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from app.analysis.diagnosis.causes.tensor_straggler import TENSOR_STRAGGLER
+from app.analysis.diagnosis.causes.ranks.tensor_straggler import TENSOR_STRAGGLER
 from app.analysis.diagnosis.counterfactual import Counterfactuals
 from app.analysis.diagnosis.finding import Cause, Change
 from app.analysis.diagnosis.observation import Observation

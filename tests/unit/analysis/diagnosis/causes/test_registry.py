@@ -23,8 +23,14 @@ NO_CAUSE: Final = {"__init__", "kind", "registry"}
 every_kind = pytest.mark.parametrize("kind", EVERY.values(), ids=lambda kind: kind.name)
 
 
-def modules() -> set[str]:
-    return {path.stem for path in CAUSES.glob("*.py")} - NO_CAUSE
+def modules() -> list[Path]:
+    """Return the files of causes, those in drawers included, below their folder."""
+    found = (path.relative_to(CAUSES) for path in CAUSES.rglob("*.py"))
+    return sorted(path for path in found if path.stem not in NO_CAUSE)
+
+
+def imported(path: Path) -> str:
+    return f"causes.{'.'.join(path.with_suffix('').parts)} import"
 
 
 def section(title: str) -> str:
@@ -37,12 +43,14 @@ def section(title: str) -> str:
 def test_every_file_of_a_cause_has_its_kind_in_the_registry() -> None:
     registered = (CAUSES / "registry.py").read_text()
 
-    assert [name for name in sorted(modules()) if f"causes.{name} import" not in registered] == []
+    assert [path for path in modules() if imported(path) not in registered] == []
     assert len(modules()) == len(EVERY)
 
 
 def test_every_cause_has_its_test() -> None:
-    assert [name for name in sorted(modules()) if not (TESTS / f"test_{name}.py").exists()] == []
+    tests = {path: TESTS / path.parent / f"test_{path.name}" for path in modules()}
+
+    assert [path for path, test in tests.items() if not test.exists()] == []
 
 
 @every_kind

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
+from app.analysis.diagnosis.causes.ranks.tensor_straggler import TENSOR_STRAGGLER
 from app.analysis.diagnosis.causes.slow_worker import SLOW_WORKER
-from app.analysis.diagnosis.causes.tensor_straggler import TENSOR_STRAGGLER
 from app.analysis.diagnosis.observation import Explained
 from app.analysis.synthesis.injections.base import Injection
 from app.analysis.synthesis.injections.computations import (

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from app.analysis.diagnosis.causes.context_parallel import CONTEXT_PARALLEL
+from app.analysis.diagnosis.causes.ranks.context_parallel import CONTEXT_PARALLEL
 from app.analysis.trace.model import Sizes
 from tests.unit.analysis.diagnosis.jobs import JOB, diagnosed, session, signs_of
 
