@@ -112,6 +112,20 @@ class Links:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TransferLevels:
+    """How slow all transfers are in each step.
+
+    Parameters
+    ----------
+    by_step : tuple of float
+        Transfer time of the middle link ÷ that in the quietest steps.
+    """
+
+    kind: Literal["transfer_levels"] = "transfer_levels"
+    by_step: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LateRanks:
     """For which of its ranks the slowest tensor-parallel group waits.
 
@@ -184,5 +198,13 @@ class Lengths:
 
 
 FigureData: TypeAlias = (
-    WorkerSteps | StageLoad | Stalls | LateLaunches | HeldLaunches | Links | LateRanks | Lengths
+    WorkerSteps
+    | StageLoad
+    | Stalls
+    | LateLaunches
+    | HeldLaunches
+    | Links
+    | TransferLevels
+    | LateRanks
+    | Lengths
 )

@@ -18,7 +18,7 @@ KEYS: Final[dict[str, Any]] = {"alias_generator": json_name}
 
 @dataclass(frozen=True, slots=True)
 class SlowSpells:
-    """When the slowest worker is slow, if not in nearly all steps.
+    """When the slowest worker is slow, or the whole network, if not in nearly all steps.
 
     Parameters
     ----------
@@ -27,7 +27,8 @@ class SlowSpells:
     of : int
         So many steps were compared.
     times : float
-        Its slowness in the slow ones: time ÷ that of its stage's peers.
+        Its slowness in the slow ones: time ÷ that of its stage's peers; of a network, transfer
+        time ÷ that in quiet steps.
     """
 
     steps: int
@@ -52,7 +53,8 @@ class Where:
     ranks : tuple of int
         Global ranks at fault, one for each of `workers`.
     spells : SlowSpells, optional
-        When the first of `workers` is slow; none where it is in nearly all steps.
+        When the first of `workers` is slow, or the whole network; none where that is in nearly all
+        steps.
     dp : int, optional
         The DP rank at fault.
     """

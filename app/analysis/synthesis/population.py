@@ -23,6 +23,7 @@ from app.analysis.synthesis.injections.computations import (
 from app.analysis.synthesis.injections.devices import ThermalThrottling
 from app.analysis.synthesis.injections.hosts import Checkpoint, HostOverhead
 from app.analysis.synthesis.injections.transfers import (
+    Congestion,
     FalseKernelDependency,
     SlowDataLoading,
     SlowLink,
@@ -186,6 +187,12 @@ def _network(job: JobModel, strength: float, rng: np.random.Generator) -> Sick:
     return job, (SlowLink(_any_worker(job, rng), 1 + 12 * strength, spells),)
 
 
+def _traffic(job: JobModel, strength: float, rng: np.random.Generator) -> Sick:
+    period = float(rng.uniform(0.4, 0.9)) * job.steps
+    busy, offset = float(rng.uniform(0.35, 0.65)), float(rng.uniform(0, period))
+    return job, (Congestion(1 + 15 * strength, period, busy, offset),)
+
+
 def _loading(job: JobModel, strength: float, rng: np.random.Generator) -> Sick:
     del rng
     return job, (SlowDataLoading(2 * strength * job.costs.forward_ns),)
@@ -240,6 +247,7 @@ _CAUSES: Final[Mapping[str, tuple[Needs, Strengthen]]] = {
     "memory_fragmentation": (Needs(dp=2, tensor_ranks=True), _fragmentation),
     "false_kernel_dependency": (Needs(pp=4, interleaved=True), _kernels),
     "network": (Needs(dp=2, pp=2), _network),
+    "network_congestion": (Needs(dp=2, pp=2), _traffic),
     "data_loading": (Needs(), _loading),
     "checkpoint": (Needs(), _saving),
     "host_overhead": (Needs(), _launching),

@@ -21,6 +21,7 @@ from app.analysis.synthesis.injections.computations import (
 from app.analysis.synthesis.injections.devices import ThermalThrottling
 from app.analysis.synthesis.injections.hosts import Checkpoint, HostOverhead
 from app.analysis.synthesis.injections.transfers import (
+    Congestion,
     FalseKernelDependency,
     SlowDataLoading,
     SlowLink,
@@ -180,6 +181,19 @@ _SCENARIOS: Final = (
             name="dense-13b",
         ),
         draw=lambda job, rng: (SlowLink(_any_worker(job, rng), factor=8.0),),
+    ),
+    Scenario(
+        name="congestion",
+        summary="By the hour, other jobs use the network, too: all transfers take up to ten times "
+        "as long.",
+        job=JobModel(
+            sizes=Sizes(dp=6, pp=4, tp=8),
+            microbatches=12,
+            steps=20,
+            costs=CostModel(forward_ns=40 * _MS, backward_ns=83 * _MS, p2p_ns=2.5 * _MS),
+            name="dense-11b",
+        ),
+        draw=lambda _job, rng: (Congestion(10.0, 9, offset=float(rng.uniform(0, 9))),),
     ),
     Scenario(
         name="data-loading",

@@ -17,6 +17,7 @@ from app.analysis.diagnosis.figures import (
     Squares,
     StageLoad,
     Stalls,
+    TransferLevels,
     WorkerSteps,
 )
 from app.analysis.report.findings import NamedCause
@@ -94,6 +95,8 @@ def _draw(figure: FigureData) -> dict[str, Picture]:  # noqa: PLR0911 - one for 
             return {"": _waits("Computations held up", figure.by_step_s, added=True)}
         case Links():
             return {"": _links(figure)}
+        case TransferLevels():
+            return {"": _transfer_levels(figure)}
         case LateRanks():
             return {"": _late_ranks(figure)}
         case Lengths():
@@ -182,6 +185,17 @@ def _links(figure: Links) -> Picture:
         label=f"Matrix of {plural(len(ends), 'link')} of {plural(len(ratio[0]), 'DP rank')}: the "
         f"slowest, {slowest}, takes {times(worst[0])} the median",
         marks=_matrix(ratio, heat_color),
+    )
+
+
+def _transfer_levels(figure: TransferLevels) -> Picture:
+    high = times(max(figure.by_step))
+    bars, of = _worst(figure.by_step, MOST_BARS)
+    return Picture(
+        caption=f"All transfers ÷ those of quiet steps in each step, from 1.0: up to {high}{of}",
+        label=f"Bars of {plural(len(figure.by_step), 'step')}: transfers take up to {high} what "
+        "they take in quiet steps",
+        marks=_bars(bars, base=1.0, color=lambda _: _MARK),
     )
 
 

@@ -13,6 +13,7 @@ from app.analysis.diagnosis.causes.kernel_dependency import KERNEL_DEPENDENCY
 from app.analysis.diagnosis.causes.kind import CauseKind, Kind
 from app.analysis.diagnosis.causes.memory_fragmentation import MEMORY_FRAGMENTATION
 from app.analysis.diagnosis.causes.network import NETWORK
+from app.analysis.diagnosis.causes.network_congestion import NETWORK_CONGESTION
 from app.analysis.diagnosis.causes.ranks.context_parallel import CONTEXT_PARALLEL
 from app.analysis.diagnosis.causes.ranks.tensor_straggler import TENSOR_STRAGGLER
 from app.analysis.diagnosis.causes.sequence_lengths import SEQUENCE_LENGTHS
@@ -32,6 +33,7 @@ KINDS: Final[Mapping[str, CauseKind]] = {
         MEMORY_FRAGMENTATION,
         KERNEL_DEPENDENCY,
         NETWORK,
+        NETWORK_CONGESTION,
         DATA_LOADING,
         CHECKPOINT,
         HOST_OVERHEAD,

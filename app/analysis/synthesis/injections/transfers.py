@@ -66,6 +66,41 @@ class SlowLink(Injection):
 
 
 @dataclass(frozen=True, slots=True)
+class Congestion(Injection):
+    """Other traffic slows the whole network by spells, whose strength comes and goes.
+
+    Parameters
+    ----------
+    factor : float
+        How many times as long transfers take at the height of a spell.
+    period : float
+        Recorded steps from one spell to the next.
+    busy : float
+        Share of a period that a spell lasts.
+    offset : float
+        How many steps of a period have passed when the first step begins.
+    """
+
+    factor: float
+    period: float
+    busy: float = 0.5
+    offset: float = 0.0
+    cause: ClassVar[str] = "network_congestion"
+
+    def apply(self, work: StepWork, job: JobModel, rng: np.random.Generator) -> None:
+        """Lengthen the transfers of all links."""
+        phase = (np.arange(job.steps) + self.offset) % self.period / self.period
+        height = np.where(phase < self.busy, np.sin(np.pi * phase / self.busy), 0.0)
+        program = work.program
+        mask = program.of_types(
+            *PIPELINE_TRANSFERS, PARAMS_ALL_GATHER, GRADS_REDUCE_SCATTER, SEPARATE_ALL_REDUCE
+        )
+        # Traffic of others is no steady stream: what it costs differs from step to step.
+        height *= rng.lognormal(-0.005, 0.1, job.steps)
+        work.duration_ns[mask] *= 1 + (self.factor - 1) * height[:, None]
+
+
+@dataclass(frozen=True, slots=True)
 class SlowDataLoading(Injection):
     """A step's batch arrives late.
 

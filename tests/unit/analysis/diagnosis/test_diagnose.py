@@ -84,6 +84,7 @@ def test_what_a_session_cannot_show_is_said_and_not_ruled_out() -> None:
         "garbage_collection",
         "memory_fragmentation",
         "network",
+        "network_congestion",
         "host_overhead",
         "tensor_parallel_straggler",
     )

@@ -15,6 +15,7 @@ CAUSES = {
     "sequence-lengths": ("sequence_length_imbalance",),
     "garbage-collection": ("garbage_collection",),
     "network": ("network",),
+    "congestion": ("network_congestion",),
     "data-loading": ("data_loading",),
     "checkpoints": ("checkpoint",),
     "slow-launching": ("host_overhead",),

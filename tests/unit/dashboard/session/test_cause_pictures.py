@@ -55,6 +55,7 @@ def within(picture: Picture) -> bool:
         ("memory-fragmentation", "For which rank of worker"),
         ("kernel-dependency", "Computations held up in each step, all workers added, from 0"),
         ("network", "Links between stages (rows) of DP ranks"),
+        ("congestion", "All transfers ÷ those of quiet steps in each step, from 1.0"),
         ("data-loading", "Wait before the first operation in each step, from 0"),
         ("checkpoints", "Wait before the first operation in each step, from 0"),
         ("slow-launching", "Computations held up in each step, all workers added, from 0"),

@@ -1,0 +1,309 @@
+"""Steps in which all links are slow at once: others use the network, too."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from app.analysis.diagnosis.causes.kind import CauseKind, Remedy
+from app.analysis.diagnosis.figures import TransferLevels
+from app.analysis.diagnosis.finding import Cause, Change, Doubt, Evidence, Finding
+from app.analysis.diagnosis.late_launches import unrecorded_reducing
+from app.analysis.diagnosis.observation import Observation
+from app.analysis.diagnosis.places import FigureView, Hosts, JobFacts, SlowSpells, StepView, Where
+from app.analysis.diagnosis.signs import Signs
+from app.analysis.replay.layout.dense import FloatArray
+from app.analysis.replay.layout.graph import P2P
+from app.analysis.wording import percent
+
+# Transfers are slow in a step from this ratio to the quietest steps on; below the lower one a step
+# is quiet.
+_SLOW: Final = 1.8
+_QUIET: Final = 1.2
+# Steps of which so many are slow and so many quiet; of fewer steps than this none can be told.
+_FEWEST: Final = 2
+_ENOUGH: Final = 8
+# The quietest steps: this quantile of all.
+_QUIETEST: Final = 0.1
+# Nearly all links are slow at once: this share of them, each by this ratio.
+_NEARLY_ALL: Final = 0.9
+_TOGETHER: Final = 1.4
+# So many transfers of a link and type tell what it does in a step.
+_SAMPLE: Final = 12
+# Transfers shorter than clocks resolve are not compared.
+_LEAST_NS: Final = 1e3
+# What a single link shows may as well be its own, and is no surer than this.
+_IN_DOUBT: Final = 0.8
+_NETWORK: Final = "network"
+_NAMED: Final = 3
+
+# What carries transfers: the stages at both ends of a link, or the stage of a collective; and
+# their type, of a send and its receive that of one of them.
+_Carrier = tuple[int, int, int]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Traffic:
+    """Transfers of one family: those between stages, or collectives.
+
+    Parameters
+    ----------
+    units : dict of lists
+        Groups of nodes that move data together, by carrier.
+    level : float64 array, shape (lines, steps)
+        For each link of each DP rank, or the collectives of each stage: how much longer than in
+        the middle step its transfers take.
+    by_step : float64 array, shape (steps,)
+        The middle line's, over that in the quietest steps.
+    """
+
+    units: Mapping[_Carrier, list[tuple[int, ...]]]
+    level: FloatArray
+    by_step: FloatArray
+
+    @property
+    def slow(self) -> NDArray[np.bool_]:
+        """Return the steps in which transfers are slow, shape (steps,)."""
+        return np.asarray(self.by_step >= _SLOW)
+
+    @property
+    def quiet(self) -> NDArray[np.bool_]:
+        """Return the steps that have their usual traffic, shape (steps,)."""
+        return np.asarray(self.by_step < _QUIET)
+
+    @property
+    def by_spells(self) -> bool:
+        """Return whether there are slow steps and quiet ones."""
+        return bool(min(self.slow.sum(), self.quiet.sum()) >= _FEWEST)
+
+    @property
+    def everywhere(self) -> bool:
+        """Return whether nearly all lines are slow in the same steps."""
+        usual = np.median(self.level[:, self.quiet], axis=1, keepdims=True)
+        return bool(((self.level / usual)[:, self.slow] >= _TOGETHER).mean() >= _NEARLY_ALL)
+
+
+def has_congestion(observation: Observation) -> bool:
+    """Return whether there are slow steps: where most are, the ideal, a median, is slow too."""
+    return bool(_congested(observation))
+
+
+def _congested(observation: Observation) -> list[_Traffic]:
+    """Return the families of transfers that are slow everywhere in some steps."""
+    layout = observation.layout
+    if layout.pp == 1 or len(layout.steps) < _ENOUGH:
+        return []
+    links, collectives = _carriers(observation)
+    families = (
+        _traffic(observation, links, by_rank=True),
+        _traffic(observation, collectives, by_rank=False),
+    )
+    return [family for family in families if family.by_spells and family.everywhere]
+
+
+def _carriers(
+    observation: Observation,
+) -> tuple[dict[_Carrier, list[tuple[int, ...]]], dict[_Carrier, list[tuple[int, ...]]]]:
+    """Return what moves data together, by link and by stage."""
+    layout, nodes = observation.layout, observation.layout.nodes
+    between = {layout.op_names.index(name) for name in P2P if name in layout.op_names}
+    op, stage = nodes.op.tolist(), nodes.pp.tolist()
+    links: dict[_Carrier, list[tuple[int, ...]]] = {}
+    collectives: dict[_Carrier, list[tuple[int, ...]]] = {}
+    for unit in observation.group.graph.units:
+        members = unit.members
+        if not unit.communication:
+            continue
+        if op[members[0]] in between:
+            if len(members) > 1:
+                ends = sorted(stage[node] for node in members)
+                code = min(op[node] for node in members)
+                links.setdefault((ends[0], ends[-1], code), []).append(members)
+        elif unit.across_dp and len(members) == 1:
+            place = stage[members[0]]
+            collectives.setdefault((place, place, op[members[0]]), []).append(members)
+    return links, collectives
+
+
+def _traffic(
+    observation: Observation, units: Mapping[_Carrier, list[tuple[int, ...]]], *, by_rank: bool
+) -> _Traffic:
+    """Return how slow transfers are in each step; `by_rank` where each DP rank has its own."""
+    steps = len(observation.layout.steps)
+    by_line: dict[tuple[int, int], list[FloatArray]] = {}
+    for (low, high, _), moved in units.items():
+        some = [members[0] for members in moved[:: max(1, len(moved) // _SAMPLE)]]
+        taken = np.maximum(observation.recorded_ns[some], _LEAST_NS)
+        if not by_rank:
+            taken = taken.mean(axis=2, keepdims=True)
+        # each transfer against its own middle step: buckets and directions differ
+        ratio = taken / np.median(taken, axis=1, keepdims=True)
+        by_line.setdefault((low, high), []).append(ratio)
+    if not by_line:
+        return _Traffic(units, np.ones((0, steps)), np.ones(steps))
+    level = np.concatenate([np.median(np.concatenate(r), axis=0).T for r in by_line.values()])
+    by_step = np.median(level, axis=0)
+    quietest = float(np.quantile(by_step, _QUIETEST, method="lower"))
+    return _Traffic(units, level, by_step / quietest)
+
+
+def _find(signs: Signs) -> Finding | None:
+    """Return the slow steps; without them transfers take what they do in the quiet ones."""
+    observation = signs.observation
+    families = _congested(observation)
+    if not families:
+        return None
+    by_step = np.max([family.by_step for family in families], axis=0)
+    slow = by_step >= _SLOW
+    # A step is quiet for all families or for none.
+    busy = by_step >= _QUIET
+    links, collectives = _carriers(observation)
+    transfers: dict[int, FloatArray] = {}
+    for units in (links, collectives):
+        for moved in units.values():
+            transfers.update(_as_when_quiet(observation, moved, slow, busy))
+    late = _unrecorded(observation, slow, busy)
+    times = float(by_step[slow].mean())
+    return Finding(
+        change=Change(
+            transfers_ns=transfers, on_time={node: late_ns > 0 for node, late_ns in late.items()}
+        ),
+        evidence=tuple(_evidence(observation, families, by_step)),
+        where=Where(spells=SlowSpells(steps=int(slow.sum()), of=len(slow), times=times)),
+        figure=TransferLevels(by_step=tuple(by_step.tolist())),
+        late_ns=late,
+        doubt=_doubt(families),
+    )
+
+
+def _as_when_quiet(
+    observation: Observation,
+    moved: list[tuple[int, ...]],
+    slow: NDArray[np.bool_],
+    busy: NDArray[np.bool_],
+) -> dict[int, FloatArray]:
+    """Return what transfers of one carrier take at most in busy steps; none where that is alike."""
+    some = [members[0] for members in moved[:: max(1, len(moved) // _SAMPLE)]]
+    taken = observation.recorded_ns[some]
+    usual = np.median(taken[:, ~busy], axis=(0, 1))
+    if np.median(taken[:, slow]) < _TOGETHER * max(float(np.median(usual)), _LEAST_NS):
+        return {}
+    # One array for all that take it.
+    without = np.where(busy[:, None], np.maximum(usual, 0.0)[None, :], np.inf)
+    return {node: without for members in moved for node in members}
+
+
+def _unrecorded(
+    observation: Observation, slow: NDArray[np.bool_], busy: NDArray[np.bool_]
+) -> dict[int, FloatArray]:
+    """Return what the reducing of gradients takes longer in busy steps, where it is not recorded.
+
+    It is the time between computing and what ends the step.
+    """
+    late = {}
+    for node, wait in unrecorded_reducing(observation).values():
+        usual = float(np.median(wait[~busy]))
+        if wait[slow].mean() >= _TOGETHER * usual:
+            late[node] = np.where(busy[:, None], np.maximum(wait - usual, 0.0), 0.0)
+    return late
+
+
+def _doubt(families: list[_Traffic]) -> Doubt | None:
+    """Return that one link is slow by itself, where nothing else is slow when it is."""
+    if any(len(family.level) > 1 for family in families) or len(families) > 1:
+        return None
+    return Doubt(most=_IN_DOUBT, cause=_NETWORK, evidence=(), where=Where())
+
+
+def _evidence(
+    observation: Observation, families: list[_Traffic], by_step: FloatArray
+) -> list[Evidence]:
+    slow = by_step >= _SLOW
+    quiet = int((by_step < _QUIET).sum())
+    lines = []
+    for family in families:
+        between = any(low != high for low, high, _ in family.units)
+        count = len(family.level)
+        what = f"Transfers on {count:,} links" if between else f"Collectives of {count} stages"
+        if count == 1:
+            what = "Transfers between the stages"
+        lines.append(
+            Evidence(
+                f"{what} take {family.by_step[slow].mean():.1f}× in {int(slow.sum())} of "
+                f"{len(slow)} steps, all at once, of what they take in the {quiet} quiet ones",
+                FigureView(),
+            )
+        )
+    steps = observation.layout.steps
+    worst = int(np.argmax(by_step))
+    spells = _runs(slow)
+    listed = ", ".join(_spell(observation, *spell) for spell in spells[:_NAMED])
+    more = f" and {len(spells) - _NAMED} more" if len(spells) > _NAMED else ""
+    lines.append(Evidence(f"They are slow in {listed}{more}", StepView(step=int(steps[worst]))))
+    return lines
+
+
+def _runs(slow: NDArray[np.bool_]) -> list[tuple[int, int]]:
+    """Return the first and the last of each run of slow steps."""
+    edges = np.flatnonzero(np.diff(np.concatenate([[False], slow, [False]]).astype(np.int8)))
+    return [(int(first), int(end) - 1) for first, end in edges.reshape(-1, 2)]
+
+
+def _spell(observation: Observation, first: int, last: int) -> str:
+    """Name a run of steps, with its time of the day where clocks are recorded."""
+    steps = observation.layout.steps
+    name = f"step {steps[first]}" if first == last else f"steps {steps[first]} to {steps[last]}"
+    if observation.trace.step_relative:
+        return name
+    begin, end = (_clock(observation, place) for place in (first, last))
+    return f"{name} ({begin} UTC)" if begin == end else f"{name} ({begin} to {end} UTC)"
+
+
+def _clock(observation: Observation, place: int) -> str:
+    """Return the time of the day at which a step begins."""
+    trace, step = observation.trace, observation.layout.steps[place]
+    begin_ns = int(trace.start_ns[trace.step == step].min())
+    return datetime.fromtimestamp(begin_ns // 10**9, tz=UTC).strftime("%H:%M:%S")
+
+
+def _cannot_judge(signs: Signs) -> str | None:
+    layout = signs.observation.layout
+    if layout.pp == 1 or len(layout.steps) >= _ENOUGH:
+        return None
+    return f"fewer than {_ENOUGH} steps, in which spells of other traffic do not show"
+
+
+def _because(cause: Cause, job: JobFacts) -> str:
+    del job
+    spells = cause.where.spells
+    when = f" in {percent(spells.steps / spells.of, 0)} of the steps" if spells else ""
+    return f"the whole network is slow{when}, as with traffic of others"
+
+
+def _remedy(cause: Cause, hosts: Hosts) -> Remedy:
+    del cause, hosts
+    return Remedy(
+        "separate_traffic",
+        "Keep other traffic away from the job's",
+        "Replayed with all transfers as in the quiet steps: other jobs and the writing of data on "
+        "other links, in a lower class of service, or at another time. The times of the slow steps "
+        "tell whose traffic it is.",
+    )
+
+
+NETWORK_CONGESTION: Final = CauseKind(
+    name="network_congestion",
+    title="Network congestion",
+    word="traffic",
+    sign="Transfers on all links, or the collectives of all stages, are slow at once by spells of "
+    "steps.",
+    cannot_judge=_cannot_judge,
+    because=_because,
+    find=_find,
+    remedy=_remedy,
+)
