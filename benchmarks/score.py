@@ -18,6 +18,7 @@ import numpy as np
 
 from app.analysis.diagnosis.causes.memory_fragmentation import MEMORY_FRAGMENTATION
 from app.analysis.diagnosis.causes.network import NETWORK
+from app.analysis.diagnosis.causes.ranks.context_parallel import CONTEXT_PARALLEL
 from app.analysis.diagnosis.causes.ranks.tensor_straggler import TENSOR_STRAGGLER
 from app.analysis.diagnosis.causes.registry import KINDS
 from app.analysis.diagnosis.causes.slow_worker import SLOW_WORKER
@@ -48,6 +49,7 @@ _WORKER_CAUSES: Final = {
     NETWORK.name,
     MEMORY_FRAGMENTATION.name,
     TENSOR_STRAGGLER.name,
+    CONTEXT_PARALLEL.name,
 }
 _SHORT: Final = {**{kind.name: kind.word for kind in KINDS.values()}, NONE: NONE, UNKNOWN: UNKNOWN}
 

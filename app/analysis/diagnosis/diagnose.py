@@ -13,6 +13,8 @@ from app.analysis.diagnosis.causes.host_overhead import has_slow_hosts
 from app.analysis.diagnosis.causes.kind import CauseKind
 from app.analysis.diagnosis.causes.network import has_slow_links
 from app.analysis.diagnosis.causes.network_congestion import has_congestion
+from app.analysis.diagnosis.causes.ranks.context_parallel import has_late_contexts
+from app.analysis.diagnosis.causes.ranks.expert_parallel import has_uneven_experts
 from app.analysis.diagnosis.causes.registry import EVERY, KINDS
 from app.analysis.diagnosis.confidence import confidence
 from app.analysis.diagnosis.counterfactual import NS, Counterfactuals
@@ -164,7 +166,14 @@ def diagnose(trace: Trace, replayed: Replayed, metrics: Metrics) -> Diagnosis:
 
 def _hidden(observation: Observation) -> bool:
     """Return whether the ideal may be as slow as the steps are."""
-    return has_slow_links(observation) or has_slow_hosts(observation) or has_congestion(observation)
+    checks = (
+        has_slow_links,
+        has_slow_hosts,
+        has_congestion,
+        has_late_contexts,
+        has_uneven_experts,
+    )
+    return any(check(observation) for check in checks)
 
 
 def _off(replays: Counterfactuals, recorded_s: float) -> float:

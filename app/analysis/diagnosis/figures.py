@@ -127,12 +127,12 @@ class TransferLevels:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LateRanks:
-    """For which of its ranks the slowest tensor-parallel group waits.
+    """For which of its ranks the slowest group waits: tensor, context or expert-parallel.
 
     Parameters
     ----------
     worker : (DP rank, stage)
-        The group's place.
+        The group's place; of an expert-parallel group that of its first rank.
     ranks : tuple of int
         Its global ranks.
     share : tuple of float

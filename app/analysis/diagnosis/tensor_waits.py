@@ -1,7 +1,8 @@
-"""How long tensor-parallel groups wait for their ranks, and for which.
+"""How long groups of ranks within a worker wait for one another, and for which rank.
 
-All ranks of a group end a collective together, so that the last to arrive is the one whose record
-is shortest; that needs no common clock.
+These are tensor-parallel groups, and context-parallel ones, whose collectives have other names. All
+ranks of a group end a collective together, so that the last to arrive is the one whose record is
+shortest; that needs no common clock.
 """
 
 from __future__ import annotations
@@ -19,9 +20,10 @@ from app.analysis.replay.layout.dense import FloatArray, IntArray
 from app.analysis.trace.model import Trace
 
 TENSOR_TYPES: Final = ("tp-all-gather", "tp-reduce-scatter", "tp-all-reduce")
+CONTEXT_TYPES: Final = ("cp-all-gather", "cp-reduce-scatter", "cp-all-to-all")
 # A group waits for a rank when that costs this share of its computing, and several times as much
 # as it costs the middle group.
-_LEAST_SHARE: Final = 0.03
+LEAST_SHARE: Final = 0.03
 _TO_MIDDLE: Final = 4.0
 # So many groups are evidence; the rest has only a place.
 LISTED: Final = 3
@@ -95,17 +97,17 @@ class Waiting:
         return self.concentration >= _SAME_RANK
 
 
-def has_tensor_ranks(trace: Trace) -> bool:
-    """Return whether any group's ranks recorded their collectives."""
-    codes = [trace.op_names.index(name) for name in TENSOR_TYPES]
+def has_tensor_ranks(trace: Trace, types: Sequence[str] = TENSOR_TYPES) -> bool:
+    """Return whether any group's ranks recorded their collectives of some types."""
+    codes = [trace.op_names.index(name) for name in types]
     rows = np.isin(trace.op, codes)
     return bool(rows.any()) and len(np.unique(trace.rank[rows])) > trace.meta.sizes.workers
 
 
-def measure_waits(observation: Observation) -> list[Waits]:
+def measure_waits(observation: Observation, types: Sequence[str] = TENSOR_TYPES) -> list[Waits]:
     """Return the waits of each cell of which several ranks recorded their collectives."""
     trace = observation.trace
-    rows = np.flatnonzero(np.isin(trace.op, [trace.op_names.index(n) for n in TENSOR_TYPES]))
+    rows = np.flatnonzero(np.isin(trace.op, [trace.op_names.index(n) for n in types]))
     rows = rows[np.isin(trace.step[rows], observation.layout.steps)]
     keys = (trace.rank, trace.order, trace.op, trace.step, trace.pp, trace.dp)
     rows = rows[np.lexsort([key[rows] for key in keys])]
@@ -151,14 +153,19 @@ def _waits(observation: Observation, rows: IntArray) -> Waits | None:
     )
 
 
-def waiting_groups(observation: Observation, waits: Sequence[Waits]) -> list[Waiting]:
-    """Return the groups that wait for a rank much more than the others, the longest wait first."""
+def waiting_groups(
+    observation: Observation, waits: Sequence[Waits], *, to_middle: float = _TO_MIDDLE
+) -> list[Waiting]:
+    """Return the groups that wait for a rank, the longest wait first.
+
+    They wait `to_middle` times as much as the middle group, or more.
+    """
     total = computing_ns(observation)
     shares = np.array([w.wait_ns.sum() / total[w.cell[1], w.cell[0]] for w in waits])
     if not len(shares):
         return []
     middle = float(np.median(shares)) if len(shares) > 2 else 0.0  # noqa: PLR2004 - of two there is none
-    limit = max(_LEAST_SHARE, _TO_MIDDLE * middle)
+    limit = max(LEAST_SHARE, to_middle * middle)
     found = [
         Waiting(wait, share, by_rank / by_rank.sum())
         for wait, share in zip(waits, shares.tolist(), strict=True)

@@ -56,9 +56,12 @@ class StepWork:
     delay_ns : float64 array
         Time from the moment an operation may run to its launch.
     late_ns : float64 array
-        Part of a computation that one tensor-parallel rank keeps the others waiting.
+        Part of a computation that one rank of the worker keeps the others waiting.
     late_rank : int16 array
-        Which tensor-parallel rank that is.
+        Which tensor-parallel rank that is, or context-parallel one.
+    ahead_ns : float64 array or None
+        How long a rank waits for the experts of the others that it shares them with; None where
+        nobody does.
     lengths : int64 array or None
         Sequence lengths of each microbatch, shape (microbatches, steps, dp, sequences), 0 where
         there are no more; None where they do not vary.
@@ -71,6 +74,7 @@ class StepWork:
     delay_ns: NDArray[np.float64]
     late_ns: NDArray[np.float64]
     late_rank: NDArray[np.int16]
+    ahead_ns: NDArray[np.float64] | None = None
     lengths: NDArray[np.int64] | None = None
     numbers: NDArray[np.int64] | None = None
 

@@ -124,6 +124,8 @@ class Profiler:
         Share of operations that are never written.
     tensor_ranks : bool
         Whether every tensor-parallel rank records its collectives. Needs TP > 1.
+    context_ranks : bool
+        Whether every context-parallel rank does; not both. Needs CP > 1.
     sequence_lengths : bool
         Whether the metadata list the sequence lengths of each microbatch where they vary.
     """
@@ -132,6 +134,7 @@ class Profiler:
     clock_drift_ppm: float = 0.0
     lost_share: float = 0.0
     tensor_ranks: bool = False
+    context_ranks: bool = False
     sequence_lengths: bool = False
 
 
@@ -158,6 +161,8 @@ class JobModel:
         Parameter and gradient collectives of one model chunk.
     edge_transfers : bool
         Whether the ends of the pipeline also record receives and sends, which have no peer.
+    experts_over : int
+        DP ranks that share the experts of each layer and record their all-to-alls; 1 for none.
     gpus_per_host : int
     layers : tuple of int
         Layers of each stage, as the metadata name them; empty where they do not.
@@ -180,6 +185,7 @@ class JobModel:
     unrecorded: frozenset[str] = frozenset()
     buckets: int = 1
     edge_transfers: bool = False
+    experts_over: int = 1
     gpus_per_host: int = 8
     layers: tuple[int, ...] = ()
     profiler: Profiler = field(default_factory=Profiler)
@@ -189,7 +195,7 @@ class JobModel:
         sizes = self.sizes
         counts = (
             *(sizes.dp, sizes.pp, sizes.tp, sizes.cp, sizes.vpp),
-            *(self.microbatches, self.steps, self.buckets, self.gpus_per_host),
+            *(self.microbatches, self.steps, self.buckets, self.gpus_per_host, self.experts_over),
         )
         if min(counts) < 1:
             raise ValueError("sizes, microbatches, steps, buckets and GPUs of a host start at 1")
@@ -197,6 +203,10 @@ class JobModel:
             raise ValueError("there cannot be fewer than no warm-up or evaluation steps")
         if self.profiler.tensor_ranks and sizes.tp == 1:
             raise ValueError("tensor-parallel collectives need TP > 1")
+        if self.profiler.context_ranks and (sizes.cp == 1 or self.profiler.tensor_ranks):
+            raise ValueError("context-parallel collectives need CP > 1, and none of TP")
+        if sizes.dp % self.experts_over:
+            raise ValueError("experts are shared by groups of DP ranks of one size")
         if (sizes.vpp > 1) != (self.schedule is Schedule.INTERLEAVED):
             raise ValueError("virtual stages and the interleaved schedule need each other")
         if sizes.vpp > 1 and (sizes.pp == 1 or self.microbatches % sizes.pp):
@@ -206,6 +216,6 @@ class JobModel:
         if unknown := (self.op_types | self.unrecorded) - OPTIONAL_OP_TYPES:
             raise ValueError(f"not optional operation types: {sorted(unknown)}")
 
-    def traced_rank(self, dp: int, pp: int, tp: int = 0) -> int:
-        """Return a cell's global rank of context rank 0; ranks count TP, then CP, DP and PP."""
-        return (pp * self.sizes.dp + dp) * self.sizes.cp * self.sizes.tp + tp
+    def traced_rank(self, dp: int, pp: int, tp: int = 0, cp: int = 0) -> int:
+        """Return a global rank of a cell; ranks count TP, then CP, DP and PP."""
+        return ((pp * self.sizes.dp + dp) * self.sizes.cp + cp) * self.sizes.tp + tp

@@ -22,6 +22,7 @@ from app.analysis.synthesis.injections.computations import (
 )
 from app.analysis.synthesis.injections.devices import ThermalThrottling
 from app.analysis.synthesis.injections.hosts import Checkpoint, HostOverhead
+from app.analysis.synthesis.injections.ranks import ContextParallelStraggler, UnevenExperts
 from app.analysis.synthesis.injections.transfers import (
     Congestion,
     FalseKernelDependency,
@@ -104,6 +105,8 @@ class Needs:
     dp: int = 1
     pp: int = 1
     tensor_ranks: bool = False
+    context_ranks: bool = False
+    experts: bool = False
     interleaved: bool = False
     workers: int = 2
 
@@ -238,6 +241,17 @@ def _tensor_rank(job: JobModel, strength: float, rng: np.random.Generator) -> Si
     return job, (TensorParallelStraggler(worker, rank, 1 + 0.6 * strength, _spells(job, rng)),)
 
 
+def _context_rank(job: JobModel, strength: float, rng: np.random.Generator) -> Sick:
+    rank, worker = int(rng.integers(job.sizes.cp)), _any_worker(job, rng)
+    return job, (ContextParallelStraggler(worker, rank, 1 + 0.6 * strength, _spells(job, rng)),)
+
+
+def _experts(job: JobModel, strength: float, rng: np.random.Generator) -> Sick:
+    # Which experts are sent most changes with the text, and some are sent more of any.
+    lasting = float(rng.uniform(0, 0.8))
+    return job, (UnevenExperts(0.5 * strength, lasting, float(rng.uniform(0.3, 0.6))),)
+
+
 _CAUSES: Final[Mapping[str, tuple[Needs, Strengthen]]] = {
     "slow_worker": (Needs(dp=2), _slow_worker),
     "thermal_throttling": (Needs(dp=2), _heat),
@@ -252,6 +266,8 @@ _CAUSES: Final[Mapping[str, tuple[Needs, Strengthen]]] = {
     "checkpoint": (Needs(), _saving),
     "host_overhead": (Needs(), _launching),
     "tensor_parallel_straggler": (Needs(dp=2, tensor_ranks=True), _tensor_rank),
+    "context_parallel_straggler": (Needs(dp=2, context_ranks=True), _context_rank),
+    "expert_parallel_imbalance": (Needs(dp=2, experts=True), _experts),
 }
 CAUSES: Final = tuple(_CAUSES)
 # Kinds of causes that fleets have. The last stage carries the loss layer that nobody counted.
@@ -311,15 +327,23 @@ def draw_job(rng: np.random.Generator, needs: Needs, sizes: Range = USUAL) -> Jo
     while True:
         job = _draw_job(rng, needs, sizes)
         rows = job.sizes.workers * job.steps * job.microbatches * job.sizes.vpp
-        rows *= 6 + (4 * job.sizes.tp if job.profiler.tensor_ranks else 0)
+        rows *= 6 + 4 * _ranks_recorded(job) + (4 if job.experts_over > 1 else 0)
         if job.sizes.workers >= needs.workers and rows <= sizes.operations:
             return job
+
+
+def _ranks_recorded(job: JobModel) -> int:
+    """Return how many ranks of a worker record their collectives."""
+    profiler, sizes = job.profiler, job.sizes
+    return sizes.tp * profiler.tensor_ranks + sizes.cp * profiler.context_ranks
 
 
 def _draw_job(rng: np.random.Generator, needs: Needs, sizes: Range) -> JobModel:
     pp = max(int(rng.choice(sizes.pp)), needs.pp)
     dp = max(int(rng.choice(sizes.dp)), needs.dp)
     tensor = bool(needs.tensor_ranks or rng.random() < 0.1)  # noqa: PLR2004 - few profile them
+    # A recorder of all ranks writes the collectives of one kind of group.
+    tensor = tensor and not needs.context_ranks
     tp = int(rng.choice([2, 4, 8] if tensor else [1, 2, 4, 8]))
     interleaved = bool(pp > 1 and (needs.interleaved or rng.random() < 0.2))  # noqa: PLR2004 - some
     microbatches = int(rng.integers(4, sizes.most_microbatches + 1))
@@ -338,7 +362,7 @@ def _draw_job(rng: np.random.Generator, needs: Needs, sizes: Range) -> JobModel:
         for name in (LAYERNORM_ALL_REDUCE, EMBEDDING_ALL_REDUCE, OPTIMIZER_CLIP, OPTIMIZER, GC)
         if rng.random() < 0.1  # noqa: PLR2004 - few leave out any
     }
-    return JobModel(
+    job = JobModel(
         sizes=Sizes(dp=dp, pp=pp, tp=tp, cp=int(rng.choice([1, 1, 1, 2])), vpp=vpp),
         microbatches=microbatches,
         steps=int(rng.integers(12, sizes.most_steps + 1)),
@@ -350,6 +374,13 @@ def _draw_job(rng: np.random.Generator, needs: Needs, sizes: Range) -> JobModel:
         profiler=Profiler(tensor_ranks=tensor),
         name=f"job-{int(rng.integers(1_000_000)):06d}",
     )
+    if needs.context_ranks:
+        cp = int(rng.choice([2, 4]))
+        job = replace(job, sizes=replace(job.sizes, cp=cp), profiler=Profiler(context_ranks=True))
+    if needs.experts:
+        shared = [over for over in (2, 4, 8) if dp % over == 0] or [dp]
+        job = replace(job, experts_over=int(rng.choice(shared)))
+    return job
 
 
 def draw_costs(rng: np.random.Generator) -> CostModel:
@@ -387,6 +418,8 @@ def _all_of(needs: Sequence[Needs]) -> Needs:
         dp=max((n.dp for n in needs), default=1),
         pp=max((n.pp for n in needs), default=1),
         tensor_ranks=any(n.tensor_ranks for n in needs),
+        context_ranks=any(n.context_ranks for n in needs),
+        experts=any(n.experts for n in needs),
         interleaved=any(n.interleaved for n in needs),
         workers=max((n.workers for n in needs), default=2),
     )

@@ -20,6 +20,7 @@ from app.analysis.synthesis.injections.computations import (
 )
 from app.analysis.synthesis.injections.devices import ThermalThrottling
 from app.analysis.synthesis.injections.hosts import Checkpoint, HostOverhead
+from app.analysis.synthesis.injections.ranks import ContextParallelStraggler, UnevenExperts
 from app.analysis.synthesis.injections.transfers import (
     Congestion,
     FalseKernelDependency,
@@ -247,6 +248,36 @@ _SCENARIOS: Final = (
                 _any_worker(job, rng), int(rng.integers(job.sizes.tp)), factor=1.7
             ),
         ),
+    ),
+    Scenario(
+        name="context-parallel",
+        summary="One GPU of a context-parallel group is slow; the ranks' collectives show which.",
+        job=JobModel(
+            sizes=Sizes(dp=3, pp=4, cp=4),
+            microbatches=8,
+            steps=14,
+            costs=CostModel(forward_ns=95 * _MS, backward_ns=201 * _MS),
+            profiler=Profiler(context_ranks=True),
+            name="long-context-128k",
+        ),
+        draw=lambda job, rng: (
+            ContextParallelStraggler(
+                _any_worker(job, rng), int(rng.integers(job.sizes.cp)), factor=1.7
+            ),
+        ),
+    ),
+    Scenario(
+        name="experts",
+        summary="Some experts are sent far more tokens than others, and their group waits.",
+        job=JobModel(
+            sizes=Sizes(dp=8, pp=4),
+            microbatches=8,
+            steps=16,
+            experts_over=4,
+            costs=CostModel(forward_ns=48 * _MS, backward_ns=99 * _MS),
+            name="moe-16x4b",
+        ),
+        draw=lambda _job, _rng: (UnevenExperts(0.8, lasting=0.6),),
     ),
     Scenario(
         name="memory-fragmentation",

@@ -54,6 +54,10 @@ KNOWN_OP_TYPES: Final[tuple[str, ...]] = (
     "tp-all-gather",
     "tp-reduce-scatter",
     "tp-all-reduce",
+    "cp-all-gather",
+    "cp-reduce-scatter",
+    "cp-all-to-all",
+    "ep-all-to-all",
 )
 
 # NDTimeline's other names for the same operations (trace-format page of docs/).

@@ -15,6 +15,7 @@ from app.analysis.diagnosis.causes.memory_fragmentation import MEMORY_FRAGMENTAT
 from app.analysis.diagnosis.causes.network import NETWORK
 from app.analysis.diagnosis.causes.network_congestion import NETWORK_CONGESTION
 from app.analysis.diagnosis.causes.ranks.context_parallel import CONTEXT_PARALLEL
+from app.analysis.diagnosis.causes.ranks.expert_parallel import EXPERT_PARALLEL
 from app.analysis.diagnosis.causes.ranks.tensor_straggler import TENSOR_STRAGGLER
 from app.analysis.diagnosis.causes.sequence_lengths import SEQUENCE_LENGTHS
 from app.analysis.diagnosis.causes.slow_worker import SLOW_WORKER
@@ -38,13 +39,12 @@ KINDS: Final[Mapping[str, CauseKind]] = {
         CHECKPOINT,
         HOST_OVERHEAD,
         TENSOR_STRAGGLER,
+        CONTEXT_PARALLEL,
+        EXPERT_PARALLEL,
     )
 }
-# Also those that no trace shows.
-EVERY: Final[Mapping[str, Kind]] = {
-    **KINDS,
-    **{kind.name: kind for kind in (CONTEXT_PARALLEL,)},
-}
+# Also those that no trace shows; there is none at present.
+EVERY: Final[Mapping[str, Kind]] = KINDS
 
 _TITLES: Final[Mapping[str, str]] = {
     **{kind.name: kind.title for kind in EVERY.values()},

@@ -10,6 +10,7 @@ import numpy as np
 from app.analysis.synthesis.costs import PIPELINE_TRANSFERS
 from app.analysis.synthesis.program import CODES
 from app.analysis.synthesis.randomness import stream
+from app.analysis.synthesis.recording.experts import expert_rows
 from app.analysis.synthesis.recording.tensor import tensor_rows
 from app.analysis.trace.model import ABSENT, KNOWN_OP_TYPES, SessionMeta, Trace
 
@@ -66,18 +67,22 @@ def record(phases: Sequence[Phase], seed: int) -> ProfilerRecording:
     collectives over DP ranks no microbatch. The first phase is training; it describes the job.
     """
     job = phases[0].job
-    tensor = job.profiler.tensor_ranks
+    tensor = job.profiler.tensor_ranks or job.profiler.context_ranks
+    experts = job.experts_over > 1
     blocks: list[Rows] = []
     for number, (phase, begin_ns) in enumerate(zip(phases, _begins_ns(phases), strict=True)):
         blocks += [_stage_rows(phase, begin_ns, stage) for stage in range(job.sizes.pp)]
         if tensor:
             rng = stream(seed, "tensor recording", number)
             blocks += tensor_rows(phase, begin_ns, rng)
+        if experts:
+            rng = stream(seed, "expert recording", number)
+            blocks += expert_rows(phase, begin_ns, rng)
     columns: dict[str, NDArray[Any]] = {
         name: np.concatenate([rows[name].ravel() for rows in blocks]).astype(dtype)
         for name, dtype in _TYPES.items()
     }
-    if len(phases) > 1 or tensor:
+    if len(phases) > 1 or tensor or experts:
         keys = [columns[name] for name in ("order", "op", "step", "rank")]
         in_order = np.lexsort(keys)
         columns = {name: values[in_order] for name, values in columns.items()}
@@ -178,6 +183,8 @@ def _metadata(phase: Phase, rng: np.random.Generator) -> SessionMeta:
     numbers = np.sort(rng.choice(max(_CLUSTER_HOSTS, count), count, replace=False)) + 1
     lengths = phase.work.lengths
     extra: dict[str, Any] = {"layers": list(job.layers)} if job.layers else {}
+    if job.experts_over > 1:
+        extra["ep"] = job.experts_over
     if job.profiler.sequence_lengths and lengths is not None:
         extra["sequence_lengths"] = {
             str(step): [

@@ -1,6 +1,6 @@
-"""What the tensor-parallel ranks of each cell record of their collectives.
+"""What the tensor-parallel or the context-parallel ranks of each cell record of their collectives.
 
-Every computation holds an all-gather and a reduce-scatter over the cell's tensor-parallel ranks.
+Every computation holds an all-gather and a reduce-scatter over these ranks of the cell.
 Each rank computes its own part up to the collective, waits for the last one, and all end together.
 """
 
@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 
 Rows = dict[str, "NDArray[Any]"]
 
-_COLLECTIVES: Final = ("tp-all-gather", "tp-reduce-scatter")
+TENSOR: Final = ("tp-all-gather", "tp-reduce-scatter")
+CONTEXT: Final = ("cp-all-gather", "cp-reduce-scatter")
 # Mean time by which ranks arrive before the last one, as a share of what they compute.
 _EARLY: Final = 0.004
 # Mean time by which one rank's kernel ends before the computation goes on.
@@ -36,17 +37,18 @@ def tensor_rows(
     job, work, execution = phase.job, phase.work, phase.execution
     program = work.program
     computes = program.of_types(FORWARD_COMPUTE, BACKWARD_COMPUTE)
-    tensor, dp = job.sizes.tp, job.sizes.dp
+    context, dp = job.profiler.context_ranks, job.sizes.dp
+    names, ranks = (CONTEXT, job.sizes.cp) if context else (TENSOR, job.sizes.tp)
     for stage in range(job.sizes.pp):
         # A stage's computations stand in the order of their stream.
         nodes = np.flatnonzero(computes & (program.stage == stage))
         start, end = execution.start_ns[nodes], execution.end_ns[nodes]
-        late = work.late_ns[nodes] / len(_COLLECTIVES)
-        part = (end - start) / len(_COLLECTIVES)
+        late = work.late_ns[nodes] / len(names)
+        part = (end - start) / len(names)
         transfer = job.costs.tensor_share * (part - late)
-        is_late = np.arange(tensor) == work.late_rank[nodes][..., None]
-        shape = (*start.shape, tensor)
-        for position, name in enumerate(_COLLECTIVES):
+        is_late = np.arange(ranks) == work.late_rank[nodes][..., None]
+        shape = (*start.shape, ranks)
+        for position, name in enumerate(names):
             done = (start + (position + 1) * part)[..., None]
             early = rng.exponential(_EARLY, shape) * (part - late)[..., None]
             early += np.where(is_late, 0.0, late[..., None])
@@ -57,7 +59,10 @@ def tensor_rows(
             columns = {
                 "rank": np.array(
                     [
-                        [job.traced_rank(lane, stage, rank) for rank in range(tensor)]
+                        [
+                            job.traced_rank(lane, stage, **{"cp" if context else "tp": rank})
+                            for rank in range(ranks)
+                        ]
                         for lane in range(dp)
                     ]
                 ),

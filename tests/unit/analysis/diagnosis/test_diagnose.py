@@ -87,6 +87,7 @@ def test_what_a_session_cannot_show_is_said_and_not_ruled_out() -> None:
         "network_congestion",
         "host_overhead",
         "tensor_parallel_straggler",
+        "expert_parallel_imbalance",
     )
 
 

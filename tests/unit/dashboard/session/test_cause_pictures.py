@@ -60,6 +60,8 @@ def within(picture: Picture) -> bool:
         ("checkpoints", "Wait before the first operation in each step, from 0"),
         ("slow-launching", "Computations held up in each step, all workers added, from 0"),
         ("tensor-parallel", "For which rank of worker"),
+        ("context-parallel", "For which rank of worker"),
+        ("experts", "For which rank of worker"),
     ],
 )
 def test_every_cause_that_is_found_has_its_picture(scenario: str, caption: str) -> None:

@@ -1,20 +1,163 @@
-"""Context-parallel ranks that keep their group waiting: no trace has their collectives."""
+"""Context-parallel ranks that keep their group waiting: slow ones, or those with more to do."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Final
 
-from app.analysis.diagnosis.causes.kind import Kind
+import numpy as np
+
+from app.analysis.diagnosis.causes.kind import CauseKind, Remedy
+from app.analysis.diagnosis.finding import Cause, Change, Evidence, Finding
+from app.analysis.diagnosis.observation import Observation
+from app.analysis.diagnosis.places import Hosts, JobFacts, Where
 from app.analysis.diagnosis.signs import Signs
+from app.analysis.diagnosis.tensor_waits import (
+    CONTEXT_TYPES,
+    LISTED,
+    Waiting,
+    computations_without,
+    figure_of,
+    has_tensor_ranks,
+    measure_waits,
+    view_of,
+    waiting_groups,
+)
+from app.analysis.wording import named, percent
+
+# The same rank of so many groups is late: not that it is slow, but that it has more to do.
+_ALIKE: Final = 0.8
+_FEWEST: Final = 2
+
+
+def _is_recorded(observation: Observation) -> bool:
+    trace = observation.trace
+    return trace.meta.sizes.cp > 1 and has_tensor_ranks(trace, CONTEXT_TYPES)
+
+
+def has_late_contexts(observation: Observation) -> bool:
+    """Return whether groups wait for one rank: where all of them do the ideal waits, too."""
+    return bool(_waiting(observation))
+
+
+def _waiting(observation: Observation) -> list[Waiting]:
+    """Return the groups that wait for one rank, the longest wait first."""
+    if not _is_recorded(observation):
+        return []
+    # Where sequences are divided unevenly all groups wait alike: the middle one is no measure.
+    waits = measure_waits(observation, CONTEXT_TYPES)
+    groups = waiting_groups(observation, waits, to_middle=0.0)
+    return [group for group in groups if group.of_one_rank]
+
+
+def _find(signs: Signs) -> Finding | None:
+    """Return the groups that wait for one rank; without it nobody waits."""
+    observation = signs.observation
+    groups = _waiting(observation)
+    if not groups:
+        return None
+    where = Where(
+        workers=tuple(group.cell for group in groups),
+        ranks=tuple(int(group.waits.ranks[group.slowest]) for group in groups),
+    )
+    evidence = [
+        Evidence(_sign(observation, group), view_of(group, drawn=number == 0))
+        for number, group in enumerate(groups[:LISTED])
+    ]
+    if _is_division(where, observation.hosts):
+        evidence.append(
+            Evidence(
+                f"{len(groups)} of {observation.layout.pp * observation.layout.dp} groups wait for "
+                "the same one of their ranks: it has more to do than the others, as a causal "
+                "sequence's end has"
+            )
+        )
+        # What one rank does less the others do more.
+        groups = [
+            replace(group, waits=replace(group.waits, wait_ns=_beyond_mean(group)))
+            for group in groups
+        ]
+    return Finding(
+        change=Change(less_ns=computations_without(observation, groups)),
+        evidence=tuple(evidence),
+        where=where,
+        figure=figure_of(groups[0]),
+    )
+
+
+def _beyond_mean(group: Waiting) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+    """Return by how much the last rank comes later than all do on average."""
+    duration_ns = group.waits.duration_ns
+    beyond: np.ndarray[tuple[int], np.dtype[np.float64]] = duration_ns.mean(
+        axis=1
+    ) - duration_ns.min(axis=1)
+    return beyond
+
+
+def _is_division(where: Where, hosts: Hosts) -> bool:
+    """Return whether nearly all groups wait for the same one of their ranks."""
+    places = [
+        rank - hosts.ranks[dp][pp]
+        for rank, (dp, pp) in zip(where.ranks, where.workers, strict=True)
+    ]
+    most = max((places.count(place) for place in places), default=0)
+    return most >= max(_FEWEST, _ALIKE * sum(map(len, hosts.ranks)))
+
+
+def _sign(observation: Observation, group: Waiting) -> str:
+    who = observation.hosts.named(group.cell)
+    return (
+        f"Context-parallel rank {group.slowest} (global rank "
+        f"{int(group.waits.ranks[group.slowest])}) of {who} is last for "
+        f"{percent(group.concentration, 0)} of the waiting; its group waits "
+        f"{percent(group.share, 0)} of its computing time"
+    )
+
+
+def _because(cause: Cause, job: JobFacts) -> str:
+    if _is_division(cause.where, job):
+        return "context-parallel groups divide their sequences unevenly"
+    rank, (dp, pp) = cause.where.ranks[0], cause.where.workers[0]
+    who = f"rank {rank}{job.on(rank)}"
+    return f"{who} keeps its context-parallel group at ({dp}, {pp}) waiting"
+
+
+def _remedy(cause: Cause, hosts: Hosts) -> Remedy:
+    if _is_division(cause.where, hosts):
+        return Remedy(
+            "divide_sequences",
+            "Divide sequences evenly among the context-parallel ranks",
+            "Replayed with all ranks of a group taking as long as they do on average: with causal "
+            "attention a rank takes two pieces, one from either end of the sequence.",
+        )
+    return _replacing(cause.where.ranks, hosts)
+
+
+def _replacing(ranks: Sequence[int], hosts: Hosts) -> Remedy:
+    where = hosts.on(ranks[0]) if len(ranks) == 1 else ""
+    return Remedy(
+        "replace_rank",
+        f"Replace {named('rank', [str(rank) for rank in ranks])}{where}",
+        "Replayed with no rank waiting for another of its context-parallel group.",
+    )
 
 
 def _cannot_judge(signs: Signs) -> str | None:
-    several = signs.observation.trace.meta.sizes.cp > 1
-    return "no context-parallel operations recorded" if several else None
+    observation = signs.observation
+    if observation.trace.meta.sizes.cp == 1 or _is_recorded(observation):
+        return None
+    return "no context-parallel operations recorded"
 
 
-CONTEXT_PARALLEL: Final = Kind(
+CONTEXT_PARALLEL: Final = CauseKind(
     name="context_parallel_straggler",
     title="Context-parallel straggler",
+    word="context",
+    sign="One rank arrives last at nearly all collectives of its context-parallel group.",
     cannot_judge=_cannot_judge,
+    because=_because,
+    find=_find,
+    remedy=_remedy,
+    within_worker=True,
 )

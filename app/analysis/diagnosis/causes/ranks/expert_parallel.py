@@ -1,0 +1,273 @@
+"""Experts that are sent more tokens than others: the ranks of their group wait for theirs.
+
+A layer with experts has two all-to-alls: one sends tokens to the experts, the other brings back
+what they made of them. All ranks of the group end each of them together. Whose experts have most to
+do comes last to the second; to the first all come together, unless a rank itself is slow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from app.analysis.diagnosis.causes.kind import CauseKind, Remedy
+from app.analysis.diagnosis.finding import Cause, Change, Evidence, Finding
+from app.analysis.diagnosis.observation import Observation
+from app.analysis.diagnosis.places import FigureView, Hosts, JobFacts, Where, Worker, WorkerView
+from app.analysis.diagnosis.signs import Signs
+from app.analysis.diagnosis.tensor_waits import (
+    LEAST_SHARE,
+    LISTED,
+    Waiting,
+    Waits,
+    computations_without,
+    computing_ns,
+    figure_of,
+)
+from app.analysis.replay.layout.dense import FloatArray, IntArray
+from app.analysis.trace.model import Trace
+from app.analysis.wording import percent
+
+EXPERT_TYPE: Final = "ep-all-to-all"
+SIZE_KEY: Final = "ep"
+TOKENS_KEY: Final = "expert_tokens"
+# Ranks wait after the experts this many times as long as before them: else they are late anyhow.
+_TO_BEFORE: Final = 1.5
+# It is the same rank's experts when the group waits for them this share of its waiting.
+_SAME_RANK: Final = 0.6
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Group:
+    """Ranks that share experts, and how long they wait for one another.
+
+    Parameters
+    ----------
+    waiting : list of Waiting
+        At the all-to-alls after the experts, as each of the ranks recorded them.
+    share_before : float
+        What they wait at those before the experts, of their computing time.
+    """
+
+    waiting: list[Waiting]
+    share_before: float
+
+    @property
+    def share(self) -> float:
+        """Return what they wait after the experts, of their computing time."""
+        return self.waiting[0].share
+
+    @property
+    def by_rank(self) -> FloatArray:
+        """Return the share of the waiting that is for each rank."""
+        return self.waiting[0].by_rank
+
+    @property
+    def slowest(self) -> Worker:
+        """Return the worker whose experts take longest."""
+        return self.waiting[int(np.argmax(self.by_rank))].cell
+
+
+def _is_recorded(trace: Trace) -> bool:
+    return bool((trace.op == trace.op_names.index(EXPERT_TYPE)).any())
+
+
+def _group_size(trace: Trace) -> int | None:
+    """Return how many DP ranks share experts; None where the metadata do not say."""
+    size = trace.meta.extra.get(SIZE_KEY)
+    if not isinstance(size, int) or isinstance(size, bool) or size < 1:
+        return None
+    return None if trace.meta.sizes.dp % size else size
+
+
+def has_uneven_experts(observation: Observation) -> bool:
+    """Return whether groups wait for experts: with all of them waiting the ideal waits, too."""
+    return bool(_waiting(observation))
+
+
+def _waiting(observation: Observation) -> list[_Group]:
+    """Return the groups that wait for experts, the longest wait first."""
+    trace = observation.trace
+    size = _group_size(trace)
+    if size is None or size == 1 or not _is_recorded(trace):
+        return []
+    rows = np.flatnonzero(trace.op == trace.op_names.index(EXPERT_TYPE))
+    rows = rows[np.isin(trace.step[rows], observation.layout.steps)]
+    analyzed = np.asarray(observation.layout.ranks)[trace.dp[rows], trace.pp[rows]]
+    rows = rows[trace.rank[rows] == analyzed]
+    group = trace.pp[rows].astype(np.int64) * trace.meta.sizes.dp + trace.dp[rows] // size
+    keys = (trace.dp[rows], trace.order[rows], trace.step[rows], group)
+    in_order = np.lexsort(keys)
+    rows, group = rows[in_order], group[in_order]
+    total_ns = computing_ns(observation)
+    found = [
+        _group(trace, mine, size, total_ns)
+        for mine in np.split(rows, np.flatnonzero(np.diff(group)) + 1)
+    ]
+    waiting = [group for group in found if group is not None]
+    return sorted(waiting, key=lambda group: -group.share)
+
+
+def _group(trace: Trace, rows: IntArray, size: int, total_ns: FloatArray) -> _Group | None:
+    """Return a group if it waits for experts; its rows are sorted by step, order and DP rank."""
+    if not len(rows):
+        return None
+    step, order = trace.step[rows], trace.order[rows]
+    first = np.flatnonzero(np.concatenate([[True], (np.diff(step) != 0) | (np.diff(order) != 0)]))
+    # A collective of which a record is missing is left out.
+    first = first[np.diff(np.append(first, len(rows))) == size]
+    if not len(first):
+        return None
+    table = rows[first[:, None] + np.arange(size)]
+    duration_ns = trace.duration_ns[table].astype(np.float64)
+    # Were tokens spread evenly, the experts of all would take the mean.
+    beyond_ns = duration_ns.mean(axis=1) - duration_ns.min(axis=1)
+    after = trace.order[table[:, 0]] % 2 == 1
+    cells = [(int(trace.dp[row]), int(trace.pp[row])) for row in table[0].tolist()]
+    computing = float(np.mean([total_ns[pp, dp] for dp, pp in cells]))
+    share, before = (float(beyond_ns[part].sum()) / computing for part in (after, ~after))
+    if share < LEAST_SHARE or share < _TO_BEFORE * before:
+        return None
+    ranks, last = trace.rank[table[0]].astype(np.int64), duration_ns.argmin(axis=1)[after]
+    by_rank = np.bincount(last, weights=beyond_ns[after], minlength=size)
+    return _Group(
+        waiting=[
+            Waiting(
+                Waits(
+                    cell=cell,
+                    ranks=ranks,
+                    step=trace.step[table[after, 0]],
+                    start_ns=trace.start_ns[table[after, place]],
+                    wait_ns=beyond_ns[after],
+                    last=last,
+                    duration_ns=duration_ns[after],
+                ),
+                share,
+                by_rank / by_rank.sum(),
+            )
+            for place, cell in enumerate(cells)
+        ],
+        share_before=before,
+    )
+
+
+def _find(signs: Signs) -> Finding | None:
+    """Return the groups that wait for experts; without it all experts take as long."""
+    observation = signs.observation
+    groups = _waiting(observation)
+    if not groups:
+        return None
+    everybody = [waiting for group in groups for waiting in group.waiting]
+    same = [group for group in groups if float(group.by_rank.max()) >= _SAME_RANK]
+    workers = tuple(group.slowest for group in same)
+    ranks = observation.hosts.ranks
+    evidence = [
+        Evidence(_sign(group), FigureView() if number == 0 else _view(group))
+        for number, group in enumerate(groups[:LISTED])
+    ]
+    return Finding(
+        change=Change(less_ns=computations_without(observation, everybody)),
+        evidence=(*evidence, *_tokens(observation, groups)),
+        where=Where(
+            workers=workers,
+            ranks=tuple(ranks[dp][pp] for dp, pp in workers),
+            stages=tuple(sorted({group.slowest[1] for group in groups})),
+        ),
+        figure=figure_of(groups[0].waiting[0]),
+    )
+
+
+def _view(group: _Group) -> WorkerView:
+    dp, pp = group.slowest
+    return WorkerView(dp=dp, pp=pp)
+
+
+def _sign(group: _Group) -> str:
+    (first, stage), (last, _) = group.waiting[0].cell, group.waiting[-1].cell
+    dp, pp = group.slowest
+    return (
+        f"DP ranks {first} to {last} of stage {stage} share experts: they wait "
+        f"{percent(group.share, 0)} of their computing time for one another after the experts, "
+        f"{percent(group.share_before, 0)} before them; most for ({dp}, {pp}), "
+        f"{percent(float(group.by_rank.max()), 0)} of it"
+    )
+
+
+def _tokens(observation: Observation, groups: Sequence[_Group]) -> list[Evidence]:
+    """Return how many tokens the experts of the slowest are sent, where the metadata say."""
+    given = observation.trace.meta.extra.get(TOKENS_KEY)
+    if not isinstance(given, Mapping):
+        return []
+    cells = [waiting.cell for waiting in groups[0].waiting]
+    steps = [given.get(str(step), given.get(step)) for step in observation.layout.steps.tolist()]
+    sent = np.array([[_number(step, cell) for cell in cells] for step in steps])
+    sent = sent[np.isfinite(sent).all(axis=1)]
+    if not len(sent) or sent.mean() <= 0:
+        return []
+    share = sent.sum(axis=0) / sent.sum()
+    most = int(np.argmax(share))
+    dp, pp = cells[most]
+    uneven = float((sent.max(axis=1) / sent.mean(axis=1)).mean())
+    return [
+        Evidence(
+            f"The experts of ({dp}, {pp}) are sent {percent(float(share[most]), 0)} of the tokens "
+            f"of their {len(cells)} ranks; in a step the most that one is sent is {uneven:.2f}× "
+            "the mean",
+            WorkerView(dp=dp, pp=pp),
+        )
+    ]
+
+
+def _number(step: object, cell: Worker) -> float:
+    """Return the tokens of a cell in a step, as [dp][pp]; NaN where that is not what is given."""
+    dp, pp = cell
+    try:
+        return float(step[dp][pp])  # type: ignore[index]
+    except (TypeError, ValueError, IndexError, KeyError):
+        return float("nan")
+
+
+def _cannot_judge(signs: Signs) -> str | None:
+    trace = signs.observation.trace
+    size, recorded = _group_size(trace), _is_recorded(trace)
+    if recorded and size is None:
+        return "the metadata do not name the expert-parallel size (`ep`), of which DP is a multiple"
+    if size is not None and size > 1 and not recorded:
+        return "no expert-parallel operations recorded"
+    return None
+
+
+def _because(cause: Cause, job: JobFacts) -> str:
+    workers = cause.where.workers
+    if not workers:
+        return "ranks wait for one another's experts, as tokens are spread unevenly"
+    more = f" and {len(workers) - 1} more" if len(workers) > 1 else ""
+    return f"the experts of {job.named(workers[0])}{more} are sent more tokens than others"
+
+
+def _remedy(cause: Cause, hosts: Hosts) -> Remedy:
+    del cause, hosts
+    return Remedy(
+        "balance_experts",
+        "Spread tokens evenly over the experts",
+        "Replayed with the experts of all ranks of a group taking what they take on average: a "
+        "stronger balancing loss or bias in the router, a capacity for each expert, or other "
+        "places for those that are sent most.",
+    )
+
+
+EXPERT_PARALLEL: Final = CauseKind(
+    name="expert_parallel_imbalance",
+    title="Expert-parallel imbalance",
+    word="experts",
+    sign="Ranks that share experts wait for one another at the all-to-alls after the experts, and "
+    "not at those before them.",
+    cannot_judge=_cannot_judge,
+    because=_because,
+    find=_find,
+    remedy=_remedy,
+    within_worker=True,
+)
