@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
@@ -14,13 +14,14 @@ from tests.oracles.physics.faults.hosts import HOSTS
 from tests.oracles.physics.faults.kind import Fault, Struck, Worker
 from tests.oracles.physics.faults.lengths import LENGTHS
 from tests.oracles.physics.faults.links import LINKS
+from tests.oracles.physics.faults.ranks import RANKS
 from tests.oracles.physics.faults.tensor import TENSOR
 from tests.oracles.physics.record import Recording, record
 from tests.oracles.physics.shape import Posting, Schedule, Shape
 from tests.oracles.physics.world import draw_world
 
 FAULTS: Final[Mapping[str, Fault]] = {
-    fault.name: fault for fault in (*COMPUTING, *LENGTHS, *HOSTS, *LINKS, *TENSOR)
+    fault.name: fault for fault in (*COMPUTING, *LENGTHS, *HOSTS, *LINKS, *TENSOR, *RANKS)
 }
 
 
@@ -51,15 +52,19 @@ class Job:
 
 def draw_shape(rng: np.random.Generator) -> Shape:
     """Draw a job's sizes and habits."""
-    schedule = Schedule(rng.choice([kind.value for kind in Schedule], p=[0.15, 0.55, 0.3]))
+    schedule = Schedule(rng.choice([kind.value for kind in Schedule], p=[0.12, 0.46, 0.27, 0.15]))
     interleaved = schedule is Schedule.INTERLEAVED
     pp = int(rng.choice([2, 3, 4, 6, 8])) if interleaved else int(rng.choice([1, 2, 2, 3, 4, 8]))
     dp = int(rng.choice([1, 2, 3, 4, 6, 8, 12]))
     vpp = int(rng.integers(2, 5)) if interleaved else 1
     microbatches = pp * int(rng.integers(2, 5)) if interleaved else int(rng.integers(4, 25))
-    postings = [Posting.OVERLAP, Posting.WINDOW] + ([] if interleaved else [Posting.BLOCKING])
+    # Fused calls meet the other direction of the same neighbor, which 1F1B alone has throughout.
+    plain = schedule in (Schedule.GPIPE, Schedule.ONE_F_ONE_B)
+    postings = [Posting.OVERLAP, Posting.WINDOW] + ([Posting.BLOCKING] if plain else [])
     posting = postings[int(rng.integers(len(postings)))]
-    tensor_traced = bool(rng.random() < 0.25)
+    traced = rng.random()
+    tensor_traced, context_traced = bool(traced < 0.25), bool(0.25 <= traced < 0.35)
+    shared = [over for over in (2, 4) if dp % over == 0]
     return Shape(
         dp=dp,
         pp=pp,
@@ -74,6 +79,8 @@ def draw_shape(rng: np.random.Generator) -> Shape:
         scatter_recorded=bool(rng.random() < 0.85),
         lengths_recorded=bool(rng.random() < 0.5),
         hosts_of=int(rng.choice([1, 1, 2, 4])) if dp % 4 == 0 else 1,
+        cp=int(rng.choice([2, 4])) if context_traced else 1,
+        ep=int(rng.choice(shared)) if shared and rng.random() < 0.1 else 1,
     )
 
 
@@ -91,6 +98,8 @@ def draw_job(seed: int, fault: str | None) -> Job:
     shape = draw_shape(rng)
     while kind is not None and not kind.fits(shape):
         shape = draw_shape(rng)
+    if kind is not None and not kind.shares_experts:
+        shape = replace(shape, ep=1)
     healthy = draw_world(shape, rng)
     struck = Struck(healthy) if kind is None else kind.strike(healthy, rng)
     execution = execute(struck.world)

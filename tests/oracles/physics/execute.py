@@ -79,6 +79,7 @@ class _State:
     sent_s: dict[Pass, Times] = field(default_factory=dict)
     posted_s: dict[Pass, Times] = field(default_factory=dict)
     arrived_s: dict[Pass, Times] = field(default_factory=dict)
+    sent_to_experts_s: dict[Pass, Times] = field(default_factory=dict)
 
 
 def execute(world: World) -> Execution:
@@ -157,20 +158,57 @@ def _run(world: World, state: _State, stage: _Stage, work: Pass) -> None:
     chunk = work.position // world.shape.pp
     side = 0 if work.direction is Direction.FORWARD else 1
     place = (stage.number, chunk, work.microbatch)
-    pause_s = world.pause_s[(*place, side)]
-    launched_s = stage.host_s + world.launch_s[(*place, side)]
+    weights = work.direction is Direction.WEIGHTS
+    # Native code launches both parts of a backward at one go.
+    pause_s = 0.0 if weights else world.pause_s[(*place, side)]
+    launched_s = stage.host_s + (0.0 if weights else world.launch_s[(*place, side)])
     start_s = np.maximum(stage.computing_s, launched_s)
     # A pause amid the kernels of a pass shows as far as the host was not ahead of the device.
     ahead_s = np.maximum(start_s - launched_s, 0.0)
-    computing = world.forward_s if side == 0 else world.backward_s
+    computing_s = world.computing_s(work.direction.name, place)
     slowest = world.rank_s[:, stage.number, side].max(axis=0)
+    slowest = slowest * world.context_s[:, stage.number, side].max(axis=0)
     late_s = world.late_s[:, stage.number, chunk, work.microbatch].max(axis=0) if side == 0 else 0.0
-    duration_s = computing[place] * slowest + late_s + np.maximum(pause_s - ahead_s, 0.0)
+    duration_s = computing_s * slowest + late_s + np.maximum(pause_s - ahead_s, 0.0)
     end_s = start_s + duration_s
+    if world.shape.ep > 1 and not weights:
+        sent_s, end_s = _among_experts(world, (*place, side), start_s, duration_s)
+        state.sent_to_experts_s[work] = sent_s
     stage.host_s = launched_s + pause_s
     stage.computing_s = end_s
     state.ended_s[work] = end_s
-    _note(state, f"{_word(work)}-compute", stage.number, chunk, work.microbatch, start_s, end_s)
+    kind = "backward-wgrad" if weights else _word(work)
+    _note(state, f"{kind}-compute", stage.number, chunk, work.microbatch, start_s, end_s)
+    if work in state.sent_to_experts_s:
+        sent_s = state.sent_to_experts_s[work]
+        half_s = 0.5 * duration_s
+        for come_s, done_s in (
+            (start_s + half_s, sent_s),
+            (sent_s + half_s * world.tokens[(*place, side)], end_s),
+        ):
+            begin_s = np.maximum(come_s - 0.02 * duration_s, start_s)
+            _note(state, "ep-all-to-all", stage.number, chunk, work.microbatch, begin_s, done_s)
+
+
+def _among_experts(
+    world: World, place: tuple[int, int, int, int], start_s: Times, duration_s: Times
+) -> tuple[Times, Times]:
+    """Return when all ranks of each group have sent their tokens, and when all experts are done.
+
+    The first half of a pass has no experts. Then tokens go to the ranks that hold theirs, and no
+    rank goes on before the experts of all have come back.
+    """
+    half_s = 0.5 * duration_s
+    sent_s = _of_group(world, start_s + half_s)
+    return sent_s, _of_group(world, sent_s + half_s * world.tokens[place])
+
+
+def _of_group(world: World, times_s: Times) -> Times:
+    """Return the latest of the DP ranks that share experts, for each of them."""
+    steps, dp = times_s.shape
+    groups = times_s.reshape(steps, dp // world.shape.ep, world.shape.ep)
+    latest = groups.max(axis=-1, keepdims=True)
+    return np.asarray(np.broadcast_to(latest, groups.shape).reshape(steps, dp))
 
 
 def _post(  # noqa: PLR0917 - an end of a transfer

@@ -1,6 +1,7 @@
 """What each stage's host launches in a step, in order.
 
-1F1B and interleaved 1F1B follow Narayanan et al. 2021, figures 3 and 4; GPipe Huang et al. 2019.
+1F1B and interleaved 1F1B follow Narayanan et al. 2021, figures 3 and 4; GPipe Huang et al. 2019;
+zero bubble Qi et al. 2023, ZB-H1.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ class Direction(Enum):
 
     FORWARD = auto()
     BACKWARD = auto()
+    # of the weights' gradients, where a backward leaves them for later
+    WEIGHTS = auto()
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,14 +73,31 @@ def passes_of(shape: Shape, stage: int) -> list[Pass]:
     order = forwards[:warm_up]
     for index in range(count - warm_up):
         order += [forwards[warm_up + index], backwards[index]]
-    return order + backwards[count - warm_up :]
+    order += backwards[count - warm_up :]
+    return _weights_later(order, stage) if shape.schedule is Schedule.ZERO_BUBBLE else order
+
+
+def _weights_later(order: list[Pass], stage: int) -> list[Pass]:
+    """Put each microbatch's weights where as many wait as there are stages before this one.
+
+    So no stage holds more activations than in 1F1B, and the last ones fill the bubble at the end.
+    """
+    found: list[Pass] = []
+    waiting: list[Pass] = []
+    for work in order:
+        found.append(work)
+        if work.direction is Direction.BACKWARD:
+            waiting.append(Pass(Direction.WEIGHTS, work.position, work.microbatch))
+            if len(waiting) > stage:
+                found.append(waiting.pop(0))
+    return found + waiting
 
 
 def _warm_up(shape: Shape, stage: int) -> int:
     behind = shape.pp - 1 - stage
     if shape.schedule is Schedule.GPIPE:
         return shape.microbatches * shape.vpp
-    if shape.schedule is Schedule.ONE_F_ONE_B:
+    if shape.schedule in (Schedule.ONE_F_ONE_B, Schedule.ZERO_BUBBLE):
         return behind
     return 2 * behind + (shape.vpp - 1) * shape.pp
 
@@ -97,6 +117,8 @@ def _nth(shape: Shape, stage: int, direction: Direction, index: int) -> Pass:
 
 def source_of(shape: Shape, work: Pass) -> Pass | None:
     """Return the pass on another stage whose output a pass needs; None where it needs none."""
+    if work.direction is Direction.WEIGHTS:
+        return None
     step = -1 if work.direction is Direction.FORWARD else 1
     position = work.position + step
     if not 0 <= position < shape.pp * shape.vpp:
@@ -106,6 +128,8 @@ def source_of(shape: Shape, work: Pass) -> Pass | None:
 
 def target_of(shape: Shape, work: Pass) -> Pass | None:
     """Return the pass on another stage that needs a pass's output; None where none does."""
+    if work.direction is Direction.WEIGHTS:
+        return None
     step = 1 if work.direction is Direction.FORWARD else -1
     position = work.position + step
     if not 0 <= position < shape.pp * shape.vpp:

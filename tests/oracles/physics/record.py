@@ -56,6 +56,13 @@ def record(world: World, execution: Execution, *, gap_s: float) -> Recording:
             if event.kind.endswith("-compute")
             for rank in range(shape.tp)
         ]
+    if shape.cp > 1:
+        tables += [
+            _table(world, _exchange(world, event, rank), begin_ns, "cp-all-gather", rank * shape.tp)
+            for event in kept
+            if event.kind.endswith("-compute")
+            for rank in range(shape.cp)
+        ]
     names = [name for name, table in tables for _ in range(len(table["rank"]))]
     columns = {key: np.concatenate([table[key] for _, table in tables]) for key in tables[0][1]}
     # As a recorder writes them: rank by rank, by start.
@@ -72,6 +79,9 @@ def _collective(world: World, event: Event, rank: int) -> Event:
     side = 0 if event.kind.startswith("forward") else 1
     place = (event.stage, event.chunk, event.microbatch)
     computing = (world.forward_s if side == 0 else world.backward_s)[place]
+    if side:
+        late = event.kind == "backward-wgrad-compute"
+        computing = computing * (world.weights if late else 1 - world.weights)
     mine = computing * world.rank_s[rank, event.stage, side]
     if side == 0:
         mine = mine + world.late_s[(rank, *place)]
@@ -86,6 +96,21 @@ def _collective(world: World, event: Event, rank: int) -> Event:
     return Event("", event.stage, event.chunk, event.microbatch, arrived_s - moving_s, event.end_s)
 
 
+def _exchange(world: World, event: Event, rank: int) -> Event:
+    """Return the collective at the end of a pass as one context-parallel rank sees it."""
+    side = 0 if event.kind.startswith("forward") else 1
+    place = (event.stage, event.chunk, event.microbatch)
+    taken_s = (world.forward_s if side == 0 else world.backward_s)[place]
+    factors = world.context_s[:, event.stage, side]
+    early_s = taken_s * (factors.max(axis=0) - factors[rank])
+    if event.kind == "backward-wgrad-compute":
+        early_s = early_s * world.weights
+    elif side:
+        early_s = early_s * (1 - world.weights)
+    begin_s = np.maximum(event.end_s - early_s - 0.01 * taken_s, event.start_s)
+    return Event("", event.stage, event.chunk, event.microbatch, begin_s, event.end_s)
+
+
 def _table(
     world: World, event: Event, begin_ns: NDArray[np.int64], name: str, tp: int
 ) -> tuple[str, dict[str, NDArray[np.int64]]]:
@@ -97,10 +122,10 @@ def _table(
     microbatch = ABSENT if name in _OF_THE_STEP else event.microbatch
     has_chunk = name not in ("optimizer", "optimizer-clip-main-grad")
     return name, {
-        "rank": ((event.stage * shape.dp + dp) * shape.tp + tp).ravel(),
+        "rank": ((event.stage * shape.dp + dp) * shape.cp * shape.tp + tp).ravel(),
         "dp": dp.ravel(),
         "pp": np.full(count, event.stage),
-        "tp": np.full(count, tp),
+        "tp": np.full(count, tp % shape.tp),
         "step": steps.ravel() + 100,
         "mb": np.full(count, microbatch),
         "mc": np.full(count, event.chunk if has_chunk else ABSENT),
@@ -111,19 +136,21 @@ def _table(
 
 def _metadata(world: World) -> dict[str, Any]:
     shape = world.shape
-    workers = shape.pp * shape.dp
+    workers, ranks = shape.pp * shape.dp, shape.tp * shape.cp
     meta: dict[str, Any] = {
         "dp": shape.dp,
         "pp": shape.pp,
         "tp": shape.tp,
-        "cp": 1,
+        "cp": shape.cp,
         "vpp": shape.vpp,
-        "world": workers * shape.tp,
+        "world": workers * ranks,
         "hosts": {
-            str(rank): f"machine-{rank // shape.tp // shape.hosts_of:03d}"
-            for rank in range(workers * shape.tp)
+            str(rank): f"machine-{rank // ranks // shape.hosts_of:03d}"
+            for rank in range(workers * ranks)
         },
     }
+    if shape.ep > 1:
+        meta["ep"] = shape.ep
     if shape.lengths_recorded and world.lengths is not None:
         meta["sequence_lengths"] = {
             str(step + 100): lengths for step, lengths in enumerate(world.lengths)

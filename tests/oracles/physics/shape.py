@@ -7,11 +7,16 @@ from enum import StrEnum
 
 
 class Schedule(StrEnum):
-    """The order of a stage's passes."""
+    """The order of a stage's passes.
+
+    ZERO_BUBBLE: a backward makes the gradients of its inputs first and those of the weights later,
+    when there is nothing else to do.
+    """
 
     GPIPE = "gpipe"
     ONE_F_ONE_B = "1f1b"
     INTERLEAVED = "interleaved"
+    ZERO_BUBBLE = "zero-bubble"
 
 
 class Posting(StrEnum):
@@ -49,6 +54,10 @@ class Shape:
         Whether the metadata name the lengths of sequences.
     hosts_of : int
         Workers a host holds.
+    cp : int
+        Context-parallel ranks; where there are several, their collectives are recorded.
+    ep : int
+        DP ranks that share the experts of each layer, and whose all-to-alls are recorded.
     """
 
     dp: int
@@ -64,6 +73,8 @@ class Shape:
     scatter_recorded: bool = True
     lengths_recorded: bool = False
     hosts_of: int = 1
+    cp: int = 1
+    ep: int = 1
 
     @property
     def lanes(self) -> tuple[int, int]:

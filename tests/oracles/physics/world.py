@@ -9,7 +9,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from tests.oracles.physics.shape import Shape
+from tests.oracles.physics.shape import Schedule, Shape
 
 Times = NDArray[np.float64]
 
@@ -41,6 +41,12 @@ class World:
         Factors of tensor-parallel ranks' computing (forward, backward).
     late_s : array, shape (tp, pp, vpp, microbatches, steps, dp)
         What a tensor-parallel rank is late for the collective of a forward pass.
+    context_s : array, shape (cp, pp, 2, steps, dp)
+        Factors of context-parallel ranks' computing (forward, backward).
+    tokens : array, shape (pp, vpp, microbatches, 2, steps, dp)
+        What the experts of a rank are sent, ÷ the mean of the ranks that share experts.
+    weights : float
+        Share of a backward that the gradients of the weights are.
     lengths : tuple or None
         Lengths of sequences as [step][dp][microbatch][sequence], where they differ.
     """
@@ -60,7 +66,17 @@ class World:
     data_s: Times
     rank_s: Times
     late_s: Times
+    context_s: Times
+    tokens: Times
+    weights: float = 0.0
     lengths: tuple[tuple[tuple[tuple[int, ...], ...], ...], ...] | None = field(default=None)
+
+    def computing_s(self, direction: str, place: tuple[int, int, int]) -> Times:
+        """Return what a pass takes to compute, shape (steps, dp)."""
+        if direction == "FORWARD":
+            return np.asarray(self.forward_s[place])
+        share = self.weights if direction == "WEIGHTS" else 1 - self.weights
+        return np.asarray(self.backward_s[place] * share)
 
     def copy(self) -> World:
         """Return a world whose times can be changed in place."""
@@ -111,4 +127,13 @@ def draw_world(shape: Shape, rng: np.random.Generator) -> World:
         data_s=moving(rng.uniform(0.002, 0.03) * mean_s, host),
         rank_s=1 - np.abs(rng.normal(0, 0.004, ranks)),
         late_s=np.abs(rng.normal(0, 0.002 * mean_s, late)),
+        context_s=1 - np.abs(rng.normal(0, 0.004, (shape.cp, shape.pp, 2, *lanes))),
+        tokens=shared_evenly(shape, np.exp(rng.normal(0, 0.01, launches))),
+        weights=0.0 if shape.schedule is not Schedule.ZERO_BUBBLE else rng.uniform(0.35, 0.5),
     )
+
+
+def shared_evenly(shape: Shape, tokens: Times) -> Times:
+    """Return tokens, by DP rank last, against the mean of the ranks that share experts."""
+    groups = tokens.reshape(*tokens.shape[:-1], shape.dp // shape.ep, shape.ep)
+    return np.asarray((groups / groups.mean(axis=-1, keepdims=True)).reshape(tokens.shape))

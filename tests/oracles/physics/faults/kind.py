@@ -52,12 +52,16 @@ class Fault:
         Takes a healthy world and a generator.
     fits : callable
         Whether a job of this shape can have it.
+    shares_experts : bool
+        Whether its jobs share experts: then all ranks of a group are as slow as the slowest one,
+        whatever is wrong with that.
     """
 
     name: str
     cause: str
     strike: Callable[[World, np.random.Generator], Struck]
     fits: Callable[[Shape], bool] = anywhere
+    shares_experts: bool = False
 
 
 def some_steps(
