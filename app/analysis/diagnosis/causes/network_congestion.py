@@ -234,8 +234,8 @@ def _evidence(
             what = "Transfers between the stages"
         lines.append(
             Evidence(
-                f"{what} take {family.by_step[slow].mean():.1f}× in {int(slow.sum())} of "
-                f"{len(slow)} steps, all at once, of what they take in the {quiet} quiet ones",
+                f"{what} take {family.by_step[slow].mean():.1f}× what they take in the {quiet} "
+                f"quiet steps, all at once in {int(slow.sum())} of {len(slow)}",
                 FigureView(),
             )
         )

@@ -96,7 +96,7 @@ def test_the_slow_steps_are_named_with_their_time_of_the_day() -> None:
     assert height[slow].min() > height[~slow].max()
     assert spells.of == LONGER.steps
     assert spells.steps == (height >= 1.8).sum()
-    assert f"in {spells.steps} of 20 steps, all at once" in evidence(diagnosed(synthetic))
+    assert f"all at once in {spells.steps} of 20" in evidence(diagnosed(synthetic))
     assert "UTC)" in evidence(diagnosed(synthetic))
 
 
