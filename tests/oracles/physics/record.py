@@ -80,8 +80,8 @@ def _collective(world: World, event: Event, rank: int) -> Event:
     place = (event.stage, event.chunk, event.microbatch)
     computing = (world.forward_s if side == 0 else world.backward_s)[place]
     if side:
-        late = event.kind == "backward-wgrad-compute"
-        computing = computing * (world.weights if late else 1 - world.weights)
+        of_weights = event.kind == "backward-wgrad-compute"
+        computing = computing * (world.weights if of_weights else 1 - world.weights)
     mine = computing * world.rank_s[rank, event.stage, side]
     if side == 0:
         mine = mine + world.late_s[(rank, *place)]

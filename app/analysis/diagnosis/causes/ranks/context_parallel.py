@@ -9,7 +9,7 @@ from typing import Final
 import numpy as np
 
 from app.analysis.diagnosis.causes.kind import CauseKind, Remedy
-from app.analysis.diagnosis.finding import Cause, Change, Evidence, Finding
+from app.analysis.diagnosis.finding import Cause, Change, Doubt, Evidence, Finding
 from app.analysis.diagnosis.observation import Observation
 from app.analysis.diagnosis.places import Hosts, JobFacts, Where
 from app.analysis.diagnosis.signs import Signs
@@ -24,11 +24,17 @@ from app.analysis.diagnosis.tensor_waits import (
     view_of,
     waiting_groups,
 )
+from app.analysis.replay.layout.dense import FloatArray
 from app.analysis.wording import named, percent
 
 # The same rank of so many groups is late: not that it is slow, but that it has more to do.
 _ALIKE: Final = 0.8
 _FEWEST: Final = 2
+# So it is in a single group whose other ranks wait differently long, by this share of the longest
+# wait: each has more to do than the one before. Two ranks do not tell: neither is surer than this.
+_GRADED: Final = 0.3
+_TELLING: Final = 3
+_IN_DOUBT: Final = 0.85
 
 
 def _is_recorded(observation: Observation) -> bool:
@@ -57,52 +63,73 @@ def _find(signs: Signs) -> Finding | None:
     groups = _waiting(observation)
     if not groups:
         return None
-    where = Where(
-        workers=tuple(group.cell for group in groups),
-        ranks=tuple(int(group.waits.ranks[group.slowest]) for group in groups),
-    )
     evidence = [
         Evidence(_sign(observation, group), view_of(group, drawn=number == 0))
         for number, group in enumerate(groups[:LISTED])
     ]
-    if _is_division(where, observation.hosts):
-        evidence.append(
-            Evidence(
-                f"{len(groups)} of {observation.layout.pp * observation.layout.dp} groups wait for "
-                "the same one of their ranks: it has more to do than the others, as a causal "
-                "sequence's end has"
-            )
-        )
+    divided = _is_division(observation, groups)
+    if divided:
+        evidence.append(Evidence(_division(observation, groups)))
         # What one rank does less the others do more.
         groups = [
             replace(group, waits=replace(group.waits, wait_ns=_beyond_mean(group)))
             for group in groups
         ]
+        where = Where(stages=tuple(sorted({group.cell[1] for group in groups})))
+    else:
+        where = Where(
+            workers=tuple(group.cell for group in groups),
+            ranks=tuple(int(group.waits.ranks[group.slowest]) for group in groups),
+        )
+    untold = not divided and _cells(observation) < _FEWEST and len(groups[0].by_rank) < _TELLING
     return Finding(
         change=Change(less_ns=computations_without(observation, groups)),
         evidence=tuple(evidence),
         where=where,
         figure=figure_of(groups[0]),
+        doubt=Doubt(most=_IN_DOUBT, cause=None, evidence=(), where=Where()) if untold else None,
     )
 
 
-def _beyond_mean(group: Waiting) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+def _cells(observation: Observation) -> int:
+    return observation.layout.pp * observation.layout.dp
+
+
+def _beyond_mean(group: Waiting) -> FloatArray:
     """Return by how much the last rank comes later than all do on average."""
     duration_ns = group.waits.duration_ns
-    beyond: np.ndarray[tuple[int], np.dtype[np.float64]] = duration_ns.mean(
-        axis=1
-    ) - duration_ns.min(axis=1)
+    beyond: FloatArray = duration_ns.mean(axis=1) - duration_ns.min(axis=1)
     return beyond
 
 
-def _is_division(where: Where, hosts: Hosts) -> bool:
-    """Return whether nearly all groups wait for the same one of their ranks."""
-    places = [
-        rank - hosts.ranks[dp][pp]
-        for rank, (dp, pp) in zip(where.ranks, where.workers, strict=True)
-    ]
-    most = max((places.count(place) for place in places), default=0)
-    return most >= max(_FEWEST, _ALIKE * sum(map(len, hosts.ranks)))
+def _is_division(observation: Observation, groups: Sequence[Waiting]) -> bool:
+    """Return whether ranks have more to do than others: nearly everywhere the same one is late."""
+    if _cells(observation) >= _FEWEST:
+        places = [group.slowest for group in groups]
+        most = max(places.count(place) for place in places)
+        return most >= max(_FEWEST, _ALIKE * _cells(observation))
+    waiting_ns = np.sort(_waiting_ns(groups[0]))[1:]
+    if len(groups[0].by_rank) < _TELLING:
+        return False
+    return bool(np.ptp(waiting_ns) >= _GRADED * waiting_ns.max())
+
+
+def _waiting_ns(group: Waiting) -> FloatArray:
+    """Return how long each rank waits for the last one on average, shape (ranks,)."""
+    duration_ns = group.waits.duration_ns
+    waiting: FloatArray = (duration_ns - duration_ns.min(axis=1, keepdims=True)).mean(axis=0)
+    return waiting
+
+
+def _division(observation: Observation, groups: Sequence[Waiting]) -> str:
+    """Say why it is not that a rank is slow."""
+    more = "more to do than the others, as a causal sequence's end has"
+    if _cells(observation) < _FEWEST:
+        return f"Its ranks wait longer the less they have to do; the last one has {more}"
+    return (
+        f"{len(groups)} of {_cells(observation)} groups wait for the same one of their ranks: it "
+        f"has {more}"
+    )
 
 
 def _sign(observation: Observation, group: Waiting) -> str:
@@ -116,7 +143,7 @@ def _sign(observation: Observation, group: Waiting) -> str:
 
 
 def _because(cause: Cause, job: JobFacts) -> str:
-    if _is_division(cause.where, job):
+    if not cause.where.ranks:
         return "context-parallel groups divide their sequences unevenly"
     rank, (dp, pp) = cause.where.ranks[0], cause.where.workers[0]
     who = f"rank {rank}{job.on(rank)}"
@@ -124,7 +151,7 @@ def _because(cause: Cause, job: JobFacts) -> str:
 
 
 def _remedy(cause: Cause, hosts: Hosts) -> Remedy:
-    if _is_division(cause.where, hosts):
+    if not cause.where.ranks:
         return Remedy(
             "divide_sequences",
             "Divide sequences evenly among the context-parallel ranks",

@@ -9,6 +9,7 @@ from app.analysis.synthesis.injections.base import Spells
 from app.analysis.synthesis.injections.ranks import ContextParallelStraggler
 from app.analysis.synthesis.job import JobModel, Profiler
 from app.analysis.trace.model import Sizes
+from tests.oracles.physics.world import World
 from tests.unit.analysis.diagnosis.jobs import (
     JOB,
     causes,
@@ -19,6 +20,7 @@ from tests.unit.analysis.diagnosis.jobs import (
     signs_of,
     where,
 )
+from tests.unit.analysis.diagnosis.second_physics import PLAIN, names, report_of
 
 CONTEXT = replace(
     JOB, sizes=Sizes(dp=3, pp=2, cp=4), profiler=Profiler(context_ranks=True), steps=14
@@ -63,12 +65,40 @@ def test_where_the_same_rank_of_every_group_is_late_sequences_are_divided_uneven
     assert finding is not None
     assert causes(diagnosis) == ["context_parallel_straggler"]
     assert "6 of 6 groups wait for the same one of their ranks" in evidence(diagnosis)
+    assert not where(diagnosis).ranks
+    assert not where(diagnosis).workers
     # What the last rank does less the others do more.
     alone = CONTEXT_PARALLEL.find(signs_of(session(everywhere[0], job=CONTEXT)))
     assert alone is not None
     node = next(iter(alone.change.less_ns))
     saved, of_one = finding.change.less_ns[node][:, 0], alone.change.less_ns[node][:, 0]
     assert saved.mean() == pytest.approx(0.75 * of_one.mean(), rel=0.1)
+
+
+@pytest.mark.parametrize("graded", [True, False])
+def test_a_single_group_tells_a_division_by_how_long_the_other_ranks_wait(*, graded: bool) -> None:
+    def strike(world: World) -> None:
+        more = [0.7, 0.9, 1.1, 1.3] if graded else [1.0, 1.0, 1.0, 1.5]
+        for rank, factor in enumerate(more):
+            world.context_s[rank] *= factor
+
+    report, slowdown = report_of(replace(PLAIN, dp=1, pp=1, cp=4), strike)
+
+    assert names(report) == ["context_parallel_straggler"]
+    assert report.headline.slowdown == pytest.approx(slowdown, rel=0.03)
+    action = "divide_sequences" if graded else "replace_rank"
+    assert report.recommendations[0].action == action
+
+
+def test_a_single_group_of_two_does_not_tell() -> None:
+    def strike(world: World) -> None:
+        world.context_s[1] *= 1.5
+
+    report, _ = report_of(replace(PLAIN, dp=1, pp=1, cp=2), strike)
+
+    assert names(report) == ["context_parallel_straggler"]
+    assert report.causes[0].confidence is not None
+    assert report.causes[0].confidence <= 0.85
 
 
 def test_a_job_with_context_parallel_ranks_is_told_that_they_are_not_seen() -> None:
