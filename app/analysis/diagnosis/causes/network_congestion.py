@@ -33,8 +33,11 @@ _QUIETEST: Final = 0.1
 # Nearly all links are slow at once: this share of them, each by this ratio.
 _NEARLY_ALL: Final = 0.9
 _TOGETHER: Final = 1.4
-# So many transfers of a link and type tell what it does in a step.
+# So many transfers of a link and type tell what it does in a step; so many of all of them tell
+# whether that is worth a look, as they do not where no step is slower than others by this ratio.
 _SAMPLE: Final = 12
+_GLANCE: Final = 200
+_WORTH_A_LOOK: Final = 1.4
 # Transfers shorter than clocks resolve are not compared.
 _LEAST_NS: Final = 1e3
 # What a single link shows may as well be its own, and is no surer than this.
@@ -99,11 +102,18 @@ def _congested(observation: Observation) -> list[_Traffic]:
     if layout.pp == 1 or len(layout.steps) < _ENOUGH:
         return []
     links, collectives = _carriers(observation)
-    families = (
-        _traffic(observation, links, by_rank=True),
-        _traffic(observation, collectives, by_rank=False),
-    )
-    return [family for family in families if family.by_spells and family.everywhere]
+    found = []
+    for units, by_rank in ((links, True), (collectives, False)):
+        lines = len(units) * (layout.dp if by_rank else 1)
+        few = -(-_GLANCE // max(lines, 1))
+        if few < _SAMPLE:
+            glance = _traffic(observation, units, by_rank=by_rank, sample=few)
+            if glance.by_step.max() < _WORTH_A_LOOK:
+                continue
+        family = _traffic(observation, units, by_rank=by_rank, sample=_SAMPLE)
+        if family.by_spells and family.everywhere:
+            found.append(family)
+    return found
 
 
 def _carriers(
@@ -131,13 +141,20 @@ def _carriers(
 
 
 def _traffic(
-    observation: Observation, units: Mapping[_Carrier, list[tuple[int, ...]]], *, by_rank: bool
+    observation: Observation,
+    units: Mapping[_Carrier, list[tuple[int, ...]]],
+    *,
+    by_rank: bool,
+    sample: int,
 ) -> _Traffic:
-    """Return how slow transfers are in each step; `by_rank` where each DP rank has its own."""
+    """Return how slow transfers are in each step, of so many of each carrier.
+
+    `by_rank` where each DP rank has its own.
+    """
     steps = len(observation.layout.steps)
     by_line: dict[tuple[int, int], list[FloatArray]] = {}
     for (low, high, _), moved in units.items():
-        some = [members[0] for members in moved[:: max(1, len(moved) // _SAMPLE)]]
+        some = [members[0] for members in moved[:: max(1, len(moved) // sample)]]
         taken = np.maximum(observation.recorded_ns[some], _LEAST_NS)
         if not by_rank:
             taken = taken.mean(axis=2, keepdims=True)
