@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from app.analysis.synthesis.injections.ranks import ContextParallelStraggler, UnevenExperts
 from app.analysis.synthesis.job import JobModel, Profiler
@@ -21,11 +22,12 @@ CONTEXT = replace(
 ALL_TO_ALL = "ep-all-to-all"
 
 
-def durations(session: SyntheticSession, place: int, dp: int) -> np.ndarray:
+def durations(session: SyntheticSession, place: int, dp: int) -> NDArray[np.int64]:
     """Return what a DP rank of stage 1 records of the all-to-alls before or after the experts."""
     trace = session.trace
     chosen = rows(trace, ALL_TO_ALL, dp=dp, pp=1) & (trace.order % 2 == place)
-    return trace.duration_ns[chosen]
+    found: NDArray[np.int64] = trace.duration_ns[chosen]
+    return found
 
 
 def test_every_worker_records_two_all_to_alls_of_each_computation() -> None:
