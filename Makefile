@@ -19,7 +19,7 @@ ARGS ?=
 .SUFFIXES:
 .PHONY: help install install-dev demo serve test test-client test-unit test-integration test-e2e test-golden \
 	test-postgres-15 install-real-jobs real-jobs check lint format types imports structure bench bench-client score \
-	fuzz cycles fidelity fleet cost-model report-docs plan-table bench-tp soak lock upgrade image clean
+	fuzz cycles fidelity fixes fleet cost-model report-docs plan-table bench-tp soak lock upgrade image clean
 
 help: ## List the targets
 	@sed -n 's/^\([a-z0-9-]*\):.*## \(.*\)$$/\1\t\2/p' $(firstword $(MAKEFILE_LIST)) \
@@ -168,6 +168,9 @@ SCORE_own := benchmarks.score
 SCORE_independent := tests.referee
 score: install-dev ## Score the diagnosis: make score SEED=n JOBS=m, PHYSICS=independent for a second physics
 	@$(BIN)/python -m $(SCORE_$(PHYSICS)) $(OPTIONAL_SEED) --jobs $(JOBS)$(if $(ARGS), $(ARGS))
+
+fixes: install-dev ## Hold promised gains against realised ones, on both physics: make fixes SEED=n JOBS=m
+	@$(BIN)/python -m tests.referee.fixes $(OPTIONAL_SEED) --jobs $(JOBS)$(if $(ARGS), $(ARGS))
 
 CASES ?= 100000
 fuzz: install-dev ## Damage many traces, as every night: make fuzz CASES=n

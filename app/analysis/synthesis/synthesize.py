@@ -15,7 +15,7 @@ from app.analysis.synthesis.randomness import stream
 from app.analysis.synthesis.recording.recorder import record, step_ids
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
 
     from numpy.typing import NDArray
 
@@ -102,12 +102,13 @@ class Truth:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SyntheticSession:
-    """One profiling session of a synthetic job."""
+    """One profiling session of a synthetic job, and what was injected into it."""
 
     job: JobModel
     seed: int
     trace: Trace
     truth: Truth
+    injections: tuple[Injection, ...] = ()
 
 
 def synthesize(
@@ -148,12 +149,21 @@ def synthesize(
         clock_offset_ns=recording.clock_offset_ns,
         clock_rate_ppm=recording.clock_rate_ppm,
     )
-    return SyntheticSession(job=job, seed=seed, trace=recording.trace, truth=truth)
+    return SyntheticSession(job, seed, recording.trace, truth, tuple(injections))
 
 
-def inject(work: StepWork, job: JobModel, injections: Sequence[Injection], seed: int) -> None:
-    """Change the work in place by what goes wrong."""
+def inject(
+    work: StepWork,
+    job: JobModel,
+    injections: Sequence[Injection],
+    seed: int,
+    *,
+    without: Collection[int] = (),
+) -> None:
+    """Change the work in place by what goes wrong, but for injections of some numbers."""
     for number, injection in enumerate(injections):
+        if number in without:
+            continue
         work.program = injection.rewire(work.program, job)
         injection.apply(work, job, stream(seed, "injection", number, injection.cause))
 

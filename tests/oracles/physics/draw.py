@@ -18,7 +18,7 @@ from tests.oracles.physics.faults.ranks import RANKS
 from tests.oracles.physics.faults.tensor import TENSOR
 from tests.oracles.physics.record import Recording, record
 from tests.oracles.physics.shape import Posting, Schedule, Shape
-from tests.oracles.physics.world import draw_world
+from tests.oracles.physics.world import World, draw_world
 
 FAULTS: Final[Mapping[str, Fault]] = {
     fault.name: fault for fault in (*COMPUTING, *LENGTHS, *HOSTS, *LINKS, *TENSOR, *RANKS)
@@ -84,8 +84,36 @@ def draw_shape(rng: np.random.Generator) -> Shape:
     )
 
 
-def draw_job(seed: int, fault: str | None) -> Job:
-    """Return the job of a seed, healthy or with a fault, of a shape that can have it.
+@dataclass(frozen=True, slots=True, eq=False)
+class Drawn:
+    """The worlds of a job: whoever changes one executes all else as it was drawn.
+
+    Parameters
+    ----------
+    shape : Shape
+    fault : Fault or None
+    healthy : World
+        As first drawn.
+    struck : Struck
+        With the fault.
+    gap_s : float
+        Between two steps.
+    """
+
+    shape: Shape
+    fault: Fault | None
+    healthy: World
+    struck: Struck
+    gap_s: float
+
+    @property
+    def without(self) -> World:
+        """Return the job without its cause."""
+        return self.healthy if self.struck.without is None else self.struck.without
+
+
+def draw_worlds(seed: int, fault: str | None) -> Drawn:
+    """Return the worlds of a seed's job, healthy or with a fault, of a shape that can have it.
 
     Parameters
     ----------
@@ -102,16 +130,20 @@ def draw_job(seed: int, fault: str | None) -> Job:
         shape = replace(shape, ep=1)
     healthy = draw_world(shape, rng)
     struck = Struck(healthy) if kind is None else kind.strike(healthy, rng)
+    return Drawn(shape, kind, healthy, struck, gap_s=float(rng.uniform(0.0005, 0.003)))
+
+
+def draw_job(seed: int, fault: str | None) -> Job:
+    """Return the recorded job of a seed; see `draw_worlds`."""
+    drawn = draw_worlds(seed, fault)
+    struck = drawn.struck
     execution = execute(struck.world)
-    without = execution
-    if kind is not None:
-        without = execute(healthy if struck.without is None else struck.without)
-    gap_s = float(rng.uniform(0.0005, 0.003))
+    without = execution if drawn.fault is None else execute(drawn.without)
     return Job(
-        shape=shape,
-        fault=kind,
+        shape=drawn.shape,
+        fault=drawn.fault,
         slowdown=float(execution.step_s.sum() / without.step_s.sum()),
         workers=struck.workers,
         stage=struck.stage,
-        recording=record(struck.world, execution, gap_s=gap_s),
+        recording=record(struck.world, execution, gap_s=drawn.gap_s),
     )

@@ -1,0 +1,61 @@
+"""Promises kept, in words and figures."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from tests.referee.fixes.promise import NEAR, Promise, Refereed
+
+
+def lines(jobs: Sequence[Refereed]) -> Iterator[str]:
+    """Yield the table by fix, and in the last line what it comes to."""
+    promises = [promise for job in jobs for promise in job.promises]
+    healthy = [job for job in jobs if job.healthy]
+    yield (
+        f"{len(jobs)} jobs, {len(healthy)} of them healthy; {len(promises)} fixes promised on the "
+        f"others, each made and executed"
+    )
+    yield ""
+    yield (
+        f"{'fix':<26}{'physics':>13}{'fixes':>7}{'gain promised':>15}{'realised':>10}"
+        f"{'error, median':>15}{'95 %':>8}{'worst':>8}{'within 5 %':>12}"
+    )
+    for key in sorted({_key(promise) for promise in promises}):
+        yield _line(key, [promise for promise in promises if _key(promise) == key])
+    missing = Counter(action for job in jobs for action in job.unexecuted)
+    if missing:
+        yield ""
+        yield "Not executed: " + ", ".join(f"{name} {count}" for name, count in missing.items())
+    yield ""
+    yield summary(jobs)
+
+
+def summary(jobs: Sequence[Refereed]) -> str:
+    """Return the last line."""
+    errors = [promise.error for job in jobs for promise in job.promises if not job.healthy]
+    near = 100 * float(np.mean([error <= NEAR for error in errors])) if errors else 100.0
+    middle = 100 * float(np.median(errors)) if errors else 0.0
+    on_healthy = sum(len(job.promises) + len(job.unexecuted) for job in jobs if job.healthy)
+    return (
+        f"fixes within 5 %: {near:.1f} %, median error {middle:.2f} %, "
+        f"gains promised on healthy jobs: {on_healthy}"
+    )
+
+
+def _key(promise: Promise) -> tuple[str, str]:
+    return promise.action + (" (at most)" if promise.at_most else ""), promise.physics
+
+
+def _line(key: tuple[str, str], promises: Sequence[Promise]) -> str:
+    errors = np.array([promise.error for promise in promises])
+    promised = float(np.mean([1 - 1 / promise.promised for promise in promises]))
+    realised = float(np.mean([1 - 1 / promise.realised for promise in promises]))
+    return (
+        f"{key[0]:<36.36}{key[1][:3]:>3}{len(promises):>7}{100 * promised:>13.1f} %"
+        f"{100 * realised:>8.1f} %{100 * np.median(errors):>13.2f} %"
+        f"{100 * np.quantile(errors, 0.95):>6.1f} %{100 * errors.max():>6.1f} %"
+        f"{100 * np.mean(errors <= NEAR):>10.0f} %"
+    )
