@@ -137,7 +137,18 @@ def _heavy(world: World, stage: int, rng: np.random.Generator) -> Struck:
     factor = _factor(rng, 1.2, 2.0) ** world.shape.vpp
     struck.forward_s[stage, last_chunk] *= factor
     struck.backward_s[stage, last_chunk] *= factor * rng.uniform(0.9, 1.1)
-    return Struck(struck, stage=stage)
+    return Struck(struck, stage=stage, without=_evenly_divided(struck, world))
+
+
+def _evenly_divided(struck: World, world: World) -> World:
+    """Return the job that computes as much, the same on every stage and chunk.
+
+    A model's work does not go away: what is at fault is where it is.
+    """
+    even = world.copy()
+    even.forward_s[:] *= struck.forward_s.mean() / world.forward_s.mean()
+    even.backward_s[:] *= struck.backward_s.mean() / world.backward_s.mean()
+    return even
 
 
 def _last_stage(world: World, rng: np.random.Generator) -> Struck:
