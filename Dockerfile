@@ -12,7 +12,7 @@ RUN pip install --require-hashes -r requirements/build.txt \
     && python -m venv /opt/paceline \
     && /opt/paceline/bin/pip install --require-hashes -r requirements/server.txt
 COPY . .
-RUN pip wheel --no-deps --no-build-isolation --wheel-dir dist . \
+RUN pip wheel --no-deps --no-build-isolation --wheel-dir dist ./client . \
     && /opt/paceline/bin/pip install --no-deps --no-index dist/*.whl \
     && /opt/paceline/bin/python -m compileall -q /opt/paceline
 

@@ -41,19 +41,18 @@ $(VENV)/.created:
 		&& $$python -m venv --clear $(VENV)
 	@touch $@
 
-$(VENV)/.installed: $(VENV)/.created requirements/build.txt requirements/runtime.txt pyproject.toml
+$(VENV)/.installed: $(VENV)/.created requirements/build.txt requirements/runtime.txt pyproject.toml client/pyproject.toml
 	@echo "Installing Paceline into $(VENV) (about 130 MB to download the first time)"
 	@$(PIP) install --require-hashes -r requirements/build.txt -r requirements/runtime.txt
-	@$(PIP) install --no-deps --no-build-isolation --editable .
+	@$(PIP) install --no-deps --no-build-isolation --editable client --editable .
 	@echo "Compiling the loops of the analysis"
 	@$(BIN)/python -m app.analysis.warm_up
 	@touch $@
 	@echo "Ready: $(BIN)/paceline, or make demo"
 
-$(VENV)/.installed-dev: $(VENV)/.installed requirements/dev.txt client/pyproject.toml
+$(VENV)/.installed-dev: $(VENV)/.installed requirements/dev.txt
 	@echo "Installing the development tools into $(VENV)"
 	@$(PIP) install --require-hashes -r requirements/dev.txt
-	@$(PIP) install --no-deps --no-build-isolation --editable client
 	@touch $@
 
 install-real-jobs: $(VENV)/.installed-real-jobs ## The frameworks of the real jobs (500 MB)
@@ -216,7 +215,8 @@ lock: $(VENV)/.created ## Write the lock files from pyproject.toml, keeping vers
 	@command -v uv >/dev/null || $(PIP) install uv==$(UV_VERSION)
 	@PATH="$$PATH:$(abspath $(BIN))" && export PATH UV_CUSTOM_COMPILE_COMMAND="make lock" && \
 	compile() { uv pip compile --quiet --no-config --universal --python-version 3.11 \
-		--generate-hashes --no-emit-index-url --no-emit-find-links $(UPGRADE) "$$@"; } && \
+		--generate-hashes --no-emit-index-url --no-emit-find-links \
+		--no-emit-package paceline-client $(UPGRADE) "$$@"; } && \
 	compile pyproject.toml --extra server --extra embedded --output-file requirements/runtime.txt && \
 	compile pyproject.toml --extra server --constraints requirements/runtime.txt \
 		--output-file requirements/server.txt && \

@@ -243,7 +243,7 @@ def test_everything_that_the_image_is_built_from_is_let_into_the_build() -> None
 
     assert "*" in ignored
     assert {"pyproject.toml", "README.md", "LICENSE", "requirements"} <= let_in
-    assert {"app", "workers", "migrations", "frontend"} <= let_in
+    assert {"app", "client", "workers", "migrations", "frontend"} <= let_in
     assert all((ROOT / name).exists() for name in let_in)
 
 

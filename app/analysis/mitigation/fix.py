@@ -8,6 +8,54 @@ from app.analysis.mitigation.layers.division import Division
 
 
 @dataclass(frozen=True, slots=True)
+class PlannedCollections:
+    """Garbage collected on all workers in the same steps.
+
+    Parameters
+    ----------
+    every : int
+        Steps from one collection to the next.
+    pause_s : float
+        How long all pause for one, seconds: for the longest of all workers'.
+    """
+
+    every: int
+    pause_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Balancing:
+    """How sequences are to be divided: what a data loader gives to ``paceline_client.balance``.
+
+    A microbatch costs ``fixed + linear·Σs + quadratic·Σs²`` of the lengths s of its sequences,
+    forward and backward on the mean stage.
+
+    Parameters
+    ----------
+    fixed_ms, linear_ms, quadratic_ms : float
+        As the session shows it, ms.
+    max_tokens : int
+        The most tokens of a microbatch: those of the largest one today.
+    stages : int
+        Pipeline stages.
+    """
+
+    fixed_ms: float
+    linear_ms: float
+    quadratic_ms: float
+    max_tokens: int
+    stages: int
+
+    @property
+    def call(self) -> str:
+        """Return the call that divides a batch so."""
+        return (
+            f"balance(batch, cost=Cost({self.fixed_ms:.4g}, {self.linear_ms:.4g}, "
+            f"{self.quadratic_ms:.4g}), max_tokens={self.max_tokens}, stages={self.stages})"
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class Fix:
     """A change, and the mean step time with it.
 
@@ -26,6 +74,10 @@ class Fix:
         known will.
     division : Division or None
         How the layers are to be divided.
+    collections : PlannedCollections or None
+        When garbage is to be collected.
+    balancing : Balancing or None
+        How sequences are to be divided.
     """
 
     action: str
@@ -36,3 +88,5 @@ class Fix:
     cause: str | None = None
     at_most: bool = False
     division: Division | None = None
+    collections: PlannedCollections | None = None
+    balancing: Balancing | None = None

@@ -8,6 +8,8 @@ from typing import Final
 
 import numpy as np
 
+from app.analysis.diagnosis.causes.garbage_collection import GARBAGE_COLLECTION
+from app.analysis.diagnosis.causes.sequence_lengths import SEQUENCE_LENGTHS
 from app.analysis.diagnosis.causes.slow_worker import SLOW_WORKER
 from app.analysis.diagnosis.causes.stage_imbalance import STAGE_IMBALANCE
 from app.analysis.diagnosis.diagnose import Diagnosis
@@ -15,6 +17,8 @@ from app.analysis.diagnosis.finding import UNKNOWN, Cause
 from app.analysis.diagnosis.headline import Headline
 from app.analysis.diagnosis.observation import Observation
 from app.analysis.diagnosis.places import Hosts, Worker
+from app.analysis.mitigation.balancing import even_out
+from app.analysis.mitigation.collecting import plan_collections
 from app.analysis.mitigation.fix import Fix
 from app.analysis.mitigation.layers.division import (
     Candidate,
@@ -78,6 +82,7 @@ def predict_fixes(  # noqa: PLR0913 - what is known of the session and of its ca
     now_s = metrics.simulated_step_s * diagnosis.late
     places = Hosts(trace.meta.hosts, replayed.layout.ranks.tolist())
     fixes = [*remedies(causes, places, now_s), *others]
+    fixes += _planned(trace, replayed, causes, now_s, trusted=trusted)
     if trusted:
         fixes += _by_replay(replayed, _changes(trace, replayed, metrics, causes), now_s)
         if replayed.layout.dp == 1:
@@ -88,6 +93,19 @@ def predict_fixes(  # noqa: PLR0913 - what is known of the session and of its ca
         most = max(most, 1 - headline.reference_step_time_s / now_s)
     bounded = [_no_better_than(fix, most, now_s) for fix in fixes]
     return sorted((fix for fix in bounded if fix.gain >= MIN_GAIN), key=lambda fix: -fix.gain)
+
+
+def _planned(
+    trace: Trace, replayed: Replayed, causes: Sequence[Cause], now_s: float, *, trusted: bool
+) -> list[Fix]:
+    """Return what is planned where a cause cannot go away."""
+    found = []
+    for cause in causes:
+        if cause.cause == GARBAGE_COLLECTION.name:
+            found.append(plan_collections(cause, now_s))
+        elif cause.cause == SEQUENCE_LENGTHS.name:
+            found.append(even_out(trace, replayed, cause, now_s, trusted=trusted))
+    return [fix for fix in found if fix is not None]
 
 
 def _without_peers(causes: Sequence[Cause], now_s: float) -> list[Fix]:

@@ -242,6 +242,8 @@ def _report(trace: Trace, replayed: Replayed, metrics: Metrics) -> Report:
                 fix.cause,
                 fix.at_most,
                 fix.division,
+                fix.collections,
+                fix.balancing,
             )
             for fix in fixes
         ),

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from app.analysis.diagnosis.figures import FigureData
 from app.analysis.diagnosis.places import View, Where
 from app.analysis.json_text import OMITTED
+from app.analysis.mitigation.fix import Balancing, PlannedCollections
 from app.analysis.mitigation.layers.division import Division
 
 
@@ -110,6 +111,10 @@ class Recommendation:
         will is in `detail`.
     division : Division or None
         How the layers are to be divided, where that is the change.
+    collections : PlannedCollections or None
+        When garbage is to be collected on all workers, where that is the change.
+    balancing : Balancing or None
+        How sequences are to be divided over DP ranks and microbatches, where that is the change.
     """
 
     action: str
@@ -120,3 +125,5 @@ class Recommendation:
     cause: str | None = field(default=None, metadata=OMITTED)
     at_most: bool = field(default=False, metadata=OMITTED)
     division: Division | None = field(default=None, metadata=OMITTED)
+    collections: PlannedCollections | None = field(default=None, metadata=OMITTED)
+    balancing: Balancing | None = field(default=None, metadata=OMITTED)

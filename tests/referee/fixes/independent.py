@@ -13,6 +13,7 @@ from tests.oracles.physics.draw import Drawn, draw_worlds
 from tests.oracles.physics.execute import execute
 from tests.oracles.physics.record import Recording, record
 from tests.oracles.physics.world import Times, World
+from tests.referee.fixes.balanced import length_factors
 from tests.referee.fixes.layers import by_stage, chunk_factors, in_order
 from tests.referee.fixes.promise import Advised, Promise, Refereed, advised
 from tests.referee.judging import NONE, draw_fault, trace_of
@@ -184,8 +185,8 @@ def pauses_near(pauses: Times, step: int) -> Times:
 
 def interval_of(item: Advised) -> int:
     """Return every how many steps a report advises to collect."""
-    words = item.fix.title.removesuffix(" steps").split()
-    return int(words[-1]) if words[-1].isdigit() else 1
+    assert item.fix.collections is not None
+    return item.fix.collections.every
 
 
 def _divided(drawn: Drawn, item: Advised) -> World:
@@ -216,10 +217,17 @@ def in_turn(by_chunk: Times) -> Times:
     return by_chunk.T.ravel()
 
 
-def _evened(drawn: Drawn, _item: Advised) -> World:
-    """Let every microbatch take the mean, where lengths differ."""
-    differ = drawn.fault is not None and drawn.fault.cause == _LENGTHS
-    return drawn.without if differ else drawn.struck.world
+def _evened(drawn: Drawn, item: Advised) -> World:
+    """Divide the sequences as the report says; as a bound, let every microbatch take the mean."""
+    world, plan = drawn.struck.world, item.fix.balancing
+    if drawn.fault is None or drawn.fault.cause != _LENGTHS:
+        return world
+    if plan is None or world.lengths is None:
+        return drawn.without
+    factors = length_factors(world.lengths, (world.forward_s / drawn.healthy.forward_s)[0, 0], plan)
+    return replace(
+        world, forward_s=world.forward_s * factors, backward_s=world.backward_s * factors
+    )
 
 
 MAKES: Final[Mapping[str, Make]] = {

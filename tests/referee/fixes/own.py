@@ -8,6 +8,7 @@ from typing import Final
 
 import numpy as np
 
+from app.analysis.mitigation.fix import Balancing
 from app.analysis.report.build import analyze
 from app.analysis.synthesis.costs import healthy_work
 from app.analysis.synthesis.execution import StepWork, execute
@@ -25,6 +26,7 @@ from app.analysis.trace.model import (
     OPTIMIZER,
     PARAMS_ALL_GATHER,
 )
+from tests.referee.fixes.balanced import length_factors
 from tests.referee.fixes.independent import interval_of, planned_steps
 from tests.referee.fixes.layers import by_stage, chunk_factors, in_order
 from tests.referee.fixes.promise import Advised, Promise, Refereed, advised
@@ -92,6 +94,8 @@ def made_s(session: SyntheticSession, item: Advised) -> float:
     work.numbers = step_numbers(job, seed)
     if item.fix.action == "even_stages":
         work = _divided(work, session, item)
+    elif item.fix.balancing is not None and removed:
+        work = _balanced(work, session, item.fix.balancing)
     else:
         inject(work, job, session.injections, seed, without=removed)
     if item.fix.action == "plan_garbage_collection":
@@ -124,6 +128,25 @@ def _collect_together(
         size = (len(work.program.first), job.sizes.dp)
         pause_ns = removed.pause_ns * (1 + removed.growth * age[step])
         work.delay_ns[list(work.program.first), step] += pause_ns * rng.lognormal(-0.02, 0.2, size)
+
+
+def _balanced(work: StepWork, session: SyntheticSession, plan: Balancing) -> StepWork:
+    """Divide the sequences as the report says."""
+    job, program = session.job, work.program
+    healthy_ns = work.duration_ns.copy()
+    inject(work, job, session.injections, session.seed)
+    assert work.lengths is not None
+    batches = [
+        [[[s for s in mb if s] for mb in rank] for rank in step]
+        for step in work.lengths.transpose(1, 2, 0, 3).tolist()
+    ]
+    for name in (FORWARD_COMPUTE, BACKWARD_COMPUTE):
+        mine = program.of_types(name)
+        microbatch = program.microbatch[mine]
+        first = [int(np.argmax(microbatch == number)) for number in np.unique(microbatch)]
+        takes = (work.duration_ns[mine] / healthy_ns[mine])[first]
+        work.duration_ns[mine] *= length_factors(batches, takes, plan)[microbatch]
+    return work
 
 
 def _divided(work: StepWork, session: SyntheticSession, item: Advised) -> StepWork:

@@ -1,0 +1,287 @@
+"""Sequences divided anew over DP ranks and microbatches, replayed as a data loader would do it.
+
+Where a session's metadata hold the lengths of its sequences, each step's batch is divided by the
+algorithm that loaders call, `paceline_client.balance`, with the costs that the session shows. Each
+computation then takes what its new microbatch costs ÷ what its old one does, of what it took: each
+keeps its own luck on its worker. Without lengths only a bound is known: every microbatch takes the
+mean. (What-if paper, section 5.3.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+
+from app.analysis.diagnosis.finding import Cause
+from app.analysis.diagnosis.observation import Observation, SingleArray, sample, spread
+from app.analysis.mitigation.fix import Balancing, Fix
+from app.analysis.replay.engine.variants import Replacement
+from app.analysis.replay.launched import launched_step_times
+from app.analysis.replay.layout.dense import FloatArray, IntArray
+from app.analysis.replay.medians import median
+from app.analysis.replay.session import Replayed
+from app.analysis.trace.model import ABSENT, BACKWARD_COMPUTE, FORWARD_COMPUTE, Trace
+
+EVEN_MICROBATCHES: Final = "even_microbatches"
+_TITLE: Final = "Even out the sequence lengths of microbatches"
+_KEY: Final = "sequence_lengths"
+# Fewer steps tell nothing of the others.
+_FEWEST: Final = 3
+# Sequences that are divided; of larger sessions some steps tell.
+_MOST_SEQUENCES: Final = 40_000
+# Microbatches that costs are fitted to.
+_FITTED: Final = 2_000
+# Metadata are their sender's: a longer one is no sequence.
+_LONGEST: Final = 1e9
+# Times so many standard deviations off are not what lengths make.
+_OUTLYING: Final = 4.0
+# Turns of telling what lengths cost from how fast workers are.
+_TURNS: Final = 4
+# No microbatch costs less than this share of the mean one.
+_LEAST: Final = 0.02
+_MS: Final = 1e-6
+
+# Lengths of a step's sequences, as [dp][microbatch][sequence].
+Batch = list[list[list[int]]]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Sums:
+    """Σs and Σs² of microbatches, shape (2, microbatches, steps, dp)."""
+
+    values: FloatArray
+
+    def of(self, microbatch: IntArray) -> FloatArray:
+        """Return them with 1 before them for computations, shape (3, passes, steps, dp)."""
+        chosen = self.values[:, microbatch]
+        return np.concatenate([np.ones((1, *chosen.shape[1:])), chosen])
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Recorded:
+    """What a session says of its sequences.
+
+    Parameters
+    ----------
+    observation : Observation
+    steps : int64 array, shape (steps,)
+        Indices of the steps that are divided.
+    batches : list of Batch
+        Of these steps.
+    microbatch : int64 array, shape (passes,)
+        Which of a batch each computation of a stage is of.
+    """
+
+    observation: Observation
+    steps: IntArray
+    batches: list[Batch]
+    microbatch: IntArray
+
+    def sums(self, batches: Sequence[Batch]) -> _Sums:
+        """Return the sums of batches of these steps."""
+        table = [
+            [[(sum(mb), sum(s * s for s in mb)) for mb in rank] for rank in batch]
+            for batch in batches
+        ]
+        return _Sums(np.moveaxis(np.array(table, dtype=np.float64), (3, 2), (0, 1)))
+
+
+def even_out(
+    trace: Trace, replayed: Replayed, cause: Cause, now_s: float, *, trusted: bool
+) -> Fix | None:
+    """Return the division of the sequences, replayed, or a bound where lengths are not known.
+
+    Parameters
+    ----------
+    trace : Trace
+    replayed : Replayed
+        The same session, prepared for replay.
+    cause : Cause
+        The imbalance of lengths.
+    now_s : float
+        Today's mean step, seconds.
+    trusted : bool
+        Whether the replay of durations is near the recording.
+    """
+    recorded = _recorded(trace, replayed) if trusted else None
+    if recorded is None:
+        return _bound(cause, now_s)
+    plan = _plan(recorded)
+    today, after = recorded.sums(recorded.batches), recorded.sums(_divided(recorded, plan))
+    times = launched_step_times(replayed.main, _with(recorded, today, after))
+    chosen = times[recorded.steps].mean(axis=0)
+    # The other steps are as long as these, on average.
+    saved_s = float((chosen[0] - chosen[1]) / chosen[0] * times[:, 0].mean())
+    return Fix(
+        EVEN_MICROBATCHES,
+        _TITLE,
+        f"Replayed with this session's own sequences, divided over DP ranks and microbatches by "
+        f"paceline_client.balance, none with over {plan.max_tokens:,} tokens, as today: "
+        f"{plan.call}",
+        now_s - saved_s,
+        saved_s / now_s,
+        cause=cause.cause,
+        balancing=plan,
+    )
+
+
+def _bound(cause: Cause, now_s: float) -> Fix | None:
+    if cause.saves is None:
+        return None
+    return Fix(
+        EVEN_MICROBATCHES,
+        _TITLE,
+        "Replayed with every microbatch taking the mean time: the most that dividing sequences "
+        "better over DP ranks and microbatches can bring. With "
+        f'"{_KEY}" in the metadata the division itself is replayed.',
+        now_s * (1 - cause.saves),
+        cause.saves,
+        cause=cause.cause,
+        at_most=True,
+    )
+
+
+def _recorded(trace: Trace, replayed: Replayed) -> _Recorded | None:
+    """Return the lengths of steps of which all are known; None where those are too few."""
+    observation = Observation(trace, replayed.main)
+    given = trace.meta.extra.get(_KEY)
+    if not isinstance(given, dict) or BACKWARD_COMPUTE not in observation.passes:
+        return None
+    layout = observation.layout
+    numbers = layout.nodes.mb[observation.passes[BACKWARD_COMPUTE].nodes[0]]
+    which, microbatch = np.unique(numbers, return_inverse=True)
+    if which[0] == ABSENT:
+        return None
+    found = [_batch(given.get(str(step)), layout.dp, which.tolist()) for step in layout.steps]
+    steps = [step for step, batch in enumerate(found) if batch is not None]
+    if len(steps) < _FEWEST:
+        return None
+    count = sum(len(mb) for batch in found for rank in batch or () for mb in rank)
+    steps = steps[:: -(-count // _MOST_SEQUENCES)]
+    batches = [batch for step in steps if (batch := found[step]) is not None]
+    return _Recorded(observation, np.array(steps), batches, microbatch)
+
+
+def _batch(given: Any, ranks: int, microbatches: list[int]) -> Batch | None:  # noqa: ANN401 - JSON
+    """Return the lengths of a step; None where they are not those of all its microbatches."""
+    if not isinstance(given, list | tuple) or len(given) < ranks:
+        return None
+    batch: Batch = []
+    for of_rank in given[:ranks]:
+        if not isinstance(of_rank, list | tuple) or len(of_rank) <= microbatches[-1]:
+            return None
+        chosen = [of_rank[number] for number in microbatches]
+        if not all(isinstance(mb, list | tuple) and mb for mb in chosen):
+            return None
+        if not all(_is_length(length) for mb in chosen for length in mb):
+            return None
+        batch.append([list(mb) for mb in chosen])
+    return batch
+
+
+def _is_length(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 < value <= _LONGEST
+
+
+def _plan(recorded: _Recorded) -> Balancing:
+    """Return what microbatches cost, forward and backward on the mean stage, and the limit."""
+    # The client's other modules are what a recorder needs: only sessions with lengths load them.
+    from paceline_client.balance import Cost  # noqa: PLC0415 - see above
+
+    passes = recorded.observation.passes
+    first = passes[FORWARD_COMPUTE].chunk == 0
+    total_ms = sum(
+        passes[name].times_ns[:, first][:, :, recorded.steps].mean(axis=0) * _MS
+        for name in (FORWARD_COMPUTE, BACKWARD_COMPUTE)
+    )
+    places = [
+        (batch[dp][mb], float(total_ms[row, step, dp]))
+        for step, batch in enumerate(recorded.batches)
+        for dp in range(len(batch))
+        for row, mb in enumerate(recorded.microbatch[first].tolist())
+    ]
+    # An odd stride does not always meet the same ranks.
+    cost = Cost.fit(places[:: len(places) // _FITTED | 1])
+    return Balancing(
+        fixed_ms=cost.fixed,
+        linear_ms=cost.linear,
+        quadratic_ms=cost.quadratic,
+        max_tokens=max(sum(mb) for batch in recorded.batches for rank in batch for mb in rank),
+        stages=recorded.observation.layout.pp,
+    )
+
+
+def _divided(recorded: _Recorded, plan: Balancing) -> list[Batch]:
+    """Return the batches as a loader would divide them."""
+    from paceline_client.balance import Cost, balance  # noqa: PLC0415 - as above
+
+    cost = Cost(plan.fixed_ms, plan.linear_ms, plan.quadratic_ms)
+    found = []
+    for batch in recorded.batches:
+        places = balance(batch, cost=cost, max_tokens=plan.max_tokens, stages=plan.stages)
+        found.append([[[batch[r][m][i] for r, m, i in mb] for mb in rank] for rank in places])
+    return found
+
+
+def _with(recorded: _Recorded, today: _Sums, after: _Sums) -> Replacement:
+    """Return what computations take with other sequences in their microbatches."""
+    observation = recorded.observation
+    changed = observation.recorded_ns
+    before, then = today.of(recorded.microbatch), after.of(recorded.microbatch)
+    nodes, curves = [], []
+    for passes in observation.passes.values():
+        for of_stage, times_ns in zip(passes.nodes, passes.times_ns, strict=True):
+            nodes.append(of_stage)
+            curves.append(_curve(before, times_ns[:, recorded.steps], passes.chunk))
+    position = np.full(changed.shape[1], -1)
+    position[recorded.steps] = np.arange(len(recorded.steps))
+
+    def times(steps: slice) -> FloatArray:
+        here = position[steps]
+        rows = []
+        for of_stage, curve in zip(nodes, curves, strict=True):
+            values = changed[of_stage, steps]
+            known = here >= 0
+            old, new = (
+                np.maximum(np.tensordot(curve, sums[:, :, here[known]], 1), _LEAST)
+                for sums in (before, then)
+            )
+            values[:, known] *= new / old
+            rows.append(values)
+        return np.concatenate(rows)
+
+    return Replacement(np.concatenate(nodes), times)
+
+
+def _curve(sums: FloatArray, times_ns: SingleArray, chunk: IntArray) -> FloatArray:
+    """Return what 1, Σs and Σs² cost on a stage, its usual microbatch taken as 1.
+
+    Workers differ, and so do chunks: how much each is off from what its own microbatches cost is
+    found by turns with the cost.
+
+    Parameters
+    ----------
+    sums : float64 array, shape (3, passes, steps, dp)
+    times_ns : float32 array, shape (passes, steps, dp)
+    chunk : int64 array, shape (passes,)
+    """
+    relative = times_ns / median(times_ns.reshape(-1))
+    known = np.stack([sample(part) for part in sums], axis=-1)
+    scale = np.maximum(np.abs(known).max(axis=0), 1.0)
+    curve = np.zeros(3)
+    for _ in range(_TURNS):
+        times = sample(relative.astype(np.float64))
+        near = np.ones(len(times), dtype=bool)
+        for _ in range(2):
+            curve = np.linalg.lstsq(known[near] / scale, times[near], rcond=None)[0] / scale
+            apart = times - known @ curve
+            near = np.abs(apart) <= max(_OUTLYING * spread(apart), _LEAST)
+        fitted = np.maximum(np.tensordot(curve, sums, 1), _LEAST)
+        for number in range(int(chunk.max()) + 1):
+            mine = chunk == number
+            off = (relative[mine] / fitted[mine]).reshape(-1, relative.shape[-1])
+            relative[mine] /= median(off).astype(np.float32)
+    return np.asarray(curve)

@@ -1,0 +1,100 @@
+"""Sequences divided as a loader does: the gain is that of the division, not of the mean."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from app.analysis.report.build import analyze
+from app.analysis.report.findings import Recommendation
+from app.analysis.synthesis.injections.computations import SequenceLengths
+from app.analysis.synthesis.job import JobModel, Profiler
+from app.analysis.synthesis.synthesize import SyntheticSession, synthesize
+from app.analysis.trace.model import Sizes, Trace
+from paceline_client.balance import Cost, balance
+
+JOB = JobModel(Sizes(dp=4, pp=2), microbatches=6, steps=8, profiler=Profiler(sequence_lengths=True))
+
+
+@pytest.fixture(scope="module")
+def session() -> SyntheticSession:
+    return synthesize(JOB, (SequenceLengths(),), seed=5)
+
+
+def fix_of(trace: Trace) -> Recommendation:
+    report = analyze(trace).report
+    (fix,) = (f for f in report.recommendations if f.action == "even_microbatches")
+    return fix
+
+
+def naming(trace: Trace, lengths: object) -> Trace:
+    """Return a trace whose metadata say something else of its sequences."""
+    extra: dict[str, Any] = {**trace.meta.extra, "sequence_lengths": lengths}
+    return replace(trace, meta=replace(trace.meta, extra=extra))
+
+
+def test_a_division_that_a_loader_makes_is_replayed(session: SyntheticSession) -> None:
+    fix = fix_of(session.trace)
+    assert fix.balancing is not None
+    assert not fix.at_most
+    # what is promised is near what no division can beat, and not beyond it
+    truth = session.truth
+    most = 1 - sum(truth.healthy_step_times_s) / sum(truth.step_times_s)
+    assert 0.6 * most < fix.predicted_gain <= most * 1.03
+    assert fix.balancing.call in fix.detail
+
+
+def test_costs_and_limit_are_those_of_the_session(session: SyntheticSession) -> None:
+    plan = fix_of(session.trace).balancing
+    assert plan is not None
+    assert plan.max_tokens == SequenceLengths().max_length
+    assert plan.stages == JOB.sizes.pp
+    cost = Cost(plan.fixed_ms, plan.linear_ms, plan.quadratic_ms)
+    # 0.05 + 0.6 Σs + Σs², in units of the longest
+    long, short = (cost.of([plan.max_tokens // parts] * parts) for parts in (1, 8))
+    assert long / short == pytest.approx(1.65 / (0.65 + 1 / 8), rel=0.1)
+
+
+def test_the_call_divides_a_batch(session: SyntheticSession) -> None:
+    plan = fix_of(session.trace).balancing
+    assert plan is not None
+    batch = next(iter(session.trace.meta.extra["sequence_lengths"].values()))
+    names = {"batch": batch, "balance": balance, "Cost": Cost}
+    even = eval(plan.call, names)  # noqa: S307 - our own text, as a loader would have it
+    assert [len(rank) for rank in even] == [len(rank) for rank in batch]
+
+
+@pytest.mark.parametrize(
+    "lengths",
+    [None, {}, [], {"0": [[[1]]]}, {"0": [[["long"]]]}, {"0": 7}],
+    ids=str,
+)
+def test_without_lengths_only_a_bound_is_known(session: SyntheticSession, lengths: object) -> None:
+    fix = fix_of(naming(session.trace, lengths))
+    assert fix.at_most
+    assert fix.balancing is None
+    assert "sequence_lengths" in fix.detail
+
+
+def test_some_steps_tell_what_a_division_brings_to_all(session: SyntheticSession) -> None:
+    lengths = session.trace.meta.extra["sequence_lengths"]
+    some = fix_of(naming(session.trace, dict(list(lengths.items())[::2])))
+    assert some.balancing is not None
+    assert some.predicted_gain == pytest.approx(fix_of(session.trace).predicted_gain, rel=0.25)
+
+
+def test_slow_workers_do_not_make_sequences_dear(session: SyntheticSession) -> None:
+    trace = session.trace
+    slow = np.where((trace.dp == 1) & np.isin(trace.op, computations(trace)), 1.02, 1.0)
+    slower = replace(trace, duration_ns=(trace.duration_ns * slow).astype(np.int64))
+    one, other = fix_of(trace).balancing, fix_of(slower).balancing
+    assert one is not None
+    assert other is not None
+    assert other.quadratic_ms == pytest.approx(one.quadratic_ms, rel=0.03)
+
+
+def computations(trace: Trace) -> list[int]:
+    return [code for code, name in enumerate(trace.op_names) if name.endswith("-compute")]
