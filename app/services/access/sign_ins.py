@@ -137,9 +137,9 @@ def sign_in(
                     tx, found.id, browser, secrets.token_urlsafe(RANDOM_BYTES)
                 )
                 return replace(_begin(tx, found), known_by=known_by)
-    error = UnauthenticatedError("The name or the password is wrong.", code="access.wrong_password")
-    note_failed_sign_in(container, peer, error, somebody)
-    raise error
+    wrong = UnauthenticatedError("The name or the password is wrong.", code="access.wrong_password")
+    note_failed_sign_in(container, peer, wrong, somebody)
+    raise wrong
 
 
 def _fits(stored: str, password: str) -> bool:

@@ -235,8 +235,8 @@ def test_no_unique_key_spans_projects() -> None:
             if isinstance(key, UniqueConstraint | PrimaryKeyConstraint)
         ]
         keys += [index for index in table.indexes if index.unique]
-        for key in keys:
-            assert own & {column.name for column in key.columns}, (table.name, key.name)
+        for unique in keys:
+            assert own & {column.name for column in unique.columns}, (table.name, unique.name)
 
 
 def test_a_process_container_opens_nothing_by_itself(container: Container) -> None:
