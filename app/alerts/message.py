@@ -20,7 +20,8 @@ from app.alerts.grouping import Content, IncidentItem, Status
 from app.alerts.incidents import Incident
 from app.alerts.readings import LOW_QUALITY_CAUSE, NO_DATA_CAUSE, REGRESSION_CAUSE
 from app.alerts.rules import Severity
-from app.analysis.diagnosis.causes.registry import title_of
+from app.analysis.diagnosis.causes.registry import EVERY, title_of
+from app.analysis.diagnosis.finding import UNKNOWN
 
 # What only alerts have besides the diagnosis' causes.
 _TITLES: Final[Mapping[str, str]] = {
@@ -248,6 +249,11 @@ def _alert(
 def cause_name(cause: str) -> str:
     """Return a cause as people call it."""
     return _TITLES.get(cause) or title_of(cause)
+
+
+def known_causes() -> tuple[str, ...]:
+    """Return every cause that an incident of this version may have."""
+    return (*_TITLES, *EVERY, UNKNOWN)
 
 
 def view_url(base_url: str, facts: Facts | None) -> str:

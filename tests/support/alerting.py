@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any
@@ -42,7 +43,11 @@ class Alerting:
     container: Container
 
     def session(
-        self, slowdown: float | None = 1.3, *causes: CauseFact, job: str = "llm"
+        self,
+        slowdown: float | None = 1.3,
+        *causes: CauseFact,
+        job: str = "llm",
+        labels: Mapping[str, str] | None = None,
     ) -> uuid.UUID:
         """Let a session be analyzed: what the analysis writes for alerts, without the analysis."""
         session_id = uuid.uuid4()
@@ -56,6 +61,7 @@ class Alerting:
             ).scalar()
             number = (number or 0) + 1
             found = facts(session_id, job, number, tx.now, slowdown, *(causes or (SLOW_NODE,)))
+            found = replace(found, labels=labels or {})
             evaluate_session(self.container, tx, job_id, found)
         return session_id
 

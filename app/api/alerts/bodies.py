@@ -6,7 +6,7 @@ import uuid
 from collections.abc import Mapping
 from dataclasses import asdict
 from datetime import datetime
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
 
@@ -23,6 +23,7 @@ from app.alerts.rules import (
 from app.alerts.states import DeliveryState, IncidentState
 from app.services.alerts.incident_reads import IncidentRow, IncidentView
 from app.services.alerts.rules import Preview
+from app.services.alerts.triage.orders import MOST
 
 Person = Annotated[str, Field(min_length=1, max_length=200, description="Who says so.")]
 Note = Annotated[str, Field(max_length=2000)]
@@ -151,6 +152,7 @@ class IncidentBody(BaseModel):
     silenced_by: str | None
     why_resolved: str | None
     resolved_by: str | None
+    assignee: str | None
     facts: dict[str, Any] | None
 
 
@@ -166,10 +168,19 @@ class EventBody(ReadBody):
     session: uuid.UUID | None
 
 
+class CommentBody(ReadBody):
+    """Something that a person said about an incident."""
+
+    at: datetime
+    author: str
+    words: str
+
+
 class IncidentDetailBody(IncidentBody):
-    """An incident with its history, the oldest event first."""
+    """An incident with its history, the oldest event first, and its latest 100 comments."""
 
     events: list[EventBody]
+    comments: list[CommentBody]
 
 
 class IncidentListBody(BaseModel):
@@ -195,6 +206,71 @@ class SilenceBody(BaseModel):
     by: Person | None = Field(default=None, description=BY)
     reason: Annotated[str, Field(min_length=1, max_length=2000)]
     until: AwareDatetime
+
+
+class SaidBody(BaseModel):
+    """A comment."""
+
+    words: Annotated[str, Field(min_length=1, max_length=2000, pattern=r"\S")]
+    by: Person | None = Field(default=None, description=BY)
+
+
+class AssigneeBody(BaseModel):
+    """Whose it is from now on; null: nobody's."""
+
+    to: Person | None
+    by: Person | None = Field(default=None, description=BY)
+
+
+class ManyBody(BaseModel):
+    """Incidents that an order is for."""
+
+    incidents: Annotated[list[uuid.UUID], Field(min_length=1, max_length=MOST)]
+
+
+class AcknowledgeManyBody(ManyBody, AckBody):
+    """Acknowledge them."""
+
+    order: Literal["acknowledge"]
+
+
+class SilenceManyBody(ManyBody, SilenceBody):
+    """Silence them."""
+
+    order: Literal["silence"]
+
+
+class ResolveManyBody(ManyBody, AckBody):
+    """Resolve them."""
+
+    order: Literal["resolve"]
+
+
+class AssignManyBody(ManyBody, AssigneeBody):
+    """Say whose they are."""
+
+    order: Literal["assign"]
+
+
+OrderBody = Annotated[
+    AcknowledgeManyBody | SilenceManyBody | ResolveManyBody | AssignManyBody,
+    Field(discriminator="order"),
+]
+
+
+class LeftBody(ReadBody):
+    """An incident that the order does not apply to."""
+
+    id: uuid.UUID
+    state: IncidentState
+    why: str
+
+
+class OrderedBody(ReadBody):
+    """What became of an order for many incidents."""
+
+    changed: list[uuid.UUID]
+    left: list[LeftBody]
 
 
 class OutcomeBody(ReadBody):
@@ -262,6 +338,7 @@ def incident_values(row: IncidentRow) -> dict[str, Any]:
     return {
         **same,
         "job": row.job,
+        "assignee": row.assignee,
         "rules": dict(row.rules),
         "silenced_until": silence.until if silence else None,
         "silence_reason": silence.reason if silence else None,
@@ -275,6 +352,7 @@ def incident_detail_body(view: IncidentView) -> IncidentDetailBody:
     return IncidentDetailBody(
         **incident_values(view.row),
         events=[EventBody.model_validate(event) for event in view.events],
+        comments=[CommentBody.model_validate(comment) for comment in view.comments],
     )
 
 

@@ -1,4 +1,4 @@
-"""Alerts: rules, channels, incidents and deliveries."""
+"""Alerts: rules, channels and deliveries, and beside them incidents."""
 
 from __future__ import annotations
 
@@ -7,30 +7,23 @@ from typing import Annotated, Final
 
 from fastapi import APIRouter, Query, Response
 
-from app.alerts.states import DeliveryState, IncidentState
+from app.alerts.states import DeliveryState
 from app.api.alerts.bodies import (
-    BY,
-    AckBody,
     ChannelBody,
     ChannelListBody,
     ChannelPatchBody,
     DeliveryBody,
     DeliveryListBody,
-    IncidentBody,
-    IncidentDetailBody,
-    IncidentListBody,
     PreviewBody,
     ResealedBody,
     RuleBody,
     RuleListBody,
-    SilenceBody,
     StoredChannelBody,
     StoredRuleBody,
     TestResultBody,
-    incident_detail_body,
-    incident_values,
     preview_body,
 )
+from app.api.alerts.incidents import add_incidents
 from app.door.guard import GuardedRoute
 from app.door.here import Here
 from app.services.alerts.channels.example import send_example
@@ -42,13 +35,6 @@ from app.services.alerts.channels.write import (
     update_channel,
 )
 from app.services.alerts.deliveries.reads import list_deliveries, replay_delivery
-from app.services.alerts.incident_reads import get_incident, list_incidents
-from app.services.alerts.incidents import (
-    acknowledge_incident,
-    end_incident_silence,
-    resolve_incident,
-    silence_incident,
-)
 from app.services.alerts.rules import delete_rule, get_rule, preview, save_rule, with_new_id
 from app.services.alerts.store import load_rules
 
@@ -65,7 +51,7 @@ def router() -> APIRouter:
     routes = APIRouter(route_class=GuardedRoute, prefix="/api/v1", tags=["alerts"])
     _rules(routes)
     _channels(routes)
-    _incidents(routes)
+    add_incidents(routes)
     _deliveries(routes)
     return routes
 
@@ -162,52 +148,6 @@ def _channels(routes: APIRouter) -> None:
     def post_test(container: Here, channel: uuid.UUID) -> TestResultBody:
         """Answer with what the receiver said, within the time of one attempt."""
         return TestResultBody.model_validate(send_example(container, channel))
-
-
-def _incidents(routes: APIRouter) -> None:
-    @routes.get("/incidents", summary="Incidents, firing ones first")
-    def get_incidents(
-        container: Here,
-        limit: Limit = DEFAULT_LIMIT,
-        state: Annotated[IncidentState | None, Query(description="Only in this state.")] = None,
-        job: Annotated[str | None, Query(description="Only of this job.")] = None,
-    ) -> IncidentListBody:
-        with container.reading() as tx:
-            rows = list_incidents(tx, limit, state=state, job=job)
-        return IncidentListBody(incidents=[IncidentBody(**incident_values(row)) for row in rows])
-
-    @routes.get("/incidents/{incident}", summary="An incident and its history")
-    def get_one_incident(container: Here, incident: uuid.UUID) -> IncidentDetailBody:
-        with container.reading() as tx:
-            view = get_incident(tx, incident)
-        return incident_detail_body(view)
-
-    @routes.post("/incidents/{incident}/ack", summary="Acknowledge: no repeats any more")
-    def post_ack(container: Here, incident: uuid.UUID, body: AckBody) -> IncidentDetailBody:
-        return incident_detail_body(
-            acknowledge_incident(container, incident, by=body.by, note=body.note)
-        )
-
-    @routes.post("/incidents/{incident}/silence", summary="Tell nobody until a time")
-    def post_silence(container: Here, incident: uuid.UUID, body: SilenceBody) -> IncidentDetailBody:
-        return incident_detail_body(
-            silence_incident(container, incident, until=body.until, reason=body.reason, by=body.by)
-        )
-
-    @routes.delete("/incidents/{incident}/silence", summary="End a silence early")
-    def remove_silence(
-        container: Here,
-        incident: uuid.UUID,
-        by: Annotated[str | None, Query(min_length=1, max_length=200, description=BY)] = None,
-    ) -> IncidentDetailBody:
-        return incident_detail_body(end_incident_silence(container, incident, by=by))
-
-    @routes.post("/incidents/{incident}/resolve", summary="Say that it is over")
-    def post_resolve(container: Here, incident: uuid.UUID, body: AckBody) -> IncidentDetailBody:
-        """Sessions up to now are settled: the same must hold anew before it fires again."""
-        return incident_detail_body(
-            resolve_incident(container, incident, by=body.by, note=body.note)
-        )
 
 
 def _deliveries(routes: APIRouter) -> None:

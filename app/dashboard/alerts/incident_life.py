@@ -26,6 +26,7 @@ from app.dashboard.alerts.parts import (
 )
 from app.dashboard.look.format import age, day_or_time, interval, listing, plural, times
 from app.dashboard.look.parts import StateLabel
+from app.services.alerts.incident_reads import COMMENTS_LISTED
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -53,6 +54,7 @@ WORDS: Final = {
     "acknowledged": "Acknowledged",
     "silenced": "Silenced",
     "unsilenced": "Silence ended",
+    "assigned": "Assigned",
     "escalated": "Escalated: critical from now on",
     "resolved": "Resolved",
 }
@@ -65,6 +67,16 @@ class Moment:
     at: datetime
     when: str
     text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """What a person said of an incident."""
+
+    at: datetime
+    when: str
+    author: str
+    words: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +110,8 @@ class ChosenIncident:
     """The incident beside the list."""
 
     actions: Actions
+    severity: str
+    assignee: str
     job: str
     job_url: str
     title: str
@@ -109,6 +123,8 @@ class ChosenIncident:
     message: Words | None
     deliveries: Sequence[Attempted]
     failing: str
+    comments: Sequence[Said]
+    comments_title: str
 
 
 def chosen_incident(life: IncidentLife, channels: Sequence[ChannelView]) -> ChosenIncident:
@@ -125,6 +141,8 @@ def chosen_incident(life: IncidentLife, channels: Sequence[ChannelView]) -> Chos
     message = _words(life)
     return ChosenIncident(
         actions=actions(row, life.view.now),
+        severity=incident.severity,
+        assignee=row.assignee or "",
         job=row.job,
         job_url=job_url,
         title=f"{row.job}: {headline(incident)}",
@@ -136,7 +154,20 @@ def chosen_incident(life: IncidentLife, channels: Sequence[ChannelView]) -> Chos
         message=message,
         deliveries=[_attempted(sent) for sent in life.deliveries],
         failing=_failing(life.deliveries, channels),
+        comments=[
+            Said(said.at, day_or_time(said.at, life.view.now), said.author, said.words)
+            for said in life.view.comments
+        ],
+        comments_title=_comments_title(len(life.view.comments)),
     )
+
+
+def _comments_title(number: int) -> str:
+    if not number:
+        return "Nobody has said anything yet"
+    if number == COMMENTS_LISTED:
+        return f"The latest {number} comments"
+    return plural(number, "comment")
 
 
 def _about(row: IncidentRow, now: datetime) -> str:
@@ -204,6 +235,8 @@ def _happened(event: EventRow, life: IncidentLife) -> str:
         measured = "" if session.slowdown is None else f" measured {times(session.slowdown)}"
         return f"{word}: session {session.number}{measured}"
     by = f" by {event.actor}" if event.actor else ""
+    if event.event == "assigned":
+        return f"{word} to {event.note or 'nobody'}{by}"
     silence = life.view.row.incident.silence
     end = (
         f" to {until(silence.until, event.at)}"

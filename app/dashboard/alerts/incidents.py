@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import uuid
 from dataclasses import dataclass
 from datetime import datetime
@@ -12,10 +11,19 @@ from app.alerts.readings import NO_DATA_CAUSE
 from app.alerts.states import IncidentState
 from app.analysis.wording import hours
 from app.dashboard.alerts.channel_health import ChannelHealth, channels_title, health
+from app.dashboard.alerts.filters import (
+    PATH,
+    FilterBar,
+    Heading,
+    IncidentsInAddress,
+    filter_bar,
+    headings,
+)
 from app.dashboard.alerts.incident_life import ChosenIncident, chosen_incident
 from app.dashboard.alerts.parts import STATES, context, dead, headline, labels, since
 from app.dashboard.look.format import MINUS, age, count, heat_color, percent, plural, times
 from app.dashboard.look.parts import StateLabel
+from app.services.alerts.views import PAGE
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -28,10 +36,17 @@ if TYPE_CHECKING:
 
 WARNING: Final = StateLabel("warn", "", 0)
 
-# So many incidents to a page.
-PAGE: Final = 100
 # A job is worth naming when it loses this share of all that is lost.
 NAMED_SHARE: Final = 0.3
+SORTED: Final = {
+    "severity": "severity",
+    "state": "state",
+    "job": "job",
+    "slowdown": "slowdown",
+    "lost": "GPU-hours that the job loses each hour",
+    "since": "when it fired",
+    "assignee": "assignee",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +56,7 @@ class IncidentLine:
     id: uuid.UUID
     url: str
     job: str
+    severity: str
     state: StateLabel
     headline: str
     labels: str
@@ -50,6 +66,7 @@ class IncidentLine:
     fix: str
     gain: str
     since: datetime
+    assignee: str
     chosen: bool
 
 
@@ -78,6 +95,8 @@ class IncidentsPage:
     title: str
     heading: str
     states: Sequence[tuple[StateLabel, str]]
+    filters: FilterBar
+    headings: Sequence[Heading]
     list_title: str
     list_note: str
     lines: Sequence[IncidentLine]
@@ -85,6 +104,8 @@ class IncidentsPage:
     next_url: str
     over_title: str
     over: Sequence[OverLine]
+    # Only what is over was asked for.
+    over_alone: bool
     chosen: ChosenIncident | None
     asked: bool
     channels_title: str
@@ -97,64 +118,57 @@ def incidents_page(  # noqa: PLR0913 - everything that is on it
     life: IncidentLife | None,
     channels: Sequence[ChannelView],
     tallies: Mapping[uuid.UUID, Tally],
+    asked: IncidentsInAddress,
     *,
-    asked: bool = True,
-    number: int = 1,
+    chosen: bool = False,
 ) -> IncidentsPage:
     """Return the page of incidents.
 
     Parameters
     ----------
     found : Incidents
+        As the address asks for them.
     life : IncidentLife or None
         Of the chosen one.
     channels : sequence of ChannelView
     tallies : mapping of UUID to Tally
-    asked : bool
+    asked : IncidentsInAddress
+    chosen : bool
         Whether the chosen one was asked for by its address.
-    number : int
-        Of the page of the list; the last one where there are not so many.
     """
     chosen_id = life.view.row.incident.id if life else None
-    rates = {row.incident.id: _rate(row, found) for row in found.present}
-    rows = _ranked(found)
-    firing = [row for row in rows if row.incident.state is IncidentState.FIRING]
     fire = found.counts.get(IncidentState.FIRING, 0)
     short = f"{count(fire)} firing" if fire else "none firing"
-    number = min(max(number, 1), max(1, math.ceil(len(rows) / PAGE)))
-    shown = rows[PAGE * (number - 1) : PAGE * number]
+    if asked.narrowed or found.filtered.over:
+        short = f"{count(found.total)} found"
+    number = found.number
     return IncidentsPage(
         now=found.now,
-        title=f"Incidents: {short}" if life is None else _title(life, short),
-        heading=_heading(found, _by_job(firing, rates)),
+        title=f"Incidents: {short}" if life is None or not chosen else _title(life, short),
+        heading=_heading(found, narrowed=asked.narrowed),
         states=_states(found, channels),
-        list_title=_list_title(found, _by_job(firing, rates)),
-        list_note=_list_note(found, number, len(shown)),
-        lines=[_line(row, rates[row.incident.id], chosen_id, found.now, number) for row in shown],
-        previous_url=_page_url(number - 1) if number > 1 else "",
-        next_url=_page_url(number + 1) if PAGE * number < len(rows) else "",
+        filters=filter_bar(asked, found),
+        headings=headings(asked),
+        list_title=_list_title(found),
+        list_note=_list_note(found, asked),
+        lines=[_line(row, found, chosen_id, asked) for row in found.present],
+        previous_url=_page_url(PATH, asked, number - 1) if number > 1 else "",
+        next_url=_page_url(PATH, asked, number + 1) if number < found.pages else "",
         over_title=_over_title(found),
-        over=[_over(item, chosen_id) for item in found.over],
+        over=[_over(item, chosen_id, asked) for item in found.over],
+        over_alone=found.filtered.over,
         chosen=None if life is None else chosen_incident(life, channels),
-        asked=asked and life is not None,
+        asked=chosen and life is not None,
         channels_title=channels_title(channels),
         channels=[health(channel, tallies.get(channel.id), found.now) for channel in channels],
         version=_version(found, life, channels),
     )
 
 
-def most_pressing(found: Incidents) -> uuid.UUID | None:
+def first_of(found: Incidents) -> uuid.UUID | None:
     """Return the incident that is shown where none is asked for; None where none is open."""
-    rows = _ranked(found)
+    rows = [item.row for item in found.over] if found.filtered.over else found.present
     return rows[0].incident.id if rows else None
-
-
-def _ranked(found: Incidents) -> list[IncidentRow]:
-    """Return firing ones first, then by what the job loses."""
-    return sorted(
-        found.present,
-        key=lambda row: (STATES[row.incident.state].order, -(_rate(row, found) or 0.0)),
-    )
 
 
 def _rate(row: IncidentRow, found: Incidents) -> float | None:
@@ -165,76 +179,69 @@ def _rate(row: IncidentRow, found: Incidents) -> float | None:
     return facts.shown.waste * found.sessions[facts.session].world
 
 
-def _by_job(
-    rows: Sequence[IncidentRow], rates: Mapping[uuid.UUID, float | None]
-) -> dict[str, float]:
-    """Count a job's loss once, however many incidents it has."""
-    lost: dict[str, float] = {}
-    for row in rows:
-        rate = rates[row.incident.id]
-        if rate is not None:
-            lost[row.job] = max(rate, lost.get(row.job, 0.0))
-    return lost
-
-
 def _title(life: IncidentLife, short: str) -> str:
     row = life.view.row
     word = STATES[row.incident.state].word.lower()
     return f"{row.job}: {headline(row.incident)}, {word} ({short})"
 
 
-def _heading(found: Incidents, lost: Mapping[str, float]) -> str:
+def _heading(found: Incidents, *, narrowed: bool) -> str:
     fire, total = found.counts.get(IncidentState.FIRING, 0), sum(found.counts.values())
+    matching = "matching " if narrowed else ""
+    if found.filtered.over:
+        return f"{plural(total, f'{matching}incident')} {'is' if total == 1 else 'are'} over"
     if not total:
-        return "No incident is open"
+        return "No open incident matches" if narrowed else "No incident is open"
     if not fire:
-        return f"Nothing fires; {plural(total, 'incident')} open"
+        return f"Nothing {matching}fires; {plural(total, f'{matching}incident')} open"
     verb, costs = ("fires", "costs") if fire == 1 else ("fire", "cost")
-    subject = plural(fire, "incident")
-    if not lost:
+    subject = plural(fire, f"{matching}incident")
+    lost = found.lost.get(IncidentState.FIRING)
+    if lost is None:
         return f"{subject} {verb}"
-    # What is beyond the list was not added up.
-    least = "" if fire <= len(found.present) else "at least "
-    return f"{subject} {verb} and {costs} {least}{hours(sum(lost.values()))} GPU-hours each hour"
+    return f"{subject} {verb} and {costs} {hours(lost.hourly)} GPU-hours each hour"
 
 
-def _list_title(found: Incidents, lost: Mapping[str, float]) -> str:
+def _list_title(found: Incidents) -> str:
     if not found.present:
         return "Nothing to list"
-    fire, total = found.counts.get(IncidentState.FIRING, 0), sum(found.counts.values())
-    text = f"{count(fire)} firing of {count(total)} open"
-    hourly = sum(lost.values())
-    if len(lost) > 1 and hourly > 0:
-        job, most = max(lost.items(), key=lambda item: item[1])
-        if most / hourly >= NAMED_SHARE:
-            text += f"; {job} loses {percent(most / hourly, 0)} of the hours"
+    total = sum(found.counts.values())
+    if found.filtered.state is not None:
+        return f"{count(found.total)} {STATES[found.filtered.state].word.lower()} of {count(total)}"
+    text = f"{count(found.counts.get(IncidentState.FIRING, 0))} firing of {count(total)} open"
+    lost = found.lost.get(IncidentState.FIRING)
+    if lost and lost.jobs > 1 and lost.hourly > 0 and lost.most / lost.hourly >= NAMED_SHARE:
+        text += f"; {lost.job} loses {percent(lost.most / lost.hourly, 0)} of the hours"
     return text
 
 
-def _list_note(found: Incidents, number: int, shown: int) -> str:
+def _list_note(found: Incidents, asked: IncidentsInAddress) -> str:
     """Return in which order the list is, and what of it is not here."""
+    if not found.present and asked.narrowed:
+        return "Other words, or fewer conditions, may find more"
     if not found.present:
         return "An incident opens when a rule of alerts holds for a job"
-    text = "Firing first, then by GPU-hours that the job loses each hour"
-    listed, total = len(found.present), sum(found.counts.values())
-    if shown < listed:
-        first = PAGE * (number - 1) + 1
-        text += f"; {first} to {first + shown - 1} of {count(listed)}"
-    if listed < total:
-        text += f"; {count(total - listed)} more are not listed"
+    text = "Severity first, then firing ones, then GPU-hours that the job loses each hour"
+    if asked.sort:
+        text = f"By {SORTED[asked.sort.removeprefix('-')]}"
+    shown = len(found.present)
+    if shown < found.total:
+        first = PAGE * (found.number - 1) + 1
+        text += f"; {count(first)} to {count(first + shown - 1)} of {count(found.total)}"
     if found.hidden:
         text += f"; {count(found.hidden)} hidden while their jobs send nothing"
     return text
 
 
 def _over_title(found: Incidents) -> str:
-    text = f"{plural(found.over_count, 'incident')} over in the last 7 days"
     shown = len(found.over)
+    if found.filtered.over:
+        text = f"{plural(found.total, 'incident')} over"
+        first = PAGE * (found.number - 1) + 1
+        of = f"; {count(first)} to {count(first + shown - 1)}"
+        return f"{text}{of}" if shown < found.total else text
+    text = f"{plural(found.over_count, 'incident')} over in the last 7 days"
     return text if shown >= found.over_count else f"{text}; the latest {shown}"
-
-
-def _page_url(number: int) -> str:
-    return "/incidents" if number == 1 else f"/incidents?page={number}"
 
 
 def _states(found: Incidents, channels: Sequence[ChannelView]) -> list[tuple[StateLabel, str]]:
@@ -260,26 +267,33 @@ def _gain(gain: float) -> str:
 
 
 def _line(
-    row: IncidentRow, rate: float | None, chosen: uuid.UUID | None, now: datetime, number: int
+    row: IncidentRow, found: Incidents, chosen: uuid.UUID | None, asked: IncidentsInAddress
 ) -> IncidentLine:
     incident, facts = row.incident, row.incident.facts
-    slowdown = _slowdown(facts)
+    slowdown, rate = _slowdown(facts), _rate(row, found)
     fix = facts.fix if facts else None
+    standing = _standing(incident, found.now)
     return IncidentLine(
         id=incident.id,
-        url=f"/incidents/{incident.id}" + (f"?page={number}" if number > 1 else ""),
+        url=_page_url(f"{PATH}/{incident.id}", asked, found.number),
         job=row.job,
+        severity=incident.severity,
         state=STATES[incident.state],
         headline=headline(incident),
-        labels=" · ".join(part for part in (_standing(incident, now), labels(facts)) if part),
+        labels=" · ".join(part for part in (standing, labels(facts)) if part),
         slowdown="none" if slowdown is None else times(slowdown),
         color="" if slowdown is None else heat_color(slowdown),
         lost="" if rate is None else hours(rate),
         fix=fix.title if fix else "",
         gain=_gain(fix.gain) if fix else "",
         since=since(incident),
+        assignee=row.assignee or "nobody",
         chosen=incident.id == chosen,
     )
+
+
+def _page_url(path: str, asked: IncidentsInAddress, number: int) -> str:
+    return asked.address(path).but(page=number if number > 1 else None)
 
 
 def _standing(incident: Incident, now: datetime) -> str:
@@ -287,7 +301,7 @@ def _standing(incident: Incident, now: datetime) -> str:
     return "" if incident.state is IncidentState.PENDING else context(incident, now)
 
 
-def _over(item: Over, chosen: uuid.UUID | None) -> OverLine:
+def _over(item: Over, chosen: uuid.UUID | None, asked: IncidentsInAddress) -> OverLine:
     incident, before = item.row.incident, item.row.incident.facts
     # How slow the job was before and after says nothing of its silence.
     after = None if incident.cause == NO_DATA_CAUSE else item.after
@@ -300,7 +314,7 @@ def _over(item: Over, chosen: uuid.UUID | None) -> OverLine:
     )
     ended = incident.resolved_at or incident.opened_at
     return OverLine(
-        url=f"/incidents/{incident.id}",
+        url=_page_url(f"{PATH}/{incident.id}", asked, asked.number if asked.filtered.over else 1),
         job=item.row.job,
         headline=headline(incident),
         before="" if slow_before is None else times(slow_before),
@@ -320,9 +334,13 @@ def _slowdown(facts: Facts | None) -> float | None:
 
 def _version(found: Incidents, life: IncidentLife | None, channels: Sequence[ChannelView]) -> str:
     """Return a short text that is the same as long as the page says the same."""
-    parts: list[object] = [(row.incident.id, row.incident.state) for row in found.present]
+    parts: list[object] = [
+        (row.incident.id, row.incident.state, row.incident.severity, row.assignee)
+        for row in found.present
+    ]
     parts += [sorted(found.counts.items()), found.over_count]
     parts += [(channel.id, channel.enabled, channel.failures) for channel in channels]
     if life is not None:
-        parts += [len(life.view.events), *((s.id, s.state, s.attempt) for s in life.deliveries)]
+        parts += [len(life.view.events), len(life.view.comments)]
+        parts += [*((s.id, s.state, s.attempt) for s in life.deliveries)]
     return uuid.uuid5(uuid.NAMESPACE_OID, repr(parts)).hex

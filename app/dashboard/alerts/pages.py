@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import uuid
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Annotated
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Depends
 from fastapi.responses import Response
 
 from app.dashboard.alerts.channels import channels_page
-from app.dashboard.alerts.incidents import incidents_page, most_pressing
+from app.dashboard.alerts.filters import IncidentsInAddress
+from app.dashboard.alerts.incidents import first_of, incidents_page
 from app.door.here import Here
 from app.errors import NotFoundError
 from app.services.alerts.channels.reads import channels_and_tallies, no_channel
@@ -24,8 +25,7 @@ if TYPE_CHECKING:
     from app.services.alerts.channels.reads import ChannelView
     from app.services.container import Container
 
-# Of a page's number in an address; more is no number of a page.
-MAX_DIGITS: Final = 6
+IncidentsAsked = Annotated[IncidentsInAddress, Depends()]
 
 
 def add_alert_pages(routes: APIRouter, pages: Pages) -> None:
@@ -35,32 +35,25 @@ def add_alert_pages(routes: APIRouter, pages: Pages) -> None:
 
 
 def _add_incidents(routes: APIRouter, pages: Pages) -> None:
-    def show(container: Container, asked: str | None, number: str) -> Response:
+    def show(container: Container, asked: IncidentsInAddress, incident: str | None) -> Response:
         with pages.reading(container) as (tx, nav):
-            found = incidents(tx)
+            found = incidents(tx, asked.filtered, sort=asked.sort, number=asked.number)
             try:
-                chosen = most_pressing(found) if asked is None else uuid.UUID(asked)
+                chosen = first_of(found) if incident is None else uuid.UUID(incident)
                 life = None if chosen is None else incident_life(tx, chosen)
             except (ValueError, NotFoundError):
-                return pages.not_found(f"incident {asked}", nav)
+                return pages.not_found(f"incident {incident}", nav)
             channels, tallies = channels_and_tallies(tx)
-        page = incidents_page(
-            found,
-            life,
-            channels,
-            tallies,
-            asked=asked is not None,
-            number=int(number) if number.isdecimal() and len(number) <= MAX_DIGITS else 1,
-        )
+        page = incidents_page(found, life, channels, tallies, asked, chosen=incident is not None)
         return pages.render("alerts/incidents.html", nav, page=page, now=page.now)
 
     @routes.get("/incidents")
-    def incidents_route(container: Here, page: str = "1") -> Response:
-        return show(container, None, page)
+    def incidents_route(container: Here, asked: IncidentsAsked) -> Response:
+        return show(container, asked, None)
 
     @routes.get("/incidents/{incident}")
-    def incident_route(container: Here, incident: str, page: str = "1") -> Response:
-        return show(container, incident, page)
+    def incident_route(container: Here, incident: str, asked: IncidentsAsked) -> Response:
+        return show(container, asked, incident)
 
 
 def _add_channels(routes: APIRouter, pages: Pages) -> None:

@@ -166,6 +166,34 @@ class AlertEvent(OfProject, Base):
     session_id: Mapped[uuid.UUID | None] = mapped_column(Uuid)
 
 
+class AlertComment(OfProject, Base):
+    """Something that a person says about an incident; it stays as it was said."""
+
+    __tablename__ = "alert_comment"
+    __table_args__ = (
+        belongs_to("incident_id", "alert_incident.id"),
+        Index("ix_alert_comment_incident_id_id", "incident_id", "id"),
+    )
+
+    id: Mapped[int] = mapped_column(BigInteger, Identity(always=True), primary_key=True)
+    incident_id: Mapped[uuid.UUID] = mapped_column(Uuid)
+    at: Mapped[datetime] = mapped_column(server_default=text("now()"))
+    author: Mapped[str]
+    words: Mapped[str]
+
+
+class AlertAssignee(OfProject, Base):
+    """Whose an incident is; without a row nobody's."""
+
+    __tablename__ = "alert_assignee"
+    __table_args__ = (belongs_to("incident_id", "alert_incident.id"),)
+
+    incident_id: Mapped[uuid.UUID] = mapped_column(Uuid, primary_key=True)
+    name: Mapped[str]
+    assigned_by: Mapped[str]
+    at: Mapped[datetime] = mapped_column(server_default=text("now()"))
+
+
 class AlertDelivery(OfProject, Base):
     """A message of a group to a channel: sent at least once, always under this id."""
 

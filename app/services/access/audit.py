@@ -41,6 +41,8 @@ class Action(StrEnum):
     SILENCED = "silenced"
     UNSILENCED = "ended the silence of"
     RESOLVED = "resolved"
+    ASSIGNED = "assigned"
+    COMMENTED = "commented on"
     REPLAYED = "sent again"
     CANCELED = "canceled"
     RENEWED = "renewed"

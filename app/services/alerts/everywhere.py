@@ -10,7 +10,7 @@ from sqlalchemy import func, select
 from app.db.models.access import Project
 from app.db.models.alerts import AlertIncident
 from app.services.access.projects import is_there
-from app.services.alerts.incident_reads import IncidentRow, incident_row, incident_rows
+from app.services.alerts.incident_reads import IncidentRow, by_need, incident_row
 from app.services.alerts.store import OPEN
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ def open_everywhere(tx: Reads, limit: int) -> OpenEverywhere:
     """
     there = (OPEN, is_there(AlertIncident.project_id))
     rows = tx.session.execute(
-        incident_rows(limit)
+        by_need(limit)
         .add_columns(Project.name)
         .join(Project, Project.id == AlertIncident.project_id)
         .where(*there)
@@ -46,4 +46,4 @@ def open_everywhere(tx: Reads, limit: int) -> OpenEverywhere:
     count = tx.session.execute(
         select(func.count()).select_from(AlertIncident).where(*there)
     ).scalar_one()
-    return OpenEverywhere([(row[4], incident_row(*row[:4])) for row in rows], count)
+    return OpenEverywhere([(row[5], incident_row(*row[:5])) for row in rows], count)

@@ -3,25 +3,36 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, Final
 
+from pydantic import TypeAdapter
 from sqlalchemy import Nullable, Text, case, cast, func, select
 
 from app.alerts.states import IncidentState
-from app.db.models.alerts import AlertEvent, AlertGroup, AlertIncident, AlertRule
+from app.db.models.alerts import (
+    AlertAssignee,
+    AlertComment,
+    AlertEvent,
+    AlertGroup,
+    AlertIncident,
+    AlertRule,
+)
 from app.db.models.sessions import Job, Session
 from app.errors import NotFoundError
+from app.services.alerts.filters import SESSION_ID, SORTS, IncidentFilter, matches, order
 from app.services.alerts.store import HIDDEN, OPEN, incident_of
 
 if TYPE_CHECKING:
     import uuid
     from collections.abc import Mapping, Sequence
-    from datetime import datetime
 
-    from sqlalchemy import Select
+    from sqlalchemy import ScalarSelect, Select
 
     from app.alerts.incidents import Incident
     from app.db.unit_of_work import Reads
+
+COMMENTS_LISTED: Final = 100
 
 # Incidents that need a person come first.
 _ORDER: Final = case(
@@ -60,12 +71,15 @@ class IncidentRow:
         Names of those of its rules that are still there.
     hidden : bool
         Whether nobody is told of it while its job sends no data.
+    assignee : str or None
+        Whose it is.
     """
 
     job: str
     incident: Incident
     rules: Mapping[uuid.UUID, str]
     hidden: bool = False
+    assignee: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,21 +113,41 @@ class EventRow:
 
 
 @dataclass(frozen=True, slots=True)
+class Comment:
+    """Something that a person said about an incident."""
+
+    id: int
+    at: datetime
+    author: str
+    words: str
+
+
+_COMMENTS: Final = TypeAdapter(tuple[Comment, ...])
+
+
+@dataclass(frozen=True, slots=True)
 class IncidentView:
-    """An incident with its history, the oldest event first, and the database's time."""
+    """An incident with its history, the oldest event first, and the database's time.
+
+    `comments` are the latest, the oldest of them first.
+    """
 
     row: IncidentRow
     events: Sequence[EventRow]
     now: datetime
+    comments: Sequence[Comment] = ()
 
 
-def list_incidents(
+def list_incidents(  # noqa: PLR0913 - what a list is asked for
     tx: Reads,
     limit: int,
     *,
     state: IncidentState | None = None,
     job: str | None = None,
     current: bool = False,
+    filtered: IncidentFilter | None = None,
+    sort: str = "",
+    offset: int = 0,
 ) -> list[IncidentRow]:
     """Return incidents, firing ones first, then the newest; of those that are over, the latest.
 
@@ -127,8 +161,18 @@ def list_incidents(
     current : bool
         Leave out what is over, and what "no data" hides. What was never told of and is over is left
         out in any case.
+    filtered : IncidentFilter, optional
+        What else they must be like.
+    sort : str
+        Another order; see `app.services.alerts.filters.SORTS`.
+    offset : int
+        So many of them are left out in front.
     """
-    query = incident_rows(limit)
+    query = by_need(limit).offset(offset)
+    if filtered is not None:
+        query = query.outerjoin(Session, Session.id == SESSION_ID).where(*matches(filtered))
+        if sort.removeprefix("-") in SORTS:
+            query = query.order_by(None).order_by(*order(sort, filtered))
     if state is not None:
         query = query.where(AlertIncident.state == state)
     if job is not None:
@@ -157,9 +201,13 @@ def incident_and_sessions(
     ------
     NotFoundError
     """
-    found = tx.session.execute(_rows().where(AlertIncident.id == incident_id)).one_or_none()
+    found = tx.session.execute(
+        incident_rows().add_columns(_comments(incident_id)).where(AlertIncident.id == incident_id)
+    ).one_or_none()
     if found is None:
         raise no_incident(incident_id)
+    *row, said = found
+    comments = sorted(_COMMENTS.validate_python(said or ()), key=lambda comment: comment.id)
     rows = tx.session.execute(
         select(AlertEvent, Nullable(Session.id), Session.number, SHOWN, Session.world)
         .outerjoin(Session, Session.id == AlertEvent.session_id)
@@ -183,13 +231,37 @@ def incident_and_sessions(
         for _, session, number, slowdown, world in rows
         if session is not None
     }
-    return IncidentView(incident_row(*found), events, tx.now), sessions
+    return IncidentView(incident_row(*row), events, tx.now, comments), sessions
 
 
-def incident_rows(limit: int) -> Select[AlertIncident, str, dict[str, str] | None, bool]:
-    """Return the query of what `list_incidents` lists, which `incident_row` takes."""
+def _comments(incident_id: uuid.UUID) -> ScalarSelect[Any]:
+    """Return the latest comments on an incident, as a column of what else is read of it."""
+    latest = (
+        select(AlertComment.id, AlertComment.at, AlertComment.author, AlertComment.words)
+        .where(AlertComment.incident_id == incident_id)
+        .order_by(AlertComment.id.desc())
+        .limit(COMMENTS_LISTED)
+        .subquery()
+    )
+    return select(func.jsonb_agg(func.to_jsonb(latest.table_valued()))).scalar_subquery()
+
+
+def incident_rows() -> Select[AlertIncident, str, dict[str, str] | None, bool, str | None]:
+    """Return the query of incidents, with their jobs joined, which `incident_row` takes."""
     return (
-        _rows()
+        select(AlertIncident, Job.name, _RULES, HIDDEN, AlertAssignee.name)
+        .join(AlertGroup, AlertGroup.id == AlertIncident.group_id)
+        .join(Job, Job.id == AlertGroup.job_id)
+        .outerjoin(AlertAssignee, AlertAssignee.incident_id == AlertIncident.id)
+    )
+
+
+def by_need(
+    limit: int,
+) -> Select[AlertIncident, str, dict[str, str] | None, bool, str | None]:
+    """Return the query of what `list_incidents` lists."""
+    return (
+        incident_rows()
         .where(OPEN | AlertIncident.fired_at.is_not(None))
         .order_by(_ORDER, _BEGAN_OR_ENDED.desc(), AlertIncident.id)
         .limit(limit)
@@ -201,21 +273,14 @@ def incident_row(
     job: str,
     rules: Mapping[str, str] | None,
     hidden: bool,  # noqa: FBT001 - a column like the others
+    assignee: str | None,
 ) -> IncidentRow:
     """Return an incident of a job as lists show it, given the names of rules by id."""
     incident, names = incident_of(row), rules or {}
     known = {id_: names[str(id_)] for id_ in incident.rules if str(id_) in names}
-    return IncidentRow(job, incident, known, hidden)
+    return IncidentRow(job, incident, known, hidden, assignee)
 
 
 def no_incident(incident_id: uuid.UUID) -> NotFoundError:
     """Return what is raised where there is no such incident."""
     return NotFoundError(f"There is no incident {incident_id}.")
-
-
-def _rows() -> Select[AlertIncident, str, dict[str, str] | None, bool]:
-    return (
-        select(AlertIncident, Job.name, _RULES, HIDDEN)
-        .join(AlertGroup, AlertGroup.id == AlertIncident.group_id)
-        .join(Job, Job.id == AlertGroup.job_id)
-    )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from datetime import datetime
 from typing import TYPE_CHECKING, Final
 
 from sqlalchemy import select
@@ -26,12 +28,13 @@ from app.services.alerts.store import incident_of, lock_group, save_change, timi
 
 if TYPE_CHECKING:
     import uuid
-    from collections.abc import Callable
-    from datetime import datetime
 
     from app.db.unit_of_work import UnitOfWork
     from app.services.alerts.incident_reads import IncidentView
     from app.services.container import Container
+
+# What an order makes of an incident; None where it is so already.
+Order = Callable[[Incident, datetime], IncidentChange | None]
 
 RESOLVED_BY_PERSON: Final = "resolved by hand"
 
@@ -44,6 +47,42 @@ ACTIONS: Final = {
 }
 
 
+def acknowledging(who: Principal) -> Order:
+    """Return the order to stop repeating an incident; once more by the same person is no error."""
+
+    def order(incident: Incident, _now: datetime) -> IncidentChange | None:
+        if incident.state is IncidentState.ACKNOWLEDGED:
+            return None
+        return IncidentChange(acknowledge(incident, who.name), incident.state, "acknowledged")
+
+    return order
+
+
+def silencing(who: Principal, until: datetime, reason: str) -> Order:
+    """Return the order to silence an incident until a time.
+
+    The order raises `ConflictError` if that time is over, or the incident is.
+    """
+
+    def order(incident: Incident, now: datetime) -> IncidentChange:
+        if until <= now:
+            raise ConflictError("A silence ends in the future.", code="incident.silence_over")
+        changed = silence(incident, Silence(until, reason, who.name))
+        return IncidentChange(changed, incident.state, "silenced")
+
+    return order
+
+
+def resolving(who: Principal, note: str | None) -> Order:
+    """Return the order to end an incident."""
+
+    def order(incident: Incident, now: datetime) -> IncidentChange:
+        ended = clear(incident, now, note or RESOLVED_BY_PERSON, by=who.name)
+        return IncidentChange(ended, incident.state, "resolved")
+
+    return order
+
+
 def acknowledge_incident(
     container: Container, incident_id: uuid.UUID, *, by: str | None = None, note: str | None = None
 ) -> IncidentView:
@@ -54,13 +93,7 @@ def acknowledge_incident(
     NotFoundError, ConflictError
     """
     who = container.principal.called(by)
-
-    def order(incident: Incident, _now: datetime) -> IncidentChange | None:
-        if incident.state is IncidentState.ACKNOWLEDGED:
-            return None
-        return IncidentChange(acknowledge(incident, who.name), incident.state, "acknowledged")
-
-    return _ordered(container, incident_id, order, who, note)
+    return _ordered(container, incident_id, acknowledging(who), who, note)
 
 
 def silence_incident(
@@ -80,14 +113,7 @@ def silence_incident(
         If that time is over, or the incident is.
     """
     who = container.principal.called(by)
-
-    def order(incident: Incident, now: datetime) -> IncidentChange:
-        if until <= now:
-            raise ConflictError("A silence ends in the future.", code="incident.silence_over")
-        changed = silence(incident, Silence(until, reason, who.name))
-        return IncidentChange(changed, incident.state, "silenced")
-
-    return _ordered(container, incident_id, order, who, reason)
+    return _ordered(container, incident_id, silencing(who, until, reason), who, reason)
 
 
 def end_incident_silence(
@@ -117,18 +143,36 @@ def resolve_incident(
     NotFoundError, ConflictError
     """
     who = container.principal.called(by)
+    return _ordered(container, incident_id, resolving(who, note), who, note)
 
-    def order(incident: Incident, now: datetime) -> IncidentChange:
-        ended = clear(incident, now, note or RESOLVED_BY_PERSON, by=who.name)
-        return IncidentChange(ended, incident.state, "resolved")
 
-    return _ordered(container, incident_id, order, who, note)
+def carry_out(  # noqa: PLR0913 - an order, and who is behind it
+    container: Container,
+    tx: UnitOfWork,
+    group: AlertGroup,
+    change: IncidentChange,
+    *,
+    who: Principal,
+    note: str | None,
+) -> None:
+    """Write what somebody ordered of an incident whose group is locked."""
+    save_change(tx, group, change, timing(container.settings), actor=who.name, note=note)
+    record(tx, who, ACTIONS[change.event], called(tx, group, change.incident), detail=note)
+    # A silence ends by time, and what was resolved may not have to be looked for.
+    group.look_at = tx.now
+
+
+def called(tx: UnitOfWork, group: AlertGroup, incident: Incident) -> str:
+    """Return what the audit log calls an incident."""
+    job = tx.session.execute(select(Job.name).where(Job.id == group.job_id)).scalar_one()
+    where = f" {incident.where}" if incident.where else ""
+    return f"incident {incident.cause}{where} of {job}"
 
 
 def _ordered(
     container: Container,
     incident_id: uuid.UUID,
-    order: Callable[[Incident, datetime], IncidentChange | None],
+    order: Order,
     who: Principal,
     note: str | None,
 ) -> IncidentView:
@@ -137,18 +181,9 @@ def _ordered(
         row = tx.session.get_one(AlertIncident, incident_id)
         change = order(incident_of(row), tx.now)
         if change is not None:
-            save_change(tx, group, change, timing(container.settings), actor=who.name, note=note)
-            record(tx, who, ACTIONS[change.event], _called(tx, group, change.incident), detail=note)
-            # A silence ends by time, and what was resolved may not have to be looked for.
-            group.look_at = tx.now
+            carry_out(container, tx, group, change, who=who, note=note)
     with container.reading() as tx:
         return get_incident(tx, incident_id)
-
-
-def _called(tx: UnitOfWork, group: AlertGroup, incident: Incident) -> str:
-    job = tx.session.execute(select(Job.name).where(Job.id == group.job_id)).scalar_one()
-    where = f" {incident.where}" if incident.where else ""
-    return f"incident {incident.cause}{where} of {job}"
 
 
 def _group_of(tx: UnitOfWork, incident_id: uuid.UUID) -> AlertGroup:

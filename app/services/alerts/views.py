@@ -2,18 +2,39 @@
 
 from __future__ import annotations
 
+import math
 import uuid
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from sqlalchemy import func, select
+from sqlalchemy.dialects.postgresql import aggregate_order_by
 
 from app.alerts.facts import FACTS, Facts
 from app.alerts.states import DeliveryState, IncidentState
-from app.db.models.alerts import AlertChannel, AlertDelivery, AlertFacts, AlertIncident
-from app.db.models.sessions import Session
+from app.db.models.access import Project
+from app.db.models.alerts import (
+    AlertAssignee,
+    AlertChannel,
+    AlertDelivery,
+    AlertFacts,
+    AlertGroup,
+    AlertIncident,
+)
+from app.db.models.sessions import Job, Session
 from app.services.alerts.deliveries.reads import DeliveryRow, delivery_row
+from app.services.alerts.filters import (
+    CAUSE,
+    LABELS,
+    LOST,
+    SESSION_ID,
+    IncidentFilter,
+    counted,
+    listed,
+    matches,
+    order,
+)
 from app.services.alerts.incident_reads import (
     SHOWN,
     IncidentRow,
@@ -30,21 +51,29 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from datetime import datetime
 
+    from sqlalchemy import ColumnElement, ScalarSelect, Select
+
     from app.db.unit_of_work import Reads
 
-# More than a person reads. A page ranks these; firing incidents come first.
+# More open incidents than a person reads; the most pressing ones of each job come first.
 OPEN_LISTED: Final = 500
+# So many incidents to a page of the list.
+PAGE: Final = 100
+# So many that are over beside those that are open, of the last days.
 RESOLVED_LISTED: Final = 30
 RESOLVED_FOR: Final = timedelta(days=7)
 DELIVERIES_LISTED: Final = 50
+# So many owners, projects and so on may be chosen.
+CHOICES: Final = 50
 
-# The latest session that shows an incident, and what the last session before its end was like.
-_SESSION: Final = AlertIncident.document["facts"]["session"].astext.cast(Session.id.type)
+_OVER: Final = IncidentFilter(state=IncidentState.RESOLVED)
+
+# What the last session before its end was like.
 _AFTER: Final = (
     select(AlertFacts.document)
     .join(Session, Session.job_id == AlertFacts.job_id)
     .where(
-        Session.id == _SESSION,
+        Session.id == SESSION_ID,
         AlertFacts.received_at > Session.received_at,
         AlertFacts.received_at <= AlertIncident.resolved_at,
     )
@@ -64,6 +93,16 @@ class Over:
 
 
 @dataclass(frozen=True, slots=True)
+class Choices:
+    """What incidents can be asked for by: what those that are open have, in no order."""
+
+    causes: Sequence[str]
+    owners: Sequence[str]
+    projects: Sequence[str]
+    assignees: Sequence[str]
+
+
+@dataclass(frozen=True, slots=True)
 class Incidents:
     """What the list shows.
 
@@ -71,26 +110,63 @@ class Incidents:
     ----------
     now : datetime
         The database's time.
+    filtered : IncidentFilter
+        What was asked for.
+    number : int
+        Of the page: the last one where there are not so many.
     present : sequence of IncidentRow
-        Firing ones first, at most 500; not those that "no data" hides.
+        This page's, in the order that was asked for; not those that "no data" hides.
     counts : mapping of IncidentState to int
-        How many there are of each open state, without the hidden ones.
+        How many there are of each open state, whichever was asked for, without the hidden ones;
+        where those that are over are asked for, of these.
     hidden : int
         How many are.
+    lost : mapping of IncidentState to Lost
+        What jobs lose with incidents of each state.
+    choices : Choices
     over : sequence of Over
-        Of the last seven days, the latest first, at most 30.
+        Of the last seven days, the latest first, at most 30; where those that are over are asked
+        for, this page of them.
     over_count : int
     sessions : mapping of UUID to Measured
         The latest session of each incident in `present`.
     """
 
     now: datetime
+    filtered: IncidentFilter
+    number: int
     present: Sequence[IncidentRow]
     counts: Mapping[IncidentState, int]
     hidden: int
+    lost: Mapping[IncidentState, Lost]
+    choices: Choices
     over: Sequence[Over]
     over_count: int
     sessions: Mapping[uuid.UUID, Measured]
+
+    @property
+    def total(self) -> int:
+        """Return how many there are on all pages together."""
+        return _total(self.counts, self.filtered)
+
+    @property
+    def pages(self) -> int:
+        """Return how many pages there are."""
+        return max(1, math.ceil(self.total / PAGE))
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """GPU-hours that jobs lose each hour: together, and the one that loses most.
+
+    Jobs without a verdict lose none that is known; a job counts once, however many incidents it
+    has.
+    """
+
+    jobs: int
+    hourly: float
+    most: float
+    job: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,35 +178,47 @@ class IncidentLife:
     sessions: Mapping[uuid.UUID, Measured]
 
 
-def incidents(tx: Reads) -> Incidents:
-    """Return every open incident, and those that ended in the last seven days."""
-    rows = tx.session.execute(
-        incident_rows(OPEN_LISTED)
-        .add_columns(_SESSION, Session.number, SHOWN, Session.world)
-        .outerjoin(Session, Session.id == _SESSION)
-        .where(OPEN, ~HIDDEN)
-    ).all()
-    ended = tx.session.execute(
-        incident_rows(RESOLVED_LISTED)
-        .add_columns(_AFTER, func.count().over())
-        .where(AlertIncident.resolved_at >= tx.now - RESOLVED_FOR)
-    ).all()
-    counts = tx.session.execute(
-        select(
-            AlertIncident.state,
-            func.count().filter(~HIDDEN).label("shown"),
-            func.count().filter(HIDDEN).label("hidden"),
-        )
-        .where(OPEN)
-        .group_by(AlertIncident.state)
-    ).all()
+def incidents(
+    tx: Reads, filtered: IncidentFilter | None = None, *, sort: str = "", number: int = 1
+) -> Incidents:
+    """Return a page of the incidents that are asked for, and those that ended in seven days.
+
+    Parameters
+    ----------
+    tx : Reads
+    filtered : IncidentFilter, optional
+        Without it, every open one.
+    sort : str
+        See `app.services.alerts.filters.SORTS`.
+    number : int
+        Of the page.
+    """
+    filtered = IncidentFilter() if filtered is None else filtered
+    summary, choices = _summary(tx, filtered)
+    counts = {IncidentState(one["state"]): one["shown"] for one in summary}
+    number = min(max(number, 1), max(1, math.ceil(_total(counts, filtered) / PAGE)))
+    page = (
+        _listed(filtered).order_by(*order(sort, filtered)).limit(PAGE).offset(PAGE * (number - 1))
+    )
+    rows = [] if filtered.over else tx.session.execute(page).all()
+    ended = _over(tx, filtered, page)
     return Incidents(
         now=tx.now,
-        present=[incident_row(*row[:4]) for row in rows],
-        counts={row.state: row.shown for row in counts},
-        hidden=sum(row.hidden for row in counts),
+        filtered=filtered,
+        number=number,
+        present=[incident_row(*row[:5]) for row in rows],
+        counts={state: shown for state, shown in counts.items() if shown},
+        hidden=sum(one["hidden"] for one in summary),
+        lost={
+            IncidentState(one["state"]): Lost(
+                one["jobs"], one["hourly"], one["most"], one["job"] or ""
+            )
+            for one in summary
+            if one["jobs"]
+        },
+        choices=choices,
         over=[
-            Over(incident_row(*row), None if after is None else FACTS.validate_python(after))
+            Over(incident_row(*row[:5]), None if after is None else FACTS.validate_python(after))
             for *row, after, _ in ended
         ],
         over_count=ended[0][-1] if ended else 0,
@@ -140,6 +228,95 @@ def incidents(tx: Reads) -> Incidents:
             if number is not None
         },
     )
+
+
+def _total(counts: Mapping[IncidentState, int], filtered: IncidentFilter) -> int:
+    if filtered.state is None:
+        return sum(counts.values())
+    return counts.get(filtered.state, 0)
+
+
+def _listed(filtered: IncidentFilter) -> Select[Any]:
+    return (
+        incident_rows()
+        .add_columns(SESSION_ID, Session.number, SHOWN, Session.world)
+        .outerjoin(Session, Session.id == SESSION_ID)
+        .where(*listed(filtered), *matches(filtered))
+    )
+
+
+def _over(tx: Reads, filtered: IncidentFilter, page: Select[Any]) -> Sequence[Any]:
+    """Return what is over: the page of it, or beside what is open the latest."""
+    if filtered.over:
+        return tx.session.execute(page.add_columns(_AFTER, func.count().over())).all()
+    return tx.session.execute(
+        incident_rows()
+        .add_columns(_AFTER, func.count().over())
+        .where(AlertIncident.resolved_at >= tx.now - RESOLVED_FOR, *listed(_OVER))
+        .order_by(AlertIncident.resolved_at.desc(), AlertIncident.id)
+        .limit(RESOLVED_LISTED)
+    ).all()
+
+
+def _summary(tx: Reads, filtered: IncidentFilter) -> tuple[list[dict[str, Any]], Choices]:
+    """Return counts and losses by state, and what may be chosen, with one statement."""
+    by_job = (
+        select(
+            AlertIncident.state.label("state"),
+            Job.name.label("job"),
+            func.count().filter(~HIDDEN).label("shown"),
+            func.count().filter(HIDDEN).label("hidden"),
+            func.max(LOST).filter(~HIDDEN).label("lost"),
+        )
+        .join(AlertGroup, AlertGroup.id == AlertIncident.group_id)
+        .join(Job, Job.id == AlertGroup.job_id)
+        .outerjoin(AlertAssignee, AlertAssignee.incident_id == AlertIncident.id)
+        .outerjoin(Session, Session.id == SESSION_ID)
+        .where(*counted(filtered), *matches(filtered))
+        .group_by(AlertIncident.state, Job.name)
+        .subquery()
+    )
+    first = func.array_agg(aggregate_order_by(by_job.c.job, by_job.c.lost.desc()))
+    by_state = (
+        select(
+            by_job.c.state,
+            func.sum(by_job.c.shown).label("shown"),
+            func.sum(by_job.c.hidden).label("hidden"),
+            func.count(by_job.c.lost).label("jobs"),
+            func.coalesce(func.sum(by_job.c.lost), 0.0).label("hourly"),
+            func.coalesce(func.max(by_job.c.lost), 0.0).label("most"),
+            first.filter(by_job.c.lost.is_not(None))[1].label("job"),
+        )
+        .group_by(by_job.c.state)
+        .subquery()
+    )
+    found = tx.session.execute(
+        select(
+            select(func.jsonb_agg(func.to_jsonb(by_state.table_valued()))).scalar_subquery(),
+            _chosen(CAUSE),
+            _chosen(LABELS["owner"].astext),
+            _chosen(LABELS["project"].astext),
+            _chosen(AlertAssignee.name.expression),
+        )
+        .select_from(Project)
+        .where(Project.id == tx.scope.project_id)
+    ).one()
+    summary, *given = found
+    return summary or [], Choices(*((names or []) for names in given))
+
+
+def _chosen(column: ColumnElement[Any]) -> ScalarSelect[Any]:
+    """Return what open incidents have of something."""
+    values = (
+        select(column.label("value"))
+        .select_from(AlertIncident)
+        .outerjoin(AlertAssignee, AlertAssignee.incident_id == AlertIncident.id)
+        .where(OPEN, column.is_not(None))
+        .distinct()
+        .limit(CHOICES)
+        .subquery()
+    )
+    return select(func.jsonb_agg(values.c.value)).scalar_subquery()
 
 
 def open_by_job(tx: Reads, job: str | None = None) -> dict[str, list[IncidentRow]]:

@@ -1,0 +1,229 @@
+"""What the list of incidents is asked for in its address, and what the page offers to ask for."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Annotated, Final
+
+from fastapi import Query
+
+from app.alerts.message import cause_name
+from app.alerts.states import IncidentState
+from app.dashboard.alerts.parts import STATES
+from app.dashboard.look.address import Address, page_number
+from app.dashboard.look.format import count
+from app.services.alerts.filters import (
+    MAX_CHARACTERS,
+    NOBODY,
+    SORTS,
+    IncidentFilter,
+    severity_of,
+    state_of,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from app.services.alerts.views import Incidents
+
+PATH: Final = "/incidents"
+# Pages are forgiving: what cannot be read asks for nothing.
+Asked = Annotated[str, Query()]
+
+
+@dataclass(frozen=True, slots=True)
+class Heading:
+    """The head of a column; without an address it sorts by nothing."""
+
+    label: str
+    classes: str
+    url: str = ""
+    order: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """One of what may be chosen; an address where it is a link."""
+
+    value: str
+    label: str
+    chosen: bool
+    url: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Select:
+    """A field with few values; the first one asks for nothing."""
+
+    name: str
+    label: str
+    choices: Sequence[Choice]
+
+
+@dataclass(frozen=True, slots=True)
+class FilterBar:
+    """What the page offers to ask for; `kept` is what a form must send along."""
+
+    words: str
+    states: Sequence[Choice]
+    selects: Sequence[Select]
+    fields: Sequence[tuple[str, str, str]]
+    kept: Sequence[tuple[str, str]]
+    filtered: bool
+    cleared_url: str
+
+
+class IncidentsInAddress:
+    """What an address of the list asks for."""
+
+    def __init__(  # noqa: PLR0913 - one for each parameter
+        self,
+        *,
+        q: Asked = "",
+        state: Asked = "",
+        severity: Asked = "",
+        cause: Asked = "",
+        job: Asked = "",
+        host: Asked = "",
+        owner: Asked = "",
+        project: Asked = "",
+        label: Asked = "",
+        assignee: Asked = "",
+        sort: Asked = "",
+        page: Asked = "",
+    ) -> None:
+        filtered = IncidentFilter(
+            words=" ".join(q[:MAX_CHARACTERS].split()),
+            state=state_of(state),
+            severity=severity_of(severity),
+            cause=cause,
+            job=job,
+            host=host,
+            owner=owner,
+            project=project,
+            label=label,
+            assignee=assignee,
+        )
+        # No row holds such a character, and the database takes none.
+        self.filtered = replace(
+            filtered,
+            **{
+                name: value.replace("\x00", "")
+                for name, value in asdict(filtered).items()
+                if name != "state"
+            },
+        )
+        self.sort = sort if sort.removeprefix("-") in SORTS else ""
+        self.number = page_number(page)
+
+    @property
+    def parameters(self) -> dict[str, str]:
+        """Return them by their names in an address, as far as they ask for something."""
+        values = asdict(self.filtered)
+        values["q"] = values.pop("words")
+        values["state"] = str(values["state"] or "")
+        values["sort"] = self.sort
+        return {name: value for name, value in values.items() if value}
+
+    @property
+    def narrowed(self) -> bool:
+        """Return whether it asks for anything but a state and an order."""
+        return bool(set(self.parameters) - {"state", "sort"})
+
+    def address(self, path: str = PATH) -> Address:
+        """Return the address of the first page of the same list, or of something beside it."""
+        return Address(path, self.parameters)
+
+
+def filter_bar(asked: IncidentsInAddress, found: Incidents) -> FilterBar:
+    """Return what the page offers to ask for.
+
+    Parameters
+    ----------
+    asked : IncidentsInAddress
+    found : Incidents
+    """
+    address, filtered, given = asked.address(), asked.filtered, found.choices
+    nobody = Choice(NOBODY, "Nobody's", filtered.assignee == NOBODY)
+    selects = [
+        Select(
+            "severity",
+            "Any severity",
+            [
+                Choice(value, value.capitalize(), filtered.severity == value)
+                for value in ("critical", "warning", "info")
+            ],
+        ),
+        _select("cause", "Any cause", filtered.cause, given.causes, named=True),
+        _select("owner", "Any owner", filtered.owner, given.owners),
+        _select("project", "Any project", filtered.project, given.projects),
+        _select("assignee", "Anybody's", filtered.assignee, given.assignees, nobody),
+    ]
+    fields = [
+        ("job", "Job", filtered.job),
+        ("host", "Host", filtered.host),
+        ("label", "Label", filtered.label),
+    ]
+    return FilterBar(
+        words=filtered.words,
+        states=_states(address, found),
+        selects=[select for select in selects if select.choices],
+        fields=fields,
+        kept=[(name, value) for name, value in asked.parameters.items() if name in KEPT],
+        filtered=asked.narrowed,
+        cleared_url=Address(PATH, {"state": asked.parameters.get("state", "")}).but(),
+    )
+
+
+# What the form does not ask for itself.
+KEPT: Final = ("state", "sort")
+
+COLUMNS: Final = (
+    ("severity", "Severity", ""),
+    ("state", "State", ""),
+    ("job", "Job and cause", ""),
+    ("slowdown", "Slowdown", "num"),
+    ("lost", "Lost each hour", "num opt"),
+    ("", "Best fix", "opt w2"),
+    ("", "Gain", "num opt w2"),
+    ("since", "Since", "num"),
+    ("assignee", "Assignee", "opt w3"),
+)
+
+
+def headings(asked: IncidentsInAddress) -> list[Heading]:
+    """Return the heads of the list's columns; each turns its order round when it has it."""
+    found = []
+    for name, label, classes in COLUMNS:
+        falls_first = "num" in classes
+        order = {name: "ascending", f"-{name}": "descending"}.get(asked.sort, "") if name else ""
+        falls = order == "ascending" or (not order and falls_first)
+        url = asked.address().but(sort=f"-{name}" if falls else name) if name else ""
+        found.append(Heading(label, classes, url, order))
+    return found
+
+
+def _states(address: Address, found: Incidents) -> list[Choice]:
+    filtered, counts = found.filtered, found.counts
+    total = "" if filtered.over else f" {count(sum(counts.values()))}"
+    shown = [Choice("", f"Open{total}", filtered.state is None, address.but(state=None))]
+    for state, label in STATES.items():
+        many = counts.get(state, 0)
+        # Others are chosen seldom, and only where there are any.
+        always = state in (IncidentState.FIRING, IncidentState.RESOLVED)
+        if always or many or filtered.state is state:
+            number = f" {count(many)}" if many and not filtered.over else ""
+            url = address.but(state=state.value)
+            shown.append(Choice(state, f"{label.word}{number}", filtered.state is state, url))
+    return shown
+
+
+def _select(
+    name: str, label: str, chosen: str, given: Sequence[str], *more: Choice, named: bool = False
+) -> Select:
+    # Also what is chosen and nothing has any more.
+    values = sorted({*given, chosen} - {"", NOBODY}, key=str.lower)
+    choices = [
+        Choice(value, cause_name(value) if named else value, value == chosen) for value in values
+    ]
+    return Select(name, label, [*more, *choices])

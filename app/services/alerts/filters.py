@@ -1,0 +1,199 @@
+"""Which incidents are listed, and in which order: what an address of the list asks for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, get_args
+
+from sqlalchemy import Float, Text, case, cast, func, or_
+
+from app.alerts.message import cause_name, known_causes
+from app.alerts.readings import NO_DATA_CAUSE
+from app.alerts.rules import Severity
+from app.alerts.states import IncidentState
+from app.db.models.alerts import AlertAssignee, AlertIncident
+from app.db.models.sessions import Job, Session
+from app.services.alerts.store import HIDDEN, OPEN
+
+if TYPE_CHECKING:
+    from sqlalchemy import ColumnElement
+
+# More words than these, and longer ones, are no search.
+MAX_WORDS: Final = 8
+MAX_CHARACTERS: Final = 200
+# Who asks for incidents that are nobody's.
+NOBODY: Final = "-"
+
+_DOCUMENT: Final = AlertIncident.document
+CAUSE: Final = _DOCUMENT["cause"].astext
+WHERE: Final = _DOCUMENT["where"].astext
+LABELS: Final = _DOCUMENT["facts"]["labels"]
+_SEVERITY: Final = _DOCUMENT["severity"].astext
+
+# The latest session that shows an incident.
+SESSION_ID: Final = _DOCUMENT["facts"]["session"].astext.cast(Session.id.type)
+
+# As `Facts.shown` has it; how slow the job was says nothing of its silence.
+_SLOWDOWN: Final = case(
+    (
+        CAUSE != NO_DATA_CAUSE,
+        cast(
+            func.coalesce(
+                _DOCUMENT["facts"]["headline"]["slowdown"].astext,
+                _DOCUMENT["facts"]["slowdown"].astext,
+            ),
+            Float,
+        ),
+    )
+)
+# GPU-hours that the job loses each hour.
+LOST: Final = (1 - 1 / func.nullif(_SLOWDOWN, 0.0)) * Session.world
+
+_BY_SEVERITY: Final = case({"critical": 0, "warning": 1, "info": 2}, value=_SEVERITY, else_=3)
+# Incidents that need a person come first.
+_BY_STATE: Final = case(
+    {
+        IncidentState.FIRING: 0,
+        IncidentState.ACKNOWLEDGED: 1,
+        IncidentState.PENDING: 2,
+        IncidentState.SILENCED: 3,
+    },
+    value=AlertIncident.state,
+    else_=4,
+)
+_SINCE: Final = func.coalesce(AlertIncident.fired_at, AlertIncident.opened_at)
+
+# What the list is sorted by; a minus sign in front of its name turns it round.
+SORTS: Final[Mapping[str, ColumnElement[Any]]] = {
+    "severity": _BY_SEVERITY,
+    "state": _BY_STATE,
+    "job": Job.name.expression,
+    "slowdown": _SLOWDOWN,
+    "lost": LOST,
+    "since": _SINCE,
+    "assignee": AlertAssignee.name.expression,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class IncidentFilter:
+    """What an incident must be like to be listed; what is empty asks for nothing.
+
+    Parameters
+    ----------
+    words : str
+        Each of them stands in its job, cause, place, labels, severity or assignee.
+    state : IncidentState or None
+        None: any but resolved.
+    severity, cause : str
+    job, host : str
+        The whole name; a host that it blames.
+    owner, project : str
+        Labels of the job.
+    label : str
+        ``name=value``, or the name of a label that the job has.
+    assignee : str
+        ``-``: nobody.
+    """
+
+    words: str = ""
+    state: IncidentState | None = None
+    severity: str = ""
+    cause: str = ""
+    job: str = ""
+    host: str = ""
+    owner: str = ""
+    project: str = ""
+    label: str = ""
+    assignee: str = ""
+
+    @property
+    def over(self) -> bool:
+        """Return whether it asks for what is over."""
+        return self.state is IncidentState.RESOLVED
+
+
+def state_of(asked: str) -> IncidentState | None:
+    """Return the state that an address asks for; None for any that is open."""
+    return IncidentState(asked) if asked in set(IncidentState) else None
+
+
+def severity_of(asked: str) -> str:
+    """Return the severity that an address asks for; any where it is none."""
+    return asked if asked in get_args(Severity) else ""
+
+
+def counted(filtered: IncidentFilter) -> list[ColumnElement[bool]]:
+    """Return that an incident is open, or over where that is asked for; also hidden ones."""
+    if filtered.over:
+        # What was never told of and is over was nothing.
+        return [~OPEN, AlertIncident.fired_at.is_not(None)]
+    return [OPEN]
+
+
+def listed(filtered: IncidentFilter) -> list[ColumnElement[bool]]:
+    """Return that an incident is in the state that is asked for, and not hidden."""
+    found = [*counted(filtered), ~HIDDEN]
+    if filtered.state is not None and not filtered.over:
+        found.append(AlertIncident.state == filtered.state)
+    return found
+
+
+def matches(filtered: IncidentFilter) -> list[ColumnElement[bool]]:
+    """Return everything else that an incident must be like.
+
+    The statement joins the incident's job and, from outside, its assignee.
+    """
+    same: list[tuple[str, ColumnElement[Any]]] = [
+        (filtered.severity, _SEVERITY),
+        (filtered.cause, CAUSE),
+        (filtered.job, Job.name.expression),
+        (filtered.owner, LABELS["owner"].astext),
+        (filtered.project, LABELS["project"].astext),
+    ]
+    found = [column == asked for asked, column in same if asked]
+    if filtered.host:
+        blamed = [{"where": [filtered.host]}]
+        found.append(or_(filtered.host == WHERE, _DOCUMENT["facts"]["causes"].contains(blamed)))
+    if filtered.label:
+        name, has_value, value = filtered.label.partition("=")
+        of_job = LABELS[name.strip()].astext
+        found.append(of_job == value.strip() if has_value else of_job.is_not(None))
+    if filtered.assignee == NOBODY:
+        found.append(AlertAssignee.name.is_(None))
+    elif filtered.assignee:
+        found.append(AlertAssignee.name == filtered.assignee)
+    return [*found, *_worded(filtered.words)]
+
+
+def order(sort: str, filtered: IncidentFilter) -> list[ColumnElement[Any]]:
+    """Return the order that an address asks for.
+
+    Without one: severity first, then what needs a person, then what loses most; of what is over,
+    the latest first.
+    """
+    rest: list[ColumnElement[Any]] = [
+        _BY_SEVERITY,
+        _BY_STATE,
+        LOST.desc().nulls_last(),
+        _SINCE.desc(),
+        AlertIncident.id.expression,
+    ]
+    column = SORTS.get(sort.removeprefix("-"))
+    if column is None:
+        return [AlertIncident.resolved_at.desc(), *rest] if filtered.over else rest
+    first = column.desc() if sort.startswith("-") else column.asc()
+    return [first.nulls_last(), *rest]
+
+
+def _worded(words: str) -> list[ColumnElement[bool]]:
+    text = func.concat_ws(
+        " ", Job.name, WHERE, _SEVERITY, AlertAssignee.name, cast(LABELS, Text), CAUSE
+    )
+    found: list[ColumnElement[bool]] = []
+    for word in words[:MAX_CHARACTERS].lower().split()[:MAX_WORDS]:
+        # People know causes by their titles.
+        causes = [cause for cause in known_causes() if word in cause_name(cause).lower()]
+        found.append(or_(text.icontains(word, autoescape=True), CAUSE.in_(causes)))
+    return found

@@ -1,0 +1,64 @@
+// Whose an incident is, and what people say about it.
+import { refresh } from '../app.js';
+import { ask } from '../ask.js';
+import { by, ownName } from './who.js';
+
+const trying = (said, button) => async (work) => {
+  button.disabled = true;
+  said.textContent = '';
+  try {
+    await work();
+    await refresh();
+  } catch (error) {
+    said.textContent = error.message;
+  } finally {
+    button.disabled = false;
+  }
+};
+
+function mountAssignee(region, signal) {
+  const address = `/api/v1/incidents/${region.dataset.incidentNotes}/assignee`;
+  const said = region.querySelector('.said');
+  const form = region.querySelector('form');
+  const opener = region.querySelector('[data-opens-assign]');
+  const open = () => {
+    form.hidden = !form.hidden;
+    opener.setAttribute('aria-expanded', String(!form.hidden));
+    if (!form.hidden) form.elements.to.focus();
+  };
+  const give = (button, to) => trying(said, button)(() => ask('PUT', address, { to, by: by() }));
+  const take = region.querySelector('[data-take]');
+  const release = region.querySelector('[data-release]');
+  for (const button of region.querySelectorAll('button')) button.disabled = false;
+  opener.addEventListener('click', open, { signal });
+  take?.addEventListener('click', () => {
+    const me = region.dataset.me || ownName();
+    // Nobody knows who that is: ask for the name.
+    if (me) give(take, me);
+    else if (form.hidden) open();
+  }, { signal });
+  release?.addEventListener('click', () => give(release, null), { signal });
+  form.addEventListener('submit', (event) => {
+    event.preventDefault();
+    give(form.querySelector('[type=submit]'), form.elements.to.value.trim() || null);
+  }, { signal });
+}
+
+function mountComments(region, signal) {
+  const form = region.querySelector('form');
+  const button = form.querySelector('button');
+  const { words } = form.elements;
+  button.disabled = false;
+  form.addEventListener('submit', (event) => {
+    event.preventDefault();
+    trying(region.querySelector('.said'), button)(async () => {
+      await ask('POST', `/api/v1/incidents/${region.dataset.comments}/comments`, { words: words.value.trim(), by: by() });
+      words.value = '';
+    });
+  }, { signal });
+}
+
+export function mountNotes(main, signal) {
+  for (const region of main.querySelectorAll('[data-incident-notes]')) mountAssignee(region, signal);
+  for (const region of main.querySelectorAll('[data-comments]')) mountComments(region, signal);
+}

@@ -1,0 +1,21 @@
+// Ends of silences: a time in the reader's clock, and buttons for the usual spans.
+const HOUR_MS = 3_600_000;
+const USUAL_H = 4;
+
+/** A moment as an input of type datetime-local takes it. */
+function local(ms) {
+  const moment = new Date(ms - new Date(ms).getTimezoneOffset() * 60_000);
+  return moment.toISOString().slice(0, 16);
+}
+
+/** Fill a form's end of a silence, and let its buttons change it. */
+export function mountUntil(form, signal) {
+  const { until } = form.elements;
+  if (!until) return;
+  until.value = local(Date.now() + USUAL_H * HOUR_MS);
+  for (const button of form.querySelectorAll('[data-hours]')) {
+    button.addEventListener('click', () => { until.value = local(Date.now() + button.dataset.hours * HOUR_MS); }, { signal });
+  }
+}
+
+export const ends = (form) => new Date(form.elements.until.value).toISOString();
