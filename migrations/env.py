@@ -12,6 +12,7 @@ from app.db.models import (
     alerts,
     blobs,
     chunks,
+    hosts,
     installation,
     plans,
     sessions,
@@ -28,7 +29,19 @@ if TYPE_CHECKING:
 
 
 # Every module that has tables must be imported for its tables to be compared.
-TABLES_OF = (access, alerts, blobs, chunks, installation, plans, sessions, tasks, tensor, usage)
+TABLES_OF = (
+    access,
+    alerts,
+    blobs,
+    chunks,
+    hosts,
+    installation,
+    plans,
+    sessions,
+    tasks,
+    tensor,
+    usage,
+)
 
 
 def run(connection: Connection) -> None:

@@ -24,6 +24,7 @@ from app.services.access.projects import is_there
 from app.services.access.sign_ins import prune_sign_ins
 from app.services.alerts.sweep import sweep_alerts
 from app.services.container import Claim, TaskError
+from app.services.hosts.ledger import fill_ledger
 from app.services.sessions.seal import seal_silent
 from app.services.tasks.task_runs import expire
 
@@ -81,6 +82,7 @@ def sweep(container: Container) -> SweepResult:
     result = _sweep_tasks(container)
     sweep_alerts(container)
     prune_projects(container)
+    fill_ledger(container)
     return result
 
 

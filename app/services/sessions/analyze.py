@@ -23,6 +23,7 @@ from app.db.states import SessionState
 from app.errors import NotFoundError, UnanalyzableError
 from app.services.alerts.evaluate import evaluate_session
 from app.services.container import Claim
+from app.services.hosts.ledger import write_readings
 from app.services.sessions.merge import merge_session
 from app.services.sessions.transition import move_session
 from app.services.tasks.task_runs import finish
@@ -114,6 +115,7 @@ def _discard(container: Container, claim: Claim, error: UnanalyzableError) -> No
             headline=None,
             **NO_NUMBERS,
         )
+        write_readings(tx, claim.subject_id, None)
         evaluate_session(container, tx, claim.subject_id, None)
 
 
@@ -139,6 +141,7 @@ def _store(container: Container, claim: Claim, analysis: Analysis, loaded: _Load
             **(_numbers(report) if fidelity.verdict else NO_NUMBERS),
             headline=summarize(report),
         )
+        write_readings(tx, claim.subject_id, report)
         evaluate_session(container, tx, claim.subject_id, report)
 
 

@@ -1,0 +1,62 @@
+"""Tables of hosts: what each session says of each, and what was repaired."""
+
+from __future__ import annotations
+
+import uuid
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import BigInteger, Identity, Index, Uuid, text
+from sqlalchemy.dialects.postgresql import JSONB
+from sqlalchemy.orm import Mapped, mapped_column
+
+from app.db.models.base import Base, OfProject, belongs_to, in_project
+
+
+class HostReading(OfProject, Base):
+    """What a session with a verdict says of a host: an `app.services.hosts.readings.Reading`."""
+
+    __tablename__ = "host_reading"
+    __table_args__ = (
+        belongs_to("session_id", "session.id"),
+        belongs_to("job_id", "job.id"),
+        Index("ix_host_reading_project_id_host_received_at", "project_id", "host", "received_at"),
+        Index("ix_host_reading_project_id_received_at", "project_id", "received_at"),
+        Index("ix_host_reading_job_id", "job_id"),
+    )
+
+    session_id: Mapped[uuid.UUID] = mapped_column(Uuid, primary_key=True)
+    host: Mapped[str] = mapped_column(primary_key=True)
+    job_id: Mapped[int] = mapped_column(BigInteger)
+    # of the session
+    received_at: Mapped[datetime]
+    # of the job there
+    ranks: Mapped[int]
+    workers: Mapped[int]
+    slowdown: Mapped[float]
+    computing: Mapped[float | None]
+    # the leading cause that names a worker there, and what these cost, GPU-hours each hour
+    cause: Mapped[str | None]
+    lost_each_hour: Mapped[float]
+    # how long the analyzed steps took, seconds
+    measured_s: Mapped[float]
+    gpus: Mapped[list[dict[str, Any]]] = mapped_column(JSONB)
+
+
+class HostRepair(OfProject, Base):
+    """What somebody did to a host, or to one of its GPUs."""
+
+    __tablename__ = "host_repair"
+    __table_args__ = (
+        in_project(),
+        Index("ix_host_repair_project_id_host_at", "project_id", "host", "at"),
+    )
+
+    id: Mapped[int] = mapped_column(BigInteger, Identity(always=True), primary_key=True)
+    host: Mapped[str]
+    # as the metadata of sessions name it; null where it was the whole host
+    gpu: Mapped[str | None]
+    what: Mapped[str]
+    by: Mapped[str]
+    at: Mapped[datetime]
+    noted_at: Mapped[datetime] = mapped_column(server_default=text("now()"))

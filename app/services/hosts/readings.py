@@ -1,0 +1,196 @@
+"""What a report says of each host: how slow it was, and what of the lost time is its own."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from app.analysis.diagnosis.places import Worker
+    from app.analysis.report.document import Report
+    from app.analysis.report.findings import NamedCause
+
+# A cause on a larger share of a job's hosts is the job's: its code, its data, its network.
+MOST_AT_FAULT: Final = 0.5
+# Share of a slow worker's excess that one without any gets, so that shares can be formed.
+_LEAST_EXCESS: Final = 1e-6
+
+
+@dataclass(frozen=True, slots=True)
+class GpuReading:
+    """A GPU of a host in a session.
+
+    Parameters
+    ----------
+    gpu : str
+        As the metadata name it.
+    slowdown : float
+        Largest slowdown of the job if only a worker there kept its recorded durations.
+    computing : float or None
+        Largest time of a worker there ÷ that of its stage's other DP ranks; None where there are
+        none.
+    slow : bool
+        Whether a cause names a worker there.
+    """
+
+    gpu: str
+    slowdown: float
+    computing: float | None
+    slow: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """A host in a session.
+
+    Parameters
+    ----------
+    host : str
+    ranks : int
+        Of the job there, traced or not.
+    workers : int
+        Cells of DP rank and stage whose traced rank is there.
+    slowdown, computing : float, float or None
+        As of its GPUs.
+    cause : str or None
+        The most expensive cause that names a worker there; None where none does.
+    lost_each_hour : float
+        GPU-hours that the job loses in each hour of running by such causes.
+    gpus : tuple of GpuReading
+        By name; empty where GPUs are not known.
+    """
+
+    host: str
+    ranks: int
+    workers: int
+    slowdown: float
+    computing: float | None
+    cause: str | None
+    lost_each_hour: float
+    gpus: tuple[GpuReading, ...] = ()
+
+
+@dataclass(slots=True)
+class _Blame:
+    """What causes say of a host, or of a GPU of it."""
+
+    lost_each_hour: float = 0.0
+    causes: dict[str, float] = field(default_factory=dict)
+    gpus: set[str] = field(default_factory=set)
+
+
+def readings_of(report: Report) -> tuple[Reading, ...]:
+    """Return what a report says of each host, by name; nothing without a verdict or host names.
+
+    Slow is a host whose workers a cause names. A large slowdown of its own is not enough: a heavy
+    stage has one wherever it runs.
+
+    Parameters
+    ----------
+    report : Report
+    """
+    if not report.fidelity.verdict:
+        return ()
+    ranks = Counter(report.hosts.values())
+    cells = _cells_by_host(report)
+    blamed = _blamed(report)
+    return tuple(_reading(report, host, ranks[host], cells[host], blamed) for host in sorted(cells))
+
+
+def _reading(
+    report: Report, host: str, ranks: int, cells: list[Worker], blamed: Mapping[str, _Blame]
+) -> Reading:
+    blame = blamed.get(host, _Blame())
+    by_gpu: dict[str, list[Worker]] = {}
+    for worker in cells:
+        gpu = report.gpus.get(_rank(report, worker))
+        if gpu is not None:
+            by_gpu.setdefault(gpu, []).append(worker)
+    # Of a tensor-parallel group another rank than the traced one may be at fault.
+    for gpu in blame.gpus - set(by_gpu):
+        by_gpu[gpu] = []
+    return Reading(
+        host=host,
+        ranks=ranks,
+        workers=len(cells),
+        slowdown=_slowdown(report, cells),
+        computing=_computing(report, cells),
+        cause=max(blame.causes, key=blame.causes.__getitem__) if blame.causes else None,
+        lost_each_hour=blame.lost_each_hour,
+        gpus=tuple(
+            GpuReading(
+                gpu,
+                _slowdown(report, workers or cells),
+                _computing(report, workers or cells),
+                gpu in blame.gpus,
+            )
+            for gpu, workers in sorted(by_gpu.items(), key=lambda item: (len(item[0]), item[0]))
+        ),
+    )
+
+
+def _rank(report: Report, worker: Worker) -> int:
+    dp, pp = worker
+    return report.workers.rank[dp][pp]
+
+
+def _cells_by_host(report: Report) -> dict[str, list[Worker]]:
+    found: dict[str, list[Worker]] = {}
+    for dp, row in enumerate(report.workers.rank):
+        for pp, rank in enumerate(row):
+            host = report.hosts.get(rank)
+            if host is not None:
+                found.setdefault(host, []).append((dp, pp))
+    return found
+
+
+def _slowdown(report: Report, cells: list[Worker]) -> float:
+    return max(report.by_worker.exact[dp][pp] for dp, pp in cells)
+
+
+def _computing(report: Report, cells: list[Worker]) -> float | None:
+    """Return the largest of the workers' times against their peers, forward and backward alike."""
+    found = []
+    for dp, pp in cells:
+        pair = (report.by_worker.forward_ratio[dp][pp], report.by_worker.backward_ratio[dp][pp])
+        known = [ratio for ratio in pair if ratio is not None]
+        if known:
+            found.append(sum(known) / len(known))
+    return max(found, default=None)
+
+
+def _blamed(report: Report) -> dict[str, _Blame]:
+    """Return what causes say of hosts, each cause's cost divided among the workers it names."""
+    hosts = set(report.hosts.values())
+    found: dict[str, _Blame] = {}
+    for cause in report.causes:
+        shares = _shares(report, cause)
+        named = {host for host, _ in shares}
+        if not named or (len(hosts) > 1 and len(named) > MOST_AT_FAULT * len(hosts)):
+            continue
+        cost = report.lost_gpu_hours_per_hour * (cause.contribution or 0.0)
+        for (host, gpu), share in shares.items():
+            blame = found.setdefault(host, _Blame())
+            blame.lost_each_hour += cost * share
+            blame.causes[cause.cause] = blame.causes.get(cause.cause, 0.0) + cost * share
+            if gpu is not None:
+                blame.gpus.add(gpu)
+    return found
+
+
+def _shares(report: Report, cause: NamedCause) -> dict[tuple[str, str | None], float]:
+    """Return the share of each host and GPU in a cause, by what its workers slow the job down."""
+    where = cause.where
+    ranks = where.ranks or tuple(_rank(report, worker) for worker in where.workers)
+    excess: dict[tuple[str, str | None], float] = {}
+    for worker, rank in zip(where.workers, ranks, strict=False):
+        host = report.hosts.get(rank)
+        if host is None:
+            continue
+        place = (host, report.gpus.get(rank))
+        own = max(_slowdown(report, [worker]) - 1.0, _LEAST_EXCESS)
+        excess[place] = excess.get(place, 0.0) + own
+    whole = sum(excess.values())
+    return {place: own / whole for place, own in excess.items()}

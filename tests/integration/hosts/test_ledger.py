@@ -1,0 +1,89 @@
+"""The ledger says what the stored reports say: at once, once, and of earlier reports too."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from sqlalchemy import delete, select, update
+
+from app.db.models.hosts import HostReading
+from app.db.models.sessions import Session, StoredReport
+from app.services.access.moves import move_job
+from app.services.access.projects import create_project
+from app.services.hosts.ledger import fill_ledger
+from app.services.hosts.readings import readings_of
+from app.services.installation.sweep import sweep
+from app.services.sessions.reports import report_document
+from tests.integration.dashboard.test_routes import analyzed
+from tests.support.reads import read
+from tests.support.sessions import short_trace, store
+
+if TYPE_CHECKING:
+    from app.bootstrap import Container
+
+
+def rows(container: Container) -> list[HostReading]:
+    with container.everywhere().reading() as tx:
+        return list(tx.session.execute(select(HostReading).order_by(HostReading.host)).scalars())
+
+
+def forget(container: Container) -> None:
+    """Leave what a version without a ledger left."""
+    with container.uow() as tx:
+        tx.session.execute(delete(HostReading))
+        tx.session.execute(update(StoredReport).values(in_ledger=False))
+
+
+def test_an_analysis_writes_what_its_report_says_of_hosts(container: Container) -> None:
+    stored = analyzed(container)
+    report = read(container, report_document, stored.session)
+    found = {row.host: row for row in rows(container)}
+    for reading in readings_of(report):
+        row = found.pop(reading.host)
+        assert row.session_id == stored.session
+        assert (row.slowdown, row.cause) == (reading.slowdown, reading.cause)
+        assert row.lost_each_hour == reading.lost_each_hour
+    assert found == {}
+    assert any(row.cause for row in rows(container))
+
+
+def test_what_was_stored_before_the_ledger_is_read_once(container: Container) -> None:
+    for _ in range(3):
+        analyzed(container)
+    before = [(row.session_id, row.host, row.slowdown) for row in rows(container)]
+    forget(container)
+    assert rows(container) == []
+    sweep(container)
+    after = [(row.session_id, row.host, row.slowdown) for row in rows(container)]
+    assert sorted(after, key=str) == sorted(before, key=str)
+    assert fill_ledger(container) == 0
+
+
+def test_a_report_that_somebody_is_replacing_is_left_to_the_next_pass(container: Container) -> None:
+    stored = analyzed(container)
+    forget(container)
+    with container.uow() as tx:
+        tx.session.execute(select(StoredReport).with_for_update())
+        assert fill_ledger(container) == 0
+    assert fill_ledger(container) == 1
+    assert {row.session_id for row in rows(container)} == {stored.session}
+
+
+def test_a_session_without_a_report_says_nothing_of_hosts(container: Container) -> None:
+    store(container, short_trace())
+    assert rows(container) == []
+
+
+def test_readings_go_with_their_session_and_move_with_their_job(container: Container) -> None:
+    stored = analyzed(container, "moves")
+    analyzed(container, "stays")
+    create_project(container.everywhere(), "other")
+    count = len(rows(container))
+    move_job(container, "moves", "other")
+    moved = [row for row in rows(container) if row.session_id == stored.session]
+    assert len(moved) * 2 == count
+    assert {row.project_id for row in moved} != {container.project_id}
+    with container.everywhere().uow() as tx:
+        tx.session.execute(delete(Session).where(Session.id == stored.session))
+    assert stored.session not in {row.session_id for row in rows(container)}
+    assert len(rows(container)) * 2 == count
