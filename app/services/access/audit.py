@@ -50,6 +50,7 @@ class Action(StrEnum):
     ENABLED = "enabled"
     MOVED = "moved"
     SWITCHED = "switched"
+    REPAIRED = "repaired"
     SIGNED_IN = "signed in"
     SIGNED_OUT = "signed out"
     REFUSED = "refused"

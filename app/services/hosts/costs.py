@@ -1,0 +1,95 @@
+"""What a host cost over a time: each verdict stands until the next session of its job."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Final
+
+from sqlalchemy import ColumnElement, Select, func, literal, select
+
+from app.db.models.hosts import HostReading
+from app.db.models.sessions import Job, Session
+
+if TYPE_CHECKING:
+    from sqlalchemy import CTE
+
+    from app.db.unit_of_work import Reads
+
+# A verdict stands for no longer: the job may have ended, or have been changed.
+STANDS: Final = timedelta(hours=6)
+_HOUR_S: Final = 3600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A time; None where it has no bound."""
+
+    since: datetime | None = None
+    until: datetime | None = None
+
+    def holds(self, moment: ColumnElement[datetime]) -> list[ColumnElement[bool]]:
+        """Return the conditions for a moment to be in it."""
+        found = []
+        if self.since is not None:
+            found.append(moment >= self.since)
+        if self.until is not None:
+            found.append(moment <= self.until)
+        return found
+
+
+def priced(tx: Reads, span: Span, host: str | None = None) -> CTE:
+    """Return the readings of a time with what each costs, GPU-hours.
+
+    A verdict stands from its session until the next one of the job, at most `STANDS`; the latest
+    one of a job for as long as the one before did, and at least for the steps that were analyzed.
+
+    Parameters
+    ----------
+    tx : Reads
+    span : Span
+    host : str, optional
+        Only of this one.
+    """
+    stands = _standing(tx, span)
+    standing_s = func.greatest(HostReading.measured_s, func.extract("epoch", stands.c.stands))
+    query: Select[tuple[object, ...]] = (
+        select(
+            HostReading.host,
+            HostReading.session_id,
+            HostReading.job_id,
+            Job.name.label("job"),
+            HostReading.received_at,
+            HostReading.ranks,
+            HostReading.workers,
+            HostReading.slowdown,
+            HostReading.computing,
+            HostReading.cause,
+            HostReading.gpus,
+            (HostReading.lost_each_hour * standing_s / _HOUR_S).label("cost"),
+        )
+        .join(stands, stands.c.id == HostReading.session_id)
+        .join(Job, Job.id == HostReading.job_id)
+        .where(*span.holds(HostReading.received_at.expression))
+    )
+    if host is not None:
+        query = query.where(HostReading.host == host)
+    return query.cte("priced")
+
+
+def _standing(tx: Reads, span: Span) -> CTE:
+    """Return for how long the verdict of each session stands."""
+    in_order = {"partition_by": Session.job_id, "order_by": (Session.received_at, Session.id)}
+    received = Session.received_at
+    following = func.lead(received).over(**in_order)
+    gap_before = received - func.lag(received).over(**in_order)
+    end = func.least(
+        func.coalesce(following, received + gap_before, received),
+        received + STANDS,
+        literal(tx.now if span.until is None else min(tx.now, span.until)),
+    )
+    query = select(Session.id, (end - received).label("stands"))
+    if span.since is not None:
+        # Sessions of before matter only for the gap that follows them.
+        query = query.where(received >= span.since - STANDS)
+    return query.cte("standing")

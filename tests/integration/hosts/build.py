@@ -1,0 +1,92 @@
+"""Sessions with readings of hosts, without an analysis."""
+
+from __future__ import annotations
+
+import uuid
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from sqlalchemy import select
+
+from app.db.models.hosts import HostReading
+from app.db.models.sessions import Job, Session
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from app.bootstrap import Container
+
+HOUR = timedelta(hours=1)
+
+
+def reading(
+    slowdown: float = 1.0, *, lost: float | None = None, cause: str = "slow_worker", gpu: str = "5"
+) -> dict[str, Any]:
+    """Return the values of a reading; slow, and named by a cause, from 1.1 on."""
+    slow = slowdown >= 1.1
+    return {
+        "ranks": 8,
+        "workers": 2,
+        "slowdown": slowdown,
+        "computing": slowdown,
+        "cause": cause if slow else None,
+        "lost_each_hour": (10.0 if lost is None else lost) if slow else 0.0,
+        "measured_s": 60.0,
+        "gpus": [
+            {"gpu": "4", "slowdown": 1.0, "computing": 1.0, "slow": False},
+            {"gpu": gpu, "slowdown": slowdown, "computing": slowdown, "slow": slow},
+        ],
+    }
+
+
+def session(
+    container: Container,
+    hosts: Mapping[str, float | dict[str, Any]],
+    *,
+    ago: timedelta,
+    job: str = "llm",
+) -> uuid.UUID:
+    """Store a session of so long ago with the readings of its hosts, or their slowdowns."""
+    with container.uow() as tx:
+        owner = tx.session.execute(select(Job).where(Job.name == job)).scalar()
+        if owner is None:
+            owner = Job(name=job)
+            tx.session.add(owner)
+            tx.session.flush()
+        number = len(tx.session.execute(select(Session.id).where(Session.job_id == owner.id)).all())
+        made = Session(
+            id=uuid.uuid4(),
+            job_id=owner.id,
+            attempt=1,
+            number=number + 1,
+            content_sha256=uuid.uuid4().bytes,
+            state="analyzed",
+            received_at=tx.now - ago,
+            meta={},
+            dp=2,
+            pp=2,
+            tp=1,
+            cp=1,
+            vpp=1,
+            world=16,
+            trace_format="parquet",
+            body_bytes=1,
+            operations=1,
+            steps=12,
+            slowdown=1.2,
+            gpu_hours_lost=1.0,
+            trace_blob=uuid.uuid4(),
+        )
+        tx.session.add(made)
+        tx.session.flush()
+        tx.session.add_all(
+            HostReading(
+                session_id=made.id,
+                host=host,
+                job_id=owner.id,
+                received_at=made.received_at,
+                **(what if isinstance(what, dict) else reading(what)),
+            )
+            for host, what in hosts.items()
+        )
+        return made.id

@@ -1,0 +1,146 @@
+"""The ranking of hosts: what each cost, who is blamed, and what a list leaves out."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING
+
+import pytest
+
+from app.services.hosts.costs import Span
+from app.services.hosts.outcomes import Outcome
+from app.services.hosts.read import Hosts, Show, list_hosts
+from app.services.hosts.repairs import note_repair
+from tests.integration.hosts.build import HOUR, reading, session
+from tests.support.alerting import Alerting
+from tests.support.reads import read
+
+if TYPE_CHECKING:
+    from app.bootstrap import Container
+
+ALWAYS = Span()
+
+
+def hosts(container: Container, span: Span = ALWAYS, **asked: object) -> Hosts:
+    return read(container, list_hosts, span, alike_from=1.1, **asked)  # type: ignore[arg-type]
+
+
+def test_a_verdict_stands_until_the_job_s_next_session(container: Container) -> None:
+    for hours in (5, 4, 2):
+        session(container, {"node-1": 1.4}, ago=hours * HOUR)
+    [row] = hosts(container).rows
+    # An hour, two hours, and the last one as long as the one before: until now.
+    assert row.cost == pytest.approx(10 * (1 + 2 + 2), rel=1e-3)
+    assert (row.sessions, row.slow_sessions, row.jobs, row.slow_jobs) == (3, 3, 1, 1)
+
+
+def test_a_verdict_stands_for_six_hours_at_most(container: Container) -> None:
+    for hours in (60, 30):
+        session(container, {"node-1": 1.4}, ago=hours * HOUR)
+    [row] = hosts(container).rows
+    assert row.cost == pytest.approx(10 * (6 + 6), rel=1e-3)
+
+
+def test_a_single_session_costs_what_its_steps_did(container: Container) -> None:
+    session(container, {"node-1": 1.4}, ago=2 * HOUR)
+    [row] = hosts(container).rows
+    assert row.cost == pytest.approx(10 * 60 / 3600)
+
+
+def test_a_host_is_blamed_from_the_second_slow_session_on(container: Container) -> None:
+    session(container, {"node-1": 1.4, "node-2": 1.2, "node-3": 1.0}, ago=3 * HOUR)
+    session(container, {"node-1": 1.4, "node-2": 1.0, "node-3": 1.0}, ago=2 * HOUR, job="other")
+    found = hosts(container, show=Show.BLAMED)
+    assert [row.host for row in found.rows] == ["node-1"]
+    assert (found.rows[0].jobs, found.rows[0].slow_jobs) == (2, 2)
+    assert [row.host for row in found.look_alikes] == ["node-2"]
+    assert (found.totals.hosts, found.totals.blamed, found.totals.first) == (3, 1, "node-1")
+    assert found.gpus == {"node-1": ["5"]}
+
+
+def test_a_host_whose_slowness_no_cause_names_looks_slow(container: Container) -> None:
+    waits = reading() | {"slowdown": 1.3, "computing": 1.0}
+    for hours in (3, 2):
+        session(container, {"node-1": waits}, ago=hours * HOUR)
+    found = hosts(container)
+    assert not found.rows[0].blamed
+    assert [row.host for row in found.look_alikes] == ["node-1"]
+
+
+def test_a_time_of_its_own_leaves_out_what_is_not_in_it(container: Container) -> None:
+    for hours in (50, 3):
+        session(container, {"node-1": 1.4, "node-2": 1.0}, ago=hours * HOUR)
+    now = datetime.now(UTC)
+    found = hosts(container, Span(since=now - timedelta(hours=24)))
+    assert [row.sessions for row in found.rows] == [1, 1]
+    assert found.totals.blamed == 0
+    found = hosts(container, Span(until=now - timedelta(hours=24)))
+    assert [row.sessions for row in found.rows] == [1, 1]
+    assert found.rows[0].cost <= 60
+
+
+def test_words_find_hosts_jobs_and_causes(container: Container) -> None:
+    session(container, {"node-1": 1.4}, ago=HOUR, job="dense")
+    session(container, {"node-2": reading(1.3, cause="network")}, ago=HOUR, job="moe")
+    for words, expected in {
+        "NODE-2": {"node-2"},
+        "dense": {"node-1"},
+        "network": {"node-2"},
+        "moe network": {"node-2"},
+        "dense network": set(),
+        "%": set(),
+        "": {"node-1", "node-2"},
+    }.items():
+        found = hosts(container, words=words)
+        assert {row.host for row in found.rows} == expected
+        assert found.totals.matching == len(expected)
+
+
+def test_hosts_are_sorted_and_paged(container: Container) -> None:
+    some = {f"node-{n}": 1.0 + n / 10 for n in range(5)}
+    for hours in (3, 2):
+        session(container, some, ago=hours * HOUR)
+    assert [row.host for row in hosts(container, sort="host", size=2).rows] == ["node-0", "node-1"]
+    assert [row.host for row in hosts(container, sort="-now", size=2).rows] == ["node-4", "node-3"]
+    last = hosts(container, sort="host", size=2, page=9)
+    assert (last.page, [row.host for row in last.rows]) == (3, ["node-4"])
+    assert hosts(container, sort="nonsense").rows == hosts(container).rows
+
+
+def test_the_trend_is_the_largest_slowdown_of_each_part_of_the_time(container: Container) -> None:
+    for hours, slowdown in ((23.5, 1.0), (12, 1.4), (0.1, 1.2)):
+        session(container, {"node-1": slowdown}, ago=hours * HOUR)
+    since = datetime.now(UTC) - timedelta(hours=24)
+    trend = hosts(container, Span(since=since)).trends["node-1"]
+    assert [value for value in trend if value is not None] == [1.0, 1.4, 1.2]
+    assert (trend[0], trend[-1]) == (1.0, 1.2)
+
+
+def test_the_last_repair_is_judged_by_the_sessions_around_it(container: Container) -> None:
+    for hours in (9, 8):
+        session(container, {"node-1": 1.4, "node-2": 1.4}, ago=hours * HOUR)
+    for hours in (3, 2):
+        session(container, {"node-1": 1.0, "node-2": 1.3}, ago=hours * HOUR)
+    done = datetime.now(UTC) - 5 * HOUR
+    for host in ("node-1", "node-2"):
+        note_repair(container, host, what="replaced GPU 5", gpu="5", at=done, by="team hardware")
+    found = hosts(container, show=Show.REPAIRED)
+    assert {host: one.judged.outcome for host, one in found.repairs.items()} == {
+        "node-1": Outcome.HELPED,
+        "node-2": Outcome.NO_HELP,
+    }
+    judged = found.repairs["node-1"].judged
+    assert (judged.before, judged.after) == (1.4, 1.0)
+    assert found.repairs["node-1"].by == "team hardware"
+
+
+def test_incidents_of_a_host_are_counted(container: Container) -> None:
+    session(container, {"node-7": 1.4}, ago=HOUR)
+    Alerting(container).slow("elsewhere")
+    found = hosts(container).alarms["node-7"]
+    assert (found.incidents, found.firing) == (1, True)
+
+
+def test_nothing_is_a_page_too(container: Container) -> None:
+    found = hosts(container)
+    assert (found.rows, found.totals.hosts, found.look_alikes) == ([], 0, [])
