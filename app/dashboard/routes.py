@@ -7,7 +7,7 @@ from http import HTTPStatus
 from typing import Annotated, Final
 from urllib.parse import quote
 
-from fastapi import APIRouter, Depends, Header, Query, Request
+from fastapi import APIRouter, Header, Query, Request
 from fastapi.responses import HTMLResponse, PlainTextResponse, RedirectResponse, Response
 
 from app.dashboard.access.pages import add_access_pages
@@ -18,10 +18,12 @@ from app.dashboard.alerts.rule_pages import add_rule_pages
 from app.dashboard.fleet.connect import launcher_tabs, way_tabs
 from app.dashboard.fleet.job import job_page, job_url
 from app.dashboard.fleet.view import fleet_page
+from app.dashboard.hosts.pages import add_host_pages
 from app.dashboard.look.address import Address, page_number
 from app.dashboard.look.assets import installed_assets
 from app.dashboard.look.parts import SLOW
-from app.dashboard.look.ranges import ALL, DAY, Range, range_of
+from app.dashboard.look.ranges import ALL
+from app.dashboard.look.time_asked import TimeAsked
 from app.dashboard.pages import Pages
 from app.dashboard.plans.pages import add_plan_pages
 from app.dashboard.session.exports import EXPORTS, workers_csv
@@ -54,25 +56,6 @@ Asked = Annotated[str, Query()]
 Step = Annotated[int | None, Query()]
 
 
-class TimeInAddress:
-    """The time that an address asks for; see `app.dashboard.look.ranges`."""
-
-    def __init__(
-        self,
-        range: Asked = "",  # noqa: A002 - name of the parameter
-        begin: Annotated[str, Query(alias="from")] = "",
-        end: Annotated[str, Query(alias="to")] = "",
-    ) -> None:
-        self.parameters = {"range": range, "from": begin, "to": end}
-
-    def about(self, default: str = DAY) -> Range:
-        """Return the time; `default` is the name of the one that an address need not name."""
-        return range_of(*self.parameters.values(), default=default)
-
-
-TimeAsked = Annotated[TimeInAddress, Depends()]
-
-
 def router(container: Container) -> APIRouter:
     """Return the routes of the dashboard; the container is for signing in, of no project."""
     routes = APIRouter(
@@ -86,6 +69,7 @@ def router(container: Container) -> APIRouter:
     add_alert_pages(routes, pages)
     add_tensor_pages(routes, pages)
     add_rule_pages(routes, pages)
+    add_host_pages(routes, pages)
     add_usage_pages(routes, pages)
     add_access_pages(routes, pages)
     add_sign_in(routes, container, pages)

@@ -52,6 +52,10 @@ NEEDS: Final[Mapping[str, Need]] = {
     "POST /api/v1/sessions/{session}/what-if": _READ,
     "GET /api/v1/events": _READ,
     "GET /api/v1/sessions/{session}/events": _READ,
+    # hosts
+    "GET /api/v1/hosts": _READ,
+    "GET /api/v1/hosts/{host}": _READ,
+    "POST /api/v1/hosts/{host}/repairs": _OPERATE,
     # plans
     "POST /api/v1/plans": _OPERATE,
     "GET /api/v1/plans": _READ,
@@ -120,6 +124,10 @@ NEEDS: Final[Mapping[str, Need]] = {
     "GET /channels": _READ,
     "GET /channels/new": _OPERATE,
     "GET /channels/{channel}": _READ,
+    "GET /hosts": _READ,
+    "GET /hosts.csv": _READ,
+    "GET /hosts/{host}": _READ,
+    "GET /hosts/{host}/{name}.csv": _READ,
     "GET /jobs/{job}/tensor": _READ,
     "GET /jobs/{job}/tensor/{group}": _READ,
     "GET /jobs/{job}/tensor/{group}/{name}": _READ,

@@ -17,6 +17,7 @@ from app.db.models.alerts import AlertIncident
 from app.db.models.hosts import HostReading, HostRepair
 from app.services.hosts.costs import Span, priced
 from app.services.hosts.repairs import Repair, latest_repairs
+from app.services.sessions.fleet import FLEET_SESSIONS
 
 if TYPE_CHECKING:
     from app.db.unit_of_work import Reads
@@ -24,8 +25,8 @@ if TYPE_CHECKING:
 # Hosts to a page, and to a file.
 PAGE: Final = 50
 MOST: Final = 10_000
-# Points of a trend.
-BUCKETS: Final = 24
+# Sessions of a trend: what a sparkline shows.
+TREND: Final = FLEET_SESSIONS
 # Slow in fewer sessions a host is not blamed: its neighbor may have been at fault, or chance.
 BLAMED_FROM: Final = 2
 # Hosts listed that look slow and are not blamed.
@@ -127,8 +128,8 @@ class Hosts:
     totals : Totals
     rows : sequence of HostRow
     page : int
-    trends : mapping of str to sequence of float or None
-        Largest slowdown in each of equal parts of the time.
+    trends : mapping of str to sequence of float
+        Slowdown in the latest sessions, oldest first.
     gpus : mapping of str to sequence of str
         Those that causes name.
     alarms : mapping of str to Alarms
@@ -141,7 +142,7 @@ class Hosts:
     totals: Totals
     rows: Sequence[HostRow]
     page: int
-    trends: Mapping[str, Sequence[float | None]]
+    trends: Mapping[str, Sequence[float]]
     gpus: Mapping[str, Sequence[str]]
     alarms: Mapping[str, Alarms]
     repairs: Mapping[str, Repair]
@@ -340,29 +341,25 @@ def _order(ledger: CTE, sort: str) -> list[ColumnElement[Any]]:
     return [first, ledger.c.cost.desc(), ledger.c.host]
 
 
-def _trends(tx: Reads, span: Span, hosts: Sequence[str]) -> dict[str, list[float | None]]:
-    """Return the largest slowdown of each host in equal parts of the time."""
-    here = [HostReading.host.in_(hosts), *span.holds(HostReading.received_at.expression)]
-    moment = func.extract("epoch", HostReading.received_at)
-    since = moment_of(span.since)
-    begin = since if since is not None else select(func.min(moment)).where(*here).scalar_subquery()
-    end = min(tx.now, span.until or tx.now).timestamp()
-    part = func.width_bucket(moment, begin, end + 1e-3, BUCKETS)
-    found: dict[str, list[float | None]] = {host: [None] * BUCKETS for host in hosts}
-    if since is not None and since >= end:
-        return found
-    for host, at, slowdown in tx.session.execute(
-        select(HostReading.host, part, func.max(HostReading.slowdown))
-        .where(*here)
-        .group_by(HostReading.host, part)
+def _trends(tx: Reads, span: Span, hosts: Sequence[str]) -> dict[str, list[float]]:
+    """Return the slowdown of each host in its latest sessions, oldest first."""
+    recent = func.row_number().over(
+        partition_by=HostReading.host,
+        order_by=(HostReading.received_at.desc(), HostReading.session_id),
+    )
+    latest = (
+        select(HostReading.host, HostReading.slowdown, recent.label("recent"))
+        .where(HostReading.host.in_(hosts), *span.holds(HostReading.received_at.expression))
+        .subquery()
+    )
+    found: dict[str, list[float]] = {host: [] for host in hosts}
+    for host, slowdown in tx.session.execute(
+        select(latest.c.host, latest.c.slowdown)
+        .where(latest.c.recent <= TREND)
+        .order_by(latest.c.host, latest.c.recent.desc())
     ):
-        found[host][min(max(at, 1), BUCKETS) - 1] = slowdown
+        found[host].append(slowdown)
     return found
-
-
-def moment_of(at: datetime | None) -> float | None:
-    """Return a moment in seconds since 1970."""
-    return None if at is None else at.timestamp()
 
 
 def _gpus(tx: Reads, span: Span, hosts: Sequence[str]) -> dict[str, list[str]]:

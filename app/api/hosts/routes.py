@@ -1,0 +1,272 @@
+"""Hosts over the API: what each cost, its sessions, and its repair log."""
+
+from __future__ import annotations
+
+import uuid
+from datetime import datetime
+from typing import TYPE_CHECKING, Annotated, Final
+
+from fastapi import APIRouter, Query
+from pydantic import AwareDatetime, BaseModel, Field
+
+from app.door.guard import GuardedRoute
+from app.door.here import Here
+from app.services.hosts.costs import Span
+from app.services.hosts.one import HostView, host_view
+from app.services.hosts.outcomes import Outcome
+from app.services.hosts.read import SORTS, Show, list_hosts
+from app.services.hosts.repairs import note_repair
+
+if TYPE_CHECKING:
+    from app.services.hosts.read import HostRow, Hosts
+    from app.services.hosts.repairs import Repair
+
+DEFAULT_LIMIT: Final = 50
+MAX_LIMIT: Final = 1000
+CREATED: Final = 201
+# From this slowdown on a host that no cause names looks slow, as on the page.
+LOOKS_SLOW: Final = 1.1
+
+Since = Annotated[
+    AwareDatetime | None, Query(alias="from", description="Only sessions received since then.")
+]
+Until = Annotated[AwareDatetime | None, Query(alias="to", description="Only those until then.")]
+
+
+class HostBody(BaseModel):
+    """A host over a time.
+
+    `slow_sessions` are those in which a cause named a worker there; `blamed` is a host from the
+    second one on. `cost_gpu_hours` counts what these causes cost while each verdict stood: until
+    the job's next session, at most 6 h. `slowdown_now` is that of its slowest worker alone.
+    """
+
+    host: str
+    blamed: bool
+    cost_gpu_hours: float
+    slow_sessions: int
+    sessions: int
+    slow_jobs: int
+    jobs: int
+    slowdown_now: float
+    slowdown_worst: float
+    computing_worst: float | None
+    gpus: list[str]
+    causes: list[str]
+    incidents: int
+    firing: bool
+    first_seen: datetime
+    last_seen: datetime
+
+
+class HostListBody(BaseModel):
+    """Hosts, the one that cost most first; `total` are all that match."""
+
+    hosts: list[HostBody]
+    total: int
+    page: int
+
+
+class GpuBody(BaseModel):
+    """A GPU of a host in a session; `slow` where a cause names it."""
+
+    gpu: str
+    slowdown: float
+    computing: float | None
+    slow: bool
+
+
+class HostSessionBody(BaseModel):
+    """A host in a session; `cause` is null where no cause names it."""
+
+    session: uuid.UUID
+    number: int
+    job: str
+    received_at: datetime
+    ranks: int
+    workers: int
+    slowdown: float
+    computing: float | None
+    cause: str | None
+    cost_gpu_hours: float
+    gpus: list[GpuBody]
+
+
+class RepairBody(BaseModel):
+    """A repair, and what came of it: medians of up to five sessions before and after."""
+
+    at: datetime
+    gpu: str | None
+    what: str
+    by: str
+    outcome: Outcome
+    slowdown_before: float | None
+    slowdown_after: float | None
+    sessions_before: int
+    sessions_after: int
+
+
+class HostIncidentBody(BaseModel):
+    """An incident that names the host."""
+
+    id: uuid.UUID
+    job: str
+    cause: str
+    state: str
+    fired_at: datetime
+    resolved_at: datetime | None
+
+
+class HostDetailBody(BaseModel):
+    """A host with its sessions, incidents and repairs, the newest first."""
+
+    host: str
+    last_seen: datetime | None
+    sessions: list[HostSessionBody]
+    incidents: list[HostIncidentBody]
+    repairs: list[RepairBody]
+
+
+class NewRepairBody(BaseModel, extra="forbid"):
+    """What was done to a host."""
+
+    what: Annotated[str, Field(min_length=1, max_length=2000, examples=["replaced GPU 5"])]
+    gpu: Annotated[
+        str | None,
+        Field(min_length=1, max_length=200, description="As metadata name it; else the host."),
+    ] = None
+    at: Annotated[AwareDatetime | None, Field(description="When; now where it is not said.")] = None
+    by: Annotated[
+        str | None,
+        Field(
+            min_length=1, max_length=200, description="Taken from the sign-in where there is one."
+        ),
+    ] = None
+
+
+def router() -> APIRouter:
+    """Return the routes of hosts."""
+    routes = APIRouter(route_class=GuardedRoute, prefix="/api/v1/hosts", tags=["hosts"])
+
+    @routes.get("", summary="Hosts, the one that cost most first")
+    def get_hosts(  # noqa: PLR0913 - what may be asked for
+        container: Here,
+        *,
+        since: Since = None,
+        until: Until = None,
+        show: Annotated[Show, Query(description="Only blamed or repaired ones.")] = Show.ALL,
+        q: Annotated[
+            str, Query(max_length=200, description="Words in the host, a job or a cause.")
+        ] = "",
+        sort: Annotated[
+            str, Query(pattern=f"^-?({'|'.join(SORTS)})$", description="A minus: largest first.")
+        ] = "-cost",
+        limit: Annotated[int, Query(ge=1, le=MAX_LIMIT)] = DEFAULT_LIMIT,
+        page: Annotated[int, Query(ge=1, le=10**6)] = 1,
+    ) -> HostListBody:
+        with container.reading() as tx:
+            found = list_hosts(
+                tx,
+                Span(since, until),
+                show=show,
+                words=q,
+                sort=sort,
+                page=page,
+                size=limit,
+                alike_from=LOOKS_SLOW,
+            )
+        return HostListBody(
+            hosts=[_host(row, found) for row in found.rows],
+            total=found.totals.matching,
+            page=found.page,
+        )
+
+    @routes.get("/{host}", summary="A host")
+    def get_host(
+        container: Here, host: str, since: Since = None, until: Until = None
+    ) -> HostDetailBody:
+        with container.reading() as tx:
+            view = host_view(tx, host, Span(since, until))
+        return _detail(view)
+
+    @routes.post("/{host}/repairs", status_code=CREATED, summary="Note a repair")
+    def post_repair(container: Here, host: str, body: NewRepairBody) -> HostDetailBody:
+        """Whether it helped is measured by the sessions before and after it."""
+        note_repair(container, host, what=body.what, gpu=body.gpu, at=body.at, by=body.by)
+        with container.reading() as tx:
+            view = host_view(tx, host, Span())
+        return _detail(view)
+
+    return routes
+
+
+def _host(row: HostRow, found: Hosts) -> HostBody:
+    alarms = found.alarms.get(row.host)
+    return HostBody(
+        host=row.host,
+        blamed=row.blamed,
+        cost_gpu_hours=row.cost,
+        slow_sessions=row.slow_sessions,
+        sessions=row.sessions,
+        slow_jobs=row.slow_jobs,
+        jobs=row.jobs,
+        slowdown_now=row.now,
+        slowdown_worst=row.worst,
+        computing_worst=row.computing,
+        gpus=list(found.gpus.get(row.host, ())),
+        causes=list(row.causes),
+        incidents=alarms.incidents if alarms else 0,
+        firing=bool(alarms and alarms.firing),
+        first_seen=row.first_seen,
+        last_seen=row.last_seen,
+    )
+
+
+def _detail(view: HostView) -> HostDetailBody:
+    return HostDetailBody(
+        host=view.host,
+        last_seen=view.last_seen,
+        sessions=[
+            HostSessionBody(
+                session=one.session,
+                number=one.number,
+                job=one.job,
+                received_at=one.received_at,
+                ranks=one.ranks,
+                workers=one.workers,
+                slowdown=one.slowdown,
+                computing=one.computing,
+                cause=one.cause,
+                cost_gpu_hours=one.cost,
+                gpus=[GpuBody(**gpu) for gpu in one.gpus],
+            )
+            for one in view.sessions
+        ],
+        incidents=[
+            HostIncidentBody(
+                id=one.id,
+                job=one.job,
+                cause=one.cause,
+                state=one.state,
+                fired_at=one.fired_at,
+                resolved_at=one.resolved_at,
+            )
+            for one in view.incidents
+        ],
+        repairs=[_repair(one) for one in view.repairs],
+    )
+
+
+def _repair(one: Repair) -> RepairBody:
+    judged = one.judged
+    return RepairBody(
+        at=one.at,
+        gpu=one.gpu,
+        what=one.what,
+        by=one.by,
+        outcome=judged.outcome,
+        slowdown_before=judged.before,
+        slowdown_after=judged.after,
+        sessions_before=judged.sessions_before,
+        sessions_after=judged.sessions_after,
+    )

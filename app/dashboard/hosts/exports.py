@@ -1,0 +1,140 @@
+"""The tables of hosts as CSV."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Final
+
+from app.services.hosts.one import HostView
+
+if TYPE_CHECKING:
+    from app.services.hosts.read import Hosts
+
+Cell = str | int | float | None
+
+
+def hosts_csv(found: Hosts) -> str:
+    """Return the hosts of a list, with what each cost."""
+    return _csv(
+        (
+            "host",
+            "cost_gpu_hours",
+            "blamed",
+            "slow_sessions",
+            "sessions",
+            "slow_jobs",
+            "jobs",
+            "slowdown_now",
+            "slowdown_worst",
+            "computing_worst",
+            "gpus_named",
+            "causes",
+            "last_seen",
+        ),
+        (
+            (
+                row.host,
+                row.cost,
+                str(row.blamed).lower(),
+                row.slow_sessions,
+                row.sessions,
+                row.slow_jobs,
+                row.jobs,
+                row.now,
+                row.worst,
+                row.computing,
+                " ".join(found.gpus.get(row.host, ())),
+                " ".join(row.causes),
+                row.last_seen.isoformat(),
+            )
+            for row in found.rows
+        ),
+    )
+
+
+def sessions_csv(view: HostView) -> str:
+    """Return the sessions of a host, the newest first."""
+    return _csv(
+        (
+            "received_at",
+            "job",
+            "session",
+            "ranks",
+            "workers",
+            "slowdown",
+            "computing",
+            "cause",
+            "cost_gpu_hours",
+        ),
+        (
+            (
+                one.received_at.isoformat(),
+                one.job,
+                one.number,
+                one.ranks,
+                one.workers,
+                one.slowdown,
+                one.computing,
+                one.cause,
+                one.cost,
+            )
+            for one in view.sessions
+        ),
+    )
+
+
+def gpus_csv(view: HostView) -> str:
+    """Return each GPU of a host in each session."""
+    return _csv(
+        ("received_at", "job", "session", "gpu", "slowdown", "computing", "named_by_a_cause"),
+        (
+            (
+                one.received_at.isoformat(),
+                one.job,
+                one.number,
+                gpu["gpu"],
+                gpu["slowdown"],
+                gpu["computing"],
+                str(gpu["slow"]).lower(),
+            )
+            for one in view.sessions
+            for gpu in one.gpus
+        ),
+    )
+
+
+def repairs_csv(view: HostView) -> str:
+    """Return the repair log of a host."""
+    return _csv(
+        ("at", "gpu", "what", "by", "outcome", "slowdown_before", "slowdown_after"),
+        (
+            (
+                one.at.isoformat(),
+                one.gpu,
+                one.what,
+                one.by,
+                one.judged.outcome,
+                one.judged.before,
+                one.judged.after,
+            )
+            for one in view.repairs
+        ),
+    )
+
+
+# File name → what makes it of a host.
+EXPORTS: Final[Mapping[str, Callable[[HostView], str]]] = {
+    "sessions": sessions_csv,
+    "gpus": gpus_csv,
+    "repairs": repairs_csv,
+}
+
+
+def _csv(header: Sequence[str], rows: Iterable[Sequence[Cell]]) -> str:
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(header)
+    writer.writerows(rows)
+    return out.getvalue()

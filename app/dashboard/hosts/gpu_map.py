@@ -1,0 +1,168 @@
+"""The map of a host: each of its GPUs in equal parts of the time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Final
+
+from app.dashboard.look.format import age, heat_color, times
+
+if TYPE_CHECKING:
+    from app.dashboard.look.ranges import Range
+    from app.services.hosts.one import HostView
+
+COLUMNS: Final = 30
+CELL_WIDTH: Final = 12
+CELL_HEIGHT: Final = 14
+LEFT: Final = 64
+RIGHT: Final = 48
+BOTTOM: Final = 18
+TOP: Final = 16
+# From here on a GPU is worth a title.
+HIGH: Final = 1.1
+_TICKS: Final = 4
+_GPU_CHARS: Final = 9
+# Where the metadata name no GPU.
+WHOLE: Final = "host"
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """A GPU in a part of the time."""
+
+    x: int
+    y: int
+    color: str
+    hint: str
+
+
+@dataclass(frozen=True, slots=True)
+class GpuRow:
+    """A GPU: its name as it is shown, its middle, and its latest value."""
+
+    name: str
+    y: float
+    latest: str
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """A repair, or a moment under the map."""
+
+    x: float
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class GpuMap:
+    """The map; what no session measured is hatched."""
+
+    title: str
+    note: str
+    width: int
+    height: int
+    rows: Sequence[GpuRow]
+    cells: Sequence[Cell]
+    ticks: Sequence[Mark]
+    repairs: Sequence[Mark]
+
+    @property
+    def inner(self) -> tuple[int, int, int, int]:
+        """Return x, y, width and height of the cells."""
+        return LEFT, TOP, COLUMNS * CELL_WIDTH, len(self.rows) * CELL_HEIGHT
+
+
+def gpu_map(view: HostView, about: Range) -> GpuMap | None:
+    """Return the map of a host over the chosen time; None where no session is in it."""
+    if not view.sessions:
+        return None
+    begin, end = _bounds(view, about)
+    part = (end - begin) / COLUMNS
+    against_peers = any(one.computing is not None for one in view.sessions)
+    values, latest = _values(view, begin, part, against_peers=against_peers)
+    names = sorted(values, key=lambda name: (len(name), name))
+    cells = [
+        Cell(
+            LEFT + at * CELL_WIDTH,
+            TOP + row * CELL_HEIGHT,
+            heat_color(value),
+            f"{_label(name)}, {_moment(begin + at * part)}: {times(value)}",
+        )
+        for row, name in enumerate(names)
+        for at, value in sorted(values[name].items())
+    ]
+    measure = "Time against peers of its stage" if against_peers else "Slowdown of the job by it"
+    return GpuMap(
+        title=_title(values),
+        note=f"{measure}, the largest of each {age(part.total_seconds())}, all jobs; "
+        "hatched: no session",
+        width=LEFT + COLUMNS * CELL_WIDTH + RIGHT,
+        height=TOP + len(names) * CELL_HEIGHT + BOTTOM,
+        rows=[
+            GpuRow(
+                _label(name)[:_GPU_CHARS],
+                TOP + (row + 0.5) * CELL_HEIGHT,
+                times(latest[name]),
+            )
+            for row, name in enumerate(names)
+        ],
+        cells=cells,
+        ticks=[
+            Mark(
+                LEFT + COLUMNS * CELL_WIDTH * tick / _TICKS,
+                _moment(begin + (end - begin) * (tick / _TICKS)),
+            )
+            for tick in range(_TICKS + 1)
+        ],
+        repairs=[
+            Mark(LEFT + COLUMNS * CELL_WIDTH * ((one.at - begin) / (end - begin)), one.what)
+            for one in view.repairs
+            if begin <= one.at <= end
+        ],
+    )
+
+
+def _bounds(view: HostView, about: Range) -> tuple[datetime, datetime]:
+    end = view.now if about.end is None else min(view.now, about.end)
+    begin = about.since(view.now) or view.sessions[-1].received_at
+    return begin, max(end, begin + timedelta(minutes=COLUMNS))
+
+
+def _values(
+    view: HostView, begin: datetime, part: timedelta, *, against_peers: bool
+) -> tuple[dict[str, dict[int, float]], dict[str, float]]:
+    """Return the largest value of each GPU and part, and the latest of each GPU."""
+    found: dict[str, dict[int, float]] = {}
+    latest: dict[str, float] = {}
+    measure = "computing" if against_peers else "slowdown"
+    for one in view.sessions:
+        at = min(max(int((one.received_at - begin) / part), 0), COLUMNS - 1)
+        own = [(gpu["gpu"], gpu[measure]) for gpu in one.gpus]
+        if not own:
+            own = [(WHOLE, one.computing if against_peers else one.slowdown)]
+        for name, value in own:
+            if value is not None:
+                parts = found.setdefault(name, {})
+                parts[at] = max(value, parts.get(at, 0.0))
+                latest.setdefault(name, value)
+    return found, latest
+
+
+def _title(values: dict[str, dict[int, float]]) -> str:
+    name, most = max(
+        ((name, max(parts.values())) for name, parts in values.items()), key=lambda item: item[1]
+    )
+    if most < HIGH:
+        return f"No GPU was above {times(HIGH)}"
+    return f"{_label(name)} reached {times(most)}"
+
+
+def _label(name: str) -> str:
+    return f"GPU {name}" if name.isdecimal() else name
+
+
+def _moment(at: datetime) -> str:
+    utc = at.astimezone(UTC)
+    return f"{utc.day} {utc:%b %H:%M}" if utc.hour or utc.minute else f"{utc.day} {utc:%b}"

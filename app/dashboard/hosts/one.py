@@ -1,0 +1,329 @@
+"""What the page of a host shows: when and where it was slow, what that cost, what was repaired."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import TYPE_CHECKING, Final
+from urllib.parse import quote
+
+from app.analysis.diagnosis.causes.registry import title_of
+from app.analysis.wording import hours
+from app.dashboard.alerts.parts import STATES
+from app.dashboard.hosts.gpu_map import GpuMap, gpu_map
+from app.dashboard.hosts.words import gpu_words, outcome_words, state_of
+from app.dashboard.look.format import (
+    age,
+    count,
+    day_or_time,
+    heat_color,
+    listing,
+    plural,
+    times,
+)
+from app.dashboard.look.parts import Fact, StateLabel
+from app.dashboard.look.places import host_url
+from app.dashboard.look.ranges import Range, RangeChoices, range_choices
+from app.services.hosts.outcomes import Outcome
+from app.services.hosts.read import BLAMED_FROM
+
+if TYPE_CHECKING:
+    from app.dashboard.look.address import Address
+    from app.services.hosts.one import HostIncident, HostSession, HostView
+    from app.services.hosts.repairs import Repair
+
+# Sessions that the page lists; the file has all.
+LISTED: Final = 25
+
+
+@dataclass(frozen=True, slots=True)
+class SessionLine:
+    """A session of the host."""
+
+    url: str
+    number: int
+    job: str
+    job_url: str
+    slowdown: str
+    color: str
+    computing: str
+    cause: str
+    gpus: str
+    cost: str
+    received_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class JobLine:
+    """A job that ran on the host."""
+
+    job: str
+    url: str
+    gpus: str
+    slowdown: str
+    color: str
+    sessions: str
+    cost: str
+
+
+@dataclass(frozen=True, slots=True)
+class RepairLine:
+    """An entry of the repair log; `mark` is the glyph of its outcome, empty for none."""
+
+    when: str
+    at: datetime
+    what: str
+    by: str
+    outcome: str
+    mark: str
+    levels: str
+
+
+@dataclass(frozen=True, slots=True)
+class IncidentLine:
+    """An incident that names the host."""
+
+    url: str
+    job: str
+    cause: str
+    state: StateLabel
+    fired_at: datetime
+    lasted: str
+
+
+@dataclass(frozen=True, slots=True)
+class HostPage:
+    """The page of a host."""
+
+    now: datetime
+    host: str
+    title: str
+    heading: str
+    state: StateLabel
+    counted: str
+    facts: Sequence[Fact]
+    range: RangeChoices
+    csv: str
+    query: str
+    map: GpuMap | None
+    sessions: Sequence[SessionLine]
+    sessions_title: str
+    sessions_note: str
+    jobs: Sequence[JobLine]
+    jobs_title: str
+    repairs: Sequence[RepairLine]
+    repairs_title: str
+    gpus: Sequence[str]
+    incidents: Sequence[IncidentLine]
+    incidents_title: str
+
+
+def host_page(view: HostView, about: Range, address: Address) -> HostPage:
+    """Return the page of a host.
+
+    Parameters
+    ----------
+    view : HostView
+    about : Range
+        The chosen time.
+    address : Address
+        Of the page.
+    """
+    sessions = view.sessions
+    slow = [one for one in sessions if one.cause]
+    gpus = _gpus(sessions)
+    jobs = _jobs(sessions)
+    firing = any(STATES[one.state].glyph == "firing" for one in view.incidents)
+    whole = address.but()
+    return HostPage(
+        now=view.now,
+        host=view.host,
+        title=f"{view.host}: {_said(sessions, slow)}",
+        heading=_heading(view, slow, about),
+        state=state_of(firing=firing, slow=bool(sessions and sessions[0].cause)),
+        counted=f"{plural(view.seen, 'session')} in {about.words}",
+        facts=_facts(view, slow, jobs),
+        range=range_choices(about, with_all=True),
+        csv=host_url(view.host),
+        query=whole[len(address.path) :],
+        map=gpu_map(view, about),
+        sessions=[_session(one) for one in sessions[:LISTED]],
+        sessions_title=_sessions_title(sessions, slow),
+        sessions_note=_note(view),
+        jobs=jobs,
+        jobs_title=_jobs_title(sessions, jobs),
+        repairs=[_repair(one, view.now) for one in view.repairs],
+        repairs_title=_repairs_title(view.repairs),
+        gpus=gpus,
+        incidents=[_incident(one, view.now) for one in view.incidents],
+        incidents_title=f"{plural(len(view.incidents), 'incident')} named it",
+    )
+
+
+def _said(sessions: Sequence[HostSession], slow: Sequence[HostSession]) -> str:
+    return f"slow in {count(len(slow))} of {plural(len(sessions), 'session')}"
+
+
+def _gpus(sessions: Sequence[HostSession], *, slow: bool = False) -> list[str]:
+    found = {gpu["gpu"] for one in sessions for gpu in one.gpus if gpu["slow"] or not slow}
+    return sorted(found, key=lambda gpu: (len(gpu), gpu))
+
+
+def _cost(sessions: Sequence[HostSession]) -> float:
+    return sum(one.cost for one in sessions)
+
+
+def _heading(view: HostView, slow: Sequence[HostSession], about: Range) -> str:
+    host, sessions = view.host, view.sessions
+    if not sessions:
+        return f"No session named {host} in {about.words}"
+    if not slow:
+        return f"{host}: no cause named it in {plural(len(sessions), 'session')}"
+    named = _gpus(slow, slow=True)
+    who = f"{host}: GPU{'s' if len(named) > 1 else ''} {gpu_words(named)}" if named else host
+    text = f"{who} slow in {count(len(slow))} of {plural(len(sessions), 'session')}"
+    if len(slow) < BLAMED_FROM:
+        return f"{text}: not blamed, another one would settle it"
+    jobs = len({one.job for one in slow})
+    of_jobs = f" of {plural(jobs, 'job')}" if jobs > 1 else ""
+    return f"{text}{of_jobs}, which cost {hours(_cost(slow))} GPU-hours in {about.words}"
+
+
+def _facts(view: HostView, slow: Sequence[HostSession], jobs: Sequence[JobLine]) -> list[Fact]:
+    sessions = view.sessions
+    found = []
+    if sessions:
+        latest, worst = sessions[0], max(one.slowdown for one in sessions)
+        found = [
+            Fact(
+                "Slowdown now",
+                times(latest.slowdown),
+                f"at most {times(worst)}",
+                "Slowdown of the job if only its slowest worker there were as recorded",
+            ),
+            Fact(
+                "Computing now",
+                "none" if latest.computing is None else times(latest.computing),
+                "against peers of its stage",
+            ),
+            Fact("GPU-hours lost", hours(_cost(slow)), "while each verdict stood"),
+            Fact(
+                "Slow in",
+                f"{count(len(slow))} of {count(len(sessions))}",
+                f"sessions of {plural(len(jobs), 'job')}",
+            ),
+            Fact("Cause", _causes(slow) or "none", "named by diagnosis"),
+        ]
+    if view.repairs:
+        last = view.repairs[0]
+        found.append(Fact("Last repair", outcome_words(last.judged), last.what))
+    if view.last_seen is not None:
+        found.append(Fact("Last seen", "", "in a session", moment=view.last_seen))
+    return found
+
+
+def _causes(slow: Sequence[HostSession]) -> str:
+    found = sorted({one.cause for one in slow if one.cause})
+    return listing([title_of(cause) for cause in found])
+
+
+def _session(one: HostSession) -> SessionLine:
+    named = [gpu["gpu"] for gpu in one.gpus if gpu["slow"]]
+    return SessionLine(
+        url=f"/sessions/{one.session}",
+        number=one.number,
+        job=one.job,
+        job_url=f"/jobs/{quote(one.job)}",
+        slowdown=times(one.slowdown),
+        color=heat_color(one.slowdown),
+        computing="" if one.computing is None else times(one.computing),
+        cause="" if one.cause is None else title_of(one.cause),
+        gpus=gpu_words(named),
+        cost=hours(one.cost),
+        received_at=one.received_at,
+    )
+
+
+def _sessions_title(sessions: Sequence[HostSession], slow: Sequence[HostSession]) -> str:
+    if not sessions:
+        return "No session"
+    return f"Named by a cause in {count(len(slow))} of {plural(len(sessions), 'session')}"
+
+
+def _note(view: HostView) -> str:
+    text = "Slowdown of the job if only its slowest worker there were as recorded"
+    listed = min(LISTED, len(view.sessions))
+    return text if listed == view.seen else f"{text}; the latest {listed} of {count(view.seen)}"
+
+
+def _jobs(sessions: Sequence[HostSession]) -> list[JobLine]:
+    by_job: dict[str, list[HostSession]] = {}
+    for one in sessions:
+        by_job.setdefault(one.job, []).append(one)
+    ranked = sorted(by_job.items(), key=lambda item: (-_cost(item[1]), item[0]))
+    lines = []
+    for job, own in ranked:
+        slow = [one for one in own if one.cause]
+        worst = max(one.slowdown for one in own)
+        lines.append(
+            JobLine(
+                job=job,
+                url=f"/jobs/{quote(job)}",
+                gpus=gpu_words(_gpus(slow, slow=True)) or "none",
+                slowdown=times(worst),
+                color=heat_color(worst),
+                sessions=f"{count(len(slow))} of {count(len(own))}",
+                cost=hours(_cost(own)),
+            )
+        )
+    return lines
+
+
+def _jobs_title(sessions: Sequence[HostSession], jobs: Sequence[JobLine]) -> str:
+    slow = len({one.job for one in sessions if one.cause})
+    verb = "was" if slow == 1 else "were"
+    return f"{count(slow) if slow else 'None'} of its {plural(len(jobs), 'job')} {verb} slow by it"
+
+
+def _repair(one: Repair, now: datetime) -> RepairLine:
+    judged = one.judged
+    known = judged.before is not None and judged.after is not None
+    marks = {Outcome.HELPED: "resolved", Outcome.NO_HELP: "warn", Outcome.WORSE: "warn"}
+    return RepairLine(
+        when=day_or_time(one.at, now),
+        at=one.at,
+        what=one.what if one.gpu is None else f"GPU {one.gpu}: {one.what}",
+        by=one.by,
+        outcome=outcome_words(judged),
+        mark=marks.get(judged.outcome, ""),
+        levels=f"{times(judged.before or 0)} → {times(judged.after or 0)}" if known else "",
+    )
+
+
+def _repairs_title(repairs: Sequence[Repair]) -> str:
+    if not repairs:
+        return "No repair is noted"
+    judged = repairs[0].judged
+    said = {
+        Outcome.HELPED: "The last repair helped",
+        Outcome.NO_HELP: "The last repair did not help",
+        Outcome.NO_CHANGE: "The last repair changed nothing",
+        Outcome.WORSE: "It is slow since the last repair",
+        Outcome.OPEN: "Whether the last repair helped is open",
+    }[judged.outcome]
+    if judged.before is None or judged.after is None:
+        return said
+    return f"{said}: {times(judged.before)} → {times(judged.after)}"
+
+
+def _incident(one: HostIncident, now: datetime) -> IncidentLine:
+    ended = one.resolved_at or now
+    return IncidentLine(
+        url=f"/incidents/{one.id}",
+        job=one.job,
+        cause=title_of(one.cause),
+        state=STATES[one.state],
+        fired_at=one.fired_at,
+        lasted=age((ended - one.fired_at).total_seconds()),
+    )

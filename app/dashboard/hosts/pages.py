@@ -1,0 +1,122 @@
+"""The pages of hosts."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Final
+
+from fastapi import APIRouter, Query
+from fastapi.responses import Response
+
+from app.dashboard.hosts.exports import EXPORTS, hosts_csv
+from app.dashboard.hosts.one import host_page
+from app.dashboard.hosts.view import hosts_page
+from app.dashboard.look.address import Address, page_number
+from app.dashboard.look.parts import SLOW
+from app.dashboard.look.places import host_url
+from app.dashboard.look.time_asked import MONTH, TimeAsked
+from app.door.here import Here
+from app.errors import NotFoundError
+from app.services.hosts.costs import Span
+from app.services.hosts.one import host_view
+from app.services.hosts.read import DEAREST, MOST, PAGE, Hosts, Show, list_hosts
+
+if TYPE_CHECKING:
+    from app.dashboard.look.ranges import Range
+    from app.dashboard.pages import Pages
+    from app.db.unit_of_work import Reads
+
+# Longer words find no host.
+MAX_WORDS: Final = 200
+
+Asked = Annotated[str, Query()]
+
+
+def add_host_pages(routes: APIRouter, pages: Pages) -> None:
+    """Add the pages of hosts to the dashboard."""
+
+    @routes.get("/hosts")
+    def hosts_route(  # noqa: PLR0913 - what an address may ask for
+        container: Here,
+        time: TimeAsked,
+        *,
+        q: Asked = "",
+        show: Asked = "",
+        sort: Asked = "",
+        page: Asked = "",
+    ) -> Response:
+        about, words = time.about(MONTH), q[:MAX_WORDS].strip()
+        with pages.reading(container) as (tx, nav):
+            found = _list(tx, about, words, show=show, sort=sort, page=page_number(page))
+        asked = {**time.parameters, "q": words, "show": show, "sort": sort, "page": page}
+        shown = hosts_page(found, about, _show(show), words, Address("/hosts", asked))
+        return pages.render("hosts/list.html", nav, page=shown, now=found.now)
+
+    @routes.get("/hosts.csv")
+    def hosts_file_route(
+        container: Here, time: TimeAsked, q: Asked = "", show: Asked = "", sort: Asked = ""
+    ) -> Response:
+        with container.reading() as tx:
+            words = q[:MAX_WORDS].strip()
+            found = _list(tx, time.about(MONTH), words, show=show, sort=sort, size=MOST)
+        return _file("paceline-hosts.csv", hosts_csv(found))
+
+    @routes.get("/hosts/{host}")
+    def host_route(container: Here, host: str, time: TimeAsked) -> Response:
+        about = time.about(MONTH)
+        with pages.reading(container) as (tx, nav):
+            try:
+                view = host_view(tx, host, _span(tx, about))
+            except NotFoundError:
+                return pages.not_found(f"host {host}", nav)
+        shown = host_page(view, about, Address(host_url(host), time.parameters))
+        return pages.render("hosts/page.html", nav, page=shown, now=view.now)
+
+    @routes.get("/hosts/{host}/{name}.csv")
+    def host_file_route(container: Here, host: str, name: str, time: TimeAsked) -> Response:
+        make = EXPORTS.get(name)
+        if make is None:
+            raise NotFoundError(f"There is no {name}.csv of a host.")
+        with container.reading() as tx:
+            view = host_view(tx, host, _span(tx, time.about(MONTH)))
+        return _file(f"paceline-host-{name}.csv", make(view))
+
+
+def _list(  # noqa: PLR0913 - what an address may ask for
+    tx: Reads,
+    about: Range,
+    words: str,
+    *,
+    show: str,
+    sort: str,
+    page: int = 1,
+    size: int = PAGE,
+) -> Hosts:
+    return list_hosts(
+        tx,
+        _span(tx, about),
+        show=_show(show),
+        words=words,
+        sort=sort or DEAREST,
+        page=page,
+        size=size,
+        alike_from=SLOW,
+    )
+
+
+def _span(tx: Reads, about: Range) -> Span:
+    return Span(about.since(tx.now), about.end)
+
+
+def _show(asked: str) -> Show:
+    return Show(asked) if asked in tuple(Show) else Show.BLAMED
+
+
+def _file(name: str, text: str) -> Response:
+    return Response(
+        text,
+        media_type="text/csv; charset=utf-8",
+        headers={
+            "Cache-Control": "no-store",
+            "Content-Disposition": f'attachment; filename="{name}"',
+        },
+    )

@@ -1,0 +1,166 @@
+"""The read side of one host: its sessions, GPUs, jobs, incidents and repairs."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, Final
+
+from sqlalchemy import func, select
+
+from app.alerts.states import IncidentState
+from app.db.models.alerts import AlertGroup, AlertIncident
+from app.db.models.hosts import HostReading
+from app.db.models.sessions import Job, Session
+from app.services.hosts.costs import Span, priced
+from app.services.hosts.repairs import Repair, is_known, no_host, repairs_of
+
+if TYPE_CHECKING:
+    from app.db.unit_of_work import Reads
+
+# Sessions of a host that are read: the latest ones.
+MOST_SESSIONS: Final = 2000
+MOST_INCIDENTS: Final = 20
+
+
+@dataclass(frozen=True, slots=True)
+class HostSession:
+    """A host in a session.
+
+    Parameters
+    ----------
+    session : UUID
+    number : int
+    job : str
+    received_at : datetime
+    ranks, workers : int
+    slowdown, computing : float, float or None
+    cause : str or None
+    cost : float
+        GPU-hours for as long as the verdict stood.
+    gpus : sequence of mapping
+        `app.services.hosts.readings.GpuReading`.
+    """
+
+    session: uuid.UUID
+    number: int
+    job: str
+    received_at: datetime
+    ranks: int
+    workers: int
+    slowdown: float
+    computing: float | None
+    cause: str | None
+    cost: float
+    gpus: Sequence[Mapping[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class HostIncident:
+    """An incident that names the host as its place."""
+
+    id: uuid.UUID
+    job: str
+    cause: str
+    state: IncidentState
+    fired_at: datetime
+    resolved_at: datetime | None
+
+
+@dataclass(frozen=True, slots=True)
+class HostView:
+    """A host over a time; `sessions` and all else the newest first.
+
+    Parameters
+    ----------
+    now : datetime
+    host : str
+    sessions : sequence of HostSession
+    seen : int
+        Sessions of the time in all; more than `sessions` where there are very many.
+    last_seen : datetime or None
+        Whatever the time; None where sessions that named it are gone.
+    incidents : sequence of HostIncident
+    repairs : sequence of Repair
+    """
+
+    now: datetime
+    host: str
+    sessions: Sequence[HostSession]
+    seen: int
+    last_seen: datetime | None
+    incidents: Sequence[HostIncident]
+    repairs: Sequence[Repair]
+
+
+def host_view(tx: Reads, host: str, span: Span) -> HostView:
+    """Return a host.
+
+    Raises
+    ------
+    NotFoundError
+        If no session ever named it.
+    """
+    last_seen, seen = tx.session.execute(
+        select(
+            func.max(HostReading.received_at),
+            func.count().filter(*span.holds(HostReading.received_at.expression))
+            if span.since or span.until
+            else func.count(),
+        ).where(HostReading.host == host)
+    ).one()
+    if last_seen is None and not is_known(tx, host):
+        raise no_host(host)
+    readings = priced(tx, span, host).c
+    rows = tx.session.execute(
+        select(
+            readings.session_id,
+            Session.number,
+            readings.job,
+            readings.received_at,
+            readings.ranks,
+            readings.workers,
+            readings.slowdown,
+            readings.computing,
+            readings.cause,
+            readings.cost,
+            readings.gpus,
+        )
+        .join(Session, Session.id == readings.session_id)
+        .order_by(readings.received_at.desc(), readings.session_id)
+        .limit(MOST_SESSIONS)
+    )
+    return HostView(
+        now=tx.now,
+        host=host,
+        sessions=[HostSession(*row) for row in rows],
+        seen=seen,
+        last_seen=last_seen,
+        incidents=_incidents(tx, host),
+        repairs=repairs_of(tx, host),
+    )
+
+
+def _incidents(tx: Reads, host: str) -> list[HostIncident]:
+    rows = tx.session.execute(
+        select(
+            AlertIncident.id,
+            Job.name,
+            AlertIncident.document["cause"].astext,
+            AlertIncident.state,
+            AlertIncident.fired_at,
+            AlertIncident.resolved_at,
+        )
+        .join(AlertGroup, AlertGroup.id == AlertIncident.group_id)
+        .join(Job, Job.id == AlertGroup.job_id)
+        .where(AlertIncident.document["where"].astext == host, AlertIncident.fired_at.is_not(None))
+        .order_by(AlertIncident.fired_at.desc(), AlertIncident.id)
+        .limit(MOST_INCIDENTS)
+    )
+    return [
+        HostIncident(id_, job, cause, state, fired_at, resolved_at)
+        for id_, job, cause, state, fired_at, resolved_at in rows
+        if fired_at is not None
+    ]

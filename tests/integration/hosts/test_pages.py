@@ -1,0 +1,176 @@
+"""The pages, files and API of hosts over HTTP."""
+
+from __future__ import annotations
+
+import csv
+import io
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.integration.dashboard.test_routes import analyzed
+from tests.integration.hosts.build import HOUR, session
+from tests.support.html import parse
+
+if TYPE_CHECKING:
+    import httpx
+
+    from app.bootstrap import Container
+    from tests.support.html import Element
+
+
+def page(client: httpx.Client, path: str) -> Element:
+    answer = client.get(path)
+    assert answer.status_code == 200, answer.text
+    assert " style=" not in answer.text
+    return parse(answer.text)
+
+
+def fill(container: Container) -> None:
+    """Store a host that is slow again and again, one that was once, and one that never was."""
+    for hours, slow in ((40, 1.0), (30, 1.6), (20, 1.6), (10, 1.4)):
+        others = {"node-2": 1.2 if hours == 30 else 1.0, "node-3": 1.0}
+        session(container, {"node-1": slow, **others}, ago=hours * HOUR)
+    session(container, {"node-1": 1.3, "node-3": 1.0}, ago=HOUR, job="other")
+
+
+def test_the_hosts_that_cost_again_and_again_come_first(
+    container: Container, client: httpx.Client
+) -> None:
+    fill(container)
+    found = page(client, "/hosts")
+    assert found.one("h1").text.startswith("1 of 3 hosts costs")
+    assert found.one("h1").text.endswith("GPU-hours in the last 30 d: node-1")
+    [row] = found.rows("hosts")
+    assert row[1].startswith("node-1")
+    assert "2 of 2" in row
+    assert "4 of 5" in row
+    assert "Slow worker" in row
+    assert found.rows("alike") == [
+        [
+            "node-2",
+            "1 of 4 sessions, 1 job",
+            "one session only, by slow worker; not named since: another one would settle it",
+        ]
+    ]
+
+
+def test_search_choice_order_and_time_are_in_the_address(
+    container: Container, client: httpx.Client
+) -> None:
+    fill(container)
+    found = page(client, "/hosts?show=all&sort=host&range=24h")
+    assert [row[1].split()[0] for row in found.rows("hosts")] == ["node-1", "node-2", "node-3"]
+    assert {
+        field.attributes["name"]: field.attributes["value"]
+        for field in found.all("input", type="hidden")
+    } == {"show": "all", "sort": "host", "range": "24h"}
+    ordered = found.one("th", aria_sort="ascending").one("a").attributes["href"]
+    assert "range=24h" in ordered
+    assert "show=all" in ordered
+    assert page(client, "/hosts?q=nobody").one("p", "nothing").text == "No host matches."
+    assert len(page(client, "/hosts?show=all&q=other").rows("hosts")) == 2
+
+
+def test_an_installation_without_hosts_has_the_page_too(client: httpx.Client) -> None:
+    found = page(client, "/hosts")
+    assert found.one("h1").text == "No session named a host in the last 30 d"
+
+
+def test_the_page_of_a_host_says_when_where_and_what_it_cost(
+    container: Container, client: httpx.Client
+) -> None:
+    fill(container)
+    found = page(client, "/hosts/node-1")
+    assert found.one("h1").text.startswith(
+        "node-1: GPU 5 slow in 4 of 5 sessions of 2 jobs, which cost"
+    )
+    assert len(found.one("section", aria_label="Jobs").one("tbody").all("tr")) == 2
+    assert len(found.one("section", aria_label="Sessions").one("tbody").all("tr")) == 5
+    assert "GPU 5 reached 1.60×" in found.text
+    assert "not blamed" in page(client, "/hosts/node-2").one("h1").text
+    assert "no cause named it" in page(client, "/hosts/node-3").one("h1").text
+    assert "No session named node-2" in page(client, "/hosts/node-2?range=1h").one("h1").text
+
+
+def test_a_host_that_no_session_names_is_not_there(client: httpx.Client) -> None:
+    for path in ("/hosts/nobody", "/api/v1/hosts/nobody", "/hosts/nobody/sessions.csv"):
+        assert client.get(path).status_code == 404
+    answer = client.post("/api/v1/hosts/nobody/repairs", json={"what": "replaced"})
+    assert answer.status_code == 404
+
+
+def test_a_repair_is_noted_and_judged(container: Container, client: httpx.Client) -> None:
+    for hours, slow in ((9, 1.6), (8, 1.6), (3, 1.0), (2, 1.0)):
+        session(container, {"node-1": slow}, ago=hours * HOUR)
+    done = (datetime.now(UTC) - 5 * HOUR).isoformat()
+    body = {"what": "replaced GPU 5", "gpu": "5", "at": done, "by": "team hardware"}
+    answer = client.post("/api/v1/hosts/node-1/repairs", json=body)
+    assert answer.status_code == 201
+    [repair] = answer.json()["repairs"]
+    assert (repair["outcome"], repair["by"], repair["gpu"]) == ("helped", "team hardware", "5")
+    assert (repair["slowdown_before"], repair["slowdown_after"]) == (1.6, 1.0)
+    found = page(client, "/hosts/node-1")
+    assert "The last repair helped: 1.60× → 1.00×" in found.text
+    assert "helped" in found.one("table", "repairs").text
+    assert "helped" in page(client, "/hosts?show=repaired").one("table", "hosts").text
+    text = client.get("/hosts/node-1/repairs.csv").text
+    assert [row["outcome"] for row in csv.DictReader(io.StringIO(text))] == ["helped"]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {},
+        {"what": ""},
+        {"what": "x", "at": "2030-01-01T00:00:00"},
+        {"what": "x", "at": "2199-01-01T00:00:00Z"},
+        {"what": "x", "who": "me"},
+    ],
+)
+def test_a_repair_that_says_too_little_or_lies_ahead_is_refused(
+    container: Container, client: httpx.Client, body: dict[str, str]
+) -> None:
+    session(container, {"node-1": 1.4}, ago=HOUR)
+    assert client.post("/api/v1/hosts/node-1/repairs", json=body).status_code in {409, 422}
+
+
+def test_the_api_lists_hosts_as_the_page_does(container: Container, client: httpx.Client) -> None:
+    fill(container)
+    found = client.get("/api/v1/hosts").json()
+    assert [host["host"] for host in found["hosts"]] == ["node-1", "node-2", "node-3"]
+    assert [host["blamed"] for host in found["hosts"]] == [True, False, False]
+    one = client.get("/api/v1/hosts", params={"show": "blamed", "limit": 1}).json()
+    assert (one["total"], one["hosts"][0]["gpus"]) == (1, ["5"])
+    detail = client.get("/api/v1/hosts/node-1").json()
+    assert len(detail["sessions"]) == 5
+    assert detail["sessions"][0]["gpus"][1]["slow"]
+    since = (datetime.now(UTC) - 5 * HOUR).isoformat()
+    detail = client.get("/api/v1/hosts/node-1", params={"from": since}).json()
+    assert [one["job"] for one in detail["sessions"]] == ["other"]
+
+
+def test_every_table_is_a_file_too(container: Container, client: httpx.Client) -> None:
+    fill(container)
+    for path, rows in {
+        "/hosts.csv": 1,
+        "/hosts.csv?show=all": 3,
+        "/hosts/node-1/sessions.csv": 5,
+        "/hosts/node-1/gpus.csv": 10,
+        "/hosts/node-1/repairs.csv": 0,
+    }.items():
+        answer = client.get(path)
+        assert answer.headers["content-type"].startswith("text/csv")
+        assert len(list(csv.DictReader(io.StringIO(answer.text)))) == rows, path
+    assert client.get("/hosts/node-1/nonsense.csv").status_code == 404
+
+
+def test_an_analyzed_session_leads_to_its_host(container: Container, client: httpx.Client) -> None:
+    for _ in range(2):
+        analyzed(container)
+    found = page(client, "/hosts")
+    [row] = found.rows("hosts")
+    assert "2 of 2" in row
+    host = row[1].split()[0]
+    assert "slow in 2 of 2 sessions" in page(client, f"/hosts/{host}").one("h1").text
