@@ -16,6 +16,7 @@ from markupsafe import Markup
 
 from app.access.principals import ActorKind, Right
 from app.dashboard.look import format as fmt
+from app.dashboard.look.places import host_url
 from app.door.project_paths import prefix_of
 from app.services.alerts.navigation import navigation
 
@@ -60,6 +61,7 @@ class Pages:
             fmt=fmt,
             page_data=_page_data,
             project_url=prefix_of,
+            host_url=host_url,
         )
         self._environment.filters["count"] = fmt.count
 

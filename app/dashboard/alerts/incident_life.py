@@ -125,6 +125,8 @@ class ChosenIncident:
     failing: str
     comments: Sequence[Said]
     comments_title: str
+    # at fault, where it is known
+    host: str = ""
 
 
 def chosen_incident(life: IncidentLife, channels: Sequence[ChannelView]) -> ChosenIncident:
@@ -159,6 +161,7 @@ def chosen_incident(life: IncidentLife, channels: Sequence[ChannelView]) -> Chos
             for said in life.view.comments
         ],
         comments_title=_comments_title(len(life.view.comments)),
+        host="" if incident.where.startswith(("worker (", "stage ")) else incident.where,
     )
 
 

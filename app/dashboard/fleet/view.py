@@ -80,6 +80,8 @@ class SessionLine:
     received_at: datetime
     # the group by which the fleet page filters
     kind: str
+    # that `where` begins with
+    host: str = ""
     spark: Sparkline | None = None
     incident: StateLabel | None = None
     incident_url: str = ""
@@ -222,6 +224,7 @@ def session_row(job: str, session: SessionRow, *, shown: SessionRow | None = Non
         operations=session.operations,
         discrepancy="" if session.discrepancy is None else percent(session.discrepancy),
         received_at=session.received_at,
+        host=_host(first, headline) if first and headline else "",
         kind="slow" if state is SLOW_STATE else "none" if slowdown is None else "quiet",
     )
 
@@ -282,10 +285,17 @@ def _where(cause: SummaryCause, headline: Summary) -> str:
         return f"rank {where.ranks[0]}, worker {worker(*workers[0])}"
     if len(workers) > 1:
         return plural(len(workers), "worker")
-    worst = headline.worst
-    # What version 0.1.0 stored of a cause has no host; the slowest worker's may be another's.
-    host = cause.host or (worst.host if (worst.dp, worst.pp) == workers[0] else None)
+    host = _host(cause, headline)
     return f"{host}, worker {worker(*workers[0])}" if host else f"worker {worker(*workers[0])}"
+
+
+def _host(cause: SummaryCause, headline: Summary) -> str:
+    """Return the host of a cause that names one worker, where it is known."""
+    workers, worst = cause.where.workers, headline.worst
+    if len(workers) != 1 or cause.where.ranks or cause.cause == SEQUENCE_LENGTHS.name:
+        return ""
+    # What version 0.1.0 stored of a cause has no host; the slowest worker's may be another's.
+    return cause.host or (worst.host if (worst.dp, worst.pp) == workers[0] else None) or ""
 
 
 def _heading(

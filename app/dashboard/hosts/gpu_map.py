@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Final
 
+from app.dashboard.hosts.words import named_gpus
 from app.dashboard.look.format import age, heat_color, times
 
 if TYPE_CHECKING:
@@ -14,8 +15,8 @@ if TYPE_CHECKING:
     from app.services.hosts.one import HostView
 
 COLUMNS: Final = 30
-CELL_WIDTH: Final = 12
-CELL_HEIGHT: Final = 14
+CELL_WIDTH: Final = 24
+CELL_HEIGHT: Final = 16
 LEFT: Final = 64
 RIGHT: Final = 48
 BOTTOM: Final = 18
@@ -23,6 +24,8 @@ TOP: Final = 16
 # From here on a GPU is worth a title.
 HIGH: Final = 1.1
 _TICKS: Final = 4
+# Of parts that are as long the time of day says nothing.
+_LONG: Final = timedelta(hours=12)
 _GPU_CHARS: Final = 9
 # Where the metadata name no GPU.
 WHOLE: Final = "host"
@@ -88,7 +91,7 @@ def gpu_map(view: HostView, about: Range) -> GpuMap | None:
             LEFT + at * CELL_WIDTH,
             TOP + row * CELL_HEIGHT,
             heat_color(value),
-            f"{_label(name)}, {_moment(begin + at * part)}: {times(value)}",
+            f"{_label(name)}, {_moment(begin + at * part, part)}: {times(value)}",
         )
         for row, name in enumerate(names)
         for at, value in sorted(values[name].items())
@@ -96,7 +99,7 @@ def gpu_map(view: HostView, about: Range) -> GpuMap | None:
     measure = "Time against peers of its stage" if against_peers else "Slowdown of the job by it"
     return GpuMap(
         title=_title(values),
-        note=f"{measure}, the largest of each {age(part.total_seconds())}, all jobs; "
+        note=f"{measure}, all jobs, the largest in each part of {age(part.total_seconds())}; "
         "hatched: no session",
         width=LEFT + COLUMNS * CELL_WIDTH + RIGHT,
         height=TOP + len(names) * CELL_HEIGHT + BOTTOM,
@@ -112,7 +115,7 @@ def gpu_map(view: HostView, about: Range) -> GpuMap | None:
         ticks=[
             Mark(
                 LEFT + COLUMNS * CELL_WIDTH * tick / _TICKS,
-                _moment(begin + (end - begin) * (tick / _TICKS)),
+                _moment(begin + (end - begin) * (tick / _TICKS), part),
             )
             for tick in range(_TICKS + 1)
         ],
@@ -160,9 +163,10 @@ def _title(values: dict[str, dict[int, float]]) -> str:
 
 
 def _label(name: str) -> str:
-    return f"GPU {name}" if name.isdecimal() else name
+    return named_gpus([name])
 
 
-def _moment(at: datetime) -> str:
+def _moment(at: datetime, part: timedelta) -> str:
+    """Return a moment as exactly as the parts of the time are long."""
     utc = at.astimezone(UTC)
-    return f"{utc.day} {utc:%b %H:%M}" if utc.hour or utc.minute else f"{utc.day} {utc:%b}"
+    return f"{utc.day} {utc:%b}" if part >= _LONG else f"{utc.day} {utc:%b %H:%M}"

@@ -12,7 +12,7 @@ from app.analysis.diagnosis.causes.registry import title_of
 from app.analysis.wording import hours
 from app.dashboard.alerts.parts import STATES
 from app.dashboard.hosts.gpu_map import GpuMap, gpu_map
-from app.dashboard.hosts.words import gpu_words, outcome_words, state_of
+from app.dashboard.hosts.words import gpu_words, named_gpus, outcome_words, state_of
 from app.dashboard.look.format import (
     age,
     count,
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from app.services.hosts.repairs import Repair
 
 # Sessions that the page lists; the file has all.
-LISTED: Final = 25
+LISTED: Final = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +157,7 @@ def host_page(view: HostView, about: Range, address: Address) -> HostPage:
         repairs_title=_repairs_title(view.repairs),
         gpus=gpus,
         incidents=[_incident(one, view.now) for one in view.incidents],
-        incidents_title=f"{plural(len(view.incidents), 'incident')} named it",
+        incidents_title=_incidents_title(len(view.incidents)),
     )
 
 
@@ -181,7 +181,7 @@ def _heading(view: HostView, slow: Sequence[HostSession], about: Range) -> str:
     if not slow:
         return f"{host}: no cause named it in {plural(len(sessions), 'session')}"
     named = _gpus(slow, slow=True)
-    who = f"{host}: GPU{'s' if len(named) > 1 else ''} {gpu_words(named)}" if named else host
+    who = f"{host}: {named_gpus(named)}" if named else host
     text = f"{who} slow in {count(len(slow))} of {plural(len(sessions), 'session')}"
     if len(slow) < BLAMED_FROM:
         return f"{text}: not blamed, another one would settle it"
@@ -293,7 +293,7 @@ def _repair(one: Repair, now: datetime) -> RepairLine:
     return RepairLine(
         when=day_or_time(one.at, now),
         at=one.at,
-        what=one.what if one.gpu is None else f"GPU {one.gpu}: {one.what}",
+        what=one.what if one.gpu is None else f"{named_gpus([one.gpu])}: {one.what}",
         by=one.by,
         outcome=outcome_words(judged),
         mark=marks.get(judged.outcome, ""),
@@ -315,6 +315,10 @@ def _repairs_title(repairs: Sequence[Repair]) -> str:
     if judged.before is None or judged.after is None:
         return said
     return f"{said}: {times(judged.before)} → {times(judged.after)}"
+
+
+def _incidents_title(incidents: int) -> str:
+    return f"{plural(incidents, 'incident')} named it" if incidents else "No incident named it"
 
 
 def _incident(one: HostIncident, now: datetime) -> IncidentLine:

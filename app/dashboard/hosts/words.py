@@ -52,6 +52,19 @@ def gpu_words(gpus: Sequence[str]) -> str:
     return ", ".join(parts)
 
 
+def named_gpus(gpus: Sequence[str]) -> str:
+    """Return GPUs as a sentence names them: those that are numbers as such.
+
+    Examples
+    --------
+    >>> named_gpus(["0", "1"]), named_gpus(["5"]), named_gpus(["GPU 0"])
+    ('GPUs 0, 1', 'GPU 5', 'GPU 0')
+    """
+    if not all(gpu.isdecimal() for gpu in gpus):
+        return gpu_words(gpus)
+    return f"GPU{'s' if len(gpus) > 1 else ''} {gpu_words(gpus)}"
+
+
 def outcome_words(judged: Judged) -> str:
     """Return what came of a repair in a word or two."""
     if judged.outcome is Outcome.OPEN:

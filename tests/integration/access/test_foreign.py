@@ -57,6 +57,7 @@ BODIES: dict[str, object] = {
     "POST /api/v1/incidents/{incident}/resolve": {},
     "POST /api/v1/incidents/{incident}/comments": {"words": "mine"},
     "PUT /api/v1/incidents/{incident}/assignee": {"to": "me"},
+    "POST /api/v1/hosts/{host}/repairs": {"what": "replaced GPU 5"},
     "POST /api/v1/jobs/{job}/tp/{group}/plan/{version}/ack": {
         "attempt": 0,
         "ranks": [0],
@@ -114,6 +115,7 @@ def theirs(company: Company) -> Mapping[str, str]:
         "channel": str(channel.id),
         "incident": str(alerting.incidents()[0].id),
         "delivery": str(delivery),
+        "host": next(iter(small_trace().meta.hosts.values())),
         "attempt": "1",
         "producer": "rank-0",
         "n": "0",
@@ -192,6 +194,8 @@ def test_the_same_routes_answer_a_token_of_the_project(
             things = dict(theirs)
             if "/{name}.csv" in key:
                 things["name"] = "workers"
+            if key.startswith("GET /hosts/"):
+                things["name"] = "sessions"
             elif "/tensor/" in key:
                 things["name"] = "times.csv"
             answer = _ask(client, key.replace("?step=1", "?step=2"), things)

@@ -51,6 +51,8 @@ STATEMENTS: Final = {
     "/sessions/{analyzed}": 12,
     "/sessions/{arriving}": 9,
     "/sessions/{no_verdict}": 11,
+    "/hosts": 10,
+    "/hosts/{host}": 7,
     "/incidents": 9,
     "/incidents/{incident}": 9,
     "/channels": 4,
@@ -180,6 +182,7 @@ def grow(site: Site, receiver: Receiver, first: int, end: int) -> dict[str, obje
         "channel": read(container, list_channels)[0].id,
         "rule": read(container, load_rules)[0].id,
         "plan": plan.plan,
+        "host": next(iter(small_trace().meta.hosts.values())),
     }
 
 

@@ -53,7 +53,8 @@ export class SessionReport {
     });
     on($('.workers'), 'click', (event) => {
       const row = event.target.closest('tr[data-dp]');
-      if (!row || event.ctrlKey || event.metaKey || event.shiftKey) return;
+      // The host of a worker has a page of its own.
+      if (!row || event.target.closest('a:not([data-cell])') || event.ctrlKey || event.metaKey || event.shiftKey) return;
       event.preventDefault();
       this.go({ cell: [Number(row.dataset.dp), Number(row.dataset.pp)] });
     });
