@@ -18,7 +18,7 @@ from app.api.frame.guards import CrossSiteGuard, EncodingGuard, HostGuard
 from app.api.frame.headers import SecurityHeaders, security_headers
 from app.api.frame.methods import Methods
 from app.api.hosts import routes as hosts
-from app.api.sessions import attempts, chunks, events, what_if
+from app.api.sessions import attempts, chunks, compare, events, what_if
 from app.api.sessions import read as sessions
 from app.api.sessions import send as ingest
 from app.api.sessions.intake import Ingest
@@ -101,6 +101,7 @@ def create_app(container: Container) -> FastAPI:
         attempts.router(),
         sessions.router(),
         what_if.router(),
+        compare.router(),
         hosts.router(),
         plans.router(),
         advice.router(),

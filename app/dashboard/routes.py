@@ -15,6 +15,7 @@ from app.dashboard.access.sign_in import add_sign_in
 from app.dashboard.alerts.pages import add_alert_pages
 from app.dashboard.alerts.parts import actions
 from app.dashboard.alerts.rule_pages import add_rule_pages
+from app.dashboard.compare.pages import add_compare_pages
 from app.dashboard.fleet.connect import launcher_tabs, way_tabs
 from app.dashboard.fleet.job import job_page, job_url
 from app.dashboard.fleet.view import fleet_page
@@ -70,6 +71,7 @@ def router(container: Container) -> APIRouter:
     add_tensor_pages(routes, pages)
     add_rule_pages(routes, pages)
     add_host_pages(routes, pages)
+    add_compare_pages(routes, pages)
     add_usage_pages(routes, pages)
     add_access_pages(routes, pages)
     add_sign_in(routes, container, pages)

@@ -50,6 +50,7 @@ NEEDS: Final[Mapping[str, Need]] = {
     "GET /api/v1/sessions/{session}/heatmaps": _READ,
     "GET /api/v1/sessions/{session}/timeline": _READ,
     "POST /api/v1/sessions/{session}/what-if": _READ,
+    "GET /api/v1/sessions/{session}/compare/{other}": _READ,
     "GET /api/v1/events": _READ,
     "GET /api/v1/sessions/{session}/events": _READ,
     # hosts
@@ -124,6 +125,8 @@ NEEDS: Final[Mapping[str, Need]] = {
     "GET /channels": _READ,
     "GET /channels/new": _OPERATE,
     "GET /channels/{channel}": _READ,
+    "GET /compare": _READ,
+    "GET /compare/{name}.csv": _READ,
     "GET /hosts": _READ,
     "GET /hosts.csv": _READ,
     "GET /hosts/{host}": _READ,

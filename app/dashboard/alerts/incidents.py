@@ -85,6 +85,7 @@ class OverLine:
     lasted: str
     resolved_at: datetime
     chosen: bool
+    compare_url: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -325,6 +326,7 @@ def _over(item: Over, chosen: uuid.UUID | None, asked: IncidentsInAddress) -> Ov
         lasted=age((ended - since(incident)).total_seconds()),
         resolved_at=ended,
         chosen=incident.id == chosen,
+        compare_url=f"/compare?incident={incident.id}",
     )
 
 

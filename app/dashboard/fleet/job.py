@@ -74,6 +74,8 @@ class JobPage:
     figure: Mapping[str, Any] | None
     finding: str
     drawn: str
+    # whether two of its sessions have a verdict
+    comparable: bool
 
 
 def job_page(  # noqa: PLR0913 - everything that is on it
@@ -127,6 +129,7 @@ def job_page(  # noqa: PLR0913 - everything that is on it
         drawn=""
         if len(found.points) == found.total
         else f"; the latest {count(len(found.points))} of {count(found.total)}",
+        comparable=sum(session.shown is not None for session in job.sessions) > 1,
     )
 
 

@@ -68,6 +68,8 @@ BODIES: dict[str, object] = {
 }
 QUERIES: dict[str, str] = {
     "GET /api/v1/sessions/{session}/timeline": "?step=1",
+    "GET /compare": "?a={session}&b={session}",
+    "GET /compare/{name}.csv": "?a={session}&b={session}",
     "GET /plans": "?of={plan}",
     "GET /api/v1/jobs/{job}/tp/{group}/plan": "?attempt=0&wait_s=0",
 }
@@ -109,6 +111,7 @@ def theirs(company: Company) -> Mapping[str, str]:
         _deliver(tx, delivery, channel.id)
     return {
         "session": str(stored.session),
+        "other": str(stored.session),
         "job": SECRET,
         "plan": str(plan.plan),
         "rule": str(rule.id),
@@ -196,6 +199,8 @@ def test_the_same_routes_answer_a_token_of_the_project(
                 things["name"] = "workers"
             if key.startswith("GET /hosts/"):
                 things["name"] = "sessions"
+            elif key.startswith("GET /compare/"):
+                things["name"] = "steps"
             elif "/tensor/" in key:
                 things["name"] = "times.csv"
             answer = _ask(client, key.replace("?step=1", "?step=2"), things)

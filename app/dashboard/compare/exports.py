@@ -1,0 +1,74 @@
+"""The tables of a comparison as CSV."""
+
+from __future__ import annotations
+
+import csv
+import io
+import itertools
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Final
+
+from app.services.compare.read import Comparison
+
+Cell = str | int | float | None
+
+
+def workers_csv(found: Comparison) -> str:
+    """Return the slowdown and host of every worker in both sessions; nothing without a verdict."""
+    a, b = found.a.report, found.b.report
+    rows: list[Sequence[Cell]] = []
+    if a is not None and b is not None and found.same_shape:
+        for dp, pp in itertools.product(range(found.a.row.dp), range(found.a.row.pp)):
+            before, after = a.by_worker.exact[dp][pp], b.by_worker.exact[dp][pp]
+            hosts = a.host_of((dp, pp)), b.host_of((dp, pp))
+            rows.append((dp, pp, *hosts, before, after, after - before))
+    header = ("dp", "pp", "host_before", "host_after")
+    return _csv((*header, "slowdown_before", "slowdown_after", "change"), rows)
+
+
+def steps_csv(found: Comparison) -> str:
+    """Return the recorded time of every step of both sessions."""
+    return _csv(
+        ("session", "step", "recorded_s"),
+        (
+            (side.row.number, step, time)
+            for side in (found.a, found.b)
+            if side.report is not None
+            for step, time in zip(
+                side.report.steps.analyzed, side.report.step_times.recorded, strict=True
+            )
+        ),
+    )
+
+
+def causes_csv(found: Comparison) -> str:
+    """Return the share of a step that each cause costs in both sessions."""
+    return _csv(
+        ("cause", "share_before", "share_after", "change"),
+        ((one.cause, one.before, one.after, one.change) for one in found.causes),
+    )
+
+
+def metadata_csv(found: Comparison) -> str:
+    """Return every field of the metadata that differs."""
+    return _csv(
+        ("field", "before", "after"),
+        ((one.field, one.before, one.after) for one in found.metadata.changed),
+    )
+
+
+# File name → what makes it of a comparison.
+EXPORTS: Final[Mapping[str, Callable[[Comparison], str]]] = {
+    "workers": workers_csv,
+    "steps": steps_csv,
+    "causes": causes_csv,
+    "metadata": metadata_csv,
+}
+
+
+def _csv(header: Sequence[str], rows: Iterable[Sequence[Cell]]) -> str:
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(header)
+    writer.writerows(rows)
+    return out.getvalue()

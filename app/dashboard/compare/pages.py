@@ -1,0 +1,82 @@
+"""The page of two sessions side by side."""
+
+from __future__ import annotations
+
+import uuid
+from typing import TYPE_CHECKING, Annotated
+
+from fastapi import APIRouter, Query
+from fastapi.responses import Response
+
+from app.dashboard.compare.exports import EXPORTS
+from app.dashboard.compare.view import compare_page
+from app.door.here import Here
+from app.errors import NotFoundError
+from app.services.compare.read import compare_sessions, latest_two, sessions_of_incident
+
+if TYPE_CHECKING:
+    from app.dashboard.pages import Pages
+    from app.db.unit_of_work import Reads
+    from app.services.compare.read import Comparison
+
+Asked = Annotated[str, Query()]
+
+
+def add_compare_pages(routes: APIRouter, pages: Pages) -> None:
+    """Add the page of a comparison to the dashboard."""
+
+    @routes.get("/compare")
+    def compare_route(
+        container: Here, *, a: Asked = "", b: Asked = "", incident: Asked = "", job: Asked = ""
+    ) -> Response:
+        with pages.reading(container) as (tx, nav):
+            if not (a or b or incident or job):
+                return pages.render("compare/choose.html", nav, now=tx.now)
+            try:
+                found = _found(tx, a, b, incident, job)
+            except (ValueError, NotFoundError):
+                return pages.not_found(_what(a, b, incident, job), nav)
+        page = compare_page(found)
+        return pages.render("compare/page.html", nav, page=page, now=found.now)
+
+    @routes.get("/compare/{name}.csv")
+    def compare_file_route(container: Here, name: str, a: uuid.UUID, b: uuid.UUID) -> Response:
+        make = EXPORTS.get(name)
+        if make is None:
+            raise NotFoundError(f"There is no {name}.csv of a comparison.")
+        with container.reading() as tx:
+            found = compare_sessions(tx, a, b)
+        file_name = f"paceline-compare-{found.a.row.number}-{found.b.row.number}-{name}.csv"
+        return Response(
+            make(found),
+            media_type="text/csv; charset=utf-8",
+            headers={
+                "Cache-Control": "no-cache",
+                "Content-Disposition": f'attachment; filename="{file_name}"',
+            },
+        )
+
+
+def _found(tx: Reads, a: str, b: str, incident: str, job: str) -> Comparison:
+    """Return what an address asks for: two sessions, an incident's, or the last two of a job.
+
+    Raises
+    ------
+    ValueError
+        If what it names is no id.
+    NotFoundError
+    """
+    if incident:
+        first, second, over = sessions_of_incident(tx, uuid.UUID(incident))
+        return compare_sessions(tx, first, second, over)
+    if job and not (a and b):
+        return compare_sessions(tx, *latest_two(tx, job))
+    return compare_sessions(tx, uuid.UUID(a), uuid.UUID(b))
+
+
+def _what(a: str, b: str, incident: str, job: str) -> str:
+    if incident:
+        return f"incident {incident} with sessions before and after it"
+    if job:
+        return f"two sessions with a verdict of job {job}"
+    return f"two sessions {a or 'a'} and {b or 'b'} to compare"

@@ -1,0 +1,449 @@
+"""What the page of a comparison shows: did it get faster, why, and what else changed."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from app.analysis.diagnosis.causes.registry import title_of
+from app.analysis.report.heatmaps import encode_heatmap
+from app.analysis.wording import hours
+from app.dashboard.compare.histogram import Histogram, histogram
+from app.dashboard.look.format import (
+    MINUS,
+    count,
+    day_or_time,
+    heat_color,
+    listing,
+    percent,
+    plural,
+    seconds,
+    sizes,
+    times,
+    worker,
+)
+from app.dashboard.look.parts import Fact
+from app.dashboard.look.places import compare_url, host_url
+from app.services.compare.changes import Change
+
+if TYPE_CHECKING:
+    from app.analysis.report.document import Report
+    from app.analysis.report.findings import Recommendation
+    from app.services.compare.changes import CauseChange
+    from app.services.compare.read import Comparison, Side
+    from app.services.compare.step_times import Difference
+
+# Workers and fields that are listed.
+WORKERS: Final = 8
+FIELDS: Final = 40
+# A worker that changed by less is not worth naming.
+WORTH: Final = 0.02
+# p below this is said as such.
+SMALL: Final = 0.001
+_MANY: Final = 3
+
+
+@dataclass(frozen=True, slots=True)
+class SideView:
+    """One session of the two."""
+
+    url: str
+    number: int
+    attempt: int
+    received_at: datetime
+    title: str
+    note: str
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """A session to choose."""
+
+    id: str
+    label: str
+    is_a: bool
+    is_b: bool
+
+
+@dataclass(frozen=True, slots=True)
+class CauseLine:
+    """A cause in both sessions; `mark` is a glyph where it went or came."""
+
+    cause: str
+    before: str
+    after: str
+    change: str
+    mark: str
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerLine:
+    """A worker whose slowdown changed."""
+
+    name: str
+    hosts: Sequence[tuple[str, str]]
+    before: str
+    before_color: str
+    after: str
+    after_color: str
+    change: str
+
+
+@dataclass(frozen=True, slots=True)
+class FieldLine:
+    """A field of the metadata that differs."""
+
+    field: str
+    before: str
+    after: str
+
+
+@dataclass(frozen=True, slots=True)
+class ComparePage:
+    """The page of a comparison."""
+
+    now: datetime
+    title: str
+    heading: str
+    resolved: str
+    why: str
+    job: str
+    sizes: str
+    facts: Sequence[Fact]
+    a: SideView
+    b: SideView
+    options: Sequence[Option]
+    swap_url: str
+    query: str
+    data: Mapping[str, Any] | None
+    map_title: str
+    histogram: Histogram | None
+    histogram_title: str
+    histogram_note: str
+    causes: Sequence[CauseLine]
+    causes_title: str
+    workers: Sequence[WorkerLine]
+    workers_title: str
+    fields: Sequence[FieldLine]
+    fields_title: str
+    equal: str
+
+
+def compare_page(found: Comparison) -> ComparePage:
+    """Return the page of a comparison."""
+    a, b, steps = found.a, found.b, found.step_times
+    fix = _fix(a.report)
+    moved = _moved(found)
+    place = compare_url(a.row.id, b.row.id)
+    return ComparePage(
+        now=found.now,
+        title=f"{a.row.job}: {_name(a, b)} against {_name(b, a)}",
+        heading=_heading(found, fix),
+        resolved=_resolved(found, fix),
+        why="" if steps else _missing(found),
+        job=a.row.job,
+        sizes=sizes(b.row.dp, b.row.pp, b.row.tp, b.row.cp, b.row.vpp)
+        + f" · {plural(b.row.world, 'GPU')}",
+        facts=_facts(found, fix),
+        a=_side(a, "Before"),
+        b=_side(b, "After"),
+        options=_options(found),
+        swap_url=compare_url(b.row.id, a.row.id),
+        query=place.partition("?")[2],
+        data=_data(found) if steps and found.same_shape else None,
+        map_title=_map_title(found, moved),
+        histogram=_histogram(a, b, fix),
+        histogram_title=_histogram_title(steps),
+        histogram_note="Steps by recorded time; gray before, blue after",
+        causes=[_cause(one) for one in found.causes],
+        causes_title=_causes_title(found),
+        workers=[_worker(found, *cell) for cell in moved[:WORKERS]],
+        workers_title=_workers_title(moved),
+        fields=[
+            FieldLine(one.field, one.before or "none", one.after or "none")
+            for one in found.metadata.changed[:FIELDS]
+        ],
+        fields_title=_fields_title(found),
+        equal=f"{plural(found.metadata.equal, 'other field')} equal",
+    )
+
+
+def _name(side: Side, other: Side) -> str:
+    job = "" if side.row.job == other.row.job else f" of {side.row.job}"
+    return f"session {count(side.row.number)}{job}"
+
+
+def _signed(share: float) -> str:
+    return percent(share) if share < 0 else f"+{percent(share)}"
+
+
+def _fix(report: Report | None) -> Recommendation | None:
+    """Return the fix of which the most was promised; a bound is no promise."""
+    if report is None:
+        return None
+    promised = [one for one in report.recommendations if not one.at_most]
+    return max(promised, key=lambda one: one.predicted_gain, default=None)
+
+
+def _heading(found: Comparison, fix: Recommendation | None) -> str:
+    steps = found.step_times
+    if steps is None:
+        return "Not both sessions have a verdict: steps and causes cannot be compared"
+    who = f"{_name(found.b, found.a)} takes".capitalize()
+    if not steps.real:
+        return f"{who} as long as {_name(found.a, found.b)}: no difference can be shown"
+    faster = steps.change < 0
+    text = f"Steps are {percent(abs(steps.change))} {'faster' if faster else 'slower'}"
+    if fix is None or not faster:
+        return f"{text} than in {_name(found.a, found.b)}"
+    return f"{text}; {percent(fix.predicted_gain)} were predicted of the best fix"
+
+
+def _resolved(found: Comparison, fix: Recommendation | None) -> str:
+    if found.incident is None:
+        return ""
+    steps = found.step_times
+    if fix is None or steps is None or fix.predicted_gain <= 0:
+        return "Resolved: nothing was predicted"
+    share = -steps.change / fix.predicted_gain
+    return f"Resolved: {percent(max(share, 0.0), 0)} of the predicted gain was realised"
+
+
+def _missing(found: Comparison) -> str:
+    return listing(
+        [
+            f"session {count(side.row.number)} is {side.row.state.replace('_', ' ')}"
+            for side in (found.a, found.b)
+            if side.report is None
+        ]
+    )
+
+
+def _facts(found: Comparison, fix: Recommendation | None) -> list[Fact]:
+    steps, a, b = found.step_times, found.a.report, found.b.report
+    if steps is None or a is None or b is None:
+        return []
+    low, high = steps.ci95_s or (None, None)
+    gone = [title_of(one.cause) for one in found.causes if one.change is Change.GONE]
+    came = [title_of(one.cause) for one in found.causes if one.change is Change.CAME]
+    return [
+        Fact("Step time", seconds(steps.after_s), f"was {seconds(steps.before_s)}"),
+        Fact(
+            "Slowdown",
+            times(b.headline.slowdown, 3),
+            f"was {times(a.headline.slowdown, 3)}",
+            "Against the job without its causes, else S",
+        ),
+        Fact(
+            "Lost each hour",
+            hours(b.lost_gpu_hours_per_hour),
+            f"was {hours(a.lost_gpu_hours_per_hour)} GPU-hours",
+        ),
+        Fact(
+            "Difference",
+            _change_s(steps.change_s),
+            "too few steps for an interval"
+            if low is None or high is None
+            else f"95\N{NO-BREAK SPACE}%: {_change_s(low)} to {_change_s(high)}",
+            "Of the means; the interval by drawing the steps of both anew",
+        ),
+        Fact("Chance finding", *_chance(steps)),
+        Fact(
+            "Gone, come",
+            f"{listing(gone) or 'none'}, {listing(came).lower() or 'none'}",
+            "causes over 1\N{NO-BREAK SPACE}% of a step",
+        ),
+        _predicted(steps, fix),
+    ]
+
+
+def _change_s(value: float) -> str:
+    text = seconds(abs(value))
+    return f"{MINUS}{text}" if value < 0 else f"+{text}"
+
+
+def _chance(steps: Difference) -> tuple[str, str, str]:
+    first, second = steps.steps
+    note = f"Mann{chr(0x2013)}Whitney, {count(first)} + {count(second)} steps"
+    hint = "How likely ranks of steps differ as much by chance; steps are taken as independent"
+    if steps.p is None:
+        return "Cannot say", f"{count(first)} and {count(second)} steps are too few", hint
+    said = "p < 0.001" if steps.p < SMALL else f"p = {steps.p:.3f}"
+    return f"{'No' if steps.real else 'Perhaps'}, {said}", note, hint
+
+
+def _predicted(steps: Difference, fix: Recommendation | None) -> Fact:
+    if fix is None:
+        return Fact("Predicted", "nothing", "before had no fix to recommend")
+    return Fact(
+        "Predicted",
+        _signed(-fix.predicted_gain),
+        f"{fix.title}; measured {_signed(steps.change)}",
+    )
+
+
+def _side(side: Side, word: str) -> SideView:
+    row, report = side.row, side.report
+    said = row.state.replace("_", " ") if report is None else _worst(report)
+    return SideView(
+        url=f"/sessions/{row.id}",
+        number=row.number,
+        attempt=row.attempt,
+        received_at=row.received_at,
+        title=f"{word}: {said}",
+        note=f"Slowdown of each worker alone, session {count(row.number)}",
+    )
+
+
+def _worst(report: Report) -> str:
+    slowdown, dp, pp = report.ranked_workers()[0]
+    if slowdown < 1 + WORTH:
+        return f"no worker above {times(1 + WORTH)}"
+    host = report.host_of((dp, pp))
+    return f"worker {worker(dp, pp)} alone {times(slowdown)}{f', on {host}' if host else ''}"
+
+
+def _options(found: Comparison) -> list[Option]:
+    known = {
+        choice.id: Option(
+            id=str(choice.id),
+            label=f"session {count(choice.number)} · attempt {choice.attempt} · "
+            f"{day_or_time(choice.received_at, found.now)}"
+            + ("" if choice.slowdown is None else f" · {times(choice.slowdown, 3)}"),
+            is_a=choice.id == found.a.row.id,
+            is_b=choice.id == found.b.row.id,
+        )
+        for choice in found.choices
+    }
+    # Those that are compared can be chosen even where they are not among the latest.
+    for side in (found.a, found.b):
+        row = side.row
+        known.setdefault(
+            row.id,
+            Option(
+                str(row.id),
+                f"{row.job}, session {count(row.number)}",
+                row.id == found.a.row.id,
+                row.id == found.b.row.id,
+            ),
+        )
+    return list(known.values())
+
+
+def _data(found: Comparison) -> dict[str, Any]:
+    """Return the slowdowns of both as what the script draws."""
+    return {"dp": found.a.row.dp, "pp": found.a.row.pp} | {
+        name: base64.b64encode(
+            encode_heatmap(np.asarray(side.report.by_worker.exact, np.float32))
+        ).decode()
+        for name, side in (("a", found.a), ("b", found.b))
+        if side.report is not None
+    }
+
+
+def _moved(found: Comparison) -> list[tuple[int, int]]:
+    """Return workers by how much their slowdown changed."""
+    a, b = found.a.report, found.b.report
+    if a is None or b is None or not found.same_shape:
+        return []
+    before, after = np.asarray(a.by_worker.exact), np.asarray(b.by_worker.exact)
+    order = np.argsort(-np.abs(after - before), axis=None, kind="stable")
+    changed = [divmod(int(at), before.shape[1]) for at in order[: WORKERS * _MANY]]
+    return [cell for cell in changed if abs(after[cell] - before[cell]) >= WORTH]
+
+
+def _map_title(found: Comparison, moved: Sequence[tuple[int, int]]) -> str:
+    if not found.same_shape:
+        return "The sessions have other workers: no difference can be drawn"
+    if not moved:
+        return f"Difference: no worker changed by {WORTH:.2f}"
+    return f"Difference: {_changed(moved)}"
+
+
+def _changed(moved: Sequence[tuple[int, int]]) -> str:
+    if len(moved) == 1:
+        return "one worker changed"
+    more = "at least " if len(moved) == WORKERS * _MANY else ""
+    return f"{more}{len(moved)} workers changed"
+
+
+def _workers_title(moved: Sequence[tuple[int, int]]) -> str:
+    if not moved:
+        return f"No worker changed by {WORTH:.2f}"
+    return f"Worker {worker(*moved[0])} changed most"
+
+
+def _worker(found: Comparison, dp: int, pp: int) -> WorkerLine:
+    a, b = found.a.report, found.b.report
+    assert a is not None  # noqa: S101 - there are none otherwise
+    assert b is not None  # noqa: S101 - as above
+    before, after = a.by_worker.exact[dp][pp], b.by_worker.exact[dp][pp]
+    hosts = [host for host in (a.host_of((dp, pp)), b.host_of((dp, pp))) if host]
+    change = after - before
+    return WorkerLine(
+        name=worker(dp, pp),
+        hosts=[(host, host_url(host)) for host in dict.fromkeys(hosts)],
+        before=times(before, 3),
+        before_color=heat_color(before),
+        after=times(after, 3),
+        after_color=heat_color(after),
+        change=f"{MINUS if change < 0 else '+'}{abs(change):.3f}",
+    )
+
+
+def _histogram(a: Side, b: Side, fix: Recommendation | None) -> Histogram | None:
+    if a.report is None or b.report is None:
+        return None
+    recorded = a.report.step_times.recorded
+    mean = sum(recorded) / len(recorded)
+    predicted = None if fix is None else mean * (1 - fix.predicted_gain)
+    return histogram(recorded, b.report.step_times.recorded, predicted)
+
+
+def _histogram_title(steps: Difference | None) -> str:
+    if steps is None:
+        return ""
+    if not steps.real:
+        return "Step times overlap"
+    return f"The mean step takes {_change_s(steps.change_s)}"
+
+
+def _cause(one: CauseChange) -> CauseLine:
+    words = {
+        Change.GONE: "gone",
+        Change.CAME: "came",
+        Change.LESS: "less",
+        Change.MORE: "more",
+        Change.SAME: "about the same",
+    }
+    marks = {Change.GONE: "resolved", Change.CAME: "warn", Change.MORE: "warn"}
+    before, after = (
+        "not named" if share is None else percent(share) for share in (one.before, one.after)
+    )
+    return CauseLine(
+        title_of(one.cause), before, after, words[one.change], marks.get(one.change, "")
+    )
+
+
+def _causes_title(found: Comparison) -> str:
+    gone, came = (
+        [title_of(one.cause) for one in found.causes if one.change is change]
+        for change in (Change.GONE, Change.CAME)
+    )
+    if not gone and not came:
+        return "No cause went and none came" if found.causes else "Neither session has a cause"
+    went = f"{listing(gone)} {'is' if len(gone) == 1 else 'are'} gone" if gone else "Nothing went"
+    return f"{went}, {listing(came).lower() + ' came' if came else 'nothing came'}"
+
+
+def _fields_title(found: Comparison) -> str:
+    changed = len(found.metadata.changed)
+    total = changed + found.metadata.equal
+    if not changed:
+        return f"None of {plural(total, 'metadata field')} changed"
+    return f"{count(changed)} of {plural(total, 'metadata field')} changed"
