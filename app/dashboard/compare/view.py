@@ -201,7 +201,7 @@ def _heading(found: Comparison, fix: Recommendation | None) -> str:
     text = f"Steps are {percent(abs(steps.change))} {'faster' if faster else 'slower'}"
     if fix is None or not faster:
         return f"{text} than in {_name(found.a, found.b)}"
-    return f"{text}; {percent(fix.predicted_gain)} were predicted of the best fix"
+    return f"{text}; the best fix was predicted to bring {percent(fix.predicted_gain)}"
 
 
 def _resolved(found: Comparison, fix: Recommendation | None) -> str:

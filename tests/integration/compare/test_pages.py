@@ -54,7 +54,7 @@ def test_a_fix_that_helped_is_held_against_what_was_predicted(
     heading = found.one("h1").text
     assert heading.startswith("Steps are ")
     assert "faster" in heading
-    assert "were predicted of the best fix" in heading
+    assert "the best fix was predicted to bring" in heading
     assert "Slow worker is gone, nothing came" in found.text
     assert found.rows("changes")[0][-1] == "gone"
     assert "p < 0.001" in found.text

@@ -51,6 +51,7 @@ STATEMENTS: Final = {
     "/sessions/{analyzed}": 12,
     "/sessions/{arriving}": 9,
     "/sessions/{no_verdict}": 11,
+    "/compare?a={analyzed}&b={no_verdict}": 7,
     "/hosts": 10,
     "/hosts/{host}": 7,
     "/incidents": 9,
