@@ -14,6 +14,7 @@ from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.exc import SQLAlchemyError
 
 from app.db.engine import make_engine
+from app.db.faults import said
 from app.db.models.installation import WorkerHeartbeat
 
 if TYPE_CHECKING:
@@ -62,7 +63,7 @@ class Heartbeat:
             with self._engine.begin() as connection:
                 connection.execute(delete(WorkerHeartbeat).where(WorkerHeartbeat.id == self._id))
         except SQLAlchemyError as error:
-            _log.warning("heartbeat not deleted", error=str(error))
+            _log.warning("heartbeat not deleted", error=said(error))
         self._engine.dispose()
 
     def _run(self) -> None:
@@ -73,11 +74,19 @@ class Heartbeat:
                 index_elements=[WorkerHeartbeat.id], set_={"seen_at": func.now()}
             )
         )
+        failing = False
         while True:
             try:
                 with self._engine.begin() as connection:
                     connection.execute(statement)
             except SQLAlchemyError as error:
-                _log.warning("heartbeat not written", error=str(error))
+                # Once: the log of a night without a database is a line then.
+                if not failing:
+                    _log.warning("heartbeat not written, trying on", error=said(error))
+                failing = True
+            else:
+                if failing:
+                    _log.info("heartbeat written again")
+                failing = False
             if self._stop.wait(self._interval_s):
                 return

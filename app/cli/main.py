@@ -30,24 +30,13 @@ for commands in (sessions, serving, planning, alerts, access):
 def main() -> None:
     """Run the command; domain errors become a message and an exit code.
 
-    So does a package that only the commands with a server need, where the core is installed alone.
+    So does a package that only the commands with a server need, where the core is installed alone,
+    and a database that does not answer.
     """
     try:
         app()
     except PacelineError as error:
-        sys.stderr.write(f"paceline: {error.message} [{error.stable_code}]\n")
-        for fault in error.faults:
-            place = [
-                f"{name} {value}"
-                for name, value in (
-                    ("line", fault.line),
-                    ("row", fault.row),
-                    ("column", fault.column),
-                )
-                if value is not None
-            ]
-            where = f" ({', '.join(place)})" if place else ""
-            sys.stderr.write(f"  {fault.message}{where} [{fault.code}]\n")
+        _say(error)
         sys.exit(EXIT_FAILED)
     except ModuleNotFoundError as error:
         missing = (error.name or "").partition(".")[0]
@@ -58,6 +47,37 @@ def main() -> None:
             "paceline[server,embedded] [install.incomplete]\n"
         )
         sys.exit(EXIT_FAILED)
+    # Which class it is of is known only where the package is there.
+    except Exception as error:
+        unavailable = _unavailable(error)
+        if unavailable is None:
+            raise
+        _say(unavailable)
+        sys.exit(EXIT_FAILED)
+
+
+def _say(error: PacelineError) -> None:
+    sys.stderr.write(f"paceline: {error.message} [{error.stable_code}]\n")
+    for fault in error.faults:
+        place = [
+            f"{name} {value}"
+            for name, value in (
+                ("line", fault.line),
+                ("row", fault.row),
+                ("column", fault.column),
+            )
+            if value is not None
+        ]
+        where = f" ({', '.join(place)})" if place else ""
+        sys.stderr.write(f"  {fault.message}{where} [{fault.code}]\n")
+
+
+def _unavailable(error: Exception) -> PacelineError | None:
+    if "sqlalchemy" not in sys.modules:
+        return None
+    from app.db.faults import unavailable  # noqa: PLC0415 - the package may not be there
+
+    return unavailable(error)
 
 
 if __name__ == "__main__":

@@ -23,6 +23,7 @@ from app.bootstrap import build
 from app.broker.celery import QUEUES
 from app.db import migrate
 from app.db.embedded.server import EmbeddedPostgres
+from app.db.faults import said
 from app.errors import StartupError
 from app.run.http import HttpServer, address_of, listen, reachable_by_others
 from app.services.access.admission import can_be_administered
@@ -219,11 +220,18 @@ def _start_sweeper(container: Container, running: contextlib.ExitStack) -> None:
     done = threading.Event()
 
     def sweep_until_done() -> None:
+        failing = False
         while True:
             try:
                 sweep(container)
+                if failing:
+                    _log.info("the sweeper's passes go on")
+                failing = False
             except SQLAlchemyError as error:
-                _log.warning("the sweeper's pass failed", error=str(error))
+                # Once: the log of a night without a database is a line then.
+                if not failing:
+                    _log.warning("the sweeper's pass failed, trying on", error=said(error))
+                failing = True
             # Not even a bug of ours may end this thread: nobody would notice, and nothing else
             # finds lost messages. No class names what nobody foresaw; the log has its trace, and
             # the next pass tries again.

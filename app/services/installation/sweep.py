@@ -26,7 +26,7 @@ from app.services.alerts.sweep import sweep_alerts
 from app.services.container import Claim, TaskError
 from app.services.hosts.ledger import fill_ledger
 from app.services.sessions.seal import seal_silent
-from app.services.tasks.task_runs import expire
+from app.services.tasks.task_runs import expire, lease_is_over, was_seen
 
 if TYPE_CHECKING:
     from app.db.unit_of_work import UnitOfWork
@@ -114,6 +114,7 @@ def _sweep_tasks(container: Container) -> SweepResult:
 
 
 def _expire(container: Container, tx: UnitOfWork) -> tuple[int, int]:
+    lease_s = container.settings.lease_s
     # SKIP LOCKED: a row that is locked is being finished, renewed or given back right now.
     rows = tx.session.execute(
         select(
@@ -123,10 +124,11 @@ def _expire(container: Container, tx: UnitOfWork) -> tuple[int, int]:
             TaskRun.subject_id,
             TaskRun.attempt,
             TaskRun.project_id,
+            was_seen(lease_s),
         )
         .where(
             TaskRun.state == TaskState.RUNNING,
-            TaskRun.lease_until < tx.now,
+            lease_is_over(tx, lease_s),
             TaskRun.kind.in_(container.kinds),
         )
         .order_by(TaskRun.lease_until)
@@ -134,11 +136,11 @@ def _expire(container: Container, tx: UnitOfWork) -> tuple[int, int]:
         .with_for_update(skip_locked=True)
     ).all()
     queued = dead = 0
-    for run_id, token, kind, subject_id, attempt, project_id in rows:
+    for run_id, token, kind, subject_id, attempt, project_id, counts in rows:
         # The constraint ck_task_run_claim says that a running task run has a token.
         seen = Claim(run_id, cast("uuid.UUID", token), kind, subject_id, attempt, project_id)
-        state = expire(container, tx, seen, _killed(attempt))
-        _log.warning("lease is over", run=str(run_id), attempt=attempt, state=state)
+        state = expire(container, tx, seen, _killed(attempt), counts=counts)
+        _log.warning("lease is over", run=str(run_id), attempt=attempt, counts=counts, state=state)
         if state is TaskState.DEAD:
             dead += 1
         elif state is TaskState.QUEUED:

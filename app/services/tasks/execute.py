@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Final
 import psycopg
 import structlog
 from celery.exceptions import SoftTimeLimitExceeded
-from sqlalchemy.exc import InterfaceError, OperationalError
+from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
 
 from app.errors import LostClaimError, PacelineError
 from app.services.container import Claim, TaskError
-from app.services.tasks.task_runs import claim, fail, retry
+from app.services.tasks.task_runs import claim, fail, interrupt
 
 if TYPE_CHECKING:
     import uuid
@@ -19,19 +19,18 @@ if TYPE_CHECKING:
     from app.services.container import Container
     from app.services.tasks.leases import LeaseKeeper
 
-# The database is restarting, out of connections, or refused a lock: the work itself is sound.
-# Blobs are read and written with the driver's own cursors, hence the driver's own errors too.
-TRANSIENT: Final = (
+# What the database says of itself. Blobs are read and written with the driver's own cursors, hence
+# the driver's own errors too.
+OPERATIONAL: Final = (
     OperationalError,
     InterfaceError,
     psycopg.OperationalError,
     psycopg.InterfaceError,
 )
 
-UNREACHABLE: Final = TaskError(
-    "task.database_unavailable",
-    "The database failed on every attempt to do this work.",
-)
+# Of these, what the work asked for and would ask for again: more than PostgreSQL can do, or longer
+# than it was allowed to.
+OF_THE_WORK: Final = (psycopg.errors.ProgramLimitExceeded, psycopg.errors.QueryCanceled)
 
 _log = structlog.get_logger(__name__)
 
@@ -40,7 +39,8 @@ def execute(container: Container, keeper: LeaseKeeper, run_id: uuid.UUID) -> boo
     """Run a task if it is there to be run.
 
     No error of the work gets out of here: it is in the log, and in the row of the task and of its
-    subject. Where the database does not take it, the lease runs out and the sweeper sees to it.
+    subject. Where the database does not take it, it is told later, or the lease runs out and the
+    sweeper sees to it.
 
     Parameters
     ----------
@@ -70,7 +70,7 @@ def execute(container: Container, keeper: LeaseKeeper, run_id: uuid.UUID) -> boo
             _log.warning("claim lost, nothing stored", error=error.message)
             return False
         except Exception as error:  # noqa: BLE001 - whatever it is belongs into the row
-            return _settle(container, taken, _time_limit_behind(error) or error)
+            return _settle(container, keeper, taken, _time_limit_behind(error) or error)
         _log.info("task done")
         return True
 
@@ -88,18 +88,29 @@ def _time_limit_behind(error: BaseException | None) -> SoftTimeLimitExceeded | N
     return None
 
 
-def _settle(container: Container, taken: Claim, error: Exception) -> bool:
+def _is_of_database(error: BaseException) -> bool:
+    """Return whether the database failed: restarting, away, full, out of connections or locked.
+
+    The work itself is sound then, however often that happens.
+    """
+    driver = error.orig if isinstance(error, DBAPIError) else error
+    return isinstance(error, OPERATIONAL) and not isinstance(driver, OF_THE_WORK)
+
+
+def _settle(container: Container, keeper: LeaseKeeper, taken: Claim, error: Exception) -> bool:
     """Record why the work failed; return whether that ended the task."""
+    failed = not _is_of_database(error)
     try:
-        if isinstance(error, TRANSIENT):
-            _log.warning("task interrupted", error=str(error))
-            retry(container, taken, UNREACHABLE)
-            return False
-        _log.error("task failed", exc_info=error)
-        return fail(container, taken, _reason(container, error))
-    except TRANSIENT as away:
-        _log.warning("failure not recorded, the lease will run out", error=str(away))
-        return False
+        if failed:
+            _log.error("task failed", exc_info=error)
+            return fail(container, taken, _reason(container, error))
+        _log.warning("task interrupted", error=str(error))
+        interrupt(container, taken)
+    except OPERATIONAL as away:
+        _log.warning("not recorded, the database is away", error=str(away))
+        if not failed:
+            keeper.owe(taken)
+    return False
 
 
 def _reason(container: Container, error: Exception) -> TaskError:

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Final
 import structlog
 from sqlalchemy.exc import SQLAlchemyError
 
+from app.db.faults import said
 from app.errors import LostClaimError
 from app.services.container import Claim
-from app.services.tasks.task_runs import give_back, renew
+from app.services.tasks.task_runs import give_back, interrupt, renew
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -39,8 +40,12 @@ class LeaseKeeper:
     def __init__(self, container: Container) -> None:
         self._container = container
         self._held: dict[Claim, None] = {}
+        # That nobody works on any more, which the database could not be told.
+        self._owed: dict[Claim, None] = {}
         self._lock = threading.Lock()
         self._stop = threading.Event()
+        # There is something new to do, or no more.
+        self._look = threading.Event()
         self._thread: threading.Thread | None = None
 
     @property
@@ -54,10 +59,12 @@ class LeaseKeeper:
         The work on them goes on in its threads, for nothing: it cannot be stored any more.
         """
         self._stop.set()
+        self._look.set()
         if self._thread is not None:
             self._thread.join()
         for claim in self._snapshot():
             self._give_back(claim)
+        self._settle_debts()
 
     @contextlib.contextmanager
     def hold(self, claim: Claim) -> Iterator[None]:
@@ -90,15 +97,27 @@ class LeaseKeeper:
             with self._lock:
                 self._held.pop(claim, None)
 
+    def owe(self, claim: Claim) -> None:
+        """Give a claim back as soon as the database answers: its work was interrupted by that."""
+        with self._lock:
+            self._owed[claim] = None
+        self._look.set()
+
     def _run(self) -> None:
         pause_s = self._container.settings.lease_renew_s
-        while not self._stop.wait(pause_s):
+        while not self._stop.is_set():
+            if self._look.wait(pause_s):
+                self._look.clear()
+                pause_s = RETRY_S
+                continue
             pause_s = self._container.settings.lease_renew_s
+            if not self._settle_debts():
+                pause_s = min(pause_s, RETRY_S)
             for claim in self._snapshot():
                 try:
                     kept = renew(self._container, claim)
                 except SQLAlchemyError as error:
-                    _log.warning("lease not renewed", run=str(claim.run_id), error=str(error))
+                    _log.warning("lease not renewed", run=str(claim.run_id), error=said(error))
                     pause_s = min(pause_s, RETRY_S)
                     continue
                 if not kept and claim in self._snapshot():
@@ -108,12 +127,26 @@ class LeaseKeeper:
                     with self._lock:
                         self._held.pop(claim, None)
 
+    def _settle_debts(self) -> bool:
+        """Return whether nothing is owed any more."""
+        with self._lock:
+            owed = list(self._owed)
+        for claim in owed:
+            try:
+                interrupt(self._container, claim)
+            except SQLAlchemyError as error:
+                _log.warning("claim not given back", run=str(claim.run_id), error=said(error))
+                return False
+            with self._lock:
+                del self._owed[claim]
+        return True
+
     def _give_back(self, claim: Claim) -> None:
         try:
             given = give_back(self._container, claim)
         except SQLAlchemyError as error:
             # The lease runs out by itself; the attempt then counts as a killed one.
-            _log.warning("lease not given back", run=str(claim.run_id), error=str(error))
+            _log.warning("lease not given back", run=str(claim.run_id), error=said(error))
             return
         # Otherwise the work was finished just now, or lost before.
         if given:

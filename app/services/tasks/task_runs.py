@@ -21,12 +21,14 @@ give back
     The same condition → queued, attempt - 1: to be stopped is not the task's fault.
 fail
     The same condition → dead: the work itself failed, and would fail again.
-retry
-    The same condition → queued, or dead after `max_attempts`: the surroundings failed.
+interrupt
+    The same condition → queued, attempt - 1: the database failed, not the work.
 expire
     By the sweeper: WHERE id AND the token that it saw AND state = running AND the lease is over →
     queued, or dead after `max_attempts`. A worker that was killed cannot say so; this says it for
-    it, and stops a task that kills every worker.
+    it, and stops a task that kills every worker. A lease that was last renewed before the database
+    was started is over only when its worker had the time of a whole lease since then, and the
+    attempt does not count: what ended the database may have ended the worker as well.
 
 The subject (a session) follows in the same transaction, after the task run's row: with that order
 kept everywhere no two of these steps can deadlock. Leases are the database's time only; a worker
@@ -39,7 +41,7 @@ import uuid
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, cast
 
-from sqlalchemy import CursorResult, Update, update
+from sqlalchemy import CursorResult, Update, func, update
 
 from app.db.models.tasks import TaskRun
 from app.db.states import TaskState
@@ -48,6 +50,8 @@ from app.services.access.projects import is_there
 from app.services.container import Claim, Container, TaskError
 
 if TYPE_CHECKING:
+    from sqlalchemy import ColumnElement
+
     from app.db.unit_of_work import UnitOfWork
 
 
@@ -100,32 +104,49 @@ def finish(tx: UnitOfWork, held: Claim) -> None:
 def give_back(container: Container, held: Claim) -> bool:
     """Let another worker start over, because this one is to stop; False where it is lost."""
     with container.everywhere().uow() as tx:
-        moved = _moved(
-            tx, _held(held).values(attempt=TaskRun.attempt - 1, published_at=None, **_waiting())
-        )
+        moved = _unharmed(container, tx, _held(held).values(published_at=None), held)
         if moved:
-            _follow(container, tx, held, TaskState.QUEUED, None)
             tx.publish_after_commit(held.run_id, held.kind)
     return moved
 
 
+def interrupt(container: Container, held: Claim) -> bool:
+    """Queue a task run again that the database failed; False where the claim is lost.
+
+    The sweeper publishes it after a while; at once would meet the same fault again.
+    """
+    with container.everywhere().uow() as tx:
+        return _unharmed(container, tx, _held(held).values(published_at=tx.now), held)
+
+
 def fail(container: Container, held: Claim, error: TaskError) -> bool:
-    """End a task run whose work failed for good; False where the claim is lost."""
+    """End a task run whose work failed; False where the claim is lost."""
     with container.everywhere().uow() as tx:
         return _kill(container, tx, _held(held), held, error)
 
 
-def retry(container: Container, held: Claim, error: TaskError) -> bool:
-    """Queue a task run again after a passing fault, or end it after the last attempt.
+def lease_is_over(tx: UnitOfWork, lease_s: float) -> ColumnElement[bool]:
+    """Return whether nobody can be expected to renew a lease any more.
 
-    The sweeper publishes it; at once would meet the same fault again. False where the claim is
-    lost.
+    Parameters
+    ----------
+    tx : UnitOfWork
+    lease_s : float
+        Length of a lease.
     """
-    with container.everywhere().uow() as tx:
-        return _again(container, tx, _held(held), held, error)
+    lease = timedelta(seconds=lease_s)
+    had_time = func.pg_postmaster_start_time() < tx.now - lease
+    return (TaskRun.lease_until < tx.now) & (was_seen(lease_s) | had_time)
 
 
-def expire(container: Container, tx: UnitOfWork, seen: Claim, error: TaskError) -> TaskState | None:
+def was_seen(lease_s: float) -> ColumnElement[bool]:
+    """Return whether a lease was renewed since the database was started."""
+    return TaskRun.lease_until - timedelta(seconds=lease_s) >= func.pg_postmaster_start_time()
+
+
+def expire(
+    container: Container, tx: UnitOfWork, seen: Claim, error: TaskError, *, counts: bool
+) -> TaskState | None:
     """Take a task run from a worker whose lease is over.
 
     Parameters
@@ -137,25 +158,32 @@ def expire(container: Container, tx: UnitOfWork, seen: Claim, error: TaskError) 
         The claim whose lease is over.
     error : TaskError
         Why the task is dead, if this was its last attempt.
+    counts : bool
+        Whether the attempt counts: the database was there all the time.
 
     Returns
     -------
     TaskState or None
         Queued or dead; None where the worker was faster and renewed, finished or gave back.
     """
-    over = _held(seen).where(TaskRun.lease_until < tx.now)
-    if not _again(container, tx, over, seen, error):
-        return None
-    last = seen.attempt >= container.settings.max_attempts
-    return TaskState.DEAD if last else TaskState.QUEUED
+    over = _held(seen).where(lease_is_over(tx, container.settings.lease_s))
+    if not counts:
+        moved = _unharmed(container, tx, over.values(published_at=tx.now), seen)
+        return TaskState.QUEUED if moved else None
+    if seen.attempt >= container.settings.max_attempts:
+        return TaskState.DEAD if _kill(container, tx, over, seen, error) else None
+    moved = _queue(container, tx, over.values(published_at=tx.now), seen)
+    return TaskState.QUEUED if moved else None
 
 
-def _again(
-    container: Container, tx: UnitOfWork, where: Update, held: Claim, error: TaskError
-) -> bool:
-    if held.attempt >= container.settings.max_attempts:
-        return _kill(container, tx, where, held, error)
-    moved = _moved(tx, where.values(published_at=tx.now, **_waiting()))
+def _unharmed(container: Container, tx: UnitOfWork, where: Update, held: Claim) -> bool:
+    """Queue a task run again as if it had not been claimed."""
+    return _queue(container, tx, where.values(attempt=TaskRun.attempt - 1), held)
+
+
+def _queue(container: Container, tx: UnitOfWork, where: Update, held: Claim) -> bool:
+    waiting = {"state": TaskState.QUEUED, "claim_token": None, "lease_until": None}
+    moved = _moved(tx, where.values(**waiting))
     if moved:
         _follow(container, tx, held, TaskState.QUEUED, None)
     return moved
@@ -200,10 +228,6 @@ def _moved(tx: UnitOfWork, statement: Update) -> bool:
 
 def _lease_end(container: Container, tx: UnitOfWork) -> datetime:
     return tx.now + timedelta(seconds=container.settings.lease_s)
-
-
-def _waiting() -> dict[str, Any]:
-    return {"state": TaskState.QUEUED, "claim_token": None, "lease_until": None}
 
 
 def _over(now: datetime) -> dict[str, Any]:

@@ -277,7 +277,9 @@ def test_a_worker_that_was_killed_leaves_a_delivery_that_is_sent_under_its_id(
                 .where(TaskRun.id == run_id)
                 .values(lease_until=tx.now - timedelta(seconds=1))
             )
-        sweep(alerting.container)
+        # Leases so short that one which is over began after the server did.
+        settings = alerting.container.settings.model_copy(update={"lease_s": 0.1})
+        sweep(replace(alerting.container, settings=settings))
     assert alerting.states() == ["waiting"]
     [before] = alerting.deliveries()
     alerting.pass_and_work(5 * MINUTE)

@@ -31,6 +31,12 @@ def listening(container: Container, published: list[uuid.UUID]) -> Container:
     return replace(container, publish=lambda run_id, _: published.append(run_id))
 
 
+@pytest.fixture
+def hasty(listening: Container) -> Container:
+    """Return the same with leases so short that one which is over began after the server did."""
+    return replace(listening, settings=listening.settings.model_copy(update={"lease_s": 0.1}))
+
+
 def _age(container: Container, stored: Stored, seconds: float) -> None:
     with container.uow() as tx:
         then = tx.now - timedelta(seconds=seconds)
@@ -99,33 +105,33 @@ def test_only_the_head_of_a_long_queue_is_published_again(
 
 
 def test_work_of_a_killed_worker_is_queued_again(
-    listening: Container, published: list[uuid.UUID]
+    hasty: Container, published: list[uuid.UUID]
 ) -> None:
-    stored = store(listening, small_trace())
-    claim(listening, stored.run)
-    _end_lease(listening, stored)
+    stored = store(hasty, small_trace())
+    claim(hasty, stored.run)
+    _end_lease(hasty, stored)
     published.clear()
-    assert sweep(listening) == SweepResult(expired=1)
+    assert sweep(hasty) == SweepResult(expired=1)
     assert published == [stored.run]
-    row = task_row(listening, stored)
+    row = task_row(hasty, stored)
     assert (row.state, row.attempt, row.claim_token) == ("queued", 1, None)
-    assert session_row(listening, stored).state == "queued"
+    assert session_row(hasty, stored).state == "queued"
 
 
 def test_task_that_killed_its_last_worker_is_dead_with_the_reason(
-    listening: Container, published: list[uuid.UUID]
+    hasty: Container, published: list[uuid.UUID]
 ) -> None:
-    stored = store(listening, small_trace())
-    for _ in range(listening.settings.max_attempts):
-        assert claim(listening, stored.run) is not None
-        _end_lease(listening, stored)
+    stored = store(hasty, small_trace())
+    for _ in range(hasty.settings.max_attempts):
+        assert claim(hasty, stored.run) is not None
+        _end_lease(hasty, stored)
         published.clear()
-        result = sweep(listening)
+        result = sweep(hasty)
     assert result == SweepResult(dead=1)
     assert published == []
-    row = task_row(listening, stored)
+    row = task_row(hasty, stored)
     assert (row.state, row.error_code) == ("dead", "task.worker_killed")
-    session = session_row(listening, stored)
+    session = session_row(hasty, stored)
     assert (session.state, session.reason_code) == ("failed", "task.worker_killed")
     assert session.reason is not None
     assert "3 attempts" in session.reason
@@ -140,14 +146,14 @@ def test_stopped_workers_do_not_use_up_attempts(listening: Container) -> None:
     assert task_row(listening, stored).state == "queued"
 
 
-def test_row_that_its_worker_is_finishing_is_left_to_it(listening: Container) -> None:
-    stored = store(listening, small_trace())
-    claim(listening, stored.run)
-    _end_lease(listening, stored)
-    with listening.uow() as tx:
+def test_row_that_its_worker_is_finishing_is_left_to_it(hasty: Container) -> None:
+    stored = store(hasty, small_trace())
+    claim(hasty, stored.run)
+    _end_lease(hasty, stored)
+    with hasty.uow() as tx:
         tx.session.execute(select(TaskRun).where(TaskRun.id == stored.run).with_for_update())
-        assert sweep(listening) == NOTHING
-    assert task_row(listening, stored).state == "running"
+        assert sweep(hasty) == NOTHING
+    assert task_row(hasty, stored).state == "running"
 
 
 def test_two_sweepers_do_not_both_sweep(listening: Container) -> None:

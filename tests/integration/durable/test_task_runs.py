@@ -15,7 +15,7 @@ from app.db.models.sessions import Session
 from app.db.models.tasks import ANALYZE_SESSION, TaskRun
 from app.errors import LostClaimError
 from app.services.container import Claim, TaskError
-from app.services.tasks.task_runs import claim, fail, finish, give_back, renew, retry
+from app.services.tasks.task_runs import claim, fail, finish, give_back, interrupt, renew
 from tests.support.sessions import session_row, small_trace, store, task_row
 
 if TYPE_CHECKING:
@@ -133,7 +133,7 @@ def test_renewing_moves_the_end_of_the_lease(
         renew,
         give_back,
         lambda container, held: fail(container, held, ERROR),
-        lambda container, held: retry(container, held, ERROR),
+        interrupt,
     ],
 )
 def test_lost_claim_moves_nothing(
@@ -216,17 +216,18 @@ def test_failed_work_is_dead_at_once_and_says_why(
     assert claim(container, stored.run) is None
 
 
-def test_passing_faults_are_retried_until_the_last_attempt(
+def test_what_the_database_interrupts_does_not_count_however_often(
     container: Container, stored: Stored
 ) -> None:
-    for attempt in range(1, container.settings.max_attempts + 1):
+    for _ in range(2 * container.settings.max_attempts):
         taken = claim(container, stored.run)
         assert taken is not None
-        assert taken.attempt == attempt
+        assert taken.attempt == 1
         assert session_row(container, stored).state == "analyzing"
-        assert retry(container, taken, ERROR)
-    assert task_row(container, stored).state == "dead"
-    assert session_row(container, stored).state == "failed"
+        assert interrupt(container, taken)
+        row = task_row(container, stored)
+        assert (row.state, row.attempt, row.claim_token) == ("queued", 0, None)
+    assert session_row(container, stored).state == "queued"
 
 
 def test_every_change_of_a_session_notifies(container: Container, stored: Stored) -> None:
