@@ -18,6 +18,7 @@ from app.api.frame.guards import CrossSiteGuard, EncodingGuard, HostGuard
 from app.api.frame.headers import SecurityHeaders, security_headers
 from app.api.frame.methods import Methods
 from app.api.hosts import routes as hosts
+from app.api.keeping import routes as keeping
 from app.api.sessions import attempts, chunks, compare, events, what_if
 from app.api.sessions import read as sessions
 from app.api.sessions import send as ingest
@@ -110,6 +111,7 @@ def create_app(container: Container) -> FastAPI:
         events.router(live),
         alerts.router(),
         access.router(),
+        keeping.router(),
         health.router(container),
         metrics.router(counted),
         docs.router(app),

@@ -19,6 +19,7 @@ from app.analysis.report.coverage import Chunks
 from app.analysis.report.document import REVISION, SCHEMA, Report
 from app.analysis.report.summary import Summary
 from app.errors import UnknownDocumentError
+from app.inputs.keeping import RetentionRules
 
 T = TypeVar("T")
 Upgrade: TypeAlias = Callable[[dict[str, Any]], dict[str, Any]]
@@ -90,6 +91,7 @@ class JsonDocument(TypeDecorator[T]):
 
 CHUNKS: Final = JsonDocument(TypeAdapter(Chunks))
 SUMMARY: Final = JsonDocument(TypeAdapter(Summary))
+RETENTION: Final = JsonDocument(TypeAdapter(RetentionRules))
 
 
 @dataclass(frozen=True, slots=True)

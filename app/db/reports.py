@@ -72,7 +72,8 @@ def delete_report(tx: UnitOfWork, session_id: uuid.UUID) -> None:
     ).one_or_none()
     if old is not None:
         delete_blob(tx, old.document_blob)
-        delete_blob(tx, old.heatmap_blob)
+        if old.heatmap_blob is not None:
+            delete_blob(tx, old.heatmap_blob)
 
 
 def read_document(tx: Reads, report: StoredReport) -> bytes:
@@ -80,9 +81,9 @@ def read_document(tx: Reads, report: StoredReport) -> bytes:
     return zstandard.decompress(b"".join(read_blob(tx, report.document_blob)))
 
 
-def read_heatmaps(tx: Reads, report: StoredReport) -> NDArray[np.float32]:
-    """Return the heatmaps, shape (analyzed steps, dp, pp)."""
+def read_heatmaps(tx: Reads, heatmap_blob: uuid.UUID) -> NDArray[np.float32]:
+    """Return the heatmaps of a report, shape (analyzed steps, dp, pp)."""
     array: NDArray[np.float32] = np.load(
-        io.BytesIO(b"".join(read_blob(tx, report.heatmap_blob))), allow_pickle=False
+        io.BytesIO(b"".join(read_blob(tx, heatmap_blob))), allow_pickle=False
     )
     return array

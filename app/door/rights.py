@@ -51,6 +51,13 @@ NEEDS: Final[Mapping[str, Need]] = {
     "GET /api/v1/sessions/{session}/timeline": _READ,
     "POST /api/v1/sessions/{session}/what-if": _READ,
     "GET /api/v1/sessions/{session}/compare/{other}": _READ,
+    "POST /api/v1/sessions/{session}/analyze": _OPERATE,
+    "POST /api/v1/sessions/analyze": _OPERATE,
+    "PUT /api/v1/sessions/{session}/pin": _OPERATE,
+    "DELETE /api/v1/sessions/{session}/pin": _OPERATE,
+    "DELETE /api/v1/sessions/{session}": _OPERATE,
+    "PATCH /api/v1/jobs/{job}": _OPERATE,
+    "DELETE /api/v1/jobs/{job}": _OPERATE,
     "GET /api/v1/events": _READ,
     "GET /api/v1/sessions/{session}/events": _READ,
     # hosts

@@ -88,7 +88,8 @@ class SessionBody(BaseModel):
     """A session; the numbers of its verdict are null until there is one.
 
     `session` counts the sessions of a job from 1; `id` is the address. `slowdown`, `waste` and
-    `gpu_hours_lost` are of the published S; what people are shown is in `headline`.
+    `gpu_hours_lost` are of the published S; what people are shown is in `headline`. What retention
+    took away is gone since `trace_removed_at` and `report_removed_at`; it leaves `pinned` alone.
     """
 
     id: uuid.UUID
@@ -105,6 +106,9 @@ class SessionBody(BaseModel):
     steps: int
     reason_code: str | None
     reason: str | None
+    pinned: bool
+    trace_removed_at: datetime | None
+    report_removed_at: datetime | None
     slowdown: float | None
     slowdown_ci95: tuple[float, float] | None
     waste: float | None
@@ -308,6 +312,9 @@ def _session(row: SessionRow) -> dict[str, Any]:
         "steps": row.steps,
         "reason_code": row.reason_code,
         "reason": row.reason,
+        "pinned": row.pinned,
+        "trace_removed_at": row.trace_removed_at,
+        "report_removed_at": row.report_removed_at,
         "slowdown": row.slowdown,
         "slowdown_ci95": None if low is None or high is None else (low, high),
         "waste": row.waste,

@@ -58,6 +58,7 @@ class JobPage:
 
     now: datetime
     name: str
+    archived: bool
     title: str
     heading: str
     state: StateLabel
@@ -111,6 +112,7 @@ def job_page(  # noqa: PLR0913 - everything that is on it
     return JobPage(
         now=fleet.now,
         name=job.name,
+        archived=job.archived,
         title=f"{job.name}: {_said(shown)}",
         heading=_heading(shown),
         state=row.state,

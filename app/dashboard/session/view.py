@@ -41,6 +41,7 @@ from app.dashboard.session.facts import (
     quality_fact,
     verdict_facts,
 )
+from app.dashboard.session.kept import Kept, kept
 from app.dashboard.session.report import ReportView
 from app.dashboard.session.tables import unmapped_rows
 from app.db.states import SessionState
@@ -93,6 +94,7 @@ class SessionPage:
     ghosts: tuple[str, ...]
     report: ReportView | None
     incidents: Sequence[Actions]
+    kept: Kept
 
 
 def session_page(  # noqa: PLR0913 - everything that is on it
@@ -151,6 +153,7 @@ def session_page(  # noqa: PLR0913 - everything that is on it
         ghosts=body.ghosts,
         report=shown,
         incidents=incidents,
+        kept=kept(view),
     )
 
 
@@ -183,6 +186,8 @@ def _body(
         return _arriving(view, view.intake)
     if state in SessionState.UNDERWAY:
         return _underway(view, max_attempts)
+    if state in SessionState.REPORTED:
+        return _without_report(view)
     return _ended(view)
 
 
@@ -362,6 +367,25 @@ def _underway(view: SessionView, max_attempts: int) -> _Body:
     )
 
 
+def _without_report(view: SessionView) -> _Body:
+    """Return what lists still know of a session whose report went by its age."""
+    row = view.row
+    shown = row.shown
+    sentence = row.headline.sentence if row.headline is not None else "The report is gone"
+    facts = [
+        Fact("Slowdown", "none" if shown is None else times(shown.slowdown), "as it was reported"),
+        Fact("Operations", count(row.operations), f"in {plural(row.steps, 'step')}"),
+        Fact("Received", "", clock_time(row.received_at), moment=row.received_at),
+    ]
+    return _Body(
+        state=STATES.get(row.state, ANALYZED_STATE),
+        short="report not kept",
+        heading=sentence,
+        line=(FORMATS[row.trace_format].title, byte_size(row.body_bytes)),
+        facts=facts,
+    )
+
+
 def _ended(view: SessionView) -> _Body:
     row, work = view.row, view.work
     reason = row.reason or "the reason was not recorded"
@@ -378,7 +402,9 @@ def _ended(view: SessionView) -> _Body:
     ]
     if failed:
         why = (
-            "Nothing is lost: the trace is stored as it was sent. The code names what broke; "
+            "The code names what broke; the worker's log has the rest."
+            if row.trace_removed_at is not None
+            else "Nothing is lost: the trace is stored as it was sent. The code names what broke; "
             "the worker's log has the rest."
         )
     else:

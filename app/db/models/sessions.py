@@ -30,6 +30,8 @@ class Job(OfProject, Base):
     id: Mapped[int] = mapped_column(BigInteger, Identity(always=True), primary_key=True)
     name: Mapped[str]
     created_at: Mapped[datetime] = mapped_column(server_default=text("now()"))
+    # From then on the fleet leaves it out, until it sends again.
+    archived_at: Mapped[datetime | None]
 
 
 class Attempt(OfProject, Base):
@@ -93,6 +95,11 @@ class Session(OfProject, Base):
     steps: Mapped[int]
     # null until the chunks of a session that came in such are merged
     trace_blob: Mapped[uuid.UUID | None] = mapped_column(Uuid)
+    # Its trace, its report and its heatmaps stay whatever the project's retention says.
+    pinned: Mapped[bool] = mapped_column(server_default=text("false"))
+    # when retention took them away
+    trace_removed_at: Mapped[datetime | None]
+    report_removed_at: Mapped[datetime | None]
 
     # why there is no verdict: a stable code, a sentence, and details for the page
     reason_code: Mapped[str | None]
@@ -128,7 +135,8 @@ class StoredReport(OfProject, Base):
     session_id: Mapped[uuid.UUID] = mapped_column(Uuid, primary_key=True)
     # `paceline.report/1` as zstd-compressed JSON, and the per-step heatmaps, both in blob_part
     document_blob: Mapped[uuid.UUID] = mapped_column(Uuid)
-    heatmap_blob: Mapped[uuid.UUID] = mapped_column(Uuid)
+    # null once retention took them away
+    heatmap_blob: Mapped[uuid.UUID | None] = mapped_column(Uuid)
     created_at: Mapped[datetime] = mapped_column(server_default=text("now()"))
     # Whether the ledger of hosts has it: those of before it are read bit by bit.
     in_ledger: Mapped[bool] = mapped_column(server_default=text("false"))

@@ -23,7 +23,7 @@ from app.services.access.projects import project_id_of
 from app.services.usage.count import recount
 
 if TYPE_CHECKING:
-    from sqlalchemy import CompoundSelect
+    from sqlalchemy import CompoundSelect, Select
 
     from app.db.unit_of_work import UnitOfWork
     from app.services.container import Container
@@ -64,7 +64,8 @@ def move_job(container: Container, job: str, to: str) -> None:
             ).scalar()
             if job_id is None:
                 raise NotFoundError(f"There is no job {job}.")
-            _take_along(tx, job_id, target)
+            take_along(tx, select(Session.id).where(Session.job_id == job_id), target)
+            drop_deliveries(tx, job_id)
             # The references of all rows that belong to it follow.
             tx.session.execute(update(Job).where(Job.id == job_id).values(project_id=target))
             for project_id in (source, target):
@@ -140,11 +141,10 @@ def prune_projects(container: Container) -> int:
     return gone
 
 
-def _take_along(tx: UnitOfWork, job_id: int, target: int) -> None:
-    """Move what no reference moves: blobs and task runs; delete the deliveries."""
-    sessions = select(Session.id).where(Session.job_id == job_id)
+def take_along(tx: UnitOfWork, sessions: Select[uuid.UUID], target: int) -> None:
+    """Move what no reference moves with sessions: their blobs and task runs."""
     blobs: CompoundSelect[Any] = union_all(
-        select(Session.trace_blob).where(Session.job_id == job_id),
+        select(Session.trace_blob).where(Session.id.in_(sessions)),
         select(StoredReport.document_blob).where(StoredReport.session_id.in_(sessions)),
         select(StoredReport.heatmap_blob).where(StoredReport.session_id.in_(sessions)),
         select(Chunk.blob).where(Chunk.session_id.in_(sessions)),
@@ -155,6 +155,10 @@ def _take_along(tx: UnitOfWork, job_id: int, target: int) -> None:
     tx.session.execute(
         update(TaskRun).where(TaskRun.subject_id.in_(sessions)).values(project_id=target)
     )
+
+
+def drop_deliveries(tx: UnitOfWork, job_id: int) -> None:
+    """Delete the deliveries about a job: they went to channels of the project that it leaves."""
     groups = select(AlertGroup.id).where(AlertGroup.job_id == job_id)
     tx.session.execute(delete(AlertDelivery).where(AlertDelivery.group_id.in_(groups)))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from sqlalchemy import func, select
+from sqlalchemy import func, or_, select
 
 from app.db.models.sessions import Job, Session
 from app.services.sessions.read import SessionRow
@@ -25,6 +25,7 @@ class JobSummary:
 
     name: str
     sessions: tuple[SessionRow, ...]
+    archived: bool = False
 
     @property
     def latest(self) -> SessionRow:
@@ -47,13 +48,13 @@ def fleet(
     per_job: int = FLEET_SESSIONS,
     until: datetime | None = None,
 ) -> Fleet:
-    """Return every job with its latest sessions.
+    """Return every job with its latest sessions; of the archive those that sent since, alone.
 
     Parameters
     ----------
     tx : Reads
     job : str, optional
-        Only the job of this name; none if there is no such job.
+        Only the job of this name, archived or not; none if there is no such job.
     per_job : int
         At most so many sessions of a job.
     until : datetime, optional
@@ -71,19 +72,27 @@ def fleet(
     ranked = select(
         *(Job.name.label("job") if name == "job" else getattr(Session, name) for name in names),
         recent.label("recent"),
+        Job.archived_at.label("archived_at"),
     ).join(Job)
     if job is not None:
         ranked = ranked.where(Job.name == job)
+    else:
+        sent_since = Session.received_at > Job.archived_at
+        ranked = ranked.where(or_(Job.archived_at.is_(None), sent_since))
     if until is not None:
         ranked = ranked.where(Session.received_at <= until)
     rows = ranked.subquery()
     query = (
-        select(*(rows.c[name] for name in names))
+        select(rows.c.archived_at, *(rows.c[name] for name in names))
         .where(rows.c.recent <= per_job)
         .order_by(rows.c.job, rows.c.recent.desc())
     )
     found: dict[str, list[SessionRow]] = {}
-    for values in tx.session.execute(query):
+    archived = set()
+    for archived_at, *values in tx.session.execute(query):
         row = SessionRow(*values)
         found.setdefault(row.job, []).append(row)
-    return Fleet(tx.now, tuple(JobSummary(name, tuple(rows)) for name, rows in found.items()))
+        if archived_at is not None:
+            archived.add(row.job)
+    jobs = (JobSummary(name, tuple(rows), name in archived) for name, rows in found.items())
+    return Fleet(tx.now, tuple(jobs))

@@ -91,6 +91,9 @@ class SessionRow:
     headline_gpu_hours_lost: float | None
     headline_kind: HeadlineKind | None
     headline: Summary | None
+    pinned: bool = False
+    trace_removed_at: datetime | None = None
+    report_removed_at: datetime | None = None
 
     @property
     def shown(self) -> ShownSlowdown | None:
@@ -327,8 +330,14 @@ def no_session(session_id: uuid.UUID) -> NotFoundError:
     return NotFoundError(f"There is no session {session_id}.")
 
 
-def no_trace(state: SessionState) -> NotFoundError:
-    """Return what is raised where a session's chunks are not one trace (yet)."""
+def no_trace(state: SessionState, removed_at: datetime | None) -> NotFoundError:
+    """Return what is raised where there is no trace of a session: not yet, or not any more."""
+    if removed_at is not None:
+        return NotFoundError(
+            f"The operations are not kept any more, since {removed_at:%Y-%m-%d}; the report stays "
+            "as long as the project keeps reports.",
+            code="trace.removed",
+        )
     if state.underway:
         return NotFoundError(
             f"There is no timeline yet: the session is {state}.", code="report.not_ready"

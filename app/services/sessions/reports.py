@@ -77,11 +77,16 @@ def heatmap(tx: Reads, session_id: uuid.UUID, step: int | None = None) -> NDArra
         If there is no such session, no report, or the step was not analyzed.
     """
     report = _report(tx, session_id)
-    maps = _heatmaps.get(report.heatmap_blob)
+    blob = report.heatmap_blob
+    if blob is None:
+        raise NotFoundError(
+            "The heatmaps of single steps are not kept any more.", code="report.heatmaps_removed"
+        )
+    maps = _heatmaps.get(blob)
     if maps is None:
         steps = open_report(read_document(tx, report)).steps.analyzed
-        maps = _Heatmaps({number: at for at, number in enumerate(steps)}, read_heatmaps(tx, report))
-        _heatmaps.put(report.heatmap_blob, maps)
+        maps = _Heatmaps({number: at for at, number in enumerate(steps)}, read_heatmaps(tx, blob))
+        _heatmaps.put(blob, maps)
     if step is None:
         return mean_heatmap(maps.values)
     at = maps.position.get(step)
@@ -100,6 +105,11 @@ def _report(tx: Reads, session_id: uuid.UUID) -> StoredReport:
     if session.state.underway:
         raise NotFoundError(
             f"There is no report yet: the session is {session.state}.", code="report.not_ready"
+        )
+    if session.report_removed_at is not None:
+        raise NotFoundError(
+            f"The report is not kept any more, since {session.report_removed_at:%Y-%m-%d}.",
+            code="report.removed",
         )
     why = f": {session.reason}" if session.reason else "."
     raise NotFoundError(f"The session is {session.state}{why}", code="report.none")

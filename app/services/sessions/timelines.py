@@ -63,12 +63,14 @@ def stored_trace(tx: Reads, session_id: uuid.UUID) -> StoredTrace:
         If there is no such session, or its chunks are not merged.
     """
     row = tx.session.execute(
-        select(Session.meta, Session.trace_blob, Session.state).where(Session.id == session_id)
+        select(Session.meta, Session.trace_blob, Session.state, Session.trace_removed_at).where(
+            Session.id == session_id
+        )
     ).one_or_none()
     if row is None:
         raise no_session(session_id)
     if row.trace_blob is None:
-        raise no_trace(row.state)
+        raise no_trace(row.state, row.trace_removed_at)
     return StoredTrace(tuple(read_blob(tx, row.trace_blob)), row.meta)
 
 

@@ -65,6 +65,7 @@ BODIES: dict[str, object] = {
         "step": 1,
     },
     "PUT /api/v1/jobs/{job}/tp/mode": {"mode": "advise"},
+    "PATCH /api/v1/jobs/{job}": {"name": "mine", "archived": True},
 }
 QUERIES: dict[str, str] = {
     "GET /api/v1/sessions/{session}/timeline": "?step=1",

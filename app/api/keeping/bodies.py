@@ -1,0 +1,60 @@
+"""What is sent and answered about what is kept."""
+
+from __future__ import annotations
+
+import uuid
+from datetime import datetime
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from app.db.states import SessionState
+
+MAX_AT_ONCE = 1000
+
+
+class AgainBody(BaseModel):
+    """A session that is analyzed again; `queued` unless it was under way already."""
+
+    model_config = ConfigDict(from_attributes=True)
+
+    session: uuid.UUID
+    state: SessionState
+    queued: bool
+
+
+class SelectionBody(BaseModel):
+    """Which sessions are analyzed again: those in these states, of one job or of all."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    states: Annotated[
+        list[Literal["failed", "discarded", "no_verdict", "analyzed"]], Field(min_length=1)
+    ] = ["failed"]
+    job: str | None = Field(default=None, description="Null: of all jobs.")
+    before: datetime | None = Field(
+        default=None,
+        description="Only those whose state is older: the time of an update. Null: now.",
+    )
+    limit: Annotated[int, Field(ge=1, le=MAX_AT_ONCE)] = 100
+
+
+class ManyAgainBody(BaseModel):
+    """How many sessions were queued, and how many are left; ask with `before` for the rest."""
+
+    model_config = ConfigDict(from_attributes=True)
+
+    queued: int
+    left: int
+    before: datetime
+
+
+class JobChangeBody(BaseModel):
+    """What changes of a job; what is not named stays."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    name: str | None = Field(default=None, description="Another name.")
+    archived: bool | None = Field(
+        default=None, description="Whether the fleet leaves it out, until it sends again."
+    )

@@ -1,0 +1,85 @@
+"""What is kept: analyzing again, pins, deleting."""
+
+from __future__ import annotations
+
+import uuid
+from typing import Annotated, Final
+
+from fastapi import APIRouter, Path, Response
+
+from app.api.frame import problems
+from app.api.keeping.bodies import AgainBody, JobChangeBody, ManyAgainBody, SelectionBody
+from app.db.states import SessionState
+from app.door.guard import GuardedRoute
+from app.door.here import Here
+from app.services.keeping.again import Selection, analyze_again, analyze_many_again
+from app.services.keeping.changes import archive_job, pin_session, rename_job
+from app.services.keeping.delete import delete_job, delete_session
+
+ACCEPTED: Final = 202
+NO_CONTENT: Final = 204
+
+JobName = Annotated[str, Path(description="Name of the job.")]
+
+
+def router() -> APIRouter:
+    """Return the routes of what is kept."""
+    routes = APIRouter(route_class=GuardedRoute, prefix="/api/v1", tags=["keeping"])
+    _sessions(routes)
+    _jobs(routes)
+    return routes
+
+
+def _sessions(routes: APIRouter) -> None:
+    @routes.post("/sessions/analyze", status_code=ACCEPTED, summary="Analyze sessions again")
+    def post_many(here: Here, body: SelectionBody) -> ManyAgainBody:
+        """Queue them, the newest first: after an update, or once what broke is repaired."""
+        selection = Selection(
+            tuple(SessionState(state) for state in body.states), body.job, body.before
+        )
+        return ManyAgainBody.model_validate(analyze_many_again(here, selection, body.limit))
+
+    @routes.post(
+        "/sessions/{session}/analyze",
+        status_code=ACCEPTED,
+        summary="Analyze a session again",
+        responses={409: problems.described("Its operations still arrive, or are gone")},
+    )
+    def post_again(here: Here, session: uuid.UUID) -> AgainBody:
+        """Keep its report until the new one is there."""
+        return AgainBody.model_validate(analyze_again(here, session))
+
+    @routes.put("/sessions/{session}/pin", status_code=NO_CONTENT, summary="Pin a session")
+    def put_pin(here: Here, session: uuid.UUID) -> Response:
+        """Retention leaves it alone from now on."""
+        pin_session(here, session, pinned=True)
+        return Response(status_code=NO_CONTENT)
+
+    @routes.delete("/sessions/{session}/pin", status_code=NO_CONTENT, summary="Unpin a session")
+    def delete_pin(here: Here, session: uuid.UUID) -> Response:
+        """Let it go with the others of its age."""
+        pin_session(here, session, pinned=False)
+        return Response(status_code=NO_CONTENT)
+
+    @routes.delete("/sessions/{session}", status_code=NO_CONTENT, summary="Delete a session")
+    def remove_session(here: Here, session: uuid.UUID) -> Response:
+        """Nobody finds it from now on; its room is free within minutes."""
+        delete_session(here, session)
+        return Response(status_code=NO_CONTENT)
+
+
+def _jobs(routes: APIRouter) -> None:
+    @routes.patch("/jobs/{job}", status_code=NO_CONTENT, summary="Rename or archive a job")
+    def patch_job(here: Here, job: JobName, body: JobChangeBody) -> Response:
+        """Make what is sent under the old name another job from now on."""
+        if body.archived is not None:
+            archive_job(here, job, archived=body.archived)
+        if body.name is not None:
+            rename_job(here, job, body.name)
+        return Response(status_code=NO_CONTENT)
+
+    @routes.delete("/jobs/{job}", status_code=NO_CONTENT, summary="Delete a job")
+    def remove_job(here: Here, job: JobName) -> Response:
+        """With its sessions, reports, incidents and tensor-parallel groups."""
+        delete_job(here, job)
+        return Response(status_code=NO_CONTENT)

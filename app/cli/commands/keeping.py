@@ -1,0 +1,117 @@
+"""`paceline session` and `job`: analyze again, pin, rename, archive, delete; the server does it."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Annotated
+
+import typer
+
+from app.cli.commands.options import LOCAL_SERVER, ServerOption
+
+app = typer.Typer()
+sessions = typer.Typer(help="Analyze sessions again, pin or delete them.", no_args_is_help=True)
+app.add_typer(sessions, name="session")
+jobs = typer.Typer(help="Rename, archive or delete jobs.", no_args_is_help=True)
+app.add_typer(jobs, name="job")
+
+SessionIds = Annotated[list[str], typer.Argument(metavar="SESSION...", help="Their ids")]
+JobArgument = Annotated[str, typer.Argument(metavar="JOB", help="Its name")]
+YesOption = Annotated[bool, typer.Option("--yes", help="Do not ask")]
+
+
+@sessions.command("analyze")
+def analyze_again(
+    ids: Annotated[
+        list[str] | None, typer.Argument(metavar="[SESSION]...", help="Their ids; else by state")
+    ] = None,
+    *,
+    state: Annotated[
+        list[str] | None,
+        typer.Option(help="failed, discarded, no_verdict or analyzed (repeatable) [failed]"),
+    ] = None,
+    job: Annotated[str | None, typer.Option(help="Only sessions of this job")] = None,
+    before: Annotated[
+        datetime | None,
+        typer.Option(help="Only those whose state is older, in UTC: the time of an update [now]"),
+    ] = None,
+    server: ServerOption = LOCAL_SERVER,
+) -> None:
+    """Analyze sessions again: named ones, or all that failed, or all after an update."""
+    from app.cli.keeping.sessions import analyze_many, analyze_named
+
+    if ids:
+        if state or job or before:
+            raise typer.BadParameter("name sessions, or say which by --state, --job and --before")
+        analyze_named(ids, server=server)
+        return
+    analyze_many(state or ["failed"], job, before, server=server)
+
+
+@sessions.command("pin")
+def pin(ids: SessionIds, *, server: ServerOption = LOCAL_SERVER) -> None:
+    """Keep sessions whatever the project's retention says."""
+    from app.cli.keeping.sessions import set_pins
+
+    set_pins(ids, pinned=True, server=server)
+
+
+@sessions.command("unpin")
+def unpin(ids: SessionIds, *, server: ServerOption = LOCAL_SERVER) -> None:
+    """Let sessions go with the others of their age."""
+    from app.cli.keeping.sessions import set_pins
+
+    set_pins(ids, pinned=False, server=server)
+
+
+@sessions.command("delete")
+def delete_sessions(
+    ids: SessionIds, *, yes: YesOption = False, server: ServerOption = LOCAL_SERVER
+) -> None:
+    """Delete sessions with their traces and reports."""
+    from app.cli.keeping.sessions import delete
+
+    if not yes:
+        typer.confirm(f"Delete {len(ids)} session{'' if len(ids) == 1 else 's'}?", abort=True)
+    delete(ids, server=server)
+
+
+@jobs.command("rename")
+def rename_job(
+    job: JobArgument,
+    name: Annotated[str, typer.Argument(help="Its new name")],
+    *,
+    server: ServerOption = LOCAL_SERVER,
+) -> None:
+    """Rename a job; what is sent under the old name is another job from now on."""
+    from app.cli.keeping.jobs import change
+
+    change(job, {"name": name}, server=server)
+
+
+@jobs.command("archive")
+def archive_job(job: JobArgument, *, server: ServerOption = LOCAL_SERVER) -> None:
+    """Leave a job out of the fleet until it sends again."""
+    from app.cli.keeping.jobs import change
+
+    change(job, {"archived": True}, server=server)
+
+
+@jobs.command("unarchive")
+def unarchive_job(job: JobArgument, *, server: ServerOption = LOCAL_SERVER) -> None:
+    """Put a job back into the fleet."""
+    from app.cli.keeping.jobs import change
+
+    change(job, {"archived": False}, server=server)
+
+
+@jobs.command("delete")
+def delete_job(
+    job: JobArgument, *, yes: YesOption = False, server: ServerOption = LOCAL_SERVER
+) -> None:
+    """Delete a job with its sessions, reports and incidents."""
+    from app.cli.keeping.jobs import delete
+
+    if not yes:
+        typer.confirm(f"Delete {job} with all its sessions and incidents?", abort=True)
+    delete(job, server=server)

@@ -1,0 +1,40 @@
+"""Ask a server to rename, archive or delete a job."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+from urllib.parse import quote
+
+from app.cli.server import Server
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+def change(job: str, values: Mapping[str, object], *, server: str) -> None:
+    """Change a job.
+
+    Raises
+    ------
+    ServerError
+    """
+    with Server(server) as asked:
+        asked.exchange("PATCH", _path(job), dict(values))
+    sys.stderr.write(f"{job} is changed\n")
+
+
+def delete(job: str, *, server: str) -> None:
+    """Delete a job.
+
+    Raises
+    ------
+    ServerError
+    """
+    with Server(server) as asked:
+        asked.exchange("DELETE", _path(job), None)
+    sys.stderr.write(f"{job} is deleted\n")
+
+
+def _path(job: str) -> str:
+    return f"/api/v1/jobs/{quote(job, safe='')}"

@@ -1,0 +1,84 @@
+"""Ask a server to analyze sessions again, to pin or to delete them."""
+
+from __future__ import annotations
+
+import sys
+from datetime import UTC
+from typing import TYPE_CHECKING, Any, Final
+
+from app.cli.server import Server
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from datetime import datetime
+
+# Queued by one request.
+AT_ONCE: Final = 100
+
+
+def analyze_named(ids: Sequence[str], *, server: str) -> None:
+    """Analyze sessions again and print where each stands.
+
+    Raises
+    ------
+    ServerError
+        With the first that the server refuses.
+    """
+    with Server(server) as asked:
+        for session in ids:
+            answer = asked.post(f"/api/v1/sessions/{session}/analyze")
+            sys.stdout.write(f"{session} {answer['state']}\n")
+
+
+def analyze_many(
+    states: Sequence[str], job: str | None, before: datetime | None, *, server: str
+) -> None:
+    """Analyze all sessions in these states again, and print how many.
+
+    Cut off, what was queued stays so, and the same command goes on with the rest.
+
+    Raises
+    ------
+    ServerError
+    """
+    asking: dict[str, Any] = {"states": list(states), "job": job, "limit": AT_ONCE}
+    if before is not None:
+        asking["before"] = before.replace(tzinfo=before.tzinfo or UTC).isoformat()
+    queued = 0
+    with Server(server) as asked:
+        while True:
+            answer = asked.exchange("POST", "/api/v1/sessions/analyze", asking)
+            queued += answer["queued"]
+            # What becomes so meanwhile is not meant.
+            asking["before"] = answer["before"]
+            if not answer["left"] or not answer["queued"]:
+                break
+            sys.stderr.write(f"{queued} queued, {answer['left']} left\n")
+    sys.stdout.write(f"sessions queued: {queued}\n")
+
+
+def set_pins(ids: Sequence[str], *, pinned: bool, server: str) -> None:
+    """Pin sessions, or take their pins.
+
+    Raises
+    ------
+    ServerError
+    """
+    with Server(server) as asked:
+        for session in ids:
+            path = f"/api/v1/sessions/{session}/pin"
+            asked.exchange("PUT" if pinned else "DELETE", path, None)
+            sys.stderr.write(f"{session} {'stays' if pinned else 'is not pinned'}\n")
+
+
+def delete(ids: Sequence[str], *, server: str) -> None:
+    """Delete sessions.
+
+    Raises
+    ------
+    ServerError
+    """
+    with Server(server) as asked:
+        for session in ids:
+            asked.exchange("DELETE", f"/api/v1/sessions/{session}", None)
+            sys.stderr.write(f"{session} is deleted\n")

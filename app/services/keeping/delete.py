@@ -1,0 +1,117 @@
+"""Use cases: delete a session, or a job with all that it has.
+
+What is deleted goes, in one transaction that moves no data, to a project of its own that is deleted
+itself: from then on nobody finds it, its name and numbers are free, and an analysis that is under
+way stores nothing. The sweeper takes the project away piece by piece, also after it was killed.
+"""
+
+from __future__ import annotations
+
+import uuid
+from typing import TYPE_CHECKING
+
+from sqlalchemy import delete, insert, select, update
+
+from app.db.models.access import Project
+from app.db.models.alerts import AlertFacts
+from app.db.models.sessions import Job, Session
+from app.errors import NotFoundError
+from app.services.access.audit import Action, record
+from app.services.access.moves import drop_deliveries, take_along
+from app.services.sessions.read import no_session
+from app.services.usage.count import recount
+
+if TYPE_CHECKING:
+    from app.db.unit_of_work import UnitOfWork
+    from app.services.container import Container
+
+
+def delete_session(container: Container, session_id: uuid.UUID) -> None:
+    """Delete a session with its trace and report.
+
+    Parameters
+    ----------
+    container : Container
+        Of its project.
+    session_id : UUID
+
+    Raises
+    ------
+    NotFoundError
+        If there is no such session, or not any more.
+    """
+    source = container.project_id
+    with container.everywhere().uow() as tx:
+        row = tx.session.execute(
+            select(Session.number, Job.name)
+            .join(Job, Job.id == Session.job_id)
+            .where(Session.id == session_id, Session.project_id == source)
+            .with_for_update(of=Session)
+        ).one_or_none()
+        if row is None:
+            raise no_session(session_id)
+        grave = _deleted_project(tx)
+        stand_in = tx.session.execute(
+            insert(Job).values(project_id=grave, name=row.name).returning(Job.id)
+        ).scalar_one()
+        take_along(tx, select(Session.id).where(Session.id == session_id), grave)
+        # What rules saw of it belongs to its job, too.
+        tx.session.execute(delete(AlertFacts).where(AlertFacts.session_id == session_id))
+        # The references of all rows that belong to it follow.
+        tx.session.execute(
+            update(Session)
+            .where(Session.id == session_id)
+            .values(project_id=grave, job_id=stand_in)
+        )
+        record(
+            tx,
+            container.principal,
+            Action.DELETED,
+            f"session {row.number} of {row.name}",
+            project_id=source,
+        )
+    with container.uow() as tx:
+        recount(tx, source)
+
+
+def delete_job(container: Container, job: str) -> None:
+    """Delete a job with its sessions, reports, incidents and tensor-parallel groups.
+
+    Parameters
+    ----------
+    container : Container
+        Of its project.
+    job : str
+
+    Raises
+    ------
+    NotFoundError
+        If there is no such job, or not any more.
+    """
+    source = container.project_id
+    with container.everywhere().uow() as tx:
+        job_id = tx.session.execute(
+            select(Job.id).where(Job.project_id == source, Job.name == job).with_for_update()
+        ).scalar()
+        if job_id is None:
+            raise no_job(job)
+        grave = _deleted_project(tx)
+        take_along(tx, select(Session.id).where(Session.job_id == job_id), grave)
+        drop_deliveries(tx, job_id)
+        tx.session.execute(update(Job).where(Job.id == job_id).values(project_id=grave))
+        record(tx, container.principal, Action.DELETED, f"job {job}", project_id=source)
+    with container.uow() as tx:
+        recount(tx, source)
+
+
+def no_job(job: str) -> NotFoundError:
+    """Return what is raised where there is no such job."""
+    return NotFoundError(f"There is no job {job}.")
+
+
+def _deleted_project(tx: UnitOfWork) -> int:
+    return tx.session.execute(
+        insert(Project)
+        .values(name=f"deleted {uuid.uuid4()}", deleted_at=tx.now)
+        .returning(Project.id)
+    ).scalar_one()

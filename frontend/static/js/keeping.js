@@ -1,0 +1,60 @@
+// What may be done with a session, or with a job: analyze it again, pin, rename, archive or delete it.
+import { mountedPage, refresh } from './app.js';
+import { ask } from './ask.js';
+import { here } from './here.js';
+
+function mountRegion(region, signal) {
+  const address = region.dataset.keep;
+  const said = region.querySelector('.said');
+  const orders = {
+    again: () => ask('POST', `${address}/analyze`),
+    pin: () => ask('PUT', `${address}/pin`),
+    unpin: () => ask('DELETE', `${address}/pin`),
+    archive: () => ask('PATCH', address, { archived: true }),
+    unarchive: () => ask('PATCH', address, { archived: false }),
+    delete: async () => {
+      await ask('DELETE', address);
+      location.assign(here(region.dataset.after));
+    },
+  };
+  for (const button of region.querySelectorAll('[data-keep-do]')) {
+    button.disabled = false;
+    button.addEventListener('click', async () => {
+      const { sure } = button.dataset;
+      if (sure && button.textContent !== sure) {
+        button.textContent = sure;
+        return;
+      }
+      button.disabled = true;
+      said.textContent = '';
+      try {
+        await orders[button.dataset.keepDo]();
+        if (!sure) await refresh();
+      } catch (error) {
+        said.textContent = error.message;
+      } finally {
+        button.disabled = false;
+      }
+    }, { signal });
+  }
+  const form = region.querySelector('form');
+  if (!form) return;
+  form.querySelector('button').disabled = false;
+  form.addEventListener('submit', async (event) => {
+    event.preventDefault();
+    const name = form.elements.name.value.trim();
+    try {
+      await ask('PATCH', address, { name });
+      location.assign(here(`/jobs/${encodeURIComponent(name)}`));
+    } catch (error) {
+      said.textContent = error.message;
+    }
+  }, { signal });
+}
+
+function mount({ main, stop }) {
+  for (const region of main.querySelectorAll('[data-keep]')) mountRegion(region, stop.signal);
+}
+
+mount(mountedPage());
+addEventListener('pagemounted', (event) => mount(event.detail));

@@ -1,0 +1,87 @@
+"""Routes and commands of what is kept, against a real server."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from sqlalchemy import select
+
+from app.access.principals import Right
+from app.db.models.tasks import TaskRun
+from app.services.tasks.execute import execute
+from app.services.tasks.leases import LeaseKeeper
+from tests.integration.access.conftest import company
+from tests.support.command import paceline
+from tests.support.sessions import session_row, small_trace, store
+
+if TYPE_CHECKING:
+    import pytest
+
+    from tests.integration.access.conftest import Company
+    from tests.support.sessions import Stored
+
+__all__ = ["company"]
+
+
+def _analyzed(company: Company, job: str = "llm") -> Stored:
+    stored = store(company.ours, small_trace(), job=job)
+    assert execute(company.container, LeaseKeeper(company.container), stored.run)
+    return stored
+
+
+def _work(company: Company) -> None:
+    with company.container.reading() as tx:
+        waiting = list(
+            tx.session.execute(select(TaskRun.id).where(TaskRun.state == "queued")).scalars()
+        )
+    for run in waiting:
+        assert execute(company.container, LeaseKeeper(company.container), run)
+
+
+def test_an_operator_does_what_a_reader_may_not(company: Company) -> None:
+    stored = _analyzed(company)
+    address = f"/api/v1/sessions/{stored.session}"
+    with company.client(company.token(Right.READ)) as client:
+        for method, path in (
+            ("POST", f"{address}/analyze"),
+            ("PUT", f"{address}/pin"),
+            ("DELETE", address),
+            ("DELETE", "/api/v1/jobs/llm"),
+        ):
+            assert client.request(method, path).status_code == 403
+    with company.client(company.token(Right.OPERATE)) as client:
+        assert client.put(f"{address}/pin").status_code == 204
+        assert client.get(address).json()["pinned"] is True
+        again = client.post(f"{address}/analyze")
+        assert (again.status_code, again.json()["queued"]) == (202, True)
+        _work(company)
+        renamed = client.patch("/api/v1/jobs/llm", json={"name": "a/b"})
+        assert (renamed.status_code, renamed.json()["code"]) == (422, "job.invalid_name")
+        assert client.patch("/api/v1/jobs/llm", json={"name": "llm-70b"}).status_code == 204
+        assert client.get(address).json()["job"] == "llm-70b"
+        assert client.delete(address).status_code == 204
+        assert client.get(address).status_code == 404
+        assert client.delete(address).status_code == 404
+
+
+def test_the_commands_do_the_same(company: Company, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PACELINE_SERVER", company.url)
+    monkeypatch.setenv("PACELINE_TOKEN", company.token(Right.OPERATE))
+    one, two = _analyzed(company), _analyzed(company)
+    done = paceline("session", "analyze", str(one.session))
+    assert (done.returncode, done.stdout) == (0, f"{one.session} queued\n")
+    _work(company)
+    done = paceline("session", "analyze", "--state", "analyzed", "--job", "llm")
+    assert (done.returncode, done.stdout) == (0, "sessions queued: 2\n")
+    _work(company)
+    assert paceline("session", "pin", str(one.session)).returncode == 0
+    assert session_row(company.ours, one).pinned
+    assert paceline("session", "unpin", str(one.session)).returncode == 0
+    assert not session_row(company.ours, one).pinned
+    assert paceline("session", "delete", "--yes", str(two.session)).returncode == 0
+    assert paceline("job", "archive", "llm").returncode == 0
+    assert paceline("job", "rename", "llm", "old").returncode == 0
+    assert paceline("job", "delete", "--yes", "old").returncode == 0
+    done = paceline("job", "delete", "--yes", "old")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.endswith("[not_found]\n")
