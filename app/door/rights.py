@@ -58,6 +58,8 @@ NEEDS: Final[Mapping[str, Need]] = {
     "DELETE /api/v1/sessions/{session}": _OPERATE,
     "PATCH /api/v1/jobs/{job}": _OPERATE,
     "DELETE /api/v1/jobs/{job}": _OPERATE,
+    "GET /api/v1/retention": _READ,
+    "PUT /api/v1/retention": _OPERATE,
     "GET /api/v1/events": _READ,
     "GET /api/v1/sessions/{session}/events": _READ,
     # hosts
@@ -143,5 +145,6 @@ NEEDS: Final[Mapping[str, Need]] = {
     "GET /jobs/{job}/tensor/{group}/{name}": _READ,
     "GET /rules": _READ,
     "GET /quotas": _READ,
+    "GET /retention": _READ,
     "GET /rules/{rule}": _READ,
 }

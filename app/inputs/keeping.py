@@ -5,7 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Final
 
-from pydantic import Field
+from pydantic import Field, TypeAdapter, ValidationError
+
+from app.errors import PacelineError
+from app.inputs.faults import field_faults
 
 # A hundred years.
 _MAX_DAYS: Final = 36_525
@@ -66,3 +69,28 @@ class RetentionRules:
     task_runs: Keep = Keep(days=90)
     deliveries: Keep = Keep(days=30)
     audit: KeepAudit = KeepAudit()
+
+
+class InvalidRetentionError(PacelineError):
+    """Rules of what is kept that cannot be used; the faults say where."""
+
+    code = "retention.invalid"
+
+
+_RULES: Final = TypeAdapter(RetentionRules)
+
+
+def retention_rules(document: object) -> RetentionRules:
+    """Return rules from what was written.
+
+    Raises
+    ------
+    InvalidRetentionError
+        With the path of each fault: ``traces.days``.
+    """
+    try:
+        return _RULES.validate_python(document)
+    except ValidationError as error:
+        faults = field_faults(error.errors())
+        named = ", ".join(fault.column or "?" for fault in faults)
+        raise InvalidRetentionError(f"Not valid: {named}.", faults=faults) from error

@@ -75,6 +75,7 @@ PROBLEMS: Final[Mapping[str, tuple[int, str]]] = {
     "plan.ended": (409, "The plan has ended"),
     "conflict": (409, "Conflict"),
     "channel.invalid": (422, "The channel cannot be used"),
+    "retention.invalid": (422, "The rules of what is kept cannot be used"),
     "rule.invalid": (422, "The rule cannot be used"),
     "secrets.unreadable": (500, "The secrets of channels cannot be read or written"),
     "busy": (429, "The server is behind"),

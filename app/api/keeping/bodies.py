@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import uuid
 from datetime import datetime
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from app.db.states import SessionState
+from app.inputs.keeping import RetentionRules
 
-MAX_AT_ONCE = 1000
+MAX_AT_ONCE: Final = 1000
+_NEW: Final = RetentionRules()
 
 
 class AgainBody(BaseModel):
@@ -58,3 +60,42 @@ class JobChangeBody(BaseModel):
     archived: bool | None = Field(
         default=None, description="Whether the fleet leaves it out, until it sends again."
     )
+
+
+class UseBody(BaseModel):
+    """What there is of a kind."""
+
+    model_config = ConfigDict(from_attributes=True)
+
+    count: int
+    bytes: int
+    oldest: datetime | None
+
+
+class KeepBody(BaseModel):
+    """How much of a kind is kept, the oldest going first; null is no limit."""
+
+    model_config = ConfigDict(extra="forbid", from_attributes=True)
+
+    days: int | None = None
+    bytes: int | None = None
+
+
+class RetentionBody(BaseModel):
+    """What a project keeps; a kind that is not named is kept as in a new project."""
+
+    model_config = ConfigDict(extra="forbid", from_attributes=True)
+
+    traces: KeepBody = KeepBody()
+    heatmaps: KeepBody = KeepBody()
+    reports: KeepBody = KeepBody()
+    task_runs: KeepBody = KeepBody(days=_NEW.task_runs.days)
+    deliveries: KeepBody = KeepBody(days=_NEW.deliveries.days)
+    audit: KeepBody = KeepBody(days=_NEW.audit.days)
+
+
+class RetentionStateBody(BaseModel):
+    """What a project keeps, and what there is of each kind."""
+
+    rules: RetentionBody
+    uses: dict[str, UseBody]

@@ -3,18 +3,31 @@
 from __future__ import annotations
 
 import uuid
-from typing import Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 from fastapi import APIRouter, Path, Response
 
 from app.api.frame import problems
-from app.api.keeping.bodies import AgainBody, JobChangeBody, ManyAgainBody, SelectionBody
+from app.api.keeping.bodies import (
+    AgainBody,
+    JobChangeBody,
+    ManyAgainBody,
+    RetentionBody,
+    RetentionStateBody,
+    SelectionBody,
+    UseBody,
+)
 from app.db.states import SessionState
 from app.door.guard import GuardedRoute
 from app.door.here import Here
+from app.inputs.keeping import retention_rules
 from app.services.keeping.again import Selection, analyze_again, analyze_many_again
 from app.services.keeping.changes import archive_job, pin_session, rename_job
 from app.services.keeping.delete import delete_job, delete_session
+from app.services.keeping.retention import rules_of, set_rules, uses_of
+
+if TYPE_CHECKING:
+    from app.services.container import Container
 
 ACCEPTED: Final = 202
 NO_CONTENT: Final = 204
@@ -27,6 +40,7 @@ def router() -> APIRouter:
     routes = APIRouter(route_class=GuardedRoute, prefix="/api/v1", tags=["keeping"])
     _sessions(routes)
     _jobs(routes)
+    _retention(routes)
     return routes
 
 
@@ -83,3 +97,29 @@ def _jobs(routes: APIRouter) -> None:
         """With its sessions, reports, incidents and tensor-parallel groups."""
         delete_job(here, job)
         return Response(status_code=NO_CONTENT)
+
+
+def _retention(routes: APIRouter) -> None:
+    @routes.get("/retention", summary="What the project keeps")
+    def get_retention(here: Here) -> RetentionStateBody:
+        """Return the rules, and what there is of each kind."""
+        return _state(here)
+
+    @routes.put(
+        "/retention",
+        summary="Change what the project keeps",
+        responses={422: problems.described("A rule cannot be used")},
+    )
+    def put_retention(here: Here, body: RetentionBody) -> RetentionStateBody:
+        """Take away, within minutes, what is over the rules, the oldest first."""
+        set_rules(here, retention_rules(body.model_dump()))
+        return _state(here)
+
+
+def _state(here: Container) -> RetentionStateBody:
+    with here.reading() as tx:
+        rules, uses = rules_of(tx), uses_of(tx)
+    return RetentionStateBody(
+        rules=RetentionBody.model_validate(rules),
+        uses={name: UseBody.model_validate(use) for name, use in uses.items()},
+    )

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from fastapi.responses import Response
 
+from app.dashboard.usage.retention import add_retention_page
 from app.door.here import Here
 from app.services.access.projects import project_name
 from app.services.usage.quotas import QUOTAS, use_of
@@ -53,7 +54,8 @@ def quota_lines(use: Use, settings: Settings) -> tuple[QuotaLine, ...]:
 
 
 def add_usage_pages(routes: APIRouter, pages: Pages) -> None:
-    """Add the page of quotas to the dashboard."""
+    """Add the pages of quotas and of what is kept to the dashboard."""
+    add_retention_page(routes, pages)
 
     @routes.get("/quotas")
     def quotas_route(container: Here) -> Response:

@@ -10,11 +10,13 @@ from datetime import timedelta
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final
 
-from sqlalchemy import delete, insert, select
+from sqlalchemy import delete, insert, or_, select
 
 from app.access.names import clipped
 from app.access.principals import ActorKind, Principal
 from app.db.models.access import AuditEntry, Project
+from app.db.models.keeping import Retention
+from app.inputs.keeping import AUDIT_DAYS
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -22,7 +24,7 @@ if TYPE_CHECKING:
     from app.db.unit_of_work import Reads, UnitOfWork
 
 # As the trigger of the table has it.
-KEPT: Final = timedelta(days=730)
+KEPT: Final = timedelta(days=AUDIT_DAYS)
 
 # What of a name, a subject and a detail stands in an entry: they come from outside.
 ACTOR_CHARACTERS: Final = 300
@@ -171,8 +173,13 @@ def list_entries(
 
 
 def prune_entries(tx: UnitOfWork) -> int:
-    """Delete what is older than the log goes back, and return how many entries."""
+    """Delete what is older than the log goes back, and return how many entries.
+
+    Those of a project that is there go by its own retention.
+    """
+    kept = select(Retention.project_id)
+    of_none = or_(AuditEntry.project_id.is_(None), AuditEntry.project_id.not_in(kept))
     old = tx.session.execute(
-        delete(AuditEntry).where(AuditEntry.at < tx.now - KEPT).returning(AuditEntry.id)
+        delete(AuditEntry).where(AuditEntry.at < tx.now - KEPT, of_none).returning(AuditEntry.id)
     )
     return len(old.all())

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 import structlog
 from sqlalchemy import CursorResult, delete, exists, select
-from sqlalchemy.orm import aliased
 
 from app.alerts.states import DeliveryState
 from app.db.models.alerts import AlertChannel, AlertDelivery, AlertGroup
@@ -33,8 +32,7 @@ if TYPE_CHECKING:
 BATCH: Final = 100
 PASS_LIMIT_S: Final = 10.0
 
-# How long deliveries stay for people to look at, and how long their task runs.
-DELIVERIES_KEPT: Final = timedelta(days=30)
+# How long task runs of deliveries stay for people to look at.
 TASK_RUNS_KEPT: Final = timedelta(hours=1)
 PRUNED: Final = 5_000
 
@@ -121,23 +119,8 @@ def _due_channels(container: Container) -> list[tuple[int, uuid.UUID]]:
 
 
 def _prune(container: Container) -> int:
-    """Delete old deliveries, but not what says what a channel knows; and old task runs."""
-    newer = aliased(AlertDelivery)
+    """Delete old task runs of deliveries; the deliveries themselves go by retention."""
     with container.uow() as tx:
-        old = (
-            select(AlertDelivery.id)
-            .where(
-                AlertDelivery.created_at < tx.now - DELIVERIES_KEPT,
-                AlertDelivery.state.in_(DeliveryState.OVER),
-                exists().where(
-                    newer.channel_id == AlertDelivery.channel_id,
-                    newer.group_id == AlertDelivery.group_id,
-                    newer.number > AlertDelivery.number,
-                    newer.state == DeliveryState.DELIVERED,
-                ),
-            )
-            .limit(PRUNED)
-        )
         runs = (
             select(TaskRun.id)
             .where(
@@ -147,10 +130,5 @@ def _prune(container: Container) -> int:
             )
             .limit(PRUNED)
         )
-        return sum(
-            cast("CursorResult[Any]", tx.session.execute(statement)).rowcount
-            for statement in (
-                delete(AlertDelivery).where(AlertDelivery.id.in_(old)),
-                delete(TaskRun).where(TaskRun.id.in_(runs)),
-            )
-        )
+        gone = tx.session.execute(delete(TaskRun).where(TaskRun.id.in_(runs)))
+        return cast("CursorResult[Any]", gone).rowcount

@@ -25,6 +25,7 @@ from app.services.access.sign_ins import prune_sign_ins
 from app.services.alerts.sweep import sweep_alerts
 from app.services.container import Claim, TaskError
 from app.services.hosts.ledger import fill_ledger
+from app.services.keeping.retention import keep_to_rules
 from app.services.sessions.seal import seal_silent
 from app.services.tasks.task_runs import expire, lease_is_over, was_seen
 
@@ -83,6 +84,7 @@ def sweep(container: Container) -> SweepResult:
     sweep_alerts(container)
     prune_projects(container)
     fill_ledger(container)
+    keep_to_rules(container)
     return result
 
 

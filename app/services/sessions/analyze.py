@@ -140,6 +140,7 @@ def _store(container: Container, claim: Claim, analysis: Analysis, loaded: _Load
             discrepancy=fidelity.discrepancy,
             **(_numbers(report) if fidelity.verdict else NO_NUMBERS),
             headline=summarize(report),
+            report_removed_at=None,
         )
         write_readings(tx, claim.subject_id, report)
         evaluate_session(container, tx, claim.subject_id, report)

@@ -115,7 +115,7 @@ def count_made(tx: UnitOfWork, settings: Settings, project_id: int, quota: Quota
 
 
 def recount(tx: UnitOfWork, project_id: int) -> None:
-    """Sum up what a project has stored anew: after sessions were deleted or moved.
+    """Sum up what a project has stored anew: after sessions, or their traces, went or moved.
 
     Parameters
     ----------
@@ -125,11 +125,12 @@ def recount(tx: UnitOfWork, project_id: int) -> None:
     """
     # Whoever stores meanwhile has committed, and is summed up, or adds to the sum afterwards.
     hour = _wait_for_others(tx, project_id)
+    there = Session.trace_removed_at.is_(None)
     stored = tx.session.execute(
         select(
             func.count().filter(Session.received_at >= hour).label("hour_sessions"),
-            func.coalesce(func.sum(Session.body_bytes), 0).label("bytes"),
-            func.coalesce(func.sum(Session.operations), 0).label("operations"),
+            func.coalesce(func.sum(Session.body_bytes).filter(there), 0).label("bytes"),
+            func.coalesce(func.sum(Session.operations).filter(there), 0).label("operations"),
         ).select_from(Session)
     ).mappings()
     tx.session.execute(

@@ -1,6 +1,7 @@
 // What may be done with a session, or with a job: analyze it again, pin, rename, archive or delete it.
 import { mountedPage, refresh } from './app.js';
 import { ask } from './ask.js';
+import { clearFaults, read, showFaults } from './forms.js';
 import { here } from './here.js';
 
 function mountRegion(region, signal) {
@@ -52,7 +53,36 @@ function mountRegion(region, signal) {
   }, { signal });
 }
 
+const GIB = 2 ** 30;
+
+/** The form of a project's rules: sizes are GiB there and bytes in the API. */
+function mountRules(form, signal) {
+  const button = form.querySelector('button[type=submit]');
+  const said = form.querySelector('p > .said');
+  button.disabled = false;
+  form.addEventListener('submit', async (event) => {
+    event.preventDefault();
+    clearFaults(form);
+    said.textContent = '';
+    button.disabled = true;
+    const rules = Object.fromEntries(Object.entries(read(form, { nulls: true })).map(
+      ([kind, { days, gib }]) => [kind, { days, bytes: gib === null ? null : Math.round(gib * GIB) }],
+    ));
+    try {
+      await ask('PUT', '/api/v1/retention', rules);
+      await refresh();
+    } catch (error) {
+      const faults = (error.faults ?? []).map((fault) => ({ ...fault, column: fault.column?.replace(/bytes$/, 'gib') }));
+      said.textContent = showFaults(form, faults) || (faults.length ? '' : error.message);
+    } finally {
+      button.disabled = false;
+    }
+  }, { signal });
+}
+
 function mount({ main, stop }) {
+  const rules = main.querySelector('#retention');
+  if (rules) mountRules(rules, stop.signal);
   for (const region of main.querySelectorAll('[data-keep]')) mountRegion(region, stop.signal);
 }
 

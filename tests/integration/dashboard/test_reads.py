@@ -63,6 +63,7 @@ STATEMENTS: Final = {
     "/plans": 3,
     "/plans/{plan}": 5,
     "/quotas": 4,
+    "/retention": 5,
 }
 
 

@@ -85,3 +85,32 @@ def test_the_commands_do_the_same(company: Company, monkeypatch: pytest.MonkeyPa
     done = paceline("job", "delete", "--yes", "old")
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr.endswith("[not_found]\n")
+
+
+def test_rules_of_what_is_kept_are_read_and_changed(company: Company) -> None:
+    _analyzed(company)
+    with company.client(company.token(Right.READ)) as client:
+        state = client.get("/api/v1/retention").json()
+        assert state["rules"]["traces"] == {"days": None, "bytes": None}
+        assert state["rules"]["audit"] == {"days": 730, "bytes": None}
+        assert state["uses"]["traces"]["count"] == 1
+        assert state["uses"]["traces"]["bytes"] > 0
+        assert client.put("/api/v1/retention", json={}).status_code == 403
+        assert "Sessions stay as they are" in client.get("/retention").text
+    with company.client(company.token(Right.OPERATE)) as client:
+        for wrong, place in (
+            ({"traces": {"days": 0}}, "traces.days"),
+            ({"audit": {"days": 30}}, "audit.days"),
+            ({"pulses": {}}, "pulses"),
+        ):
+            refused = client.put("/api/v1/retention", json=wrong)
+            assert (refused.status_code, refused.json()["faults"][0]["column"]) == (422, place)
+        rules = {"traces": {"days": 30, "bytes": 5 * 2**30}}
+        changed = client.put("/api/v1/retention", json=rules).json()
+        assert changed["rules"]["traces"] == rules["traces"]
+        page = client.get("/retention").text
+        assert "Of old sessions, operations go" in page
+        assert 'value="30"' in page
+        assert 'value="5"' in page
+    with company.client(company.token(Right.READ, project="other")) as client:
+        assert client.get("/api/v1/retention").json()["rules"]["traces"]["days"] is None

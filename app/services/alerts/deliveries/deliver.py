@@ -254,9 +254,9 @@ def _picture(container: Container, message: Message) -> bytes | None:
 
     with container.reading() as tx:
         report = tx.session.get(StoredReport, facts.session)
-        if report is None:
+        if report is None or report.heatmap_blob is None:
             return None
-        heatmaps = read_heatmaps(tx, report)
+        heatmaps = read_heatmaps(tx, report.heatmap_blob)
     return heatmap_png(
         mean_heatmap(heatmaps), f"{message.job}, session {facts.number}: slowdown of workers"
     )

@@ -1,0 +1,97 @@
+"""The page of what a project keeps, and for how long."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from fastapi.responses import Response
+
+from app.dashboard.look.format import byte_size, listing
+from app.door.here import Here
+from app.inputs.keeping import AUDIT_DAYS
+from app.services.access.projects import project_name
+from app.services.keeping.kinds import KINDS
+from app.services.keeping.retention import rules_of, uses_of
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from datetime import datetime
+
+    from fastapi import APIRouter
+
+    from app.dashboard.pages import Pages
+    from app.inputs.keeping import RetentionRules
+    from app.services.keeping.retention import Use
+
+GIB: Final = 1 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class KindLine:
+    """A kind of what is kept; limits are as the form has them."""
+
+    name: str
+    title: str
+    what: str
+    count: int
+    size: str
+    oldest: datetime | None
+    days: str
+    gib: str
+    least_days: int
+
+
+def kind_lines(rules: RetentionRules, uses: Mapping[str, Use]) -> tuple[KindLine, ...]:
+    """Return what the page shows of each kind."""
+    lines = []
+    for kind in KINDS:
+        keep, use = kind.keep(rules), uses[kind.name]
+        lines.append(
+            KindLine(
+                name=kind.name,
+                title=kind.title,
+                what=kind.what,
+                count=use.count,
+                size=byte_size(use.bytes),
+                oldest=use.oldest,
+                days="" if keep.days is None else str(keep.days),
+                gib="" if keep.bytes is None else f"{keep.bytes / GIB:.6g}",
+                least_days=AUDIT_DAYS if kind.name == "audit" else 1,
+            )
+        )
+    return tuple(lines)
+
+
+def retention_heading(rules: RetentionRules) -> str:
+    """Return what the page says first: of what sessions hold, what goes and what stays."""
+    of_sessions = [kind for kind in KINDS if kind.name in ("traces", "heatmaps", "reports")]
+    goes = [
+        kind.title.lower()
+        for kind in of_sessions
+        if (keep := kind.keep(rules)).days is not None or keep.bytes is not None
+    ]
+    if not goes:
+        return "Sessions stay as they are, however old"
+    if len(goes) == len(of_sessions):
+        return "Of old sessions, what lists show stays"
+    return f"Of old sessions, {listing(goes)} go"
+
+
+def add_retention_page(routes: APIRouter, pages: Pages) -> None:
+    """Add the page of what is kept to the dashboard."""
+
+    @routes.get("/retention")
+    def retention_route(container: Here) -> Response:
+        with pages.reading(container) as (tx, nav):
+            rules, uses = rules_of(tx), uses_of(tx)
+            project = project_name(tx)
+            now = tx.now
+        return pages.render(
+            "usage/retention.html",
+            nav,
+            now=now,
+            project=project,
+            heading=retention_heading(rules),
+            lines=kind_lines(rules, uses),
+        )
