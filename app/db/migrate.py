@@ -1,18 +1,29 @@
-"""The schema: bring it to the version that this code expects, and tell which one is there."""
+"""The schema: bring it to the version that this code expects, and tell which one is there.
+
+Each revision is a transaction of its own, and none waits long for a table that is in use: senders
+and pages go on meanwhile.
+"""
 
 from __future__ import annotations
 
+import random
 import sys
+import time
 from importlib.resources import as_file, files
 from typing import TYPE_CHECKING, Final
 
+import psycopg
+import structlog
 from alembic import command
 from alembic.config import Config
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, Engine, text
+from sqlalchemy.exc import OperationalError
 
 from app.db.engine import make_engine
+from app.db.faults import said
+from app.errors import StartupError
 
 if TYPE_CHECKING:
     from sqlalchemy.engine import URL
@@ -20,6 +31,16 @@ if TYPE_CHECKING:
 # Any number that nothing else in the database locks. Two `paceline migrate` at once (a rolling
 # deployment) would otherwise both create the same tables, and one would fail.
 MIGRATION_LOCK: Final = 0x7061_6365_6D69
+
+# A change of a table waits for who reads it, and whoever comes after waits behind the change: it
+# gives up soon, lets them through, and tries again.
+LOCK_TIMEOUT: Final = "1s"
+PAUSE_S: Final = (0.5, 2.0)
+PATIENCE_S: Final = 300.0
+# Two that wait for each other are no more than that either: the change is the one that yields.
+IN_USE: Final = (psycopg.errors.LockNotAvailable, psycopg.errors.DeadlockDetected)
+
+_log = structlog.get_logger(__name__)
 
 
 def upgrade(url: str | URL, revision: str = "head") -> None:
@@ -75,13 +96,49 @@ def check(connection: Connection) -> None:
 def _run(url: str | URL, revision: str, *, up: bool) -> None:
     engine = make_engine(url, application_name="paceline migrate")
     try:
-        with engine.begin() as connection, as_file(files("migrations")) as folder:
-            connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": MIGRATION_LOCK})
-            (command.upgrade if up else command.downgrade)(
-                _config(str(folder), connection), revision
-            )
+        with as_file(files("migrations")) as folder:
+            until_s = time.monotonic() + PATIENCE_S
+            while True:
+                try:
+                    if _step(engine, str(folder), revision, up=up):
+                        return
+                    until_s = time.monotonic() + PATIENCE_S
+                except OperationalError as error:
+                    _pause_where_tables_are_in_use(error, until_s)
     finally:
         engine.dispose()
+
+
+def _step(engine: Engine, folder: str, revision: str, *, up: bool) -> bool:
+    """Go one revision up, or all the way down, in a transaction; return whether that was all."""
+    with engine.begin() as connection:
+        connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": MIGRATION_LOCK})
+        # Only now: another `paceline migrate` is waited for, however long it takes.
+        connection.execute(text(f"SET LOCAL lock_timeout = '{LOCK_TIMEOUT}'"))
+        config = _config(folder, connection)
+        if not up:
+            command.downgrade(config, revision)
+            return True
+        current = MigrationContext.configure(connection).get_current_revision()
+        scripts = ScriptDirectory.from_config(config)
+        # From the newest to the one after the current.
+        left = [found.revision for found in scripts.iterate_revisions(revision, current or "base")]
+        if left:
+            command.upgrade(config, left[-1])
+        return len(left) <= 1
+
+
+def _pause_where_tables_are_in_use(error: OperationalError, until_s: float) -> None:
+    """Wait a while before the next try; raise where it is of no use, or was tried for too long."""
+    if not isinstance(error.orig, IN_USE):
+        raise error
+    if time.monotonic() > until_s:
+        raise StartupError(
+            f"Tables were in use in every try of {PATIENCE_S:.0f} s; nothing of the next step was "
+            "changed. Stop what holds them (pg_stat_activity shows it), and migrate again."
+        ) from error
+    _log.info("a table is in use, trying again", error=said(error))
+    time.sleep(random.uniform(*PAUSE_S))  # noqa: S311 - spreads tries
 
 
 def _config(folder: str, connection: Connection) -> Config:

@@ -94,8 +94,6 @@ LISTS: Final = (("session", "received_at"), ("plan", "created_at"))
 
 
 def upgrade() -> None:
-    # Behind a long transaction it would wait, and everybody else behind it: better to fail.
-    op.execute("SET LOCAL lock_timeout = '30s'")
     _make_tables()
     op.execute("INSERT INTO project (name) VALUES ('default')")
     for table in TABLES:

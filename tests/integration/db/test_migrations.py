@@ -17,7 +17,9 @@ from app.db import migrate
 from app.db.engine import make_engine
 from app.db.models.base import Base
 from app.db.models.tasks import TaskRun
+from app.errors import StartupError
 from app.services.alerts.store import rule_document
+from tests.support.waiting import wait_for
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -299,6 +301,49 @@ def test_two_migrations_at_once_make_one_schema(engine: Engine) -> None:
         thread.join()
     assert failures == []
     assert migrate.current_revision(engine) == migrate.expected_revision()
+
+
+def test_a_table_that_is_in_use_holds_nobody_up_and_is_changed_afterwards(engine: Engine) -> None:
+    """A reader that takes long, others after it, and the change that waits between them."""
+    migrate.upgrade(engine.url, "0013")
+    failures: list[Exception] = []
+
+    def upgrade() -> None:
+        try:
+            migrate.upgrade(engine.url)
+        except Exception as error:  # noqa: BLE001 - shown by the assertion
+            failures.append(error)
+
+    waits = text(
+        "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'paceline migrate'"
+        " AND wait_event_type = 'Lock' AND datname = current_database()"
+    )
+    thread = threading.Thread(target=upgrade)
+    with engine.connect() as reader, engine.connect() as watcher:
+        reader.execute(text("SELECT count(*) FROM session"))
+        thread.start()
+        wait_for(lambda: watcher.execute(waits).scalar_one(), "change that waits")
+        watcher.rollback()
+        with engine.connect() as other:
+            # Behind the change, which gives way: without that this would wait for the reader.
+            other.execute(text("SELECT count(*) FROM session"))
+        assert migrate.current_revision(engine) == "0013"
+        reader.rollback()
+    thread.join()
+    assert failures == []
+    assert migrate.current_revision(engine) == migrate.expected_revision()
+
+
+def test_who_never_lets_a_table_go_is_told_of_in_a_sentence(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    migrate.upgrade(engine.url, "0013")
+    monkeypatch.setattr(migrate, "PATIENCE_S", 0.0)
+    with engine.connect() as reader:
+        reader.execute(text("SELECT count(*) FROM session"))
+        with pytest.raises(StartupError, match="Tables were in use"):
+            migrate.upgrade(engine.url)
+    assert migrate.current_revision(engine) == "0013"
 
 
 def test_every_constraint_and_index_is_named_by_convention(engine: Engine) -> None:
