@@ -1,8 +1,9 @@
-"""`paceline session` and `job`: analyze again, pin, rename, archive, delete; the server does it."""
+"""`paceline session` and `job`, done by a server; `backup` and `restore` of its database."""
 
 from __future__ import annotations
 
 from datetime import datetime
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -115,3 +116,25 @@ def delete_job(
     if not yes:
         typer.confirm(f"Delete {job} with all its sessions and incidents?", abort=True)
     delete(job, server=server)
+
+
+@app.command()
+def backup(
+    file: Annotated[Path, typer.Argument(dir_okay=False, help="File to write")],
+) -> None:
+    """Write everything of the configured database into a file; the server may run meanwhile."""
+    from app.cli.keeping.backup import make_backup
+
+    make_backup(file)
+
+
+@app.command()
+def restore(
+    file: Annotated[
+        Path, typer.Argument(exists=True, dir_okay=False, readable=True, help="A backup")
+    ],
+) -> None:
+    """Fill an empty database from a backup, and bring it to the schema of this version."""
+    from app.cli.keeping.backup import restore_backup
+
+    restore_backup(file)

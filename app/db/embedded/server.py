@@ -29,7 +29,7 @@ from app.db.embedded.locks import (
     take_server_lock,
 )
 from app.db.embedded.programs import Programs
-from app.db.embedded.sockets import make_socket_dir, remove_socket_dir
+from app.db.embedded.sockets import make_socket_dir, remove_socket_dir, socket_dir_of
 from app.errors import StartupError
 
 if TYPE_CHECKING:
@@ -231,9 +231,20 @@ class EmbeddedPostgres:
             ).fetchone()
             if found is None:
                 connection.execute(f"CREATE DATABASE {DATABASE}")
-        host = quote(str(self._socket_dir), safe="")
-        return f"postgresql+psycopg://{ROLE}@/{DATABASE}?host={host}&port=5432"
+        assert self._socket_dir is not None  # noqa: S101 - made before the server starts
+        return _url_at(self._socket_dir)
 
     def _last_words(self) -> str:
         lines = self._log.read_text(errors="replace").splitlines()
         return " / ".join(lines[-5:]) or f"no word in {self._log}"
+
+
+def running_url(data_dir: Path) -> str | None:
+    """Return the URL of a database that another process of this user runs; None: it does not."""
+    directory = socket_dir_of(data_dir)
+    return None if directory is None else _url_at(directory)
+
+
+def _url_at(socket_dir: Path) -> str:
+    host = quote(str(socket_dir), safe="")
+    return f"postgresql+psycopg://{ROLE}@/{DATABASE}?host={host}&port=5432"

@@ -49,6 +49,13 @@ def make_socket_dir(data_dir: Path, account: Account | None) -> Path:
     )
 
 
+def socket_dir_of(data_dir: Path) -> Path | None:
+    """Return where the socket of a server that runs is; None where there is none."""
+    link = data_dir / "socket"
+    directory = link.readlink() if link.is_symlink() else data_dir / "run"
+    return directory if (directory / _SOCKET_NAME).exists() else None
+
+
 def remove_socket_dir(data_dir: Path) -> None:
     """Remove the private socket directory of this or of a killed instance, if there is one."""
     link = data_dir / "socket"

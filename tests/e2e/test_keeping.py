@@ -1,0 +1,97 @@
+"""What is kept: the page of a project's rules, and what pages of sessions and jobs offer."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+from playwright.sync_api import expect
+from sqlalchemy import update
+
+from app.db.models.sessions import Session
+from app.inputs.keeping import Keep, RetentionRules
+from app.services.container import TaskError
+from app.services.keeping.kinds import KINDS
+from app.services.keeping.retention import keep_to_rules, set_rules
+from app.services.tasks.execute import execute
+from app.services.tasks.leases import LeaseKeeper
+from app.services.tasks.task_runs import claim, fail
+from tests.e2e.looking import keep
+from tests.e2e.test_pages import expect_well_made, in_every_look
+from tests.support.sessions import session_row, small_trace, store
+
+if TYPE_CHECKING:
+    from app.bootstrap import Container
+    from tests.e2e.visiting import Look, Visitor
+    from tests.support.sessions import Stored
+
+
+def _analyzed(container: Container) -> Stored:
+    stored = store(container, small_trace())
+    assert execute(container, LeaseKeeper(container), stored.run)
+    return stored
+
+
+@in_every_look
+def test_rules_of_what_is_kept_are_changed_on_their_page(
+    site: str, visitor: Visitor, container: Container, look: Look
+) -> None:
+    _analyzed(container)
+    page = visitor.open(f"{site}/retention", look)
+    expect(page.locator("h1")).to_have_text("Sessions stay as they are, however old")
+    expect(page.locator("tbody tr")).to_have_count(len(KINDS))
+    page.get_by_label("Operations: days").fill("30")
+    page.get_by_label("Operations: GiB").fill("0.5")
+    page.get_by_role("button", name="Keep so").click()
+    expect(page.locator("h1")).to_have_text("Of old sessions, operations go")
+    expect(page.get_by_label("Operations: GiB")).to_have_value("0.5")
+    keep(page, f"retention-{look.name}")
+    expect_well_made(page, site, look)
+
+
+@in_every_look
+def test_a_failed_session_is_analyzed_again_from_its_page(
+    site: str, visitor: Visitor, container: Container, look: Look
+) -> None:
+    stored = store(container, small_trace())
+    held = claim(container, stored.run)
+    assert held is not None
+    fail(container, held, TaskError("task.worker_killed", "The worker was killed."))
+    page = visitor.open(f"{site}/sessions/{stored.session}", look)
+    keep(page, f"failed-{look.name}")
+    page.get_by_role("button", name="Analyze again").click()
+    expect(page.locator("h1")).to_contain_text("waits to be analyzed")
+    assert session_row(container, stored).state == "queued"
+
+
+@in_every_look
+def test_a_session_whose_trace_is_gone_says_so_and_is_deleted(
+    site: str, visitor: Visitor, container: Container, look: Look
+) -> None:
+    stored, _ = _analyzed(container), _analyzed(container)
+    with container.uow() as tx:
+        tx.session.execute(
+            update(Session)
+            .where(Session.id == stored.session)
+            .values(received_at=tx.now - timedelta(days=40))
+        )
+    set_rules(container, RetentionRules(traces=Keep(days=30), reports=Keep(days=30)))
+    assert keep_to_rules(container) == 2
+    page = visitor.open(f"{site}/sessions/{stored.session}", look)
+    expect(page.locator("main")).to_contain_text("Not kept any more: its operations since")
+    expect(page.get_by_role("button", name="Analyze again")).to_have_count(0)
+    page.get_by_role("button", name="Pin").click()
+    expect(page.get_by_role("button", name="Unpin")).to_be_enabled()
+    keep(page, f"not-kept-{look.name}")
+    expect_well_made(page, site, look)
+    page.get_by_role("button", name="Delete").click()
+    page.get_by_role("button", name="Delete session 1?").click()
+    expect(page).to_have_url(f"{site}/jobs/llm")
+    expect(page.locator("tbody tr")).to_have_count(1)
+    page.get_by_label("Name", exact=True).fill("llm-70b")
+    page.get_by_role("button", name="Rename").click()
+    expect(page).to_have_url(f"{site}/jobs/llm-70b")
+    page.get_by_role("button", name="Archive").click()
+    expect(page.get_by_role("button", name="Take out of the archive")).to_be_enabled()
+    keep(page, f"job-keep-{look.name}")
+    expect_well_made(page, site, look)

@@ -1,0 +1,96 @@
+"""A backup, restored into a new installation, holds everything as it was."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from app.db import migrate
+from app.db.embedded.server import EmbeddedPostgres, running_url
+from app.services.access.audit import Action, list_entries, record
+from app.services.access.projects import list_projects
+from app.services.sessions.reports import heatmap, report_json
+from app.services.sessions.timelines import stored_trace
+from app.services.tasks.execute import execute
+from app.services.tasks.leases import LeaseKeeper
+from app.settings import Settings
+from tests.support import postgres
+from tests.support.command import paceline
+from tests.support.project import build
+from tests.support.reads import read
+from tests.support.sessions import small_trace, store
+
+if TYPE_CHECKING:
+    import uuid
+    from pathlib import Path
+
+    import pytest
+
+    from app.bootstrap import Container
+
+
+def _analyzed(container: Container) -> tuple[uuid.UUID, bytes]:
+    stored = store(container, small_trace())
+    assert execute(container, LeaseKeeper(container), stored.run)
+    with container.uow() as tx:
+        record(tx, container.principal, Action.PINNED, "something")
+    return stored.session, read(container, report_json, stored.session)
+
+
+def test_a_restored_installation_gives_the_same_report(
+    container: Container,
+    postgres_url: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    session, report = _analyzed(container)
+    file = tmp_path / "paceline.dump"
+    monkeypatch.setenv("PACELINE_DATABASE_URL", str(container.settings.database_url))
+    done = paceline("backup", file)
+    assert (done.returncode, done.stdout) == (0, "")
+    assert file.stat().st_mode & 0o777 == 0o600
+    assert list(tmp_path.glob("*.part")) == []
+
+    # Over what is there it is not restored.
+    done = paceline("restore", file)
+    assert (done.returncode, "[backup.not_empty]" in done.stderr) == (1, True)
+
+    with postgres.clone(postgres_url, template="template0") as url:
+        monkeypatch.setenv("PACELINE_DATABASE_URL", url)
+        damaged = tmp_path / "damaged.dump"
+        damaged.write_bytes(file.read_bytes()[:-2000])
+        assert paceline("restore", damaged).returncode == 1
+        # Of the damaged one nothing came, so that the whole one finds the database empty.
+        assert paceline("restore", file).returncode == 0
+        other = build(container.settings.model_copy(update={"database_url": url}))
+        assert read(other, report_json, session) == report
+        assert (read(other, heatmap, session) == read(container, heatmap, session)).all()
+        assert len(read(other, stored_trace, session).unpack()) == len(small_trace())
+        assert read(other, list_entries, 9) == read(container, list_entries, 9)
+        # It goes on: numbers and ids follow those that were given.
+        _analyzed(other)
+        other.close()
+
+
+def test_an_embedded_installation_is_backed_up_while_it_runs(
+    open_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = open_dir / "first", open_dir / "second"
+    file = open_dir / "paceline.dump"
+    monkeypatch.delenv("PACELINE_DATABASE_URL", raising=False)
+    monkeypatch.setenv("PACELINE_DATA_DIR", str(first))
+    with EmbeddedPostgres(first, durable=False) as server:
+        migrate.upgrade(server.url)
+        assert running_url(first) == server.url
+        assert paceline("backup", file).returncode == 0
+        # Who serves it would not notice what is put under it.
+        assert "[instance.running]" in paceline("restore", file).stderr
+    assert running_url(first) is None
+
+    monkeypatch.setenv("PACELINE_DATA_DIR", str(second))
+    done = paceline("restore", file)
+    assert (done.returncode, done.stderr) == (0, "restored, and at the schema of this version\n")
+    with EmbeddedPostgres(second, durable=False) as server:
+        container = build(Settings(database_url=server.url, data_dir=second))
+        with container.everywhere().reading() as tx:
+            assert [project.name for project in list_projects(tx)] == ["default"]
+        container.close()
