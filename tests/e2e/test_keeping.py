@@ -16,7 +16,7 @@ from app.services.keeping.retention import keep_to_rules, set_rules
 from app.services.tasks.execute import execute
 from app.services.tasks.leases import LeaseKeeper
 from app.services.tasks.task_runs import claim, fail
-from tests.e2e.looking import keep
+from tests.e2e.looking import keep, wait_for_plots
 from tests.e2e.test_pages import expect_well_made, in_every_look
 from tests.support.sessions import session_row, small_trace, store
 
@@ -93,5 +93,6 @@ def test_a_session_whose_trace_is_gone_says_so_and_is_deleted(
     expect(page).to_have_url(f"{site}/jobs/llm-70b")
     page.get_by_role("button", name="Archive").click()
     expect(page.get_by_role("button", name="Take out of the archive")).to_be_enabled()
+    wait_for_plots(page)
     keep(page, f"job-keep-{look.name}")
     expect_well_made(page, site, look)
