@@ -18,7 +18,7 @@ ARGS ?=
 .DELETE_ON_ERROR:
 .SUFFIXES:
 .PHONY: help install install-dev demo serve test test-client test-unit test-integration test-e2e test-golden \
-	test-postgres-15 install-real-jobs real-jobs check lint format types imports structure bench bench-client score \
+	test-postgres-15 install-real-jobs real-jobs check lint format types imports structure js bench bench-client score \
 	fuzz cycles fidelity fixes fleet cost-model report-docs plan-table bench-tp soak lock upgrade image clean
 
 help: ## List the targets
@@ -131,7 +131,7 @@ test-e2e: install-dev ## In a real browser
 
 # ---- checks ------------------------------------------------------------------------------------
 
-check: lint types imports structure ## All static checks
+check: lint types imports structure js ## All static checks
 
 lint: install-dev ## Style and formatting, changing nothing
 	@$(BIN)/ruff check
@@ -145,6 +145,20 @@ imports: install-dev ## The direction of imports
 
 structure: install-dev ## Files in each folder of the program, and circles of imports
 	@$(BIN)/python scripts/structure.py --quiet
+
+# Of the scripts as pages load them; nothing is built.
+js: ## Scripts of the pages: style, types and unit tests, where there is node with npm
+	@if command -v node >/dev/null && command -v npm >/dev/null; then \
+		$(MAKE) --silent --no-print-directory node_modules/.installed && scripts/check-js.sh; \
+	elif [ -n "$${PACELINE_REQUIRE_ALL:-}" ]; then \
+		echo "PACELINE_REQUIRE_ALL: there is no node with npm" >&2; exit 1; \
+	else \
+		echo "Scripts of the pages are not checked: there is no node with npm"; \
+	fi
+
+node_modules/.installed: package.json package-lock.json .npmrc
+	@npm ci --silent </dev/null
+	@touch $@
 
 format: install-dev ## Format, and repair what can be repaired
 	@$(BIN)/ruff format
@@ -230,5 +244,5 @@ upgrade: ## Write the lock files with the newest versions that fit
 	@$(MAKE) --no-print-directory lock UPGRADE=--upgrade
 
 clean: ## Remove the virtual environment and what tools left behind
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis \
+	rm -rf $(VENV) node_modules .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis \
 		.coverage htmlcov dist build

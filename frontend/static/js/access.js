@@ -73,7 +73,10 @@ function mount({ main, stop }) {
     acts(button, 'person-said', signal, () => (disabled ? ask('PATCH', url, { disabled: disabled === 'true' }) : ask('DELETE', url)));
   }
   const role = document.getElementById('role');
-  if (role) submits(role, () => ['PUT', `/api/v1/people/${role.querySelector('#role-person').value}/role`], signal, refresh);
+  if (!role) return;
+  /** @type {HTMLSelectElement} */
+  const person = role.querySelector('#role-person');
+  submits(role, () => ['PUT', `/api/v1/people/${person.value}/role`], signal, refresh);
 }
 
 mount(mountedPage());

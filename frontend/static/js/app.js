@@ -19,6 +19,7 @@ let clockOffsetMs = 0;
 class HistoryFigure {
   constructor(data) {
     this.data = data;
+    /** @type {Figure} */
     this.element = document.querySelector('[data-figure=history]');
     this.redraw();
   }
@@ -60,7 +61,9 @@ function mount() {
 export const mountedPage = () => mounted;
 
 function tick() {
-  for (const element of document.querySelectorAll('time[data-ago]')) {
+  /** @type {NodeListOf<HTMLTimeElement>} */
+  const times = document.querySelectorAll('time[data-ago]');
+  for (const element of times) {
     element.textContent = age((Date.now() - clockOffsetMs - Date.parse(element.dateTime)) / 1000);
   }
 }
@@ -70,7 +73,7 @@ export async function refresh() {
   const response = await fetch(location.href, { headers: { Accept: 'text/html' } });
   if (!response.ok) return;
   const fresh = new DOMParser().parseFromString(await response.text(), 'text/html');
-  const active = document.activeElement;
+  const active = /** @type {HTMLInputElement | null} */ (document.activeElement);
   const focus = active?.id ? { id: active.id, start: active.selectionStart, end: active.selectionEnd, value: active.value } : null;
   mounted.stop.abort();
   document.body.dataset.now = fresh.body.dataset.now;
@@ -80,7 +83,7 @@ export async function refresh() {
   // Only what changed: the focus may be in it.
   if (nav.innerHTML !== freshNav.innerHTML) nav.replaceChildren(...document.importNode(freshNav, true).childNodes);
   document.getElementById('page').replaceChildren(...document.importNode(fresh.getElementById('page'), true).childNodes);
-  const field = focus && document.getElementById(focus.id);
+  const field = focus && /** @type {HTMLInputElement | null} */ (document.getElementById(focus.id));
   if (field) {
     if (field.type === 'search') field.value = focus.value;
     field.focus({ preventScroll: true });
@@ -89,12 +92,13 @@ export async function refresh() {
   mount();
 }
 
-let waiting = null;
+let waiting = 0;
 
 /** Several changes at once make one refresh; one that fails is made up for by the next. */
 function refreshSoon() {
-  waiting ??= setTimeout(() => {
-    waiting = null;
+  if (waiting) return;
+  waiting = setTimeout(() => {
+    waiting = 0;
     // A time that is being filled in must not be taken away.
     if (document.querySelector('form.own:not([hidden])')) refreshSoon();
     else refresh().catch(() => {});

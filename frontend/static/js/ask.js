@@ -1,5 +1,11 @@
 // Requests to our own API: the answer, or an error that says what to do in the server's words.
 import { here } from './here.js';
+
+/**
+ * @param {string} method
+ * @param {string} url
+ * @param {unknown} [body]
+ */
 export async function ask(method, url, body) {
   let response;
   try {

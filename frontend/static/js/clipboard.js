@@ -1,6 +1,7 @@
 // "Copy" beside a figure puts its data on the clipboard.
 const SAID_MS = 2000;
 
+/** @param {string} words */
 async function write(words) {
   if (navigator.clipboard) {
     await navigator.clipboard.writeText(words);

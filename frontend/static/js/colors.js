@@ -2,21 +2,29 @@
 const LOW = 1;
 const STEP = 0.05;
 const STOPS = 11;
+/** @type {{ style: CSSStyleDeclaration, known: Map<string, string>, scale: number[][] | null } | null} */
 let cache = null;
 
-addEventListener('themechange', () => { cache = null; });
-
 function tokens() {
-  cache ??= { style: getComputedStyle(document.documentElement), known: new Map(), scale: null };
+  if (!cache) {
+    cache = { style: getComputedStyle(document.documentElement), known: new Map(), scale: null };
+    addEventListener('themechange', () => { cache = null; }, { once: true });
+  }
   return cache;
 }
 
+/**
+ * @param {string} name
+ * @returns {string}
+ */
 export function token(name) {
   const { style, known } = tokens();
-  if (!known.has(name)) known.set(name, style.getPropertyValue(name).trim());
-  return known.get(name);
+  const value = known.get(name) ?? style.getPropertyValue(name).trim();
+  known.set(name, value);
+  return value;
 }
 
+/** @param {string} hex */
 const rgb = (hex) => [1, 3, 5].map((at) => parseInt(hex.slice(at, at + 2), 16));
 
 function scale() {
@@ -25,7 +33,10 @@ function scale() {
   return theme.scale;
 }
 
-/** Red, green and blue of a slowdown on the fixed scale from 1.0 to 1.5. */
+/**
+ * Red, green and blue of a slowdown on the fixed scale from 1.0 to 1.5.
+ * @param {number} slowdown
+ */
 export function heat(slowdown) {
   const stops = scale();
   const position = Math.min(STOPS - 1, Math.max(0, (slowdown - LOW) / STEP));
@@ -34,7 +45,10 @@ export function heat(slowdown) {
   return stops[below].map((value, channel) => Math.round(value + (stops[below + 1][channel] - value) * share));
 }
 
-/** Whether black or white reads better on a color. */
+/**
+ * Whether black reads better on a color than white.
+ * @param {number[]} color
+ */
 export function isLight(color) {
   const [red, green, blue] = color.map((value) => {
     const share = value / 255;
@@ -43,7 +57,11 @@ export function isLight(color) {
   return 0.2126 * red + 0.7152 * green + 0.0722 * blue > 0.179;
 }
 
-/** A copy of a figure in which tokens stand for their values. */
+/**
+ * A copy of a figure in which values stand for their tokens.
+ * @param {any} value
+ * @returns {any}
+ */
 export function resolved(value) {
   if (typeof value === 'string') return value.includes('var(') ? value.replace(/var\((--[\w-]+)\)/g, (_, name) => token(name)) : value;
   if (Array.isArray(value)) return typeof value[0] === 'number' && typeof value.at(-1) === 'number' ? value : value.map(resolved);

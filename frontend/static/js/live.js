@@ -71,13 +71,13 @@ export class Live {
       source.addEventListener('state', (event) => this.hear(JSON.parse(event.data), true));
     };
     open();
-    return new Promise((resolve) => {
+    return /** @type {Promise<void>} */ (new Promise((resolve) => {
       signal.addEventListener('abort', () => {
         clearTimeout(again);
         source.close();
         resolve();
       });
-    });
+    }));
   }
 
   hear(change, first) {

@@ -1,13 +1,19 @@
 // The time that a page is about: choosing another one keeps what else is in the address.
 const NAMES = ['range', 'from', 'to', 'page'];
 
-/** A moment of the address as an input of type datetime-local takes it, in the reader's time. */
-function local(written) {
+/**
+ * A moment of the address as an input of type datetime-local takes it, in the reader's time.
+ * @param {string} written
+ */
+export function local(written) {
   const ms = Date.parse(written);
   return Number.isNaN(ms) ? '' : new Date(ms - new Date(ms).getTimezoneOffset() * 60_000).toISOString().slice(0, 16);
 }
 
-const written = (value) => (value ? `${new Date(value).toISOString().slice(0, 16)}Z` : '');
+/** What such an input holds, for the address; nothing where it is empty.
+ * @param {string} value
+ */
+export const written = (value) => (value ? `${new Date(value).toISOString().slice(0, 16)}Z` : '');
 
 function go(change) {
   const url = new URL(location.href);

@@ -58,8 +58,8 @@ export function sortable(table, signal) {
 
 /** The fleet's filter: words, and slow or without a verdict; the silent are only looked for by words. */
 export function filterable(tables, signal) {
-  const input = document.getElementById('filter');
-  const buttons = [...document.querySelectorAll('[data-show]')];
+  const input = /** @type {HTMLInputElement} */ (document.getElementById('filter'));
+  const buttons = /** @type {HTMLButtonElement[]} */ ([...document.querySelectorAll('[data-show]')]);
   const asked = new URLSearchParams(location.search);
   if (!input.value) input.value = asked.get('q') ?? '';
   let show = buttons.some((button) => button.dataset.show === asked.get('show')) ? asked.get('show') : 'all';

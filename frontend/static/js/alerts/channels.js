@@ -23,6 +23,7 @@ function paragraph(words, name = '') {
 function shown(result) {
   const status = result.status === null ? '' : ` ${result.status}`;
   const head = result.delivered ? `Delivered: the receiver answered${status}.` : result.error;
+  /** @type {HTMLElement[]} */
   const parts = [paragraph(head, result.delivered ? 'good' : 'bad')];
   if (result.answer) {
     const answer = document.createElement('pre');

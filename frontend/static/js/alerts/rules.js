@@ -5,50 +5,18 @@ import { ask } from '../ask.js';
 import { age, count, percent, times } from '../format.js';
 import { clearFaults, read, showFaults } from '../forms.js';
 import { line, rect, svg, text } from '../svg.js';
+import { SCALED, SHARES, placeOf, ruleOf, said } from './rule.js';
 
 const RULES = '/api/v1/alert-rules';
-const SHARES = new Set(['waste', 'regression', 'discrepancy', 'cause']);
-// Numbers with the unit of the condition.
-const SCALED = ['condition.at_least', 'condition.clears_below', 'escalation.at_least'];
 const DAY_MS = 86_400_000;
 const LISTED = 50;
 
 const el = (kind, words, attributes = {}) => Object.assign(document.createElement(kind), words === null ? {} : { textContent: words }, attributes);
 const plural = (number, noun) => `${count(number)}\u00a0${noun}${number === 1 ? '' : 's'}`;
 
-// ---- the form as the API has it
+// ---- the form
 
-/** A share of the rule is a percentage in the form. */
-const share = (kind, written) => (SHARES.has(kind) && written !== null ? Number((written / 100).toPrecision(12)) : written);
-
-function condition({ at_least, ...given }) {
-  const { kind } = given;
-  if (kind === 'no_data') return given;
-  return { ...given, [kind === 'cause' ? 'confidence' : 'at_least']: share(kind, at_least), clears_below: share(kind, given.clears_below) };
-}
-
-function escalation(kind, { at_least = null, after_minutes, channels = [] }) {
-  if (at_least === null && after_minutes === null && !channels.length) return null;
-  return { at_least: share(kind, at_least), after_minutes, channels };
-}
-
-function body(form) {
-  const given = read(form, { nulls: true });
-  const { kind } = given.condition;
-  // All of them are the same as none: whatever a job's metadata says.
-  const importance = given.selector.importance.length === 3 ? [] : given.selector.importance;
-  return {
-    // Without data there are no sessions to count.
-    consecutive: 1,
-    clear_sessions: 1,
-    ...given,
-    name: given.name ?? '',
-    enabled: form.dataset.enabled === 'true',
-    condition: condition(given.condition),
-    selector: { ...given.selector, importance },
-    escalation: escalation(kind, given.escalation),
-  };
-}
+const body = (form) => ruleOf(read(form, { nulls: true }), form.dataset.enabled === 'true');
 
 const chosenKind = (form) => form.querySelector('#rule-condition-kind').value;
 
@@ -65,24 +33,6 @@ function fit(form) {
 }
 
 // ---- what is wrong with it
-
-const SAYS = { string_too_short: 'This is needed.', float_type: 'A number is needed.', int_type: 'A number is needed.' };
-
-/** Where a fault belongs: `condition.slowdown.at_least` is `condition.at_least` in the form. */
-function placeOf(kind, column) {
-  const path = column.replace(/^condition\.[^.]+/, 'condition');
-  if (path === 'condition') return kind === 'no_data' ? 'condition.minutes' : 'condition.clears_below';
-  return path === 'condition.confidence' ? 'condition.at_least' : path;
-}
-
-/** The API's words, with the names that the form has. */
-function said(kind, fault, place) {
-  if (SAYS[fault.code]) return SAYS[fault.code];
-  const plain = fault.message.replace(/^Value error, /, '').replace('clears_below', '“Over below”').replace(/\b(at_least|confidence)\b/, '“From”');
-  const message = plain[0].toUpperCase() + plain.slice(1);
-  // The form has per cent where the rule has shares.
-  return SHARES.has(kind) && SCALED.includes(place) ? message.replace(/[\d.]+$/, (bound) => `${100 * bound} %`) : message;
-}
 
 function showError(form, error) {
   clearFaults(form);
@@ -151,7 +101,7 @@ function table(found, kind) {
       what,
       el('td', value(kind, incident.value), { className: 'num' }),
       el('td', minute(fired), { className: 'num' }),
-      el('td', incident.resolved_at ? age((Date.parse(incident.resolved_at) - fired) / 1000) : 'still open', { className: 'num' }),
+      el('td', incident.resolved_at ? age((Date.parse(incident.resolved_at) - fired.getTime()) / 1000) : 'still open', { className: 'num' }),
     );
   }
   return made;
@@ -195,7 +145,9 @@ async function freshen(form, signal) {
 }
 
 function mountList(form, signal) {
-  for (const button of document.querySelectorAll('[data-turn]')) {
+  /** @type {NodeListOf<HTMLButtonElement>} */
+  const turns = document.querySelectorAll('[data-turn]');
+  for (const button of turns) {
     button.disabled = false;
     button.addEventListener('click', async () => {
       button.disabled = true;
@@ -204,7 +156,9 @@ function mountList(form, signal) {
         const stored = await ask('GET', address);
         await ask('PUT', address, { ...stored, enabled: button.dataset.to === 'true' });
         await freshen(form, signal);
-        document.querySelector(`[data-turn="${button.dataset.turn}"]`)?.focus();
+        /** @type {HTMLElement | null} */
+        const same = document.querySelector(`[data-turn="${button.dataset.turn}"]`);
+        same?.focus();
       } catch (error) {
         document.getElementById('turned').textContent = error.message;
         button.disabled = false;

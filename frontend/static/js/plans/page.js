@@ -46,12 +46,13 @@ function showFaults(form, problem) {
 function mountForm(form, signal) {
   const button = form.querySelector('[type=submit]');
   button.disabled = false;
-  document.getElementById('file').addEventListener('change', async (event) => {
-    const [file] = event.target.files;
+  const chosen = /** @type {HTMLInputElement} */ (document.getElementById('file'));
+  chosen.addEventListener('change', async () => {
+    const [file] = chosen.files;
     if (!file) return;
     form.elements.spec.value = await file.text();
     if (!form.elements.name.value) form.elements.name.value = file.name.replace(/\.[^.]*$/, '').slice(0, 100);
-    event.target.value = '';
+    chosen.value = '';
     form.elements.spec.focus();
   }, { signal });
   form.addEventListener('submit', async (event) => {

@@ -13,10 +13,14 @@ const LEAST_SHARE = 1e-3;
 export class Schedule {
   /** `data` holds starts of each direction by stage, in ms, and what its stages take. */
   constructor(element, data, { token, percent, seconds }, signal) {
-    Object.assign(this, { element, data, token, percent, seconds });
+    this.element = element;
+    this.data = data;
+    this.token = token;
+    this.percent = percent;
+    this.seconds = seconds;
     this.reading = document.getElementById('schedule-read');
     this.hint = this.reading.textContent;
-    this.reset = document.getElementById('reset-zoom');
+    this.reset = /** @type {HTMLButtonElement} */ (document.getElementById('reset-zoom'));
     this.whole = [0, data.iteration_ms];
     this.view = [...this.whole];
     this.canvas = document.createElement('canvas');
@@ -36,6 +40,7 @@ export class Schedule {
 
   at(x) { return this.view[0] + ((x - this.left) / this.plot) * (this.view[1] - this.view[0]); }
 
+  /** @param {number[]} range */
   zoom([low, high]) {
     const least = this.whole[1] * LEAST_SHARE;
     const span = Math.min(Math.max(high - low, least), this.whole[1]);
@@ -60,7 +65,7 @@ export class Schedule {
     const pen = canvas.getContext('2d');
     pen.scale(scale, scale);
     const layer = overlay(element, width, height);
-    data.stages.forEach((stage, number) => this.lane(pen, layer, stage, number, { narrow, right, width }));
+    data.stages.forEach((stage, number) => { this.lane(pen, layer, stage, number, { narrow, right, width }); });
     this.axis(layer, data.stages.length * (LANE + GAP), narrow);
     element.dataset.drawn = data.stages.length;
   }

@@ -234,8 +234,8 @@ export class SessionReport {
     const signal = AbortSignal.any([this.signal, this.loading.signal]);
     const element = $('#timeline');
     element.setAttribute('aria-busy', 'true');
-    const query = new URLSearchParams({ step });
-    if (ranks.length < dp) for (const rank of ranks) query.append('dp', rank);
+    const query = new URLSearchParams({ step: String(step) });
+    if (ranks.length < dp) for (const rank of ranks) query.append('dp', String(rank));
     const named = ranks.length < dp ? `DP rank${ranks.length > 1 ? `s ${ranks[0]} to ${ranks.at(-1)}` : ` ${ranks[0]}`}` : '';
     this.nameTimeline(step, String(query), named);
     $('#lanes-note').textContent = named ? `; ${named} of ${count(dp)}` : '';
@@ -293,7 +293,9 @@ export class SessionReport {
 
   markRow() {
     const [dp, pp] = this.choice.cell;
-    for (const row of document.querySelectorAll('.workers tbody tr')) {
+    /** @type {NodeListOf<HTMLTableRowElement>} */
+    const rows = document.querySelectorAll('.workers tbody tr');
+    for (const row of rows) {
       row.setAttribute('aria-selected', String(Number(row.dataset.dp) === dp && Number(row.dataset.pp) === pp));
     }
   }
@@ -326,7 +328,9 @@ export class DistrustedReport {
   }
 
   redraw() {
-    for (const element of document.querySelectorAll('[data-figure]')) {
+    /** @type {NodeListOf<HTMLElement>} */
+    const figures = document.querySelectorAll('[data-figure]');
+    for (const element of figures) {
       draw(element, withStepTicks(this.data.figures[element.dataset.figure], this.data.steps, element));
     }
   }
@@ -350,10 +354,11 @@ function strong(words) {
   return element;
 }
 
-function worstOf(rows) {
-  let worst = { value: -1 };
-  rows.forEach((row, pp) => row.forEach((value, dp) => {
-    if (value > worst.value) worst = { dp, pp, value };
-  }));
+/** The worker with the greatest value, of rows of stages. */
+export function worstOf(rows) {
+  let worst = { dp: 0, pp: 0, value: -1 };
+  rows.forEach((row, pp) => {
+    row.forEach((value, dp) => { if (value > worst.value) worst = { dp, pp, value }; });
+  });
   return worst;
 }

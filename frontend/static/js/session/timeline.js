@@ -198,7 +198,7 @@ export class Timeline {
       const end = Math.min(right, this.x(op.end));
       if (end >= x) layer.append(rect(x - 1.5, lane.y - 1.5, Math.max(2, end - x) + 3, this.laneHeight + 1, 'pick'));
     }
-    if (this.drag && this.drag.moved) {
+    if (this.drag?.moved) {
       const start = Math.min(this.drag.from, this.drag.to);
       layer.append(rect(start, TOP - 4, Math.abs(this.drag.to - this.drag.from), this.bottom - TOP + 4, 'zoom'));
     }

@@ -122,7 +122,7 @@ export class WhatIf {
     const { cell, mode, index } = this.choice;
     const step = mode === 'step' ? String(this.data.steps[index]) : '';
     const effect = this.data.dp > 1 ? 'peers' : 'ideal';
-    return { base: 'recorded', changes: [{ ...NO_CHANGE, effect, worker: worker(...cell), step }] };
+    return { base: 'recorded', changes: [{ ...NO_CHANGE, effect, worker: worker(cell[0], cell[1]), step }] };
   }
 
   /** Take the page's worker, stage, DP rank or step into the row that was last worked on. */

@@ -1,12 +1,23 @@
 from __future__ import annotations
 
+import json
 from datetime import UTC, datetime, timedelta, timezone
+from pathlib import Path
 
 import pytest
 
 from app.dashboard.look import format as fmt
 
 NBSP = "\N{NO-BREAK SPACE}"
+# What the words of the pages' scripts are held to as well (tests/js/format.test.js).
+NUMBERS = json.loads((Path(__file__).parents[3] / "js" / "number_cases.json").read_text())
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+def test_numbers_are_written_as_the_scripts_write_them(name: str) -> None:
+    write = getattr(fmt, name)
+    for value, words in NUMBERS[name]:
+        assert write(value).replace(NBSP, " ") == words
 
 
 @pytest.mark.parametrize(
