@@ -127,6 +127,7 @@ real-jobs: install-real-jobs ## Every real job of PyTorch and Megatron: table, a
 	@$(BIN)/python -m tests.real_jobs $(ARGS)
 
 test-e2e: install-dev ## In a real browser
+	@if command -v npm >/dev/null; then $(MAKE) --silent --no-print-directory node_modules/.installed; fi
 	@$(BIN)/pytest tests/e2e $(PYTEST_ARGS)
 
 # ---- checks ------------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from playwright.sync_api import expect
 
+from tests.conftest import skip_or_fail
 from tests.e2e.visiting import REPOSITORY
 
 if TYPE_CHECKING:
@@ -14,11 +15,35 @@ if TYPE_CHECKING:
 
 SCREENSHOTS: Final = REPOSITORY / "artifacts" / "screenshots"
 CHECKS: Final = Path(__file__).with_name("checks.js")
+AXE: Final = REPOSITORY / "node_modules" / "axe-core" / "axe.min.js"
+
+# Each is evaluated from outside: the page's own policy would refuse the script an element.
+_HAS_AXE: Final = "typeof axe === 'object'"
+_VIOLATIONS: Final = """
+(async () => {
+  const found = await axe.run(document, { resultTypes: ['violations'], preload: false });
+  return found.violations.flatMap(({ id, impact, nodes }) => (
+    ['serious', 'critical'].includes(impact)
+      ? nodes.map(({ target, html }) => `${impact} ${id}: ${target.join(' ')} ${html.slice(0, 160)}`)
+      : []
+  ));
+})()
+"""
 
 
 def check(page: Page, name: str) -> Any:  # noqa: ANN401 - what JavaScript returns
     """Run a check of checks.js on a page."""
     return page.evaluate(f"{CHECKS.read_text()}.{name}()".partition("\n")[2])
+
+
+def barriers(page: Page) -> list[str]:
+    """Return what axe-core calls serious or critical on a page."""
+    if not AXE.exists():
+        skip_or_fail("axe-core is not installed: make js")
+    if not page.evaluate(_HAS_AXE):
+        page.evaluate(AXE.read_text())
+    found: list[str] = page.evaluate(_VIOLATIONS)
+    return found
 
 
 def wait_for_figures(page: Page) -> None:

@@ -74,7 +74,7 @@ def test_an_administrator_signs_in_and_hands_out_access(
     expect(page.locator("h1")).to_have_text("No incident is open in any project")
     expect_well_made(page, company, look)
     page.get_by_role("link", name="Access").first.click()
-    page.get_by_role("link", name="Quotas of research").click()
+    page.get_by_role("link", name="quotas of research").click()
     expect(page).to_have_url(f"{company}/p/research/quotas")
     page.goto(f"{company}/access")
     page.get_by_role("link", name="research", exact=True).click()

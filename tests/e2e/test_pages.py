@@ -17,7 +17,7 @@ from app.analysis.synthesis.synthesize import synthesize
 from app.analysis.trace.model import Sizes
 from app.services.sessions.analyze import analyze_session
 from app.services.tasks.task_runs import claim
-from tests.e2e.looking import check, keep, wait_for_figures, wait_for_plots
+from tests.e2e.looking import barriers, check, keep, wait_for_figures, wait_for_plots
 from tests.e2e.visiting import LOOKS, NARROW, Look
 from tests.support.sessions import Stored, small_trace, store
 
@@ -65,6 +65,7 @@ def expect_well_made(page: Page, site: str, look: Look) -> None:
     assert check(page, "lowContrast") == []
     assert check(page, "unnamed") == []
     assert check(page, "origins") == [site]
+    assert barriers(page) == []
     assert page.title().endswith(" · Paceline")
     assert page.locator("h1").count() == 1
     if look.size == NARROW:

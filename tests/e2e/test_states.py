@@ -11,7 +11,7 @@ from app.analysis.synthesis.scenarios import SCENARIOS
 from app.services.container import Claim, TaskError
 from app.services.sessions.analyze import analyze_session
 from app.services.tasks.task_runs import claim, fail, give_back
-from tests.e2e.looking import check, keep, wait_for_figures, wait_for_plots
+from tests.e2e.looking import barriers, check, keep, wait_for_figures, wait_for_plots
 from tests.support.sessions import Stored, short_trace, small_trace, store
 
 if TYPE_CHECKING:
@@ -52,6 +52,7 @@ def test_a_session_that_waits_is_analyzed_and_becomes_its_report_on_the_same_pag
     expect(page).to_have_title(re.compile("^llm, session 1: waiting"))
     assert page.locator(".ghost.missing").count() == 2, "what is not known yet is hatched"
     assert page.locator("#heatmap").count() == 0
+    assert barriers(page) == []
     keep(page, "state-waiting")
 
     held = taken(container, stored)
@@ -102,6 +103,7 @@ def test_a_failed_analysis_names_the_code_the_reason_and_the_attempts(
     expect(verdict).to_contain_text("Attempts")
     expect(verdict).to_contain_text("the trace is stored")
     assert page.locator("#heatmap").count() == 0
+    assert barriers(page) == []
     keep(page, "state-failed")
 
     page.goto(f"{site}/")
@@ -119,6 +121,7 @@ def test_a_discarded_session_says_what_is_missing_and_what_to_do(
     expect_status(page, "discarded")
     expect(page.locator("h1")).to_contain_text("Discarded: 2 complete steps, at least")
     expect(page.locator(".verdict")).to_contain_text("Record longer")
+    assert barriers(page) == []
     keep(page, "state-discarded")
 
 
@@ -139,6 +142,7 @@ def test_without_a_verdict_there_is_data_a_cause_and_its_fix_but_no_slowdown_and
     expect(page.locator("#launches")).to_be_in_viewport()
     assert "Slowdown" not in page.inner_text("main")
     assert "heatmap" not in page.inner_html("#data")
+    assert barriers(page) == []
     keep(page, "state-no-verdict")
 
     page.goto(f"{site}/")
@@ -156,6 +160,7 @@ def test_what_does_not_exist_is_said_in_words(site: str, visitor: Visitor) -> No
         page = visitor.open(f"{site}{path}")
         expect(page.locator("h1")).to_contain_text(said)
         assert check(page, "origins") == [site]
+        assert barriers(page) == []
     # The browser reports the status of each as an error of its own.
     assert all("404" in complaint for complaint in visitor.complaints)
     visitor.complaints.clear()

@@ -23,7 +23,8 @@
     const say = () => {
       const next = CHOICES[(CHOICES.indexOf(choice) + 1) % CHOICES.length];
       button.textContent = `${choice[0].toUpperCase()}${choice.slice(1)} theme`;
-      button.setAttribute('aria-label', `Theme: ${choice}. Switch to ${next}.`);
+      // Begins with what is seen: who speaks to the browser says that.
+      button.setAttribute('aria-label', `${button.textContent}: switch to ${next}`);
     };
     button.hidden = false;
     button.addEventListener('click', () => {
