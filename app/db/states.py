@@ -99,3 +99,10 @@ class TensorMode(StrEnum):
 
     ADVISE = "advise"  # nothing in the job changes
     APPLY = "apply"  # where the job's own code allows it too
+
+
+class FixSource(StrEnum):
+    """How it is known that a fix was applied."""
+
+    PERSON = "person"  # somebody said so
+    METADATA = "metadata"  # a later session's metadata show it

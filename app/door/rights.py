@@ -60,6 +60,9 @@ NEEDS: Final[Mapping[str, Need]] = {
     "DELETE /api/v1/jobs/{job}": _OPERATE,
     "GET /api/v1/retention": _READ,
     "PUT /api/v1/retention": _OPERATE,
+    "POST /api/v1/sessions/{session}/fixes": _OPERATE,
+    "DELETE /api/v1/sessions/{session}/fixes/{action}": _OPERATE,
+    "GET /api/v1/fixes": _READ,
     "GET /api/v1/events": _READ,
     "GET /api/v1/sessions/{session}/events": _READ,
     # hosts

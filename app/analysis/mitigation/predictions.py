@@ -37,6 +37,7 @@ from app.analysis.trace.model import Trace
 from app.analysis.wording import named
 
 EVEN_STAGES: Final = "even_stages"
+REPLACE_WORKER: Final = "replace_worker"
 # An embedding or a head is named that takes this share of a layer.
 _WORTH_SAYING: Final = 0.1
 # A fix that brings less is not worth a restart.
@@ -112,7 +113,7 @@ def _without_peers(causes: Sequence[Cause], now_s: float) -> list[Fix]:
     """Return the replacement of slow workers of one DP rank, whose peers are other stages."""
     return [
         Fix(
-            "replace_worker",
+            REPLACE_WORKER,
             f"Replace {named('worker', [f'({dp}, {pp})' for dp, pp in cause.where.workers])}",
             "Replayed with the time a layer that the other stages take.",
             step_time_s=now_s * (1 - cause.saves),
@@ -155,7 +156,7 @@ def _changes(
     if workers:
         slow = any(cause.cause == SLOW_WORKER.name for cause in causes)
         replaced = Fix(
-            "replace_worker",
+            REPLACE_WORKER,
             f"Replace {named('worker', [f'({dp}, {pp})' for dp, pp in workers])}",
             "Replayed with the medians of the other DP ranks of the same stage.",
             0.0,

@@ -60,6 +60,8 @@ class Action(StrEnum):
     ANALYZED_AGAIN = "had analyzed again"
     SWITCHED = "switched"
     REPAIRED = "repaired"
+    APPLIED = "marked as applied"
+    UNAPPLIED = "took back that it applied"
     SIGNED_IN = "signed in"
     SIGNED_OUT = "signed out"
     REFUSED = "refused"

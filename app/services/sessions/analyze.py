@@ -24,6 +24,7 @@ from app.errors import NotFoundError, UnanalyzableError
 from app.services.alerts.evaluate import evaluate_session
 from app.services.container import Claim
 from app.services.hosts.ledger import write_readings
+from app.services.fixes.measure import measure_fixes
 from app.services.sessions.merge import merge_session
 from app.services.sessions.transition import move_session
 from app.services.tasks.task_runs import finish
@@ -143,6 +144,7 @@ def _store(container: Container, claim: Claim, analysis: Analysis, loaded: _Load
             report_removed_at=None,
         )
         write_readings(tx, claim.subject_id, report)
+        measure_fixes(tx, claim.subject_id, report)
         evaluate_session(container, tx, claim.subject_id, report)
 
 

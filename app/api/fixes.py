@@ -1,0 +1,138 @@
+"""Fixes that were applied: say so, take it back, and read what they brought."""
+
+from __future__ import annotations
+
+import uuid
+from datetime import datetime
+from http import HTTPStatus
+from typing import Annotated
+
+from fastapi import APIRouter, Query
+from pydantic import BaseModel, ConfigDict, Field
+
+from app.db.states import FixSource
+from app.door.guard import GuardedRoute
+from app.door.here import Here
+from app.services.fixes.apply import apply_fix, take_back
+from app.services.fixes.read import calibrations, realized_fixes
+
+Title = Annotated[
+    str | None, Field(max_length=500, description="Which one, where several have that code.")
+]
+Person = Annotated[
+    str | None,
+    Field(
+        min_length=1,
+        max_length=200,
+        description="Who says so; taken from the sign-in where there is one.",
+    ),
+]
+
+
+class AppliedBody(BaseModel):
+    """A fix of a session's report that was applied."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    action: str = Field(max_length=100, description="The fix's code.")
+    title: Title = None
+    by: Person = None
+
+
+class RealizedBody(BaseModel):
+    """A fix that was applied: what was predicted, and what the next session measured.
+
+    Gains are shares of `step_time_s`, the mean recorded step time of the session that predicted;
+    `error` is by how much steps are slower than predicted. `unlike` says why the two sessions
+    cannot be compared; then, and where `at_most`, there is no `error`.
+    """
+
+    model_config = ConfigDict(from_attributes=True)
+
+    job: str
+    session: uuid.UUID
+    number: int
+    action: str
+    title: str
+    applied_at: datetime
+    applied_by: str | None
+    source: FixSource
+    step_time_s: float
+    predicted_gain: float
+    at_most: bool
+    measured_by: uuid.UUID | None
+    measured_number: int | None
+    realized_step_time_s: float | None
+    realized_gain: float | None
+    unlike: str | None
+    error: float | None
+
+
+class CalibrationBody(BaseModel):
+    """How predictions turned out: those measured, of these within 5 %, and the median error."""
+
+    model_config = ConfigDict(from_attributes=True)
+
+    measured: int
+    met: int
+    median_error: float
+
+
+class FixesBody(BaseModel):
+    """Applied fixes, newest first, and how predictions of the project turned out."""
+
+    fixes: list[RealizedBody]
+    calibration: CalibrationBody | None
+    by_action: dict[str, CalibrationBody]
+
+
+def router() -> APIRouter:
+    """Return the routes."""
+    routes = APIRouter(route_class=GuardedRoute, prefix="/api/v1", tags=["fixes"])
+
+    @routes.get("/fixes", summary="What applied fixes brought")
+    def get_fixes(
+        container: Here,
+        job: Annotated[str | None, Query(description="Of this job only.")] = None,
+        session: Annotated[
+            uuid.UUID | None, Query(description="Recommended or measured by this session.")
+        ] = None,
+    ) -> FixesBody:
+        """Return the newest hundred, predicted beside realized."""
+        with container.reading() as tx:
+            found = realized_fixes(tx, job=job, session=session)
+            figures = {
+                action: CalibrationBody.model_validate(item)
+                for action, item in calibrations(tx).items()
+            }
+        return FixesBody(
+            fixes=[RealizedBody.model_validate(item) for item in found],
+            calibration=figures.pop("", None),
+            by_action=figures,
+        )
+
+    @routes.post(
+        "/sessions/{session}/fixes",
+        status_code=HTTPStatus.NO_CONTENT,
+        summary="Say that a recommended fix was applied",
+    )
+    def post_fix(container: Here, session: uuid.UUID, body: AppliedBody) -> None:
+        """Note it: the job's next session measures what it brought. Said twice, it is said once."""
+        apply_fix(container, session, body.action, body.title, body.by)
+
+    @routes.delete(
+        "/sessions/{session}/fixes/{action}",
+        status_code=HTTPStatus.NO_CONTENT,
+        summary="Take back that a fix was applied",
+    )
+    def delete_fix(
+        container: Here,
+        session: uuid.UUID,
+        action: str,
+        title: Annotated[str | None, Query(max_length=500)] = None,
+        by: Annotated[str | None, Query(min_length=1, max_length=200)] = None,
+    ) -> None:
+        """Forget it, with what was measured of it."""
+        take_back(container, session, action, title, by)
+
+    return routes
