@@ -16,6 +16,7 @@ from app.dashboard.alerts.pages import add_alert_pages
 from app.dashboard.alerts.parts import actions
 from app.dashboard.alerts.rule_pages import add_rule_pages
 from app.dashboard.compare.pages import add_compare_pages
+from app.dashboard.fixes.applied import applied_fixes
 from app.dashboard.fleet.connect import launcher_tabs, way_tabs
 from app.dashboard.fleet.job import job_page, job_url
 from app.dashboard.fleet.view import fleet_page
@@ -39,6 +40,7 @@ from app.errors import NotFoundError
 from app.services.alerts.onset import onset_of_job
 from app.services.alerts.views import open_by_job
 from app.services.container import Container
+from app.services.fixes.read import calibrations, realized_fixes
 from app.services.installation.status import installation_status
 from app.services.sessions.fleet import fleet
 from app.services.sessions.history import NEWEST, around, job_history
@@ -133,6 +135,7 @@ def _add_pages(routes: APIRouter, pages: Pages) -> None:
                 )
                 onset = onset_of_job(tx, job, about.end or found.now, SLOW)
                 incidents = open_by_job(tx, job).get(job, [])
+                fixes = applied_fixes(realized_fixes(tx, job=job), calibrations(tx))
         if not found.jobs:
             if groups:
                 return RedirectResponse(
@@ -147,7 +150,9 @@ def _add_pages(routes: APIRouter, pages: Pages) -> None:
             about=about,
             address=Address(job_url(job), asked),
         )
-        return pages.render("fleet/job.html", nav, page=shown, now=found.now, groups=groups)
+        return pages.render(
+            "fleet/job.html", nav, page=shown, now=found.now, groups=groups, applied=fixes
+        )
 
     @routes.get("/sessions/{session}")
     def session_route(
@@ -170,6 +175,7 @@ def _add_pages(routes: APIRouter, pages: Pages) -> None:
                 else None
             )
             incidents = open_by_job(tx, view.row.job).get(view.row.job, [])
+            fixes = applied_fixes(realized_fixes(tx, session=view.row.id), calibrations(tx))
         report = (
             None
             if document is None
@@ -184,7 +190,7 @@ def _add_pages(routes: APIRouter, pages: Pages) -> None:
             max_attempts=container.settings.max_attempts,
             incidents=[actions(row, view.now) for row in incidents],
         )
-        return pages.render("session/page.html", nav, page=page, now=page.now)
+        return pages.render("session/page.html", nav, page=page, now=page.now, applied=fixes)
 
 
 def _add_exports(routes: APIRouter) -> None:

@@ -84,6 +84,14 @@ class Workers:
 
 
 @dataclass(frozen=True, slots=True)
+class FixChoice:
+    """A fix that can be marked as applied."""
+
+    action: str
+    title: str
+
+
+@dataclass(frozen=True, slots=True)
 class Fixes:
     """The fixes with their predicted step times, on one axis from 0 with the reference marked.
 
@@ -95,6 +103,7 @@ class Fixes:
     reference_share: float
     reference: str
     detail: str
+    choices: tuple[FixChoice, ...]
     saves: str
     empty: str
 
@@ -184,6 +193,7 @@ def fixes_table(report: Report) -> Fixes:
         reference_share=100 * reference_s / longest,
         reference=f"{against}, {seconds(reference_s)}",
         detail=best.detail if best else "",
+        choices=tuple(FixChoice(fix.action, fix.title) for fix in fixes),
         saves=f"{'up to ' if best.at_most else ''}{hours(per_hour)} GPU-hours each hour"
         if best
         else "",

@@ -19,7 +19,7 @@ from app.analysis.report.noticed import noticed_fixes
 from app.analysis.report.realized import Run, outcome, work_of
 from app.analysis.trace.metadata import parse_metadata
 from app.db.models.fixes import AppliedFix
-from app.db.models.sessions import Session
+from app.db.models.sessions import Session, StoredReport
 from app.db.states import SessionState
 from app.services.fixes.apply import note_applied
 from app.services.fixes.report import report_of
@@ -82,6 +82,7 @@ def _notice(tx: UnitOfWork, session: Session) -> None:
     """Note the fixes of the session before that this one's metadata show."""
     before = tx.session.execute(
         select(Session)
+        .join(StoredReport, StoredReport.session_id == Session.id)
         .where(
             Session.job_id == session.job_id,
             Session.received_at < session.received_at,

@@ -19,6 +19,7 @@ from app.db.unit_of_work import UnitOfWork
 from app.door.rights import NEEDS, Open
 from app.services.alerts.channels.write import create_channel
 from app.services.alerts.store import load_rules
+from app.services.fixes.apply import apply_fix
 from app.services.tasks.execute import execute
 from app.services.tasks.leases import LeaseKeeper
 from app.web import create_app
@@ -44,6 +45,7 @@ BODIES: dict[str, object] = {
         "base": "recorded",
         "changes": [{"select": {"steps": [1]}, "duration": "ideal"}],
     },
+    "POST /api/v1/sessions/{session}/fixes": {"action": "replace_worker"},
     "PUT /api/v1/alert-rules/{rule}": {
         "name": "Mine",
         "condition": {"kind": "slowdown", "at_least": 1.2, "clears_below": 1.1},
@@ -97,6 +99,7 @@ def theirs(company: Company) -> Mapping[str, str]:
     stored = store(company.theirs, small_trace(), job=SECRET)
     keeper = LeaseKeeper(company.container)
     assert execute(company.container, keeper, stored.run)
+    apply_fix(company.theirs, stored.session, "replace_worker")
     plan = plans.ask(company.theirs, plans.small_spec())
     assert execute(company.container, keeper, plan.run)
     alerting.slow(SECRET)
@@ -126,6 +129,7 @@ def theirs(company: Company) -> Mapping[str, str]:
         "name": "template.csv",
         "group": "tp-0",
         "version": "1",
+        "action": "replace_worker",
     }
 
 

@@ -45,12 +45,12 @@ PING: Final = ";"
 # Statements of each page, in its one transaction. What every page shows is one of them.
 STATEMENTS: Final = {
     "/": 4,
-    "/jobs/llm": 9,
+    "/jobs/llm": 11,
     "/jobs/llm/tensor": 4,
     "/jobs/llm/tensor/0-0": 9,
-    "/sessions/{analyzed}": 12,
-    "/sessions/{arriving}": 9,
-    "/sessions/{no_verdict}": 11,
+    "/sessions/{analyzed}": 14,
+    "/sessions/{arriving}": 11,
+    "/sessions/{no_verdict}": 13,
     "/compare?a={analyzed}&b={no_verdict}": 7,
     "/hosts": 10,
     "/hosts/{host}": 7,
