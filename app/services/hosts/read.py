@@ -17,7 +17,6 @@ from app.db.models.alerts import AlertIncident
 from app.db.models.hosts import HostReading, HostRepair
 from app.services.hosts.costs import Span, priced
 from app.services.hosts.repairs import Repair, latest_repairs
-from app.services.sessions.fleet import FLEET_SESSIONS
 
 if TYPE_CHECKING:
     from app.db.unit_of_work import Reads
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
 PAGE: Final = 50
 MOST: Final = 10_000
 # Sessions of a trend: what a sparkline shows.
-TREND: Final = FLEET_SESSIONS
+TREND: Final = 24
 # Slow in fewer sessions a host is not blamed: its neighbor may have been at fault, or chance.
 BLAMED_FROM: Final = 2
 # Hosts listed that look slow and are not blamed.

@@ -23,8 +23,8 @@ from app.db.states import SessionState
 from app.errors import NotFoundError, UnanalyzableError
 from app.services.alerts.evaluate import evaluate_session
 from app.services.container import Claim
-from app.services.hosts.ledger import write_readings
 from app.services.fixes.measure import measure_fixes
+from app.services.hosts.ledger import write_readings
 from app.services.sessions.merge import merge_session
 from app.services.sessions.transition import move_session
 from app.services.tasks.task_runs import finish

@@ -305,7 +305,7 @@ def test_two_migrations_at_once_make_one_schema(engine: Engine) -> None:
 
 def test_a_table_that_is_in_use_holds_nobody_up_and_is_changed_afterwards(engine: Engine) -> None:
     """A reader that takes long, others after it, and the change that waits between them."""
-    migrate.upgrade(engine.url, "0013")
+    migrate.upgrade(engine.url, "0015")
     failures: list[Exception] = []
 
     def upgrade() -> None:
@@ -327,7 +327,7 @@ def test_a_table_that_is_in_use_holds_nobody_up_and_is_changed_afterwards(engine
         with engine.connect() as other:
             # Behind the change, which gives way: without that this would wait for the reader.
             other.execute(text("SELECT count(*) FROM session"))
-        assert migrate.current_revision(engine) == "0013"
+        assert migrate.current_revision(engine) == "0015"
         reader.rollback()
     thread.join()
     assert failures == []
