@@ -11,9 +11,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.integration.client.conftest import NOWHERE, Jobs, Train, Trained, environment
+from tests.unit.client.conftest import Answer, Receiver, receiver
 
 if TYPE_CHECKING:
     from tests.integration.api.conftest import Install, Installation
+
+__all__ = ["receiver"]
 
 pytestmark = pytest.mark.slow
 
@@ -108,6 +111,26 @@ def test_an_address_that_no_name_server_knows_costs_the_training_nothing(train: 
     (outcome,) = trained.told()["outcomes"]
     assert "did not answer" in outcome["error"]
     assert list(trained.shares()) == ["rank-0"]
+
+
+@pytest.mark.parametrize(
+    ("status", "waits"),
+    [(401, True), (409, False), (413, False), (429, True), (500, True), (503, True)],
+)
+def test_whatever_a_server_answers_costs_the_training_nothing(
+    train: Train, receiver: Receiver, status: int, *, waits: bool
+) -> None:
+    """What may be taken another time waits; what never will be is told, and not kept."""
+    receiver.answers = [Answer(status=status, document={"detail": "no", "code": "x"})] * 1000
+    trained = train("--twice", "--url", receiver.url)
+
+    assert trained.code == 0, trained.said
+    losses = [trained.told(f"plain-{way}-rank-0")["losses"] for way in ("without", "with")]
+    assert losses[0] == losses[1]
+    (outcome,) = trained.told("plain-with-rank-0")["outcomes"]
+    assert outcome["delivery"] is None
+    assert outcome["error"]
+    assert list(trained.shares()) == (["rank-0"] if waits else [])
 
 
 @pytest.mark.parametrize("away", [False, True])

@@ -179,6 +179,23 @@ def test_a_database_of_something_else_is_refused(tmp_path: Path, statement: str)
     assert [file.name for file in tmp_path.iterdir()] == ["rank0.sqlite"]
 
 
+@pytest.mark.parametrize("mode", ["wal", "delete"])
+def test_a_database_that_a_program_still_writes_is_neither_waited_for_nor_touched(
+    tmp_path: Path, mode: str
+) -> None:
+    """No lock, no journal of somebody else, and no file beside it."""
+    path = database(tmp_path / "rank1.sqlite", RANGES, KERNELS)
+    read = operations(decode(path, META, limits=LIMITS, local=True).trace)
+    with closing(sqlite3.connect(path, isolation_level=None)) as writing:
+        writing.execute(f"PRAGMA journal_mode={mode}")
+        writing.execute("BEGIN EXCLUSIVE")
+        writing.execute("DELETE FROM NVTX_EVENTS")
+        before = {file.name: file.read_bytes() for file in tmp_path.iterdir()}
+        assert operations(decode(path, META, limits=LIMITS, local=True).trace) == read
+        assert {file.name: file.read_bytes() for file in tmp_path.iterdir()} == before
+        writing.execute("ROLLBACK")
+
+
 @pytest.mark.parametrize("cut", [17, 100, 4096, 9000])
 def test_a_damaged_database_is_refused(tmp_path: Path, cut: int) -> None:
     path = database(tmp_path / "rank0.sqlite", RANGES, KERNELS)
