@@ -227,8 +227,8 @@ def test_no_unique_key_spans_projects() -> None:
             for column in table.columns
             if isinstance(column.type, Uuid) or column.identity is not None
         }
-        for key in table.foreign_key_constraints:
-            own |= set(key.column_keys)
+        for reference in table.foreign_key_constraints:
+            own |= set(reference.column_keys)
         keys: list[UniqueConstraint | PrimaryKeyConstraint | Index] = [
             key
             for key in table.constraints
