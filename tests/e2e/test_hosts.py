@@ -28,7 +28,7 @@ def fleet(container: Container) -> None:
     """Store weeks of two jobs on six hosts, one of which is slow again and again."""
     for day in range(28, 0, -1):
         slow = 1.0 if day > 9 else 1.2 + 0.04 * (9 - day)
-        hosts = {f"node-{100 + n}": 1.0 + 0.01 * n for n in range(4)}
+        hosts = {f"node-{100 + n}": reading(1.0 + 0.01 * n) for n in range(4)}
         hosts["node-017"] = reading(slow, lost=14.0)
         hosts["node-018"] = reading(1.3 if day == 6 else 1.01, cause="network")
         session(container, hosts, ago=24 * day * HOUR, job="dense-120b-pretrain")

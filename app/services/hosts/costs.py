@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from sqlalchemy import ColumnElement, Select, func, literal, select
 
@@ -53,7 +53,7 @@ def priced(tx: Reads, span: Span, host: str | None = None) -> CTE:
     """
     stands = _standing(tx, span)
     standing_s = func.greatest(HostReading.measured_s, func.extract("epoch", stands.c.stands))
-    query: Select[tuple[object, ...]] = (
+    query: Select[Any] = (
         select(
             HostReading.host,
             HostReading.session_id,
@@ -79,10 +79,10 @@ def priced(tx: Reads, span: Span, host: str | None = None) -> CTE:
 
 def _standing(tx: Reads, span: Span) -> CTE:
     """Return for how long the verdict of each session stands."""
-    in_order = {"partition_by": Session.job_id, "order_by": (Session.received_at, Session.id)}
-    received = Session.received_at
-    following = func.lead(received).over(**in_order)
-    gap_before = received - func.lag(received).over(**in_order)
+    received, order = Session.received_at, (Session.received_at, Session.id)
+    following = func.lead(received).over(partition_by=Session.job_id, order_by=order)
+    before = func.lag(received).over(partition_by=Session.job_id, order_by=order)
+    gap_before = received - before
     end = func.least(
         func.coalesce(following, received + gap_before, received),
         received + STANDS,

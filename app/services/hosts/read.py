@@ -2,19 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final
 
-from sqlalchemy import ARRAY, CTE, ColumnElement, Float, Text, column, func, or_, select, true
-from sqlalchemy.dialects.postgresql import JSONB, aggregate_order_by
+from sqlalchemy import (
+    ARRAY,
+    ColumnElement,
+    Integer,
+    Text,
+    and_,
+    cast,
+    column,
+    false,
+    func,
+    or_,
+    select,
+    true,
+)
+from sqlalchemy.dialects.postgresql import JSONB
 
 from app.alerts.states import IncidentState
 from app.analysis.diagnosis.causes.registry import EVERY
 from app.db.models.alerts import AlertIncident
 from app.db.models.hosts import HostReading, HostRepair
+from app.db.models.sessions import Job
 from app.services.hosts.costs import Span, priced
 from app.services.hosts.repairs import Repair, latest_repairs
 
@@ -53,14 +67,18 @@ class HostRow:
         The most that a job had there.
     sessions, slow_sessions, jobs, slow_jobs : int
         Seen, and slow: named by a cause.
-    now, worst : float
-        Slowdown of the latest session, and the largest.
+    worst : float
+        The largest slowdown.
     is_slow : bool
         Whether the latest session's causes name it.
     computing : float or None
         The largest time against peers.
     causes : tuple of str
     first_seen, last_seen : datetime
+    named : bool
+        Whether it is what was looked for.
+    now : float
+        Slowdown of the latest session; known of the hosts of a page.
     """
 
     host: str
@@ -70,13 +88,14 @@ class HostRow:
     slow_sessions: int
     jobs: int
     slow_jobs: int
-    now: float
     worst: float
     is_slow: bool
     computing: float | None
     causes: tuple[str, ...]
     first_seen: datetime
     last_seen: datetime
+    named: bool = True
+    now: float = 1.0
 
     @property
     def blamed(self) -> bool:
@@ -155,7 +174,14 @@ class Hosts:
 
 DEAREST: Final = "-cost"
 # What hosts are sorted by; a minus sign in front turns it round.
-SORTS: Final = ("host", "cost", "now", "jobs", "sessions", "seen")
+SORTS: Final[Mapping[str, Callable[[HostRow], Any]]] = {
+    "host": lambda row: row.host,
+    "cost": lambda row: row.cost,
+    "worst": lambda row: row.worst,
+    "jobs": lambda row: row.slow_jobs,
+    "sessions": lambda row: row.slow_sessions,
+    "seen": lambda row: row.last_seen,
+}
 
 
 def list_hosts(  # noqa: PLR0913 - what an address may ask for
@@ -185,159 +211,123 @@ def list_hosts(  # noqa: PLR0913 - what an address may ask for
     alike_from : float
         From this slowdown on a host that no cause names looks slow.
     """
-    ledger = _by_host(priced(tx, span), words)
-    wanted = _shown(ledger, show, words)
-    totals = _totals(tx, ledger, wanted)
-    page = min(max(page, 1), max(1, -(-totals.matching // size)))
-    rows = [
-        _row(found)
-        for found in tx.session.execute(
-            select(ledger)
-            .where(*wanted)
-            .order_by(*_order(ledger, sort))
-            .limit(size)
-            .offset(size * (page - 1))
-        )
-    ]
+    ledger = _by_host(tx, span, words)
+    repaired = set(tx.session.execute(select(HostRepair.host).distinct()).scalars())
+    matching = _sorted([row for row in ledger if row.named and _shown(row, show, repaired)], sort)
+    page = min(max(page, 1), max(1, -(-len(matching) // size)))
+    rows = matching[size * (page - 1) : size * page]
     names = [row.host for row in rows]
-    alike = [
-        _row(found)
-        for found in tx.session.execute(
-            select(ledger)
-            .where(
-                ledger.c.slow_sessions < BLAMED_FROM,
-                or_(ledger.c.slow_sessions > 0, ledger.c.worst >= alike_from),
-            )
-            .order_by(ledger.c.slow_sessions.desc(), ledger.c.worst.desc(), ledger.c.host)
-            .limit(LOOK_ALIKES)
-        )
-    ]
+    trends = _trends(tx, span, names)
     return Hosts(
         now=tx.now,
-        totals=totals,
-        rows=rows,
+        totals=_totals(ledger, repaired, len(matching)),
+        rows=[replace(row, now=trends[row.host][-1]) for row in rows],
         page=page,
-        trends=_trends(tx, span, names),
+        trends=trends,
         gpus=_gpus(tx, span, names),
         alarms=alarms_of(tx, names),
         repairs=latest_repairs(tx, names),
-        look_alikes=alike,
+        look_alikes=_look_alikes(ledger, alike_from),
     )
 
 
-def _by_host(readings: CTE, words: str) -> CTE:
-    """Return every host of the readings with its sums."""
-    one = readings.c
+def _by_host(tx: Reads, span: Span, words: str) -> list[HostRow]:
+    """Return every host with its sums, in two steps: nothing of all readings is ever sorted."""
+    reading = priced(tx, span).c
+    parts = (
+        select(
+            reading.host,
+            reading.job_id,
+            reading.cause,
+            func.sum(reading.cost).label("cost"),
+            func.max(reading.ranks).label("ranks"),
+            func.count().label("sessions"),
+            func.max(reading.slowdown).label("worst"),
+            func.max(reading.computing).label("computing"),
+            func.min(reading.received_at).label("first_seen"),
+            func.max(reading.received_at).label("last_seen"),
+        )
+        .group_by(reading.host, reading.job_id, reading.cause)
+        .cte("parts")
+    )
+    one = parts.c
     slow = one.cause.is_not(None)
-    newest = one.received_at.desc()
-
-    def latest(column: ColumnElement[Any], kind: Any) -> ColumnElement[Any]:  # noqa: ANN401 - a type of SQLAlchemy
-        ordered = aggregate_order_by(column, newest)
-        found: ColumnElement[Any] = func.array_agg(ordered, type_=ARRAY(kind))[1]
-        return found
-
-    return (
+    last_slow = func.max(one.last_seen).filter(slow)
+    named = [func.bool_or(_has(one, word)) for word in words.split()]
+    found = tx.session.execute(
         select(
             one.host,
-            func.sum(one.cost).label("cost"),
-            func.max(one.ranks).label("ranks"),
-            func.count().label("sessions"),
-            func.count().filter(slow).label("slow_sessions"),
-            func.count(one.job_id.distinct()).label("jobs"),
-            func.count(one.job_id.distinct()).filter(slow).label("slow_jobs"),
-            latest(one.slowdown, Float).label("now"),
-            func.max(one.slowdown).label("worst"),
-            latest(one.cause, Text).label("cause_now"),
-            func.max(one.computing).label("computing"),
-            func.array_agg(one.cause.distinct(), type_=ARRAY(Text)).filter(slow).label("causes"),
-            func.min(one.received_at).label("first_seen"),
-            func.max(one.received_at).label("last_seen"),
-            *(
-                func.bool_or(_has(one, word)).label(f"word_{at}")
-                for at, word in enumerate(words.split())
-            ),
+            func.sum(one.cost),
+            func.max(one.ranks),
+            cast(func.sum(one.sessions), Integer),
+            cast(func.coalesce(func.sum(one.sessions).filter(slow), 0), Integer),
+            func.count(one.job_id.distinct()),
+            func.count(one.job_id.distinct()).filter(slow),
+            func.max(one.worst),
+            func.coalesce(last_slow == func.max(one.last_seen), false()),
+            func.max(one.computing),
+            func.array_agg(one.cause.distinct(), type_=ARRAY(Text)).filter(slow),
+            func.min(one.first_seen),
+            func.max(one.last_seen),
+            and_(true(), *named),
         )
+        .join(Job, Job.id == one.job_id)
         .group_by(one.host)
-        .cte("by_host")
     )
+    return [
+        HostRow(*sums, tuple(causes or ()), first, last, known)
+        for *sums, causes, first, last, known in found
+    ]
 
 
 def _has(one: Any, word: str) -> ColumnElement[bool]:  # noqa: ANN401 - the columns of a CTE
-    """Return whether a reading has a word in its host, its job or its cause."""
+    """Return whether a part has a word in its host, its job or its cause."""
     causes = [name for name, kind in EVERY.items() if word.lower() in kind.title.lower()]
     return or_(
         one.host.icontains(word, autoescape=True),
-        one.job.icontains(word, autoescape=True),
+        Job.name.icontains(word, autoescape=True),
         one.cause.in_(causes),
     )
 
 
-def _shown(ledger: CTE, show: Show, words: str) -> list[ColumnElement[bool]]:
-    wanted: list[ColumnElement[bool]] = [
-        ledger.c[f"word_{at}"] for at, _ in enumerate(words.split())
-    ]
+def _shown(row: HostRow, show: Show, repaired: Collection[str]) -> bool:
     if show is Show.BLAMED:
-        wanted.append(_blamed(ledger))
-    elif show is Show.REPAIRED:
-        wanted.append(_repaired(ledger))
-    return wanted
+        return row.blamed
+    return show is Show.ALL or row.host in repaired
 
 
-def _blamed(ledger: CTE) -> ColumnElement[bool]:
-    found: ColumnElement[bool] = ledger.c.slow_sessions >= BLAMED_FROM
-    return found
+def _sorted(rows: list[HostRow], sort: str) -> list[HostRow]:
+    """Return hosts in an order that was asked for; among equals the dearer one first."""
+    key = SORTS.get(sort.removeprefix("-"))
+    if key is None:
+        return _sorted(rows, DEAREST)
+    rows.sort(key=lambda row: (-row.cost, row.host))
+    rows.sort(key=key, reverse=sort.startswith("-"))
+    return rows
 
 
-def _repaired(ledger: CTE) -> ColumnElement[bool]:
-    found: ColumnElement[bool] = ledger.c.host.in_(select(HostRepair.host))
-    return found
+def _look_alikes(ledger: Sequence[HostRow], alike_from: float) -> list[HostRow]:
+    alike = [
+        row
+        for row in ledger
+        if not row.blamed and (row.slow_sessions > 0 or row.worst >= alike_from)
+    ]
+    alike.sort(key=lambda row: (-row.slow_sessions, -row.worst, row.host))
+    return alike[:LOOK_ALIKES]
 
 
-def _totals(tx: Reads, ledger: CTE, wanted: Sequence[ColumnElement[bool]]) -> Totals:
-    blamed = _blamed(ledger)
-    dearest = aggregate_order_by(ledger.c.host, ledger.c.cost.desc(), ledger.c.host)
-    found = tx.session.execute(
-        select(
-            func.count(),
-            func.coalesce(func.sum(ledger.c.ranks), 0),
-            func.count().filter(blamed),
-            func.count().filter(_repaired(ledger)),
-            func.count().filter(*wanted) if wanted else func.count(),
-            func.coalesce(func.sum(ledger.c.cost).filter(blamed), 0.0),
-            func.array_agg(dearest, type_=ARRAY(Text)).filter(blamed)[1],
-            func.coalesce(func.max(ledger.c.cost).filter(blamed), 0.0),
-        ).select_from(ledger)
-    ).one()
-    return Totals(*found)
-
-
-def _row(found: Any) -> HostRow:  # noqa: ANN401 - a row of the ledger
-    return HostRow(
-        host=found.host,
-        cost=found.cost,
-        ranks=found.ranks,
-        sessions=found.sessions,
-        slow_sessions=found.slow_sessions,
-        jobs=found.jobs,
-        slow_jobs=found.slow_jobs,
-        now=found.now,
-        worst=found.worst,
-        is_slow=found.cause_now is not None,
-        computing=found.computing,
-        causes=tuple(found.causes or ()),
-        first_seen=found.first_seen,
-        last_seen=found.last_seen,
+def _totals(ledger: Sequence[HostRow], repaired: Collection[str], matching: int) -> Totals:
+    blamed = _sorted([row for row in ledger if row.blamed], DEAREST)
+    return Totals(
+        hosts=len(ledger),
+        ranks=sum(row.ranks for row in ledger),
+        blamed=len(blamed),
+        repaired=sum(row.host in repaired for row in ledger),
+        matching=matching,
+        cost=sum(row.cost for row in blamed),
+        first=blamed[0].host if blamed else None,
+        first_cost=blamed[0].cost if blamed else 0.0,
     )
-
-
-def _order(ledger: CTE, sort: str) -> list[ColumnElement[Any]]:
-    name = sort.removeprefix("-")
-    if name not in SORTS:
-        return _order(ledger, DEAREST)
-    columns = {"jobs": "slow_jobs", "sessions": "slow_sessions", "seen": "last_seen"}
-    column = ledger.c[columns.get(name, name)]
-    first = column.desc() if sort.startswith("-") else column.asc()
-    return [first, ledger.c.cost.desc(), ledger.c.host]
 
 
 def _trends(tx: Reads, span: Span, hosts: Sequence[str]) -> dict[str, list[float]]:
