@@ -7,6 +7,7 @@ import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Final, Self
 from urllib.parse import quote, urlsplit
@@ -119,6 +120,34 @@ class Server:
     def exchange(self, method: str, path: str, document: object) -> dict[str, Any]:
         """Send a document and return the answer; empty where there is nothing to say."""
         return _answered(self._request(method, path, json=document))
+
+    def download(self, path: str, target: Path) -> int:
+        """Write what is at a path into a file, replaced only once all is there; return its bytes.
+
+        Raises
+        ------
+        OSError
+            If the file cannot be written.
+        """
+        part = target.with_name(f"{target.name}.part")
+        try:
+            with (
+                self._client.stream("GET", path, timeout=STORE_TIMEOUT) as answer,
+                part.open("wb") as file,
+            ):
+                if not answer.is_success:
+                    answer.read()
+                    _document(answer)
+                for piece in answer.iter_bytes():
+                    file.write(piece)
+            part.replace(target)
+        except httpx.TransportError as error:
+            raise UnreachableServerError(
+                f"The server at {self._url} went away: {str(error) or type(error).__name__}"
+            ) from error
+        finally:
+            part.unlink(missing_ok=True)
+        return target.stat().st_size
 
     def send(
         self,

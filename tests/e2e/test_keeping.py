@@ -11,6 +11,7 @@ from sqlalchemy import update
 from app.db.models.sessions import Session
 from app.inputs.keeping import Keep, RetentionRules
 from app.services.container import TaskError
+from app.services.keeping.changes import pin_session
 from app.services.keeping.kinds import KINDS
 from app.services.keeping.retention import keep_to_rules, set_rules
 from app.services.tasks.execute import execute
@@ -68,15 +69,26 @@ def test_a_failed_session_is_analyzed_again_from_its_page(
 def test_a_session_whose_trace_is_gone_says_so_and_is_deleted(
     site: str, visitor: Visitor, container: Container, look: Look
 ) -> None:
-    stored, _ = _analyzed(container), _analyzed(container)
+    stored, kept = _analyzed(container), _analyzed(container)
     with container.uow() as tx:
         tx.session.execute(
             update(Session)
-            .where(Session.id == stored.session)
+            .where(Session.id.in_([stored.session, kept.session]))
             .values(received_at=tx.now - timedelta(days=40))
         )
-    set_rules(container, RetentionRules(traces=Keep(days=30), reports=Keep(days=30)))
+    set_rules(container, RetentionRules(traces=Keep(days=30)))
     assert keep_to_rules(container) == 2
+    page = visitor.open(f"{site}/sessions/{kept.session}", look)
+    expect(page.locator("main")).to_contain_text("The report stays; timelines, questions")
+    expect(page.locator("#op-read")).to_have_text(
+        "The operations are not kept any more: there is nothing to draw"
+    )
+    keep(page, f"trace-gone-{look.name}")
+    expect_well_made(page, site, look)
+
+    pin_session(container, kept.session, pinned=True)
+    set_rules(container, RetentionRules(reports=Keep(days=30)))
+    assert keep_to_rules(container) == 1
     page = visitor.open(f"{site}/sessions/{stored.session}", look)
     expect(page.locator("main")).to_contain_text("Not kept any more: its operations since")
     expect(page.get_by_role("button", name="Analyze again")).to_have_count(0)

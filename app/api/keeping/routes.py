@@ -1,11 +1,12 @@
-"""What is kept: analyzing again, pins, deleting."""
+"""What is kept: analyzing again, pins, deleting, exports, retention."""
 
 from __future__ import annotations
 
 import uuid
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from fastapi import APIRouter, Path, Response
+from fastapi.responses import StreamingResponse
 
 from app.api.frame import problems
 from app.api.keeping.bodies import (
@@ -24,13 +25,17 @@ from app.inputs.keeping import retention_rules
 from app.services.keeping.again import Selection, analyze_again, analyze_many_again
 from app.services.keeping.changes import archive_job, pin_session, rename_job
 from app.services.keeping.delete import delete_job, delete_session
+from app.services.keeping.export import export_job, export_project, export_session
 from app.services.keeping.retention import rules_of, set_rules, uses_of
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from app.services.container import Container
 
 ACCEPTED: Final = 202
 NO_CONTENT: Final = 204
+TAR: Final = "application/x-tar"
 
 JobName = Annotated[str, Path(description="Name of the job.")]
 
@@ -41,6 +46,7 @@ def router() -> APIRouter:
     _sessions(routes)
     _jobs(routes)
     _retention(routes)
+    _exports(routes)
     return routes
 
 
@@ -122,4 +128,51 @@ def _state(here: Container) -> RetentionStateBody:
     return RetentionStateBody(
         rules=RetentionBody.model_validate(rules),
         uses={name: UseBody.model_validate(use) for name, use in uses.items()},
+    )
+
+
+def _exports(routes: APIRouter) -> None:
+    answers: dict[int | str, dict[str, Any]] = {
+        200: {"description": "A folder for each session", "content": {TAR: {}}}
+    }
+
+    @routes.get(
+        "/sessions/{session}/export",
+        summary="A session as a tar file",
+        response_class=Response,
+        responses=answers,
+    )
+    def get_session_export(here: Here, session: uuid.UUID) -> StreamingResponse:
+        """Return metadata, operations as Parquet, report and heatmaps."""
+        return _download(export_session(here, session), f"paceline-session-{session}")
+
+    @routes.get(
+        "/jobs/{job}/export",
+        summary="A job as a tar file",
+        response_class=Response,
+        responses=answers,
+    )
+    def get_job_export(here: Here, job: JobName) -> StreamingResponse:
+        """Return all its sessions, the oldest first."""
+        return _download(export_job(here, job), "paceline-job")
+
+    @routes.get(
+        "/export",
+        summary="The whole project as a tar file",
+        response_class=Response,
+        responses=answers,
+    )
+    def get_project_export(here: Here) -> StreamingResponse:
+        """Return all its sessions, the oldest first."""
+        return _download(export_project(here), "paceline-project")
+
+
+def _download(pieces: Iterator[bytes], name: str) -> StreamingResponse:
+    return StreamingResponse(
+        pieces,
+        media_type=TAR,
+        headers={
+            "Content-Disposition": f'attachment; filename="{name}.tar"',
+            "Cache-Control": "no-store",
+        },
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated
+from urllib.parse import quote
 
 import typer
 
@@ -75,6 +76,37 @@ def delete_sessions(
     if not yes:
         typer.confirm(f"Delete {len(ids)} session{'' if len(ids) == 1 else 's'}?", abort=True)
     delete(ids, server=server)
+
+
+OutOption = Annotated[Path | None, typer.Option(dir_okay=False, help="File to write [its name]")]
+
+
+@sessions.command("export")
+def export_session(
+    session: Annotated[str, typer.Argument(metavar="SESSION", help="Its id")],
+    *,
+    out: OutOption = None,
+    server: ServerOption = LOCAL_SERVER,
+) -> None:
+    """Write a session into a tar file: metadata, operations, report, heatmaps."""
+    from app.cli.keeping.sessions import export
+
+    export(
+        f"/api/v1/sessions/{session}/export",
+        out or Path(f"session-{session}.tar"),
+        server=server,
+    )
+
+
+@jobs.command("export")
+def export_job(
+    job: JobArgument, *, out: OutOption = None, server: ServerOption = LOCAL_SERVER
+) -> None:
+    """Write all sessions of a job into a tar file."""
+    from app.cli.keeping.sessions import export
+
+    path = f"/api/v1/jobs/{quote(job, safe='')}/export"
+    export(path, out or Path("job.tar"), server=server)
 
 
 @jobs.command("rename")

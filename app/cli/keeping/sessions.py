@@ -6,11 +6,13 @@ import sys
 from datetime import UTC
 from typing import TYPE_CHECKING, Any, Final
 
+from app.cli.files import FileError
 from app.cli.server import Server
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from datetime import datetime
+    from pathlib import Path
 
 # Queued by one request.
 AT_ONCE: Final = 100
@@ -82,3 +84,21 @@ def delete(ids: Sequence[str], *, server: str) -> None:
         for session in ids:
             asked.exchange("DELETE", f"/api/v1/sessions/{session}", None)
             sys.stderr.write(f"{session} is deleted\n")
+
+
+def export(path: str, target: Path, *, server: str) -> None:
+    """Write what the server exports at a path into a file, and print where it is.
+
+    Raises
+    ------
+    ServerError
+    FileError
+        If the file cannot be written.
+    """
+    with Server(server) as asked:
+        try:
+            size = asked.download(path, target)
+        except OSError as error:
+            raise FileError(f"{target} cannot be written: {error}") from error
+    sys.stderr.write(f"{size:,} bytes\n")
+    sys.stdout.write(f"{target}\n")

@@ -233,7 +233,8 @@ export class SessionReport {
     this.loading = new AbortController();
     const signal = AbortSignal.any([this.signal, this.loading.signal]);
     const element = $('#timeline');
-    element.setAttribute('aria-busy', 'true');
+    const { gone } = element.dataset;
+    if (!gone) element.setAttribute('aria-busy', 'true');
     const query = new URLSearchParams({ step: String(step) });
     if (ranks.length < dp) for (const rank of ranks) query.append('dp', String(rank));
     const named = ranks.length < dp ? `DP rank${ranks.length > 1 ? `s ${ranks[0]} to ${ranks.at(-1)}` : ` ${ranks[0]}`}` : '';
@@ -241,6 +242,10 @@ export class SessionReport {
     $('#lanes-note').textContent = named ? `; ${named} of ${count(dp)}` : '';
     query.set('format', 'lanes');
     const reading = $('#op-read');
+    if (gone) {
+      reading.textContent = gone;
+      return;
+    }
     try {
       if (this.timeline.data) {
         reading.textContent = `Fetching step ${step}; above is still step ${this.timeline.data.step}.`;
