@@ -305,7 +305,7 @@ def test_two_migrations_at_once_make_one_schema(engine: Engine) -> None:
 
 def test_a_table_that_is_in_use_holds_nobody_up_and_is_changed_afterwards(engine: Engine) -> None:
     """A reader that takes long, others after it, and the change that waits between them."""
-    migrate.upgrade(engine.url, "0015")
+    migrate.upgrade(engine.url, "0016")
     failures: list[Exception] = []
 
     def upgrade() -> None:
@@ -319,16 +319,16 @@ def test_a_table_that_is_in_use_holds_nobody_up_and_is_changed_afterwards(engine
         " AND wait_event_type = 'Lock' AND datname = current_database()"
     )
     thread = threading.Thread(target=upgrade)
-    with engine.connect() as reader, engine.connect() as watcher:
+    # A transaction keeps to what it saw of others first.
+    watching = engine.execution_options(isolation_level="AUTOCOMMIT")
+    with engine.connect() as reader, watching.connect() as watcher:
         reader.execute(text("SELECT count(*) FROM session"))
         thread.start()
-        # A transaction keeps to what it saw of others first.
-        watcher = watcher.execution_options(isolation_level="AUTOCOMMIT")
         wait_for(lambda: watcher.execute(waits).scalar_one(), "change that waits")
         with engine.connect() as other:
             # Behind the change, which gives way: without that this would wait for the reader.
             other.execute(text("SELECT count(*) FROM session"))
-        assert migrate.current_revision(engine) == "0015"
+        assert migrate.current_revision(engine) == "0016"
         reader.rollback()
     thread.join()
     assert failures == []
