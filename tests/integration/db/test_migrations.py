@@ -338,13 +338,13 @@ def test_a_table_that_is_in_use_holds_nobody_up_and_is_changed_afterwards(engine
 def test_who_never_lets_a_table_go_is_told_of_in_a_sentence(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    migrate.upgrade(engine.url, "0013")
+    migrate.upgrade(engine.url, "0016")
     monkeypatch.setattr(migrate, "PATIENCE_S", 0.0)
     with engine.connect() as reader:
         reader.execute(text("SELECT count(*) FROM session"))
         with pytest.raises(StartupError, match="Tables were in use"):
             migrate.upgrade(engine.url)
-    assert migrate.current_revision(engine) == "0013"
+    assert migrate.current_revision(engine) == "0016"
 
 
 def test_every_constraint_and_index_is_named_by_convention(engine: Engine) -> None:
