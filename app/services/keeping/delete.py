@@ -8,12 +8,12 @@ way stores nothing. The sweeper takes the project away piece by piece, also afte
 from __future__ import annotations
 
 import uuid
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from sqlalchemy import delete, insert, select, update
 
 from app.db.models.access import Project
-from app.db.models.alerts import AlertFacts
+from app.db.models.base import Base
 from app.db.models.sessions import Job, Session
 from app.errors import NotFoundError
 from app.services.access.audit import Action, record
@@ -24,6 +24,10 @@ from app.services.usage.count import recount
 if TYPE_CHECKING:
     from app.db.unit_of_work import UnitOfWork
     from app.services.container import Container
+
+
+# Columns of a table that refers to a session and to its job.
+_OF_BOTH: Final = {"session_id", "job_id"}
 
 
 def delete_session(container: Container, session_id: uuid.UUID) -> None:
@@ -55,8 +59,7 @@ def delete_session(container: Container, session_id: uuid.UUID) -> None:
             insert(Job).values(project_id=grave, name=row.name).returning(Job.id)
         ).scalar_one()
         take_along(tx, select(Session.id).where(Session.id == session_id), grave)
-        # What rules saw of it belongs to its job, too.
-        tx.session.execute(delete(AlertFacts).where(AlertFacts.session_id == session_id))
+        _drop_what_is_of_its_job(tx, session_id)
         # The references of all rows that belong to it follow.
         tx.session.execute(
             update(Session)
@@ -102,6 +105,14 @@ def delete_job(container: Container, job: str) -> None:
         record(tx, container.principal, Action.DELETED, f"job {job}", project_id=source)
     with container.uow() as tx:
         recount(tx, source)
+
+
+def _drop_what_is_of_its_job(tx: UnitOfWork, session_id: uuid.UUID) -> None:
+    """Delete what refers to a session and to its job, which it leaves: rules' facts, readings."""
+    for mapper in Base.registry.mappers:
+        if set(mapper.columns.keys()) >= _OF_BOTH:
+            of_session = mapper.class_.session_id == session_id
+            tx.session.execute(delete(mapper.class_).where(of_session))
 
 
 def no_job(job: str) -> NotFoundError:
