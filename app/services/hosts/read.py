@@ -232,7 +232,7 @@ def list_hosts(  # noqa: PLR0913 - what an address may ask for
 
 
 def _by_host(tx: Reads, span: Span, words: str) -> list[HostRow]:
-    """Return every host with its sums, in two steps: nothing of all readings is ever sorted."""
+    """Return every host with its sums: first by job and cause, so that words look at few rows."""
     reading = priced(tx, span).c
     parts = (
         select(

@@ -63,6 +63,23 @@ def test_a_fix_that_helped_is_held_against_what_was_predicted(
     assert "slower than in session 2" in turned
 
 
+def test_a_resolved_incident_leads_to_the_sessions_before_and_after_it(
+    container: Container, client: httpx.Client
+) -> None:
+    for slow in (1.8, 1.8, 1.0, 1.0, 1.0):
+        analyzed(container, trace(slow))
+    over = page(client, "/incidents").one("section", aria_label="Resolved incidents")
+    address = next(
+        link.attributes["href"] for link in over.all("a") if "/compare" in link.attributes["href"]
+    )
+    found = page(client, address)
+    assert "of the predicted gain was realised" in found.text
+    assert "faster" in found.one("h1").text
+    chosen = page(client, f"/incidents/{address.rpartition('=')[2]}")
+    host = next(link for link in chosen.all("a") if link.attributes["href"].startswith("/hosts/"))
+    assert "slow in 2 of 5 sessions" in page(client, host.attributes["href"]).one("h1").text
+
+
 def test_two_sessions_alike_show_no_difference(container: Container, client: httpx.Client) -> None:
     a, b = analyzed(container, trace()), analyzed(container, trace())
     found = page(client, f"/compare?a={a}&b={b}")
