@@ -141,6 +141,7 @@ NEEDS: Final[Mapping[str, Need]] = {
     "GET /channels/new": _OPERATE,
     "GET /channels/{channel}": _READ,
     "GET /compare": _READ,
+    "GET /compare/times": _READ,
     "GET /compare/{name}.csv": _READ,
     "GET /hosts": _READ,
     "GET /hosts.csv": _READ,

@@ -16,6 +16,7 @@ from tests.e2e.test_pages import (
     in_every_look,
     job_trace,
 )
+from tests.integration.compare.test_times import fill
 
 if TYPE_CHECKING:
     from app.bootstrap import Container
@@ -55,3 +56,16 @@ def test_a_job_leads_to_its_sessions_side_by_side(
     expect(page.locator("h1")).to_contain_text("slower than in session 1")
     page.locator(".below a", has_text="node-").first.click()
     page.wait_for_url("**/hosts/node-*")
+
+
+@in_every_look
+def test_two_times_of_a_job(container: Container, site: str, visitor: Visitor, look: Look) -> None:
+    fill(container)
+    page = visitor.open(f"{site}/compare/times?job=llm", look)
+    expect(page.locator("h1")).to_contain_text("4 sessions")
+    keep(page, f"compare-times-{look.name}")
+    expect_well_made(page, site, look)
+    page.get_by_label("A from, UTC").fill("2020-01-01T00:00")
+    page.get_by_label("A to").fill("2020-01-02T00:00")
+    page.get_by_role("button", name="Compare").click()
+    expect(page.locator("h1")).to_contain_text("there is nothing to compare")

@@ -9,9 +9,11 @@ from fastapi import APIRouter, Query
 from fastapi.responses import Response
 
 from app.dashboard.compare.exports import EXPORTS
+from app.dashboard.compare.times import bounds_of, times_page
 from app.dashboard.compare.view import compare_page
 from app.door.here import Here
 from app.errors import NotFoundError
+from app.services.compare.ranges import compare_times
 from app.services.compare.read import compare_sessions, latest_two, sessions_of_incident
 
 if TYPE_CHECKING:
@@ -38,6 +40,27 @@ def add_compare_pages(routes: APIRouter, pages: Pages) -> None:
                 return pages.not_found(_what(a, b, incident, job), nav)
         page = compare_page(found)
         return pages.render("compare/page.html", nav, page=page, now=found.now)
+
+    @routes.get("/compare/times")
+    def compare_times_route(  # noqa: PLR0913 - what an address may ask for
+        container: Here,
+        *,
+        job: Asked = "",
+        a_from: Asked = "",
+        a_to: Asked = "",
+        b_from: Asked = "",
+        b_to: Asked = "",
+    ) -> Response:
+        with pages.reading(container) as (tx, nav):
+            if not job:
+                return pages.render("compare/choose.html", nav, now=tx.now)
+            bounds = bounds_of((a_from, a_to, b_from, b_to), tx.now)
+            try:
+                found = compare_times(tx, job, *bounds)
+            except NotFoundError:
+                return pages.not_found(f"job {job}", nav)
+        page = times_page(found)
+        return pages.render("compare/times.html", nav, page=page, now=found.now)
 
     @routes.get("/compare/{name}.csv")
     def compare_file_route(container: Here, name: str, a: uuid.UUID, b: uuid.UUID) -> Response:

@@ -14,6 +14,7 @@ from app.analysis.diagnosis.causes.registry import title_of
 from app.analysis.report.heatmaps import encode_heatmap
 from app.analysis.wording import hours
 from app.dashboard.compare.histogram import Histogram, histogram
+from app.dashboard.compare.words import chance, change_s
 from app.dashboard.look.format import (
     MINUS,
     count,
@@ -43,8 +44,6 @@ WORKERS: Final = 8
 FIELDS: Final = 40
 # A worker that changed by less is not worth naming.
 WORTH: Final = 0.02
-# p below this is said as such.
-SMALL: Final = 0.001
 _MANY: Final = 3
 
 
@@ -246,13 +245,13 @@ def _facts(found: Comparison, fix: Recommendation | None) -> list[Fact]:
         ),
         Fact(
             "Difference",
-            _change_s(steps.change_s),
+            change_s(steps.change_s),
             "too few steps for an interval"
             if low is None or high is None
-            else f"95\N{NO-BREAK SPACE}%: {_change_s(low)} to {_change_s(high)}",
+            else f"95\N{NO-BREAK SPACE}%: {change_s(low)} to {change_s(high)}",
             "Of the means; the interval by drawing the steps of both anew",
         ),
-        Fact("Chance finding", *_chance(steps)),
+        Fact("Chance finding", *chance(steps)),
         Fact(
             "Gone, come",
             f"{listing(gone) or 'none'}, {listing(came).lower() or 'none'}",
@@ -260,21 +259,6 @@ def _facts(found: Comparison, fix: Recommendation | None) -> list[Fact]:
         ),
         _predicted(steps, fix),
     ]
-
-
-def _change_s(value: float) -> str:
-    text = seconds(abs(value))
-    return f"{MINUS}{text}" if value < 0 else f"+{text}"
-
-
-def _chance(steps: Difference) -> tuple[str, str, str]:
-    first, second = steps.steps
-    note = f"Mann{chr(0x2013)}Whitney, {count(first)} + {count(second)} steps"
-    hint = "How likely ranks of steps differ as much by chance; steps are taken as independent"
-    if steps.p is None:
-        return "Cannot say", f"{count(first)} and {count(second)} steps are too few", hint
-    said = "p < 0.001" if steps.p < SMALL else f"p = {steps.p:.3f}"
-    return f"{'No' if steps.real else 'Perhaps'}, {said}", note, hint
 
 
 def _predicted(steps: Difference, fix: Recommendation | None) -> Fact:
@@ -410,7 +394,7 @@ def _histogram_title(steps: Difference | None) -> str:
         return ""
     if not steps.real:
         return "Step times overlap"
-    return f"The mean step takes {_change_s(steps.change_s)}"
+    return f"The mean step takes {change_s(steps.change_s)}"
 
 
 def _cause(one: CauseChange) -> CauseLine:

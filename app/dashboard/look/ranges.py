@@ -88,7 +88,7 @@ def range_of(asked: str, begin: str, end: str, *, default: str = DAY) -> Range:
     default : str
         Name of the one without any of these.
     """
-    first, last = _moment(begin), _moment(end)
+    first, last = moment_in(begin), moment_in(end)
     if first is not None or last is not None:
         if first is not None and last is not None and last < first:
             first, last = last, first
@@ -114,7 +114,8 @@ def range_choices(chosen: Range, *, with_all: bool = False) -> RangeChoices:
     )
 
 
-def _moment(text: str) -> datetime | None:
+def moment_in(text: str) -> datetime | None:
+    """Return a moment that an address names; None where it is none. Without an offset it is UTC."""
     if not text or len(text) > MAX_CHARS:
         return None
     try:

@@ -72,6 +72,7 @@ BODIES: dict[str, object] = {
 QUERIES: dict[str, str] = {
     "GET /api/v1/sessions/{session}/timeline": "?step=1",
     "GET /compare": "?a={session}&b={session}",
+    "GET /compare/times": "?job={job}",
     "GET /compare/{name}.csv": "?a={session}&b={session}",
     "GET /plans": "?of={plan}",
     "GET /api/v1/jobs/{job}/tp/{group}/plan": "?attempt=0&wait_s=0",

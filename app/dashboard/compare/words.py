@@ -1,0 +1,37 @@
+"""Words that pages of comparisons share."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from app.dashboard.look.format import EN_DASH, MINUS, count, seconds
+
+if TYPE_CHECKING:
+    from app.services.compare.step_times import Difference
+
+# p below this is said as such.
+SMALL: Final = 0.001
+
+
+def change_s(value: float) -> str:
+    """Return a change of a time: ``−3.91 s``, ``+120 ms``."""
+    text = seconds(abs(value))
+    return f"{MINUS}{text}" if value < 0 else f"+{text}"
+
+
+def chance(steps: Difference, of: str = "step") -> tuple[str, str, str]:
+    """Return whether a difference may be a chance finding, what says so, and what that means.
+
+    Parameters
+    ----------
+    steps : Difference
+    of : str
+        What was compared.
+    """
+    first, second = steps.steps
+    note = f"Mann{EN_DASH}Whitney, {count(first)} + {count(second)} {of}s"
+    hint = f"How likely ranks differ as much by chance; {of}s are taken as independent"
+    if steps.p is None:
+        return "Cannot say", f"{count(first)} and {count(second)} {of}s are too few", hint
+    said = "p < 0.001" if steps.p < SMALL else f"p = {steps.p:.3f}"
+    return f"{'No' if steps.real else 'Perhaps'}, {said}", note, hint

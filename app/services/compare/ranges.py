@@ -1,0 +1,164 @@
+"""The read side of comparing two times of a job: all sessions of one against all of the other."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import TYPE_CHECKING, Final
+
+from sqlalchemy import select
+
+from app.alerts.facts import FACTS, Facts
+from app.analysis.diagnosis.finding import UNKNOWN
+from app.db.models.alerts import AlertFacts
+from app.db.models.sessions import Job
+from app.errors import NotFoundError
+from app.services.compare.step_times import Difference, difference
+
+if TYPE_CHECKING:
+    from app.db.unit_of_work import Reads
+
+# Sessions of a time that are read: the latest ones.
+MOST_SESSIONS: Final = 500
+
+
+@dataclass(frozen=True, slots=True)
+class TimeSide:
+    """A time of a job; `until` is not part of it.
+
+    Parameters
+    ----------
+    since, until : datetime
+    sessions : sequence of Facts
+        Those with a verdict, oldest first.
+    """
+
+    since: datetime
+    until: datetime
+    sessions: Sequence[Facts]
+
+    @property
+    def step_times(self) -> list[float]:
+        """Return the median step of each session, seconds."""
+        return [one.step_time_s for one in self.sessions if one.step_time_s is not None]
+
+    @property
+    def slowdown(self) -> float | None:
+        """Return the median slowdown."""
+        found = [one.shown.slowdown for one in self.sessions if one.shown is not None]
+        return statistics.median(found) if found else None
+
+    @property
+    def layouts(self) -> frozenset[str]:
+        """Return the sizes that the job had."""
+        return frozenset(one.layout for one in self.sessions)
+
+    def named(self, cause: str) -> int:
+        """Return in how many sessions a cause is named."""
+        return sum(any(one.cause == cause for one in facts.causes) for facts in self.sessions)
+
+
+@dataclass(frozen=True, slots=True)
+class CauseCount:
+    """A cause, and in how many sessions of each time it is named."""
+
+    cause: str
+    before: int
+    after: int
+
+
+@dataclass(frozen=True, slots=True)
+class TimesComparison:
+    """Two times of a job.
+
+    Parameters
+    ----------
+    now : datetime
+    job : str
+    a, b : TimeSide
+    step_times : Difference or None
+        Of the sessions' median steps; None where one side has none.
+    causes : tuple of CauseCount
+        The one whose share of sessions changed most first.
+    """
+
+    now: datetime
+    job: str
+    a: TimeSide
+    b: TimeSide
+    step_times: Difference | None
+    causes: tuple[CauseCount, ...]
+
+    @property
+    def same_sizes(self) -> bool:
+        """Return whether the job had the same sizes throughout."""
+        return len(self.a.layouts | self.b.layouts) <= 1
+
+
+def compare_times(
+    tx: Reads,
+    job: str,
+    before: tuple[datetime, datetime],
+    after: tuple[datetime, datetime],
+) -> TimesComparison:
+    """Return two times of a job side by side.
+
+    Parameters
+    ----------
+    tx : Reads
+    job : str
+    before, after : (datetime, datetime)
+        Begin and end; the end is not part of it.
+
+    Raises
+    ------
+    NotFoundError
+        If there is no such job.
+    """
+    job_id = tx.session.execute(select(Job.id).where(Job.name == job)).scalar()
+    if job_id is None:
+        raise NotFoundError(f"There is no job {job}.")
+    a, b = (_side(tx, job_id, *bounds) for bounds in (before, after))
+    both = a.step_times and b.step_times
+    return TimesComparison(
+        now=tx.now,
+        job=job,
+        a=a,
+        b=b,
+        step_times=difference(a.step_times, b.step_times) if both else None,
+        causes=_causes(a, b),
+    )
+
+
+def _side(tx: Reads, job_id: int, since: datetime, until: datetime) -> TimeSide:
+    rows = tx.session.execute(
+        select(AlertFacts.document)
+        .where(
+            AlertFacts.job_id == job_id,
+            AlertFacts.received_at >= since,
+            AlertFacts.received_at < until,
+        )
+        .order_by(AlertFacts.received_at.desc(), AlertFacts.session_id)
+        .limit(MOST_SESSIONS)
+    ).scalars()
+    found = [FACTS.validate_python(document) for document in rows]
+    return TimeSide(since, until, [one for one in found if one.slowdown is not None][::-1])
+
+
+def _causes(a: TimeSide, b: TimeSide) -> tuple[CauseCount, ...]:
+    names = {
+        cause.cause
+        for side in (a, b)
+        for facts in side.sessions
+        for cause in facts.causes
+        if cause.cause != UNKNOWN
+    }
+    found = [CauseCount(name, a.named(name), b.named(name)) for name in names]
+
+    def changed(one: CauseCount) -> float:
+        before = one.before / max(1, len(a.sessions))
+        return abs(one.after / max(1, len(b.sessions)) - before)
+
+    return tuple(sorted(found, key=lambda one: (-changed(one), one.cause)))

@@ -1,0 +1,62 @@
+"""Two times of a job over HTTP."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING
+
+from sqlalchemy import update
+
+from app.dashboard.compare.times import USUAL, bounds_of
+from app.db.models.alerts import AlertFacts
+from tests.integration.compare.test_pages import page
+from tests.support.alerting import Alerting
+
+if TYPE_CHECKING:
+    import httpx
+
+    from app.bootstrap import Container
+
+NOW = datetime(2026, 11, 22, 12, tzinfo=UTC)
+
+
+def fill(container: Container) -> None:
+    """Store a slow week and a fast one."""
+    alerting = Alerting(container)
+    found = [alerting.session(1.4) for _ in range(5)]
+    with container.uow() as tx:
+        tx.session.execute(
+            update(AlertFacts)
+            .where(AlertFacts.session_id.in_(found))
+            .values(received_at=AlertFacts.received_at - timedelta(days=9))
+        )
+    for _ in range(4):
+        alerting.session(1.0)
+
+
+def test_the_last_week_is_held_against_the_one_before(
+    container: Container, client: httpx.Client
+) -> None:
+    fill(container)
+    found = page(client, "/compare/times?job=llm")
+    assert "5 sessions" in found.one("h1").text
+    assert "4 sessions" in found.one("h1").text
+    assert "5 of 5" in found.one("table", "changes").text
+    fields = {one.attributes["name"] for one in found.all("input")}
+    assert {"job", "a_from", "a_to", "b_from", "b_to"} <= fields
+
+
+def test_a_time_without_sessions_says_so(container: Container, client: httpx.Client) -> None:
+    fill(container)
+    found = page(client, "/compare/times?job=llm&a_from=2020-01-01T00:00&a_to=2020-01-02T00:00")
+    assert "there is nothing to compare" in found.one("h1").text
+    assert client.get("/compare/times?job=nobody").status_code == 404
+    assert "Choose two sessions" in page(client, "/compare/times").one("h1").text
+
+
+def test_what_an_address_leaves_out_is_a_week() -> None:
+    (first, end), (begin, last) = bounds_of(("", "", "", ""), NOW)
+    assert (last, begin, end, first) == (NOW, NOW - USUAL, NOW - USUAL, NOW - 2 * USUAL)
+    asked = ("2026-11-02T00:00", "2026-11-01T00:00", "nonsense", "")
+    (first, end), (begin, last) = bounds_of(asked, NOW)
+    assert (first.day, end.day, begin, last) == (1, 2, NOW - USUAL, NOW)
