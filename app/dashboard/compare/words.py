@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from app.dashboard.look.format import EN_DASH, MINUS, count, seconds
+from app.dashboard.look.format import EN_DASH, MINUS, NBSP, count, seconds
 
 if TYPE_CHECKING:
     from app.services.compare.step_times import Difference
 
-# p below this is said as such.
+# p below this is said as such, and from here on a chance finding is likely.
 SMALL: Final = 0.001
+LARGE: Final = 0.05
 
 
 def change_s(value: float) -> str:
     """Return a change of a time: ``−3.91 s``, ``+120 ms``."""
+    if value == 0.0:
+        return f"0{NBSP}s"
     text = seconds(abs(value))
     return f"{MINUS}{text}" if value < 0 else f"+{text}"
 
@@ -34,4 +37,5 @@ def chance(steps: Difference, of: str = "step") -> tuple[str, str, str]:
     if steps.p is None:
         return "Cannot say", f"{count(first)} and {count(second)} {of}s are too few", hint
     said = "p < 0.001" if steps.p < SMALL else f"p = {steps.p:.3f}"
-    return f"{'No' if steps.real else 'Perhaps'}, {said}", note, hint
+    by_chance = "Likely" if steps.p >= LARGE else "No" if steps.real else "Perhaps"
+    return f"{by_chance}, {said}", note, hint
