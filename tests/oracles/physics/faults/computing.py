@@ -132,6 +132,7 @@ def _thermal(world: World, rng: np.random.Generator) -> Struck:
 
 
 def _heavy(world: World, stage: int, rng: np.random.Generator) -> Struck:
+    """Give a stage more to compute; without the fault all stages share the same work evenly."""
     struck = world.copy()
     last_chunk = world.shape.vpp - 1 if stage == world.shape.pp - 1 else 0
     factor = _factor(rng, 1.2, 2.0) ** world.shape.vpp
