@@ -24,7 +24,7 @@ from app.analysis.synthesis.population import draw_session
 from app.analysis.synthesis.randomness import stream
 from app.analysis.synthesis.synthesize import SyntheticSession, synthesize
 from app.analysis.trace.model import Sizes
-from benchmarks import hosts
+from benchmarks import coverage, hosts
 from benchmarks.svg import Axis, Series, plot
 
 # The paper's job, section 6, and what it measured and estimated.
@@ -238,7 +238,7 @@ def main() -> None:
     arguments = parser.parse_args()
     levels = [compare(slowed(factor_for(measured))) for measured, _ in _PAPER]
     many = random_jobs(arguments.jobs, arguments.seed)
-    lines = [*document(levels, many, arguments.seed), *hosts.section()]
+    lines = [*document(levels, many, arguments.seed), *coverage.section(), *hosts.section()]
     arguments.out.mkdir(parents=True, exist_ok=True)
     (arguments.out / "fidelity.md").write_text("\n".join(lines), encoding="utf-8")
     (arguments.out / "fidelity-bias.svg").write_text(bias_figure(), encoding="utf-8")

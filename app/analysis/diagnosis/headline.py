@@ -8,19 +8,23 @@ without them.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
 
 from app.analysis.diagnosis.diagnose import Diagnosis
 from app.analysis.diagnosis.finding import UNKNOWN, Cause
-from app.analysis.replay.confidence import Interval, draws, interval
+from app.analysis.json_text import OMITTED
+from app.analysis.replay.confidence import FEWEST_STEPS, Interval, ratio_by_blocks
 from app.analysis.replay.metrics import Metrics
 
 # With more of the loss unexplained the job without its causes is not known either.
 MOST_UNKNOWN: Final = 0.1
 # S and the headline are both said in words where they differ by more.
 WORTH_SAYING: Final = 0.02
+# How far 95 % of headlines are off for their own steps, at most: a worker's healthy speed is known
+# from its peers', and what a cause alone costs from a model of the job (docs/fidelity.md).
+ERROR: Final = 0.02
 # Why they do.
 WHY_S_DIFFERS: Final = "its ideal is a mean over all workers, stragglers included"
 
@@ -43,17 +47,22 @@ class Headline:
     slowdown : float
         Step time ÷ the reference.
     ci95 : (float, float) or None
-        By drawing the steps anew; None in a report of version 0.1.0, until it is analyzed again.
+        Of the job, of which these steps are some: by drawing blocks of steps anew; where the
+        headline is S that of S. None of fewer than 20 steps with causes, and in a report of
+        version 0.1.0, until it is analyzed again.
     reference_step_time_s : float
         Seconds: the mean step without the causes; of the published kind, the mean ideal step.
     kind : HeadlineKind
         ``causes``, or ``published`` where the headline is S.
+    ci95_reason : str or None
+        Why there is no interval.
     """
 
     slowdown: float
     ci95: Interval | None
     reference_step_time_s: float
     kind: HeadlineKind
+    ci95_reason: str | None = field(default=None, metadata=OMITTED)
 
     @property
     def waste(self) -> float:
@@ -94,7 +103,19 @@ def headline(
     if not known or judged is None or judged.unknown_share > MOST_UNKNOWN:
         ideal_s = metrics.ideal_step_s
         return Headline(metrics.slowdown, published_ci95, ideal_s, HeadlineKind.PUBLISHED)
-    weights = draws(len(judged.steps_s))
-    drawn = (weights @ judged.steps_s) / (weights @ judged.reference_s)
     reference_s = float(judged.reference_s.mean())
-    return Headline(diagnosis.slowdown, interval(drawn), reference_s, HeadlineKind.CAUSES)
+    ci95 = ratio_by_blocks(judged.steps_s, judged.reference_s, error=ERROR)
+    return Headline(
+        diagnosis.slowdown,
+        ci95,
+        reference_s,
+        HeadlineKind.CAUSES,
+        ci95_reason=too_few_steps(len(judged.steps_s)) if ci95 is None else None,
+    )
+
+
+def too_few_steps(steps: int) -> str:
+    """Return why there is no interval."""
+    return (
+        f"{steps} steps do not tell how often a job has spells: the interval needs {FEWEST_STEPS}"
+    )

@@ -89,7 +89,7 @@ def test_report_and_headline_are_stored(container: Container, keeper: LeaseKeepe
     assert row.discrepancy == pytest.approx(report.fidelity.discrepancy)
     assert report.headline.kind is HeadlineKind.CAUSES
     assert (row.headline_slowdown, row.headline_kind) == (report.headline.slowdown, "causes")
-    assert (row.headline_low, row.headline_high) == report.headline.ci95
+    assert (row.headline_low, row.headline_high) == (report.headline.ci95 or (None, None))
     assert row.headline_gpu_hours_lost == pytest.approx(report.lost_gpu_hours)
     assert row.headline is not None
     assert row.headline.sentence == report.verdict.sentence

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
-from app.analysis.diagnosis.headline import Headline, HeadlineKind
+from app.analysis.diagnosis.headline import ERROR, Headline, HeadlineKind
 from app.analysis.report.build import analyze
 from app.analysis.synthesis.injections.base import Injection
 from app.analysis.synthesis.injections.computations import (
@@ -13,7 +15,7 @@ from app.analysis.synthesis.injections.computations import (
     StageImbalance,
 )
 from app.analysis.synthesis.injections.transfers import SlowLink
-from tests.unit.analysis.diagnosis.jobs import session
+from tests.unit.analysis.diagnosis.jobs import JOB, session
 
 
 def test_a_strong_straggler_is_not_underestimated() -> None:
@@ -27,9 +29,22 @@ def test_a_strong_straggler_is_not_underestimated() -> None:
     assert shown.slowdown == pytest.approx(truth, rel=0.03)
     assert shown.reference_step_time_s == pytest.approx(healthy_s, rel=0.03)
     assert shown.slowdown == report.diagnosis.slowdown > 1.1 * report.slowdown
-    assert shown.ci95 is not None
-    low, high = shown.ci95
-    assert low <= shown.slowdown <= high
+
+
+def test_the_interval_needs_steps_enough_to_tell_spells_by() -> None:
+    few = analyze(session(SlowWorker((1, 0), 3.0)).trace).report.headline
+    assert few.ci95 is None
+    assert few.ci95_reason is not None
+    assert few.ci95_reason.startswith("12 steps do not tell")
+
+    job = replace(JOB, steps=20)
+    enough = analyze(session(SlowWorker((1, 0), 3.0), job=job).trace).report.headline
+    assert enough.ci95_reason is None
+    assert enough.ci95 is not None
+    low, high = enough.ci95
+    # steps are alike, so that only the headline's own error is left
+    assert low == pytest.approx(enough.slowdown / (1 + ERROR), rel=0.01)
+    assert high == pytest.approx(enough.slowdown * (1 + ERROR), rel=0.01)
 
 
 def test_costs_are_counted_against_the_reference() -> None:

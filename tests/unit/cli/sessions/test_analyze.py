@@ -42,8 +42,9 @@ def test_adaptations_are_said_with_what_they_bring() -> None:
 
 def test_the_headline_is_said_where_it_is_another_than_the_published_slowdown() -> None:
     report = reports.scenario("slow-worker")
-    strong = replace(report.headline, slowdown=1.1 * report.slowdown)
-    alike = replace(report.headline, slowdown=1.01 * report.slowdown)
+    shown_s = replace(report.headline, ci95=report.slowdown_ci95, ci95_reason=None)
+    strong = replace(shown_s, slowdown=1.1 * report.slowdown)
+    alike = replace(shown_s, slowdown=1.01 * report.slowdown)
 
     def lines(headline: Headline) -> list[str]:
         return shown(replace(report, headline=headline)).splitlines()[2:4]
