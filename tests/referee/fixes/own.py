@@ -13,7 +13,11 @@ from app.analysis.report.build import analyze
 from app.analysis.synthesis.costs import healthy_work
 from app.analysis.synthesis.execution import StepWork, execute
 from app.analysis.synthesis.injections.base import Injection
-from app.analysis.synthesis.injections.computations import GarbageCollection, StageImbalance
+from app.analysis.synthesis.injections.computations import (
+    GarbageCollection,
+    StageImbalance,
+    TensorParallelStraggler,
+)
 from app.analysis.synthesis.job import JobModel
 from app.analysis.synthesis.population import CAUSES, Goal, afflict, draw_job, needs_of
 from app.analysis.synthesis.program import build_program
@@ -38,6 +42,7 @@ REMOVES: Final[Mapping[str, frozenset[str]]] = {
     "replace_worker": frozenset({"slow_worker", "thermal_throttling"}),
     "cool_device": frozenset({"slow_worker", "thermal_throttling"}),
     "replace_rank": frozenset({"tensor_parallel_straggler"}),
+    "shed_work": frozenset(),
     "defragment_memory": frozenset({"memory_fragmentation"}),
     "separate_kernels": frozenset({"false_kernel_dependency"}),
     "repair_link": frozenset({"network"}),
@@ -94,6 +99,8 @@ def made_s(session: SyntheticSession, item: Advised) -> float:
     work.numbers = step_numbers(job, seed)
     if item.fix.action == "even_stages":
         work = _divided(work, session, item)
+    elif item.fix.action == "shed_work":
+        work = _work_shed(work, session, item)
     elif item.fix.balancing is not None and removed:
         work = _balanced(work, session, item.fix.balancing)
     else:
@@ -128,6 +135,31 @@ def _collect_together(
         size = (len(work.program.first), job.sizes.dp)
         pause_ns = removed.pause_ns * (1 + removed.growth * age[step])
         work.delay_ns[list(work.program.first), step] += pause_ns * rng.lognormal(-0.02, 0.2, size)
+
+
+def _work_shed(work: StepWork, session: SyntheticSession, item: Advised) -> StepWork:
+    """Let ranks compute as many columns as the plans leave them."""
+    job, program = session.job, work.program
+    healthy_ns = work.duration_ns.copy()
+    inject(work, job, session.injections, session.seed)
+    assert item.report.tensor is not None
+    left = {group.worker: group.advice for group in item.report.tensor.groups}
+    for number, injection in enumerate(session.injections):
+        if not isinstance(injection, TensorParallelStraggler) or injection.worker not in left:
+            continue
+        advice, (dp, pp) = left[injection.worker], injection.worker
+        rng = stream(session.seed, "injection", number, injection.cause)
+        times = np.ones((job.sizes.tp, job.steps))
+        active = injection.spells.active(job.steps, rng)
+        times[injection.tensor_rank, active] = injection.factor
+        for share in advice.best.ranks:
+            less = share.resized_columns + share.migrated_columns - share.received_columns
+            times[share.rank] *= 1 - less / advice.columns
+        mine = program.of_types(FORWARD_COMPUTE, BACKWARD_COMPUTE) & (program.stage == pp)
+        shared = job.costs.tensor_share
+        factor = shared + (1 - shared) * times.max(axis=0)
+        work.duration_ns[mine, :, dp] = healthy_ns[mine, :, dp] * factor
+    return work
 
 
 def _balanced(work: StepWork, session: SyntheticSession, plan: Balancing) -> StepWork:

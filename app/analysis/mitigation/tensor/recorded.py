@@ -157,10 +157,19 @@ def _group_of(group: Waiting, computing: float, steps: int, columns: int) -> Gro
 
 
 def _share_gained(group: Waiting, best: Alternative, steps: int) -> float:
-    """Return which share of the group's waiting a plan saves."""
-    waited_s = float(np.maximum(group.waits.wait_ns, 0.0).sum()) * NS / steps
-    saved_s = max(rank.time_s for rank in best.ranks) - best.predicted_time_s
-    return min(max(saved_s / waited_s, 0.0), 1.0)
+    """Return which share of the group's waiting a plan saves.
+
+    A plan takes the same share of the slow rank's work off in every step, and none can save more
+    than it waits for: of a rank that is slow by spells it saves less than of one that always is.
+    """
+    waited = np.maximum(group.waits.wait_ns, 0.0) * NS
+    _, number = np.unique(group.waits.step, return_inverse=True)
+    by_step_s = np.bincount(number, weights=waited, minlength=steps)
+    slowest_s = max(rank.time_s for rank in best.ranks)
+    share = (slowest_s - best.predicted_time_s) / slowest_s
+    own_s = np.maximum(slowest_s - by_step_s.mean(), 0.0) + by_step_s
+    saved_s = np.minimum(by_step_s, share * own_s)
+    return min(max(float(saved_s.sum() / by_step_s.sum()), 0.0), 1.0)
 
 
 def _of_all(
