@@ -19,7 +19,7 @@ from app.api.frame.headers import SecurityHeaders, security_headers
 from app.api.frame.methods import Methods
 from app.api.hosts import routes as hosts
 from app.api.keeping import routes as keeping
-from app.api.sessions import attempts, chunks, compare, events, what_if
+from app.api.sessions import attempts, chunks, compare, events, search, what_if
 from app.api.sessions import read as sessions
 from app.api.sessions import send as ingest
 from app.api.sessions.intake import Ingest
@@ -105,6 +105,7 @@ def create_app(container: Container) -> FastAPI:
         compare.router(),
         hosts.router(),
         fixes.router(),
+        search.router(),
         plans.router(),
         advice.router(),
         switch.router(waiting),

@@ -44,6 +44,7 @@ NEEDS: Final[Mapping[str, Need]] = {
     "GET /api/v1/jobs/{job}/tp/mode": _READ,
     "PUT /api/v1/jobs/{job}/tp/mode": _OPERATE,
     # sessions
+    "GET /api/v1/search": _READ,
     "GET /api/v1/sessions": _READ,
     "GET /api/v1/sessions/{session}": _READ,
     "GET /api/v1/sessions/{session}/report": _READ,

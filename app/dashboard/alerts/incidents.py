@@ -299,7 +299,8 @@ def _page_url(path: str, asked: IncidentsInAddress, number: int) -> str:
 
 def _standing(incident: Incident, now: datetime) -> str:
     """Return the detail behind the word for its state."""
-    return "" if incident.state is IncidentState.PENDING else context(incident, now)
+    by_a_person = incident.state in (IncidentState.ACKNOWLEDGED, IncidentState.SILENCED)
+    return context(incident, now) if by_a_person else ""
 
 
 def _over(item: Over, chosen: uuid.UUID | None, asked: IncidentsInAddress) -> OverLine:

@@ -2,6 +2,7 @@
 import { here } from './here.js';
 import { copyable } from './clipboard.js';
 import { age } from './format.js';
+import { mountKeys } from './keys.js';
 import { Live } from './live.js';
 import { draw } from './plots.js';
 import { ranged } from './ranges.js';
@@ -122,6 +123,7 @@ function unsure() {
 }
 
 mount();
+mountKeys();
 new Live(document.getElementById('live'), { changed, unsure });
 setInterval(tick, TICK_MS);
 addEventListener('themechange', () => mounted.report?.redraw());

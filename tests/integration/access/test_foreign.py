@@ -345,6 +345,18 @@ def _searched(company: Company) -> list[tuple[str, str]]:
     )
 
 
+def test_words_and_orders_reach_nothing_of_another_project(
+    company: Company, theirs: Mapping[str, str]
+) -> None:
+    with company.client(company.token(Right.OPERATE)) as client:
+        for words in (SECRET, "node-7", "slow worker", theirs["session"], "1"):
+            answer = client.get("/api/v1/search", params={"q": words})
+            assert answer.json() == {"found": []}, words
+        for order in ({"order": "acknowledge"}, {"order": "assign", "to": "me"}):
+            body = order | {"incidents": [theirs["incident"]]}
+            assert client.post("/api/v1/incidents/orders", json=body).status_code == 404
+
+
 def test_names_of_another_project_are_free(company: Company, theirs: Mapping[str, str]) -> None:
     assert theirs
     with company.client(company.token(Right.OPERATE)) as client:

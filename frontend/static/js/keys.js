@@ -1,0 +1,118 @@
+// Single keys: search, moving along a list, acting on what is chosen there; and what opens the palette and the help.
+import { make, Palette } from './palette.js';
+
+const OFF = 'paceline-keys-off';
+const ROWS = '[data-row], .fleet tbody td a[href^="/jobs/"], .fleet tbody td a[href*="/jobs/"], .fleet tbody td.number a';
+const HELP = [
+  ['/', 'Search on this page, or everywhere'],
+  ['Ctrl K', 'Go to a job, session, host or incident'],
+  ['j', 'Next line'],
+  ['k', 'Line before'],
+  ['Enter', 'Open the line'],
+  ['x', 'Select the incident'],
+  ['a', 'Acknowledge what is selected, or the incident of the line, or the one that is open'],
+  ['s', 'Silence it'],
+  ['?', 'This help'],
+];
+
+let palette = null;
+let help = null;
+
+function off() {
+  try {
+    return localStorage.getItem(OFF) !== null;
+  } catch {
+    return false;
+  }
+}
+
+function turn(on) {
+  try {
+    if (on) localStorage.removeItem(OFF);
+    else localStorage.setItem(OFF, '1');
+  } catch {
+    // Storage may be refused; then keys stay as they are.
+  }
+}
+
+const shown = (elements) => [...elements].filter((element) => element.checkVisibility());
+
+function openPalette() {
+  palette ??= new Palette();
+  if (!palette.dialog.open) palette.open();
+}
+
+function openHelp() {
+  if (!help) {
+    const box = make('input', { type: 'checkbox' });
+    box.addEventListener('change', () => turn(box.checked));
+    const close = make('button', { type: 'button' }, 'Close');
+    help = make(
+      'dialog', { class: 'palette help', 'aria-label': 'Keys' },
+      make('h2', { class: 't' }, 'Keys'),
+      make('dl', {}, ...HELP.map(([key, words]) => make('div', {}, make('dt', {}, ...key.split(' ').map((part) => make('kbd', {}, part))), make('dd', {}, words)))),
+      make('label', { class: 'clear' }, box, 'Single keys act at once'), close,
+    );
+    close.addEventListener('click', () => help.close());
+    help.addEventListener('click', (event) => { if (event.target === help) help.close(); });
+    document.body.append(help);
+  }
+  help.querySelector('input').checked = !off();
+  help.showModal();
+}
+
+function search() {
+  const [field] = shown(document.querySelectorAll('#page [role=search] input[type=search]'));
+  if (!field) openPalette();
+  else {
+    field.focus();
+    field.select();
+  }
+}
+
+/** Move the focus along the lines of the page's lists. */
+function move(by) {
+  const rows = shown(document.querySelectorAll(ROWS));
+  if (!rows.length) return;
+  const at = rows.findIndex((row) => row.closest('tr').contains(document.activeElement));
+  const from = at < 0 ? rows.findIndex((row) => row.getAttribute('aria-current') === 'true') : at;
+  rows[Math.max(0, Math.min(rows.length - 1, at < 0 && from < 0 ? 0 : from + by))].focus();
+}
+
+const boxOfLine = () => document.activeElement?.closest('tr')?.querySelector('[data-pick]');
+
+/** Press a button of what is selected, of the line that has the focus, or of the incident that is open. */
+function press(many, one) {
+  const bar = document.querySelector('[data-bulk]');
+  if (bar?.hidden) boxOfLine()?.click();
+  const button = bar && !bar.hidden ? bar.querySelector(many) : shown(document.querySelectorAll(`[data-incident] ${one}`))[0];
+  button?.click();
+}
+
+const KEYS = {
+  '/': search,
+  '?': openHelp,
+  j: () => move(1),
+  k: () => move(-1),
+  x: () => boxOfLine()?.click(),
+  a: () => press('[data-many=acknowledge]', '[data-do=ack]'),
+  s: () => press('[data-asks=silence]', '[data-opens=silence]'),
+};
+
+export function mountKeys() {
+  const find = document.getElementById('find');
+  find.hidden = false;
+  find.addEventListener('click', openPalette);
+  addEventListener('keydown', (event) => {
+    if (event.key.toLowerCase() === 'k' && (event.ctrlKey || event.metaKey) && !event.altKey && !event.shiftKey) {
+      event.preventDefault();
+      openPalette();
+      return;
+    }
+    const writes = event.target.matches?.('input:not([type=checkbox]), textarea, select, [contenteditable]');
+    if (writes || event.ctrlKey || event.metaKey || event.altKey || event.repeat && !'jk'.includes(event.key)) return;
+    if (document.querySelector('dialog[open]') || !(event.key in KEYS) || (off() && event.key !== '?')) return;
+    event.preventDefault();
+    KEYS[event.key]();
+  });
+}

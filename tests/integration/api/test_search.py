@@ -1,0 +1,60 @@
+"""A few words lead to jobs, sessions, hosts and incidents of the own project."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.support.alerting import Alerting
+from tests.support.sessions import small_trace, store
+
+if TYPE_CHECKING:
+    from tests.integration.api.conftest import Installation
+
+
+def found(installation: Installation, words: str) -> list[tuple[str, str]]:
+    answer = installation.client.get("/api/v1/search", params={"q": words})
+    assert answer.status_code == 200, answer.text
+    return [(one["kind"], one["name"]) for one in answer.json()["found"]]
+
+
+@pytest.fixture
+def served(installation: Installation) -> Installation:
+    """Return a server with a job that fires, one of two sessions, and many alike."""
+    Alerting(installation.container).slow("dense_34b")
+    for _ in range(2):
+        store(installation.container, small_trace(), job="vision-7b")
+    for number in range(9):
+        store(installation.container, small_trace(), job=f"sweep-{number:03}")
+    return installation
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("", []),
+        ("dense", [("incident", "dense_34b: Slow worker: node-7"), ("job", "dense_34b")]),
+        ("34B DENSE", [("incident", "dense_34b: Slow worker: node-7"), ("job", "dense_34b")]),
+        ("slow worker", [("incident", "dense_34b: Slow worker: node-7")]),
+        ("node-7", [("incident", "dense_34b: Slow worker: node-7"), ("host", "node-7")]),
+        ("vision", [("job", "vision-7b")]),
+        ("session 2 vision", [("session", "vision-7b, session 2")]),
+        ("dense%34b", []),
+        ("no such thing", []),
+    ],
+)
+def test_words_lead_to_what_they_name(
+    served: Installation, words: str, expected: list[tuple[str, str]]
+) -> None:
+    assert found(served, words) == expected
+
+
+def test_a_handful_of_each_kind_and_an_id_alone(served: Installation) -> None:
+    assert found(served, "sweep") == [("job", f"sweep-{number:03}") for number in range(6)]
+    session = served.client.get("/api/v1/sessions?job=vision-7b").json()["sessions"][0]
+    answer = served.client.get("/api/v1/search", params={"q": session["session"]}).json()
+    [only] = answer["found"]
+    assert only["path"] == f"/sessions/{session['session']}"
+    for wrong in ("x" * 201, "a\x00b"):
+        assert served.client.get("/api/v1/search", params={"q": wrong}).status_code == 422
