@@ -19,7 +19,7 @@ ARGS ?=
 .SUFFIXES:
 .PHONY: help install install-dev demo serve test test-client test-unit test-integration test-e2e test-golden \
 	test-postgres-15 install-real-jobs real-jobs check lint format types imports structure js bench bench-client score \
-	fuzz cycles fidelity fixes fleet cost-model report-docs plan-table bench-tp soak lock upgrade image clean
+	fuzz cycles fidelity fixes fleet cost-model docs docs-images pages wheel report-docs plan-table bench-tp soak lock upgrade image clean
 
 help: ## List the targets
 	@sed -n 's/^\([a-z0-9-]*\):.*## \(.*\)$$/\1\t\2/p' $(firstword $(MAKEFILE_LIST)) \
@@ -170,6 +170,9 @@ format: install-dev ## Format, and repair what can be repaired
 bench-client: install-dev ## What the client costs a training: an operation, a step, a burst, memory
 	@$(BIN)/python -m benchmarks.client $(ARGS)
 
+pages: install-dev ## What pages weigh and take: small, 1,000 jobs of 10 sessions, a session of 1,024 × 16
+	@$(BIN)/python -m benchmarks.pages $(ARGS)
+
 bench: install-dev ## Measure speed and memory side by side with plain decoding and plain storing
 	@$(BIN)/python -m benchmarks.run $(ARGS)
 
@@ -207,6 +210,15 @@ fleet: install-dev ## Hold a synthetic fleet against the paper; writes docs/flee
 cost-model: install-dev ## Predicted against measured layer times, on this machine's processor
 	@OPENBLAS_NUM_THREADS=1 $(BIN)/python -m benchmarks.cost_model
 
+docs: install-dev ## The documentation's site, which the server has at /docs/; ends at a link that leads nowhere
+	@$(BIN)/mkdocs build --quiet
+
+docs-images: install-dev ## Photograph the demo; writes docs/images
+	@$(BIN)/python scripts/screenshots.py
+
+wheel: docs ## A wheel with the documentation in it, in dist/
+	@$(PIP) wheel --no-deps --no-build-isolation --wheel-dir dist .
+
 report-docs: install-dev ## The pages of fields: docs/report.md, docs/plan.md and docs/mitigation.md
 	@$(BIN)/python -m app.analysis.report.reference > docs/report.md
 	@$(BIN)/python -m app.analysis.planning.reference > docs/plan.md
@@ -237,8 +249,11 @@ lock: $(VENV)/.created ## Write the lock files from pyproject.toml, keeping vers
 		--output-file requirements/server.txt && \
 	compile requirements/build.in --constraints requirements/runtime.txt \
 		--output-file requirements/build.txt && \
+	compile --group docs --constraints requirements/runtime.txt \
+		--output-file requirements/docs.txt && \
 	compile pyproject.toml --extra server --extra embedded --extra apprise --group dev \
 		--constraints requirements/runtime.txt --constraints requirements/build.txt \
+		--constraints requirements/docs.txt \
 		--output-file requirements/dev.txt
 
 upgrade: ## Write the lock files with the newest versions that fit
@@ -246,4 +261,4 @@ upgrade: ## Write the lock files with the newest versions that fit
 
 clean: ## Remove the virtual environment and what tools left behind
 	rm -rf $(VENV) node_modules .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis \
-		.coverage htmlcov dist build
+		.coverage htmlcov dist build frontend/site

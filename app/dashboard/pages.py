@@ -32,7 +32,7 @@ TEMPLATES_DIR: Final = Path(__file__).resolve().parents[2] / "frontend" / "templ
 
 # Paths in attributes, which lead to pages of the same project; files are everybody's. Text cannot
 # look so: its quotation marks are escaped.
-OWN_PATHS: Final = re.compile(r'="(/(?!static/|p/|sign-|api/docs|/))')
+OWN_PATHS: Final = re.compile(r'="(/(?!static/|p/|sign-|api/docs|docs/|/))')
 
 # A page is the state of a moment: always fetched anew, also on "back".
 PAGE_HEADERS: Final = {"Cache-Control": "no-store"}

@@ -16,6 +16,8 @@ from app.dashboard.alerts.pages import add_alert_pages
 from app.dashboard.alerts.parts import actions
 from app.dashboard.alerts.rule_pages import add_rule_pages
 from app.dashboard.compare.pages import add_compare_pages
+from app.dashboard.documentation.pages import add_documentation
+from app.dashboard.documentation.site import Site
 from app.dashboard.fixes.applied import applied_fixes
 from app.dashboard.fleet.connect import launcher_tabs, way_tabs
 from app.dashboard.fleet.job import job_page, job_url
@@ -77,6 +79,7 @@ def router(container: Container) -> APIRouter:
     add_usage_pages(routes, pages)
     add_access_pages(routes, pages)
     add_sign_in(routes, container, pages)
+    add_documentation(routes, pages, Site())
 
     @routes.get("/static/{address:path}")
     def static(address: str, accept_encoding: Annotated[str, Header()] = "") -> Response:

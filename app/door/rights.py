@@ -32,6 +32,8 @@ NEEDS: Final[Mapping[str, Need]] = {
     "GET /api/docs": Open.EVERYBODY,
     "GET /api/docs/{digest}.css": Open.EVERYBODY,
     "GET /static/{address:path}": Open.EVERYBODY,
+    "GET /docs": Open.EVERYBODY,
+    "GET /docs/{address:path}": Open.EVERYBODY,
     # sending
     "POST /api/v1/jobs/{job}/sessions": _INGEST,
     f"PUT {_ATTEMPT}/chunks/{{producer}}/{{n}}": _INGEST,

@@ -24,7 +24,7 @@ _VIOLATIONS: Final = """
   const found = await axe.run(document, { resultTypes: ['violations'], preload: false });
   return found.violations.flatMap(({ id, impact, nodes }) => (
     ['serious', 'critical'].includes(impact)
-      ? nodes.map(({ target, html }) => `${impact} ${id}: ${target.join(' ')} ${html.slice(0, 160)}`)
+      ? nodes.map(({ target, html }) => `${impact} ${id}: ${target} ${html.slice(0, 160)}`)
       : []
   ));
 })()

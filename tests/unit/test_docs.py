@@ -10,6 +10,7 @@ from typing import Any, Final
 import pytest
 from typer.testing import CliRunner
 
+from app.analysis.diagnosis.causes.registry import EVERY
 from app.analysis.synthesis.scenarios import ALL_SCENARIOS, SCENARIOS
 from app.analysis.trace import decode, metadata
 from app.analysis.trace.formats.kind import TraceFormat
@@ -150,6 +151,19 @@ def test_every_synthetic_scenario_is_on_the_page_of_the_format() -> None:
     page = (DOCS / "trace-format.md").read_text()
 
     assert [name for name in ALL_SCENARIOS if f"`{name}`" not in page] == []
+
+
+@pytest.mark.parametrize("page", ["causes.md", "diagnosis.md"])
+def test_every_cause_has_a_section_on_what_it_is_and_on_what_to_do(page: str) -> None:
+    headings = set(re.findall(r"^##+ (.*)$", (DOCS / page).read_text(), re.MULTILINE))
+
+    assert [kind.title for kind in EVERY.values() if kind.title not in headings] == []
+
+
+def test_every_page_is_in_the_contents_of_the_site() -> None:
+    listed = re.findall(r": ([a-z-]+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE)
+
+    assert sorted(listed) == sorted(path.name for path in DOCS.glob("*.md"))
 
 
 def test_links_between_the_pages_lead_somewhere() -> None:

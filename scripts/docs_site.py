@@ -1,0 +1,60 @@
+"""What becomes of the pages of docs/ on their way into the site: hooks of MkDocs.
+
+The pages are read in the repository as well, where other files are beside them and an image of a
+theme is none: what only the site needs is done here.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from mkdocs.structure.files import File
+
+if TYPE_CHECKING:
+    from mkdocs.config.defaults import MkDocsConfig
+    from mkdocs.structure.files import Files
+
+STATIC: Final = Path(__file__).parents[1] / "frontend" / "static"
+# What the site takes of the dashboard.
+SHARED: Final = {
+    "assets/tokens.css": STATIC / "css" / "tokens.css",
+    "assets/theme.js": STATIC / "js" / "theme.js",
+    "assets/icon.svg": STATIC / "img" / "icon.svg",
+}
+# What MkDocs adds for search and search engines, and nothing here reads.
+UNUSED: Final = (
+    *("search/main.js", "search/worker.js", "search/lunr.js"),
+    *("sitemap.xml", "sitemap.xml.gz"),
+)
+
+# Links to what is beside the documentation: the site does not have it.
+_OUTSIDE: Final = re.compile(r"\[([^\]]+)\]\(\.\./[^)]*\)")
+# What may be wider than the page scrolls by itself, and so has to be reached by the keyboard.
+_TABLE: Final = re.compile(r"<table>.*?</table>", re.DOTALL)
+_SCROLLED: Final = '<div class="scroll" role="region" aria-label="Table" tabindex="0">{}</div>'
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Add the files that the site shares with the dashboard."""
+    for place, source in SHARED.items():
+        files.append(File.generated(config, place, abs_src_path=str(source)))
+    return files
+
+
+def on_page_markdown(markdown: str, **_: Any) -> str:  # noqa: ANN401 - of MkDocs
+    """Leave of links to what is beside the documentation what they say."""
+    return _OUTSIDE.sub(r"\1", markdown)
+
+
+def on_page_content(html: str, **_: Any) -> str:  # noqa: ANN401 - of MkDocs
+    """Let wide tables and code scroll, also by the keyboard."""
+    html = _TABLE.sub(lambda found: _SCROLLED.format(found[0]), html)
+    return html.replace("<pre>", '<pre tabindex="0">')
+
+
+def on_post_build(config: MkDocsConfig) -> None:
+    """Remove what nothing reads."""
+    for name in UNUSED:
+        (Path(config.site_dir) / name).unlink(missing_ok=True)

@@ -1,0 +1,141 @@
+"""The pictures of the documentation, from the demo: ``python scripts/screenshots.py``.
+
+Starts `paceline demo` with a database of its own, waits for its reports, and photographs pages in
+the chromium on PATH.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import httpx
+from playwright.sync_api import sync_playwright
+
+from app.db.states import SessionState
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Page
+
+ROOT: Final = Path(__file__).parents[1]
+IMAGES: Final = ROOT / "docs" / "images"
+WINDOW: Final = (1440, 900)
+LIMIT_S: Final = 600
+LOOK_S: Final = 1.0
+# The sessions of this scenario are what the page about a verdict explains.
+EXPLAINED: Final = "dense-180b"
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """A file, the address it shows, and the part of the page; all of the window without one."""
+
+    name: str
+    address: str
+    part: str = ""
+
+
+def pictures(session: str) -> list[Picture]:
+    """Return what is photographed; `session` is the latest of `EXPLAINED`."""
+    page = f"/sessions/{session}"
+    return [
+        Picture("fleet", "/"),
+        Picture("job", f"/jobs/{EXPLAINED}"),
+        Picture("incidents", "/incidents"),
+        Picture("session", page),
+        Picture("heatmap", page, ".fig.o1"),
+        Picture("steps", page, ".fig.o4"),
+        Picture("fixes", page, ".fig.o3"),
+        Picture("timeline", page, "section[aria-label=Timeline]"),
+        Picture("causes", page, "section[aria-label=Causes]"),
+        Picture("what-if", page, "#what-if"),
+    ]
+
+
+def photograph(url: str, session: str) -> None:
+    """Write every picture of a server's pages."""
+    program = shutil.which("chromium")
+    if program is None:
+        raise SystemExit("There is no chromium on PATH.")
+    width, height = WINDOW
+    IMAGES.mkdir(exist_ok=True)
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=program, args=["--no-sandbox"])
+        page = browser.new_page(
+            viewport={"width": width, "height": height},
+            color_scheme="light",
+            reduced_motion="reduce",
+        )
+        shown = ""
+        for picture in pictures(session):
+            if picture.address != shown:
+                _show(page, url + picture.address)
+                shown = picture.address
+            path = IMAGES / f"{picture.name}.png"
+            if picture.part:
+                page.locator(picture.part).first.screenshot(path=path)
+            else:
+                page.screenshot(path=path)
+            print(f"{path.relative_to(ROOT)}: {path.stat().st_size / 1024:.0f} KiB")
+        browser.close()
+
+
+def _show(page: Page, address: str) -> None:
+    page.goto(address)
+    page.locator("#live").get_by_text("Live", exact=True).wait_for()
+    for figure in page.locator("[data-figure], #heatmap, #strip, #timeline").all():
+        figure.and_(page.locator("[data-drawn]")).wait_for()
+
+
+def wait_for_address(words: Path) -> str:
+    """Wait until the demo has sent everything; return where it is served."""
+    deadline = time.monotonic() + LIMIT_S
+    while time.monotonic() < deadline:
+        for line in words.read_text().splitlines():
+            if line.startswith("All sent."):
+                return line.split()[-1].rstrip("/")
+        time.sleep(LOOK_S)
+    raise SystemExit(f"The demo has not sent its sessions after {LIMIT_S} s.")
+
+
+def wait_for_reports(url: str) -> str:
+    """Wait until every session has been analyzed; return the latest one of `EXPLAINED`."""
+    with httpx.Client(base_url=url, timeout=30) as client:
+        deadline = time.monotonic() + LIMIT_S
+        while time.monotonic() < deadline:
+            rows = client.get("/api/v1/sessions", params={"limit": 200}).json()["sessions"]
+            waiting = [row for row in rows if SessionState(row["state"]).underway]
+            if rows and not waiting:
+                of_job = [row for row in rows if row["job"] == EXPLAINED]
+                return str(max(of_job, key=lambda row: row["session"])["id"])
+            time.sleep(LOOK_S)
+    raise SystemExit(f"The demo's reports are not there after {LIMIT_S} s.")
+
+
+def main() -> None:
+    """Start the demo, photograph it, and end it."""
+    # The database runs as another account than root, which may not enter just any directory.
+    with tempfile.TemporaryDirectory(prefix="paceline-pictures-", dir="/tmp") as directory:
+        Path(directory).chmod(0o755)
+        words = Path(directory) / "words"
+        command = [sys.executable, "-m", "app.cli.main", "demo", "--port", "0"]
+        with words.open("w") as output:
+            process = subprocess.Popen(  # noqa: S603 - our own arguments
+                [*command, "--data-dir", f"{directory}/data"], cwd=ROOT, stderr=output
+            )
+        try:
+            url = wait_for_address(words)
+            photograph(url, wait_for_reports(url))
+        finally:
+            process.terminate()
+            process.wait()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,127 @@
+"""The documentation in a browser: under the policy of all pages, from this server alone."""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+from playwright.sync_api import expect
+
+from app.run.http import HttpServer, address_of, listen
+from app.web import create_app
+from tests.conftest import skip_or_fail
+from tests.e2e.looking import barriers, check, keep
+from tests.e2e.test_pages import in_every_look
+from tests.e2e.visiting import NARROW, REPOSITORY
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from app.bootstrap import Container
+    from tests.e2e.visiting import Look, Visitor
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the site, built as `make docs` builds it: a link that leads nowhere ends that."""
+    if importlib.util.find_spec("mkdocs") is None:
+        skip_or_fail("there is no mkdocs")
+    directory: Path = tmp_path_factory.mktemp("documentation") / "site"
+    command = [sys.executable, "-m", "mkdocs", "build", "--quiet", "--site-dir", str(directory)]
+    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False)  # noqa: S603
+    assert done.returncode == 0, done.stderr
+    return directory
+
+
+@pytest.fixture
+def documented(built: Path, container: Container, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    monkeypatch.setattr("app.dashboard.documentation.site.SITE_DIR", built)
+    listener = listen(container.settings.model_copy(update={"port": 0}))
+    server = HttpServer(create_app(container), listener)
+    server.start(lambda: False)
+    yield address_of(listener).rstrip("/")
+    server.stop()
+
+
+@in_every_look
+def test_every_page_is_readable_whole_and_from_this_server(
+    documented: str, built: Path, visitor: Visitor, look: Look
+) -> None:
+    page = visitor.open(f"{documented}/docs", look)
+    expect(page).to_have_url(f"{documented}/docs/")
+    pages = sorted(path.parent.relative_to(built).as_posix() for path in built.rglob("index.html"))
+    assert len(pages) > 20
+    for name in pages:
+        page.goto(f"{documented}/docs/{'' if name == '.' else f'{name}/'}")
+        assert page.title().endswith("· Paceline")
+        assert page.locator("h1").count() == 1, name
+        assert check(page, "overflow") <= 0, name
+        assert check(page, "lowContrast") == [], name
+        if name in (".", "verdict", "http-api", "causes"):
+            assert barriers(page) == [], name
+            keep(page, f"docs-{name.replace('.', 'index')}-{look.name}")
+    # What is on the pages comes from here; what they cite is elsewhere.
+    assert {url for url in visitor.requested if not url.startswith(documented)} == set()
+
+
+def test_the_search_finds_sections_and_the_keyboard_reaches_them(
+    documented: str, visitor: Visitor
+) -> None:
+    page = visitor.open(f"{documented}/docs/alerts/")
+    page.keyboard.press("/")
+    expect(page.get_by_role("searchbox")).to_be_focused()
+    page.keyboard.type("thermal airflow")
+    expect(page.locator("#found-count")).to_contain_text("sections found")
+    expect(page.locator("#found a").first).to_contain_text("Thermal throttling")
+    page.keyboard.press("ArrowDown")
+    page.keyboard.press("Enter")
+    expect(page).to_have_url(f"{documented}/docs/causes/#thermal-throttling")
+    page.get_by_role("searchbox").fill("zzzyx")
+    expect(page.locator("#found-count")).to_have_text("Nothing found")
+    page.keyboard.press("Escape")
+    expect(page.locator("#found")).to_be_hidden()
+
+
+def test_on_a_narrow_window_all_pages_are_a_choice_away(documented: str, visitor: Visitor) -> None:
+    page = visitor.open(f"{documented}/docs/")
+    page.set_viewport_size({"width": NARROW[0], "height": NARROW[1]})
+    link = page.get_by_label("All pages").get_by_role("link", name="Alerts")
+    expect(link).to_be_hidden()
+    page.get_by_text("All pages", exact=True).click()
+    link.click()
+    expect(page.locator("h1")).to_contain_text("Alerts")
+
+
+def test_an_address_without_a_page_is_said_to_be_none(documented: str, visitor: Visitor) -> None:
+    page = visitor.open(f"{documented}/docs/causes")
+    expect(page).to_have_url(f"{documented}/docs/causes/")
+    page.goto(f"{documented}/docs/nothing/")
+    expect(page.locator("h1")).to_have_text("Not found")
+    assert all("404" in said for said in visitor.complaints)
+    visitor.complaints.clear()
+
+
+@in_every_look
+def test_where_nothing_was_built_the_page_says_how(
+    container: Container,
+    visitor: Visitor,
+    look: Look,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("app.dashboard.documentation.site.SITE_DIR", tmp_path / "none")
+    listener = listen(container.settings.model_copy(update={"port": 0}))
+    server = HttpServer(create_app(container), listener)
+    server.start(lambda: False)
+    try:
+        page = visitor.open(f"{address_of(listener)}docs/", look)
+        expect(page.locator("h1")).to_contain_text("not part of this installation")
+        expect(page.locator(".why")).to_contain_text("make docs")
+        assert check(page, "overflow") <= 0
+        assert barriers(page) == []
+    finally:
+        server.stop()
