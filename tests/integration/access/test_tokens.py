@@ -49,7 +49,7 @@ def test_nobody_without_a_token_is_answered(company: Company) -> None:
         assert answer.status_code == 401
         assert answer.json()["code"] == "access.unauthenticated"
         assert answer.headers["www-authenticate"] == "Bearer"
-        for path in ("/healthz", "/api/docs", "/api/openapi.json"):
+        for path in ("/healthz", "/docs/", "/api/docs", "/api/openapi.json"):
             assert client.get(path).status_code == 200, path
 
 

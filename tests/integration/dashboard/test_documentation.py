@@ -1,0 +1,74 @@
+"""The documentation over HTTP: its addresses, what browsers keep of it, and what leads there."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import httpx
+import pytest
+
+from app.api.frame.headers import CONTENT_SECURITY_POLICY
+from app.run.http import HttpServer, address_of, listen
+from app.web import create_app
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from app.bootstrap import Container
+
+
+@pytest.fixture
+def documented(
+    container: Container, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[httpx.Client]:
+    """Yield a client of a server whose site has two pages."""
+    for name in ("index.html", "alerts/index.html"):
+        (tmp_path / "site" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "site" / name).write_text("<h1>Alerts</h1>" * 100)
+    monkeypatch.setattr("app.dashboard.documentation.site.SITE_DIR", tmp_path / "site")
+    listener = listen(container.settings.model_copy(update={"port": 0}))
+    server = HttpServer(create_app(container), listener)
+    server.start(lambda: False)
+    with httpx.Client(base_url=address_of(listener), timeout=60) as client:
+        yield client
+    server.stop()
+
+
+def test_pages_have_the_policy_of_all_pages_and_are_compressed(documented: httpx.Client) -> None:
+    page = documented.get("/docs/alerts/", headers={"Accept-Encoding": "gzip"})
+    assert page.status_code == 200
+    assert page.headers["content-type"] == "text/html; charset=utf-8"
+    assert page.headers["content-encoding"] == "gzip"
+    assert page.headers["content-security-policy"] == CONTENT_SECURITY_POLICY
+
+
+@pytest.mark.parametrize(
+    ("asked", "sent"), [("/docs", "/docs/"), ("/docs/alerts", "/docs/alerts/")]
+)
+def test_pages_without_their_slash_are_sent_to_it(
+    documented: httpx.Client, asked: str, sent: str
+) -> None:
+    answer = documented.get(asked)
+    assert answer.status_code == 308
+    assert answer.headers["location"] == sent
+
+
+def test_what_a_browser_has_is_not_sent_again(documented: httpx.Client) -> None:
+    tag = documented.get("/docs/").headers["etag"]
+    again = documented.get("/docs/", headers={"If-None-Match": tag})
+    assert again.status_code == 304
+    assert again.content == b""
+    assert again.headers["etag"] == tag
+    assert documented.get("/docs/", headers={"If-None-Match": 'W/"other"'}).status_code == 200
+
+
+def test_there_is_nothing_beside_the_pages(documented: httpx.Client) -> None:
+    for path in ("/docs/none/", "/docs/none.html", "/docs/%2e%2e/pyproject.toml"):
+        answer = documented.get(path)
+        assert answer.status_code == 404, path
+        assert answer.json()["code"] == "not_found"
+
+
+def test_pages_of_projects_lead_to_the_one_documentation(client: httpx.Client) -> None:
+    assert 'href="/docs/"' in client.get("/p/default/").text
