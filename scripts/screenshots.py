@@ -54,7 +54,7 @@ def pictures(session: str) -> list[Picture]:
         Picture("fixes", page, ".fig.o3"),
         Picture("timeline", page, "section[aria-label=Timeline]"),
         Picture("causes", page, "section[aria-label=Causes]"),
-        Picture("what-if", page, "#what-if"),
+        Picture("what-if", f"{page}?ask=peers_worker.4.3", "#what-if"),
     ]
 
 
@@ -91,6 +91,8 @@ def _show(page: Page, address: str) -> None:
     page.locator("#live").get_by_text("Live", exact=True).wait_for()
     for figure in page.locator("[data-figure], #heatmap, #strip, #timeline").all():
         figure.and_(page.locator("[data-drawn]")).wait_for()
+    # A question in the address is asked.
+    page.locator("#answer[aria-busy=true]").wait_for(state="detached")
 
 
 def wait_for_address(words: Path) -> str:

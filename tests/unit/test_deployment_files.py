@@ -104,6 +104,18 @@ def test_the_schema_is_brought_up_once_and_the_rest_comes_back(compose: dict[str
         assert service["restart"] == ("no" if name == "migrate" else "unless-stopped"), name
 
 
+def test_the_image_is_built_with_the_documentation() -> None:
+    allowed = (ROOT / ".dockerignore").read_text().split()
+
+    assert "mkdocs build" in (ROOT / "Dockerfile").read_text()
+    config = (ROOT / "mkdocs.yml").read_text()
+    hooks = re.findall(r"^hooks: \[(.*)\]$", config, re.MULTILINE)
+    assert len(hooks) == 1
+    for needed in ("docs", "frontend", "mkdocs.yml", *hooks):
+        assert f"!{needed}" in allowed, needed
+        assert (ROOT / needed).exists(), needed
+
+
 def test_the_compose_file_holds_no_secret(compose: dict[str, Any]) -> None:
     for name, service in compose["services"].items():
         for variable, value in service.get("environment", {}).items():
