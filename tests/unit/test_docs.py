@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import re
 from pathlib import Path
@@ -20,6 +21,7 @@ from app.analysis.trace.model import KNOWN_OP_TYPES, OP_TYPE_ALIASES
 from app.api.frame.problems import PROBLEMS
 from app.bootstrap import build
 from app.cli.main import app
+from app.connecting.ways import WAYS, Target, Way
 from app.settings import Settings
 from app.web import create_app
 
@@ -158,6 +160,19 @@ def test_every_cause_has_a_section_on_what_it_is_and_on_what_to_do(page: str) ->
     headings = set(re.findall(r"^##+ (.*)$", (DOCS / page).read_text(), re.MULTILINE))
 
     assert [kind.title for kind in EVERY.values() if kind.title not in headings] == []
+
+
+@pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
+def test_every_way_to_connect_has_a_section_with_its_lines(way: Way) -> None:
+    page = (DOCS / "connecting.md").read_text()
+
+    assert f"### {way.title}\n" in page
+    fences = re.findall(r"```(\w+)\n(.*?)\n```", page, re.DOTALL)
+    # The page's Python is formatted.
+    python = {ast.dump(ast.parse(code)) for kind, code in fences if kind == "python"}
+    others = {code for kind, code in fences if kind != "python"}
+    for block in way.blocks(Target("http://paceline:8765", "llama-70b")):
+        assert block in others or ast.dump(ast.parse(block)) in python
 
 
 def test_every_page_is_in_the_contents_of_the_site() -> None:
