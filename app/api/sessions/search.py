@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict
 from app.door.guard import GuardedRoute
 from app.door.here import Here
 from app.services.alerts.filters import MAX_CHARACTERS
-from app.services.sessions.find import find
+from app.services.search.find import find
 
 
 class FoundBody(BaseModel):
