@@ -54,7 +54,7 @@ def test_a_handful_of_each_kind_and_an_id_alone(served: Installation) -> None:
     assert found(served, "sweep") == [("job", f"sweep-{number:03}") for number in range(6)]
     session = served.client.get("/api/v1/sessions?job=vision-7b").json()["sessions"][0]
     answer = served.client.get("/api/v1/search", params={"q": session["session"]}).json()
-    [only] = answer["found"]
-    assert only["path"] == f"/sessions/{session['session']}"
+    told = [(one["kind"], one["path"]) for one in answer["found"]]
+    assert told == [("session", f"/sessions/{session['session']}")]
     for wrong in ("x" * 201, "a\x00b"):
         assert served.client.get("/api/v1/search", params={"q": wrong}).status_code == 422
