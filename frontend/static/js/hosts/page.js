@@ -21,7 +21,7 @@ async function note(main, form, said) {
 function mount({ main, stop }) {
   if (main.dataset.view !== 'host') return;
   const form = document.getElementById('repair');
-  const button = form.querySelector('[type=submit]');
+  const button = form.querySelector('button');
   button.disabled = false;
   form.addEventListener('submit', (event) => {
     event.preventDefault();
