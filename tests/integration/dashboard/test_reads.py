@@ -52,7 +52,7 @@ STATEMENTS: Final = {
     "/sessions/{arriving}": 11,
     "/sessions/{no_verdict}": 13,
     "/compare?a={analyzed}&b={no_verdict}": 6,
-    "/hosts": 8,
+    "/hosts": 9,
     "/hosts/{host}": 7,
     "/incidents": 9,
     "/incidents/{incident}": 9,
