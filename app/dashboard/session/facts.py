@@ -42,7 +42,9 @@ def published_remark(report: Report) -> str:
             f"The published S is {times(report.slowdown, 3)} ({_interval(report.slowdown_ci95)}): "
             f"{WHY_S_DIFFERS}."
         )
-    if shown.ci95 is None:
+    if shown.ci95_reason is not None:
+        said.append(f"No interval: {shown.ci95_reason}.")
+    elif shown.ci95 is None:
         said.append(
             "An earlier version analyzed this session: the slowdown gets an interval when it is "
             "analyzed again."
@@ -84,7 +86,7 @@ def _slowdown_fact(report: Report) -> Fact:
             _interval(report.slowdown_ci95),
             hint="Simulated time with the recorded durations ÷ with all of them ideal",
         )
-    measured = "interval not known" if shown.ci95 is None else _interval(shown.ci95)
+    measured = "no interval" if shown.ci95 is None else _interval(shown.ci95)
     # else the remark below says it, and a second line would push the page down
     beside = "" if shown.differs(report.slowdown) else f"; published S {times(report.slowdown, 3)}"
     return Fact(

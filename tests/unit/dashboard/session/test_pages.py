@@ -15,6 +15,7 @@ from typing import Final
 import pytest
 
 from app.analysis.report.document import Report
+from app.dashboard.fixes.applied import applied_fixes
 from app.dashboard.look.assets import installed_assets
 from app.dashboard.pages import Pages
 from app.dashboard.session.report import report_view
@@ -156,7 +157,13 @@ def page_text(report: Report) -> str:
         incidents=(),
     )
     pages = Pages(installed_assets())
-    response = pages.render("session/page.html", Navigation(0, ()), page=page, now=page.now)
+    response = pages.render(
+        "session/page.html",
+        Navigation(0, ()),
+        page=page,
+        now=page.now,
+        applied=applied_fixes((), {}),
+    )
     reader = Reader()
     reader.feed(bytes(response.body).decode())
     return reader.text()

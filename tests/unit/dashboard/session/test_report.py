@@ -203,23 +203,25 @@ def test_without_a_verdict_evidence_leads_to_what_is_on_the_page(
 
 
 def test_the_slowdown_stands_with_its_interval_beside_the_published_s(slow_worker: Report) -> None:
-    slowdown = verdict_facts(slow_worker)[0]
-    low, high = slow_worker.headline.ci95 or (0.0, 0.0)
+    known = changed(slow_worker, headline__ci95=(1.5, 1.54), headline__ci95_reason=None)
+    slowdown = verdict_facts(known)[0]
     assert (slowdown.label, slowdown.value) == ("Slowdown", "1.522×")
-    assert plain(slowdown.note) == f"95 %: {low:.3f}–{high:.3f}"
-    low, high = slow_worker.slowdown_ci95
-    assert plain(published_remark(slow_worker)) == (
+    assert plain(slowdown.note) == "95 %: 1.500–1.540"
+    low, high = known.slowdown_ci95
+    assert plain(published_remark(known)) == (
         f"The published S is 1.426× (95 %: {low:.3f}–{high:.3f}): "
         "its ideal is a mean over all workers, stragglers included."
     )
-    alike = changed(slow_worker, headline__slowdown=1.44)
+    alike = changed(known, headline__slowdown=1.44)
     assert published_remark(alike) == ""
     assert verdict_facts(alike)[0].note.endswith("; published S 1.426×")
 
 
-def test_a_slowdown_without_an_interval_says_when_it_gets_one(slow_worker: Report) -> None:
-    old = changed(slow_worker, headline__ci95=None)
-    assert verdict_facts(old)[0].note == "interval not known"
+def test_a_slowdown_without_an_interval_says_why(slow_worker: Report) -> None:
+    few = slow_worker
+    assert verdict_facts(few)[0].note == "no interval"
+    assert "do not tell how often a job has spells" in published_remark(few)
+    old = changed(few, headline__ci95_reason=None)
     assert "gets an interval when it is analyzed again" in published_remark(old)
 
 
