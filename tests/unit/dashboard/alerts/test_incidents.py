@@ -12,12 +12,14 @@ import pytest
 from app.alerts.facts import Facts, FixFact
 from app.alerts.incidents import Incident, Silence
 from app.alerts.states import IncidentState
-from app.dashboard.alerts.incidents import PAGE, IncidentsPage, incidents_page, most_pressing
+from app.dashboard.alerts.filters import IncidentsInAddress
+from app.dashboard.alerts.incidents import IncidentsPage, first_of, incidents_page
 from app.dashboard.alerts.parts import actions, context, session_url
 from app.dashboard.look.format import day_or_time
 from app.services.alerts.deliveries.reads import DeliveryRow
+from app.services.alerts.filters import IncidentFilter
 from app.services.alerts.incident_reads import EventRow, IncidentRow, IncidentView, Measured
-from app.services.alerts.views import IncidentLife, Incidents, Over
+from app.services.alerts.views import PAGE, Choices, IncidentLife, Incidents, Lost, Over
 from tests.unit.dashboard.alerts.channels import NOW, channel, delivery
 
 RULE = uuid.UUID(int=1)
@@ -69,9 +71,13 @@ def listed(*rows: IncidentRow, world: int = 8, **changes: Any) -> Incidents:  # 
     states = [row.incident.state for row in rows]
     found = Incidents(
         now=NOW,
+        filtered=IncidentFilter(),
+        number=1,
         present=rows,
         counts={state: states.count(state) for state in set(states)},
         hidden=0,
+        lost={},
+        choices=Choices((), (), (), ()),
         over=(),
         over_count=0,
         sessions={
@@ -90,8 +96,8 @@ def life(
     return IncidentLife(view=view, deliveries=deliveries, sessions={})
 
 
-def page_of(found: Incidents, **changes: Any) -> IncidentsPage:  # noqa: ANN401 - of the page
-    return incidents_page(found, None, [channel()], {}, **changes)
+def page_of(found: Incidents, **asked: str) -> IncidentsPage:
+    return incidents_page(found, None, [channel()], {}, IncidentsInAddress(**asked))
 
 
 def test_says_that_nothing_is_open() -> None:
@@ -99,11 +105,12 @@ def test_says_that_nothing_is_open() -> None:
     assert page.heading == "No incident is open"
     assert page.list_title == "Nothing to list"
     assert page.states == []
-    assert most_pressing(listed()) is None
+    assert first_of(listed()) is None
 
 
 def test_one_that_fires_and_what_it_costs() -> None:
-    page = page_of(listed(row(incident())))
+    fires = {IncidentState.FIRING: Lost(jobs=1, hourly=1.6, most=1.6, job="llm")}
+    page = page_of(listed(row(incident()), lost=fires))
     assert page.title == "Incidents: 1 firing"
     assert page.heading.replace("\N{NO-BREAK SPACE}", " ") == (
         "1 incident fires and costs 1.6 GPU-hours each hour"
@@ -119,27 +126,18 @@ def test_one_that_fires_and_what_it_costs() -> None:
     assert line.labels == "owner Kim, project vision"
 
 
-def test_what_fires_comes_first_then_what_costs_most() -> None:
+def test_the_list_is_in_the_order_that_was_asked_for_and_names_who_loses_most() -> None:
     rows = [
-        row(incident(1, IncidentState.SILENCED), "silenced"),
-        row(incident(2, IncidentState.PENDING), "pending"),
-        row(incident(3, facts=facts(3, 1.1)), "cheap"),
         row(incident(4, facts=facts(4, 1.9)), "dear"),
-        row(incident(5, IncidentState.ACKNOWLEDGED), "acknowledged"),
+        row(incident(3, facts=facts(3, 1.1)), "cheap"),
         row(incident(6, facts=None), "no data"),
     ]
-    page = page_of(listed(*rows))
-    order = ["dear", "cheap", "no data", "acknowledged", "pending", "silenced"]
-    assert [line.job for line in page.lines] == order
-    assert most_pressing(listed(*rows)) == uuid.UUID(int=4)
-    assert page.list_title.startswith("3 firing of 6 open; dear loses 84")
-    [lost] = [line.lost for line in page.lines if line.job == "no data"]
-    assert lost == ""
-
-
-def test_several_incidents_of_a_job_cost_what_one_costs() -> None:
-    both = listed(row(incident(1)), row(incident(2)))
-    assert "2\N{NO-BREAK SPACE}incidents fire and cost 1.6 GPU-hours" in page_of(both).heading
+    fires = {IncidentState.FIRING: Lost(jobs=2, hourly=4.5, most=3.8, job="dear")}
+    page = page_of(listed(*rows, lost=fires))
+    assert [line.job for line in page.lines] == ["dear", "cheap", "no data"]
+    assert first_of(listed(*rows)) == uuid.UUID(int=4)
+    assert page.list_title.startswith("3 firing of 3 open; dear loses 84")
+    assert not page.lines[-1].lost
 
 
 def test_nothing_fires_where_all_is_acknowledged() -> None:
@@ -150,27 +148,23 @@ def test_nothing_fires_where_all_is_acknowledged() -> None:
 
 
 def test_more_than_a_page_of_them() -> None:
-    rows = [row(incident(number), f"job-{number}") for number in range(1, 2 * PAGE + 51)]
-    first = page_of(listed(*rows))
+    counts = {IncidentState.FIRING: 2 * PAGE + 50}
+    rows = [row(incident(number), f"job-{number}") for number in range(1, PAGE + 1)]
+    first = page_of(listed(*rows, counts=counts))
     assert len(first.lines) == PAGE
     assert "; 1 to 100 of 250" in first.list_note
     assert (first.previous_url, first.next_url) == ("", "/incidents?page=2")
-    last = page_of(listed(*rows), number=3)
-    assert len(last.lines) == 50
+    last = page_of(listed(*rows[:50], counts=counts, number=3), page="3")
     assert "; 201 to 250 of 250" in last.list_note
     assert (last.previous_url, last.next_url) == ("/incidents?page=2", "")
     assert last.lines[0].url.endswith("?page=3")
-    assert page_of(listed(*rows), number=99).lines == last.lines
 
 
-def test_says_how_many_are_beyond_the_list() -> None:
-    page = page_of(
-        listed(row(incident()), counts={IncidentState.FIRING: 1200, IncidentState.PENDING: 5})
-    )
-    assert page.title == "Incidents: 1,200 firing"
-    assert "at least 1.6 GPU-hours" in page.heading
-    assert page.list_note.endswith("; 1,204 more are not listed")
-    assert [text for _, text in page.states] == ["1,200 firing", "5 pending"]
+def test_what_was_searched_for_is_said_in_the_heading() -> None:
+    page = page_of(listed(row(incident())), q="node-7")
+    assert page.heading.replace("\N{NO-BREAK SPACE}", " ") == "1 matching incident fires"
+    assert page.title == "Incidents: 1 found"
+    assert page_of(listed(), q="node-9").heading == "No open incident matches"
 
 
 def test_what_is_over_with_the_gain_that_was_measured() -> None:
@@ -199,7 +193,9 @@ def test_the_life_of_one_in_order_with_what_did_not_arrive() -> None:
         answer="gone",
     )
     found = life(incident(), opened, fired, deliveries=(delivery("delivered"), failed))
-    chosen = incidents_page(listed(row(incident())), found, [channel()], {}).chosen
+    chosen = incidents_page(
+        listed(row(incident())), found, [channel()], {}, IncidentsInAddress()
+    ).chosen
     assert chosen is not None
     assert [(moment.when, moment.text) for moment in chosen.events] == [
         ("18 Nov 09:30", "Pending"),
@@ -213,7 +209,7 @@ def test_the_life_of_one_in_order_with_what_did_not_arrive() -> None:
 
 
 def test_says_that_nobody_was_told_where_there_is_no_channel() -> None:
-    page = incidents_page(listed(row(incident())), life(incident()), [], {})
+    page = incidents_page(listed(row(incident())), life(incident()), [], {}, IncidentsInAddress())
     assert page.chosen is not None
     assert page.chosen.failing == "Nobody was told: there is no channel"
     assert page.channels_title == "There is no channel: nobody is told"
