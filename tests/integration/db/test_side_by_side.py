@@ -131,7 +131,7 @@ def old(
     migrate.upgrade(url, version.schema)
     log = tmp_path / "before.log"
     with log.open("wb") as words:
-        server = subprocess.Popen(
+        server = subprocess.Popen(  # noqa: S603 - this interpreter
             [sys.executable, "-m", version.command, "serve", "--port", "0"],
             cwd=before,
             env=environment,
@@ -188,7 +188,7 @@ class Producer(threading.Thread):
                     self.refusals.append(answer.status_code)
 
 
-def test_both_versions_serve_while_the_schema_changes(
+def test_both_versions_serve_while_the_schema_changes(  # noqa: PLR0917 - one of each
     old: str,
     new: str,
     container: Container,
