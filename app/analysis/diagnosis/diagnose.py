@@ -123,7 +123,7 @@ def diagnose(trace: Trace, replayed: Replayed, metrics: Metrics) -> Diagnosis:
     signs = Signs(Observation(trace, replayed.main), step_ns)
     unjudged = _cannot_judge(signs)
     excess = float(metrics.recorded_s.mean() / metrics.ideal_step_s)
-    if excess < 1 + _WORTH_A_LOOK and not _hidden(signs.observation):
+    if excess < 1 + _WORTH_A_LOOK and not _hidden(signs):
         judged = tuple(name for name in KINDS if name not in unjudged)
         return Diagnosis(
             (), judged, unjudged, metrics.lost_s, metrics.slowdown, metrics.discrepancy
@@ -164,7 +164,7 @@ def diagnose(trace: Trace, replayed: Replayed, metrics: Metrics) -> Diagnosis:
     )
 
 
-def _hidden(observation: Observation) -> bool:
+def _hidden(signs: Signs) -> bool:
     """Return whether the ideal may be as slow as the steps are."""
     checks = (
         has_slow_links,
@@ -173,7 +173,8 @@ def _hidden(observation: Observation) -> bool:
         has_late_contexts,
         has_uneven_experts,
     )
-    return any(check(observation) for check in checks)
+    # A single tensor-parallel group has no other to be compared with.
+    return any(check(signs.observation) for check in checks) or bool(signs.waiting)
 
 
 def _off(replays: Counterfactuals, recorded_s: float) -> float:

@@ -48,9 +48,15 @@ class _Links:
 
 
 def has_slow_links(observation: Observation) -> bool:
-    """Return whether links differ: with half of them slow the ideal, a median, may be slow too."""
+    """Return whether links differ: with half of them slow the ideal, a median, may be slow too.
+
+    So it is with the collectives of stages.
+    """
     links = _pipeline_links(observation)
-    return bool(links.ends) and bool(_beyond(links.ratio).any())
+    if links.ends and _beyond(links.ratio).any():
+        return True
+    stages, by_step = _collectives(observation)
+    return len(stages) > 1 and bool(_beyond(by_step.mean(axis=1)).any())
 
 
 def _find(signs: Signs) -> Finding | None:

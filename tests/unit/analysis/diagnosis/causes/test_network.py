@@ -138,6 +138,18 @@ def test_slow_collectives_cost_what_they_do_whether_all_are_recorded_or_not(
     assert report.headline.slowdown == pytest.approx(slowdown, rel=0.03)
 
 
+def test_of_two_stages_the_slow_collectives_of_one_do_not_hide() -> None:
+    def strike(world: World) -> None:
+        world.gather_s[1] += 3 * pass_s(world)
+        world.scatter_s[1] += 3 * pass_s(world)
+
+    report, slowdown = report_of(replace(PLAIN, pp=2), strike)
+
+    assert slowdown > 1.1
+    assert names(report) == ["network"]
+    assert report.headline.slowdown == pytest.approx(slowdown, rel=0.03)
+
+
 @pytest.mark.parametrize("pp", [2, 4])
 def test_with_half_of_the_links_slow_what_healthy_ones_do_is_usual(pp: int) -> None:
     def strike(world: World) -> None:

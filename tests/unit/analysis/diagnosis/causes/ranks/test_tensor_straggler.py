@@ -13,6 +13,7 @@ from app.analysis.synthesis.injections.computations import (
     TensorParallelStraggler,
 )
 from app.analysis.synthesis.job import JobModel, Profiler
+from tests.oracles.physics.world import World
 from tests.unit.analysis.diagnosis.jobs import (
     MS,
     TENSOR,
@@ -25,6 +26,7 @@ from tests.unit.analysis.diagnosis.jobs import (
     signs_of,
     where,
 )
+from tests.unit.analysis.diagnosis.second_physics import PLAIN, names, report_of
 
 
 @pytest.mark.parametrize(
@@ -75,6 +77,17 @@ def test_clocks_of_other_hosts_do_not_make_a_rank_late() -> None:
     job = replace(TENSOR, profiler=skewed, gpus_per_host=2)
 
     assert "tensor_parallel_straggler" not in causes(diagnosed(session(job=job)))
+
+
+def test_the_only_group_there_is_has_its_straggler_too() -> None:
+    def strike(world: World) -> None:
+        world.rank_s[1] *= 1.5
+
+    alone = replace(PLAIN, dp=1, pp=1, tp=4, tensor_traced=True)
+    report, slowdown = report_of(alone, strike)
+
+    assert names(report) == ["tensor_parallel_straggler"]
+    assert report.headline.slowdown == pytest.approx(slowdown, rel=0.03)
 
 
 def test_an_explained_time_is_not_judged_again() -> None:
