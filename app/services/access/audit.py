@@ -46,6 +46,7 @@ class Action(StrEnum):
     ASSIGNED = "assigned"
     COMMENTED = "commented on"
     REPLAYED = "sent again"
+    TESTED = "sent an example to"
     CANCELED = "canceled"
     RENEWED = "renewed"
     DISABLED = "disabled"

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import uuid
 from typing import TYPE_CHECKING
 
 import pytest
-from sqlalchemy import delete, text, update
+from sqlalchemy import delete, select, text, update
 from sqlalchemy.exc import DatabaseError
 
-from app.access.principals import INSTALLATION, ActorKind, Principal, Right
+from app.access.principals import INSTALLATION, ActorKind, Principal, Right, Role
 from app.db.models.access import AuditEntry
+from app.db.models.alerts import AlertDelivery, AlertGroup
+from app.door.rights import NEEDS
 from app.services.access.audit import (
     ACTOR_CHARACTERS,
     DETAIL_CHARACTERS,
@@ -19,7 +22,10 @@ from app.services.access.audit import (
     prune_entries,
     record,
 )
+from app.services.access.people import create_person, person_id_of
+from tests.support import plans
 from tests.support.alerting import Alerting
+from tests.support.tensor import TrainingJob
 
 if TYPE_CHECKING:
     from app.bootstrap import Container
@@ -60,6 +66,117 @@ def test_what_a_token_does_stands_in_the_log(company: Company) -> None:
     ]
     with company.client(company.token(Right.ADMIN, project=None)) as client:
         assert "secret" not in client.get("/api/v1/audit").text
+
+
+# What is no act of an administrator or an operator: what jobs send, and what only answers.
+NO_ACT = {
+    "POST /api/v1/jobs/{job}/sessions",
+    "PUT /api/v1/jobs/{job}/attempts/{attempt}/sessions/{session}/chunks/{producer}/{n}",
+    "POST /api/v1/jobs/{job}/attempts/{attempt}/sessions/{session}/seal",
+    "POST /api/v1/jobs/{job}/attempts",
+    "POST /api/v1/jobs/{job}/tp/{group}/timings",
+    "POST /api/v1/jobs/{job}/tp/{group}/plan/{version}/ack",
+    "POST /api/v1/sessions/{session}/what-if",
+    "POST /api/v1/plans",
+    "POST /api/v1/mitigation/plan",
+    "POST /api/v1/alert-rules/preview",
+    "POST /sign-in",
+    "POST /sign-out",
+}
+CHANNEL = {"name": "hook", "kind": "webhook", "config": {"url": "https://hooks.example/x"}}
+SILENCE = {"reason": "known", "until": "2100-01-01T00:00:00Z"}
+TOKEN = {"name": "ci", "scopes": ["read"], "project": "default", "expires_days": 7}
+# Each act over HTTP, in an order in which all can be done, with what is sent.
+ACTS: dict[str, object] = {
+    "POST /api/v1/alert-rules": RULE,
+    "PUT /api/v1/alert-rules/{rule}": RULE,
+    "DELETE /api/v1/alert-rules/{rule}": None,
+    "POST /api/v1/channels": CHANNEL,
+    "PATCH /api/v1/channels/{channel}": {"name": "hooked"},
+    "POST /api/v1/channels/reseal": None,
+    "POST /api/v1/channels/{channel}/test": None,
+    "POST /api/v1/deliveries/{delivery}/replay": None,
+    "DELETE /api/v1/channels/{channel}": None,
+    "POST /api/v1/incidents/{incident}/ack": {},
+    "POST /api/v1/incidents/{incident}/silence": SILENCE,
+    "DELETE /api/v1/incidents/{incident}/silence": None,
+    "POST /api/v1/incidents/{incident}/resolve": {},
+    "POST /api/v1/plans/{plan}/cancel": None,
+    "PUT /api/v1/jobs/{job}/tp/mode": {"mode": "apply", "max_gamma": None},
+    "POST /api/v1/tokens": TOKEN,
+    "POST /api/v1/tokens/{name}/renew": {"expires_days": 30},
+    "DELETE /api/v1/tokens/{name}": None,
+    "PATCH /api/v1/people/{person}": {"disabled": True},
+    "PUT /api/v1/people/{person}/role": {"role": "reader", "project": "default"},
+    "DELETE /api/v1/people/{person}": None,
+    "POST /api/v1/projects": {"name": "third"},
+    "POST /api/v1/jobs/{job}/move": {"project": "other"},
+    "DELETE /api/v1/projects/{project}": None,
+}
+
+
+def test_every_act_over_http_stands_in_the_log(company: Company) -> None:
+    """In the name of who did it; a route that is added is one of these, or no act."""
+    unsafe = {key for key in NEEDS if not key.startswith("GET")}
+    walked = {key.replace("{project}", "{name}") for key in ACTS}
+    assert unsafe - NO_ACT == walked
+
+    things = _things(company)
+    unsaid = {}
+    with company.client(company.token(Right.ADMIN, project=None, name="bot")) as client:
+        for key, body in ACTS.items():
+            method, _, path = key.partition(" ")
+            before = len(_said(company.container))
+            answer = client.request(method, path.format_map(things), json=body)
+            assert answer.is_success, (key, answer.text)
+            if key in {"POST /api/v1/alert-rules", "POST /api/v1/channels"}:
+                thing = "rule" if "rules" in key else "channel"
+                things[thing] = answer.json()["id"]
+            if key == "POST /api/v1/channels":
+                _leave_a_delivery(company, things)
+            said = _said(company.container)
+            if len(said) == before or said[0][0] != "bot":
+                unsaid[key] = said[:1]
+    assert unsaid == {}
+
+
+def _things(company: Company) -> dict[str, str]:
+    """Return what stands in addresses of things of the project `default`."""
+    alerting = Alerting(company.ours)
+    alerting.slow()
+    with company.client(company.token(Right.INGEST, name="job")) as client:
+        assert TrainingJob(client).send(1.0, 1.0, 1.0, 1.0).status_code == 202
+    create_person(company.container, "ada", "correct horse battery", Role.READER, "default")
+    with company.container.reading() as tx:
+        person = person_id_of(tx, "ada")
+    return {
+        "incident": str(alerting.incident().id),
+        "plan": str(plans.ask(company.ours, plans.small_spec()).plan),
+        "job": "llm",
+        "name": "ci",
+        "person": str(person),
+        "project": "third",
+        "delivery": str(uuid.uuid4()),
+    }
+
+
+def _leave_a_delivery(company: Company, things: dict[str, str]) -> None:
+    """Let a message have failed, which somebody sends again."""
+    with company.ours.uow() as tx:
+        group = tx.session.execute(select(AlertGroup.id)).scalars().first()
+        tx.session.add(
+            AlertDelivery(
+                id=uuid.UUID(things["delivery"]),
+                group_id=group,
+                channel_id=uuid.UUID(things["channel"]),
+                number=99,
+                generation=0,
+                state="failed",
+                attempt=1,
+                next_attempt_at=tx.now,
+                finished_at=tx.now,
+            )
+        )
 
 
 def test_an_incident_is_acknowledged_in_the_name_of_who_signed_in(company: Company) -> None:

@@ -16,6 +16,7 @@ from app.analysis.diagnosis.causes.slow_worker import SLOW_WORKER
 from app.analysis.diagnosis.headline import HeadlineKind
 from app.db.models.alerts import AlertChannel
 from app.errors import NotFoundError
+from app.services.access.audit import Action, record
 from app.services.alerts.deliveries.deliver import attempt, base_url, target_of
 from app.services.alerts.store import timing
 
@@ -60,6 +61,7 @@ def send_example(container: Container, channel_id: uuid.UUID) -> TestResult:
         row = tx.session.get(AlertChannel, channel_id)
         if row is None:
             raise NotFoundError(f"There is no channel {channel_id}.")
+        record(tx, container.principal, Action.TESTED, f"channel {row.name}")
         target = target_of(row)
         message = example(container, row.name, tx.now, base_url(container.settings, tx))
     try:

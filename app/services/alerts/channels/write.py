@@ -169,6 +169,13 @@ def reseal(container: Container) -> int:
         for row in rows:
             _keep(container, row, unseal(container.settings, row.secrets))
             count += 1
+        record(
+            tx,
+            container.principal,
+            Action.CHANGED,
+            "all channels",
+            detail="secrets encrypted with the newest key",
+        )
     return count
 
 
