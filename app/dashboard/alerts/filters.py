@@ -27,6 +27,23 @@ if TYPE_CHECKING:
     from app.services.alerts.views import Incidents
 
 PATH: Final = "/incidents"
+
+# What the form does not ask for itself.
+KEPT: Final = ("state", "sort")
+
+# What the list is sorted by, the head of the column, and its classes.
+COLUMNS: Final = (
+    ("severity", "Severity", ""),
+    ("state", "State", ""),
+    ("job", "Job and cause", ""),
+    ("slowdown", "Slowdown", "num"),
+    ("lost", "Lost each hour", "num opt"),
+    ("", "Best fix", "opt w2"),
+    ("", "Gain", "num opt w2"),
+    ("since", "Since", "num"),
+    ("assignee", "Assignee", "opt w3"),
+)
+
 # Pages are forgiving: what cannot be read asks for nothing.
 Asked = Annotated[str, Query()]
 
@@ -173,22 +190,6 @@ def filter_bar(asked: IncidentsInAddress, found: Incidents) -> FilterBar:
         filtered=asked.narrowed,
         cleared_url=Address(PATH, {"state": asked.parameters.get("state", "")}).but(),
     )
-
-
-# What the form does not ask for itself.
-KEPT: Final = ("state", "sort")
-
-COLUMNS: Final = (
-    ("severity", "Severity", ""),
-    ("state", "State", ""),
-    ("job", "Job and cause", ""),
-    ("slowdown", "Slowdown", "num"),
-    ("lost", "Lost each hour", "num opt"),
-    ("", "Best fix", "opt w2"),
-    ("", "Gain", "num opt w2"),
-    ("since", "Since", "num"),
-    ("assignee", "Assignee", "opt w3"),
-)
 
 
 def headings(asked: IncidentsInAddress) -> list[Heading]:

@@ -52,9 +52,10 @@ def test_words_lead_to_what_they_name(
 
 def test_a_handful_of_each_kind_and_an_id_alone(served: Installation) -> None:
     assert found(served, "sweep") == [("job", f"sweep-{number:03}") for number in range(6)]
-    session = served.client.get("/api/v1/sessions?job=vision-7b").json()["sessions"][0]
-    answer = served.client.get("/api/v1/search", params={"q": session["session"]}).json()
+    [second] = served.client.get("/api/v1/search", params={"q": "2 vision"}).json()["found"]
+    session = second["path"].rpartition("/")[2]
+    answer = served.client.get("/api/v1/search", params={"q": session}).json()
     told = [(one["kind"], one["path"]) for one in answer["found"]]
-    assert told == [("session", f"/sessions/{session['session']}")]
+    assert told == [("session", second["path"])]
     for wrong in ("x" * 201, "a\x00b"):
         assert served.client.get("/api/v1/search", params={"q": wrong}).status_code == 422
