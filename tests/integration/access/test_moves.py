@@ -18,6 +18,7 @@ from app.services.access.projects import create_project, list_projects
 from app.services.alerts.channels.write import create_channel
 from app.services.alerts.everywhere import open_everywhere
 from app.services.alerts.sweep import AlertSweep, sweep_alerts
+from app.services.alerts.triage.notes import assign_incidents, comment_on
 from app.services.sessions.reports import report_json
 from app.services.sessions.timelines import stored_trace
 from app.services.tasks.execute import execute
@@ -67,8 +68,12 @@ def test_a_job_moves_with_its_sessions_reports_and_incidents(
     stored = store(container, small_trace(), job="llm")
     assert execute(container, LeaseKeeper(container), stored.run)
     Alerting(container).slow("llm")
+    incident = Alerting(container).incidents()[0]
+    comment_on(container, incident.id, words="Rack 7 was updated.", by=None)
+    assign_incidents(container, [incident.id], to="kim", by=None)
     move_job(container, "llm", "other")
 
+    assert {"alert_comment", "alert_assignee"} <= set(_rows(other, other.project_id))
     assert set(_rows(container, container.project_id)) == {"alert_rule", "project_usage"}
     assert read(other, report_json, stored.session)
     assert len(read(other, stored_trace, stored.session).unpack()) == len(small_trace())
