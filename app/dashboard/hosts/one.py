@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from shlex import quote as shell_quote
 from typing import TYPE_CHECKING, Final
 from urllib.parse import quote
 
@@ -14,6 +15,7 @@ from app.dashboard.alerts.parts import STATES
 from app.dashboard.hosts.gpu_map import GpuMap, gpu_map
 from app.dashboard.hosts.words import gpu_words, named_gpus, outcome_words, state_of
 from app.dashboard.look.format import (
+    NBSP,
     age,
     count,
     day_or_time,
@@ -117,6 +119,8 @@ class HostPage:
     gpus: Sequence[str]
     incidents: Sequence[IncidentLine]
     incidents_title: str
+    # schedulers, and the command with which each gives the host no more work
+    drains: Sequence[tuple[str, str]]
 
 
 def host_page(view: HostView, about: Range, address: Address) -> HostPage:
@@ -158,6 +162,7 @@ def host_page(view: HostView, about: Range, address: Address) -> HostPage:
         gpus=gpus,
         incidents=[_incident(one, view.now) for one in view.incidents],
         incidents_title=_incidents_title(len(view.incidents)),
+        drains=_drains(view.host, slow) if len(slow) >= BLAMED_FROM else (),
     )
 
 
@@ -315,6 +320,16 @@ def _repairs_title(repairs: Sequence[Repair]) -> str:
     if judged.before is None or judged.after is None:
         return said
     return f"{said}: {times(judged.before)} → {times(judged.after)}"
+
+
+def _drains(host: str, slow: Sequence[HostSession]) -> list[tuple[str, str]]:
+    """Return commands that take the host out, for people to copy."""
+    name = shell_quote(host)
+    why = shell_quote(f"Paceline: slow in {plural(len(slow), 'session').replace(NBSP, ' ')}")
+    return [
+        ("Kubernetes", f"kubectl cordon {name}"),
+        ("Slurm", f"scontrol update nodename={name} state=drain reason={why}"),
+    ]
 
 
 def _incidents_title(incidents: int) -> str:

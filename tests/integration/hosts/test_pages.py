@@ -89,6 +89,9 @@ def test_the_page_of_a_host_says_when_where_and_what_it_cost(
     assert len(found.one("section", aria_label="Jobs").one("tbody").all("tr")) == 2
     assert len(found.one("section", aria_label="Sessions").one("tbody").all("tr")) == 5
     assert "GPU 5 reached 1.60×" in found.text
+    assert "kubectl cordon node-1" in found.text
+    assert "reason='Paceline: slow in 4 sessions'" in found.text
+    assert "kubectl" not in page(client, "/hosts/node-2").text
     assert "not blamed" in page(client, "/hosts/node-2").one("h1").text
     assert "no cause named it" in page(client, "/hosts/node-3").one("h1").text
     assert "No session named node-2" in page(client, "/hosts/node-2?range=1h").one("h1").text
