@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
-from sqlalchemy import ColumnElement, Select, func, literal, select
+from sqlalchemy import ColumnElement, func, literal, select
 
 from app.db.models.hosts import HostReading
 from app.db.models.sessions import Job, Session
@@ -53,7 +53,7 @@ def priced(tx: Reads, span: Span, host: str | None = None) -> CTE:
     """
     stands = _standing(tx, span)
     standing_s = func.greatest(HostReading.measured_s, func.extract("epoch", stands.c.stands))
-    query: Select[Any] = (
+    query = (
         select(
             HostReading.host,
             HostReading.session_id,

@@ -274,10 +274,14 @@ def _by_host(tx: Reads, span: Span, words: str) -> list[HostRow]:
         .join(Job, Job.id == one.job_id)
         .group_by(one.host)
     )
-    return [
-        HostRow(*sums, tuple(causes or ()), first, last, known)
-        for *sums, causes, first, last, known in found
-    ]
+    return [_row(list(sums)) for sums in found]
+
+
+def _row(sums: list[Any]) -> HostRow:
+    """Return a host of its sums, which are in the order of its fields; null for no cause."""
+    causes = HostRow.__slots__.index("causes")
+    sums[causes] = tuple(sums[causes] or ())
+    return HostRow(*sums)
 
 
 def _has(one: Any, word: str) -> ColumnElement[bool]:  # noqa: ANN401 - the columns of a CTE
