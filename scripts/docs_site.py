@@ -6,6 +6,7 @@ theme is none: what only the site needs is done here.
 
 from __future__ import annotations
 
+import itertools
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -33,7 +34,7 @@ UNUSED: Final = (
 _OUTSIDE: Final = re.compile(r"\[([^\]]+)\]\(\.\./[^)]*\)")
 # What may be wider than the page scrolls by itself, and so has to be reached by the keyboard.
 _TABLE: Final = re.compile(r"<table>.*?</table>", re.DOTALL)
-_SCROLLED: Final = '<div class="scroll" role="region" aria-label="Table" tabindex="0">{}</div>'
+_SCROLLED: Final = '<div class="scroll" role="region" aria-label="Table {}" tabindex="0">{}</div>'
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
@@ -50,7 +51,8 @@ def on_page_markdown(markdown: str, **_: Any) -> str:  # noqa: ANN401 - of MkDoc
 
 def on_page_content(html: str, **_: Any) -> str:  # noqa: ANN401 - of MkDocs
     """Let wide tables and code scroll, also by the keyboard."""
-    html = _TABLE.sub(lambda found: _SCROLLED.format(found[0]), html)
+    numbers = itertools.count(1)
+    html = _TABLE.sub(lambda found: _SCROLLED.format(next(numbers), found[0]), html)
     return html.replace("<pre>", '<pre tabindex="0">')
 
 
