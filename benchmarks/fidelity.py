@@ -36,8 +36,6 @@ _JOB: Final = JobModel(
     costs=CostModel(host_stall_probability=0.004, contention=0.04),
 )
 _WORKER: Final = (0, 0)
-# What a slow worker is called, and, where it comes and goes over several steps, may be called.
-_SLOW: Final = ("slow_worker", "thermal_throttling")
 _SWEEP: Final = tuple(np.round(np.arange(1.0, 6.01, 0.25), 2).tolist())
 _RANDOM_JOBS: Final = 200
 _SLOWEST: Final = 3.0
@@ -61,7 +59,7 @@ class Compared:
 def compare(session: SyntheticSession) -> Compared:
     """Analyze a job with one slow worker."""
     report = analyze(session.trace).report
-    cause = next((c for c in report.causes if c.cause in _SLOW), None)
+    cause = next((c for c in report.causes if c.cause == "slow_worker"), None)
     recorded = float(np.mean(report.step_times.recorded))
     workers = () if cause is None else cause.where.workers
     return Compared(
@@ -77,7 +75,9 @@ def compare(session: SyntheticSession) -> Compared:
 def _saved_s(report: Report) -> float:
     """Return what replacing the slow workers is predicted to save of a mean step."""
     now_s = float(np.mean(report.step_times.simulated))
-    after_s = [fix.predicted_step_time for fix in report.recommendations if fix.cause in _SLOW]
+    after_s = [
+        fix.predicted_step_time for fix in report.recommendations if fix.action == "replace_worker"
+    ]
     return now_s - after_s[0] if after_s else 0.0
 
 
@@ -181,7 +181,8 @@ def document(levels: Sequence[Compared], many: Sequence[Compared], seed: int) ->
         "",
         f"{_percent(near, 1)} of the headlines and {_percent(within, 1)} of the replaced",
         f"estimates are within {_percent(_WITHIN, 0)} of the truth.",
-        f"The slow worker is named in {_percent(named, 1)} of them.",
+        f"The slow worker is named, as one, in {_percent(named, 1)} of them; where it is not,",
+        "nothing is replaced, and the estimate is 1.",
         "",
         "Earlier sets of 200 jobs, with other seeds, did worse and were learned from: 96.0 %",
         "within 2 % and 3.8 % at worst (late launches were left out), then 99.0 % and 47 % (one",
