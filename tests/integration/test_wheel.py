@@ -34,7 +34,10 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the wheel, built with what is installed."""
     target = tmp_path_factory.mktemp("wheel")
     subprocess.run(  # noqa: S603 - our own argument list
-        [*PIP, "wheel", "--no-deps", "--no-index", "--no-build-isolation", "-w", target, ROOT],
+        [
+            *(*PIP, "wheel", "--no-deps", "--no-index", "--no-build-isolation", "-w", target),
+            *(ROOT / "client", ROOT),
+        ],
         check=True,
         cwd=target,
     )
@@ -44,10 +47,11 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the folder in which the wheel is installed, alone."""
+    """Return the folder in which the wheel is installed, with the client that it depends on."""
     target = tmp_path_factory.mktemp("installed")
+    (client,) = wheel.parent.glob("paceline_client-*.whl")
     subprocess.run(  # noqa: S603 - our own argument list
-        [*PIP, "install", "--no-deps", "--no-index", "--target", target, wheel], check=True
+        [*PIP, "install", "--no-deps", "--no-index", "--target", target, client, wheel], check=True
     )
     return target
 
