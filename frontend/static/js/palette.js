@@ -81,6 +81,10 @@ export class Palette {
     } else if (event.key === 'Enter') {
       event.preventDefault();
       this.list.children[this.at]?.querySelector('a').click();
+    } else if (event.key === 'Escape') {
+      // A search field would only be emptied by it.
+      event.preventDefault();
+      this.dialog.close();
     }
   }
 }
