@@ -114,7 +114,12 @@ def _hosts(tx: Reads, words: Sequence[str]) -> list[Found]:
         .limit(EACH)
     ).all()
     return [
-        Found("host", name, f"{count} times slow", f"/incidents?{urlencode({'host': name})}")
+        Found(
+            "host",
+            name,
+            f"{count} times among the slowest",
+            f"/incidents?{urlencode({'host': name})}",
+        )
         for name, count in rows
     ]
 

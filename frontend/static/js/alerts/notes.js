@@ -18,7 +18,7 @@ const trying = (said, button) => async (work) => {
 
 function mountAssignee(region, signal) {
   const address = `/api/v1/incidents/${region.dataset.incidentNotes}/assignee`;
-  const said = region.querySelector('.said');
+  const said = region.querySelector('[role=alert]');
   const form = region.querySelector('form');
   const opener = region.querySelector('[data-opens-assign]');
   const open = () => {
@@ -51,7 +51,7 @@ function mountComments(region, signal) {
   button.disabled = false;
   form.addEventListener('submit', (event) => {
     event.preventDefault();
-    trying(region.querySelector('.said'), button)(async () => {
+    trying(region.querySelector('[role=alert]'), button)(async () => {
       await ask('POST', `/api/v1/incidents/${region.dataset.comments}/comments`, { words: words.value.trim(), by: by() });
       words.value = '';
     });
