@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import Final
 
 import numpy as np
@@ -24,6 +25,7 @@ from app.analysis.diagnosis.places import (
 from app.analysis.diagnosis.signs import Signs
 from app.analysis.replay.layout.dense import FloatArray
 from app.analysis.replay.layout.graph import P2P
+from app.analysis.replay.medians import median
 from app.analysis.wording import percent
 
 # A device that idles less than this share of its time for launches is not held up: a job that
@@ -61,49 +63,57 @@ class _Idling:
     launch_ns: FloatArray
 
 
-def _late_ns(observation: Observation, node: int, steps: slice) -> FloatArray:
-    """Return how late a node is launched, what regularly passes included, shape (steps, dp).
+def _late_ns(observation: Observation, nodes: list[int], steps: slice) -> FloatArray:
+    """Return how late nodes of a stage are launched, what regularly passes included.
 
-    It is not the host's where the input comes right from another stage: then a transfer that
-    nobody recorded is among it.
+    Shape (nodes, steps, dp). It is not the host's where the input comes right from another stage:
+    then a transfer that nobody recorded is among it.
     """
     layout, stage = observation.layout, observation.layout.nodes.pp
     start, duration = layout.start_ns, layout.duration_ns
-    here, there = np.zeros(1), np.zeros(1)
-    for other in observation.after[node]:
-        end = start[other, steps] + duration[other, steps]
-        if stage[other] == stage[node]:
-            here = np.maximum(here, end)
-        else:
-            there = np.maximum(there, end)
-    late = np.where(here >= there, start[node, steps] - here, 0.0)
-    return np.asarray(np.maximum(late, 0.0))
+    late = start[nodes, steps]
+    here, there = np.zeros_like(late), np.zeros_like(late)
+    # All nodes at once: first what each of them follows first, then what it follows second…
+    for others in zip_longest(*(observation.after[node] for node in nodes)):
+        follows = [(i, other) for i, other in enumerate(others) if other is not None]
+        own = stage[[other for _, other in follows]] == stage[nodes[0]]
+        for ends, chosen in ((here, own), (there, ~own)):
+            if chosen.any():
+                which, before = np.array(follows)[chosen].T
+                end = start[before, steps] + duration[before, steps]
+                ends[which] = np.maximum(ends[which], end)
+    late -= here
+    late[here < there] = 0.0
+    np.maximum(late, 0.0, out=late)
+    return np.asarray(late)
 
 
-def _idling(observation: Observation, steps: slice) -> _Idling:
-    """Return how devices wait for their hosts in some steps."""
+def _idling(observation: Observation, steps: slice, *, paces: bool = True) -> _Idling:
+    """Return how devices wait for their hosts in some steps; without `paces` no `launch_ns`."""
     layout = observation.layout
     share, late_ns, launch_ns = (np.zeros((layout.pp, layout.dp)) for _ in range(3))
     for stage in range(layout.pp):
         before = _computed_before(observation, stage)
-        late: dict[tuple[int, int], list[FloatArray]] = {}
-        paces = []
-        for node, previous in before.items():
-            own = _late_ns(observation, node, steps)
-            kind = (int(layout.nodes.op[node]), int(layout.nodes.op[previous]))
-            late.setdefault(kind, []).append(own)
-            pace = layout.start_ns[node, steps] - layout.start_ns[previous, steps]
-            paces.append(np.where(own > 0, pace, np.nan))
         if not before:
             continue
+        nodes, previous = list(before), list(before.values())
+        late = _late_ns(observation, nodes, steps)
+        kind = layout.nodes.op[nodes].astype(np.int64) * len(layout.op_names)
+        kind += layout.nodes.op[previous]
         waits = np.sum(
-            [len(parts) * np.median(np.array(parts), axis=(0, 1)) for parts in late.values()],
+            [
+                np.count_nonzero(kind == own) * median(late[kind == own].reshape(-1, layout.dp))
+                for own in dict.fromkeys(kind.tolist())
+            ],
             axis=0,
         )
-        computes = observation.recorded_ns[list(before), steps].mean(axis=1).sum(axis=0)
+        computes = observation.recorded_ns[nodes, steps].mean(axis=1).sum(axis=0)
         share[stage] = waits / np.maximum(waits + computes, 1.0)
         late_ns[stage] = waits / len(before)
-        launch_ns[stage] = _middle_of_those(np.array(paces))
+        if paces:
+            pace = layout.start_ns[nodes, steps] - layout.start_ns[previous, steps]
+            pace[late <= 0] = np.nan
+            launch_ns[stage] = _middle_of_those(pace)
     return _Idling(share, late_ns, launch_ns)
 
 
@@ -158,7 +168,7 @@ def _may_be_slow(observation: Observation) -> bool:
     """Return whether a few steps look as if hosts were slow."""
     few = slice(None, None, -(-len(observation.layout.steps) // _GLANCE))
     return _can_be_told(observation) and bool(
-        _idling(observation, few).share.max() >= _AT_A_GLANCE * _LEAST_SHARE
+        _idling(observation, few, paces=False).share.max() >= _AT_A_GLANCE * _LEAST_SHARE
     )
 
 
