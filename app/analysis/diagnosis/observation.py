@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +20,7 @@ from app.analysis.trace.model import ABSENT, Trace
 
 SingleArray = NDArray[np.float32]
 Real = TypeVar("Real", np.float32, np.float64)
+Seen = TypeVar("Seen")
 
 _SAMPLE: Final = 60_000
 _FEWEST: Final = 4
@@ -94,6 +95,14 @@ class Observation:
     trace: Trace
     group: ShapeGroup
     explained: Explained = field(default_factory=Explained)
+    _seen: dict[Callable[[Observation], Any], Any] = field(init=False, default_factory=dict)
+
+    def once(self, look: Callable[[Observation], Seen]) -> Seen:
+        """Return what a function sees in the observation; asked again it does not look again."""
+        if look not in self._seen:
+            self._seen[look] = look(self)
+        seen: Seen = self._seen[look]
+        return seen
 
     @property
     def layout(self) -> Layout:

@@ -13,9 +13,9 @@ from app.analysis.replay.adaptations.evidence import Adaptation, Name
 from app.analysis.replay.adaptations.registry import adapt, adapt_refused, adapt_rows
 from app.analysis.replay.adaptations.trial import recorded_times, stage_begins
 from app.analysis.replay.clocks.alignment import RankClocks
-from app.analysis.replay.engine.durations import FAULT_NS, Durations, ideal_durations, own_durations
+from app.analysis.replay.engine.durations import FAULT_NS, Durations, ideal_durations
 from app.analysis.replay.engine.executor import executor_for
-from app.analysis.replay.engine.replay import prepare
+from app.analysis.replay.engine.replay import Executor, prepare
 from app.analysis.replay.engine.variants import Simulator
 from app.analysis.replay.layout.arrange import lay_out
 from app.analysis.replay.layout.dense import DroppedStep, FloatArray, IntArray, LaidOut, Layout
@@ -129,17 +129,17 @@ def prepare_replay(trace: Trace, without: Collection[Name] = ()) -> Replayed:
         arranged, graphs, dropped = _with_graphs(laid_out)
     draft, made = adapt(Draft.of(arranged, graphs, absolute=not trace.step_relative), without)
     layouts, graphs = list(draft.layouts), list(draft.graphs)
-    own = [own_durations(*pair) for pair in zip(layouts, graphs, strict=True)]
-    recorded = [durations for durations, _ in own]
+    recorded = [durations for durations, _ in draft.own]
+    ideals = ideal_durations(layouts, recorded)
     groups = []
-    for layout, graph, values, ideal in zip(
-        layouts, graphs, recorded, ideal_durations(layouts, recorded), strict=True
-    ):
-        groups.append(_group(layout, graph, Durations(values, ideal)))
+    for number, (layout, graph) in enumerate(zip(layouts, graphs, strict=True)):
+        durations = Durations(recorded[number], ideals[number])
+        executor = None if ideals[number].min() < 0 else draft.executors[number]
+        groups.append(_group(layout, graph, durations, executor))
     return Replayed(
         groups=tuple(groups),
         dropped=dropped,
-        clamped=sum(clamped for _, clamped in own),
+        clamped=sum(clamped for _, clamped in draft.own),
         recreated=draft.recreated,
         clocks=draft.clocks,
         unanswered=laid_out.unanswered,
@@ -147,11 +147,14 @@ def prepare_replay(trace: Trace, without: Collection[Name] = ()) -> Replayed:
     )
 
 
-def _group(layout: Layout, graph: Graph, durations: Durations) -> ShapeGroup:
-    """Return steps of one shape, ready to be replayed."""
-    values = durations.recorded_ns
-    shortest = np.minimum(values.min(axis=(1, 2)), durations.ideal_ns)
-    executor = executor_for(prepare(graph, layout.nodes.pp, shortest), values.size)
+def _group(
+    layout: Layout, graph: Graph, durations: Durations, executor: Executor | None = None
+) -> ShapeGroup:
+    """Return steps of one shape, ready to be replayed; by an executor that may be there already."""
+    if executor is None:
+        values = durations.recorded_ns
+        shortest = np.minimum(values.min(axis=(1, 2)), durations.ideal_ns)
+        executor = executor_for(prepare(graph, layout.nodes.pp, shortest), values.size)
     return ShapeGroup(layout, graph, durations, Simulator(layout, durations, executor))
 
 

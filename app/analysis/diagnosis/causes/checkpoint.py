@@ -80,7 +80,7 @@ def _is_period(steps: IntArray, struck: NDArray[np.bool_], apart: int) -> bool:
 def _find(signs: Signs) -> Finding | None:
     """Return the standstills; without them those steps begin as late as the others."""
     observation = signs.observation
-    first = first_delays(observation)
+    first = observation.once(first_delays)
     found = _standstill(observation, first)
     if found is None or found.late_ns.max() < _LEAST_SHARE * signs.step_ns:
         return None

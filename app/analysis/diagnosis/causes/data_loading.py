@@ -86,7 +86,7 @@ def _since_its_step(observation: Observation, gather: int) -> FloatArray:
 def _find(signs: Signs) -> Finding | None:
     """Return the wait for batches; without it first operations are launched when they may be."""
     observation, nodes = signs.observation, signs.observation.layout.nodes
-    delays = _unless_paused(signs, first_delays(observation))
+    delays = _unless_paused(signs, observation.once(first_delays))
     by_stage: dict[int, FloatArray] = {}
     for node, delay in delays.items():
         stage = int(nodes.pp[node])

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from app.analysis.replay.adaptations.evidence import Sign
+from app.analysis.replay.adaptations.trial import off_recording
 from app.analysis.replay.clocks.alignment import RankClocks, align
+from app.analysis.replay.engine.durations import OwnDurations, own_durations
+from app.analysis.replay.engine.executor import executor_for
+from app.analysis.replay.engine.replay import Executor, prepare
 from app.analysis.replay.layout.dense import Layout
 from app.analysis.replay.layout.graph import Graph
 from app.analysis.replay.repair import RecreatedOperations, recreate
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class Draft:
     """Steps of each shape and their dependencies.
 
@@ -23,6 +28,8 @@ class Draft:
     layouts : tuple of Layout
         By one clock, and with what the recorder lost.
     graphs : tuple of Graph
+    own : tuple of OwnDurations
+        Without waiting.
     clocks : RankClocks
     recreated : RecreatedOperations
     absolute : bool
@@ -32,19 +39,37 @@ class Draft:
     arranged: tuple[Layout, ...]
     layouts: tuple[Layout, ...]
     graphs: tuple[Graph, ...]
+    own: tuple[OwnDurations, ...]
     clocks: RankClocks
     recreated: RecreatedOperations
     absolute: bool
+
+    @cached_property
+    def executors(self) -> tuple[Executor, ...]:
+        """Return what replays each shape, as long as no ideal duration is negative."""
+        return tuple(
+            executor_for(prepare(graph, layout.nodes.pp, own.min(axis=(1, 2))), own.size)
+            for layout, graph, (own, _) in zip(self.layouts, self.graphs, self.own, strict=True)
+        )
+
+    @cached_property
+    def discrepancy(self) -> float:
+        """Return how far the replay of recorded durations is from the recording, relative to it."""
+        own = (own for own, _ in self.own)
+        return off_recording(zip(self.layouts, self.graphs, own, self.executors, strict=True))
 
     @classmethod
     def of(cls, arranged: Sequence[Layout], graphs: Sequence[Graph], *, absolute: bool) -> Draft:
         """Align the clocks of recorded steps and make anew what the recorder lost."""
         aligned, clocks = align(arranged, graphs, absolute=absolute)
         layouts, recreated = recreate(aligned, graphs)
-        return cls(tuple(arranged), tuple(layouts), tuple(graphs), clocks, recreated, absolute)
+        own = tuple(own_durations(*pair) for pair in zip(layouts, graphs, strict=True))
+        return cls(
+            tuple(arranged), tuple(layouts), tuple(graphs), own, clocks, recreated, absolute
+        )
 
     def with_graphs(self, graphs: Sequence[Graph]) -> Draft:
-        """Return the draft with other dependencies."""
+        """Return the draft with other dependencies; what moves data together stays the same."""
         return replace(self, graphs=tuple(graphs))
 
     def recorded_otherwise(self, arranged: Sequence[Layout]) -> Draft:

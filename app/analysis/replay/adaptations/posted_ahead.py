@@ -132,15 +132,9 @@ def find_posted_in_turn(layout: Layout) -> tuple[dict[int, tuple[int, ...]], Sig
     for stage in range(layout.pp):
         for direction in DIRECTIONS:
             own = _before(layout, stage, direction.recv, direction.compute)
-            begun = [
-                float(
-                    (
-                        layout.start_ns[receive]
-                        >= layout.start_ns[other] + layout.duration_ns[other]
-                    ).mean()
-                )
-                for receive, other in own.items()
-            ]
+            receives, others = list(own), list(own.values())
+            ends = layout.start_ns[others] + layout.duration_ns[others]
+            begun = (layout.start_ns[receives] >= ends).mean(axis=(1, 2)).tolist()
             regular = [share for share in begun if share >= _REGULARLY]
             if regular and len(regular) > _MOSTLY * len(begun):
                 where.append(f"{direction.recv} on stage {stage}")
@@ -160,7 +154,7 @@ def _before(layout: Layout, stage: int, receive: str, compute: str) -> dict[int,
     """
     nodes = layout.nodes
     mine = nodes.pp == stage
-    computes = np.flatnonzero(mine & np.isin(nodes.op, layout.codes(*COMPUTE)))
+    computes = np.flatnonzero(mine & layout.of_types(*COMPUTE))
     computes = computes[np.argsort(layout.launch[computes], kind="stable")]
     receives = np.flatnonzero(mine & (nodes.op == layout.codes(receive)[0]))
     place = np.searchsorted(layout.launch[computes], layout.launch[receives]) - 1

@@ -27,7 +27,6 @@ from app.analysis.replay.adaptations.posted_ahead import (
 )
 from app.analysis.replay.adaptations.regular_delays import propose_regular_delays
 from app.analysis.replay.adaptations.signs.glance import Glance
-from app.analysis.replay.adaptations.trial import discrepancy
 from app.analysis.replay.layout.pipeline import Route
 from app.analysis.trace.model import Trace
 from app.errors import UnanalyzableError
@@ -149,19 +148,22 @@ def adapt(draft: Draft, without: Collection[Name]) -> tuple[Draft, tuple[Adaptat
     for step in _STRUCTURAL:
         proposal = _proposed(step, draft, without) if step.may(glance) else None
         if proposal is not None:
-            before = discrepancy(draft.layouts, draft.graphs) if before is None else before
-            after = discrepancy(proposal.draft.layouts, proposal.draft.graphs)
+            before = draft.discrepancy if before is None else before
+            after = proposal.draft.discrepancy
             made.append(Adaptation(step.name, proposal.sign, before, after))
             draft, before = proposal.draft, after
     tried, pending, nearest = draft, list[Adaptation](), before
     for step in _ON_TRIAL:
+        if before is not None and before < LEAST_GAIN:
+            # nothing takes off more than there is
+            break
         # beside another adaptation nothing is ruled out at a glance: times are others by now
         proposal = _proposed(step, tried, without) if made or pending or step.may(glance) else None
         if proposal is None:
             continue
         if before is None or nearest is None:
-            before = nearest = discrepancy(tried.layouts, tried.graphs)
-        after = discrepancy(proposal.draft.layouts, proposal.draft.graphs)
+            before = nearest = tried.discrepancy
+        after = proposal.draft.discrepancy
         if after >= nearest:
             continue
         pending.append(Adaptation(step.name, proposal.sign, nearest, after))

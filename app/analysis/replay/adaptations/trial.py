@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 import numpy as np
 
 from app.analysis.replay.engine.durations import Durations, own_durations
 from app.analysis.replay.engine.executor import executor_for
-from app.analysis.replay.engine.replay import prepare
+from app.analysis.replay.engine.replay import Executor, prepare
 from app.analysis.replay.engine.variants import Simulator
 from app.analysis.replay.layout.dense import FloatArray, Layout
 from app.analysis.replay.layout.graph import Graph
@@ -48,22 +48,29 @@ def stage_begins(layout: Layout, stage: int) -> FloatArray:
     the first step.
     """
     mine = layout.nodes.pp == stage
-    starts, durations = layout.start_ns[mine], layout.duration_ns[mine]
-    begins = starts.min(axis=0)
     between = np.diff(layout.begin_ns)[:, None]
-    begins[1:] = (starts + durations).max(axis=0)[:-1] - between
-    return np.asarray(begins)
+    begins = np.empty(layout.start_ns.shape[1:])
+    begins[0] = layout.start_ns[mine, 0].min(axis=0)
+    begins[1:] = (layout.start_ns[mine, :-1] + layout.duration_ns[mine, :-1]).max(axis=0)
+    begins[1:] -= between
+    return begins
 
 
 def discrepancy(layouts: Sequence[Layout], graphs: Sequence[Graph]) -> float:
     """Return how far the replay of recorded durations is from the recording, relative to it."""
+    own = [own_durations(*pair)[0] for pair in zip(layouts, graphs, strict=True)]
+    executors = [
+        executor_for(prepare(graph, layout.nodes.pp, values.min(axis=(1, 2))), values.size)
+        for layout, graph, values in zip(layouts, graphs, own, strict=True)
+    ]
+    return off_recording(zip(layouts, graphs, own, executors, strict=True))
+
+
+def off_recording(groups: Iterable[tuple[Layout, Graph, FloatArray, Executor]]) -> float:
+    """Return the same of groups of steps, each with its durations without waiting."""
     recorded = simulated = 0.0
-    for layout, graph in zip(layouts, graphs, strict=True):
-        durations, _ = own_durations(layout, graph)
-        program = prepare(graph, layout.nodes.pp, durations.min(axis=(1, 2)))
-        nothing = np.zeros(len(durations))
-        executor = executor_for(program, durations.size)
-        simulator = Simulator(layout, Durations(durations, nothing), executor)
+    for layout, graph, durations, executor in groups:
+        simulator = Simulator(layout, Durations(durations, np.zeros(len(durations))), executor)
         simulated += float(simulator.step_times([simulator.keep()])[0].sum())
         recorded += float(recorded_times(layout, graph).sum())
     return abs(recorded / simulated - 1) if simulated > 0 else float("inf")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 
@@ -42,7 +43,11 @@ class Durations:
     ideal_ns: FloatArray
 
 
-def own_durations(layout: Layout, graph: Graph) -> tuple[FloatArray, int]:
+# As `Durations.recorded_ns`, and how many transfer durations at fault count as 0.
+OwnDurations: TypeAlias = tuple[FloatArray, int]
+
+
+def own_durations(layout: Layout, graph: Graph) -> OwnDurations:
     """Separate transferring from waiting.
 
     Returns

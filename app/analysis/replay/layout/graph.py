@@ -132,8 +132,11 @@ def with_edges(
     UnanalyzableError
         ``trace.dependency_cycle``.
     """
+    changed = added.keys() | removed.keys()
     units = [
-        replace(
+        unit
+        if changed.isdisjoint(unit.members)
+        else replace(
             unit,
             after=tuple(
                 tuple(sorted((set(after) - set(removed.get(node, ()))) | set(added.get(node, ()))))

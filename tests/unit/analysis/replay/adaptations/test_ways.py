@@ -22,6 +22,7 @@ from app.analysis.replay.adaptations.nested_collectives import (
 from app.analysis.replay.adaptations.overlapping_steps import propose_overlapping_steps
 from app.analysis.replay.adaptations.posted_ahead import find_posted_ahead
 from app.analysis.replay.adaptations.signs.sampling import sampled
+from app.analysis.replay.engine.durations import own_durations
 from app.analysis.replay.metrics import measure
 from app.analysis.replay.session import prepare_replay
 from app.analysis.synthesis.hosts.draw import WAYS, draw_host_session
@@ -178,6 +179,7 @@ def test_overlaps_are_those_of_the_twin(seed: int, barrier: bool) -> None:  # no
         arranged=(plain.layout,),
         layouts=(plain.layout,),
         graphs=(plain.graph,),
+        own=(own_durations(plain.layout, plain.graph),),
         clocks=plain.clocks,
         recreated=plain.recreated,
         absolute=True,
