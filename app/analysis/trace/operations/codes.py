@@ -61,7 +61,7 @@ class OpNames:
         if len(dictionary) > MAX_DICTIONARY:
             refuse_body("too_many_op_names", f"over {MAX_DICTIONARY} names of operations")
         # Parquet's reader does not check that strings are UTF-8.
-        raw: list[bytes | None] = dictionary.cast(pa.large_binary()).to_pylist()
+        raw: list[bytes | None] = _as_bytes(dictionary).to_pylist()
         codes = np.array([self._code(name) for name in raw], np.int16)
         if len(self.names) > MAX_DICTIONARY:
             refuse_body("too_many_op_names", f"over {MAX_DICTIONARY} names of operations")
@@ -81,3 +81,16 @@ class OpNames:
             self._codes[name] = len(self.names)
             self.names.append(name)
         return self._codes[name]
+
+
+def _as_bytes(strings: pa.Array[Any]) -> pa.Array[Any]:
+    """Return the bytes of strings, unchecked.
+
+    Seen as what they are: a cast would load all of Arrow's functions, which takes longer than to
+    read a small trace.
+    """
+    if pa.types.is_string(strings.type):
+        return strings.view(pa.binary())
+    if pa.types.is_large_string(strings.type):
+        return strings.view(pa.large_binary())
+    return strings.cast(pa.large_binary())
