@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
 from app.analysis.replay.layout.dense import FloatArray, Layout
 from app.analysis.replay.layout.graph import Graph
@@ -19,6 +20,8 @@ from app.analysis.trace import model as ops
 # A communication that ends this long before its last member was launched cannot be right: its
 # clock or its record is at fault, and it counts as instantaneous. Above it, clock noise is kept.
 FAULT_NS = -10e6
+# Transfers that are looked at at once; where a node has as many, its rows need no copies.
+_AT_A_TIME: Final = 1 << 12
 
 # Computing differs because work is divided unevenly: dividing it evenly gives everyone the mean.
 IDEAL_IS_MEAN = frozenset(
@@ -59,23 +62,61 @@ def own_durations(layout: Layout, graph: Graph) -> OwnDurations:
     """
     recorded = layout.duration_ns.copy()
     clamped = 0
+    alike: dict[tuple[int, bool], list[tuple[int, ...]]] = {}
     for unit in graph.units:
-        if not unit.communication or (len(unit.members) == 1 and not unit.across_dp):
-            continue
-        latest = layout.start_ns[unit.members[0]]
-        for node in unit.members[1:]:
-            latest = np.maximum(latest, layout.start_ns[node])
-        if unit.across_dp:
-            latest = latest.max(axis=-1, keepdims=True)
-        for node in unit.members:
-            transfer = recorded[node]
-            transfer += layout.start_ns[node]
-            transfer -= latest
-            if transfer.min() < FAULT_NS:
-                faulty = transfer < FAULT_NS
-                clamped += int(faulty.sum())
-                transfer[faulty] = 0.0
+        if unit.communication and (len(unit.members) > 1 or unit.across_dp):
+            alike.setdefault((len(unit.members), unit.across_dp), []).append(unit.members)
+    at_a_time = max(1, _AT_A_TIME // recorded[0].size)
+    for (_, across_dp), groups in alike.items():
+        # Groups of one size at once: in short steps calling costs more than computing.
+        for first in range(0, len(groups), at_a_time):
+            together = groups[first : first + at_a_time]
+            members: list[NDArray[np.intp] | slice]
+            if at_a_time == 1:
+                members = [slice(node, node + 1) for node in together[0]]
+            else:
+                members = list(np.array(together).T)
+            clamped += _take_off_waiting(recorded, layout.start_ns, members, across_dp=across_dp)
     return recorded, clamped
+
+
+def _take_off_waiting(
+    recorded: FloatArray,
+    start_ns: FloatArray,
+    members: Sequence[NDArray[np.intp] | slice],
+    *,
+    across_dp: bool,
+) -> int:
+    """Let groups take time from their last launch on; return how many are at fault.
+
+    Parameters
+    ----------
+    recorded, start_ns : float64 arrays, shape (nodes, steps, dp)
+        The former is changed in place.
+    members : sequence of slices or int64 arrays, shape (groups,)
+        The first members of all groups, the second ones…
+    across_dp : bool
+        Whether the groups span the DP ranks.
+    """
+    clamped = 0
+    starts = [start_ns[nodes] for nodes in members]
+    latest = starts[0]
+    for start in starts[1:]:
+        latest = np.maximum(latest, start)
+    if across_dp:
+        latest = latest.max(axis=-1, keepdims=True)
+    for nodes, start in zip(members, starts, strict=True):
+        transfer = recorded[nodes]
+        transfer += start
+        transfer -= latest
+        if transfer.min() < FAULT_NS:
+            faulty = transfer < FAULT_NS
+            clamped += int(faulty.sum())
+            transfer[faulty] = 0.0
+        # A slice has been changed in place.
+        if not isinstance(nodes, slice):
+            recorded[nodes] = transfer
+    return clamped
 
 
 def ideal_durations(layouts: Sequence[Layout], recorded: Sequence[FloatArray]) -> list[FloatArray]:
