@@ -39,7 +39,7 @@ def launched_step_times(group: ShapeGroup, *replacements: Replacement) -> FloatA
     for row, item in zip(takes[1:], replacements, strict=True):
         row[item.nodes] = np.arange(first, first + len(item.nodes))
         first += len(item.nodes)
-    own = np.isin(group.layout.nodes.op, group.layout.codes(*LAUNCHED))
+    own = group.layout.of_types(*LAUNCHED)
     late = np.broadcast_to(np.where(own, np.arange(count), ON_TIME).astype(np.int32), takes.shape)
     times_ns = group.simulator.coded_step_times(
         takes,

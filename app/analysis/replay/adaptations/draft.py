@@ -64,9 +64,7 @@ class Draft:
         aligned, clocks = align(arranged, graphs, absolute=absolute)
         layouts, recreated = recreate(aligned, graphs)
         own = tuple(own_durations(*pair) for pair in zip(layouts, graphs, strict=True))
-        return cls(
-            tuple(arranged), tuple(layouts), tuple(graphs), own, clocks, recreated, absolute
-        )
+        return cls(tuple(arranged), tuple(layouts), tuple(graphs), own, clocks, recreated, absolute)
 
     def with_graphs(self, graphs: Sequence[Graph]) -> Draft:
         """Return the draft with other dependencies; what moves data together stays the same."""

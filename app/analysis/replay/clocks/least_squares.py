@@ -150,7 +150,8 @@ def robust_potentials(
     base = np.sqrt(spread[known] ** 2 + typical**2 + (FLOOR * usual) ** 2)
     base = np.where(base > 0, base, 1.0)
     base /= base.mean()
-    weight = _bounded(1 / base**2)
+    squared = base**2
+    weight = _bounded(1 / squared)
     potential = np.zeros(count)
     for _ in range(MOST_ROUNDS):
         before = potential
@@ -162,7 +163,7 @@ def robust_potentials(
         left = np.abs(difference - potential[one] + potential[other]) / base
         scale = SPREAD * float(median(left))
         limit = HUBER * max(scale, TOLERANCE * usual, np.finfo(float).tiny)
-        weight = _bounded(np.minimum(1.0, limit / np.maximum(left, limit)) / base**2)
+        weight = _bounded(np.minimum(1.0, limit / np.maximum(left, limit)) / squared)
     for label in np.unique(edges.part):
         inside = edges.part == label
         potential[inside] -= median(potential[inside])

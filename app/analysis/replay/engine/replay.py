@@ -145,9 +145,11 @@ def prepare(graph: Graph, stage: NDArray[np.int32], shortest_ns: FloatArray) -> 
     ends_last = set(graph.last)
     last_use: dict[int, int] = {}
     for index, unit in enumerate(graph.units):
-        last_use.update(dict.fromkeys(unit.members, index))
+        for node in unit.members:
+            last_use[node] = index
         for after in unit.after:
-            last_use.update(dict.fromkeys(after, index))
+            for node in after:
+                last_use[node] = index
     for unit in graph.units if (shortest_ns < 0).any() else ():
         for node, after in zip(unit.members, unit.after, strict=True):
             if shortest_ns[node] < 0:

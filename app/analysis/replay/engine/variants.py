@@ -74,9 +74,8 @@ class Simulator:
         layout = self.layout
         if cells is None:
             cells = np.ones((layout.dp, layout.pp), dtype=bool)
-        kept = np.ones(len(layout.op_names), dtype=bool)
+        kept = np.full(len(layout.op_names), types is None)
         if types is not None:
-            kept[:] = False
             kept[layout.codes(*types)] = True
         return Keep(cells, kept)
 
@@ -231,17 +230,14 @@ class Simulator:
 
     def _kept(self, keeps: Sequence[Keep]) -> Batch:
         """Code which variants keep which nodes."""
-        layout, nodes = self.layout, self.layout.nodes
-        masks: list[NDArray[np.bool_]] = []
-        takes = np.empty((len(keeps), len(nodes)), dtype=np.int32)
-        for row, keep in zip(takes, keeps, strict=True):
-            some, every = keep.cells.any(axis=0), keep.cells.all(axis=0)
-            of_stage = np.where(some, RECORDED, IDEAL)
-            for stage in np.flatnonzero(some & ~every):
-                of_stage[stage] = FIRST_MASK - len(masks)
-                masks.append(keep.cells[:, stage])
-            row[:] = np.where(keep.types[nodes.op], of_stage[nodes.pp], IDEAL)
-        return Batch(takes, np.array(masks) if masks else _no_masks(layout))
+        nodes = self.layout.nodes
+        cells, types = np.array([k.cells for k in keeps]), np.array([k.types for k in keeps])
+        some = cells.any(axis=1)
+        of_stage = np.where(some, np.int32(RECORDED), np.int32(IDEAL))
+        variants, stages = np.nonzero(some & ~cells.all(axis=1))
+        of_stage[variants, stages] = FIRST_MASK - np.arange(len(stages))
+        takes = np.where(types[:, nodes.op], of_stage[:, nodes.pp], np.int32(IDEAL))
+        return Batch(takes, cells[variants, :, stages])
 
 
 def _no_masks(layout: Layout) -> NDArray[np.bool_]:

@@ -111,7 +111,7 @@ class Glance:
             receives = np.flatnonzero(self._op == self._codes[direction.recv])
             stages = self._stage[receives]
             computes = np.flatnonzero(self._op == self._codes[direction.compute])
-            computes = computes[np.isin(self._stage[computes], stages)]
+            computes = computes[_among(self._stage[computes], stages)]
             if not np.array_equal(stages, self._stage[computes]):
                 # with virtual stages not every computation has a receive
                 return True
@@ -161,3 +161,10 @@ class Glance:
             len(of_stage) * float(median(of_stage.ravel())) for of_stage in np.split(gaps, cuts)
         )
         return _MEDIANS * total >= _LEAST_SHARE * self._step_ns
+
+
+def _among(stages: NDArray[np.int32], others: NDArray[np.int32]) -> NDArray[np.bool_]:
+    """Return which stages are among others."""
+    known = np.zeros(1 + max(stages.max(initial=0), others.max(initial=0)), dtype=bool)
+    known[others] = True
+    return np.asarray(known[stages])
