@@ -137,9 +137,14 @@ def diagnose(trace: Trace, replayed: Replayed, metrics: Metrics) -> Diagnosis:
     }
     changes = [sign.finding.change for sign in found]
     replays = Counterfactuals(without_lags(replayed.main, regular), changes, late)
-    main = np.isin(replayed.steps, replayed.layout.steps)
+    main = np.ones(len(metrics.recorded_s), dtype=bool)
+    if len(replayed.groups) > 1:
+        main = np.isin(replayed.steps, replayed.layout.steps)
     recorded_s = float(metrics.recorded_s[main].mean())
     ideal_s = metrics.ideal_s[main]
+    if metrics.discrepancy <= DISCREPANCY_LIMIT:
+        # most likely all of them are asked for: one replay costs less than two
+        replays.replay(_one_or_all(len(found)))
     explained = _off(replays, recorded_s) <= DISCREPANCY_LIMIT
     if not explained:
         # Launches are late beside the causes that were found: with and without them.
@@ -288,11 +293,17 @@ def _weigh(
     )
 
 
+def _one_or_all(count: int) -> list[frozenset[int]]:
+    """Return no finding, all of them, each alone, and all but each."""
+    everything = frozenset(range(count))
+    each = [frozenset({number}) for number in range(count)]
+    return [frozenset(), everything, *each, *(everything - one for one in each)]
+
+
 def _that_matter(replays: Counterfactuals, count: int) -> list[int]:
     """Return the findings whose removal alone, or as the last one, saves anything worth naming."""
     everything = frozenset(range(count))
-    each = [frozenset({number}) for number in range(count)]
-    replays.replay([frozenset(), everything, *each, *(everything - one for one in each)])
+    replays.replay(_one_or_all(count))
     mean_s = float(replays.without(frozenset()).mean())
     saved = {
         number: max(

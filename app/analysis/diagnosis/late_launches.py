@@ -145,11 +145,14 @@ def stalled_launches(observation: Observation, step_ns: float) -> StalledLaunche
     # Some of the steps tell; only if forwards stall, all are needed.
     every = max(1, observation.recorded_ns[forwards].size // _ENOUGH)
     some, _ = launch_delays(observation.group, slice(None, None, every))
-    late = _beyond_usual(some[forwards])
-    limit = max(
-        _LATE * float(median(sample(observation.recorded_ns[forwards]))),
-        _TO_SCATTER * spread(late),
-    )
+    least = _LATE * float(median(sample(observation.recorded_ns[forwards])))
+    delays = some[forwards]
+    # What is not late by so much at all is not by so much later than usual.
+    delayed = delays[delays.max(axis=(1, 2)) > least]
+    if not len(delayed) or not (_beyond_usual(delayed) > least).any():
+        return None
+    late = _beyond_usual(delays)
+    limit = max(least, _TO_SCATTER * spread(late))
     often = float((late > limit).mean())
     if not 0 < often <= _MOST:
         return None
@@ -162,11 +165,10 @@ def stalled_launches(observation: Observation, step_ns: float) -> StalledLaunche
     others = late[~first] > 0
     if not others.size or (late[first] > 0).mean() > _AS_OFTEN * others.mean():
         late[first] = 0.0
-    if late.sum() < _LEAST_SHARE * step_ns * len(layout.steps):
-        return None
     by_worker = np.zeros((layout.pp, layout.dp), dtype=np.int64)
     np.add.at(by_worker, nodes.pp[forwards], (late > 0).sum(axis=1))
-    if not spread_over_workers(by_worker):
+    costly = late.sum() >= _LEAST_SHARE * step_ns * len(layout.steps)
+    if not costly or not spread_over_workers(by_worker):
         return None
     stalled = late.any(axis=(1, 2))
     return StalledLaunches(forwards[stalled], late[stalled])

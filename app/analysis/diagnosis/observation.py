@@ -174,7 +174,7 @@ class Observation:
 
         Where they do not, what is whose microbatch cannot be told.
         """
-        return bool(self._counts.all()) and len(np.unique(self._counts)) == 1
+        return bool(self._counts.all() and (self._counts == self._counts[0, 0]).all())
 
     @cached_property
     def comparable_within_stages(self) -> bool:
@@ -206,6 +206,8 @@ class Observation:
     def _passes(self, name: str, stages: Sequence[int]) -> Passes:
         nodes, layout = self.layout.nodes, self.layout
         of_type = nodes.op == layout.codes(name)[0]
+        if not of_type.any():
+            stages = ()
         rows = []
         for stage in stages:
             mine = np.flatnonzero(of_type & (nodes.pp == stage))
@@ -215,7 +217,13 @@ class Observation:
         table = np.array(rows, dtype=np.int64)
         if not table.size:
             return Passes(table, np.empty(0, np.int64), np.empty(0, np.float32), np.empty(0))
-        chunk = np.unique(nodes.mc[table[0]], return_inverse=True)[1]
+        chunks = nodes.mc[table[0]]
+        several = (chunks != chunks[0]).any()
+        chunk = (
+            np.unique(chunks, return_inverse=True)[1]
+            if several
+            else np.zeros(len(chunks), np.int64)
+        )
         times = np.empty((*table.shape, *self.recorded_ns.shape[1:]), dtype=np.float32)
         for of_stage, stage_nodes in zip(times, table, strict=True):
             of_stage[:] = self.recorded_ns[stage_nodes]

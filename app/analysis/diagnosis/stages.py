@@ -17,6 +17,7 @@ from app.analysis.diagnosis.finding import Change, Doubt, Evidence, Finding
 from app.analysis.diagnosis.observation import Observation, lower_median
 from app.analysis.diagnosis.places import StageView, Where, WorkerView
 from app.analysis.replay.layout.dense import FloatArray, IntArray
+from app.analysis.replay.medians import median
 from app.analysis.trace.layers import layers_per_stage
 
 # Names of the two causes, which may be in doubt about one another.
@@ -82,9 +83,7 @@ def heaviest_stage(observation: Observation) -> Finding | None:
 def _evidence(levels: dict[str, FloatArray], total: FloatArray, heaviest: int) -> Evidence:
     others = np.arange(len(total)) != heaviest
     against = {
-        name.split("-")[0]: float(
-            level.sum(axis=1)[heaviest] / np.median(level.sum(axis=1)[others])
-        )
+        name.split("-")[0]: float(level.sum(axis=1)[heaviest] / median(level.sum(axis=1)[others]))
         for name, level in levels.items()
     }
     listed = ", ".join(f"{name} {ratio:.2f}×" for name, ratio in against.items())

@@ -231,7 +231,12 @@ def _evened(trace: Trace, replayed: Replayed) -> list[_Replayable]:
         cause=STAGE_IMBALANCE.name,
         at_most=True,
     )
-    return [_Replayable(fix, lambda group: even_level(group, replace(observation, group=group)))]
+
+    def even(group: ShapeGroup) -> Replacement:
+        seen = observation if group is observation.group else replace(observation, group=group)
+        return even_level(group, seen)
+
+    return [_Replayable(fix, even)]
 
 
 def _by_replay(replayed: Replayed, changes: Sequence[_Replayable], now_s: float) -> list[Fix]:

@@ -17,6 +17,7 @@ from app.analysis.diagnosis.observation import Observation
 from app.analysis.diagnosis.places import Hosts, JobFacts, StepView, Where
 from app.analysis.diagnosis.signs import Signs
 from app.analysis.replay.layout.dense import FloatArray, IntArray
+from app.analysis.replay.medians import median
 
 # A step stands still when it begins late by this share of a step…
 _LEAST_SHARE: Final = 0.05
@@ -58,7 +59,7 @@ def _standstill(observation: Observation, first: dict[int, FloatArray]) -> _Stan
     stages = observation.layout.nodes.pp
     by_stage: dict[int, FloatArray] = {}
     for node, delay in first.items():
-        stage, middle = int(stages[node]), np.median(delay, axis=1)
+        stage, middle = int(stages[node]), median(delay.T)
         by_stage[stage] = np.maximum(by_stage.get(stage, 0.0), middle)
     late_ns = np.min(list(by_stage.values()), axis=0)
     struck = late_ns >= _ALIKE * late_ns.max()

@@ -23,7 +23,7 @@ from app.analysis.diagnosis.places import (
     WorkerView,
 )
 from app.analysis.diagnosis.signs import Signs
-from app.analysis.replay.layout.dense import FloatArray
+from app.analysis.replay.layout.dense import FloatArray, IntArray
 from app.analysis.replay.layout.graph import P2P
 from app.analysis.replay.medians import median
 from app.analysis.wording import percent
@@ -41,6 +41,7 @@ _FIRST: Final = 1.5
 _GLANCE: Final = 3
 _AT_A_GLANCE: Final = 0.7
 _NAMED: Final = 3
+_NOTHING: Final = -1
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -63,8 +64,8 @@ class _Idling:
     launch_ns: FloatArray
 
 
-def _late_ns(observation: Observation, nodes: list[int], steps: slice) -> FloatArray:
-    """Return how late nodes of a stage are launched, what regularly passes included.
+def _late_ns(observation: Observation, nodes: IntArray, steps: slice) -> FloatArray:
+    """Return how late nodes are launched, what regularly passes included.
 
     Shape (nodes, steps, dp). It is not the host's where the input comes right from another stage:
     then a transfer that nobody recorded is among it.
@@ -73,48 +74,60 @@ def _late_ns(observation: Observation, nodes: list[int], steps: slice) -> FloatA
     start, duration = layout.start_ns, layout.duration_ns
     late = start[nodes, steps]
     here, there = np.zeros_like(late), np.zeros_like(late)
+    after = (observation.after[node] for node in nodes.tolist())
     # All nodes at once: first what each of them follows first, then what it follows second…
-    for others in zip_longest(*(observation.after[node] for node in nodes)):
-        follows = [(i, other) for i, other in enumerate(others) if other is not None]
-        own = stage[[other for _, other in follows]] == stage[nodes[0]]
+    for others in zip_longest(*after, fillvalue=_NOTHING):
+        before = np.array(others)
+        own = stage[before] == stage[nodes]
         for ends, chosen in ((here, own), (there, ~own)):
-            if chosen.any():
-                which, before = np.array(follows)[chosen].T
-                end = start[before, steps] + duration[before, steps]
-                ends[which] = np.maximum(ends[which], end)
+            which = np.flatnonzero(chosen & (before != _NOTHING))
+            end = start[before[which], steps] + duration[before[which], steps]
+            ends[which] = np.maximum(ends[which], end)
     late -= here
     late[here < there] = 0.0
     np.maximum(late, 0.0, out=late)
     return np.asarray(late)
 
 
-def _idling(observation: Observation, steps: slice, *, paces: bool = True) -> _Idling:
-    """Return how devices wait for their hosts in some steps; without `paces` no `launch_ns`."""
+def _idling(observation: Observation, steps: slice, *, glance: bool = False) -> _Idling:
+    """Return how devices wait for their hosts in some steps.
+
+    At a glance, which is at few of them, all stages are looked at at once, and `launch_ns` is 0.
+    """
     layout = observation.layout
     share, late_ns, launch_ns = (np.zeros((layout.pp, layout.dp)) for _ in range(3))
-    for stage in range(layout.pp):
-        before = _computed_before(observation, stage)
+    every = list(range(layout.pp))
+    for stages in [every] if glance else [[stage] for stage in every]:
+        before = [item for s in stages for item in _computed_before(observation, s).items()]
         if not before:
             continue
-        nodes, previous = list(before), list(before.values())
+        nodes, previous = np.array(before).T
         late = _late_ns(observation, nodes, steps)
         kind = layout.nodes.op[nodes].astype(np.int64) * len(layout.op_names)
         kind += layout.nodes.op[previous]
-        waits = np.sum(
-            [
-                np.count_nonzero(kind == own) * median(late[kind == own].reshape(-1, layout.dp))
-                for own in dict.fromkeys(kind.tolist())
-            ],
-            axis=0,
-        )
-        computes = observation.recorded_ns[nodes, steps].mean(axis=1).sum(axis=0)
-        share[stage] = waits / np.maximum(waits + computes, 1.0)
-        late_ns[stage] = waits / len(before)
-        if paces:
-            pace = layout.start_ns[nodes, steps] - layout.start_ns[previous, steps]
-            pace[late <= 0] = np.nan
-            launch_ns[stage] = _middle_of_those(pace)
+        computes = observation.recorded_ns[nodes, steps].mean(axis=1)
+        for stage in stages:
+            mine = np.flatnonzero(layout.nodes.pp[nodes] == stage)
+            if not len(mine):
+                continue
+            waits = _usual_waits(late[mine], kind[mine])
+            share[stage] = waits / np.maximum(waits + computes[mine].sum(axis=0), 1.0)
+            late_ns[stage] = waits / len(mine)
+            if not glance:
+                pace = layout.start_ns[nodes, steps] - layout.start_ns[previous, steps]
+                pace[late <= 0] = np.nan
+                launch_ns[stage] = _middle_of_those(pace)
     return _Idling(share, late_ns, launch_ns)
+
+
+def _usual_waits(late_ns: FloatArray, kind: IntArray) -> FloatArray:
+    """Return how long computations wait together, each as long as the middle one of its kind."""
+    dp = late_ns.shape[-1]
+    waits = []
+    for number in dict.fromkeys(kind.tolist()):
+        alike = late_ns[kind == number]
+        waits.append(len(alike) * median(alike.reshape(-1, dp)))
+    return np.asarray(np.sum(waits, axis=0))
 
 
 def _middle_of_those(values: FloatArray) -> FloatArray:
@@ -127,9 +140,7 @@ def _middle_of_those(values: FloatArray) -> FloatArray:
 def _computed_before(observation: Observation, stage: int) -> dict[int, int]:
     """Return (computation → the one before it) of a stage."""
     layout = observation.layout
-    computes = np.flatnonzero(
-        np.isin(layout.nodes.op, layout.codes(*COMPUTATIONS)) & (layout.nodes.pp == stage)
-    )
+    computes = np.flatnonzero(layout.of_types(*COMPUTATIONS) & (layout.nodes.pp == stage))
     ordered = computes[np.argsort(layout.launch[computes], kind="stable")].tolist()
     return dict(zip(ordered[1:], ordered, strict=False))
 
@@ -168,7 +179,7 @@ def _may_be_slow(observation: Observation) -> bool:
     """Return whether a few steps look as if hosts were slow."""
     few = slice(None, None, -(-len(observation.layout.steps) // _GLANCE))
     return _can_be_told(observation) and bool(
-        _idling(observation, few, paces=False).share.max() >= _AT_A_GLANCE * _LEAST_SHARE
+        _idling(observation, few, glance=True).share.max() >= _AT_A_GLANCE * _LEAST_SHARE
     )
 
 

@@ -156,13 +156,16 @@ def tell_difference(
     ):
         return Difference(True, scatter, correlation, False, long, noise, rise)  # noqa: FBT003
     # How much most microbatches scatter says nothing of how much a long one takes.
-    forward, backward = (
-        _common(some[name], even[name]) for name in (FORWARD_COMPUTE, BACKWARD_COMPUTE)
-    )
-    rare = _few_are_long(forward > long, backward > long, several=several)
+    backward = _common(some[BACKWARD_COMPUTE], even[BACKWARD_COMPUTE])
+    rare = False
+    if np.count_nonzero(backward > long) >= _FEWEST_LONG:
+        forward = _common(some[FORWARD_COMPUTE], even[FORWARD_COMPUTE])
+        rare = _few_are_long(forward > long, backward > long, several=several)
     differ = rare or _follow(lengths, relative[BACKWARD_COMPUTE])
-    if differ and forward.std() > 0 and backward.std() > 0:
-        correlation = float(np.corrcoef(sample(forward), sample(backward))[0, 1])
+    if differ:
+        forward = _common(some[FORWARD_COMPUTE], even[FORWARD_COMPUTE])
+        if forward.std() > 0 and backward.std() > 0:
+            correlation = float(np.corrcoef(sample(forward), sample(backward))[0, 1])
     return Difference(differ, float(backward.std()), correlation, rare, long, noise, even)
 
 
@@ -178,11 +181,17 @@ def _within_step(relative: SingleArray) -> SingleArray:
 
 def _rise(within: SingleArray) -> FloatArray:
     """Return how much the times of each stage scatter, over the middle stage's."""
-    scatter = np.array([spread(of_stage) for of_stage in within])
+    scatter = _spreads(within)
     middle = float(median(scatter))
     if middle <= 0:
         return np.ones(len(within))
     return np.asarray(np.maximum(scatter / middle, _LEAST))
+
+
+def _spreads(within: SingleArray) -> FloatArray:
+    """Return the `spread` of each stage, shape (pp,); of all at once, as few calls as one."""
+    some = np.stack([sample(of_stage) for of_stage in within], axis=1)
+    return np.asarray(1.4826 * median(np.abs(some - median(some))), dtype=np.float64)
 
 
 def _common(within: NDArray[Real], rise: FloatArray) -> NDArray[Real]:

@@ -84,14 +84,16 @@ def find_owners(group: ShapeGroup, costs: LayerCosts) -> Owners:
         mine = nodes.pp == stage
         chunks = np.unique(nodes.mc[mine & (kind != _NOWHERE)])
         every = np.array([at for at, (own, _) in enumerate(costs.places) if own == stage])
-        for node in np.flatnonzero(mine & ((kind != _NOWHERE) | by_layers)).tolist():
-            chunk = np.flatnonzero(chunks == nodes.mc[node])
-            if len(chunk):
-                place[node] = number[stage, int(chunk[0])]
-            elif len(every) == 1:
-                place[node] = every[0]
-            else:
-                shared[node] = every
+        owned = mine & ((kind != _NOWHERE) | by_layers)
+        for index, chunk in enumerate(chunks.tolist()):
+            of_chunk = owned & (nodes.mc == chunk)
+            if of_chunk.any():
+                place[of_chunk] = number[stage, index]
+            owned &= ~of_chunk
+        if len(every) == 1:
+            place[owned] = every[0]
+        else:
+            shared.update(dict.fromkeys(np.flatnonzero(owned).tolist(), every))
     return Owners(kind, place, shared)
 
 

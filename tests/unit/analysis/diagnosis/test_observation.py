@@ -1,14 +1,20 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from app.analysis.diagnosis.observation import (
+    Explained,
+    Observation,
     lower_median,
     sample,
     scatter_of_most,
     spread,
 )
+from app.analysis.replay.session import prepare_replay
+from tests.random_jobs import random_job
 
 
 def test_the_lower_median_is_not_moved_by_one_of_two() -> None:
@@ -29,3 +35,16 @@ def test_scatter_of_a_sample_is_that_of_the_whole() -> None:
 
     assert sample(values).size < values.size / 5
     assert spread(values) == pytest.approx(0.3, rel=0.02)
+
+
+def test_an_observation_is_looked_at_once_and_again_when_more_is_explained() -> None:
+    trace = random_job(3, steps=5).trace
+    observation = Observation(trace, prepare_replay(trace).main)
+    looks: list[Observation] = []
+
+    def look(seen: Observation) -> int:
+        looks.append(seen)
+        return len(looks)
+
+    assert [observation.once(look), observation.once(look)] == [1, 1]
+    assert replace(observation, explained=Explained()).once(look) == 2
