@@ -10,16 +10,15 @@ from typing import Final, cast
 
 import numpy as np
 
-from app.analysis.diagnosis.causes.kind import CauseKind, Remedy, needs_like_stages
+from app.analysis.diagnosis.causes.kind import CauseKind, needs_like_stages
 from app.analysis.diagnosis.figures import Stalls
 from app.analysis.diagnosis.finding import Cause, Change, Evidence, Finding
 from app.analysis.diagnosis.late_launches import spread_over_workers
 from app.analysis.diagnosis.observation import Observation, SingleArray
-from app.analysis.diagnosis.places import FigureView, Hosts, JobFacts, StepView
+from app.analysis.diagnosis.places import FigureView, JobFacts, StepView
 from app.analysis.diagnosis.signs import Signs
 from app.analysis.replay.layout.dense import IntArray
 from app.analysis.trace.model import BACKWARD_COMPUTE, FORWARD_COMPUTE
-from app.analysis.wording import percent
 
 # A forward stalls when it takes this much longer than usual, beyond the scatter of what is left…
 _STALL: Final = 0.12
@@ -205,28 +204,6 @@ def _because(cause: Cause, job: JobFacts) -> str:
     return "forwards stall on random workers, as with garbage collection"
 
 
-def _remedy(cause: Cause, hosts: Hosts) -> Remedy:
-    """Plan collections as often as a worker stalls now, so that memory does not grow beyond that.
-
-    A common pause lasts as long as that of the slowest worker.
-    """
-    del hosts
-    figure = cast("Stalls", cause.figure)
-    steps = len(figure.by_step_s)
-    cells = [count for row in figure.by_worker for count in row]
-    every = max(1, round(steps * len(cells) / sum(cells)))
-    pause_s = figure.longest_s
-    often = "in every step" if every == 1 else f"every {every} steps"
-    return Remedy(
-        "plan_garbage_collection",
-        f"Collect garbage on all workers at once, {often}",
-        f"Replayed without the stalls, with one common pause of {pause_s:.2f} s {often}: as often "
-        "as a worker stalls now, and as long as the longest stall. Less often, as far as "
-        f"memory allows, it saves up to {percent(cause.saves or 0.0)} of a step.",
-        pause_s / every,
-    )
-
-
 GARBAGE_COLLECTION: Final = CauseKind(
     name="garbage_collection",
     title="Garbage collection",
@@ -236,5 +213,5 @@ GARBAGE_COLLECTION: Final = CauseKind(
     cannot_judge=needs_like_stages,
     because=_because,
     find=_find,
-    remedy=_remedy,
+    remedy=None,
 )

@@ -20,14 +20,11 @@ class Remedy:
         A code.
     title, detail : str
         What to do, and what was replayed to tell its gain.
-    adds_s : float
-        Time that the change itself adds to a mean step, seconds.
     """
 
     action: str
     title: str
     detail: str
-    adds_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,12 +6,12 @@ from typing import Final
 
 import numpy as np
 
-from app.analysis.diagnosis.causes.kind import CauseKind, Remedy, needs_like_stages
+from app.analysis.diagnosis.causes.kind import CauseKind, needs_like_stages
 from app.analysis.diagnosis.figures import Lengths, Spread, Squares
 from app.analysis.diagnosis.finding import Cause, Change, Evidence, Finding
 from app.analysis.diagnosis.lengths.recorded import recorded_lengths
 from app.analysis.diagnosis.observation import Observation, SingleArray, sample
-from app.analysis.diagnosis.places import FigureView, Hosts, JobFacts, RegionView
+from app.analysis.diagnosis.places import FigureView, JobFacts, RegionView
 from app.analysis.diagnosis.signs import Signs
 from app.analysis.diagnosis.usual import Usual
 from app.analysis.replay.layout.dense import FloatArray
@@ -103,16 +103,6 @@ def _because(cause: Cause, job: JobFacts) -> str:
     return "microbatches differ in length, on all workers alike"
 
 
-def _remedy(cause: Cause, hosts: Hosts) -> Remedy:
-    del cause, hosts
-    return Remedy(
-        "even_microbatches",
-        "Even out the sequence lengths of microbatches",
-        "Replayed with every microbatch taking the mean time: the most that dividing sequences "
-        "better over DP ranks and microbatches can bring.",
-    )
-
-
 SEQUENCE_LENGTHS: Final = CauseKind(
     name="sequence_length_imbalance",
     title="Sequence-length imbalance",
@@ -122,5 +112,5 @@ SEQUENCE_LENGTHS: Final = CauseKind(
     cannot_judge=needs_like_stages,
     because=_because,
     find=_find,
-    remedy=_remedy,
+    remedy=None,
 )
