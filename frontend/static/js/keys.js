@@ -79,13 +79,13 @@ function move(by) {
   rows[Math.max(0, Math.min(rows.length - 1, at < 0 && from < 0 ? 0 : from + by))].focus();
 }
 
-const boxOfLine = () => document.activeElement?.closest('tr')?.querySelector('[data-pick]');
+const boxOfLine = () => /** @type {HTMLElement | null | undefined} */ (document.activeElement?.closest('tr')?.querySelector('[data-pick]'));
 
 /** Press a button of what is selected, of the line that has the focus, or of the incident that is open. */
 function press(many, one) {
-  const bar = document.querySelector('[data-bulk]');
+  const bar = /** @type {HTMLElement | null} */ (document.querySelector('[data-bulk]'));
   if (bar?.hidden) boxOfLine()?.click();
-  const button = bar && !bar.hidden ? bar.querySelector(many) : shown(document.querySelectorAll(`[data-incident] ${one}`))[0];
+  const button = bar && !bar.hidden ? /** @type {HTMLElement | null} */ (bar.querySelector(many)) : shown(document.querySelectorAll(`[data-incident] ${one}`))[0];
   button?.click();
 }
 
@@ -109,7 +109,7 @@ export function mountKeys() {
       openPalette();
       return;
     }
-    const writes = event.target.matches?.('input:not([type=checkbox]), textarea, select, [contenteditable]');
+    const writes = /** @type {Element} */ (event.target).matches?.('input:not([type=checkbox]), textarea, select, [contenteditable]');
     if (writes || event.ctrlKey || event.metaKey || event.altKey || event.repeat && !'jk'.includes(event.key)) return;
     if (document.querySelector('dialog[open]') || !(event.key in KEYS) || (off() && event.key !== '?')) return;
     event.preventDefault();

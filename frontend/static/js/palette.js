@@ -68,7 +68,7 @@ export class Palette {
   choose(at) {
     const items = [...this.list.children];
     this.at = items.length ? (at + items.length) % items.length : -1;
-    items.forEach((item, number) => item.setAttribute('aria-selected', String(number === this.at)));
+    for (const [number, item] of items.entries()) item.setAttribute('aria-selected', String(number === this.at));
     this.input.setAttribute('aria-activedescendant', this.at < 0 ? '' : items[this.at].id);
     items[this.at]?.scrollIntoView({ block: 'nearest' });
   }

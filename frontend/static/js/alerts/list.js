@@ -12,7 +12,10 @@ const picked = new Set();
 /** The address that a form asks for, without what is empty. */
 function asked(form) {
   const url = new URL(form.action, location.href);
-  for (const [name, value] of new FormData(form)) if (value.trim()) url.searchParams.set(name, value.trim());
+  for (const [name, value] of new FormData(form)) {
+    const words = String(value).trim();
+    if (words) url.searchParams.set(name, words);
+  }
   return url;
 }
 

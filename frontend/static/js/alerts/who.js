@@ -20,7 +20,10 @@ function remember(name) {
 }
 
 /** The name that somebody gives himself, if any. */
-export const ownName = () => document.querySelector('[data-who]')?.value.trim() || remembered();
+export function ownName() {
+  const field = /** @type {HTMLInputElement | null} */ (document.querySelector('[data-who]'));
+  return field?.value.trim() || remembered();
+}
 
 /** The name to send along. */
 export const by = () => ownName() || NAMELESS;
