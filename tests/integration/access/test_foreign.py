@@ -312,6 +312,7 @@ def test_what_is_searched_for_by_a_name_of_another_project_is_what_nobody_has(
         "job": ("job", "nobodys-job"),
         "channel": ("channel", str(uuid.uuid4())),
         "of": ("plan", str(uuid.uuid4())),
+        "session": ("session", str(uuid.uuid4())),
     }
     asked = 0
     with company.client(company.token(Right.READ)) as client:
