@@ -88,6 +88,8 @@ def files(names: Iterable[str]) -> set[str]:
         for name in names
         if PurePosixPath(name).parts[0] in ("app", "workers", "migrations", "frontend")
         and "__pycache__" not in name
+        # What the documentation's site is built with stays out; what was built comes in.
+        and not name.startswith(("frontend/docs/", "frontend/site/"))
     }
 
 
