@@ -39,6 +39,8 @@ def test_the_palette_leads_to_a_job_a_host_and_an_incident(
     page.keyboard.press("Enter")
     expect(page).to_have_url(re.compile(r"/incidents\?host=node-7$"))
     expect(lines(page)).to_have_count(2)
+    # Keys are heard once this is shown.
+    expect(page.get_by_role("button", name="Find")).to_be_visible()
     page.keyboard.press("Control+k")
     page.keyboard.type("vision")
     expect(options.filter(has_text="Job")).to_have_count(1)

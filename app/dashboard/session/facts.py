@@ -42,9 +42,7 @@ def published_remark(report: Report) -> str:
             f"The published S is {times(report.slowdown, 3)} ({_interval(report.slowdown_ci95)}): "
             f"{WHY_S_DIFFERS}."
         )
-    if shown.ci95_reason is not None:
-        said.append(f"No interval: {shown.ci95_reason}.")
-    elif shown.ci95 is None:
+    if shown.ci95 is None and shown.ci95_reason is None:
         said.append(
             "An earlier version analyzed this session: the slowdown gets an interval when it is "
             "analyzed again."
@@ -93,7 +91,8 @@ def _slowdown_fact(report: Report) -> Fact:
         "Slowdown",
         times(shown.slowdown, 3),
         f"{measured}{beside}",
-        hint="Against the job without its causes: step time ÷ step time without them",
+        hint="Against the job without its causes: step time ÷ step time without them"
+        + (f". No interval: {shown.ci95_reason}" if shown.ci95_reason else ""),
     )
 
 

@@ -4,7 +4,7 @@ import { here } from './here.js';
 
 const TYPING_MS = 150;
 const KINDS = { incident: 'Incident', job: 'Job', host: 'Host', session: 'Session', page: 'Page' };
-const PAGES = [['Fleet', '/'], ['Incidents', '/incidents'], ['Plans', '/plans'], ['Rules', '/rules'], ['Channels', '/channels'], ['Quotas', '/quotas']];
+const PAGES = [['Fleet', '/'], ['Incidents', '/incidents'], ['Hosts', '/hosts'], ['Plans', '/plans'], ['Rules', '/rules'], ['Channels', '/channels'], ['Quotas', '/quotas']];
 
 /** An element with attributes and what is in it. */
 export function make(tag, attributes = {}, ...children) {
@@ -58,15 +58,20 @@ export class Palette {
 
   show(found) {
     this.list.replaceChildren(...found.map(({ kind, name, note, path }, at) => {
-      const link = make('a', { href: here(path), tabindex: '-1' }, make('span', { class: 'kind' }, KINDS[kind]), make('span', { class: 'name' }, name), make('span', { class: 'note' }, note));
-      return make('li', { id: `found-${at}`, role: 'option', 'aria-selected': 'false' }, link);
+      const link = make('a', { href: here(path), tabindex: '-1', id: `found-${at}`, role: 'option', 'aria-selected': 'false' }, make('span', { class: 'kind' }, KINDS[kind]), make('span', { class: 'name' }, name), make('span', { class: 'note' }, note));
+      return make('li', { role: 'presentation' }, link);
     }));
     this.said.textContent = found.length ? '' : 'Nothing is called so here.';
     this.choose(0);
   }
 
+  /** @returns {HTMLElement[]} */
+  options() {
+    return [...this.list.querySelectorAll('a')];
+  }
+
   choose(at) {
-    const items = [...this.list.children];
+    const items = this.options();
     this.at = items.length ? (at + items.length) % items.length : -1;
     for (const [number, item] of items.entries()) item.setAttribute('aria-selected', String(number === this.at));
     this.input.setAttribute('aria-activedescendant', this.at < 0 ? '' : items[this.at].id);
@@ -80,7 +85,7 @@ export class Palette {
       this.choose(this.at + moves[event.key]);
     } else if (event.key === 'Enter') {
       event.preventDefault();
-      this.list.children[this.at]?.querySelector('a').click();
+      this.options()[this.at]?.click();
     } else if (event.key === 'Escape') {
       // A search field would only be emptied by it.
       event.preventDefault();
