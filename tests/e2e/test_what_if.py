@@ -171,7 +171,7 @@ def test_the_form_begins_with_what_the_page_shows_and_follows_it_until_touched(
 
     field(page, "step").fill("")
     page.locator("#mode-mean").click()
-    page.locator(".workers tbody tr").nth(1).locator("a").click()
+    page.locator(".workers tbody tr").nth(1).locator("a[data-cell]").click()
     expect(field(page, "worker")).to_have_value(SLOW)
 
     picks = page.locator("#ask .picks")

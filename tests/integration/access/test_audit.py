@@ -23,8 +23,11 @@ from app.services.access.audit import (
     record,
 )
 from app.services.access.people import create_person, person_id_of
+from app.services.tasks.execute import execute
+from app.services.tasks.leases import LeaseKeeper
 from tests.support import plans
 from tests.support.alerting import Alerting
+from tests.support.sessions import small_trace, store
 from tests.support.tensor import TrainingJob
 
 if TYPE_CHECKING:
@@ -97,6 +100,19 @@ ACTS: dict[str, object] = {
     "POST /api/v1/channels/{channel}/test": None,
     "POST /api/v1/deliveries/{delivery}/replay": None,
     "DELETE /api/v1/channels/{channel}": None,
+    "POST /api/v1/sessions/{session}/fixes": {"action": "replace_worker"},
+    "DELETE /api/v1/sessions/{session}/fixes/{action}": None,
+    "PUT /api/v1/sessions/{session}/pin": None,
+    "DELETE /api/v1/sessions/{session}/pin": None,
+    "POST /api/v1/sessions/{session}/analyze": None,
+    "POST /api/v1/sessions/analyze": {"states": ["analyzed"]},
+    "DELETE /api/v1/sessions/{session}": None,
+    "POST /api/v1/hosts/{host}/repairs": {"what": "replaced GPU 5"},
+    "PUT /api/v1/retention": {"traces": {"days": 30, "bytes": None}},
+    "PATCH /api/v1/jobs/{job}": {"archived": True},
+    "PUT /api/v1/incidents/{incident}/assignee": {"to": "me"},
+    "POST /api/v1/incidents/{incident}/comments": {"words": "mine"},
+    "POST /api/v1/incidents/orders": None,
     "POST /api/v1/incidents/{incident}/ack": {},
     "POST /api/v1/incidents/{incident}/silence": SILENCE,
     "DELETE /api/v1/incidents/{incident}/silence": None,
@@ -111,6 +127,7 @@ ACTS: dict[str, object] = {
     "DELETE /api/v1/people/{person}": None,
     "POST /api/v1/projects": {"name": "third"},
     "POST /api/v1/jobs/{job}/move": {"project": "other"},
+    "DELETE /api/v1/jobs/{job}": None,
     "DELETE /api/v1/projects/{project}": None,
 }
 
@@ -127,11 +144,16 @@ def test_every_act_over_http_stands_in_the_log(company: Company) -> None:
         for key, body in ACTS.items():
             method, _, path = key.partition(" ")
             before = len(_said(company.container))
-            answer = client.request(method, path.format_map(things), json=body)
+            sent = body
+            if key == "POST /api/v1/incidents/orders":
+                sent = {"order": "assign", "to": "you", "incidents": [things["incident"]]}
+            answer = client.request(method, path.format_map(things), json=sent)
             assert answer.is_success, (key, answer.text)
             if key in {"POST /api/v1/alert-rules", "POST /api/v1/channels"}:
                 thing = "rule" if "rules" in key else "channel"
                 things[thing] = answer.json()["id"]
+            if key == "POST /api/v1/jobs/{job}/move":
+                things["job"] = "trained"
             if key == "POST /api/v1/channels":
                 _leave_a_delivery(company, things)
             said = _said(company.container)
@@ -144,15 +166,22 @@ def _things(company: Company) -> dict[str, str]:
     """Return what stands in addresses of things of the project `default`."""
     alerting = Alerting(company.ours)
     alerting.slow()
+    incident = alerting.incident().id
+    stored = [store(company.ours, small_trace(), job="trained") for _ in range(2)]
+    for one in stored:
+        assert execute(company.container, LeaseKeeper(company.container), one.run)
     with company.client(company.token(Right.INGEST, name="job")) as client:
         assert TrainingJob(client).send(1.0, 1.0, 1.0, 1.0).status_code == 202
     create_person(company.container, "ada", "correct horse battery", Role.READER, "default")
     with company.container.reading() as tx:
         person = person_id_of(tx, "ada")
     return {
-        "incident": str(alerting.incident().id),
+        "incident": str(incident),
         "plan": str(plans.ask(company.ours, plans.small_spec()).plan),
         "job": "llm",
+        "session": str(stored[0].session),
+        "action": "replace_worker",
+        "host": next(iter(small_trace().meta.hosts.values())),
         "name": "ci",
         "person": str(person),
         "project": "third",
