@@ -10,6 +10,8 @@ UV_VERSION := 0.13.8
 POSTGRES_15_BIN ?= /usr/lib/postgresql/15/bin
 # Processes that `make test` spreads the tests over; 0 runs them in one.
 TEST_PROCESSES ?= logical
+# The same for those that mostly wait, for servers and browsers: one more than there are processors.
+WAITING_PROCESSES ?= $(if $(filter logical,$(TEST_PROCESSES)),$(shell expr $$(nproc 2>/dev/null || echo 1) + 1),$(TEST_PROCESSES))
 # Extra arguments: `make test PYTEST_ARGS="-x"`, `make demo ARGS="--port 9000"`.
 PYTEST_ARGS ?=
 ARGS ?=
@@ -78,10 +80,8 @@ RUN_TESTS = $(BIN)/python scripts/run_tests.py
 ON_POSTGRES_15 = PACELINE_TEST_POSTGRES_BIN="$(POSTGRES_15_BIN)" $(RUN_TESTS)
 # What sends SQL that no other test does; all of it every night. (Tests of the embedded server itself
 # run on both releases in any case.)
-SENDING_SQL := $(addprefix tests/integration/,db tensor \
-	$(addprefix api/test_,chunks.py events.py receive.py sessions.py upload.py what_if.py) \
-	$(addprefix alerts/test_,channel_views.py delivery.py routing.py)) \
-	--ignore tests/integration/db/embedded
+SENDING_SQL := $(addprefix tests/integration/,db api/test_chunks.py api/test_receive.py alerts/test_delivery.py) \
+	--ignore tests/integration/db/embedded --ignore tests/integration/db/test_side_by_side.py
 
 # What has to cover the analysis. Servers and browsers are not traced, which makes them slower.
 COVERING := $(addprefix tests/,unit golden fuzz referee)
@@ -95,7 +95,7 @@ EXAMPLES := tests/integration/client/test_examples.py
 test: check ## All checks and tests that this machine allows, as CI runs them
 	@$(RUN_TESTS) --numprocesses $(TEST_PROCESSES) --dist worksteal --cov=app/analysis $(COVERING) \
 		$(PYTEST_ARGS)
-	@$(RUN_TESTS) --numprocesses $(TEST_PROCESSES) --dist worksteal \
+	@$(RUN_TESTS) --numprocesses $(WAITING_PROCESSES) --dist worksteal \
 		$(addprefix --ignore=,$(COVERING) $(REAL_JOBS) $(TENSOR) $(EXAMPLES)) $(PYTEST_ARGS)
 	@echo "Real jobs, which nothing else may run beside: their times are compared"
 	@$(RUN_TESTS) $(REAL_JOBS) $(TENSOR) $(EXAMPLES) $(PYTEST_ARGS)
