@@ -35,6 +35,11 @@ class Fate(enum.Enum):
     NEVER = "never"  # the server will refuse this body whenever it comes
 
 
+# Of its own: a draw from `random` itself would change what the training draws from it. From the
+# system, so that forked ranks do not draw alike.
+_DRAWS: Final = random.SystemRandom()
+
+
 @dataclass(frozen=True)
 class RetryPolicy:
     """How long to go on: waits double from the first to the longest, each shortened at random.
@@ -60,7 +65,7 @@ class RetryPolicy:
     def wait_s(self, attempt: int) -> float:
         """Return the seconds to wait after a failed attempt, counted from 1."""
         longest = min(self.first_wait_s * 2.0 ** min(attempt - 1, 32), self.longest_wait_s)
-        return longest * random.uniform(0.5, 1.0)  # noqa: S311 - spreads load, protects nothing
+        return longest * _DRAWS.uniform(0.5, 1.0)
 
 
 @dataclass(frozen=True)

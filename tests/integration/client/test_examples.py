@@ -26,7 +26,11 @@ QUICK: Final = "lightning_ddp"
 # Two processes import it in half of the time; more make the others' peers surer.
 QUICK_RANKS: Final = ("--ranks", "2")
 # Besides PyTorch.
-NEEDS: Final = {"megatron_core": "megatron", "lightning_ddp": "pytorch_lightning"}
+NEEDS: Final = {
+    "megatron_core": "megatron",
+    "lightning_ddp": "pytorch_lightning",
+    "accelerate_ddp": "accelerate",
+}
 LIMIT_S: Final = 240
 
 NIGHTLY = pytest.mark.skipif("PACELINE_NIGHTLY" not in os.environ, reason="every night")

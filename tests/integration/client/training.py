@@ -32,6 +32,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import paceline_client.torch as paceline
 from paceline_client import RetryPolicy
+from tests.integration.client.sharing import Experts, MegatronExperts, Sequences
 
 WIDTH = 16
 BATCH = 8
@@ -249,12 +250,15 @@ def train(given: argparse.Namespace, rank: int) -> None:
     dist.destroy_process_group()
 
 
+def _job(kind: str, rank: int, ranks: int) -> Any:  # noqa: ANN401 - one of several
+    if kind == "pipelining":
+        return Pipeline(rank, ranks)
+    sharing = {"experts": Experts, "megatron": MegatronExperts, "sequences": Sequences}
+    return sharing[kind](rank, ranks) if kind in sharing else Loop(kind, rank, ranks)
+
+
 def _train(given: argparse.Namespace, rank: int, url: str | None) -> dict[str, Any]:
-    job: Any = (
-        Pipeline(rank, given.ranks)
-        if given.kind == "pipelining"
-        else Loop(given.kind, rank, given.ranks)
-    )
+    job = _job(given.kind, rank, given.ranks)
     monitor = None
     if given.fault == "disk full":
         # What is written beyond fails as on a full disk.

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import random
 import socket
 from typing import TYPE_CHECKING
 
@@ -115,6 +116,14 @@ def test_waits_double_up_to_the_longest() -> None:
 
     for attempt, longest in [(1, 1), (2, 2), (3, 4), (4, 8), (5, 8), (5000, 8)]:
         assert longest / 2 <= policy.wait_s(attempt) <= longest
+
+
+def test_what_the_training_draws_at_random_stays_what_it_was(receiver: Receiver) -> None:
+    receiver.answers = [Answer(status=503, document={})] * 3
+    random.seed(7)
+    before = random.getstate()
+    assert deliver(session_url(receiver.url, "llama"), b"body", QUICK).attempts == 4
+    assert random.getstate() == before
 
 
 def test_the_token_of_the_environment_is_shown(

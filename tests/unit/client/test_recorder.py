@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from paceline_client import Recorder, RetryPolicy, Share, Spool
+from paceline_client.backlog import Backlog
 from paceline_client.body import SessionBody
 from paceline_client.operations import OperationBuffer, unpacked
-from paceline_client.recorder import _Backlog
 
 from .conftest import Answer
 
@@ -154,7 +154,7 @@ def test_a_step_that_lost_an_operation_is_left_out_whole(receiver: Receiver) -> 
 
 def test_a_burst_that_the_memory_does_not_hold_goes_to_the_spool(tmp_path: Path) -> None:
     buffer = OperationBuffer(50_000)
-    backlog = _Backlog(buffer, Spool(tmp_path), in_memory=10_000)
+    backlog = Backlog(buffer, Spool(tmp_path), in_memory=10_000)
     for number in range(150_000):
         buffer.add("gc", 0, 0, 0, None, 1, number, 1, None, None)
         if number % 20_000 == 0:
@@ -175,7 +175,7 @@ def test_a_burst_that_the_memory_does_not_hold_goes_to_the_spool(tmp_path: Path)
 def test_without_room_in_the_spool_a_burst_is_dropped_and_its_step_named(tmp_path: Path) -> None:
     (tmp_path / "spool").write_text("no folder")
     buffer = OperationBuffer(10_000)
-    backlog = _Backlog(buffer, Spool(tmp_path / "spool"), in_memory=1_000)
+    backlog = Backlog(buffer, Spool(tmp_path / "spool"), in_memory=1_000)
     for number in range(20_000):
         buffer.add("gc", 0, 0, 0, None, 7, number, 1, None, None)
         if number % 5_000 == 0:

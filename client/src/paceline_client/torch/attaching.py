@@ -18,6 +18,7 @@ from paceline_client.runs import Run, run_from_environment
 from paceline_client.spool import Spool
 from paceline_client.torch.agreement import Agreement
 from paceline_client.torch.device_timeline import DeviceTimeline
+from paceline_client.torch.groups import find_groups, with_experts
 from paceline_client.torch.host_timeline import HostTimeline
 from paceline_client.torch.layout import Layout, find_layout, layers_of, stages_of
 from paceline_client.torch.monitor import Monitor
@@ -45,6 +46,7 @@ def attach(  # noqa: PLR0913 - the first two are the call; the others have defau
     mesh: Any = None,
     megatron_config: Any = None,
     layout: Layout | None = None,
+    groups: Mapping[str, Any] | None = None,
     every: str | float | None = "30min",
     steps: int = 50,
     warmup: int = 2,
@@ -79,6 +81,9 @@ def attach(  # noqa: PLR0913 - the first two are the call; the others have defau
         Megatron-Core's configuration of the model, after `initialize_model_parallel`.
     layout : Layout, optional
         Who is where, in place of what schedule, mesh or Megatron say.
+    groups : mapping, optional
+        Process groups of ranks that share experts (``"ep"``) or sequences (``"cp"``), where neither
+        mesh nor Megatron have them.
     every : str or float or None
         Time between two sessions: ``"30min"``, or seconds. None records on request only.
     steps, warmup : int
@@ -86,7 +91,8 @@ def attach(  # noqa: PLR0913 - the first two are the call; the others have defau
     first_step : int
         Number of the step under way, such as that of a checkpoint.
     level : {"compute", "p2p", "all"}
-        Computation only; also transfers and data-parallel collectives; also tensor-parallel ones.
+        Computation only; also transfers and data-parallel collectives; also tensor-, context- and
+        expert-parallel ones.
     tensor_ranks : {"first", "all"}
         Which tensor- and context-parallel ranks of a worker are recorded.
     relay : {"rank", "node"}
@@ -124,10 +130,12 @@ def attach(  # noqa: PLR0913 - the first two are the call; the others have defau
         place = layout or find_layout(
             rank, world, mesh=mesh, schedule=schedule, megatron=megatron_config is not None
         )
+        place = with_experts(place, groups)
         agreement = Agreement.of_job(rank, world, next(_ATTACHED))
         sampling = Sampling(seconds(every), steps, warmup, agreement.heard_within_s)
         run = _agreed_run(agreement)
-        target_job = Job(tap, place, model, schedule, megatron_config)
+        known = find_groups(mesh=mesh, megatron=megatron_config is not None, given=groups)
+        target_job = Job(tap, place, model, schedule, megatron_config, rank, known)
         undo, left_out = _attach_targets(target_job, wanted)
         meta = _metadata(rank, place, run, wanted, left_out, labels)
         if tensor_ranks == "all":
@@ -215,6 +223,8 @@ def _metadata(  # noqa: PLR0913, PLR0917 - what a session says has that many sou
             "level": level.name.lower(),
         },
     }
+    if layout.ep > 1:
+        meta["ep"] = layout.ep
     if labels:
         meta["labels"] = dict(labels)
     if torch.cuda.is_available():

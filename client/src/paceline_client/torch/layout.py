@@ -28,7 +28,13 @@ _DIMENSIONS: Final = {
     "cp": "cp",
     "context": "cp",
     "dp_shard_cp": "dp",
+    # To everything but experts, ranks that share experts are data-parallel ones.
+    "ep": "dp",
+    "expert_parallel": "dp",
+    "dp_shard_mod_ep": "dp",
+    "dp_shard_in_ep": "dp",
 }
+EXPERT_DIMENSIONS: Final = frozenset({"ep", "expert_parallel", "dp_shard_in_ep"})
 
 
 class LayoutError(Exception):
@@ -43,6 +49,9 @@ class Layout:
     ----------
     dp, pp, tp, cp, vpp : int
         Sizes; `vpp` is the number of model chunks of a rank.
+    ep : int
+        So many DP ranks, one after another, share the experts of a layer; 1 where none do, or
+        others than neighbors.
     dp_rank, pp_rank, tp_rank, cp_rank : int
     """
 
@@ -51,6 +60,7 @@ class Layout:
     tp: int = 1
     cp: int = 1
     vpp: int = 1
+    ep: int = 1
     dp_rank: int = 0
     pp_rank: int = 0
     tp_rank: int = 0
@@ -108,7 +118,28 @@ def find_layout(
             if not 0 <= getattr(layout, place.name) < size:
                 message = f"{place.name} {getattr(layout, place.name)} of {size}: give layout="
                 raise LayoutError(message)
+    if layout.dp % layout.ep:
+        message = f"dp {layout.dp} is no multiple of ep {layout.ep}: give layout="
+        raise LayoutError(message)
     return layout
+
+
+def size_of_dimension(name: str) -> str | None:
+    """Return which size a dimension of a mesh is, by its name; None for any other."""
+    return _DIMENSIONS.get(name)
+
+
+def consecutive(ranks: Sequence[int], among: Sequence[int]) -> int:
+    """Return how many ranks there are where they are neighbors among others, as all such are.
+
+    Returns
+    -------
+    int
+        1 where they are not.
+    """
+    size = len(ranks)
+    blocks = [list(among[at : at + size]) for at in range(0, len(among), size)]
+    return size if len(among) % size == 0 and sorted(ranks) in blocks else 1
 
 
 def stages_of(schedule: Any) -> list[Any]:
@@ -144,13 +175,16 @@ def _of_mesh(mesh: Any) -> dict[str, int]:
         raise LayoutError(message)
     found: dict[str, int] = {}
     for index, name in enumerate(names):
-        size = _DIMENSIONS.get(str(name).lower())
+        size = size_of_dimension(str(name).lower())
         if size is None:
             message = f"mesh dimension {name!r} is none of dp, pp, tp and cp; give layout="
             raise LayoutError(message)
         length = mesh.size(index)
         found[f"{size}_rank"] = found.get(f"{size}_rank", 0) * length + mesh.get_local_rank(name)
         found[size] = found.get(size, 1) * length
+        if size == "dp":
+            # Neighbors only where no other data-parallel dimension lies further in.
+            found["ep"] = length if str(name).lower() in EXPERT_DIMENSIONS else 1
     return found
 
 
@@ -184,11 +218,29 @@ def _of_megatron() -> Layout:
         tp=state.get_tensor_model_parallel_world_size(),
         cp=state.get_context_parallel_world_size(),
         vpp=state.get_virtual_pipeline_model_parallel_world_size() or 1,
+        ep=_experts_of_megatron(state),
         dp_rank=state.get_data_parallel_rank(),
         pp_rank=state.get_pipeline_model_parallel_rank(),
         tp_rank=state.get_tensor_model_parallel_rank(),
         cp_rank=state.get_context_parallel_rank(),
     )
+
+
+def _experts_of_megatron(state: Any) -> int:
+    """Return how many data-parallel neighbors share experts.
+
+    With context parallelism, or experts that are no tensor-parallel ones, their groups hold others
+    than data-parallel ranks.
+    """
+    group = getattr(state, "get_expert_model_parallel_group", lambda **_: None)(
+        check_initialized=False
+    )
+    if group is None or group.size() == 1:
+        return 1
+    import torch.distributed as dist  # noqa: PLC0415 - it is there then
+
+    ranks = dist.get_process_group_ranks
+    return consecutive(ranks(group), sorted(ranks(state.get_data_parallel_group())))
 
 
 def layers_of(modules: Sequence[Any]) -> int | None:

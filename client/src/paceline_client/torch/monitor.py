@@ -255,6 +255,10 @@ class Monitor:
         self._tap.sink = None
         self._switch_off()
         if session is not None and (before is None or before > session.window.start):
+            for note in self._job.notes if self._job is not None else ():
+                session.recorder.describe(
+                    note(range(session.window.start, before or session.window.end))
+                )
             session.finish(before=before)
             self._recorded += 1
         elif session is not None:

@@ -1,16 +1,21 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.support.extras import of_real_jobs
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 torch = of_real_jobs("torch")
 
 from paceline_client.torch.layout import (  # noqa: E402
     Layout,
     LayoutError,
+    consecutive,
     find_layout,
     layers_of,
 )
@@ -45,6 +50,25 @@ def test_a_mesh_tells_sizes_and_place() -> None:
 def test_two_data_parallel_dimensions_are_one() -> None:
     mesh = Mesh({"dp_replicate": 2, "dp_shard": 4}, {"dp_replicate": 1, "dp_shard": 2})
     assert find_layout(6, 8, mesh=mesh) == Layout(dp=8, dp_rank=6)
+
+
+def test_ranks_that_share_experts_are_data_parallel_ones_and_neighbors() -> None:
+    mesh = Mesh({"pp": 2, "dp": 2, "ep": 4}, {"pp": 1, "dp": 1, "ep": 2})
+    assert find_layout(14, 16, mesh=mesh) == Layout(dp=8, pp=2, ep=4, dp_rank=6, pp_rank=1)
+    apart = Mesh({"ep": 4, "dp": 2}, {"ep": 2, "dp": 1})
+    assert find_layout(5, 8, mesh=apart) == Layout(dp=8, dp_rank=5)
+    with_context = Mesh({"dp": 2, "ep": 2, "cp": 2}, {"dp": 1, "ep": 1, "cp": 1})
+    assert find_layout(7, 8, mesh=with_context).ep == 2
+
+
+@pytest.mark.parametrize(
+    ("ranks", "among", "size"),
+    [([2, 3], range(4), 2), ([4, 0], range(0, 16, 4), 2), ([0, 2], range(4), 1), ([0, 1], [0], 1)],
+)
+def test_neighbors_are_told_from_others(
+    ranks: Sequence[int], among: Sequence[int], size: int
+) -> None:
+    assert consecutive(ranks, among) == size
 
 
 def test_without_anything_every_rank_is_a_data_parallel_one() -> None:

@@ -7,7 +7,7 @@ import functools
 import importlib
 import inspect
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -25,7 +25,8 @@ class Level(enum.IntEnum):
     """How much is recorded; each level has what is below it too.
 
     ``COMPUTE`` is forward, backward, optimizer and garbage collection, ``P2P`` adds transfers
-    between stages and collectives of data-parallel ranks, ``ALL`` tensor-parallel collectives.
+    between stages and collectives of data-parallel ranks, ``ALL`` those of tensor-, context- and
+    expert-parallel ranks.
     """
 
     COMPUTE = 0
@@ -43,6 +44,10 @@ class Job:
     layout : Layout
     model, schedule, megatron_config
         As given, or None.
+    rank : int
+        This process's.
+    groups : mapping
+        What process groups are of, ``ep`` or ``cp``, by their names.
     """
 
     tap: Tap
@@ -50,8 +55,12 @@ class Job:
     model: Any = None
     schedule: Any = None
     megatron_config: Any = None
+    rank: int = 0
+    groups: Mapping[str, str] = field(default_factory=dict)
     # Called on the training's thread when recording begins; what they return, when it ends.
     on_record: list[Callable[[], Undo]] = field(default_factory=list)
+    # Called when a session ends, with its steps; what they return is added to its metadata.
+    notes: list[Callable[[range], Mapping[str, Any]]] = field(default_factory=list)
     _kept: dict[type, Any] = field(default_factory=dict)
 
     def one(self, kind: type[_Kept]) -> _Kept:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from paceline_client.torch.targets.collectives import COLLECTIVES
 from paceline_client.torch.targets.ddp import DDP
 from paceline_client.torch.targets.fsdp2 import FSDP2
 from paceline_client.torch.targets.garbage import GARBAGE
@@ -21,6 +22,7 @@ TARGETS: Final[tuple[Target, ...]] = (
     FSDP2,
     DDP,
     TENSOR_PARALLEL,
+    COLLECTIVES,
     OPTIMIZERS,
     GARBAGE,
 )

@@ -1,0 +1,212 @@
+"""Sequences over ranks and microbatches: `balance`, and the steps that it is made of."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from paceline_client.balance.bins import InfeasibleError, Limits
+from paceline_client.balance.cost import Cost
+
+
+class Place(NamedTuple):
+    """Where a sequence of a batch is."""
+
+    rank: int
+    microbatch: int
+    sequence: int
+
+
+def step_cost(costs: Sequence[Sequence[float]], stages: int = 1) -> float:
+    """Return what a step takes whose microbatches cost so much, [rank][microbatch], on each stage.
+
+    A pipeline of `stages` stages works through its microbatches one after the other, and the
+    largest one passes through alone: Σ + (stages − 1)·max. All wait for the slowest rank.
+    """
+    return max(sum(rank) + (stages - 1) * max(rank) for rank in costs)
+
+
+def balance(
+    batch: Sequence[Sequence[Sequence[int]]],
+    *,
+    cost: Cost | None = None,
+    max_tokens: int | None = None,
+    stages: int = 1,
+) -> list[list[list[Place]]]:
+    """Return where each sequence of a batch should go, as [rank][microbatch] lists of places.
+
+    Sequences are divided anew over ranks and microbatches where the tokens of a microbatch allow
+    it; whole microbatches change places where not. Whatever is shorter by `step_cost` is taken.
+
+    Parameters
+    ----------
+    batch : nested sequence of int
+        Lengths as [rank][microbatch][sequence]. Each microbatch has at least one.
+    cost : Cost, optional
+        What a microbatch takes; by default the sum of the squares.
+    max_tokens : int, optional
+        The most tokens of a microbatch, for its memory; by default those of the largest one.
+    stages : int
+        Pipeline stages.
+
+    Raises
+    ------
+    ValueError
+        A microbatch is empty, ranks have different numbers of them, or a length is negative.
+    """
+    cost = cost or Cost()
+    ranks, count = _shape(batch)
+    limit = max(sum(microbatch) for rank in batch for microbatch in rank)
+    limit = limit if max_tokens is None else max(max_tokens, limit)
+    places = [
+        Place(r, m, i)
+        for r, rank in enumerate(batch)
+        for m, microbatch in enumerate(rank)
+        for i in range(len(microbatch))
+    ]
+    lengths = [batch[r][m][i] for r, m, i in places]
+    number = {place: index for index, place in enumerate(places)}
+
+    whole = [
+        [number[Place(r, m, i)] for i in range(len(microbatch))]
+        for r, rank in enumerate(batch)
+        for m, microbatch in enumerate(rank)
+    ]
+    today = [whole[r * count : (r + 1) * count] for r in range(ranks)]
+    dealt = deal([cost.of(lengths[i] for i in microbatch) for microbatch in whole], ranks)
+    answers = [[_in_turn([whole[i] for i in rank], lengths, cost) for rank in dealt], today]
+    try:
+        shares = assign(lengths, ranks, microbatches=count, max_tokens=limit, cost=cost)
+        packed = []
+        for share in shares:
+            own = [lengths[i] for i in share]
+            bins = pack(own, count, max_tokens=limit, cost=cost)
+            packed.append(_in_turn([[share[i] for i in one] for one in bins], lengths, cost))
+        answers.insert(0, packed)
+    except InfeasibleError:
+        pass
+
+    def takes(answer: Sequence[Sequence[Sequence[int]]]) -> float:
+        costs = [[cost.of(lengths[i] for i in one) for one in rank] for rank in answer]
+        return step_cost(costs, stages)
+
+    best = min(answers, key=takes)
+    return [[[places[i] for i in sorted(one)] for one in rank] for rank in best]
+
+
+def _shape(batch: Sequence[Sequence[Sequence[int]]]) -> tuple[int, int]:
+    counts = {len(rank) for rank in batch}
+    if len(counts) != 1 or counts == {0}:
+        raise ValueError("every rank needs as many microbatches, at least one")
+    if any(not microbatch for rank in batch for microbatch in rank):
+        raise ValueError("a microbatch has no sequence")
+    if any(length < 0 for rank in batch for microbatch in rank for length in microbatch):
+        raise ValueError("a length is negative")
+    return len(batch), counts.pop()
+
+
+def _in_turn(bins: Sequence[list[int]], lengths: Sequence[int], cost: Cost) -> list[list[int]]:
+    """Return microbatches with the cheapest first and last and the dearest in the middle.
+
+    Where a microbatch follows a much larger one, a stage waits for it.
+    """
+    order = sorted(bins, key=lambda one: (cost.of(lengths[i] for i in one), one))
+    return order[::2] + order[1::2][::-1]
+
+
+def deal(costs: Sequence[float], ranks: int) -> list[list[int]]:
+    """Return which microbatches each rank gets, as many each, so that the dearest share is cheap.
+
+    Nothing is repacked: tokens and memory stay what they are.
+
+    Parameters
+    ----------
+    costs : sequence of float
+        Of each microbatch; their number is a multiple of `ranks`.
+    ranks : int
+
+    Raises
+    ------
+    ValueError
+        They cannot be shared evenly.
+
+    Examples
+    --------
+    >>> deal([9.0, 1.0, 8.0, 2.0], 2)
+    [[0, 1], [2, 3]]
+    """
+    if ranks < 1 or not costs or len(costs) % ranks:
+        raise ValueError("every rank gets as many microbatches: their number is no multiple")
+    each = len(costs) // ranks
+    return Limits(costs, [0] * len(costs), ranks, None, each, each).solve()
+
+
+def assign(
+    lengths: Sequence[int],
+    ranks: int,
+    *,
+    microbatches: int = 1,
+    max_tokens: int | None = None,
+    cost: Cost | None = None,
+) -> list[list[int]]:
+    """Return which sequences each rank gets, so that the dearest rank is as cheap as can be.
+
+    Parameters
+    ----------
+    lengths : sequence of int
+    ranks, microbatches : int
+        Ranks, and microbatches that each has to fill, with one sequence at least.
+    max_tokens : int, optional
+        The most tokens of a microbatch; a rank gets no more than fit into its microbatches.
+    cost : Cost, optional
+        By default the sum of the squares.
+
+    Raises
+    ------
+    InfeasibleError
+        There are too few sequences, or too many tokens.
+
+    Examples
+    --------
+    >>> assign([5, 4, 3, 3, 3], 2, cost=Cost(linear=1.0, quadratic=0.0))
+    [[0, 1], [2, 3, 4]]
+    """
+    cost = cost or Cost()
+    room = None if max_tokens is None else max_tokens * microbatches
+    if max_tokens is not None and any(length > max_tokens for length in lengths):
+        raise InfeasibleError("a sequence is longer than a microbatch may be")
+    prices = [cost.of_sequence(length) for length in lengths]
+    return Limits(prices, lengths, ranks, room, microbatches, len(lengths)).solve()
+
+
+def pack(
+    lengths: Sequence[int],
+    microbatches: int,
+    *,
+    max_tokens: int | None = None,
+    cost: Cost | None = None,
+) -> list[list[int]]:
+    """Return the sequences of each microbatch, so that the dearest one is as cheap as can be.
+
+    Parameters
+    ----------
+    lengths : sequence of int
+    microbatches : int
+    max_tokens : int, optional
+        The most tokens of a microbatch.
+    cost : Cost, optional
+        By default the sum of the squares.
+
+    Raises
+    ------
+    InfeasibleError
+        There are too few sequences, or too many tokens.
+
+    Examples
+    --------
+    >>> pack([9, 1, 5, 5], 2, max_tokens=10, cost=Cost(linear=1.0, quadratic=0.0))
+    [[0, 1], [2, 3]]
+    """
+    cost = cost or Cost()
+    prices = [cost.of_sequence(length) for length in lengths]
+    return Limits(prices, lengths, microbatches, max_tokens, 1, len(lengths)).solve()

@@ -1,0 +1,95 @@
+"""Groups within the model: of ranks that share experts, and of those that share sequences."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Final
+
+from paceline_client.torch.layout import (
+    EXPERT_DIMENSIONS,
+    Layout,
+    LayoutError,
+    consecutive,
+    size_of_dimension,
+)
+
+EXPERT: Final = "ep"
+CONTEXT: Final = "cp"
+_KINDS: Final = (EXPERT, CONTEXT)
+
+
+def find_groups(
+    *, mesh: Any = None, megatron: bool = False, given: Mapping[str, Any] | None = None
+) -> Mapping[str, str]:
+    """Return what this rank's groups are of, ``ep`` or ``cp``, by the groups' names.
+
+    Parameters
+    ----------
+    mesh : DeviceMesh, optional
+    megatron : bool
+        Whether Megatron's parallel state tells.
+    given : mapping, optional
+        Groups by ``ep`` and ``cp``, before what the others tell.
+
+    Raises
+    ------
+    LayoutError
+        If something else is given.
+    """
+    found: dict[str, Any] = {}
+    if megatron:
+        found |= _of_megatron()
+    elif mesh is not None:
+        found |= _of_mesh(mesh)
+    for kind, group in (given or {}).items():
+        if kind not in _KINDS:
+            message = f"groups= takes the groups 'ep' and 'cp', not {kind!r}"
+            raise LayoutError(message)
+        found[kind] = group
+    return {
+        str(group.group_name): kind
+        for kind, group in found.items()
+        if group is not None and group.size() > 1
+    }
+
+
+def with_experts(layout: Layout, given: Mapping[str, Any] | None) -> Layout:
+    """Return the layout with the size of the group of experts that was given, where it fits.
+
+    Where ranks are data-parallel ones only, their numbers say whether those that share experts are
+    neighbors; else `Layout` has to say it.
+    """
+    group = (given or {}).get(EXPERT)
+    if group is None or layout.ep > 1 or layout.world != layout.dp:
+        return layout
+    import torch.distributed as dist  # noqa: PLC0415 - only a job that has it comes here
+
+    ranks: Sequence[int] = dist.get_process_group_ranks(group)
+    return replace(layout, ep=consecutive(ranks, range(layout.world)))
+
+
+def _of_megatron() -> dict[str, Any]:
+    state = sys.modules["megatron.core.parallel_state"]
+    found = {}
+    for kind, name in (
+        (EXPERT, "get_expert_model_parallel_group"),
+        (CONTEXT, "get_context_parallel_group"),
+    ):
+        # Of older versions not every one is there.
+        get = getattr(state, name, None)
+        if get is not None:
+            found[kind] = get(check_initialized=False)
+    return found
+
+
+def _of_mesh(mesh: Any) -> dict[str, Any]:
+    found = {}
+    for name in mesh.mesh_dim_names or ():
+        known = str(name).lower()
+        if known in EXPERT_DIMENSIONS:
+            found[EXPERT] = mesh.get_group(name)
+        elif size_of_dimension(known) == CONTEXT:
+            found[CONTEXT] = mesh.get_group(name)
+    return found

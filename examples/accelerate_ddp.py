@@ -1,0 +1,33 @@
+"""Hugging Face Accelerate with data parallelism, and Paceline in three lines."""
+
+from __future__ import annotations
+
+import torch
+from accelerate import Accelerator
+from common import HIDDEN, WAIT_STEPS, Layer, Options, launch, options
+from torch import nn
+
+import paceline_client.torch as paceline
+
+MICROBATCHES = 4
+BATCH = 4
+
+
+def train(asked: Options, rank: int) -> None:
+    """Train one of the ranks that have the whole model."""
+    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=MICROBATCHES)
+    model = nn.Sequential(*(Layer(0.008 * asked.factor(rank)) for _ in range(3)))
+    model, optimizer = accelerator.prepare(model, torch.optim.AdamW(model.parameters()))
+
+    monitor = paceline.attach(asked.server, asked.job, model=model, steps=asked.steps)
+    for _ in range(asked.steps + WAIT_STEPS):
+        for _ in range(MICROBATCHES):
+            with accelerator.accumulate(model):
+                accelerator.backward(model(torch.randn(BATCH, HIDDEN)).square().mean())
+                optimizer.step()
+                optimizer.zero_grad()
+        monitor.step()
+
+
+if __name__ == "__main__":
+    launch(train, options("example-accelerate", ranks=4, description=__doc__))
