@@ -13,6 +13,7 @@ from app.analysis.trace.column_sets import NULLABLE, ColumnSet
 from app.analysis.trace.faults import Places, refuse
 from app.analysis.trace.limits import MAX_FAULTS
 from app.analysis.trace.model import ABSENT
+from app.analysis.trace.operations.values import as_numpy
 from app.errors import Fault
 
 
@@ -90,8 +91,7 @@ def _is_left_out(field: str, array: pa.Array[Any], layout: ColumnSet) -> bool:
 def _numpy(array: pa.Array[Any], *, fill: bool) -> NDArray[Any]:
     if fill and array.null_count:
         array = array.cast(pa.int64()).fill_null(ABSENT)
-    values: NDArray[Any] = array.to_numpy(zero_copy_only=False)
-    return values
+    return as_numpy(array)
 
 
 def _check_nulls(

@@ -34,7 +34,11 @@ class Decoded:
 
 
 class Decode(Protocol):
-    """What decodes bodies of a format."""
+    """What decodes bodies of a format.
+
+    What only one format needs is imported when a body of it comes: most processes meet one format,
+    and reading all of them takes a good part of the time that a small trace takes.
+    """
 
     def __call__(
         self, body: Path | bytes, meta: SessionMeta | None, limits: Limits, *, part: bool

@@ -9,7 +9,6 @@ from app.analysis.trace.formats.head import Head
 from app.analysis.trace.formats.kind import Decoded, TraceFormat
 from app.analysis.trace.limits import Limits
 from app.analysis.trace.model import SessionMeta
-from app.analysis.trace.recordings.kineto import decode_kineto
 
 _NAME: Final = "kineto"
 # The profiler's first fields; the array of events may begin long after them.
@@ -27,6 +26,8 @@ def _sniff(head: Head) -> bool:
 
 
 def _decode(body: Path | bytes, meta: SessionMeta | None, limits: Limits, *, part: bool) -> Decoded:
+    from app.analysis.trace.recordings.kineto import decode_kineto  # noqa: PLC0415
+
     read = decode_kineto(body, meta, limits, part=part)
     return Decoded(read.trace, _NAME, read.unmapped)
 

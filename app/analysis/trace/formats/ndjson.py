@@ -10,7 +10,6 @@ from app.analysis.trace.formats.head import Head
 from app.analysis.trace.formats.kind import Decoded, TraceFormat, Writer
 from app.analysis.trace.limits import Limits
 from app.analysis.trace.model import SessionMeta
-from app.analysis.trace.ndjson.reader import decode_ndjson
 
 _NAME: Final = "ndjson"
 
@@ -21,6 +20,8 @@ def _sniff(head: Head) -> bool:
 
 
 def _decode(body: Path | bytes, meta: SessionMeta | None, limits: Limits, *, part: bool) -> Decoded:
+    from app.analysis.trace.ndjson.reader import decode_ndjson  # noqa: PLC0415
+
     return Decoded(decode_ndjson(body, meta, limits, part=part), _NAME)
 
 

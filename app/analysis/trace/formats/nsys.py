@@ -10,16 +10,18 @@ from app.analysis.trace.formats.head import Head
 from app.analysis.trace.formats.kind import Decoded, TraceFormat
 from app.analysis.trace.limits import Limits
 from app.analysis.trace.model import SessionMeta
-from app.analysis.trace.recordings.nsys import MAGIC, decode_nsys
 
 _NAME: Final = "nsys"
+_MAGIC: Final = b"SQLite format 3\0"
 
 
 def _sniff(head: Head) -> bool:
-    return head.start.startswith(MAGIC)
+    return head.start.startswith(_MAGIC)
 
 
 def _decode(body: Path | bytes, meta: SessionMeta | None, limits: Limits, *, part: bool) -> Decoded:
+    from app.analysis.trace.recordings.nsys import decode_nsys  # noqa: PLC0415
+
     if not isinstance(body, Path):
         refuse_body("corrupt", "a database is read from its file only")
     read = decode_nsys(body, meta, limits, part=part)

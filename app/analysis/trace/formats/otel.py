@@ -12,7 +12,6 @@ from app.analysis.trace.formats.head import Head, head_of
 from app.analysis.trace.formats.kind import Decoded, TraceFormat
 from app.analysis.trace.limits import Limits
 from app.analysis.trace.model import SessionMeta
-from app.analysis.trace.recordings.otlp import decode_otlp
 from app.errors import UnsupportedFormatError
 
 _NAME: Final = "otel"
@@ -39,6 +38,8 @@ def _is_protobuf(head: Head) -> bool:
 
 
 def _decode(body: Path | bytes, meta: SessionMeta | None, limits: Limits, *, part: bool) -> Decoded:
+    from app.analysis.trace.recordings.otlp import decode_otlp  # noqa: PLC0415
+
     if _is_protobuf(head_of(body)):
         message = (
             "OpenTelemetry is read as OTLP in JSON, not in protobuf, which Python's exporter "

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from app.analysis.trace.faults import Places, refuse, refuse_body
 from app.analysis.trace.limits import MAX_DICTIONARY, MAX_FAULTS, MAX_OP_NAME_CHARS
 from app.analysis.trace.model import KNOWN_OP_TYPES
+from app.analysis.trace.operations.values import as_numpy
 
 _INVALID: Final = -1
 
@@ -44,7 +45,7 @@ class OpNames:
         if self._dictionary is None or not dictionary.equals(self._dictionary):
             self._of_dictionary = self._enter(dictionary)
             self._dictionary = dictionary
-        indices = column.indices.to_numpy(zero_copy_only=False)
+        indices = as_numpy(column.indices)
         if indices.min() < 0 or indices.max() >= len(dictionary):
             refuse_body("corrupt", "an operation name is outside of its dictionary")
         # The indices are in range, so that clipping only saves the time of another check.

@@ -12,7 +12,7 @@ import codecs
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
-from decimal import Decimal
+from decimal import Decimal, InvalidOperation
 from pathlib import Path
 from typing import Final, NoReturn
 
@@ -191,7 +191,7 @@ class _Text:
                 value, end = self._scan(self._buffer, self._at)
             except RecursionError:
                 self.refuse_json("nested too deep")
-            except ValueError as error:
+            except (ValueError, InvalidOperation) as error:
                 # It may only be cut off, which is known when there is no more.
                 if not self._longer(wanted, longest):
                     self._refuse_value(error)
@@ -202,12 +202,14 @@ class _Text:
                     return value
             wanted *= 2
 
-    def _refuse_value(self, error: ValueError) -> NoReturn:
+    def _refuse_value(self, error: ValueError | InvalidOperation) -> NoReturn:
         if isinstance(error, json.JSONDecodeError):
             cut = error.pos >= len(self._buffer) or error.msg.startswith("Unterminated string")
             if cut:
                 self._at = len(self._buffer)
             self.refuse_json(error.msg)
+        if isinstance(error, InvalidOperation):
+            self.refuse_json("a number's exponent is beyond all exponents")
         self.refuse_json(str(error)[:80])
 
     def refuse_json(self, message: str) -> NoReturn:

@@ -57,6 +57,17 @@ _TENSOR_COLLECTIVES: Final = {
     "reducescatter": "tp-reduce-scatter",
     "allreduce": "tp-all-reduce",
 }
+_CONTEXT_COLLECTIVES: Final = {
+    "allgather": "cp-all-gather",
+    "reducescatter": "cp-reduce-scatter",
+    "alltoall": "cp-all-to-all",
+    "alltoallv": "cp-all-to-all",
+}
+_OF_DIMENSION: Final = {
+    **dict.fromkeys(DATA_DIMENSIONS, _DATA_COLLECTIVES),
+    Dimension.TENSOR: _TENSOR_COLLECTIVES,
+    Dimension.CONTEXT: _CONTEXT_COLLECTIVES,
+}
 _TRANSFERS: Final = frozenset({"send", "recv", "sendrecv", "coalesced"})
 
 ATTACH: Final = "record with paceline_client.torch.attach"
@@ -285,10 +296,9 @@ class _Reader:
 
     def _collective(self, work: Work) -> str | None:
         dimension = dimension_of(work.description)
-        if dimension in DATA_DIMENSIONS and work.name in _DATA_COLLECTIVES:
-            return _DATA_COLLECTIVES[work.name]
-        if dimension is Dimension.TENSOR and work.name in _TENSOR_COLLECTIVES:
-            return _TENSOR_COLLECTIVES[work.name]
+        known = {} if dimension is None else _OF_DIMENSION.get(dimension, {})
+        if work.name in known:
+            return known[work.name]
         if work.name in _TRANSFERS:
             self._lose("sends and receives outside of an action of the pipeline", ATTACH)
         elif not work.description:

@@ -220,6 +220,34 @@ def test_kernels_are_joined_to_the_action_that_launched_them() -> None:
     assert "ProfilerActivity.CUDA" in (lost.remedy or "")
 
 
+@pytest.mark.parametrize(
+    ("group", "collective", "op"),
+    [
+        ("mesh_dp", "_allgather_base", "params-all-gather"),
+        ("TENSOR_MODEL_PARALLEL_GROUP", "allreduce", "tp-all-reduce"),
+        ("mesh_cp", "_allgather_base", "cp-all-gather"),
+        ("CONTEXT_PARALLEL_GROUP", "_reduce_scatter_base", "cp-reduce-scatter"),
+        ("mesh_cp", "all_to_allv", "cp-all-to-all"),
+    ],
+)
+def test_a_collective_is_what_its_group_shares_out(group: str, collective: str, op: str) -> None:
+    file = device_file()
+    file.add(
+        "ncclDevKernel_SendRecv",
+        AT + 7_000_000,
+        90_000,
+        cat="kernel",
+        tid=22,
+        Collective_name=collective,
+        Process_Group_Name="7",
+        Process_Group_Description=group,
+        Seq=9,
+        correlation=81,
+    )
+    decoded = decode(file.body(), None, limits=LIMITS)
+    assert operations(decoded.trace)[0, op, -1][1] == 90_000
+
+
 def test_collectives_that_no_group_names_are_counted() -> None:
     file = host_steps(1)
     for name, args in (
@@ -261,6 +289,7 @@ def test_collectives_that_no_group_names_are_counted() -> None:
         ),
         ('{"ph":"X","ts":NaN}', "trace.bad_json"),
         ('{"ph":"X" "ts"}', "trace.bad_json"),
+        (f'{{"ph":"X","ts":{"9" * 30}e999999999999999999}}', "trace.bad_json"),
     ],
 )
 def test_a_fault_has_the_place_of_its_event(event: str, code: str) -> None:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import sqlite3
 from contextlib import closing
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from app.analysis.trace.decode import decode
 from app.analysis.trace.model import SessionMeta, Sizes
+from app.analysis.trace.recordings import nsys
 from app.errors import InvalidMetadataError, InvalidTraceError, UnsupportedFormatError
 from tests.unit.analysis.trace.bodies import LIMITS
 from tests.unit.analysis.trace.recordings.test_kineto import operations
@@ -177,6 +178,84 @@ def test_a_database_of_something_else_is_refused(tmp_path: Path, statement: str)
     assert caught.value.stable_code == "trace.corrupt"
     assert path.read_bytes() == before
     assert [file.name for file in tmp_path.iterdir()] == ["rank0.sqlite"]
+
+
+def test_a_view_in_the_place_of_a_table_is_not_read(tmp_path: Path) -> None:
+    path = database(tmp_path / "rank1.sqlite", RANGES, KERNELS)
+    with closing(sqlite3.connect(path)) as made, made:
+        made.executescript(
+            "ALTER TABLE TARGET_INFO_SYSTEM_ENV RENAME TO other;"
+            "CREATE VIEW TARGET_INFO_SYSTEM_ENV AS SELECT * FROM other;"
+        )
+    decoded = decode(path, META, limits=LIMITS, local=True)
+    assert decoded.trace.meta.hosts == {}
+
+
+@pytest.mark.parametrize("function", ["zeroblob(1000000000)", "load_extension(said)"])
+def test_what_a_column_computes_is_bounded_and_harmless(tmp_path: Path, function: str) -> None:
+    """A generated column computes when it is read."""
+    path = database(tmp_path / "rank1.sqlite", RANGES, KERNELS)
+    with closing(sqlite3.connect(path)) as made, made:
+        made.execute("ALTER TABLE NVTX_EVENTS RENAME COLUMN text TO said")
+        made.execute("ALTER TABLE NVTX_EVENTS ADD COLUMN text AS (upper(said))")
+        # By hand, as SQLite does not let everything into a column.
+        made.execute("PRAGMA writable_schema=ON")
+        made.execute("UPDATE sqlite_master SET sql = replace(sql, 'upper(said)', ?)", (function,))
+    with pytest.raises(InvalidTraceError, match="the database cannot be read") as caught:
+        decode(path, META, limits=LIMITS, local=True)
+    assert caught.value.stable_code == "trace.corrupt"
+
+
+def test_the_schema_is_not_trusted_and_nothing_but_reading_is_let(tmp_path: Path) -> None:
+    path = database(tmp_path / "rank1.sqlite", RANGES)
+    with closing(sqlite3.connect(path)) as made, made:
+        made.executescript(
+            "CREATE VIEW told AS SELECT tell(value) AS value FROM StringIds;"
+            "CREATE TRIGGER more AFTER INSERT ON StringIds BEGIN DELETE FROM NVTX_EVENTS; END;"
+        )
+    before = path.read_bytes()
+    called: list[object] = []
+    with closing(nsys._open(path)) as opened:
+        opened.create_function("tell", 1, called.append)
+        # Without the authorizer, as a function that it lets through would be.
+        for statement in ("SELECT value FROM told", "SELECT coalesce(value, '') FROM told"):
+            with pytest.raises(sqlite3.Error):
+                opened.execute(statement).fetchall()
+        opened.set_authorizer(None)
+        with pytest.raises(sqlite3.OperationalError, match="unsafe use of tell"):
+            opened.execute("SELECT value FROM told").fetchall()
+        opened.execute("PRAGMA writable_schema=ON")
+        for statement in (
+            "INSERT INTO StringIds VALUES (1, '')",
+            "UPDATE sqlite_master SET sql = ''",
+        ):
+            with pytest.raises(sqlite3.OperationalError, match=r"readonly|may not be modified"):
+                opened.execute(statement)
+    assert called == []
+    assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize("until", [0, 100, 4096, 8192, -1])
+def test_a_database_that_changes_while_it_is_read_is_read_or_refused(
+    tmp_path: Path, until: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is taken to be immutable: who changes it gets no answer, or one of both halves."""
+    path = database(tmp_path / "rank1.sqlite", RANGES, KERNELS)
+    whole = path.read_bytes()
+    scan = nsys._take_ranges
+
+    def change(*given: Any) -> None:  # noqa: ANN401 - as those of the function
+        path.write_bytes(whole[:until] + bytes(len(whole) // 2))
+        scan(*given)
+
+    monkeypatch.setattr(nsys, "_take_ranges", change)
+    try:
+        decoded = decode(path, META, limits=LIMITS, local=True)
+    except InvalidTraceError as error:
+        assert error.stable_code.startswith("trace.")  # noqa: PT017 - one of two good ends
+    else:
+        assert len(decoded.trace) > 0
+    assert [file.name for file in tmp_path.iterdir()] == ["rank1.sqlite"]
 
 
 @pytest.mark.parametrize("mode", ["wal", "delete"])
