@@ -14,8 +14,6 @@ from typing import Final
 import numpy as np
 
 from app.analysis.report.build import analyze
-from app.analysis.synthesis.costs import healthy_work
-from app.analysis.synthesis.execution import execute
 from app.analysis.synthesis.injections.base import Injection, Spells
 from app.analysis.synthesis.injections.computations import (
     GarbageCollection,
@@ -34,16 +32,10 @@ from app.analysis.synthesis.injections.transfers import (
 )
 from app.analysis.synthesis.job import USUAL_OP_TYPES, JobModel, Profiler, Schedule
 from app.analysis.synthesis.population import draw_costs
-from app.analysis.synthesis.program import build_program
 from app.analysis.synthesis.randomness import stream
-from app.analysis.synthesis.synthesize import SyntheticSession, inject, step_numbers, synthesize
-from app.analysis.trace.model import (
-    BACKWARD_COMPUTE,
-    FORWARD_COMPUTE,
-    SEPARATE_ALL_REDUCE,
-    Sizes,
-    Trace,
-)
+from app.analysis.synthesis.synthesize import SyntheticSession, synthesize
+from app.analysis.trace.model import SEPARATE_ALL_REDUCE, Sizes, Trace
+from benchmarks.held_against import slowdown_of
 
 # Steps of a job and of a session; sessions that are cut out of each job, and jobs of each kind.
 _STEPS: Final = 360
@@ -145,7 +137,7 @@ def cover(name: str, first_seed: int, jobs: int = JOBS, steps: int = SESSION_STE
     held, widths, count = 0, [], 0
     for seed in range(first_seed, first_seed + jobs):
         session = _long_job(KINDS[name], seed)
-        truth = _slowdown(session)
+        truth = slowdown_of(session)
         starts = np.linspace(0, _STEPS - steps, _SESSIONS).astype(int)
         for start in starts.tolist():
             count += 1
@@ -174,22 +166,6 @@ def _long_job(kind: Kind, seed: int) -> SyntheticSession:
         profiler=Profiler(tensor_ranks=kind.tensor),
     )
     return synthesize(job, (kind.inject(job, rng),), seed=seed)
-
-
-def _slowdown(session: SyntheticSession) -> float:
-    """Return the slowdown of a job: with a heavy stage, against its layers evenly divided."""
-    job, seed = session.job, session.seed
-    if not any(isinstance(injection, StageImbalance) for injection in session.injections):
-        return session.truth.slowdown
-    program = build_program(job)
-    struck, even = (healthy_work(job, program, seed) for _ in range(2))
-    struck.numbers = step_numbers(job, seed)
-    inject(struck, job, session.injections, seed)
-    for name in (FORWARD_COMPUTE, BACKWARD_COMPUTE):
-        mine = program.of_types(name)
-        even.duration_ns[mine] *= struck.duration_ns[mine].sum() / even.duration_ns[mine].sum()
-    even_s = execute(even, job.costs.contention).step_times_ns().sum() / 1e9
-    return float(sum(session.truth.step_times_s) / even_s)
 
 
 def _cut(session: SyntheticSession, start: int, steps: int) -> Trace:

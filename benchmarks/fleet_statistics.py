@@ -9,6 +9,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from app.analysis.fleet.statistics import rank_correlation
 from app.analysis.synthesis.fleet.draw import STRAGGLING, UNSEEN, WORKERS, FleetMember
 from app.analysis.synthesis.population import LAST_STAGE, LONG_CONTEXT
 from app.analysis.synthesis.randomness import stream
@@ -153,19 +154,6 @@ def _very_slow_by_workers(fleet: Fleet) -> float:
 def _context_matters(fleet: Fleet) -> float:
     unequal = fleet.take(fleet.context > 0)
     return rank_correlation(unequal.context, unequal.slowdown)
-
-
-def rank_correlation(first: Floats, second: Floats) -> float:
-    """Return Spearman's coefficient; NaN where there is nothing to correlate."""
-    if len(first) == 0 or np.ptp(first) == 0 or np.ptp(second) == 0:
-        return float("nan")
-    return float(np.corrcoef(_ranks(first), _ranks(second))[0, 1])
-
-
-def _ranks(values: Floats) -> Floats:
-    """Return ranks, the mean one for equal values."""
-    _, position, counts = np.unique(values, return_inverse=True, return_counts=True)
-    return np.asarray((np.cumsum(counts) - (counts - 1) / 2)[position])
 
 
 STATISTICS: Final[Mapping[str, tuple[Statistic, ...]]] = {

@@ -267,6 +267,7 @@ def _weigh_all(server: _Server, jobs: int, sessions: int, large: JobModel) -> li
         ("job", "/jobs/copied-1"),
         ("session", f"/sessions/{template}"),
         ("incidents", "/incidents"),
+        ("hosts", "/hosts"),
     ):
         weighed.append(server.weigh(fleet, page, address))
     session = server.send(large)

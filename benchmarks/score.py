@@ -32,6 +32,7 @@ from app.analysis.synthesis.hosts.session import HostSession
 from app.analysis.synthesis.population import CAUSES, LARGER, USUAL, draw_session
 from app.analysis.synthesis.randomness import stream
 from app.analysis.synthesis.synthesize import SyntheticSession
+from benchmarks.held_against import slowdown_of
 
 # Seeds from here on were never looked at while the rules were made.
 HELD_OUT: Final = 1_000_000
@@ -41,6 +42,8 @@ STRAGGLING: Final = 1.1
 # Of a hundred jobs: healthy ones and mixtures of two causes; the rest has one cause.
 HEALTHY: Final = 20
 MIXTURES: Final = 15
+# How far a headline may be from the truth, as a share of it.
+NEAR: Final = 0.03
 # Share of the jobs that run as hosts do, and not as the paper's dependency model has it.
 HOSTS: Final = 0.2
 _WORKER_CAUSES: Final = {
@@ -69,6 +72,14 @@ class Scored:
     stage_right: bool | None
     level: str
     way: str | None = None
+    headline: float = 1.0
+    # by which the headline is judged: of a heavy stage against its layers evenly divided
+    without_causes: float = 1.0
+
+    @property
+    def near(self) -> bool:
+        """Return whether the headline is near the truth."""
+        return abs(self.headline / self.without_causes - 1) <= NEAR
 
 
 def score_job(seed: int) -> Scored:
@@ -83,6 +94,18 @@ def score_job(seed: int) -> Scored:
     slowdown = 1.12 + float(rng.exponential(0.3))
     sizes = LARGER if seed >= HELD_OUT else USUAL
     return _score(draw_session(causes, min(slowdown, 3.0), seed, sizes), seed)
+
+
+def score_kind(seed: int, cause: str | None) -> Scored:
+    """Draw a job of this seed with a given cause, or healthy, and score it as any other."""
+    as_hosts = cause is None or cause in HOST_CAUSES
+    rng = stream(seed, "score", "kind")
+    if as_hosts and rng.random() < HOSTS:
+        way, slowdown = str(rng.choice(list(WAYS))), min(1.3 + float(rng.exponential(0.4)), 3.0)
+        return _score(draw_host_session(cause, slowdown, seed, way), seed, way)
+    slowdown = min(1.12 + float(rng.exponential(0.3)), 3.0)
+    causes = () if cause is None else (cause,)
+    return _score(draw_session(causes, slowdown, seed, LARGER), seed)
 
 
 def _score_host_job(seed: int) -> Scored:
@@ -112,6 +135,8 @@ def _score(session: SyntheticSession | HostSession, seed: int, way: str | None =
         stage_right=_stage_right(session.truth.causes, session.truth.stage, found),
         level=report.verdict.level,
         way=way,
+        headline=report.headline.slowdown,
+        without_causes=slowdown_of(session),
     )
 
 
@@ -206,6 +231,7 @@ def lines(results: Sequence[Scored]) -> Iterator[str]:
     stages = [s.stage_right for s in [*slow, *mixtures] if s.stage_right is not None]
     yield f"Stage right in {sum(stages)} of {len(stages)}"
     yield from host_jobs([s for s in results if s.way is not None])
+    yield from headlines(slow)
     yield from calibration([*slow, *healthy, *mixtures])
     workers = [s.worker_right for s in slow if s.worker_right is not None]
     alarms = sum(bool(s.named) for s in healthy)
@@ -215,6 +241,25 @@ def lines(results: Sequence[Scored]) -> Iterator[str]:
         f"false alarms {alarms / max(len(healthy), 1):.1%}, "
         f"worst worker {sum(workers) / max(len(workers), 1):.1%}"
     ).replace("%", " %")
+
+
+def headlines(slow: Sequence[Scored]) -> Iterator[str]:
+    """Yield how near headlines are to the truth, cause by cause."""
+    if not slow:
+        return
+    near = 100 * float(np.mean([s.near for s in slow]))
+    yield f"Headline within 3 % of the true slowdown in {near:.1f} % of slow jobs with one cause"
+    yield f"  {'':<12}{'jobs':>6}{'headline ÷ true, 5 to 95 %':>30}{'within 3 %':>12}"
+    for cause in CAUSES:
+        mine = [s for s in slow if s.causes == (cause,)]
+        if mine:
+            ratio = np.array([s.headline / s.without_causes for s in mine])
+            low, middle, high = np.quantile(ratio, (0.05, 0.5, 0.95))
+            share = 100 * float(np.mean([s.near for s in mine]))
+            yield (
+                f"  {_SHORT[cause]:<12}{len(mine):>6}"
+                f"{f'{middle:.3f}  {low:.3f} to {high:.3f}':>30}{share:>10.0f} %"
+            )
 
 
 def host_jobs(results: Sequence[Scored]) -> Iterator[str]:

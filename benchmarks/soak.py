@@ -173,12 +173,16 @@ def produce(container: Container, jobs: list[int], incidents: int, seed: int) ->
         slow[job] = now
     with container.uow() as tx:
         names = {row.id: row.name for row in tx.session.execute(select(Job.id, Job.name))}
-    hosts = {names[job]: frozenset(map(_host, causes)) for job, causes in slow.items()}
+    hosts = {
+        names[job]: frozenset(_host(names[job], cause) for cause in causes)
+        for job, causes in slow.items()
+    }
     return Made(made, hosts)
 
 
-def _host(cause: int) -> str:
-    return f"node-{cause}"
+def _host(job: str, cause: int) -> str:
+    # Of each job its own: what several jobs blame on one machine would be one incident.
+    return f"{job}-node-{cause}"
 
 
 def _session(container: Container, job_id: int, number: int, causes: frozenset[int]) -> None:
@@ -193,7 +197,7 @@ def _session(container: Container, job_id: int, number: int, causes: frozenset[i
             received_at=tx.now,
             slowdown=1.0 + 0.1 * len(causes),
             causes=tuple(
-                CauseFact("slow_worker", (_host(cause),), confidence=0.95) for cause in causes
+                CauseFact("slow_worker", (_host(name, cause),), confidence=0.95) for cause in causes
             ),
         )
         evaluate_session(container, tx, job_id, found)
@@ -240,6 +244,8 @@ def run(incidents: int, jobs: int, seed: int, directory: Path, receiver: Receive
             alert_allowed_networks=("127.0.0.1/32",),
             alert_attempt_limit_s=2.0,
             alert_group_wait_s=1.0,
+            # What is judged is that each message comes through, not that few do.
+            alert_digest_above=0,
             alert_group_interval_s=3.0,
             lease_s=5.0,
             lease_renew_s=1.5,

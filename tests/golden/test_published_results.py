@@ -181,3 +181,7 @@ def test_exact_worker_slowdowns_equal_brute_force(published: Published) -> None:
             assert heatmaps == pytest.approx(brute.astype(np.float32), rel=1e-6)
             exact = published.report.by_worker.exact[dp][pp]
             assert exact == pytest.approx(brute.mean(), rel=1e-9)
+
+
+def test_no_adaptation_is_made(published: Published) -> None:
+    assert published.report.fidelity.adaptations == ()

@@ -13,6 +13,8 @@ from app.analysis.diagnosis.finding import UNKNOWN
 from tests.oracles.physics.draw import FAULTS
 from tests.referee.judging import NONE, STRAGGLING, Verdict
 
+# How far a headline may be from the truth, as a share of it.
+NEAR: Final = 0.03
 # Causes that the second physics has, in the order of its kinds of faults.
 CAUSES: Final = tuple(dict.fromkeys(fault.cause for fault in FAULTS.values()))
 
@@ -58,12 +60,15 @@ def lines(verdicts: Sequence[Verdict]) -> Iterator[str]:
         score = f"{f1(cause, counted):10.3f}" if cause != NONE else ""
         yield f"{_short(cause):<14}" + "".join(f"{counts[c] or '.':>10}" for c in columns) + score
     yield ""
-    yield f"{'fault':<28}{'jobs':>6}{'right':>8}{'headline ÷ true, 5 to 95 %':>30}{'S ÷ true':>10}"
+    yield (
+        f"{'fault':<28}{'jobs':>6}{'right':>8}{'headline ÷ true, 5 to 95 %':>30}"
+        f"{'within 3 %':>12}{'S ÷ true':>10}"
+    )
     for name in FAULTS:
         yield from _line_of_fault(name, [v for v in slow if v.fault == name])
     workers = [v.worker_right for v in slow if v.worker_right is not None]
     stages = [v.stage_right for v in slow if v.stage_right is not None]
-    near = [abs(v.headline / v.slowdown - 1) <= 0.03 for v in slow]
+    near = [is_near(v.headline, v.slowdown) for v in slow]
     yield ""
     yield f"Headline within 3 % of the true slowdown in {_percent(near)} of slow jobs"
     yield f"Stage right in {sum(stages)} of {len(stages)}"
@@ -86,8 +91,15 @@ def _line_of_fault(name: str, verdicts: Sequence[Verdict]) -> Iterator[str]:
         low, high = np.quantile(ratio, [0.05, 0.95])
         yield (
             f"{name:<28}{len(verdicts):>6}{right:>8.0%}"
-            f"{f'{np.median(ratio):.3f}  {low:.3f} to {high:.3f}':>30}{published:>10.3f}"
+            f"{f'{np.median(ratio):.3f}  {low:.3f} to {high:.3f}':>30}"
+            f"{sum(is_near(v.headline, v.slowdown) for v in verdicts) / len(verdicts):>12.0%}"
+            f"{published:>10.3f}"
         ).replace("%", " %")
+
+
+def is_near(headline: float, slowdown: float) -> bool:
+    """Return whether a headline is within 3 % of the truth."""
+    return abs(headline / slowdown - 1) <= NEAR
 
 
 def _percent(hits: Sequence[bool]) -> str:

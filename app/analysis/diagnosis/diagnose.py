@@ -19,7 +19,7 @@ from app.analysis.diagnosis.causes.registry import EVERY, KINDS
 from app.analysis.diagnosis.confidence import confidence
 from app.analysis.diagnosis.counterfactual import NS, Counterfactuals
 from app.analysis.diagnosis.finding import UNKNOWN, Cause, Evidence, Finding
-from app.analysis.diagnosis.late_launches import late_launches
+from app.analysis.diagnosis.late_launches import late_launches, unrecorded_reducing
 from app.analysis.diagnosis.observation import Explained, Observation, summed
 from app.analysis.diagnosis.signs import Signs
 from app.analysis.replay.fidelity import DISCREPANCY_LIMIT
@@ -37,6 +37,8 @@ _NAMED_COST: Final = 0.025
 _NAMED_SHARE: Final = 0.1
 # More causes than this are not replayed in all their combinations.
 _MOST_CAUSES: Final = 4
+# With more of the loss unexplained the job without its causes is not known.
+MOST_UNKNOWN: Final = 0.1
 # What is left over is named when it is the larger part and costs this share of a step.
 _UNKNOWN_SHARE: Final = 0.5
 _UNKNOWN_COST: Final = 0.05
@@ -51,7 +53,7 @@ class Judged:
     steps_s : float64 array
         With launches late that have a cause.
     reference_s : float64 array
-        Without the causes; ideal where that is faster.
+        Without the causes; where those do not explain the loss, ideal if that is faster.
     unknown_share : float
         Share of the lost time that no cause explains.
     """
@@ -76,8 +78,8 @@ class Diagnosis:
     lost_s : float
         Time that a mean step loses, late launches with a cause included.
     slowdown : float
-        Step time over step time without what is lost: S where launches are not late, corrected
-        where the ideal contains the straggler.
+        Step time over step time without what is lost: without the causes, or where those do not
+        explain the loss, against the ideal. Of whole steps, reducing that is not recorded included.
     discrepancy : float
         How far the replay, with launches late that have a cause, is from the recording. Where that
         is beyond the limit for a verdict, launches without a cause are late too.
@@ -154,7 +156,9 @@ def diagnose(trace: Trace, replayed: Replayed, metrics: Metrics) -> Diagnosis:
         }
         replays = replace(replays, stays_ns=stays, _times={})
         ideal_s = replays.ideal()
-    diagnosis = _weigh(replays, found, recorded_s, ideal_s, unjudged)
+    diagnosis, named = _weigh(replays, found, (recorded_s, metrics.slowdown), ideal_s, unjudged)
+    if explained and named:
+        diagnosis = _with_reducing(diagnosis, replays, named, signs.observation)
     if not late and not replays.stays_ns:
         return diagnosis
     if replays.stays_ns and all(cause.cause == UNKNOWN for cause in diagnosis.causes):
@@ -231,32 +235,23 @@ def _look_for(kinds: Iterable[CauseKind], signs: Signs) -> list[_Found]:
 def _weigh(
     replays: Counterfactuals,
     found: Sequence[_Found],
-    recorded_s: float,
+    measured: tuple[float, float],
     ideal_s: FloatArray,
     unjudged: dict[str, str],
-) -> Diagnosis:
-    """Give each finding its share of the lost time and keep those that matter."""
-    numbers = _that_matter(replays, len(found))
-    shares_s = replays.shares(numbers)
+) -> tuple[Diagnosis, frozenset[int]]:
+    """Give each finding its share of the lost time, keep those that matter, and say which."""
     now_s = replays.without(frozenset())
     mean_s = float(now_s.mean())
-    # The ideal is a mean that contains the straggler: without the causes steps may be faster.
-    reference_s = min(ideal_s, replays.without(frozenset(numbers)), key=lambda s: float(s.mean()))
-    best_s = float(reference_s.mean())
-    lost_s = max(mean_s - best_s, 1e-12)
-    named = [
-        (number, cost)
-        for number, cost in zip(numbers, shares_s, strict=True)
-        if cost.mean() >= max(_NAMED_COST * mean_s, _NAMED_SHARE * lost_s)
-    ]
-    named.sort(key=lambda item: -float(item[1].mean()))
+    recorded_s, published = measured
+    numbers, loss = _named(replays, len(found), ideal_s, published)
+    shares_s = dict(zip(numbers, replays.shares(numbers), strict=True))
     causes = []
-    for number, cost in named:
-        finding, doubt = found[number].finding, found[number].finding.doubt
-        sure = confidence(cost, now_s, lost_s)
+    for number in sorted(numbers, key=lambda number: -float(shares_s[number].mean())):
+        cost, finding = shares_s[number], found[number].finding
+        sure, doubt = confidence(cost, now_s, loss.lost_s), finding.doubt
         cause = Cause(
             cause=found[number].kind.name,
-            contribution=float(cost.mean()) / lost_s,
+            contribution=float(cost.mean()) / loss.lost_s,
             cost_s=float(cost.mean()),
             confidence=sure if doubt is None else min(sure, doubt.most),
             evidence=finding.evidence,
@@ -277,20 +272,82 @@ def _weigh(
                     where=doubt.where,
                 )
             )
-    left_s = lost_s - sum(float(cost.mean()) for _, cost in named)
-    if left_s >= _UNKNOWN_SHARE * lost_s and left_s >= _UNKNOWN_COST * mean_s:
-        unknown = _unknown(left_s, lost_s, len(causes))
+    left_s = loss.unknown_s
+    if left_s >= _UNKNOWN_SHARE * loss.lost_s and left_s >= _UNKNOWN_COST * mean_s:
+        unknown = _unknown(left_s, loss.lost_s, len(causes))
         causes.insert(0 if not causes else _place(causes, left_s), unknown)
     chosen = {cause.cause for cause in causes}
-    return Diagnosis(
+    diagnosis = Diagnosis(
         causes=tuple(_with_runners_up(causes, found)),
         ruled_out=tuple(c for c in KINDS if c not in chosen and c not in unjudged),
         unjudged=unjudged,
-        lost_s=lost_s,
-        slowdown=mean_s / best_s,
+        lost_s=loss.lost_s,
+        slowdown=mean_s / float(loss.reference_s.mean()),
         discrepancy=_off(replays, recorded_s),
-        judged=Judged(now_s, reference_s, max(left_s, 0.0) / lost_s),
+        judged=Judged(now_s, loss.reference_s, loss.unknown_s / loss.lost_s),
     )
+    return diagnosis, frozenset() if loss.unknown_s else frozenset(numbers)
+
+
+def _with_reducing(
+    diagnosis: Diagnosis, replays: Counterfactuals, named: frozenset[int], observation: Observation
+) -> Diagnosis:
+    """Return the diagnosis with a slowdown of whole steps, where reducing is not recorded.
+
+    It follows the last computation, in a step without the causes as well, and a step that were
+    shorter by it would make them weigh more than they do.
+    """
+    waits = unrecorded_reducing(observation).values()
+    stays = {
+        node: np.maximum(wait_ns - replays.late_ns.get(node, 0.0), 0.0) for node, wait_ns in waits
+    }
+    if not stays or diagnosis.judged is None:
+        return diagnosis
+    whole = replace(replays, stays_ns=stays, _times={})
+    whole.replay([frozenset(), named])
+    now_s, reference_s = whole.without(frozenset()), whole.without(named)
+    return replace(
+        diagnosis,
+        slowdown=float(now_s.mean() / reference_s.mean()),
+        judged=replace(diagnosis.judged, steps_s=now_s, reference_s=reference_s),
+    )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Loss:
+    """What steps lose against a reference, seconds; `unknown_s` of it has no known cause."""
+
+    reference_s: FloatArray
+    lost_s: float
+    unknown_s: float
+
+
+def _named(
+    replays: Counterfactuals, count: int, ideal_s: FloatArray, published: float
+) -> tuple[tuple[int, ...], _Loss]:
+    """Return the findings that are worth naming, and what is lost.
+
+    The reference is the session without them, where that is as good as a healthy one: all healthy
+    jobs lose a little against the ideal, and against the job without its causes that is no loss.
+    Where more is left, the reference is ideal, and what no cause explains is unknown; but not where
+    the causes alone weigh more than S, which knows no late launches.
+    """
+    numbers = _that_matter(replays, count)
+    mean_s = float(replays.without(frozenset()).mean())
+    best_s = min(ideal_s, replays.without(frozenset(numbers)), key=lambda s: float(s.mean()))
+    lost_s = max(mean_s - float(best_s.mean()), 1e-12)
+    worth = max(_NAMED_COST * mean_s, _NAMED_SHARE * lost_s)
+    costs = zip(numbers, replays.shares(numbers).mean(axis=1).tolist(), strict=True)
+    cost_s = {number: cost for number, cost in costs if cost >= worth}
+    named = tuple(cost_s)
+    left_s = max(lost_s - sum(cost_s.values()), 0.0)
+    without_s = replays.without(frozenset(named))
+    healthy = float(without_s.mean()) < (1 + _WORTH_A_LOOK) * float(ideal_s.mean())
+    beyond = mean_s >= published * float(without_s.mean())
+    if named and (healthy or beyond or left_s <= MOST_UNKNOWN * lost_s):
+        lost_s = max(mean_s - float(without_s.mean()), 1e-12)
+        return named, _Loss(without_s, lost_s, 0.0)
+    return named, _Loss(best_s, lost_s, left_s)
 
 
 def _one_or_all(count: int) -> list[frozenset[int]]:

@@ -12,14 +12,12 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
 
-from app.analysis.diagnosis.diagnose import Diagnosis
+from app.analysis.diagnosis.diagnose import MOST_UNKNOWN, Diagnosis
 from app.analysis.diagnosis.finding import UNKNOWN, Cause
 from app.analysis.json_text import OMITTED
 from app.analysis.replay.confidence import FEWEST_STEPS, Interval, ratio_by_blocks
 from app.analysis.replay.metrics import Metrics
 
-# With more of the loss unexplained the job without its causes is not known either.
-MOST_UNKNOWN: Final = 0.1
 # S and the headline are both said in words where they differ by more.
 WORTH_SAYING: Final = 0.02
 # How far 95 % of headlines are off for their own steps, at most: a worker's healthy speed is known

@@ -76,8 +76,13 @@ def take_apart(passes: Mapping[str, Passes], lengths: RecordedLengths | None = N
         Of some microbatches, where they are recorded.
     """
     left = {name: values.relative() for name, values in passes.items()}
-    difference = tell_difference(left, lengths)
-    microbatches = take_off(passes, left, difference) if difference.differ else {}
+    by_step = {name: of_steps(values) for name, values in left.items()}
+    difference = tell_difference(left, by_step, lengths)
+    microbatches = {}
+    if difference.differ:
+        # changes what is left
+        microbatches = take_off(passes, left, by_step, difference)
+        by_step = {name: of_steps(values) for name, values in left.items()}
     worker = {}
     for name, values in passes.items():
         lasting = (values.own_ns / peers_median(values.own_ns)).mean(axis=1)
@@ -88,5 +93,5 @@ def take_apart(passes: Mapping[str, Passes], lengths: RecordedLengths | None = N
             for stage, of_stage in enumerate(lasting):
                 of_stage /= own.on(stage, longer)  # noqa: PLW2901 - in place
             microbatches[name] = own.times(longer)
-        worker[name] = lasting[:, None, :] * of_steps(left[name])
+        worker[name] = lasting[:, None, :] * by_step[name].astype(np.float64)
     return Usual(difference, microbatches, worker, left)

@@ -6,6 +6,7 @@ from itertools import chain
 import numpy as np
 import pytest
 
+from app.analysis.fleet.statistics import rank_correlation
 from app.analysis.synthesis.fleet.draw import plan_fleet
 from benchmarks.fleet_statistics import (
     KINDS,
@@ -15,7 +16,6 @@ from benchmarks.fleet_statistics import (
     Statistic,
     intervals,
     plain,
-    rank_correlation,
 )
 
 # Two jobs straggle: one because of a worker, the other because of the last stage.

@@ -1,4 +1,8 @@
-"""Steps that begin late on every stage, every so many steps: the job writes itself out."""
+"""Steps that begin late on every stage, every so many steps: the job writes itself out.
+
+A session is often shorter than two times that. One such step has no period, but data that is late
+is late again and again: a single standstill is a checkpoint too, if less surely.
+"""
 
 from __future__ import annotations
 
@@ -24,10 +28,11 @@ _LEAST_SHARE: Final = 0.05
 # …and of the longest standstill: a job writes about as much each time. Other steps do not, by far.
 _ALIKE: Final = 0.5
 _OTHERS: Final = 0.25
-# Once is no period, and what comes every time has none.
-_FEWEST: Final = 2
+# What comes every time, or all but once, has no period.
+_FEWEST_OTHERS: Final = 2
 # Any two steps are so many apart, of three few are. With nothing but the first operations of one
-# stage to be seen, two may as well be what wait for data now and then, and are no surer than this.
+# stage to be seen, two may as well be what wait for data now and then, and are no surer than this;
+# nor is a single one, wherever it is seen.
 _SURE_FROM: Final = 3
 _IN_DOUBT: Final = 0.8
 _NAMED: Final = 6
@@ -43,7 +48,7 @@ class _Standstill:
         How late each step begins: of its stages the earliest, of their DP ranks the middle one.
     struck : bool array, shape (steps,)
     apart : int
-        What the numbers of the steps struck are apart, or several times that.
+        What the numbers of the steps struck are apart, or several times that; 0 of a single one.
     stages : int
         Whose first operations are recorded.
     """
@@ -55,7 +60,7 @@ class _Standstill:
 
 
 def _standstill(observation: Observation, first: dict[int, FloatArray]) -> _Standstill | None:
-    """Return the steps that stand still, where they are every so many; None where they are not."""
+    """Return the steps that stand still: one, or every so many; None where they are not such."""
     stages = observation.layout.nodes.pp
     by_stage: dict[int, FloatArray] = {}
     for node, delay in first.items():
@@ -63,10 +68,12 @@ def _standstill(observation: Observation, first: dict[int, FloatArray]) -> _Stan
         by_stage[stage] = np.maximum(by_stage.get(stage, 0.0), middle)
     late_ns = np.min(list(by_stage.values()), axis=0)
     struck = late_ns >= _ALIKE * late_ns.max()
-    if min(struck.sum(), (~struck).sum()) < _FEWEST:
+    if (~struck).sum() < _FEWEST_OTHERS:
         return None
     if late_ns[~struck].max() > _OTHERS * late_ns[struck].min():
         return None
+    if struck.sum() == 1:
+        return _Standstill(late_ns, struck, 0, len(by_stage))
     apart = gcd(*np.diff(observation.layout.steps[struck]).tolist())
     if apart < 2 or not _is_period(observation.layout.steps, struck, apart):  # noqa: PLR2004 - not every step
         return None
@@ -93,16 +100,23 @@ def _find(signs: Signs) -> Finding | None:
         if delay[found.struck].mean() >= least_ns:
             usual = np.median(delay[~found.struck])
             late_ns[node] = np.where(struck, np.maximum(delay - usual, 0.0), 0.0)
-    doubt = None
-    if found.stages == 1 and found.struck.sum() < _SURE_FROM:
-        doubt = Doubt(most=_IN_DOUBT, cause=DATA_LOADING.name, evidence=(), where=Where())
     return Finding(
         change=Change(on_time={node: late > 0 for node, late in late_ns.items()}),
         evidence=tuple(_evidence(observation, found)),
         figure=LateLaunches(by_step_s=tuple((found.late_ns / 1e9).tolist())),
         late_ns=late_ns,
-        doubt=doubt,
+        doubt=_doubt(found),
     )
+
+
+def _doubt(found: _Standstill) -> Doubt | None:
+    """Return what else it may be: with one stage its data, and a single time anything once."""
+    count = int(found.struck.sum())
+    if found.stages == 1 and count < _SURE_FROM:
+        return Doubt(most=_IN_DOUBT, cause=DATA_LOADING.name, evidence=(), where=Where())
+    if count == 1:
+        return Doubt(most=_IN_DOUBT, cause=None, evidence=(), where=Where())
+    return None
 
 
 def _evidence(observation: Observation, found: _Standstill) -> list[Evidence]:
@@ -110,10 +124,15 @@ def _evidence(observation: Observation, found: _Standstill) -> list[Evidence]:
     listed = ", ".join(map(str, steps[:_NAMED])) + ("…" if len(steps) > _NAMED else "")
     worst = int(np.argmax(found.late_ns))
     who = f"All {found.stages} stages launch" if found.stages > 1 else "DP ranks launch"
+    when = (
+        f"steps {listed}: {found.apart} steps apart, or several times that"
+        if found.apart
+        else f"step {listed}, and of no other"
+    )
     return [
         Evidence(
             f"{who} nothing for {found.late_ns[found.struck].mean() / 1e6:.0f} ms at the start of "
-            f"steps {listed}: {found.apart} steps apart, or several times that",
+            f"{when}",
             StepView(step=int(observation.layout.steps[worst])),
         ),
         Evidence(
@@ -125,7 +144,7 @@ def _evidence(observation: Observation, found: _Standstill) -> list[Evidence]:
 
 def _because(cause: Cause, job: JobFacts) -> str:
     del cause, job
-    return "all stages stand still at the start of some steps, evenly apart, as with checkpoints"
+    return "all stages stand still at the start of some steps, as with checkpoints"
 
 
 def _remedy(cause: Cause, hosts: Hosts) -> Remedy:
@@ -143,8 +162,8 @@ CHECKPOINT: Final = CauseKind(
     name="checkpoint",
     title="Checkpoint",
     word="saving",
-    sign="Every so many steps, and in no other, the first operations of all stages are launched "
-    "late, about equally.",
+    sign="Every so many steps, or once, and in no other step, the first operations of all stages "
+    "are launched late, about equally.",
     cannot_judge=DATA_LOADING.cannot_judge,
     because=_because,
     find=_find,

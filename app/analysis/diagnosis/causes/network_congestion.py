@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from itertools import chain
 from typing import Final
 
 import numpy as np
@@ -19,6 +20,7 @@ from app.analysis.diagnosis.places import FigureView, Hosts, JobFacts, SlowSpell
 from app.analysis.diagnosis.signs import Signs
 from app.analysis.replay.layout.dense import FloatArray
 from app.analysis.replay.layout.graph import P2P
+from app.analysis.replay.medians import median
 from app.analysis.wording import percent
 
 # Transfers are slow in a step from this ratio to the quietest steps on; below the lower one a step
@@ -152,19 +154,25 @@ def _traffic(
     `by_rank` where each DP rank has its own.
     """
     steps = len(observation.layout.steps)
-    by_line: dict[tuple[int, int], list[FloatArray]] = {}
-    for (low, high, _), moved in units.items():
-        some = [members[0] for members in moved[:: max(1, len(moved) // sample)]]
-        taken = np.maximum(observation.recorded_ns[some], _LEAST_NS)
-        if not by_rank:
-            taken = taken.mean(axis=2, keepdims=True)
-        # each transfer against its own middle step: buckets and directions differ
-        ratio = taken / np.median(taken, axis=1, keepdims=True)
-        by_line.setdefault((low, high), []).append(ratio)
-    if not by_line:
+    if not units:
         return _Traffic(units, np.ones((0, steps)), np.ones(steps))
-    level = np.concatenate([np.median(np.concatenate(r), axis=0).T for r in by_line.values()])
-    by_step = np.median(level, axis=0)
+    some = {
+        carrier: [members[0] for members in moved[:: max(1, len(moved) // sample)]]
+        for carrier, moved in units.items()
+    }
+    every = list(chain.from_iterable(some.values()))
+    taken = np.maximum(observation.recorded_ns[every], _LEAST_NS)
+    if not by_rank:
+        taken = taken.mean(axis=2, keepdims=True)
+    # each transfer against its own middle step: buckets and directions differ
+    ratio = taken / median(taken.swapaxes(0, 1))[:, None]
+    by_line: dict[tuple[int, int], list[FloatArray]] = {}
+    first = 0
+    for (low, high, _), nodes in some.items():
+        by_line.setdefault((low, high), []).append(ratio[first : first + len(nodes)])
+        first += len(nodes)
+    level = np.concatenate([median(np.concatenate(r)).T for r in by_line.values()])
+    by_step = median(level)
     quietest = float(np.quantile(by_step, _QUIETEST, method="lower"))
     return _Traffic(units, level, by_step / quietest)
 

@@ -124,7 +124,9 @@ class Difference:
 
 
 def tell_difference(
-    relative: Mapping[str, SingleArray], lengths: RecordedLengths | None
+    relative: Mapping[str, SingleArray],
+    by_step: Mapping[str, SingleArray],
+    lengths: RecordedLengths | None,
 ) -> Difference:
     """Tell whether microbatches differ, by their times within a step and DP rank.
 
@@ -135,13 +137,18 @@ def tell_difference(
     ----------
     relative : mapping of float32 arrays, shape (pp, passes, steps, dp)
         By type: times over the worker's own median.
+    by_step : mapping of float32 arrays, shape (pp, steps, dp)
+        By type: `of_steps` of these.
     lengths : RecordedLengths or None
         Of some microbatches, where they are recorded.
     """
     several = len(relative[BACKWARD_COMPUTE]) > 1
     # Some of the steps tell; only if lengths differ, all are needed.
     every = max(1, relative[BACKWARD_COMPUTE].size // _ENOUGH)
-    some = {name: _within_step(values[:, :, ::every]) for name, values in relative.items()}
+    some = {
+        name: values[:, :, ::every] / by_step[name][:, None, ::every]
+        for name, values in relative.items()
+    }
     even = {name: np.ones(len(values)) for name, values in relative.items()}
     rise = {name: _rise(values) for name, values in some.items()} if several else even
     forward, backward = (
@@ -169,14 +176,9 @@ def tell_difference(
     return Difference(differ, float(backward.std()), correlation, rare, long, noise, even)
 
 
-def of_steps(relative: SingleArray) -> FloatArray:
+def of_steps(relative: SingleArray) -> SingleArray:
     """Return the median of each worker's steps, shape (pp, steps, dp)."""
-    return np.asarray(median(relative.swapaxes(0, 1)), dtype=np.float64)
-
-
-def _within_step(relative: SingleArray) -> SingleArray:
-    """Return times over the median of their worker's in the same step."""
-    return np.asarray(relative / median(relative.swapaxes(0, 1))[:, None])
+    return median(relative.swapaxes(0, 1))
 
 
 def _rise(within: SingleArray) -> FloatArray:
@@ -269,7 +271,10 @@ def _follow(lengths: RecordedLengths | None, relative: SingleArray) -> bool:
 
 
 def take_off(
-    passes: Mapping[str, Passes], relative: dict[str, SingleArray], difference: Difference
+    passes: Mapping[str, Passes],
+    relative: dict[str, SingleArray],
+    by_step: Mapping[str, SingleArray],
+    difference: Difference,
 ) -> dict[str, Microbatches]:
     """Return how long microbatches take, by type, and take it off relative times in place.
 
@@ -281,8 +286,8 @@ def take_off(
     found = {}
     for name in relative if several else (BACKWARD_COMPUTE,):
         rise = difference.rise[name]
-        level = of_steps(relative[name])
-        own = level.astype(np.float32)[:, None]
+        level = by_step[name].astype(np.float64)
+        own = by_step[name][:, None]
         within = _common(relative[name] / own, rise)
         curves = np.empty((0, 3))
         if several:

@@ -27,6 +27,8 @@ from app.analysis.trace.model import FORWARD_COMPUTE, PARAMS_ALL_GATHER
 _REGULARLY: Final = 0.98
 # …and usually by this share of a step: an optimizer that ends a little later somewhere is no sign.
 _LEAST_OVERLAP: Final = 0.005
+# A first forward waits for what gathers parameters when it begins with that in so many steps.
+_MOSTLY: Final = 0.5
 
 
 def propose_overlapping_steps(draft: Draft) -> Proposal | None:
@@ -64,10 +66,14 @@ def propose_gathered_first(draft: Draft) -> Proposal | None:
 
 
 def find_gathered_first(layout: Layout) -> tuple[dict[int, tuple[int, ...]], Sign] | None:
-    """Return by first forward what gathers the parameters of its stage; None if one is earlier."""
+    """Return by first forward what gathers the parameters of its stage; None if one is earlier.
+
+    Nor where all are much later: then it is not the gathering that they wait for, but their data.
+    """
     nodes = layout.nodes
     after: dict[int, tuple[int, ...]] = {}
     shares: list[float] = []
+    at_once = False
     for stage in range(layout.pp):
         forwards, gathers = (
             np.flatnonzero((nodes.op == layout.codes(name)[0]) & (nodes.pp == stage))
@@ -76,10 +82,16 @@ def find_gathered_first(layout: Layout) -> tuple[dict[int, tuple[int, ...]], Sig
         if not len(forwards) or not len(gathers):
             return None
         forward = int(forwards[np.argmin(layout.launch[forwards])])
-        ends = (layout.start_ns[gathers] + layout.duration_ns[gathers]).max(axis=0)
+        gathered = layout.start_ns[gathers] + layout.duration_ns[gathers]
+        ends = gathered.max(axis=0)
         share = float((layout.start_ns[forward] >= ends).mean())
         if share < _REGULARLY:
             return None
         after[forward] = tuple(gathers.tolist())
         shares.append(share)
+        # nearer to the last gathering than that is to the first
+        near = layout.start_ns[forward] - ends <= ends - gathered.min(axis=0)
+        at_once |= bool(near.mean() >= _MOSTLY)
+    if not at_once:
+        return None
     return after, Sign((f"forward-compute on all {layout.pp} stages",), float(np.mean(shares)))

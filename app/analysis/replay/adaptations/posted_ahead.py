@@ -18,7 +18,7 @@ import numpy as np
 from app.analysis.replay.adaptations.draft import Draft, Proposal
 from app.analysis.replay.adaptations.evidence import Sign
 from app.analysis.replay.adaptations.signs.sampling import sampled
-from app.analysis.replay.layout.dense import Layout
+from app.analysis.replay.layout.dense import IntArray, Layout
 from app.analysis.replay.layout.graph import COMPUTE, Graph, with_edges
 from app.analysis.replay.layout.pipeline import DIRECTIONS
 
@@ -129,12 +129,20 @@ def find_posted_in_turn(layout: Layout) -> tuple[dict[int, tuple[int, ...]], Sig
     after: dict[int, tuple[int, ...]] = {}
     where: list[str] = []
     shares: list[float] = []
+    nodes = layout.nodes
+    computing = np.flatnonzero(layout.of_types(*COMPUTE))
+    in_order = computing[np.argsort(layout.launch[computing], kind="stable")]
     for stage in range(layout.pp):
+        computes = in_order[nodes.pp[in_order] == stage]
+        if not len(computes):
+            continue
         for direction in DIRECTIONS:
-            own = _before(layout, stage, direction.recv, direction.compute)
-            receives, others = list(own), list(own.values())
+            receive, compute = layout.codes(direction.recv, direction.compute)
+            receives = np.flatnonzero((nodes.op == receive) & (nodes.pp == stage))
+            own = _before(layout, computes, receives, compute)
+            others = list(own.values())
             ends = layout.start_ns[others] + layout.duration_ns[others]
-            begun = (layout.start_ns[receives] >= ends).mean(axis=(1, 2)).tolist()
+            begun = (layout.start_ns[list(own)] >= ends).mean(axis=(1, 2)).tolist()
             regular = [share for share in begun if share >= _REGULARLY]
             if regular and len(regular) > _MOSTLY * len(begun):
                 where.append(f"{direction.recv} on stage {stage}")
@@ -147,20 +155,20 @@ def find_posted_in_turn(layout: Layout) -> tuple[dict[int, tuple[int, ...]], Sig
     return (after, Sign(tuple(where), float(np.mean(shares)))) if after else None
 
 
-def _before(layout: Layout, stage: int, receive: str, compute: str) -> dict[int, int]:
+def _before(layout: Layout, computes: IntArray, receives: IntArray, compute: int) -> dict[int, int]:
     """Return the computation that is launched right before each receive, where it is another's.
 
-    By receive, of those of a type on a stage: computations not of its own direction.
+    Parameters
+    ----------
+    layout : Layout
+    computes : int64 array
+        Computations of a stage in the order of their launch.
+    receives : int64 array
+        Receives of a type there.
+    compute : int
+        Code of what computes with them.
     """
-    nodes = layout.nodes
-    mine = nodes.pp == stage
-    computes = np.flatnonzero(mine & layout.of_types(*COMPUTE))
-    computes = computes[np.argsort(layout.launch[computes], kind="stable")]
-    receives = np.flatnonzero(mine & (nodes.op == layout.codes(receive)[0]))
     place = np.searchsorted(layout.launch[computes], layout.launch[receives]) - 1
-    own = layout.codes(compute)[0]
-    return {
-        node: int(computes[at])
-        for node, at in zip(receives.tolist(), place.tolist(), strict=True)
-        if at >= 0 and nodes.op[computes[at]] != own
-    }
+    others = computes[place]
+    another = (place >= 0) & (layout.nodes.op[others] != compute)
+    return dict(zip(receives[another].tolist(), others[another].tolist(), strict=True))

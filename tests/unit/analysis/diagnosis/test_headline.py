@@ -14,8 +14,10 @@ from app.analysis.synthesis.injections.computations import (
     SlowWorker,
     StageImbalance,
 )
+from app.analysis.synthesis.injections.hosts import Checkpoint
 from app.analysis.synthesis.injections.transfers import SlowLink
-from tests.unit.analysis.diagnosis.jobs import JOB, session
+from app.analysis.trace.model import GRADS_REDUCE_SCATTER
+from tests.unit.analysis.diagnosis.jobs import JOB, MS, session
 
 
 def test_a_strong_straggler_is_not_underestimated() -> None:
@@ -29,6 +31,28 @@ def test_a_strong_straggler_is_not_underestimated() -> None:
     assert shown.slowdown == pytest.approx(truth, rel=0.03)
     assert shown.reference_step_time_s == pytest.approx(healthy_s, rel=0.03)
     assert shown.slowdown == report.diagnosis.slowdown > 1.1 * report.slowdown
+
+
+@pytest.mark.parametrize(
+    "injection", [Checkpoint(3, 150 * MS), SlowWorker((1, 1), 1.15)], ids=lambda one: one.cause
+)
+def test_what_every_healthy_job_loses_is_no_loss(injection: Injection) -> None:
+    costs = replace(JOB.costs, compute_noise=0.04)
+    synthetic = session(injection, job=replace(JOB, steps=24, costs=costs))
+    report = analyze(synthetic.trace).report
+
+    assert report.headline.kind == "causes"
+    assert report.headline.slowdown == pytest.approx(synthetic.truth.slowdown, rel=0.003)
+    assert sum(cause.contribution or 0 for cause in report.causes) == pytest.approx(1)
+
+
+def test_reducing_that_is_not_recorded_is_part_of_the_steps() -> None:
+    costs = replace(JOB.costs, grads_ns=400 * MS)
+    job = replace(JOB, costs=costs, op_types=JOB.op_types - {GRADS_REDUCE_SCATTER})
+    synthetic = session(SlowWorker((1, 0), 2.0), job=job)
+    shown = analyze(synthetic.trace).report.headline
+
+    assert shown.slowdown == pytest.approx(synthetic.truth.slowdown, rel=0.01)
 
 
 def test_the_interval_needs_steps_enough_to_tell_spells_by() -> None:

@@ -1,8 +1,17 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from benchmarks.score import HELD_OUT, Scored, lines, macro_f1, run
+from app.analysis.synthesis.hosts.job import HostJob
+from app.analysis.synthesis.hosts.session import run as run_hosts
+from app.analysis.synthesis.injections.computations import SlowWorker, StageImbalance
+from app.analysis.synthesis.job import JobModel
+from app.analysis.synthesis.synthesize import synthesize
+from app.analysis.trace.model import Sizes
+from benchmarks.held_against import slowdown_of
+from benchmarks.score import HELD_OUT, Scored, headlines, lines, macro_f1, run
 
 
 def scored(
@@ -46,6 +55,33 @@ def test_the_report_ends_with_the_three_figures() -> None:
     assert text[0].startswith("7 jobs: 3 slow ones with one cause, 1 with two, 2 healthy; 1 with")
     assert text[-1] == "macro F1 0.58, false alarms 50.0 %, worst worker 66.7 %"
     assert any(line.startswith("1 mixtures of two causes: first cause right in 1") for line in text)
+
+
+def test_headlines_are_held_against_the_truth_cause_by_cause() -> None:
+    off = replace(RESULTS[2], headline=1.3, without_causes=1.2)
+    near = replace(RESULTS[0], headline=1.3, without_causes=1.28)
+    text = list(headlines([off, near]))
+
+    assert (
+        text[0] == "Headline within 3 % of the true slowdown in 50.0 % of slow jobs with one cause"
+    )
+    assert [line.split()[0] for line in text[2:]] == ["worker", "network"]
+    assert [line.split()[-2:] for line in text[2:]] == [["100", "%"], ["0", "%"]]
+
+
+def test_a_heavy_stage_is_held_against_its_layers_evenly_divided() -> None:
+    job = JobModel(Sizes(dp=2, pp=2), microbatches=4, steps=6)
+    heavy = synthesize(job, [StageImbalance(1.5, 1.5)], seed=1)
+    slow = synthesize(job, [SlowWorker((1, 1), 1.5)], seed=1)
+
+    assert slowdown_of(slow) == slow.truth.slowdown
+    assert 1.1 < slowdown_of(heavy) < heavy.truth.slowdown - 0.1
+
+    hosts = HostJob(dp=2, pp=2, microbatches=4, steps=6)
+    both = run_hosts(replace(hosts, factors={(0, 1): 1.5, (1, 1): 1.5}))
+    one = run_hosts(replace(hosts, factors={(0, 1): 1.5}))
+    assert slowdown_of(one) == one.truth.slowdown
+    assert 1.1 < slowdown_of(both) < both.truth.slowdown - 0.1
 
 
 @pytest.mark.slow

@@ -203,7 +203,8 @@ def _tokens(observation: Observation, groups: Sequence[_Group]) -> list[Evidence
         return []
     cells = [waiting.cell for waiting in groups[0].waiting]
     steps = [given.get(str(step), given.get(step)) for step in observation.layout.steps.tolist()]
-    sent = np.array([[_number(step, cell) for cell in cells] for step in steps])
+    ranks = observation.hosts.ranks
+    sent = np.array([[_number(step, cell, ranks) for cell in cells] for step in steps])
     sent = sent[np.isfinite(sent).all(axis=1)]
     if not len(sent) or sent.mean() <= 0:
         return []
@@ -221,10 +222,15 @@ def _tokens(observation: Observation, groups: Sequence[_Group]) -> list[Evidence
     ]
 
 
-def _number(step: object, cell: Worker) -> float:
-    """Return the tokens of a cell in a step, as [dp][pp]; NaN where that is not what is given."""
+def _number(step: object, cell: Worker, ranks: Sequence[Sequence[int]]) -> float:
+    """Return the tokens of a cell in a step; NaN where that is not what is given.
+
+    As [dp][pp], which one knows of all; or by rank, as each one knows its own.
+    """
     dp, pp = cell
     try:
+        if isinstance(step, Mapping):
+            return float(step[str(ranks[dp][pp])])
         return float(step[dp][pp])  # type: ignore[index]
     except (TypeError, ValueError, IndexError, KeyError):
         return float("nan")

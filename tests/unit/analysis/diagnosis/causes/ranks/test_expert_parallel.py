@@ -81,6 +81,14 @@ def test_where_tokens_are_recorded_it_says_how_uneven_they_are() -> None:
         for step in synthetic.truth.steps
     }
     said = evidence(diagnosed(without(synthetic, "", expert_tokens=tokens)))
+    # As each rank knows its own; of four steps only.
+    trace = synthetic.trace
+    places = set(zip(trace.dp.tolist(), trace.pp.tolist(), trace.rank.tolist(), strict=True))
+    own = {
+        step: {str(rank): tokens[step][dp][pp] for dp, pp, rank in places}
+        for step in list(tokens)[:4]
+    }
+    assert evidence(diagnosed(without(synthetic, "", expert_tokens=own))) == said
     nonsense = evidence(diagnosed(without(synthetic, "", expert_tokens={"11": "many"})))
 
     assert "are sent 75\N{NO-BREAK SPACE}% of the tokens of their 4 ranks" in said

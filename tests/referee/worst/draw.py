@@ -1,0 +1,203 @@
+"""One draw: so many healthy jobs, and of each cause so many that it makes slow enough."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Final, Protocol
+
+import numpy as np
+
+from app.analysis.synthesis.population import CAUSES as OWN_CAUSES
+from benchmarks.score import lead, score_kind
+from tests.oracles.physics.draw import FAULTS
+from tests.referee.judging import NONE, STRAGGLING, judge
+from tests.referee.table import CAUSES as INDEPENDENT_CAUSES
+from tests.referee.table import is_near
+
+# Jobs of a cause are drawn until enough are slow; faults that hardly slow any are given up.
+_ROUNDS: Final = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """A job and what its report says of it.
+
+    Parameters
+    ----------
+    seed : int
+    cause, lead : str
+        What is wrong and what is named first; `NONE` of a healthy job, or of nothing.
+    slow : bool
+        Whether the fault makes it slow enough to count; True of a healthy one.
+    near : bool
+        Whether the headline is near the true slowdown.
+    worker_right : bool or None
+        Whether who is blamed first is at fault.
+    """
+
+    seed: int
+    cause: str
+    lead: str
+    slow: bool
+    near: bool
+    worker_right: bool | None
+
+
+@dataclass(frozen=True, slots=True)
+class Physics:
+    """Whose jobs are judged.
+
+    Parameters
+    ----------
+    name : str
+    causes : tuple of str
+    judge : callable
+        Takes a seed and a cause, or `NONE`.
+    """
+
+    name: str
+    causes: tuple[str, ...]
+    judge: Callable[[int, str], Judged]
+
+
+@dataclass(frozen=True, slots=True)
+class Draw:
+    """What came of one draw.
+
+    Parameters
+    ----------
+    physics : Physics
+    first_seed : int
+    jobs : tuple of Judged
+        Those that count.
+    """
+
+    physics: Physics
+    first_seed: int
+    jobs: tuple[Judged, ...]
+
+    @property
+    def healthy(self) -> tuple[Judged, ...]:
+        """Return the healthy jobs."""
+        return tuple(job for job in self.jobs if job.cause == NONE)
+
+    @property
+    def f1(self) -> dict[str, float]:
+        """Return F1 of each cause; healthy jobs are among the negatives."""
+        return {cause: self._f1(cause) for cause in self.physics.causes}
+
+    def _f1(self, cause: str) -> float:
+        true = sum(job.cause == cause for job in self.jobs)
+        named = sum(job.lead == cause for job in self.jobs)
+        both = sum(job.cause == job.lead == cause for job in self.jobs)
+        return 2 * both / (true + named) if true else float("nan")
+
+    @property
+    def macro_f1(self) -> float:
+        """Return the mean of F1 over the causes."""
+        return float(np.nanmean(list(self.f1.values())))
+
+    @property
+    def false_alarms(self) -> float:
+        """Return the share of healthy jobs of which a cause is named."""
+        return _share([job.lead != NONE for job in self.healthy])
+
+    @property
+    def near(self) -> float:
+        """Return the share of slow jobs whose headline is near the truth."""
+        return _share([job.near for job in self.jobs if job.cause != NONE])
+
+    @property
+    def worst_worker(self) -> float:
+        """Return the share of jobs with a worker at fault in which that one is blamed first."""
+        return _share([job.worker_right for job in self.jobs if job.worker_right is not None])
+
+
+def _share(hits: Sequence[bool]) -> float:
+    return float(np.mean(hits)) if hits else float("nan")
+
+
+def judge_own(seed: int, cause: str) -> Judged:
+    """Judge a job of the product's own synthesizer."""
+    scored = score_kind(seed, None if cause == NONE else cause)
+    slow = cause == NONE or scored.slowdown >= STRAGGLING
+    return Judged(seed, cause, lead(scored), slow, scored.near, scored.worker_right)
+
+
+def judge_independent(seed: int, cause: str) -> Judged:
+    """Judge a job of the second physics: its faults of that cause by turns."""
+    faults = [name for name, fault in FAULTS.items() if fault.cause == cause]
+    verdict = judge(seed, faults[seed % len(faults)] if faults else None)
+    return Judged(
+        seed,
+        cause,
+        verdict.lead,
+        cause == NONE or verdict.slowdown >= STRAGGLING,
+        is_near(verdict.headline, verdict.slowdown),
+        verdict.worker_right,
+    )
+
+
+Wanted = tuple[int, str]
+
+
+class Mapping(Protocol):
+    """As `map` with one iterable."""
+
+    def __call__(
+        self, of: Callable[[Wanted], Judged], wanted: Iterable[Wanted], /
+    ) -> Iterable[Judged]:
+        """Return what comes of each."""
+        ...
+
+
+PHYSICS: Final = {
+    physics.name: physics
+    for physics in (
+        Physics("own", OWN_CAUSES, judge_own),
+        Physics("independent", INDEPENDENT_CAUSES, judge_independent),
+    )
+}
+
+
+def draw(
+    physics: Physics, first_seed: int, healthy: int, each: int, mapping: Mapping = map
+) -> Draw:
+    """Draw and judge jobs until there are enough of each cause.
+
+    Parameters
+    ----------
+    physics : Physics
+    first_seed : int
+        Jobs have seeds from there on, each its own.
+    healthy, each : int
+        Healthy jobs; jobs of each cause that count.
+    mapping : callable, optional
+        Judges many jobs, as `map` does.
+    """
+    seeds = itertools.count(first_seed)
+    missing = {NONE: healthy} | dict.fromkeys(physics.causes, each)
+    jobs: list[Judged] = []
+    for _ in range(_ROUNDS):
+        wanted = list(_wanted(seeds, missing))
+        found = mapping(partial(_judged, physics.judge), wanted)
+        slow = [job for job in found if job.slow]
+        jobs += slow
+        for job in slow:
+            missing[job.cause] -= 1
+        if not any(missing.values()):
+            break
+    return Draw(physics, first_seed, tuple(jobs))
+
+
+def _wanted(seeds: Iterator[int], missing: dict[str, int]) -> Iterator[Wanted]:
+    for cause, count in missing.items():
+        for _ in range(count):
+            yield next(seeds), cause
+
+
+def _judged(judge_job: Callable[[int, str], Judged], wanted: Wanted) -> Judged:
+    return judge_job(*wanted)
