@@ -11,7 +11,7 @@ import sys
 
 import typer
 
-from app.cli.commands import access, alerts, keeping, planning, serving, sessions
+from app.cli.commands import access, alerts, keeping, planning, serving, sessions, storing
 from app.errors import PacelineError
 
 EXIT_FAILED = 1
@@ -23,7 +23,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for commands in (sessions, keeping, serving, planning, alerts, access):
+for commands in (sessions, keeping, storing, serving, planning, alerts, access):
     app.add_typer(commands.app)
 
 

@@ -1,4 +1,11 @@
-"""Blobs: bytes of any length, stored as rows of at most `PART_BYTES`.
+"""Blobs: bytes of any length, as rows of at most `PART_BYTES` or as objects of an object store.
+
+Where an object store is configured, what is large goes there: `stage` sends it before the
+transaction, so that none waits for a store, and `write_blob` puts the row that refers to it into
+the transaction. An object without such a row belongs to nobody; `app.services.keeping.objects`
+collects it. Nothing else deletes objects: killed at any moment, whoever wrote or deleted leaves a
+row with its bytes, or bytes without a row. What the database held before stays there and is read
+from there.
 
 Parts are read with binary cursors on the connection of the caller's transaction: SQLAlchemy asks
 for text, which PostgreSQL writes as two hexadecimal digits a byte (half the speed, three times the
@@ -7,16 +14,24 @@ memory). Nothing else may touch the table `blob_part`.
 
 from __future__ import annotations
 
+import itertools
 import uuid
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, cast
 
-from app.errors import NotFoundError
+from sqlalchemy import CursorResult, delete, select
+from sqlalchemy.dialects.postgresql import insert
+
+from app.db.models.blobs import BlobObject
+from app.db.objects.store import new_key
+from app.errors import NotFoundError, StartupError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     import psycopg
 
+    from app.db.objects.store import Objects, ObjectStore
     from app.db.unit_of_work import Reads, UnitOfWork
 
 # One part is in memory several times while it travels (the client's buffer, the driver's, the
@@ -24,13 +39,82 @@ if TYPE_CHECKING:
 PART_BYTES: Final = 4 * 1024 * 1024
 
 
-def write_blob(tx: UnitOfWork, parts: Iterable[bytes]) -> uuid.UUID:
+@dataclass(frozen=True, slots=True)
+class StoredObject:
+    """Where the object store has the bytes of a blob."""
+
+    key: str
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Staged:
+    """Bytes that a transaction is about to store.
+
+    Parameters
+    ----------
+    pieces : iterable of bytes
+        Where the database takes them; empty where the object store has them already.
+    stored : StoredObject or None
+    """
+
+    pieces: Iterable[bytes] = ()
+    stored: StoredObject | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectParts:
+    """The parts of a blob in the object store, which are there after the transaction, too."""
+
+    store: ObjectStore
+    stored: StoredObject
+
+    def __iter__(self) -> Iterator[bytes]:
+        return self.store.read(self.stored.key, self.stored.bytes)
+
+
+def stage(objects: Objects | None, project_id: int, pieces: Iterable[bytes]) -> Staged:
+    """Send bytes to the object store, where there is one and they are many enough for it.
+
+    Outside of any transaction. The rest of the work may fail: what was sent is collected then.
+
+    Parameters
+    ----------
+    objects : Objects or None
+    project_id : int
+    pieces : iterable of bytes
+        Consumed one by one: here, or by `write_blob`.
+
+    Raises
+    ------
+    ObjectStoreError
+        If not all bytes are there.
+    """
+    if objects is None:
+        return Staged(pieces)
+    rest = iter(pieces)
+    first: list[bytes] = []
+    size = 0
+    for piece in rest:
+        first.append(piece)
+        size += len(piece)
+        if size >= objects.min_bytes:
+            break
+    else:
+        return Staged(first)
+    key = new_key(project_id)
+    return Staged(
+        stored=StoredObject(key, objects.store.write(key, itertools.chain(_taken(first), rest)))
+    )
+
+
+def write_blob(tx: UnitOfWork, parts: Iterable[bytes] | Staged) -> uuid.UUID:
     """Store bytes in the caller's transaction.
 
     Parameters
     ----------
     tx : UnitOfWork
-    parts : iterable of bytes
+    parts : iterable of bytes, or Staged
         Pieces of any length, consumed one by one; stored again as parts of `PART_BYTES`.
 
     Returns
@@ -38,14 +122,46 @@ def write_blob(tx: UnitOfWork, parts: Iterable[bytes]) -> uuid.UUID:
     UUID
         What `read_blob` and `delete_blob` take.
     """
+    staged = parts if isinstance(parts, Staged) else Staged(parts)
     blob_id = uuid.uuid4()
+    if staged.stored is None:
+        write_parts(tx, blob_id, cast("int", tx.scope.project_id), staged.pieces)
+    else:
+        tx.session.execute(
+            insert(BlobObject).values(
+                blob_id=blob_id,
+                project_id=tx.scope.project_id,
+                key=staged.stored.key,
+                bytes=staged.stored.bytes,
+            )
+        )
+    return blob_id
+
+
+def write_parts(
+    tx: UnitOfWork, blob_id: uuid.UUID, project_id: int, pieces: Iterable[bytes]
+) -> None:
+    """Store the bytes of a blob in the database."""
     with _connection(tx).cursor() as cursor:
-        for number, part in enumerate(_parts(parts)):
+        for number, part in enumerate(_parts(pieces)):
             cursor.execute(
                 "INSERT INTO blob_part (project_id, blob_id, part, data) VALUES (%s, %s, %s, %b)",
-                (tx.scope.project_id, blob_id, number, part),
+                (project_id, blob_id, number, part),
             )
-    return blob_id
+
+
+def open_blob(tx: Reads, blob_id: uuid.UUID) -> Iterable[bytes]:
+    """Return the parts of a blob, for after the transaction.
+
+    What the database has is read now; what the object store has, when it is asked for.
+
+    Raises
+    ------
+    NotFoundError
+        If there is no such blob.
+    """
+    found = _object_of(tx, blob_id)
+    return tuple(_read_parts(tx, blob_id)) if found is None else found
 
 
 def read_blob(tx: Reads, blob_id: uuid.UUID) -> Iterator[bytes]:
@@ -61,28 +177,75 @@ def read_blob(tx: Reads, blob_id: uuid.UUID) -> Iterator[bytes]:
     ------
     NotFoundError
         On the first part, if there is no such blob.
+    ObjectStoreError
+        If its bytes are in the object store, which does not answer.
     """
-    with _connection(tx).cursor(binary=True) as cursor:
-        number = 0
-        while row := cursor.execute(
-            "SELECT data FROM blob_part WHERE blob_id = %s AND part = %s"
-            " AND project_id = coalesce(%s::integer, project_id)",
-            (blob_id, number, tx.scope.project_id),
-        ).fetchone():
-            yield cast("bytes", row[0])
-            number += 1
-    if number == 0:
-        raise NotFoundError(f"there is no blob {blob_id}")
+    found = _object_of(tx, blob_id)
+    yield from _read_parts(tx, blob_id) if found is None else found
 
 
 def delete_blob(tx: UnitOfWork, blob_id: uuid.UUID) -> int:
-    """Delete a blob in the caller's transaction and return how many parts it had."""
+    """Delete a blob in the caller's transaction and return how many parts it had.
+
+    An object, which counts as one, stays in its store until it is collected.
+    """
+    gone = cast(
+        "CursorResult[Any]",
+        tx.session.execute(delete(BlobObject).where(BlobObject.blob_id == blob_id)),
+    ).rowcount
     with _connection(tx).cursor() as cursor:
-        return cursor.execute(
-            "DELETE FROM blob_part WHERE blob_id = %s"
+        return (
+            gone
+            + cursor.execute(
+                "DELETE FROM blob_part WHERE blob_id = %s"
+                " AND project_id = coalesce(%s::integer, project_id)",
+                (blob_id, tx.scope.project_id),
+            ).rowcount
+        )
+
+
+def read_part(tx: Reads, blob_id: uuid.UUID, number: int) -> bytes | None:
+    """Return a part of a blob that the database has; None where there is none of that number."""
+    with _connection(tx).cursor(binary=True) as cursor:
+        row = cursor.execute(
+            "SELECT data FROM blob_part WHERE blob_id = %s AND part = %s"
             " AND project_id = coalesce(%s::integer, project_id)",
-            (blob_id, tx.scope.project_id),
-        ).rowcount
+            (blob_id, number, tx.scope.project_id),
+        ).fetchone()
+    return None if row is None else cast("bytes", row[0])
+
+
+def _object_of(tx: Reads, blob_id: uuid.UUID) -> ObjectParts | None:
+    """Return where the object store has a blob; None where it has not.
+
+    Without a store nothing is asked for what is in the database: that is the usual case.
+    """
+    if tx.objects is None:
+        return None
+    row = tx.session.execute(
+        select(BlobObject.key, BlobObject.bytes).where(BlobObject.blob_id == blob_id)
+    ).one_or_none()
+    return None if row is None else ObjectParts(tx.objects.store, StoredObject(row.key, row.bytes))
+
+
+def _read_parts(tx: Reads, blob_id: uuid.UUID) -> Iterator[bytes]:
+    for number in itertools.count():
+        part = read_part(tx, blob_id, number)
+        if part is not None:
+            yield part
+            continue
+        if number == 0:
+            _refuse(tx, blob_id)
+        return
+
+
+def _refuse(tx: Reads, blob_id: uuid.UUID) -> None:
+    query = select(BlobObject.key).where(BlobObject.blob_id == blob_id)
+    if tx.objects is None and tx.session.execute(query).scalar() is not None:
+        raise StartupError(
+            "These bytes are in an object store: set PACELINE_BLOB_URL for every process."
+        )
+    raise NotFoundError(f"there is no blob {blob_id}")
 
 
 def _connection(tx: Reads) -> psycopg.Connection[tuple[Any, ...]]:
@@ -90,6 +253,13 @@ def _connection(tx: Reads) -> psycopg.Connection[tuple[Any, ...]]:
     return cast(
         "psycopg.Connection[tuple[Any, ...]]", tx.session.connection().connection.driver_connection
     )
+
+
+def _taken(pieces: list[bytes]) -> Iterator[bytes]:
+    """Yield pieces and let each go."""
+    pieces.reverse()
+    while pieces:
+        yield pieces.pop()
 
 
 def _parts(pieces: Iterable[bytes]) -> Iterator[bytes]:

@@ -83,7 +83,22 @@ def test_a_session_whose_trace_is_gone_says_so_and_is_deleted(
     expect(page.locator("#op-read")).to_have_text(
         "The operations are not kept any more: there is nothing to draw"
     )
+    expect(page.locator("#what-if")).to_contain_text("nothing can be asked of this session")
+    expect(page.locator("#ask")).to_be_hidden()
+    for link in ("#perfetto", "#perfetto-file", "#perfetto-whole"):
+        expect(page.locator(link)).to_be_hidden()
     keep(page, f"trace-gone-{look.name}")
+    expect_well_made(page, site, look)
+
+    # Nor are heatmaps of single steps: the page asks for none, whatever its address says.
+    set_rules(container, RetentionRules(traces=Keep(days=30), heatmaps=Keep(days=30)))
+    assert keep_to_rules(container) == 2
+    page = visitor.open(f"{site}/sessions/{kept.session}?step=5", look)
+    wait_for_plots(page)
+    expect(page.locator("main")).to_contain_text("The map is the mean of the steps")
+    expect(page.locator("#mode-step")).to_be_disabled()
+    expect(page.locator("#map-title")).not_to_contain_text("Step 5")
+    keep(page, f"heatmaps-gone-{look.name}")
     expect_well_made(page, site, look)
 
     pin_session(container, kept.session, pinned=True)
@@ -99,7 +114,7 @@ def test_a_session_whose_trace_is_gone_says_so_and_is_deleted(
     page.get_by_role("button", name="Delete").click()
     page.get_by_role("button", name="Delete session 1?").click()
     expect(page).to_have_url(f"{site}/jobs/llm")
-    expect(page.locator("tbody tr")).to_have_count(1)
+    expect(page.locator("[aria-label=Sessions] tbody tr")).to_have_count(1)
     page.get_by_label("Name", exact=True).fill("llm-70b")
     page.get_by_role("button", name="Rename").click()
     expect(page).to_have_url(f"{site}/jobs/llm-70b")

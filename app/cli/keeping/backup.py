@@ -6,9 +6,11 @@ import contextlib
 import sys
 from typing import TYPE_CHECKING
 
+from app.bootstrap import build
 from app.db.backup import back_up, restore
 from app.db.embedded.server import EmbeddedPostgres, running_url
 from app.errors import InstanceRunningError
+from app.services.keeping.objects import References, references
 from app.settings import Settings
 
 if TYPE_CHECKING:
@@ -29,9 +31,15 @@ def make_backup(target: Path) -> None:
     BackupError
     """
     settings = Settings()
-    with _database(settings, also_running=True) as url:
+    with database(settings, also_running=True) as url:
         back_up(url, target)
+        outside = _references(settings, url)
     sys.stderr.write(f"{target}: {target.stat().st_size:,} bytes\n")
+    if outside.blobs:
+        sys.stderr.write(
+            f"{outside.blobs} blobs of {outside.bytes:,} bytes are in the object store and not in "
+            "it: keep the bucket as well.\n"
+        )
     file = settings.secret_key_file or settings.data_dir / "secret.key"
     sys.stderr.write(KEYS.format(where="PACELINE_SECRET_KEYS" if settings.secret_keys else file))
 
@@ -43,13 +51,38 @@ def restore_backup(source: Path) -> None:
     ------
     BackupError
     """
-    with _database(Settings(), also_running=False) as url:
+    settings = Settings()
+    with database(settings, also_running=False) as url:
         restore(url, source)
+        outside = _references(settings, url, ask_store=True)
     sys.stderr.write("restored, and at the schema of this version\n")
+    if outside.lost is None and outside.blobs:
+        sys.stderr.write(
+            f"{outside.blobs} blobs are in an object store: set PACELINE_BLOB_URL before it is "
+            "served.\n"
+        )
+    elif outside.lost:
+        sys.stderr.write(f"{outside.lost} blobs are not in the object store any more.\n")
+
+
+def _references(settings: Settings, url: str, *, ask_store: bool = False) -> References:
+    changed = {"database_url": url} if ask_store else {"database_url": url, "blob_url": None}
+    container = build(settings.model_copy(update=changed), application_name="paceline backup")
+    try:
+        return references(container)
+    finally:
+        container.close()
 
 
 @contextlib.contextmanager
-def _database(settings: Settings, *, also_running: bool) -> Iterator[str]:
+def database(settings: Settings, *, also_running: bool) -> Iterator[str]:
+    """Yield the address of the configured database; the embedded one is started where need be.
+
+    Raises
+    ------
+    InstanceRunningError
+        If it is served, and that is not wanted.
+    """
     if settings.database_url is not None:
         yield settings.database_url
         return

@@ -73,7 +73,6 @@ def delete_session(container: Container, session_id: uuid.UUID) -> None:
             f"session {row.number} of {row.name}",
             project_id=source,
         )
-    with container.uow() as tx:
         recount(tx, source)
 
 
@@ -103,7 +102,6 @@ def delete_job(container: Container, job: str) -> None:
         drop_deliveries(tx, job_id)
         tx.session.execute(update(Job).where(Job.id == job_id).values(project_id=grave))
         record(tx, container.principal, Action.DELETED, f"job {job}", project_id=source)
-    with container.uow() as tx:
         recount(tx, source)
 
 

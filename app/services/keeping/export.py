@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 from sqlalchemy import select
 
 from app.analysis.trace.encode import to_parquet
-from app.db.blobs import read_blob
+from app.db.blobs import open_blob
 from app.db.models.sessions import Job, Session, StoredReport
 from app.errors import NotFoundError
 from app.services.access.audit import Action, record
@@ -128,7 +128,7 @@ def _files(container: Container, session_id: uuid.UUID) -> Iterator[tuple[str, b
         report = report_json(tx, session_id) if view.has_report else None
         stored = tx.session.get(StoredReport, session_id)
         blob = None if stored is None else stored.heatmap_blob
-        heatmaps = None if blob is None else b"".join(read_blob(tx, blob))
+        heatmaps = None if blob is None else open_blob(tx, blob)
     row = view.row
     folder = f"{row.job}/attempt-{row.attempt}/session-{row.number}"
     listed = {name: value for name, value in asdict(row).items() if name != "headline"}
@@ -136,7 +136,7 @@ def _files(container: Container, session_id: uuid.UUID) -> Iterator[tuple[str, b
         "session.json": _json(listed | {"intake": view.intake and asdict(view.intake)}),
         "meta.json": _json(view.meta),
         "report.json": report,
-        "heatmaps.npy": heatmaps,
+        "heatmaps.npy": None if heatmaps is None else b"".join(heatmaps),
     }
     for name, content in made.items():
         if content is not None:

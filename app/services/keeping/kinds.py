@@ -15,7 +15,7 @@ from sqlalchemy.orm import aliased
 from app.alerts.states import DeliveryState
 from app.db.models.access import AuditEntry
 from app.db.models.alerts import AlertDelivery
-from app.db.models.blobs import BlobPart
+from app.db.models.blobs import BlobObject, BlobPart
 from app.db.models.chunks import Chunk
 from app.db.models.keeping import DoomedBlob
 from app.db.models.sessions import Session, StoredReport
@@ -92,7 +92,9 @@ class Kind:
 def _blob_bytes(*blobs: ColumnElement[Any]) -> ColumnElement[int]:
     # The length of what is stored outside of its row is known without reading it.
     size = func.coalesce(func.sum(func.octet_length(BlobPart.data)), 0)
-    return select(size).where(BlobPart.blob_id.in_(blobs)).scalar_subquery()
+    here = select(size).where(BlobPart.blob_id.in_(blobs)).scalar_subquery()
+    size = func.coalesce(func.sum(BlobObject.bytes), 0)
+    return here + select(size).where(BlobObject.blob_id.in_(blobs)).scalar_subquery()
 
 
 def _row_bytes(table: type[Base]) -> ColumnElement[int]:
@@ -131,12 +133,18 @@ def _traces(_project_id: int, _now: datetime) -> Items:
         .where(Chunk.session_id == Session.id)
         .scalar_subquery()
     )
+    objects = (
+        select(func.coalesce(func.sum(BlobObject.bytes), 0))
+        .join(Chunk, Chunk.blob == BlobObject.blob_id)
+        .where(Chunk.session_id == Session.id)
+        .scalar_subquery()
+    )
     in_chunks = exists().where(Chunk.session_id == Session.id, Chunk.blob.is_not(None))
     return Items(
         table=Session,
         key=Session.id.expression,
         at=Session.received_at.expression,
-        size=_blob_bytes(Session.trace_blob.expression) + pieces,
+        size=_blob_bytes(Session.trace_blob.expression) + pieces + objects,
         there=or_(Session.trace_blob.is_not(None), in_chunks),
         may_go=_may_go(),
     )

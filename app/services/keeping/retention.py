@@ -12,11 +12,11 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final, cast
 
 import structlog
-from sqlalchemy import CursorResult, Select, delete, func, literal, or_, select, union_all
+from sqlalchemy import CursorResult, Select, delete, func, literal, or_, select, union_all, update
 from sqlalchemy.dialects.postgresql import insert
 
 from app.db.models.access import Project
-from app.db.models.blobs import BlobPart
+from app.db.models.blobs import BlobObject, BlobPart
 from app.db.models.keeping import DoomedBlob, Retention
 from app.db.models.sessions import Session
 from app.inputs.keeping import RetentionRules
@@ -122,6 +122,19 @@ def keep_to_rules(container: Container) -> int:
     return removed
 
 
+def keep_to_rules_now(container: Container) -> int:
+    """Look at all projects at once, however long it takes; return how much was removed.
+
+    What refers to bytes is gone then; the bytes themselves may go with the sweeper's next passes.
+    """
+    with container.everywhere().uow() as tx:
+        tx.session.execute(update(Retention).values(looked_at=None))
+    removed = 0
+    while more := keep_to_rules(container):
+        removed += more
+    return removed
+
+
 def _look(container: Container, until_s: float) -> int:
     """Remove what is over the rules of a project, for a while."""
     with container.reading() as tx:
@@ -138,10 +151,9 @@ def _look(container: Container, until_s: float) -> int:
                 some = keys[first : first + ROWS]
                 with container.uow() as tx:
                     kind.remove(tx, some)
+                    if kind.name == "traces":
+                        recount(tx, container.project_id)
                 removed += len(some)
-            if kind.name == "traces" and keys:
-                with container.uow() as tx:
-                    recount(tx, container.project_id)
             if len(keys) < FOUND:
                 break
     with container.uow() as tx:
@@ -201,6 +213,8 @@ def _collect(container: Container, until_s: float) -> int:
                 BlobPart.blob_id == some.c.blob_id, BlobPart.part == some.c.part
             )
             gone += cast("CursorResult[Any]", tx.session.execute(parts)).rowcount
+            # The bytes of an object are collected once nothing refers to it.
+            tx.session.execute(delete(BlobObject).where(BlobObject.blob_id.in_(doomed)))
             left = select(BlobPart.blob_id).where(BlobPart.blob_id.in_(doomed))
             tx.session.execute(
                 delete(DoomedBlob).where(

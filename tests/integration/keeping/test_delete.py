@@ -102,6 +102,8 @@ def test_a_deleted_job_takes_everything_along_and_its_name_is_free(container: Co
     with pytest.raises(NotFoundError):
         delete_job(container, "llm")
     assert [job.name for job in read(container, fleet).jobs] == ["other"]
+    # Its room is free at once, before the sweeper takes its bytes.
+    assert read(container, use_of, container.project_id).operations == len(small_trace())
     with container.reading() as tx:
         about = select(Job.name).join(AlertGroup, AlertGroup.job_id == Job.id)
         incidents = about.join(AlertIncident, AlertIncident.group_id == AlertGroup.id)

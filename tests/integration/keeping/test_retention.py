@@ -6,6 +6,7 @@ import uuid
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
 from sqlalchemy import func, select, update
 
@@ -115,11 +116,14 @@ def test_what_is_under_way_stays(container: Container) -> None:
 
 def test_heatmaps_go_before_reports(container: Container) -> None:
     stored = _analyzed(container, days=10)
+    mean = read(container, heatmap, stored.session)
     set_rules(container, RetentionRules(heatmaps=Keep(days=5)))
     keep_to_rules(container)
     assert read(container, report_json, stored.session)
+    # The report has the mean of the steps, and no single ones.
+    np.testing.assert_allclose(read(container, heatmap, stored.session), mean, rtol=1e-5)
     with pytest.raises(NotFoundError) as gone:
-        read(container, heatmap, stored.session)
+        read(container, heatmap, stored.session, 1)
     assert gone.value.stable_code == "report.heatmaps_removed"
     assert count_blobs(container) == 2
 

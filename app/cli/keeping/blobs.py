@@ -1,0 +1,75 @@
+"""`paceline blobs`: move blobs between database and object store, and look whether any are lost."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.progress import Progress, TextColumn
+
+from app.bootstrap import build
+from app.cli.keeping.backup import database
+from app.services.keeping.moving import Moved, move_to_database, move_to_store
+from app.services.keeping.objects import references
+from app.settings import Settings
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from app.bootstrap import Container
+
+
+def move(*, to_store: bool) -> None:
+    """Move all blobs that belong there.
+
+    Raises
+    ------
+    StartupError
+        If there is no object store.
+    ObjectStoreError
+    """
+    shown_on = Console(stderr=True)
+    with (
+        _container() as container,
+        Progress(TextColumn("{task.description}"), console=shown_on, transient=True) as progress,
+    ):
+        shown = progress.add_task("nothing moved yet")
+
+        def tell(moved: Moved) -> None:
+            progress.update(shown, description=f"{moved.blobs} blobs, {moved.bytes:,} bytes")
+
+        moved = (move_to_store if to_store else move_to_database)(container, tell)
+    sys.stderr.write(f"{moved.blobs} blobs moved, {moved.bytes:,} bytes\n")
+
+
+def check() -> bool:
+    """Print what the object store has of this installation; return whether it is all there.
+
+    Raises
+    ------
+    ObjectStoreError
+    """
+    with _container() as container:
+        found = references(container)
+    sys.stdout.write(f"{found.blobs} blobs, {found.bytes:,} bytes in the object store\n")
+    if found.lost is None and found.blobs:
+        sys.stdout.write("not looked for: set PACELINE_BLOB_URL\n")
+        return False
+    if found.lost:
+        sys.stdout.write(f"{found.lost} of them are not there, or not whole\n")
+    return not found.lost
+
+
+@contextlib.contextmanager
+def _container() -> Iterator[Container]:
+    settings = Settings()
+    with database(settings, also_running=True) as url:
+        container = build(
+            settings.model_copy(update={"database_url": url}), application_name="paceline blobs"
+        )
+        try:
+            yield container
+        finally:
+            container.close()
