@@ -89,7 +89,9 @@ def evaluate(
     """
     job = replace(job, history=sorted(job.history, key=lambda facts: facts.order))
     selected = [
-        rule for rule in rules if rule.enabled and rule.selector.selects(job.job, job.labels)
+        rule
+        for rule in rules
+        if rule.enabled and rule.evaluated and rule.selector.selects(job.job, job.labels)
     ]
     by_id = {rule.id: rule for rule in selected}
     board = Board(job, by_id, now, new_id)

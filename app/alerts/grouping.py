@@ -50,10 +50,14 @@ class Manner:
         Also that an incident was acknowledged.
     refreshes : bool
         Also again what was acknowledged: it forgets what is not repeated.
+    digests : bool
+        Whether what many groups say may come as one message. Where each incident is opened and
+        closed by itself it may not.
     """
 
     acknowledgements: bool = False
     refreshes: bool = False
+    digests: bool = True
 
 
 class Status(StrEnum):
@@ -137,11 +141,39 @@ class Audience:
     sent: Sequence[Sent]
 
 
-def visible(incidents: Sequence[Incident]) -> list[Incident]:
-    """Return the incidents to be told of: not silenced, and not hidden by "no data"."""
-    told = [i for i in incidents if i.state in (IncidentState.FIRING, IncidentState.ACKNOWLEDGED)]
-    silent = [i for i in told if i.cause == NO_DATA_CAUSE]
-    return silent or told
+@dataclass(frozen=True, slots=True)
+class Machines:
+    """Which incidents of a group are about a machine of several jobs.
+
+    Parameters
+    ----------
+    inside : frozenset of UUID
+        Those that an incident of another job speaks for.
+    leads : frozenset of UUID
+        Those that speak for others.
+    """
+
+    inside: frozenset[UUID] = frozenset()
+    leads: frozenset[UUID] = frozenset()
+
+
+ALONE: Final = Machines()
+
+
+def visible(incidents: Sequence[Incident], machines: Machines = ALONE) -> list[Incident]:
+    """Return the incidents to be told of: not silenced, not hidden by "no data", and not inside.
+
+    What speaks for other jobs as well is not hidden because its own sends nothing.
+    """
+    told = [
+        i
+        for i in incidents
+        if i.state in (IncidentState.FIRING, IncidentState.ACKNOWLEDGED)
+        and i.id not in machines.inside
+    ]
+    if not any(i.cause == NO_DATA_CAUSE for i in told):
+        return told
+    return [i for i in told if i.cause == NO_DATA_CAUSE or i.id in machines.leads]
 
 
 def next_flush(
@@ -164,7 +196,9 @@ def next_flush(
     return at if due_at is None else min(at, due_at)
 
 
-def content_for(incidents: Sequence[Incident], audience: Audience) -> Content:
+def content_for(
+    incidents: Sequence[Incident], audience: Audience, machines: Machines = ALONE
+) -> Content:
     """Return what a channel has to hear now.
 
     Parameters
@@ -173,8 +207,9 @@ def content_for(incidents: Sequence[Incident], audience: Audience) -> Content:
         Those of the group that this channel is for, and those that it may have heard of, also the
         resolved ones.
     audience : Audience
+    machines : Machines, optional
     """
-    shown = {incident.id: incident for incident in visible(incidents)}
+    shown = {incident.id: incident for incident in visible(incidents, machines)}
     believed = _believed(audience)
     return Content(
         present=tuple(_item(incident, audience.manner) for incident in shown.values()),

@@ -9,7 +9,7 @@ from typing import Final
 
 from app.alerts.facts import Facts, WorkerFact
 from app.alerts.grouping import Status
-from app.alerts.message import Alert, Message
+from app.alerts.message import Alert, JobInside, Message
 from app.alerts.readings import LOW_QUALITY_CAUSE, NO_DATA_CAUSE, REGRESSION_CAUSE
 from app.analysis.diagnosis.headline import HeadlineKind, differs
 from app.analysis.wording import NBSP, hours, percent, sure
@@ -51,6 +51,8 @@ def lines_of(alert: Alert, at: datetime) -> MessageLines:
         fields.append(("No session since", moment(facts.received_at) if facts else "it was added"))
     elif facts is not None:
         fields += _measured(alert, facts)
+    if alert.jobs:
+        fields.append(("Also slowed by this machine", _jobs(alert.jobs)))
     fields.append(("Since", f"{moment(alert.since)} ({duration(at - alert.since)})"))
     if alert.rules:
         fields.append(("Rule", ", ".join(alert.rules)))
@@ -112,6 +114,15 @@ def _slowdown(value: float, interval: tuple[float, float] | None) -> str:
 def _worker(worker: WorkerFact) -> str:
     host = f"{worker.host} " if worker.host else ""
     return f"{host}(DP {worker.dp}, PP {worker.pp}) {worker.slowdown:.2f}×"
+
+
+def _jobs(inside: Sequence[JobInside]) -> str:
+    named = [
+        one.job if one.slowdown is None else f"{one.job} {one.slowdown:.2f}×"
+        for one in inside[:MAX_ALERTS]
+    ]
+    more = len(inside) - len(named)
+    return ", ".join([*named, f"{more} more"] if more else named)
 
 
 def _evidence(alert: Alert) -> list[str]:

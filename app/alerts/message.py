@@ -6,9 +6,10 @@ same under the same id.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
+from types import MappingProxyType
 from typing import Final
 from urllib.parse import quote, urlencode
 from uuid import UUID
@@ -18,6 +19,7 @@ from pydantic import TypeAdapter
 from app.alerts.facts import Facts
 from app.alerts.grouping import Content, IncidentItem, Status
 from app.alerts.incidents import Incident
+from app.alerts.machines.inside import Inside
 from app.alerts.readings import LOW_QUALITY_CAUSE, NO_DATA_CAUSE, REGRESSION_CAUSE
 from app.alerts.rules import Severity
 from app.analysis.diagnosis.causes.registry import EVERY, title_of
@@ -29,6 +31,14 @@ _TITLES: Final[Mapping[str, str]] = {
     LOW_QUALITY_CAUSE: "Trace quality too low for a verdict",
     REGRESSION_CAUSE: "Slower than the job's own baseline",
 }
+
+
+@dataclass(frozen=True, slots=True)
+class JobInside:
+    """A job that stands inside of an incident, and how slow it is where that is known."""
+
+    job: str
+    slowdown: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +69,10 @@ class Alert:
         Where to acknowledge, silence and resolve it.
     news : bool
         Whether the channel has not been told this before.
+    jobs : tuple of JobInside
+        Others that blame the same machine, the slowest first.
+    job : str
+        In a digest, else empty: the message's.
     """
 
     incident: UUID
@@ -76,6 +90,8 @@ class Alert:
     view_url: str
     incident_url: str
     news: bool = True
+    jobs: tuple[JobInside, ...] = ()
+    job: str = ""
 
     @property
     def incident_link(self) -> str:
@@ -86,7 +102,8 @@ class Alert:
     def headline(self) -> str:
         """Return what is wrong and where, without the job."""
         place = f": {self.where}" if self.where else ""
-        return f"{cause_name(self.cause)}{place}"
+        of = f"{self.job}: " if self.job else ""
+        return f"{of}{cause_name(self.cause)}{place}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +129,8 @@ class Message:
         After this time the same is told again.
     test : bool
         Somebody only wants to see whether it arrives.
+    digest : bool
+        Whether it is of many jobs; `job` is the worst one's then.
     """
 
     id: UUID
@@ -123,6 +142,7 @@ class Message:
     base_url: str
     repeat: timedelta
     test: bool = False
+    digest: bool = False
 
     @property
     def present(self) -> list[Alert]:
@@ -147,12 +167,29 @@ class Message:
     @property
     def group_key(self) -> str:
         """Return the identity of the group, as receivers see it."""
-        return f'{{}}:{{job="{self.job}"}}'
+        return f'{{}}:{{digest="{self.id}"}}' if self.digest else f'{{}}:{{job="{self.job}"}}'
 
     @property
     def job_url(self) -> str:
-        """Return the page of the job."""
+        """Return the page of the job; of a digest the incidents."""
+        if self.digest:
+            return f"{self.base_url}incidents"
         return job_url(self.base_url, self.job)
+
+    @property
+    def _counted(self) -> str:
+        """Return of how many incidents and jobs it is."""
+        jobs = {alert.job for alert in self.alerts}
+        jobs |= {one.job for alert in self.alerts for one in alert.jobs}
+        over = len(self.resolved)
+        ended = f" and {over} over" if over and self.firing else ""
+        opened = len(self.present) if self.firing else over
+        return f"{opened} incidents{ended} in {len(jobs)} {'job' if len(jobs) == 1 else 'jobs'}"
+
+    def with_alerts(self, alerts: Sequence[Alert]) -> Message:
+        """Return a digest of alerts of many jobs, the worst first."""
+        ordered = tuple(sorted(alerts, key=_badness))
+        return replace(self, job=ordered[0].job, alerts=ordered)
 
     @property
     def title(self) -> str:
@@ -164,9 +201,23 @@ class Message:
             state = "CRITICAL"
         else:
             state = "FIRING"
+        if self.digest:
+            return f"{mark}[{state}] {self._counted}; worst {self.main.headline}"
         more = len(self.alerts) - 1
         rest = f" (and {more} more)" if more else ""
-        return f"{mark}[{state}] {self.job}: {self.main.headline}{rest}"
+        others = len({one.job for one in self.main.jobs} - {self.job})
+        jobs = f" and {others} {'job' if others == 1 else 'jobs'} more" if others else ""
+        return f"{mark}[{state}] {self.job}{jobs}: {self.main.headline}{rest}"
+
+
+def _badness(alert: Alert) -> tuple[bool, bool, bool, float]:
+    shown = alert.facts.shown if alert.facts else None
+    return (
+        alert.status is Status.RESOLVED,
+        alert.severity != "critical",
+        alert.severity == "info",
+        -(shown.slowdown if shown else 0.0),
+    )
 
 
 MESSAGE: Final = TypeAdapter(Message)
@@ -185,6 +236,7 @@ def make_message(  # noqa: PLR0913 - everything that is fixed at this moment
     rule_names: Mapping[UUID, str],
     base_url: str,
     repeat: timedelta,
+    inside: Mapping[UUID, Sequence[Inside]] = MappingProxyType({}),
 ) -> Message:
     """Return the message that says `content`.
 
@@ -202,9 +254,16 @@ def make_message(  # noqa: PLR0913 - everything that is fixed at this moment
     rule_names : mapping of UUID to str
     base_url : str
     repeat : timedelta
+    inside : mapping of UUID to sequence of Inside, optional
+        By incident, what stands inside of it.
     """
     alerts = [
-        _alert(incidents[item.incident], item, rule_names, base_url, news=item not in told_before)
+        replace(
+            _alert(
+                incidents[item.incident], item, rule_names, base_url, news=item not in told_before
+            ),
+            jobs=_jobs(inside.get(item.incident, ())),
+        )
         for item in (*content.present, *content.resolved)
     ]
     # Open alerts first, among them critical ones, among them new ones.
@@ -217,6 +276,16 @@ def make_message(  # noqa: PLR0913 - everything that is fixed at this moment
         )
     )
     return Message(id, number, at, job, receiver, tuple(alerts), base_url, repeat)
+
+
+def _jobs(inside: Sequence[Inside]) -> tuple[JobInside, ...]:
+    found = [
+        JobInside(
+            one.job, facts.shown.slowdown if (facts := one.incident.facts) and facts.shown else None
+        )
+        for one in inside
+    ]
+    return tuple(sorted(found, key=lambda one: (-(one.slowdown or 0.0), one.job)))
 
 
 def _alert(

@@ -11,7 +11,7 @@ from enum import StrEnum
 from typing import Final, assert_never
 
 from app.alerts.facts import CauseFact, Facts
-from app.alerts.rules import CauseFound, NoData, Rule, Threshold
+from app.alerts.rules import CauseFound, NoData, Rule, Threshold, Weekly
 from app.analysis.diagnosis.finding import UNKNOWN
 
 # What a job usually does is the median of so many sessions; fewer than the second number say
@@ -80,7 +80,7 @@ def read_history(
             return [_number(condition, facts) for facts in history]
         case CauseFound():
             return [_cause(condition, facts) for facts in history]
-        case NoData():
+        case NoData() | Weekly():
             return [_UNKNOWN for _ in history]
         case _:
             assert_never(condition)

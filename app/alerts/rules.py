@@ -5,7 +5,8 @@ from __future__ import annotations
 import fnmatch
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Final, Literal
+from datetime import UTC, datetime, timedelta
+from typing import Annotated, Final, Literal, get_args
 from uuid import UUID
 
 from pydantic import Field, TypeAdapter
@@ -137,7 +138,40 @@ class NoData:
             raise ValueError("minutes or intervals must be given")
 
 
-Condition = Annotated[Threshold | CauseFound | NoData, Field(discriminator="kind")]
+Weekday = Literal["monday", "tuesday", "wednesday", "thursday", "friday", "saturday", "sunday"]
+
+
+@dataclass(frozen=True, slots=True)
+class Weekly:
+    """No condition: once a week a summary of what stragglers cost the project.
+
+    Parameters
+    ----------
+    weekday : str
+    hour : int
+        Of the day in UTC.
+    """
+
+    weekday: Weekday = "monday"
+    hour: Annotated[int, Field(ge=0, le=23, description="In UTC.")] = 7
+    kind: Literal["weekly"] = "weekly"
+
+    def due(self, now: datetime) -> datetime:
+        """Return the latest moment at which a summary was due.
+
+        Examples
+        --------
+        >>> from datetime import UTC
+        >>> Weekly("monday", 7).due(datetime(2026, 11, 24, tzinfo=UTC)).isoformat()
+        '2026-11-23T07:00:00+00:00'
+        """
+        now = now.astimezone(UTC)
+        at = now.replace(hour=self.hour, minute=0, second=0, microsecond=0)
+        at -= timedelta(days=(now.weekday() - get_args(Weekday).index(self.weekday)) % 7)
+        return at if at <= now else at - timedelta(days=7)
+
+
+Condition = Annotated[Threshold | CauseFound | NoData | Weekly, Field(discriminator="kind")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +201,7 @@ class Rule:
     ----------
     id : UUID
     name : str
-    condition : Threshold, CauseFound or NoData
+    condition : Threshold, CauseFound, NoData or Weekly
     selector : Selector
     enabled : bool
     consecutive : int
@@ -193,6 +227,11 @@ class Rule:
     audience: Audience = "on_call"
     channels: tuple[UUID, ...] = ()
     escalation: Escalation | None = None
+
+    @property
+    def evaluated(self) -> bool:
+        """Return whether sessions are held against it."""
+        return not isinstance(self.condition, Weekly)
 
 
 RULE: Final = TypeAdapter(Rule)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from playwright.sync_api import expect
@@ -12,6 +13,7 @@ from tests.e2e.alerting import act
 from tests.e2e.looking import keep
 from tests.e2e.test_pages import expect_well_made, in_every_look
 from tests.e2e.visiting import NARROW
+from tests.support.alerting import SLOW_NODE
 
 if TYPE_CHECKING:
     from playwright.sync_api import Locator, Page
@@ -23,12 +25,13 @@ if TYPE_CHECKING:
 def let_several_fire(place: Place) -> None:
     """Let three jobs fire, one of them critically, and a fourth be pending."""
     stage = CauseFact("stage_imbalance", ("stage 1",), confidence=0.6, contribution=0.5)
+    other = replace(SLOW_NODE, where=("node-9",))
     for _ in range(2):
         place.alerting.session(
             1.62, job="dense-120b-pretrain", labels={"owner": "ann", "team": "pretraining"}
         )
         place.alerting.session(1.21, stage, job="vision-7b", labels={"owner": "kim"})
-        place.alerting.session(1.31, job="long-context-32k", labels={"team": "search"})
+        place.alerting.session(1.31, other, job="long-context-32k", labels={"team": "search"})
     place.alerting.session(1.14, stage, job="speech-3b", labels={"owner": "kim"})
 
 

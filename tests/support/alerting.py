@@ -14,7 +14,13 @@ from app.alerts.facts import FACTS, CauseFact, Facts, FixFact, HeadlineFact, Wor
 from app.alerts.incidents import INCIDENT, Incident
 from app.analysis.diagnosis.headline import HeadlineKind
 from app.bootstrap import Container
-from app.db.models.alerts import AlertDelivery, AlertFacts, AlertGroup, AlertIncident
+from app.db.models.alerts import (
+    AlertChannel,
+    AlertDelivery,
+    AlertFacts,
+    AlertGroup,
+    AlertIncident,
+)
 from app.db.models.sessions import Job, Session
 from app.db.models.tasks import TaskRun
 from app.db.unit_of_work import UnitOfWork
@@ -65,10 +71,14 @@ class Alerting:
             evaluate_session(self.container, tx, job_id, found)
         return session_id
 
-    def slow(self, job: str = "llm") -> None:
-        """Let two slow sessions in a row come."""
+    def slow(self, job: str = "llm", host: str = "") -> None:
+        """Let two slow sessions in a row come; jobs on one host are one incident.
+
+        On node-7 without a name of either, on a host of its own with that of a job.
+        """
+        host = host or ("node-7" if job == "llm" else f"node-of-{job}")
         for _ in range(2):
-            self.session(job=job)
+            self.session(1.3, replace(SLOW_NODE, where=(host,)), job=job)
 
     def fast(self, job: str = "llm") -> None:
         """Let two fast sessions in a row come."""
@@ -94,6 +104,7 @@ class Alerting:
                 update(AlertDelivery).values(
                     next_attempt_at=AlertDelivery.next_attempt_at - span,
                     created_at=AlertDelivery.created_at - span,
+                    started_at=AlertDelivery.started_at - span,
                 )
             )
             tx.session.connection().execute(
@@ -124,6 +135,9 @@ class Alerting:
     def grow_older(self, span: timedelta) -> None:
         """Let what fires have fired that much earlier."""
         with self.container.uow() as tx:
+            tx.session.execute(
+                update(AlertChannel).values(created_at=AlertChannel.created_at - span)
+            )
             for row in tx.session.execute(select(AlertIncident)).scalars():
                 found = incident_of(row)
                 assert found.fired_at is not None

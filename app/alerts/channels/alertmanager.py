@@ -89,5 +89,5 @@ ALERTMANAGER: Final = ChannelKind(
     config=TypeAdapter(AlertmanagerConfig),
     secrets=frozenset({"authorization"}),
     send=send,
-    manner=Manner(refreshes=True),
+    manner=Manner(refreshes=True, digests=False),
 )

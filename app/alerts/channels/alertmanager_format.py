@@ -23,7 +23,7 @@ def webhook_body(message: Message) -> dict[str, Any]:
         "truncatedAlerts": 0,
         "status": "firing" if message.firing else "resolved",
         "receiver": message.receiver,
-        "groupLabels": {"job": message.job},
+        "groupLabels": {} if message.digest else {"job": message.job},
         "commonLabels": _common([alert["labels"] for alert in alerts]),
         "commonAnnotations": _common([alert["annotations"] for alert in alerts]),
         "externalURL": message.base_url,
@@ -35,7 +35,7 @@ def labels_of(message: Message, alert: Alert) -> dict[str, str]:
     """Return what identifies an alert; Alertmanager has no empty labels."""
     found = {
         "alertname": cause_name(alert.cause),
-        "job": message.job,
+        "job": alert.job or message.job,
         "cause": alert.cause,
         "severity": alert.severity,
     }
@@ -51,7 +51,7 @@ def annotations_of(message: Message, alert: Alert) -> dict[str, str]:
     lines = lines_of(alert, message.at)
     details = [f"{name}: {value}" for name, value in lines.fields]
     found = {
-        "summary": f"{message.job}: {lines.summary}",
+        "summary": lines.summary if alert.job else f"{message.job}: {lines.summary}",
         "description": "\n".join((*details, *lines.evidence)),
         "dashboard": alert.view_url,
         "incident": alert.incident_url,

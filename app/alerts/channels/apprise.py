@@ -15,8 +15,10 @@ from typing import Annotated, Final
 from pydantic import Field, TypeAdapter
 
 from app.alerts.channels.kind import ChannelKind, Parcel, Secret
+from app.alerts.channels.note import Note, note_text
 from app.alerts.delivery import DeliveryError, ReceiverAnswer
 from app.alerts.lines import plain_text
+from app.alerts.outbound import Outbound
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +38,15 @@ def is_installed() -> bool:
 
 def send(config: AppriseConfig, parcel: Parcel) -> ReceiverAnswer:
     """Hand the message to the library, and wait as long as an attempt may take."""
+    return _notify(config, parcel.message.title, plain_text(parcel.message), parcel.outbound)
+
+
+def tell(config: AppriseConfig, note: Note, outbound: Outbound) -> ReceiverAnswer:
+    """Hand a note to the library."""
+    return _notify(config, note.title, note_text(note), outbound)
+
+
+def _notify(config: AppriseConfig, title: str, body: str, outbound: Outbound) -> ReceiverAnswer:
     import apprise  # noqa: PLC0415 - an extra
 
     sender = apprise.Apprise()
@@ -48,7 +59,6 @@ def send(config: AppriseConfig, parcel: Parcel) -> ReceiverAnswer:
         # What is too long for a service comes in several parts; otherwise it would be refused.
         service.overflow_mode = "split"
         sender.add(service)
-    title, body = parcel.message.title, plain_text(parcel.message)
     taken: list[bool] = []
 
     def notify() -> None:
@@ -63,7 +73,7 @@ def send(config: AppriseConfig, parcel: Parcel) -> ReceiverAnswer:
     # It has time limits of its own, which are not ours.
     thread = threading.Thread(target=notify, name="paceline-apprise", daemon=True)
     thread.start()
-    thread.join(parcel.outbound.left_s())
+    thread.join(outbound.left_s())
     if not taken:
         raise DeliveryError("timeout", "Apprise was not done in time.")
     if not taken[0]:
@@ -77,4 +87,5 @@ APPRISE: Final = ChannelKind(
     config=TypeAdapter(AppriseConfig),
     secrets=frozenset({"urls"}),
     send=send,
+    tell=tell,
 )

@@ -15,11 +15,12 @@ from typing import Annotated, Any, Final
 from pydantic import Field, TypeAdapter
 
 from app.alerts.channels.kind import JSON_HEADERS, ChannelKind, Parcel, Url, encode
+from app.alerts.channels.note import Note, note_text
 from app.alerts.delivery import DeliveryError, ReceiverAnswer
 from app.alerts.grouping import Status
 from app.alerts.lines import clip, lines_of
 from app.alerts.message import Alert, Message
-from app.alerts.outbound import MAX_RETRY_AFTER_S, Response, check
+from app.alerts.outbound import MAX_RETRY_AFTER_S, Outbound, Response, check
 
 MAX_EMBEDS: Final = 10
 MAX_TITLE: Final = 256
@@ -121,7 +122,25 @@ def send(config: DiscordConfig, parcel: Parcel) -> ReceiverAnswer:
     headers = dict(JSON_HEADERS)
     if picture is not None:
         body, headers["Content-Type"] = _multipart(body, picture)
-    response = parcel.outbound.post(config.url, body, headers)
+    return _post(config, body, headers, parcel.outbound)
+
+
+def tell(config: DiscordConfig, note: Note, outbound: Outbound) -> ReceiverAnswer:
+    """Post a note as one embed."""
+    _, _, rest = note_text(note).partition("\n")
+    embed = {
+        "title": clip(note.title, MAX_TITLE),
+        "url": note.link,
+        "description": clip(rest.strip(), MAX_DESCRIPTION),
+    }
+    body = {"content": "", "embeds": [embed], "allowed_mentions": {"parse": []}}
+    return _post(config, encode(body), dict(JSON_HEADERS), outbound)
+
+
+def _post(
+    config: DiscordConfig, body: bytes, headers: dict[str, str], outbound: Outbound
+) -> ReceiverAnswer:
+    response = outbound.post(config.url, body, headers)
     try:
         return check(response)
     except DeliveryError as error:
@@ -162,5 +181,6 @@ DISCORD: Final = ChannelKind(
     config=TypeAdapter(DiscordConfig),
     secrets=frozenset({"url"}),
     send=send,
+    tell=tell,
     pictures=True,
 )

@@ -16,10 +16,11 @@ from typing import Annotated, Any, Final
 from pydantic import Field, TypeAdapter
 
 from app.alerts.channels.kind import JSON_HEADERS, ChannelKind, Parcel, Secret, Url, encode
+from app.alerts.channels.note import Note
 from app.alerts.delivery import DeliveryError, ReceiverAnswer
 from app.alerts.lines import MAX_ALERTS, clip, lines_of
 from app.alerts.message import Alert, Message
-from app.alerts.outbound import Response, check
+from app.alerts.outbound import Outbound, Response, check
 
 MAX_BODY_BYTES: Final = 20_000
 MAX_TITLE: Final = 200
@@ -51,15 +52,37 @@ def sign(secret: str, timestamp: str) -> str:
 
 def feishu_body(message: Message, secret: str | None = None) -> bytes:
     """Return a card that fits, signed now; alerts are left out before it does not."""
-    signed: dict[str, str] = {}
-    if secret is not None:
-        timestamp = str(int(time.time()))
-        signed = {"timestamp": timestamp, "sign": sign(secret, timestamp)}
+    signed = _signed(secret)
     for shown in range(min(len(message.alerts), MAX_ALERTS), 0, -1):
         body = encode(signed | _body(message, shown))
         if len(body) <= MAX_BODY_BYTES:
             return body
     return encode(signed | _body(message, 0))
+
+
+def note_body(note: Note, secret: str | None = None) -> bytes:
+    """Return a note as a card, signed now."""
+    elements = [
+        _text("\n".join((section.heading, *(f"· {line}" for line in section.lines))))
+        for section in note.sections
+    ]
+    elements.append(_text(f"Open: {note.link}"))
+    card = {
+        "config": {"wide_screen_mode": True},
+        "header": {
+            "template": "blue",
+            "title": {"tag": "plain_text", "content": clip(note.title, MAX_TITLE)},
+        },
+        "elements": elements,
+    }
+    return encode(_signed(secret) | {"msg_type": "interactive", "card": card})
+
+
+def _signed(secret: str | None) -> dict[str, Any]:
+    if secret is None:
+        return {}
+    timestamp = str(int(time.time()))
+    return {"timestamp": timestamp, "sign": sign(secret, timestamp)}
 
 
 def _body(message: Message, shown: int) -> dict[str, Any]:
@@ -111,7 +134,16 @@ def _actions(alert: Alert) -> dict[str, Any]:
 def send(config: FeishuConfig, parcel: Parcel) -> ReceiverAnswer:
     """Post the card, and look into the answer."""
     body = feishu_body(parcel.message, config.signing_secret)
-    response = parcel.outbound.post(config.url, body, JSON_HEADERS)
+    return _post(config, body, parcel.outbound)
+
+
+def tell(config: FeishuConfig, note: Note, outbound: Outbound) -> ReceiverAnswer:
+    """Post a note."""
+    return _post(config, note_body(note, config.signing_secret), outbound)
+
+
+def _post(config: FeishuConfig, body: bytes, outbound: Outbound) -> ReceiverAnswer:
+    response = outbound.post(config.url, body, JSON_HEADERS)
     code = _code(response)
     if code in (None, 0):
         return check(response)
@@ -142,4 +174,5 @@ FEISHU: Final = ChannelKind(
     config=TypeAdapter(FeishuConfig),
     secrets=frozenset({"url", "signing_secret"}),
     send=send,
+    tell=tell,
 )

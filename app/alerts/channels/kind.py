@@ -9,6 +9,7 @@ from typing import Annotated, Any, Final
 
 from pydantic import Field, TypeAdapter
 
+from app.alerts.channels.note import Note
 from app.alerts.delivery import ReceiverAnswer
 from app.alerts.grouping import Manner
 from app.alerts.message import Message
@@ -57,6 +58,8 @@ class ChannelKind:
     manner : Manner
     pictures : bool
         Whether it can show one.
+    tell : callable or None
+        Sends a note in the same way; None where a note has no place, as with pagers.
     """
 
     name: str
@@ -66,6 +69,7 @@ class ChannelKind:
     send: Callable[[Any, Parcel], ReceiverAnswer]
     manner: Manner = PLAIN
     pictures: bool = False
+    tell: Callable[[Any, Note, Outbound], ReceiverAnswer] | None = None
 
 
 JSON_HEADERS: Mapping[str, str] = {"Content-Type": "application/json"}

@@ -22,6 +22,7 @@ from uuid import NAMESPACE_URL, uuid5
 from pydantic import Field, TypeAdapter
 
 from app.alerts.channels.kind import ChannelKind, Parcel, Secret
+from app.alerts.channels.note import Note, note_html, note_text
 from app.alerts.delivery import DeliveryError, ReceiverAnswer, excerpt
 from app.alerts.lines import MAX_ALERTS, clip, lines_of, plain_text
 from app.alerts.message import Alert, Message
@@ -79,7 +80,8 @@ def compose(config: MailConfig, message: Message, picture: bytes | None) -> Emai
     mail["Date"] = message.at
     mail["Message-ID"] = f"<{message.id}@{domain}>"
     # All messages of a job in one thread.
-    thread = f"<{uuid5(NAMESPACE_URL, message.base_url + message.job)}@{domain}>"
+    about = message.base_url + ("" if message.digest else message.job)
+    thread = f"<{uuid5(NAMESPACE_URL, about)}@{domain}>"
     mail["In-Reply-To"] = mail["References"] = thread
     mail["Auto-Submitted"] = "auto-generated"
     mail.set_content(plain_text(message))
@@ -127,9 +129,26 @@ def _link(url: str, text: str) -> str:
 
 def send(config: MailConfig, parcel: Parcel) -> ReceiverAnswer:
     """Hand the message to the relay."""
-    mail = compose(config, parcel.message, parcel.picture)
+    return _hand_over(config, compose(config, parcel.message, parcel.picture), parcel.outbound)
+
+
+def tell(config: MailConfig, note: Note, outbound: Outbound) -> ReceiverAnswer:
+    """Hand a note to the relay."""
+    mail = EmailMessage()
+    mail["Subject"] = clip(note.title, MAX_SUBJECT)
+    mail["From"] = Address("Paceline", addr_spec=config.sender)
+    mail["To"] = ", ".join(config.recipients)
+    mail["Date"] = note.at
+    mail["Message-ID"] = f"<{note.id}@{config.sender.rpartition('@')[2]}>"
+    mail["Auto-Submitted"] = "auto-generated"
+    mail.set_content(note_text(note))
+    mail.add_alternative(note_html(note), subtype="html")
+    return _hand_over(config, mail, outbound)
+
+
+def _hand_over(config: MailConfig, mail: EmailMessage, outbound: Outbound) -> ReceiverAnswer:
     try:
-        with _session(config, parcel.outbound) as session:
+        with _session(config, outbound) as session:
             refused = session.send_message(mail, config.sender, list(config.recipients))
     except smtplib.SMTPRecipientsRefused as error:
         raise _refused(error.recipients) from error
@@ -144,7 +163,7 @@ def send(config: MailConfig, parcel: Parcel) -> ReceiverAnswer:
     except smtplib.SMTPNotSupportedError as error:
         raise DeliveryError("smtp.unsupported", str(error), permanent=True) from error
     except (smtplib.SMTPException, OSError) as error:
-        parcel.outbound.left_s()  # says so if it was the time that ended it
+        outbound.left_s()  # says so if it was the time that ended it
         raise DeliveryError("connection.failed", f"The relay failed: {error}") from error
     if refused:
         names = ", ".join(sorted(refused))
@@ -218,5 +237,6 @@ MAIL: Final = ChannelKind(
     config=TypeAdapter(MailConfig),
     secrets=frozenset({"password"}),
     send=send,
+    tell=tell,
     pictures=True,
 )

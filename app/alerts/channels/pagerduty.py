@@ -96,5 +96,5 @@ PAGERDUTY: Final = ChannelKind(
     config=TypeAdapter(PagerDutyConfig),
     secrets=frozenset({"routing_key"}),
     send=send,
-    manner=Manner(acknowledgements=True),
+    manner=Manner(acknowledgements=True, digests=False),
 )

@@ -12,10 +12,11 @@ from typing import Annotated, Any, Final
 from pydantic import Field, TypeAdapter
 
 from app.alerts.channels.kind import JSON_HEADERS, ChannelKind, Parcel, Url, encode
+from app.alerts.channels.note import Note
 from app.alerts.delivery import DeliveryError, ReceiverAnswer
 from app.alerts.lines import MAX_ALERTS, clip, lines_of
 from app.alerts.message import Alert, Message
-from app.alerts.outbound import check
+from app.alerts.outbound import Outbound, check
 
 MAX_HEADER: Final = 150
 MAX_TEXT: Final = 3000
@@ -93,9 +94,36 @@ def _escaped(text: str) -> str:
     return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 
 
+def note_body(note: Note) -> dict[str, Any]:
+    """Return a note as blocks, and as text for notifications."""
+    blocks: list[dict[str, Any]] = [
+        {"type": "header", "text": {"type": "plain_text", "text": clip(note.title, MAX_HEADER)}}
+    ]
+    for section in note.sections:
+        lines = "\n".join(f"• {_escaped(line)}" for line in section.lines)
+        text = clip(f"*{_escaped(section.heading)}*\n{lines}", MAX_TEXT)
+        blocks.append({"type": "section", "text": {"type": "mrkdwn", "text": text}})
+    blocks.append({"type": "actions", "elements": [_button("Open the report", note.link)]})
+    return {
+        "text": clip(_escaped(note.title), MAX_FALLBACK),
+        "blocks": blocks,
+        "unfurl_links": False,
+        "unfurl_media": False,
+    }
+
+
 def send(config: SlackConfig, parcel: Parcel) -> ReceiverAnswer:
     """Post the message."""
-    response = parcel.outbound.post(config.url, encode(slack_body(parcel.message)), JSON_HEADERS)
+    return _post(config, slack_body(parcel.message), parcel.outbound)
+
+
+def tell(config: SlackConfig, note: Note, outbound: Outbound) -> ReceiverAnswer:
+    """Post a note."""
+    return _post(config, note_body(note), outbound)
+
+
+def _post(config: SlackConfig, body: dict[str, Any], outbound: Outbound) -> ReceiverAnswer:
+    response = outbound.post(config.url, encode(body), JSON_HEADERS)
     try:
         return check(response)
     except DeliveryError as error:
@@ -116,4 +144,5 @@ SLACK: Final = ChannelKind(
     config=TypeAdapter(SlackConfig),
     secrets=frozenset({"url"}),
     send=send,
+    tell=tell,
 )

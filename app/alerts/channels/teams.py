@@ -13,11 +13,12 @@ from typing import Annotated, Any, Final
 from pydantic import Field, TypeAdapter
 
 from app.alerts.channels.kind import JSON_HEADERS, ChannelKind, Parcel, Url, encode
+from app.alerts.channels.note import Note
 from app.alerts.delivery import ReceiverAnswer
 from app.alerts.grouping import Status
 from app.alerts.lines import MAX_ALERTS, clip, lines_of
 from app.alerts.message import Alert, Message
-from app.alerts.outbound import check
+from app.alerts.outbound import Outbound, check
 
 # 28 kB is the limit of a message; a little is left for what the workflow wraps around it.
 MAX_BODY_BYTES: Final = 27_000
@@ -132,11 +133,43 @@ def send(config: TeamsConfig, parcel: Parcel) -> ReceiverAnswer:
     return check(parcel.outbound.post(config.url, body, JSON_HEADERS))
 
 
+def note_body(note: Note) -> bytes:
+    """Return a note as an adaptive card; its last sections are left out before it does not fit."""
+    for shown in range(len(note.sections), -1, -1):
+        elements: list[dict[str, Any]] = [_line(note.title, weight="Bolder", size="Large")]
+        for section in note.sections[:shown]:
+            elements.append(_line(section.heading, weight="Bolder"))
+            elements += [_line(line) for line in section.lines]
+        card = {
+            "$schema": "http://adaptivecards.io/schemas/adaptive-card.json",
+            "type": "AdaptiveCard",
+            "version": "1.4",
+            "body": elements,
+            "actions": [{"type": "Action.OpenUrl", "title": "Open the report", "url": note.link}],
+            "msteams": {"width": "Full"},
+        }
+        kind = "application/vnd.microsoft.card.adaptive"
+        body = encode({"type": "message", "attachments": [{"contentType": kind, "content": card}]})
+        if len(body) <= MAX_BODY_BYTES:
+            break
+    return body
+
+
+def _line(text: str, **style: str) -> dict[str, Any]:
+    return {"type": "TextBlock", "text": clip(_escaped(text), MAX_LINE), "wrap": True, **style}
+
+
+def tell(config: TeamsConfig, note: Note, outbound: Outbound) -> ReceiverAnswer:
+    """Post a note."""
+    return check(outbound.post(config.url, note_body(note), JSON_HEADERS))
+
+
 TEAMS: Final = ChannelKind(
     name="teams",
     title="Microsoft Teams",
     config=TypeAdapter(TeamsConfig),
     secrets=frozenset({"url"}),
     send=send,
+    tell=tell,
     pictures=True,
 )

@@ -7,16 +7,17 @@ import binascii
 import hashlib
 import hmac
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
 from pydantic import Field, TypeAdapter
 
 from app.alerts.channels.alertmanager_format import webhook_body
 from app.alerts.channels.kind import JSON_HEADERS, ChannelKind, Parcel, Secret, Url, encode
+from app.alerts.channels.note import NOTE, Note
 from app.alerts.delivery import ReceiverAnswer
-from app.alerts.outbound import check
+from app.alerts.outbound import Outbound, check
 
 SECRET_PREFIX: Final = "whsec_"  # noqa: S105 - what secrets begin with
 # What the specification asks of a secret.
@@ -81,23 +82,39 @@ def signature(secrets: Sequence[str], message_id: str, timestamp: str, body: byt
 def send(config: WebhookConfig, parcel: Parcel) -> ReceiverAnswer:
     """Post the message; any 2xx is good."""
     message = parcel.message
-    body = encode(webhook_body(message))
-    message_id = f"msg_{message.id.hex}"
+    # Rises with every message of a group.
+    headers = {"paceline-sequence": str(message.number)}
+    if message.test:
+        headers["paceline-test"] = "true"
+    return _post(config, f"msg_{message.id.hex}", webhook_body(message), headers, parcel.outbound)
+
+
+def tell(config: WebhookConfig, note: Note, outbound: Outbound) -> ReceiverAnswer:
+    """Post a note: ``{"kind": "note", …}``, which has no alerts."""
+    body = {"kind": "note", **NOTE.dump_python(note, mode="json")}
+    return _post(config, f"msg_{note.id.hex}", body, {}, outbound)
+
+
+def _post(
+    config: WebhookConfig,
+    message_id: str,
+    document: Mapping[str, Any],
+    more: Mapping[str, str],
+    outbound: Outbound,
+) -> ReceiverAnswer:
+    body = encode(document)
     timestamp = str(int(time.time()))
     headers = {
         **JSON_HEADERS,
         "webhook-id": message_id,
         "webhook-timestamp": timestamp,
-        # Rises with every message of a group.
-        "paceline-sequence": str(message.number),
+        **more,
     }
-    if message.test:
-        headers["paceline-test"] = "true"
     if config.signing_secrets:
         headers["webhook-signature"] = signature(
             config.signing_secrets, message_id, timestamp, body
         )
-    return check(parcel.outbound.post(config.url, body, headers))
+    return check(outbound.post(config.url, body, headers))
 
 
 WEBHOOK: Final = ChannelKind(
@@ -106,4 +123,5 @@ WEBHOOK: Final = ChannelKind(
     config=TypeAdapter(WebhookConfig),
     secrets=frozenset({"url", "signing_secrets"}),
     send=send,
+    tell=tell,
 )

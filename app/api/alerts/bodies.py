@@ -10,6 +10,7 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
 
+from app.alerts.channels.note import Note as SummaryNote
 from app.alerts.rules import (
     Audience,
     Condition,
@@ -21,6 +22,7 @@ from app.alerts.rules import (
     ShortText,
 )
 from app.alerts.states import DeliveryState, IncidentState
+from app.services.alerts.channels.write import RATE_LIMIT
 from app.services.alerts.incident_reads import IncidentRow, IncidentView
 from app.services.alerts.rules import Preview
 from app.services.alerts.triage.orders import MOST
@@ -66,6 +68,10 @@ class RuleListBody(BaseModel):
     rules: list[StoredRuleBody]
 
 
+# Messages in ten minutes; what is over it goes in the next digest.
+RateLimit = Annotated[int, Field(ge=1, le=100_000)]
+
+
 class ChannelBody(BaseModel):
     """A channel; which fields `config` has depends on its kind."""
 
@@ -75,6 +81,7 @@ class ChannelBody(BaseModel):
     audience: Audience = "on_call"
     selector: Selector = Selector()
     enabled: bool = True
+    rate_limit: RateLimit = RATE_LIMIT
 
 
 class ChannelPatchBody(BaseModel):
@@ -85,6 +92,7 @@ class ChannelPatchBody(BaseModel):
     audience: Audience | None = None
     selector: Selector | None = None
     enabled: bool | None = None
+    rate_limit: RateLimit | None = None
 
 
 class StoredChannelBody(ReadBody):
@@ -99,6 +107,7 @@ class StoredChannelBody(ReadBody):
     secrets: dict[str, str | None]
     readable: bool
     enabled: bool
+    rate_limit: int
     disabled_reason: str | None
     failures: int
     last_error: str | None
@@ -130,6 +139,17 @@ class TestResultBody(ReadBody):
     answer: str
 
 
+class InsideBody(ReadBody):
+    """An incident that stands inside of another one: the same machine, another job."""
+
+    id: uuid.UUID
+    job: str
+    cause: str
+    state: IncidentState
+    slowdown: float | None
+    lost: float | None = Field(description="GPU-hours that the job loses each hour.")
+
+
 class IncidentBody(BaseModel):
     """An incident; `rules` are names by id, `facts` what its latest session said."""
 
@@ -153,6 +173,12 @@ class IncidentBody(BaseModel):
     why_resolved: str | None
     resolved_by: str | None
     assignee: str | None
+    inside: list[InsideBody] = Field(
+        description="Other incidents on the same machine that it speaks for."
+    )
+    lead: uuid.UUID | None = Field(
+        description="The incident on the same machine that speaks for it; channels hear of that."
+    )
     facts: dict[str, Any] | None
 
 
@@ -290,6 +316,21 @@ class PreviewIncidentBody(OutcomeBody):
     job: str
 
 
+class SummarySectionBody(ReadBody):
+    """Lines under a heading."""
+
+    heading: str
+    lines: tuple[str, ...]
+
+
+class SummaryBody(ReadBody):
+    """What a weekly rule would send of the last seven days."""
+
+    title: str
+    sections: tuple[SummarySectionBody, ...]
+    link: str
+
+
 class PreviewBody(BaseModel):
     """What a rule would have done since then."""
 
@@ -298,6 +339,7 @@ class PreviewBody(BaseModel):
     sessions: int
     complete: bool
     incidents: list[PreviewIncidentBody]
+    summary: SummaryBody | None = None
 
 
 class DeliveryBody(ReadBody):
@@ -339,6 +381,8 @@ def incident_values(row: IncidentRow) -> dict[str, Any]:
         **same,
         "job": row.job,
         "assignee": row.assignee,
+        "inside": [InsideBody.model_validate(one) for one in row.inside],
+        "lead": row.lead,
         "rules": dict(row.rules),
         "silenced_until": silence.until if silence else None,
         "silence_reason": silence.reason if silence else None,
@@ -356,8 +400,8 @@ def incident_detail_body(view: IncidentView) -> IncidentDetailBody:
     )
 
 
-def preview_body(found: Preview) -> PreviewBody:
-    """Return a preview as the API has it."""
+def preview_body(found: Preview, note: SummaryNote | None = None) -> PreviewBody:
+    """Return a preview as the API has it; `note` is what a weekly rule would send."""
     return PreviewBody(
         since=found.since,
         jobs=found.jobs,
@@ -367,4 +411,5 @@ def preview_body(found: Preview) -> PreviewBody:
             PreviewIncidentBody(job=item.job, **dict(OutcomeBody.model_validate(item.incident)))
             for item in found.incidents
         ],
+        summary=None if note is None else SummaryBody.model_validate(note),
     )

@@ -37,6 +37,7 @@ from app.services.alerts.channels.write import (
 from app.services.alerts.deliveries.reads import list_deliveries, replay_delivery
 from app.services.alerts.rules import delete_rule, get_rule, preview, save_rule, with_new_id
 from app.services.alerts.store import load_rules
+from app.services.weekly.deliver import preview_note
 
 DEFAULT_LIMIT: Final = 50
 MAX_LIMIT: Final = 1000
@@ -71,7 +72,13 @@ def _rules(routes: APIRouter) -> None:
     @routes.post("/alert-rules/preview", summary="What a rule would have done in 30 days")
     def post_preview(container: Here, body: RuleBody) -> PreviewBody:
         """Nothing is stored and nobody is told."""
-        return preview_body(preview(container, body.rule(uuid.UUID(int=0))))
+        rule = body.rule(uuid.UUID(int=0))
+        found = preview(container, rule)
+        if rule.evaluated:
+            return preview_body(found)
+        with container.reading() as tx:
+            note = preview_note(tx, container.settings)
+        return preview_body(found, note)
 
     @routes.get("/alert-rules/{rule}", summary="A rule")
     def get_one_rule(container: Here, rule: uuid.UUID) -> StoredRuleBody:
@@ -110,6 +117,7 @@ def _channels(routes: APIRouter) -> None:
                 audience=body.audience,
                 selector=body.selector,
                 enabled=body.enabled,
+                rate_limit=body.rate_limit,
             )
         )
 
@@ -136,6 +144,7 @@ def _channels(routes: APIRouter) -> None:
                 audience=body.audience,
                 selector=body.selector,
                 enabled=body.enabled,
+                rate_limit=body.rate_limit,
             )
         )
 

@@ -10,18 +10,22 @@ from typing import TYPE_CHECKING, Final
 from urllib.parse import quote
 
 from app.alerts.lines import lines_of
-from app.alerts.message import view_url
+from app.alerts.machines.cordon import cordon_commands
+from app.alerts.machines.inside import host_of
+from app.alerts.message import cause_name, view_url
 from app.alerts.readings import NO_DATA_CAUSE
 from app.alerts.states import DeliveryState, IncidentState
 from app.analysis.diagnosis.headline import HeadlineKind
 from app.analysis.wording import hours
 from app.dashboard.alerts.parts import (
+    STATES,
     Actions,
     actions,
     headline,
     labels,
     said,
     session_url,
+    several,
     until,
 )
 from app.dashboard.look.format import age, day_or_time, interval, listing, plural, times
@@ -32,6 +36,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from app.alerts.facts import Facts
+    from app.alerts.incidents import Incident
     from app.services.alerts.channels.reads import ChannelView
     from app.services.alerts.deliveries.reads import DeliveryRow
     from app.services.alerts.incident_reads import EventRow, IncidentRow
@@ -106,6 +111,18 @@ class Attempted:
 
 
 @dataclass(frozen=True, slots=True)
+class JobOnMachine:
+    """A job inside of the incident."""
+
+    url: str
+    job: str
+    headline: str
+    state: StateLabel
+    slowdown: str
+    lost: str
+
+
+@dataclass(frozen=True, slots=True)
 class ChosenIncident:
     """The incident beside the list."""
 
@@ -127,6 +144,13 @@ class ChosenIncident:
     comments_title: str
     # at fault, where it is known
     host: str = ""
+    # Others on the same machine, with the incident that speaks for this one.
+    inside: Sequence[JobOnMachine] = ()
+    inside_title: str = ""
+    lead_url: str = ""
+    # The best fix, or how to take the host out.
+    remedy: Sequence[str] = ()
+    evidence_url: str = ""
 
 
 def chosen_incident(life: IncidentLife, channels: Sequence[ChannelView]) -> ChosenIncident:
@@ -161,8 +185,34 @@ def chosen_incident(life: IncidentLife, channels: Sequence[ChannelView]) -> Chos
             for said in life.view.comments
         ],
         comments_title=_comments_title(len(life.view.comments)),
-        host="" if incident.where.startswith(("worker (", "stage ")) else incident.where,
+        host=host_of(incident.where),
+        inside=[
+            JobOnMachine(
+                url=f"/incidents/{one.id}",
+                job=one.job,
+                headline=cause_name(one.cause),
+                state=STATES[one.state],
+                slowdown="none" if one.slowdown is None else times(one.slowdown),
+                lost="" if one.lost is None else hours(one.lost),
+            )
+            for one in row.inside
+        ],
+        inside_title=f"{several(row)} on {incident.where}: one machine, one incident"
+        if several(row)
+        else "",
+        lead_url=f"/incidents/{row.lead}" if row.lead else "",
+        remedy=_remedy(incident),
+        evidence_url=f"/incidents/{incident.id}/evidence",
     )
+
+
+def _remedy(incident: Incident) -> list[str]:
+    """Return what is to be done, for people to copy."""
+    fix = incident.facts.fix if incident.facts and incident.cause != NO_DATA_CAUSE else None
+    host = host_of(incident.where)
+    words = [] if fix is None else [fix.title]
+    commands = cordon_commands(host, f"Paceline incident {incident.id}") if host else []
+    return [*words, *(f"{scheduler}: {command}" for scheduler, command in commands)]
 
 
 def _comments_title(number: int) -> str:

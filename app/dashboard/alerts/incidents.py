@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Final
 
+from app.alerts.message import cause_name
 from app.alerts.readings import NO_DATA_CAUSE
 from app.alerts.states import IncidentState
 from app.analysis.wording import hours
@@ -20,7 +21,7 @@ from app.dashboard.alerts.filters import (
     headings,
 )
 from app.dashboard.alerts.incident_life import ChosenIncident, chosen_incident
-from app.dashboard.alerts.parts import STATES, context, dead, headline, labels, since
+from app.dashboard.alerts.parts import STATES, context, dead, headline, labels, several, since
 from app.dashboard.look.format import MINUS, age, count, heat_color, percent, plural, times
 from app.dashboard.look.parts import StateLabel
 from app.services.alerts.views import PAGE
@@ -50,8 +51,21 @@ SORTED: Final = {
 
 
 @dataclass(frozen=True, slots=True)
+class InsideLine:
+    """A job inside of an incident."""
+
+    url: str
+    job: str
+    headline: str
+    state: StateLabel
+    slowdown: str
+    color: str
+    lost: str
+
+
+@dataclass(frozen=True, slots=True)
 class IncidentLine:
-    """An incident in the list."""
+    """An incident in the list; where it is about a machine of several jobs, with these inside."""
 
     id: uuid.UUID
     url: str
@@ -68,6 +82,9 @@ class IncidentLine:
     since: datetime
     assignee: str
     chosen: bool
+    # How many jobs are on the machine, where there are several.
+    jobs: str
+    inside: Sequence[InsideLine]
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,11 +190,15 @@ def first_of(found: Incidents) -> uuid.UUID | None:
 
 
 def _rate(row: IncidentRow, found: Incidents) -> float | None:
-    """Return GPU-hours lost each hour by the job."""
+    """Return GPU-hours lost each hour by the job, and by other jobs inside."""
     facts = row.incident.facts
-    if facts is None or facts.shown is None or facts.session not in found.sessions:
-        return None
-    return facts.shown.waste * found.sessions[facts.session].world
+    own = []
+    if facts is not None and facts.shown is not None and facts.session in found.sessions:
+        own = [facts.shown.waste * found.sessions[facts.session].world]
+    # A job counts once, however many of its incidents are inside.
+    others = {one.job: one.lost for one in row.inside if one.lost is not None}
+    known = [*own, *(lost for job, lost in others.items() if job != row.job)]
+    return sum(known) if known else None
 
 
 def _title(life: IncidentLife, short: str) -> str:
@@ -229,6 +250,8 @@ def _list_note(found: Incidents, asked: IncidentsInAddress) -> str:
     if shown < found.total:
         first = PAGE * (found.number - 1) + 1
         text += f"; {count(first)} to {count(first + shown - 1)} of {count(found.total)}"
+    if any(row.inside for row in found.present):
+        text += "; jobs that blame one machine stand inside its incident"
     if found.hidden:
         text += f"; {count(found.hidden)} hidden while their jobs send nothing"
     return text
@@ -290,6 +313,19 @@ def _line(
         since=since(incident),
         assignee=row.assignee or "nobody",
         chosen=incident.id == chosen,
+        jobs=several(row),
+        inside=[
+            InsideLine(
+                url=_page_url(f"{PATH}/{one.id}", asked, found.number),
+                job=one.job,
+                headline=cause_name(one.cause),
+                state=STATES[one.state],
+                slowdown="none" if one.slowdown is None else times(one.slowdown),
+                color="" if one.slowdown is None else heat_color(one.slowdown),
+                lost="" if one.lost is None else hours(one.lost),
+            )
+            for one in row.inside
+        ],
     )
 
 
@@ -338,7 +374,13 @@ def _slowdown(facts: Facts | None) -> float | None:
 def _version(found: Incidents, life: IncidentLife | None, channels: Sequence[ChannelView]) -> str:
     """Return a short text that is the same as long as the page says the same."""
     parts: list[object] = [
-        (row.incident.id, row.incident.state, row.incident.severity, row.assignee)
+        (
+            row.incident.id,
+            row.incident.state,
+            row.incident.severity,
+            row.assignee,
+            [(one.id, one.state) for one in row.inside],
+        )
         for row in found.present
     ]
     parts += [sorted(found.counts.items()), found.over_count]

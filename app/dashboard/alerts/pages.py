@@ -9,13 +9,16 @@ from fastapi import APIRouter, Depends
 from fastapi.responses import Response
 
 from app.dashboard.alerts.channels import channels_page
+from app.dashboard.alerts.evidence import evidence_page, evidence_text
 from app.dashboard.alerts.filters import IncidentsInAddress
+from app.dashboard.alerts.incident_fixes import fixes_of
 from app.dashboard.alerts.incidents import first_of, incidents_page
 from app.door.here import Here
 from app.errors import NotFoundError
 from app.services.alerts.channels.reads import channels_and_tallies, no_channel
 from app.services.alerts.channels.views import undelivered
 from app.services.alerts.deliveries.deliver import apprise_is_usable
+from app.services.alerts.triage.evidence import evidence_of, evidence_zip
 from app.services.alerts.views import incident_life, incidents
 
 if TYPE_CHECKING:
@@ -41,15 +44,44 @@ def _add_incidents(routes: APIRouter, pages: Pages) -> None:
             try:
                 chosen = first_of(found) if incident is None else uuid.UUID(incident)
                 life = None if chosen is None else incident_life(tx, chosen)
+                # Beside the list they would cost it another statement.
+                fixes = None if life is None or incident is None else fixes_of(tx, life.view.row)
             except (ValueError, NotFoundError):
                 return pages.not_found(f"incident {incident}", nav)
             channels, tallies = channels_and_tallies(tx)
         page = incidents_page(found, life, channels, tallies, asked, chosen=incident is not None)
-        return pages.render("alerts/incidents.html", nav, page=page, now=page.now)
+        return pages.render("alerts/incidents.html", nav, page=page, now=page.now, applied=fixes)
 
     @routes.get("/incidents")
     def incidents_route(container: Here, asked: IncidentsAsked) -> Response:
         return show(container, asked, None)
+
+    def proof(container: Container, incident: str, *, packed: bool) -> Response:
+        with pages.reading(container) as (tx, nav):
+            try:
+                found = evidence_of(tx, uuid.UUID(incident), with_report=packed)
+            except (ValueError, NotFoundError):
+                return pages.not_found(f"incident {incident}", nav)
+        page = evidence_page(found)
+        if not packed:
+            return pages.render("alerts/evidence.html", nav, page=page, now=page.now)
+        name = f"incident-{page.id}.zip"
+        return Response(
+            evidence_zip(found, evidence_text(page)),
+            media_type="application/zip",
+            headers={
+                "Content-Disposition": f'attachment; filename="{name}"',
+                "Cache-Control": "no-store",
+            },
+        )
+
+    @routes.get("/incidents/{incident}/evidence")
+    def evidence_route(container: Here, incident: str) -> Response:
+        return proof(container, incident, packed=False)
+
+    @routes.get("/incidents/{incident}/evidence.zip")
+    def evidence_zip_route(container: Here, incident: str) -> Response:
+        return proof(container, incident, packed=True)
 
     @routes.get("/incidents/{incident}")
     def incident_route(container: Here, incident: str, asked: IncidentsAsked) -> Response:

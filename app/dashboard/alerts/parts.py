@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 from app.alerts.message import cause_name, view_url
 from app.alerts.states import IncidentState
-from app.dashboard.look.format import day_or_time
+from app.dashboard.look.format import day_or_time, plural
 from app.dashboard.look.parts import StateLabel
 from app.services.alerts.channels.reads import is_dead
 
@@ -58,6 +58,12 @@ def headline(incident: Incident) -> str:
     """Return what is wrong and where: ``Slow worker: node-017``."""
     place = f": {incident.where}" if incident.where else ""
     return f"{cause_name(incident.cause)}{place}"
+
+
+def several(row: IncidentRow) -> str:
+    """Return how many jobs the machine of an incident slows; empty where it is one."""
+    jobs = {row.job, *(one.job for one in row.inside)}
+    return plural(len(jobs), "job") if len(jobs) > 1 else ""
 
 
 def session_url(incident: Incident, job_url: str) -> str:

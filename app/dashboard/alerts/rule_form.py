@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, get_args
 from uuid import UUID
 
-from app.alerts.rules import Escalation, Importance, Rule, Severity, Threshold
+from app.alerts.rules import Escalation, Importance, Rule, Severity, Threshold, Weekday
 from app.analysis.diagnosis.causes import registry
 from app.dashboard.alerts.parts import AUDIENCES
 from app.dashboard.look.forms import Field, Option
@@ -27,6 +27,7 @@ CONDITIONS: Final[Mapping[str, str]] = {
     "discrepancy": "Discrepancy of the replay, %",
     "cause": "A cause, by its confidence",
     "no_data": "No data",
+    "weekly": "None: a summary every week",
 }
 # What the form shows in per cent, and the rule has as a share of 1.
 SHARES: Final = ("waste", "regression", "discrepancy", "cause")
@@ -49,6 +50,8 @@ class RuleForm:
     causes: Field
     intervals: Field
     minutes: Field
+    weekday: Field
+    hour: Field
     consecutive: Field
     clear_sessions: Field
     jobs: Field
@@ -92,6 +95,13 @@ def rule_form(chosen: Rule | None, channels: Sequence[ChannelView]) -> RuleForm:
             "condition.intervals", "Usual intervals", getattr(condition, "intervals", None)
         ),
         minutes=_number("condition.minutes", "Minutes", getattr(condition, "minutes", None)),
+        weekday=_select(
+            "condition.weekday",
+            "Day",
+            getattr(condition, "weekday", "monday"),
+            [(day, day.capitalize()) for day in get_args(Weekday)],
+        ),
+        hour=_number("condition.hour", "Hour, UTC", getattr(condition, "hour", 7)),
         consecutive=_number("consecutive", "Sessions in a row", rule.consecutive),
         clear_sessions=_number("clear_sessions", "Good ones until it is over", rule.clear_sessions),
         jobs=_line(

@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from app.alerts.rules import CauseFound, NoData
+from app.alerts.rules import CauseFound, NoData, Weekly
 from app.analysis.diagnosis.causes.registry import title_of
 from app.dashboard.alerts.parts import AUDIENCES, dead
 from app.dashboard.alerts.rule_form import rule_form
@@ -94,6 +94,9 @@ def rules_page(
 def condition_words(rule: Rule) -> str:
     """Return a condition as a sentence: ``S from 1.1 on in 2 sessions in a row``."""
     condition = rule.condition
+    if isinstance(condition, Weekly):
+        weekday = condition.weekday.capitalize()
+        return f"A summary of the week, {weekday}s at {condition.hour:02}:00 UTC"
     if isinstance(condition, NoData):
         limits = []
         if condition.intervals is not None:

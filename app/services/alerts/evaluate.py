@@ -14,6 +14,7 @@ from app.alerts.facts import FACTS, facts_of
 from app.alerts.states import IncidentState
 from app.db.models.alerts import AlertFacts
 from app.db.models.sessions import Job, Session
+from app.services.alerts.machines.leads import settle, without_held
 from app.services.alerts.store import (
     group_of_job,
     load_job,
@@ -99,9 +100,11 @@ def look(container: Container, tx: UnitOfWork, group: AlertGroup) -> None:
     job = load_job(tx, group)
     intervals = timing(container.settings)
     changes = evaluate(job, rules, tx.now, uuid.uuid4)
+    changes = without_held(tx, job.incidents, changes)
     for change in changes:
         save_change(tx, group, change, intervals)
     incidents = {incident.id: incident for incident in job.incidents}
     incidents |= {change.incident.id: change.incident for change in changes}
+    settle(tx, incidents.values())
     left = [found for found in incidents.values() if found.state is not IncidentState.RESOLVED]
     group.look_at = next_look(replace(job, incidents=left), rules, tx.now)

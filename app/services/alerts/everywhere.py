@@ -46,4 +46,4 @@ def open_everywhere(tx: Reads, limit: int) -> OpenEverywhere:
     count = tx.session.execute(
         select(func.count()).select_from(AlertIncident).where(*there)
     ).scalar_one()
-    return OpenEverywhere([(row[5], incident_row(*row[:5])) for row in rows], count)
+    return OpenEverywhere([(row[7], incident_row(*row[:7])) for row in rows], count)

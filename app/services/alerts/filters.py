@@ -14,7 +14,7 @@ from app.alerts.rules import Severity
 from app.alerts.states import IncidentState
 from app.db.models.alerts import AlertAssignee, AlertIncident
 from app.db.models.sessions import Job, Session
-from app.services.alerts.store import HIDDEN, OPEN
+from app.services.alerts.store import HIDDEN, INSIDE, OPEN
 
 if TYPE_CHECKING:
     from sqlalchemy import ColumnElement
@@ -34,19 +34,15 @@ _SEVERITY: Final = _DOCUMENT["severity"].astext
 # The latest session that shows an incident.
 SESSION_ID: Final = _DOCUMENT["facts"]["session"].astext.cast(Session.id.type)
 
-# As `Facts.shown` has it; how slow the job was says nothing of its silence.
-_SLOWDOWN: Final = case(
-    (
-        CAUSE != NO_DATA_CAUSE,
-        cast(
-            func.coalesce(
-                _DOCUMENT["facts"]["headline"]["slowdown"].astext,
-                _DOCUMENT["facts"]["slowdown"].astext,
-            ),
-            Float,
-        ),
-    )
-)
+
+def slowdown_of(document: Any) -> ColumnElement[Any]:  # noqa: ANN401 - a column of documents
+    """Return `Facts.shown` of an incident; how slow the job was says nothing of its silence."""
+    facts = document["facts"]
+    measured = func.coalesce(facts["headline"]["slowdown"].astext, facts["slowdown"].astext)
+    return case((document["cause"].astext != NO_DATA_CAUSE, cast(measured, Float)))
+
+
+_SLOWDOWN: Final = slowdown_of(_DOCUMENT)
 # GPU-hours that the job loses each hour.
 LOST: Final = (1 - 1 / func.nullif(_SLOWDOWN, 0.0)) * Session.world
 
@@ -62,6 +58,8 @@ _BY_STATE: Final = case(
     value=AlertIncident.state,
     else_=4,
 )
+# What somebody silenced is nobody's next thing, however severe it is.
+_SILENCED: Final = case((AlertIncident.state == IncidentState.SILENCED, 1), else_=0)
 _SINCE: Final = func.coalesce(AlertIncident.fired_at, AlertIncident.opened_at)
 
 # What the list is sorted by; a minus sign in front of its name turns it round.
@@ -134,7 +132,7 @@ def counted(filtered: IncidentFilter) -> list[ColumnElement[bool]]:
 
 def listed(filtered: IncidentFilter) -> list[ColumnElement[bool]]:
     """Return that an incident is in the state that is asked for, and not hidden."""
-    found = [*counted(filtered), ~HIDDEN]
+    found = [*counted(filtered), ~HIDDEN, ~INSIDE]
     if filtered.state is not None and not filtered.over:
         found.append(AlertIncident.state == filtered.state)
     return found
@@ -174,6 +172,7 @@ def order(sort: str, filtered: IncidentFilter) -> list[ColumnElement[Any]]:
     the latest first.
     """
     rest: list[ColumnElement[Any]] = [
+        _SILENCED,
         _BY_SEVERITY,
         _BY_STATE,
         LOST.desc().nulls_last(),

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import uuid
 from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final
 
 from pydantic import TypeAdapter
 from sqlalchemy import Nullable, Text, case, cast, func, select
+from sqlalchemy.orm import aliased
 
 from app.alerts.states import IncidentState
 from app.db.models.alerts import (
@@ -16,15 +18,22 @@ from app.db.models.alerts import (
     AlertEvent,
     AlertGroup,
     AlertIncident,
+    AlertOnHost,
     AlertRule,
 )
 from app.db.models.sessions import Job, Session
 from app.errors import NotFoundError
-from app.services.alerts.filters import SESSION_ID, SORTS, IncidentFilter, matches, order
+from app.services.alerts.filters import (
+    SESSION_ID,
+    SORTS,
+    IncidentFilter,
+    matches,
+    order,
+    slowdown_of,
+)
 from app.services.alerts.store import HIDDEN, OPEN, incident_of
 
 if TYPE_CHECKING:
-    import uuid
     from collections.abc import Mapping, Sequence
 
     from sqlalchemy import ScalarSelect, Select
@@ -33,6 +42,8 @@ if TYPE_CHECKING:
     from app.db.unit_of_work import Reads
 
 COMMENTS_LISTED: Final = 100
+# More jobs than these on one machine are counted.
+INSIDE_LISTED: Final = 200
 
 # Incidents that need a person come first.
 _ORDER: Final = case(
@@ -59,6 +70,79 @@ _RULES: Final = (
 )
 
 
+_member: Final = aliased(AlertIncident)
+_placed: Final = aliased(AlertOnHost)
+_group: Final = aliased(AlertGroup)
+_job: Final = aliased(Job)
+_session: Final = aliased(Session)
+_slowdown: Final = slowdown_of(_member.document)
+# What stands inside of an incident and is not over, with how slow its job is and what that costs.
+_inside_rows: Final = (
+    select(
+        _member.id.label("id"),
+        _job.name.label("job"),
+        _member.document["cause"].astext.label("cause"),
+        _member.state.label("state"),
+        _slowdown.label("slowdown"),
+        ((1 - 1 / func.nullif(_slowdown, 0.0)) * _session.world).label("lost"),
+    )
+    .join(_placed, _placed.incident_id == _member.id)
+    .join(_group, _group.id == _member.group_id)
+    .join(_job, _job.id == _group.job_id)
+    .outerjoin(
+        _session,
+        _session.id == _member.document["facts"]["session"].astext.cast(Session.id.type),
+    )
+    .where(
+        _placed.lead_id == AlertIncident.id,
+        _placed.incident_id != _placed.lead_id,
+        _member.state != IncidentState.RESOLVED,
+    )
+    .order_by(_slowdown.desc().nulls_last(), _job.name)
+    .limit(INSIDE_LISTED)
+    .correlate(AlertIncident)
+    .subquery()
+)
+_INSIDE: Final = select(
+    func.jsonb_agg(func.to_jsonb(_inside_rows.table_valued()))
+).scalar_subquery()
+_spoken: Final = aliased(AlertOnHost)
+_speaker: Final = aliased(AlertOnHost)
+_LEAD: Final = (
+    select(_spoken.lead_id)
+    .join(_speaker, _speaker.incident_id == _spoken.lead_id)
+    .where(
+        _spoken.incident_id == AlertIncident.id,
+        _spoken.lead_id != _spoken.incident_id,
+        _speaker.over_at.is_(None),
+    )
+    .correlate(AlertIncident)
+    .scalar_subquery()
+)
+
+
+@dataclass(frozen=True, slots=True)
+class InsideRow:
+    """An incident inside of another one that blames the same machine.
+
+    Parameters
+    ----------
+    id : UUID
+    job, cause : str
+    state : IncidentState
+    slowdown : float or None
+    lost : float or None
+        GPU-hours that its job loses each hour.
+    """
+
+    id: uuid.UUID
+    job: str
+    cause: str
+    state: IncidentState
+    slowdown: float | None
+    lost: float | None
+
+
 @dataclass(frozen=True, slots=True)
 class IncidentRow:
     """An incident as lists show it.
@@ -73,6 +157,10 @@ class IncidentRow:
         Whether nobody is told of it while its job sends no data.
     assignee : str or None
         Whose it is.
+    inside : sequence of InsideRow
+        Other incidents on the same machine that it speaks for, the slowest job first.
+    lead : UUID or None
+        The one that speaks for it.
     """
 
     job: str
@@ -80,6 +168,8 @@ class IncidentRow:
     rules: Mapping[uuid.UUID, str]
     hidden: bool = False
     assignee: str | None = None
+    inside: Sequence[InsideRow] = ()
+    lead: uuid.UUID | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +213,7 @@ class Comment:
 
 
 _COMMENTS: Final = TypeAdapter(tuple[Comment, ...])
+_INSIDE_ROWS: Final = TypeAdapter(tuple[InsideRow, ...])
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,10 +337,18 @@ def _comments(incident_id: uuid.UUID) -> ScalarSelect[Any]:
     return select(func.jsonb_agg(func.to_jsonb(latest.table_valued()))).scalar_subquery()
 
 
-def incident_rows() -> Select[AlertIncident, str, dict[str, str] | None, bool, str | None]:
+def incident_rows() -> Select[
+    AlertIncident,
+    str,
+    dict[str, str] | None,
+    bool,
+    str | None,
+    list[dict[str, Any]] | None,
+    uuid.UUID | None,
+]:
     """Return the query of incidents, with their jobs joined, which `incident_row` takes."""
     return (
-        select(AlertIncident, Job.name, _RULES, HIDDEN, AlertAssignee.name)
+        select(AlertIncident, Job.name, _RULES, HIDDEN, AlertAssignee.name, _INSIDE, _LEAD)
         .join(AlertGroup, AlertGroup.id == AlertIncident.group_id)
         .join(Job, Job.id == AlertGroup.job_id)
         .outerjoin(AlertAssignee, AlertAssignee.incident_id == AlertIncident.id)
@@ -258,7 +357,15 @@ def incident_rows() -> Select[AlertIncident, str, dict[str, str] | None, bool, s
 
 def by_need(
     limit: int,
-) -> Select[AlertIncident, str, dict[str, str] | None, bool, str | None]:
+) -> Select[
+    AlertIncident,
+    str,
+    dict[str, str] | None,
+    bool,
+    str | None,
+    list[dict[str, Any]] | None,
+    uuid.UUID | None,
+]:
     """Return the query of what `list_incidents` lists."""
     return (
         incident_rows()
@@ -268,17 +375,20 @@ def by_need(
     )
 
 
-def incident_row(
+def incident_row(  # noqa: PLR0913, PLR0917 - a column each
     row: AlertIncident,
     job: str,
     rules: Mapping[str, str] | None,
     hidden: bool,  # noqa: FBT001 - a column like the others
     assignee: str | None,
+    inside: list[dict[str, Any]] | None,
+    lead: uuid.UUID | None,
 ) -> IncidentRow:
     """Return an incident of a job as lists show it, given the names of rules by id."""
     incident, names = incident_of(row), rules or {}
     known = {id_: names[str(id_)] for id_ in incident.rules if str(id_) in names}
-    return IncidentRow(job, incident, known, hidden, assignee)
+    within = _INSIDE_ROWS.validate_python(inside or ())
+    return IncidentRow(job, incident, known, hidden, assignee, within, lead)
 
 
 def no_incident(incident_id: uuid.UUID) -> NotFoundError:

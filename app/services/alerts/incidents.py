@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from datetime import datetime
 from typing import TYPE_CHECKING, Final
 
@@ -24,6 +24,7 @@ from app.db.models.sessions import Job
 from app.errors import ConflictError
 from app.services.access.audit import Action, record
 from app.services.alerts.incident_reads import get_incident, no_incident
+from app.services.alerts.machines.leads import inside_of, leave
 from app.services.alerts.store import incident_of, lock_group, save_change, timing
 
 if TYPE_CHECKING:
@@ -177,20 +178,45 @@ def _ordered(
     note: str | None,
 ) -> IncidentView:
     with container.uow() as tx:
-        group = _group_of(tx, incident_id)
-        row = tx.session.get_one(AlertIncident, incident_id)
-        change = order(incident_of(row), tx.now)
-        if change is not None:
-            carry_out(container, tx, group, change, who=who, note=note)
+        changed = []
+        for group, row in locked(tx, [incident_id, *inside_of(tx, [incident_id])]):
+            try:
+                change = order(incident_of(row), tx.now)
+            except ConflictError:
+                if row.id == incident_id:
+                    raise
+                continue
+            if change is not None:
+                carry_out(container, tx, group, change, who=who, note=note)
+                changed.append(change.incident)
+        leave(tx, [one for one in changed if one.state is IncidentState.RESOLVED])
     with container.reading() as tx:
         return get_incident(tx, incident_id)
 
 
-def _group_of(tx: UnitOfWork, incident_id: uuid.UUID) -> AlertGroup:
-    group_id = tx.session.execute(
-        select(AlertIncident.group_id).where(AlertIncident.id == incident_id)
-    ).scalar()
-    group = None if group_id is None else lock_group(tx, group_id)
-    if group is None:
-        raise no_incident(incident_id)
-    return group
+def locked(tx: UnitOfWork, ids: Collection[uuid.UUID]) -> list[tuple[AlertGroup, AlertIncident]]:
+    """Return incidents with their groups, which are locked.
+
+    In the order of their ids: two orders for the same incidents never wait for each other.
+
+    Raises
+    ------
+    NotFoundError
+    """
+    found = tx.session.execute(
+        select(AlertIncident.id, AlertIncident.group_id).where(AlertIncident.id.in_(ids))
+    ).all()
+    missing = set(ids) - {row.id for row in found}
+    if missing:
+        raise no_incident(min(missing))
+    groups = {id_: lock_group(tx, id_) for id_ in sorted({row.group_id for row in found})}
+    rows = tx.session.execute(
+        select(AlertIncident)
+        .where(AlertIncident.id.in_(ids))
+        .order_by(AlertIncident.group_id, AlertIncident.opened_at, AlertIncident.id)
+    ).scalars()
+    with_groups = [(groups[row.group_id], row) for row in rows]
+    if len(with_groups) < len(found) or None in groups.values():
+        # Deleted with its job while others were waited for.
+        raise no_incident(min(ids))
+    return [(group, row) for group, row in with_groups if group is not None]

@@ -10,7 +10,7 @@ from sqlalchemy import func, select, true
 from app.alerts.states import IncidentState
 from app.db.models.alerts import AlertChannel, AlertIncident
 from app.services.alerts.channels.reads import is_dead
-from app.services.alerts.store import HIDDEN
+from app.services.alerts.store import HIDDEN, INSIDE
 
 if TYPE_CHECKING:
     from app.db.unit_of_work import Reads
@@ -45,7 +45,7 @@ def navigation(tx: Reads) -> Navigation:
     """Return what every page shows, with one statement."""
     firing = (
         select(func.count().label("firing"))
-        .where(AlertIncident.state == IncidentState.FIRING, ~HIDDEN)
+        .where(AlertIncident.state == IncidentState.FIRING, ~HIDDEN, ~INSIDE)
         .subquery()
     )
     rows = tx.session.execute(

@@ -3,34 +3,114 @@
 from __future__ import annotations
 
 import uuid
+from dataclasses import dataclass
+from datetime import datetime
 from typing import TYPE_CHECKING, Final
 
 from pydantic import TypeAdapter
 from sqlalchemy import func, select
 
 from app.alerts.channels.registry import KINDS
-from app.alerts.grouping import CONTENT, Audience, Sent
+from app.alerts.grouping import CONTENT, Audience, Machines, Sent
+from app.alerts.machines.inside import speaking_for
 from app.alerts.rules import Selector
-from app.alerts.states import DeliveryState
-from app.db.models.alerts import AlertChannel, AlertDelivery, AlertIncident
-from app.services.alerts.store import incident_of
+from app.alerts.states import DeliveryState, IncidentState
+from app.db.models.alerts import AlertChannel, AlertDelivery, AlertIncident, AlertRule
+from app.services.alerts.machines.reads import inside_of_group, standing_inside
+from app.services.alerts.store import incident_of, job_and_labels, load_rules, open_incidents
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from app.alerts.incidents import Incident
+    from app.alerts.machines.inside import Inside
     from app.alerts.rules import Rule
+    from app.db.models.alerts import AlertGroup
     from app.db.unit_of_work import UnitOfWork
 
 SELECTOR: Final = TypeAdapter(Selector)
 
 
-def routed(
+@dataclass(frozen=True, slots=True)
+class GroupNow:
+    """A group as its channels are to hear of it.
+
+    Parameters
+    ----------
+    job : str
+    labels : mapping of str to str
+    rules : mapping of UUID to Rule
+    incidents : sequence of Incident
+        The open ones; those that speak for a machine as they speak for all inside.
+    inside : mapping of UUID to sequence of Inside
+        By incident, what stands inside of it and is not over.
+    machines : Machines
+    attached : mapping
+        See `routed`.
+    """
+
+    job: str
+    labels: Mapping[str, str]
+    rules: Mapping[uuid.UUID, Rule]
+    incidents: Sequence[Incident]
+    inside: Mapping[uuid.UUID, Sequence[Inside]]
+    machines: Machines
+    attached: Mapping[tuple[uuid.UUID, uuid.UUID], datetime]
+
+    def meant_for(self, channel: AlertChannel) -> list[Incident]:
+        """Return the incidents that a channel is for, by themselves or by one inside."""
+
+        def any_inside(incident: Incident) -> bool:
+            return any(
+                routed(channel, [one.incident], self.rules, one.job, one.labels, self.attached)
+                for one in self.inside.get(incident.id, ())
+            )
+
+        own = {
+            found.id
+            for found in routed(
+                channel, self.incidents, self.rules, self.job, self.labels, self.attached
+            )
+        }
+        return [found for found in self.incidents if found.id in own or any_inside(found)]
+
+
+def group_now(tx: UnitOfWork, group: AlertGroup) -> GroupNow:
+    """Return a group that is locked as its channels are to hear of it."""
+    job, labels = job_and_labels(tx, group.job_id)
+    ever = inside_of_group(tx, group.id)
+    present = {
+        lead: [one for one in ones if one.incident.state is not IncidentState.RESOLVED]
+        for lead, ones in ever.items()
+    }
+    return GroupNow(
+        job=job,
+        labels=labels,
+        rules={rule.id: rule for rule in load_rules(tx)},
+        incidents=[
+            speaking_for(found, ever[found.id]) if found.id in ever else found
+            for found in open_incidents(tx, group.id)
+        ],
+        inside=present,
+        machines=Machines(
+            inside=standing_inside(tx, group.id),
+            leads=frozenset(lead for lead, ones in present.items() if ones),
+        ),
+        attached={
+            (row.id, uuid.UUID(channel)): datetime.fromisoformat(at)
+            for row in tx.session.execute(select(AlertRule.id, AlertRule.attached))
+            for channel, at in row.attached.items()
+        },
+    )
+
+
+def routed(  # noqa: PLR0913, PLR0917 - everything that routes
     channel: AlertChannel,
     incidents: Sequence[Incident],
     rules: Mapping[uuid.UUID, Rule],
     job: str,
     labels: Mapping[str, str],
+    attached: Mapping[tuple[uuid.UUID, uuid.UUID], datetime] | None = None,
 ) -> list[Incident]:
     """Return the incidents that a channel is for.
 
@@ -43,14 +123,21 @@ def routed(
     job : str
     labels : mapping of str to str
         Of the job.
+    attached : mapping, optional
+        When a channel was added to a rule, by the ids of both, where that was after the rule.
     """
     selects = SELECTOR.validate_python(channel.selector).selects(job, labels)
 
     def meant(incident: Incident, rule: Rule) -> bool:
+        # What was news before the channel was there is the past, which it is not sent.
+        news_at = incident.escalated_at or incident.fired_at or incident.opened_at
+        if news_at < channel.created_at:
+            return False
         if incident.escalated_at and rule.escalation and channel.id in rule.escalation.channels:
             return True
         if rule.channels:
-            return channel.id in rule.channels
+            since = (attached or {}).get((rule.id, channel.id))
+            return channel.id in rule.channels and (since is None or news_at >= since)
         return selects and channel.audience == rule.audience
 
     return [

@@ -16,7 +16,7 @@ from app.alerts.board import JobState
 from app.alerts.evaluate import evaluate, next_look
 from app.alerts.facts import FACTS
 from app.alerts.incidents import Incident
-from app.alerts.rules import CauseFound
+from app.alerts.rules import CauseFound, Selector, Weekly
 from app.alerts.states import IncidentState
 from app.analysis.diagnosis.causes.registry import KINDS
 from app.db.models.alerts import AlertFacts, AlertGroup, AlertRule
@@ -99,7 +99,7 @@ def save_rule(container: Container, rule: Rule, *, new: bool) -> Rule:
     InvalidRuleError
         If it names a cause that no report has: ``rule.unknown_cause``.
     """
-    _require_known_causes(rule)
+    _require_meaning(rule)
     try:
         with container.uow() as tx:
             if new:
@@ -107,6 +107,12 @@ def save_rule(container: Container, rule: Rule, *, new: bool) -> Rule:
                 tx.session.add(row)
             else:
                 row = _row(tx, rule.id)
+                added = set(rule.channels) - set(rule_of(row).channels)
+                kept = {str(id_) for id_ in rule.channels}
+                row.attached = {
+                    **{id_: at for id_, at in row.attached.items() if id_ in kept},
+                    **{str(id_): tx.now.isoformat() for id_ in added},
+                }
                 row.name, row.document = rule.name, rule_document(rule)
                 row.updated_at = tx.now
             action = Action.CREATED if new else Action.CHANGED
@@ -143,10 +149,12 @@ def preview(container: Container, rule: Rule) -> Preview:
     InvalidRuleError
         As `save_rule` does.
     """
-    _require_known_causes(rule)
+    _require_meaning(rule)
     with container.reading() as tx:
         now = tx.now
         since = now - PREVIEW
+        if not rule.evaluated:
+            return Preview(since, 0, 0, complete=True, incidents=())
         documents = tx.session.execute(
             select(AlertFacts.document)
             .where(AlertFacts.received_at >= since)
@@ -213,8 +221,14 @@ def _replay(
 _HISTORY: Final = 40
 
 
-def _require_known_causes(rule: Rule) -> None:
+def _require_meaning(rule: Rule) -> None:
+    """Refuse what no rule can mean."""
     condition = rule.condition
+    if isinstance(condition, Weekly) and rule.selector != Selector():
+        raise InvalidRuleError(
+            "A weekly summary is of the whole project: it selects no jobs.",
+            faults=(Fault("not_empty", "Leave it out.", column="selector"),),
+        )
     if not isinstance(condition, CauseFound):
         return
     faults = tuple(

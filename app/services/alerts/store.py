@@ -28,7 +28,14 @@ from app.alerts.incidents import INCIDENT, Incident, Silence
 from app.alerts.readings import BASELINE_SESSIONS, NO_DATA_CAUSE
 from app.alerts.rules import RULE, Rule
 from app.alerts.states import IncidentState
-from app.db.models.alerts import AlertEvent, AlertFacts, AlertGroup, AlertIncident, AlertRule
+from app.db.models.alerts import (
+    AlertEvent,
+    AlertFacts,
+    AlertGroup,
+    AlertIncident,
+    AlertOnHost,
+    AlertRule,
+)
 from app.db.models.sessions import Job, Session
 
 if TYPE_CHECKING:
@@ -44,10 +51,36 @@ RECEIVED: Final = BASELINE_SESSIONS + 1
 OPEN: Final = AlertIncident.state != IncidentState.RESOLVED
 
 # Open, but nobody is told: its job sends no data, and that is what is told. `visible` for rows.
+# What speaks for other jobs as well is told all the same.
 _silent: Final = aliased(AlertIncident)
+_inner: Final = aliased(AlertIncident)
+_placed: Final = aliased(AlertOnHost)
+_lead: Final = aliased(AlertOnHost)
+LEADING: Final = (
+    exists()
+    .where(
+        _placed.lead_id == AlertIncident.id,
+        _placed.incident_id != _placed.lead_id,
+        _inner.id == _placed.incident_id,
+        _inner.state != IncidentState.RESOLVED,
+    )
+    .correlate(AlertIncident)
+)
+# Another incident speaks for it, or did to its end.
+INSIDE: Final = (
+    exists()
+    .where(
+        _placed.incident_id == AlertIncident.id,
+        _placed.incident_id != _placed.lead_id,
+        _lead.incident_id == _placed.lead_id,
+        _lead.over_at.is_(None) | ~OPEN,
+    )
+    .correlate(AlertIncident)
+)
 HIDDEN: Final = (
     OPEN
     & (AlertIncident.document["cause"].astext != NO_DATA_CAUSE)
+    & ~LEADING
     & exists()
     .where(
         _silent.group_id == AlertIncident.group_id,

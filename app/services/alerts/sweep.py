@@ -15,12 +15,14 @@ import structlog
 from sqlalchemy import CursorResult, delete, exists, select
 
 from app.alerts.states import DeliveryState
-from app.db.models.alerts import AlertChannel, AlertDelivery, AlertGroup
+from app.db.models.alerts import AlertChannel, AlertDelivery, AlertGroup, AlertOnHost
 from app.db.models.tasks import DELIVER_ALERT, TaskRun
 from app.db.states import TaskState
 from app.services.access.projects import is_there
+from app.services.alerts.deliveries.digests import set_free
 from app.services.alerts.deliveries.flush import flush_group, pump
 from app.services.alerts.evaluate import look_at_group
+from app.services.alerts.machines.stir import stir
 from app.services.alerts.secrets import check_secrets
 
 if TYPE_CHECKING:
@@ -65,11 +67,15 @@ def sweep_alerts(container: Container) -> AlertSweep:
     everywhere = container.everywhere()
     until_s = time.monotonic() + PASS_LIMIT_S
     looked = flushed = started = 0
+    for of, incident_id in _stirred(everywhere):
+        stir(container.within(of), incident_id)
     while time.monotonic() < until_s:
         due = _due_groups(everywhere, AlertGroup.look_at)
         looked += sum(look_at_group(container.within(of), group_id) for of, group_id in due)
         if len(due) < BATCH:
             break
+    with everywhere.uow() as tx:
+        set_free(tx)
     while time.monotonic() < until_s:
         due = _due_groups(everywhere, AlertGroup.flush_at)
         for of, group_id in due:
@@ -101,6 +107,17 @@ def _due_groups(container: Container, column: Any) -> list[tuple[int, uuid.UUID]
             .limit(BATCH)
         )
         return [(row.project_id, row.id) for row in rows]
+
+
+def _stirred(container: Container) -> list[tuple[int, uuid.UUID]]:
+    with container.uow() as tx:
+        rows = tx.session.execute(
+            select(AlertOnHost.project_id, AlertOnHost.incident_id)
+            .where(AlertOnHost.stirred_at.is_not(None), is_there(AlertOnHost.project_id))
+            .order_by(AlertOnHost.stirred_at)
+            .limit(BATCH)
+        )
+        return [(row.project_id, row.incident_id) for row in rows]
 
 
 def _due_channels(container: Container) -> list[tuple[int, uuid.UUID]]:

@@ -21,6 +21,7 @@ from app.db.models.alerts import (
     AlertFacts,
     AlertGroup,
     AlertIncident,
+    AlertOnHost,
 )
 from app.db.models.sessions import Job, Session
 from app.services.alerts.deliveries.reads import DeliveryRow, delivery_row
@@ -45,7 +46,7 @@ from app.services.alerts.incident_reads import (
     incident_rows,
     list_incidents,
 )
-from app.services.alerts.store import HIDDEN, OPEN
+from app.services.alerts.store import HIDDEN, INSIDE, OPEN
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -206,7 +207,7 @@ def incidents(
         now=tx.now,
         filtered=filtered,
         number=number,
-        present=[incident_row(*row[:5]) for row in rows],
+        present=[incident_row(*row[:7]) for row in rows],
         counts={state: shown for state, shown in counts.items() if shown},
         hidden=sum(one["hidden"] for one in summary),
         lost={
@@ -218,7 +219,7 @@ def incidents(
         },
         choices=choices,
         over=[
-            Over(incident_row(*row[:5]), None if after is None else FACTS.validate_python(after))
+            Over(incident_row(*row[:7]), None if after is None else FACTS.validate_python(after))
             for *row, after, _ in ended
         ],
         over_count=ended[0][-1] if ended else 0,
@@ -241,8 +242,26 @@ def _listed(filtered: IncidentFilter) -> Select[Any]:
         incident_rows()
         .add_columns(SESSION_ID, Session.number, SHOWN, Session.world)
         .outerjoin(Session, Session.id == SESSION_ID)
-        .where(*listed(filtered), *matches(filtered))
+        .where(*listed(filtered), *_matching(filtered))
     )
+
+
+def _matching(filtered: IncidentFilter) -> list[ColumnElement[bool]]:
+    """Return that an incident, or one inside of it, is like what is asked for."""
+    asked = matches(filtered)
+    if not asked:
+        return []
+    inner = (
+        select(func.coalesce(AlertOnHost.lead_id, AlertIncident.id))
+        .select_from(AlertIncident)
+        .join(AlertGroup, AlertGroup.id == AlertIncident.group_id)
+        .join(Job, Job.id == AlertGroup.job_id)
+        .outerjoin(AlertAssignee, AlertAssignee.incident_id == AlertIncident.id)
+        .outerjoin(AlertOnHost, AlertOnHost.incident_id == AlertIncident.id)
+        .where(*counted(filtered), *asked)
+        .correlate(None)
+    )
+    return [AlertIncident.id.in_(inner)]
 
 
 def _over(tx: Reads, filtered: IncidentFilter, page: Select[Any]) -> Sequence[Any]:
@@ -264,7 +283,7 @@ def _summary(tx: Reads, filtered: IncidentFilter) -> tuple[list[dict[str, Any]],
         select(
             AlertIncident.state.label("state"),
             Job.name.label("job"),
-            func.count().filter(~HIDDEN).label("shown"),
+            func.count().filter(~HIDDEN, ~INSIDE).label("shown"),
             func.count().filter(HIDDEN).label("hidden"),
             func.max(LOST).filter(~HIDDEN).label("lost"),
         )
@@ -272,7 +291,7 @@ def _summary(tx: Reads, filtered: IncidentFilter) -> tuple[list[dict[str, Any]],
         .join(Job, Job.id == AlertGroup.job_id)
         .outerjoin(AlertAssignee, AlertAssignee.incident_id == AlertIncident.id)
         .outerjoin(Session, Session.id == SESSION_ID)
-        .where(*counted(filtered), *matches(filtered))
+        .where(*counted(filtered), *_matching(filtered))
         .group_by(AlertIncident.state, Job.name)
         .subquery()
     )

@@ -231,7 +231,7 @@ def test_a_dead_channel_delays_no_other(alerting: Alerting, receiver: Receiver) 
         alerting.channel(receiver, "quick")
         jobs = [f"job-{number}" for number in range(IN_FLIGHT + 3)]
         for job in jobs:
-            alerting.slow(job)
+            alerting.slow(job, host=f"host-of-{job}")
         alerting.time_passes(MINUTE)
         # The slow channel gets no more threads than its share, whoever comes first.
         with alerting.container.uow() as tx:

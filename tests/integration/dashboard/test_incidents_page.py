@@ -87,7 +87,10 @@ def test_no_data_hides_the_other_incidents_of_its_job_and_of_no_other(
     hidden = next(one.id for one in alerting.incidents() if one.where == "node-7")
     alerting.silent()
     found = page(client, "/incidents")
-    assert [line[3] for line in open_lines(found)] == ["other Slow worker: node-7", "llm No data"]
+    assert [line[3] for line in open_lines(found)] == [
+        "other Slow worker: node-of-other",
+        "llm No data",
+    ]
     assert "1 hidden while their jobs send nothing" in found.text
     assert nav_count(found) == "2 firing"
     assert (

@@ -49,3 +49,8 @@ test('faults are said in the form’s words and units', () => {
   assert.equal(said('headline', { message }, 'condition.clears_below'), '“Over below” must be below “From”, 0.07');
   assert.equal(said('waste', { code: 'float_type', message: 'x' }, 'condition.at_least'), 'A number is needed.');
 });
+
+test('a weekly rule has neither jobs nor numbers', () => {
+  const given = { name: 'Weekly', condition: { kind: 'weekly', weekday: 'monday', hour: 7 }, audience: 'owner', channels: [] };
+  assert.deepEqual(ruleOf(given, true), { name: 'Weekly', enabled: true, condition: given.condition, audience: 'owner', channels: [] });
+});

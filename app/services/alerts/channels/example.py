@@ -17,7 +17,8 @@ from app.analysis.diagnosis.headline import HeadlineKind
 from app.db.models.alerts import AlertChannel
 from app.errors import NotFoundError
 from app.services.access.audit import Action, record
-from app.services.alerts.deliveries.deliver import attempt, base_url, target_of
+from app.services.alerts.deliveries.deliver import attempt, target_of
+from app.services.alerts.deliveries.fix import base_url
 from app.services.alerts.store import timing
 
 if TYPE_CHECKING:

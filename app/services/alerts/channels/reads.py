@@ -47,6 +47,8 @@ class ChannelView:
     readable : bool
         Whether the worker that looked last could decrypt them with its keys.
     enabled : bool
+    rate_limit : int
+        Messages in ten minutes; what is over it goes in the next digest.
     disabled_reason : str or None
     failures : int
         Attempts that failed since the last one that came through.
@@ -67,6 +69,7 @@ class ChannelView:
     secrets: Mapping[str, str | None]
     readable: bool
     enabled: bool
+    rate_limit: int
     disabled_reason: str | None
     failures: int
     last_error: str | None
@@ -183,6 +186,7 @@ _SHOWN: Final = (
     AlertChannel.secret_hints,
     AlertChannel.readable,
     AlertChannel.enabled,
+    AlertChannel.per_10_min,
     AlertChannel.disabled_reason,
     AlertChannel.failures,
     AlertChannel.last_error,
@@ -216,6 +220,7 @@ def _view(row: Row[Any]) -> ChannelView:
         secrets=row.secret_hints if row.readable else {},
         readable=row.readable,
         enabled=row.enabled,
+        rate_limit=row.per_10_min,
         disabled_reason=row.disabled_reason,
         failures=row.failures,
         last_error=row.last_error,

@@ -41,6 +41,8 @@ if TYPE_CHECKING:
 PORTS: Final = {"http": 80, "https": 443}
 # Somebody waits for the answer.
 LOOK_UP_S: Final = 3.0
+# Messages in ten minutes, where a channel says nothing else.
+RATE_LIMIT: Final = 10
 
 
 def create_channel(  # noqa: PLR0913 - what a channel is made of
@@ -52,8 +54,9 @@ def create_channel(  # noqa: PLR0913 - what a channel is made of
     audience: Audience = "on_call",
     selector: Selector | None = None,
     enabled: bool = True,
+    rate_limit: int = RATE_LIMIT,
 ) -> ChannelView:
-    """Add a channel; it hears at once of what is going on.
+    """Add a channel; it hears of what fires from now on.
 
     Raises
     ------
@@ -75,6 +78,7 @@ def create_channel(  # noqa: PLR0913 - what a channel is made of
         selector=SELECTOR.dump_python(selector or Selector(), mode="json"),
         config=shown,
         enabled=enabled,
+        per_10_min=rate_limit,
         generation=0,
         disabled_reason=None if enabled else DISABLED_BY_PERSON,
         failures=0,
@@ -99,6 +103,7 @@ def update_channel(  # noqa: PLR0913 - what of it is to change
     audience: Audience | None = None,
     selector: Selector | None = None,
     enabled: bool | None = None,
+    rate_limit: int | None = None,
 ) -> ChannelView:
     """Change what is given; fields of `config` that are left out stay, those that are null go.
 
@@ -117,6 +122,8 @@ def update_channel(  # noqa: PLR0913 - what of it is to change
                 row.audience = audience
             if selector is not None:
                 row.selector = SELECTOR.dump_python(selector, mode="json")
+            if rate_limit is not None:
+                row.per_10_min = rate_limit
             if config is not None:
                 before = row.config | unseal(container.settings, row.secrets)
                 merged = {k: v for k, v in (before | dict(config)).items() if v is not None}
@@ -131,6 +138,7 @@ def update_channel(  # noqa: PLR0913 - what of it is to change
                 "audience": audience,
                 "selector": selector,
                 "enabled": enabled,
+                "rate limit": rate_limit,
             }
             record(
                 tx,

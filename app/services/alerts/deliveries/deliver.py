@@ -36,11 +36,10 @@ from sqlalchemy import CursorResult, select, update
 
 from app.alerts.addresses import AddressGuard
 from app.alerts.channels.apprise import APPRISE, is_installed
-from app.alerts.channels.kind import Parcel
+from app.alerts.channels.kind import ChannelKind, Parcel
 from app.alerts.channels.registry import KINDS
 from app.alerts.delivery import DeliveryError, ReceiverAnswer
-from app.alerts.grouping import CONTENT, Audience, IncidentItem, content_for, is_due
-from app.alerts.message import MESSAGE, Message, make_message
+from app.alerts.message import MESSAGE, Message
 from app.alerts.outbound import Outbound
 from app.alerts.retry import wait_before
 from app.alerts.states import DeliveryState
@@ -49,23 +48,19 @@ from app.db.models.alerts import AlertChannel, AlertDelivery, AlertGroup
 from app.db.models.sessions import StoredReport
 from app.db.reports import read_heatmaps
 from app.errors import SecretKeyError
-from app.services.access.projects import pages_at, project_name
+from app.services.alerts.deliveries.digests import groups_of, riders_of
+from app.services.alerts.deliveries.fix import fix_all
 from app.services.alerts.deliveries.flush import pause_after, pump
-from app.services.alerts.routing import audience, routed, with_heard_of
 from app.services.alerts.secrets import unseal
 from app.services.alerts.store import (
-    job_and_labels,
-    load_rules,
     lock_group,
-    open_incidents,
-    rule_names,
     timing,
 )
 from app.services.container import Claim
 from app.services.tasks.task_runs import finish
 
 if TYPE_CHECKING:
-    from app.db.unit_of_work import Reads, UnitOfWork
+    from app.db.unit_of_work import UnitOfWork
     from app.services.container import Container
     from app.settings import Settings
 
@@ -137,6 +132,21 @@ def attempt(container: Container, target: DeliveryTarget, message: Message) -> R
     DeliveryError
         If it was not taken.
     """
+    kind, config = opened(container, target)
+    picture = _picture(container, message) if kind.pictures else None
+    limit_s = container.settings.alert_attempt_limit_s
+    with Outbound(guard(container.settings), limit_s) as outbound:
+        return kind.send(config, Parcel(message, picture, outbound))
+
+
+def opened(container: Container, target: DeliveryTarget) -> tuple[ChannelKind, Any]:
+    """Return a channel's kind and its whole configuration.
+
+    Raises
+    ------
+    DeliveryError
+        If it cannot be used at present.
+    """
     kind = KINDS[target.kind]
     if kind is APPRISE and not apprise_is_usable(container.settings):
         # The operator's to allow again, as with the keys below.
@@ -148,10 +158,7 @@ def attempt(container: Container, target: DeliveryTarget, message: Message) -> R
     except SecretKeyError as error:
         # The operator's to repair, upon which it can still go out.
         raise DeliveryError(error.stable_code, error.message) from error
-    picture = _picture(container, message) if kind.pictures else None
-    limit_s = container.settings.alert_attempt_limit_s
-    with Outbound(guard(container.settings), limit_s) as outbound:
-        return kind.send(config, Parcel(message, picture, outbound))
+    return kind, config
 
 
 def apprise_is_usable(settings: Settings) -> bool:
@@ -166,24 +173,12 @@ def guard(settings: Settings) -> AddressGuard:
     )
 
 
-def base_url(settings: Settings, tx: Reads) -> str:
-    """Return the address of the pages of a transaction's project, with a slash at its end."""
-    project = f"{pages_at(project_name(tx))}/"
-    if settings.external_url is not None:
-        return settings.external_url.rstrip("/") + project
-    host = f"[{settings.host}]" if ":" in settings.host else settings.host
-    return f"http://{host}:{settings.port}{project}"
-
-
 def _start(container: Container, claim: Claim) -> tuple[uuid.UUID | None, _Started | None]:
     """Return the channel, and what to send, if anything is to be sent."""
     with container.uow() as tx:
-        group_id = tx.session.execute(
-            select(AlertDelivery.group_id).where(AlertDelivery.id == claim.subject_id)
-        ).scalar()
-        group = None if group_id is None else lock_group(tx, group_id)
+        groups = {id_: lock_group(tx, id_) for id_ in groups_of(tx, claim.subject_id)}
         delivery = tx.session.get(AlertDelivery, claim.subject_id)
-        if group is None or delivery is None:
+        if delivery is None or groups.get(delivery.group_id) is None:
             return None, None
         channel = tx.session.get_one(AlertChannel, delivery.channel_id)
         if delivery.state is not DeliveryState.SENDING:
@@ -191,7 +186,7 @@ def _start(container: Container, claim: Claim) -> tuple[uuid.UUID | None, _Start
         if not channel.enabled:
             _end(tx, delivery, DeliveryState.FAILED, DISABLED)
             return channel.id, None
-        if delivery.message is None and not _fix(container, tx, group, delivery, channel):
+        if delivery.message is None and not fix_all(container, tx, groups, delivery, channel):
             _end(tx, delivery, DeliveryState.SUPERSEDED)
             return channel.id, None
         delivery.attempt += 1
@@ -203,46 +198,6 @@ def _start(container: Container, claim: Claim) -> tuple[uuid.UUID | None, _Start
 def target_of(channel: AlertChannel) -> DeliveryTarget:
     """Return what an attempt needs of a channel."""
     return DeliveryTarget(channel.id, channel.name, channel.kind, channel.config, channel.secrets)
-
-
-def _fix(
-    container: Container,
-    tx: UnitOfWork,
-    group: AlertGroup,
-    delivery: AlertDelivery,
-    channel: AlertChannel,
-) -> bool:
-    """Fix what a delivery says; return False where there is nothing to say."""
-    rules = {rule.id: rule for rule in load_rules(tx)}
-    job, labels = job_and_labels(tx, group.job_id)
-    incidents = open_incidents(tx, group.id)
-    heard = audience(tx, channel, group.id, without=delivery.id)
-    meant = with_heard_of(tx, routed(channel, incidents, rules, job, labels), heard)
-    content = content_for(meant, heard)
-    intervals = timing(container.settings)
-    if not is_due(content, meant, heard, intervals, tx.now):
-        return False
-    message = make_message(
-        id=delivery.id,
-        number=delivery.number,
-        at=tx.now,
-        job=job,
-        receiver=channel.name,
-        content=content,
-        told_before=_told(heard),
-        incidents={incident.id: incident for incident in meant},
-        rule_names=rule_names(list(rules.values())),
-        base_url=base_url(container.settings, tx),
-        repeat=intervals.repeat_interval,
-    )
-    delivery.content = CONTENT.dump_python(content, mode="json")
-    delivery.message = MESSAGE.dump_python(message, mode="json")
-    return True
-
-
-def _told(heard: Audience) -> set[IncidentItem]:
-    delivered = [sent.content for sent in heard.sent if sent.delivered and sent.counts]
-    return {*delivered[-1].present, *delivered[-1].resolved} if delivered else set()
 
 
 def _picture(container: Container, message: Message) -> bytes | None:
@@ -295,9 +250,11 @@ def _settle_failure(container: Container, claim: Claim, error: DeliveryError) ->
             pause = max(pause_after(channel.failures), timedelta(seconds=error.retry_after_s or 0))
             channel.hold_until = tx.now + pause if pause else None
         if wait is None:
+            groups = groups_of(tx, delivery.id)
             _end(tx, delivery, DeliveryState.FAILED, error)
-            _come_back(container, tx, delivery.group_id)
-        elif _overtaken(tx, delivery):
+            for group_id in groups:
+                _come_back(container, tx, group_id)
+        elif delivery.digest_id is None and _overtaken(tx, delivery):
             _end(tx, delivery, DeliveryState.SUPERSEDED, error)
         else:
             _end(tx, delivery, DeliveryState.WAITING, error)
@@ -313,7 +270,8 @@ def _locked(tx: UnitOfWork, claim: Claim) -> tuple[AlertDelivery | None, AlertCh
             AlertDelivery.id == claim.subject_id
         )
     ).one_or_none()
-    if row is None or lock_group(tx, row.group_id) is None:
+    locked = {id_ for id_ in groups_of(tx, claim.subject_id) if lock_group(tx, id_) is not None}
+    if row is None or row.group_id not in locked:
         return None, None
     channel = tx.session.execute(
         select(AlertChannel)
@@ -343,6 +301,9 @@ def _end(
     delivery.error = error.sentence if error else None
     delivery.answer_status = answer.status if answer else None
     delivery.answer = answer.text if answer else None
+    if state in DeliveryState.OVER:
+        for rider in riders_of(tx, delivery):
+            _end(tx, rider, state, error, answer=answer)
 
 
 def _overtaken(tx: UnitOfWork, delivery: AlertDelivery) -> bool:

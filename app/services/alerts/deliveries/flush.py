@@ -20,14 +20,9 @@ from app.alerts.grouping import content_for, is_due
 from app.alerts.states import DeliveryState
 from app.db.models.alerts import AlertChannel, AlertDelivery, AlertGroup
 from app.db.models.tasks import DELIVER_ALERT
-from app.services.alerts.routing import audience, routed, with_heard_of
-from app.services.alerts.store import (
-    job_and_labels,
-    load_rules,
-    lock_group,
-    open_incidents,
-    timing,
-)
+from app.services.alerts.deliveries.digests import MOST, bundle, may_start
+from app.services.alerts.routing import audience, group_now, with_heard_of
+from app.services.alerts.store import lock_group, timing
 
 if TYPE_CHECKING:
     from app.db.unit_of_work import UnitOfWork
@@ -56,9 +51,7 @@ def flush_group(container: Container, group_id: uuid.UUID) -> set[uuid.UUID]:
 
 def _tell(container: Container, tx: UnitOfWork, group: AlertGroup) -> tuple[set[uuid.UUID], bool]:
     """Return the channels that got a delivery, and whether anything may have to be repeated."""
-    rules = {rule.id: rule for rule in load_rules(tx)}
-    job, labels = job_and_labels(tx, group.job_id)
-    incidents = open_incidents(tx, group.id)
+    here_now = group_now(tx, group)
     intervals = timing(container.settings)
     channels = tx.session.execute(
         select(AlertChannel).where(AlertChannel.enabled).order_by(AlertChannel.id)
@@ -68,8 +61,8 @@ def _tell(container: Container, tx: UnitOfWork, group: AlertGroup) -> tuple[set[
     outstanding = False
     for channel in channels:
         heard = audience(tx, channel, group.id)
-        meant = with_heard_of(tx, routed(channel, incidents, rules, job, labels), heard)
-        content = content_for(meant, heard)
+        meant = with_heard_of(tx, here_now.meant_for(channel), heard)
+        content = content_for(meant, heard, here_now.machines)
         outstanding = outstanding or bool(content.present or content.resolved or content.withheld)
         if not is_due(content, meant, heard, intervals, tx.now):
             continue
@@ -83,7 +76,12 @@ def _tell(container: Container, tx: UnitOfWork, group: AlertGroup) -> tuple[set[
             continue
         tx.session.execute(
             update(AlertDelivery)
-            .where(*here, AlertDelivery.state == DeliveryState.WAITING)
+            # What others ride with is theirs as well.
+            .where(
+                *here,
+                AlertDelivery.state == DeliveryState.WAITING,
+                AlertDelivery.digest_id.is_(None),
+            )
             .values(state=DeliveryState.SUPERSEDED, finished_at=tx.now)
         )
         if number is None:
@@ -123,7 +121,9 @@ def pump(container: Container, channel_id: uuid.UUID) -> int:
             return 0
         under_way = tx.session.execute(
             select(func.count()).where(
-                AlertDelivery.channel_id == channel_id, AlertDelivery.state == DeliveryState.SENDING
+                AlertDelivery.channel_id == channel_id,
+                AlertDelivery.state == DeliveryState.SENDING,
+                AlertDelivery.digest_id.is_(None) | (AlertDelivery.digest_id == AlertDelivery.id),
             )
         ).scalar_one()
         allowed = 1 if channel.failures >= SUSPECT_FAILURES else IN_FLIGHT
@@ -131,7 +131,7 @@ def pump(container: Container, channel_id: uuid.UUID) -> int:
             return 0
         earlier = aliased(AlertDelivery)
         heads = (
-            select(AlertDelivery.id)
+            select(AlertDelivery.id, AlertDelivery.content.is_(None).label("fresh"))
             .where(
                 AlertDelivery.channel_id == channel_id,
                 AlertDelivery.state == DeliveryState.WAITING,
@@ -144,16 +144,34 @@ def pump(container: Container, channel_id: uuid.UUID) -> int:
                 ),
             )
             .order_by(AlertDelivery.next_attempt_at, AlertDelivery.number)
-            .limit(allowed - under_way)
         )
+        slots = allowed - under_way
+        due = tx.session.execute(heads.limit(MOST)).all()
+        tried = [row.id for row in due if not row.fresh][:slots]
+        untried = [row.id for row in due if row.fresh]
+        few = container.settings.alert_digest_above
+        may, as_digest = may_start(tx, channel, few, len(untried))
+        as_digest = as_digest and len(tried) < slots
+        chosen = tried + untried[: may if as_digest else min(may, slots - len(tried))]
+        if not chosen:
+            return 0
         # The state is asked for once more: a flush may have superseded it since it was selected.
         started = tx.session.execute(
             update(AlertDelivery)
-            .where(AlertDelivery.id.in_(heads), AlertDelivery.state == DeliveryState.WAITING)
-            .values(state=DeliveryState.SENDING)
+            .where(AlertDelivery.id.in_(chosen), AlertDelivery.state == DeliveryState.WAITING)
+            .values(
+                state=DeliveryState.SENDING,
+                started_at=func.coalesce(AlertDelivery.started_at, tx.now),
+            )
             .returning(AlertDelivery.id)
+            .execution_options(synchronize_session=False)
         ).scalars()
-        ids = list(started)
+        taken = set(started)
+        ids = [id_ for id_ in chosen if id_ in taken]
+        riding = [id_ for id_ in ids if id_ not in tried]
+        if as_digest and len(riding) > 1:
+            carrier = bundle(tx, riding)
+            ids = [id_ for id_ in ids if id_ in tried or id_ == carrier]
         for delivery_id in ids:
             tx.enqueue(DELIVER_ALERT, delivery_id)
     return len(ids)

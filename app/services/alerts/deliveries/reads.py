@@ -170,6 +170,8 @@ def replay_delivery(container: Container, delivery_id: uuid.UUID) -> None:
         if not channel.enabled:
             raise ConflictError("The channel is disabled.", code="delivery.channel_disabled")
         delivery.state = DeliveryState.WAITING
+        # It says its own words, without what went with it.
+        delivery.digest_id = None
         delivery.next_attempt_at = tx.now
         delivery.finished_at = None
         channel.hold_until = None

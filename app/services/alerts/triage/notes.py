@@ -10,9 +10,9 @@ from sqlalchemy.dialects.postgresql import insert
 from app.db.models.alerts import AlertAssignee, AlertComment, AlertEvent
 from app.services.access.audit import Action, record
 from app.services.alerts.incident_reads import get_incident
-from app.services.alerts.incidents import called
+from app.services.alerts.incidents import called, locked
 from app.services.alerts.store import incident_of
-from app.services.alerts.triage.orders import Left, Outcome, locked
+from app.services.alerts.triage.orders import Left, Outcome
 
 if TYPE_CHECKING:
     import uuid

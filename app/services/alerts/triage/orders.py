@@ -5,14 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from sqlalchemy import select
-
 from app.alerts.states import IncidentState
-from app.db.models.alerts import AlertIncident
 from app.errors import ConflictError
-from app.services.alerts.incident_reads import no_incident
-from app.services.alerts.incidents import acknowledging, carry_out, resolving, silencing
-from app.services.alerts.store import incident_of, lock_group
+from app.services.alerts.incidents import acknowledging, carry_out, locked, resolving, silencing
+from app.services.alerts.machines.leads import inside_of, leave
+from app.services.alerts.store import incident_of
 
 if TYPE_CHECKING:
     import uuid
@@ -20,8 +17,6 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from app.access.principals import Principal
-    from app.db.models.alerts import AlertGroup
-    from app.db.unit_of_work import UnitOfWork
     from app.services.alerts.incidents import Order
     from app.services.container import Container
 
@@ -95,34 +90,6 @@ def resolve_many(
     return _order(container, ids, resolving(who, note), who, note)
 
 
-def locked(tx: UnitOfWork, ids: Collection[uuid.UUID]) -> list[tuple[AlertGroup, AlertIncident]]:
-    """Return incidents with their groups, which are locked.
-
-    In the order of their ids: two orders for the same incidents never wait for each other.
-
-    Raises
-    ------
-    NotFoundError
-    """
-    found = tx.session.execute(
-        select(AlertIncident.id, AlertIncident.group_id).where(AlertIncident.id.in_(ids))
-    ).all()
-    missing = set(ids) - {row.id for row in found}
-    if missing:
-        raise no_incident(min(missing))
-    groups = {id_: lock_group(tx, id_) for id_ in sorted({row.group_id for row in found})}
-    rows = tx.session.execute(
-        select(AlertIncident)
-        .where(AlertIncident.id.in_(ids))
-        .order_by(AlertIncident.group_id, AlertIncident.opened_at, AlertIncident.id)
-    ).scalars()
-    with_groups = [(groups[row.group_id], row) for row in rows]
-    if len(with_groups) < len(found) or None in groups.values():
-        # Deleted with its job while others were waited for.
-        raise no_incident(min(ids))
-    return [(group, row) for group, row in with_groups if group is not None]
-
-
 def _order(
     container: Container,
     ids: Collection[uuid.UUID],
@@ -132,18 +99,25 @@ def _order(
 ) -> Outcome:
     changed, left = [], []
     with container.uow() as tx:
-        for group, row in locked(tx, ids):
+        over = []
+        for group, row in locked(tx, {*ids, *inside_of(tx, ids)}):
             incident = incident_of(row)
             try:
                 change = order(incident, tx.now)
             except ConflictError as error:
                 if error.stable_code != "incident.wrong_state":
                     raise
+                if row.id not in ids:
+                    continue
                 left.append(Left(row.id, incident.state, str(error)))
                 continue
             if change is None:
-                left.append(Left(row.id, incident.state, f"The incident is {incident.state}."))
+                if row.id in ids:
+                    left.append(Left(row.id, incident.state, f"The incident is {incident.state}."))
                 continue
             carry_out(container, tx, group, change, who=who, note=note)
             changed.append(row.id)
+            if change.incident.state is IncidentState.RESOLVED:
+                over.append(change.incident)
+        leave(tx, over)
     return Outcome(changed, left)

@@ -25,6 +25,7 @@ function escalation(kind, { at_least = null, after_minutes, channels = [] }) {
 /** The rule for the API; `given` is what the form's fields hold. */
 export function ruleOf(given, enabled) {
   const { kind } = given.condition;
+  if (kind === 'weekly') return { name: given.name ?? '', enabled, condition: given.condition, audience: given.audience, channels: given.channels ?? [] };
   // All of them are the same as none: whatever a job's metadata says.
   const importance = given.selector.importance.length === 3 ? [] : given.selector.importance;
   return {

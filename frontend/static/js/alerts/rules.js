@@ -22,7 +22,7 @@ const chosenKind = (form) => form.querySelector('#rule-condition-kind').value;
 
 function fit(form) {
   const kind = chosenKind(form);
-  const shown = new Set(kind === 'no_data' ? ['no_data'] : ['number', 'sessions', kind]);
+  const shown = new Set(kind === 'weekly' ? ['weekly'] : kind === 'no_data' ? ['no_data', 'jobs'] : ['number', 'sessions', 'jobs', kind]);
   for (const part of form.querySelectorAll('[data-for]')) part.hidden = !shown.has(part.dataset.for);
   const unit = { headline: ', ×', slowdown: ', ×', gpu_hours_lost: ', GPU-hours' }[kind] ?? ', %';
   for (const path of SCALED) {
@@ -119,7 +119,25 @@ function scope(found) {
   return `Only the latest ${looked}, back to ${minute(new Date(found.since))} UTC: there were more in 30 days than a preview reads`;
 }
 
+/** What a week's summary would say. */
+function showSummary(section, summary) {
+  const head = el('div', null, { className: 'cap' });
+  const note = el('p', 'Of the last seven days; nothing is sent');
+  note.dataset.scope = '';
+  head.append(el('h2', summary.title), note);
+  const parts = summary.sections.flatMap(({ heading, lines }) => {
+    const list = el('ul', null, { className: 'note' });
+    list.append(...lines.map((words) => el('li', words)));
+    return [el('h3', heading), list];
+  });
+  section.replaceChildren(head, ...parts);
+}
+
 function showPreview(section, found, kind) {
+  if (found.summary) {
+    showSummary(section, found.summary);
+    return;
+  }
   const head = el('div', null, { className: 'cap' });
   const looked = el('p', scope(found));
   looked.dataset.scope = '';

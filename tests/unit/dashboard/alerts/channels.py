@@ -22,6 +22,7 @@ def channel(**changes: Any) -> ChannelView:  # noqa: ANN401 - fields of ChannelV
         name="ops",
         kind="webhook",
         audience="on_call",
+        rate_limit=10,
         selector=Selector(),
         config={},
         secrets={"url": "hooks.example"},

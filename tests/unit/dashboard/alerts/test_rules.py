@@ -22,6 +22,7 @@ def channel(name: str, **changes: object) -> ChannelView:
         name=name,
         kind="slack",
         audience="on_call",
+        rate_limit=10,
         selector=Selector(),
         config={},
         secrets={},

@@ -1,0 +1,47 @@
+"""One machine, one incident: what several jobs blame on a host is told once, by one of them.
+
+The first incident that fires with a host at fault leads; those of other jobs that blame the same
+host stand inside of it and are not told of by themselves. The lead lasts until every job inside is
+well, also when its own is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from app.alerts.incidents import Incident
+from app.alerts.rules import highest
+from app.alerts.states import IncidentState
+
+
+@dataclass(frozen=True, slots=True)
+class Inside:
+    """An incident inside of another one, with its job as rules and channels see it."""
+
+    incident: Incident
+    job: str
+    labels: Mapping[str, str]
+
+
+def host_of(where: str) -> str:
+    """Return the host that an incident's place names; empty where it is none.
+
+    Where no host is recorded a worker stands in its place, which is another machine in each job.
+    """
+    return "" if where.startswith(("worker (", "stage ")) else where
+
+
+def speaking_for(lead: Incident, inside: Sequence[Inside]) -> Incident:
+    """Return an incident as it is told of, for all that stand inside of it.
+
+    It is as severe as the worst of them. That one of them got worse makes it news, as it would be
+    alone; ones that are over count for that too, so that the number only rises.
+    """
+    present = [one.incident for one in inside if one.incident.state is not IncidentState.RESOLVED]
+    worse = sum(one.incident.escalated_at is not None for one in inside)
+    return replace(
+        lead,
+        severity=highest([lead.severity, *(incident.severity for incident in present)]),
+        epoch=lead.epoch + worse,
+    )

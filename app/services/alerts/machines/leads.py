@@ -1,0 +1,205 @@
+"""One machine, one incident: which of the incidents that blame a host speaks for all of them.
+
+Protocol. That an incident leads, or stands inside of another, is a row (`AlertOnHost`), written in
+the transaction that lets it fire. Two evaluations at once that blame the same host meet at the
+unique index of leads: the second waits for the first and then stands inside of it. Whoever joins a
+lead, leaves it or ends it holds the row of the lead until its transaction ends, so that no lead
+ends while another job joins.
+
+What changes inside of a lead is noted at its row (`stirred_at`) and not at its group, which another
+evaluation may hold; the sweeper looks at the lead's job then. Locks are taken in the order group,
+leads by host.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from sqlalchemy import delete, exists, select, text, update
+from sqlalchemy.dialects.postgresql import insert
+from sqlalchemy.orm import aliased
+
+from app.alerts.machines.inside import host_of
+from app.alerts.states import IncidentState
+from app.db.models.alerts import AlertIncident, AlertOnHost
+
+if TYPE_CHECKING:
+    import uuid
+    from collections.abc import Collection, Iterable, Sequence
+
+    from app.alerts.board import IncidentChange
+    from app.alerts.incidents import Incident
+    from app.db.unit_of_work import UnitOfWork
+
+# A lead that ended between two statements is tried again; each time somebody else got on.
+TRIES: Final = 10
+
+LEADS: Final = (AlertOnHost.incident_id == AlertOnHost.lead_id) & AlertOnHost.over_at.is_(None)
+_ONE_LEAD: Final = text("incident_id = lead_id AND over_at IS NULL")
+
+
+def without_held(
+    tx: UnitOfWork, incidents: Iterable[Incident], changes: Sequence[IncidentChange]
+) -> list[IncidentChange]:
+    """Return the changes of a job that happen: a lead lasts until the jobs inside are well.
+
+    Takes the locks of all leads that the job's incidents may join, leave or end.
+
+    Parameters
+    ----------
+    tx : UnitOfWork
+        Which holds the job's group.
+    incidents : iterable of Incident
+        The job's open ones, as they were.
+    changes : sequence of IncidentChange
+    """
+    about = [*incidents, *(change.incident for change in changes)]
+    hosts = {host_of(incident.where) for incident in about if incident.told} - {""}
+    if not hosts:
+        return list(changes)
+    locked = _lock(tx, hosts)
+    ending = [
+        change.incident.id
+        for change in changes
+        if change.incident.state is IncidentState.RESOLVED and change.incident.id in locked
+    ]
+    held = _leading_others(tx, ending) if ending else set()
+    return [change for change in changes if change.incident.id not in held]
+
+
+def settle(tx: UnitOfWork, incidents: Iterable[Incident]) -> None:
+    """Let the incidents of a job that fire lead or stand inside, and those that are over leave.
+
+    Parameters
+    ----------
+    tx : UnitOfWork
+        Which holds the job's group.
+    incidents : iterable of Incident
+        All that the job has open, and those that ended in this transaction, as they are stored.
+    """
+    about = [incident for incident in incidents if incident.told and host_of(incident.where)]
+    if not about:
+        return
+    about.sort(key=lambda incident: (incident.where, incident.opened_at, incident.id))
+    over = [found for found in about if found.state is IncidentState.RESOLVED]
+    if over:
+        leave(tx, over)
+    lead = aliased(AlertOnHost)
+    placed = set(
+        tx.session.execute(
+            select(AlertOnHost.incident_id)
+            .join(lead, lead.incident_id == AlertOnHost.lead_id)
+            .where(
+                AlertOnHost.incident_id.in_([incident.id for incident in about]),
+                lead.over_at.is_(None),
+            )
+        ).scalars()
+    )
+    for incident in about:
+        if incident.state is not IncidentState.RESOLVED and incident.id not in placed:
+            _place(tx, incident)
+
+
+def leave(tx: UnitOfWork, over: Sequence[Incident]) -> None:
+    """Let incidents that are over lead nobody any more, and tell the leads that they were inside.
+
+    Parameters
+    ----------
+    tx : UnitOfWork
+        Which holds their groups.
+    over : sequence of Incident
+    """
+    hosts = {host_of(incident.where) for incident in over} - {""}
+    if not hosts:
+        return
+    _lock(tx, hosts)
+    ids = [incident.id for incident in over]
+    tx.session.execute(
+        update(AlertOnHost)
+        .where(AlertOnHost.incident_id.in_(ids), LEADS)
+        .values(over_at=tx.now, stirred_at=None)
+        .execution_options(synchronize_session=False)
+    )
+    inside = aliased(AlertOnHost)
+    tx.session.execute(
+        update(AlertOnHost)
+        .where(
+            LEADS,
+            exists().where(inside.lead_id == AlertOnHost.incident_id, inside.incident_id.in_(ids)),
+        )
+        .values(stirred_at=tx.now)
+        .execution_options(synchronize_session=False)
+    )
+
+
+def inside_of(tx: UnitOfWork, ids: Collection[uuid.UUID]) -> set[uuid.UUID]:
+    """Return the incidents that are open inside of these."""
+    return set(
+        tx.session.execute(
+            select(AlertOnHost.incident_id)
+            .join(AlertIncident, AlertIncident.id == AlertOnHost.incident_id)
+            .where(
+                AlertOnHost.lead_id.in_(ids),
+                AlertOnHost.incident_id != AlertOnHost.lead_id,
+                AlertIncident.state.in_(IncidentState.TOLD),
+            )
+        ).scalars()
+    )
+
+
+def _lock(tx: UnitOfWork, hosts: Collection[str]) -> set[uuid.UUID]:
+    """Lock the leads of hosts, and return which incidents those are."""
+    return set(
+        tx.session.execute(
+            select(AlertOnHost.incident_id)
+            .where(LEADS, AlertOnHost.host.in_(hosts))
+            .order_by(AlertOnHost.host)
+            .with_for_update()
+        ).scalars()
+    )
+
+
+def _leading_others(tx: UnitOfWork, ids: Collection[uuid.UUID]) -> set[uuid.UUID]:
+    return set(
+        tx.session.execute(
+            select(AlertOnHost.lead_id)
+            .join(AlertIncident, AlertIncident.id == AlertOnHost.incident_id)
+            .where(
+                AlertOnHost.lead_id.in_(ids),
+                AlertOnHost.incident_id != AlertOnHost.lead_id,
+                AlertIncident.state != IncidentState.RESOLVED,
+                # What ends with it does not hold it.
+                AlertOnHost.incident_id.not_in(ids),
+            )
+        ).scalars()
+    )
+
+
+def _place(tx: UnitOfWork, incident: Incident) -> None:
+    """Let an incident lead its host, or stand inside of the one that does."""
+    host = host_of(incident.where)
+    # It may have been inside of one that is over.
+    tx.session.execute(delete(AlertOnHost).where(AlertOnHost.incident_id == incident.id))
+    for _ in range(TRIES):
+        leading = tx.session.execute(
+            insert(AlertOnHost)
+            .values(incident_id=incident.id, lead_id=incident.id, host=host)
+            .on_conflict_do_nothing(index_elements=["project_id", "host"], index_where=_ONE_LEAD)
+            .returning(AlertOnHost.incident_id)
+        ).scalar()
+        if leading is not None:
+            return
+        # The lead's row stays locked: it cannot end before this incident stands inside.
+        lead = tx.session.execute(
+            update(AlertOnHost)
+            .where(LEADS, AlertOnHost.host == host)
+            .values(stirred_at=tx.now)
+            .returning(AlertOnHost.incident_id)
+            .execution_options(synchronize_session=False)
+        ).scalar()
+        if lead is not None:
+            tx.session.execute(
+                insert(AlertOnHost).values(incident_id=incident.id, lead_id=lead, host=host)
+            )
+            return
+    raise RuntimeError(f"no incident speaks for the host of incident {incident.id}")

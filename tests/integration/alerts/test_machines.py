@@ -1,0 +1,219 @@
+"""One machine, one incident: what several jobs blame on a host is told once."""
+
+from __future__ import annotations
+
+import threading
+from datetime import timedelta
+
+from sqlalchemy import delete, select, update
+
+from app.alerts.facts import CauseFact
+from app.alerts.states import IncidentState
+from app.db.models.alerts import AlertGroup, AlertOnHost
+from app.services.access.moves import move_job
+from app.services.access.projects import create_project
+from app.services.alerts.incidents import acknowledge_incident, resolve_incident
+from app.services.alerts.triage.orders import silence_many
+from app.services.alerts.views import incidents
+from tests.support.alerting import Alerting
+from tests.support.reads import read
+from tests.support.receiver import Receiver
+
+MINUTE = timedelta(minutes=1)
+
+
+def _leads(alerting: Alerting) -> list[AlertOnHost]:
+    with alerting.container.uow() as tx:
+        return list(
+            tx.session.execute(
+                select(AlertOnHost).where(AlertOnHost.incident_id == AlertOnHost.lead_id)
+            ).scalars()
+        )
+
+
+def _placed(alerting: Alerting) -> int:
+    with alerting.container.uow() as tx:
+        return len(tx.session.execute(select(AlertOnHost.incident_id)).all())
+
+
+def _titles(receiver: Receiver) -> list[str]:
+    return [got.json["status"] for got in receiver.got]
+
+
+def test_jobs_on_one_machine_are_one_incident_and_one_message(
+    alerting: Alerting, receiver: Receiver
+) -> None:
+    alerting.channel(receiver)
+    for job in ("a", "b", "c"):
+        alerting.slow(job, host="node-7")
+    alerting.pass_and_work(MINUTE)
+    [got] = receiver.got
+    [alert] = got.json["alerts"]
+    assert alert["labels"]["job"] == "a"
+    assert "b 1.30×, c 1.30×" in alert["annotations"]["description"]
+    found = read(alerting.container, incidents)
+    [line] = found.present
+    assert (line.job, [one.job for one in line.inside]) == ("a", ["b", "c"])
+
+
+def test_it_lasts_until_every_job_inside_is_well(alerting: Alerting, receiver: Receiver) -> None:
+    alerting.channel(receiver)
+    for job in ("a", "b"):
+        alerting.slow(job, host="node-7")
+    alerting.pass_and_work(MINUTE)
+    alerting.fast("a")
+    alerting.pass_and_work(10 * MINUTE)
+    assert _titles(receiver) == ["firing"]
+    alerting.fast("b")
+    alerting.pass_and_work(10 * MINUTE)
+    alerting.pass_and_work(10 * MINUTE)
+    assert _titles(receiver) == ["firing", "resolved"]
+    assert {found.state for found in alerting.incidents()} == {IncidentState.RESOLVED}
+    assert all(lead.over_at is not None for lead in _leads(alerting))
+
+
+def test_another_host_is_another_incident(alerting: Alerting, receiver: Receiver) -> None:
+    alerting.channel(receiver)
+    other = CauseFact("slow_worker", ("node-8",), confidence=0.95)
+    nowhere = CauseFact("slow_worker", ("worker (0, 1)",), confidence=0.95)
+    for job, cause in (("a", None), ("b", other), ("c", nowhere), ("d", nowhere)):
+        for _ in range(2):
+            alerting.session(1.3, *([cause] if cause else []), job=job)
+    alerting.pass_and_work(MINUTE)
+    assert len(alerting.incidents()) == 4
+    assert len(_leads(alerting)) == 2
+
+
+def test_two_evaluations_at_once_make_one_lead(alerting: Alerting) -> None:
+    jobs = [f"job-{number}" for number in range(8)]
+    for job in jobs:
+        alerting.session(job=job)
+    start = threading.Barrier(len(jobs))
+    faults: list[BaseException] = []
+
+    def evaluate(job: str) -> None:
+        start.wait()
+        try:
+            alerting.session(job=job)
+        except BaseException as error:  # noqa: BLE001 - shown below
+            faults.append(error)
+
+    threads = [threading.Thread(target=evaluate, args=(job,)) for job in jobs]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert faults == []
+    [lead] = _leads(alerting)
+    assert lead.over_at is None
+    assert _placed(alerting) == len(jobs)
+
+
+def test_the_end_of_a_lead_and_a_job_that_joins_at_once(alerting: Alerting) -> None:
+    for number in range(6):
+        first, second = f"a{number}", f"b{number}"
+        alerting.slow(first, host="node-7")
+        alerting.session(1.0, job=first)
+        alerting.session(job=second)
+        start = threading.Barrier(2)
+
+        def run(job: str, slowdown: float, start: threading.Barrier = start) -> None:
+            start.wait()
+            alerting.session(slowdown, job=job)
+
+        threads = [
+            threading.Thread(target=run, args=(first, 1.0)),
+            threading.Thread(target=run, args=(second, 1.3)),
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        alerting.work()
+        open_ = [one for one in alerting.incidents() if one.state is not IncidentState.RESOLVED]
+        leading = [lead.incident_id for lead in _leads(alerting) if lead.over_at is None]
+        assert len(leading) == 1, "every open incident has one that speaks for it"
+        assert {one.id for one in open_} >= set(leading)
+        alerting.fast(second)
+        alerting.work()
+        alerting.work()
+        assert not [one for one in alerting.incidents() if one.state is not IncidentState.RESOLVED]
+
+
+def test_what_a_killed_worker_left_is_found_by_the_next_look(
+    alerting: Alerting, receiver: Receiver
+) -> None:
+    """The fact is in the transaction of the evaluation; what follows is the sweeper's."""
+    alerting.channel(receiver)
+    for job in ("a", "b"):
+        alerting.slow(job, host="node-7")
+    alerting.fast("a")
+    alerting.fast("b")
+    # Killed between the commit of b's end and the look at a, and before anything else.
+    [lead] = [one for one in _leads(alerting) if one.over_at is None]
+    assert lead.stirred_at is not None
+    alerting.work()
+    assert {found.state for found in alerting.incidents()} == {IncidentState.RESOLVED}
+
+
+def test_without_its_row_an_incident_finds_its_lead_again(alerting: Alerting) -> None:
+    for job in ("a", "b"):
+        alerting.slow(job, host="node-7")
+    with alerting.container.uow() as tx:
+        tx.session.execute(delete(AlertOnHost))
+        tx.session.execute(update(AlertGroup).values(look_at=tx.now))
+    alerting.work()
+    assert len(_leads(alerting)) == 1
+    assert _placed(alerting) == 2
+
+
+def test_an_order_is_for_all_inside(alerting: Alerting, receiver: Receiver) -> None:
+    alerting.channel(receiver)
+    for job in ("a", "b"):
+        alerting.slow(job, host="node-7")
+    lead, inside = alerting.incidents()
+    acknowledge_incident(alerting.container, lead.id, by="ann")
+    assert {found.acknowledged_by for found in alerting.incidents()} == {"ann"}
+    with alerting.container.uow() as tx:
+        until = tx.now + timedelta(hours=1)
+    silence_many(alerting.container, [lead.id], until=until, reason="drained", by="ann")
+    assert {found.state for found in alerting.incidents()} == {IncidentState.SILENCED}
+    resolve_incident(alerting.container, lead.id, by="ann")
+    assert {found.state for found in alerting.incidents()} == {IncidentState.RESOLVED}
+    assert inside.id != lead.id
+
+
+def test_a_job_that_gets_worse_inside_is_told(alerting: Alerting, receiver: Receiver) -> None:
+    alerting.channel(receiver)
+    for job in ("a", "b"):
+        alerting.slow(job, host="node-7")
+    alerting.pass_and_work(MINUTE)
+    lead, _ = alerting.incidents()
+    acknowledge_incident(alerting.container, lead.id, by="ann")
+    alerting.session(1.9, job="b")
+    alerting.pass_and_work(10 * MINUTE)
+    alerting.pass_and_work(10 * MINUTE)
+    assert [got.json["alerts"][0]["labels"]["severity"] for got in receiver.got] == [
+        "warning",
+        "critical",
+    ]
+
+
+def test_a_silent_job_does_not_hide_the_machine_of_others(alerting: Alerting) -> None:
+    for job in ("a", "b"):
+        for _ in range(4):
+            alerting.slow(job, host="node-7")
+    alerting.silent("a", timedelta(hours=3))
+    found = read(alerting.container, incidents)
+    assert sorted(row.incident.where for row in found.present) == ["", "node-7"]
+
+
+def test_a_job_that_leaves_the_project_leaves_the_others_one_lead(alerting: Alerting) -> None:
+    for job in ("a", "b", "c"):
+        alerting.slow(job, host="node-7")
+    create_project(alerting.container.everywhere(), "other")
+    move_job(alerting.container, "a", to="other")
+    alerting.work()
+    leads = [lead for lead in _leads(alerting) if lead.over_at is None]
+    assert len(leads) == 1
+    assert _placed(alerting) == 2
