@@ -7,11 +7,13 @@ from typing import TYPE_CHECKING
 from app.broker.celery import TASK_NAME, make_celery
 from app.broker.dispatch import Dispatcher
 from app.db.engine import make_engine
+from app.db.objects.store import Objects
 from app.errors import StartupError
 from app.services.alerts.deliveries.task import DELIVERY
 from app.services.container import Container
 from app.services.plans.task import PLANNING
 from app.services.sessions.task import ANALYSIS
+from app.services.weekly.task import SUMMARY
 
 if TYPE_CHECKING:
     import uuid
@@ -42,7 +44,7 @@ def build(settings: Settings, *, application_name: str = "paceline") -> Containe
         )
     engine = make_engine(settings.database_url, application_name=application_name)
     celery = make_celery(settings)
-    kinds = {kind.name: kind for kind in (ANALYSIS, DELIVERY, PLANNING)}
+    kinds = {kind.name: kind for kind in (ANALYSIS, DELIVERY, PLANNING, SUMMARY)}
 
     def send(run_id: uuid.UUID, kind: str) -> None:
         queue = kinds[kind].queue
@@ -56,4 +58,12 @@ def build(settings: Settings, *, application_name: str = "paceline") -> Containe
         dispatcher=dispatcher,
         publish=dispatcher.publish,
         kinds=kinds,
+        objects=None if settings.blob_url is None else _objects(settings),
     )
+
+
+def _objects(settings: Settings) -> Objects:
+    # What talks to the store is an extra, and takes a while to load.
+    from app.db.objects.s3 import S3Objects  # noqa: PLC0415
+
+    return Objects(S3Objects(settings), settings.blob_min_bytes)

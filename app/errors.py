@@ -216,6 +216,18 @@ class InsufficientStorageError(PacelineError):
     code = "storage.full"
 
 
+class ObjectStoreError(TryLaterError):
+    """The store of large blobs does not answer, or not as it should; nothing was stored."""
+
+    code = "blobs.unavailable"
+
+
+class LostBytesError(PacelineError):
+    """The store of large blobs answers, and does not have what it took."""
+
+    code = "blobs.lost"
+
+
 class LostClaimError(PacelineError):
     """Another worker owns the task by now; what was computed must not be stored."""
 

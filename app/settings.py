@@ -57,6 +57,19 @@ class Settings(BaseSettings):
     # Host header names answered (comma separated). Unset: loopback ones, where nobody signs in.
     allowed_hosts: Annotated[tuple[str, ...], NoDecode] = ()
 
+    # Large blobs go to a bucket that speaks S3: `s3://bucket/prefix`; unset: to the database.
+    blob_url: str | None = None
+    # Unset: what other programs take from AWS_ENDPOINT_URL, AWS_REGION, AWS_ACCESS_KEY_ID….
+    blob_endpoint: str | None = None
+    blob_region: str | None = None
+    blob_access_key_id: str | None = None
+    blob_secret_access_key: SecretStr | None = None
+    # Smaller ones are in the database all the same: a request would take longer than their bytes.
+    blob_min_bytes: int = Field(default=1 * MIB, ge=0)
+    # For how long an object has to be there, and without anything that refers to it, before it
+    # goes: as old as the oldest backup that should find all its bytes.
+    blob_unreferenced_h: float = Field(default=24.0, ge=24.0)
+
     log_json: bool = False
     log_level: str = "info"
 
@@ -121,6 +134,8 @@ class Settings(BaseSettings):
     alert_group_wait_s: float = 30.0
     alert_group_interval_s: float = 300.0
     alert_repeat_interval_s: float = 4 * 3600.0
+    # So many messages a minute reach a channel one by one, the rest as a digest; 0: all of them.
+    alert_digest_above: Annotated[int, Field(ge=0)] = 3
 
     @field_validator(
         "allowed_hosts", "secret_keys", "alert_allowed_networks", "oidc_roles", mode="before"

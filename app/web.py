@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from fastapi import FastAPI
 from starlette_compress import CompressMiddleware, add_compress_type, remove_compress_type
 
-from app.api import fixes, plans
+from app.api import fixes, fleet, history, notes, operation, plans
 from app.api.access import routes as access
 from app.api.alerts import routes as alerts
 from app.api.frame import docs, health, metrics, problems
@@ -105,6 +105,10 @@ def create_app(container: Container) -> FastAPI:
         compare.router(),
         hosts.router(),
         fixes.router(),
+        fleet.router(),
+        notes.router(),
+        history.router(),
+        operation.router(),
         search.router(),
         plans.router(),
         advice.router(),

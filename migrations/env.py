@@ -2,26 +2,14 @@
 
 from __future__ import annotations
 
+from importlib import import_module
+from pkgutil import iter_modules
 from typing import TYPE_CHECKING
 
 from alembic import context
 
+from app.db import models
 from app.db.engine import make_engine
-from app.db.models import (
-    access,
-    alerts,
-    blobs,
-    chunks,
-    fixes,
-    hosts,
-    installation,
-    keeping,
-    plans,
-    sessions,
-    tasks,
-    tensor,
-    usage,
-)
 from app.db.models.base import Base
 from app.errors import StartupError
 from app.settings import Settings
@@ -31,21 +19,8 @@ if TYPE_CHECKING:
 
 
 # Every module that has tables must be imported for its tables to be compared.
-TABLES_OF = (
-    access,
-    alerts,
-    blobs,
-    chunks,
-    fixes,
-    hosts,
-    installation,
-    keeping,
-    plans,
-    sessions,
-    tasks,
-    tensor,
-    usage,
-)
+for _module in iter_modules(models.__path__):
+    import_module(f"{models.__name__}.{_module.name}")
 
 
 def run(connection: Connection) -> None:

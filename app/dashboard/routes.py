@@ -19,17 +19,22 @@ from app.dashboard.compare.pages import add_compare_pages
 from app.dashboard.documentation.pages import add_documentation
 from app.dashboard.documentation.site import Site
 from app.dashboard.fixes.applied import applied_fixes
+from app.dashboard.fleet.asked import FleetAsked
 from app.dashboard.fleet.connect import launcher_tabs, way_tabs
+from app.dashboard.fleet.exports import marks_csv, sessions_csv
 from app.dashboard.fleet.job import job_page, job_url
 from app.dashboard.fleet.view import fleet_page
 from app.dashboard.hosts.pages import add_host_pages
 from app.dashboard.look.address import Address, page_number
 from app.dashboard.look.assets import installed_assets
+from app.dashboard.look.csv_text import csv_file
 from app.dashboard.look.parts import SLOW
 from app.dashboard.look.ranges import ALL
-from app.dashboard.look.time_asked import TimeAsked
+from app.dashboard.look.time_asked import TimeAsked, TimeInAddress
+from app.dashboard.operation.pages import add_operation_pages
 from app.dashboard.pages import Pages
 from app.dashboard.plans.pages import add_plan_pages
+from app.dashboard.report.pages import add_report_pages
 from app.dashboard.session.exports import EXPORTS, workers_csv
 from app.dashboard.session.report import report_view
 from app.dashboard.session.view import session_page
@@ -43,6 +48,10 @@ from app.services.alerts.onset import onset_of_job
 from app.services.alerts.views import open_by_job
 from app.services.container import Container
 from app.services.fixes.read import calibrations, realized_fixes
+from app.services.fleet.listing import fleet_view
+from app.services.fleet.standing import Moment
+from app.services.history.axis import JobAxis, job_axis
+from app.services.history.notes import known_job
 from app.services.installation.status import installation_status
 from app.services.sessions.fleet import fleet
 from app.services.sessions.history import NEWEST, around, job_history
@@ -57,6 +66,9 @@ MAX_DIGITS: Final = 19
 EXPORT_HEADERS: Final = {"Cache-Control": "no-cache"}
 
 # Pages are forgiving: they ignore a parameter that is no number.
+# Applied fixes on the page of the fleet.
+NEWEST_FIXES: Final = 10
+
 Asked = Annotated[str, Query()]
 Step = Annotated[int | None, Query()]
 
@@ -76,6 +88,8 @@ def router(container: Container) -> APIRouter:
     add_rule_pages(routes, pages)
     add_host_pages(routes, pages)
     add_compare_pages(routes, pages)
+    add_report_pages(routes, pages)
+    add_operation_pages(routes, pages)
     add_usage_pages(routes, pages)
     add_access_pages(routes, pages)
     add_sign_in(routes, container, pages)
@@ -95,16 +109,27 @@ def router(container: Container) -> APIRouter:
 
 def _add_pages(routes: APIRouter, pages: Pages) -> None:
     @routes.get("/")
-    def fleet_route(container: Here, request: Request, time: TimeAsked) -> Response:
+    def fleet_route(
+        container: Here, request: Request, time: TimeAsked, asked: FleetAsked
+    ) -> Response:
         about = time.about()
         with pages.reading(container) as (tx, nav):
-            found, incidents = fleet(tx, until=about.end), open_by_job(tx)
-            unheard = not found.jobs and about.end is None
+            found = fleet_view(
+                tx,
+                # What goes on now says nothing of a time that is over.
+                Moment(about.since(tx.now), about.end, not about.is_past(tx.now), SLOW),
+                asked.filtered,
+                sort=asked.sort,
+                page=asked.number,
+                silent_page=asked.silent_number,
+            )
+            brought = realized_fixes(tx, most=NEWEST_FIXES)
+            fixes = applied_fixes(brought, calibrations(tx) if brought else {})
+            unheard = not found.groups and about.end is None and not asked.archived
             status = installation_status(tx, container.settings) if unheard else None
-        # What goes on now says nothing of a time that is over.
-        page = fleet_page(found, {} if about.is_past(found.now) else incidents, about)
+        page = fleet_page(found, asked, about)
         if status is None:
-            return pages.render("fleet/page.html", nav, page=page, now=page.now)
+            return pages.render("fleet/page.html", nav, page=page, now=page.now, applied=fixes)
         address = str(request.base_url).rstrip("/")
         return pages.render(
             "fleet/empty.html",
@@ -136,6 +161,7 @@ def _add_pages(routes: APIRouter, pages: Pages) -> None:
                     page=page_number(page),
                     slow=SLOW,
                 )
+                times_of = job_axis(tx, job, since=about.since(found.now), until=about.end)
                 onset = onset_of_job(tx, job, about.end or found.now, SLOW)
                 incidents = open_by_job(tx, job).get(job, [])
                 fixes = applied_fixes(realized_fixes(tx, job=job), calibrations(tx))
@@ -148,6 +174,7 @@ def _add_pages(routes: APIRouter, pages: Pages) -> None:
         shown = job_page(
             found,
             history,
+            times_of,
             onset=onset,
             incidents=[actions(row, found.now) for row in incidents],
             about=about,
@@ -196,7 +223,22 @@ def _add_pages(routes: APIRouter, pages: Pages) -> None:
         return pages.render("session/page.html", nav, page=page, now=page.now, applied=fixes)
 
 
+def _job_axis(container: Container, job: str, time: TimeInAddress) -> JobAxis:
+    about = time.about(ALL)
+    with container.reading() as tx:
+        known_job(tx, job)
+        return job_axis(tx, job, since=about.since(tx.now), until=about.end)
+
+
 def _add_exports(routes: APIRouter) -> None:
+    @routes.get("/jobs/{job}/sessions.csv")
+    def job_sessions_route(container: Here, job: str, time: TimeAsked) -> Response:
+        return csv_file("paceline-job-sessions.csv", sessions_csv(_job_axis(container, job, time)))
+
+    @routes.get("/jobs/{job}/marks.csv")
+    def job_marks_route(container: Here, job: str, time: TimeAsked) -> Response:
+        return csv_file("paceline-job-marks.csv", marks_csv(_job_axis(container, job, time)))
+
     @routes.get("/sessions/{session}/{name}.csv")
     def export_route(container: Here, session: uuid.UUID, name: str, step: Step = None) -> Response:
         make = EXPORTS.get(name)

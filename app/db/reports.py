@@ -6,6 +6,7 @@ The document is zstd-compressed JSON; the heatmaps are a ``.npy`` file, which ca
 from __future__ import annotations
 
 import io
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -19,29 +20,38 @@ from app.db.models.sessions import StoredReport
 
 if TYPE_CHECKING:
     import uuid
+    from collections.abc import Callable, Iterable
 
     from numpy.typing import NDArray
 
     from app.analysis.report import document
+    from app.db.blobs import Staged
     from app.db.unit_of_work import Reads, UnitOfWork
 
 # 3 is zstd's default: a report shrinks to a seventh, and higher levels gain a few percent.
 ZSTD_LEVEL: Final = 3
 
 
-def replace_report(
-    tx: UnitOfWork,
-    session_id: uuid.UUID,
+@dataclass(frozen=True, slots=True)
+class StagedReport:
+    """A report on its way into a transaction."""
+
+    document: Staged
+    heatmaps: Staged
+
+
+def stage_report(
+    stage: Callable[[Iterable[bytes]], Staged],
     report: document.Report,
     heatmaps: NDArray[np.float32],
-) -> None:
-    """Store the report of a session in place of an earlier one.
+) -> StagedReport:
+    """Make the bytes of a report, and send what is large to where large blobs are.
 
     Parameters
     ----------
-    tx : UnitOfWork
-    session_id : UUID
-    report : StoredReport
+    stage : callable
+        Of the project: `Container.stage`.
+    report : Report
     heatmaps : float32 array, shape (analyzed steps, dp, pp)
         Slowdown of a step if only this worker kept its recorded durations.
 
@@ -49,16 +59,22 @@ def replace_report(
     ------
     ValueError
         If the report holds NaN or infinity, which JSON has no way to say.
+    ObjectStoreError
     """
-    delete_report(tx, session_id)
     text = to_json(report, compact=True).encode()
     array = io.BytesIO()
     np.save(array, heatmaps, allow_pickle=False)
+    return StagedReport(stage([zstandard.compress(text, ZSTD_LEVEL)]), stage([array.getvalue()]))
+
+
+def replace_report(tx: UnitOfWork, session_id: uuid.UUID, staged: StagedReport) -> None:
+    """Store the report of a session in place of an earlier one."""
+    delete_report(tx, session_id)
     tx.session.execute(
         insert(StoredReport).values(
             session_id=session_id,
-            document_blob=write_blob(tx, [zstandard.compress(text, ZSTD_LEVEL)]),
-            heatmap_blob=write_blob(tx, [array.getvalue()]),
+            document_blob=write_blob(tx, staged.document),
+            heatmap_blob=write_blob(tx, staged.heatmaps),
         )
     )
 

@@ -17,7 +17,6 @@ from sqlalchemy import Insert, Table, event, inspect
 from sqlalchemy.orm import Mapper, Session, with_loader_criteria
 from sqlalchemy.sql.elements import ColumnClause, TextClause
 from sqlalchemy.sql.selectable import AliasedReturnsRows, SelectBase, TextualSelect
-from sqlalchemy.sql.visitors import iterate
 
 from app.db.models.base import Base, OfProject
 
@@ -108,19 +107,35 @@ def _refuse_bare_tables(statement: Executable, *, about_classes: bool) -> None:
 
     It is added to the classes that a statement is about, and holds for columns of their tables too.
     """
-    parts = list(iterate(cast("ExternallyTraversible", statement)))
-    covered = {known.local_table for part in parts if (known := _class_of(part)) is not None}
-    # A query within has rows of its own, which no class outside covers.
-    within = {
-        id(inner) for part in parts[1:] if isinstance(part, SelectBase) for inner in iterate(part)
-    }
-    for part in parts:
+    parts = _parts(statement)
+    covered = {known.local_table for part, _ in parts if (known := _class_of(part)) is not None}
+    for part, within in parts:
         # Within a statement about classes their tables are parts as well.
         table = part if isinstance(part, Table) and not about_classes else _bare_table_of(part)
         if table is None or not _is_of_project(table):
             continue
-        if not about_classes or table not in covered or id(part) in within:
+        if not about_classes or table not in covered or within:
             raise UnscopedError(f"the table {table.name} in place of its class: {statement}")
+
+
+def _parts(statement: Executable) -> list[tuple[ExternallyTraversible, bool]]:
+    """Return the parts of a statement, and whether each stands in a query within it.
+
+    Each once: what is selected from is a part of every column of it, and of theirs.
+    """
+    whole = cast("ExternallyTraversible", statement)
+    left: list[tuple[ExternallyTraversible, bool]] = [(whole, False)]
+    # Held by reference, because an id is another's once its part is gone.
+    found: dict[tuple[int, bool], tuple[ExternallyTraversible, bool]] = {}
+    while left:
+        part, within = left.pop()
+        if (id(part), within) in found:
+            continue
+        found[id(part), within] = (part, within)
+        # A query within has rows of its own, which no class outside covers.
+        inside = within or (part is not whole and isinstance(part, SelectBase))
+        left += [(child, inside) for child in part.get_children()]
+    return list(found.values())
 
 
 def _class_of(part: ExternallyTraversible) -> Mapper[Any] | None:

@@ -106,3 +106,13 @@ class FixSource(StrEnum):
 
     PERSON = "person"  # somebody said so
     METADATA = "metadata"  # a later session's metadata show it
+
+
+class NoteKind(StrEnum):
+    """What a note on a job's time axis is about."""
+
+    NOTE = "note"
+    DEPLOYMENT = "deployment"  # other code, image or libraries
+    CONFIG_CHANGE = "config_change"
+    CHECKPOINT = "checkpoint"
+    MAINTENANCE = "maintenance"  # of machines or network

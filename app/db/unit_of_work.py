@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from sqlalchemy.orm import Session
 
+    from app.db.objects.store import Objects
     from app.db.scope import Scope
 
 # The channel of PostgreSQL's NOTIFY that carries the id of a session whose state changed.
@@ -43,11 +44,14 @@ class Reads:
         Of SQLAlchemy; its transaction is open, or begins with the first statement.
     scope : Scope
         The session's: whose rows it sees.
+    objects : Objects, optional
+        Where large blobs are; without it all are in the database.
     """
 
-    def __init__(self, session: Session, scope: Scope) -> None:
+    def __init__(self, session: Session, scope: Scope, objects: Objects | None = None) -> None:
         self.session = session
         self.scope = scope
+        self.objects = objects
         self._now: datetime | None = None
 
     @property
@@ -59,7 +63,7 @@ class Reads:
 
 
 @contextlib.contextmanager
-def reading(engine: Engine, scope: Scope) -> Iterator[Reads]:
+def reading(engine: Engine, scope: Scope, objects: Objects | None = None) -> Iterator[Reads]:
     """Open a transaction that sees the rows of one moment and can write none.
 
     What is read stays readable afterwards. Compute and render outside of it: it holds one of the
@@ -70,6 +74,8 @@ def reading(engine: Engine, scope: Scope) -> Iterator[Reads]:
     engine : Engine
     scope : Scope
         Whose rows it sees.
+    objects : Objects, optional
+        As for `Reads`.
 
     Raises
     ------
@@ -80,7 +86,7 @@ def reading(engine: Engine, scope: Scope) -> Iterator[Reads]:
         session.connection(
             execution_options={"isolation_level": "REPEATABLE READ", "postgresql_readonly": True}
         )
-        yield Reads(session, scope)
+        yield Reads(session, scope, objects)
 
 
 class UnitOfWork(Reads):
@@ -98,11 +104,15 @@ class UnitOfWork(Reads):
         Takes the id of a task run and its kind; must not block and must not fail.
     scope : Scope
         Whose rows it sees and writes.
+    objects : Objects, optional
+        As for `Reads`.
     """
 
-    def __init__(self, engine: Engine, publish: Publish, scope: Scope) -> None:
-        # Objects stay readable after the commit: services return them as values.
-        super().__init__(ScopedSession(scope, bind=engine, expire_on_commit=False), scope)
+    def __init__(
+        self, engine: Engine, publish: Publish, scope: Scope, objects: Objects | None = None
+    ) -> None:
+        # Rows stay readable after the commit: services return them as values.
+        super().__init__(ScopedSession(scope, bind=engine, expire_on_commit=False), scope, objects)
         self._publish = publish
         self._to_publish: dict[uuid.UUID, str] = {}
 

@@ -10,17 +10,19 @@ from typing import TYPE_CHECKING, Self
 
 from app.access.principals import INSTALLATION, Principal
 from app.access.refusals import Refusals
+from app.db.blobs import Staged, stage
 from app.db.scope import EVERY_PROJECT, Scope
 from app.db.unit_of_work import UnitOfWork, reading
 
 if TYPE_CHECKING:
     import uuid
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
     from contextlib import AbstractContextManager
 
     from sqlalchemy import Engine
 
     from app.broker.dispatch import Dispatcher
+    from app.db.objects.store import Objects
     from app.db.states import TaskState
     from app.db.unit_of_work import Publish, Reads
     from app.settings import Settings
@@ -104,6 +106,8 @@ class Container:
         What stands before the paths of the pages: ``/p/research``, or nothing.
     refusals : Refusals
         What this process refused and has not written yet.
+    objects : Objects or None
+        Where large blobs go; None keeps all in the database.
     """
 
     settings: Settings
@@ -115,6 +119,7 @@ class Container:
     principal: Principal = INSTALLATION
     pages_at: str = ""
     refusals: Refusals = field(default_factory=Refusals)
+    objects: Objects | None = None
 
     def within(self, project_id: int, principal: Principal = INSTALLATION) -> Self:
         """Return this container for what somebody does in one project."""
@@ -130,11 +135,21 @@ class Container:
 
     def uow(self) -> UnitOfWork:
         """Return a new unit of work: ``with container.uow() as tx: …``."""
-        return UnitOfWork(self.engine, self.publish, self._required())
+        return UnitOfWork(self.engine, self.publish, self._required(), self.objects)
 
     def reading(self) -> AbstractContextManager[Reads]:
         """Return a new transaction that only reads: ``with container.reading() as tx: …``."""
-        return reading(self.engine, self._required())
+        return reading(self.engine, self._required(), self.objects)
+
+    def stage(self, pieces: Iterable[bytes]) -> Staged:
+        """Send bytes to where large blobs are, before the transaction that stores them.
+
+        Raises
+        ------
+        ObjectStoreError
+            If not all of them are there.
+        """
+        return stage(self.objects, self.project_id, pieces)
 
     @property
     def project_id(self) -> int:

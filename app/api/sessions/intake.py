@@ -154,7 +154,7 @@ class Ingest:
         *,
         check: Callable[[], None],
         store: Callable[[Body], R],
-        refused: Callable[[int], None] | None = None,
+        refused: Callable[[int, str], None] | None = None,
     ) -> R:
         """Take one body from the wire to the database.
 
@@ -167,7 +167,8 @@ class Ingest:
         store : callable
             Takes the body in a thread and returns what became of it.
         refused : callable, optional
-            Takes, in a thread, how many bytes had come of a body that was refused for good.
+            Takes, in a thread, how many bytes had come of a body that was refused for good, and
+            the code of the problem.
         """
         arriving(request).limit = self._settings.max_body_bytes
         spool = Spool(self._directory, self._budget, self._spool_limiter)
@@ -185,7 +186,9 @@ class Ingest:
             if isinstance(error, BusyError):
                 raise BusyError(error.message, retry_after_s=self._patience_s()) from error
             if refused is not None and spool.size and not isinstance(error, TryLaterError):
-                await anyio.to_thread.run_sync(refused, spool.size, limiter=self._store_limiter)
+                await anyio.to_thread.run_sync(
+                    refused, spool.size, error.stable_code, limiter=self._store_limiter
+                )
             raise
         finally:
             self.metrics.ingest_bytes.inc(spool.size)

@@ -25,6 +25,7 @@ from app.api.sessions.intake import (
 from app.door.guard import GuardedRoute
 from app.door.here import Here
 from app.services.container import Container
+from app.services.ingest.refusals import count_refused_body
 from app.services.sessions.receive import Body, Receipt, check_job_name, receive_session
 
 log = structlog.get_logger(__name__)
@@ -112,7 +113,11 @@ def router(ingest: Ingest) -> APIRouter:
 
         try:
             receipt = await ingest.receive(
-                request, query, check=partial(check_job_name, job), store=store
+                request,
+                query,
+                check=partial(check_job_name, job),
+                store=store,
+                refused=partial(count_refused_body, container, job),
             )
         except ClientDisconnect:
             log.info("sender gone", job=job)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from typing import TYPE_CHECKING, Final
 
 from fastapi import APIRouter
@@ -12,6 +10,7 @@ from fastapi.responses import Response
 from app.access.principals import Right, Role
 from app.dashboard.access.incidents import joined_page
 from app.dashboard.access.view import access_page
+from app.dashboard.look.csv_text import csv_text
 from app.door.here import Here
 from app.services.access.audit import list_entries
 from app.services.access.people import list_people
@@ -81,24 +80,13 @@ def add_access_pages(routes: APIRouter, pages: Pages) -> None:
 
 
 def _as_csv(entries: list[Entry]) -> str:
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(
-        ("id", "at", "actor_kind", "actor", "action", "subject", "project", "detail", "count")
-    )
-    for entry in entries:
-        writer.writerow(
-            _plain(value)
-            for value in (
+    return csv_text(
+        ("id", "at", "actor_kind", "actor", "action", "subject", "project", "detail", "count"),
+        (
+            (
                 *(entry.id, entry.at.isoformat(), entry.actor_kind, entry.actor, entry.action),
                 *(entry.subject, entry.project, entry.detail, entry.count),
             )
-        )
-    return text.getvalue()
-
-
-def _plain(value: object) -> object:
-    """Return a value that a spreadsheet takes for text, not for a formula."""
-    if isinstance(value, str) and value[:1] in ("=", "+", "-", "@", "\t", "\r"):
-        return f"'{value}"
-    return value
+            for entry in entries
+        ),
+    )

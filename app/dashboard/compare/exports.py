@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import itertools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
+from app.dashboard.look.csv_text import Cell, csv_text
 from app.services.compare.read import Comparison
-
-Cell = str | int | float | None
 
 
 def workers_csv(found: Comparison) -> str:
@@ -23,12 +20,12 @@ def workers_csv(found: Comparison) -> str:
             hosts = a.host_of((dp, pp)), b.host_of((dp, pp))
             rows.append((dp, pp, *hosts, before, after, after - before))
     header = ("dp", "pp", "host_before", "host_after")
-    return _csv((*header, "slowdown_before", "slowdown_after", "change"), rows)
+    return csv_text((*header, "slowdown_before", "slowdown_after", "change"), rows)
 
 
 def steps_csv(found: Comparison) -> str:
     """Return the recorded time of every step of both sessions."""
-    return _csv(
+    return csv_text(
         ("session", "step", "recorded_s"),
         (
             (side.row.number, step, time)
@@ -43,7 +40,7 @@ def steps_csv(found: Comparison) -> str:
 
 def causes_csv(found: Comparison) -> str:
     """Return the share of a step that each cause costs in both sessions."""
-    return _csv(
+    return csv_text(
         ("cause", "share_before", "share_after", "change"),
         ((one.cause, one.before, one.after, one.change) for one in found.causes),
     )
@@ -51,7 +48,7 @@ def causes_csv(found: Comparison) -> str:
 
 def metadata_csv(found: Comparison) -> str:
     """Return every field of the metadata that differs."""
-    return _csv(
+    return csv_text(
         ("field", "before", "after"),
         ((one.field, one.before, one.after) for one in found.metadata.changed),
     )
@@ -64,11 +61,3 @@ EXPORTS: Final[Mapping[str, Callable[[Comparison], str]]] = {
     "causes": causes_csv,
     "metadata": metadata_csv,
 }
-
-
-def _csv(header: Sequence[str], rows: Iterable[Sequence[Cell]]) -> str:
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(header)
-    writer.writerows(rows)
-    return out.getvalue()

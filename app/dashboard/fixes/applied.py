@@ -21,6 +21,7 @@ class AppliedRow:
     `outcome` says how the prediction turned out, or what it waits for.
     """
 
+    job: str
     title: str
     action: str
     session_url: str
@@ -74,6 +75,7 @@ def _row(fix: Realized) -> AppliedRow:
     if fix.realized_step_time_s is not None and fix.realized_gain is not None:
         realized = f"{seconds(fix.realized_step_time_s)}, {percent(-fix.realized_gain)}"
     return AppliedRow(
+        job=fix.job,
         title=fix.title,
         action=fix.action,
         session_url=f"/sessions/{fix.session}",

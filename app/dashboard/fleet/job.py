@@ -8,20 +8,24 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote
 
-from app.dashboard.fleet.history import HistoryPoint, history, history_finding
+from app.dashboard.fleet.asked import Heading
+from app.dashboard.fleet.axis import NAMES, MarkRow, axis_figure, mark_rows, panels_of
+from app.dashboard.fleet.history import change_text, history_finding
 from app.dashboard.fleet.view import SessionLine, session_row, shown_session
+from app.dashboard.look.address import Address
 from app.dashboard.look.format import count, plural, times
 from app.dashboard.look.parts import StateLabel, job_state, since_when
 from app.dashboard.look.ranges import ALL, Range, RangeChoices, range_choices
-from app.db.states import SessionState
+from app.db.states import NoteKind, SessionState
+from app.services.history.axis import MarkKind
 from app.services.sessions.history import NEWEST, PAGE
 
 if TYPE_CHECKING:
     from app.dashboard.alerts.parts import Actions
-    from app.dashboard.look.address import Address
     from app.services.alerts.onset import Onset
+    from app.services.history.axis import JobAxis
     from app.services.sessions.fleet import Fleet
-    from app.services.sessions.history import JobHistory, Point
+    from app.services.sessions.history import JobHistory
     from app.services.sessions.read import SessionRow
 
 # Column, what it is sorted by if at all, its classes, and what it says more of itself.
@@ -39,17 +43,6 @@ _COLUMNS: Final = (
     ("Operations", "operations", "num opt w2", ""),
     ("Received", "received", "num", ""),
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Heading:
-    """The heading of a column; `order` is empty unless the rows are sorted by it."""
-
-    label: str
-    classes: str
-    hint: str
-    url: str
-    order: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +66,14 @@ class JobPage:
     previous_url: str
     next_url: str
     figure: Mapping[str, Any] | None
+    panels: int
     finding: str
     drawn: str
+    changes: Sequence[str]
+    marks: Sequence[MarkRow]
+    marks_title: str
+    csv: Mapping[str, str]
+    note_kinds: Sequence[tuple[str, str]]
     # whether two of its sessions have a verdict
     comparable: bool
 
@@ -82,6 +81,7 @@ class JobPage:
 def job_page(  # noqa: PLR0913 - everything that is on it
     fleet: Fleet,
     found: JobHistory,
+    times_of: JobAxis,
     *,
     onset: Onset | None,
     incidents: Sequence[Actions],
@@ -96,6 +96,8 @@ def job_page(  # noqa: PLR0913 - everything that is on it
         Of one job, with its latest sessions.
     found : JobHistory
         Its sessions in the chosen time.
+    times_of : JobAxis
+        The same with what happened beside them.
     onset : Onset or None
         Since when it has been slow by the end of that time; None where it is not.
     incidents : sequence of Actions
@@ -108,7 +110,7 @@ def job_page(  # noqa: PLR0913 - everything that is on it
     job = fleet.jobs[0]
     shown = shown_session(job)
     row = session_row(job.name, job.latest)
-    verdicts = [(p.number, p.slowdown) for p in found.points if p.slowdown is not None]
+    verdicts = [(p.number, p.slowdown) for p in times_of.points if p.slowdown is not None]
     return JobPage(
         now=fleet.now,
         name=job.name,
@@ -126,11 +128,19 @@ def job_page(  # noqa: PLR0913 - everything that is on it
         sessions_title=_sessions_title(found, about),
         previous_url=address.but(page=_page(found.page - 1)) if found.page > 1 else "",
         next_url=address.but(page=found.page + 1) if found.page < found.pages else "",
-        figure=history([_point(point) for point in found.points]) if verdicts else None,
+        figure=axis_figure(times_of) if verdicts else None,
+        panels=panels_of(times_of),
         finding=history_finding(found, verdicts[-1] if verdicts else None, onset),
         drawn=""
-        if len(found.points) == found.total
-        else f"; the latest {count(len(found.points))} of {count(found.total)}",
+        if len(times_of.points) == found.total
+        else f"; the latest {count(len(times_of.points))} of {count(found.total)}",
+        changes=[change_text(change, fleet.now) for change in times_of.changes],
+        marks=mark_rows(times_of, fleet.now),
+        marks_title=f"{plural(len(times_of.marks), 'mark')}{_in(about)}"
+        if times_of.marks
+        else f"Nothing is marked{_in(about)}",
+        csv={name: _csv_url(address, job.name, name) for name in ("sessions", "marks")},
+        note_kinds=[(kind.value, NAMES[MarkKind(kind.value)]) for kind in NoteKind],
         comparable=sum(session.shown is not None for session in job.sessions) > 1,
     )
 
@@ -138,6 +148,12 @@ def job_page(  # noqa: PLR0913 - everything that is on it
 def job_url(job: str) -> str:
     """Return the path of a job's page."""
     return f"/jobs/{quote(job)}"
+
+
+def _csv_url(address: Address, job: str, name: str) -> str:
+    """Return where a table of the page is as CSV, over the same time."""
+    asked = {key: address.parameters.get(key, "") for key in ("range", "from", "to")}
+    return Address(f"{job_url(job)}/{name}.csv", asked).but()
 
 
 def _page(number: int) -> int | None:
@@ -176,17 +192,6 @@ def _headings(address: Address) -> list[Heading]:
             )
         )
     return found
-
-
-def _point(point: Point) -> HistoryPoint:
-    return HistoryPoint(
-        number=point.number,
-        slowdown=point.slowdown,
-        low=None if point.slowdown is None else point.low,
-        high=None if point.slowdown is None else point.high,
-        published=None if point.slowdown is None else point.published,
-        url=f"/sessions/{point.id}",
-    )
 
 
 def _said(session: SessionRow) -> str:

@@ -1,20 +1,20 @@
-"""What the fleet page shows, made from the jobs and their latest sessions."""
+"""What the fleet page shows: sums over all jobs, and a page of them."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Final
 from urllib.parse import quote
 
-from app.alerts.states import IncidentState
 from app.analysis.diagnosis.causes.registry import title_of
 from app.analysis.diagnosis.causes.sequence_lengths import SEQUENCE_LENGTHS
 from app.analysis.diagnosis.headline import HeadlineKind
 from app.analysis.wording import hours
 from app.dashboard.alerts.parts import STATES
+from app.dashboard.fleet.asked import FilterBar, FleetInAddress, Heading, filter_bar, headings
 from app.dashboard.look.format import (
     count,
     heat_color,
@@ -34,21 +34,25 @@ from app.dashboard.look.parts import (
     StateLabel,
     job_state,
     sparkline,
-    verdict_values,
 )
-from app.dashboard.look.ranges import DAY, Range, RangeChoices, range_choices, range_of
+from app.dashboard.look.ranges import Range, RangeChoices, range_choices
 from app.db.states import SessionState
+from app.services.fleet.listing import PAGE
 
 if TYPE_CHECKING:
     from app.analysis.report.summary import Summary, SummaryCause
-    from app.services.alerts.incident_reads import IncidentRow
-    from app.services.sessions.fleet import Fleet, JobSummary
+    from app.dashboard.look.address import Address
+    from app.services.fleet.listing import FleetView, Group, Standing
+    from app.services.sessions.fleet import JobSummary
     from app.services.sessions.read import SessionRow, ShownSlowdown
 
 # A longer reason gives way to its code in a table, characters.
 SHORT_REASON: Final = 60
 # A job is worth naming in the heading when it loses this share of all that is lost.
 NAMED_SHARE: Final = 0.3
+# So many silent jobs are not folded.
+SILENT_OPEN: Final = 10
+EMPTY: Final = "The archive is empty"
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +89,9 @@ class SessionLine:
     spark: Sparkline | None = None
     incident: StateLabel | None = None
     incident_url: str = ""
+    # of the job: its owner, and the others
+    owner: str = ""
+    labels: str = ""
 
     @property
     def standing(self) -> StateLabel:
@@ -94,87 +101,129 @@ class SessionLine:
 
 @dataclass(frozen=True, slots=True)
 class FleetPage:
-    """The fleet page; without any job it is the page that says how to send a first trace.
+    """The fleet page.
 
-    `jobs` are those with data in the chosen time; the silent ones count nowhere else.
+    `jobs` are those of this page with data in the chosen time; the silent ones count nowhere else.
     """
 
     now: datetime
     title: str
     heading: str
     states: tuple[tuple[StateLabel, str], ...]
+    bar: FilterBar
+    headings: Sequence[Heading]
     jobs: tuple[SessionLine, ...]
-    slow: int
-    without: int
+    list_title: str
+    nothing: str
+    previous_url: str
+    next_url: str
     silent: tuple[SessionLine, ...]
     silent_title: str
+    silent_open: bool
+    silent_previous_url: str
+    silent_next_url: str
     range: RangeChoices
+    archived: bool
 
 
-def fleet_page(
-    fleet: Fleet,
-    incidents: Mapping[str, Sequence[IncidentRow]] | None = None,
-    about: Range | None = None,
-) -> FleetPage:
-    """Return the fleet page, what needs attention first.
+def fleet_page(found: FleetView, asked: FleetInAddress, about: Range) -> FleetPage:
+    """Return the fleet page.
 
     Parameters
     ----------
-    fleet : Fleet
-        By the end of the chosen time.
-    incidents : mapping of str to sequence of IncidentRow, optional
-        Open ones by job.
-    about : Range, optional
-        The chosen time; a day where none is given.
+    found : FleetView
+    asked : FleetInAddress
+        By which it was found.
+    about : Range
+        The chosen time.
     """
-    about = range_of(DAY, "", "") if about is None else about
-    since = about.since(fleet.now)
-    lines = {job.name: _job_row(job, (incidents or {}).get(job.name, ())) for job in fleet.jobs}
-    heard = [job for job in fleet.jobs if since is None or job.latest.received_at >= since]
-    rows = sorted(
-        (lines[job.name] for job in heard),
-        key=lambda row: (row.standing.order, -(row.slowdown or 0.0), row.name),
-    )
-    names = {job.name for job in heard}
-    silent = sorted(
-        (_silent(line) for name, line in lines.items() if name not in names),
-        key=lambda row: (row.standing.order, -row.received_at.timestamp(), row.name),
-    )
-    slow = sum(row.kind == "slow" for row in rows)
-    words = Counter(row.standing for row in rows)
+    groups = found.groups
+    heard = [group for group in groups if group.heard]
+    silent = sum(group.jobs for group in groups if not group.heard)
+    words: Counter[StateLabel] = Counter()
+    for group in heard:
+        words[_standing_label(group)] += group.jobs
     states = [
-        (state, f"{number} {state.word.lower()}")
+        (state, f"{count(number)} {state.word.lower()}")
         for state, number in sorted(words.items(), key=lambda item: item[0].order)
     ]
     if silent:
-        states.append((SILENT_STATE, f"{count(len(silent))} silent"))
+        states.append((SILENT_STATE, f"{count(silent)} silent"))
+    address, number, quiet = asked.address(about), found.number, found.silent_number
+    jobs = sum(group.jobs for group in heard)
     return FleetPage(
-        now=fleet.now,
-        title=f"Fleet: {_short(rows, silent, slow)}",
-        heading=_heading(heard, about, since, silent=len(silent)),
+        now=found.now,
+        title=f"Fleet: {_short(heard, silent)}",
+        heading=_heading(heard, about, silent=silent, archived=asked.archived),
         states=tuple(states),
-        jobs=tuple(rows),
-        slow=slow,
-        without=sum(row.kind == "none" for row in rows),
-        silent=tuple(silent),
-        silent_title=_silent_title(len(silent), about),
+        bar=filter_bar(asked, about, found),
+        headings=headings(asked, about),
+        jobs=tuple(_job_row(job) for job in found.rows),
+        list_title=_list_title(found, jobs),
+        nothing="" if found.rows else _nothing(found, jobs),
+        previous_url=address.but(page=_page(number - 1)) if number > 1 else "",
+        next_url=address.but(page=number + 1) if number < found.pages else "",
+        silent=tuple(_silent(_job_row(job)) for job in found.silent),
+        silent_title=_silent_title(found, silent, about),
+        silent_open=silent <= SILENT_OPEN or asked.filtered.narrowed or quiet > 1,
+        silent_previous_url=_silent_url(address, number, quiet - 1) if quiet > 1 else "",
+        silent_next_url=_silent_url(address, number, quiet + 1)
+        if quiet < found.silent_pages
+        else "",
         range=range_choices(about),
+        archived=asked.archived,
     )
+
+
+def _page(number: int) -> int | None:
+    return number if number > 1 else None
+
+
+def _silent_url(address: Address, number: int, silent: int) -> str:
+    return f"{address.but(page=_page(number), silent=_page(silent))}#silent"
+
+
+def _standing_label(group: Group) -> StateLabel:
+    if group.incident is not None:
+        return STATES[group.incident]
+    return job_state(group.state, slow=group.slow)
 
 
 def _silent(line: SessionLine) -> SessionLine:
     return replace(line, state=SILENT_STATE, kind="silent")
 
 
-def _short(rows: Sequence[SessionLine], silent: Sequence[SessionLine], slow: int) -> str:
-    if rows:
-        return f"{slow} of {plural(len(rows), 'job')} slow"
-    return f"{plural(len(silent), 'silent job')}" if silent else "no job yet"
+def _short(heard: Sequence[Group], silent: int) -> str:
+    if heard:
+        slow = sum(group.jobs for group in heard if group.slow)
+        return f"{count(slow)} of {plural(sum(group.jobs for group in heard), 'job')} slow"
+    return plural(silent, "silent job") if silent else "no job yet"
 
 
-def _silent_title(silent: int, about: Range) -> str:
+def _list_title(found: FleetView, jobs: int) -> str:
+    matching = found.count(heard=True)
+    of_all = "" if matching == jobs else f" of {count(jobs)}"
+    if found.pages == 1:
+        return f"{count(matching)}{of_all} {'job' if matching == 1 and not of_all else 'jobs'}"
+    first = PAGE * (found.number - 1) + 1
+    last = first + len(found.rows) - 1
+    found_ = "" if matching == jobs else " found"
+    return f"Jobs {count(first)} to {count(last)} of {count(matching)}{found_}"
+
+
+def _nothing(found: FleetView, jobs: int) -> str:
+    if found.asked.narrowed and not found.silent:
+        return "No job matches."
+    return "No job with data in this time matches." if jobs else ""
+
+
+def _silent_title(found: FleetView, silent: int, about: Range) -> str:
     who = "1 job is silent" if silent == 1 else f"{count(silent)} jobs are silent"
-    return f"{who}: no session in {about.words}"
+    title = f"{who}: no session in {about.words}"
+    matching = found.count(heard=False)
+    if matching != silent:
+        title += f"; {count(matching)} {'matches' if matching == 1 else 'match'}"
+    return title
 
 
 def session_row(job: str, session: SessionRow, *, shown: SessionRow | None = None) -> SessionLine:
@@ -249,15 +298,17 @@ def _against(measured: ShownSlowdown | None) -> str:
     return "published S, until the session is analyzed again"
 
 
-def _job_row(job: JobSummary, incidents: Sequence[IncidentRow]) -> SessionLine:
-    row = session_row(job.name, job.latest, shown=shown_session(job))
-    if incidents:
-        first = min((i.incident for i in incidents), key=lambda i: STATES[i.state].order)
-        # A pending incident hides neither a missing verdict nor a failure.
-        if first.state is not IncidentState.PENDING or job.latest.state == SessionState.ANALYZED:
-            row = replace(row, incident=STATES[first.state], incident_url=f"/incidents/{first.id}")
-    values = verdict_values(job.sessions)
-    return replace(row, spark=sparkline(values) if values else None)
+def _job_row(job: Standing) -> SessionLine:
+    row = session_row(job.name, job.latest, shown=job.told)
+    labels = job.labels
+    return replace(
+        row,
+        incident=None if job.incident is None else STATES[job.incident.state],
+        incident_url="" if job.incident is None else f"/incidents/{job.incident.id}",
+        spark=sparkline(job.slowdowns) if job.slowdowns else None,
+        owner=labels.get("owner", ""),
+        labels=" ".join(f"{name}={value}" for name, value in labels.items() if name != "owner"),
+    )
 
 
 def shown_session(job: JobSummary) -> SessionRow:
@@ -298,30 +349,23 @@ def _host(cause: SummaryCause, headline: Summary) -> str:
     return cause.host or (worst.host if (worst.dp, worst.pp) == workers[0] else None) or ""
 
 
-def _heading(
-    heard: Sequence[JobSummary], about: Range, since: datetime | None, *, silent: int
-) -> str:
+def _heading(heard: Sequence[Group], about: Range, *, silent: int, archived: bool) -> str:
     if not heard:
+        if archived:
+            return "No job of the archive has sent a session in this time" if silent else EMPTY
         if silent or about.end is not None:
             return f"No job has sent a session in {about.words}"
         return "No job is connected yet: three lines, and its first verdict is here after 50 steps"
-    # A verdict from before is not of this time, even where a session that waits is.
-    told = {
-        job.name: (shown.world, shown.shown.waste)
-        for job in heard
-        if (shown := shown_session(job)).shown is not None
-        and (since is None or shown.received_at >= since)
-    }
-    rates = {name: world * waste for name, (world, waste) in told.items()}
-    if not rates:
-        return f"{plural(len(heard), 'job')}, no verdict yet"
-    lost = sum(rates.values())
-    gpus = sum(world for world, _ in told.values())
+    jobs = sum(group.jobs for group in heard)
+    told = sum(group.told for group in heard)
+    if not told:
+        return f"{plural(jobs, 'job')}, no verdict yet"
+    lost, gpus = sum(group.lost for group in heard), sum(group.gpus for group in heard)
     sentence = (
         f"Stragglers cost {hours(lost)} GPU-hours each hour, "
         f"{rough_percent(lost / gpus)} of {plural(gpus, 'GPU')}"
     )
-    name, most = max(rates.items(), key=lambda item: item[1])
-    if len(rates) > 1 and lost > 0 and most >= NAMED_SHARE * lost:
-        sentence += f"; {name} alone loses {rough_percent(most / lost)} of them"
+    first = max((group for group in heard if group.told), key=lambda group: group.most)
+    if told > 1 and lost > 0 and first.most >= NAMED_SHARE * lost:
+        sentence += f"; {first.job} alone loses {rough_percent(first.most / lost)} of them"
     return sentence

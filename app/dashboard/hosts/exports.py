@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import csv
-import io
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Final
 
+from app.dashboard.look.csv_text import csv_text
 from app.services.hosts.one import HostView
 
 if TYPE_CHECKING:
     from app.services.hosts.read import Hosts
 
-Cell = str | int | float | None
-
 
 def hosts_csv(found: Hosts) -> str:
     """Return the hosts of a list, with what each cost."""
-    return _csv(
+    return csv_text(
         (
             "host",
             "cost_gpu_hours",
@@ -56,7 +53,7 @@ def hosts_csv(found: Hosts) -> str:
 
 def sessions_csv(view: HostView) -> str:
     """Return the sessions of a host, the newest first."""
-    return _csv(
+    return csv_text(
         (
             "received_at",
             "job",
@@ -87,7 +84,7 @@ def sessions_csv(view: HostView) -> str:
 
 def gpus_csv(view: HostView) -> str:
     """Return each GPU of a host in each session."""
-    return _csv(
+    return csv_text(
         ("received_at", "job", "session", "gpu", "slowdown", "computing", "named_by_a_cause"),
         (
             (
@@ -107,7 +104,7 @@ def gpus_csv(view: HostView) -> str:
 
 def repairs_csv(view: HostView) -> str:
     """Return the repair log of a host."""
-    return _csv(
+    return csv_text(
         ("at", "gpu", "what", "by", "outcome", "slowdown_before", "slowdown_after"),
         (
             (
@@ -130,11 +127,3 @@ EXPORTS: Final[Mapping[str, Callable[[HostView], str]]] = {
     "gpus": gpus_csv,
     "repairs": repairs_csv,
 }
-
-
-def _csv(header: Sequence[str], rows: Iterable[Sequence[Cell]]) -> str:
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(header)
-    writer.writerows(rows)
-    return out.getvalue()

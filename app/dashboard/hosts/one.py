@@ -5,17 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from shlex import quote as shell_quote
 from typing import TYPE_CHECKING, Final
 from urllib.parse import quote
 
+from app.alerts.machines.cordon import cordon_commands
 from app.analysis.diagnosis.causes.registry import title_of
 from app.analysis.wording import hours
 from app.dashboard.alerts.parts import STATES
 from app.dashboard.hosts.gpu_map import GpuMap, gpu_map
 from app.dashboard.hosts.words import gpu_words, named_gpus, outcome_words, state_of
 from app.dashboard.look.format import (
-    NBSP,
     age,
     count,
     day_or_time,
@@ -324,12 +323,7 @@ def _repairs_title(repairs: Sequence[Repair]) -> str:
 
 def _drains(host: str, slow: Sequence[HostSession]) -> list[tuple[str, str]]:
     """Return commands that take the host out, for people to copy."""
-    name = shell_quote(host)
-    why = shell_quote(f"Paceline: slow in {plural(len(slow), 'session').replace(NBSP, ' ')}")
-    return [
-        ("Kubernetes", f"kubectl cordon {name}"),
-        ("Slurm", f"scontrol update nodename={name} state=drain reason={why}"),
-    ]
+    return cordon_commands(host, f"Paceline: slow in {plural(len(slow), 'session')}")
 
 
 def _incidents_title(incidents: int) -> str:

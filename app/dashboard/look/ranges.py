@@ -51,6 +51,14 @@ class Range:
         """Return where it begins."""
         return now - self.span if self.span is not None else self.begin
 
+    def parameters(self, default: str) -> dict[str, str]:
+        """Return how an address asks for it; `default` is the one that it need not name."""
+        return {
+            "range": "" if self.name == default else self.name,
+            "from": "" if self.begin is None else _written(self.begin),
+            "to": "" if self.end is None else _written(self.end),
+        }
+
     def is_past(self, now: datetime) -> bool:
         """Return whether it is over: what is going on now is not part of it."""
         return self.end is not None and self.end < now

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import uuid
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Final
@@ -18,6 +16,7 @@ from fastapi.responses import Response
 from app.analysis.json_text import plain
 from app.analysis.planning.document import FoundTemplate, NoAnswer
 from app.analysis.planning.spec.model import METHODS, OBJECTIVES
+from app.dashboard.look.csv_text import csv_text
 from app.dashboard.look.format import percent, seconds
 from app.dashboard.look.parts import StateLabel
 from app.dashboard.plans.parts import METHOD_NAMES, MS, plan_name
@@ -178,7 +177,7 @@ def _plan_json(result: PlanResult) -> str:
 
 
 def _template_csv(result: PlanResult) -> str:
-    return _csv(
+    return csv_text(
         (
             "stage", "first_layer", "last_layer", "device", "gpus", "node", "forward_ms",
             "backward_ms", "transfer_ms", "memory_bytes", "memory_limit_bytes", "idle_share",
@@ -198,7 +197,7 @@ def _template_csv(result: PlanResult) -> str:
 
 def _methods_csv(result: PlanResult) -> str:
     found = {result.plan.method: result.plan, **result.plan.comparison}
-    return _csv(
+    return csv_text(
         (
             "method",
             "simulated_ms",
@@ -223,7 +222,7 @@ def _method_cells(other: FoundTemplate | NoAnswer) -> tuple[object, ...]:
 
 
 def _alternatives_csv(result: PlanResult) -> str:
-    return _csv(
+    return csv_text(
         ("rank", "simulated_ms", "t_std_ms", "stages"),
         (
             (
@@ -250,7 +249,7 @@ def _schedule_csv(result: PlanResult) -> str:
             ("backward", starts.backward, [stage.backward_ms for stage in stages]),
         )
     )
-    return _csv(
+    return csv_text(
         ("stage", "direction", "microbatch", "start_ms", "duration_ms"),
         (
             (number, direction, microbatch, start, durations[number])
@@ -259,14 +258,6 @@ def _schedule_csv(result: PlanResult) -> str:
             for microbatch, start in enumerate(of_stage)
         ),
     )
-
-
-def _csv(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(header)
-    writer.writerows(rows)
-    return text.getvalue()
 
 
 FILES: Final[Mapping[str, Callable[[PlanResult], str]]] = {

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import csv
-import io
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from app.analysis.report.document import Report
+from app.dashboard.look.csv_text import Cell, csv_text
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
-
-Cell = str | int | float | None
 
 
 def workers_csv(report: Report, step_map: NDArray[Any] | None = None) -> str:
@@ -43,7 +40,7 @@ def workers_csv(report: Report, step_map: NDArray[Any] | None = None) -> str:
                     by_worker.backward_ratio[dp][pp],
                 )
             )
-    return _csv(
+    return csv_text(
         (
             "dp",
             "pp",
@@ -62,7 +59,7 @@ def workers_csv(report: Report, step_map: NDArray[Any] | None = None) -> str:
 def steps_csv(report: Report) -> str:
     """Return every analyzed step: its times in seconds and its slowdowns."""
     times = report.step_times
-    return _csv(
+    return csv_text(
         ("step", "recorded_s", "simulated_s", "ideal_s", "slowdown", "launch_slowdown"),
         zip(
             report.steps.analyzed,
@@ -78,7 +75,7 @@ def steps_csv(report: Report) -> str:
 
 def optypes_csv(report: Report) -> str:
     """Return every operation type: its slowdown, its waste and its launch delays."""
-    return _csv(
+    return csv_text(
         ("op_type", "slowdown", "waste", "launch_delay_share"),
         (
             (name, value, report.waste_by_optype[name], report.launch_by_optype[name])
@@ -90,7 +87,9 @@ def optypes_csv(report: Report) -> str:
 def microbatches_csv(report: Report) -> str:
     """Return the sampled microbatches of the forward–backward scatter."""
     sample = report.fb_correlation.sample
-    return _csv(("forward_s", "backward_s"), zip(sample.forward_s, sample.backward_s, strict=True))
+    return csv_text(
+        ("forward_s", "backward_s"), zip(sample.forward_s, sample.backward_s, strict=True)
+    )
 
 
 # File name → what makes it of a report; `workers` also knows single steps.
@@ -100,11 +99,3 @@ EXPORTS: Final[Mapping[str, Callable[[Report], str]]] = {
     "optypes": optypes_csv,
     "microbatches": microbatches_csv,
 }
-
-
-def _csv(header: Sequence[str], rows: Iterable[Sequence[Cell]]) -> str:
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(header)
-    writer.writerows(rows)
-    return out.getvalue()

@@ -24,12 +24,15 @@ class Kept:
         Whether it can be analyzed again.
     trace : bool
         Whether its operations are there, for timelines and questions.
+    heatmaps : bool
+        Whether those of single steps are there; the mean is in the report.
     """
 
     note: str
     pinned: bool
     again: bool
     trace: bool
+    heatmaps: bool
 
 
 def kept(view: SessionView) -> Kept:
@@ -43,11 +46,15 @@ def kept(view: SessionView) -> Kept:
         )
         if at is not None
     ]
+    note = _note(gone)
+    if view.has_report and not view.has_heatmaps:
+        note = f"{note} Of the heatmaps the mean over the steps is kept, single steps are not."
     return Kept(
-        note=_note(gone),
+        note=note.strip(),
         pinned=row.pinned,
         again=row.trace_removed_at is None and not row.state.underway,
         trace=row.trace_removed_at is None,
+        heatmaps=view.has_heatmaps,
     )
 
 

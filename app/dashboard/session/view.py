@@ -409,7 +409,11 @@ def _ended(view: SessionView) -> _Body:
         )
     else:
         facts.append(Fact("Remedy", *REMEDIES.get(code, OTHER_REMEDY)))
-        why = "The trace is stored as it was sent, but no verdict can come from it."
+        why = (
+            "No verdict could come from its trace."
+            if row.trace_removed_at is not None
+            else "The trace is stored as it was sent, but no verdict can come from it."
+        )
     return _Body(
         state=STATES[SessionState.FAILED if failed else SessionState.DISCARDED],
         short=word.lower(),

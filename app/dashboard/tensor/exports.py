@@ -2,29 +2,20 @@
 
 from __future__ import annotations
 
-import csv
-import io
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Final
 
 from app.analysis.json_text import to_json
 from app.analysis.mitigation.tensor.advise import advise
+from app.dashboard.look.csv_text import csv_text
 from app.services.tensor.read import GroupView
-
-
-def _table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(header)
-    writer.writerows(rows)
-    return out.getvalue()
 
 
 def _times(view: GroupView) -> str:
     names = [str(rank) for rank in view.row.ranks or range(view.row.world_size)]
     header = ["step", "plan", *(f"rank_{name}_s" for name in names)]
     header += [f"rank_{name}_without_plan_s" for name in names]
-    return _table(
+    return csv_text(
         header,
         (
             [r.step, "" if r.plan_version is None else r.plan_version, *r.times_s, *r.free_times_s]
@@ -35,7 +26,7 @@ def _times(view: GroupView) -> str:
 
 def _ranks(view: GroupView) -> str:
     latest, plan = view.row.latest, view.row.plan
-    return _table(
+    return csv_text(
         ["rank", "without_plan_s", "now_s", "predicted_s", "resized", "migrated", "received"],
         (
             [
@@ -53,7 +44,7 @@ def _ranks(view: GroupView) -> str:
 
 
 def _plans(view: GroupView) -> str:
-    return _table(
+    return csv_text(
         ["version", "state", "method", "created_step", "applied_step", "ended_step",
          "acknowledged", "resized", "migrated", "predicted_s", "measured_s"],
         (
@@ -68,7 +59,7 @@ def _plans(view: GroupView) -> str:
 
 
 def _alternatives(view: GroupView) -> str:
-    return _table(
+    return csv_text(
         ["method", "criterion", "predicted_s", "speedup", "gamma", "migrated", "extra_bytes",
          "loss_risk"],
         (

@@ -33,6 +33,8 @@ class AlertRule(OfProject, Base):
     id: Mapped[uuid.UUID] = mapped_column(Uuid, primary_key=True)
     name: Mapped[str]
     document: Mapped[dict[str, Any]]
+    # When each channel was added to it, by id, where that was after the rule.
+    attached: Mapped[dict[str, Any]] = mapped_column(server_default=text("'{}'"))
     created_at: Mapped[datetime] = mapped_column(server_default=text("now()"))
     updated_at: Mapped[datetime] = mapped_column(server_default=text("now()"))
 
@@ -60,6 +62,8 @@ class AlertChannel(OfProject, Base):
     secret_hints: Mapped[dict[str, Any]] = mapped_column(server_default=text("'{}'"))
     readable: Mapped[bool] = mapped_column(server_default=text("true"))
     enabled: Mapped[bool]
+    # Messages in ten minutes; what is over it goes in the next digest.
+    per_10_min: Mapped[int] = mapped_column(server_default=text("10"))
     # Rises when the channel is to hear of everything anew.
     generation: Mapped[int]
     disabled_reason: Mapped[str | None]
@@ -144,6 +148,40 @@ class AlertIncident(OfProject, Base):
     document: Mapped[dict[str, Any]]
 
 
+class AlertOnHost(OfProject, Base):
+    """An incident that blames a host, and the one that speaks for all of that host.
+
+    The index lets a host have one such lead at a time, whoever evaluates at once.
+    """
+
+    __tablename__ = "alert_on_host"
+    __table_args__ = (
+        belongs_to("incident_id", "alert_incident.id"),
+        belongs_to("lead_id", "alert_incident.id"),
+        Index(
+            "uq_alert_on_host_lead",
+            "project_id",
+            "host",
+            unique=True,
+            postgresql_where=text("incident_id = lead_id AND over_at IS NULL"),
+        ),
+        Index("ix_alert_on_host_lead_id", "lead_id"),
+        Index(
+            "ix_alert_on_host_stirred_at",
+            "stirred_at",
+            postgresql_where=text("stirred_at IS NOT NULL"),
+        ),
+    )
+
+    incident_id: Mapped[uuid.UUID] = mapped_column(Uuid, primary_key=True)
+    lead_id: Mapped[uuid.UUID] = mapped_column(Uuid)
+    host: Mapped[str]
+    # Of a lead: since when it speaks for nobody any more.
+    over_at: Mapped[datetime | None]
+    # Of a lead: another job came or got well, and the lead's group has not been looked at since.
+    stirred_at: Mapped[datetime | None]
+
+
 class AlertEvent(OfProject, Base):
     """A transition of an incident: its history."""
 
@@ -210,6 +248,8 @@ class AlertDelivery(OfProject, Base):
             postgresql_where=text("state IN ('waiting', 'sending')"),
         ),
         Index("ix_alert_delivery_created_at", "created_at"),
+        Index("ix_alert_delivery_channel_id_started_at", "channel_id", "started_at"),
+        Index("ix_alert_delivery_digest_id", "digest_id"),
     )
 
     id: Mapped[uuid.UUID] = mapped_column(Uuid, primary_key=True)
@@ -227,6 +267,10 @@ class AlertDelivery(OfProject, Base):
     # message.
     content: Mapped[dict[str, Any] | None]
     message: Mapped[dict[str, Any] | None]
+    # The delivery that it is sent with, or its own id where others are sent with it.
+    digest_id: Mapped[uuid.UUID | None] = mapped_column(Uuid)
+    # When it was first sent.
+    started_at: Mapped[datetime | None]
     finished_at: Mapped[datetime | None]
     error_code: Mapped[str | None]
     error: Mapped[str | None]

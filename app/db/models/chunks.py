@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import uuid
-from datetime import datetime
+from datetime import date, datetime
 
-from sqlalchemy import BigInteger, Index, Integer, Text, UniqueConstraint, Uuid, text
+from sqlalchemy import BigInteger, Date, Index, Integer, Text, UniqueConstraint, Uuid, text
 from sqlalchemy.dialects.postgresql import ARRAY
 from sqlalchemy.orm import Mapped, mapped_column
 
 from app.analysis.report.coverage import Chunks
 from app.db.documents import CHUNKS
-from app.db.models.base import Base, OfProject, belongs_to
+from app.db.models.base import Base, OfProject, belongs_to, in_project
 from app.db.states import SealedBy
 
 
@@ -65,3 +65,20 @@ class Chunk(OfProject, Base):
     cells: Mapped[list[int]] = mapped_column(ARRAY(Integer))
     # null once it is part of the session's trace
     blob: Mapped[uuid.UUID | None] = mapped_column(Uuid)
+
+
+class IngestRefusal(OfProject, Base):
+    """Bodies of a day that were refused for one reason."""
+
+    __tablename__ = "ingest_refusal"
+    __table_args__ = (in_project(),)
+
+    project_id: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    day: Mapped[date] = mapped_column(Date, primary_key=True)
+    # of the problem that answered them
+    code: Mapped[str] = mapped_column(primary_key=True)
+    bodies: Mapped[int] = mapped_column(BigInteger)
+    bytes: Mapped[int] = mapped_column(BigInteger)
+    last_at: Mapped[datetime]
+    # as its sender called it
+    last_job: Mapped[str]

@@ -21,7 +21,19 @@ class HostReading(OfProject, Base):
         belongs_to("session_id", "session.id"),
         belongs_to("job_id", "job.id"),
         Index("ix_host_reading_project_id_host_received_at", "project_id", "host", "received_at"),
-        Index("ix_host_reading_project_id_received_at", "project_id", "received_at"),
+        # the list of hosts adds up all of a time, without their rows; few are priced
+        Index(
+            "ix_host_reading_of_all",
+            "project_id",
+            "received_at",
+            postgresql_include=["host", "job_id", "ranks", "slowdown", "computing"],
+        ),
+        Index(
+            "ix_host_reading_of_slow",
+            "project_id",
+            "received_at",
+            postgresql_where=text("cause IS NOT NULL"),
+        ),
         Index("ix_host_reading_job_id", "job_id"),
     )
 

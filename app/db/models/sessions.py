@@ -1,4 +1,4 @@
-"""Tables of jobs, their sessions, and the reports on these."""
+"""Tables of jobs, what is noted of them, their sessions, and the reports on these."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from app.analysis.report.summary import Summary
 from app.db.documents import SUMMARY
 from app.db.models.base import Base, OfProject, belongs_to, in_project
 from app.db.state_column import StateColumn, one_of
-from app.db.states import SessionState
+from app.db.states import NoteKind, SessionState
 
 
 class Job(OfProject, Base):
@@ -54,6 +54,27 @@ class Attempt(OfProject, Base):
     announced_at: Mapped[datetime] = mapped_column(server_default=text("now()"))
 
 
+class JobNote(OfProject, Base):
+    """Something that happened to a job at a time: a deployment, a change, a remark."""
+
+    __tablename__ = "job_note"
+    __table_args__ = (
+        one_of("kind", NoteKind),
+        belongs_to("job_id", "job.id"),
+        Index("ix_job_note_job_id_at", "job_id", "at"),
+        Index("ix_job_note_project_id", "project_id"),
+    )
+
+    id: Mapped[int] = mapped_column(BigInteger, Identity(always=True), primary_key=True)
+    job_id: Mapped[int] = mapped_column(BigInteger)
+    # when it happened; it may be noted later
+    at: Mapped[datetime]
+    kind: Mapped[NoteKind] = mapped_column(StateColumn(NoteKind))
+    words: Mapped[str]
+    author: Mapped[str]
+    noted_at: Mapped[datetime] = mapped_column(server_default=text("now()"))
+
+
 class Session(OfProject, Base):
     """One profiling session: what was received, where it stands and what came out."""
 
@@ -67,6 +88,8 @@ class Session(OfProject, Base):
         one_of("headline_kind", HeadlineKind),
         Index("ix_session_project_id_received_at_id", "project_id", "received_at", "id"),
         Index("ix_session_state_received_at", "state", "received_at"),
+        # the latest sessions of each job
+        Index("ix_session_job_id_received_at", "job_id", "received_at"),
     )
 
     id: Mapped[uuid.UUID] = mapped_column(Uuid, primary_key=True)
@@ -83,6 +106,8 @@ class Session(OfProject, Base):
 
     # metadata document as sent, normalised (app.analysis.trace.metadata)
     meta: Mapped[dict[str, Any]]
+    # those of it, which lists show and ask for: of a large job it is long
+    labels: Mapped[dict[str, Any] | None]
     dp: Mapped[int]
     pp: Mapped[int]
     tp: Mapped[int]
@@ -130,6 +155,7 @@ class StoredReport(OfProject, Base):
     __table_args__ = (
         belongs_to("session_id", "session.id"),
         Index("ix_report_not_in_ledger", "created_at", postgresql_where=text("NOT in_ledger")),
+        Index("ix_report_not_in_figures", "created_at", postgresql_where=text("NOT in_figures")),
     )
 
     session_id: Mapped[uuid.UUID] = mapped_column(Uuid, primary_key=True)
@@ -140,3 +166,5 @@ class StoredReport(OfProject, Base):
     created_at: Mapped[datetime] = mapped_column(server_default=text("now()"))
     # Whether the ledger of hosts has it: those of before it are read bit by bit.
     in_ledger: Mapped[bool] = mapped_column(server_default=text("false"))
+    # Whether the figures of the fleet have it, in the same way.
+    in_figures: Mapped[bool] = mapped_column(server_default=text("false"))

@@ -17,7 +17,8 @@ from app.db.states import TaskState
 ANALYZE_SESSION: Final = "analyze_session"
 DELIVER_ALERT: Final = "deliver_alert"
 PLAN_TEMPLATE: Final = "plan_template"
-TASK_KINDS = (ANALYZE_SESSION, DELIVER_ALERT, PLAN_TEMPLATE)
+SEND_SUMMARY: Final = "send_summary"
+TASK_KINDS = (ANALYZE_SESSION, DELIVER_ALERT, PLAN_TEMPLATE, SEND_SUMMARY)
 
 
 class TaskRun(OfProject, Base):

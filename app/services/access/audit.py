@@ -61,6 +61,7 @@ class Action(StrEnum):
     ANALYZED_AGAIN = "had analyzed again"
     SWITCHED = "switched"
     REPAIRED = "repaired"
+    NOTED = "noted something on"
     APPLIED = "marked as applied"
     UNAPPLIED = "took back that it applied"
     SIGNED_IN = "signed in"

@@ -10,8 +10,8 @@ from sqlalchemy import CursorResult, delete, select, union_all, update
 from sqlalchemy.exc import IntegrityError
 
 from app.db.models.access import DEFAULT_PROJECT, Membership, Project, Token
-from app.db.models.alerts import AlertDelivery, AlertGroup
-from app.db.models.blobs import BlobPart
+from app.db.models.alerts import AlertDelivery, AlertGroup, AlertIncident, AlertOnHost
+from app.db.models.blobs import BlobObject, BlobPart
 from app.db.models.chunks import Chunk
 from app.db.models.plans import Plan
 from app.db.models.sessions import Job, Session, StoredReport
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 # Parts of at most 4 MiB: 64 MB a transaction, so that autovacuum and backups keep up.
 PARTS: Final = 16
+ROWS: Final = 1000
 JOBS: Final = 10
 PASS_LIMIT_S: Final = 10.0
 
@@ -77,13 +78,13 @@ def move_job(container: Container, job: str, to: str) -> None:
                     detail=f"to {to}",
                     project_id=project_id,
                 )
+            # In one order, so that two moves do not wait for each other.
+            for project_id in sorted((source, target)):
+                recount(tx, project_id)
     except IntegrityError as error:
         raise ConflictError(
             f"The project {to} has a job {job} already.", code="job.name_taken"
         ) from error
-    for project_id in (source, target):
-        with container.within(project_id).uow() as tx:
-            recount(tx, project_id)
 
 
 def delete_project(container: Container, name: str) -> None:
@@ -149,9 +150,8 @@ def take_along(tx: UnitOfWork, sessions: Select[uuid.UUID], target: int) -> None
         select(StoredReport.heatmap_blob).where(StoredReport.session_id.in_(sessions)),
         select(Chunk.blob).where(Chunk.session_id.in_(sessions)),
     )
-    tx.session.execute(
-        update(BlobPart).where(BlobPart.blob_id.in_(blobs)).values(project_id=target)
-    )
+    for table in (BlobPart, BlobObject):
+        tx.session.execute(update(table).where(table.blob_id.in_(blobs)).values(project_id=target))
     tx.session.execute(
         update(TaskRun).where(TaskRun.subject_id.in_(sessions)).values(project_id=target)
     )
@@ -159,8 +159,41 @@ def take_along(tx: UnitOfWork, sessions: Select[uuid.UUID], target: int) -> None
 
 def drop_deliveries(tx: UnitOfWork, job_id: int) -> None:
     """Delete the deliveries about a job: they went to channels of the project that it leaves."""
+    _forget_machines(tx, job_id)
     groups = select(AlertGroup.id).where(AlertGroup.job_id == job_id)
     tx.session.execute(delete(AlertDelivery).where(AlertDelivery.group_id.in_(groups)))
+
+
+def _forget_machines(tx: UnitOfWork, job_id: int) -> None:
+    """Take a job's incidents out of what they lead or stand inside of: it leaves its project.
+
+    Parameters
+    ----------
+    tx : UnitOfWork
+    job_id : int
+    """
+    own = (
+        select(AlertIncident.id)
+        .join(AlertGroup, AlertGroup.id == AlertIncident.group_id)
+        .where(AlertGroup.job_id == job_id)
+    )
+    others = (
+        select(AlertIncident.group_id)
+        .join(AlertOnHost, AlertOnHost.incident_id == AlertIncident.id)
+        .where(AlertOnHost.lead_id.in_(own))
+    )
+    # They find another lead at their next look.
+    tx.session.execute(
+        update(AlertGroup)
+        .where(AlertGroup.id.in_(others))
+        .values(look_at=tx.now)
+        .execution_options(synchronize_session=False)
+    )
+    tx.session.execute(
+        delete(AlertOnHost)
+        .where(AlertOnHost.incident_id.in_(own) | AlertOnHost.lead_id.in_(own))
+        .execution_options(synchronize_session=False)
+    )
 
 
 def _take_away(tx: UnitOfWork, project_id: int) -> bool:
@@ -171,7 +204,10 @@ def _take_away(tx: UnitOfWork, project_id: int) -> bool:
         .limit(PARTS)
         .subquery()
     )
+    objects = select(BlobObject.blob_id).where(BlobObject.project_id == project_id).limit(ROWS)
     pieces = (
+        # The bytes themselves are collected.
+        delete(BlobObject).where(BlobObject.blob_id.in_(objects)),
         delete(BlobPart).where(BlobPart.blob_id == parts.c.blob_id, BlobPart.part == parts.c.part),
         delete(Job).where(
             Job.id.in_(select(Job.id).where(Job.project_id == project_id).limit(JOBS))

@@ -81,8 +81,14 @@ class Realized:
         return prediction_error(self.predicted_gain, self.realized_gain)
 
 
-def realized_fixes(
-    tx: Reads, *, job: str | None = None, session: uuid.UUID | None = None
+def realized_fixes(  # noqa: PLR0913 - all that they are asked for
+    tx: Reads,
+    *,
+    job: str | None = None,
+    session: uuid.UUID | None = None,
+    since: datetime | None = None,
+    until: datetime | None = None,
+    most: int = MOST_LISTED,
 ) -> tuple[Realized, ...]:
     """Return the fixes that were applied, newest first.
 
@@ -93,6 +99,10 @@ def realized_fixes(
         Of this job only.
     session : UUID, optional
         Those that this session's report recommended, and those that it measured.
+    since, until : datetime, optional
+        Applied within that time.
+    most : int
+        The newest of them.
     """
     measured = aliased(Session)
     query = (
@@ -118,10 +128,14 @@ def realized_fixes(
         .join(Session, Session.id == AppliedFix.session_id)
         .outerjoin(measured, measured.id == AppliedFix.measured_by)
         .order_by(AppliedFix.applied_at.desc(), AppliedFix.id.desc())
-        .limit(MOST_LISTED)
+        .limit(most)
     )
     if job is not None:
         query = query.where(Job.name == job)
+    if since is not None:
+        query = query.where(AppliedFix.applied_at >= since)
+    if until is not None:
+        query = query.where(AppliedFix.applied_at <= until)
     if session is not None:
         query = query.where(
             or_(AppliedFix.session_id == session, AppliedFix.measured_by == session)

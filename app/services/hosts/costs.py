@@ -38,7 +38,7 @@ class Span:
         return found
 
 
-def priced(tx: Reads, span: Span, host: str | None = None) -> CTE:
+def priced(tx: Reads, span: Span, host: str | None = None, *, slow: bool = False) -> CTE:
     """Return the readings of a time with what each costs, GPU-hours.
 
     A verdict stands from its session until the next one of the job, at most `STANDS`; the latest
@@ -50,8 +50,10 @@ def priced(tx: Reads, span: Span, host: str | None = None) -> CTE:
     span : Span
     host : str, optional
         Only of this one.
+    slow : bool
+        Only those that a cause names: no other reading costs anything.
     """
-    stands = _standing(tx, span)
+    stands = standing(tx, span)
     standing_s = func.greatest(HostReading.measured_s, func.extract("epoch", stands.c.stands))
     query = (
         select(
@@ -74,10 +76,12 @@ def priced(tx: Reads, span: Span, host: str | None = None) -> CTE:
     )
     if host is not None:
         query = query.where(HostReading.host == host)
+    if slow:
+        query = query.where(HostReading.cause.is_not(None))
     return query.cte("priced")
 
 
-def _standing(tx: Reads, span: Span) -> CTE:
+def standing(tx: Reads, span: Span) -> CTE:
     """Return for how long the verdict of each session stands."""
     received, order = Session.received_at, (Session.received_at, Session.id)
     following = func.lead(received).over(partition_by=Session.job_id, order_by=order)

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 from sqlalchemy import (
     ARRAY,
-    ColumnElement,
     Integer,
     Text,
     and_,
@@ -33,6 +32,8 @@ from app.services.hosts.costs import Span, priced
 from app.services.hosts.repairs import Repair, latest_repairs
 
 if TYPE_CHECKING:
+    from sqlalchemy import Subquery
+
     from app.db.unit_of_work import Reads
 
 # Hosts to a page, and to a file.
@@ -232,49 +233,104 @@ def list_hosts(  # noqa: PLR0913 - what an address may ask for
 
 
 def _by_host(tx: Reads, span: Span, words: str) -> list[HostRow]:
-    """Return every host with its sums: first by job and cause, so that words look at few rows."""
-    reading = priced(tx, span).c
-    parts = (
-        select(
-            reading.host,
-            reading.job_id,
-            reading.cause,
-            func.sum(reading.cost).label("cost"),
-            func.max(reading.ranks).label("ranks"),
-            func.count().label("sessions"),
-            func.max(reading.slowdown).label("worst"),
-            func.max(reading.computing).label("computing"),
-            func.min(reading.received_at).label("first_seen"),
-            func.max(reading.received_at).label("last_seen"),
-        )
-        .group_by(reading.host, reading.job_id, reading.cause)
-        .cte("parts")
-    )
-    one = parts.c
-    slow = one.cause.is_not(None)
-    last_slow = func.max(one.last_seen).filter(slow)
-    named = [func.bool_or(_has(one, word)) for word in words.split()]
+    """Return every host with its sums.
+
+    All readings are counted from an index, and only those that a cause names, which are few, are
+    priced. Both are first added up by job, so that words look at few rows.
+    """
+    of_all, of_slow = _seen(span, words.split()), _slow(tx, span, words.split())
+    seen, slow = of_all.c, of_slow.c
+    named = [
+        or_(seen[f"word_{at}"], func.coalesce(slow[f"word_{at}"], false()))
+        for at in range(len(words.split()))
+    ]
     found = tx.session.execute(
         select(
-            one.host,
-            func.sum(one.cost),
-            func.max(one.ranks),
-            cast(func.sum(one.sessions), Integer),
-            cast(func.coalesce(func.sum(one.sessions).filter(slow), 0), Integer),
-            func.count(one.job_id.distinct()),
-            func.count(one.job_id.distinct()).filter(slow),
-            func.max(one.worst),
-            func.coalesce(last_slow == func.max(one.last_seen), false()),
-            func.max(one.computing),
-            func.array_agg(one.cause.distinct(), type_=ARRAY(Text)).filter(slow),
-            func.min(one.first_seen),
-            func.max(one.last_seen),
+            seen.host,
+            func.coalesce(slow.cost, 0.0),
+            seen.ranks,
+            seen.sessions,
+            func.coalesce(slow.sessions, 0),
+            seen.jobs,
+            func.coalesce(slow.jobs, 0),
+            seen.worst,
+            func.coalesce(slow.last_seen == seen.last_seen, false()),
+            seen.computing,
+            slow.causes,
+            seen.first_seen,
+            seen.last_seen,
             and_(true(), *named),
         )
-        .join(Job, Job.id == one.job_id)
-        .group_by(one.host)
+        .select_from(of_all)
+        .outerjoin(of_slow, slow.host == seen.host)
     )
     return [_row(list(sums)) for sums in found]
+
+
+def _seen(span: Span, words: Sequence[str]) -> Subquery:
+    """Return each host as all its readings have it, and which words are in it or in its jobs."""
+    parts = (
+        select(
+            HostReading.host,
+            HostReading.job_id,
+            func.max(HostReading.ranks).label("ranks"),
+            func.count().label("sessions"),
+            func.max(HostReading.slowdown).label("worst"),
+            func.max(HostReading.computing).label("computing"),
+            func.min(HostReading.received_at).label("first_seen"),
+            func.max(HostReading.received_at).label("last_seen"),
+        )
+        .where(*span.holds(HostReading.received_at.expression))
+        .group_by(HostReading.host, HostReading.job_id)
+        .subquery("seen_in_jobs")
+    )
+    one = parts.c
+    has = [
+        func.bool_or(
+            or_(
+                one.host.icontains(word, autoescape=True),
+                Job.name.icontains(word, autoescape=True),
+            )
+        )
+        for word in words
+    ]
+    query = select(
+        one.host,
+        func.max(one.ranks).label("ranks"),
+        cast(func.sum(one.sessions), Integer).label("sessions"),
+        func.count().label("jobs"),
+        func.max(one.worst).label("worst"),
+        func.max(one.computing).label("computing"),
+        func.min(one.first_seen).label("first_seen"),
+        func.max(one.last_seen).label("last_seen"),
+        *(found.label(f"word_{at}") for at, found in enumerate(has)),
+    ).group_by(one.host)
+    return (query.join(Job, Job.id == one.job_id) if words else query).subquery("seen")
+
+
+def _slow(tx: Reads, span: Span, words: Sequence[str]) -> Subquery:
+    """Return each host that a cause names, as those readings have it, and which words do."""
+    reading = priced(tx, span, slow=True).c
+    causes = [
+        [name for name, kind in EVERY.items() if word.lower() in kind.title.lower()]
+        for word in words
+    ]
+    return (
+        select(
+            reading.host,
+            func.sum(reading.cost).label("cost"),
+            func.count().label("sessions"),
+            func.count(reading.job_id.distinct()).label("jobs"),
+            func.max(reading.received_at).label("last_seen"),
+            func.array_agg(reading.cause.distinct(), type_=ARRAY(Text)).label("causes"),
+            *(
+                func.bool_or(reading.cause.in_(names)).label(f"word_{at}")
+                for at, names in enumerate(causes)
+            ),
+        )
+        .group_by(reading.host)
+        .subquery("slow")
+    )
 
 
 def _row(sums: list[Any]) -> HostRow:
@@ -282,16 +338,6 @@ def _row(sums: list[Any]) -> HostRow:
     causes = HostRow.__slots__.index("causes")
     sums[causes] = tuple(sums[causes] or ())
     return HostRow(*sums)
-
-
-def _has(one: Any, word: str) -> ColumnElement[bool]:  # noqa: ANN401 - the columns of a CTE
-    """Return whether a part has a word in its host, its job or its cause."""
-    causes = [name for name, kind in EVERY.items() if word.lower() in kind.title.lower()]
-    return or_(
-        one.host.icontains(word, autoescape=True),
-        Job.name.icontains(word, autoescape=True),
-        one.cause.in_(causes),
-    )
 
 
 def _shown(row: HostRow, show: Show, repaired: Collection[str]) -> bool:

@@ -113,6 +113,7 @@ class _Progress:
 def _store(container: Container, claim: Claim, found: Found) -> None:
     document = plan_document(found)
     packed = pack_result(PlanResult(document, simulated_iteration(found.problem, found.template)))
+    staged = container.stage([packed])
     with container.uow() as tx:
         finish(tx, claim)
         move_plan(
@@ -120,7 +121,7 @@ def _store(container: Container, claim: Claim, found: Found) -> None:
             claim.subject_id,
             state=PlanState.PLANNED,
             gap=document.gap,
-            result_blob=write_blob(tx, [packed]),
+            result_blob=write_blob(tx, staged),
             headline=plain(PlanHeadline.of(document)),
             reason_code=None,
             reason=None,

@@ -15,15 +15,16 @@ from app.analysis.report.build import Analysis, analyze
 from app.analysis.report.summary import summarize
 from app.analysis.trace.metadata import parse_metadata
 from app.analysis.trace.storage import unpack
-from app.db.blobs import read_blob
+from app.db.blobs import open_blob
 from app.db.models.chunks import Intake
 from app.db.models.sessions import Job, Session
-from app.db.reports import delete_report, replace_report
+from app.db.reports import delete_report, replace_report, stage_report
 from app.db.states import SessionState
 from app.errors import NotFoundError, UnanalyzableError
 from app.services.alerts.evaluate import evaluate_session
 from app.services.container import Claim
 from app.services.fixes.measure import measure_fixes
+from app.services.fleet_report.ledger import write_figures
 from app.services.hosts.ledger import write_readings
 from app.services.sessions.merge import merge_session
 from app.services.sessions.transition import move_session
@@ -97,7 +98,7 @@ def _load(container: Container, session_id: uuid.UUID) -> _Loaded:
         ).one_or_none()
         if row is None or row.trace_blob is None:
             raise NotFoundError(f"session {session_id} is gone")
-        parts = list(read_blob(tx, row.trace_blob))
+        parts = open_blob(tx, row.trace_blob)
     return _Loaded(unpack(parts, parse_metadata(row.meta)), row.name, row.merged)
 
 
@@ -117,6 +118,7 @@ def _discard(container: Container, claim: Claim, error: UnanalyzableError) -> No
             **NO_NUMBERS,
         )
         write_readings(tx, claim.subject_id, None)
+        write_figures(tx, claim.subject_id, None)
         evaluate_session(container, tx, claim.subject_id, None)
 
 
@@ -128,9 +130,10 @@ def _store(container: Container, claim: Claim, analysis: Analysis, loaded: _Load
         coverage=replace(analysis.report.coverage, chunks=loaded.chunks),
     )
     fidelity = report.fidelity
+    staged = stage_report(container.stage, report, analysis.heatmaps)
     with container.uow() as tx:
         finish(tx, claim)
-        replace_report(tx, claim.subject_id, report, analysis.heatmaps)
+        replace_report(tx, claim.subject_id, staged)
         move_session(
             tx,
             claim.subject_id,
@@ -144,6 +147,7 @@ def _store(container: Container, claim: Claim, analysis: Analysis, loaded: _Load
             report_removed_at=None,
         )
         write_readings(tx, claim.subject_id, report)
+        write_figures(tx, claim.subject_id, report)
         measure_fixes(tx, claim.subject_id, report)
         evaluate_session(container, tx, claim.subject_id, report)
 

@@ -13,15 +13,13 @@ from app.services.sessions.fleet import FLEET_SESSIONS
 from app.services.sessions.read import SessionRow, session_rows
 
 if TYPE_CHECKING:
-    import uuid
     from collections.abc import Mapping, Sequence
     from datetime import datetime
 
     from app.db.unit_of_work import Reads
 
-# So many sessions to a page, and points in a figure: the latest ones.
+# So many sessions to a page.
 PAGE: Final = 100
-POINTS: Final = 1000
 
 _SHOWN: Final = case(
     (
@@ -44,19 +42,6 @@ NEWEST: Final = "-received"
 
 
 @dataclass(frozen=True, slots=True)
-class Point:
-    """A session in the figure of a job's history; numbers are None without a verdict."""
-
-    id: uuid.UUID
-    number: int
-    received_at: datetime
-    slowdown: float | None
-    low: float | None
-    high: float | None
-    published: float | None
-
-
-@dataclass(frozen=True, slots=True)
 class JobHistory:
     """The sessions of a job in a time.
 
@@ -72,8 +57,6 @@ class JobHistory:
         How many of these have a verdict, and are slow.
     worst : float or None
         The largest slowdown.
-    points : sequence of Point
-        The latest, oldest first.
     """
 
     rows: Sequence[SessionRow]
@@ -82,7 +65,6 @@ class JobHistory:
     verdicts: int
     slow: int
     worst: float | None
-    points: Sequence[Point]
 
     @property
     def pages(self) -> int:
@@ -151,27 +133,6 @@ def job_history(  # noqa: PLR0913 - what an address may ask for
     rows = tx.session.execute(
         session_rows().where(*here).order_by(*_order(sort)).limit(PAGE).offset(PAGE * (page - 1))
     )
-    points = tx.session.execute(
-        select(
-            Session.id,
-            Session.number,
-            Session.received_at,
-            _SHOWN,
-            case(
-                (Session.headline_slowdown.is_(None), Session.slowdown_low),
-                else_=Session.headline_low,
-            ),
-            case(
-                (Session.headline_slowdown.is_(None), Session.slowdown_high),
-                else_=Session.headline_high,
-            ),
-            Session.slowdown,
-        )
-        .join(Job)
-        .where(*here)
-        .order_by(Session.received_at.desc(), Session.id)
-        .limit(POINTS)
-    )
     return JobHistory(
         rows=[SessionRow(*row) for row in rows],
         page=page,
@@ -179,7 +140,6 @@ def job_history(  # noqa: PLR0913 - what an address may ask for
         verdicts=verdicts,
         slow=slow_ones,
         worst=worst,
-        points=[Point(*row) for row in points][::-1],
     )
 
 

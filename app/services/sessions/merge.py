@@ -21,25 +21,39 @@ from app.analysis.report.coverage import (
 from app.analysis.trace.merge import Merged, TraceChunk, merge
 from app.analysis.trace.metadata import parse_metadata
 from app.analysis.trace.storage import pack, unpack
-from app.db.blobs import delete_blob, read_blob, write_blob
+from app.db.blobs import delete_blob, open_blob, write_blob
 from app.db.models.chunks import Chunk, Intake
 from app.db.models.sessions import Session
 
 if TYPE_CHECKING:
     import uuid
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from app.analysis.trace.model import SessionMeta
+    from app.db.blobs import Staged
     from app.db.states import SealedBy
     from app.db.unit_of_work import UnitOfWork
     from app.services.container import Container
 
 
 @dataclass(frozen=True, slots=True)
+class _Packed:
+    producer: str
+    number: int
+    parts: Iterable[bytes]
+
+
+@dataclass(frozen=True, slots=True)
 class _Pieces:
     meta: SessionMeta
-    chunks: list[TraceChunk]
+    chunks: list[_Packed]
     coverage: Chunks
+
+    def unpacked(self) -> list[TraceChunk]:
+        return [
+            TraceChunk(piece.producer, piece.number, unpack(piece.parts, self.meta))
+            for piece in self.chunks
+        ]
 
 
 class _AlreadyMergedError(Exception):
@@ -58,10 +72,11 @@ def merge_session(container: Container, session_id: uuid.UUID) -> None:
         pieces = _read(tx, session_id)
     if pieces is None:
         return
-    merged = merge(pieces.chunks, pieces.meta)
+    merged = merge(pieces.unpacked(), pieces.meta)
+    staged = container.stage(pack(merged.trace))
     try:
         with container.uow() as tx:
-            _store(tx, session_id, pieces, merged)
+            _store(tx, session_id, pieces, merged, staged)
     except _AlreadyMergedError:
         # Both made the same trace of the same chunks.
         return
@@ -90,18 +105,16 @@ def _read(tx: UnitOfWork, session_id: uuid.UUID) -> _Pieces | None:
     return _Pieces(
         meta,
         [
-            TraceChunk(
-                row.producer,
-                row.number,
-                unpack(list(read_blob(tx, cast("uuid.UUID", row.blob))), meta),
-            )
+            _Packed(row.producer, row.number, open_blob(tx, cast("uuid.UUID", row.blob)))
             for row in rows
         ],
         _coverage(intake, rows),
     )
 
 
-def _store(tx: UnitOfWork, session_id: uuid.UUID, pieces: _Pieces, merged: Merged) -> None:
+def _store(
+    tx: UnitOfWork, session_id: uuid.UUID, pieces: _Pieces, merged: Merged, staged: Staged
+) -> None:
     trace = merged.trace
     replaced = cast(
         "CursorResult[Any]",
@@ -109,7 +122,7 @@ def _store(tx: UnitOfWork, session_id: uuid.UUID, pieces: _Pieces, merged: Merge
             update(Session)
             .where(Session.id == session_id, Session.trace_blob.is_(None))
             .values(
-                trace_blob=write_blob(tx, pack(trace)),
+                trace_blob=write_blob(tx, staged),
                 operations=len(trace),
                 steps=int(np.unique(trace.step).size),
             )

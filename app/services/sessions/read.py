@@ -195,7 +195,7 @@ class SessionView:
         None where nothing was ever to be done.
     intake : IntakeView or None
         None where the session came in one body.
-    has_report : bool
+    has_report, has_heatmaps : bool
     now : datetime
         The database's time of this view.
     """
@@ -206,6 +206,7 @@ class SessionView:
     work: WorkStatus | None
     intake: IntakeView | None
     has_report: bool
+    has_heatmaps: bool
     now: datetime
 
 
@@ -241,14 +242,16 @@ def get_session(tx: Reads, session_id: uuid.UUID, settings: Settings) -> Session
     """
     query = (
         session_rows()
-        .add_columns(Session.meta, Session.reason_detail, StoredReport.session_id)
+        .add_columns(
+            Session.meta, Session.reason_detail, StoredReport.session_id, StoredReport.heatmap_blob
+        )
         .outerjoin(StoredReport, StoredReport.session_id == Session.id)
         .where(Session.id == session_id)
     )
     found = tx.session.execute(query).one_or_none()
     if found is None:
         raise no_session(session_id)
-    *row, meta, reason_detail, report = found
+    *row, meta, reason_detail, report, heatmaps = found
     return SessionView(
         row=SessionRow(*row),
         meta=meta,
@@ -256,6 +259,7 @@ def get_session(tx: Reads, session_id: uuid.UUID, settings: Settings) -> Session
         work=_work(tx, session_id),
         intake=_intake(tx, session_id, settings.session_silence_limit_s),
         has_report=report is not None,
+        has_heatmaps=heatmaps is not None,
         now=tx.now,
     )
 

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from app.analysis.trace.formats.kind import Decoded
     from app.analysis.trace.model import SessionMeta
     from app.analysis.trace.unmapped import Unmapped
+    from app.db.blobs import Staged
     from app.db.unit_of_work import UnitOfWork
     from app.services.container import Container
     from app.settings import Settings
@@ -177,7 +178,7 @@ def receive_session(container: Container, job: str, body: Body) -> Receipt:
     Raises
     ------
     InvalidJobNameError, InvalidTraceError, InvalidMetadataError, UnsupportedFormatError,
-    BodyTooLargeError, QuotaExceededError
+    BodyTooLargeError, QuotaExceededError, ObjectStoreError
         Nothing is stored.
     """
     check_job_name(job)
@@ -197,9 +198,10 @@ def receive_session(container: Container, job: str, body: Body) -> Receipt:
         content_type=body.content_type,
         format_name=body.format_name,
     )
+    staged = container.stage(pack(decoded.trace))
     try:
         with container.uow() as tx:
-            receipt = _store(container, tx, job, content, body=body, decoded=decoded)
+            receipt = _store(container, tx, job, content, body=body, decoded=decoded, staged=staged)
             count(
                 tx,
                 container.settings,
@@ -246,11 +248,12 @@ def _store(  # noqa: PLR0913 - one request
     *,
     body: Body,
     decoded: Decoded,
+    staged: Staged,
 ) -> Receipt:
     trace = decoded.trace
     sizes = trace.meta.sizes
     # The blob first: from the job's row lock on, other sessions of the job wait.
-    blob_id = write_blob(tx, pack(trace))
+    blob_id = write_blob(tx, staged)
     # Making or finding the job locks its row, which puts the numbers in order and lets only one
     # of two equal bodies pass.
     job_id = make_job(container, tx, job)
@@ -272,6 +275,7 @@ def _store(  # noqa: PLR0913 - one request
         received_at=tx.now,
         state_changed_at=tx.now,
         meta=metadata_document(trace.meta),
+        labels=dict(trace.meta.labels),
         dp=sizes.dp,
         pp=sizes.pp,
         tp=sizes.tp,

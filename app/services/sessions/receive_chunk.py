@@ -25,6 +25,7 @@ from app.db.models.chunks import Chunk, Intake
 from app.db.models.sessions import Job, Session
 from app.db.states import SessionState
 from app.errors import BodyTooLargeError, ConflictError, InvalidTraceError, PacelineError
+from app.services.ingest.refusals import count_refusal
 from app.services.sessions.receive import (
     Body,
     check_job_name,
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from app.analysis.trace.formats.kind import Decoded
     from app.analysis.trace.model import Trace
     from app.analysis.trace.unmapped import Unmapped
+    from app.db.blobs import Staged
     from app.db.unit_of_work import UnitOfWork
     from app.services.container import Container
 
@@ -131,7 +133,7 @@ def receive_chunk(
         The body is refused, or contradicts the session's metadata. Nothing is stored.
     ConflictError
         ``chunk.differs``, ``session.sealed``, ``session.whole``, ``session.formats_mixed``.
-    QuotaExceededError
+    QuotaExceededError, ObjectStoreError
         Nothing is stored.
     """
     if body.size == 0:
@@ -150,9 +152,10 @@ def receive_chunk(
         format_name=body.format_name,
         part=True,
     )
+    staged = container.stage(pack(decoded.trace))
     try:
         with container.uow() as tx:
-            receipt = _store(container, tx, path, body, decoded, final=final)
+            receipt = _store(container, tx, path, body, decoded, staged=staged, final=final)
     except _AlreadyStoredError as twin:
         return twin.receipt
     log.info(
@@ -167,8 +170,8 @@ def receive_chunk(
     return receipt
 
 
-def count_refused(container: Container, path: ChunkPath, size: int) -> None:
-    """Count a chunk of `size` bytes that was refused, where its session is known."""
+def count_refused(container: Container, path: ChunkPath, size: int, code: str) -> None:
+    """Count a chunk of `size` bytes that was refused, of its session where that is known."""
     session = (
         select(Session.id)
         .join(Job)
@@ -187,6 +190,7 @@ def count_refused(container: Container, path: ChunkPath, size: int) -> None:
                 refused_bytes=Intake.refused_bytes + size,
             )
         )
+        count_refusal(tx, path.job, size, code)
 
 
 def _find(tx: UnitOfWork, path: ChunkPath, body: Body) -> ChunkReceipt | None:
@@ -240,11 +244,12 @@ def _store(  # noqa: PLR0913 - one request
     body: Body,
     decoded: Decoded,
     *,
+    staged: Staged,
     final: bool,
 ) -> ChunkReceipt:
     trace = decoded.trace
     # The blob first: from the intake's lock on, other chunks of the session wait.
-    blob_id = write_blob(tx, pack(trace))
+    blob_id = write_blob(tx, staged)
     session_id = _lock(tx, path) or _create(container, tx, path, decoded)
     twin = _find(tx, path, body)
     if twin is not None:
@@ -258,7 +263,8 @@ def _store(  # noqa: PLR0913 - one request
             code="body.too_many_rows",
         )
     if intake.chunks:
-        session.meta = metadata_document(join_metadata(parse_metadata(session.meta), trace.meta))
+        joined = join_metadata(parse_metadata(session.meta), trace.meta)
+        session.meta, session.labels = metadata_document(joined), dict(joined.labels)
     session.operations += len(trace)
     session.body_bytes += body.size
     # How many there are together is known when the chunks are merged.
@@ -339,6 +345,7 @@ def _create(container: Container, tx: UnitOfWork, path: ChunkPath, decoded: Deco
         "received_at": tx.now,
         "state_changed_at": tx.now,
         "meta": metadata_document(decoded.trace.meta),
+        "labels": dict(decoded.trace.meta.labels),
         "dp": sizes.dp,
         "pp": sizes.pp,
         "tp": sizes.tp,

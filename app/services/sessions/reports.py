@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     import uuid
     from collections.abc import Mapping
 
-    import numpy as np
     from numpy.typing import NDArray
 
     from app.analysis.report import document
@@ -79,6 +78,10 @@ def heatmap(tx: Reads, session_id: uuid.UUID, step: int | None = None) -> NDArra
     report = _report(tx, session_id)
     blob = report.heatmap_blob
     if blob is None:
+        if step is None:
+            # The report has the mean.
+            mean = open_report(read_document(tx, report)).by_worker.exact
+            return np.asarray(mean, np.float32)
         raise NotFoundError(
             "The heatmaps of single steps are not kept any more.", code="report.heatmaps_removed"
         )

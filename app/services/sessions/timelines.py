@@ -14,14 +14,14 @@ from sqlalchemy import select
 from app.analysis.report.timeline import perfetto, step_timeline
 from app.analysis.trace.metadata import parse_metadata
 from app.analysis.trace.storage import unpack
-from app.db.blobs import read_blob
+from app.db.blobs import open_blob
 from app.db.models.sessions import Session
 from app.errors import BusyError
 from app.services.sessions.read import no_session, no_trace
 
 if TYPE_CHECKING:
     import uuid
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from app.analysis.report.timeline import Timeline
     from app.analysis.trace.model import Trace
@@ -40,13 +40,13 @@ class StoredTrace:
 
     Parameters
     ----------
-    parts : sequence of bytes
-        Of the blob.
+    parts : iterable of bytes
+        Of the blob; what is in an object store is read when it is asked for.
     meta : mapping
         Metadata document, normalized.
     """
 
-    parts: Sequence[bytes]
+    parts: Iterable[bytes]
     meta: Mapping[str, Any]
 
     def unpack(self) -> Trace:
@@ -71,7 +71,7 @@ def stored_trace(tx: Reads, session_id: uuid.UUID) -> StoredTrace:
         raise no_session(session_id)
     if row.trace_blob is None:
         raise no_trace(row.state, row.trace_removed_at)
-    return StoredTrace(tuple(read_blob(tx, row.trace_blob)), row.meta)
+    return StoredTrace(open_blob(tx, row.trace_blob), row.meta)
 
 
 def timeline_of(stored: StoredTrace, step: int, dp_ranks: Sequence[int] | None) -> Timeline:

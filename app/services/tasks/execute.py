@@ -9,7 +9,7 @@ import structlog
 from celery.exceptions import SoftTimeLimitExceeded
 from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
 
-from app.errors import LostClaimError, PacelineError
+from app.errors import LostClaimError, ObjectStoreError, PacelineError
 from app.services.container import Claim, TaskError
 from app.services.tasks.task_runs import claim, fail, interrupt
 
@@ -88,18 +88,20 @@ def _time_limit_behind(error: BaseException | None) -> SoftTimeLimitExceeded | N
     return None
 
 
-def _is_of_database(error: BaseException) -> bool:
-    """Return whether the database failed: restarting, away, full, out of connections or locked.
+def _is_of_stores(error: BaseException) -> bool:
+    """Return whether the database failed (restarting, away, full, locked), or the object store.
 
     The work itself is sound then, however often that happens.
     """
+    if isinstance(error, ObjectStoreError):
+        return True
     driver = error.orig if isinstance(error, DBAPIError) else error
     return isinstance(error, OPERATIONAL) and not isinstance(driver, OF_THE_WORK)
 
 
 def _settle(container: Container, keeper: LeaseKeeper, taken: Claim, error: Exception) -> bool:
     """Record why the work failed; return whether that ended the task."""
-    failed = not _is_of_database(error)
+    failed = not _is_of_stores(error)
     try:
         if failed:
             _log.error("task failed", exc_info=error)

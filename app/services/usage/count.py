@@ -120,7 +120,7 @@ def recount(tx: UnitOfWork, project_id: int) -> None:
     Parameters
     ----------
     tx : UnitOfWork
-        Of that project.
+        The one that takes them away, as the last that it does: the sum is exact whoever is killed.
     project_id : int
     """
     # Whoever stores meanwhile has committed, and is summed up, or adds to the sum afterwards.
@@ -131,7 +131,9 @@ def recount(tx: UnitOfWork, project_id: int) -> None:
             func.count().filter(Session.received_at >= hour).label("hour_sessions"),
             func.coalesce(func.sum(Session.body_bytes).filter(there), 0).label("bytes"),
             func.coalesce(func.sum(Session.operations).filter(there), 0).label("operations"),
-        ).select_from(Session)
+        )
+        .select_from(Session)
+        .where(Session.project_id == project_id)
     ).mappings()
     tx.session.execute(
         update(ProjectUsage)

@@ -7,7 +7,7 @@ import { Live } from './live.js';
 import { draw } from './plots.js';
 import { ranged } from './ranges.js';
 import { DistrustedReport, SessionReport } from './session/page.js';
-import { filterable, sortable } from './tables.js';
+import { sortable } from './tables.js';
 import { tabbed } from './tabs.js';
 
 const TICK_MS = 10_000;
@@ -30,7 +30,10 @@ class HistoryFigure {
     // The page may have been made anew meanwhile: then this element is gone.
     if (this.linked || !this.element.on) return;
     this.linked = true;
-    this.element.on('plotly_click', (event) => { location.href = here(event.points[0].customdata[2]); });
+    this.element.on('plotly_click', (event) => {
+      const path = event.points[0].customdata[2];
+      if (path) location.href = here(path);
+    });
   }
 }
 
@@ -49,7 +52,6 @@ function mount() {
   clockOffsetMs = Date.now() - Date.parse(document.body.dataset.now || new Date().toISOString());
   tick();
   for (const table of document.querySelectorAll('table[data-sort]')) sortable(table, stop.signal);
-  if (document.getElementById('filter')) filterable([...document.querySelectorAll('table.fleet')], stop.signal);
   for (const element of document.querySelectorAll('.range')) ranged(element, stop.signal);
   for (const button of document.querySelectorAll('[data-copy], [data-copy-text]')) copyable(button, stop.signal);
   for (const tabs of document.querySelectorAll('[role=tablist]')) tabbed(tabs, stop.signal);

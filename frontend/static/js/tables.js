@@ -1,4 +1,4 @@
-// Sortable tables, the filter of the fleet, and tables that begin short.
+// Sortable tables, and tables that begin short.
 const collator = new Intl.Collator('en', { numeric: true });
 
 function sort(table, column, descending) {
@@ -54,38 +54,4 @@ export function sortable(table, signal) {
     more.setAttribute('aria-expanded', String(all));
     shorten(table);
   }, { signal });
-}
-
-/** The fleet's filter: words, and slow or without a verdict; the silent are only looked for by words. */
-export function filterable(tables, signal) {
-  const input = /** @type {HTMLInputElement} */ (document.getElementById('filter'));
-  const buttons = /** @type {HTMLButtonElement[]} */ ([...document.querySelectorAll('[data-show]')]);
-  const asked = new URLSearchParams(location.search);
-  if (!input.value) input.value = asked.get('q') ?? '';
-  let show = buttons.some((button) => button.dataset.show === asked.get('show')) ? asked.get('show') : 'all';
-  const apply = () => {
-    const words = input.value.toLowerCase().split(/\s+/).filter(Boolean);
-    let shown = 0;
-    for (const table of tables) {
-      let here = 0;
-      for (const row of table.tBodies[0].rows) {
-        const content = row.textContent.toLowerCase();
-        row.hidden = (show !== 'all' && row.dataset.kind !== show) || !words.every((word) => content.includes(word));
-        here += row.hidden ? 0 : 1;
-      }
-      const folded = table.closest('details');
-      if (folded) {
-        folded.parentElement.hidden = here === 0;
-        if (words.length) folded.open = true;
-      }
-      shown += here;
-    }
-    for (const button of buttons) button.setAttribute('aria-pressed', String(button.dataset.show === show));
-    document.getElementById('nothing').hidden = shown > 0;
-  };
-  input.addEventListener('input', () => { apply(); record({ q: input.value.trim() }); }, { signal });
-  for (const button of buttons) {
-    button.addEventListener('click', () => { show = button.dataset.show; apply(); record({ show: show === 'all' ? '' : show }); }, { signal });
-  }
-  apply();
 }

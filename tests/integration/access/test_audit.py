@@ -108,6 +108,8 @@ ACTS: dict[str, object] = {
     "POST /api/v1/sessions/analyze": {"states": ["analyzed"]},
     "DELETE /api/v1/sessions/{session}": None,
     "POST /api/v1/hosts/{host}/repairs": {"what": "replaced GPU 5"},
+    "POST /api/v1/jobs/{job}/notes": {"text": "new image", "kind": "deployment"},
+    "DELETE /api/v1/jobs/{job}/notes/{note}": None,
     "PUT /api/v1/retention": {"traces": {"days": 30, "bytes": None}},
     "PATCH /api/v1/jobs/{job}": {"archived": True},
     "PUT /api/v1/incidents/{incident}/assignee": {"to": "me"},
@@ -152,6 +154,8 @@ def test_every_act_over_http_stands_in_the_log(company: Company) -> None:
             if key in {"POST /api/v1/alert-rules", "POST /api/v1/channels"}:
                 thing = "rule" if "rules" in key else "channel"
                 things[thing] = answer.json()["id"]
+            if key == "POST /api/v1/jobs/{job}/notes":
+                things["note"] = str(answer.json()["id"])
             if key == "POST /api/v1/jobs/{job}/move":
                 things["job"] = "trained"
             if key == "POST /api/v1/channels":

@@ -20,6 +20,7 @@ from app.door.rights import NEEDS, Open
 from app.services.alerts.channels.write import create_channel
 from app.services.alerts.store import load_rules
 from app.services.fixes.apply import apply_fix
+from app.services.history.notes import write_note
 from app.services.tasks.execute import execute
 from app.services.tasks.leases import LeaseKeeper
 from app.web import create_app
@@ -67,6 +68,7 @@ BODIES: dict[str, object] = {
         "step": 1,
     },
     "PUT /api/v1/jobs/{job}/tp/mode": {"mode": "advise"},
+    "POST /api/v1/jobs/{job}/notes": {"text": "mine"},
     "PATCH /api/v1/jobs/{job}": {"name": "mine", "archived": True},
 }
 QUERIES: dict[str, str] = {
@@ -101,6 +103,7 @@ def theirs(company: Company) -> Mapping[str, str]:
     keeper = LeaseKeeper(company.container)
     assert execute(company.container, keeper, stored.run)
     apply_fix(company.theirs, stored.session, "replace_worker")
+    note = write_note(company.theirs, SECRET, words="their note")
     plan = plans.ask(company.theirs, plans.small_spec())
     assert execute(company.container, keeper, plan.run)
     alerting.slow(SECRET)
@@ -131,6 +134,7 @@ def theirs(company: Company) -> Mapping[str, str]:
         "group": "tp-0",
         "version": "1",
         "action": "replace_worker",
+        "note": str(note.id),
     }
 
 
@@ -201,7 +205,9 @@ def test_the_same_routes_answer_a_token_of_the_project(
             if not key.startswith("GET") or key.endswith("/events"):
                 continue
             things = dict(theirs)
-            if "/{name}.csv" in key:
+            if "/report/{name}.csv" in key:
+                things["name"] = "jobs"
+            elif "/{name}.csv" in key:
                 things["name"] = "workers"
             if key.startswith("GET /hosts/"):
                 things["name"] = "sessions"

@@ -22,7 +22,7 @@ def found(installation: Installation, words: str) -> list[tuple[str, str]]:
 @pytest.fixture
 def served(installation: Installation) -> Installation:
     """Return a server with a job that fires, one of two sessions, and many alike."""
-    Alerting(installation.container).slow("dense_34b")
+    Alerting(installation.container).slow("dense_34b", host="node-7")
     for _ in range(2):
         store(installation.container, small_trace(), job="vision-7b")
     for number in range(9):

@@ -5,11 +5,12 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
-from sqlalchemy import select, update
+from sqlalchemy import select, text, update
 
 from app.db.models.sessions import Job, Session
 from app.services.sessions.analyze import analyze_session
 from app.services.tasks.task_runs import claim
+from benchmarks.pages import elements
 from tests.support.html import parse
 from tests.support.sessions import small_trace, store
 
@@ -100,7 +101,7 @@ def test_a_time_that_cannot_be_read_is_a_day(container: Container, client: httpx
     for query in ("?range=fortnight", "?from=yesterday", f"?to={'9' * 60}", "?from=9999-99-99"):
         page = fleet_of(client, query)
         assert names(page, "jobs") == ["lives"]
-        assert page.one("a", aria_current="true").text == "24 h"
+        assert page.one("span", "range").one("a", aria_current="true").text == "24 h"
 
 
 def test_jobs_are_sorted_by_what_they_lose_each_hour(
@@ -109,15 +110,112 @@ def test_jobs_are_sorted_by_what_they_lose_each_hour(
     job(container, "small", world=4)
     job(container, "large", world=4000)
     page = fleet_of(client)
-    assert "Lost each hour" in page.columns("jobs")
     at = page.columns("jobs").index("Lost each hour")
-    lost = {}
-    for row in page.one("table", "jobs").one("tbody").all("tr"):
-        cells = row.all("td")
-        lost[cells[1].all("a")[0].text] = float(cells[at].attributes["data-v"])
-    assert round(lost["large"] / lost["small"]) == 1000
-    job_page = parse(client.get("/jobs/large").text)
-    assert round(lost["large"]) == round(float(job_page.rows("fleet")[0][5].replace(",", "")))
+    assert names(fleet_of(client, "?sort=-lost"), "jobs") == ["large", "small"]
+    assert names(fleet_of(client, "?sort=lost"), "jobs") == ["small", "large"]
+    large = page.rows("jobs")[names(page, "jobs").index("large")]
+    assert large[at] == parse(client.get("/jobs/large").text).rows("fleet")[0][5]
+
+
+def copies(container: Container, of: str, jobs: int) -> None:
+    """Add jobs whose only session is a copy of this one's, larger from each to the next."""
+    columns = [column.name for column in Session.__table__.columns]
+    changed = {
+        "id": "gen_random_uuid()",
+        "job_id": "job.id",
+        "content_sha256": "NULL",
+        "world": "substr(job.name, 6)::int",
+    }
+    values = ", ".join(changed.get(name, f"session.{name}") for name in columns)
+    with container.engine.begin() as connection:
+        project = connection.execute(text("SELECT id FROM project LIMIT 1")).scalar_one()
+        connection.execute(
+            text(
+                "INSERT INTO job (project_id, name)"
+                " SELECT :project, 'copy-' || lpad(n::text, 3, '0')"
+                " FROM generate_series(1, :jobs) AS n"
+            ),
+            {"project": project, "jobs": jobs},
+        )
+        connection.execute(
+            text(
+                f"INSERT INTO session ({', '.join(columns)}) SELECT {values} FROM session, job"  # noqa: S608 - columns of ours
+                " WHERE session.job_id = (SELECT id FROM job WHERE name = :of)"
+                " AND job.name LIKE 'copy-%'"
+            ),
+            {"of": of},
+        )
+
+
+def test_a_fleet_comes_page_by_page_and_its_sums_are_of_all(
+    container: Container, client: httpx.Client
+) -> None:
+    job(container, "first")
+    copies(container, "first", 120)
+    page = fleet_of(client, "?sort=-gpus")
+    assert "of 7,264 GPUs" in page.one("h1").text.replace("\N{NO-BREAK SPACE}", " ")
+    assert page.one("title").text.startswith("Fleet: 121 of 121")
+    listed, pages = names(page, "jobs"), [page]
+    while onward := pages[-1].all("a", "btn", rel="next"):
+        pages.append(parse(client.get(onward[0].attributes["href"]).text))
+        assert pages[-1].one("h1").text == page.one("h1").text
+        listed += names(pages[-1], "jobs")
+    assert len(pages) == 3
+    assert len(set(listed)) == 121
+    assert [name for name in listed if name != "first"] == [
+        f"copy-{n:03}" for n in range(120, 0, -1)
+    ]
+    assert names(fleet_of(client, "?sort=-gpus&page=99"), "jobs") == names(pages[-1], "jobs")
+    assert pages[-1].one("section", id="jobs").one("h2").text == "Jobs 101 to 121 of 121"
+
+
+def test_a_fleet_is_searched_where_it_is_kept(container: Container, client: httpx.Client) -> None:
+    job(container, "first")
+    copies(container, "first", 60)
+    with container.uow() as tx:
+        labels = {"copy-007": {"owner": "ann", "team": "vision"}, "copy-055": {"owner": "bob"}}
+        for name, own in labels.items():
+            of_job = select(Job.id).where(Job.name == name).scalar_subquery()
+            tx.session.execute(update(Session).where(Session.job_id == of_job).values(labels=own))
+    for query, expected in (
+        ("?q=copy+055", ["copy-055"]),
+        ("?q=VISION", ["copy-007"]),
+        ("?owner=bob", ["copy-055"]),
+        ("?label=team", ["copy-007"]),
+        ("?label=team%3Dvision&sort=job", ["copy-007"]),
+        ("?label=team%3Dspeech", []),
+        ("?q=%25", []),
+        ("?show=none", []),
+        ("?q=first&show=slow", ["first"]),
+    ):
+        page = fleet_of(client, query)
+        assert names(page, "jobs") == expected, query
+        assert "of 1,834 GPUs" in page.one("h1").text.replace("\N{NO-BREAK SPACE}", " "), query
+    owners = [
+        option.text for option in fleet_of(client).one("select", aria_label="Owner").all("option")
+    ]
+    assert owners == ["Any owner", "ann", "bob"]
+    assert "owner" in fleet_of(client, "?owner=bob").columns("jobs")[9].lower()
+
+
+def test_the_archive_is_a_list_of_its_own(container: Container, client: httpx.Client) -> None:
+    job(container, "stays")
+    job(container, "goes", timedelta(minutes=1))
+    assert client.patch("/api/v1/jobs/goes", json={"archived": True}).status_code == 204
+    assert names(fleet_of(client), "jobs") == ["stays"]
+    archive = fleet_of(client, "?show=archived")
+    assert names(archive, "jobs") == ["goes"]
+    client.patch("/api/v1/jobs/goes", json={"archived": False})
+    assert fleet_of(client, "?show=archived").one("h1").text == "The archive is empty"
+
+
+def test_a_page_of_the_fleet_is_small_however_many_jobs_there_are(
+    container: Container, client: httpx.Client
+) -> None:
+    job(container, "first")
+    copies(container, "first", 300)
+    answer = client.get("/")
+    assert elements(answer.text) < 3000
 
 
 def test_an_empty_fleet_has_synthetic_jobs_sent_to_this_server(client: httpx.Client) -> None:

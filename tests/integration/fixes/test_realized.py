@@ -16,6 +16,8 @@ from app.analysis.trace.encode import to_parquet
 from app.analysis.trace.model import Sizes
 from app.services.tasks.execute import execute
 from app.services.tasks.leases import LeaseKeeper
+from tests.support.alerting import Alerting
+from tests.support.html import parse
 from tests.support.sessions import session_row, small_trace, store
 
 if TYPE_CHECKING:
@@ -173,3 +175,38 @@ def test_a_fix_that_was_not_recommended_cannot_be_applied(installation: Installa
     slow = send(installation, body())
     answer = mark(installation, slow, title="Buy more GPUs")
     assert (answer.status_code, answer.json()["code"]) == (404, "fix.unknown")
+
+
+def test_the_fleet_shows_what_fixes_brought_and_how_predictions_turn_out(
+    installation: Installation,
+) -> None:
+    client = installation.client
+    assert parse(client.get("/").text).all("section", id="applied") == []
+    slow = send(installation, body())
+    assert mark(installation, slow, by="ada").status_code == 204
+    waiting = parse(client.get("/").text).one("section", id="applied")
+    assert waiting.one("h2").text == "No applied fix has been measured yet"
+    send(installation, body(1.0, seed=2))
+    shown = parse(client.get("/").text).one("section", id="applied")
+    assert shown.one("h2").text.startswith("Of 1 measured prediction, 1 came true within 5")
+    assert [link.text for link in shown.one("td", "grow").all("a")] == ["llm"]
+    assert f"/sessions/{slow}" in [link.attributes["href"] for link in shown.all("a")]
+
+
+def test_an_incident_shows_what_was_applied_while_it_was_open(
+    installation: Installation,
+) -> None:
+    client, alerting = installation.client, Alerting(installation.container.within(1))
+    slow = send(installation, body())
+    alerting.slow()
+    named = next(one for one in alerting.incidents() if one.where == "node-7")
+    page = f"/incidents/{named.id}"
+    assert parse(client.get(page).text).all("section", aria_label="Applied fixes") == []
+    mark(installation, slow, by="ada")
+    shown = parse(client.get(page).text).one("section", aria_label="Applied fixes")
+    assert "by ada" in shown.text
+    assert "the next session measures it" in shown.text
+    send(installation, body(1.0, seed=2))
+    shown = parse(client.get(page).text).one("section", aria_label="Applied fixes")
+    assert "as predicted" in shown.text
+    assert "Of 1 measured prediction" in shown.text

@@ -162,7 +162,8 @@ export class SessionReport {
     const ticket = ++this.ticket;
     const { mode, index } = this.choice;
     const heading = $('#map-title');
-    if (mode === 'mean') {
+    // Of a session whose heatmaps went by their age the report has the mean.
+    if (mode === 'mean' || 'meanOnly' in $('#heatmap').dataset) {
       heading.textContent = heading.dataset.mean;
       $('#heatmap').setAttribute('aria-label', heading.textContent);
       await this.heatmap.show(this.data.figures.heatmap.data[0].z, { dp: this.data.by_dp, pp: this.data.by_pp });
@@ -273,7 +274,7 @@ export class SessionReport {
       link.download = link.download.replace(/step--?\d+/, `step-${step}`);
     }
     file.textContent = `Timeline of step ${step}${ranks && `, ${ranks}`} (Perfetto)`;
-    whole.hidden = !ranks;
+    whole.hidden = !ranks || 'gone' in $('#timeline').dataset;
   }
 
   writeControls() {
@@ -290,7 +291,7 @@ export class SessionReport {
     for (const tool of tools) {
       const name = tool.hasAttribute('data-copy') ? 'data-copy' : 'href';
       const file = tool.getAttribute(name).split('?')[0];
-      tool.setAttribute(name, mode === 'step' ? `${file}?step=${step}` : file);
+      tool.setAttribute(name, mode === 'step' && !('meanOnly' in $('#heatmap').dataset) ? `${file}?step=${step}` : file);
     }
     document.title = mode === 'step' ? `Step ${step} of ${this.title}` : this.title;
     this.readStep();

@@ -5,37 +5,16 @@ from datetime import UTC, datetime
 
 import pytest
 
-from app.dashboard.fleet.history import HistoryPoint, history, history_finding
+from app.dashboard.fleet.history import change_text, history_finding
 from app.services.alerts.onset import Onset
+from app.services.history.axis import JobChange, Measure
 from app.services.sessions.history import JobHistory
-
-
-def test_a_job_without_any_verdict_has_an_empty_history() -> None:
-    figure = history([HistoryPoint(4, None, None, None, None, "/sessions/a")])
-    assert figure["data"][0]["y"] == [None]
-    assert figure["layout"]["yaxis"]["range"][1] > 1
-
-
-@pytest.mark.parametrize(("published", "drawn"), [(1.3, True), (1.49, False)])
-def test_s_is_drawn_beside_the_slowdown_where_it_says_something_else(
-    *, published: float, drawn: bool
-) -> None:
-    figure = history([HistoryPoint(1, 1.5, 1.4, 1.6, published, "/sessions/a")])
-    assert [list(trace["y"]) for trace in figure["data"]] == [[published], [1.5]][not drawn :]
-    assert f"S {published:.3f}" in figure["data"][-1]["customdata"][0][1]
-
-
-def test_a_slowdown_without_an_interval_is_drawn_without_one() -> None:
-    figure = history([HistoryPoint(1, 1.5, None, None, 1.5, "/sessions/a")])
-    assert figure["data"][0]["error_y"]["array"] == [0.0]
-    assert figure["data"][0]["customdata"][0][1] == "1.500×; S 1.500×"
-
 
 BEGAN = datetime(2026, 11, 20, 2, 35, tzinfo=UTC)
 
 
 def sessions(verdicts: int, slow: int, worst: float | None) -> JobHistory:
-    return JobHistory((), 1, verdicts, verdicts, slow, worst, ())
+    return JobHistory((), 1, verdicts, verdicts, slow, worst)
 
 
 @pytest.mark.parametrize(
@@ -57,3 +36,27 @@ def test_a_history_says_since_when(
 def test_a_history_counts_what_was_slow_and_is_no_more() -> None:
     title = history_finding(sessions(1200, 30, 1.9), (1200, 1.01), None)
     assert title == "30 of 1,200 sessions were slow; session 1200 is not"
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        (
+            JobChange(
+                Measure.SLOWDOWN, BEGAN, uuid.UUID(int=4), 4, 1.01, 1.38, 0.0, "slow_worker", None
+            ),
+            "Slower since 02:35 UTC, session 4: 1.01× → 1.38×, slow worker",
+        ),
+        (
+            JobChange(
+                Measure.STEP_TIME, BEGAN, uuid.UUID(int=4), 4, 11.4, 9.02, 0.0, None, "image 7"
+            ),
+            (
+                "Steps shorter since 02:35 UTC, session 4: 11.4\u00a0s → 9.02\u00a0s; "
+                "beside it: image 7"
+            ),
+        ),
+    ],
+)
+def test_a_lasting_change_is_a_sentence(change: JobChange, text: str) -> None:
+    assert change_text(change, BEGAN) == text

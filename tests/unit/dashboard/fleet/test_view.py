@@ -3,18 +3,24 @@ from __future__ import annotations
 import uuid
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from app.analysis.diagnosis.headline import HeadlineKind
 from app.analysis.diagnosis.places import Where
 from app.analysis.report.summary import Summary, SummaryWorker, summarize
-from app.dashboard.fleet.view import fleet_page
+from app.dashboard.fleet.asked import FleetInAddress
+from app.dashboard.fleet.view import FleetPage, SessionLine, fleet_page
 from app.dashboard.look.parts import SLOW, sparkline
-from app.services.sessions.fleet import Fleet, JobSummary
+from app.dashboard.look.ranges import DAY, range_of
+from app.db.states import SessionState
+from app.services.fleet.listing import FleetView, Group, Standing
 from app.services.sessions.read import SessionRow
 from tests.support.reports import slow_worker
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 NOW = datetime(2026, 11, 20, 9, 30, tzinfo=UTC)
 HEADLINE_COLUMNS = (
@@ -79,27 +85,93 @@ def session(number: int = 1, slowdown: float | None = None, **changes: Any) -> S
     return SessionRow(**(values | changes))
 
 
-def fleet(**jobs: list[SessionRow]) -> Fleet:
-    return Fleet(NOW, tuple(JobSummary(name, tuple(rows)) for name, rows in jobs.items()))
+def group(job: str, slowdown: float | None = None, **changes: Any) -> Group:  # noqa: ANN401 - fields differ
+    """Return a job of 64 GPUs as the only one that stands so."""
+    lost = 0.0 if slowdown is None else 64 * (1 - 1 / slowdown)
+    values: dict[str, Any] = {
+        "state": SessionState.QUEUED if slowdown is None else SessionState.ANALYZED,
+        "slow": slowdown is not None and slowdown >= SLOW,
+        "verdict": slowdown is not None,
+        "incident": None,
+        "heard": True,
+        "jobs": 1,
+        "matching": 1,
+        "told": int(slowdown is not None),
+        "gpus": 0 if slowdown is None else 64,
+        "lost": lost,
+        "most": lost,
+        "job": job,
+    }
+    return Group(**(values | changes))
+
+
+def page_of(
+    groups: Sequence[Group] = (), rows: Sequence[Standing] = (), number: int = 1, **asked: str
+) -> FleetPage:
+    """Return the page of a fleet."""
+    address = FleetInAddress(**asked)
+    view = FleetView(NOW, address.filtered, groups, ("ann", "bob"), rows, (), number, 1)
+    return fleet_page(view, address, range_of(DAY, "", ""))
+
+
+def line(*sessions: SessionRow, name: str = "llm", **changes: Any) -> SessionLine:  # noqa: ANN401 - fields differ
+    """Return the line of a job with these sessions, oldest first."""
+    through = [session for session in sessions if session.state not in SessionState.UNDERWAY]
+    told = through[-1] if through else sessions[-1]
+    standing = Standing(name, sessions[-1], told, (), {}, None)
+    [found] = page_of([group(name)], [replace(standing, **changes)]).jobs
+    return found
 
 
 def test_an_empty_fleet_says_that_nobody_has_sent_anything() -> None:
-    page = fleet_page(fleet())
+    page = page_of()
     assert page.heading.startswith("No job is connected yet")
     assert page.title == "Fleet: no job yet"
 
 
-def test_slow_jobs_come_first_and_the_heading_counts_what_they_cost() -> None:
-    page = fleet_page(fleet(well=[session(1, 1.01)], ill=[session(2, 2.0)], new=[session(3)]))
-    assert [row.name for row in page.jobs] == ["ill", "new", "well"]
+def test_the_heading_counts_what_all_jobs_cost_whichever_are_on_the_page() -> None:
+    page = page_of([group("well", 1.01), group("ill", 2.0), group("new")])
     assert page.heading.replace(NBSP, " ") == (
         "Stragglers cost 32.6 GPU-hours each hour, 25 % of 128 GPUs; ill alone loses 98 % of them"
     )
-    assert (page.slow, page.without) == (1, 1)
+    assert page.title.replace(NBSP, " ") == "Fleet: 1 of 3 jobs slow"
+    assert [text for _, text in page.states] == ["1 slow", "1 waiting", "1 watching"]
+    assert [choice.label for choice in page.bar.shows] == [
+        "All 3",
+        "Slow 1",
+        "No verdict 1",
+        "Archive",
+    ]
+
+
+def test_pages_headings_and_filters_keep_what_the_address_asks_for() -> None:
+    many = [group("ill", 2.0, jobs=240, matching=120)]
+    page = page_of(many, number=2, q=" slow  worker", owner="ann", sort="-lost", show="slow")
+    kept = "q=slow+worker&show=slow&owner=ann"
+    assert page.previous_url == f"/?{kept}&sort=-lost"
+    assert page.next_url == f"/?{kept}&sort=-lost&page=3"
+    orders = {heading.label: (heading.order, heading.url) for heading in page.headings}
+    assert orders["Lost each hour"] == ("descending", f"/?{kept}&sort=lost")
+    assert orders["GPUs"] == ("", f"/?{kept}&sort=-gpus")
+    assert orders["State"] == ("", f"/?{kept}")
+    assert page.bar.kept == [("show", "slow"), ("sort", "-lost")]
+    assert page.bar.cleared_url == "/?show=slow&sort=-lost"
+    assert page.bar.shows[0].url == "/?q=slow+worker&owner=ann&sort=-lost"
+
+
+def test_what_an_address_asks_for_in_vain_is_not_there() -> None:
+    asked = FleetInAddress(q="x\x00" * 300, show="fast", sort="; drop", page="-1", silent="x")
+    assert asked.filtered.words == "x" * 200
+    assert (asked.filtered.show, asked.sort, asked.number, asked.silent_number) == ("all", "", 1, 1)
+
+
+def test_a_job_shows_its_owner_and_other_labels() -> None:
+    row = line(session(1, 2.0), labels={"owner": "ann", "team": "vision", "importance": "high"})
+    assert (row.owner, row.labels) == ("ann", "team=vision importance=high")
 
 
 def test_a_slow_job_says_why_and_where() -> None:
-    row = fleet_page(fleet(ill=[session(1, 2.0)])).jobs[0]
+    row = line(session(1, 2.0))
     assert (row.cause, row.cause_share.replace(NBSP, " ")) == ("Slow worker", "100 %")
     assert row.where.replace(NBSP, " ") == "node-017, worker (0, 0)"
     assert (row.state.word, row.kind) == ("Slow", "slow")
@@ -124,27 +196,27 @@ def test_a_cause_is_placed_on_the_host_of_its_own_worker(
         causes=(replace(told.causes[0], host=host),),
         worst=SummaryWorker(*slowest, 0, "node-288", 2.0),
     )
-    row = fleet_page(fleet(ill=[session(1, 2.0, headline=told)])).jobs[0]
+    row = line(session(1, 2.0, headline=told))
     assert row.where.replace(NBSP, " ") == where
 
 
 def test_the_slowdown_is_the_headline_with_s_beside_it() -> None:
-    row = fleet_page(fleet(ill=[session(1, 1.5, headline_slowdown=1.8)])).jobs[0]
+    row = line(session(1, 1.5, headline_slowdown=1.8))
     assert (row.slowdown, row.slowdown_text, row.published) == (1.8, "1.80×", "1.50×")
     assert row.against == "against the job without its causes"
 
 
 def test_where_no_cause_explains_it_the_slowdown_is_s_and_says_so() -> None:
-    row = fleet_page(fleet(ill=[session(1, 1.5, headline_kind=HeadlineKind.PUBLISHED)])).jobs[0]
+    row = line(session(1, 1.5, headline_kind=HeadlineKind.PUBLISHED))
     assert (row.slowdown_text, row.against) == ("1.50×", "published S: no cause explains it")
     assert row.cause_share.replace(NBSP, " ") == "100 %, by S"
     well = session(1, 1.01, headline_kind=HeadlineKind.PUBLISHED)
-    assert fleet_page(fleet(well=[well])).jobs[0].cause_share == "none, by S"
+    assert line(well).cause_share == "none, by S"
 
 
 def test_a_session_that_0_1_0_analyzed_shows_s_until_it_is_analyzed_again() -> None:
     before = session(1, 1.5, **dict.fromkeys(HEADLINE_COLUMNS))
-    row = fleet_page(fleet(ill=[before])).jobs[0]
+    row = line(before)
     assert (row.slowdown_text, row.interval, row.lost_each_hour_text) == (
         "1.50×",
         "1.496–1.504",
@@ -154,32 +226,30 @@ def test_a_session_that_0_1_0_analyzed_shows_s_until_it_is_analyzed_again() -> N
 
 
 def test_a_job_that_is_well_has_no_cause() -> None:
-    row = fleet_page(fleet(well=[session(1, 1.02)])).jobs[0]
+    row = line(session(1, 1.02))
     assert (row.cause, row.where, row.kind) == ("", "", "quiet")
 
 
 def test_while_a_session_is_worked_on_the_one_before_speaks_for_the_job() -> None:
-    row = fleet_page(fleet(llm=[session(1, 1.5), session(2, state="analyzing")])).jobs[0]
+    row = line(session(1, 1.5), session(2, state="analyzing"))
     assert row.status == "analyzing"
     assert row.slowdown == 1.5
     assert row.session_url.endswith(str(uuid.UUID(int=2)))
 
 
 def test_without_a_verdict_there_is_no_number() -> None:
-    row = fleet_page(
-        fleet(llm=[session(1, 1.5), session(2, None, state="no_verdict", discrepancy=0.078)])
-    ).jobs[0]
+    row = line(session(1, 1.5), session(2, None, state="no_verdict", discrepancy=0.078))
     assert (row.slowdown, row.slowdown_text, row.color) == (None, "none", "")
     assert row.cause.replace(NBSP, " ") == "replay differs by 7.8 %"
 
 
 def test_a_reason_too_long_for_a_table_gives_way_to_its_code() -> None:
     failed = session(1, None, state="failed", reason="x" * 100, reason_code="task.killed")
-    assert fleet_page(fleet(llm=[failed])).jobs[0].cause == "task.killed"
+    assert line(failed).cause == "task.killed"
 
 
 def test_names_of_jobs_are_quoted_in_addresses() -> None:
-    row = fleet_page(fleet(**{"a b?c": [session(1, 1.2)]})).jobs[0]
+    row = line(session(1, 1.2), name="a b?c")
     assert row.url == "/jobs/a%20b%3Fc"
 
 

@@ -6,11 +6,12 @@ from pathlib import Path
 import pytest
 
 from app.analysis.report.document import Report
-from app.dashboard.fleet.history import HistoryPoint, history
+from app.dashboard.fleet.axis import axis_figure
 from app.dashboard.look.assets import STATIC_DIR
 from app.dashboard.look.figure_parts import Figure
 from app.dashboard.session import figures
 from tests.support.reports import changed
+from tests.unit.dashboard.fleet.test_axis import job_over_time
 
 go = pytest.importorskip("plotly.graph_objects")
 
@@ -18,18 +19,13 @@ TOKENS = (STATIC_DIR / "css" / "tokens.css").read_text()
 
 
 def every_figure(report: Report) -> list[Figure]:
-    points = [
-        HistoryPoint(1, 1.01, 1.0, 1.02, 1.0, "/sessions/a"),
-        HistoryPoint(2, None, None, None, None, "/sessions/b"),
-        HistoryPoint(3, 1.97, 1.96, 1.98, 1.8, "/sessions/c"),
-    ]
     return [
         figures.heatmap(report),
         figures.strip(report),
         figures.recorded_times(report),
         figures.scatter(report),
         figures.launch_delays(report),
-        history(points),
+        axis_figure(job_over_time()),
     ]
 
 

@@ -140,6 +140,7 @@ def session_view(report: Report) -> SessionView:
         work=None,
         intake=None,
         has_report=True,
+        has_heatmaps=True,
         now=RECEIVED + timedelta(minutes=5),
     )
 

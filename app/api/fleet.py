@@ -1,0 +1,237 @@
+"""The fleet over the API: what stragglers cost it in a time, and the paper's figures."""
+
+from __future__ import annotations
+
+import uuid
+from datetime import datetime
+from typing import TYPE_CHECKING, Annotated
+
+from fastapi import APIRouter, Query
+from pydantic import AwareDatetime, BaseModel
+
+from app.db.states import SessionState
+from app.door.guard import GuardedRoute
+from app.door.here import Here
+from app.services.fleet_report.curves import Name, figures
+from app.services.fleet_report.read import fleet_report
+
+if TYPE_CHECKING:
+    from app.services.fleet_report.costs import Costs
+    from app.services.fleet_report.curves import Figure
+    from app.services.fleet_report.read import FleetReport
+
+Since = Annotated[
+    AwareDatetime | None,
+    Query(alias="from", description="From then on; a week before the end where it is not said."),
+]
+Until = Annotated[
+    AwareDatetime | None, Query(alias="to", description="Until then; now where it is not said.")
+]
+
+
+class CostsBody(BaseModel):
+    """GPU-hours for which verdicts stand, and of these what stragglers cost."""
+
+    used_gpu_hours: float
+    lost_gpu_hours: float
+    waste: float
+    jobs: int
+    sessions: int
+
+
+class PeriodBody(CostsBody):
+    """The same of a part of the trend."""
+
+    since: datetime
+    until: datetime
+
+
+class CoverageBody(BaseModel):
+    """How many sessions and jobs count, and which do not.
+
+    `without` are sessions without a verdict, by their state; `unread` those that an earlier version
+    analyzed and that are not read into the figures yet.
+    """
+
+    sessions: int
+    counted_sessions: int
+    without: dict[SessionState, int]
+    unread: int
+    jobs: int
+    counted_jobs: int
+    silent_jobs: int
+
+
+class NamedCostBody(BaseModel):
+    """What a job, a cause or a host cost, GPU-hours; causes of a job may overlap."""
+
+    name: str
+    lost_gpu_hours: float
+    jobs: int
+    sessions: int | None
+
+
+class ExampleBody(BaseModel):
+    """A job at the upper end of a figure, by its median session."""
+
+    job: str
+    session: uuid.UUID
+    number: int
+    value: float
+    what: str
+
+
+class CurveBody(BaseModel):
+    """A distribution: [value, share that is at most so large]."""
+
+    label: str
+    points: list[tuple[float, float]]
+
+
+class PaperPointBody(BaseModel):
+    """What the paper says of its own fleet: this share is at most at the value."""
+
+    value: float
+    share: float
+    words: str
+
+
+class FigureBody(BaseModel):
+    """A figure of the paper, of this fleet."""
+
+    name: Name
+    jobs: int
+    curves: list[CurveBody]
+    paper: list[PaperPointBody]
+    examples: list[ExampleBody]
+
+
+class MeasuredFixBody(BaseModel):
+    """A fix that was measured in the time; gains are shares of the step time."""
+
+    job: str
+    title: str
+    session: uuid.UUID
+    measured_by: uuid.UUID
+    predicted_gain: float
+    at_most: bool
+    realized_gain: float
+    not_comparable: str | None
+
+
+class FleetReportBody(BaseModel):
+    """What stragglers cost a fleet in a time; the last part of the trend is the time itself."""
+
+    since: datetime
+    until: datetime
+    coverage: CoverageBody
+    costs: CostsBody
+    trend: list[PeriodBody]
+    straggling_jobs: int
+    causes: list[NamedCostBody]
+    unexplained_gpu_hours: float
+    jobs: list[NamedCostBody]
+    hosts: list[NamedCostBody]
+    fixes: list[MeasuredFixBody]
+    incidents_opened: int
+    incidents_resolved: int
+    figures: list[FigureBody]
+
+
+def router() -> APIRouter:
+    """Return the route of the fleet's report."""
+    routes = APIRouter(route_class=GuardedRoute, prefix="/api/v1/fleet", tags=["fleet"])
+
+    @routes.get("/report", summary="What stragglers cost in a time")
+    def get_report(container: Here, since: Since = None, until: Until = None) -> FleetReportBody:
+        with container.reading() as tx:
+            found = fleet_report(tx, since, until)
+        return _body(found)
+
+    return routes
+
+
+def _body(report: FleetReport) -> FleetReportBody:
+    coverage = report.coverage
+    return FleetReportBody(
+        since=report.since,
+        until=report.until,
+        coverage=CoverageBody(
+            sessions=coverage.received,
+            counted_sessions=coverage.counted,
+            without=dict(coverage.without),
+            unread=coverage.unread,
+            jobs=coverage.jobs,
+            counted_jobs=coverage.counted_jobs,
+            silent_jobs=coverage.silent,
+        ),
+        costs=_costs(report.costs),
+        trend=[
+            PeriodBody(since=part.since, until=part.until, **dict(_costs(part.costs)))
+            for part in report.trend
+        ],
+        straggling_jobs=len(report.straggling),
+        causes=[
+            NamedCostBody(name=one.cause, lost_gpu_hours=one.lost, jobs=one.jobs, sessions=None)
+            for one in report.causes
+        ],
+        unexplained_gpu_hours=report.unexplained,
+        jobs=[
+            NamedCostBody(name=one.job, lost_gpu_hours=one.lost, jobs=1, sessions=one.sessions)
+            for one in report.dearest
+        ],
+        hosts=[
+            NamedCostBody(
+                name=one.host, lost_gpu_hours=one.lost, jobs=one.jobs, sessions=one.sessions
+            )
+            for one in report.hosts
+        ],
+        fixes=[
+            MeasuredFixBody(
+                job=one.job,
+                title=one.title,
+                session=one.session,
+                measured_by=one.measured_by,
+                predicted_gain=one.predicted,
+                at_most=one.at_most,
+                realized_gain=one.realized,
+                not_comparable=one.unlike,
+            )
+            for one in report.fixes
+        ],
+        incidents_opened=report.opened,
+        incidents_resolved=report.resolved,
+        figures=[_figure(one) for one in figures(report.jobs)],
+    )
+
+
+def _costs(costs: Costs) -> CostsBody:
+    return CostsBody(
+        used_gpu_hours=costs.used,
+        lost_gpu_hours=costs.lost,
+        waste=costs.share,
+        jobs=costs.jobs,
+        sessions=costs.sessions,
+    )
+
+
+def _figure(figure: Figure) -> FigureBody:
+    return FigureBody(
+        name=figure.name,
+        jobs=figure.jobs,
+        curves=[CurveBody(label=one.label, points=list(one.points)) for one in figure.curves],
+        paper=[
+            PaperPointBody(value=one.value, share=one.share, words=one.words)
+            for one in figure.paper
+        ],
+        examples=[
+            ExampleBody(
+                job=one.job,
+                session=one.session,
+                number=one.number,
+                value=one.value,
+                what=one.note,
+            )
+            for one in figure.examples
+        ],
+    )

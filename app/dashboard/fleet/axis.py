@@ -1,0 +1,313 @@
+"""The figure of a job over time: what its sessions measured, and what happened beside them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Final
+
+from app.dashboard.look.figure_parts import (
+    BASE,
+    TEXT,
+    TEXT_2,
+    Figure,
+    axis,
+    base_layout,
+    color_scale,
+    corner,
+    level,
+    rounded,
+)
+from app.dashboard.look.format import (
+    NBSP,
+    SCALE_HIGH,
+    SCALE_LOW,
+    TIMES,
+    day_or_time,
+    exact_time,
+    interval,
+    seconds,
+    times,
+)
+from app.services.history.axis import MarkKind
+
+if TYPE_CHECKING:
+    from app.services.history.axis import JobAxis, Mark, TimePoint
+
+# How a mark looks on the axis, and what it is called.
+SYMBOLS: Final = {
+    MarkKind.ATTEMPT: "triangle-right-open",
+    MarkKind.INCIDENT: "circle",
+    MarkKind.FIX: "diamond-open",
+    MarkKind.NOTE: "square-open",
+    MarkKind.DEPLOYMENT: "triangle-up-open",
+    MarkKind.CONFIG_CHANGE: "hexagon-open",
+    MarkKind.CHECKPOINT: "triangle-down-open",
+    MarkKind.MAINTENANCE: "cross-open",
+}
+NAMES: Final = {
+    MarkKind.ATTEMPT: "Attempt",
+    MarkKind.INCIDENT: "Incident",
+    MarkKind.FIX: "Fix",
+    MarkKind.NOTE: "Note",
+    MarkKind.DEPLOYMENT: "Deployment",
+    MarkKind.CONFIG_CHANGE: "Configuration",
+    MarkKind.CHECKPOINT: "Checkpoint",
+    MarkKind.MAINTENANCE: "Maintenance",
+}
+# Words of a mark that the figure shows on hover; the table has them all.
+_HOVER_CHARS: Final = 80
+# More lines through the panels than these hide what is measured.
+_MOST_LINES: Final = 40
+_MIN_TOP: Final = 1.1
+_MARKS_SHARE: Final = 0.07
+_GAP: Final = 0.07
+
+
+@dataclass(frozen=True, slots=True)
+class MarkRow:
+    """A mark as the table shows it."""
+
+    at: datetime
+    when: str
+    kind: str
+    words: str
+    url: str
+    by: str
+    note: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Panel:
+    unit: str
+    value: Callable[[TimePoint], float | None]
+    text: Callable[[float], str]
+    suffix: str = ""
+
+
+_LOST: Final = _Panel(
+    "GPU-hours lost an hour", lambda point: point.gpu_hours_lost_per_hour, lambda v: f"{v:,.1f}"
+)
+_STEP: Final = _Panel("seconds a step", lambda point: point.step_time_s, seconds)
+_TOKENS: Final = _Panel("tokens a second", lambda point: point.tokens_per_s, lambda v: f"{v:,.0f}")
+
+
+def panels_of(found: JobAxis) -> int:
+    """Return how many panels the figure has: those of which nothing is known are left out."""
+    return 1 + len(_panels(found))
+
+
+def axis_figure(found: JobAxis) -> Figure:
+    """Return slowdown, step time, cost and tokens of a job over time, with marks above them."""
+    panels = _panels(found)
+    count = 1 + len(panels)
+    height = (1 - _MARKS_SHARE - _GAP * count) / count
+    layout = base_layout(margin={"l": 48, "r": 16, "t": 8, "b": 36})
+    layout |= {
+        "hovermode": "closest",
+        "xaxis": axis(type="date", title="UTC", nticks=6, anchor="y", **_span(found)),
+        "yaxis": axis(range=[-1, 1], domain=[1 - _MARKS_SHARE, 1], showticklabels=False),
+        "yaxis2": axis(
+            range=[0.98, 1 + (_top(found.points) - 1) * 1.1],
+            domain=_domain(0, height),
+            showgrid=True,
+            nticks=4,
+            ticksuffix=TIMES,
+            ticklabelstandoff=4,
+            tickformat=".2f",
+        ),
+        "annotations": [_unit("slowdown", 0, height)],
+    }
+    level_at_one = level(1.0, BASE)
+    layout["shapes"] = [level_at_one | {"yref": "y2"}, *_lines(found)]
+    data: list[Figure] = [_slowdown(found.points)]
+    for place, panel in enumerate(panels, start=1):
+        name = place + 2
+        layout[f"yaxis{name}"] = axis(
+            rangemode="tozero" if panel is _LOST else "normal",
+            domain=_domain(place, height),
+            showgrid=True,
+            nticks=4,
+            ticklabelstandoff=4,
+            tickformat="~s" if panel is _TOKENS else ",~g",
+        )
+        layout["annotations"].append(_unit(panel.unit, place, height))
+        data.append(_line(found.points, panel, f"y{name}"))
+    layout["xaxis"]["anchor"] = f"y{count + 1}"
+    data.append(_marks(found.marks))
+    return {"data": data, "layout": layout}
+
+
+def mark_rows(found: JobAxis, now: datetime) -> list[MarkRow]:
+    """Return the marks as a table shows them, newest first."""
+    return [
+        MarkRow(
+            at=mark.at,
+            when=day_or_time(mark.at, now),
+            kind=NAMES[mark.kind],
+            words=mark.words,
+            url=mark.path or "",
+            by=mark.author or "",
+            note=mark.note,
+        )
+        for mark in found.marks
+    ]
+
+
+def _panels(found: JobAxis) -> list[_Panel]:
+    return [
+        panel
+        for panel in (_STEP, _LOST, _TOKENS)
+        if any(panel.value(point) is not None for point in found.points)
+    ]
+
+
+def _domain(place: int, height: float) -> list[float]:
+    top = 1 - _MARKS_SHARE - _GAP - place * (height + _GAP)
+    return [max(0.0, top - height), top]
+
+
+def _unit(text: str, place: int, height: float) -> Figure:
+    return corner(text) | {"y": _domain(place, height)[1]}
+
+
+def _span(found: JobAxis) -> Figure:
+    moments = [point.received_at for point in found.points] + [mark.at for mark in found.marks]
+    if not moments:
+        return {}
+    first, last = min(moments), max(moments)
+    # A single moment would have no width.
+    room = (last - first) * 0.04 or _HOUR
+    return {"range": [_x(first - room), _x(last + room)]}
+
+
+_HOUR: Final = datetime(2000, 1, 1, 1, tzinfo=UTC) - datetime(2000, 1, 1, tzinfo=UTC)
+
+
+def _x(moment: datetime) -> str:
+    """Return a moment as the figure takes it: without an offset, which it would ignore."""
+    return f"{moment.astimezone(UTC):%Y-%m-%d %H:%M:%S}"
+
+
+def _top(points: Sequence[TimePoint]) -> float:
+    return max([_MIN_TOP, *(max(point.slowdown or 1, point.high or 1) for point in points)])
+
+
+def _slowdown(points: Sequence[TimePoint]) -> Figure:
+    return {
+        "type": "scatter",
+        "mode": "lines+markers",
+        "x": [_x(point.received_at) for point in points],
+        "y": [rounded(point.slowdown) for point in points],
+        "yaxis": "y2",
+        "connectgaps": False,
+        "line": {"color": TEXT_2, "width": 1.25},
+        "marker": {
+            "size": 8,
+            "color": [min(max(point.slowdown or 1, SCALE_LOW), SCALE_HIGH) for point in points],
+            "cmin": SCALE_LOW,
+            "cmax": SCALE_HIGH,
+            "colorscale": color_scale(),
+            "line": {"color": TEXT_2, "width": 1},
+        },
+        "error_y": {
+            "type": "data",
+            "symmetric": False,
+            "array": [_distance(point.high, point.slowdown) for point in points],
+            "arrayminus": [_distance(point.slowdown, point.low) for point in points],
+            "color": TEXT_2,
+            "thickness": 1,
+            "width": 3,
+        },
+        "customdata": [[point.number, _said(point), _url(point)] for point in points],
+        "hovertemplate": "Session %{customdata[0]}: %{customdata[1]}<extra></extra>",
+    }
+
+
+def _line(points: Sequence[TimePoint], panel: _Panel, name: str) -> Figure:
+    values = [panel.value(point) for point in points]
+    return {
+        "type": "scatter",
+        "mode": "lines+markers",
+        "x": [_x(point.received_at) for point in points],
+        "y": values,
+        "yaxis": name,
+        "connectgaps": False,
+        "line": {"color": TEXT, "width": 1.25},
+        "marker": {"size": 4, "color": TEXT},
+        "customdata": [
+            [point.number, "" if value is None else panel.text(value), _url(point)]
+            for point, value in zip(points, values, strict=True)
+        ],
+        "hovertemplate": f"Session %{{customdata[0]}}: %{{customdata[1]}} {panel.unit}"
+        "<extra></extra>"
+        if panel is not _STEP
+        else "Session %{customdata[0]}: %{customdata[1]} a step<extra></extra>",
+    }
+
+
+def _marks(marks: Sequence[Mark]) -> Figure:
+    return {
+        "type": "scatter",
+        "mode": "markers",
+        "x": [_x(mark.at) for mark in marks],
+        "y": [0 for _ in marks],
+        "yaxis": "y",
+        "cliponaxis": False,
+        "marker": {
+            "size": 10,
+            "symbol": [SYMBOLS[mark.kind] for mark in marks],
+            "color": [
+                "var(--firing)" if mark.kind is MarkKind.INCIDENT else TEXT for mark in marks
+            ],
+        },
+        "customdata": [["", _hover(mark), mark.path or ""] for mark in marks],
+        "hovertemplate": "%{customdata[1]}<extra></extra>",
+    }
+
+
+def _lines(found: JobAxis) -> list[Figure]:
+    """Return the lines of marks and of lasting changes through all panels."""
+    at = [(mark.at, "1px,3px") for mark in found.marks[:_MOST_LINES]]
+    at += [(change.at, "4px,3px") for change in found.changes]
+    return [
+        {
+            "type": "line",
+            "xref": "x",
+            "yref": "paper",
+            "x0": _x(moment),
+            "x1": _x(moment),
+            "y0": 0,
+            "y1": 1 - _MARKS_SHARE,
+            "line": {"color": BASE, "width": 1, "dash": dash},
+            "layer": "below",
+        }
+        for moment, dash in at
+    ]
+
+
+def _hover(mark: Mark) -> str:
+    words = mark.words if len(mark.words) <= _HOVER_CHARS else mark.words[:_HOVER_CHARS] + "…"
+    # plotly reads markup in what it shows.
+    plain = words.replace("&", "&amp;").replace("<", "&lt;").replace("\n", " ")
+    return f"{NAMES[mark.kind]}: {plain}<br>{exact_time(mark.at)}"
+
+
+def _said(point: TimePoint) -> str:
+    if point.slowdown is None:
+        return "no verdict"
+    text = times(point.slowdown, 3)
+    if point.low is not None and point.high is not None:
+        text += f", 95{NBSP}% {interval(point.low, point.high)}"
+    if point.published is not None:
+        text += f"; S {times(point.published, 3)}"
+    return f"{text}<br>{exact_time(point.received_at)}"
+
+
+def _url(point: TimePoint) -> str:
+    return f"/sessions/{point.id}"
+
+
+def _distance(high: float | None, low: float | None) -> float:
+    return 0.0 if high is None or low is None else max(0.0, high - low)

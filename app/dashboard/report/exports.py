@@ -1,0 +1,126 @@
+"""The tables of a fleet's report as CSV."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Final
+
+from app.analysis.fleet.figures import KINDS
+from app.dashboard.look.csv_text import csv_text
+
+if TYPE_CHECKING:
+    from app.services.fleet_report.read import FleetReport
+
+
+def figures_csv(report: FleetReport) -> str:
+    """Return every job that the figures are of, by its median session."""
+    return csv_text(
+        (
+            "job",
+            "session",
+            "number",
+            "sessions",
+            "gpus",
+            "stages",
+            "context_tokens",
+            "slowdown",
+            "waste",
+            "m_w",
+            "m_s",
+            "correlation",
+            *(f"waste {kind}" for kind in KINDS),
+            "step_median",
+            "step_largest",
+        ),
+        (
+            (
+                one.job,
+                str(one.session),
+                one.number,
+                one.sessions,
+                one.gpus,
+                one.stages,
+                one.context,
+                one.slowdown,
+                one.waste,
+                one.m_w,
+                one.m_s,
+                one.correlation,
+                *(one.waste_by.get(kind) for kind in KINDS),
+                one.steps[len(one.steps) // 2],
+                one.steps[-1],
+            )
+            for one in report.jobs
+        ),
+    )
+
+
+def jobs_csv(report: FleetReport) -> str:
+    """Return the jobs that lost most."""
+    return csv_text(
+        ("job", "used_gpu_hours", "lost_gpu_hours", "sessions"),
+        ((one.job, one.used, one.lost, one.sessions) for one in report.dearest),
+    )
+
+
+def causes_csv(report: FleetReport) -> str:
+    """Return what each cause cost."""
+    return csv_text(
+        ("cause", "lost_gpu_hours", "jobs"),
+        ((one.cause, one.lost, one.jobs) for one in report.causes),
+    )
+
+
+def trend_csv(report: FleetReport) -> str:
+    """Return the times of the trend, the earliest first."""
+    return csv_text(
+        ("from", "to", "used_gpu_hours", "lost_gpu_hours", "jobs", "sessions"),
+        (
+            (
+                one.since.isoformat(),
+                one.until.isoformat(),
+                one.costs.used,
+                one.costs.lost,
+                one.costs.jobs,
+                one.costs.sessions,
+            )
+            for one in report.trend
+        ),
+    )
+
+
+def hosts_csv(report: FleetReport) -> str:
+    """Return the hosts that were slow more than once."""
+    return csv_text(
+        ("host", "lost_gpu_hours", "jobs", "sessions"),
+        ((one.host, one.lost, one.jobs, one.sessions) for one in report.hosts),
+    )
+
+
+def fixes_csv(report: FleetReport) -> str:
+    """Return the fixes that were measured."""
+    return csv_text(
+        ("job", "fix", "predicted_gain", "at_most", "realized_gain", "not_comparable"),
+        (
+            (
+                one.job,
+                one.title,
+                one.predicted,
+                str(one.at_most).lower(),
+                one.realized,
+                one.unlike,
+            )
+            for one in report.fixes
+        ),
+    )
+
+
+# File name → what makes it of a report.
+EXPORTS: Final[Mapping[str, Callable[[FleetReport], str]]] = {
+    "figures": figures_csv,
+    "jobs": jobs_csv,
+    "causes": causes_csv,
+    "trend": trend_csv,
+    "hosts": hosts_csv,
+    "fixes": fixes_csv,
+}

@@ -1,0 +1,238 @@
+"""The paper's figures with what they say of this fleet."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from app.analysis.fleet.statistics import share_from
+from app.dashboard.look.format import count, percent, plural, ratio, rough_percent, times
+from app.dashboard.report.plot import Plot, Scale, distribution, upper
+from app.services.fleet_report.curves import Against, Example, Figure, Name
+
+# From here on workers, a stage or sequence lengths are to blame, as in the paper.
+BLAMED: Final = 0.5
+CORRELATED: Final = 0.9
+# Ends that axes of shares may have.
+ENDS: Final = (0.1, 0.2, 0.3, 0.5, 1.0)
+
+
+@dataclass(frozen=True, slots=True)
+class ExampleLink:
+    """A job at the end of a figure, and what it is there."""
+
+    url: str
+    text: str
+    value: str
+
+
+@dataclass(frozen=True, slots=True)
+class FigureView:
+    """A figure with its finding."""
+
+    title: str
+    note: str
+    plot: Plot
+    paper: str
+    examples: Sequence[ExampleLink]
+
+
+@dataclass(frozen=True, slots=True)
+class ClassLine:
+    """Jobs about as large: a bar from 1.0 to the 90th percentile of their S, a mark at the median.
+
+    Both in per cent of the figure's width.
+    """
+
+    name: str
+    median: float
+    ninth: float
+    words: str
+    jobs: str
+
+
+@dataclass(frozen=True, slots=True)
+class AgainstView:
+    """S against a size."""
+
+    title: str
+    note: str
+    lines: Sequence[ClassLine]
+
+
+def _percents(end: float, parts: int = 5) -> list[tuple[float, str]]:
+    return [(end * at / parts, percent(end * at / parts, 0)) for at in range(parts + 1)]
+
+
+def _numbers(low: float, high: float, parts: int) -> list[tuple[float, str]]:
+    step = (high - low) / parts
+    return [(low + at * step, ratio(low + at * step, 1)) for at in range(parts + 1)]
+
+
+def figure_view(figure: Figure) -> FigureView:
+    """Return a figure with its finding."""
+    title, note, axis, unit, written = _PARTS[figure.name](figure)
+    return FigureView(
+        title=title if figure.jobs else "Nothing to draw",
+        note=note,
+        plot=distribution(
+            [(curve.label, curve.points) for curve in figure.curves],
+            [(point.value, point.share, point.words) for point in figure.paper],
+            axis,
+            unit,
+        ),
+        paper="; ".join(point.words for point in figure.paper),
+        examples=[_example(one, written(one.value)) for one in figure.examples],
+    )
+
+
+def _example(one: Example, value: str) -> ExampleLink:
+    text = f"{one.job}, session {one.number}"
+    return ExampleLink(f"/sessions/{one.session}", text, f"{one.note} {value}".strip())
+
+
+_Parts = tuple[str, str, Scale, str, Callable[[float], str]]
+
+
+def _waste(figure: Figure) -> _Parts:
+    slow = sum(value >= 1 - 1 / 1.1 for value in figure.values)
+    end = upper(figure.values, ENDS[2:])
+    return (
+        (
+            f"{count(slow)} of {plural(figure.jobs, 'job')} straggle; half waste under "
+            f"{percent(_median(figure.values))}"
+        ),
+        "Share of jobs that waste less, each by its median session",
+        Scale(0, end, _percents(end)),
+        "waste by S, share of GPU-hours",
+        percent,
+    )
+
+
+def _steps(figure: Figure) -> _Parts:
+    ninth = _quantile(figure.values, 0.9)
+    alike = ninth < 1.1  # noqa: PLR2004 - the paper's bound for a slow one
+    return (
+        (
+            f"Slow jobs are slow in {'every step' if alike else 'some steps'}: 90\u00a0% of steps "
+            f"below {ratio(ninth)}"
+        ),
+        f"Steps of {plural(figure.jobs, 'straggling job')}, each job counts alike",
+        Scale(0.8, 1.4, _numbers(0.8, 1.4, 6)),
+        "slowdown of a step ÷ S of its job",
+        times,
+    )
+
+
+def _operations(figure: Figure) -> _Parts:
+    means = {curve.label: _mean_of(curve.points) for curve in figure.curves if curve.points}
+    first = max(means, key=means.__getitem__) if means else ""
+    end = upper([point[0] for curve in figure.curves for point in curve.points], ENDS)
+    return (
+        f"{first[:1].upper()}{first[1:]} {'waste' if first.endswith('s') else 'wastes'} the most",
+        "Share of jobs that waste less by this kind of operation alone",
+        Scale(0, end, _percents(end)),
+        "waste, share of GPU-hours",
+        percent,
+    )
+
+
+def _m_w(figure: Figure) -> _Parts:
+    share = share_from(figure.values, BLAMED)
+    return (
+        f"Few workers are to blame in {rough_percent(share)} of slow jobs",
+        (
+            f"{plural(figure.jobs, 'straggling job')}; of the lost time, what the "
+            "slowest 3\u00a0% of workers account for"
+        ),
+        Scale(0, 1, _numbers(0, 1, 5)),
+        "M_W",
+        ratio,
+    )
+
+
+def _m_s(figure: Figure) -> _Parts:
+    share = share_from(figure.values, BLAMED)
+    return (
+        f"The last stage is to blame in {rough_percent(share)} of slow jobs",
+        (
+            f"{plural(figure.jobs, 'straggling job')}; of the lost time, what the last stage "
+            "accounts for"
+        ),
+        Scale(0, 1, _numbers(0, 1, 5)),
+        "M_S",
+        ratio,
+    )
+
+
+def _correlation(figure: Figure) -> _Parts:
+    share = share_from(figure.values, CORRELATED)
+    return (
+        f"Sequence lengths are to blame in {rough_percent(share)} of slow jobs",
+        (
+            f"{plural(figure.jobs, 'straggling job')}; forward against backward times, "
+            "to blame from 0.9 on"
+        ),
+        Scale(-0.2, 1, _numbers(-0.2, 1, 6)),
+        "Pearson’s r",
+        ratio,
+    )
+
+
+def _median(values: Sequence[float]) -> float:
+    return _quantile(values, 0.5)
+
+
+def _quantile(values: Sequence[float], share: float) -> float:
+    """Return the value that this share of values is at most at; 0 of none."""
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, math.ceil(share * len(ordered)) - 1)] if ordered else 0.0
+
+
+def _mean_of(points: Sequence[tuple[float, float]]) -> float:
+    """Return the mean of a distribution that is given by its points."""
+    before, total = 0.0, 0.0
+    for value, share in points:
+        total += value * (share - before)
+        before = share
+    return total
+
+
+def against_view(against: Against, unit: str, who: str, of: str) -> AgainstView:
+    """Return S against a size with its finding; `of` says which jobs."""
+    if not against.jobs:
+        return AgainstView("No job says how long its sequences are", of, ())
+    found = against.correlation
+    if found is None:
+        title = f"S against {unit}: too few jobs to compare"
+    elif abs(found) < 0.2:  # noqa: PLR2004 - next to nothing
+        title = f"{who} are not slower: rank correlation {ratio(found)}"
+    else:
+        title = f"{who} are {'slower' if found > 0 else 'faster'}: rank correlation {ratio(found)}"
+    end = max(1.5, *(one.ninth for one in against.classes))
+    return AgainstView(
+        title,
+        f"{of}, {count(against.jobs)}; median S and 90th percentile, from 1.0 to {ratio(end, 1)}",
+        [
+            ClassLine(
+                f"{count(int(one.low))} to {count(int(one.high) - 1)} {unit}",
+                100 * (one.median - 1) / (end - 1),
+                100 * (one.ninth - 1) / (end - 1),
+                f"{times(one.median)}, 90th {times(one.ninth)}",
+                count(one.jobs),
+            )
+            for one in against.classes
+        ],
+    )
+
+
+_PARTS: Final = {
+    Name.WASTE: _waste,
+    Name.STEPS: _steps,
+    Name.OPERATIONS: _operations,
+    Name.M_W: _m_w,
+    Name.M_S: _m_s,
+    Name.CORRELATION: _correlation,
+}

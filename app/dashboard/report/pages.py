@@ -1,0 +1,56 @@
+"""The page of the fleet's report, and its tables as files."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from fastapi import APIRouter
+from fastapi.responses import Response
+
+from app.dashboard.look.address import Address
+from app.dashboard.look.time_asked import TimeAsked
+from app.dashboard.report.exports import EXPORTS
+from app.dashboard.report.view import report_page
+from app.door.here import Here
+from app.errors import NotFoundError
+from app.services.fleet_report.read import FleetReport, fleet_report
+
+if TYPE_CHECKING:
+    from app.dashboard.look.ranges import Range
+    from app.dashboard.pages import Pages
+    from app.db.unit_of_work import Reads
+
+# What a report is about where its address does not say.
+WEEK: Final = "7d"
+
+
+def add_report_pages(routes: APIRouter, pages: Pages) -> None:
+    """Add the fleet's report to the dashboard."""
+
+    @routes.get("/report")
+    def report_route(container: Here, time: TimeAsked) -> Response:
+        about = time.about(WEEK)
+        with pages.reading(container) as (tx, nav):
+            found = _report(tx, about)
+        page = report_page(found, about, Address("/report", time.parameters))
+        return pages.render("report/page.html", nav, page=page, now=found.now)
+
+    @routes.get("/report/{name}.csv")
+    def report_file_route(container: Here, name: str, time: TimeAsked) -> Response:
+        make = EXPORTS.get(name)
+        if make is None:
+            raise NotFoundError(f"There is no {name}.csv of the report.")
+        with container.reading() as tx:
+            found = _report(tx, time.about(WEEK))
+        return Response(
+            make(found),
+            media_type="text/csv; charset=utf-8",
+            headers={
+                "Cache-Control": "no-store",
+                "Content-Disposition": f'attachment; filename="paceline-report-{name}.csv"',
+            },
+        )
+
+
+def _report(tx: Reads, about: Range) -> FleetReport:
+    return fleet_report(tx, about.since(tx.now), about.end)

@@ -1,0 +1,358 @@
+"""The read side of the fleet: its sums over all jobs, and a page of these."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, Final
+from uuid import UUID
+
+from pydantic import TypeAdapter
+from sqlalchemy import and_, case, func, select, true
+from sqlalchemy.dialects.postgresql import aggregate_order_by
+from sqlalchemy.orm import aliased
+
+from app.alerts.states import IncidentState
+from app.db.models.access import Project
+from app.db.models.sessions import Job, Session
+from app.db.states import SessionState
+from app.services.fleet.standing import FleetFilter, Moment, Show, matches, order, standing
+from app.services.sessions.fleet import FLEET_SESSIONS
+from app.services.sessions.read import SessionRow, session_rows
+
+if TYPE_CHECKING:
+    from sqlalchemy import CTE, ColumnElement, ScalarSelect
+
+    from app.db.unit_of_work import Reads
+
+# So many jobs to a page, and silent ones below them.
+PAGE: Final = 50
+SILENT_PAGE: Final = 20
+# So many owners may be chosen.
+OWNERS: Final = 50
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Jobs that stand alike: how many, and what they lose.
+
+    Parameters
+    ----------
+    state : SessionState
+        Of the latest session.
+    slow : bool
+    verdict : bool
+        Whether a slowdown is known.
+    incident : IncidentState or None
+        Of the most pressing one.
+    heard : bool
+        Whether there is a session in the time; the others are silent.
+    jobs, matching : int
+        All, and those that are asked for.
+    told : int
+        With a verdict of the time; the sums below are theirs.
+    gpus : int
+    lost : float
+        GPU-hours each hour.
+    most : float
+        Of the job that loses most.
+    job : str or None
+        Its name.
+    """
+
+    state: SessionState
+    slow: bool
+    verdict: bool
+    incident: IncidentState | None
+    heard: bool
+    jobs: int
+    matching: int
+    told: int
+    gpus: int
+    lost: float
+    most: float
+    job: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Urgent:
+    """The most pressing open incident of a job."""
+
+    id: UUID
+    state: IncidentState
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """A job on a page.
+
+    Parameters
+    ----------
+    name : str
+    latest, told : SessionRow
+        The latest session, and the one whose numbers stand for the job: the latest that is through.
+    slowdowns : sequence of (float or None)
+        Of its latest sessions that are through, oldest first; None without a verdict.
+    labels : mapping of str to str
+    incident : Urgent or None
+    """
+
+    name: str
+    latest: SessionRow
+    told: SessionRow
+    slowdowns: Sequence[float | None]
+    labels: Mapping[str, str]
+    incident: Urgent | None
+
+
+@dataclass(frozen=True, slots=True)
+class FleetView:
+    """A page of the fleet, with the sums over all of it.
+
+    Parameters
+    ----------
+    now : datetime
+    asked : FleetFilter
+    groups : sequence of Group
+        Of all jobs, whatever was asked for; but for those of the archive, which are their own.
+    owners : sequence of str
+        That jobs have.
+    rows, silent : sequence of Standing
+        Those of this page with data in the time, and those without.
+    number, silent_number : int
+        Of the pages.
+    """
+
+    now: datetime
+    asked: FleetFilter
+    groups: Sequence[Group]
+    owners: Sequence[str]
+    rows: Sequence[Standing]
+    silent: Sequence[Standing]
+    number: int
+    silent_number: int
+
+    def count(self, *, heard: bool) -> int:
+        """Return how many jobs there are that are asked for, on all pages."""
+        return sum(group.matching for group in self.groups if group.heard is heard)
+
+    @property
+    def pages(self) -> int:
+        """Return how many pages there are."""
+        return _pages(self.count(heard=True), PAGE)
+
+    @property
+    def silent_pages(self) -> int:
+        """Return how many pages of silent jobs there are."""
+        return _pages(self.count(heard=False), SILENT_PAGE)
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """A job of a page, as the first statement returns it."""
+
+    job: int
+    name: str
+    latest: UUID
+    told: UUID
+    labels: dict[str, str] | None
+    incident: UUID | None
+    incident_state: IncidentState | None
+
+
+_GROUPS: Final = TypeAdapter(tuple[Group, ...])
+_FOUND: Final = TypeAdapter(tuple[_Found, ...])
+
+
+def fleet_view(  # noqa: PLR0913 - what an address may ask for
+    tx: Reads,
+    at: Moment,
+    asked: FleetFilter,
+    *,
+    sort: str = "",
+    page: int = 1,
+    silent_page: int = 1,
+    size: int = PAGE,
+) -> FleetView:
+    """Return a page of the fleet.
+
+    Parameters
+    ----------
+    tx : Reads
+    at : Moment
+    asked : FleetFilter
+    sort : str
+        See `app.services.fleet.standing.SORTS`.
+    page, silent_page : int
+        The last ones where there are not so many.
+    size : int
+        Jobs to a page.
+    """
+    jobs = standing(at, archived=asked.show is Show.ARCHIVED)
+    one = jobs.c
+    is_asked = matches(one, asked)
+    silent_order = [one.rank.asc(), one.received_at.desc(), one.name.asc()]
+    found = tx.session.execute(
+        select(
+            _groups(jobs, is_asked),
+            _owners(jobs),
+            _page(jobs, and_(one.heard, is_asked), order(one, sort), page, size),
+            _page(jobs, and_(~one.heard, is_asked), silent_order, silent_page, SILENT_PAGE),
+        )
+        .select_from(Project)
+        .where(Project.id == tx.scope.project_id)
+    ).one()
+    groups = _GROUPS.validate_python(found[0] or ())
+    rows, silent = (_FOUND.validate_python(part or ()) for part in found[2:])
+    names = [*rows, *silent]
+    sessions = _sessions(tx, {id_ for row in names for id_ in (row.latest, row.told)})
+    slowdowns = _slowdowns(tx, [row.job for row in rows], at)
+    view = FleetView(
+        now=tx.now,
+        asked=asked,
+        groups=groups,
+        owners=sorted(found[1] or (), key=str.lower),
+        rows=[_standing(row, sessions, slowdowns.get(row.job, ())) for row in rows],
+        silent=[_standing(row, sessions, ()) for row in silent],
+        number=page,
+        silent_number=silent_page,
+    )
+    return replace(
+        view,
+        number=min(page, _pages(view.count(heard=True), size)),
+        silent_number=min(silent_page, view.silent_pages),
+    )
+
+
+def _pages(rows: int, size: int) -> int:
+    return max(1, -(-rows // size))
+
+
+def _standing(
+    row: _Found, sessions: Mapping[UUID, SessionRow], slowdowns: Sequence[float | None]
+) -> Standing:
+    urgent = (
+        None
+        if row.incident is None or row.incident_state is None
+        else Urgent(row.incident, row.incident_state)
+    )
+    return Standing(
+        row.name,
+        sessions[row.latest],
+        sessions[row.told],
+        slowdowns,
+        row.labels or {},
+        urgent,
+    )
+
+
+def _groups(jobs: CTE, is_asked: ColumnElement[bool]) -> ScalarSelect[Any]:
+    one = jobs.c
+    key = (one.state, one.slow, one.slowdown.is_not(None), one.incident_state, one.heard)
+    counted = one.heard & one.told_lost.is_not(None)
+    first = func.array_agg(aggregate_order_by(one.name, one.told_lost.desc(), one.name))
+    groups = (
+        select(
+            one.state,
+            one.slow,
+            one.slowdown.is_not(None).label("verdict"),
+            one.incident_state.label("incident"),
+            one.heard,
+            func.count().label("jobs"),
+            func.count().filter(is_asked).label("matching"),
+            func.count().filter(counted).label("told"),
+            func.coalesce(func.sum(one.told_gpus).filter(counted), 0).label("gpus"),
+            func.coalesce(func.sum(one.told_lost).filter(counted), 0.0).label("lost"),
+            func.coalesce(func.max(one.told_lost).filter(counted), 0.0).label("most"),
+            first.filter(counted)[1].label("job"),
+        )
+        .group_by(*key)
+        .subquery("groups")
+    )
+    return select(func.jsonb_agg(func.to_jsonb(groups.table_valued()))).scalar_subquery()
+
+
+def _owners(jobs: CTE) -> ScalarSelect[Any]:
+    owner = jobs.c.labels["owner"].astext
+    owners = (
+        select(owner.label("owner"))
+        .where(owner.is_not(None))
+        .distinct()
+        .order_by(owner)
+        .limit(OWNERS)
+        .subquery("owners")
+    )
+    return select(func.jsonb_agg(owners.c.owner)).scalar_subquery()
+
+
+def _page(
+    jobs: CTE,
+    listed: ColumnElement[bool],
+    ordered: Sequence[ColumnElement[Any]],
+    number: int,
+    size: int,
+) -> ScalarSelect[Any]:
+    """Return the jobs of a page in their order; of the last one where there are not so many."""
+    one = jobs.c
+    total = select(func.count()).select_from(jobs).where(listed).scalar_subquery()
+    last = func.greatest(0, (total - 1) // size) * size
+    place = func.row_number().over(order_by=list(ordered))
+    rows = (
+        select(
+            one.job_id.label("job"),
+            one.name,
+            one.latest,
+            one.told,
+            one.labels,
+            one.incident,
+            one.incident_state,
+            place.label("place"),
+        )
+        .where(listed)
+        .order_by(place)
+        .limit(size)
+        .offset(func.least(size * (number - 1), last))
+        .subquery()
+    )
+    row = func.to_jsonb(rows.table_valued())
+    return select(func.jsonb_agg(aggregate_order_by(row, rows.c.place))).scalar_subquery()
+
+
+def _sessions(tx: Reads, ids: set[UUID]) -> dict[UUID, SessionRow]:
+    rows = tx.session.execute(session_rows().where(Session.id.in_(ids)))
+    return {row.id: row for row in (SessionRow(*values) for values in rows)}
+
+
+def _slowdowns(tx: Reads, jobs: Sequence[int], at: Moment) -> dict[int, list[float | None]]:
+    """Return the slowdowns of the latest sessions of each job, as far as they are through."""
+    session = aliased(Session)
+    of_job = (
+        select(
+            session.state,
+            session.received_at,
+            session.id,
+            case(
+                (
+                    session.state == SessionState.ANALYZED,
+                    func.coalesce(session.headline_slowdown, session.slowdown),
+                )
+            ).label("slowdown"),
+        )
+        .where(session.job_id == Job.id)
+        .order_by(session.received_at.desc(), session.id)
+        .limit(FLEET_SESSIONS)
+        .correlate(Job)
+    )
+    if at.until is not None:
+        of_job = of_job.where(session.received_at <= at.until)
+    latest = of_job.lateral("latest")
+    found: dict[int, list[float | None]] = {}
+    for job, slowdown in tx.session.execute(
+        select(Job.id, latest.c.slowdown)
+        .join(latest, true())
+        .where(Job.id.in_(jobs), latest.c.state.not_in(SessionState.UNDERWAY))
+        .order_by(Job.id, latest.c.received_at, latest.c.id.desc())
+    ):
+        found.setdefault(job, []).append(slowdown)
+    return found

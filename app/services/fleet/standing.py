@@ -1,0 +1,253 @@
+"""How each job stands at a moment: one row a job, from its latest sessions and open incidents."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any, Final
+
+from sqlalchemy import Text, and_, case, cast, false, func, or_, select, true
+from sqlalchemy.dialects.postgresql import distinct_on
+from sqlalchemy.orm import aliased
+
+from app.alerts.states import IncidentState
+from app.analysis.diagnosis.causes.registry import EVERY
+from app.db.models.alerts import AlertGroup, AlertIncident
+from app.db.models.sessions import Job, Session
+from app.db.states import SessionState
+from app.services.alerts.store import HIDDEN, OPEN
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from datetime import datetime
+
+    from sqlalchemy import CTE, ColumnElement, Subquery
+    from sqlalchemy.sql.selectable import LateralFromClause
+
+# More words than these, and longer ones, are no search.
+MAX_WORDS: Final = 8
+MAX_CHARACTERS: Final = 200
+
+# What needs a person comes first: open incidents, then how the latest session stands.
+_INCIDENTS: Final = {
+    IncidentState.FIRING: -4,
+    IncidentState.ACKNOWLEDGED: -3,
+    IncidentState.PENDING: -2,
+    IncidentState.SILENCED: -1,
+}
+_SLOW, _UNDERWAY, _QUIET = 0, 3, 4
+_STATES: Final = {SessionState.FAILED: 1, SessionState.NO_VERDICT: 2, SessionState.DISCARDED: 2}
+
+
+class Show(StrEnum):
+    """Which jobs a list holds."""
+
+    ALL = "all"
+    SLOW = "slow"
+    NONE = "none"  # without a verdict
+    ARCHIVED = "archived"
+
+
+@dataclass(frozen=True, slots=True)
+class FleetFilter:
+    """What a job must be like to be listed; what is empty asks for nothing.
+
+    Parameters
+    ----------
+    words : str
+        Each of them stands in its name, its labels, or, if it is slow, in its cause or host.
+    show : Show
+        Those in the archive are listed alone.
+    owner : str
+        A label of the job.
+    label : str
+        ``name=value``, or the name of a label that the job has.
+    """
+
+    words: str = ""
+    show: Show = Show.ALL
+    owner: str = ""
+    label: str = ""
+
+    @property
+    def narrowed(self) -> bool:
+        """Return whether it asks for anything."""
+        return self != FleetFilter()
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """What a fleet is looked at by.
+
+    Parameters
+    ----------
+    since : datetime or None
+        Jobs without a session from then on are silent.
+    until : datetime or None
+        Only what had been received by then counts.
+    incidents : bool
+        Whether open incidents say how a job stands; they are those of now.
+    slow : float
+        From this slowdown on a job is slow.
+    """
+
+    since: datetime | None
+    until: datetime | None
+    incidents: bool
+    slow: float
+
+
+def standing(at: Moment, *, archived: bool) -> CTE:
+    """Return each job with a session: how it stands, what it loses, and what it is found by.
+
+    Parameters
+    ----------
+    at : Moment
+    archived : bool
+        Those in the archive in place of all others; one that has sent since is in no archive.
+    """
+    last, told, urgent = _latest(at, through=False), _latest(at, through=True), _urgent(at)
+    shown = case(
+        (
+            and_(told.c.state == SessionState.ANALYZED, told.c.slowdown.is_not(None)),
+            func.coalesce(told.c.headline_slowdown, told.c.slowdown),
+        )
+    )
+    is_slow = func.coalesce(
+        or_(told.c.headline["level"].astext == "slow", shown >= at.slow) & shown.is_not(None),
+        false(),
+    )
+    first = told.c.headline["causes"][0]
+    host = func.coalesce(first["host"].astext, told.c.headline["worst"]["host"].astext)
+    in_state = last.c.state == SessionState.ANALYZED
+    # A pending incident hides neither a missing verdict nor a failure.
+    counts = or_(urgent.c.state != IncidentState.PENDING, in_state)
+    of_session = case(
+        (and_(in_state, is_slow), _SLOW),
+        (in_state, _QUIET),
+        else_=case(_STATES, value=last.c.state, else_=_UNDERWAY),
+    )
+    # A verdict from before is not of this time, even where a session that waits is.
+    of_time = true() if at.since is None else told.c.received_at >= at.since
+    in_archive = and_(Job.archived_at.is_not(None), last.c.received_at <= Job.archived_at)
+    columns: list[ColumnElement[Any]] = [
+        Job.id.label("job_id"),
+        Job.name.label("name"),
+        last.c.id.label("latest"),
+        func.coalesce(told.c.id, last.c.id).label("told"),
+        last.c.state.label("state"),
+        last.c.received_at.label("received_at"),
+        last.c.world.label("gpus"),
+        (true() if at.since is None else last.c.received_at >= at.since).label("heard"),
+        shown.label("slowdown"),
+        and_(in_state, is_slow).label("slow"),
+        (last.c.world * (1 - 1 / shown)).label("lost"),
+        case((of_time & shown.is_not(None), told.c.world)).label("told_gpus"),
+        case((of_time, told.c.world * (1 - 1 / shown))).label("told_lost"),
+        case((is_slow, first["cause"].astext)).label("cause"),
+        case((is_slow, host)).label("host"),
+        last.c.labels.label("labels"),
+        case((counts, urgent.c.id)).label("incident"),
+        case((counts, urgent.c.state)).label("incident_state"),
+        func.coalesce(case((counts, case(_INCIDENTS, value=urgent.c.state))), of_session).label(
+            "rank"
+        ),
+    ]
+    query = (
+        select(*columns)
+        .select_from(Job)
+        .join(last, true())
+        .outerjoin(told, true())
+        .outerjoin(urgent, urgent.c.job_id == Job.id)
+        .where(in_archive if archived else ~func.coalesce(in_archive, false()))
+    )
+    return query.cte("standing").prefix_with("MATERIALIZED", dialect="postgresql")
+
+
+def _latest(at: Moment, *, through: bool) -> LateralFromClause:
+    """Return the latest session of a job, or the latest that is through."""
+    session = aliased(Session)
+    query = (
+        select(
+            session.id,
+            session.state,
+            session.received_at,
+            session.world,
+            session.slowdown,
+            session.headline_slowdown,
+            session.headline,
+            session.labels,
+        )
+        .where(session.job_id == Job.id)
+        .order_by(session.received_at.desc(), session.id)
+        .limit(1)
+        .correlate(Job)
+    )
+    if through:
+        query = query.where(session.state.not_in(SessionState.UNDERWAY))
+    if at.until is not None:
+        query = query.where(session.received_at <= at.until)
+    return query.lateral("told" if through else "latest")
+
+
+def _urgent(at: Moment) -> Subquery:
+    """Return the most pressing open incident of each job."""
+    began = func.coalesce(AlertIncident.resolved_at, AlertIncident.opened_at)
+    query = (
+        select(AlertGroup.job_id, AlertIncident.id, AlertIncident.state)
+        .ext(distinct_on(AlertGroup.job_id))
+        .join(AlertGroup, AlertGroup.id == AlertIncident.group_id)
+        .where(OPEN, ~HIDDEN)
+        .order_by(
+            AlertGroup.job_id,
+            case(_INCIDENTS, value=AlertIncident.state),
+            began.desc(),
+            AlertIncident.id,
+        )
+    )
+    return (query if at.incidents else query.where(false())).subquery("urgent")
+
+
+def matches(one: Any, asked: FleetFilter) -> ColumnElement[bool]:  # noqa: ANN401 - columns of a CTE
+    """Return whether a job is like what is asked for."""
+    found: list[ColumnElement[bool]] = []
+    if asked.show is Show.SLOW:
+        found.append(one.slow)
+    elif asked.show is Show.NONE:
+        found.append(one.slowdown.is_(None))
+    if asked.owner:
+        found.append(one.labels["owner"].astext == asked.owner)
+    if asked.label:
+        name, has_value, value = asked.label.partition("=")
+        of_job = one.labels[name.strip()].astext
+        found.append(of_job == value.strip() if has_value else of_job.is_not(None))
+    text = func.concat_ws(" ", one.name, one.host, cast(one.labels, Text))
+    for word in asked.words[:MAX_CHARACTERS].split()[:MAX_WORDS]:
+        causes = [name for name, kind in EVERY.items() if word.lower() in kind.title.lower()]
+        found.append(or_(text.icontains(word, autoescape=True), one.cause.in_(causes) & one.slow))
+    return and_(true(), *found)
+
+
+# What the list is sorted by; a minus sign in front of its name turns it round.
+SORTS: Final[Mapping[str, str]] = {
+    "state": "rank",
+    "job": "name",
+    "slowdown": "slowdown",
+    "lost": "lost",
+    "cause": "cause",
+    "owner": "owner",
+    "gpus": "gpus",
+    "data": "received_at",
+}
+
+
+def order(one: Any, sort: str) -> list[ColumnElement[Any]]:  # noqa: ANN401 - columns of a CTE
+    """Return the order that is asked for; without one what needs attention comes first."""
+    rest = [one.rank.asc(), one.slowdown.desc().nulls_last(), one.name.asc()]
+    name = SORTS.get(sort.removeprefix("-"))
+    if name is None:
+        return rest
+    column = one.labels["owner"].astext if name == "owner" else one[name]
+    # The age of the data falls as its moment rises.
+    falls = sort.startswith("-") != (name == "received_at")
+    return [(column.desc() if falls else column.asc()).nulls_last(), *rest]

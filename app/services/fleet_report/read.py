@@ -1,0 +1,339 @@
+"""The read side of the fleet's report: what a time cost, why, and the figures of the paper."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Final, cast
+
+from sqlalchemy import func, select
+
+from app.db.models.alerts import AlertIncident
+from app.db.models.fixes import AppliedFix
+from app.db.models.fleet import SessionFigure
+from app.db.models.sessions import Job, Session
+from app.db.states import SessionState
+from app.services.fleet_report.costs import (
+    CauseCost,
+    Costs,
+    HostCost,
+    JobCost,
+    Period,
+    by_cause,
+    dearest_hosts,
+    dearest_jobs,
+    trend,
+)
+from app.services.hosts.costs import Span
+
+if TYPE_CHECKING:
+    from sqlalchemy import ColumnElement
+
+    from app.db.unit_of_work import Reads
+
+# From this S on a job straggles, as in the paper.
+STRAGGLES: Final = 1.1
+# What a time without a beginning is counted from.
+WEEK: Final = timedelta(days=7)
+# Shorter times have no period to compare.
+SHORTEST: Final = timedelta(minutes=1)
+# Jobs whose figures are drawn; the counts are of all.
+MOST_JOBS: Final = 20_000
+MOST_FIXES: Final = 20
+
+
+@dataclass(frozen=True, slots=True)
+class JobFigures:
+    """A job in the figures: its median session by S, of those with a verdict.
+
+    Fields are those of `app.analysis.fleet.figures.SessionFigures`.
+    """
+
+    job: str
+    session: uuid.UUID
+    number: int
+    sessions: int
+    gpus: int
+    stages: int
+    context: int | None
+    slowdown: float
+    m_w: float | None
+    m_s: float | None
+    correlation: float | None
+    waste_by: Mapping[str, float]
+    steps: Sequence[float]
+
+    @property
+    def waste(self) -> float:
+        """Return the share of its step time that is wasted, by S."""
+        return 1 - 1 / self.slowdown
+
+    @property
+    def straggles(self) -> bool:
+        """Return whether it straggles, as the paper has it."""
+        return self.slowdown >= STRAGGLES
+
+
+@dataclass(frozen=True, slots=True)
+class Coverage:
+    """How many sessions and jobs count, and which do not.
+
+    Parameters
+    ----------
+    received : int
+        Sessions of the time.
+    counted : int
+        Of these with a verdict, and read into the figures.
+    without : mapping of SessionState to int
+        The others, by where they stand.
+    unread : int
+        Analyzed, but not read into the figures yet: by an earlier version.
+    jobs : int
+        That sent a session.
+    counted_jobs : int
+        That have a verdict.
+    silent : int
+        Not archived, known before and without a session in the time.
+    """
+
+    received: int
+    counted: int
+    without: Mapping[SessionState, int]
+    unread: int
+    jobs: int
+    counted_jobs: int
+    silent: int
+
+
+@dataclass(frozen=True, slots=True)
+class FixLine:
+    """A fix that was measured in the time; gains are shares of the step time."""
+
+    job: str
+    title: str
+    session: uuid.UUID
+    measured_by: uuid.UUID
+    predicted: float
+    at_most: bool
+    realized: float
+    unlike: str | None
+    gpus: int
+    step_time_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class FleetReport:
+    """What stragglers cost a fleet in a time.
+
+    Parameters
+    ----------
+    now, since, until : datetime
+    coverage : Coverage
+    trend : sequence of Period
+        The last one is the time itself.
+    jobs : sequence of JobFigures
+        By S, the slowest first.
+    dearest : sequence of JobCost
+    causes : sequence of CauseCost
+    hosts : sequence of HostCost
+    fixes : sequence of FixLine
+    opened, resolved : int
+        Incidents that were told of, and those that ended.
+    """
+
+    now: datetime
+    since: datetime
+    until: datetime
+    coverage: Coverage
+    trend: Sequence[Period]
+    jobs: Sequence[JobFigures]
+    dearest: Sequence[JobCost]
+    causes: Sequence[CauseCost]
+    hosts: Sequence[HostCost]
+    fixes: Sequence[FixLine]
+    opened: int
+    resolved: int
+
+    @property
+    def costs(self) -> Costs:
+        """Return what the time itself cost."""
+        return self.trend[-1].costs
+
+    @property
+    def before(self) -> Costs:
+        """Return what the time of the same length before it cost."""
+        return self.trend[-2].costs
+
+    @property
+    def straggling(self) -> Sequence[JobFigures]:
+        """Return the jobs that straggle."""
+        return [job for job in self.jobs if job.straggles]
+
+    @property
+    def unexplained(self) -> float:
+        """Return the GPU-hours that no cause explains; causes may overlap."""
+        return max(0.0, self.costs.lost - sum(cause.lost for cause in self.causes))
+
+
+def fleet_report(tx: Reads, since: datetime | None, until: datetime | None) -> FleetReport:
+    """Return what stragglers cost in a time.
+
+    Parameters
+    ----------
+    tx : Reads
+    since : datetime or None
+        A week before the end where there is none.
+    until : datetime or None
+        Now where there is none, or it is yet to come.
+    """
+    end = tx.now if until is None else min(until, tx.now)
+    begin = end - WEEK if since is None else min(since, end - SHORTEST)
+    span = Span(begin, end)
+    opened, resolved = _incidents(tx, span)
+    return FleetReport(
+        now=tx.now,
+        since=begin,
+        until=end,
+        coverage=_coverage(tx, span),
+        trend=trend(tx, begin, end),
+        jobs=_jobs(tx, span),
+        dearest=dearest_jobs(tx, span),
+        causes=by_cause(tx, span),
+        hosts=dearest_hosts(tx, span),
+        fixes=_fixes(tx, span),
+        opened=opened,
+        resolved=resolved,
+    )
+
+
+def _jobs(tx: Reads, span: Span) -> tuple[JobFigures, ...]:
+    """Return each job with its median session: one that was, so that it can be opened."""
+    figure = SessionFigure
+    place = func.row_number().over(
+        partition_by=figure.job_id, order_by=(figure.slowdown, figure.session_id)
+    )
+    ranked = (
+        select(
+            figure.session_id.label("session_id"),
+            place.label("place"),
+            func.count().over(partition_by=figure.job_id).label("sessions"),
+        )
+        .where(*span.holds(figure.received_at.expression))
+        .subquery()
+    )
+    rows = tx.session.execute(
+        select(
+            Job.name,
+            figure.session_id,
+            Session.number,
+            ranked.c.sessions,
+            figure.gpus,
+            figure.stages,
+            figure.context,
+            figure.slowdown,
+            figure.m_w,
+            figure.m_s,
+            figure.correlation,
+            figure.waste,
+            figure.steps,
+        )
+        .join(ranked, ranked.c.session_id == figure.session_id)
+        .join(Session, Session.id == figure.session_id)
+        .join(Job, Job.id == figure.job_id)
+        .where(ranked.c.place == (ranked.c.sessions + 1) // 2)
+        .order_by(figure.slowdown.desc(), Job.name)
+        .limit(MOST_JOBS)
+    )
+    # More columns than the types of a row go: their order is that of the fields.
+    return tuple(JobFigures(*values) for values in map(tuple, rows))
+
+
+def _coverage(tx: Reads, span: Span) -> Coverage:
+    counted = SessionFigure.session_id.is_not(None)
+    rows = tx.session.execute(
+        select(Session.state, counted, func.count())
+        .outerjoin(SessionFigure, SessionFigure.session_id == Session.id)
+        .where(*span.holds(Session.received_at.expression))
+        .group_by(Session.state, counted)
+    ).all()
+    jobs, counted_jobs = tx.session.execute(
+        select(
+            func.count(Session.job_id.distinct()),
+            func.count(Session.job_id.distinct()).filter(counted),
+        )
+        .outerjoin(SessionFigure, SessionFigure.session_id == Session.id)
+        .where(*span.holds(Session.received_at.expression))
+    ).one()
+    here = select(Session.job_id).where(*span.holds(Session.received_at.expression))
+    silent = tx.session.execute(
+        select(func.count()).where(
+            Job.archived_at.is_(None),
+            Job.created_at <= span.until,
+            Job.id.not_in(here),
+            select(Session.id)
+            .where(Session.job_id == Job.id, Session.received_at < span.since)
+            .exists(),
+        )
+    ).scalar_one()
+    without: dict[SessionState, int] = {}
+    unread = 0
+    for state, is_counted, number in rows:
+        if is_counted:
+            continue
+        if state is SessionState.ANALYZED:
+            unread += number
+        else:
+            without[state] = without.get(state, 0) + number
+    return Coverage(
+        received=sum(row[2] for row in rows),
+        counted=sum(row[2] for row in rows if row[1]),
+        without=without,
+        unread=unread,
+        jobs=jobs,
+        counted_jobs=counted_jobs,
+        silent=silent,
+    )
+
+
+def _incidents(tx: Reads, span: Span) -> tuple[int, int]:
+    told = AlertIncident.fired_at.is_not(None)
+    opened, resolved = tx.session.execute(
+        select(
+            func.count().filter(
+                *span.holds(cast("ColumnElement[datetime]", AlertIncident.fired_at.expression))
+            ),
+            func.count().filter(
+                *span.holds(cast("ColumnElement[datetime]", AlertIncident.resolved_at.expression))
+            ),
+        ).where(told)
+    ).one()
+    return opened, resolved
+
+
+def _fixes(tx: Reads, span: Span) -> tuple[FixLine, ...]:
+    """Return the fixes whose outcome a session of the time measured, the newest first."""
+    rows = tx.session.execute(
+        select(
+            Job.name,
+            AppliedFix.title,
+            AppliedFix.session_id,
+            AppliedFix.measured_by,
+            AppliedFix.predicted_gain,
+            AppliedFix.at_most,
+            AppliedFix.realized_gain,
+            AppliedFix.unlike,
+            Session.world,
+            AppliedFix.step_time_s,
+        )
+        .join(Job, Job.id == AppliedFix.job_id)
+        .join(Session, Session.id == AppliedFix.measured_by)
+        .where(
+            AppliedFix.realized_gain.is_not(None),
+            *span.holds(Session.received_at.expression),
+        )
+        .order_by(Session.received_at.desc(), AppliedFix.id.desc())
+        .limit(MOST_FIXES)
+    )
+    return tuple(FixLine(*values) for values in map(tuple, rows))

@@ -1,0 +1,360 @@
+"""A job over time: its sessions, what happened to it, and the changes that lasted."""
+
+from __future__ import annotations
+
+import uuid
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from enum import StrEnum
+from typing import TYPE_CHECKING, Final
+
+from sqlalchemy import case, select
+
+from app.alerts.message import cause_name
+from app.analysis.diagnosis.finding import UNKNOWN
+from app.analysis.report.lasting import lasting_changes
+from app.db.models.alerts import AlertFacts, AlertGroup, AlertIncident
+from app.db.models.fixes import AppliedFix
+from app.db.models.sessions import Attempt, Job, Session
+from app.db.states import NoteKind, SessionState
+from app.services.history.notes import MOST_LISTED, notes_of
+
+if TYPE_CHECKING:
+    from app.db.unit_of_work import Reads
+
+# The latest ones of the time that is asked for.
+MOST_POINTS: Final = 1000
+# Of these the latest are looked at for changes: it takes some 20 ms.
+LOOKED_AT: Final = 200
+SECONDS_AN_HOUR: Final = 3600
+
+
+class Measure(StrEnum):
+    """What changed."""
+
+    SLOWDOWN = "slowdown"
+    STEP_TIME = "step_time"
+
+
+class MarkKind(StrEnum):
+    """What stands on the time axis beside sessions."""
+
+    ATTEMPT = "attempt"
+    INCIDENT = "incident"
+    FIX = "fix"
+    NOTE = "note"
+    DEPLOYMENT = "deployment"
+    CONFIG_CHANGE = "config_change"
+    CHECKPOINT = "checkpoint"
+    MAINTENANCE = "maintenance"
+
+
+@dataclass(frozen=True, slots=True)
+class TimePoint:
+    """A session on the time axis; what is not known of it is None.
+
+    Parameters
+    ----------
+    id : UUID
+    number, attempt : int
+    received_at : datetime
+    slowdown, low, high, published : float or None
+        The headline with its 95 % interval, and S.
+    step_time_s : float or None
+        Median of its recorded steps.
+    gpu_hours_lost_per_hour : float or None
+    tokens_per_s : float or None
+        Where metadata say `global_batch_size` and `seq_length`.
+    cause : str or None
+        The leading one.
+    layout : str
+        Sizes and work of a step: step times of others are not compared.
+    """
+
+    id: uuid.UUID
+    number: int
+    attempt: int
+    received_at: datetime
+    slowdown: float | None
+    low: float | None
+    high: float | None
+    published: float | None
+    step_time_s: float | None
+    gpu_hours_lost_per_hour: float | None
+    tokens_per_s: float | None
+    cause: str | None
+    layout: str
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """Something that happened; `path` is the page about it, and `note` the id of one."""
+
+    at: datetime
+    kind: MarkKind
+    words: str
+    path: str | None = None
+    until: datetime | None = None
+    author: str | None = None
+    note: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class JobChange:
+    """A change that lasted.
+
+    Parameters
+    ----------
+    measure : Measure
+    at : datetime
+        When its first session was received.
+    session : UUID
+    number : int
+    before, after : float
+        Medians on both sides.
+    p : float
+    cause : str or None
+        The leading cause of most sessions after it, where it was not that of most before.
+    beside : str or None
+        The last mark between the sessions around it.
+    """
+
+    measure: Measure
+    at: datetime
+    session: uuid.UUID
+    number: int
+    before: float
+    after: float
+    p: float
+    cause: str | None
+    beside: str | None
+
+    @property
+    def slower(self) -> bool:
+        """Return whether it is a change for the worse."""
+        return self.after > self.before
+
+
+@dataclass(frozen=True, slots=True)
+class JobAxis:
+    """A job over a time.
+
+    Parameters
+    ----------
+    points : sequence of TimePoint
+        The latest, oldest first.
+    marks : sequence of Mark
+        Newest first.
+    changes : sequence of JobChange
+        Newest first; of the latest `LOOKED_AT` sessions.
+    """
+
+    points: Sequence[TimePoint]
+    marks: Sequence[Mark]
+    changes: Sequence[JobChange]
+
+
+def job_axis(
+    tx: Reads, job: str, *, since: datetime | None = None, until: datetime | None = None
+) -> JobAxis:
+    """Return a job over a time: of many sessions the latest `MOST_POINTS`."""
+    points = _points(tx, job, since, until)
+    marks = _marks(tx, job, since, until)
+    changes = [*_changes(Measure.SLOWDOWN, points, marks), *_step_times(points, marks)]
+    changes.sort(key=lambda change: (change.at, change.measure), reverse=True)
+    return JobAxis(points, marks, changes)
+
+
+def _points(tx: Reads, job: str, since: datetime | None, until: datetime | None) -> list[TimePoint]:
+    analyzed = Session.state == SessionState.ANALYZED
+    has_headline = Session.headline_slowdown.is_not(None)
+    query = (
+        select(
+            Session.id,
+            Session.number,
+            Session.attempt,
+            Session.received_at,
+            case(
+                (analyzed & has_headline, Session.headline_slowdown), (analyzed, Session.slowdown)
+            ),
+            case((analyzed & has_headline, Session.headline_low), (analyzed, Session.slowdown_low)),
+            case(
+                (analyzed & has_headline, Session.headline_high), (analyzed, Session.slowdown_high)
+            ),
+            case((analyzed, Session.slowdown)),
+            AlertFacts.document["step_time_s"].as_float(),
+            Session.world,
+            Session.meta["global_batch_size"].as_string(),
+            Session.meta["seq_length"].as_string(),
+            AlertFacts.document["causes"][0]["cause"].as_string(),
+            AlertFacts.document["layout"].as_string(),
+        )
+        .join(Job, Job.id == Session.job_id)
+        .outerjoin(AlertFacts, AlertFacts.session_id == Session.id)
+        .where(Job.name == job)
+        .order_by(Session.received_at.desc(), Session.id)
+        .limit(MOST_POINTS)
+    )
+    if since is not None:
+        query = query.where(Session.received_at >= since)
+    if until is not None:
+        query = query.where(Session.received_at <= until)
+    found = []
+    for row in map(tuple, tx.session.execute(query)):
+        (key, number, attempt, at, slowdown, low, high, published) = row[:8]
+        (step_s, world, batch, length, cause, layout) = row[8:]
+        tokens = _number(batch) * _number(length)
+        found.append(
+            TimePoint(
+                id=key,
+                number=number,
+                attempt=attempt,
+                received_at=at,
+                slowdown=slowdown,
+                low=low,
+                high=high,
+                published=published,
+                step_time_s=step_s,
+                gpu_hours_lost_per_hour=None if slowdown is None else world * (1 - 1 / slowdown),
+                tokens_per_s=tokens / step_s if tokens and step_s else None,
+                cause=None if cause == UNKNOWN else cause,
+                layout=f"{layout} {batch} {length}",
+            )
+        )
+    return found[::-1]
+
+
+def _number(said: str | None) -> float:
+    """Return what metadata say, 0 where it is no size: they may say anything."""
+    return float(said) if said and said.isascii() and said.isdecimal() and len(said) < 16 else 0.0  # noqa: PLR2004 - exact in a float
+
+
+def _marks(tx: Reads, job: str, since: datetime | None, until: datetime | None) -> list[Mark]:
+    attempts = tx.session.execute(
+        select(Attempt.announced_at, Attempt.number, Attempt.run_id, Attempt.restart)
+        .join(Job, Job.id == Attempt.job_id)
+        .where(Job.name == job)
+        .order_by(Attempt.announced_at.desc())
+        .limit(MOST_LISTED)
+    )
+    incidents = tx.session.execute(
+        select(
+            AlertIncident.fired_at,
+            AlertIncident.id,
+            AlertIncident.resolved_at,
+            AlertIncident.document["cause"].as_string(),
+        )
+        .join(AlertGroup, AlertGroup.id == AlertIncident.group_id)
+        .join(Job, Job.id == AlertGroup.job_id)
+        .where(Job.name == job, AlertIncident.fired_at.is_not(None))
+        .order_by(AlertIncident.fired_at.desc())
+        .limit(MOST_LISTED)
+    )
+    fixes = tx.session.execute(
+        select(
+            AppliedFix.applied_at,
+            AppliedFix.title,
+            AppliedFix.session_id,
+            AppliedFix.measured_by,
+            AppliedFix.applied_by,
+        )
+        .join(Job, Job.id == AppliedFix.job_id)
+        .where(Job.name == job)
+        .order_by(AppliedFix.applied_at.desc())
+        .limit(MOST_LISTED)
+    )
+    marks = [
+        Mark(at, MarkKind.ATTEMPT, f"Attempt {number}: run {run}, restart {restart}")
+        for at, number, run, restart in attempts
+    ]
+    marks += [
+        Mark(fired, MarkKind.INCIDENT, cause_name(cause or UNKNOWN), f"/incidents/{key}", resolved)
+        for fired, key, resolved, cause in incidents
+        if fired is not None
+    ]
+    marks += [
+        Mark(
+            at,
+            MarkKind.FIX,
+            title,
+            f"/sessions/{session}" if measured is None else f"/compare?a={session}&b={measured}",
+            author=by,
+        )
+        for at, title, session, measured, by in fixes
+    ]
+    marks += [
+        Mark(note.at, _NOTES[note.kind], note.words, author=note.author, note=note.id)
+        for note in notes_of(tx, job, since=since, until=until)
+    ]
+    here = [
+        mark
+        for mark in marks
+        if (since is None or mark.at >= since) and (until is None or mark.at <= until)
+    ]
+    return sorted(here, key=lambda mark: mark.at, reverse=True)[:MOST_LISTED]
+
+
+_NOTES: Final = {kind: MarkKind(kind.value) for kind in NoteKind}
+
+
+def _step_times(points: Sequence[TimePoint], marks: Sequence[Mark]) -> list[JobChange]:
+    """Return the changes of the step time, between sessions of the same sizes and work alone."""
+    found: list[JobChange] = []
+    run: list[TimePoint] = []
+    for point in (*points, None):
+        if point is not None and point.step_time_s is None:
+            continue
+        if run and (point is None or point.layout != run[-1].layout):
+            found += _changes(Measure.STEP_TIME, run, marks)
+            run = []
+        if point is not None:
+            run.append(point)
+    return found
+
+
+def _changes(
+    measure: Measure, points: Sequence[TimePoint], marks: Sequence[Mark]
+) -> list[JobChange]:
+    known = [(point, value) for point in points if (value := _value(measure, point))][-LOOKED_AT:]
+    changes = lasting_changes([value for _, value in known])
+    edges = [0, *(change.position for change in changes), len(known)]
+    found = []
+    for index, change in enumerate(changes):
+        before = [point for point, _ in known[edges[index] : change.position]]
+        after = [point for point, _ in known[change.position : edges[index + 2]]]
+        cause = _leading(after) if change.after > change.before else _leading(before)
+        other = _leading(before) if change.after > change.before else _leading(after)
+        between = (
+            mark
+            for mark in marks
+            if mark.kind is not MarkKind.INCIDENT
+            and before[-1].received_at <= mark.at <= after[0].received_at
+        )
+        beside = next(between, None)
+        found.append(
+            JobChange(
+                measure=measure,
+                at=after[0].received_at,
+                session=after[0].id,
+                number=after[0].number,
+                before=change.before,
+                after=change.after,
+                p=change.p,
+                cause=None if cause == other else cause,
+                beside=None if beside is None else beside.words,
+            )
+        )
+    return found
+
+
+def _value(measure: Measure, point: TimePoint) -> float | None:
+    return point.slowdown if measure is Measure.SLOWDOWN else point.step_time_s
+
+
+def _leading(points: Sequence[TimePoint]) -> str | None:
+    """Return the leading cause of more than half of these sessions."""
+    counted = Counter(point.cause for point in points)
+    [(cause, times)] = counted.most_common(1)
+    return cause if 2 * times > len(points) else None

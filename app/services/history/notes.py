@@ -1,0 +1,184 @@
+"""Notes on a job's time axis: written, read, taken back."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Final
+
+from sqlalchemy import delete, func, select
+
+from app.db.models.sessions import Job, JobNote
+from app.db.states import NoteKind
+from app.errors import ConflictError, NotFoundError
+from app.services.access.audit import Action, record
+from app.services.keeping.delete import no_job
+
+if TYPE_CHECKING:
+    from app.db.unit_of_work import Reads
+    from app.services.container import Container
+
+# Of one job: several years of a deployment every few hours.
+MOST_NOTES: Final = 10_000
+# Newest ones that a page or an answer lists.
+MOST_LISTED: Final = 200
+# Clocks of launchers and of the database differ.
+EARLY: Final = timedelta(minutes=5)
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """Something that happened to a job.
+
+    Parameters
+    ----------
+    id : int
+    at : datetime
+        When it happened.
+    kind : NoteKind
+    words, author : str
+    noted_at : datetime
+        When it was written down.
+    """
+
+    id: int
+    at: datetime
+    kind: NoteKind
+    words: str
+    author: str
+    noted_at: datetime
+
+
+def write_note(  # noqa: PLR0913 - what is said of it
+    container: Container,
+    job: str,
+    *,
+    words: str,
+    kind: NoteKind = NoteKind.NOTE,
+    at: datetime | None = None,
+    by: str | None = None,
+) -> Note:
+    """Write down what happened to a job.
+
+    Parameters
+    ----------
+    container : Container
+    job : str
+    words : str
+    kind : NoteKind
+    at : datetime, optional
+        When it happened; now where it is not said.
+    by : str, optional
+        The name that whoever did not sign in goes by.
+
+    Raises
+    ------
+    NotFoundError
+        If there is no such job.
+    ConflictError
+        ``note.in_future``, ``note.too_many``.
+    """
+    who = container.principal.called(by)
+    with container.uow() as tx:
+        # Locked: two at once do not both find room for the last one.
+        job_id = tx.session.execute(
+            select(Job.id).where(Job.name == job).with_for_update()
+        ).scalar()
+        if job_id is None:
+            raise no_job(job)
+        happened_at = tx.now if at is None else at
+        if happened_at > tx.now + EARLY:
+            raise ConflictError(
+                "A note is of what happened: its time is to come.", code="note.in_future"
+            )
+        there = tx.session.execute(
+            select(func.count()).select_from(JobNote).where(JobNote.job_id == job_id)
+        ).scalar_one()
+        if there >= MOST_NOTES:
+            raise ConflictError(
+                f"A job has at most {MOST_NOTES:,} notes: delete old ones first.",
+                code="note.too_many",
+            )
+        row = JobNote(
+            job_id=job_id,
+            at=happened_at,
+            kind=kind,
+            words=words,
+            author=who.name,
+            noted_at=tx.now,
+        )
+        tx.session.add(row)
+        tx.session.flush()
+        record(tx, who, Action.NOTED, f"job {job}", detail=f"{kind}: {words}")
+        return Note(row.id, row.at, row.kind, row.words, row.author, row.noted_at)
+
+
+def delete_note(container: Container, job: str, note_id: int, by: str | None = None) -> None:
+    """Take a note back; the audit log keeps what it said.
+
+    Raises
+    ------
+    NotFoundError
+        If the job has no such note.
+    """
+    who = container.principal.called(by)
+    with container.uow() as tx:
+        of_job = select(Job.id).where(Job.name == job).scalar_subquery()
+        words = tx.session.execute(
+            delete(JobNote)
+            .where(JobNote.id == note_id, JobNote.job_id == of_job)
+            .returning(JobNote.words)
+        ).scalar()
+        if words is None:
+            raise NotFoundError(f"Job {job} has no note {note_id}.")
+        record(tx, who, Action.DELETED, f"a note on job {job}", detail=words)
+
+
+def notes_of(
+    tx: Reads,
+    job: str,
+    *,
+    since: datetime | None = None,
+    until: datetime | None = None,
+    limit: int = MOST_LISTED,
+) -> list[Note]:
+    """Return the notes of a job, newest first.
+
+    Parameters
+    ----------
+    tx : Reads
+    job : str
+    since, until : datetime, optional
+        When what they tell of happened.
+    limit : int
+    """
+    query = (
+        select(
+            JobNote.id,
+            JobNote.at,
+            JobNote.kind,
+            JobNote.words,
+            JobNote.author,
+            JobNote.noted_at,
+        )
+        .join(Job, Job.id == JobNote.job_id)
+        .where(Job.name == job)
+        .order_by(JobNote.at.desc(), JobNote.id.desc())
+        .limit(limit)
+    )
+    if since is not None:
+        query = query.where(JobNote.at >= since)
+    if until is not None:
+        query = query.where(JobNote.at <= until)
+    return [Note(*row) for row in tx.session.execute(query)]
+
+
+def known_job(tx: Reads, job: str) -> None:
+    """Check that there is a job.
+
+    Raises
+    ------
+    NotFoundError
+    """
+    if tx.session.execute(select(Job.id).where(Job.name == job)).first() is None:
+        raise no_job(job)

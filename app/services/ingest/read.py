@@ -1,0 +1,273 @@
+"""The read side of ingest: what arrives, what lags, what was refused, and what came of it."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Final
+
+from sqlalchemy import ColumnElement, case, func, select, true
+from sqlalchemy.dialects.postgresql import aggregate_order_by
+
+from app.db.models.chunks import Chunk, IngestRefusal, Intake
+from app.db.models.sessions import Job, Session
+from app.db.states import SessionState
+
+if TYPE_CHECKING:
+    from app.db.unit_of_work import Reads
+
+# Rows of each table; the sums are of all.
+LISTED: Final = 100
+# The key of the metadata that lists the producers to wait for.
+_PRODUCERS_KEY: Final = "producers"
+
+
+@dataclass(frozen=True, slots=True)
+class OpenSession:
+    """A session that takes chunks.
+
+    Parameters
+    ----------
+    id, job, number
+    received_at, last_chunk_at : datetime
+    chunks, producers, operations : int
+    cells, covered : int
+        DP × PP cells, and those with operations.
+    longest_gap_s : float
+        Between two chunks so far.
+    refused : int
+        Chunks that were not taken.
+    missing : sequence of str
+        Producers that the metadata list and that have sent nothing.
+    """
+
+    id: uuid.UUID
+    job: str
+    number: int
+    received_at: datetime
+    last_chunk_at: datetime
+    chunks: int
+    producers: int
+    operations: int
+    cells: int
+    covered: int
+    longest_gap_s: float
+    refused: int
+    missing: Sequence[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Lagging:
+    """A producer of an open session, and how far it is behind the session's latest chunk."""
+
+    job: str
+    session: uuid.UUID
+    number: int
+    producer: str
+    chunks: int
+    last_at: datetime
+    behind: timedelta
+    final: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Bodies of a time that were refused for one reason."""
+
+    code: str
+    bodies: int
+    bytes: int
+    last_at: datetime
+    last_job: str
+
+
+@dataclass(frozen=True, slots=True)
+class JobIntake:
+    """What came of a job in a time; `silence` are sessions that only silence sealed."""
+
+    job: str
+    sessions: int
+    analyzed: int
+    no_verdict: int
+    discarded: int
+    failed: int
+    underway: int
+    silence: int
+    refused: int
+    last_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class IngestHealth:
+    """How ingest is doing."""
+
+    now: datetime
+    since: datetime
+    sessions: int
+    bytes: int
+    operations: int
+    last_at: datetime | None
+    open_count: int
+    open: Sequence[OpenSession]
+    lagging: Sequence[Lagging]
+    refusals: Sequence[Refusal]
+    job_count: int
+    jobs: Sequence[JobIntake]
+
+
+def ingest_health(tx: Reads, since: datetime) -> IngestHealth:
+    """Return how ingest is doing, and what it was since then."""
+    sessions, size, operations, last_at = tx.session.execute(
+        select(
+            func.count(),
+            func.coalesce(func.sum(Session.body_bytes), 0),
+            func.coalesce(func.sum(Session.operations), 0),
+            func.max(Session.received_at),
+        ).where(Session.received_at >= since)
+    ).one()
+    open_count = tx.session.execute(
+        select(func.count()).where(Session.state == SessionState.OPEN)
+    ).scalar_one()
+    jobs = _jobs(tx, since)
+    return IngestHealth(
+        now=tx.now,
+        since=since,
+        sessions=sessions,
+        bytes=int(size),
+        operations=int(operations),
+        last_at=last_at,
+        open_count=open_count,
+        open=_open(tx),
+        lagging=_lagging(tx),
+        refusals=_refusals(tx, since),
+        job_count=len(jobs),
+        jobs=jobs[:LISTED],
+    )
+
+
+def _open(tx: Reads) -> list[OpenSession]:
+    cells_of = func.unnest(Chunk.cells).table_valued("cell").lateral("cell")
+    covered = (
+        select(func.count(cells_of.c.cell.distinct()))
+        .select_from(Chunk)
+        .join(cells_of, true())
+        .where(Chunk.session_id == Session.id)
+        .correlate(Session)
+        .scalar_subquery()
+    )
+    names = (
+        select(func.array_agg(Chunk.producer.distinct()))
+        .where(Chunk.session_id == Session.id)
+        .scalar_subquery()
+    )
+    rows = tx.session.execute(
+        select(Session, Job.name, Intake, covered, names)
+        .join(Job, Job.id == Session.job_id)
+        .join(Intake, Intake.session_id == Session.id)
+        .where(Session.state == SessionState.OPEN)
+        .order_by(Intake.last_chunk_at)
+        .limit(LISTED)
+    )
+    found = []
+    for session, job, intake, cells, sent in rows:
+        listed = session.meta.get(_PRODUCERS_KEY)
+        expected = [str(name) for name in listed] if isinstance(listed, list) else []
+        found.append(
+            OpenSession(
+                id=session.id,
+                job=job,
+                number=session.number,
+                received_at=session.received_at,
+                last_chunk_at=intake.last_chunk_at,
+                chunks=intake.chunks,
+                producers=intake.producers,
+                operations=session.operations,
+                cells=session.dp * session.pp,
+                covered=cells or 0,
+                longest_gap_s=intake.longest_gap_s,
+                refused=intake.refused_chunks,
+                missing=sorted(set(expected) - set(sent or ())),
+            )
+        )
+    return found
+
+
+def _lagging(tx: Reads) -> list[Lagging]:
+    last = func.max(Chunk.received_at)
+    behind = Intake.last_chunk_at - last
+    rows = tx.session.execute(
+        select(
+            Job.name,
+            Session.id,
+            Session.number,
+            Chunk.producer,
+            func.count(),
+            last,
+            behind,
+            func.bool_or(Chunk.final),
+        )
+        .join(Session, Session.id == Chunk.session_id)
+        .join(Job, Job.id == Session.job_id)
+        .join(Intake, Intake.session_id == Session.id)
+        .where(Session.state == SessionState.OPEN)
+        .group_by(Job.name, Session.id, Session.number, Chunk.producer, Intake.last_chunk_at)
+        .order_by(func.bool_or(Chunk.final), behind.desc(), Chunk.producer)
+        .limit(LISTED)
+    )
+    return [Lagging(*row) for row in map(tuple, rows)]
+
+
+def _refusals(tx: Reads, since: datetime) -> list[Refusal]:
+    bodies, latest = func.sum(IngestRefusal.bodies), IngestRefusal.last_at.desc()
+    rows = tx.session.execute(
+        select(
+            IngestRefusal.code,
+            bodies,
+            func.sum(IngestRefusal.bytes),
+            func.max(IngestRefusal.last_at),
+            func.array_agg(aggregate_order_by(IngestRefusal.last_job, latest)),
+        )
+        .where(IngestRefusal.day >= since.astimezone(UTC).date())
+        .group_by(IngestRefusal.code)
+        .order_by(bodies.desc(), IngestRefusal.code)
+        .limit(LISTED)
+    )
+    return [
+        Refusal(code, int(number), int(size), last_at, jobs[0])
+        for code, number, size, last_at, jobs in rows
+    ]
+
+
+def _jobs(tx: Reads, since: datetime) -> list[JobIntake]:
+    """Return what came of each job, those with trouble first."""
+
+    def of(*states: str) -> ColumnElement[int]:
+        return func.count().filter(Session.state.in_(states))
+
+    refused = func.coalesce(func.sum(Intake.refused_chunks), 0)
+    silence = func.count(case((Intake.sealed_by == "silence", 1)))
+    rows = tx.session.execute(
+        select(
+            Job.name,
+            func.count(),
+            of(SessionState.ANALYZED),
+            of(SessionState.NO_VERDICT),
+            of(SessionState.DISCARDED),
+            of(SessionState.FAILED),
+            of(*SessionState.UNDERWAY),
+            silence,
+            refused,
+            func.max(Session.received_at),
+        )
+        .join(Job, Job.id == Session.job_id)
+        .outerjoin(Intake, Intake.session_id == Session.id)
+        .where(Session.received_at >= since)
+        .group_by(Job.name)
+    )
+    found = [JobIntake(*row) for row in map(tuple, rows)]
+    found.sort(
+        key=lambda job: (-(job.failed + job.discarded + job.no_verdict + job.refused), job.job)
+    )
+    return found

@@ -1,0 +1,130 @@
+// The fleet: what it is asked for goes into the address, and selected jobs are archived, renamed or deleted.
+import { mountedPage, refresh } from '../app.js';
+import { ask } from '../ask.js';
+
+const TYPING_MS = 300;
+const FIELDS = ['q', 'owner', 'label', 'show', 'sort', 'range', 'from', 'to'];
+
+// Selected jobs, also while the page is made anew.
+const picked = new Set();
+
+/** The address that a form asks for, without what is empty; on another list one begins at its first page. */
+function asked(form) {
+  const url = new URL(form.action, location.href);
+  const values = new FormData(form);
+  for (const name of FIELDS) {
+    const words = String(values.get(name) ?? '').trim();
+    if (words) url.searchParams.set(name, words);
+  }
+  return url;
+}
+
+function mountFilters(form, signal) {
+  let typing = 0;
+  const now = () => {
+    clearTimeout(typing);
+    history.replaceState(null, '', asked(form));
+    refresh().catch(() => {});
+  };
+  form.addEventListener('submit', (event) => { event.preventDefault(); now(); }, { signal });
+  for (const select of form.querySelectorAll('select')) select.addEventListener('change', now, { signal });
+  for (const field of form.querySelectorAll('input:not([type=hidden])')) {
+    field.addEventListener('input', () => {
+      clearTimeout(typing);
+      typing = setTimeout(now, TYPING_MS);
+    }, { signal });
+  }
+  signal.addEventListener('abort', () => clearTimeout(typing));
+}
+
+function mountSelection(main, bar, signal) {
+  const boxes = [...main.querySelectorAll('[data-pick]')];
+  const all = main.querySelector('[data-pick-all]');
+  const listed = boxes.filter((box) => box.closest('table') === all?.closest('table'));
+  const said = bar.querySelector('.said');
+  const forms = [...bar.querySelectorAll('form')];
+  const openers = [...bar.querySelectorAll('[data-opens]')];
+  const rename = openers.find((opener) => opener.dataset.opens === 'rename');
+  const open = (name) => {
+    for (const form of forms) form.hidden = form.dataset.form !== name || !form.hidden;
+    for (const opener of openers) {
+      opener.setAttribute('aria-expanded', String(forms.some((form) => form.dataset.form === opener.dataset.opens && !form.hidden)));
+    }
+    forms.find((form) => !form.hidden)?.querySelector('input, button').focus();
+  };
+  const show = () => {
+    for (const box of boxes) box.checked = picked.has(box.dataset.pick);
+    if (all) {
+      const here = listed.filter((box) => box.checked).length;
+      all.checked = here > 0 && here === listed.length;
+      all.indeterminate = here > 0 && here < listed.length;
+    }
+    bar.hidden = picked.size === 0;
+    bar.querySelector('[data-picked]').textContent = `${picked.size} selected`;
+    bar.querySelector('[data-names]').textContent = `${[...picked].join(', ')}: gone with all sessions, reports and incidents`;
+    rename.disabled = picked.size !== 1;
+    open('');
+  };
+  /** One after the other: what fails stays selected, and the first reason is said. */
+  const act = async (button, order) => {
+    button.disabled = true;
+    said.textContent = '';
+    let fault = '';
+    for (const job of [...picked]) {
+      try {
+        await order(`/api/v1/jobs/${encodeURIComponent(job)}`);
+        picked.delete(job);
+      } catch (error) {
+        fault ||= `${job}: ${error.message}`;
+      }
+    }
+    button.disabled = false;
+    await refresh().catch(() => {});
+    document.querySelector('[data-bulk] .said').textContent = fault;
+  };
+  // What is gone from the list is not acted on unseen.
+  for (const job of picked) if (!boxes.some((box) => box.dataset.pick === job)) picked.delete(job);
+  if (all) {
+    all.disabled = false;
+    all.addEventListener('change', () => {
+      for (const box of listed) picked[all.checked ? 'add' : 'delete'](box.dataset.pick);
+      show();
+    }, { signal });
+  }
+  for (const box of boxes) {
+    box.disabled = false;
+    box.addEventListener('change', () => { picked[box.checked ? 'add' : 'delete'](box.dataset.pick); show(); }, { signal });
+  }
+  bar.querySelector('[data-none]').addEventListener('click', () => { picked.clear(); show(); }, { signal });
+  const archive = bar.querySelector('[data-order=archive]');
+  const archived = bar.dataset.archived !== 'true';
+  archive.addEventListener('click', () => act(archive, (address) => ask('PATCH', address, { archived })), { signal });
+  for (const opener of openers) {
+    opener.addEventListener('click', () => {
+      open(opener.dataset.opens);
+      if (opener === rename) [bar.querySelector('[name=name]').value] = picked;
+    }, { signal });
+  }
+  const orders = {
+    rename: (form) => (address) => ask('PATCH', address, { name: form.elements.name.value.trim() }),
+    delete: () => (address) => ask('DELETE', address),
+  };
+  for (const form of forms) {
+    form.addEventListener('submit', (event) => {
+      event.preventDefault();
+      act(form.querySelector('[type=submit]'), orders[form.dataset.form](form));
+    }, { signal });
+  }
+  show();
+}
+
+function mount({ main, stop }) {
+  const form = main.querySelector('#asking');
+  const bar = main.querySelector('[data-bulk]');
+  if (main.dataset.view !== 'fleet' || !form) return;
+  mountFilters(form, stop.signal);
+  mountSelection(main, bar, stop.signal);
+}
+
+mount(mountedPage());
+addEventListener('pagemounted', (event) => mount(event.detail));

@@ -1,0 +1,89 @@
+"""Sessions that are in the figures of the fleet, without an analysis."""
+
+from __future__ import annotations
+
+import uuid
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from sqlalchemy import select
+
+from app.analysis.fleet.figures import KINDS, QUANTILES
+from app.db.models.fleet import SessionFigure
+from app.db.models.sessions import Job, Session
+
+if TYPE_CHECKING:
+    from app.bootstrap import Container
+
+HOUR = timedelta(hours=1)
+DAY = timedelta(days=1)
+
+
+def session(
+    container: Container,
+    slowdown: float | None = 1.0,
+    *,
+    ago: timedelta,
+    job: str = "llm",
+    gpus: int = 16,
+    lost: float | None = None,
+    state: str = "analyzed",
+    **figures: Any,  # noqa: ANN401 - columns of the table
+) -> uuid.UUID:
+    """Store a session of so long ago; without a slowdown it is in no figure."""
+    with container.uow() as tx:
+        owner = tx.session.execute(select(Job).where(Job.name == job)).scalar()
+        if owner is None:
+            owner = Job(name=job, created_at=tx.now - 400 * DAY)
+            tx.session.add(owner)
+            tx.session.flush()
+        number = len(tx.session.execute(select(Session.id).where(Session.job_id == owner.id)).all())
+        made = Session(
+            id=uuid.uuid4(),
+            job_id=owner.id,
+            attempt=1,
+            number=number + 1,
+            content_sha256=uuid.uuid4().bytes,
+            state=state,
+            received_at=tx.now - ago,
+            meta={},
+            dp=4,
+            pp=2,
+            tp=2,
+            cp=1,
+            vpp=1,
+            world=gpus,
+            trace_format="parquet",
+            body_bytes=1,
+            operations=1,
+            steps=12,
+            slowdown=slowdown,
+            trace_blob=uuid.uuid4(),
+        )
+        tx.session.add(made)
+        tx.session.flush()
+        if slowdown is not None:
+            each_hour = gpus * (1 - 1 / slowdown) if lost is None else lost
+            values = {
+                "stages": 2,
+                "context": None,
+                "measured_s": 60.0,
+                "m_w": 0.1,
+                "m_s": 0.2,
+                "correlation": 0.3,
+                "waste": dict.fromkeys(KINDS, 0.01),
+                "steps": [1.0] * QUANTILES,
+                "causes": {"slow_worker": each_hour / 2} if each_hour else {},
+            }
+            tx.session.add(
+                SessionFigure(
+                    session_id=made.id,
+                    job_id=owner.id,
+                    received_at=made.received_at,
+                    gpus=gpus,
+                    slowdown=slowdown,
+                    lost_each_hour=each_hour,
+                    **(values | figures),
+                )
+            )
+        return made.id

@@ -1,0 +1,108 @@
+"""The fleet's report counts what it says, and says what it does not count."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+import pytest
+
+from app.db.states import SessionState
+from app.services.fleet_report.read import FleetReport, fleet_report
+from tests.integration.fleet_report.build import DAY, HOUR, session
+from tests.support.reads import read
+
+if TYPE_CHECKING:
+    from app.bootstrap import Container
+
+
+def week(container: Container) -> FleetReport:
+    return read(container, fleet_report, None, None)
+
+
+def test_a_fleet_without_a_session_has_a_report_of_nothing(container: Container) -> None:
+    found = week(container)
+    assert (found.jobs, found.costs.used, found.coverage.received) == ((), 0.0, 0)
+    assert found.costs.share == 0.0
+
+
+def test_a_verdict_costs_until_the_next_session_of_its_job(container: Container) -> None:
+    session(container, 1.25, ago=10 * HOUR, gpus=100)
+    session(container, 1.0, ago=8 * HOUR, gpus=100)
+    costs = week(container).costs
+    # two hours of the first, and as long of the last
+    assert costs.used == pytest.approx(400, rel=1e-4)
+    assert costs.lost == pytest.approx(100 * (1 - 1 / 1.25) * 2, rel=1e-4)
+    assert (costs.jobs, costs.sessions) == (1, 2)
+
+
+def test_a_job_is_drawn_once_with_its_median_session(container: Container) -> None:
+    for hours, slowdown in ((3, 1.5), (2, 1.1), (1, 1.3)):
+        made = session(container, slowdown, ago=hours * HOUR)
+    session(container, 1.01, ago=HOUR, job="other")
+    jobs = week(container).jobs
+    assert [(job.job, job.slowdown, job.sessions) for job in jobs] == [
+        ("llm", 1.3, 3),
+        ("other", 1.01, 1),
+    ]
+    assert jobs[0].session == made
+
+
+def test_the_trend_is_of_eight_times_of_the_same_length(container: Container) -> None:
+    session(container, 2.0, ago=2 * HOUR)
+    session(container, 1.25, ago=8 * DAY)
+    session(container, 4.0, ago=70 * DAY)
+    found = week(container)
+    assert [period.costs.sessions for period in found.trend] == [0, 0, 0, 0, 0, 0, 1, 1]
+    assert found.costs.share == pytest.approx(0.5)
+    assert found.before.share == pytest.approx(0.2)
+    assert found.trend[-1].until == found.until
+    assert all(
+        earlier.until == later.since
+        for earlier, later in zip(found.trend, found.trend[1:], strict=False)
+    )
+
+
+def test_what_does_not_count_is_counted(container: Container) -> None:
+    session(container, 1.2, ago=HOUR)
+    session(container, None, ago=HOUR, state="no_verdict", job="distrusted")
+    session(container, None, ago=HOUR, state="failed")
+    session(container, None, ago=HOUR, job="of before the figures")
+    session(container, 1.2, ago=9 * DAY, job="silent")
+    found = week(container).coverage
+    assert (found.received, found.counted, found.unread) == (4, 1, 1)
+    assert found.without == {SessionState.NO_VERDICT: 1, SessionState.FAILED: 1}
+    assert (found.jobs, found.counted_jobs, found.silent) == (3, 1, 1)
+
+
+def test_causes_and_jobs_are_named_the_dearest_first(container: Container) -> None:
+    session(container, 1.5, ago=HOUR, job="small", gpus=8, causes={"slow_worker": 2.0})
+    session(
+        container,
+        1.5,
+        ago=HOUR,
+        job="large",
+        gpus=800,
+        causes={"stage_imbalance": 100.0, "slow_worker": 1.0},
+    )
+    found = week(container)
+    assert [cost.job for cost in found.dearest] == ["large", "small"]
+    assert [(cost.cause, cost.jobs) for cost in found.causes] == [
+        ("stage_imbalance", 1),
+        ("slow_worker", 2),
+    ]
+    assert found.unexplained == pytest.approx(
+        found.costs.lost - sum(cost.lost for cost in found.causes)
+    )
+    assert found.unexplained > 0
+
+
+def test_a_time_of_ones_own_is_kept_to(container: Container) -> None:
+    session(container, 1.5, ago=3 * DAY)
+    session(container, 1.2, ago=HOUR)
+    now = week(container).now
+    found = read(container, fleet_report, now - 4 * DAY, now - 2 * DAY)
+    assert [job.slowdown for job in found.jobs] == [1.5]
+    assert found.until - found.since == timedelta(days=2)
+    later = read(container, fleet_report, now + DAY, now + 2 * DAY)
+    assert later.jobs == (), "of a time to come nothing is known"

@@ -1,0 +1,7 @@
+"""Fixtures of applied fixes: the server of the API's tests."""
+
+from __future__ import annotations
+
+from tests.integration.api.conftest import client, install, installation
+
+__all__ = ["client", "install", "installation"]
