@@ -21,7 +21,7 @@ ARGS ?=
 .SUFFIXES:
 .PHONY: help install install-dev demo serve test test-client test-unit test-integration test-e2e test-golden \
 	test-postgres-15 install-real-jobs real-jobs check lint format types imports structure js bench bench-client score \
-	fuzz cycles fidelity fixes fleet cost-model docs docs-images pages wheel report-docs plan-table bench-tp soak lock upgrade image clean
+	fuzz adaptations cycles fidelity fixes fleet cost-model docs docs-images pages wheel report-docs plan-table bench-tp soak lock upgrade image clean
 
 help: ## List the targets
 	@sed -n 's/^\([a-z0-9-]*\):.*## \(.*\)$$/\1\t\2/p' $(firstword $(MAKEFILE_LIST)) \
@@ -186,6 +186,10 @@ SCORE_independent := tests.referee
 score: install-dev ## Score the diagnosis: make score SEED=n JOBS=m, PHYSICS=independent for a second physics
 	@$(BIN)/python -m $(SCORE_$(PHYSICS)) $(OPTIONAL_SEED) --jobs $(JOBS)$(if $(ARGS), $(ARGS))
 
+DRAWS ?= 5
+judged: install-dev ## The worst of DRAWS draws on both physics: JOBS healthy jobs, and 6 % as many of each cause
+	@$(BIN)/python -m tests.referee.worst --draws $(DRAWS) --jobs $(JOBS) $(OPTIONAL_SEED)$(if $(ARGS), $(ARGS))
+
 fixes: install-dev ## Hold promised gains against realised ones, on both physics: make fixes SEED=n JOBS=m
 	@$(BIN)/python -m tests.referee.fixes $(OPTIONAL_SEED) --jobs $(JOBS)$(if $(ARGS), $(ARGS))
 
@@ -196,6 +200,9 @@ fuzz: install-dev ## Damage many traces, as every night: make fuzz CASES=n
 INCIDENTS ?= 10000
 soak: install-dev ## Alerts under failing channels and killed workers: make soak INCIDENTS=n
 	@$(BIN)/python -m benchmarks.soak --incidents $(INCIDENTS) $(OPTIONAL_SEED)
+
+adaptations: install-dev ## Which adaptations fire on random jobs, and whether they are called for: make adaptations JOBS=n
+	@$(BIN)/python -m benchmarks.adaptations $(OPTIONAL_SEED) --jobs $(JOBS)
 
 CYCLES ?= 30
 cycles: install-dev ## Sessions sent while processes are killed and servers restarted: make cycles CYCLES=n
@@ -247,13 +254,15 @@ lock: $(VENV)/.created ## Write the lock files from pyproject.toml, keeping vers
 	compile pyproject.toml --extra server --extra embedded --output-file requirements/runtime.txt && \
 	compile pyproject.toml --extra server --constraints requirements/runtime.txt \
 		--output-file requirements/server.txt && \
+	compile pyproject.toml --extra server --extra s3 --constraints requirements/runtime.txt \
+		--output-file requirements/s3.txt && \
 	compile requirements/build.in --constraints requirements/runtime.txt \
 		--output-file requirements/build.txt && \
 	compile --group docs --constraints requirements/runtime.txt \
 		--output-file requirements/docs.txt && \
-	compile pyproject.toml --extra server --extra embedded --extra apprise --group dev \
+	compile pyproject.toml --extra server --extra embedded --extra apprise --extra s3 --group dev \
 		--constraints requirements/runtime.txt --constraints requirements/build.txt \
-		--constraints requirements/docs.txt \
+		--constraints requirements/docs.txt --constraints requirements/s3.txt \
 		--output-file requirements/dev.txt
 
 upgrade: ## Write the lock files with the newest versions that fit
