@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from importlib.metadata import version
 from typing import TYPE_CHECKING
 
@@ -40,6 +41,8 @@ from app.inputs.tensor.timings import WrittenAck, WrittenSwitch, WrittenTimings
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
+
+    from fastapi import APIRouter
 
     from app.services.container import Container
 
@@ -83,7 +86,6 @@ def create_app(container: Container) -> FastAPI:
         # The framework would lead on to an address made of the Host header, without TLS and, below
         # `/p/{project}/`, out of the project.
         redirect_slashes=False,
-        responses={"default": problems.described("A problem")},
     )
     docs.add_schemas(app, report_schemas)
     waiting = Waiting()
@@ -96,35 +98,22 @@ def create_app(container: Container) -> FastAPI:
     app.state.settings = settings
 
     taking = Ingest(container, counted)
+    pages, fixed = _of_the_process()
     routers = (
         ingest.router(taking),
         chunks.router(taking),
-        attempts.router(),
-        sessions.router(),
-        what_if.router(),
-        compare.router(),
-        hosts.router(),
-        fixes.router(),
-        fleet.router(),
-        notes.router(),
-        history.router(),
-        operation.router(),
-        search.router(),
-        plans.router(),
-        advice.router(),
+        *fixed,
+        # Before what takes any name in its place.
         switch.router(waiting),
         loop.router(waiting),
         events.router(live),
-        alerts.router(),
-        access.router(),
-        keeping.router(),
         health.router(container),
         metrics.router(counted),
         docs.router(app),
-        dashboard.router(container),
+        dashboard.sign_in_router(container, pages),
     )
-    for router in routers:
-        app.include_router(router)
+    # Not included: the framework would build each of them once more for it.
+    app.router.routes.extend(route for router in routers for route in router.routes)
 
     guard(app, container)
     bodies = (WrittenRequest, WrittenMitigation, WrittenTimings, WrittenAck, WrittenSwitch)
@@ -137,7 +126,6 @@ def create_app(container: Container) -> FastAPI:
     )
     # Answers are compressed in the event loop: a megabyte takes 4 ms with zstd, 10 ms with brotli.
     # Within it, for it could not read what is compressed; and once more around the guards.
-    pages = Pages(installed_assets())
     app.add_middleware(ErrorPages, pages=pages)
     app.add_middleware(CompressMiddleware)
     app.add_middleware(Methods, routes=[route for router in routers for route in router.routes])
@@ -154,3 +142,33 @@ def create_app(container: Container) -> FastAPI:
     app.add_middleware(SecurityHeaders, headers=security_headers(settings))
     app.add_middleware(metrics.RequestMetrics, metrics=counted)
     return app
+
+
+@functools.cache
+def _of_the_process() -> tuple[Pages, tuple[APIRouter, ...]]:
+    """Return what all applications of a process share: pages, and routes without state.
+
+    Each request brings its container, so these routes need none; 200 of them take half a second.
+    """
+    assets = installed_assets()
+    pages = Pages(assets)
+    routers = (
+        attempts.router(),
+        sessions.router(),
+        what_if.router(),
+        compare.router(),
+        hosts.router(),
+        fixes.router(),
+        fleet.router(),
+        notes.router(),
+        history.router(),
+        operation.router(),
+        search.router(),
+        plans.router(),
+        advice.router(),
+        alerts.router(),
+        access.router(),
+        keeping.router(),
+        dashboard.router(assets, pages),
+    )
+    return pages, routers

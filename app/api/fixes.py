@@ -10,8 +10,8 @@ from typing import Annotated
 from fastapi import APIRouter, Query
 from pydantic import BaseModel, ConfigDict, Field
 
+from app.api.frame.routers import api_router
 from app.db.states import FixSource
-from app.door.guard import GuardedRoute
 from app.door.here import Here
 from app.services.fixes.apply import apply_fix, take_back
 from app.services.fixes.read import calibrations, realized_fixes
@@ -88,7 +88,7 @@ class FixesBody(BaseModel):
 
 def router() -> APIRouter:
     """Return the routes."""
-    routes = APIRouter(route_class=GuardedRoute, prefix="/api/v1", tags=["fixes"])
+    routes = api_router("fixes", "/api/v1")
 
     @routes.get("/fixes", summary="What applied fixes brought")
     def get_fixes(

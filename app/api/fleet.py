@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 from fastapi import APIRouter, Query
 from pydantic import AwareDatetime, BaseModel
 
+from app.api.frame.routers import api_router
 from app.db.states import SessionState
-from app.door.guard import GuardedRoute
 from app.door.here import Here
 from app.services.fleet_report.curves import Name, figures
 from app.services.fleet_report.read import fleet_report
@@ -140,7 +140,7 @@ class FleetReportBody(BaseModel):
 
 def router() -> APIRouter:
     """Return the route of the fleet's report."""
-    routes = APIRouter(route_class=GuardedRoute, prefix="/api/v1/fleet", tags=["fleet"])
+    routes = api_router("fleet", "/api/v1/fleet")
 
     @routes.get("/report", summary="What stragglers cost in a time")
     def get_report(container: Here, since: Since = None, until: Until = None) -> FleetReportBody:

@@ -9,7 +9,7 @@ from typing import Annotated
 from fastapi import APIRouter, Path, Query
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
 
-from app.door.guard import GuardedRoute
+from app.api.frame.routers import api_router
 from app.door.here import Here
 from app.services.history.axis import MarkKind, Measure, job_axis
 from app.services.history.notes import known_job
@@ -82,7 +82,7 @@ class HistoryBody(BaseModel):
 
 def router() -> APIRouter:
     """Return the route of a job's history."""
-    routes = APIRouter(route_class=GuardedRoute, prefix="/api/v1", tags=["jobs"])
+    routes = api_router("jobs", "/api/v1")
 
     @routes.get("/jobs/{job}/history", summary="A job over time")
     def get_history(

@@ -10,8 +10,8 @@ from fastapi import APIRouter, Path, Query, Response
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, StringConstraints
 
 from app.api.frame import problems
+from app.api.frame.routers import api_router
 from app.db.states import NoteKind
-from app.door.guard import GuardedRoute
 from app.door.here import Here
 from app.services.history.notes import MOST_LISTED, delete_note, known_job, notes_of, write_note
 
@@ -65,7 +65,7 @@ class NotesBody(BaseModel):
 
 def router() -> APIRouter:
     """Return the routes of notes."""
-    routes = APIRouter(route_class=GuardedRoute, prefix="/api/v1/jobs/{job}/notes", tags=["jobs"])
+    routes = api_router("jobs", "/api/v1/jobs/{job}/notes")
 
     @routes.get("", summary="Notes on a job's time axis")
     def get_notes(

@@ -9,8 +9,8 @@ from typing import Annotated, Final
 from fastapi import APIRouter, Query
 from pydantic import AwareDatetime, BaseModel, ConfigDict
 
+from app.api.frame.routers import api_router
 from app.db.states import SessionState
-from app.door.guard import GuardedRoute
 from app.door.here import Here
 from app.services.ingest.read import ingest_health
 from app.services.installation.overview import overview
@@ -159,7 +159,7 @@ class InstallationBody(BaseModel):
 
 def router() -> APIRouter:
     """Return the routes of operation."""
-    routes = APIRouter(route_class=GuardedRoute, prefix="/api/v1", tags=["operation"])
+    routes = api_router("operation", "/api/v1")
 
     @routes.get("/ingest", summary="How ingest is doing")
     def get_ingest(

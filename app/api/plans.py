@@ -13,8 +13,8 @@ from pydantic import BaseModel
 from app.analysis.documents import UnreadableDocumentError, load_json
 from app.analysis.planning.document import PlanDocument, SimulatedIteration
 from app.api.frame.docs import REFERENCE
+from app.api.frame.routers import api_router
 from app.db.states import PlanState
-from app.door.guard import GuardedRoute
 from app.door.here import Here
 from app.errors import Fault, InvalidSpecError
 from app.inputs.plans.request import WrittenRequest, read_request
@@ -104,7 +104,7 @@ async def _body(request: Request) -> object:
 
 def router() -> APIRouter:
     """Return the routes of plans."""
-    routes = APIRouter(route_class=GuardedRoute, prefix="/api/v1/plans", tags=["plans"])
+    routes = api_router("plans", "/api/v1/plans")
 
     @routes.post(
         "",

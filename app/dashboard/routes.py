@@ -26,7 +26,7 @@ from app.dashboard.fleet.job import job_page, job_url
 from app.dashboard.fleet.view import fleet_page
 from app.dashboard.hosts.pages import add_host_pages
 from app.dashboard.look.address import Address, page_number
-from app.dashboard.look.assets import installed_assets
+from app.dashboard.look.assets import Assets
 from app.dashboard.look.csv_text import csv_file
 from app.dashboard.look.parts import SLOW
 from app.dashboard.look.ranges import ALL
@@ -73,13 +73,9 @@ Asked = Annotated[str, Query()]
 Step = Annotated[int | None, Query()]
 
 
-def router(container: Container) -> APIRouter:
-    """Return the routes of the dashboard; the container is for signing in, of no project."""
-    routes = APIRouter(
-        route_class=GuardedRoute, include_in_schema=False, default_response_class=HTMLResponse
-    )
-    assets = installed_assets()
-    pages = Pages(assets)
+def router(assets: Assets, pages: Pages) -> APIRouter:
+    """Return the routes of the dashboard, but those of signing in."""
+    routes = _router()
     _add_pages(routes, pages)
     _add_exports(routes)
     add_plan_pages(routes, pages)
@@ -92,7 +88,6 @@ def router(container: Container) -> APIRouter:
     add_operation_pages(routes, pages)
     add_usage_pages(routes, pages)
     add_access_pages(routes, pages)
-    add_sign_in(routes, container, pages)
     add_documentation(routes, pages, Site())
 
     @routes.get("/static/{address:path}")
@@ -105,6 +100,19 @@ def router(container: Container) -> APIRouter:
         return Response(found.body, headers=found.headers)
 
     return routes
+
+
+def sign_in_router(container: Container, pages: Pages) -> APIRouter:
+    """Return the routes of signing in and out, which are of no project."""
+    routes = _router()
+    add_sign_in(routes, container, pages)
+    return routes
+
+
+def _router() -> APIRouter:
+    return APIRouter(
+        route_class=GuardedRoute, include_in_schema=False, default_response_class=HTMLResponse
+    )
 
 
 def _add_pages(routes: APIRouter, pages: Pages) -> None:

@@ -26,7 +26,7 @@ from app.api.access.bodies import (
     TokenBody,
     TokenListBody,
 )
-from app.door.guard import GuardedRoute
+from app.api.frame.routers import api_router
 from app.door.here import Here
 from app.services.access.audit import list_entries
 from app.services.access.moves import delete_project, move_job
@@ -50,7 +50,7 @@ PersonId = Annotated[uuid.UUID, Path(description="Id of the person.")]
 
 def router() -> APIRouter:
     """Return the routes of access."""
-    routes = APIRouter(route_class=GuardedRoute, prefix="/api/v1", tags=["access"])
+    routes = api_router("access", "/api/v1")
     _tokens(routes)
     _people(routes)
     _projects(routes)

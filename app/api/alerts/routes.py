@@ -24,7 +24,7 @@ from app.api.alerts.bodies import (
     preview_body,
 )
 from app.api.alerts.incidents import add_incidents
-from app.door.guard import GuardedRoute
+from app.api.frame.routers import api_router
 from app.door.here import Here
 from app.services.alerts.channels.example import send_example
 from app.services.alerts.channels.reads import get_channel, list_channels
@@ -49,7 +49,7 @@ Limit = Annotated[int, Query(ge=1, le=MAX_LIMIT)]
 
 def router() -> APIRouter:
     """Return the routes of alerts."""
-    routes = APIRouter(route_class=GuardedRoute, prefix="/api/v1", tags=["alerts"])
+    routes = api_router("alerts", "/api/v1")
     _rules(routes)
     _channels(routes)
     add_incidents(routes)

@@ -14,7 +14,7 @@ from fastapi import APIRouter
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel
 
-from app.door.guard import GuardedRoute
+from app.api.frame.routers import api_router
 from app.services.installation.status import readiness
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ class Remembered(Generic[T]):
 
 def router(container: Container) -> APIRouter:
     """Return the routes that orchestrators ask."""
-    routes = APIRouter(route_class=GuardedRoute, tags=["operation"])
+    routes = api_router("operation")
     health = Health(
         status="ok", instance=container.settings.instance_name, version=version("paceline")
     )

@@ -22,7 +22,7 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.registry import Collector
 from sqlalchemy.exc import SQLAlchemyError
 
-from app.door.guard import GuardedRoute
+from app.api.frame.routers import api_router
 from app.services.access.projects import list_projects
 from app.services.installation.status import installation_status
 from app.services.usage.quotas import QUOTAS, uses
@@ -209,7 +209,7 @@ def _quotas(by_project: Mapping[str, Use], settings: Settings) -> Iterator[Metri
 
 def router(metrics: Exposition) -> APIRouter:
     """Return the route that Prometheus scrapes."""
-    routes = APIRouter(route_class=GuardedRoute, tags=["operation"])
+    routes = api_router("operation")
 
     @routes.get("/metrics", response_class=Response, summary="Prometheus metrics")
     def scrape() -> Response:

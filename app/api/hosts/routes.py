@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 from fastapi import APIRouter, Query
 from pydantic import AwareDatetime, BaseModel, Field
 
-from app.door.guard import GuardedRoute
+from app.api.frame.routers import api_router
 from app.door.here import Here
 from app.services.hosts.costs import Span
 from app.services.hosts.one import HostView, host_view
@@ -146,7 +146,7 @@ class NewRepairBody(BaseModel, extra="forbid"):
 
 def router() -> APIRouter:
     """Return the routes of hosts."""
-    routes = APIRouter(route_class=GuardedRoute, prefix="/api/v1/hosts", tags=["hosts"])
+    routes = api_router("hosts", "/api/v1/hosts")
 
     @routes.get("", summary="Hosts, the one that cost most first")
     def get_hosts(  # noqa: PLR0913 - what may be asked for

@@ -9,6 +9,7 @@ from fastapi import APIRouter, Path, Response
 from fastapi.responses import StreamingResponse
 
 from app.api.frame import problems
+from app.api.frame.routers import api_router
 from app.api.keeping.bodies import (
     AgainBody,
     JobChangeBody,
@@ -19,7 +20,6 @@ from app.api.keeping.bodies import (
     UseBody,
 )
 from app.db.states import SessionState
-from app.door.guard import GuardedRoute
 from app.door.here import Here
 from app.inputs.keeping import retention_rules
 from app.services.keeping.again import Selection, analyze_again, analyze_many_again
@@ -42,7 +42,7 @@ JobName = Annotated[str, Path(description="Name of the job.")]
 
 def router() -> APIRouter:
     """Return the routes of what is kept."""
-    routes = APIRouter(route_class=GuardedRoute, prefix="/api/v1", tags=["keeping"])
+    routes = api_router("keeping", "/api/v1")
     _sessions(routes)
     _jobs(routes)
     _retention(routes)

@@ -9,8 +9,8 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict, Field
 
 from app.api.frame import problems
+from app.api.frame.routers import api_router
 from app.api.sessions.chunks import MAX_NUMBER
-from app.door.guard import GuardedRoute
 from app.door.here import Here
 from app.services.sessions.attempts import MAX_RUN_CHARACTERS, announce_attempt
 
@@ -39,7 +39,7 @@ class AttemptBody(BaseModel):
 
 def router() -> APIRouter:
     """Return the route that numbers attempts."""
-    routes = APIRouter(route_class=GuardedRoute, tags=["ingest"])
+    routes = api_router("ingest")
 
     @routes.post(
         "/api/v1/jobs/{job}/attempts",

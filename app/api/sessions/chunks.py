@@ -13,6 +13,7 @@ from starlette.requests import ClientDisconnect
 from app.analysis.trace.metadata import parse_metadata
 from app.analysis.trace.model import SessionMeta
 from app.api.frame import problems
+from app.api.frame.routers import api_router
 from app.api.sessions.intake import (
     CLIENT_CLOSED_REQUEST,
     REFUSALS,
@@ -21,7 +22,6 @@ from app.api.sessions.intake import (
     QueryMetadata,
 )
 from app.api.sessions.send import ReceiptBody, answer
-from app.door.guard import GuardedRoute
 from app.door.here import Here
 from app.services.sessions.receive import Body
 from app.services.sessions.receive_chunk import (
@@ -73,7 +73,7 @@ def _path(
 
 def router(ingest: Ingest) -> APIRouter:
     """Return the routes that take chunks and seal sessions."""
-    routes = APIRouter(route_class=GuardedRoute, tags=["ingest"])
+    routes = api_router("ingest")
     metrics = ingest.metrics
 
     @routes.put(

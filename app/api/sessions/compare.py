@@ -7,7 +7,7 @@ import uuid
 from fastapi import APIRouter
 from pydantic import BaseModel
 
-from app.door.guard import GuardedRoute
+from app.api.frame.routers import api_router
 from app.door.here import Here
 from app.services.compare.changes import CauseChange, FieldChange
 from app.services.compare.read import compare_sessions
@@ -31,7 +31,7 @@ class ComparisonBody(BaseModel):
 
 def router() -> APIRouter:
     """Return the route of comparisons."""
-    routes = APIRouter(route_class=GuardedRoute, prefix="/api/v1", tags=["sessions"])
+    routes = api_router("sessions", "/api/v1")
 
     @routes.get("/sessions/{session}/compare/{other}", summary="What changed between two sessions")
     def get_comparison(container: Here, session: uuid.UUID, other: uuid.UUID) -> ComparisonBody:

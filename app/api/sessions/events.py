@@ -13,8 +13,8 @@ from typing import Annotated, Final
 from fastapi import APIRouter, Depends, Header
 from fastapi.sse import EventSourceResponse, ServerSentEvent
 
+from app.api.frame.routers import api_router
 from app.api.sessions.live import LONGEST_TRANSACTION_S, LiveStates, Stream, recent, states
-from app.door.guard import GuardedRoute
 from app.door.here import Here
 from app.errors import NotFoundError
 
@@ -26,7 +26,7 @@ LastEventId = Annotated[int | None, Header(ge=0, le=MAX_EVENT_ID)]
 
 def router(live: LiveStates) -> APIRouter:
     """Return the routes of the event streams."""
-    routes = APIRouter(route_class=GuardedRoute, prefix="/api/v1", tags=["events"])
+    routes = api_router("events", "/api/v1")
 
     async def fleet_stream(
         container: Here, last_event_id: LastEventId = None

@@ -17,9 +17,9 @@ from app.analysis.diagnosis.headline import HeadlineKind
 from app.analysis.diagnosis.verdict import Level
 from app.analysis.json_text import members
 from app.analysis.report.heatmaps import encode_heatmap
+from app.api.frame.routers import api_router
 from app.api.sessions.report_schema import reference
 from app.db.states import SealedBy, SessionState
-from app.door.guard import GuardedRoute
 from app.door.here import Here
 from app.services.sessions.read import (
     IntakeView,
@@ -171,7 +171,7 @@ class SessionListBody(BaseModel):
 
 def router() -> APIRouter:
     """Return the routes that read sessions."""
-    routes = APIRouter(route_class=GuardedRoute, prefix="/api/v1/sessions", tags=["sessions"])
+    routes = api_router("sessions", "/api/v1/sessions")
 
     @routes.get("", summary="Sessions, newest first")
     def get_sessions(

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from fastapi import APIRouter, Query
 from pydantic import BaseModel, ConfigDict
 
-from app.door.guard import GuardedRoute
+from app.api.frame.routers import api_router
 from app.door.here import Here
 from app.services.alerts.filters import MAX_CHARACTERS
 from app.services.search.find import find
@@ -32,7 +32,7 @@ class SearchBody(BaseModel):
 
 def router() -> APIRouter:
     """Return the route of the search."""
-    routes = APIRouter(route_class=GuardedRoute, prefix="/api/v1", tags=["sessions"])
+    routes = api_router("sessions", "/api/v1")
 
     @routes.get("/search", summary="Jobs, sessions, hosts and incidents by words")
     def get_found(

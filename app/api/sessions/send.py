@@ -15,6 +15,7 @@ from pydantic import BaseModel, Field
 from starlette.requests import ClientDisconnect
 
 from app.analysis.trace.unmapped import Unmapped
+from app.api.frame.routers import api_router
 from app.api.sessions.intake import (
     CLIENT_CLOSED_REQUEST,
     REFUSALS,
@@ -22,7 +23,6 @@ from app.api.sessions.intake import (
     Ingest,
     QueryMetadata,
 )
-from app.door.guard import GuardedRoute
 from app.door.here import Here
 from app.services.container import Container
 from app.services.ingest.refusals import count_refused_body
@@ -82,7 +82,7 @@ def answer(  # noqa: PLR0913, PLR0917 - what it says
 
 def router(ingest: Ingest) -> APIRouter:
     """Return the route that takes sessions."""
-    routes = APIRouter(route_class=GuardedRoute, tags=["ingest"])
+    routes = api_router("ingest")
     metrics = ingest.metrics
 
     @routes.post(

@@ -9,7 +9,7 @@ from fastapi import APIRouter, Body
 from pydantic import BaseModel, Field
 
 from app.analysis.diagnosis.headline import HeadlineKind
-from app.door.guard import GuardedRoute
+from app.api.frame.routers import api_router
 from app.door.here import Here
 from app.inputs.sessions.question import WrittenQuestion
 from app.services.sessions.what_if import answer_question
@@ -56,7 +56,7 @@ class AnswerBody(BaseModel):
 
 def router() -> APIRouter:
     """Return the route."""
-    routes = APIRouter(route_class=GuardedRoute, prefix="/api/v1/sessions", tags=["sessions"])
+    routes = api_router("sessions", "/api/v1/sessions")
 
     @routes.post("/{session}/what-if", summary="Replay a session with changed durations")
     def ask(

@@ -9,8 +9,8 @@ from fastapi import APIRouter, Depends
 from app.analysis.mitigation.tensor.advise import advise
 from app.analysis.mitigation.tensor.document import MitigationDocument
 from app.api.frame.docs import REFERENCE
+from app.api.frame.routers import api_router
 from app.api.tensor.bodies import read_body
-from app.door.guard import GuardedRoute
 from app.inputs.tensor.spec import WrittenMitigation, parse_problem
 
 EXAMPLE: Final = {
@@ -24,9 +24,7 @@ EXAMPLE: Final = {
 
 def router() -> APIRouter:
     """Return the route."""
-    routes = APIRouter(
-        route_class=GuardedRoute, prefix="/api/v1/mitigation", tags=["tensor parallelism"]
-    )
+    routes = api_router("tensor parallelism", "/api/v1/mitigation")
 
     @routes.post(
         "/plan",

@@ -8,9 +8,9 @@ from typing import Annotated, Any, Final
 from fastapi import APIRouter, Depends, Path, Query, Response
 
 from app.api.frame.docs import REFERENCE
+from app.api.frame.routers import api_router
 from app.api.tensor.bodies import read_body
 from app.api.tensor.waiting import Waiting
-from app.door.guard import GuardedRoute
 from app.door.here import Here
 from app.inputs.tensor.timings import (
     GROUP_NAME,
@@ -40,11 +40,7 @@ def described_body(model: type) -> dict[str, Any]:
 
 def router(waiting: Waiting) -> APIRouter:
     """Return the routes."""
-    routes = APIRouter(
-        route_class=GuardedRoute,
-        prefix="/api/v1/jobs/{job}/tp/{group}",
-        tags=["tensor parallelism"],
-    )
+    routes = api_router("tensor parallelism", "/api/v1/jobs/{job}/tp/{group}")
 
     @routes.post(
         "/timings",

@@ -8,11 +8,11 @@ from typing import Annotated
 from fastapi import APIRouter, Depends
 from pydantic import BaseModel
 
+from app.api.frame.routers import api_router
 from app.api.tensor.bodies import read_body
 from app.api.tensor.loop import described_body
 from app.api.tensor.waiting import Waiting
 from app.db.states import TensorMode
-from app.door.guard import GuardedRoute
 from app.door.here import Here
 from app.inputs.tensor.timings import WrittenSwitch, parse_switch
 from app.services.container import Container
@@ -41,11 +41,7 @@ class SwitchBody(BaseModel):
 
 def router(waiting: Waiting) -> APIRouter:
     """Return the routes."""
-    routes = APIRouter(
-        route_class=GuardedRoute,
-        prefix="/api/v1/jobs/{job}/tp/mode",
-        tags=["tensor parallelism"],
-    )
+    routes = api_router("tensor parallelism", "/api/v1/jobs/{job}/tp/mode")
 
     def read(container: Container, job: str) -> SwitchBody:
         with container.reading() as tx:
