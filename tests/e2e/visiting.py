@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 
 import httpx
 
+from tests.support.nightly import every_night
 from tests.support.processes import descendants, wait_until_gone
 from tests.support.waiting import LIMIT_S, wait_for
 
@@ -47,9 +48,11 @@ class Look:
 
 
 # Each window and each scheme once; every night all of their combinations.
-LOOKS: tuple[Look, ...] = (Look("wide-light", WIDE, "light"), Look("narrow-dark", NARROW, "dark"))
-if os.environ.get("PACELINE_TEST_LOOKS") == "all":
-    LOOKS += (Look("wide-dark", WIDE, "dark"), Look("narrow-light", NARROW, "light"))
+LOOKS: tuple[Look, ...] = (
+    Look("wide-light", WIDE, "light"),
+    Look("narrow-dark", NARROW, "dark"),
+    *every_night(Look("wide-dark", WIDE, "dark"), Look("narrow-light", NARROW, "light")),
+)
 
 
 class Visitor:

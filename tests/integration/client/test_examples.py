@@ -6,7 +6,6 @@ One of them runs everywhere, the others every night.
 from __future__ import annotations
 
 import importlib.util
-import os
 import subprocess
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -16,6 +15,7 @@ import pytest
 from tests.conftest import skip_or_fail
 from tests.integration.client.conftest import environment
 from tests.real_jobs.launching import torch_python
+from tests.support.nightly import BY_NIGHT
 
 if TYPE_CHECKING:
     from tests.integration.api.conftest import Installation
@@ -33,7 +33,7 @@ NEEDS: Final = {
 }
 LIMIT_S: Final = 240
 
-NIGHTLY = pytest.mark.skipif("PACELINE_NIGHTLY" not in os.environ, reason="every night")
+NIGHTLY = pytest.mark.skipif(not BY_NIGHT, reason="every night")
 
 
 @pytest.mark.slow

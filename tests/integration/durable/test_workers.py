@@ -17,6 +17,7 @@ from app.broker.celery import ANALYSIS_QUEUE, TASK_NAME, make_celery
 from app.db.models.installation import WorkerHeartbeat
 from app.services.installation.sweep import sweep
 from app.settings import Settings
+from tests.support.nightly import every_night
 from tests.support.project import build
 from tests.support.sessions import (
     count_blobs,
@@ -40,6 +41,10 @@ if TYPE_CHECKING:
     from tests.support.sessions import Stored
 
 
+# Every test on both at night. By day those on both whose messages get lost with a process.
+BROKERS = ("redis", *every_night("files"))
+on_both_brokers = pytest.mark.parametrize("container", ["files", "redis"], indirect=True)
+
 ENDED = ("analyzed", "no_verdict", "discarded", "failed")
 
 
@@ -55,7 +60,7 @@ def _settings(database_url: str, tmp_path: Path, broker_url: str | None) -> Sett
     )
 
 
-@pytest.fixture(params=["files", "redis"])
+@pytest.fixture(params=BROKERS)
 def container(
     request: pytest.FixtureRequest, database_url: str, tmp_path: Path
 ) -> Iterator[Container]:
@@ -102,6 +107,7 @@ def _assert_analyzed_once(container: Container, *stored: Stored) -> None:
     assert count_blobs(container) == 3 * len(stored)
 
 
+@on_both_brokers
 def test_a_session_is_analyzed(container: Container, tmp_path: Path) -> None:
     with WorkerProcess(container, tmp_path / "log").wait_until_ready() as worker:
         stored = store(container, small_trace())
@@ -113,6 +119,7 @@ def test_a_session_is_analyzed(container: Container, tmp_path: Path) -> None:
         assert tx.session.execute(select(WorkerHeartbeat)).all() == []
 
 
+@on_both_brokers
 def test_worker_killed_in_the_middle_of_an_analysis(container: Container, tmp_path: Path) -> None:
     stored = store(container, small_trace())
     with held_analyses(container), WorkerProcess(container, tmp_path / "log") as worker:
@@ -228,6 +235,7 @@ def test_redis_restarted_during_an_analysis(
     _assert_analyzed_once(redis_container, first, second)
 
 
+@on_both_brokers
 def test_sigterm_gives_the_lease_back(container: Container, tmp_path: Path) -> None:
     # One that computes: signals reach it between two byte codes only.
     stored = store(container, large_trace())

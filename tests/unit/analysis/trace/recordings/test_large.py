@@ -16,13 +16,13 @@ from typing import Any, Final
 
 import pytest
 
+from tests.support.nightly import BY_NIGHT
 from tests.unit.analysis.trace.recordings.kineto_files import KinetoFile, two_stages
 
 MB: Final = 1_000_000
-BY_DAY, BY_NIGHT = 12, 300
+MB_BY_DAY, MB_BY_NIGHT = 12, 300
 SIZE: Final = MB * int(
-    os.environ.get("PACELINE_LARGE_MB")
-    or (BY_NIGHT if "PACELINE_NIGHTLY" in os.environ else BY_DAY)
+    os.environ.get("PACELINE_LARGE_MB") or (MB_BY_NIGHT if BY_NIGHT else MB_BY_DAY)
 )
 STEPS: Final = 8
 FIRST_NS: Final = 4_459_370_929_637_969

@@ -1,0 +1,16 @@
+"""What is tested every night, and not with every change."""
+
+from __future__ import annotations
+
+import os
+from typing import Final, TypeVar
+
+T = TypeVar("T")
+
+# Set by the nightly runs.
+BY_NIGHT: Final = "PACELINE_NIGHTLY" in os.environ
+
+
+def every_night(*variants: T) -> tuple[T, ...]:
+    """Return variants of a test that are left out by day."""
+    return variants if BY_NIGHT else ()
