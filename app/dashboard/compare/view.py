@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final
 
-import numpy as np
-
 from app.analysis.diagnosis.causes.registry import title_of
-from app.analysis.report.heatmaps import encode_heatmap
 from app.analysis.wording import hours
 from app.dashboard.compare.histogram import Histogram, histogram
 from app.dashboard.compare.words import chance, change_s
+from app.dashboard.compare.workers import (
+    WORKERS,
+    WORTH,
+    WorkerLine,
+    map_title,
+    moved_workers,
+    slowdowns,
+    worker_line,
+    workers_title,
+)
 from app.dashboard.look.format import (
-    MINUS,
     count,
     day_or_time,
-    heat_color,
     listing,
     percent,
     plural,
@@ -29,7 +33,7 @@ from app.dashboard.look.format import (
     worker,
 )
 from app.dashboard.look.parts import Fact
-from app.dashboard.look.places import compare_url, host_url
+from app.dashboard.look.places import compare_url
 from app.services.compare.changes import Change
 
 if TYPE_CHECKING:
@@ -39,12 +43,8 @@ if TYPE_CHECKING:
     from app.services.compare.read import Comparison, Side
     from app.services.compare.step_times import Difference
 
-# Workers and fields that are listed.
-WORKERS: Final = 8
+# Fields that are listed.
 FIELDS: Final = 40
-# A worker that changed by less is not worth naming.
-WORTH: Final = 0.02
-_MANY: Final = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,19 +78,6 @@ class CauseLine:
     after: str
     change: str
     mark: str
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerLine:
-    """A worker whose slowdown changed."""
-
-    name: str
-    hosts: Sequence[tuple[str, str]]
-    before: str
-    before_color: str
-    after: str
-    after_color: str
-    change: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +124,7 @@ def compare_page(found: Comparison) -> ComparePage:
     """Return the page of a comparison."""
     a, b, steps = found.a, found.b, found.step_times
     fix = _fix(a.report)
-    moved = _moved(found)
+    moved = moved_workers(found)
     place = compare_url(a.row.id, b.row.id)
     return ComparePage(
         now=found.now,
@@ -154,15 +141,15 @@ def compare_page(found: Comparison) -> ComparePage:
         options=_options(found),
         swap_url=compare_url(b.row.id, a.row.id),
         query=place.partition("?")[2],
-        data=_data(found) if steps and found.same_shape else None,
-        map_title=_map_title(found, moved),
+        data=slowdowns(found) if steps and found.same_shape else None,
+        map_title=map_title(found, moved),
         histogram=_histogram(a, b, fix),
         histogram_title=_histogram_title(steps),
         histogram_note="Steps by recorded time; gray before, blue after",
         causes=[_cause(one) for one in found.causes],
         causes_title=_causes_title(found),
-        workers=[_worker(found, *cell) for cell in moved[:WORKERS]],
-        workers_title=_workers_title(moved),
+        workers=[worker_line(found, *cell) for cell in moved[:WORKERS]],
+        workers_title=workers_title(moved),
         fields=[
             FieldLine(one.field, one.before or "none", one.after or "none")
             for one in found.metadata.changed[:FIELDS]
@@ -317,67 +304,6 @@ def _options(found: Comparison) -> list[Option]:
             ),
         )
     return list(known.values())
-
-
-def _data(found: Comparison) -> dict[str, Any]:
-    """Return the slowdowns of both as what the script draws."""
-    return {"dp": found.a.row.dp, "pp": found.a.row.pp} | {
-        name: base64.b64encode(
-            encode_heatmap(np.asarray(side.report.by_worker.exact, np.float32))
-        ).decode()
-        for name, side in (("a", found.a), ("b", found.b))
-        if side.report is not None
-    }
-
-
-def _moved(found: Comparison) -> list[tuple[int, int]]:
-    """Return workers by how much their slowdown changed."""
-    a, b = found.a.report, found.b.report
-    if a is None or b is None or not found.same_shape:
-        return []
-    before, after = np.asarray(a.by_worker.exact), np.asarray(b.by_worker.exact)
-    order = np.argsort(-np.abs(after - before), axis=None, kind="stable")
-    changed = [divmod(int(at), before.shape[1]) for at in order[: WORKERS * _MANY]]
-    return [cell for cell in changed if abs(after[cell] - before[cell]) >= WORTH]
-
-
-def _map_title(found: Comparison, moved: Sequence[tuple[int, int]]) -> str:
-    if not found.same_shape:
-        return "The sessions have other workers: no difference can be drawn"
-    if not moved:
-        return f"Difference: no worker changed by {WORTH:.2f}"
-    return f"Difference: {_changed(moved)}"
-
-
-def _changed(moved: Sequence[tuple[int, int]]) -> str:
-    if len(moved) == 1:
-        return "one worker changed"
-    more = "at least " if len(moved) == WORKERS * _MANY else ""
-    return f"{more}{len(moved)} workers changed"
-
-
-def _workers_title(moved: Sequence[tuple[int, int]]) -> str:
-    if not moved:
-        return f"No worker changed by {WORTH:.2f}"
-    return f"Worker {worker(*moved[0])} changed most"
-
-
-def _worker(found: Comparison, dp: int, pp: int) -> WorkerLine:
-    a, b = found.a.report, found.b.report
-    assert a is not None  # noqa: S101 - there are none otherwise
-    assert b is not None  # noqa: S101 - as above
-    before, after = a.by_worker.exact[dp][pp], b.by_worker.exact[dp][pp]
-    hosts = [host for host in (a.host_of((dp, pp)), b.host_of((dp, pp))) if host]
-    change = after - before
-    return WorkerLine(
-        name=worker(dp, pp),
-        hosts=[(host, host_url(host)) for host in dict.fromkeys(hosts)],
-        before=times(before, 3),
-        before_color=heat_color(before),
-        after=times(after, 3),
-        after_color=heat_color(after),
-        change=f"{MINUS if change < 0 else '+'}{abs(change):.3f}",
-    )
 
 
 def _histogram(a: Side, b: Side, fix: Recommendation | None) -> Histogram | None:
