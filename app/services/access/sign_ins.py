@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import secrets
 import uuid
 from dataclasses import dataclass, replace
@@ -49,8 +50,12 @@ SESSION_LASTS: Final = timedelta(hours=12)
 AT_ONCE: Final = 2
 WAIT_S: Final = 5.0
 _slots: Final = BoundedSemaphore(AT_ONCE)
-# Compared with where nobody has the name, so that the answer takes as long.
-_NOBODY: Final = hasher.hash(secrets.token_urlsafe(RANDOM_BYTES))
+
+
+@functools.cache
+def _nobody() -> str:
+    """Return what is compared with where nobody has the name, so that the answer takes as long."""
+    return hasher.hash(secrets.token_urlsafe(RANDOM_BYTES))
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +117,9 @@ def sign_in(
         note_failed_sign_in(container, peer, error, somebody)
         raise
     # Outside of a transaction: it takes its time and memory on purpose.
-    stored = _NOBODY if person is None or person.password is None else person.password
+    # Made in any case, so that the first name of a process that is nobody's takes no longer.
+    nobody = _nobody()
+    stored = nobody if person is None or person.password is None else person.password
     try:
         fits = _fits(stored, password)
     except BusyError:
