@@ -102,8 +102,8 @@ function refreshSoon() {
   if (waiting) return;
   waiting = setTimeout(() => {
     waiting = 0;
-    // A time that is being filled in must not be taken away.
-    if (document.querySelector('form.own:not([hidden])')) refreshSoon();
+    // A time or a name that is being filled in must not be taken away.
+    if (document.querySelector('form.own:not([hidden]), [data-bulk] form:not([hidden])')) refreshSoon();
     else refresh().catch(() => {});
   }, GATHER_MS);
 }

@@ -7,6 +7,8 @@ const FIELDS = ['q', 'owner', 'label', 'show', 'sort', 'range', 'from', 'to'];
 
 // Selected jobs, also while the page is made anew.
 const picked = new Set();
+// The form of theirs that is open, likewise.
+let opened = '';
 
 /** The address that a form asks for, without what is empty; on another list one begins at its first page. */
 function asked(form) {
@@ -29,10 +31,13 @@ function mountFilters(form, signal) {
   form.addEventListener('submit', (event) => { event.preventDefault(); now(); }, { signal });
   for (const select of form.querySelectorAll('select')) select.addEventListener('change', now, { signal });
   for (const field of form.querySelectorAll('input:not([type=hidden])')) {
-    field.addEventListener('input', () => {
+    const soon = () => {
       clearTimeout(typing);
       typing = setTimeout(now, TYPING_MS);
-    }, { signal });
+    };
+    field.addEventListener('input', soon, { signal });
+    // Typed before this script came, or while the list was fetched.
+    if (field.value !== field.defaultValue) soon();
   }
   signal.addEventListener('abort', () => clearTimeout(typing));
 }
@@ -46,7 +51,8 @@ function mountSelection(main, bar, signal) {
   const openers = [...bar.querySelectorAll('[data-opens]')];
   const rename = openers.find((opener) => opener.dataset.opens === 'rename');
   const open = (name) => {
-    for (const form of forms) form.hidden = form.dataset.form !== name || !form.hidden;
+    opened = name;
+    for (const form of forms) form.hidden = form.dataset.form !== name;
     for (const opener of openers) {
       opener.setAttribute('aria-expanded', String(forms.some((form) => form.dataset.form === opener.dataset.opens && !form.hidden)));
     }
@@ -63,7 +69,10 @@ function mountSelection(main, bar, signal) {
     bar.querySelector('[data-picked]').textContent = `${picked.size} selected`;
     bar.querySelector('[data-names]').textContent = `${[...picked].join(', ')}: gone with all sessions, reports and incidents`;
     rename.disabled = picked.size !== 1;
+  };
+  const changed = () => {
     open('');
+    show();
   };
   /** One after the other: what fails stays selected, and the first reason is said. */
   const act = async (button, order) => {
@@ -79,6 +88,7 @@ function mountSelection(main, bar, signal) {
       }
     }
     button.disabled = false;
+    open('');
     await refresh().catch(() => {});
     document.querySelector('[data-bulk] .said').textContent = fault;
   };
@@ -88,20 +98,20 @@ function mountSelection(main, bar, signal) {
     all.disabled = false;
     all.addEventListener('change', () => {
       for (const box of listed) picked[all.checked ? 'add' : 'delete'](box.dataset.pick);
-      show();
+      changed();
     }, { signal });
   }
   for (const box of boxes) {
     box.disabled = false;
-    box.addEventListener('change', () => { picked[box.checked ? 'add' : 'delete'](box.dataset.pick); show(); }, { signal });
+    box.addEventListener('change', () => { picked[box.checked ? 'add' : 'delete'](box.dataset.pick); changed(); }, { signal });
   }
-  bar.querySelector('[data-none]').addEventListener('click', () => { picked.clear(); show(); }, { signal });
+  bar.querySelector('[data-none]').addEventListener('click', () => { picked.clear(); changed(); }, { signal });
   const archive = bar.querySelector('[data-order=archive]');
   const archived = bar.dataset.archived !== 'true';
   archive.addEventListener('click', () => act(archive, (address) => ask('PATCH', address, { archived })), { signal });
   for (const opener of openers) {
     opener.addEventListener('click', () => {
-      open(opener.dataset.opens);
+      open(opened === opener.dataset.opens ? '' : opener.dataset.opens);
       if (opener === rename) [bar.querySelector('[name=name]').value] = picked;
     }, { signal });
   }
@@ -115,6 +125,8 @@ function mountSelection(main, bar, signal) {
       act(form.querySelector('[type=submit]'), orders[form.dataset.form](form));
     }, { signal });
   }
+  // What was asked about jobs that are gone is asked no more.
+  open(picked.size > 0 ? opened : '');
   show();
 }
 
