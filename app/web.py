@@ -110,7 +110,7 @@ def create_app(container: Container) -> FastAPI:
         health.router(container),
         metrics.router(counted),
         docs.router(app),
-        dashboard.sign_in_router(container, pages),
+        dashboard.own_router(container, pages),
     )
     # Not included: the framework would build each of them once more for it.
     app.router.routes.extend(route for router in routers for route in router.routes)

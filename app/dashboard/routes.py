@@ -74,7 +74,7 @@ Step = Annotated[int | None, Query()]
 
 
 def router(assets: Assets, pages: Pages) -> APIRouter:
-    """Return the routes of the dashboard, but those of signing in."""
+    """Return the routes of the dashboard that every application of a process has alike."""
     routes = _router()
     _add_pages(routes, pages)
     _add_exports(routes)
@@ -88,7 +88,6 @@ def router(assets: Assets, pages: Pages) -> APIRouter:
     add_operation_pages(routes, pages)
     add_usage_pages(routes, pages)
     add_access_pages(routes, pages)
-    add_documentation(routes, pages, Site())
 
     @routes.get("/static/{address:path}")
     def static(address: str, accept_encoding: Annotated[str, Header()] = "") -> Response:
@@ -102,10 +101,11 @@ def router(assets: Assets, pages: Pages) -> APIRouter:
     return routes
 
 
-def sign_in_router(container: Container, pages: Pages) -> APIRouter:
-    """Return the routes of signing in and out, which are of no project."""
+def own_router(container: Container, pages: Pages) -> APIRouter:
+    """Return the routes of signing in and out, which are of no project, and the documentation."""
     routes = _router()
     add_sign_in(routes, container, pages)
+    add_documentation(routes, pages, Site())
     return routes
 
 
