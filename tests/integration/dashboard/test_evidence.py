@@ -41,7 +41,7 @@ def alerting(container: Container) -> Alerting:
 
 def test_the_page_and_the_archive_say_the_same(alerting: Alerting, client: httpx.Client) -> None:
     for job in ("llm", "other"):
-        alerting.slow(job)
+        alerting.slow(job, host="node-7")
     incident = alerting.incidents()[0]
     answer = client.get(f"/incidents/{incident.id}/evidence")
     assert answer.status_code == 200

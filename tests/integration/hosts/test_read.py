@@ -140,7 +140,7 @@ def test_the_last_repair_is_judged_by_the_sessions_around_it(container: Containe
 
 def test_incidents_of_a_host_are_counted(container: Container) -> None:
     session(container, {"node-7": 1.4}, ago=HOUR)
-    Alerting(container).slow("elsewhere")
+    Alerting(container).slow("elsewhere", host="node-7")
     found = hosts(container).alarms["node-7"]
     assert (found.incidents, found.firing) == (1, True)
 

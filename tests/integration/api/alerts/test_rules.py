@@ -77,7 +77,7 @@ def test_a_preview_says_what_would_have_fired_and_tells_nobody(
     add_channel(served, receiver)
     for rule in served.client.get(f"{API}/alert-rules").json()["rules"]:
         served.client.delete(f"{API}/alert-rules/{rule['id']}")
-    alerting.slow("a")
+    alerting.slow("a", host="node-7")
     alerting.fast("a")
     alerting.fast("b")
     condition = {"kind": "slowdown", "at_least": 1.1, "clears_below": 1.05}
