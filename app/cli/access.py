@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.table import Table
 
 from app.access.principals import ActorKind, Principal, Right, Role
-from app.bootstrap import build
+from app.cli.keeping.installation import opened
 from app.db import migrate
 from app.db.embedded.server import EmbeddedPostgres
 from app.errors import PacelineError
@@ -192,8 +192,7 @@ def _installation() -> Iterator[Container]:
             postgres = running.enter_context(EmbeddedPostgres(settings.data_dir))
             migrate.upgrade(postgres.url)
             settings = settings.model_copy(update={"database_url": postgres.url})
-        container = build(settings, application_name="paceline access")
-        running.callback(container.close)
+        container = running.enter_context(opened(settings, "access"))
         who = Principal(ActorKind.SYSTEM, f"{getpass.getuser()} (command line)", frozenset(Right))
         yield container.everywhere().named(who)
 

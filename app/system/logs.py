@@ -32,17 +32,6 @@ def configure_logging(*, json: bool, level: str) -> None:
         structlog.processors.TimeStamper(fmt="iso", utc=True),
         structlog.processors.StackInfoRenderer(),
     ]
-    renderers: list[Processor] = (
-        [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
-        if json
-        else [
-            structlog.dev.ConsoleRenderer(
-                colors=sys.stderr.isatty(),
-                # The default prints the values of local variables: long, and not for every eye.
-                exception_formatter=structlog.dev.plain_traceback,
-            )
-        ]
-    )
     logging.config.dictConfig(
         {
             "version": 1,
@@ -54,7 +43,7 @@ def configure_logging(*, json: bool, level: str) -> None:
                     "foreign_pre_chain": shared,
                     "processors": [
                         structlog.stdlib.ProcessorFormatter.remove_processors_meta,
-                        *renderers,
+                        *_renderers(json=json),
                     ],
                 }
             },
@@ -78,3 +67,36 @@ def configure_logging(*, json: bool, level: str) -> None:
         wrapper_class=structlog.stdlib.BoundLogger,
         cache_logger_on_first_use=True,
     )
+
+
+def log_of_a_command(*, json: bool, level: str) -> None:
+    """Set up structlog for a command that works in this process, on standard error as it is then.
+
+    Parameters
+    ----------
+    json, level
+        As of `configure_logging`.
+    """
+    # By itself structlog writes to standard output.
+    structlog.configure(
+        processors=[
+            structlog.contextvars.merge_contextvars,
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso", utc=True),
+            *_renderers(json=json),
+        ],
+        wrapper_class=structlog.make_filtering_bound_logger(level),
+        logger_factory=lambda *_: structlog.PrintLogger(sys.stderr),
+    )
+
+
+def _renderers(*, json: bool) -> list[Processor]:
+    if json:
+        return [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
+    return [
+        structlog.dev.ConsoleRenderer(
+            colors=sys.stderr.isatty(),
+            # The default prints the values of local variables: long, and not for every eye.
+            exception_formatter=structlog.dev.plain_traceback,
+        )
+    ]

@@ -65,7 +65,7 @@ def worker() -> None:
 @app.command()
 def migrate() -> None:
     """Bring the schema of the configured database up to date; make the first token."""
-    from app.bootstrap import build
+    from app.cli.keeping.installation import opened
     from app.db.migrate import upgrade
     from app.errors import StartupError
     from app.services.access.first_token import make_first_token
@@ -77,12 +77,9 @@ def migrate() -> None:
         raise StartupError(
             "PACELINE_DATABASE_URL is not set; the embedded database is migrated when it starts"
         )
-    upgrade(url)
-    container = build(settings, application_name="paceline migrate")
-    try:
+    with opened(settings, "migrate") as container:
+        upgrade(url)
         make_first_token(container)
-    finally:
-        container.close()
 
 
 @app.command()

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import sys
 from typing import TYPE_CHECKING
 
-from app.bootstrap import build
+from app.cli.keeping.installation import database, opened
 from app.db.backup import back_up, restore
-from app.db.embedded.server import EmbeddedPostgres, running_url
-from app.errors import InstanceRunningError
 from app.services.keeping.objects import References, references
 from app.settings import Settings
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
 # A dump holds the secrets of channels as they are stored: encrypted.
@@ -67,35 +63,5 @@ def restore_backup(source: Path) -> None:
 
 def _references(settings: Settings, url: str, *, ask_store: bool = False) -> References:
     changed = {"database_url": url} if ask_store else {"database_url": url, "blob_url": None}
-    container = build(settings.model_copy(update=changed), application_name="paceline backup")
-    try:
+    with opened(settings.model_copy(update=changed), "backup") as container:
         return references(container)
-    finally:
-        container.close()
-
-
-@contextlib.contextmanager
-def database(settings: Settings, *, also_running: bool) -> Iterator[str]:
-    """Yield the address of the configured database; the embedded one is started where need be.
-
-    Raises
-    ------
-    InstanceRunningError
-        If it is served, and that is not wanted.
-    """
-    if settings.database_url is not None:
-        yield settings.database_url
-        return
-    try:
-        postgres = EmbeddedPostgres(settings.data_dir)
-        postgres.start()
-    except InstanceRunningError:
-        url = running_url(settings.data_dir) if also_running else None
-        if url is None:
-            raise
-        yield url
-        return
-    try:
-        yield postgres.url
-    finally:
-        postgres.stop()

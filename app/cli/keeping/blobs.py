@@ -2,23 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import sys
-from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.progress import Progress, TextColumn
 
-from app.bootstrap import build
-from app.cli.keeping.backup import database
+from app.cli.keeping.installation import opened_also_embedded
 from app.services.keeping.moving import Moved, move_to_database, move_to_store
 from app.services.keeping.objects import references
 from app.settings import Settings
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from app.bootstrap import Container
 
 
 def move(*, to_store: bool) -> None:
@@ -32,7 +24,7 @@ def move(*, to_store: bool) -> None:
     """
     shown_on = Console(stderr=True)
     with (
-        _container() as container,
+        opened_also_embedded(Settings(), "blobs") as container,
         Progress(TextColumn("{task.description}"), console=shown_on, transient=True) as progress,
     ):
         shown = progress.add_task("nothing moved yet")
@@ -51,7 +43,7 @@ def check() -> bool:
     ------
     ObjectStoreError
     """
-    with _container() as container:
+    with opened_also_embedded(Settings(), "blobs") as container:
         found = references(container)
     sys.stdout.write(f"{found.blobs} blobs, {found.bytes:,} bytes in the object store\n")
     if found.lost is None and found.blobs:
@@ -60,16 +52,3 @@ def check() -> bool:
     if found.lost:
         sys.stdout.write(f"{found.lost} of them are not there, or not whole\n")
     return not found.lost
-
-
-@contextlib.contextmanager
-def _container() -> Iterator[Container]:
-    settings = Settings()
-    with database(settings, also_running=True) as url:
-        container = build(
-            settings.model_copy(update={"database_url": url}), application_name="paceline blobs"
-        )
-        try:
-            yield container
-        finally:
-            container.close()

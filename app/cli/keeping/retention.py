@@ -9,8 +9,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from app.bootstrap import build
-from app.cli.keeping.backup import database
+from app.cli.keeping.installation import opened_also_embedded
 from app.cli.server import Server
 from app.services.keeping.retention import keep_to_rules_now
 from app.settings import Settings
@@ -53,16 +52,8 @@ def change(kind: str, days: str | None, size: str | None, *, server: str) -> Non
 
 def run() -> None:
     """Take away what is over the rules of all projects, and print how much that was."""
-    settings = Settings()
-    with database(settings, also_running=True) as url:
-        container = build(
-            settings.model_copy(update={"database_url": url}),
-            application_name="paceline retention",
-        )
-        try:
-            removed = keep_to_rules_now(container)
-        finally:
-            container.close()
+    with opened_also_embedded(Settings(), "retention") as container:
+        removed = keep_to_rules_now(container)
     sys.stdout.write(f"removed: {removed}\n")
 
 

@@ -123,15 +123,15 @@ def keep_to_rules(container: Container) -> int:
 
 
 def keep_to_rules_now(container: Container) -> int:
-    """Look at all projects at once, however long it takes; return how much was removed.
-
-    What refers to bytes is gone then; the bytes themselves may go with the sweeper's next passes.
-    """
-    with container.everywhere().uow() as tx:
+    """Look at all projects at once, however long it takes; return how much was removed."""
+    everywhere = container.everywhere()
+    with everywhere.uow() as tx:
         tx.session.execute(update(Retention).values(looked_at=None))
     removed = 0
     while more := keep_to_rules(container):
         removed += more
+    while _collect(everywhere, time.monotonic() + PASS_LIMIT_S):
+        pass
     return removed
 
 
@@ -195,7 +195,7 @@ def _from(items: Items, *columns: Any) -> Select[Any]:  # noqa: ANN401 - columns
 
 
 def _collect(container: Container, until_s: float) -> int:
-    """Take doomed blobs away, so many parts a transaction; return how many parts."""
+    """Take doomed blobs away, so many parts a transaction; return how many parts and objects."""
     gone = 0
     while time.monotonic() < until_s:
         with container.uow() as tx:
@@ -214,7 +214,8 @@ def _collect(container: Container, until_s: float) -> int:
             )
             gone += cast("CursorResult[Any]", tx.session.execute(parts)).rowcount
             # The bytes of an object are collected once nothing refers to it.
-            tx.session.execute(delete(BlobObject).where(BlobObject.blob_id.in_(doomed)))
+            objects = delete(BlobObject).where(BlobObject.blob_id.in_(doomed))
+            gone += cast("CursorResult[Any]", tx.session.execute(objects)).rowcount
             left = select(BlobPart.blob_id).where(BlobPart.blob_id.in_(doomed))
             tx.session.execute(
                 delete(DoomedBlob).where(
