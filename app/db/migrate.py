@@ -1,23 +1,25 @@
 """The schema: bring it to the version that this code expects, and tell which one is there.
 
 Each revision is a transaction of its own, and none waits long for a table that is in use: senders
-and pages go on meanwhile.
+and pages go on meanwhile. A revision may have a function `backfill`: it is run before, batch after
+batch, each in a transaction of its own. Killed anywhere, the next migration begins with it again.
 """
 
 from __future__ import annotations
 
+import contextlib
 import random
 import sys
 import time
 from importlib.resources import as_file, files
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 
 import psycopg
 import structlog
 from alembic import command
 from alembic.config import Config
 from alembic.migration import MigrationContext
-from alembic.script import ScriptDirectory
+from alembic.script import Script, ScriptDirectory
 from sqlalchemy import Connection, Engine, text
 from sqlalchemy.exc import OperationalError
 
@@ -26,7 +28,11 @@ from app.db.faults import said
 from app.errors import StartupError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
     from sqlalchemy.engine import URL
+
+T = TypeVar("T")
 
 # Any number that nothing else in the database locks. Two `paceline migrate` at once (a rolling
 # deployment) would otherwise both create the same tables, and one would fail.
@@ -93,39 +99,81 @@ def check(connection: Connection) -> None:
         command.check(_config(str(folder), connection))
 
 
+class Backfill(Protocol):
+    """What a revision does before its own transaction."""
+
+    def __call__(self, connection: Connection, after: str | None) -> str | None:
+        """Do one batch, and return where the next one begins; None where nothing is left."""
+
+
 def _run(url: str | URL, revision: str, *, up: bool) -> None:
     engine = make_engine(url, application_name="paceline migrate")
     try:
         with as_file(files("migrations")) as folder:
-            until_s = time.monotonic() + PATIENCE_S
-            while True:
-                try:
-                    if _step(engine, str(folder), revision, up=up):
-                        return
-                    until_s = time.monotonic() + PATIENCE_S
-                except OperationalError as error:
-                    _pause_where_tables_are_in_use(error, until_s)
+            scripts = ScriptDirectory(str(folder))
+            done = False
+            while not done:
+                if up:
+                    _fill(engine, scripts, revision)
+                done = _patiently(lambda: _step(engine, scripts, revision, up=up))
     finally:
         engine.dispose()
 
 
-def _step(engine: Engine, folder: str, revision: str, *, up: bool) -> bool:
+def _fill(engine: Engine, scripts: ScriptDirectory, revision: str) -> None:
+    """Do what the next revision wants done before it, batch after batch."""
+    with engine.connect() as connection:
+        left = _left(connection, scripts, revision)
+    fill: Backfill | None = getattr(left[-1].module, "backfill", None) if left else None
+    if fill is None:
+        return
+    after: str | None = None
+
+    def batch() -> str | None:
+        with _transaction(engine) as connection:
+            return fill(connection, after)
+
+    while (after := _patiently(batch)) is not None:
+        pass
+
+
+def _step(engine: Engine, scripts: ScriptDirectory, revision: str, *, up: bool) -> bool:
     """Go one revision up, or all the way down, in a transaction; return whether that was all."""
+    with _transaction(engine) as connection:
+        config = _config(scripts.dir, connection)
+        if not up:
+            command.downgrade(config, revision)
+            return True
+        left = _left(connection, scripts, revision)
+        if left:
+            command.upgrade(config, left[-1].revision)
+        return len(left) <= 1
+
+
+@contextlib.contextmanager
+def _transaction(engine: Engine) -> Iterator[Connection]:
+    """Yield a connection that waits for other migrations, and not long for anything else."""
     with engine.begin() as connection:
         connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": MIGRATION_LOCK})
         # Only now: another `paceline migrate` is waited for, however long it takes.
         connection.execute(text(f"SET LOCAL lock_timeout = '{LOCK_TIMEOUT}'"))
-        config = _config(folder, connection)
-        if not up:
-            command.downgrade(config, revision)
-            return True
-        current = MigrationContext.configure(connection).get_current_revision()
-        scripts = ScriptDirectory.from_config(config)
-        # From the newest to the one after the current.
-        left = [found.revision for found in scripts.iterate_revisions(revision, current or "base")]
-        if left:
-            command.upgrade(config, left[-1])
-        return len(left) <= 1
+        yield connection
+
+
+def _left(connection: Connection, scripts: ScriptDirectory, revision: str) -> list[Script]:
+    """Return the revisions that are still to come, the next one last."""
+    current = MigrationContext.configure(connection).get_current_revision()
+    return list(scripts.iterate_revisions(revision, current or "base"))
+
+
+def _patiently(do: Callable[[], T]) -> T:
+    """Do something in a transaction of its own, again and again where tables are in use."""
+    until_s = time.monotonic() + PATIENCE_S
+    while True:
+        try:
+            return do()
+        except OperationalError as error:
+            _pause_where_tables_are_in_use(error, until_s)
 
 
 def _pause_where_tables_are_in_use(error: OperationalError, until_s: float) -> None:

@@ -6,7 +6,7 @@ import json
 import threading
 import uuid
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 from sqlalchemy import func, insert, inspect, text
@@ -333,6 +333,56 @@ def test_a_table_that_is_in_use_holds_nobody_up_and_is_changed_afterwards(engine
     thread.join()
     assert failures == []
     assert migrate.current_revision(engine) == migrate.expected_revision()
+
+
+MANY_0020: Final = """
+    INSERT INTO session (project_id, id, job_id, attempt, number, state, meta, dp, pp, tp, cp, vpp,
+        world, trace_format, body_bytes, operations, steps)
+    SELECT 1, CAST(lpad(to_hex(n), 32, '0') AS uuid), (SELECT min(id) FROM job), 1, n, 'open',
+        jsonb_build_object('labels', CASE WHEN n % 2 = 1 THEN jsonb_build_object('owner', 'ada')
+            ELSE '{}' END), 1, 1, 1, 1, 1, 1, 'ndjson', 0, 0, 0
+    FROM generate_series(CAST(:first AS integer), :last) AS n
+"""
+
+
+def test_labels_of_before_are_filled_in_batches(engine: Engine) -> None:
+    """Killed in its middle or held up there, it keeps what it has, and goes on."""
+    migrate.upgrade(engine.url, "0020")
+    filled = text("SELECT count(*) FROM session WHERE labels->>'owner' = 'ada'")
+    with engine.begin() as connection:
+        connection.execute(text("INSERT INTO job (name, project_id) VALUES ('llm', 1)"))
+        connection.execute(text(MANY_0020), {"first": 1, "last": 2400})
+    migrate.upgrade(engine.url, "0023")
+    upgrade = threading.Thread(target=migrate.upgrade, args=(engine.url,))
+    watching = engine.execution_options(isolation_level="AUTOCOMMIT")
+    with engine.connect() as writer, watching.connect() as watcher:
+        # Of the last of three batches.
+        writer.execute(text("SELECT 1 FROM session WHERE number = 2399 FOR UPDATE"))
+        upgrade.start()
+        wait_for(lambda: watcher.execute(filled).scalar_one() == 1000, "two batches")
+        assert migrate.current_revision(engine) == "0023"
+        writer.rollback()
+    upgrade.join()
+    assert migrate.current_revision(engine) == migrate.expected_revision()
+    with engine.connect() as connection:
+        assert connection.execute(filled).scalar_one() == 1200
+
+
+def test_labels_of_what_the_version_before_writes_are_kept_beside_it(engine: Engine) -> None:
+    migrate.upgrade(engine.url)
+    labels = text("SELECT labels->>'owner' FROM session WHERE number = 1")
+    with engine.begin() as connection:
+        connection.execute(text("INSERT INTO job (name, project_id) VALUES ('llm', 1)"))
+        connection.execute(text(MANY_0020), {"first": 1, "last": 1})
+        assert connection.execute(labels).scalar_one() == "ada"
+        for changed, owner in (
+            ("""meta = '{"labels": {"owner": "eve"}}'""", "eve"),
+            ("state = 'queued'", "eve"),
+            # This version says both.
+            ("""meta = '{"labels": {"owner": "bob"}}', labels = '{"owner": "joe"}'""", "joe"),
+        ):
+            connection.execute(text(f"UPDATE session SET {changed}"))  # noqa: S608 - ours
+            assert connection.execute(labels).scalar_one() == owner
 
 
 def test_who_never_lets_a_table_go_is_told_of_in_a_sentence(
