@@ -2,32 +2,20 @@
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING, Final
 
-import structlog
 from sqlalchemy import delete, select, update
 
 from app.analysis.fleet.figures import figures_of
-from app.db.documents import open_report
-from app.db.models.access import Project
 from app.db.models.fleet import SessionFigure
 from app.db.models.sessions import Session, StoredReport
-from app.db.reports import read_document
-from app.errors import UnknownDocumentError
+from app.services.ledgers.fill import Ledger
 
 if TYPE_CHECKING:
     import uuid
 
     from app.analysis.report.document import Report
     from app.db.unit_of_work import UnitOfWork
-    from app.services.container import Container
-
-# Reports of before the figures that one pass of the sweeper reads at most, and for how long.
-BATCH: Final = 64
-PASS_LIMIT_S: Final = 5.0
-
-_log = structlog.get_logger(__name__)
 
 
 def write_figures(tx: UnitOfWork, session_id: uuid.UUID, report: Report | None) -> None:
@@ -76,54 +64,4 @@ def write_figures(tx: UnitOfWork, session_id: uuid.UUID, report: Report | None) 
     tx.session.flush()
 
 
-def fill_figures(container: Container) -> int:
-    """Read reports that were stored before there were figures, the newest first, for a while.
-
-    Each is a transaction of its own; one that another process is at, or that is being replaced, is
-    left to the next pass.
-
-    Parameters
-    ----------
-    container : Container
-
-    Returns
-    -------
-    int
-        How many reports were read.
-    """
-    with container.everywhere().reading() as tx:
-        left = tx.session.execute(
-            select(StoredReport.session_id, StoredReport.project_id)
-            .join(Project, Project.id == StoredReport.project_id)
-            .where(~StoredReport.in_figures, Project.deleted_at.is_(None))
-            .order_by(StoredReport.created_at.desc())
-            .limit(BATCH)
-        ).all()
-    until_s = time.monotonic() + PASS_LIMIT_S
-    read = 0
-    for session_id, project_id in left:
-        if time.monotonic() >= until_s:
-            break
-        read += _fill_one(container.within(project_id), session_id)
-    if read:
-        _log.info("reports read into the figures of the fleet", reports=read)
-    return read
-
-
-def _fill_one(container: Container, session_id: uuid.UUID) -> bool:
-    with container.uow() as tx:
-        stored = tx.session.execute(
-            select(StoredReport)
-            .where(StoredReport.session_id == session_id, ~StoredReport.in_figures)
-            .with_for_update(skip_locked=True)
-        ).scalar_one_or_none()
-        if stored is None:
-            return False
-        try:
-            report = open_report(read_document(tx, stored))
-        except UnknownDocumentError:
-            # That version has written it there itself.
-            stored.in_figures = True
-        else:
-            write_figures(tx, session_id, report)
-    return True
+FIGURES: Final = Ledger("figures of the fleet", StoredReport.in_figures, write_figures)

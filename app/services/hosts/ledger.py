@@ -2,33 +2,21 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Final
 
-import structlog
 from sqlalchemy import delete, select, update
 
-from app.db.documents import open_report
-from app.db.models.access import Project
 from app.db.models.hosts import HostReading
 from app.db.models.sessions import Session, StoredReport
-from app.db.reports import read_document
-from app.errors import UnknownDocumentError
 from app.services.hosts.readings import readings_of
+from app.services.ledgers.fill import Ledger
 
 if TYPE_CHECKING:
     import uuid
 
     from app.analysis.report.document import Report
     from app.db.unit_of_work import UnitOfWork
-    from app.services.container import Container
-
-# Reports of before the ledger that one pass of the sweeper reads at most, and for how long.
-BATCH: Final = 64
-PASS_LIMIT_S: Final = 5.0
-
-_log = structlog.get_logger(__name__)
 
 
 def write_readings(tx: UnitOfWork, session_id: uuid.UUID, report: Report | None) -> None:
@@ -76,54 +64,4 @@ def write_readings(tx: UnitOfWork, session_id: uuid.UUID, report: Report | None)
     tx.session.flush()
 
 
-def fill_ledger(container: Container) -> int:
-    """Read reports that were stored before there was a ledger, the newest first, for a while.
-
-    Each is a transaction of its own; one that another process is at, or that is being replaced, is
-    left to the next pass.
-
-    Parameters
-    ----------
-    container : Container
-
-    Returns
-    -------
-    int
-        How many reports were read.
-    """
-    with container.everywhere().reading() as tx:
-        left = tx.session.execute(
-            select(StoredReport.session_id, StoredReport.project_id)
-            .join(Project, Project.id == StoredReport.project_id)
-            .where(~StoredReport.in_ledger, Project.deleted_at.is_(None))
-            .order_by(StoredReport.created_at.desc())
-            .limit(BATCH)
-        ).all()
-    until_s = time.monotonic() + PASS_LIMIT_S
-    read = 0
-    for session_id, project_id in left:
-        if time.monotonic() >= until_s:
-            break
-        read += _fill_one(container.within(project_id), session_id)
-    if read:
-        _log.info("reports read into the ledger of hosts", reports=read)
-    return read
-
-
-def _fill_one(container: Container, session_id: uuid.UUID) -> bool:
-    with container.uow() as tx:
-        stored = tx.session.execute(
-            select(StoredReport)
-            .where(StoredReport.session_id == session_id, ~StoredReport.in_ledger)
-            .with_for_update(skip_locked=True)
-        ).scalar_one_or_none()
-        if stored is None:
-            return False
-        try:
-            report = open_report(read_document(tx, stored))
-        except UnknownDocumentError:
-            # That version has written it there itself.
-            stored.in_ledger = True
-        else:
-            write_readings(tx, session_id, report)
-    return True
+HOSTS: Final = Ledger("hosts", StoredReport.in_ledger, write_readings)

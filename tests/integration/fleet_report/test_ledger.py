@@ -12,8 +12,9 @@ from app.db.models.fleet import SessionFigure
 from app.db.models.sessions import StoredReport
 from app.services.access.moves import move_job
 from app.services.access.projects import create_project
-from app.services.fleet_report.ledger import fill_figures
+from app.services.fleet_report.ledger import FIGURES
 from app.services.installation.sweep import sweep
+from app.services.ledgers.fill import fill
 from app.services.sessions.reports import report_document
 from tests.integration.dashboard.test_routes import analyzed
 from tests.support.reads import read
@@ -55,7 +56,7 @@ def test_what_was_stored_before_the_figures_is_read_once(container: Container) -
     assert rows(container) == []
     sweep(container)
     assert {(row.session_id, row.slowdown) for row in rows(container)} == before
-    assert fill_figures(container) == 0
+    assert fill(container, FIGURES) == 0
 
 
 def test_a_report_that_somebody_is_replacing_is_left_to_the_next_pass(container: Container) -> None:
@@ -63,8 +64,8 @@ def test_a_report_that_somebody_is_replacing_is_left_to_the_next_pass(container:
     forget(container)
     with container.uow() as tx:
         tx.session.execute(select(StoredReport).with_for_update())
-        assert fill_figures(container) == 0
-    assert fill_figures(container) == 1
+        assert fill(container, FIGURES) == 0
+    assert fill(container, FIGURES) == 1
 
 
 def test_a_session_without_a_report_is_in_no_figure(container: Container) -> None:

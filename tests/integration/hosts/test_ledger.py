@@ -10,9 +10,10 @@ from app.db.models.hosts import HostReading
 from app.db.models.sessions import Session, StoredReport
 from app.services.access.moves import move_job
 from app.services.access.projects import create_project
-from app.services.hosts.ledger import fill_ledger
+from app.services.hosts.ledger import HOSTS
 from app.services.hosts.readings import readings_of
 from app.services.installation.sweep import sweep
+from app.services.ledgers.fill import fill
 from app.services.sessions.reports import report_document
 from tests.integration.dashboard.test_routes import analyzed
 from tests.support.reads import read
@@ -56,7 +57,7 @@ def test_what_was_stored_before_the_ledger_is_read_once(container: Container) ->
     sweep(container)
     after = [(row.session_id, row.host, row.slowdown) for row in rows(container)]
     assert sorted(after, key=str) == sorted(before, key=str)
-    assert fill_ledger(container) == 0
+    assert fill(container, HOSTS) == 0
 
 
 def test_a_report_that_somebody_is_replacing_is_left_to_the_next_pass(container: Container) -> None:
@@ -64,8 +65,8 @@ def test_a_report_that_somebody_is_replacing_is_left_to_the_next_pass(container:
     forget(container)
     with container.uow() as tx:
         tx.session.execute(select(StoredReport).with_for_update())
-        assert fill_ledger(container) == 0
-    assert fill_ledger(container) == 1
+        assert fill(container, HOSTS) == 0
+    assert fill(container, HOSTS) == 1
     assert {row.session_id for row in rows(container)} == {stored.session}
 
 
