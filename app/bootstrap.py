@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from app.settings import Settings
 
-__all__ = ["Container", "build"]
+__all__ = ["Container", "build", "object_store"]
 
 
 def build(settings: Settings, *, application_name: str = "paceline") -> Container:
@@ -58,11 +58,20 @@ def build(settings: Settings, *, application_name: str = "paceline") -> Containe
         dispatcher=dispatcher,
         publish=dispatcher.publish,
         kinds=kinds,
-        objects=None if settings.blob_url is None else _objects(settings),
+        objects=object_store(settings),
     )
 
 
-def _objects(settings: Settings) -> Objects:
+def object_store(settings: Settings) -> Objects | None:
+    """Return the object store that the settings name; None where they name none.
+
+    Raises
+    ------
+    StartupError
+        If its address is wrong, or what talks to it is not installed.
+    """
+    if settings.blob_url is None:
+        return None
     # What talks to the store is an extra, and takes a while to load.
     from app.db.objects.s3 import S3Objects  # noqa: PLC0415
 

@@ -147,6 +147,19 @@ class Settings(BaseSettings):
             return tuple(name.strip() for name in value.split(",") if name.strip())
         return value
 
+    @field_validator(
+        "blob_url",
+        "blob_endpoint",
+        "blob_region",
+        "blob_access_key_id",
+        "blob_secret_access_key",
+        mode="before",
+    )
+    @classmethod
+    def _is_set(cls, value: object) -> object:
+        """Take an empty variable, which is what Compose makes of a missing one, for none."""
+        return None if value == "" else value
+
     @field_validator("alert_allowed_networks")
     @classmethod
     def _are_networks(cls, value: tuple[str, ...]) -> tuple[str, ...]:

