@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
+from urllib.parse import quote
 
 import typer
 
 from app.access.principals import Right, Role
+from app.cli.commands.options import LOCAL_SERVER, OutOption, ServerOption
 
 app = typer.Typer()
 tokens = typer.Typer(help="Tokens, with which programs are let in.", no_args_is_help=True)
@@ -154,6 +157,19 @@ def delete_project(name: Annotated[str, typer.Argument(help="Its name")]) -> Non
     from app.cli.access import remove_project
 
     remove_project(name)
+
+
+@projects.command("export")
+def export_project(
+    name: Annotated[str, typer.Argument(help="Its name")],
+    *,
+    out: OutOption = None,
+    server: ServerOption = LOCAL_SERVER,
+) -> None:
+    """Write all sessions of a project into a tar file; a server does it."""
+    from app.cli.keeping.sessions import export
+
+    export(f"/p/{quote(name, safe='')}/api/v1/export", out or Path(f"{name}.tar"), server=server)
 
 
 @projects.command("move-job")

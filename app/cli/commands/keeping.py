@@ -9,7 +9,7 @@ from urllib.parse import quote
 
 import typer
 
-from app.cli.commands.options import LOCAL_SERVER, ServerOption
+from app.cli.commands.options import LOCAL_SERVER, OutOption, ServerOption
 
 app = typer.Typer()
 sessions = typer.Typer(help="Analyze sessions again, pin or delete them.", no_args_is_help=True)
@@ -76,9 +76,6 @@ def delete_sessions(
     if not yes:
         typer.confirm(f"Delete {len(ids)} session{'' if len(ids) == 1 else 's'}?", abort=True)
     delete(ids, server=server)
-
-
-OutOption = Annotated[Path | None, typer.Option(dir_okay=False, help="File to write [its name]")]
 
 
 @sessions.command("export")

@@ -25,5 +25,7 @@ MetaOption = Annotated[
     ),
 ]
 
+OutOption = Annotated[Path | None, typer.Option(dir_okay=False, help="File to write [its name]")]
+
 ServerOption = Annotated[str, typer.Option(envvar="PACELINE_SERVER", help="Address of the server")]
 LOCAL_SERVER: Final = "http://127.0.0.1:8765"

@@ -107,7 +107,11 @@ def test_the_command_writes_a_whole_file_or_none(
     assert (done.returncode, done.stdout) == (0, f"{out}\n")
     assert len(_files([out.read_bytes()])) == len(ALL)
     assert paceline("job", "export", "llm", "--out", out).returncode == 0
+    assert paceline("project", "export", "default", "--out", out).returncode == 0
+    assert len(_files([out.read_bytes()])) == len(ALL)
     none = tmp_path / "none.tar"
+    # Of a project that the token is not for.
+    assert paceline("project", "export", "other", "--out", none).returncode == 1
     done = paceline("job", "export", "nobody", "--out", none)
     assert (done.returncode, done.stderr.endswith("[not_found]\n")) == (1, True)
     assert list(tmp_path.glob("none*")) == []
