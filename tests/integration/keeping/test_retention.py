@@ -24,6 +24,7 @@ from app.services.alerts.channels.write import create_channel
 from app.services.keeping import retention
 from app.services.keeping.again import analyze_again
 from app.services.keeping.changes import pin_session
+from app.services.keeping.kinds import KINDS
 from app.services.keeping.retention import keep_to_rules, rules_of, set_rules, uses_of
 from app.services.sessions.reports import heatmap, report_json
 from app.services.sessions.timelines import stored_trace
@@ -156,7 +157,8 @@ def test_work_that_is_over_goes_by_age(container: Container) -> None:
         assert tx.session.execute(select(TaskRun.id)).scalars().all() == [waiting.run]
 
 
-def test_old_deliveries_go_but_the_last_that_was_told(container: Container) -> None:
+def _told(container: Container, days: float) -> None:
+    """Deliver three messages of one job, so many days ago."""
     Alerting(container).slow()
     channel = create_channel(
         container, name="x", kind="webhook", config={"url": "https://x.example"}, enabled=False
@@ -164,7 +166,7 @@ def test_old_deliveries_go_but_the_last_that_was_told(container: Container) -> N
     with container.uow() as tx:
         group = tx.session.execute(select(AlertGroup.id)).scalars().first()
         for number in (91, 92, 93):
-            then = tx.now - timedelta(days=31)
+            then = tx.now - timedelta(days=days)
             tx.session.add(
                 AlertDelivery(
                     id=uuid.uuid4(),
@@ -178,9 +180,33 @@ def test_old_deliveries_go_but_the_last_that_was_told(container: Container) -> N
                     created_at=then,
                 )
             )
+
+
+def test_old_deliveries_go_but_the_last_that_was_told(container: Container) -> None:
+    _told(container, 31)
     assert keep_to_rules(container) == 2
     with container.reading() as tx:
         assert tx.session.execute(select(AlertDelivery.number)).scalars().all() == [93]
+
+
+def test_every_kind_has_a_size_of_its_own(container: Container) -> None:
+    _told(container, 1)
+    kept = _analyzed(container)
+    pin_session(container, kept.session, pinned=True)
+    _analyzed(container, days=1)
+    for kind in KINDS:
+        before = read(container, uses_of)
+        set_rules(container, _checked({kind.name: {"bytes": 0}}))
+        keep_to_rules(container)
+        after = read(container, uses_of)
+        # What is pinned, the last that was told and the log of two years stay, and other kinds.
+        left = {"task_runs": 0, "audit": after["audit"].count}.get(kind.name, 1)
+        assert after[kind.name].count == left, kind.name
+        for other in KINDS:
+            # A report takes its heatmaps along, and every change is in the log.
+            if other.name not in {kind.name, "heatmaps", "audit"}:
+                assert after[other.name].count == before[other.name].count, (kind.name, other.name)
+    assert session_row(container, kept).trace_removed_at is None
 
 
 def test_the_audit_log_stays_for_two_years_whatever_its_size(container: Container) -> None:
