@@ -101,6 +101,33 @@ def blocking_types(layout: Layout, posted: Sequence[Sequence[int]]) -> set[str]:
     return {name for name, values in shares.items() if mean(values) >= 0.98}
 
 
+def holding_up_types(layout: Layout, graph: Graph, posted: Sequence[Sequence[int]]) -> set[str]:
+    """Return the types of a stage that something waits for, which could be launched before.
+
+    In every other step at least.
+    """
+    ends = layout.start_ns + layout.duration_ns
+    follows = {
+        node: after
+        for unit in graph.units
+        for node, after in zip(unit.members, unit.after, strict=True)
+    }
+    times: dict[str, int] = {}
+    for number, group in enumerate(posted):
+        later = [node for other in posted[number + 1 :] for node in other if follows[node]]
+        for node in group:
+            for step, dp in np.ndindex(*ends.shape[1:]):
+                ready = [
+                    max(ends[before, step, dp] for before in follows[other]) for other in later
+                ]
+                name = name_of(layout, node)
+                times[name] = times.get(name, 0) + any(
+                    moment < ends[node, step, dp] for moment in ready
+                )
+    lanes = ends[0].size
+    return {name for name, count in times.items() if count >= lanes / 2}
+
+
 def containing_computation(layout: Layout, node: int, step: int, dp: int) -> int | None:
     """Return the computation of its rank that an operation lies inside of, if it is recorded."""
     if layout.missing is not None and layout.missing[node, step, dp]:

@@ -23,6 +23,8 @@ from app.analysis.trace.model import GC
 
 # A type blocks on a stage when in so many of the cases nothing starts inside its intervals.
 BLOCKING_SHARE: Final = 0.98
+# It shows that it does where something could have started there: in every other step at least.
+_HELD_UP: Final = 0.5
 # Hosts run the same program and block on most stages; by chance the first and the last one seem to.
 _STAGES: Final = 0.5
 
@@ -60,7 +62,10 @@ class Blocking:
 
 def propose_blocking(draft: Draft) -> Proposal | None:
     """Let launches follow the blocking operations of their stage, where transfers block."""
-    found = [find_blocking(sampled(layout)) for layout in draft.layouts]
+    found = [
+        find_blocking(sampled(layout), graph)
+        for layout, graph in zip(draft.layouts, draft.graphs, strict=True)
+    ]
     first = next((blocking for blocking in found if blocking is not None), None)
     if first is None:
         return None
@@ -71,16 +76,25 @@ def propose_blocking(draft: Draft) -> Proposal | None:
     return Proposal(first.sign, draft.with_graphs(graphs))
 
 
-def find_blocking(layout: Layout) -> Blocking | None:
-    """Return what blocks; None where no transfer does."""
+def find_blocking(layout: Layout, graph: Graph) -> Blocking | None:
+    """Return what blocks; None where no transfer does.
+
+    Parameters
+    ----------
+    layout : Layout
+    graph : Graph
+        What launches follow without it: where nothing could have been launched inside of a
+        transfer, it held up nothing, and that nothing was shows nothing.
+    """
+    ready = _ready(layout, graph)
     stages: list[tuple[Posted, ...]] = []
     where: list[str] = []
     shares: list[float] = []
     blocked = 0
     for stage in range(layout.pp):
-        posted, blocking = _of_stage(layout, stage)
+        posted, blocking, held_up = _of_stage(layout, stage, ready)
         stages.append(posted)
-        blocked += not P2P.isdisjoint(blocking)
+        blocked += not P2P.isdisjoint(blocking.keys() & held_up)
         for name in sorted(P2P & set(blocking)):
             where.append(f"{name} on stage {stage}")
             shares.append(blocking[name])
@@ -89,8 +103,21 @@ def find_blocking(layout: Layout) -> Blocking | None:
     return Blocking(tuple(stages), Sign(tuple(where), float(np.mean(shares))))
 
 
-def _of_stage(layout: Layout, stage: int) -> tuple[tuple[Posted, ...], dict[str, float]]:
-    """Return what a stage posts together, and the share of each type that blocks."""
+def _ready(layout: Layout, graph: Graph) -> FloatArray:
+    """Return when each node could have been launched; never where it follows nothing."""
+    ends = layout.start_ns + layout.duration_ns
+    ready = np.full(ends.shape, np.inf)
+    for unit in graph.units:
+        for node, after in zip(unit.members, unit.after, strict=True):
+            if after:
+                ready[node] = ends[list(after)].max(axis=0)
+    return ready
+
+
+def _of_stage(
+    layout: Layout, stage: int, ready: FloatArray
+) -> tuple[tuple[Posted, ...], dict[str, float], set[str]]:
+    """Return what a stage posts together, the share of each type that blocks, what held up."""
     # collections come when they please, and not in the order of a host's calls
     collected = layout.nodes.op == layout.codes(GC)[0]
     nodes = np.flatnonzero((layout.nodes.pp == stage) & ~collected)
@@ -100,13 +127,18 @@ def _of_stage(layout: Layout, stage: int) -> tuple[tuple[Posted, ...], dict[str,
     end = start + layout.duration_ns.reshape(-1, count)[nodes]
     names = [layout.op_names[code] for code in layout.nodes.op[nodes].tolist()]
     groups = list(_together(names, start, end))
-    # the earliest start of all that is posted later
+    could = ready.reshape(-1, count)[nodes]
+    # the earliest start of all that is posted later, and the earliest that there could be
     later = np.full(count, np.inf)
+    soonest = np.full(count, np.inf)
     clear: dict[str, list[float]] = {}
+    inside: dict[str, list[float]] = {}
     for first, last in reversed(groups):
         for i in range(first, last):
             clear.setdefault(names[i], []).append(float((later >= end[i]).mean()))
+            inside.setdefault(names[i], []).append(float((soonest < end[i]).mean()))
         later = np.minimum(later, start[first:last].min(axis=0))
+        soonest = np.minimum(soonest, could[first:last].min(axis=0))
     shares = {name: float(np.mean(values)) for name, values in clear.items()}
     blocking = {name: share for name, share in shares.items() if share >= BLOCKING_SHARE}
     posted = tuple(
@@ -116,7 +148,8 @@ def _of_stage(layout: Layout, stage: int) -> tuple[tuple[Posted, ...], dict[str,
         )
         for first, last in groups
     )
-    return posted, blocking
+    held_up = {name for name, values in inside.items() if sum(values) >= _HELD_UP}
+    return posted, blocking, held_up
 
 
 def _together(names: list[str], start: FloatArray, end: FloatArray) -> Iterator[tuple[int, int]]:

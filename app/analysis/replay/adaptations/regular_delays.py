@@ -31,6 +31,10 @@ _REGULARLY: Final = 0.75
 _MOST_OF: Final = 0.5
 # …and all usual delays of a step add up to this share of it.
 _LEAST_SHARE: Final = 0.005
+# Of delays without memory, which are chance and nothing regular, so many are late by that share of
+# their median. Over all kinds delays have to be more regular, beyond so many standard deviations.
+_BY_CHANCE: Final = 0.5**_MOST_OF
+_CHANCE: Final = 3.0
 _MOST_NAMED: Final = 4
 # What rarely comes last is late when it does: its delays are those of exceptions.
 _LEAST_OFTEN: Final = 0.25
@@ -69,14 +73,16 @@ def propose_regular_delays(draft: Draft) -> Proposal | None:
             delays.setdefault(kind, []).append(late)
     joined = {kind: np.concatenate(parts) for kind, parts in delays.items()}
     count = {kind: int((~np.isnan(values)).sum()) for kind, values in joined.items()}
+    regular = {kind: _regular_share(values) for kind, values in joined.items()}
+    if _is_chance([(regular[kind], joined[kind]) for kind in joined]):
+        return None
     usual: dict[LaunchKind, float] = {}
     shares = []
     for kind, values in joined.items():
         among = count[kind] + count.get(replace(kind, remote=not kind.remote), 0)
-        share = _regular_share(values)
-        if share >= _REGULARLY and count[kind] >= _LEAST_OFTEN * among:
+        if regular[kind] >= _REGULARLY and count[kind] >= _LEAST_OFTEN * among:
             usual[kind] = _usual(values)
-            shares.append(share)
+            shares.append(regular[kind])
     layout = few[0]
     # no step is shorter without them by more than all of them together
     total = sum(ns * count[kind] for kind, ns in usual.items())
@@ -109,6 +115,29 @@ def _regular_share(late: FloatArray) -> float:
     if middle <= 0 or min(ranks) < _ON_EVERY_RANK * middle:
         return 0.0
     return float((late[~np.isnan(late)] >= _MOST_OF * middle).mean())
+
+
+def _is_chance(kinds: Sequence[tuple[float, FloatArray]]) -> bool:
+    """Return whether the delays of all kinds together are no more regular than those of chance.
+
+    Among many kinds some look regular, the more so where there are few launches of each. So all
+    that are late count, each by the time that it takes: a hand-over of 4 ms outweighs hosts that
+    are late by microseconds.
+
+    Parameters
+    ----------
+    kinds : sequence of (float, float64 array)
+        The share of regular launches, and how late each of them is; NaN where it is none.
+    """
+    late = [(share, values[~np.isnan(values)]) for share, values in kinds if share > 0]
+    count = np.array([len(values) for _, values in late])
+    time = np.array([np.median(values) for _, values in late])
+    if not len(count):
+        return True
+    shares = np.array([share for share, _ in late])
+    weights = count * time / (count * time).sum()
+    spread = np.sqrt(_BY_CHANCE * (1 - _BY_CHANCE) * (weights**2 / count).sum())
+    return bool((weights * shares).sum() < _BY_CHANCE + _CHANCE * spread)
 
 
 def _usual(late: FloatArray) -> float:

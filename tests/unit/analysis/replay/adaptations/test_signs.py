@@ -15,14 +15,18 @@ from app.analysis.replay.adaptations.idle_transfers import _cheapest
 from app.analysis.replay.adaptations.late_ends import _arrival, _pairs
 from app.analysis.replay.adaptations.nested_gc import without_nested_gc
 from app.analysis.replay.adaptations.placement import find_placement
-from app.analysis.replay.adaptations.regular_delays import _usual
+from app.analysis.replay.adaptations.regular_delays import _is_chance, _regular_share, _usual
+from app.analysis.replay.adaptations.signs.glance import Glance
 from app.analysis.replay.adaptations.signs.inside import NOWHERE, containing
 from app.analysis.replay.adaptations.signs.sampling import sampled
 from app.analysis.replay.layout.dense import Layout
 from app.analysis.replay.session import prepare_replay
 from app.analysis.synthesis.hosts.job import HostJob
 from app.analysis.synthesis.hosts.session import run
-from app.analysis.trace.model import GC
+from app.analysis.synthesis.injections.transfers import SlowDataLoading
+from app.analysis.synthesis.job import JobModel, Schedule
+from app.analysis.synthesis.synthesize import synthesize
+from app.analysis.trace.model import GC, Sizes
 from tests.oracles import adaptations as twins
 from tests.schedules import Job, executed
 
@@ -53,8 +57,9 @@ def as_recorded(seed: int) -> Layout:
 @jobs
 @given(seeds)
 def test_what_blocks_is_told_as_by_the_twin(seed: int) -> None:
-    layout = as_recorded(seed)
-    blocking = find_blocking(layout)
+    replayed = prepare_replay(run(host_job(seed)).trace, without=tuple(Name))
+    layout = replayed.layout
+    blocking = find_blocking(layout, replayed.graph)
 
     assert blocking is not None
     for posted in blocking.stages:
@@ -63,6 +68,33 @@ def test_what_blocks_is_told_as_by_the_twin(seed: int) -> None:
         assert found >= twins.TRANSFERS & {
             twins.name_of(layout, node) for group in posted for node in group.nodes
         }
+
+
+@jobs
+@given(seeds)
+def test_what_holds_up_is_told_as_by_the_twin(seed: int) -> None:
+    replayed = prepare_replay(run(host_job(seed)).trace, without=tuple(Name))
+    layout, graph = replayed.layout, replayed.graph
+    blocking = find_blocking(layout, graph)
+    assert blocking is not None
+
+    held_up = [
+        twins.holding_up_types(layout, graph, [group.nodes for group in posted])
+        for posted in blocking.stages
+    ]
+    assert sum(bool(twins.TRANSFERS & types) for types in held_up) > layout.pp / 2
+
+
+def test_what_holds_nothing_up_does_not_block() -> None:
+    # all microbatches go round before a stage has two computations to choose from
+    job = JobModel(
+        sizes=Sizes(dp=1, pp=6, vpp=3), microbatches=6, steps=6, schedule=Schedule.INTERLEAVED
+    )
+    late = SlowDataLoading(1.5 * job.costs.forward_ns)
+    replayed = prepare_replay(synthesize(job, (late,), seed=3).trace, without=tuple(Name))
+
+    assert Glance(replayed.layout).may_block()
+    assert find_blocking(replayed.layout, replayed.graph) is None
 
 
 @jobs
@@ -128,6 +160,27 @@ def test_transfers_are_chosen_at_the_least_cost(count: int, spare: int, seed: in
 @given(st.lists(st.floats(-1e6, 1e9), min_size=1, max_size=40))
 def test_usual_delays_are_those_of_the_twin(late: list[float]) -> None:
     assert _usual(np.array(late)[:, None]) == pytest.approx(twins.usual_delay(late), abs=1.0)
+
+
+@settings(deadline=None, max_examples=200)
+@given(seeds, st.integers(1, 40), st.integers(5, 200))
+def test_delays_without_memory_are_chance(seed: int, kinds: int, count: int) -> None:
+    rng = np.random.default_rng(seed)
+    late = [rng.exponential(3e6, (count, 2)) for _ in range(kinds)]
+
+    assert _is_chance([(_regular_share(values), values) for values in late])
+
+
+@settings(deadline=None, max_examples=200)
+@given(seeds, st.integers(1, 40))
+def test_delays_of_a_length_are_none_whatever_else_is_late_by_a_little(
+    seed: int, kinds: int
+) -> None:
+    rng = np.random.default_rng(seed)
+    late = [rng.exponential(0.05e6, (20, 2)) for _ in range(kinds)]
+    late.append(rng.normal(4e6, 0.5e6, (20, 2)))
+
+    assert not _is_chance([(_regular_share(values), values) for values in late])
 
 
 @pytest.mark.parametrize("pp", [2, 3, 4])
