@@ -17,16 +17,11 @@ from app.analysis.diagnosis.causes.host_overhead import HOST_OVERHEAD
 from app.analysis.diagnosis.causes.kernel_dependency import KERNEL_DEPENDENCY
 from app.analysis.replay.adaptations.evidence import Name
 from app.analysis.replay.session import prepare_replay
+from app.analysis.synthesis.dials import CAUSES, needs_of
 from app.analysis.synthesis.injections.base import Injection
 from app.analysis.synthesis.job import JobModel
-from app.analysis.synthesis.population import (
-    CAUSES,
-    Goal,
-    Range,
-    afflict,
-    draw_job,
-    needs_of,
-)
+from app.analysis.synthesis.population import Goal, afflict
+from app.analysis.synthesis.random_jobs import Range, draw_job
 from app.analysis.synthesis.randomness import stream
 
 HEALTHY: Final = "none"

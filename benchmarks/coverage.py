@@ -31,7 +31,7 @@ from app.analysis.synthesis.injections.transfers import (
     SlowLink,
 )
 from app.analysis.synthesis.job import USUAL_OP_TYPES, JobModel, Profiler, Schedule
-from app.analysis.synthesis.population import draw_costs
+from app.analysis.synthesis.random_jobs import draw_costs
 from app.analysis.synthesis.randomness import stream
 from app.analysis.synthesis.synthesize import SyntheticSession, synthesize
 from app.analysis.trace.model import SEPARATE_ALL_REDUCE, Sizes, Trace

@@ -27,9 +27,11 @@ from app.analysis.diagnosis.causes.thermal_throttling import THERMAL_THROTTLING
 from app.analysis.diagnosis.finding import UNKNOWN
 from app.analysis.report.build import analyze
 from app.analysis.report.findings import NamedCause
+from app.analysis.synthesis.dials import CAUSES
 from app.analysis.synthesis.hosts.draw import HOST_CAUSES, WAYS, draw_host_session
 from app.analysis.synthesis.hosts.session import HostSession
-from app.analysis.synthesis.population import CAUSES, LARGER, USUAL, draw_session
+from app.analysis.synthesis.population import draw_session
+from app.analysis.synthesis.random_jobs import LARGER, USUAL
 from app.analysis.synthesis.randomness import stream
 from app.analysis.synthesis.synthesize import SyntheticSession
 from benchmarks.held_against import slowdown_of

@@ -15,11 +15,13 @@ from app.analysis.replay.adaptations.trial import recorded_times, stage_begins
 from app.analysis.replay.clocks.alignment import RankClocks
 from app.analysis.replay.engine.durations import FAULT_NS, Durations, ideal_durations
 from app.analysis.replay.engine.executor import executor_for
-from app.analysis.replay.engine.replay import Executor, prepare
+from app.analysis.replay.engine.program import prepare
+from app.analysis.replay.engine.replay import Executor
 from app.analysis.replay.engine.variants import Simulator
 from app.analysis.replay.layout.arrange import lay_out
 from app.analysis.replay.layout.dense import DroppedStep, FloatArray, IntArray, LaidOut, Layout
-from app.analysis.replay.layout.graph import Graph, build_graph
+from app.analysis.replay.layout.dependencies import build_graph
+from app.analysis.replay.layout.graph import Graph
 from app.analysis.replay.repair import RecreatedOperations
 from app.analysis.trace.model import Trace
 from app.errors import UnanalyzableError

@@ -12,7 +12,7 @@ import sys
 from functools import partial
 from multiprocessing import get_context
 
-from app.analysis.synthesis.population import CAUSES
+from app.analysis.synthesis.dials import CAUSES
 from tests.oracles.physics.draw import FAULTS
 from tests.referee.fixes.promise import NEAR
 from tests.referee.fixes.referee import referee

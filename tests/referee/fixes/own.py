@@ -11,6 +11,7 @@ import numpy as np
 from app.analysis.mitigation.fix import Balancing
 from app.analysis.report.build import analyze
 from app.analysis.synthesis.costs import healthy_work
+from app.analysis.synthesis.dials import CAUSES, needs_of
 from app.analysis.synthesis.execution import StepWork, execute
 from app.analysis.synthesis.injections.base import Injection
 from app.analysis.synthesis.injections.computations import (
@@ -19,8 +20,9 @@ from app.analysis.synthesis.injections.computations import (
     TensorParallelStraggler,
 )
 from app.analysis.synthesis.job import JobModel
-from app.analysis.synthesis.population import CAUSES, Goal, afflict, draw_job, needs_of
+from app.analysis.synthesis.population import Goal, afflict
 from app.analysis.synthesis.program import build_program
+from app.analysis.synthesis.random_jobs import draw_job
 from app.analysis.synthesis.randomness import stream
 from app.analysis.synthesis.synthesize import SyntheticSession, inject, step_numbers
 from app.analysis.trace.model import (

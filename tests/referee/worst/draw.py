@@ -10,7 +10,7 @@ from typing import Final, Protocol
 
 import numpy as np
 
-from app.analysis.synthesis.population import CAUSES as OWN_CAUSES
+from app.analysis.synthesis.dials import CAUSES as OWN_CAUSES
 from benchmarks.score import lead, score_kind
 from tests.oracles.physics.draw import FAULTS
 from tests.referee.judging import NONE, STRAGGLING, judge

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from app.analysis.replay.adaptations.evidence import Name
-from app.analysis.synthesis.population import CAUSES
+from app.analysis.synthesis.dials import CAUSES
 from benchmarks.adaptations import Adapted, adapted_job, lines
 
 FIRST_SEED = 1

@@ -11,7 +11,8 @@ from app.analysis.replay.adaptations.trial import off_recording
 from app.analysis.replay.clocks.alignment import RankClocks, align
 from app.analysis.replay.engine.durations import OwnDurations, own_durations
 from app.analysis.replay.engine.executor import executor_for
-from app.analysis.replay.engine.replay import Executor, prepare
+from app.analysis.replay.engine.program import prepare
+from app.analysis.replay.engine.replay import Executor
 from app.analysis.replay.layout.dense import Layout
 from app.analysis.replay.layout.graph import Graph
 from app.analysis.replay.repair import RecreatedOperations, recreate

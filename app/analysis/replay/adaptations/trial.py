@@ -9,7 +9,8 @@ import numpy as np
 
 from app.analysis.replay.engine.durations import Durations, own_durations
 from app.analysis.replay.engine.executor import executor_for
-from app.analysis.replay.engine.replay import Executor, prepare
+from app.analysis.replay.engine.program import prepare
+from app.analysis.replay.engine.replay import Executor
 from app.analysis.replay.engine.variants import Simulator
 from app.analysis.replay.layout.dense import FloatArray, Layout
 from app.analysis.replay.layout.graph import Graph

@@ -9,15 +9,8 @@ from typing import Final
 
 import numpy as np
 
-from app.analysis.replay.engine.replay import (
-    ON_TIME,
-    RECORDED,
-    ArrayReplay,
-    Batch,
-    Block,
-    Executor,
-    Program,
-)
+from app.analysis.replay.engine.program import Program
+from app.analysis.replay.engine.replay import ON_TIME, RECORDED, ArrayReplay, Batch, Block, Executor
 
 # Loading the compiler's run-time takes about half a second, as long as replaying so many
 # operations without it.

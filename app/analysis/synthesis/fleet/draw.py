@@ -17,22 +17,15 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from app.analysis.synthesis.dials import COLLECTING, FRAGMENTED, LAST_STAGE, LONG_CONTEXT, needs_of
 from app.analysis.synthesis.fleet.jobs import WITHOUT_PIPELINE, draw_fleet_job, draw_gpus
-from app.analysis.synthesis.population import (
-    COLLECTING,
-    FRAGMENTED,
-    LAST_STAGE,
-    LONG_CONTEXT,
-    Goal,
-    afflict,
-    needs_of,
-)
+from app.analysis.synthesis.population import Goal, afflict
 from app.analysis.synthesis.published_slowdown import published_slowdown
 from app.analysis.synthesis.randomness import stream
 from app.analysis.synthesis.synthesize import true_slowdown
 
 if TYPE_CHECKING:
-    from app.analysis.synthesis.population import Needs
+    from app.analysis.synthesis.random_jobs import Needs
     from app.analysis.synthesis.synthesize import SyntheticSession
 
 Causes = tuple[str, ...]

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from app.analysis.synthesis.job import USUAL_OP_TYPES, JobModel, Profiler, Schedule
-from app.analysis.synthesis.population import draw_costs
+from app.analysis.synthesis.random_jobs import draw_costs
 from app.analysis.trace.model import SEPARATE_ALL_REDUCE, Sizes
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from app.analysis.synthesis.population import Needs
+    from app.analysis.synthesis.random_jobs import Needs
 
 
 @dataclass(frozen=True, slots=True)

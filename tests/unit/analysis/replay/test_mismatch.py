@@ -13,8 +13,9 @@ from app.analysis.replay.clocks.agreement import clocks_apart_ns
 from app.analysis.replay.fidelity import distrust, late_launches
 from app.analysis.replay.metrics import measure
 from app.analysis.replay.session import prepare_replay
-from app.analysis.report.build import CLOCK_WARNING, analyze
+from app.analysis.report.build import analyze
 from app.analysis.report.document import Report
+from app.analysis.report.trust import CLOCK_WARNING
 from app.analysis.synthesis.hosts.job import HostJob
 from app.analysis.synthesis.hosts.session import run
 from app.analysis.synthesis.injections.base import Injection

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from app.analysis.replay.layout.arrange import lay_out
 from app.analysis.replay.layout.dense import Layout
-from app.analysis.replay.layout.graph import build_graph
+from app.analysis.replay.layout.dependencies import build_graph
 from app.analysis.replay.layout.slots_by_time import assign
 from app.analysis.replay.repair import recreate
 from app.analysis.replay.session import prepare_replay

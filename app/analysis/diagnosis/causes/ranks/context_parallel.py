@@ -9,6 +9,13 @@ from typing import Final
 import numpy as np
 
 from app.analysis.diagnosis.causes.kind import CauseKind, Remedy
+from app.analysis.diagnosis.causes.ranks.late_rank import (
+    CONTEXT,
+    because_of,
+    replacing,
+    sign_of,
+    where_of,
+)
 from app.analysis.diagnosis.finding import Cause, Change, Doubt, Evidence, Finding
 from app.analysis.diagnosis.observation import Observation
 from app.analysis.diagnosis.places import Hosts, JobFacts, Where
@@ -25,7 +32,6 @@ from app.analysis.diagnosis.tensor_waits import (
     waiting_groups,
 )
 from app.analysis.replay.layout.dense import FloatArray
-from app.analysis.wording import named, percent
 
 # The same rank of so many groups is late: not that it is slow, but that it has more to do.
 _ALIKE: Final = 0.8
@@ -64,7 +70,7 @@ def _find(signs: Signs) -> Finding | None:
     if not groups:
         return None
     evidence = [
-        Evidence(_sign(observation, group), view_of(group, drawn=number == 0))
+        Evidence(sign_of(observation, group, CONTEXT), view_of(group, drawn=number == 0))
         for number, group in enumerate(groups[:LISTED])
     ]
     divided = _is_division(observation, groups)
@@ -77,10 +83,7 @@ def _find(signs: Signs) -> Finding | None:
         ]
         where = Where(stages=tuple(sorted({group.cell[1] for group in groups})))
     else:
-        where = Where(
-            workers=tuple(group.cell for group in groups),
-            ranks=tuple(int(group.waits.ranks[group.slowest]) for group in groups),
-        )
+        where = where_of(groups)
     untold = not divided and _cells(observation) < _FEWEST and len(groups[0].by_rank) < _TELLING
     return Finding(
         change=Change(less_ns=computations_without(observation, groups)),
@@ -132,22 +135,10 @@ def _division(observation: Observation, groups: Sequence[Waiting]) -> str:
     )
 
 
-def _sign(observation: Observation, group: Waiting) -> str:
-    who = observation.hosts.named(group.cell)
-    return (
-        f"Context-parallel rank {group.slowest} (global rank "
-        f"{int(group.waits.ranks[group.slowest])}) of {who} is last for "
-        f"{percent(group.concentration, 0)} of the waiting; its group waits "
-        f"{percent(group.share, 0)} of its computing time"
-    )
-
-
 def _because(cause: Cause, job: JobFacts) -> str:
     if not cause.where.ranks:
         return "context-parallel groups divide their sequences unevenly"
-    rank, (dp, pp) = cause.where.ranks[0], cause.where.workers[0]
-    who = f"rank {rank}{job.on(rank)}"
-    return f"{who} keeps its context-parallel group at ({dp}, {pp}) waiting"
+    return because_of(cause, job, CONTEXT)
 
 
 def _remedy(cause: Cause, hosts: Hosts) -> Remedy:
@@ -158,16 +149,7 @@ def _remedy(cause: Cause, hosts: Hosts) -> Remedy:
             "Replayed with all ranks of a group taking as long as they do on average: with causal "
             "attention a rank takes two pieces, one from either end of the sequence.",
         )
-    return _replacing(cause.where.ranks, hosts)
-
-
-def _replacing(ranks: Sequence[int], hosts: Hosts) -> Remedy:
-    where = hosts.on(ranks[0]) if len(ranks) == 1 else ""
-    return Remedy(
-        "replace_rank",
-        f"Replace {named('rank', [str(rank) for rank in ranks])}{where}",
-        "Replayed with no rank waiting for another of its context-parallel group.",
-    )
+    return replacing(cause, hosts, CONTEXT)
 
 
 def _cannot_judge(signs: Signs) -> str | None:

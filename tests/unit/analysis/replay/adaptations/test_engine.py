@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from app.analysis.replay.engine.durations import Durations
 from app.analysis.replay.engine.kernel import CompiledReplay
-from app.analysis.replay.engine.replay import ArrayReplay, Batch, Block, prepare
+from app.analysis.replay.engine.program import prepare
+from app.analysis.replay.engine.replay import ArrayReplay, Batch, Block
 from app.analysis.replay.engine.variants import Simulator
 from app.analysis.replay.session import prepare_replay
 from tests.oracles.adaptations import chained_step_times

@@ -19,7 +19,7 @@ from app.analysis.replay.clocks.least_squares import (
     robust_potentials,
 )
 from app.analysis.replay.layout.arrange import lay_out
-from app.analysis.replay.layout.graph import build_graph
+from app.analysis.replay.layout.dependencies import build_graph
 from app.analysis.replay.medians import median_of_known
 from app.analysis.replay.session import prepare_replay
 from app.analysis.report.build import analyze

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from app.analysis.report.build import analyze
+from app.analysis.synthesis.dials import CAUSES, COLLECTING, FRAGMENTED, LAST_STAGE, LONG_CONTEXT
 from app.analysis.synthesis.fleet.draw import (
     MILD,
     SHARES,
@@ -17,14 +18,7 @@ from app.analysis.synthesis.fleet.draw import (
     FleetMember,
     plan_fleet,
 )
-from app.analysis.synthesis.population import (
-    CAUSES,
-    COLLECTING,
-    FRAGMENTED,
-    LAST_STAGE,
-    LONG_CONTEXT,
-    draw_session,
-)
+from app.analysis.synthesis.population import draw_session
 
 
 def straggles(member: FleetMember) -> bool:

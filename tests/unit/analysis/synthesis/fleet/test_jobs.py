@@ -3,8 +3,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from app.analysis.synthesis.dials import LAST_STAGE, needs_of
 from app.analysis.synthesis.fleet.jobs import SCALES, draw_fleet_job, draw_gpus
-from app.analysis.synthesis.population import LAST_STAGE, Needs, needs_of
+from app.analysis.synthesis.random_jobs import Needs
 from app.analysis.synthesis.randomness import stream
 
 SIZES = sorted({gpus for scale in SCALES for gpus in scale.gpus})

@@ -7,7 +7,7 @@ import pytest
 
 from app.analysis.replay.layout.arrange import lay_out
 from app.analysis.replay.layout.dense import Layout
-from app.analysis.replay.layout.graph import build_graph
+from app.analysis.replay.layout.dependencies import build_graph
 from app.analysis.replay.session import prepare_replay
 from app.analysis.trace.model import Trace
 from app.errors import UnanalyzableError

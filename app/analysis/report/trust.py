@@ -1,0 +1,172 @@
+"""What of a report says how far the recording and its replay are to be trusted."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from app.analysis.diagnosis.causes.registry import title_of
+from app.analysis.diagnosis.diagnose import Diagnosis
+from app.analysis.replay.adaptations.evidence import SENTENCES, Sign
+from app.analysis.replay.clocks.agreement import clocks_apart_ns
+from app.analysis.replay.fidelity import (
+    DISCREPANCY_LIMIT,
+    Delaying,
+    distrust,
+    hides_collectives,
+    late_launches,
+)
+from app.analysis.replay.layout.dense import FloatArray
+from app.analysis.replay.metrics import Metrics
+from app.analysis.replay.session import Replayed
+from app.analysis.report.coverage import (
+    Clocks,
+    Coverage,
+    Fidelity,
+    LateOpType,
+    LateWorker,
+    MadeAdaptation,
+    Recreated,
+)
+from app.analysis.trace.model import REPLAYED_OP_TYPES, Trace
+from app.analysis.trace.unmapped import said
+from app.analysis.wording import percent
+
+PIECE_ROWS: Final = 1 << 17
+
+
+NS_A_SECOND: Final = 1e9
+
+
+# Clocks that are further apart than this share of a step are warned of.
+CLOCK_WARNING: Final = 0.01
+
+
+def fidelity_of(
+    replayed: Replayed, metrics: Metrics, hidden: Sign | None, diagnosis: Diagnosis
+) -> Fidelity:
+    """Return how far the replay is from the recording, and why where that is too far."""
+    near = metrics.discrepancy <= DISCREPANCY_LIMIT
+    # replayed one at a time, and only where the verdict is withheld
+    late = [] if near else late_launches(replayed, metrics)
+    reason = None
+    if hidden is not None:
+        reason = hides_collectives(hidden)
+    elif not near:
+        titles = tuple(title_of(name) for name in diagnosis.delaying)
+        delaying = Delaying(titles, diagnosis.discrepancy) if titles else None
+        reason = distrust(replayed, metrics, late, DISCREPANCY_LIMIT, delaying)
+    return Fidelity(
+        discrepancy=metrics.discrepancy,
+        limit=DISCREPANCY_LIMIT,
+        verdict=near and hidden is None,
+        reason=reason,
+        adaptations=tuple(
+            MadeAdaptation(
+                adaptation=item.name.value,
+                sentence=SENTENCES[item.name],
+                where=item.sign.where,
+                confidence=item.sign.confidence,
+                discrepancy_before=item.before,
+                discrepancy_after=item.after,
+            )
+            for item in replayed.adaptations
+        ),
+        late_launches=tuple(
+            LateOpType(
+                item.op_type,
+                item.share,
+                tuple(LateWorker(worker, share) for worker, share in item.workers),
+            )
+            for item in late
+        ),
+    )
+
+
+def clocks_of(trace: Trace, replayed: Replayed, metrics: Metrics) -> Clocks:
+    """Return how far the clocks of the ranks are apart, and what that may do."""
+    clocks = replayed.clocks
+    step_s = float(metrics.recorded_s.mean())
+    largest_s = float(np.abs(clocks.offsets_ns).max()) / NS_A_SECOND
+    residual_s = float(clocks.residual_ns.max()) / NS_A_SECOND
+    warnings = []
+    if largest_s > CLOCK_WARNING * step_s and (
+        clocks.unconnected or _clocks_differ(replayed, clocks.offsets_ns)
+    ):
+        warnings.append(
+            f"Clocks are up to {largest_s * 1e3:.1f} ms apart, {percent(largest_s / step_s)} of a "
+            "step: synchronize the hosts"
+        )
+    if residual_s > CLOCK_WARNING * step_s and not clocks.unconnected and _clocks_differ(replayed):
+        warnings.append(
+            f"Even aligned, ends that belong together are up to {residual_s * 1e3:.1f} ms apart, "
+            f"{percent(residual_s / step_s)} of a step: clocks move between steps, and S may be off"
+            + (". Absolute times would tell by how much" if trace.step_relative else "")
+        )
+    if clocks.unconnected:
+        warnings.append(
+            f"No recorded communication connects {len(clocks.unconnected)} groups of ranks: "
+            "their clocks are compared by the boundaries of steps"
+        )
+    return Clocks(
+        aligned=clocks.aligned,
+        absolute=not trace.step_relative,
+        offsets_ns=by_cell(clocks.offsets_ns),
+        residual_ns=by_cell(clocks.residual_ns),
+        drift_ppm=None if clocks.drift_ppm is None else by_cell(clocks.drift_ppm),
+        unconnected=clocks.unconnected,
+        warnings=tuple(warnings),
+    )
+
+
+def _clocks_differ(replayed: Replayed, offsets_ns: FloatArray | None = None) -> bool:
+    """Return whether clocks do, and not only ends of some type are taken at another moment."""
+    layout = replayed.layout
+    step_ns = float((layout.start_ns + layout.duration_ns).max(axis=(0, 2)).mean())
+    return clocks_apart_ns(layout, replayed.graph, offsets_ns) > CLOCK_WARNING * step_ns
+
+
+def coverage_of(trace: Trace, replayed: Replayed, metrics: Metrics) -> Coverage:
+    """Return what of the job was recorded, and what of the recording is replayed."""
+    recreated = replayed.recreated
+    counts = _count_by_type(trace)
+    known = len(REPLAYED_OP_TYPES)
+    return Coverage(
+        ranks_expected=trace.meta.sizes.workers,
+        ranks_present=int(replayed.layout.ranks.size),
+        operations=len(trace),
+        operations_replayed=sum(group.layout.start_ns.size for group in replayed.groups),
+        recreated=Recreated(
+            operations=recreated.total,
+            by_optype=recreated.by_optype,
+            by_worker=by_cell(recreated.by_worker),
+        ),
+        unknown_op_types={
+            name: count
+            # by name: their codes follow the order in which they came
+            for name, count in sorted(zip(trace.op_names[known:], counts[known:], strict=True))
+            if count
+        },
+        unanswered={name: counts[REPLAYED_OP_TYPES.index(name)] for name in replayed.unanswered},
+        absent_op_types=tuple(
+            name for name, count in zip(REPLAYED_OP_TYPES, counts, strict=False) if not count
+        ),
+        clamped_transfers=replayed.clamped,
+        clamped_launch_delays=metrics.clamped_delays,
+        unmapped=said(trace.meta.extra),
+    )
+
+
+def _count_by_type(trace: Trace) -> list[int]:
+    """Count operations of each type, in pieces: `bincount` widens all that it is given."""
+    counts = np.zeros(len(trace.op_names), dtype=np.int64)
+    for first in range(0, len(trace), PIECE_ROWS):
+        counts += np.bincount(trace.op[first : first + PIECE_ROWS], minlength=len(counts))
+    return counts.tolist()
+
+
+def by_cell(values: NDArray[Any]) -> tuple[tuple[Any, ...], ...]:
+    """Return an array as rows of plain numbers."""
+    return tuple(map(tuple, values.tolist()))

@@ -1,0 +1,256 @@
+"""What gives a job a cause of straggling, the stronger the further it is turned."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from app.analysis.synthesis.injections.base import Spells
+from app.analysis.synthesis.injections.computations import (
+    GarbageCollection,
+    MemoryFragmentation,
+    SequenceLengths,
+    SlowWorker,
+    StageImbalance,
+    TensorParallelStraggler,
+)
+from app.analysis.synthesis.injections.devices import ThermalThrottling
+from app.analysis.synthesis.injections.hosts import Checkpoint, HostOverhead
+from app.analysis.synthesis.injections.ranks import ContextParallelStraggler, UnevenExperts
+from app.analysis.synthesis.injections.transfers import (
+    Congestion,
+    FalseKernelDependency,
+    SlowDataLoading,
+    SlowLink,
+)
+from app.analysis.synthesis.job import JobModel
+from app.analysis.synthesis.random_jobs import Needs
+
+if TYPE_CHECKING:
+    from app.analysis.synthesis.injections.base import Injection, Worker
+
+Sick = tuple[JobModel, tuple["Injection", ...]]
+# Given a job, the strength of the fault and draws that do not depend on it.
+Strengthen = Callable[[JobModel, float, np.random.Generator], Sick]
+
+
+def _slow_worker(job: JobModel, strength: float, rng: np.random.Generator) -> Sick:
+    first, spells = _any_worker(job, rng), _spells(job, rng)
+    share = float(rng.uniform(0.7, 1.1))
+    found = [SlowWorker(first, 1 + 0.5 * strength, spells, share)]
+    others, few = rng.permutation(job.sizes.workers), job.sizes.workers // 8
+    # Now and then a host has several; the first one is the slowest.
+    count = int(rng.integers(1, 3)) if rng.random() < 0.2 else 0  # noqa: PLR2004 - few hosts do
+    for number in others[: min(count, few)].tolist():
+        worker = divmod(number, job.sizes.pp)
+        # Were most of a stage's workers slow, the stage would be.
+        same = [other for other in found if other.worker[1] == worker[1]]
+        if worker != first and len(same) < job.sizes.dp // 4:
+            found.append(SlowWorker(worker, 1 + 0.4 * strength, spells, share))
+    return job, tuple(found)
+
+
+def _heat(job: JobModel, strength: float, rng: np.random.Generator) -> Sick:
+    period = float(rng.uniform(0.4, 1.0)) * job.steps
+    hot = ThermalThrottling(
+        _any_worker(job, rng), 1 + strength, period, float(rng.uniform(0, period))
+    )
+    return job, (hot,)
+
+
+def _stage(job: JobModel, strength: float, rng: np.random.Generator) -> Sick:
+    backward = float(rng.uniform(0.25, 0.9))
+    at = -1 if rng.random() < 0.7 else int(rng.integers(job.sizes.pp))  # noqa: PLR2004 - mostly last
+    return job, (StageImbalance(1 + 0.6 * strength, 1 + 0.6 * strength * backward, at),)
+
+
+def _last_stage(job: JobModel, strength: float, rng: np.random.Generator) -> Sick:
+    backward = float(rng.uniform(0.25, 0.9))
+    return job, (StageImbalance(1 + 0.6 * strength, 1 + 0.6 * strength * backward),)
+
+
+def _sequences(job: JobModel, strength: float, rng: np.random.Generator) -> Sick:
+    length = int(rng.choice([8_192, 16_384, 32_768, 65_536]))
+    spread = float(rng.uniform(1.2, 1.8))
+    median = length * float(rng.uniform(0.04, 0.12))
+    backward = float(rng.uniform(0.8, 1.3))
+    injection = SequenceLengths(
+        length, median, spread, quadratic=0.6 * strength, backward_quadratic=backward
+    )
+    recorded = replace(job.profiler, sequence_lengths=bool(rng.random() < 0.3))  # noqa: PLR2004 - some
+    return replace(job, profiler=recorded), (injection,)
+
+
+def _long_context(job: JobModel, strength: float, rng: np.random.Generator) -> Sick:
+    # Attention weighs in proportion to the context, and a longer one holds more unequal sequences.
+    median, spread = float(rng.uniform(800, 2_400)), float(rng.uniform(1.3, 1.8))
+    length = int(min(max(float(rng.uniform(12_000, 30_000)) * strength, 4_096), 262_144))
+    backward = float(rng.uniform(0.8, 1.3))
+    injection = SequenceLengths(
+        length, median, spread, quadratic=0.6 * strength, backward_quadratic=backward
+    )
+    return job, (injection,)
+
+
+def _garbage(job: JobModel, strength: float, rng: np.random.Generator) -> Sick:
+    # About as many pauses a step whatever the job's size, at least one on a worker in five steps.
+    pauses = max(0.2, float(rng.uniform(0.8, 4)) / job.sizes.workers)
+    pauses = min(pauses, 0.2 * job.microbatches * job.sizes.vpp)
+    growth = float(rng.choice([0.0, rng.uniform(0.3, 1.5)]))
+    pause = 1.2 * strength * job.costs.forward_ns / job.sizes.vpp
+    return job, (GarbageCollection(pause, pauses, growth),)
+
+
+def _collecting(job: JobModel, strength: float, rng: np.random.Generator) -> Sick:
+    # Every interpreter collects each few steps. In one session its heap hardly grows.
+    pauses = min(float(rng.uniform(0.25, 0.7)), 0.2 * job.microbatches * job.sizes.vpp)
+    pause = 1.2 * strength * job.costs.forward_ns / job.sizes.vpp
+    return job, (GarbageCollection(pause, pauses, growth=float(rng.uniform(0, 0.2))),)
+
+
+def _network(job: JobModel, strength: float, rng: np.random.Generator) -> Sick:
+    spells = _spells(job, rng)
+    return job, (SlowLink(_any_worker(job, rng), 1 + 12 * strength, spells),)
+
+
+def _traffic(job: JobModel, strength: float, rng: np.random.Generator) -> Sick:
+    period = float(rng.uniform(0.4, 0.9)) * job.steps
+    busy, offset = float(rng.uniform(0.35, 0.65)), float(rng.uniform(0, period))
+    return job, (Congestion(1 + 15 * strength, period, busy, offset),)
+
+
+def _loading(job: JobModel, strength: float, rng: np.random.Generator) -> Sick:
+    del rng
+    return job, (SlowDataLoading(2 * strength * job.costs.forward_ns),)
+
+
+def _saving(job: JobModel, strength: float, rng: np.random.Generator) -> Sick:
+    every = int(rng.integers(3, 9))
+    stall = every * strength * job.costs.forward_ns
+    return job, (Checkpoint(every, stall, offset=int(rng.integers(every))),)
+
+
+def _launching(job: JobModel, strength: float, rng: np.random.Generator) -> Sick:
+    launch = (1 + strength) * job.costs.forward_ns / job.sizes.vpp
+    everywhere = rng.random() < 0.5  # noqa: PLR2004 - half of them
+    worker = None if everywhere else _any_worker(job, rng)
+    return job, (HostOverhead(launch, worker),)
+
+
+def _kernels(job: JobModel, strength: float, rng: np.random.Generator) -> Sick:
+    costs = replace(job.costs, grads_ns=2.5 * strength * job.costs.forward_ns)
+    return replace(job, costs=costs), (FalseKernelDependency(int(rng.integers(1, 3))),)
+
+
+def _fragmentation(job: JobModel, strength: float, rng: np.random.Generator) -> Sick:
+    stall = 0.4 * strength * job.costs.forward_ns / job.sizes.vpp
+    share, spells = float(rng.uniform(0.4, 0.9)), Spells(share=float(rng.uniform(0.3, 0.8)))
+    return job, (MemoryFragmentation(_any_worker(job, rng), stall, share, spells),)
+
+
+def _fragmentation_anywhere(job: JobModel, strength: float, rng: np.random.Generator) -> Sick:
+    # What allocates in the same pattern fragments in the same way: not one worker, but many.
+    stall = 0.4 * strength * job.costs.forward_ns / job.sizes.vpp
+    count = max(2, job.sizes.workers // 4)
+    found = [
+        MemoryFragmentation(divmod(number, job.sizes.pp), stall, 0.5, Spells(share=0.5))
+        for number in rng.permutation(job.sizes.workers)[:count].tolist()
+    ]
+    return job, tuple(found)
+
+
+def _tensor_rank(job: JobModel, strength: float, rng: np.random.Generator) -> Sick:
+    rank, worker = int(rng.integers(job.sizes.tp)), _any_worker(job, rng)
+    return job, (TensorParallelStraggler(worker, rank, 1 + 0.6 * strength, _spells(job, rng)),)
+
+
+def _context_rank(job: JobModel, strength: float, rng: np.random.Generator) -> Sick:
+    rank, worker = int(rng.integers(job.sizes.cp)), _any_worker(job, rng)
+    return job, (ContextParallelStraggler(worker, rank, 1 + 0.6 * strength, _spells(job, rng)),)
+
+
+def _experts(job: JobModel, strength: float, rng: np.random.Generator) -> Sick:
+    # Which experts are sent most changes with the text, and some are sent more of any.
+    lasting = float(rng.uniform(0, 0.8))
+    return job, (UnevenExperts(0.5 * strength, lasting, float(rng.uniform(0.3, 0.6))),)
+
+
+_CAUSES: Final[Mapping[str, tuple[Needs, Strengthen]]] = {
+    "slow_worker": (Needs(dp=2), _slow_worker),
+    "thermal_throttling": (Needs(dp=2), _heat),
+    "stage_imbalance": (Needs(pp=2), _stage),
+    "sequence_length_imbalance": (Needs(), _sequences),
+    "garbage_collection": (Needs(workers=6), _garbage),
+    "memory_fragmentation": (Needs(dp=2, tensor_ranks=True), _fragmentation),
+    "false_kernel_dependency": (Needs(pp=4, interleaved=True), _kernels),
+    "network": (Needs(dp=2, pp=2), _network),
+    "network_congestion": (Needs(dp=2, pp=2), _traffic),
+    "data_loading": (Needs(), _loading),
+    "checkpoint": (Needs(), _saving),
+    "host_overhead": (Needs(), _launching),
+    "tensor_parallel_straggler": (Needs(dp=2, tensor_ranks=True), _tensor_rank),
+    "context_parallel_straggler": (Needs(dp=2, context_ranks=True), _context_rank),
+    "expert_parallel_imbalance": (Needs(dp=2, experts=True), _experts),
+}
+
+
+CAUSES: Final = tuple(_CAUSES)
+
+
+# Kinds of causes that fleets have. The last stage carries the loss layer that nobody counted.
+LAST_STAGE: Final = "last_stage"
+
+
+# Sequence lengths that are the more unequal the longer the context is.
+LONG_CONTEXT: Final = "long_context"
+
+
+# Garbage collection on each worker every few steps.
+COLLECTING: Final = "collecting"
+
+
+# Memory fragmentation on a quarter of the workers.
+FRAGMENTED: Final = "fragmented"
+
+
+DIALS: Final = {
+    **_CAUSES,
+    LAST_STAGE: (Needs(pp=2), _last_stage),
+    LONG_CONTEXT: (Needs(), _long_context),
+    COLLECTING: (Needs(workers=6), _collecting),
+    FRAGMENTED: (Needs(dp=2, tensor_ranks=True), _fragmentation_anywhere),
+}
+
+
+def _any_worker(job: JobModel, rng: np.random.Generator) -> Worker:
+    return int(rng.integers(job.sizes.dp)), int(rng.integers(job.sizes.pp))
+
+
+def _spells(job: JobModel, rng: np.random.Generator) -> Spells:
+    """Return when a fault is there: mostly always, else from a step on, or by spells."""
+    kind = rng.random()
+    since = int(rng.integers(1, max(2, int(0.6 * job.steps))))
+    share = float(rng.uniform(0.3, 0.8))
+    if kind < 0.6:  # noqa: PLR2004 - most last
+        return Spells()
+    return Spells(from_step=since) if kind < 0.8 else Spells(share=share)  # noqa: PLR2004 - half each
+
+
+def needs_of(causes: Sequence[str]) -> Needs:
+    """Return what a job must have for all of the causes."""
+    return _all_of([DIALS[cause][0] for cause in causes])
+
+
+def _all_of(needs: Sequence[Needs]) -> Needs:
+    return Needs(
+        dp=max((n.dp for n in needs), default=1),
+        pp=max((n.pp for n in needs), default=1),
+        tensor_ranks=any(n.tensor_ranks for n in needs),
+        context_ranks=any(n.context_ranks for n in needs),
+        experts=any(n.experts for n in needs),
+        interleaved=any(n.interleaved for n in needs),
+        workers=max((n.workers for n in needs), default=2),
+    )
