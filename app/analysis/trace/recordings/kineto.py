@@ -108,8 +108,7 @@ def _take(found: Scan, item: Item) -> None:
     elif category in _LAUNCHES:
         number = event.args.optional_integer("correlation")
         if number is not None:
-            found.launches.start.append(event.nanoseconds("ts", NS_PER_US))
-            found.launches.number.append(number)
+            found.launches.add(event.nanoseconds("ts", NS_PER_US), number)
     elif category in _KERNELS:
         _take_kernel(found, event)
 
@@ -132,8 +131,7 @@ def _take_annotation(found: Scan, event: Event) -> None:
     else:
         number = event.args.optional_integer("External id")
         if number is not None:
-            found.operators.start.append(event.nanoseconds("ts", NS_PER_US))
-            found.operators.number.append(number)
+            found.operators.add(event.nanoseconds("ts", NS_PER_US), number)
 
 
 def _take_kernel(found: Scan, event: Event) -> None:
@@ -144,13 +142,7 @@ def _take_kernel(found: Scan, event: Event) -> None:
         work = len(found.works)
         name = args.text("Collective name") or collective
         found.works.append(_work(name, args, span, on_device=True))
-    kernels = found.kernels
-    kernels.start.append(span.start)
-    kernels.end.append(span.end)
-    kernels.correlation.append(_number(args, "correlation"))
-    kernels.external.append(_number(args, "External id"))
-    kernels.event.append(event.index)
-    kernels.work.append(work)
+    found.kernels.add(span, _number(args, "correlation"), _number(args, "External id"), work)
 
 
 def _work(name: str, args: Event, span: Span, *, on_device: bool) -> Work:

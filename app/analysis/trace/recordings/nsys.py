@@ -194,8 +194,7 @@ def _take_device(database: sqlite3.Connection, found: Scan, limits: Limits) -> N
         "SELECT start, correlationId FROM CUPTI_ACTIVITY_KIND_RUNTIME WHERE start BETWEEN ? AND ?"
     )
     for start, correlation in database.execute(calls, (first, last)):
-        found.launches.start.append(_time(start))
-        found.launches.number.append(_whole(correlation))
+        found.launches.add(_time(start), _whole(correlation))
         found.check_counts(limits)
     names = _kernel_names(database)
     kernels = (
@@ -208,13 +207,7 @@ def _take_device(database: sqlite3.Connection, found: Scan, limits: Limits) -> N
         if name is not None:
             work = len(found.works)
             found.works.append(Work(name, "", "", None, span, on_device=True))
-        kernels_of = found.kernels
-        kernels_of.start.append(span.start)
-        kernels_of.end.append(span.end)
-        kernels_of.correlation.append(_whole(correlation))
-        kernels_of.external.append(-1)
-        kernels_of.event.append(span.event)
-        kernels_of.work.append(work)
+        found.kernels.add(span, _whole(correlation), -1, work)
         found.check_counts(limits)
 
 

@@ -7,19 +7,42 @@ started, also on another thread: a backward launches from autograd's.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from app.analysis.trace.recordings.profiler.scan import Links, Scan, Span
+from app.analysis.trace.recordings.profiler.scan import Kernels, Links, Scan, Span
 
-NOWHERE: Final = -1
+_NOWHERE: Final = -1
+# Launches and operators that are looked up at once; a recording may have many millions.
+_AT_ONCE: Final = 1 << 18
 
 
-def ranges_of_kernels(scan: Scan, ranges: Sequence[Span]) -> NDArray[np.intp]:
-    """Return the range that launched each kernel, `NOWHERE` where none did.
+@dataclass(frozen=True, slots=True)
+class Launched:
+    """Some kernels that ranges launched, in the order of the recording.
+
+    Parameters
+    ----------
+    place : array of int32
+        Of the range that launched each.
+    start, end : array of int64
+        In ns.
+    work : array of int64
+        Index into `Scan.works` of a kernel of a process group, else -1.
+    """
+
+    place: NDArray[np.int32]
+    start: NDArray[np.int64]
+    end: NDArray[np.int64]
+    work: NDArray[np.int64]
+
+
+def launched_kernels(scan: Scan, ranges: Sequence[Span]) -> Iterator[Launched]:
+    """Yield the kernels that a range launched, some thousands at a time.
 
     Parameters
     ----------
@@ -27,25 +50,57 @@ def ranges_of_kernels(scan: Scan, ranges: Sequence[Span]) -> NDArray[np.intp]:
     ranges : sequence of Span
         By start; of two that overlap the later one is meant.
     """
-    kernels = scan.kernels
-    found = _look_up(scan.launches, np.asarray(kernels.correlation, np.int64), ranges)
-    by_operator = _look_up(scan.operators, np.asarray(kernels.external, np.int64), ranges)
-    return np.where(found == NOWHERE, by_operator, found)
+    places = np.full(len(scan.kernels), _NOWHERE, np.int32)
+    bounds = (
+        np.array([span.start for span in ranges], np.int64),
+        np.array([span.end for span in ranges], np.int64),
+    )
+    _look_up(scan.launches, Kernels.CORRELATION, scan.kernels, bounds, places)
+    _look_up(scan.operators, Kernels.EXTERNAL, scan.kernels, bounds, places)
+    columns = (Kernels.START, Kernels.DURATION, Kernels.WORK)
+    at = 0
+    for start, duration, work in scan.kernels.table.read(*columns):
+        place = places[at : at + len(start)]
+        at += len(start)
+        inside = place != _NOWHERE
+        yield Launched(place[inside], start[inside], (start + duration)[inside], work[inside])
 
 
-def _look_up(links: Links, wanted: NDArray[np.int64], ranges: Sequence[Span]) -> NDArray[np.intp]:
-    """Return the range in which the link of each wanted number started."""
-    result = np.full(len(wanted), NOWHERE, np.intp)
-    if not len(links.number) or not ranges or not len(wanted):
-        return result
-    number, start = np.asarray(links.number, np.int64), np.asarray(links.start, np.int64)
-    starts = np.array([span.start for span in ranges], np.int64)
-    ends = np.array([span.end for span in ranges], np.int64)
-    inside = np.searchsorted(starts, start, side="right") - 1
-    inside[(inside >= 0) & (start > ends[inside])] = NOWHERE
+def _look_up(
+    links: Links,
+    named_by: int,
+    kernels: Kernels,
+    bounds: tuple[NDArray[np.int64], NDArray[np.int64]],
+    places: NDArray[np.int32],
+) -> None:
+    """Note the range in which the link of each kernel started, where none is known yet."""
+    shares = -(-len(links) // _AT_ONCE)
+    for share in range(shares):
+        number, inside = _links(links, share, shares, bounds)
+        if not len(number):
+            continue
+        at = 0
+        for (wanted,) in kernels.table.read(named_by):
+            place = places[at : at + len(wanted)]
+            at += len(wanted)
+            found = np.minimum(np.searchsorted(number, wanted), len(number) - 1)
+            known = (number[found] == wanted) & (wanted >= 0) & (place == _NOWHERE)
+            place[known] = inside[found[known]]
+
+
+def _links(
+    links: Links, share: int, shares: int, bounds: tuple[NDArray[np.int64], NDArray[np.int64]]
+) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
+    """Return the numbers of one share of the links, rising, and the range that each started in."""
+    starts, ends = bounds
+    numbers, places = [], []
+    for start, number in links.table.read(Links.START, Links.NUMBER):
+        mine = number % shares == share
+        at = start[mine]
+        place = np.searchsorted(starts, at, side="right") - 1
+        place[(place >= 0) & (at > ends[place])] = _NOWHERE
+        numbers.append(number[mine])
+        places.append(place.astype(np.int32))
+    number = np.concatenate(numbers)
     order = np.argsort(number, kind="stable")
-    place = np.minimum(np.searchsorted(number[order], wanted), len(order) - 1)
-    match = order[place]
-    known = (number[match] == wanted) & (wanted >= 0)
-    result[known] = inside[match[known]]
-    return result
+    return number[order], np.concatenate(places)[order]

@@ -30,7 +30,7 @@ from app.analysis.trace.model import (
     SessionMeta,
 )
 from app.analysis.trace.recordings.labels import LabelKind
-from app.analysis.trace.recordings.profiler.device import NOWHERE, ranges_of_kernels
+from app.analysis.trace.recordings.profiler.device import launched_kernels
 from app.analysis.trace.recordings.profiler.groups import (
     DATA_DIMENSIONS,
     Cell,
@@ -126,16 +126,6 @@ def _with(names: Mapping[int, str], rank: int, name: str | None) -> Mapping[int,
     return {rank: name, **names} if name is not None and printable else names
 
 
-def _rank(scan: Scan) -> int:
-    if scan.rank is None:
-        refuse_body(
-            "unknown_rank",
-            "the recording does not say which rank it is of: start the profiler after "
-            "torch.distributed.init_process_group, which writes distributedInfo",
-        )
-    return scan.rank
-
-
 def _world(scan: Scan, meta: SessionMeta | None) -> int:
     if meta is not None:
         world = meta.sizes.world
@@ -172,7 +162,7 @@ class _Reader:
         self._labelled = sorted(scan.labelled, key=lambda one: (one.span.start, -one.span.end))
         self._steps = find_steps(scan, self._labelled)
         self._lost: Counter[tuple[str, str | None]] = Counter()
-        self._on_device = len(scan.kernels.start) > 0
+        self._on_device = len(scan.kernels) > 0
         # What each labelled range computed on the device, and the works that it issued.
         self._computed: dict[int, Span] = {}
         self._works: dict[int, list[int]] = {}
@@ -200,21 +190,21 @@ class _Reader:
 
     def _find_on_device(self) -> None:
         """Find the kernels of each labelled range."""
-        kernels = self._scan.kernels
-        launched = ranges_of_kernels(self._scan, [one.span for one in self._labelled])
-        starts, ends = np.asarray(kernels.start, np.int64), np.asarray(kernels.end, np.int64)
-        works = np.asarray(kernels.work, np.int64)
-        computing = np.flatnonzero((launched != NOWHERE) & (works < 0))
         count = len(self._labelled)
         first = np.full(count, np.iinfo(np.int64).max)
         last = np.full(count, np.iinfo(np.int64).min)
-        np.minimum.at(first, launched[computing], starts[computing])
-        np.maximum.at(last, launched[computing], ends[computing])
-        for place in np.unique(launched[computing]).tolist():
-            event = self._labelled[place].span.event
-            self._computed[place] = Span(int(first[place]), int(last[place]), event)
-        for kernel in np.flatnonzero((launched != NOWHERE) & (works >= 0)).tolist():
-            self._issue(int(launched[kernel]), int(works[kernel]))
+        ranges = [one.span for one in self._labelled]
+        for launched in launched_kernels(self._scan, ranges):
+            computing = launched.work < 0
+            place = launched.place[computing]
+            np.minimum.at(first, place, launched.start[computing])
+            np.maximum.at(last, place, launched.end[computing])
+            issued = zip(launched.place[~computing], launched.work[~computing], strict=True)
+            for issuing, work in issued:
+                self._issue(int(issuing), int(work))
+        for computed in np.flatnonzero(first <= last).tolist():
+            event = self._labelled[computed].span.event
+            self._computed[computed] = Span(int(first[computed]), int(last[computed]), event)
 
     def _find_on_host(self) -> None:
         """Find what the backend of a process group did for each send, receive and collective."""

@@ -8,13 +8,13 @@ numbers.
 from __future__ import annotations
 
 import re
-from array import array
 from dataclasses import dataclass, field
 from typing import Final
 
 from app.analysis.trace.limits import Limits
 from app.analysis.trace.recordings.labels import Label
 from app.analysis.trace.recordings.profiler.groups import Group
+from app.analysis.trace.recordings.profiler.packed import PackedTable
 from app.errors import BodyTooLargeError
 
 # Ranges and collectives are objects; 50 steps of 64 layers with tensor parallelism have 10^5.
@@ -64,25 +64,36 @@ class Work:
     on_device: bool
 
 
-@dataclass(slots=True)
 class Kernels:
-    """Kernels of the device as columns: ends in ns, what launched them, the event."""
+    """Kernels of the device: ends in ns, what launched them, their works."""
 
-    start: array[int] = field(default_factory=lambda: array("q"))
-    end: array[int] = field(default_factory=lambda: array("q"))
-    correlation: array[int] = field(default_factory=lambda: array("q"))
-    external: array[int] = field(default_factory=lambda: array("q"))
-    event: array[int] = field(default_factory=lambda: array("q"))
-    # Index into `Scan.works` of a kernel of a process group, else -1.
-    work: array[int] = field(default_factory=lambda: array("q"))
+    START, DURATION, CORRELATION, EXTERNAL, WORK = range(5)
+
+    def __init__(self) -> None:
+        self.table = PackedTable(5)
+
+    def __len__(self) -> int:
+        return len(self.table)
+
+    def add(self, span: Span, correlation: int, external: int, work: int) -> None:
+        """Add one; `work` is its index into `Scan.works` if it is of a process group, else -1."""
+        self.table.add(span.start, span.end - span.start, correlation, external, work)
 
 
-@dataclass(slots=True)
 class Links:
     """What started when on the host, and the number by which kernels name it."""
 
-    start: array[int] = field(default_factory=lambda: array("q"))
-    number: array[int] = field(default_factory=lambda: array("q"))
+    START, NUMBER = range(2)
+
+    def __init__(self) -> None:
+        self.table = PackedTable(2)
+
+    def __len__(self) -> int:
+        return len(self.table)
+
+    def add(self, start: int, number: int) -> None:
+        """Add one."""
+        self.table.add(start, number)
 
 
 @dataclass(slots=True)
@@ -113,7 +124,7 @@ class Scan:
         BodyTooLargeError
             `body.too_many_rows`.
         """
-        if len(self.operators.start) + len(self.kernels.start) > limits.max_rows:
+        if len(self.operators) + len(self.kernels) > limits.max_rows:
             message = f"the recording has over {limits.max_rows} operators and kernels"
             raise BodyTooLargeError(message, code="body.too_many_rows")
         if len(self.labelled) + len(self.works) + len(self.steps) > _MAX_KEPT:
