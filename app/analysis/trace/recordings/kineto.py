@@ -41,6 +41,7 @@ _KERNELS: Final = frozenset({"kernel", "Kernel"})
 _BACKEND: Final = re.compile(r"(?:gloo|nccl|mpi|ucc|xccl|hccl):(\w+)(?: \d+->\d+)?")
 _OPTIMIZER: Final = "Optimizer.step#"
 _MAX_GROUPS: Final = 4096
+_CHECKED_EVERY: Final = 256
 _ADVICE: Final = Advice(
     no_labels=(
         "no range is labelled as an operation: Schedule1F1B, ScheduleGPipe and loops without a "
@@ -92,9 +93,11 @@ def scan_kineto(body: Path | bytes, limits: Limits) -> Scan:
     for part in read_items(body, limits, frozenset({EVENTS})):
         if isinstance(part, Item):
             _take(found, part)
-            found.check_counts(limits)
+            if part.index % _CHECKED_EVERY == 0:
+                found.check_counts(limits)
         else:
             _take_field(found, part)
+    found.check_counts(limits)
     return found
 
 

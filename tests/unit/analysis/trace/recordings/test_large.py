@@ -28,8 +28,8 @@ STEPS: Final = 8
 FIRST_NS: Final = 4_459_370_929_637_969
 # What a reader may hold besides a part of the file: its buffers, and Arrow's.
 BESIDE_B: Final = 60 * MB
-# Some numbers of each kernel and operator.
-SHARE: Final = 0.15
+# Some bytes of each kernel and operator.
+SHARE: Final = 0.06
 READ = """
 import json, re, sys
 from pathlib import Path
