@@ -20,7 +20,7 @@ from app.dashboard.documentation.pages import add_documentation
 from app.dashboard.documentation.site import Site
 from app.dashboard.fixes.applied import applied_fixes
 from app.dashboard.fleet.asked import FleetAsked
-from app.dashboard.fleet.connect import launcher_tabs, way_tabs
+from app.dashboard.fleet.connect import arriving, launcher_tabs, way_tabs
 from app.dashboard.fleet.exports import marks_csv, sessions_csv
 from app.dashboard.fleet.job import job_page, job_url
 from app.dashboard.fleet.view import fleet_page
@@ -52,6 +52,7 @@ from app.services.fleet.listing import fleet_view
 from app.services.fleet.standing import Moment
 from app.services.history.axis import JobAxis, job_axis
 from app.services.history.notes import known_job
+from app.services.ingest.arrivals import first_arrivals
 from app.services.installation.status import installation_status
 from app.services.sessions.fleet import fleet
 from app.services.sessions.history import NEWEST, around, job_history
@@ -135,8 +136,9 @@ def _add_pages(routes: APIRouter, pages: Pages) -> None:
             fixes = applied_fixes(brought, calibrations(tx) if brought else {})
             unheard = not found.groups and about.end is None and not asked.archived
             status = installation_status(tx, container.settings) if unheard else None
+            arrived = first_arrivals(tx) if unheard else None
         page = fleet_page(found, asked, about)
-        if status is None:
+        if status is None or arrived is None:
             return pages.render("fleet/page.html", nav, page=page, now=page.now, applied=fixes)
         address = str(request.base_url).rstrip("/")
         return pages.render(
@@ -147,6 +149,8 @@ def _add_pages(routes: APIRouter, pages: Pages) -> None:
             server=address,
             ways=way_tabs(address),
             launchers=launcher_tabs(),
+            project=arrived.project,
+            arriving=arriving(address, status, arrived, guarded=container.settings.require_sign_in),
             workers=sum(worker.alive for worker in status.workers),
             all_workers=len(status.workers),
         )

@@ -3,9 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
 
 from app.connecting.launchers import LAUNCHERS
 from app.connecting.ways import WAYS, Target
+from app.errors import ForbiddenError, UnauthenticatedError
+
+if TYPE_CHECKING:
+    from datetime import datetime
+
+    from app.services.ingest.arrivals import Arrivals
+    from app.services.installation.status import InstallationStatus
+
+_REFUSALS: Final = {
+    UnauthenticatedError.code: "401, token unknown. Set PACELINE_TOKEN on every host.",
+    ForbiddenError.code: "403, the token may not send. Make one with the scope ingest.",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,3 +42,84 @@ def launcher_tabs() -> tuple[Tab, ...]:
     return tuple(
         Tab(launcher.name, launcher.title, (launcher.block,), "") for launcher in LAUNCHERS.values()
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """A thing on the way to a first verdict.
+
+    Parameters
+    ----------
+    mark : str
+        ``done``, ``warn`` or ``pending``.
+    words : str
+    note : str
+        What to mend, or empty.
+    value : str
+        What stands beside it, or empty.
+    at : datetime or None
+        When that was; stands in place of `value`.
+    """
+
+    mark: str
+    words: str
+    note: str = ""
+    value: str = ""
+    at: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Arriving:
+    """What has come of connecting a first job, in the order in which it happens."""
+
+    title: str
+    checks: tuple[Check, ...]
+
+
+def arriving(
+    server: str, status: InstallationStatus, found: Arrivals, *, guarded: bool
+) -> Arriving:
+    """Return how far a first job has come.
+
+    Parameters
+    ----------
+    server : str
+        Its address.
+    status : InstallationStatus
+    found : Arrivals
+    guarded : bool
+        Whether senders need a token.
+    """
+    checks = [Check("done", "Server answers", value=server), _workers(status)]
+    if guarded:
+        checks.append(_token(found))
+    if found.refused is not None:
+        checks.append(_refused(found.refused.code, found.refused.at))
+    mend = [check for check in checks if check.mark == "warn"]
+    checks += [Check("pending", "First session", value="none yet"), Check("pending", "Verdict")]
+    title = "What has arrived"
+    if mend:
+        more = f", and {len(mend) - 1} more" if len(mend) > 1 else ""
+        first = mend[0].words
+        title = f"To mend: {first[:1].lower()}{first[1:]}{more}"
+    return Arriving(title, tuple(checks))
+
+
+def _workers(status: InstallationStatus) -> Check:
+    alive = sum(worker.alive for worker in status.workers)
+    if alive:
+        return Check("done", "Workers ready", value=f"{alive} of {len(status.workers)}")
+    return Check("warn", "No worker is ready", "Sessions wait until one starts.")
+
+
+def _token(found: Arrivals) -> Check:
+    if found.token_at is None:
+        how = f"paceline token create --project {found.project} --scope ingest NAME"
+        return Check("warn", "No token may send", f"Make one: {how}")
+    return Check("done", "Token made, scope ingest", at=found.token_at)
+
+
+def _refused(code: str, at: datetime) -> Check:
+    if code in _REFUSALS:
+        return Check("warn", "A sender was refused", _REFUSALS[code], at=at)
+    return Check("warn", "A body was refused", f"{code}; Ingest health says which.", at=at)
