@@ -50,7 +50,11 @@ def demo(
         return
     from app.run.supervisor import serve as run
 
-    run(_settings(host, port, data_dir), after_start=send_demo_sessions)
+    settings = _settings(host, port, data_dir)
+    if "log_level" not in settings.model_fields_set:
+        # A person reads along, and looks for the address.
+        settings = settings.model_copy(update={"log_level": "warning"})
+    run(settings, after_start=send_demo_sessions)
 
 
 @app.command()

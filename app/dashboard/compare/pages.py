@@ -101,5 +101,5 @@ def _what(a: str, b: str, incident: str, job: str) -> str:
     if incident:
         return f"incident {incident} with sessions before and after it"
     if job:
-        return f"two sessions with a verdict of job {job}"
-    return f"two sessions {a or 'a'} and {b or 'b'} to compare"
+        return f"pair of sessions with a verdict of job {job}"
+    return f"pair of sessions {a or 'a'} and {b or 'b'} to compare"

@@ -250,7 +250,7 @@ def _facts(found: Comparison, fix: Recommendation | None) -> list[Fact]:
 
 def _predicted(steps: Difference, fix: Recommendation | None) -> Fact:
     if fix is None:
-        return Fact("Predicted", "nothing", "before had no fix to recommend")
+        return Fact("Predicted", "nothing", "before had no fix whose gain is certain")
     return Fact(
         "Predicted",
         _signed(-fix.predicted_gain),
