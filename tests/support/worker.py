@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from functools import cache
 from typing import TYPE_CHECKING, Self
 
 from sqlalchemy import select
 
+from app.analysis.warm_up import warm_up
+from app.broker.celery import ANALYSIS_QUEUE
 from app.db.models.installation import WorkerHeartbeat
 from benchmarks.support.worker import Worker
 from tests.support.waiting import wait_for
@@ -17,6 +20,16 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from app.bootstrap import Container
+
+
+@cache
+def _compiled() -> None:
+    """Have the compiled loops on disk, as an installation has.
+
+    A worker that has to compile them takes messages, and starts on the first one minutes later
+    where others use the processor: longer than anything is waited for.
+    """
+    warm_up()
 
 
 class WorkerProcess(Worker):
@@ -32,7 +45,9 @@ class WorkerProcess(Worker):
         The queue that it works on.
     """
 
-    def __init__(self, container: Container, log: Path, queue: str = "analysis") -> None:
+    def __init__(self, container: Container, log: Path, queue: str = ANALYSIS_QUEUE) -> None:
+        if queue == ANALYSIS_QUEUE:
+            _compiled()
         super().__init__(container, log, queue)
         self._container = container
         self._log = log

@@ -78,10 +78,14 @@ def test_an_embedded_installation_is_backed_up_while_it_runs(
     file = open_dir / "paceline.dump"
     monkeypatch.delenv("PACELINE_DATABASE_URL", raising=False)
     monkeypatch.setenv("PACELINE_DATA_DIR", str(first))
+    # In a wide table nothing is wrapped.
+    monkeypatch.setenv("COLUMNS", "300")
     with EmbeddedPostgres(first, durable=False) as server:
         migrate.upgrade(server.url)
         assert running_url(first) == server.url
         assert paceline("backup", file).returncode == 0
+        # Nor does it keep anybody from asking after it.
+        assert "not configured; blobs: 0 there, 0 in the database" in paceline("doctor").stdout
         # Who serves it would not notice what is put under it.
         assert "[instance.running]" in paceline("restore", file).stderr
     assert running_url(first) is None
