@@ -21,6 +21,7 @@ from benchmarks.loops import measure_loops
 from benchmarks.planner import measure_peer, measure_planner, peer_checkout
 from benchmarks.published import measure_published
 from benchmarks.scale import GROWING, LARGEST, measure_scale
+from benchmarks.small_trace import measure_small_trace
 from benchmarks.traces import make_traces
 
 
@@ -48,6 +49,8 @@ def main() -> None:
         print("\nFrom a Parquet file to the whole report, against decoding the file with pyarrow")
         for trace in traces:
             print(measure_analysis(trace).line(), flush=True)
+        print("\nThe command on a small trace, against importing NumPy and pyarrow")
+        print(measure_small_trace(), flush=True)
         print("\nWhat compiled loops bring where NumPy alone would do")
         for line in filter(None, map(measure_loops, traces)):
             print(line, flush=True)

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from pathlib import Path
 from typing import Final
 
 import yaml
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from app.analysis.trace.decode import decode
 from app.analysis.trace.formats.head import head_of
@@ -49,9 +47,8 @@ def convert(
     PacelineError
         A file cannot be read, is not of this kind, or contradicts another; nothing is written.
     """
-    console = Console(stderr=True)
-    recorded = read_recordings(files_in(paths, FORMATS[kind]), meta_path, kind, console)
-    say_unmapped(recorded.unmapped, console)
+    recorded = read_recordings(files_in(paths, FORMATS[kind]), meta_path, kind)
+    say_unmapped(recorded.unmapped)
     meta = yaml.safe_dump(metadata_document(recorded.trace.meta), sort_keys=False)
     trace_path, meta_out = out_dir / writer.file_name, out_dir / META_NAME
     with writing(out_dir):
@@ -110,9 +107,7 @@ def format_of(path: Path) -> TraceFormat | None:
     return known if known is None or known.recorder or named else None
 
 
-def read_recordings(
-    files: Sequence[Path], meta_path: Path | None, kind: str | None, console: Console
-) -> Recorded:
+def read_recordings(files: Sequence[Path], meta_path: Path | None, kind: str | None) -> Recorded:
     """Read files of one session together, showing how far it is.
 
     Raises
@@ -121,21 +116,8 @@ def read_recordings(
         With the name of the file that is refused.
     """
     meta = _meta_beside(files, meta_path)
-    columns = (
-        TextColumn("Reading"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-        TextColumn("{task.fields[name]}", markup=False),
-    )
     alone = len(files) == 1
-    parts: list[Decoded] = []
-    with Progress(*columns, console=console, disable=alone or not console.is_terminal) as progress:
-        task = progress.add_task("", total=len(files), name="")
-        for path in files:
-            progress.update(task, name=path.name)
-            parts.append(_read(path, meta, kind, part=not alone))
-            progress.advance(task)
+    parts = [_read(path, meta, kind, part=not alone) for path in _shown(files)]
     unmapped = total(one for part in parts for one in part.unmapped)
     if alone:
         return Recorded(parts[0].trace, unmapped)
@@ -147,16 +129,20 @@ def read_recordings(
     return Recorded(merge(chunks, joint).trace, unmapped)
 
 
-def say_unmapped(unmapped: Sequence[Unmapped], console: Console) -> None:
-    """Print what was left out, a line a kind, with what would record it."""
+def _shown(files: Sequence[Path]) -> Iterable[Path]:
+    """Return files, of which a terminal shows how many are read where there are several."""
+    if len(files) == 1:
+        return files
+    from app.cli.progress import shown  # noqa: PLC0415 - what draws it is slow to load
+
+    return shown(files)
+
+
+def say_unmapped(unmapped: Sequence[Unmapped]) -> None:
+    """Say on standard error what was left out, a line a kind, with what would record it."""
     for one in unmapped:
         remedy = f": {one.remedy}" if one.remedy else ""
-        console.print(
-            f"Left out: {one.count:,} {one.what}{remedy}",
-            markup=False,
-            highlight=False,
-            soft_wrap=True,
-        )
+        sys.stderr.write(f"Left out: {one.count:,} {one.what}{remedy}\n")
 
 
 def _may_be_trace(path: Path) -> bool:

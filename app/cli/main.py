@@ -7,24 +7,14 @@ run, so that `paceline analyze` starts fast and needs no server package.
 
 from __future__ import annotations
 
+import os
 import sys
 
-import typer
-
-from app.cli.commands import access, alerts, keeping, planning, serving, sessions, storing
+from app.cli.plain import plain_analysis
 from app.errors import PacelineError
 
 EXIT_FAILED = 1
-
-app = typer.Typer(
-    name="paceline",
-    help="Online straggler monitor for LLM training.",
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
-for commands in (sessions, keeping, storing, serving, planning, alerts, access):
-    app.add_typer(commands.app)
+EXIT_INTERRUPTED = 130
 
 
 def main() -> None:
@@ -34,9 +24,21 @@ def main() -> None:
     and a database that does not answer.
     """
     try:
+        plain = plain_analysis(sys.argv[1:])
+        if plain is not None:
+            plain.run()
+            return
+        from app.cli.commands.program import app  # noqa: PLC0415 - see `app.cli.plain`
+
         app()
     except PacelineError as error:
         _say(error)
+        sys.exit(EXIT_FAILED)
+    except KeyboardInterrupt:
+        sys.exit(EXIT_INTERRUPTED)
+    except BrokenPipeError:
+        # Whoever reads has gone, and what is left must not be written at the end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(EXIT_FAILED)
     except ModuleNotFoundError as error:
         missing = (error.name or "").partition(".")[0]

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from rich.console import Console
 
 from app.analysis.report.build import analyze
 from app.analysis.trace.decode import decode
@@ -68,7 +67,7 @@ def test_every_action_of_a_kineto_file_is_where_hooks_saw_it(folder: Path, rank:
 
 def test_the_files_of_all_ranks_are_one_trace(folder: Path) -> None:
     files = [folder / "kineto-pipelining" / f"rank{rank}.json.gz" for rank in RANKS]
-    recorded = read_recordings(files, None, "kineto", Console(stderr=True))
+    recorded = read_recordings(files, None, "kineto")
     trace, hooks = recorded.trace, by_hooks(folder)
 
     assert sorted(trace.meta.hosts) == [0, 1, 2, 3]

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from app.cli.main import app
+from app.cli.commands.program import app
 from tests.golden.conftest import Published
 
 README = Path(__file__).parents[2] / "README.md"

@@ -8,7 +8,6 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 
 from app.analysis.trace.decode import decode
 from app.analysis.trace.limits import Limits
@@ -54,7 +53,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def recorded(folder: Path) -> Recorded:
     files = [folder / f"rank{rank}.json.gz" for rank in range(RANKS)]
-    return read_recordings(files, None, None, Console(stderr=True))
+    return read_recordings(files, None, None)
 
 
 def test_the_profiler_says_who_recorded_and_of_which_job(recorded: Recorded) -> None:

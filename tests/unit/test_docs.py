@@ -20,7 +20,7 @@ from app.analysis.trace.layers import layers_per_stage
 from app.analysis.trace.model import KNOWN_OP_TYPES, OP_TYPE_ALIASES
 from app.api.frame.problems import PROBLEMS
 from app.bootstrap import build
-from app.cli.main import app
+from app.cli.commands.program import app
 from app.connecting.ways import WAYS, Target, Way
 from app.settings import Settings
 from app.web import create_app

@@ -8,7 +8,6 @@ workers there are. (What-if paper, section 5.4.)
 from __future__ import annotations
 
 from dataclasses import dataclass
-from statistics import NormalDist
 from typing import Final
 
 import numpy as np
@@ -59,6 +58,8 @@ def _above(count: int) -> float:
 
     Blom 1958.
     """
+    from statistics import NormalDist  # noqa: PLC0415 - slow to load, and rarely asked for
+
     return NormalDist().inv_cdf((count - 0.375) / (count + 0.25))
 
 

@@ -12,7 +12,7 @@ from app.analysis.trace.decode import decode
 from app.analysis.trace.formats.registry import WRITERS
 from app.analysis.trace.limits import Limits
 from app.analysis.trace.metadata import load_metadata
-from app.cli.main import app
+from app.cli.commands.program import app
 from app.cli.synth import write_fleet, write_scenario
 from app.errors import NotFoundError
 

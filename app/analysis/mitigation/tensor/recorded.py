@@ -26,7 +26,6 @@ from app.analysis.diagnosis.tensor_waits import (
     waiting_groups,
 )
 from app.analysis.mitigation.fix import Fix
-from app.analysis.mitigation.tensor.advise import Problem, advise
 from app.analysis.mitigation.tensor.document import Alternative, Method, MitigationDocument
 from app.analysis.mitigation.tensor.group import Group
 from app.analysis.replay.layout.dense import FloatArray
@@ -112,6 +111,9 @@ def advise_session(
     named_cause = next((c for c in causes if c.cause == TENSOR_STRAGGLER.name), None)
     if named_cause is None or not named_cause.saves:
         return None
+    # few sessions record the ranks of a worker, and this is slow to load
+    from app.analysis.mitigation.tensor.advise import Problem, advise  # noqa: PLC0415
+
     observation = Observation(trace, replayed.main)
     workers = set(named_cause.where.workers)
     waits = waiting_groups(observation, measure_waits(observation))

@@ -9,7 +9,7 @@ from app.analysis.diagnosis.headline import Headline
 from app.analysis.report.coverage import MadeAdaptation
 from app.analysis.report.document import Report
 from app.analysis.wording import hours
-from app.cli.sessions.analyze import show
+from app.cli.sessions.shown import show
 from app.dashboard.session.tables import coverage_rows
 from tests.support import reports
 

@@ -1,0 +1,17 @@
+"""All commands as one program."""
+
+from __future__ import annotations
+
+import typer
+
+from app.cli.commands import access, alerts, keeping, planning, serving, sessions, storing
+
+app = typer.Typer(
+    name="paceline",
+    help="Online straggler monitor for LLM training.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+for commands in (sessions, keeping, storing, serving, planning, alerts, access):
+    app.add_typer(commands.app)

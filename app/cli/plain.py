@@ -1,0 +1,63 @@
+"""`paceline analyze TRACE --meta META --json` as most scripts have it, read without any package.
+
+What reads every command line, with help, completion and all options, takes longer to load than a
+small trace takes to be analyzed. Anything else than a trace, its metadata and ``--json`` is left to
+it, and so is all that is wrong.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+COMPLETES: Final = "_PACELINE_COMPLETE"
+
+
+@dataclass(frozen=True, slots=True)
+class PlainAnalysis:
+    """A trace to be analyzed, and nothing else that was asked for."""
+
+    trace: Path
+    meta: Path | None
+    as_json: bool
+
+    def run(self) -> None:
+        """Analyze it and print what came out.
+
+        Raises
+        ------
+        PacelineError
+            As `analyze_file`.
+        """
+        from app.cli.sessions.analyze import analyze_file  # noqa: PLC0415 - not for other commands
+
+        analyze_file(self.trace, self.meta, as_json=self.as_json, timeline=None)
+
+
+def plain_analysis(arguments: Sequence[str]) -> PlainAnalysis | None:
+    """Return what a command line asks for; None where it has to be read in full."""
+    if not arguments or arguments[0] != "analyze" or COMPLETES in os.environ:
+        return None
+    traces: list[Path] = []
+    metas: list[Path] = []
+    as_json = False
+    rest = iter(arguments[1:])
+    for argument in rest:
+        if argument == "--json":
+            as_json = True
+        elif argument == "--meta":
+            metas.append(Path(next(rest, "")))
+        elif argument.startswith("-"):
+            return None
+        else:
+            traces.append(Path(argument))
+    if len(traces) != 1 or len(metas) > 1:
+        return None
+    if not all(os.access(path, os.R_OK) for path in (*traces, *metas)):
+        return None
+    if any(meta.is_dir() for meta in metas):
+        return None
+    return PlainAnalysis(traces[0], metas[0] if metas else None, as_json)

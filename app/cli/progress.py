@@ -1,0 +1,27 @@
+"""How far a command is with its files, on standard error where that is a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+
+def shown(files: Sequence[Path]) -> Iterator[Path]:
+    """Yield files, and show which one and how many of them are done."""
+    columns = (
+        TextColumn("Reading"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+        TextColumn("{task.fields[name]}", markup=False),
+    )
+    console = Console(stderr=True)
+    with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
+        task = progress.add_task("", total=len(files), name="")
+        for path in files:
+            progress.update(task, name=path.name)
+            yield path
+            progress.advance(task)

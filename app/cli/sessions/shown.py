@@ -1,0 +1,148 @@
+"""A report in the terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from app.analysis.diagnosis.headline import WHY_S_DIFFERS, HeadlineKind, why_published
+from app.analysis.replay.confidence import Interval
+from app.analysis.report.coverage import MadeAdaptation
+from app.analysis.report.document import Report
+from app.analysis.wording import hours, percent
+
+# The dashboard's fixed scale, 1.0 to 1.5 and above in steps of 0.05: pale to dark.
+SCALE: Final = (
+    "#dfe2e7", "#e3d5b1", "#e2c37e", "#e3ad4d", "#e1931e", "#d97a06",
+    "#cd6006", "#c04203", "#a82d13", "#8a1f1b", "#6b131b",
+)  # fmt: skip
+SCALE_STEP: Final = 0.05
+FIRST_WITH_LIGHT_TEXT: Final = 6
+WORST_WORKERS: Final = 6
+NUMBERED_CELL: Final = 6
+STAGE_COLUMN: Final = 9
+
+
+def print_report(report: Report) -> None:
+    """Print a report on standard output."""
+    show(report, Console())
+
+
+def show(report: Report, console: Console) -> None:
+    """Print the verdict, and unless it is withheld the heatmap, the worst workers and fixes."""
+    sizes, fidelity = report.sizes, report.fidelity
+    steps, dropped = report.steps.analyzed, report.steps.dropped
+    console.print(Text(report.verdict.sentence, style="bold"), soft_wrap=True)
+    console.print(
+        f"DP {sizes.dp} × PP {sizes.pp} × TP {sizes.tp}, {sizes.world} GPUs, "
+        f"{len(steps)} steps" + (f", {len(dropped)} dropped" if dropped else ""),
+        highlight=False,
+    )
+    if not fidelity.verdict:
+        console.print(fidelity.reason, highlight=False)
+        return
+    for line in _slowdowns(report):
+        console.print(line, highlight=False, soft_wrap=True)
+    for adaptation in fidelity.adaptations:
+        console.print(_adaptation(adaptation), highlight=False, soft_wrap=True)
+    console.print()
+    _show_heatmap(report, console)
+    console.print()
+    console.print(_worst_workers(report))
+    for fix in report.recommendations:
+        console.print(
+            f"{fix.title}: {fix.predicted_step_time:.2f} s a step, "
+            f"{'up to ' if fix.at_most else ''}−{fix.predicted_gain * 100:.1f} %",
+            highlight=False,
+        )
+        if fix.division is not None:
+            console.print(f"  Megatron-LM: {fix.division.flag}", highlight=False, soft_wrap=True)
+
+
+def _slowdowns(report: Report) -> Iterator[str]:
+    """Yield the slowdown and what it costs, and the published S beside it."""
+    shown = report.headline
+    costs = (
+        f"{hours(report.lost_gpu_hours)} GPU-hours lost in these steps, "
+        f"{hours(report.lost_gpu_hours_per_hour)} each hour; "
+        f"the replay differs from the recording by {report.fidelity.discrepancy * 100:.1f} %"
+    )
+    published = f"S {report.slowdown:.3f}{_interval(report.slowdown_ci95)}"
+    if shown.kind is HeadlineKind.PUBLISHED:
+        yield f"{published} as published, {why_published(named=bool(report.causes))}; {costs}"
+        return
+    measured = f"Slowdown {shown.slowdown:.3f}{_interval(shown.ci95)}"
+    yield f"{measured} against the job without its causes; {costs}"
+    why = f": {WHY_S_DIFFERS}" if shown.differs(report.slowdown) else ""
+    yield f"Published {published}{why}"
+
+
+def _interval(ci95: Interval | None) -> str:
+    return "" if ci95 is None else f" (95 %: {ci95[0]:.3f}–{ci95[1]:.3f})"
+
+
+def _adaptation(made: MadeAdaptation) -> str:
+    before, after = made.discrepancy_before, made.discrepancy_after
+    closer = ""
+    if before is not None and after is not None:
+        closer = f"; with that the replay differs by {percent(after)}, without by {percent(before)}"
+    return f"{made.sentence}{closer}"
+
+
+def _color(slowdown: float) -> tuple[str, str]:
+    """Return background and text color of a slowdown."""
+    index = min(max(int((slowdown - 1) / SCALE_STEP + 0.5), 0), len(SCALE) - 1)
+    return SCALE[index], "#ffffff" if index >= FIRST_WITH_LIGHT_TEXT else "#000000"
+
+
+def _show_heatmap(report: Report, console: Console) -> None:
+    """Draw stages down and DP ranks across; numbers where there is room for them.
+
+    What does not fit the terminal continues in further blocks of DP ranks.
+    """
+    exact = report.by_worker.exact
+    room = max(console.width - STAGE_COLUMN, NUMBERED_CELL)
+    numbered = len(exact) * NUMBERED_CELL <= room
+    width = NUMBERED_CELL if numbered else 1
+    console.print("Slowdown if only this worker kept its recorded durations", highlight=False)
+    for first in range(0, len(exact), room // width):
+        ranks = exact[first : first + room // width]
+        last = first + len(ranks) - 1
+        for stage in range(report.sizes.pp):
+            line = Text(f"stage {stage:<3}")
+            for rank in ranks:
+                background, color = _color(rank[stage])
+                cell = f"{rank[stage]:^{width}.3f}" if numbered else " "
+                line.append(cell, style=f"{color} on {background}")
+            console.print(line, no_wrap=True, crop=True)
+        if numbered:
+            header = "".join(f"{first + i:^{width}}" for i in range(len(ranks)))
+            console.print(f"{'DP rank':<{STAGE_COLUMN}}{header}", highlight=False)
+        else:
+            console.print(f"{'':<{STAGE_COLUMN}}DP ranks {first}–{last}", highlight=False)
+
+
+def _worst_workers(report: Report) -> Table:
+    table = Table(box=None, pad_edge=False, title="Worst workers", title_justify="left")
+    table.add_column("Worker")
+    table.add_column("Rank", justify="right")
+    if report.hosts:
+        table.add_column("Host", no_wrap=True)
+    for name in ("S_w", "Forward", "Backward"):
+        table.add_column(name, justify="right")
+    by_worker, ranks = report.by_worker, report.workers.rank
+    for slowdown, dp, pp in report.ranked_workers()[:WORST_WORKERS]:
+        ratios = (by_worker.forward_ratio[dp][pp], by_worker.backward_ratio[dp][pp])
+        host = [report.host_of((dp, pp)) or ""] if report.hosts else []
+        table.add_row(
+            f"({dp}, {pp})",
+            str(ranks[dp][pp]),
+            *host,
+            f"{slowdown:.3f}×",
+            *("no peers" if value is None else f"{value:.2f}×" for value in ratios),
+        )
+    return table
