@@ -12,12 +12,13 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from app.analysis.diagnosis.figures import LateRanks
 from app.analysis.diagnosis.observation import COMPUTATIONS, Observation
 from app.analysis.diagnosis.places import FigureView, View, Worker, WorkerView
 from app.analysis.replay.layout.dense import FloatArray, IntArray
-from app.analysis.trace.model import Trace
+from app.analysis.trace.model import Sizes, Trace
 
 TENSOR_TYPES: Final = ("tp-all-gather", "tp-reduce-scatter", "tp-all-reduce")
 CONTEXT_TYPES: Final = ("cp-all-gather", "cp-reduce-scatter", "cp-all-to-all")
@@ -105,7 +106,11 @@ def has_tensor_ranks(trace: Trace, types: Sequence[str] = TENSOR_TYPES) -> bool:
 
 
 def measure_waits(observation: Observation, types: Sequence[str] = TENSOR_TYPES) -> list[Waits]:
-    """Return the waits of each cell of which several ranks recorded their collectives."""
+    """Return the waits of each cell of which several ranks recorded their collectives.
+
+    Of a cell with several groups of ranks those of the group that waits longest: the others wait
+    for it where all of them meet, at the collectives of the other kind.
+    """
     trace = observation.trace
     rows = np.flatnonzero(np.isin(trace.op, [trace.op_names.index(n) for n in types]))
     rows = rows[np.isin(trace.step[rows], observation.layout.steps)]
@@ -114,10 +119,27 @@ def measure_waits(observation: Observation, types: Sequence[str] = TENSOR_TYPES)
     cell = trace.dp[rows].astype(np.int64) * trace.meta.sizes.pp + trace.pp[rows]
     found = []
     for mine in np.split(rows, np.flatnonzero(np.diff(cell)) + 1):
-        waits = _waits(observation, mine)
-        if waits is not None:
-            found.append(waits)
+        recorded = trace.rank[mine]
+        waits = [
+            _waits(observation, mine[np.isin(recorded, group)])
+            for group in groups_of(np.unique(recorded), trace.meta.sizes, types)
+        ]
+        measured = [wait for wait in waits if wait is not None]
+        if measured:
+            found.append(max(measured, key=lambda wait: float(wait.wait_ns.sum())))
     return found
+
+
+def groups_of(ranks: NDArray[np.int32], sizes: Sizes, types: Sequence[str]) -> NDArray[np.int32]:
+    """Return which ranks of a cell share their collectives, shape (groups, ranks of a group).
+
+    Where a cell has tensor- and context-parallel ranks, and all of them recorded, those next to one
+    another are tensor-parallel, as launchers number them; else they are a single group.
+    """
+    if len(ranks) != sizes.tp * sizes.cp:
+        return ranks[None]
+    table = ranks.reshape(sizes.cp, sizes.tp)
+    return table.T if types == CONTEXT_TYPES else table
 
 
 def _waits(observation: Observation, rows: IntArray) -> Waits | None:

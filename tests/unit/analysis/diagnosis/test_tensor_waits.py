@@ -1,14 +1,21 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
+import numpy as np
 import pytest
 
 from app.analysis.diagnosis.tensor_waits import (
+    CONTEXT_TYPES,
+    TENSOR_TYPES,
     computations_without,
+    groups_of,
     has_tensor_ranks,
     measure_waits,
     waiting_groups,
 )
 from app.analysis.synthesis.injections.computations import TensorParallelStraggler
+from app.analysis.trace.model import Sizes
 from tests.unit.analysis.diagnosis.jobs import TENSOR, observe, session
 
 
@@ -24,6 +31,31 @@ def test_a_group_waits_for_its_straggler_as_long_as_it_is_slower() -> None:
     assert (group.cell, group.slowest, group.of_one_rank) == ((2, 1), 3, True)
     total = sum(float(less.sum()) for less in computations_without(observation, [group]).values())
     assert total == pytest.approx(waits[2, 1].wait_ns.sum())
+
+
+def test_tensor_and_context_parallel_ranks_of_a_cell_are_groups_of_their_own() -> None:
+    both = Sizes(dp=1, pp=1, tp=2, cp=3)
+    ranks = np.arange(6, 12, dtype=np.int32)
+
+    assert groups_of(ranks, both, TENSOR_TYPES).tolist() == [[6, 7], [8, 9], [10, 11]]
+    assert groups_of(ranks, both, CONTEXT_TYPES).tolist() == [[6, 8, 10], [7, 9, 11]]
+    # some did not record
+    assert groups_of(ranks[:4], both, TENSOR_TYPES).tolist() == [[6, 7, 8, 9]]
+    assert groups_of(ranks[:2], replace(both, cp=1), TENSOR_TYPES).tolist() == [[6, 7]]
+
+
+def test_what_other_groups_of_a_cell_wait_is_no_waiting_of_a_group() -> None:
+    synthetic = session(TensorParallelStraggler((2, 1), 3, 1.6), job=TENSOR)
+    trace = synthetic.trace
+    sizes = trace.meta.sizes
+    plain = {wait.cell: wait for wait in measure_waits(observe(synthetic))}
+    # the same ranks as two groups of half as many
+    halved = replace(trace, meta=replace(trace.meta, sizes=replace(sizes, tp=sizes.tp // 2, cp=2)))
+    waits = {wait.cell: wait for wait in measure_waits(observe(replace(synthetic, trace=halved)))}
+
+    assert plain.keys() == waits.keys()
+    assert waits[2, 1].ranks.tolist() == plain[2, 1].ranks[sizes.tp // 2 :].tolist()
+    assert set(waits[2, 1].last.tolist()) == {1}
 
 
 def test_ranks_that_record_no_collectives_are_no_tensor_ranks() -> None:
