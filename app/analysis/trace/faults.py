@@ -9,8 +9,8 @@ from typing import NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
-from app.analysis.trace.limits import MAX_FAULTS
-from app.errors import Fault, InvalidTraceError
+from app.analysis.trace.limits import MAX_FAULTS, MAX_RATIO, Limits
+from app.errors import BodyTooLargeError, Fault, InvalidTraceError
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,3 +69,22 @@ def refuse_body(code: str, message: str) -> NoReturn:
 def _place(fault: Fault) -> tuple[int, str]:
     place = fault.row if fault.row is not None else fault.line
     return (-1 if place is None else place, fault.column or "")
+
+
+def check_expanded(total: int, most: int, limits: Limits) -> None:
+    """Refuse a body that has decompressed to `total` bytes, of which `most` are believed.
+
+    Raises
+    ------
+    BodyTooLargeError
+        `body.too_large`.
+    InvalidTraceError
+        `trace.decompression_bomb`.
+    """
+    if total > limits.max_decompressed_bytes:
+        message = f"the body decompresses to over {limits.max_decompressed_bytes} bytes"
+        raise BodyTooLargeError(message)
+    if total > most:
+        refuse_body(
+            "decompression_bomb", f"the body decompresses to over {MAX_RATIO} times its size"
+        )

@@ -16,9 +16,8 @@ from typing import Final, Protocol
 
 import zstandard
 
-from app.analysis.trace.faults import refuse_body
-from app.analysis.trace.limits import MAX_RATIO, MIB, Limits
-from app.errors import BodyTooLargeError
+from app.analysis.trace.faults import check_expanded, refuse_body
+from app.analysis.trace.limits import MIB, Limits
 
 GZIP_MAGIC: Final = b"\x1f\x8b"
 ZSTD_MAGIC: Final = b"\x28\xb5\x2f\xfd"
@@ -84,12 +83,7 @@ def read_text(body: Path | bytes, limits: Limits) -> Iterator[bytes]:
         total = 0
         for piece in pieces:
             total += len(piece)
-            if total > limits.max_decompressed_bytes:
-                message = f"the body decompresses to over {limits.max_decompressed_bytes} bytes"
-                raise BodyTooLargeError(message)
-            if total > most:
-                message = f"the body decompresses to over {MAX_RATIO} times its size"
-                refuse_body("decompression_bomb", message)
+            check_expanded(total, most, limits)
             yield piece
 
 

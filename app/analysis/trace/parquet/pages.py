@@ -12,11 +12,11 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from app.analysis.trace.faults import refuse, refuse_body
-from app.analysis.trace.limits import MAX_DICTIONARY, MAX_OP_NAME_CHARS, MAX_RATIO, MIB, Limits
+from app.analysis.trace.faults import check_expanded, refuse, refuse_body
+from app.analysis.trace.limits import MAX_DICTIONARY, MAX_OP_NAME_CHARS, MIB, Limits
 from app.analysis.trace.parquet.footer import ColumnChunk, Footer
 from app.analysis.trace.parquet.thrift import ReadBudget, ThriftError, read_struct
-from app.errors import BodyTooLargeError, Fault
+from app.errors import Fault
 
 MAX_PAGE_BYTES: Final = 256 * MIB
 
@@ -68,12 +68,7 @@ def check_pages(
     for chunk in footer.chunks:
         if chunk.name in wanted:
             total += _check_chunk(source, chunk)
-            if total > limits.max_decompressed_bytes:
-                message = f"the body decompresses to over {limits.max_decompressed_bytes} bytes"
-                raise BodyTooLargeError(message)
-            if total > most:
-                message = f"the body decompresses to over {MAX_RATIO} times its size"
-                refuse_body("decompression_bomb", message)
+            check_expanded(total, most, limits)
 
 
 def _check_chunk(source: pa.NativeFile, chunk: ColumnChunk) -> int:

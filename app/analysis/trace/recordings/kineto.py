@@ -10,17 +10,10 @@ from app.analysis.trace.faults import refuse, refuse_body
 from app.analysis.trace.limits import MAX_WORLD, Limits
 from app.analysis.trace.model import SessionMeta
 from app.analysis.trace.recordings.json_items import Field, Item, read_items
-from app.analysis.trace.recordings.labels import (
-    NO_OPERATION,
-    OWN_PREFIX,
-    TORCH_PREFIX,
-    parse_label,
-    parse_step,
-)
+from app.analysis.trace.recordings.labels import OWN_PREFIX, TORCH_PREFIX
 from app.analysis.trace.recordings.profiler.groups import Group
 from app.analysis.trace.recordings.profiler.reader import ATTACH, Advice, decode_scan
 from app.analysis.trace.recordings.profiler.scan import (
-    Labelled,
     Scan,
     Span,
     Work,
@@ -119,14 +112,7 @@ def _take(found: Scan, item: Item) -> None:
 def _take_annotation(found: Scan, event: Event) -> None:
     name = event.text("name")
     if name.startswith((TORCH_PREFIX, OWN_PREFIX, "ProfilerStep#")):
-        step = parse_step(name)
-        label = parse_label(name)
-        if step is not None:
-            found.steps.append((event.nanoseconds("ts", NS_PER_US), step))
-        elif label is not None:
-            found.labelled.append(Labelled(label, _span(event)))
-        elif not NO_OPERATION.fullmatch(name):
-            found.strange += 1
+        found.take_range(name, _span(event))
     elif name.startswith(_OPTIMIZER):
         found.optimizers.append(_span(event))
     elif backend := _BACKEND.fullmatch(name):

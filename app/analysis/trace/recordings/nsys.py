@@ -23,10 +23,8 @@ from urllib.parse import quote
 from app.analysis.trace.faults import refuse_body
 from app.analysis.trace.limits import MAX_TIME_NS, MIB, Limits
 from app.analysis.trace.model import SessionMeta
-from app.analysis.trace.recordings.labels import NO_OPERATION, parse_label, parse_step
 from app.analysis.trace.recordings.profiler.reader import Advice, decode_scan
 from app.analysis.trace.recordings.profiler.scan import (
-    Labelled,
     Scan,
     Span,
     Work,
@@ -174,14 +172,7 @@ def _take_ranges(
         processes.add(process)
         # emit_nvtx adds the sequence number and shapes behind the name.
         name = str(said).split(",", 1)[0]
-        span = _span(start, end, event)
-        step, label = parse_step(name), parse_label(name)
-        if step is not None:
-            found.steps.append((span.start, step))
-        elif label is not None:
-            found.labelled.append(Labelled(label, span))
-        elif not NO_OPERATION.fullmatch(name):
-            found.strange += 1
+        found.take_range(name, _span(start, end, event))
         found.check_counts(limits)
     if len(processes) > 1:
         refuse_body("unknown_rank", f"{len(processes)} processes label ranges: {_ONE_RANK}")

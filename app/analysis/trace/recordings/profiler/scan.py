@@ -12,7 +12,12 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from app.analysis.trace.limits import Limits
-from app.analysis.trace.recordings.labels import Label
+from app.analysis.trace.recordings.labels import (
+    NO_OPERATION,
+    Label,
+    parse_label,
+    parse_step,
+)
 from app.analysis.trace.recordings.profiler.groups import Group
 from app.analysis.trace.recordings.profiler.packed import PackedTable
 from app.errors import BodyTooLargeError
@@ -115,6 +120,17 @@ class Scan:
     operators: Links = field(default_factory=Links)
     # Ranges that look like labels and are none that can be read.
     strange: int = 0
+
+    def take_range(self, name: str, span: Span) -> None:
+        """Take a range whose name begins like a label."""
+        step = parse_step(name)
+        label = parse_label(name)
+        if step is not None:
+            self.steps.append((span.start, step))
+        elif label is not None:
+            self.labelled.append(Labelled(label, span))
+        elif not NO_OPERATION.fullmatch(name):
+            self.strange += 1
 
     def check_counts(self, limits: Limits) -> None:
         """Refuse a recording of which too much would be kept.

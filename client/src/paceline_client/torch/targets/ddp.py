@@ -80,8 +80,7 @@ def _install(job: Job, level: Level) -> Undo:
 
         return stop
 
-    job.on_record.append(record)
-    return lambda: job.on_record.remove(record)
+    return job.while_recording(record)
 
 
 DDP: Final = Target(

@@ -34,8 +34,7 @@ def _install(job: Job, _level: Level) -> Undo:
         gc.callbacks.append(collected)
         return lambda: gc.callbacks.remove(collected)
 
-    job.on_record.append(record)
-    return lambda: job.on_record.remove(record)
+    return job.while_recording(record)
 
 
 GARBAGE: Final = Target("gc", "Python's garbage collector", wanted=lambda _: True, install=_install)

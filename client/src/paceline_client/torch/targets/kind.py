@@ -63,6 +63,11 @@ class Job:
     notes: list[Callable[[range], Mapping[str, Any]]] = field(default_factory=list)
     _kept: dict[type, Any] = field(default_factory=dict)
 
+    def while_recording(self, begin: Callable[[], Undo]) -> Undo:
+        """Call `begin` whenever recording begins, until what is returned is called."""
+        self.on_record.append(begin)
+        return lambda: self.on_record.remove(begin)
+
     def one(self, kind: type[_Kept]) -> _Kept:
         """Return this job's only object of a kind, which several hooks share."""
         if kind not in self._kept:

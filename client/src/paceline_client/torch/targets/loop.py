@@ -67,8 +67,7 @@ def _install(job: Job, _level: Level) -> Undo:
 
         return stop
 
-    job.on_record.append(record)
-    return lambda: job.on_record.remove(record)
+    return job.while_recording(record)
 
 
 LOOP: Final = Target(

@@ -38,8 +38,7 @@ def _install(job: Job, _level: Level) -> Undo:
 
         return stop
 
-    job.on_record.append(record)
-    return lambda: job.on_record.remove(record)
+    return job.while_recording(record)
 
 
 OPTIMIZERS: Final = Target("optimizer", "torch.optim", wanted=lambda _: True, install=_install)
