@@ -29,10 +29,11 @@ class Options:
     steps: int
     slow_rank: int
     slow_factor: float
+    pace: float
 
     def factor(self, rank: int) -> float:
-        """Return how many times slower than the others a rank computes."""
-        return self.slow_factor if rank == self.slow_rank else 1.0
+        """Return how many times longer than usual a rank computes."""
+        return self.pace * (self.slow_factor if rank == self.slow_rank else 1.0)
 
 
 def options(job: str, ranks: int, description: str | None) -> Options:
@@ -49,10 +50,22 @@ def options(job: str, ranks: int, description: str | None) -> Options:
     parser.add_argument("--ranks", type=int, default=ranks)
     parser.add_argument("--steps", type=int, default=15)
     parser.add_argument("--slow", default="-1:1", metavar="RANK:FACTOR", help="1:1.8")
+    parser.add_argument(
+        "--pace",
+        type=float,
+        default=1.0,
+        help="how many times longer all compute: on a busy machine a process is woken up late",
+    )
     given = parser.parse_args()
     rank, _, factor = given.slow.partition(":")
     return Options(
-        given.server, given.job, given.ranks, given.steps, int(rank), float(factor or 1.8)
+        given.server,
+        given.job,
+        given.ranks,
+        given.steps,
+        int(rank),
+        float(factor or 1.8),
+        given.pace,
     )
 
 

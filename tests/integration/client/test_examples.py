@@ -25,6 +25,8 @@ SCRIPTS: Final = sorted(path for path in EXAMPLES.glob("*.py") if path.stem != "
 QUICK: Final = "lightning_ddp"
 # Two processes import it in half of the time; more make the others' peers surer.
 QUICK_RANKS: Final = ("--ranks", "2")
+# A sleeping process is woken up late where others compute: longer sleeps keep the ratio.
+PACE: Final = ("--pace", "2")
 # Besides PyTorch.
 NEEDS: Final = {
     "megatron_core": "megatron",
@@ -53,7 +55,7 @@ def test_the_rank_that_was_slowed_is_named(
     ran = subprocess.run(  # noqa: S603 - our own script
         [
             *(torch_python(), str(script), "--slow", "1:1.8", "--steps", "10"),
-            *(QUICK_RANKS if script.stem == QUICK else ()),
+            *(QUICK_RANKS if script.stem == QUICK else PACE),
         ],
         env=environment()
         | {
@@ -72,7 +74,7 @@ def test_the_rank_that_was_slowed_is_named(
     assert session["state"] in {"analyzed", "no_verdict"}
     report = installation.client.get(f"/api/v1/sessions/{session['id']}/report").json()
     first = report["causes"][0]
-    assert (first["cause"], first["where"]["workers"]) == ("slow_worker", [[1, 0]])
+    assert (first["cause"], first["where"].get("workers")) == ("slow_worker", [[1, 0]])
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
