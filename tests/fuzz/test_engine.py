@@ -82,6 +82,12 @@ def test_a_stage_that_computes_nothing_holds_no_collection_inside(seed: int) -> 
     assert outcome(damaged(seed, modeled()))
 
 
+@pytest.mark.parametrize("seed", [702213, 702858])
+def test_steps_of_which_no_begin_is_known_wait_for_nothing(seed: int) -> None:
+    # Found by many cases: no stage's first operations are recorded.
+    assert outcome(damaged(seed))
+
+
 def test_undamaged_traces_are_analyzed() -> None:
     assert {outcome(trace) for trace in bases()} == {"analyzed"}
 

@@ -66,6 +66,9 @@ def _standstill(observation: Observation, first: dict[int, FloatArray]) -> _Stan
     for node, delay in first.items():
         stage, middle = int(stages[node]), median(delay.T)
         by_stage[stage] = np.maximum(by_stage.get(stage, 0.0), middle)
+    if not by_stage:
+        # Of no stage is it known when a step begins.
+        return None
     late_ns = np.min(list(by_stage.values()), axis=0)
     struck = late_ns >= _ALIKE * late_ns.max()
     if (~struck).sum() < _FEWEST_OTHERS:

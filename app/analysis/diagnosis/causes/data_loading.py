@@ -91,6 +91,9 @@ def _find(signs: Signs) -> Finding | None:
     for node, delay in delays.items():
         stage = int(nodes.pp[node])
         by_stage[stage] = by_stage[stage] + delay if stage in by_stage else delay
+    if not by_stage:
+        # Of no stage is it known when a step begins.
+        return None
     latest = np.max(list(by_stage.values()), axis=0)
     if latest.mean() < _LEAST_SHARE * signs.step_ns:
         return None
