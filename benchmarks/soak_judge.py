@@ -1,8 +1,8 @@
 """The judge of the soak: what was done to the jobs, against what the receiver heard.
 
-A delivery is due unless it is superseded. Lost is one that is due and was not taken, one that came
-again with other words, an incident that was never opened, and every incident about which the
-receiver's belief is wrong in the end.
+A delivery is due unless it is superseded; of those that ride with a digest, the digest is. Lost is
+one that is due and was not taken, one that came again with other words, an incident that was never
+opened, and every incident about which the receiver's belief is wrong in the end.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from sqlalchemy import select
+from sqlalchemy import func, select
 
 from app.alerts.grouping import visible
 from app.db.models.alerts import AlertDelivery, AlertGroup, AlertIncident
@@ -72,7 +72,10 @@ def judge(container: Container, receiver: Receiver, made: Made) -> Verdict:
         due = {
             f"msg_{id_.hex}"
             for id_ in tx.session.execute(
-                select(AlertDelivery.id).where(AlertDelivery.state != "superseded")
+                # What rides with a digest is heard under the digest's id.
+                select(func.coalesce(AlertDelivery.digest_id, AlertDelivery.id)).where(
+                    AlertDelivery.state != "superseded"
+                )
             ).scalars()
         }
     missing = due - receiver.acknowledged

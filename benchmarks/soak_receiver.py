@@ -38,12 +38,15 @@ class Heard:
         Incidents by their address that are believed to be going on, and the number of the message
         that last said so.
     highest : int
-        The highest number so far.
+        The highest number so far; a digest has the number of one of its groups alone.
+    latest : str
+        The id of what came last.
     """
 
     bodies: dict[str, bytes] = field(default_factory=dict)
     firing: dict[str, int] = field(default_factory=dict)
     highest: int = -1
+    latest: str = ""
 
 
 class Receiver(PostServer):
@@ -66,6 +69,7 @@ class Receiver(PostServer):
         self.heard: dict[tuple[str, str], Heard] = {}
         self.acknowledged: set[str] = set()
         self.requests = self.failed = self.repeated = self.out_of_order = self.changed = 0
+        self.digests: set[str] = set()
         self._random = random.Random(seed)  # noqa: S311 - a choice of failures
         self._lock = threading.Lock()
 
@@ -101,22 +105,30 @@ class Receiver(PostServer):
 
     def _hear(self, got: Got, *, acknowledged: bool) -> None:
         document = got.json
-        heard = self.heard.setdefault((got.path, document["groupLabels"]["job"]), Heard())
         id_, number = got.headers["webhook-id"], int(got.headers["paceline-sequence"])
         if acknowledged:
             self.acknowledged.add(id_)
-        if id_ in heard.bodies:
-            self.repeated += 1
-            self.changed += heard.bodies[id_] != got.body
-        elif number <= heard.highest:
+        of_one = document["groupLabels"].get("job")
+        if of_one is None:
+            self.digests.add(id_)
+        jobs = [of_one or alert["labels"]["job"] for alert in document["alerts"]]
+        found = {job: self.heard.setdefault((got.path, job), Heard()) for job in jobs}
+        again = [heard for heard in found.values() if id_ in heard.bodies]
+        self.repeated += bool(again)
+        self.changed += any(heard.bodies[id_] != got.body for heard in again)
+        late = [heard for heard in again if heard.latest != id_]
+        if of_one is not None and not again:
+            # An older one than what was heard already.
+            late += [heard for heard in found.values() if number <= heard.highest]
+        if late:
             self.out_of_order += 1
-        if number < heard.highest:
-            # An old one once more, after a newer: out of order too, same id or not.
-            self.out_of_order += id_ in heard.bodies
-            return
-        heard.bodies[id_] = got.body
-        heard.highest = number
-        for alert in document["alerts"]:
+        for job, alert in zip(jobs, document["alerts"], strict=True):
+            heard = found[job]
+            if any(heard is one for one in late) and (again or number < heard.highest):
+                continue
+            heard.bodies[id_], heard.latest = got.body, id_
+            if of_one is not None:
+                heard.highest = max(heard.highest, number)
             incident = alert["annotations"]["incident"].rpartition("/")[2]
             if alert["status"] == "firing":
                 heard.firing[incident] = number

@@ -74,6 +74,38 @@ def test_the_receiver_counts_what_comes_out_of_order() -> None:
         assert receiver.out_of_order == 2
 
 
+def test_a_digest_is_heard_for_each_of_its_jobs() -> None:
+    id_, later = uuid.uuid4(), uuid.uuid4()
+
+    def say(id_: uuid.UUID, *jobs: str) -> None:
+        alerts = [
+            {
+                "status": "firing",
+                "labels": {"job": job},
+                "annotations": {"incident": f"https://paceline.example/incidents/{job}"},
+            }
+            for job in jobs
+        ]
+        headers = {"webhook-id": f"msg_{id_.hex}", "paceline-sequence": "1"}
+        body = {"groupLabels": {}, "alerts": alerts}
+        httpx.post(receiver.url("first"), json=body, headers=headers).raise_for_status()
+
+    with Receiver(0.0, 1) as receiver:
+        say(id_, "a", "b")
+        say(id_, "a", "b")
+        assert (receiver.repeated, receiver.changed, receiver.out_of_order) == (1, 0, 0)
+        assert {job: set(heard.firing) for (_, job), heard in receiver.heard.items()} == {
+            "a": {"a"},
+            "b": {"b"},
+        }
+        say(later, "b", "c")
+        assert receiver.out_of_order == 0
+        # Of b something newer was heard meanwhile.
+        say(id_, "a", "b")
+        assert receiver.out_of_order == 1
+        assert receiver.digests == {f"msg_{id_.hex}", f"msg_{later.hex}"}
+
+
 def test_the_receiver_counts_what_comes_again_with_other_words() -> None:
     id_ = uuid.uuid4()
     with Receiver(0.0, 1) as receiver:
