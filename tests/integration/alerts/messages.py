@@ -7,11 +7,13 @@ from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
+from app.alerts.channels.note import Note, Section
 from app.alerts.facts import CauseFact, FixFact, WorkerFact
 from app.alerts.grouping import Content, IncidentItem, Status
 from app.alerts.incidents import Incident, fingerprint_of
 from app.alerts.message import Message, make_message
 from app.alerts.states import IncidentState
+from app.services.alerts.deliveries.digests import digest
 from tests.support.alerting import facts
 
 NOW = datetime(2026, 3, 1, 12, tzinfo=UTC)
@@ -82,10 +84,33 @@ def messages() -> Iterator[tuple[str, Message]]:
     yield "long", message(*(incident(number, text=long) for number in range(1, 31)), job="j" * 200)
     wide = "漢字🚨" * 1000
     yield "wide", message(*(incident(number, text=wide) for number in range(1, 31)), job="漢" * 200)
+    jobs = [message(incident(number), job=f"job-{number}") for number in range(1, 31)]
+    yield "digest", digest(jobs[0], jobs)
     silent = replace(incident(1), cause="no_data", where="", facts=None)
     yield "no data", message(silent)
     low = replace(incident(1).facts, slowdown=None, causes=())  # type: ignore[type-var]  # it has facts
     yield (
         "low quality",
         message(replace(incident(1), cause="low_trace_quality", where="", facts=low)),
+    )
+
+
+def notes() -> Iterator[tuple[str, Note]]:
+    """Notes from what a lead would get to absurd ones."""
+    lines = ("llm: 120 GPU-hours, 12 % of its own", "vision: 30 GPU-hours")
+    yield "week", note("Paceline, 9 to 16 Nov: 150 GPU-hours", ("Jobs that lost most", lines))
+    yield "empty", note("Paceline, 9 to 16 Nov: no session has a verdict")
+    yield "nasty", note(NASTY, (NASTY, (NASTY, NASTY)))
+    many = tuple("漢字🚨 " * 40 for _ in range(200))
+    yield "long", note("x" * 5000, ("y" * 500, many), ("z", many))
+
+
+def note(title: str, *sections: tuple[str, tuple[str, ...]]) -> Note:
+    return Note(
+        id=uuid.UUID(int=6),
+        at=NOW,
+        title=title,
+        sections=tuple(Section(heading, lines) for heading, lines in sections),
+        link="https://paceline.example/report?from=2026-11-09T07%3A00Z&to=2026-11-16T07%3A00Z",
+        receiver="hook",
     )

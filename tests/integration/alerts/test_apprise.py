@@ -13,7 +13,7 @@ from app.errors import InvalidChannelError
 from app.services.alerts.channels.example import send_example
 from app.services.alerts.channels.write import create_channel
 from benchmarks.support.receiver import Reply
-from tests.integration.alerts.messages import incident, message
+from tests.integration.alerts.messages import incident, message, notes
 from tests.support.alerting import Alerting
 from tests.support.project import build
 from tests.support.receiver import Receiver
@@ -33,6 +33,17 @@ def test_a_message_goes_out_through_the_library(receiver: Receiver) -> None:
     [got] = receiver.got
     assert got.json["title"] == "[FIRING] llm: Slow worker: node-7"
     assert "predicted gain 20.0\N{NO-BREAK SPACE}%" in got.json["message"]
+
+
+def test_a_note_goes_out_through_the_library(receiver: Receiver) -> None:
+    week = dict(notes())["week"]
+    config = APPRISE.config.validate_python({"urls": [f"json://127.0.0.1:{receiver.port}/hook"]})
+    assert APPRISE.tell is not None
+    with Outbound(AddressGuard(), 20.0) as outbound:
+        APPRISE.tell(config, week, outbound)
+    [got] = receiver.got
+    assert got.json["title"] == week.title
+    assert week.link in got.json["message"]
 
 
 def test_a_failure_passes_and_an_unknown_address_does_not(receiver: Receiver) -> None:

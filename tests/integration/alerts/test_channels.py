@@ -22,7 +22,7 @@ from app.alerts.outbound import MAX_RETRY_AFTER_S, Outbound
 from app.alerts.picture import heatmap_png
 from app.alerts.states import IncidentState
 from benchmarks.support.receiver import Reply
-from tests.integration.alerts.messages import NASTY, incident, message, messages
+from tests.integration.alerts.messages import NASTY, incident, message, messages, notes
 from tests.integration.alerts.services import SERVICES, WEBHOOK_SECRETS, config_of
 from tests.support.alerting import LOOPBACK
 from tests.support.receiver import Receiver
@@ -260,3 +260,44 @@ def test_plain_text_names_everything() -> None:
     assert text.count("Acknowledge: https://") == 2
     assert text.count("Incident: https://") == 1
     assert "And 50 more" in plain_text(MESSAGES["many"])
+
+
+# A receiver of webhooks tells notes from alerts by their kind; pagers get none.
+TOLD = {**SERVICES, "webhook": lambda _: Reply(204)}
+NOTES = dict(notes())
+
+
+def tell(kind: str, server: Receiver, name: str) -> list[Any]:
+    known = KINDS[kind]
+    assert known.tell is not None
+    server.answer = TOLD[kind]
+    config = known.config.validate_python(config_of(kind, server.url))
+    with Outbound(GUARD, 30.0) as outbound:
+        answer = known.tell(config, NOTES[name], outbound)
+    assert answer.status in (200, 202, 204), answer.text
+    return [got.json for got in server.got]
+
+
+@pytest.mark.parametrize("name", list(NOTES))
+@pytest.mark.parametrize("kind", [kind for kind in SERVICES if KINDS[kind].tell])
+def test_every_note_is_taken(kind: str, name: str, server: Receiver) -> None:
+    [body] = tell(kind, server, name)
+    said = json.dumps(body, ensure_ascii=False)
+    assert NOTES[name].link in said
+    if name == "week":
+        for words in (NOTES[name].title, "Jobs that lost most", "llm: 120 GPU-hours"):
+            assert words in said, words
+
+
+def test_a_note_over_a_webhook_is_signed_and_has_its_kind(server: Receiver) -> None:
+    [body] = tell("webhook", server, "week")
+    [got] = server.got
+    Webhook(WEBHOOK_SECRETS[0]).verify(got.body, dict(got.headers))
+    assert body["kind"] == "note"
+    assert got.headers["webhook-id"] == "msg_00000000000000000000000000000006"
+    assert body["sections"][0]["lines"] == list(NOTES["week"].sections[0].lines)
+
+
+def test_pagers_take_no_notes() -> None:
+    silent = {kind for kind in KINDS if KINDS[kind].tell is None}
+    assert silent == {"pagerduty", "alertmanager"}

@@ -20,11 +20,12 @@ from aiosmtpd.smtp import SMTP, AuthResult, Envelope, Session
 from app.alerts.addresses import AddressGuard
 from app.alerts.channels.kind import Parcel
 from app.alerts.channels.mail import MAIL
+from app.alerts.channels.note import Note
 from app.alerts.delivery import DeliveryError, ReceiverAnswer
 from app.alerts.message import Message
 from app.alerts.outbound import Outbound
 from app.alerts.picture import heatmap_png
-from tests.integration.alerts.messages import incident, message, messages
+from tests.integration.alerts.messages import incident, message, messages, notes
 
 NAME = "mail.example.com"
 GUARD = AddressGuard((ipaddress.ip_network("127.0.0.1/32"),), lambda *_: ["127.0.0.1"])
@@ -81,12 +82,7 @@ def port_of(controller: Controller) -> int:
     return controller.port
 
 
-def send(
-    port: int,
-    sent: Any = None,  # noqa: ANN401 - of the configuration
-    tls: ssl.SSLContext | None = None,
-    **changes: Any,  # noqa: ANN401 - of the configuration
-) -> ReceiverAnswer:
+def config_of(port: int, **changes: Any) -> Any:  # noqa: ANN401 - of the configuration
     values = {
         "host": NAME,
         "port": port,
@@ -94,7 +90,16 @@ def send(
         "sender": "paceline@example.com",
         "recipients": ["oncall@example.com"],
     }
-    config = MAIL.config.validate_python(values | changes)
+    return MAIL.config.validate_python(values | changes)
+
+
+def send(
+    port: int,
+    sent: Any = None,  # noqa: ANN401 - of the configuration
+    tls: ssl.SSLContext | None = None,
+    **changes: Any,  # noqa: ANN401 - of the configuration
+) -> ReceiverAnswer:
+    config = config_of(port, **changes)
     with Outbound(GUARD, 20.0, tls=tls) as outbound:
         return MAIL.send(config, Parcel(sent or message(incident(1)), PICTURE, outbound))
 
@@ -123,6 +128,25 @@ def test_every_message_is_taken(
 ) -> None:
     send(port_of(plain_server), sent)
     assert len(mailbox.got) == 1, name
+
+
+@pytest.mark.parametrize(("name", "told"), list(notes()))
+def test_every_note_is_taken_as_text_and_html(
+    name: str, told: Note, mailbox: Mailbox, plain_server: Controller
+) -> None:
+    assert MAIL.tell is not None
+    with Outbound(GUARD, 20.0) as outbound:
+        assert MAIL.tell(config_of(port_of(plain_server)), told, outbound).status == 250
+    [(recipients, mail)] = mailbox.got
+    assert recipients == ["oncall@example.com"]
+    assert mail["Message-ID"] == "<00000000-0000-0000-0000-000000000006@example.com>"
+    plain, html = mail.get_body(("plain",)), mail.get_body(("html",))
+    assert plain is not None
+    assert html is not None
+    assert told.link in plain.get_content()
+    assert 'href="https://paceline.example/report?' in html.get_content()
+    if name == "nasty":
+        assert "<!channel>" not in html.get_content()
 
 
 def test_all_messages_of_a_job_are_one_thread(mailbox: Mailbox, plain_server: Controller) -> None:
