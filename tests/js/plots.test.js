@@ -1,6 +1,6 @@
 import assert from 'node:assert/strict';
 import { test } from 'node:test';
-import { stepTicks, withStepTicks } from '../../frontend/static/js/plots.js';
+import { fitted, stepTicks, withStepTicks } from '../../frontend/static/js/plots.js';
 
 const steps = Array.from({ length: 40 }, (_, at) => 1000 + at);
 
@@ -22,4 +22,13 @@ test('a figure gets its ticks without being changed itself', () => {
   const figure = Object.freeze({ data: [], layout: Object.freeze({ margin: { l: 10, r: 10 }, xaxis: Object.freeze({ title: 'Step' }) }) });
   const ticked = withStepTicks(figure, [7, 8], { clientWidth: 220 });
   assert.deepEqual(ticked.layout.xaxis, { title: 'Step', tickvals: [0, 1], ticktext: ['7', '8'] });
+});
+
+test('a time axis names as many moments as fit side by side, and turns none', () => {
+  const layout = { height: 300, xaxis: { type: 'date', nticks: 6, title: 'UTC' } };
+  assert.deepEqual(fitted(layout, 1200).xaxis, { type: 'date', nticks: 6, title: 'UTC', tickangle: 0 });
+  assert.equal(fitted(layout, 358).xaxis.nticks, 3);
+  assert.equal(fitted(layout, 100).xaxis.nticks, 2);
+  const steps = { xaxis: { nticks: 6 } };
+  assert.equal(fitted(steps, 358), steps);
 });

@@ -20,13 +20,24 @@ function plotly() {
   return loading;
 }
 
+// What the name of a moment takes with the room beside it, in pixels.
+const MOMENT = 110;
+
+/** A layout whose time axis names as many moments as fit side by side: plotly would turn them. */
+export function fitted(layout, width) {
+  const { xaxis } = layout;
+  if (xaxis?.type !== 'date') return layout;
+  const most = Math.max(2, Math.floor(width / MOMENT));
+  return { ...layout, xaxis: { ...xaxis, tickangle: 0, nticks: Math.min(xaxis.nticks ?? most, most) } };
+}
+
 /** Draw a figure, or draw it anew. Resolves when it is on the page. */
 export async function draw(element, figure) {
   try {
     const library = await plotly();
     if (!element.isConnected) return;
     const { data, layout } = resolved(figure);
-    await library.react(element, data, { ...layout, width: element.clientWidth, height: element.clientHeight }, CONFIG);
+    await library.react(element, data, { ...fitted(layout, element.clientWidth), width: element.clientWidth, height: element.clientHeight }, CONFIG);
     element.dataset.drawn = '';
   } catch (error) {
     element.classList.add('failed');
