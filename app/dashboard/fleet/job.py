@@ -116,7 +116,7 @@ def job_page(  # noqa: PLR0913 - everything that is on it
         name=job.name,
         archived=job.archived,
         title=f"{job.name}: {_said(shown)}",
-        heading=_heading(shown),
+        heading=job_heading(shown),
         state=row.state,
         sizes=f"{row.sizes} · {plural(row.gpus, 'GPU')}",
         since="" if onset is None else since_when(onset, fleet.now),
@@ -200,9 +200,13 @@ def _said(session: SessionRow) -> str:
     return f"session {session.number} {job_state(session.state, slow=False).word.lower()}"
 
 
-def _heading(session: SessionRow) -> str:
+def job_heading(session: SessionRow) -> str:
+    """Return what is said first of a job, by the session whose numbers stand for it."""
     if session.state is SessionState.ANALYZED and session.headline is not None:
         return session.headline.sentence
+    if session.shown is not None:
+        # What an earlier version stored has its numbers alone.
+        return f"{times(session.shown.slowdown)} slower in session {session.number}"
     return session.reason or {
         SessionState.NO_VERDICT: "The latest session has no verdict",
         SessionState.FAILED: "The analysis of the latest session failed",

@@ -11,6 +11,7 @@ from app.analysis.diagnosis.headline import HeadlineKind
 from app.analysis.diagnosis.places import Where
 from app.analysis.report.summary import Summary, SummaryWorker, summarize
 from app.dashboard.fleet.asked import FleetInAddress
+from app.dashboard.fleet.job import job_heading
 from app.dashboard.fleet.view import FleetPage, SessionLine, fleet_page
 from app.dashboard.look.parts import SLOW, sparkline
 from app.dashboard.look.ranges import DAY, range_of
@@ -262,3 +263,20 @@ def test_a_sparkline_has_one_range_marks_what_is_above_and_hatches_gaps() -> Non
     assert spark.dot[2] == "var(--s-125)"
     assert sparkline([1.2, None]).dot is None
     assert "none has a verdict" in sparkline([None]).label
+
+
+@pytest.mark.parametrize(
+    ("changes", "heading"),
+    [
+        ({"slowdown": 1.31, "state": SessionState.ANALYZED}, "slow"),
+        # What an earlier version stored.
+        (
+            {"slowdown": 1.31, "state": SessionState.ANALYZED, "headline": None},
+            "1.31× slower in session 1",
+        ),
+        ({"state": SessionState.DISCARDED}, "The latest session was discarded"),
+        ({"state": SessionState.ANALYZING}, "The first session is being worked on"),
+    ],
+)
+def test_a_job_says_what_is_known_of_it(changes: dict[str, Any], heading: str) -> None:
+    assert job_heading(session(**changes)) == heading
