@@ -113,12 +113,15 @@ def test_a_channel_from_its_first_test_to_its_end(
     page.get_by_text("Only of some jobs").first.click()
     field(page, "selector.jobs").fill("llm\nllama-*")
     page.get_by_label("high").check()
+    expect(field(page, "rate_limit")).to_have_value("10")
+    field(page, "rate_limit").fill("25")
     act(page, "Add")
     expect(page).to_have_url(re.compile(r"/channels/[0-9a-f-]{36}$"))
     [channel] = read(place.alerting.container, list_channels)
     assert channel.selector.jobs == ("llm", "llama-*")
     assert channel.selector.importance == ("high",)
     assert set(channel.secrets) == {"url", "signing_secrets"}
+    assert channel.rate_limit == 25
 
     act(page, "Send a test")
     result = page.locator("#result")
@@ -130,6 +133,7 @@ def test_a_channel_from_its_first_test_to_its_end(
 
     # Secrets that are left empty stay; what is to go is said.
     field(page, "name").fill("ops")
+    field(page, "rate_limit").fill("5")
     page.get_by_label("high").uncheck()
     page.get_by_label("Remove what is set").check()
     act(page, "Save")
@@ -137,6 +141,7 @@ def test_a_channel_from_its_first_test_to_its_end(
     expect(page.locator("#chosen h2")).to_contain_text("ops: Webhook")
     [channel] = read(place.alerting.container, list_channels)
     assert set(channel.secrets) == {"url"}
+    assert channel.rate_limit == 5
     assert channel.selector.importance == ()
     act(page, "Send a test")
     expect(result.locator("pre")).to_have_text("heard you")

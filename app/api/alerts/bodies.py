@@ -22,7 +22,7 @@ from app.alerts.rules import (
     ShortText,
 )
 from app.alerts.states import DeliveryState, IncidentState
-from app.services.alerts.channels.write import RATE_LIMIT
+from app.services.alerts.channels.write import MOST_MESSAGES, RATE_LIMIT
 from app.services.alerts.incident_reads import IncidentRow, IncidentView
 from app.services.alerts.rules import Preview
 from app.services.alerts.triage.orders import MOST
@@ -69,7 +69,7 @@ class RuleListBody(BaseModel):
 
 
 # Messages in ten minutes; what is over it goes in the next digest.
-RateLimit = Annotated[int, Field(ge=1, le=100_000)]
+RateLimit = Annotated[int, Field(ge=1, le=MOST_MESSAGES)]
 
 
 class ChannelBody(BaseModel):

@@ -16,6 +16,7 @@ from app.dashboard.alerts.parts import AUDIENCES, dead, said
 from app.dashboard.look.format import age, count, plural
 from app.dashboard.look.forms import Field, fields_of
 from app.dashboard.look.parts import StateLabel
+from app.services.alerts.channels.write import MOST_MESSAGES, RATE_LIMIT
 from app.services.alerts.routing import SELECTOR
 
 if TYPE_CHECKING:
@@ -68,6 +69,8 @@ class ChannelForm:
     audience: str
     audiences: Mapping[Audience, str]
     kinds: Sequence[KindForm]
+    rate_limit: int
+    most_messages: int
     selector: Sequence[Field]
 
 
@@ -114,6 +117,7 @@ class ChannelsPage:
     form: ChannelForm
     lost_title: str
     lost: Sequence[Lost]
+    lost_csv: str
     version: str
 
 
@@ -158,6 +162,7 @@ def channels_page(  # noqa: PLR0913 - everything that is on it
         form=_form(chosen, apprise=apprise),
         lost_title=_lost_title(*lost, asked),
         lost=[_lost(item, now) for item in lost[0]],
+        lost_csv="/channels-undelivered.csv" + (f"?channel={asked.id}" if asked else ""),
         version=_version(channels, lost[0]),
     )
 
@@ -260,6 +265,8 @@ def _form(channel: ChannelView | None, *, apprise: bool) -> ChannelForm:
         audience=channel.audience if channel else "on_call",
         audiences=AUDIENCES,
         kinds=[_kind_form(kind, channel) for kind in kinds],
+        rate_limit=channel.rate_limit if channel else RATE_LIMIT,
+        most_messages=MOST_MESSAGES,
         selector=fields_of(SELECTOR, "selector", values=selector),
     )
 

@@ -43,6 +43,8 @@ PORTS: Final = {"http": 80, "https": 443}
 LOOK_UP_S: Final = 3.0
 # Messages in ten minutes, where a channel says nothing else.
 RATE_LIMIT: Final = 10
+# More is no limit.
+MOST_MESSAGES: Final = 100_000
 
 
 def create_channel(  # noqa: PLR0913 - what a channel is made of

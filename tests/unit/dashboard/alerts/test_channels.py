@@ -15,6 +15,7 @@ from app.dashboard.alerts.channels import ChannelsPage, channel_state, channels_
 from app.dashboard.alerts.parts import SAID, said
 from app.services.alerts.channels.reads import DISABLED_BY_PERSON, Tally
 from app.services.alerts.channels.views import Undelivered
+from app.services.alerts.channels.write import RATE_LIMIT
 from tests.unit.dashboard.alerts.channels import NOW, channel, delivery
 
 if TYPE_CHECKING:
@@ -171,3 +172,8 @@ def test_the_version_changes_with_what_happens() -> None:
     assert page_of(channel()).version == before
     assert page_of(channel(failures=1)).version != before
     assert page_of(channel(), lost=([undelivered("failed")], 1)).version != before
+
+
+def test_the_form_has_the_limit_of_the_channel_or_the_usual_one() -> None:
+    assert page_of(channel(rate_limit=25)).form.rate_limit == 25
+    assert page_of().form.rate_limit == RATE_LIMIT
