@@ -18,16 +18,16 @@ from app.dashboard.alerts.rule_pages import add_rule_pages
 from app.dashboard.compare.pages import add_compare_pages
 from app.dashboard.documentation.pages import add_documentation
 from app.dashboard.documentation.site import Site
-from app.dashboard.fixes.applied import applied_fixes
+from app.dashboard.fixes.applied import applied_csv, applied_fixes
 from app.dashboard.fleet.asked import FleetAsked
 from app.dashboard.fleet.connect import arriving, launcher_tabs, way_tabs
-from app.dashboard.fleet.exports import marks_csv, sessions_csv
+from app.dashboard.fleet.exports import FLEET, fleet_csv, marks_csv, moment_of, sessions_csv
 from app.dashboard.fleet.job import job_page, job_url
 from app.dashboard.fleet.view import fleet_page
 from app.dashboard.hosts.pages import add_host_pages
 from app.dashboard.look.address import Address, page_number
 from app.dashboard.look.assets import Assets
-from app.dashboard.look.csv_text import csv_file
+from app.dashboard.look.csv_text import csv_file, one_of
 from app.dashboard.look.parts import SLOW
 from app.dashboard.look.ranges import ALL
 from app.dashboard.look.time_asked import TimeAsked, TimeInAddress
@@ -35,7 +35,7 @@ from app.dashboard.operation.pages import add_operation_pages
 from app.dashboard.pages import Pages
 from app.dashboard.plans.pages import add_plan_pages
 from app.dashboard.report.pages import add_report_pages
-from app.dashboard.session.exports import EXPORTS, workers_csv
+from app.dashboard.session.exports import EXPORTS, WITHOUT_REPORT, workers_csv
 from app.dashboard.session.report import report_view
 from app.dashboard.session.view import session_page
 from app.dashboard.tensor.pages import add_tensor_pages
@@ -49,7 +49,6 @@ from app.services.alerts.views import open_by_job
 from app.services.container import Container
 from app.services.fixes.read import calibrations, realized_fixes
 from app.services.fleet.listing import fleet_view
-from app.services.fleet.standing import Moment
 from app.services.history.axis import JobAxis, job_axis
 from app.services.history.notes import known_job
 from app.services.ingest.arrivals import first_arrivals
@@ -62,9 +61,6 @@ from app.services.tensor.read import count_groups
 
 # Longer numbers are no step of any training, and too long ones are slow to parse.
 MAX_DIGITS: Final = 19
-
-# An export belongs to a report, which is replaced as a whole if at all.
-EXPORT_HEADERS: Final = {"Cache-Control": "no-cache"}
 
 # Pages are forgiving: they ignore a parameter that is no number.
 # Applied fixes on the page of the fleet.
@@ -125,15 +121,14 @@ def _add_pages(routes: APIRouter, pages: Pages) -> None:
         with pages.reading(container) as (tx, nav):
             found = fleet_view(
                 tx,
-                # What goes on now says nothing of a time that is over.
-                Moment(about.since(tx.now), about.end, not about.is_past(tx.now), SLOW),
+                moment_of(tx, about),
                 asked.filtered,
                 sort=asked.sort,
                 page=asked.number,
                 silent_page=asked.silent_number,
             )
             brought = realized_fixes(tx, most=NEWEST_FIXES)
-            fixes = applied_fixes(brought, calibrations(tx) if brought else {})
+            fixes = applied_fixes(brought, calibrations(tx) if brought else {}, "/fleet/fixes.csv")
             unheard = not found.groups and about.end is None and not asked.archived
             status = installation_status(tx, container.settings) if unheard else None
             arrived = first_arrivals(tx) if unheard else None
@@ -176,7 +171,9 @@ def _add_pages(routes: APIRouter, pages: Pages) -> None:
                 times_of = job_axis(tx, job, since=about.since(found.now), until=about.end)
                 onset = onset_of_job(tx, job, about.end or found.now, SLOW)
                 incidents = open_by_job(tx, job).get(job, [])
-                fixes = applied_fixes(realized_fixes(tx, job=job), calibrations(tx))
+                fixes = applied_fixes(
+                    realized_fixes(tx, job=job), calibrations(tx), f"{job_url(job)}/fixes.csv"
+                )
         if not found.jobs:
             if groups:
                 return RedirectResponse(
@@ -217,7 +214,11 @@ def _add_pages(routes: APIRouter, pages: Pages) -> None:
                 else None
             )
             incidents = open_by_job(tx, view.row.job).get(view.row.job, [])
-            fixes = applied_fixes(realized_fixes(tx, session=view.row.id), calibrations(tx))
+            fixes = applied_fixes(
+                realized_fixes(tx, session=view.row.id),
+                calibrations(tx),
+                f"/sessions/{view.row.id}/applied.csv",
+            )
         report = (
             None
             if document is None
@@ -251,24 +252,41 @@ def _add_exports(routes: APIRouter) -> None:
     def job_marks_route(container: Here, job: str, time: TimeAsked) -> Response:
         return csv_file("paceline-job-marks.csv", marks_csv(_job_axis(container, job, time)))
 
+    @routes.get("/jobs/{job}/fixes.csv")
+    def job_fixes_route(container: Here, job: str) -> Response:
+        with container.reading() as tx:
+            known_job(tx, job)
+            found = realized_fixes(tx, job=job)
+        return csv_file("paceline-job-fixes.csv", applied_csv(found))
+
+    @routes.get("/fleet/{name}.csv")
+    def fleet_file_route(
+        container: Here, name: str, time: TimeAsked, asked: FleetAsked
+    ) -> Response:
+        if name == "fixes":
+            with container.reading() as tx:
+                return csv_file("paceline-fixes.csv", applied_csv(realized_fixes(tx)))
+        pages = one_of(FLEET, name)
+        return csv_file(f"paceline-{name}.csv", fleet_csv(pages(container, time.about(), asked)))
+
     @routes.get("/sessions/{session}/{name}.csv")
     def export_route(container: Here, session: uuid.UUID, name: str, step: Step = None) -> Response:
-        make = EXPORTS.get(name)
-        if make is None:
-            raise NotFoundError(f"There is no {name}.csv.")
         of_step = step if name == "workers" else None
         with container.reading() as tx:
             view = get_session(tx, session, container.settings)
-            document = report_document(tx, session)
-            slowdowns = None if of_step is None else heatmap(tx, session, of_step)
-        text = make(document) if slowdowns is None else workers_csv(document, slowdowns)
+            if name == "applied":
+                table = applied_csv(realized_fixes(tx, session=session))
+            elif name in WITHOUT_REPORT:
+                table = WITHOUT_REPORT[name](view)
+            else:
+                make, document = one_of(EXPORTS, name), report_document(tx, session)
+                table = (
+                    make(document)
+                    if of_step is None
+                    else workers_csv(document, heatmap(tx, session, of_step))
+                )
         suffix = "" if of_step is None else f"-step-{of_step}"
-        file_name = f"paceline-session-{view.row.number}-{name}{suffix}.csv"
-        return Response(
-            text,
-            media_type="text/csv; charset=utf-8",
-            headers=EXPORT_HEADERS | {"Content-Disposition": f'attachment; filename="{file_name}"'},
-        )
+        return csv_file(f"paceline-session-{view.row.number}-{name}{suffix}.csv", table)
 
 
 def _number(asked: str) -> int | None:

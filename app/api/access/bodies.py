@@ -9,6 +9,7 @@ from typing import Annotated
 from pydantic import BaseModel, ConfigDict, Field
 
 from app.access.principals import ActorKind, Right, Role
+from app.api.alerts.bodies import IncidentBody
 
 Name = Annotated[str, Field(min_length=1, max_length=100)]
 
@@ -160,3 +161,16 @@ class EntryListBody(BaseModel):
     """Entries, the newest first; `before` of the next request is the last one's id."""
 
     entries: list[EntryBody]
+
+
+class JoinedIncidentBody(IncidentBody):
+    """An incident of some project."""
+
+    project: str
+
+
+class JoinedIncidentListBody(BaseModel):
+    """The first open incidents of all projects, or of one; `count` is of all of them."""
+
+    count: int
+    incidents: list[JoinedIncidentBody]

@@ -12,6 +12,8 @@ from app.api.access.bodies import (
     EntryBody,
     EntryListBody,
     GivenRoleBody,
+    JoinedIncidentBody,
+    JoinedIncidentListBody,
     MadeTokenBody,
     MoveBody,
     NewProjectBody,
@@ -26,6 +28,7 @@ from app.api.access.bodies import (
     TokenBody,
     TokenListBody,
 )
+from app.api.alerts.bodies import incident_values
 from app.api.frame.routers import api_router
 from app.door.here import Here
 from app.services.access.audit import list_entries
@@ -38,6 +41,7 @@ from app.services.access.people import (
 )
 from app.services.access.projects import create_project, list_projects
 from app.services.access.tokens import create_token, list_tokens, renew_token, revoke_token
+from app.services.alerts.everywhere import open_everywhere
 
 DEFAULT_LIMIT: Final = 100
 MAX_LIMIT: Final = 1000
@@ -66,6 +70,21 @@ def router() -> APIRouter:
         with here.everywhere().reading() as tx:
             found = list_entries(tx, limit, before=before)
         return EntryListBody(entries=[EntryBody.model_validate(entry) for entry in found])
+
+    @routes.get("/access/incidents", summary="Open incidents of all projects, firing ones first")
+    def get_incidents(
+        here: Here,
+        project: Annotated[str, Query(description="Only of this one.")] = "",
+        limit: Annotated[int, Query(ge=1, le=MAX_LIMIT)] = DEFAULT_LIMIT,
+    ) -> JoinedIncidentListBody:
+        with here.everywhere().reading() as tx:
+            found = open_everywhere(tx, limit, project=project.replace("\x00", ""))
+        return JoinedIncidentListBody(
+            count=found.count,
+            incidents=[
+                JoinedIncidentBody(project=name, **incident_values(row)) for name, row in found.rows
+            ],
+        )
 
     return routes
 

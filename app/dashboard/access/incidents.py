@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from app.dashboard.alerts.parts import STATES, headline, labels, since
+from app.dashboard.look.address import Address
 from app.dashboard.look.format import heat_color, plural, times
 from app.door.project_paths import prefix_of
 
@@ -40,20 +41,31 @@ class JoinedPage:
     heading: str
     note: str
     lines: Sequence[JoinedLine]
+    projects: Sequence[str]
+    project: str
+    csv: str
 
 
 def joined_page(found: OpenEverywhere) -> JoinedPage:
     """Return the page of all projects' open incidents."""
     projects = {project for project, _ in found.rows}
-    heading = "No incident is open in any project"
+    where = f"project {found.project}" if found.project else "any project"
+    heading = f"No incident is open in {where}"
     if found.rows:
         incidents = plural(found.count, "open incident")
-        heading = f"{incidents} in {plural(len(projects), 'project')}"
+        within = where if found.project else plural(len(projects), "project")
+        heading = f"{incidents} in {within}"
     note = "Firing ones first; each opens in its project"
     if len(found.rows) < found.count:
         note += f"; the first {len(found.rows)} of them"
     return JoinedPage(
-        heading, note, [_line(project, row.job, row.incident) for project, row in found.rows]
+        heading,
+        note,
+        [_line(project, row.job, row.incident) for project, row in found.rows],
+        # Also one that is asked for and not there.
+        projects=sorted({*found.projects, found.project} - {""}),
+        project=found.project,
+        csv=Address("/access/incidents.csv", {"project": found.project}).but(),
     )
 
 

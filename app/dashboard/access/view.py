@@ -137,15 +137,17 @@ def access_page(  # noqa: PLR0913 - everything that is on it
         people=[_person(person) for person in people],
         projects_title=_projects_title(projects, uses, settings),
         projects=[_project(project, uses[project.id], settings) for project in projects],
-        roles=[
-            RoleLine(
-                role.value.capitalize(),
-                read=Right.READ in role.rights,
-                operate=Right.OPERATE in role.rights,
-                admin=Right.ADMIN in role.rights,
-            )
-            for role in Role
-        ],
+        roles=[role_line(role) for role in Role],
+    )
+
+
+def role_line(role: Role) -> RoleLine:
+    """Return what a role allows."""
+    return RoleLine(
+        role.value.capitalize(),
+        read=Right.READ in role.rights,
+        operate=Right.OPERATE in role.rights,
+        admin=Right.ADMIN in role.rights,
     )
 
 

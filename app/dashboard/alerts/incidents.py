@@ -129,6 +129,8 @@ class IncidentsPage:
     channels_title: str
     channels: Sequence[ChannelHealth]
     version: str
+    csv: str
+    over_csv: str
 
 
 def incidents_page(  # noqa: PLR0913 - everything that is on it
@@ -180,6 +182,8 @@ def incidents_page(  # noqa: PLR0913 - everything that is on it
         channels_title=channels_title(channels),
         channels=[health(channel, tallies.get(channel.id), found.now) for channel in channels],
         version=_version(found, life, channels),
+        csv=asked.address("/incidents.csv").but(),
+        over_csv=asked.address("/incidents.csv").but(state=IncidentState.RESOLVED.value),
     )
 
 

@@ -10,9 +10,17 @@ from fastapi.responses import Response
 
 from app.dashboard.alerts.channels import channels_page
 from app.dashboard.alerts.evidence import evidence_page, evidence_text
+from app.dashboard.alerts.exports import (
+    OF_INCIDENT,
+    channels_csv,
+    incidents_csv,
+    undelivered_csv,
+)
 from app.dashboard.alerts.filters import IncidentsInAddress
-from app.dashboard.alerts.incident_fixes import fixes_of
+from app.dashboard.alerts.incident_fixes import fixes_of, realized_of
 from app.dashboard.alerts.incidents import first_of, incidents_page
+from app.dashboard.fixes.applied import applied_csv
+from app.dashboard.look.csv_text import csv_file, one_of
 from app.door.here import Here
 from app.errors import NotFoundError
 from app.services.alerts.channels.reads import channels_and_tallies, no_channel
@@ -34,6 +42,7 @@ IncidentsAsked = Annotated[IncidentsInAddress, Depends()]
 def add_alert_pages(routes: APIRouter, pages: Pages) -> None:
     """Add the pages of alerts to the dashboard."""
     _add_incidents(routes, pages)
+    _add_incident_files(routes)
     _add_channels(routes, pages)
 
 
@@ -88,6 +97,22 @@ def _add_incidents(routes: APIRouter, pages: Pages) -> None:
         return show(container, asked, incident)
 
 
+def _add_incident_files(routes: APIRouter) -> None:
+    @routes.get("/incidents.csv")
+    def incidents_file_route(container: Here, asked: IncidentsAsked) -> Response:
+        return csv_file("paceline-incidents.csv", incidents_csv(container, asked))
+
+    @routes.get("/incidents/{incident}/{name}.csv")
+    def incident_file_route(container: Here, incident: uuid.UUID, name: str) -> Response:
+        with container.reading() as tx:
+            life = incident_life(tx, incident)
+            if name == "fixes":
+                table = applied_csv(realized_of(tx, life.view.row))
+            else:
+                table = one_of(OF_INCIDENT, name)(life)
+        return csv_file(f"paceline-incident-{name}.csv", table)
+
+
 def _add_channels(routes: APIRouter, pages: Pages) -> None:
     def show(container: Container, asked: str | None = None, *, adding: bool = False) -> Response:
         with pages.reading(container) as (tx, nav):
@@ -111,6 +136,18 @@ def _add_channels(routes: APIRouter, pages: Pages) -> None:
     @routes.get("/channels")
     def channels_route(container: Here) -> Response:
         return show(container)
+
+    @routes.get("/channels.csv")
+    def channels_file_route(container: Here) -> Response:
+        with container.reading() as tx:
+            table = channels_csv(*channels_and_tallies(tx))
+        return csv_file("paceline-channels.csv", table)
+
+    @routes.get("/channels-undelivered.csv")
+    def undelivered_file_route(container: Here, channel: uuid.UUID | None = None) -> Response:
+        with container.reading() as tx:
+            lost, _ = undelivered(tx, channel)
+        return csv_file("paceline-undelivered.csv", undelivered_csv(lost))
 
     @routes.get("/channels/new")
     def new_channel_route(container: Here) -> Response:

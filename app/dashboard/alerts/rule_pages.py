@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING
 from fastapi import APIRouter
 from fastapi.responses import Response
 
+from app.dashboard.alerts.exports import rules_csv
 from app.dashboard.alerts.rules import rules_page
+from app.dashboard.look.csv_text import csv_file
 from app.door.here import Here
 from app.services.alerts.channels.reads import list_channels
 from app.services.alerts.store import load_rules
@@ -35,6 +37,12 @@ def add_rule_pages(routes: APIRouter, pages: Pages) -> None:
     @routes.get("/rules")
     def rules_route(container: Here) -> Response:
         return show(container, None)
+
+    @routes.get("/rules.csv")
+    def rules_file_route(container: Here) -> Response:
+        with container.reading() as tx:
+            table = rules_csv(load_rules(tx), list_channels(tx))
+        return csv_file("paceline-rules.csv", table)
 
     @routes.get("/rules/{rule}")
     def rule_route(container: Here, rule: str) -> Response:

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Annotated
 from fastapi import APIRouter, Query
 from fastapi.responses import Response
 
-from app.dashboard.compare.exports import EXPORTS
+from app.dashboard.compare.exports import EXPORTS, OF_TIMES
 from app.dashboard.compare.times import bounds_of, times_page
 from app.dashboard.compare.view import compare_page
+from app.dashboard.look.csv_text import csv_file, one_of
 from app.door.here import Here
 from app.errors import NotFoundError
 from app.services.compare.ranges import compare_times
@@ -64,20 +65,28 @@ def add_compare_pages(routes: APIRouter, pages: Pages) -> None:
 
     @routes.get("/compare/{name}.csv")
     def compare_file_route(container: Here, name: str, a: uuid.UUID, b: uuid.UUID) -> Response:
-        make = EXPORTS.get(name)
-        if make is None:
-            raise NotFoundError(f"There is no {name}.csv of a comparison.")
+        make = one_of(EXPORTS, name)
         with container.reading() as tx:
             found = compare_sessions(tx, a, b)
         file_name = f"paceline-compare-{found.a.row.number}-{found.b.row.number}-{name}.csv"
-        return Response(
-            make(found),
-            media_type="text/csv; charset=utf-8",
-            headers={
-                "Cache-Control": "no-cache",
-                "Content-Disposition": f'attachment; filename="{file_name}"',
-            },
-        )
+        return csv_file(file_name, make(found))
+
+    @routes.get("/compare/times/{name}.csv")
+    def compare_times_file_route(  # noqa: PLR0913 - what an address may ask for
+        container: Here,
+        name: str,
+        job: str,
+        *,
+        a_from: Asked = "",
+        a_to: Asked = "",
+        b_from: Asked = "",
+        b_to: Asked = "",
+    ) -> Response:
+        make = one_of(OF_TIMES, name)
+        with container.reading() as tx:
+            bounds = bounds_of((a_from, a_to, b_from, b_to), tx.now)
+            found = compare_times(tx, job, *bounds)
+        return csv_file(f"paceline-compare-times-{name}.csv", make(found))
 
 
 def _found(tx: Reads, a: str, b: str, incident: str, job: str) -> Comparison:

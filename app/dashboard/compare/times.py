@@ -55,6 +55,7 @@ class TimesPage:
     a: TimeView
     b: TimeView
     swap_url: str
+    csv: str
     histogram: Histogram | None
     causes: Sequence[CountLine]
     causes_title: str
@@ -81,8 +82,8 @@ def _ordered(begin: datetime, end: datetime) -> Bounds:
     return (begin, end) if begin <= end else (end, begin)
 
 
-def times_url(job: str, a: TimeSide, b: TimeSide) -> str:
-    """Return the address of two times of a job."""
+def times_url(job: str, a: TimeSide, b: TimeSide, path: str = "/compare/times") -> str:
+    """Return the address of two times of a job, or of a file of them."""
     asked = {
         "job": job,
         "a_from": _field(a.since),
@@ -90,7 +91,7 @@ def times_url(job: str, a: TimeSide, b: TimeSide) -> str:
         "b_from": _field(b.since),
         "b_to": _field(b.until),
     }
-    return f"/compare/times?{urlencode(asked)}"
+    return f"{path}?{urlencode(asked)}"
 
 
 def times_page(found: TimesComparison) -> TimesPage:
@@ -109,6 +110,7 @@ def times_page(found: TimesComparison) -> TimesPage:
         a=_view(a),
         b=_view(b),
         swap_url=times_url(found.job, b, a),
+        csv=times_url(found.job, a, b, "/compare/times/causes.csv"),
         histogram=histogram(a.step_times, b.step_times, None) if steps else None,
         causes=[_cause(one, a, b) for one in found.causes],
         causes_title=_causes_title(found),

@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import TYPE_CHECKING
 
 from app.analysis.report.realized import MET_WITHIN, Calibration
+from app.dashboard.look.csv_text import Table
 from app.dashboard.look.format import percent, plural, seconds
-
-if TYPE_CHECKING:
-    from app.services.fixes.read import Realized
+from app.services.fixes.read import Realized
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,10 +39,11 @@ class AppliedFixes:
 
     rows: Sequence[AppliedRow]
     calibration: str
+    csv: str
 
 
 def applied_fixes(
-    found: Sequence[Realized], figures: Mapping[str, Calibration], action: str = ""
+    found: Sequence[Realized], figures: Mapping[str, Calibration], csv: str, action: str = ""
 ) -> AppliedFixes:
     """Return what pages show of applied fixes.
 
@@ -53,10 +52,17 @@ def applied_fixes(
     found : sequence of Realized
     figures : mapping of str to Calibration
         By code of the fix; ``""`` is all of them.
+    csv : str
+        Where they are to be had as a file.
     action : str
         Whose calibration is said.
     """
-    return AppliedFixes(tuple(map(_row, found)), calibration_text(figures.get(action)))
+    return AppliedFixes(tuple(map(_row, found)), calibration_text(figures.get(action)), csv)
+
+
+def applied_csv(found: Sequence[Realized]) -> Table:
+    """Return applied fixes, the newest first."""
+    return Table.of(Realized, found)
 
 
 def calibration_text(found: Calibration | None) -> str:

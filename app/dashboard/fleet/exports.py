@@ -1,19 +1,32 @@
-"""The tables of a job's page as CSV."""
+"""The tables of the fleet and of a job's page as CSV."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import count
+from typing import TYPE_CHECKING, Final
 
-from app.dashboard.look.csv_text import csv_text
+from app.dashboard.fleet.asked import FleetInAddress
+from app.dashboard.fleet.view import session_row
+from app.dashboard.look.csv_text import Table
+from app.dashboard.look.parts import SLOW
+from app.dashboard.look.ranges import Range
+from app.services.container import Container
+from app.services.fleet.listing import Standing, fleet_view
+from app.services.fleet.standing import Moment
 
 if TYPE_CHECKING:
+    from app.db.unit_of_work import Reads
     from app.services.history.axis import JobAxis
 
+# Jobs that are read at once.
+BATCH: Final = 500
 
-def sessions_csv(found: JobAxis) -> str:
+
+def sessions_csv(found: JobAxis) -> Table:
     """Return a job's sessions, oldest first."""
     header = ("session", "attempt", "received_at", "slowdown", "slowdown_low", "slowdown_high")
-    return csv_text(
+    return Table(
         (*header, "published_s", "step_time_s", "gpu_hours_lost_per_hour", "tokens_per_s", "cause"),
         (
             (
@@ -34,9 +47,9 @@ def sessions_csv(found: JobAxis) -> str:
     )
 
 
-def marks_csv(found: JobAxis) -> str:
+def marks_csv(found: JobAxis) -> Table:
     """Return what happened to a job, newest first."""
-    return csv_text(
+    return Table(
         ("at", "until", "kind", "what", "by"),
         (
             (
@@ -49,3 +62,59 @@ def marks_csv(found: JobAxis) -> str:
             for mark in found.marks
         ),
     )
+
+
+def fleet_csv(jobs: Iterable[Standing]) -> Table:
+    """Return jobs as a list of the fleet has them."""
+    return Table(
+        ("job", "state", "incident", "session", "received_at", "slowdown", "slowdown_low",
+         "slowdown_high", "published_s", "gpu_hours_lost_per_hour", "cause", "where", "owner",
+         "labels", "gpus", "dp", "pp", "tp", "cp", "vpp"),
+        map(_job, jobs),
+    )  # fmt: skip
+
+
+def _job(job: Standing) -> Sequence[object]:
+    told, measured = job.told, job.told.shown
+    line = session_row(job.name, job.latest, shown=told)
+    return (
+        *(job.name, job.latest.state, job.incident and job.incident.state, job.latest.number),
+        *(job.latest.received_at, line.slowdown, *((measured and measured.ci95) or (None, None))),
+        *(measured and told.slowdown, line.lost_each_hour, line.cause, line.where),
+        *(job.labels.get("owner"), job.labels, told.world),
+        *(told.dp, told.pp, told.tp, told.cp, told.vpp),
+    )
+
+
+def moment_of(tx: Reads, about: Range) -> Moment:
+    """Return what a fleet is looked at by; what goes on now says nothing of a time that is over."""
+    return Moment(about.since(tx.now), about.end, not about.is_past(tx.now), SLOW)
+
+
+def _heard(container: Container, about: Range, asked: FleetInAddress) -> Iterator[Standing]:
+    """Return the jobs with data in the time; each page is read in a transaction of its own."""
+    for page in count(1):
+        with container.reading() as tx:
+            found = fleet_view(
+                tx, moment_of(tx, about), asked.filtered, sort=asked.sort, page=page, size=BATCH
+            )
+        yield from found.rows
+        if page * BATCH >= found.count(heard=True):
+            return
+
+
+def _silent(container: Container, about: Range, asked: FleetInAddress) -> Iterator[Standing]:
+    """Return the jobs without data in the time, in the same way."""
+    for page in count(1):
+        with container.reading() as tx:
+            found = fleet_view(tx, moment_of(tx, about), asked.filtered, silent_page=page, size=1)
+        yield from found.silent
+        if page >= found.silent_pages:
+            return
+
+
+# File name → what reads its jobs.
+FLEET: Final[Mapping[str, Callable[[Container, Range, FleetInAddress], Iterator[Standing]]]] = {
+    "jobs": _heard,
+    "silent": _silent,
+}

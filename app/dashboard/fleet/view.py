@@ -15,6 +15,7 @@ from app.analysis.diagnosis.headline import HeadlineKind
 from app.analysis.wording import hours
 from app.dashboard.alerts.parts import STATES
 from app.dashboard.fleet.asked import FilterBar, FleetInAddress, Heading, filter_bar, headings
+from app.dashboard.look.address import Address
 from app.dashboard.look.format import (
     count,
     heat_color,
@@ -41,7 +42,6 @@ from app.services.fleet.listing import PAGE
 
 if TYPE_CHECKING:
     from app.analysis.report.summary import Summary, SummaryCause
-    from app.dashboard.look.address import Address
     from app.services.fleet.listing import FleetView, Group, Standing
     from app.services.sessions.fleet import JobSummary
     from app.services.sessions.read import SessionRow, ShownSlowdown
@@ -124,6 +124,8 @@ class FleetPage:
     silent_next_url: str
     range: RangeChoices
     archived: bool
+    csv: str
+    silent_csv: str
 
 
 def fleet_page(found: FleetView, asked: FleetInAddress, about: Range) -> FleetPage:
@@ -172,6 +174,8 @@ def fleet_page(found: FleetView, asked: FleetInAddress, about: Range) -> FleetPa
         else "",
         range=range_choices(about),
         archived=asked.archived,
+        csv=Address("/fleet/jobs.csv", address.parameters).but(),
+        silent_csv=Address("/fleet/silent.csv", address.parameters).but(sort=None),
     )
 
 

@@ -5,16 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Final
 
-from app.dashboard.look.csv_text import csv_text
-from app.services.hosts.one import HostView
+from app.dashboard.look.csv_text import Table
+from app.services.hosts.one import HostIncident, HostSession, HostView
+from app.services.hosts.read import HostRow
 
 if TYPE_CHECKING:
     from app.services.hosts.read import Hosts
 
 
-def hosts_csv(found: Hosts) -> str:
+def hosts_csv(found: Hosts) -> Table:
     """Return the hosts of a list, with what each cost."""
-    return csv_text(
+    return Table(
         (
             "host",
             "cost_gpu_hours",
@@ -51,9 +52,36 @@ def hosts_csv(found: Hosts) -> str:
     )
 
 
-def sessions_csv(view: HostView) -> str:
+def alike_csv(found: Hosts) -> Table:
+    """Return the hosts that look slow and are not blamed."""
+    return Table.of(
+        HostRow,
+        found.look_alikes,
+        *("host", "slow_sessions", "sessions", "jobs", "worst", "computing", "causes"),
+        "last_seen",
+    )
+
+
+def jobs_csv(view: HostView) -> Table:
+    """Return the jobs that a host was in."""
+    by_job: dict[str, list[HostSession]] = {}
+    for one in view.sessions:
+        by_job.setdefault(one.job, []).append(one)
+    return Table(
+        ("job", "sessions", "slow_sessions", "slowdown_worst", "cost_gpu_hours"),
+        (
+            (
+                *(job, len(own), sum(one.cause is not None for one in own)),
+                *(max(one.slowdown for one in own), sum(one.cost for one in own)),
+            )
+            for job, own in sorted(by_job.items())
+        ),
+    )
+
+
+def sessions_csv(view: HostView) -> Table:
     """Return the sessions of a host, the newest first."""
-    return csv_text(
+    return Table(
         (
             "received_at",
             "job",
@@ -82,9 +110,9 @@ def sessions_csv(view: HostView) -> str:
     )
 
 
-def gpus_csv(view: HostView) -> str:
+def gpus_csv(view: HostView) -> Table:
     """Return each GPU of a host in each session."""
-    return csv_text(
+    return Table(
         ("received_at", "job", "session", "gpu", "slowdown", "computing", "named_by_a_cause"),
         (
             (
@@ -102,9 +130,9 @@ def gpus_csv(view: HostView) -> str:
     )
 
 
-def repairs_csv(view: HostView) -> str:
+def repairs_csv(view: HostView) -> Table:
     """Return the repair log of a host."""
-    return csv_text(
+    return Table(
         ("at", "gpu", "what", "by", "outcome", "slowdown_before", "slowdown_after"),
         (
             (
@@ -122,8 +150,10 @@ def repairs_csv(view: HostView) -> str:
 
 
 # File name → what makes it of a host.
-EXPORTS: Final[Mapping[str, Callable[[HostView], str]]] = {
+EXPORTS: Final[Mapping[str, Callable[[HostView], Table]]] = {
     "sessions": sessions_csv,
     "gpus": gpus_csv,
     "repairs": repairs_csv,
+    "jobs": jobs_csv,
+    "incidents": lambda view: Table.of(HostIncident, view.incidents),
 }

@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Annotated, Final
 from fastapi import APIRouter, Query
 from fastapi.responses import Response
 
-from app.dashboard.hosts.exports import EXPORTS, hosts_csv
+from app.dashboard.hosts.exports import EXPORTS, alike_csv, hosts_csv
 from app.dashboard.hosts.one import host_page
 from app.dashboard.hosts.view import hosts_page
 from app.dashboard.look.address import Address, page_number
+from app.dashboard.look.csv_text import csv_file, one_of
 from app.dashboard.look.parts import SLOW
 from app.dashboard.look.places import host_url
 from app.dashboard.look.time_asked import MONTH, TimeAsked
@@ -58,7 +59,13 @@ def add_host_pages(routes: APIRouter, pages: Pages) -> None:
         with container.reading() as tx:
             words = q[:MAX_WORDS].strip()
             found = _list(tx, time.about(MONTH), words, show=show, sort=sort, size=MOST)
-        return _file("paceline-hosts.csv", hosts_csv(found))
+        return csv_file("paceline-hosts.csv", hosts_csv(found))
+
+    @routes.get("/hosts-not-blamed.csv")
+    def alike_file_route(container: Here, time: TimeAsked) -> Response:
+        with container.reading() as tx:
+            found = _list(tx, time.about(MONTH), "", show="", sort="")
+        return csv_file("paceline-hosts-not-blamed.csv", alike_csv(found))
 
     @routes.get("/hosts/{host}")
     def host_route(container: Here, host: str, time: TimeAsked) -> Response:
@@ -73,12 +80,10 @@ def add_host_pages(routes: APIRouter, pages: Pages) -> None:
 
     @routes.get("/hosts/{host}/{name}.csv")
     def host_file_route(container: Here, host: str, name: str, time: TimeAsked) -> Response:
-        make = EXPORTS.get(name)
-        if make is None:
-            raise NotFoundError(f"There is no {name}.csv of a host.")
+        make = one_of(EXPORTS, name)
         with container.reading() as tx:
             view = host_view(tx, host, _span(tx, time.about(MONTH)))
-        return _file(f"paceline-host-{name}.csv", make(view))
+        return csv_file(f"paceline-host-{name}.csv", make(view))
 
 
 def _list(  # noqa: PLR0913 - what an address may ask for
@@ -109,14 +114,3 @@ def _span(tx: Reads, about: Range) -> Span:
 
 def _show(asked: str) -> Show:
     return Show(asked) if asked in tuple(Show) else Show.BLAMED
-
-
-def _file(name: str, text: str) -> Response:
-    return Response(
-        text,
-        media_type="text/csv; charset=utf-8",
-        headers={
-            "Cache-Control": "no-store",
-            "Content-Disposition": f'attachment; filename="{name}"',
-        },
-    )

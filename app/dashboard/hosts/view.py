@@ -22,6 +22,7 @@ from app.dashboard.look.format import (
 from app.dashboard.look.parts import Sparkline, StateLabel, sparkline
 from app.dashboard.look.places import host_url
 from app.dashboard.look.ranges import Range, RangeChoices, range_choices
+from app.dashboard.look.time_asked import MONTH
 from app.services.hosts.read import DEAREST, PAGE, HostRow, Hosts, Show
 
 if TYPE_CHECKING:
@@ -123,6 +124,7 @@ class HostsPage:
     next_url: str
     alike_title: str
     alike: Sequence[AlikeLine]
+    alike_csv: str
 
 
 def hosts_page(found: Hosts, about: Range, show: Show, words: str, address: Address) -> HostsPage:
@@ -167,6 +169,7 @@ def hosts_page(found: Hosts, about: Range, show: Show, words: str, address: Addr
         next_url=address.but(page=found.page + 1) if found.page < found.pages else "",
         alike_title=_alike_title(found.look_alikes),
         alike=[_alike(row) for row in found.look_alikes],
+        alike_csv=type(address)("/hosts-not-blamed.csv", about.parameters(default=MONTH)).but(),
     )
 
 

@@ -4,42 +4,89 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterable, Sequence
-from typing import Final
+import uuid
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from datetime import datetime, timedelta
+from itertools import chain
+from typing import TYPE_CHECKING, Final, TypeVar
 
-from fastapi.responses import Response
+from fastapi.responses import StreamingResponse
 
-Cell = str | int | float | None
+from app.errors import NotFoundError
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+_Made = TypeVar("_Made")
 
 # What spreadsheets take for the beginning of a formula.
 _FORMULA: Final = ("=", "+", "-", "@", "\t", "\r")
+# Characters that are sent at once.
+_PIECE: Final = 1 << 15
 
 
-def csv_text(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    r"""Return a table as CSV.
+@dataclass(frozen=True, slots=True)
+class Table:
+    r"""A table that is written as CSV while it is sent.
 
     Parameters
     ----------
     header : sequence of str
     rows : iterable of sequence
-        Numbers stay as they are; None is empty.
+        Numbers stay as they are; None is empty; times are ISO 8601, and lengths of time seconds.
 
     Examples
     --------
-    >>> csv_text(("what", "change"), [("=1+1", -0.5), ("node-7", None)])
+    >>> Table(("what", "change"), [("=1+1", -0.5), ("node-7", None)]).text()
     "what,change\n'=1+1,-0.5\nnode-7,\n"
     """
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(header)
-    writer.writerows([_plain(cell) for cell in row] for row in rows)
-    return out.getvalue()
+
+    header: Sequence[str]
+    rows: Iterable[Sequence[object]]
+
+    @classmethod
+    def of(cls, kind: type[DataclassInstance], rows: Iterable[object], *names: str) -> Table:
+        """Return a table with a column for each field of what its rows are.
+
+        Parameters
+        ----------
+        kind : type
+            Of the rows.
+        rows : iterable
+        *names : str
+            Of attributes, where not every field is a column.
+        """
+        columns = names or tuple(field.name for field in fields(kind))
+        return cls(columns, ([getattr(row, name) for name in columns] for row in rows))
+
+    def pieces(self) -> Iterator[str]:
+        """Return the text of the table, a piece at a time."""
+        out = io.StringIO()
+        writer = csv.writer(out, lineterminator="\n")
+        writer.writerow(self.header)
+        for row in self.rows:
+            writer.writerow([_plain(cell) for cell in row])
+            if out.tell() >= _PIECE:
+                yield out.getvalue()
+                out.seek(0)
+                out.truncate()
+        yield out.getvalue()
+
+    def text(self) -> str:
+        """Return the whole text."""
+        return "".join(self.pieces())
 
 
-def csv_file(name: str, text: str) -> Response:
-    """Return a table to download; it is of this moment."""
-    return Response(
-        text,
+def csv_file(name: str, table: Table) -> StreamingResponse:
+    """Return a table to download; it is of this moment.
+
+    What is wrong with its first rows is raised here, where it still is a status of the answer.
+    """
+    pieces = table.pieces()
+    first = next(pieces)
+    return StreamingResponse(
+        chain([first], pieces),
         media_type="text/csv; charset=utf-8",
         headers={
             "Cache-Control": "no-store",
@@ -48,10 +95,47 @@ def csv_file(name: str, text: str) -> Response:
     )
 
 
+def one_of(exports: Mapping[str, _Made], name: str) -> _Made:
+    """Return what makes a file.
+
+    Raises
+    ------
+    NotFoundError
+        If there is no file of that name.
+    """
+    made = exports.get(name)
+    if made is None:
+        raise NotFoundError(f"There is no {name}.csv here.")
+    return made
+
+
 def _plain(cell: object) -> object:
     """Return a cell that a spreadsheet takes for text, not for a formula."""
-    if not isinstance(cell, str):
-        return cell
+    found = _value(cell)
+    if not isinstance(found, str):
+        return found
     # The writer quotes line feeds alone; readers end a line at either.
-    text = cell.replace("\r", "\n")
-    return f"'{text}" if cell.startswith(_FORMULA) else text
+    text = found.replace("\r", "\n")
+    return f"'{text}" if found.startswith(_FORMULA) else text
+
+
+def _value(cell: object) -> object:
+    """Return a value as a number or as text."""
+    found: object = cell
+    match cell:
+        # Also of an enumeration, whose name is not what is meant.
+        case str() | uuid.UUID():
+            found = str(cell)
+        case bool():
+            found = str(cell).lower()
+        case datetime():
+            found = cell.isoformat()
+        case timedelta():
+            found = cell.total_seconds()
+        case Mapping():
+            found = " ".join(f"{name}={_value(value)}" for name, value in cell.items())
+        case frozenset():
+            found = " ".join(sorted(str(_value(one)) for one in cell))
+        case Sequence():
+            found = " ".join(str(_value(one)) for one in cell)
+    return found

@@ -8,8 +8,11 @@ from typing import TYPE_CHECKING, Final
 from fastapi import APIRouter
 from fastapi.responses import Response
 
+from app.dashboard.look.address import Address
+from app.dashboard.look.csv_text import csv_file, one_of
 from app.dashboard.look.ranges import range_choices
 from app.dashboard.look.time_asked import TimeAsked
+from app.dashboard.operation.exports import INGEST, INSTALLATION
 from app.dashboard.operation.words import ingest_heading, installation_heading
 from app.dashboard.usage.pages import quota_lines
 from app.door.here import Here
@@ -38,7 +41,15 @@ def add_operation_pages(routes: APIRouter, pages: Pages) -> None:
             heading=ingest_heading(found, about),
             range=range_choices(about),
             about=about,
+            query=Address("", time.parameters).but(),
         )
+
+    @routes.get("/ingest/{name}.csv")
+    def ingest_file_route(container: Here, name: str, time: TimeAsked) -> Response:
+        make = one_of(INGEST, name)
+        with container.reading() as tx:
+            found = ingest_health(tx, time.about().since(tx.now) or tx.now - _DAY)
+        return csv_file(f"paceline-ingest-{name}.csv", make(found))
 
     @routes.get("/installation")
     def installation_route(container: Here) -> Response:
@@ -52,3 +63,10 @@ def add_operation_pages(routes: APIRouter, pages: Pages) -> None:
             heading=installation_heading(found),
             quotas={name: quota_lines(use, container.settings) for name, use in found.uses.items()},
         )
+
+    @routes.get("/installation/{name}.csv")
+    def installation_file_route(container: Here, name: str) -> Response:
+        make = one_of(INSTALLATION, name)
+        with container.everywhere().reading() as tx:
+            found = overview(container, tx)
+        return csv_file(f"paceline-installation-{name}.csv", make(found, container.settings))

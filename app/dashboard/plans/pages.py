@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Final
@@ -16,14 +16,14 @@ from fastapi.responses import Response
 from app.analysis.json_text import plain
 from app.analysis.planning.document import FoundTemplate, NoAnswer
 from app.analysis.planning.spec.model import METHODS, OBJECTIVES
-from app.dashboard.look.csv_text import csv_text
+from app.dashboard.look.csv_text import Table, csv_file
 from app.dashboard.look.format import percent, seconds
 from app.dashboard.look.parts import StateLabel
 from app.dashboard.plans.parts import METHOD_NAMES, MS, plan_name
 from app.dashboard.plans.view import PROVEN, STATES, plan_page
 from app.db.states import PlanState
 from app.door.here import Here
-from app.errors import NotFoundError
+from app.errors import Fault, NotFoundError
 from app.inputs.plans.request import DEFAULT_TIME_LIMIT_S, MOST_TIME_LIMIT_S
 from app.services.plans.read import PlanSummary, PlanView, get_plan, list_plans
 from app.services.plans.stored import PlanResult
@@ -119,20 +119,50 @@ def add_plan_pages(routes: APIRouter, pages: Pages) -> None:
         address = f"{str(request.base_url).rstrip('/')}/plans/{page.id}"
         return pages.render("plans/page.html", nav, page=page, now=page.now, address=address)
 
+    _add_files(routes)
+
+
+def _add_files(routes: APIRouter) -> None:
+    @routes.get("/plans.csv")
+    def plans_file_route(container: Here) -> Response:
+        with container.reading() as tx:
+            found = list_plans(tx, LISTED)
+        return csv_file("paceline-plans.csv", _plans_csv(found.rows))
+
     @routes.get("/plans/{plan}/{name}")
     def file_route(container: Here, plan: uuid.UUID, name: str) -> Response:
         with container.reading() as tx:
             view = get_plan(tx, plan)
+        file_name = f"paceline-plan-{str(plan)[:8]}-{name}"
+        if name == "faults.csv":
+            return csv_file(file_name, Table.of(Fault, view.faults))
         make = FILES.get(name)
         if make is None or view.result is None:
             raise NotFoundError(f"There is no {name} of this plan.")
-        kind = "application/json" if name.endswith(".json") else "text/csv; charset=utf-8"
-        disposition = f'attachment; filename="paceline-plan-{str(plan)[:8]}-{name}"'
+        made = make(view.result)
+        if isinstance(made, Table):
+            return csv_file(file_name, made)
+        disposition = f'attachment; filename="{file_name}"'
         return Response(
-            make(view.result),
-            media_type=kind,
+            made,
+            media_type="application/json",
             headers=FILE_HEADERS | {"Content-Disposition": disposition},
         )
+
+
+def _plans_csv(rows: Sequence[PlanSummary]) -> Table:
+    names = ("id", "name", "state", "method", "objective", "layers", "gpus", "created_at", "gap")
+    return Table(
+        (*names, "iteration_ms", "stages"),
+        (
+            (
+                *(getattr(row, name) for name in names),
+                row.headline and row.headline.iteration_time_ms.simulated,
+                row.headline and row.headline.stages,
+            )
+            for row in rows
+        ),
+    )
 
 
 def _filled(view: PlanView) -> PlanForm:
@@ -176,8 +206,8 @@ def _plan_json(result: PlanResult) -> str:
     return json.dumps(plain(result.plan), indent=1, allow_nan=False) + "\n"
 
 
-def _template_csv(result: PlanResult) -> str:
-    return csv_text(
+def _template_csv(result: PlanResult) -> Table:
+    return Table(
         (
             "stage", "first_layer", "last_layer", "device", "gpus", "node", "forward_ms",
             "backward_ms", "transfer_ms", "memory_bytes", "memory_limit_bytes", "idle_share",
@@ -195,9 +225,9 @@ def _template_csv(result: PlanResult) -> str:
     )  # fmt: skip
 
 
-def _methods_csv(result: PlanResult) -> str:
+def _methods_csv(result: PlanResult) -> Table:
     found = {result.plan.method: result.plan, **result.plan.comparison}
-    return csv_text(
+    return Table(
         (
             "method",
             "simulated_ms",
@@ -221,8 +251,8 @@ def _method_cells(other: FoundTemplate | NoAnswer) -> tuple[object, ...]:
     )
 
 
-def _alternatives_csv(result: PlanResult) -> str:
-    return csv_text(
+def _alternatives_csv(result: PlanResult) -> Table:
+    return Table(
         ("rank", "simulated_ms", "t_std_ms", "stages"),
         (
             (
@@ -239,7 +269,7 @@ def _alternatives_csv(result: PlanResult) -> str:
     )
 
 
-def _schedule_csv(result: PlanResult) -> str:
+def _schedule_csv(result: PlanResult) -> Table:
     stages, starts = result.plan.stages, result.timeline.starts
     directions = (
         ()
@@ -249,7 +279,7 @@ def _schedule_csv(result: PlanResult) -> str:
             ("backward", starts.backward, [stage.backward_ms for stage in stages]),
         )
     )
-    return csv_text(
+    return Table(
         ("stage", "direction", "microbatch", "start_ms", "duration_ms"),
         (
             (number, direction, microbatch, start, durations[number])
@@ -260,7 +290,7 @@ def _schedule_csv(result: PlanResult) -> str:
     )
 
 
-FILES: Final[Mapping[str, Callable[[PlanResult], str]]] = {
+FILES: Final[Mapping[str, Callable[[PlanResult], Table | str]]] = {
     "plan.json": _plan_json,
     "template.csv": _template_csv,
     "methods.csv": _methods_csv,

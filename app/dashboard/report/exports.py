@@ -6,15 +6,15 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Final
 
 from app.analysis.fleet.figures import KINDS
-from app.dashboard.look.csv_text import csv_text
+from app.dashboard.look.csv_text import Table
 
 if TYPE_CHECKING:
     from app.services.fleet_report.read import FleetReport
 
 
-def figures_csv(report: FleetReport) -> str:
+def figures_csv(report: FleetReport) -> Table:
     """Return every job that the figures are of, by its median session."""
-    return csv_text(
+    return Table(
         (
             "job",
             "session",
@@ -55,25 +55,25 @@ def figures_csv(report: FleetReport) -> str:
     )
 
 
-def jobs_csv(report: FleetReport) -> str:
+def jobs_csv(report: FleetReport) -> Table:
     """Return the jobs that lost most."""
-    return csv_text(
+    return Table(
         ("job", "used_gpu_hours", "lost_gpu_hours", "sessions"),
         ((one.job, one.used, one.lost, one.sessions) for one in report.dearest),
     )
 
 
-def causes_csv(report: FleetReport) -> str:
+def causes_csv(report: FleetReport) -> Table:
     """Return what each cause cost."""
-    return csv_text(
+    return Table(
         ("cause", "lost_gpu_hours", "jobs"),
         ((one.cause, one.lost, one.jobs) for one in report.causes),
     )
 
 
-def trend_csv(report: FleetReport) -> str:
+def trend_csv(report: FleetReport) -> Table:
     """Return the times of the trend, the earliest first."""
-    return csv_text(
+    return Table(
         ("from", "to", "used_gpu_hours", "lost_gpu_hours", "jobs", "sessions"),
         (
             (
@@ -89,17 +89,17 @@ def trend_csv(report: FleetReport) -> str:
     )
 
 
-def hosts_csv(report: FleetReport) -> str:
+def hosts_csv(report: FleetReport) -> Table:
     """Return the hosts that were slow more than once."""
-    return csv_text(
+    return Table(
         ("host", "lost_gpu_hours", "jobs", "sessions"),
         ((one.host, one.lost, one.jobs, one.sessions) for one in report.hosts),
     )
 
 
-def fixes_csv(report: FleetReport) -> str:
+def fixes_csv(report: FleetReport) -> Table:
     """Return the fixes that were measured."""
-    return csv_text(
+    return Table(
         ("job", "fix", "predicted_gain", "at_most", "realized_gain", "not_comparable"),
         (
             (
@@ -116,7 +116,7 @@ def fixes_csv(report: FleetReport) -> str:
 
 
 # File name → what makes it of a report.
-EXPORTS: Final[Mapping[str, Callable[[FleetReport], str]]] = {
+EXPORTS: Final[Mapping[str, Callable[[FleetReport], Table]]] = {
     "figures": figures_csv,
     "jobs": jobs_csv,
     "causes": causes_csv,

@@ -8,11 +8,11 @@ from fastapi import APIRouter
 from fastapi.responses import Response
 
 from app.dashboard.look.address import Address
+from app.dashboard.look.csv_text import csv_file, one_of
 from app.dashboard.look.time_asked import TimeAsked
 from app.dashboard.report.exports import EXPORTS
 from app.dashboard.report.view import report_page
 from app.door.here import Here
-from app.errors import NotFoundError
 from app.services.fleet_report.read import FleetReport, fleet_report
 
 if TYPE_CHECKING:
@@ -37,19 +37,10 @@ def add_report_pages(routes: APIRouter, pages: Pages) -> None:
 
     @routes.get("/report/{name}.csv")
     def report_file_route(container: Here, name: str, time: TimeAsked) -> Response:
-        make = EXPORTS.get(name)
-        if make is None:
-            raise NotFoundError(f"There is no {name}.csv of the report.")
+        make = one_of(EXPORTS, name)
         with container.reading() as tx:
             found = _report(tx, time.about(WEEK))
-        return Response(
-            make(found),
-            media_type="text/csv; charset=utf-8",
-            headers={
-                "Cache-Control": "no-store",
-                "Content-Disposition": f'attachment; filename="paceline-report-{name}.csv"',
-            },
-        )
+        return csv_file(f"paceline-report-{name}.csv", make(found))
 
 
 def _report(tx: Reads, about: Range) -> FleetReport:

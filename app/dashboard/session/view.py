@@ -147,7 +147,7 @@ def session_page(  # noqa: PLR0913 - everything that is on it
         heading=body.heading,
         facts=tuple(body.facts),
         why=body.why,
-        faults=_faults(view),
+        faults=fault_rows(view),
         # With a report it is among what that covers.
         unmapped=unmapped_rows(said(view.meta)) if report is None else (),
         ghosts=body.ghosts,
@@ -424,7 +424,8 @@ def _ended(view: SessionView) -> _Body:
     )
 
 
-def _faults(view: SessionView) -> tuple[Row, ...]:
+def fault_rows(view: SessionView) -> tuple[Row, ...]:
+    """Return what was wrong with what arrived."""
     faults = (view.reason_detail or {}).get("faults") or []
     return tuple(
         Row(fault.get("code", ""), fault.get("message", ""), _position(fault)) for fault in faults

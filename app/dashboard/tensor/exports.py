@@ -7,15 +7,16 @@ from typing import Final
 
 from app.analysis.json_text import to_json
 from app.analysis.mitigation.tensor.advise import advise
-from app.dashboard.look.csv_text import csv_text
-from app.services.tensor.read import GroupView
+from app.dashboard.look.csv_text import Table
+from app.services.tensor.read import GroupView, JobGroups
+from app.services.tensor.switches import Switched
 
 
-def _times(view: GroupView) -> str:
+def _times(view: GroupView) -> Table:
     names = [str(rank) for rank in view.row.ranks or range(view.row.world_size)]
     header = ["step", "plan", *(f"rank_{name}_s" for name in names)]
     header += [f"rank_{name}_without_plan_s" for name in names]
-    return csv_text(
+    return Table(
         header,
         (
             [r.step, "" if r.plan_version is None else r.plan_version, *r.times_s, *r.free_times_s]
@@ -24,9 +25,9 @@ def _times(view: GroupView) -> str:
     )
 
 
-def _ranks(view: GroupView) -> str:
+def _ranks(view: GroupView) -> Table:
     latest, plan = view.row.latest, view.row.plan
-    return csv_text(
+    return Table(
         ["rank", "without_plan_s", "now_s", "predicted_s", "resized", "migrated", "received"],
         (
             [
@@ -43,8 +44,8 @@ def _ranks(view: GroupView) -> str:
     )
 
 
-def _plans(view: GroupView) -> str:
-    return csv_text(
+def _plans(view: GroupView) -> Table:
+    return Table(
         ["version", "state", "method", "created_step", "applied_step", "ended_step",
          "acknowledged", "resized", "migrated", "predicted_s", "measured_s"],
         (
@@ -58,8 +59,8 @@ def _plans(view: GroupView) -> str:
     )  # fmt: skip
 
 
-def _alternatives(view: GroupView) -> str:
-    return csv_text(
+def _alternatives(view: GroupView) -> Table:
+    return Table(
         ["method", "criterion", "predicted_s", "speedup", "gamma", "migrated", "extra_bytes",
          "loss_risk"],
         (
@@ -76,10 +77,28 @@ def _advice(view: GroupView) -> str:
     return to_json(advise(view.problem))
 
 
-FILES: Final[Mapping[str, Callable[[GroupView], str]]] = {
+FILES: Final[Mapping[str, Callable[[GroupView], Table | str]]] = {
     "times.csv": _times,
     "ranks.csv": _ranks,
     "plans.csv": _plans,
     "alternatives.csv": _alternatives,
+    "switches.csv": lambda view: Table.of(Switched, view.history),
     "advice.json": _advice,
 }
+
+
+def groups_csv(found: JobGroups) -> Table:
+    """Return the groups of a job."""
+    return Table(
+        ("group", "attempt", "ranks", "columns", "step", "reported_at", "slowest_s", "plan",
+         "plan_state", "predicted_s", "replace_node"),
+        (
+            [
+                row.name, row.attempt, row.ranks, row.columns, row.step, row.reported_at,
+                max(row.latest.times_s), row.plan and row.plan.version,
+                row.plan and row.plan.state, row.plan and row.plan.predicted_time_s,
+                row.replace_node,
+            ]
+            for row in found.groups
+        ),
+    )  # fmt: skip

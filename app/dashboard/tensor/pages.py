@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Final
 from fastapi import APIRouter
 from fastapi.responses import Response
 
-from app.dashboard.tensor.exports import FILES
+from app.dashboard.look.csv_text import Table, csv_file
+from app.dashboard.tensor.exports import FILES, groups_csv
 from app.dashboard.tensor.groups import groups_page
 from app.dashboard.tensor.view import group_page
 from app.door.here import Here
@@ -33,6 +34,12 @@ def add_tensor_pages(routes: APIRouter, pages: Pages) -> None:
                 return pages.not_found(f"tensor-parallel groups of job {job}", nav)
         return pages.render("tensor/list.html", nav, page=groups_page(found), now=found.now)
 
+    @routes.get("/jobs/{job}/tensor.csv")
+    def groups_file_route(container: Here, job: str) -> Response:
+        with container.reading() as tx:
+            found = list_groups(tx, job)
+        return csv_file("paceline-tensor-groups.csv", groups_csv(found))
+
     @routes.get("/jobs/{job}/tensor/{group}")
     def group_route(container: Here, job: str, group: str) -> Response:
         with pages.reading(container) as (tx, nav):
@@ -49,10 +56,12 @@ def add_tensor_pages(routes: APIRouter, pages: Pages) -> None:
             raise NotFoundError(f"There is no {name} of a tensor-parallel group.")
         with container.reading() as tx:
             found = group_view(tx, job, group)
-        kind = "application/json" if name.endswith(".json") else "text/csv; charset=utf-8"
-        disposition = f'attachment; filename="paceline-tensor-{found.row.name}-{name}"'
+        made, file_name = make(found), f"paceline-tensor-{found.row.name}-{name}"
+        if isinstance(made, Table):
+            return csv_file(file_name, made)
+        disposition = f'attachment; filename="{file_name}"'
         return Response(
-            make(found),
-            media_type=kind,
+            made,
+            media_type="application/json",
             headers=FILE_HEADERS | {"Content-Disposition": disposition},
         )

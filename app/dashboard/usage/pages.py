@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from fastapi.responses import Response
 
+from app.dashboard.look.csv_text import Table, csv_file
 from app.dashboard.usage.retention import add_retention_page
 from app.door.here import Here
 from app.services.access.projects import project_name
@@ -70,3 +71,10 @@ def add_usage_pages(routes: APIRouter, pages: Pages) -> None:
             project=project,
             lines=quota_lines(use, container.settings),
         )
+
+    @routes.get("/quotas.csv")
+    def quotas_file_route(container: Here) -> Response:
+        with container.reading() as tx:
+            use = use_of(tx, container.project_id)
+        rows = ((one.name, one.used(use), one.limit(container.settings)) for one in QUOTAS)
+        return csv_file("paceline-quotas.csv", Table(("quota", "used", "limit"), rows))

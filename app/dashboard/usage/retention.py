@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from fastapi.responses import Response
 
+from app.dashboard.look.csv_text import Table, csv_file
 from app.dashboard.look.format import byte_size, listing
 from app.door.here import Here
 from app.inputs.keeping import AUDIT_DAYS
@@ -94,4 +95,20 @@ def add_retention_page(routes: APIRouter, pages: Pages) -> None:
             project=project,
             heading=retention_heading(rules),
             lines=kind_lines(rules, uses),
+        )
+
+    @routes.get("/retention.csv")
+    def retention_file_route(container: Here) -> Response:
+        with container.reading() as tx:
+            rules, uses = rules_of(tx), uses_of(tx)
+        kept = ((kind.name, uses[kind.name], kind.keep(rules)) for kind in KINDS)
+        return csv_file(
+            "paceline-retention.csv",
+            Table(
+                ("kind", "bytes", "count", "oldest", "limit_days", "limit_bytes"),
+                (
+                    (name, use.bytes, use.count, use.oldest, keep.days, keep.bytes)
+                    for name, use, keep in kept
+                ),
+            ),
         )

@@ -9,7 +9,7 @@ from sqlalchemy import func, select
 
 from app.db.models.access import Project
 from app.db.models.alerts import AlertIncident
-from app.services.access.projects import is_there
+from app.services.access.projects import is_there, list_projects
 from app.services.alerts.incident_reads import IncidentRow, by_need, incident_row
 from app.services.alerts.store import OPEN
 
@@ -21,29 +21,53 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class OpenEverywhere:
-    """Open incidents with their projects, firing ones first, and how many there are in all."""
+    """Open incidents with their projects, firing ones first.
+
+    Parameters
+    ----------
+    rows : sequence of (str, IncidentRow)
+    count : int
+        How many there are in all.
+    projects : sequence of str
+        All that there are, by name.
+    project : str
+        The only one that was asked for; empty: none.
+    """
 
     rows: Sequence[tuple[str, IncidentRow]]
     count: int
+    projects: Sequence[str]
+    project: str = ""
 
 
-def open_everywhere(tx: Reads, limit: int) -> OpenEverywhere:
-    """Return the open incidents of every project.
+def open_everywhere(tx: Reads, limit: int, *, project: str = "", offset: int = 0) -> OpenEverywhere:
+    """Return the open incidents of every project, or of one.
 
     Parameters
     ----------
     tx : Reads
         Of all projects.
     limit : int
+    project : str
+        Its name; empty: all of them. One that is not there has none.
+    offset : int
+        So many of them are left out in front.
     """
-    there = (OPEN, is_there(AlertIncident.project_id))
+    there = [OPEN, is_there(AlertIncident.project_id)]
+    if project:
+        there.append(Project.name == project)
     rows = tx.session.execute(
         by_need(limit)
+        .offset(offset)
         .add_columns(Project.name)
         .join(Project, Project.id == AlertIncident.project_id)
         .where(*there)
     )
     count = tx.session.execute(
-        select(func.count()).select_from(AlertIncident).where(*there)
+        select(func.count())
+        .select_from(AlertIncident)
+        .join(Project, Project.id == AlertIncident.project_id)
+        .where(*there)
     ).scalar_one()
-    return OpenEverywhere([(row[7], incident_row(*row[:7])) for row in rows], count)
+    found = [(row[7], incident_row(*row[:7])) for row in rows]
+    return OpenEverywhere(found, count, [one.name for one in list_projects(tx)], project)

@@ -75,6 +75,7 @@ QUERIES: dict[str, str] = {
     "GET /api/v1/sessions/{session}/timeline": "?step=1",
     "GET /compare": "?a={session}&b={session}",
     "GET /compare/times": "?job={job}",
+    "GET /compare/times/{name}.csv": "?job={job}",
     "GET /compare/{name}.csv": "?a={session}&b={session}",
     "GET /plans": "?of={plan}",
     "GET /api/v1/jobs/{job}/tp/{group}/plan": "?attempt=0&wait_s=0",
@@ -85,6 +86,16 @@ MAKING = {
     "POST /api/v1/jobs/{job}/attempts",
     "POST /api/v1/jobs/{job}/tp/{group}/timings",
     "PUT /api/v1/jobs/{job}/attempts/{attempt}/sessions/{session}/chunks/{producer}/{n}",
+}
+# By how addresses begin, a file that is there.
+FILES: dict[str, str] = {
+    **dict.fromkeys(("report/", "fleet/", "ingest/"), "jobs"),
+    "sessions/": "workers",
+    "incidents/": "deliveries",
+    "hosts/": "sessions",
+    "compare/times/": "causes",
+    "compare/": "steps",
+    "jobs/{job}/tensor/": "times.csv",
 }
 
 
@@ -204,17 +215,8 @@ def test_the_same_routes_answer_a_token_of_the_project(
                 continue
             if not key.startswith("GET") or key.endswith("/events"):
                 continue
-            things = dict(theirs)
-            if "/report/{name}.csv" in key:
-                things["name"] = "jobs"
-            elif "/{name}.csv" in key:
-                things["name"] = "workers"
-            if key.startswith("GET /hosts/"):
-                things["name"] = "sessions"
-            elif key.startswith("GET /compare/"):
-                things["name"] = "steps"
-            elif "/tensor/" in key:
-                things["name"] = "times.csv"
+            named = (file for begin, file in FILES.items() if key.startswith(f"GET /{begin}"))
+            things = {**theirs, "name": next(named, theirs["name"])}
             answer = _ask(client, key.replace("?step=1", "?step=2"), things)
             if answer.status_code == 404 and not key.endswith(("/timeline", "/plan")):
                 missing[key] = answer.text[:200]

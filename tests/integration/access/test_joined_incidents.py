@@ -40,3 +40,24 @@ def test_nobody_else_does(company: Company) -> None:
             answer = client.get(ADDRESS)
             assert answer.status_code == 403
             assert "their-job" not in answer.text
+
+
+def test_the_incidents_of_one_project_can_be_asked_for(company: Company) -> None:
+    Alerting(company.ours).slow("our-job")
+    Alerting(company.theirs).slow("their-job")
+    with company.client(company.token(Right.ADMIN, project=None)) as client:
+        page = client.get(f"{ADDRESS}?project=other").text
+        assert "1\u00a0open incident in project other" in page
+        assert "their-job" in page
+        assert "our-job" not in page
+        assert "<option selected>other</option>" in page
+        file = client.get("/access/incidents.csv?project=other").text.splitlines()
+        assert [line.split(",")[0] for line in file] == ["project", "other"]
+        assert len(client.get("/access/incidents.csv").text.splitlines()) == 3
+        found = client.get("/api/v1/access/incidents?project=other").json()
+        assert found["count"] == 1
+        assert [(one["project"], one["job"]) for one in found["incidents"]] == [
+            ("other", "their-job")
+        ]
+        assert client.get("/api/v1/access/incidents").json()["count"] == 2
+        assert "No incident is open in project none" in client.get(f"{ADDRESS}?project=none").text

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import uuid
 from dataclasses import dataclass, field
+from html.parser import HTMLParser
 from typing import TYPE_CHECKING, Any, Final
 
 import httpx
@@ -199,6 +202,37 @@ def test_a_page_is_one_transaction_of_as_many_statements_however_many_rows_there
         names = grow(site, receiver, first, end)
         site.client.get("/")
         assert {path: site.cost(path.format(**names)) for path in pages} == pages
+    for path in (*pages, "/installation", "/access", "/access/audit", "/access/incidents"):
+        for file in files_of_tables(site.client.get(path.format(**names)).text):
+            answer = site.client.get(file)
+            assert answer.headers.get("Content-Type") == "text/csv; charset=utf-8", (path, file)
+            header, *rows = csv.reader(io.StringIO(answer.text))
+            assert rows, (path, file)
+            assert {len(row) for row in rows} == {len(header)}, (path, file)
+
+
+class Tables(HTMLParser):
+    """The file that each table names, and the files that can be downloaded."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.named: list[str] = []
+        self.offered: set[str] = set()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        found = dict(attrs)
+        if tag == "table" and "data-csv" in found:
+            self.named.append(found["data-csv"] or "")
+        if tag == "a" and "data-csv" in found:
+            self.offered.add(found["href"] or "")
+
+
+def files_of_tables(page: str) -> set[str]:
+    """Return the files of a page's tables, each of which has a link to download it."""
+    seen = Tables()
+    seen.feed(page)
+    assert seen.offered.issuperset(seen.named), set(seen.named) - seen.offered
+    return set(seen.named)
 
 
 def test_pages_are_drawn_without_the_key_of_the_channels_secrets(

@@ -51,18 +51,18 @@ FIX = Realized(
     ],
 )
 def test_an_outcome_says_how_the_prediction_turned_out(fix: Realized, outcome: str) -> None:
-    (row,) = applied_fixes([fix], {}).rows
+    (row,) = applied_fixes([fix], {}, "").rows
     assert row.outcome.replace("\N{NO-BREAK SPACE}", " ") == outcome
 
 
 def test_predicted_and_realized_step_times_stand_side_by_side() -> None:
-    (row,) = applied_fixes([FIX], {}).rows
+    (row,) = applied_fixes([FIX], {}, "").rows
     shown = [text.replace("\N{NO-BREAK SPACE}", " ") for text in (row.predicted, row.realized)]
     assert shown == ["1.50 s, −25.0 %", "1.52 s, −24.0 %"]
 
 
 def test_a_fix_seen_in_the_metadata_says_so() -> None:
-    (row,) = applied_fixes([replace(FIX, applied_by=None, source=FixSource.METADATA)], {}).rows
+    (row,) = applied_fixes([replace(FIX, applied_by=None, source=FixSource.METADATA)], {}, "").rows
     assert row.how == "seen in the metadata"
 
 

@@ -163,7 +163,7 @@ def page_text(report: Report) -> str:
         Navigation(0, ()),
         page=page,
         now=page.now,
-        applied=applied_fixes((), {}),
+        applied=applied_fixes((), {}, ""),
     )
     reader = Reader()
     reader.feed(bytes(response.body).decode())

@@ -11,6 +11,7 @@ from app.analysis.mitigation.template import (
     WithheldTemplate,
 )
 from app.analysis.report.document import Report
+from app.dashboard.session.exports import template_csv
 from app.dashboard.session.template import SessionTemplate, session_template
 
 PLANNED = PlannedTemplate(
@@ -54,3 +55,18 @@ def test_a_withheld_template_says_why(slow_worker: Report) -> None:
     found = region(slow_worker, WithheldTemplate("layers_unknown", "no layer counts"))
     assert found is not None
     assert (found.sides, found.note) == ((), "no layer counts")
+
+
+def test_the_file_has_every_stage_now_and_as_recommended(slow_worker: Report) -> None:
+    table = template_csv(replace(slow_worker, template=PLANNED))
+    assert table.text().splitlines() == [
+        "division,stage,workers_of_stage,layers,microbatch_ms",
+        "now,0,0,8,10.0",
+        "now,1,1,8,20.0",
+        *(
+            f"recommended,{stage},{worker},{layers},{time}"
+            for stage, (worker, layers, time) in enumerate(
+                zip(PLANNED.worker_of_stage, (11, 5), (13.0, 12.5), strict=True)
+            )
+        ),
+    ]

@@ -11,6 +11,7 @@ from app.analysis.mitigation.tensor.advise import Problem, advise
 from app.analysis.mitigation.tensor.group import Group
 from app.analysis.mitigation.tensor.recorded import GroupAdvice, TensorAdvice
 from app.analysis.report.document import Report
+from app.dashboard.session.exports import tensor_methods_csv, tensor_ranks_csv
 from app.dashboard.session.tensor import SessionTensor, session_tensor
 
 SLOW = np.array([1.0, 1.0, 4.0, 1.0])
@@ -58,3 +59,13 @@ def test_methods_are_ranked_with_the_chosen_one_marked(healthy: Report) -> None:
 def test_nothing_is_shown_where_nothing_is_to_be_shed(healthy: Report) -> None:
     assert session_tensor(healthy) is None
     assert region(healthy, np.ones(4)) is None
+
+
+def test_the_files_have_every_rank_and_every_method(healthy: Report) -> None:
+    advice = advise(Problem(Group(SLOW, SLOW, 1000), accuracy_budget=0.25))
+    group = GroupAdvice((1, 0), (4, 5, 6, 7), columns_known=True, advice=advice)
+    report = replace(healthy, hosts={6: "node-6"}, tensor=TensorAdvice((group,), 0.8, 0.2))
+    _, *ranks = tensor_ranks_csv(report).text().splitlines()
+    assert ranks[2].startswith("1,0,6,node-6,4.0,")
+    _, *methods = tensor_methods_csv(report).text().splitlines()
+    assert len(methods) == len(advice.alternatives)
