@@ -2,14 +2,16 @@
 
 A server of its own with a database of its own: a small installation, one of a thousand jobs with
 ten sessions each, and one session of 1,024 × 16 workers. Sessions of the second are rows copied
-from an analyzed one, because only lists read them. Bytes are those of compressed bodies as a
-browser gets them, elements those of the page before any script, statements those that the database
-got, and times medians on this machine, over the loopback address, with compression.
+from an analyzed one, because only lists read them. Of the last also what its page asks for: the map
+and the timeline of another step each time, and a question. Bytes are those of compressed bodies as
+a browser gets them, elements those of the page before any script, statements those that the
+database got, and times medians on this machine, over the loopback address, with compression.
 """
 
 from __future__ import annotations
 
 import argparse
+import re
 import statistics
 import sys
 import tempfile
@@ -59,6 +61,8 @@ RUNS: Final = 5
 BROWSER: Final = {"Accept": "text/html", "Accept-Encoding": "gzip, deflate, br, zstd"}
 # What asks whether a connection is alive is no statement of a page.
 PING: Final = ";"
+# The DP ranks of the timeline that a page of a session draws.
+LANES: Final = re.compile(r'id="perfetto"[^>]*?/timeline\?step=\d+((?:&amp;dp=\d+)*)"')
 
 # A copy of a session for each job and number, half an hour apart, slowed down by chance.
 COPY: Final = """
@@ -222,6 +226,38 @@ class _Server:
             time_s=statistics.median(times),
         )
 
+    def weigh_choices(self, size: str, session: uuid.UUID) -> list[Weighed]:
+        """Ask for what the page of a session asks for: another step each time, and a question."""
+        api = f"/api/v1/sessions/{session}"
+        steps = self._client.get(f"{api}/report").json()["steps"]["analyzed"]
+        page = self._client.get(f"/sessions/{session}").text
+        [asked] = set(LANES.findall(page))
+        ranks = asked.replace("&amp;", "&")
+        times: dict[str, list[float]] = {"step: map": [], "step: timeline": [], "what-if": []}
+        sizes = dict.fromkeys(times, (0, 0))
+        for run in range(RUNS):
+            step = steps[run % len(steps)]
+            question = {
+                "changes": [
+                    {"select": {"workers": [[1, 1]], "steps": [step]}, "duration": "peers"},
+                ]
+            }
+            requests = {
+                "step: map": ("GET", f"{api}/heatmaps?step={step}", None),
+                "step: timeline": ("GET", f"{api}/timeline?step={step}{ranks}&format=lanes", None),
+                "what-if": ("POST", f"{api}/what-if", question),
+            }
+            for name, (method, address, body) in requests.items():
+                start = time.perf_counter()
+                answer = self._client.request(method, address, headers=BROWSER, json=body)
+                times[name].append(time.perf_counter() - start)
+                answer.raise_for_status()
+                sizes[name] = (answer.num_bytes_downloaded, len(answer.content))
+        return [
+            Weighed(size, name, *sizes[name], 0, 0, statistics.median(found))
+            for name, found in times.items()
+        ]
+
 
 def measure(directory: Path, jobs: int, sessions: int, large: JobModel) -> list[Weighed]:
     """Return the figures of every page; `directory` takes the database."""
@@ -272,7 +308,9 @@ def _weigh_all(server: _Server, jobs: int, sessions: int, large: JobModel) -> li
         weighed.append(server.weigh(fleet, page, address))
     session = server.send(large)
     sizes = large.sizes
-    weighed.append(server.weigh(f"{sizes.dp:,} × {sizes.pp}", "session", f"/sessions/{session}"))
+    size = f"{sizes.dp:,} × {sizes.pp}"
+    weighed.append(server.weigh(size, "session", f"/sessions/{session}"))
+    weighed += server.weigh_choices(size, session)
     return weighed
 
 
