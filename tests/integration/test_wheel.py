@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import httpx
 import pytest
 
-from app.cli.synth import write_fleet
+from app.cli.synthetic.files import write_fleet
 from app.db import migrate
 from tests.support.processes import descendants, wait_until_gone
 from tests.support.waiting import LIMIT_S, wait_for

@@ -43,7 +43,7 @@ def demo(
     ] = None,
 ) -> None:
     """Serve, and send synthetic sessions with different stragglers to look at."""
-    from app.cli.demo import send_demo_sessions
+    from app.cli.synthetic.demo import send_demo_sessions
 
     if server is not None:
         send_demo_sessions(server)

@@ -171,7 +171,7 @@ def synth(
     """Write synthetic traces, their metadata and their ground truth."""
     from app.analysis.synthesis.scenarios import ALL_SCENARIOS
     from app.analysis.trace.formats.registry import WRITERS
-    from app.cli.synth import write_fleet, write_scenario
+    from app.cli.synthetic.files import write_fleet, write_scenario
 
     if scenario == "list":
         for known in ALL_SCENARIOS.values():

@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from app.analysis.synthesis.scenarios import SCENARIOS
-from app.cli import demo
 from app.cli.commands import serving
+from app.cli.synthetic import demo
 from app.errors import StartupError
 
 if TYPE_CHECKING:

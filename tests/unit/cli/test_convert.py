@@ -10,7 +10,7 @@ from app.analysis.trace.decode import decode
 from app.analysis.trace.limits import Limits
 from app.analysis.trace.metadata import load_metadata
 from app.analysis.trace.model import Sizes
-from app.cli.synth import write_scenario
+from app.cli.synthetic.files import write_scenario
 from tests.support.command import paceline
 from tests.unit.analysis.trace.recordings.kineto_files import KinetoFile, two_stages
 

@@ -13,7 +13,7 @@ from app.analysis.synthesis.hosts.job import HostJob
 from app.analysis.synthesis.hosts.session import run
 from app.analysis.trace.encode import to_parquet
 from app.analysis.trace.metadata import metadata_document
-from app.cli.synth import SyntheticFiles, write_scenario
+from app.cli.synthetic.files import SyntheticFiles, write_scenario
 from tests.support.command import paceline, paceline_process
 
 # It can be opened, and nothing is mapped where reading begins.

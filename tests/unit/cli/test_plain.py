@@ -8,7 +8,7 @@ import pytest
 
 from app.cli.commands.program import app
 from app.cli.plain import plain_analysis
-from app.cli.synth import SyntheticFiles, write_scenario
+from app.cli.synthetic.files import SyntheticFiles, write_scenario
 from tests.support.command import paceline
 
 

@@ -13,8 +13,8 @@ from app.analysis.synthesis.synthesize import SyntheticSession, synthesize
 from app.analysis.trace.encode import to_parquet
 from app.analysis.trace.formats.parquet import PARQUET
 from app.analysis.trace.metadata import metadata_document
-from app.cli.demo_tensor import report_groups
 from app.cli.server import Body, Server, ServerError
+from app.cli.synthetic.tensor import report_groups
 from app.errors import StartupError
 
 # Sessions of each job: enough to see since when it is slow.

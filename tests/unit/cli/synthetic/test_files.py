@@ -13,7 +13,7 @@ from app.analysis.trace.formats.registry import WRITERS
 from app.analysis.trace.limits import Limits
 from app.analysis.trace.metadata import load_metadata
 from app.cli.commands.program import app
-from app.cli.synth import write_fleet, write_scenario
+from app.cli.synthetic.files import write_fleet, write_scenario
 from app.errors import NotFoundError
 
 if TYPE_CHECKING:
