@@ -85,6 +85,10 @@ def _replaced(drawn: Drawn, item: Advised) -> World:
 def _rank_replaced(drawn: Drawn, item: Advised) -> World:
     world, healthy, tp = drawn.struck.world.copy(), drawn.healthy, drawn.shape.tp
     for (dp, pp), rank in zip(item.where.workers, item.where.ranks, strict=True):
+        if item.fix.cause == "context_parallel_straggler":
+            place = rank // tp % drawn.shape.cp
+            world.context_s[place, pp, ..., dp] = healthy.context_s[place, pp, ..., dp]
+            continue
         world.rank_s[rank % tp, pp, ..., dp] = healthy.rank_s[rank % tp, pp, ..., dp]
         world.late_s[rank % tp, pp, ..., dp] = healthy.late_s[rank % tp, pp, ..., dp]
     return world

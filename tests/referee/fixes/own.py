@@ -43,7 +43,7 @@ PHYSICS: Final = "own"
 REMOVES: Final[Mapping[str, frozenset[str]]] = {
     "replace_worker": frozenset({"slow_worker", "thermal_throttling"}),
     "cool_device": frozenset({"slow_worker", "thermal_throttling"}),
-    "replace_rank": frozenset({"tensor_parallel_straggler"}),
+    "replace_rank": frozenset({"tensor_parallel_straggler", "context_parallel_straggler"}),
     "shed_work": frozenset(),
     "defragment_memory": frozenset({"memory_fragmentation"}),
     "separate_kernels": frozenset({"false_kernel_dependency"}),
