@@ -24,11 +24,15 @@ BIN_DIR_VARIABLE = "PACELINE_TEST_POSTGRES_BIN"
 
 TEMPLATE = "paceline_template"
 
+# Every test copies and removes the thousand files of a database: a third of the time in memory.
+IN_MEMORY = Path("/dev/shm")  # noqa: S108 - a directory of its own in it
+ENOUGH_BYTES = 2 << 30
+
 
 def start_server() -> tuple[EmbeddedPostgres, Path]:
     """Start a server without fsync; return it and the directory to remove after its stop."""
     # Not pytest's temporary directory: as root that is closed to the account of the server.
-    directory = Path(tempfile.mkdtemp(prefix="paceline-test-"))
+    directory = Path(tempfile.mkdtemp(prefix="paceline-test-", dir=_fast_directory()))
     directory.chmod(0o711)
     given = os.environ.get(BIN_DIR_VARIABLE)
     server = EmbeddedPostgres(
@@ -43,6 +47,13 @@ def start_server() -> tuple[EmbeddedPostgres, Path]:
     return server, directory
 
 
+def _fast_directory() -> Path | None:
+    """Return where files are in memory, or None where there is no such place or little room."""
+    if not IN_MEMORY.is_dir() or shutil.disk_usage(IN_MEMORY).free < ENOUGH_BYTES:
+        return None
+    return IN_MEMORY
+
+
 def stop_server(server: EmbeddedPostgres, directory: Path) -> None:
     """Stop the server and remove its data."""
     server.stop()
@@ -51,9 +62,10 @@ def stop_server(server: EmbeddedPostgres, directory: Path) -> None:
 
 @contextlib.contextmanager
 def clone(server_url: str, *, template: str = TEMPLATE) -> Iterator[str]:
-    """Yield the URL of a new database, made from a template in some 20 ms."""
+    """Yield the URL of a new database, made from a template in some 50 ms."""
     name = f"test_{uuid.uuid4().hex}"
-    _administer(server_url, f"CREATE DATABASE {name} TEMPLATE {template}")
+    # Files are copied as they are; the other way would write all of them into the log, too.
+    _administer(server_url, f"CREATE DATABASE {name} TEMPLATE {template} STRATEGY file_copy")
     try:
         yield _url_of(server_url, name)
     finally:
