@@ -76,7 +76,7 @@ serve: install ## Serve with an embedded database
 # ---- tests -------------------------------------------------------------------------------------
 
 # pytest, and what failed beside the others once more, alone.
-RUN_TESTS = $(BIN)/python scripts/run_tests.py
+RUN_TESTS = $(BIN)/python scripts/run_tests.py --durations=20 --durations-min=5
 ON_POSTGRES_15 = PACELINE_TEST_POSTGRES_BIN="$(POSTGRES_15_BIN)" $(RUN_TESTS)
 # What sends SQL that no other test does; all of it every night. (Tests of the embedded server itself
 # run on both releases in any case.)

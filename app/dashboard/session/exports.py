@@ -11,8 +11,8 @@ from app.analysis.report.findings import Recommendation
 from app.analysis.trace.unmapped import Unmapped, said
 from app.dashboard.look.csv_text import Table
 from app.dashboard.look.parts import Row
+from app.dashboard.session.states import fault_rows
 from app.dashboard.session.tables import coverage_rows
-from app.dashboard.session.view import fault_rows
 from app.services.sessions.read import SessionView
 
 if TYPE_CHECKING:

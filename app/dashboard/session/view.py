@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 from app.analysis.report.document import Report
@@ -17,7 +17,6 @@ from app.dashboard.look.format import (
     age,
     byte_size,
     clock_time,
-    count,
     day_or_time,
     plural,
     seconds,
@@ -34,7 +33,6 @@ from app.dashboard.look.parts import (
     sparkline,
     verdict_values,
 )
-from app.dashboard.session.chunks import arrival_facts, refused_facts
 from app.dashboard.session.facts import (
     launch_fact,
     published_remark,
@@ -43,23 +41,14 @@ from app.dashboard.session.facts import (
 )
 from app.dashboard.session.kept import Kept, kept
 from app.dashboard.session.report import ReportView
+from app.dashboard.session.states import Body, arriving, ended, fault_rows, underway, without_report
 from app.dashboard.session.tables import unmapped_rows
 from app.db.states import SessionState
 
 if TYPE_CHECKING:
     from app.services.alerts.onset import Onset
     from app.services.sessions.history import Around
-    from app.services.sessions.read import IntakeView, SessionRow, SessionView
-
-
-# What to do about a session without a verdict, by the code of the reason.
-REMEDIES: Final = {
-    "trace.too_few_steps": ("Record longer", "20 steps or more after warm-up"),
-    "trace.no_complete_step": ("Send every rank", "a step counts when all of its ranks are there"),
-    "trace.rank_missing": ("Send every rank", "one rank of each DP × PP cell is needed"),
-    "trace.dependency_cycle": ("Look at the profiler", "operations wait for each other"),
-}
-OTHER_REMEDY: Final = ("Correct the trace", "and send it again")
+    from app.services.sessions.read import SessionRow, SessionView
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,41 +146,28 @@ def session_page(  # noqa: PLR0913 - everything that is on it
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Body:
-    """What differs by state."""
-
-    state: StateLabel
-    short: str
-    heading: str
-    line: tuple[str, ...]
-    facts: Sequence[Fact]
-    why: str = ""
-    ghosts: tuple[str, ...] = ()
-
-
 def _body(
     view: SessionView,
     beside: Around,
     onset: Onset | None,
     report: Report | None,
     max_attempts: int,
-) -> _Body:
+) -> Body:
     state = view.row.state
     if state == SessionState.ANALYZED and report is not None:
         return _analyzed(view, beside, onset, report)
     if state == SessionState.NO_VERDICT and report is not None:
         return _no_verdict(view, report)
     if state == SessionState.OPEN and view.intake is not None:
-        return _arriving(view, view.intake)
+        return arriving(view, view.intake)
     if state in SessionState.UNDERWAY:
-        return _underway(view, max_attempts)
+        return underway(view, max_attempts)
     if state in SessionState.REPORTED:
-        return _without_report(view)
-    return _ended(view)
+        return without_report(view)
+    return ended(view)
 
 
-def _analyzed(view: SessionView, beside: Around, onset: Onset | None, report: Report) -> _Body:
+def _analyzed(view: SessionView, beside: Around, onset: Onset | None, report: Report) -> Body:
     row, steps = view.row, report.steps.analyzed
     slow = report.verdict.level == "slow"
     facts = verdict_facts(report)
@@ -205,7 +181,7 @@ def _analyzed(view: SessionView, beside: Around, onset: Onset | None, report: Re
             moment=row.received_at,
         )
     )
-    return _Body(
+    return Body(
         state=SLOW_STATE if slow else ANALYZED_STATE,
         short=_short(report),
         heading=report.verdict.sentence,
@@ -261,7 +237,7 @@ def _since(view: SessionView, beside: Around, onset: Onset) -> Fact:
     )
 
 
-def _no_verdict(view: SessionView, report: Report) -> _Body:
+def _no_verdict(view: SessionView, report: Report) -> Body:
     row = view.row
     recorded, simulated = (
         report.step_times.recorded,
@@ -282,7 +258,7 @@ def _no_verdict(view: SessionView, report: Report) -> _Body:
         launch_fact(report),
     ]
     facts.append(Fact("Received", "", clock_time(row.received_at), moment=row.received_at))
-    return _Body(
+    return Body(
         state=STATES[SessionState.NO_VERDICT],
         short="no verdict",
         heading=report.verdict.sentence,
@@ -303,137 +279,6 @@ def _why_no_more(report: Report) -> str:
         f"Recorded times, {shown}launch delays and coverage are shown below. {off} are not: they "
         "would rest on a replay that is off."
     )
-
-
-def _arriving(view: SessionView, intake: IntakeView) -> _Body:
-    row = view.row
-    chunks, producers = (
-        plural(intake.chunks, "chunk"),
-        plural(len(intake.producers), "producer"),
-    )
-    return _Body(
-        state=STATES[SessionState.OPEN],
-        short="arriving",
-        heading=f"Session {row.number} is arriving: {chunks} of {producers} so far",
-        line=(FORMATS[row.trace_format].title,),
-        facts=arrival_facts(row, intake),
-        why="It is analyzed when it is sealed: on request, by the last producer's last chunk, or "
-        "when nothing more comes.",
-    )
-
-
-def _underway(view: SessionView, max_attempts: int) -> _Body:
-    row, work = view.row, view.work
-    attempt = work.attempt if work else 0
-    workers = row.dp * row.pp
-    facts = [
-        Fact("Operations", count(row.operations), f"in {plural(row.steps, 'step')}"),
-        Fact(
-            "Trace",
-            byte_size(row.body_bytes),
-            FORMATS[row.trace_format].title,
-        ),
-        Fact("Received", "", clock_time(row.received_at), moment=row.received_at),
-        *refused_facts(view.intake),
-    ]
-    ghosts = (f"Heatmap, {plural(workers, 'worker')}", f"Steps, {count(row.steps)} received")
-    if row.state == SessionState.ANALYZING:
-        facts.append(Fact("Attempt", f"{attempt} of {max_attempts}"))
-        return _Body(
-            state=STATES[SessionState.ANALYZING],
-            short="analyzing",
-            heading=f"Session {row.number} is being analyzed: "
-            f"{plural(row.operations, 'operation')} of {plural(workers, 'worker')}",
-            line=(f"attempt {attempt} of {max_attempts}",),
-            facts=facts,
-            why="The report appears here when it is ready, without a reload.",
-            ghosts=ghosts,
-        )
-    ahead = (work.position or 1) - 1 if work else 0
-    if attempt:
-        facts.append(
-            Fact("Attempt", f"{attempt + 1} of {max_attempts}", "the last one was cut off")
-        )
-    place = f"{plural(ahead, 'session')} ahead" if ahead else "next in line"
-    return _Body(
-        state=STATES[row.state],
-        short="waiting",
-        heading=f"Session {row.number} has arrived and waits to be analyzed",
-        line=(place,),
-        facts=facts,
-        why="Analysis starts as soon as a worker is free; the report appears here without a "
-        "reload.",
-        ghosts=ghosts,
-    )
-
-
-def _without_report(view: SessionView) -> _Body:
-    """Return what lists still know of a session whose report went by its age."""
-    row = view.row
-    shown = row.shown
-    sentence = row.headline.sentence if row.headline is not None else "The report is gone"
-    facts = [
-        Fact("Slowdown", "none" if shown is None else times(shown.slowdown), "as it was reported"),
-        Fact("Operations", count(row.operations), f"in {plural(row.steps, 'step')}"),
-        Fact("Received", "", clock_time(row.received_at), moment=row.received_at),
-    ]
-    return _Body(
-        state=STATES.get(row.state, ANALYZED_STATE),
-        short="report not kept",
-        heading=sentence,
-        line=(FORMATS[row.trace_format].title, byte_size(row.body_bytes)),
-        facts=facts,
-    )
-
-
-def _ended(view: SessionView) -> _Body:
-    row, work = view.row, view.work
-    reason = row.reason or "the reason was not recorded"
-    code = row.reason_code or (work.error_code if work else None) or "unknown"
-    failed = row.state == SessionState.FAILED
-    word = "Analysis failed" if failed else "Discarded"
-    facts = [Fact("Code", code)]
-    if work is not None:
-        facts.append(Fact("Attempts", count(work.attempt)))
-    facts += [
-        Fact("Operations", count(row.operations), f"in {plural(row.steps, 'step')}"),
-        Fact("Received", "", clock_time(row.received_at), moment=row.received_at),
-        *refused_facts(view.intake),
-    ]
-    if failed:
-        why = (
-            "The code names what broke; the worker's log has the rest."
-            if row.trace_removed_at is not None
-            else "Nothing is lost: the trace is stored as it was sent. The code names what broke; "
-            "the worker's log has the rest."
-        )
-    else:
-        facts.append(Fact("Remedy", *REMEDIES.get(code, OTHER_REMEDY)))
-        why = (
-            "No verdict could come from its trace."
-            if row.trace_removed_at is not None
-            else "The trace is stored as it was sent, but no verdict can come from it."
-        )
-    return _Body(
-        state=STATES[SessionState.FAILED if failed else SessionState.DISCARDED],
-        short=word.lower(),
-        heading=f"{word}: {reason}",
-        line=(FORMATS[row.trace_format].title, byte_size(row.body_bytes)),
-        facts=facts,
-        why=why,
-    )
-
-
-def fault_rows(view: SessionView) -> tuple[Row, ...]:
-    """Return what was wrong with what arrived."""
-    faults = (view.reason_detail or {}).get("faults") or []
-    return tuple(
-        Row(fault.get("code", ""), fault.get("message", ""), _position(fault)) for fault in faults
-    )
-
-
-def _position(fault: Mapping[str, Any]) -> str:
-    return ", ".join(f"{name} {fault[name]}" for name in ("row", "line", "column") if name in fault)
 
 
 def _neighbor(session: SessionRow | None) -> Neighbor | None:
