@@ -189,7 +189,7 @@ def test_a_channel_that_dies_shows_on_every_page_until_it_is_enabled_again(
         act(page, "Enable")
         expect(page.locator(".nav .count.dead")).to_have_count(0)
         # What was lost can be sent again now.
-        lost.get_by_role("button").click()
+        lost.get_by_role("button", name="Send again").click()
         expect(lost).to_contain_text("on the way")
         place.alerting.work()
         page.goto(f"{place.url}/channels")
