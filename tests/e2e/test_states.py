@@ -161,6 +161,4 @@ def test_what_does_not_exist_is_said_in_words(site: str, visitor: Visitor) -> No
         expect(page.locator("h1")).to_contain_text(said)
         assert check(page, "origins") == [site]
         assert barriers(page) == []
-    # The browser reports the status of each as an error of its own.
-    assert all("404" in complaint for complaint in visitor.complaints)
-    visitor.complaints.clear()
+    visitor.expects("404")

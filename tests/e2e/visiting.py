@@ -61,6 +61,7 @@ class Visitor:
     def __init__(self, browser: Browser) -> None:
         self._browser = browser
         self._origins: set[str] = set()
+        self._expected: set[str] = set()
         self.complaints: list[str] = []
         self.requested: set[str] = set()
 
@@ -82,6 +83,17 @@ class Visitor:
         page.goto(url)
         return page
 
+    def expects(self, *answers: str) -> None:
+        """Let the browser report these of its own accord: ``"404"``, ``"ERR_FAILED"``.
+
+        It says what a request was answered some time after the page has the answer.
+        """
+        self._expected.update(answers)
+        self.complaints[:] = [said for said in self.complaints if not self._is_expected(said)]
+
+    def _is_expected(self, said: str) -> bool:
+        return any(answer in said for answer in self._expected)
+
     def close(self) -> None:
         """Close every window."""
         for context in list(self._browser.contexts):
@@ -89,7 +101,7 @@ class Visitor:
 
     def _console(self, message: ConsoleMessage) -> None:
         # Violations of the content security policy come out here as errors.
-        if message.type in ("error", "warning"):
+        if message.type in ("error", "warning") and not self._is_expected(message.text):
             self.complaints.append(f"{message.type} on the console: {message.text}")
 
     def _request(self, request: Request) -> None:
