@@ -8,23 +8,18 @@ batch, each in a transaction of its own. Killed anywhere, the next migration beg
 from __future__ import annotations
 
 import contextlib
-import random
 import sys
-import time
 from importlib.resources import as_file, files
 from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 
-import psycopg
-import structlog
 from alembic import command
 from alembic.config import Config
 from alembic.migration import MigrationContext
 from alembic.script import Script, ScriptDirectory
 from sqlalchemy import Connection, Engine, text
-from sqlalchemy.exc import OperationalError
 
 from app.db.engine import make_engine
-from app.db.faults import said
+from app.db.table_locks import TablesInUseError, give_up_soon, patiently
 from app.errors import StartupError
 
 if TYPE_CHECKING:
@@ -38,15 +33,7 @@ T = TypeVar("T")
 # deployment) would otherwise both create the same tables, and one would fail.
 MIGRATION_LOCK: Final = 0x7061_6365_6D69
 
-# A change of a table waits for who reads it, and whoever comes after waits behind the change: it
-# gives up soon, lets them through, and tries again.
-LOCK_TIMEOUT: Final = "1s"
-PAUSE_S: Final = (0.5, 2.0)
 PATIENCE_S: Final = 300.0
-# Two that wait for each other are no more than that either: the change is the one that yields.
-IN_USE: Final = (psycopg.errors.LockNotAvailable, psycopg.errors.DeadlockDetected)
-
-_log = structlog.get_logger(__name__)
 
 
 def upgrade(url: str | URL, revision: str = "head") -> None:
@@ -156,7 +143,7 @@ def _transaction(engine: Engine) -> Iterator[Connection]:
     with engine.begin() as connection:
         connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": MIGRATION_LOCK})
         # Only now: another `paceline migrate` is waited for, however long it takes.
-        connection.execute(text(f"SET LOCAL lock_timeout = '{LOCK_TIMEOUT}'"))
+        give_up_soon(connection)
         yield connection
 
 
@@ -168,25 +155,10 @@ def _left(connection: Connection, scripts: ScriptDirectory, revision: str) -> li
 
 def _patiently(do: Callable[[], T]) -> T:
     """Do something in a transaction of its own, again and again where tables are in use."""
-    until_s = time.monotonic() + PATIENCE_S
-    while True:
-        try:
-            return do()
-        except OperationalError as error:
-            _pause_where_tables_are_in_use(error, until_s)
-
-
-def _pause_where_tables_are_in_use(error: OperationalError, until_s: float) -> None:
-    """Wait a while before the next try; raise where it is of no use, or was tried for too long."""
-    if not isinstance(error.orig, IN_USE):
-        raise error
-    if time.monotonic() > until_s:
-        raise StartupError(
-            f"Tables were in use in every try of {PATIENCE_S:.0f} s; nothing of the next step was "
-            "changed. Stop what holds them (pg_stat_activity shows it), and migrate again."
-        ) from error
-    _log.info("a table is in use, trying again", error=said(error))
-    time.sleep(random.uniform(*PAUSE_S))  # noqa: S311 - spreads tries
+    try:
+        return patiently(do, PATIENCE_S)
+    except TablesInUseError as error:
+        raise StartupError(str(error)) from error
 
 
 def _config(folder: str, connection: Connection) -> Config:

@@ -1,8 +1,10 @@
 """Projects: every row belongs to one, and every reference carries it; tokens, people, audit.
 
-All that is there becomes the project ``default``. Adding the column writes no row (its default is
-a constant, kept in the catalogue); the indexes and checks of the references read the tables once,
-under locks that let nobody write meanwhile: see "Update" in docs/operations.md.
+All that is there becomes the project ``default``. Adding the column writes no row: its default is a
+constant, kept in the catalogue. It stays, and so do the names that are unique in the installation,
+until there is a second project, so that version 0.1.0 may still write (`app.db.single_project`).
+The indexes and checks of the references read the tables once, under locks that let nobody write
+meanwhile: see "Update" in docs/operations.md.
 """
 
 from __future__ import annotations
@@ -101,13 +103,13 @@ def upgrade() -> None:
             table,
             sa.Column("project_id", sa.Integer(), server_default=sa.text("1"), nullable=False),
         )
-        # From now on every row says its project.
-        op.alter_column(table, "project_id", server_default=None)
     for table, column in NAMES:
         op.drop_constraint(op.f(f"uq_{table}_{column}"), table)
         op.create_unique_constraint(
             op.f(f"uq_{table}_project_id_{column}"), table, ["project_id", column]
         )
+        # After the other one, which is the one that has to be found violated first.
+        op.create_unique_constraint(_single(table, column), table, [column])
     for table, column in REFERRED:
         op.create_unique_constraint(
             op.f(f"uq_{table}_project_id_{column}"), table, ["project_id", column]
@@ -154,6 +156,8 @@ def downgrade() -> None:
         op.drop_constraint(op.f(f"uq_{table}_project_id_{column}"), table)
     for table, column in NAMES:
         op.drop_constraint(op.f(f"uq_{table}_project_id_{column}"), table)
+        # Gone where there was a second project.
+        op.drop_constraint(_single(table, column), table, if_exists=True)
         op.create_unique_constraint(op.f(f"uq_{table}_{column}"), table, [column])
     for table in TABLES:
         op.drop_column(table, "project_id")
@@ -168,6 +172,11 @@ def downgrade() -> None:
     ):
         op.drop_table(table)
     op.execute("DROP FUNCTION audit_entry_stays()")
+
+
+def _single(table: str, column: str) -> str:
+    """Return the name of what `app.db.single_project` ends."""
+    return op.f(f"uq_{table}_single_project_{column}")
 
 
 def _now(name: str) -> sa.Column[object]:

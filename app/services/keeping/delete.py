@@ -56,7 +56,7 @@ def delete_session(container: Container, session_id: uuid.UUID) -> None:
             raise no_session(session_id)
         grave = _deleted_project(tx)
         stand_in = tx.session.execute(
-            insert(Job).values(project_id=grave, name=row.name).returning(Job.id)
+            insert(Job).values(project_id=grave, name=f"deleted {session_id}").returning(Job.id)
         ).scalar_one()
         take_along(tx, select(Session.id).where(Session.id == session_id), grave)
         _drop_what_is_of_its_job(tx, session_id)
@@ -100,7 +100,10 @@ def delete_job(container: Container, job: str) -> None:
         grave = _deleted_project(tx)
         take_along(tx, select(Session.id).where(Session.job_id == job_id), grave)
         drop_deliveries(tx, job_id)
-        tx.session.execute(update(Job).where(Job.id == job_id).values(project_id=grave))
+        # Its name may be used again at once, also where names are unique in the installation.
+        tx.session.execute(
+            update(Job).where(Job.id == job_id).values(project_id=grave, name=f"deleted {job_id}")
+        )
         record(tx, container.principal, Action.DELETED, f"job {job}", project_id=source)
         recount(tx, source)
 
