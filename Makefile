@@ -86,19 +86,21 @@ SENDING_SQL := $(addprefix tests/integration/,db api/test_chunks.py api/test_rec
 # What has to cover the analysis. Servers and browsers are not traced, which makes them slower.
 COVERING := $(addprefix tests/,unit golden fuzz referee)
 
-# What nothing else may run beside: the first and the last compare times, the second has processes
-# of its own.
+# Compares times, of processes that wait most of the time: what runs beside it makes way.
 REAL_JOBS := tests/real_jobs/test_real_jobs.py
+# What nothing else may run beside: the first has processes of its own, the second compares times.
 TENSOR := tests/tensor
 EXAMPLES := tests/integration/client/test_examples.py
 
 test: check ## All checks and tests that this machine allows, as CI runs them
-	@$(RUN_TESTS) --numprocesses $(TEST_PROCESSES) --dist worksteal --cov=app/analysis $(COVERING) \
+	@echo "Real jobs, and beside them what makes way: the tests of the analysis"
+	@$(BIN)/python scripts/run_beside.py $(RUN_TESTS) $(REAL_JOBS) $(PYTEST_ARGS) --- \
+		$(RUN_TESTS) --numprocesses $(TEST_PROCESSES) --dist worksteal --cov=app/analysis $(COVERING) \
 		$(PYTEST_ARGS)
 	@$(RUN_TESTS) --numprocesses $(WAITING_PROCESSES) --dist worksteal \
 		$(addprefix --ignore=,$(COVERING) $(REAL_JOBS) $(TENSOR) $(EXAMPLES)) $(PYTEST_ARGS)
-	@echo "Real jobs, which nothing else may run beside: their times are compared"
-	@$(RUN_TESTS) $(REAL_JOBS) $(TENSOR) $(EXAMPLES) $(PYTEST_ARGS)
+	@echo "What nothing else may run beside"
+	@$(RUN_TESTS) $(TENSOR) $(EXAMPLES) $(PYTEST_ARGS)
 	@if [ -x "$(POSTGRES_15_BIN)/postgres" ]; then \
 		echo "What sends SQL again, on PostgreSQL 15"; \
 		$(ON_POSTGRES_15) $(SENDING_SQL) --numprocesses $(TEST_PROCESSES) --dist worksteal $(PYTEST_ARGS); \

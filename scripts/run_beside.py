@@ -1,0 +1,45 @@
+"""Run a command whose times matter, and beside it one that makes way for it.
+
+``python scripts/run_beside.py FIRST... --- SECOND...``. The first one waits most of the time, but
+must not wait for a processor: the second one gets what is left of them. What the first one says is
+printed after the second one's words; the status is that of the first of them that failed.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+
+BETWEEN = "---"
+
+# The most that an unprivileged process can make way.
+NICENESS = "19"
+
+
+def main(arguments: list[str]) -> int:
+    """Return the exit status of both: 0 where both succeeded."""
+    between = arguments.index(BETWEEN)
+    with tempfile.TemporaryFile() as words:
+        first = subprocess.Popen(  # noqa: S603 - our own arguments
+            arguments[:between], stdin=subprocess.DEVNULL, stdout=words, stderr=words
+        )
+        try:
+            second = subprocess.run(  # noqa: S603 - our own arguments
+                ["nice", "-n", NICENESS, *arguments[between + 1 :]],  # noqa: S607 - of every system
+                check=False,
+            )
+            status = first.wait()
+        finally:
+            # Interrupted: nothing stays behind.
+            if first.poll() is None:
+                first.terminate()
+                first.wait()
+            words.seek(0)
+            sys.stdout.write(words.read().decode(errors="replace"))
+            sys.stdout.flush()
+    return status or second.returncode
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,38 @@
+"""Two commands at once: whose times matter, and what makes way for it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SCRIPT = Path(__file__).parents[3] / "scripts" / "run_beside.py"
+NICENESS = "import os; print('niceness', os.nice(0))"
+
+
+def beside(first: str, second: str) -> subprocess.CompletedProcess[str]:
+    python = sys.executable
+    return subprocess.run(  # noqa: S603 - our own arguments
+        [python, str(SCRIPT), python, "-c", first, "---", python, "-c", second],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_the_second_makes_way_and_the_first_speaks_last() -> None:
+    done = beside(NICENESS, NICENESS)
+    second, first = (int(line.split()[1]) for line in done.stdout.splitlines())
+    assert first == os.nice(0)
+    assert second == 19
+    assert done.returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("first", "second"), [("", "raise SystemExit(3)"), ("raise SystemExit(3)", "")]
+)
+def test_either_one_fails_the_run(first: str, second: str) -> None:
+    assert beside(first, second).returncode == 3
