@@ -11,9 +11,9 @@ from uuid import UUID
 
 from pydantic import TypeAdapter
 
+from app.analysis.diagnosis.causes.registry import blames_machine
 from app.analysis.diagnosis.finding import UNKNOWN
 from app.analysis.diagnosis.headline import HeadlineKind
-from app.analysis.diagnosis.places import Where
 from app.analysis.report.document import Report
 from app.analysis.report.findings import NamedCause
 
@@ -35,7 +35,8 @@ class CauseFact:
     cause : str
         As in the report: ``slow_worker``, ``stage_imbalance``…
     where : tuple of str
-        Hosts, workers or stages that are blamed, the worst first; empty where there is no place.
+        Hosts, workers or stages that are blamed, the worst first; empty where there is no place,
+        or where the cause is the job's own and shows at workers.
     confidence, contribution : float or None
         Shares, 0 to 1; None where the report does not say.
     evidence : tuple of str
@@ -243,16 +244,22 @@ def facts_of(  # noqa: PLR0913 - the identity of a session, which a report does 
 def _cause(report: Report, cause: NamedCause) -> CauseFact:
     return CauseFact(
         cause=cause.cause,
-        where=_places(report, cause.where)[:PLACES],
+        where=_places(report, cause)[:PLACES],
         confidence=cause.confidence,
         contribution=cause.contribution,
         evidence=cause.evidence[:EVIDENCE],
     )
 
 
-def _places(report: Report, where: Where) -> tuple[str, ...]:
-    """Name hosts rather than workers: the same host is slow in whatever cell it works next."""
+def _places(report: Report, cause: NamedCause) -> tuple[str, ...]:
+    """Name hosts rather than workers: the same host is slow in whatever cell it works next.
+
+    What is the job's own shows at other workers in each session, and is one thing all the same.
+    """
+    where = cause.where
     if where.workers:
+        if not blames_machine(cause.cause):
+            return ()
         named = (report.host_of((dp, pp)) or f"worker ({dp}, {pp})" for dp, pp in where.workers)
         return tuple(dict.fromkeys(named))
     return () if where.stage is None else (f"stage {where.stage}",)

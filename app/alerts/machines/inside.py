@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from app.alerts.incidents import Incident
 from app.alerts.rules import highest
 from app.alerts.states import IncidentState
+from app.analysis.diagnosis.causes.registry import blames_machine
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +31,11 @@ def host_of(where: str) -> str:
     Where no host is recorded a worker stands in its place, which is another machine in each job.
     """
     return "" if where.startswith(("worker (", "stage ")) else where
+
+
+def machine_of(incident: Incident) -> str:
+    """Return the host that is at fault; empty where none is named or the cause is the job's own."""
+    return host_of(incident.where) if blames_machine(incident.cause) else ""
 
 
 def speaking_for(lead: Incident, inside: Sequence[Inside]) -> Incident:

@@ -10,6 +10,7 @@ from app.alerts.grouping import Status
 from app.alerts.lines import lines_of
 from app.alerts.message import Alert
 from app.alerts.states import IncidentState
+from app.analysis.diagnosis.causes.registry import blames_machine
 from app.dashboard.alerts.incident_life import ChosenIncident, chosen_incident
 
 if TYPE_CHECKING:
@@ -109,4 +110,6 @@ def _no_commands(found: Evidence) -> str:
         return ""
     if found.host:
         return "The host's name is none that a scheduler takes for one node: no command is given"
-    return "No host is at fault, or its sessions name none: there is nothing to take out"
+    if not blames_machine(found.life.view.row.incident.cause):
+        return "No host is at fault: there is nothing to take out"
+    return "Its sessions name no host: there is nothing to take out"

@@ -11,7 +11,7 @@ from urllib.parse import quote
 
 from app.alerts.lines import lines_of
 from app.alerts.machines.cordon import cordon_commands
-from app.alerts.machines.inside import host_of
+from app.alerts.machines.inside import machine_of
 from app.alerts.message import cause_name, view_url
 from app.alerts.readings import NO_DATA_CAUSE
 from app.alerts.states import DeliveryState, IncidentState
@@ -148,7 +148,7 @@ class ChosenIncident:
     inside: Sequence[JobOnMachine] = ()
     inside_title: str = ""
     lead_url: str = ""
-    # The best fix, or how to take the host out.
+    # The best fix, and where a machine is at fault how to take it out.
     remedy: Sequence[str] = ()
     evidence_url: str = ""
 
@@ -185,7 +185,7 @@ def chosen_incident(life: IncidentLife, channels: Sequence[ChannelView]) -> Chos
             for said in life.view.comments
         ],
         comments_title=_comments_title(len(life.view.comments)),
-        host=host_of(incident.where),
+        host=machine_of(incident),
         inside=[
             JobOnMachine(
                 url=f"/incidents/{one.id}",
@@ -209,7 +209,7 @@ def chosen_incident(life: IncidentLife, channels: Sequence[ChannelView]) -> Chos
 def _remedy(incident: Incident) -> list[str]:
     """Return what is to be done, for people to copy."""
     fix = incident.facts.fix if incident.facts and incident.cause != NO_DATA_CAUSE else None
-    host = host_of(incident.where)
+    host = machine_of(incident)
     words = [] if fix is None else [fix.title]
     commands = cordon_commands(host, f"Paceline incident {incident.id}") if host else []
     return [*words, *(f"{scheduler}: {command}" for scheduler, command in commands)]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 from urllib.parse import quote
 
 from app.alerts.machines.cordon import cordon_commands
-from app.analysis.diagnosis.causes.registry import title_of
+from app.analysis.diagnosis.causes.registry import blames_machine, title_of
 from app.analysis.wording import hours
 from app.dashboard.alerts.parts import STATES
 from app.dashboard.hosts.gpu_map import GpuMap, gpu_map
@@ -161,7 +161,7 @@ def host_page(view: HostView, about: Range, address: Address) -> HostPage:
         gpus=gpus,
         incidents=[_incident(one, view.now) for one in view.incidents],
         incidents_title=_incidents_title(len(view.incidents)),
-        drains=_drains(view.host, slow) if len(slow) >= BLAMED_FROM else (),
+        drains=_drains(view.host, slow),
     )
 
 
@@ -322,8 +322,11 @@ def _repairs_title(repairs: Sequence[Repair]) -> str:
 
 
 def _drains(host: str, slow: Sequence[HostSession]) -> list[tuple[str, str]]:
-    """Return commands that take the host out, for people to copy."""
-    return cordon_commands(host, f"Paceline: slow in {plural(len(slow), 'session')}")
+    """Return commands that take a host out that is blamed, for people to copy."""
+    at_fault = [one for one in slow if one.cause is not None and blames_machine(one.cause)]
+    if len(at_fault) < BLAMED_FROM:
+        return []
+    return cordon_commands(host, f"Paceline: slow in {plural(len(at_fault), 'session')}")
 
 
 def _incidents_title(incidents: int) -> str:

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
+from app.analysis.diagnosis.causes.registry import blames_machine
+
 if TYPE_CHECKING:
     from app.analysis.diagnosis.places import Worker
     from app.analysis.report.document import Report
@@ -55,7 +57,7 @@ class Reading:
     slowdown, computing : float, float or None
         As of its GPUs.
     cause : str or None
-        The most expensive cause that names a worker there; None where none does.
+        The most expensive cause that blames the host for a worker there; None where none does.
     lost_each_hour : float
         GPU-hours that the job loses in each hour of running by such causes.
     gpus : tuple of GpuReading
@@ -84,8 +86,8 @@ class _Blame:
 def readings_of(report: Report) -> tuple[Reading, ...]:
     """Return what a report says of each host, by name; nothing without a verdict or host names.
 
-    Slow is a host whose workers a cause names. A large slowdown of its own is not enough: a heavy
-    stage has one wherever it runs.
+    Slow is a host whose workers a cause names that blames machines. A large slowdown of its own is
+    not enough: a heavy stage has one wherever it runs.
 
     Parameters
     ----------
@@ -166,6 +168,8 @@ def _blamed(report: Report) -> dict[str, _Blame]:
     hosts = set(report.hosts.values())
     found: dict[str, _Blame] = {}
     for cause in report.causes:
+        if not blames_machine(cause.cause):
+            continue
         shares = _shares(report, cause)
         named = {host for host, _ in shares}
         if not named or (len(hosts) > 1 and len(named) > MOST_AT_FAULT * len(hosts)):

@@ -84,6 +84,22 @@ def test_another_host_is_another_incident(alerting: Alerting, receiver: Receiver
     assert len(_leads(alerting)) == 2
 
 
+def test_what_is_a_job_s_own_is_no_machine_s(alerting: Alerting, receiver: Receiver) -> None:
+    alerting.channel(receiver)
+    # As an earlier version stored it: with the host where it showed.
+    own = CauseFact("memory_fragmentation", ("node-7",), confidence=0.95)
+    for job in ("a", "b"):
+        for _ in range(2):
+            alerting.session(1.3, own, job=job)
+    alerting.slow("c", host="node-7")
+    alerting.pass_and_work(MINUTE)
+    assert len(receiver.got) == 3
+    assert [lead.host for lead in _leads(alerting)] == ["node-7"]
+    assert _placed(alerting) == 1
+    found = read(alerting.container, incidents)
+    assert {line.job: len(line.inside) for line in found.present} == {"a": 0, "b": 0, "c": 0}
+
+
 def test_two_evaluations_at_once_make_one_lead(alerting: Alerting) -> None:
     jobs = [f"job-{number}" for number in range(8)]
     for job in jobs:

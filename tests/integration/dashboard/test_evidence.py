@@ -73,6 +73,26 @@ def test_no_command_for_what_is_not_one_node(
     assert "scontrol" not in answer.text
 
 
+def test_no_command_where_the_cause_is_the_job_s_own(
+    alerting: Alerting, client: httpx.Client
+) -> None:
+    for _ in range(2):
+        alerting.session(1.3, CauseFact("expert_parallel_imbalance", ("node-7",), confidence=0.95))
+    path = f"/incidents/{alerting.incident().id}"
+    for page in (path, f"{path}/evidence"):
+        answer = client.get(page)
+        assert answer.status_code == 200
+        assert "cordon" not in answer.text
+        assert "scontrol" not in answer.text
+    assert "No host is at fault" in client.get(f"{path}/evidence").text
+    packed = client.get(f"{path}/evidence.zip")
+    with zipfile.ZipFile(io.BytesIO(packed.content)) as archive:
+        assert "cordon.txt" not in archive.namelist()
+        assert "cordon" not in archive.read("incident.txt").decode()
+        document = json.loads(archive.read("incident.json"))
+    assert (document["host"], document["commands"]) == (None, {})
+
+
 def test_the_workers_of_a_map_are_the_slowest_first(alerting: Alerting) -> None:
     alerting.slow()
     found = read(alerting.container, evidence_of, alerting.incident().id)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.integration.dashboard.test_routes import analyzed
-from tests.integration.hosts.build import HOUR, session
+from tests.integration.hosts.build import HOUR, reading, session
 from tests.support.html import parse
 
 if TYPE_CHECKING:
@@ -95,6 +95,18 @@ def test_the_page_of_a_host_says_when_where_and_what_it_cost(
     assert "not blamed" in page(client, "/hosts/node-2").one("h1").text
     assert "no cause named it" in page(client, "/hosts/node-3").one("h1").text
     assert "No session named node-2" in page(client, "/hosts/node-2?range=1h").one("h1").text
+
+
+def test_a_host_is_not_taken_out_for_what_is_the_job_s_own(
+    container: Container, client: httpx.Client
+) -> None:
+    own = reading(1.4, cause="memory_fragmentation")
+    for hours in (3, 2):
+        session(container, {"node-1": own}, ago=hours * HOUR)
+    session(container, {"node-1": 1.4}, ago=HOUR)
+    assert "kubectl" not in page(client, "/hosts/node-1").text
+    session(container, {"node-1": 1.4}, ago=HOUR / 2)
+    assert "reason='Paceline: slow in 2 sessions'" in page(client, "/hosts/node-1").text
 
 
 def test_a_host_that_no_session_names_is_not_there(client: httpx.Client) -> None:

@@ -73,6 +73,13 @@ def test_a_blamed_stage_is_named_where_no_worker_is() -> None:
     assert facts(replace(report, causes=(cause,))).leading_cause.where == ()
 
 
+def test_what_is_the_job_s_own_has_no_place_at_its_workers() -> None:
+    report = reports.slow_worker()
+    own = replace(report.causes[0], cause="expert_parallel_imbalance")
+    assert own.where.workers
+    assert facts(replace(report, causes=(own,))).leading_cause.where == ()
+
+
 def test_without_a_verdict_there_is_the_discrepancy_alone() -> None:
     report = reports.distrusted()
     found = facts(report)

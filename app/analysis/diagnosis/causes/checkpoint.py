@@ -167,6 +167,7 @@ CHECKPOINT: Final = CauseKind(
     word="saving",
     sign="Every so many steps, or once, and in no other step, the first operations of all stages "
     "are launched late, about equally.",
+    blames_machine=False,
     cannot_judge=DATA_LOADING.cannot_judge,
     because=_because,
     find=_find,

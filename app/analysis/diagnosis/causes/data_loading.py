@@ -174,6 +174,7 @@ DATA_LOADING: Final = CauseKind(
     word="loading",
     sign="The first operations of a step are launched late: what gathers parameters, the first "
     "forward of stage 0, and the first receive of a forward elsewhere.",
+    blames_machine=False,
     cannot_judge=_cannot_judge,
     because=_because,
     find=_find,

@@ -210,6 +210,7 @@ GARBAGE_COLLECTION: Final = CauseKind(
     word="gc",
     sign="Single forwards stall, or are launched late, on many workers and in steps at random, and "
     "their backwards are not.",
+    blames_machine=False,
     cannot_judge=needs_like_stages,
     because=_because,
     find=_find,

@@ -313,6 +313,7 @@ HOST_OVERHEAD: Final = CauseKind(
     word="launching",
     sign="Devices wait for their hosts before most computations, with all that these need there: "
     "on one host, or on all.",
+    blames_machine=True,
     cannot_judge=_cannot_judge,
     because=_because,
     find=_find,

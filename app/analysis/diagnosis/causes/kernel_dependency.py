@@ -122,6 +122,7 @@ KERNEL_DEPENDENCY: Final = CauseKind(
     title="False kernel dependency",
     word="kernel",
     sign="Computations are launched the moment a reduce-scatter ends that they do not need.",
+    blames_machine=False,
     cannot_judge=_cannot_judge,
     because=_because,
     find=_find,

@@ -57,6 +57,9 @@ class CauseKind(Kind):
         One word for it, where columns are narrow.
     sign : str
         What it leaves in the data, in a sentence.
+    blames_machine : bool
+        Whether the hosts of the workers that it names are at fault, so that other ones would do
+        better. Else it is the job's own wherever it runs: its data, its code, its settings.
     because : callable
         Takes a cause and facts of its job, and returns a clause that goes on after "because".
     find : callable
@@ -77,6 +80,7 @@ class CauseKind(Kind):
 
     word: str
     sign: str
+    blames_machine: bool
     because: Callable[[Cause, JobFacts], str]
     find: Callable[[Signs], Finding | None]
     remedy: Callable[[Cause, Hosts], Remedy] | None = None

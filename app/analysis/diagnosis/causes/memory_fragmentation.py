@@ -76,6 +76,7 @@ MEMORY_FRAGMENTATION: Final = CauseKind(
     word="memory",
     sign="The ranks of a tensor-parallel group start their collectives apart and end them "
     "together, another one late each time.",
+    blames_machine=False,
     cannot_judge=needs_tensor_ranks,
     because=_because,
     find=_find,

@@ -311,6 +311,7 @@ NETWORK: Final = CauseKind(
     word="network",
     sign="Transfers of some links, or the collectives of some stages, take far longer than those "
     "of the same type elsewhere.",
+    blames_machine=True,
     cannot_judge=_cannot_judge,
     because=_because,
     find=_find,

@@ -327,6 +327,7 @@ NETWORK_CONGESTION: Final = CauseKind(
     word="traffic",
     sign="Transfers on all links, or the collectives of all stages, are slow at once by spells of "
     "steps.",
+    blames_machine=False,
     cannot_judge=_cannot_judge,
     because=_because,
     find=_find,

@@ -61,3 +61,15 @@ def title_of(name: str) -> str:
     'Sequence-length imbalance'
     """
     return _TITLES.get(name) or name.replace("_", " ").capitalize()
+
+
+def blames_machine(name: str) -> bool:
+    """Return whether the hosts that a cause names are at fault; never of one not known here.
+
+    Examples
+    --------
+    >>> blames_machine("slow_worker"), blames_machine("memory_fragmentation")
+    (True, False)
+    """
+    kind = KINDS.get(name)
+    return kind is not None and kind.blames_machine

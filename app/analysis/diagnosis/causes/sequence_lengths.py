@@ -109,6 +109,7 @@ SEQUENCE_LENGTHS: Final = CauseKind(
     word="lengths",
     sign="Forward and backward of a microbatch are long or short together on all stages, on every "
     "DP rank and in all steps: all of them differ, or a few are far longer.",
+    blames_machine=False,
     cannot_judge=needs_like_stages,
     because=_because,
     find=_find,

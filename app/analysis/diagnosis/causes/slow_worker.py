@@ -329,6 +329,7 @@ SLOW_WORKER: Final = CauseKind(
     word="worker",
     sign="A worker computes slower than the other DP ranks of its stage: always, since a step, by "
     "spells or in bursts of passes, forward and backward alike; or lastingly in one direction.",
+    blames_machine=True,
     cannot_judge=_cannot_judge,
     because=_because,
     find=_find,

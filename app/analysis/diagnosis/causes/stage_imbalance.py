@@ -32,6 +32,7 @@ STAGE_IMBALANCE: Final = CauseKind(
     title="Stage imbalance",
     word="stage",
     sign="One stage has more to compute than the others, on the middle DP rank and in all steps.",
+    blames_machine=False,
     cannot_judge=needs_like_stages,
     because=_because,
     find=_find,

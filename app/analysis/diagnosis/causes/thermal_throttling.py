@@ -175,6 +175,7 @@ THERMAL_THROTTLING: Final = CauseKind(
     word="heat",
     sign="A worker grows slower than its stage's peers over several steps and recovers, forward "
     "and backward alike, with levels in between.",
+    blames_machine=True,
     cannot_judge=_cannot_judge,
     because=_because,
     find=_find,

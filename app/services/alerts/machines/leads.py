@@ -19,7 +19,7 @@ from sqlalchemy import delete, exists, select, text, update
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import aliased
 
-from app.alerts.machines.inside import host_of
+from app.alerts.machines.inside import host_of, machine_of
 from app.alerts.states import IncidentState
 from app.db.models.alerts import AlertIncident, AlertOnHost
 
@@ -96,7 +96,10 @@ def settle(tx: UnitOfWork, incidents: Iterable[Incident]) -> None:
         ).scalars()
     )
     for incident in about:
-        if incident.state is not IncidentState.RESOLVED and incident.id not in placed:
+        if incident.state is IncidentState.RESOLVED or incident.id in placed:
+            continue
+        # What is the job's own is no other job's.
+        if machine_of(incident):
             _place(tx, incident)
 
 
@@ -177,7 +180,7 @@ def _leading_others(tx: UnitOfWork, ids: Collection[uuid.UUID]) -> set[uuid.UUID
 
 def _place(tx: UnitOfWork, incident: Incident) -> None:
     """Let an incident lead its host, or stand inside of the one that does."""
-    host = host_of(incident.where)
+    host = machine_of(incident)
     # It may have been inside of one that is over.
     tx.session.execute(delete(AlertOnHost).where(AlertOnHost.incident_id == incident.id))
     for _ in range(TRIES):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from app.alerts.incidents import INCIDENT
 from app.alerts.machines.cordon import cordon_commands
-from app.alerts.machines.inside import host_of
+from app.alerts.machines.inside import machine_of
 from app.alerts.picture import heatmap_png
 from app.analysis.report.heatmaps import mean_heatmap
 from app.db.models.sessions import StoredReport
@@ -77,7 +77,7 @@ def evidence_of(tx: Reads, incident_id: uuid.UUID, *, with_report: bool = False)
     """
     life = incident_life(tx, incident_id)
     incident = life.view.row.incident
-    facts, host = incident.facts, host_of(incident.where)
+    facts, host = incident.facts, machine_of(incident)
     heatmap, report = None, None
     stored = None if facts is None else tx.session.get(StoredReport, facts.session)
     if facts is not None and stored is not None and facts.slowdown is not None:

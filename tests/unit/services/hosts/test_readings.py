@@ -51,6 +51,14 @@ def test_a_cause_on_most_hosts_of_a_job_is_nobody_s() -> None:
     assert not [reading for reading in found if reading.cause or reading.lost_each_hour]
 
 
+def test_a_cause_that_is_the_job_s_own_is_no_host_s() -> None:
+    report = reports.slow_worker()
+    own = replace(report.causes[0], cause="memory_fragmentation")
+    found = readings_of(reports.changed(report, causes=(own,)))
+    assert found
+    assert not [reading for reading in found if reading.cause or reading.lost_each_hour]
+
+
 def test_a_heavy_stage_makes_no_host_slow() -> None:
     report = reports.scenario("stage-imbalance")
     assert max(reading.slowdown for reading in readings_of(report)) > 1.1

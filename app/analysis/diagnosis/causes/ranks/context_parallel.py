@@ -164,6 +164,7 @@ CONTEXT_PARALLEL: Final = CauseKind(
     title="Context-parallel straggler",
     word="context",
     sign="One rank arrives last at nearly all collectives of its context-parallel group.",
+    blames_machine=True,
     cannot_judge=_cannot_judge,
     because=_because,
     find=_find,

@@ -271,6 +271,7 @@ EXPERT_PARALLEL: Final = CauseKind(
     word="experts",
     sign="Ranks that share experts wait for one another at the all-to-alls after the experts, and "
     "not at those before them.",
+    blames_machine=False,
     cannot_judge=_cannot_judge,
     because=_because,
     find=_find,

@@ -56,6 +56,7 @@ TENSOR_STRAGGLER: Final = CauseKind(
     title="Tensor-parallel straggler",
     word="tensor",
     sign="One rank arrives last at nearly all collectives of its tensor-parallel group.",
+    blames_machine=True,
     cannot_judge=needs_tensor_ranks,
     because=_because,
     find=_find,

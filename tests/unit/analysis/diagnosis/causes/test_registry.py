@@ -11,7 +11,7 @@ import pytest
 
 from app.alerts.message import cause_name
 from app.analysis.diagnosis.causes.kind import Kind
-from app.analysis.diagnosis.causes.registry import EVERY, KINDS, title_of
+from app.analysis.diagnosis.causes.registry import EVERY, KINDS, blames_machine, title_of
 from app.analysis.synthesis.dials import CAUSES as DRAWN
 from app.analysis.synthesis.scenarios import SCENARIOS
 
@@ -86,6 +86,17 @@ def test_names_titles_and_words_are_each_one_cause() -> None:
     assert len({kind.title for kind in EVERY.values()}) == len(EVERY)
     assert len({kind.word for kind in KINDS.values()}) == len(KINDS)
     assert all(name == kind.name for name, kind in EVERY.items())
+
+
+def test_machines_are_blamed_for_what_other_machines_would_not_do() -> None:
+    assert {name for name in [*KINDS, "unknown", "cosmic_rays"] if blames_machine(name)} == {
+        "slow_worker",
+        "thermal_throttling",
+        "network",
+        "host_overhead",
+        "tensor_parallel_straggler",
+        "context_parallel_straggler",
+    }
 
 
 @every_kind
