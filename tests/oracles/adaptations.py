@@ -156,7 +156,7 @@ def cheapest_choice(costs: Sequence[Sequence[float]]) -> float:
 
 
 def usual_delay(late: Sequence[float]) -> float:
-    """Return the mean, with stalls beyond Tukey's outer fence counted as that."""
+    """Return the mean, stalls beyond Tukey's outer fence counted as that; never below none."""
     ordered = sorted(late)
 
     def quantile(share: float) -> float:
@@ -166,7 +166,7 @@ def usual_delay(late: Sequence[float]) -> float:
         return ordered[low] + (place - low) * (ordered[high] - ordered[low])
 
     fence = quantile(0.75) + 3 * (quantile(0.75) - quantile(0.25))
-    return mean(min(value, fence) for value in ordered)
+    return max(0.0, mean(min(value, fence) for value in ordered))
 
 
 def arrival(begin: float, end: float, computed: Sequence[float]) -> float:

@@ -81,8 +81,10 @@ def propose_regular_delays(draft: Draft) -> Proposal | None:
     for kind, values in joined.items():
         among = count[kind] + count.get(replace(kind, remote=not kind.remote), 0)
         if regular[kind] >= _REGULARLY and count[kind] >= _LEAST_OFTEN * among:
-            usual[kind] = _usual(values)
-            shares.append(regular[kind])
+            usual_ns = _usual(values)
+            if usual_ns > 0:
+                usual[kind] = usual_ns
+                shares.append(regular[kind])
     layout = few[0]
     # no step is shorter without them by more than all of them together
     total = sum(ns * count[kind] for kind, ns in usual.items())
@@ -143,10 +145,11 @@ def _is_chance(kinds: Sequence[tuple[float, FloatArray]]) -> bool:
 def _usual(late: FloatArray) -> float:
     """Return the mean: launching is the host's computing, whose ideal is a mean.
 
-    Single stalls count as Tukey's outer fence, so that a few of them make nothing usual.
+    Single stalls count as Tukey's outer fence, so that a few of them make nothing usual. Nothing is
+    launched before its input is there: a few clocks that jump do not make it so.
     """
     low, high = np.nanquantile(late, (0.25, 0.75))
-    return float(np.nanmean(np.minimum(late, high + _FENCE * (high - low))))
+    return max(0.0, float(np.nanmean(np.minimum(late, high + _FENCE * (high - low)))))
 
 
 def _followed(layout: Layout, graph: Graph) -> Iterator[tuple[int, tuple[int, ...]]]:

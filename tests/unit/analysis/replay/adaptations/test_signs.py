@@ -162,6 +162,14 @@ def test_usual_delays_are_those_of_the_twin(late: list[float]) -> None:
     assert _usual(np.array(late)[:, None]) == pytest.approx(twins.usual_delay(late), abs=1.0)
 
 
+def test_clocks_that_jump_make_no_launch_earlier_than_its_input() -> None:
+    late = np.full((20, 2), 1e6)
+    late[:2] = -1e9
+
+    assert _regular_share(late) == pytest.approx(0.9)
+    assert _usual(late) == 0.0
+
+
 @settings(deadline=None, max_examples=200)
 @given(seeds, st.integers(1, 40), st.integers(5, 200))
 def test_delays_without_memory_are_chance(seed: int, kinds: int, count: int) -> None:
