@@ -15,6 +15,7 @@ import hypothesis
 import pytest
 
 from app.settings import Settings
+from app.system.collector import loading
 from tests.support import postgres
 from tests.support.project import build
 from tests.support.redis import RedisServer, redis_program
@@ -76,6 +77,13 @@ def pytest_configure(config: pytest.Config) -> None:
     config.stash[_temporary] = directory
     os.environ["TMPDIR"] = str(directory)
     tempfile.tempdir = None
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[object]:
+    """Load all tests without the collector of garbage, as a server loads its modules."""
+    with loading():
+        return (yield)
 
 
 @pytest.hookimpl(trylast=True)

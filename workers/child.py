@@ -26,12 +26,15 @@ def main() -> int:
     # A worker has no result to print, and Celery announces its end on standard output.
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
 
+    from app.system.collector import loading  # noqa: PLC0415 - see below
+
     # Only now: importing numpy anywhere below would start its threads.
-    from app.broker.celery import QUEUES  # noqa: PLC0415 - see above
-    from app.settings import Settings  # noqa: PLC0415
-    from app.system.logs import configure_logging  # noqa: PLC0415
-    from app.system.processes import follow_lifeline  # noqa: PLC0415
-    from workers.runner import run_worker  # noqa: PLC0415
+    with loading():
+        from app.broker.celery import QUEUES  # noqa: PLC0415
+        from app.settings import Settings  # noqa: PLC0415
+        from app.system.logs import configure_logging  # noqa: PLC0415
+        from app.system.processes import follow_lifeline  # noqa: PLC0415
+        from workers.runner import run_worker  # noqa: PLC0415
 
     parser = argparse.ArgumentParser(prog="python -m workers.child", description=__doc__)
     parser.add_argument("--queue", choices=QUEUES, required=True)

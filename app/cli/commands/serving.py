@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from app.system.collector import loading
+
 if TYPE_CHECKING:
     from app.settings import Settings
 
@@ -27,7 +29,8 @@ def serve(
     data_dir: DataDirOption = None,
 ) -> None:
     """Serve the API and the dashboard; with the embedded database unless one is configured."""
-    from app.run.supervisor import serve as run
+    with loading():
+        from app.run.supervisor import serve as run
 
     run(_settings(host, port, data_dir))
 
@@ -43,12 +46,14 @@ def demo(
     ] = None,
 ) -> None:
     """Serve, and send synthetic sessions with different stragglers to look at."""
-    from app.cli.synthetic.demo import send_demo_sessions
+    with loading():
+        from app.cli.synthetic.demo import send_demo_sessions
 
     if server is not None:
         send_demo_sessions(server)
         return
-    from app.run.supervisor import serve as run
+    with loading():
+        from app.run.supervisor import serve as run
 
     settings = _settings(host, port, data_dir)
     if "log_level" not in settings.model_fields_set:
@@ -60,8 +65,9 @@ def demo(
 @app.command()
 def worker() -> None:
     """Run the workers of a production installation."""
-    from app.run.supervisor import run_workers
-    from app.settings import Settings
+    with loading():
+        from app.run.supervisor import run_workers
+        from app.settings import Settings
 
     run_workers(Settings())
 
