@@ -16,7 +16,6 @@ from app.door.cookies import known_cookie, pending_cookie, session_cookie
 from app.door.turns import Turns
 from app.errors import PacelineError, SignInError, UnauthenticatedError
 from app.services.access.guesses import KNOWN_FOR
-from app.services.access.provider import PENDING_LASTS, Provider
 from app.services.access.sign_ins import SESSION_LASTS, note_failed_sign_in, sign_in, sign_out
 
 if TYPE_CHECKING:
@@ -83,6 +82,9 @@ def add_sign_in(routes: APIRouter, container: Container, pages: Pages) -> None:
 
 
 def _add_provider(routes: APIRouter, container: Container, form: Callable[..., Response]) -> None:
+    # Its packages take a tenth of the time in which a server starts, and few have a provider.
+    from app.services.access.provider import PENDING_LASTS, Provider  # noqa: PLC0415
+
     provider, settings = Provider(container), container.settings
     turns = Turns(PROVIDER_AT_ONCE, WAITING)
     cookie, pending = session_cookie(settings), pending_cookie(settings)

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, Final
 from app.alerts.incidents import INCIDENT
 from app.alerts.machines.cordon import cordon_commands
 from app.alerts.machines.inside import machine_of
-from app.alerts.picture import heatmap_png
 from app.analysis.report.heatmaps import mean_heatmap
 from app.db.models.sessions import StoredReport
 from app.db.reports import read_document, read_heatmaps
@@ -78,21 +77,24 @@ def evidence_of(tx: Reads, incident_id: uuid.UUID, *, with_report: bool = False)
     life = incident_life(tx, incident_id)
     incident = life.view.row.incident
     facts, host = incident.facts, machine_of(incident)
-    heatmap, report = None, None
+    heatmap, picture, report = None, None, None
+    title = f"{life.view.row.job}, session {facts.number}: slowdown of workers" if facts else ""
     stored = None if facts is None else tx.session.get(StoredReport, facts.session)
     if facts is not None and stored is not None and facts.slowdown is not None:
         if stored.heatmap_blob is not None:
+            from app.alerts.picture import heatmap_png  # noqa: PLC0415 - rarely drawn
+
             heatmap = mean_heatmap(read_heatmaps(tx, stored.heatmap_blob))
+            picture = heatmap_png(heatmap, title)
         if with_report:
             document = read_document(tx, stored)
             report = document if len(document) <= MAX_REPORT else None
-    title = f"{life.view.row.job}, session {facts.number}: slowdown of workers" if facts else ""
     return Evidence(
         life=life,
         host=host,
         commands=cordon_commands(host, f"Paceline incident {incident.id}") if host else [],
         heatmap=heatmap,
-        picture=None if heatmap is None else heatmap_png(heatmap, title),
+        picture=picture,
         report=report,
     )
 
