@@ -26,7 +26,6 @@ from app.analysis.replay.fidelity import DISCREPANCY_LIMIT
 from app.analysis.replay.layout.dense import FloatArray
 from app.analysis.replay.metrics import Metrics
 from app.analysis.replay.session import Replayed, without_lags
-from app.analysis.trace.model import Trace
 from app.analysis.wording import percent
 
 # A session whose steps lose less than this share has nothing to explain.
@@ -119,10 +118,10 @@ class _Found:
     finding: Finding
 
 
-def diagnose(trace: Trace, replayed: Replayed, metrics: Metrics) -> Diagnosis:
+def diagnose(observation: Observation, replayed: Replayed, metrics: Metrics) -> Diagnosis:
     """Name the causes of a session's lost time; steps of the most frequent shape are looked at."""
     step_ns = float(metrics.recorded_s.mean()) / NS
-    signs = Signs(Observation(trace, replayed.main), step_ns)
+    signs = Signs(observation, step_ns)
     unjudged = _cannot_judge(signs)
     excess = float(metrics.recorded_s.mean() / metrics.ideal_step_s)
     if excess < 1 + _WORTH_A_LOOK and not _hidden(signs):

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from app.analysis.diagnosis.places import Hosts
 from app.analysis.replay.adaptations.trial import stage_begins
+from app.analysis.replay.distinct import distinct
 from app.analysis.replay.layout.dense import FloatArray, IntArray, Layout
 from app.analysis.replay.medians import median, quantiles
 from app.analysis.replay.session import ShapeGroup
@@ -131,7 +132,7 @@ class Observation:
     @cached_property
     def op_types(self) -> frozenset[str]:
         """Return the types of operations that are replayed."""
-        return frozenset(self.layout.op_names[code] for code in np.unique(self.layout.nodes.op))
+        return frozenset(self.layout.op_names[code] for code in distinct(self.layout.nodes.op))
 
     def delay_ns(self, node: int, *, regular: bool = False) -> FloatArray:
         """Return how late a node is launched after all that it depends on, shape (steps, dp).

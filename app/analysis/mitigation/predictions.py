@@ -16,7 +16,7 @@ from app.analysis.diagnosis.diagnose import Diagnosis
 from app.analysis.diagnosis.finding import UNKNOWN, Cause
 from app.analysis.diagnosis.headline import Headline
 from app.analysis.diagnosis.observation import Observation
-from app.analysis.diagnosis.places import Hosts, Worker
+from app.analysis.diagnosis.places import Worker
 from app.analysis.mitigation.balancing import even_out
 from app.analysis.mitigation.collecting import plan_collections
 from app.analysis.mitigation.fix import Fix
@@ -53,7 +53,7 @@ class _Replayable:
 
 
 def predict_fixes(  # noqa: PLR0913 - what is known of the session and of its causes
-    trace: Trace,
+    observation: Observation,
     replayed: Replayed,
     metrics: Metrics,
     diagnosis: Diagnosis,
@@ -67,7 +67,8 @@ def predict_fixes(  # noqa: PLR0913 - what is known of the session and of its ca
 
     Parameters
     ----------
-    trace : Trace
+    observation : Observation
+        The session, nothing of it explained.
     replayed : Replayed
     metrics : Metrics
     diagnosis : Diagnosis
@@ -81,11 +82,11 @@ def predict_fixes(  # noqa: PLR0913 - what is known of the session and of its ca
         Replayed elsewhere.
     """
     now_s = metrics.simulated_step_s * diagnosis.late
-    places = Hosts(trace.meta.hosts, replayed.layout.ranks.tolist())
+    places = observation.hosts
     fixes = [*remedies(causes, places, now_s), *others]
-    fixes += _planned(trace, replayed, causes, now_s, trusted=trusted)
+    fixes += _planned(observation.trace, replayed, causes, now_s, trusted=trusted)
     if trusted:
-        fixes += _by_replay(replayed, _changes(trace, replayed, metrics, causes), now_s)
+        fixes += _by_replay(replayed, _changes(observation, replayed, metrics, causes), now_s)
         if replayed.layout.dp == 1:
             fixes += _without_peers(causes, now_s)
     most = headline.waste
@@ -148,7 +149,7 @@ def _to_replace(metrics: Metrics, causes: Sequence[Cause]) -> tuple[Worker, ...]
 
 
 def _changes(
-    trace: Trace, replayed: Replayed, metrics: Metrics, causes: Sequence[Cause]
+    observation: Observation, replayed: Replayed, metrics: Metrics, causes: Sequence[Cause]
 ) -> list[_Replayable]:
     """Return the changes that go beyond the session without a cause."""
     changes = []
@@ -168,8 +169,8 @@ def _changes(
     if stage is not None and replayed.layout.pp > 1:
         # where it may as well be a slow worker, fewer layers may not be what its stage needs
         doubted = any(cause.contribution is None for cause in causes)
-        found = [] if doubted else divisions(trace, replayed)
-        changes += [_divided(candidate) for candidate in found] or _evened(trace, replayed)
+        found = [] if doubted else divisions(observation, replayed)
+        changes += [_divided(candidate) for candidate in found] or _evened(observation)
     return changes
 
 
@@ -215,9 +216,8 @@ def _in_words(division: Division) -> str:
     )
 
 
-def _evened(trace: Trace, replayed: Replayed) -> list[_Replayable]:
+def _evened(observation: Observation) -> list[_Replayable]:
     """Return stages made even, which is the most that a division can bring."""
-    observation = Observation(trace, replayed.main)
     if not observation.comparable:
         return []
     fix = Fix(

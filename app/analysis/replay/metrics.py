@@ -9,6 +9,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from app.analysis.replay.distinct import distinct
 from app.analysis.replay.engine.variants import Keep
 from app.analysis.replay.layout.dense import MAX_NAMED_FAULTS, FloatArray
 from app.analysis.replay.session import Replayed, ShapeGroup, launch_delays, recorded_step_times
@@ -212,7 +213,7 @@ def _require_time(replayed: Replayed, times_s: Mapping[str, FloatArray]) -> None
 
 def present_types(replayed: Replayed) -> list[str]:
     """Return the names of the op types that are replayed, in order of their codes."""
-    codes = np.unique(np.concatenate([group.layout.nodes.op for group in replayed.groups]))
+    codes = distinct(np.concatenate([group.layout.nodes.op for group in replayed.groups]))
     return [replayed.layout.op_names[code] for code in codes]
 
 

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from app.analysis.diagnosis.diagnose import diagnose
 from app.analysis.diagnosis.finding import Cause
 from app.analysis.diagnosis.headline import headline
+from app.analysis.diagnosis.observation import Observation
 from app.analysis.diagnosis.places import JobFacts, Worker
 from app.analysis.diagnosis.verdict import verdict
 from app.analysis.mitigation.fix import Fix
@@ -131,7 +132,8 @@ def _report(trace: Trace, replayed: Replayed, metrics: Metrics) -> Report:
     worst = rank_workers(metrics.by_worker.mean(axis=0))[:WORST_WORKERS]
     intervals = bootstrap(metrics, worst)
     hidden = find_hidden_collectives(replayed.layout)
-    diagnosis = diagnose(trace, replayed, metrics)
+    observation = Observation(trace, replayed.main)
+    diagnosis = diagnose(observation, replayed, metrics)
     fidelity = fidelity_of(replayed, metrics, hidden, diagnosis)
     trusted = fidelity.verdict
     causes = () if hidden is not None else diagnosis.causes_within(DISCREPANCY_LIMIT)
@@ -147,7 +149,7 @@ def _report(trace: Trace, replayed: Replayed, metrics: Metrics) -> Report:
     if said.level != "ok":
         shed = None if tensor is None else fix_of(tensor)
         fixes = predict_fixes(
-            trace,
+            observation,
             replayed,
             metrics,
             diagnosis,

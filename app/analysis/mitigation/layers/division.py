@@ -18,11 +18,12 @@ from app.analysis.mitigation.layers.costs import LayerCosts, Place, estimate_cos
 from app.analysis.mitigation.layers.lane import Lane, find_owners
 from app.analysis.mitigation.layers.memory import Room, room_of
 from app.analysis.mitigation.layers.search import EQUAL, search
+from app.analysis.replay.distinct import distinct
 from app.analysis.replay.engine.variants import Replacement
 from app.analysis.replay.layout.dense import FloatArray, IntArray
 from app.analysis.replay.session import Replayed, ShapeGroup
 from app.analysis.trace.layers import layers_per_chunk
-from app.analysis.trace.model import FORWARD_COMPUTE, Trace
+from app.analysis.trace.model import FORWARD_COMPUTE
 
 # Divisions of the lasting step that are replayed on the session itself.
 _REPLAYED: Final = 6
@@ -80,25 +81,24 @@ class Candidate:
         return _scaled(group, self.costs, self.counts)
 
 
-def divisions(trace: Trace, replayed: Replayed) -> list[Candidate]:
+def divisions(observation: Observation, replayed: Replayed) -> list[Candidate]:
     """Return the divisions that may be best, today's not among them; empty where none is known.
 
     Parameters
     ----------
-    trace : Trace
-        Whose metadata say how many layers each stage has.
+    observation : Observation
+        Of a session whose metadata say how many layers each stage has.
     replayed : Replayed
         The same session, prepared for replay.
     """
-    sizes = trace.meta.sizes
-    today = layers_per_chunk(trace.meta.extra, sizes.pp, sizes.vpp)
+    meta = observation.trace.meta
+    today = layers_per_chunk(meta.extra, meta.sizes.pp, meta.sizes.vpp)
     if today is None:
         return []
-    observation = Observation(trace, replayed.main)
     costs = estimate_costs(observation, today)
     if costs is None:
         return []
-    room = room_of(trace.meta.extra, costs)
+    room = room_of(meta.extra, costs)
     found = search(Lane(replayed.main, costs), room)
     proven = found.proven and not replayed.graph.chained
     as_good_ns = (1 + EQUAL) * found.best[0][0]
@@ -118,7 +118,7 @@ def even_level(group: ShapeGroup, observation: Observation) -> Replacement:
     That is the most that a better division of layers can bring.
     """
     recorded = group.durations.recorded_ns
-    chunks = len(np.unique(group.layout.nodes.mc[observation.computations(FORWARD_COMPUTE, 0)]))
+    chunks = len(distinct(group.layout.nodes.mc[observation.computations(FORWARD_COMPUTE, 0)]))
     costs = estimate_costs(observation, [[1] * chunks] * group.layout.pp)
     if costs is None:
         return Replacement(np.empty(0, dtype=np.int64), lambda steps: recorded[:0, steps])

@@ -24,6 +24,7 @@ from app.analysis.replay.clocks.least_squares import (
     robust_lines,
     robust_potentials,
 )
+from app.analysis.replay.distinct import distinct
 from app.analysis.replay.layout.dense import FloatArray, Layout
 from app.analysis.replay.layout.graph import DP_COLLECTIVES, Graph
 from app.analysis.replay.medians import median, median_of_known
@@ -105,7 +106,7 @@ def align(
     matches = _joined([_matches(*pair) for pair in zip(layouts, graphs, strict=True)])
     count = ranks + pp + 1
     part = connected_parts(matches.one, matches.other, count)[:ranks]
-    parts = np.unique(part)
+    parts = distinct(part)
     if len(parts) > 1:
         boundaries = [_boundaries(layout, part, count - 1) for layout in layouts]
         matches = _beside(matches, _joined(boundaries))
@@ -159,7 +160,7 @@ def _contradicts(layout: Layout, graph: Graph) -> bool:
 def _within_parts(offsets: FloatArray, part: NDArray[np.int64]) -> FloatArray:
     """Return the largest offset of each rank against the middle of what it is connected with."""
     within = offsets.copy()
-    for label in np.unique(part):
+    for label in distinct(part):
         inside = part == label
         within[:, inside] -= median(within[:, inside].T)[:, None]
     return np.asarray(np.abs(within).max(axis=0))

@@ -8,6 +8,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from app.analysis.replay.distinct import distinct
 from app.analysis.replay.medians import median, median_of_known
 
 FloatArray = NDArray[np.float64]
@@ -164,7 +165,7 @@ def robust_potentials(
         scale = SPREAD * float(median(left))
         limit = HUBER * max(scale, TOLERANCE * usual, np.finfo(float).tiny)
         weight = _bounded(np.minimum(1.0, limit / np.maximum(left, limit)) / squared)
-    for label in np.unique(edges.part):
+    for label in distinct(edges.part):
         inside = edges.part == label
         potential[inside] -= median(potential[inside])
     return potential

@@ -67,7 +67,7 @@ def name_operations(
     InvalidTraceError
         `trace.too_many_op_names`.
     """
-    used = np.unique(columns["op"][heads]).tolist()
+    used = np.flatnonzero(np.bincount(columns["op"][heads])).tolist()
     if len(used) > MAX_OP_NAMES:
         refuse_body("too_many_op_names", f"over {MAX_OP_NAMES} names of operations")
     ours = {code: normalize(names[code]) for code in used}

@@ -73,7 +73,7 @@ def found(kind: CauseKind, signs: Signs) -> Finding:
 
 def diagnosed(synthetic: SyntheticSession) -> Diagnosis:
     replayed = prepare_replay(synthetic.trace)
-    return diagnose(synthetic.trace, replayed, measure(replayed))
+    return diagnose(Observation(synthetic.trace, replayed.main), replayed, measure(replayed))
 
 
 def causes(diagnosis: Diagnosis) -> list[str]:

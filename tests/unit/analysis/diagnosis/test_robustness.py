@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from app.analysis.diagnosis.diagnose import Diagnosis, diagnose
+from app.analysis.diagnosis.observation import Observation
 from app.analysis.json_text import to_json
 from app.analysis.replay.metrics import measure
 from app.analysis.replay.session import prepare_replay
@@ -29,7 +30,7 @@ MIXED = session(SlowWorker((2, 1), 1.6), GarbageCollection(120e6, pauses=0.4))
 
 def of(trace: Trace) -> Diagnosis:
     replayed = prepare_replay(trace)
-    return diagnose(trace, replayed, measure(replayed))
+    return diagnose(Observation(trace, replayed.main), replayed, measure(replayed))
 
 
 @pytest.mark.parametrize("seed", range(24))

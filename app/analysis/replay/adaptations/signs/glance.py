@@ -12,6 +12,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from app.analysis.replay.distinct import distinct
 from app.analysis.replay.layout.dense import FloatArray, Layout
 from app.analysis.replay.layout.graph import COMPUTE, DP_COLLECTIVES, P2P
 from app.analysis.replay.layout.pipeline import DIRECTIONS
@@ -33,8 +34,8 @@ class Glance:
     """A few lanes of a layout: its operations stage by stage, in the order of their launch."""
 
     def __init__(self, layout: Layout) -> None:
-        steps = np.unique(np.linspace(0, len(layout.steps) - 1, _STEPS).astype(np.intp))
-        ranks = np.unique(np.linspace(0, layout.dp - 1, _RANKS).astype(np.intp))
+        steps = distinct(np.linspace(0, len(layout.steps) - 1, _STEPS).astype(np.intp))
+        ranks = distinct(np.linspace(0, layout.dp - 1, _RANKS).astype(np.intp))
         nodes = layout.nodes
         in_order = np.lexsort((layout.launch, nodes.pp))
         lanes = np.ix_(in_order, steps, ranks)

@@ -8,6 +8,7 @@ import pytest
 from app.analysis.diagnosis.causes.network import NETWORK
 from app.analysis.diagnosis.diagnose import diagnose
 from app.analysis.diagnosis.figures import Links
+from app.analysis.diagnosis.observation import Observation
 from app.analysis.diagnosis.places import Where
 from app.analysis.replay.metrics import measure
 from app.analysis.replay.session import prepare_replay
@@ -105,7 +106,7 @@ def test_it_shows_where_stages_have_other_chunks() -> None:
     slow = (trace.pp == 0) & (trace.op == trace.op_names.index("grads-reduce-scatter"))
     longer = replace(trace, duration_ns=trace.duration_ns + slow * 5_000_000_000)
     replayed = prepare_replay(longer)
-    diagnosis = diagnose(longer, replayed, measure(replayed))
+    diagnosis = diagnose(Observation(longer, replayed.main), replayed, measure(replayed))
 
     assert causes(diagnosis) == ["network"]
     assert where(diagnosis).stage == 0
