@@ -6,10 +6,12 @@ from dataclasses import replace
 
 import pytest
 
+from tests.oracles.physics.execute import execute
 from tests.oracles.physics.shape import Posting, Shape
 from tests.oracles.physics.world import World
 from tests.unit.analysis.diagnosis.second_physics import (
     INTERLEAVED,
+    healthy,
     names,
     pass_s,
     report_of,
@@ -33,6 +35,26 @@ def test_a_slow_link_costs_what_it_does_with_many_chunks(shape: Shape, dp: int) 
     assert not made & {"posted_in_turn", "blocking_transfers"} or shape is WINDOW
     assert names(report) == ["network"]
     assert report.headline.slowdown == pytest.approx(slowdown, rel=0.03)
+
+
+@pytest.mark.parametrize("vpp", [2, 3])
+def test_sends_behind_others_wait_for_no_call_that_blocks(vpp: int) -> None:
+    shape = replace(WINDOW, vpp=vpp, microbatches=12, pp=6, host_waits=True)
+    even_world = healthy(shape).copy()
+
+    def strike(world: World) -> None:
+        for name in ("forward_s", "backward_s"):
+            times = getattr(world, name)
+            usual_s = times.mean()
+            times[2] *= 2.5
+            # A heavy stage's work does not go away.
+            getattr(even_world, name)[:] *= times.mean() / usual_s
+
+    report, slowdown = report_of(shape, strike)
+    even = execute(even_world).step_s.sum() / execute(healthy(shape)).step_s.sum()
+
+    assert "blocking_transfers" in {item.adaptation for item in report.fidelity.adaptations}
+    assert report.headline.slowdown == pytest.approx(slowdown / even, rel=0.01)
 
 
 def test_nothing_is_computed_before_all_chunks_are_gathered() -> None:
