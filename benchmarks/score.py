@@ -98,16 +98,29 @@ def score_job(seed: int) -> Scored:
     return _score(draw_session(causes, min(slowdown, 3.0), seed, sizes), seed)
 
 
-def score_kind(seed: int, cause: str | None) -> Scored:
-    """Draw a job of this seed with a given cause, or healthy, and score it as any other."""
+@dataclass(frozen=True, slots=True, eq=False)
+class DrawnJob:
+    """A job before it is analyzed; `way` is how its hosts run it, where not as in the paper."""
+
+    seed: int
+    session: SyntheticSession | HostSession
+    way: str | None = None
+
+    def score(self) -> Scored:
+        """Analyze it and compare."""
+        return _score(self.session, self.seed, self.way)
+
+
+def draw_kind(seed: int, cause: str | None) -> DrawnJob:
+    """Draw a job of this seed with a given cause, or healthy."""
     as_hosts = cause is None or cause in HOST_CAUSES
     rng = stream(seed, "score", "kind")
     if as_hosts and rng.random() < HOSTS:
         way, slowdown = str(rng.choice(list(WAYS))), min(1.3 + float(rng.exponential(0.4)), 3.0)
-        return _score(draw_host_session(cause, slowdown, seed, way), seed, way)
+        return DrawnJob(seed, draw_host_session(cause, slowdown, seed, way), way)
     slowdown = min(1.12 + float(rng.exponential(0.3)), 3.0)
     causes = () if cause is None else (cause,)
-    return _score(draw_session(causes, slowdown, seed, LARGER), seed)
+    return DrawnJob(seed, draw_session(causes, slowdown, seed, LARGER))
 
 
 def _score_host_job(seed: int) -> Scored:

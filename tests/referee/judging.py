@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import tempfile
 from dataclasses import dataclass
@@ -19,7 +18,7 @@ from app.analysis.trace.decode import decode
 from app.analysis.trace.limits import Limits
 from app.analysis.trace.metadata import load_metadata
 from app.analysis.trace.model import Trace
-from tests.oracles.physics.draw import FAULTS, draw_job
+from tests.oracles.physics.draw import FAULTS, Job, draw_job
 from tests.oracles.physics.record import ABSENT, Recording
 
 NONE: Final = "none"
@@ -72,23 +71,31 @@ class Verdict:
 
 def trace_of(recording: Recording) -> Trace:
     """Return a recording as the product decodes it."""
-    columns = {"op": pa.array(recording.op).dictionary_encode()} | {
+    op = pa.DictionaryArray.from_arrays(recording.op, pa.array(recording.op_names))
+    columns = {"op": op} | {
         name: pa.array(values, mask=values == ABSENT if name in ("mb", "mc") else None)
         for name, values in recording.columns.items()
     }
-    body = io.BytesIO()
-    pq.write_table(pa.table(columns), body)
     with tempfile.NamedTemporaryFile(suffix=".parquet") as file:
-        file.write(body.getvalue())
-        file.flush()
+        # What is read once is not made small; of the stubs a list of columns is unknown.
+        pq.write_table(
+            pa.table(columns),
+            file.name,
+            compression="none",
+            use_dictionary=["op"],  # type: ignore[arg-type]
+        )
         meta = load_metadata(json.dumps(recording.metadata))
         return decode(Path(file.name), meta, limits=Limits()).trace
 
 
 def judge(seed: int, fault: str | None) -> Verdict:
     """Draw the job of a seed, analyze it and compare."""
-    job = draw_job(seed, fault)
-    report = analyze(trace_of(job.recording)).report
+    return judge_job(seed, draw_job(seed, fault))
+
+
+def judge_job(seed: int, job: Job) -> Verdict:
+    """Analyze a job and compare; `seed` is what it was drawn from."""
+    report = analyze(trace_of(job.recording())).report
     first = next((cause for cause in report.causes if cause.cause != UNKNOWN), None)
     worker_right = stage_right = None
     if first is not None and job.workers and first.where.workers:

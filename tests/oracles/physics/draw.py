@@ -8,7 +8,7 @@ from typing import Final
 
 import numpy as np
 
-from tests.oracles.physics.execute import execute
+from tests.oracles.physics.execute import Execution, execute
 from tests.oracles.physics.faults.computing import COMPUTING
 from tests.oracles.physics.faults.hosts import HOSTS
 from tests.oracles.physics.faults.kind import Fault, Struck, Worker
@@ -23,31 +23,6 @@ from tests.oracles.physics.world import World, draw_world
 FAULTS: Final[Mapping[str, Fault]] = {
     fault.name: fault for fault in (*COMPUTING, *LENGTHS, *HOSTS, *LINKS, *TENSOR, *RANKS)
 }
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Job:
-    """A recorded job, and the truth about it.
-
-    Parameters
-    ----------
-    shape : Shape
-    fault : Fault or None
-        None of a healthy job.
-    slowdown : float
-        Its time ÷ the time of the same job without the fault, all else drawn alike.
-    workers : frozenset of (dp, pp)
-    stage : int or None
-        At fault.
-    recording : Recording
-    """
-
-    shape: Shape
-    fault: Fault | None
-    slowdown: float
-    workers: frozenset[Worker]
-    stage: int | None
-    recording: Recording
 
 
 def draw_shape(rng: np.random.Generator) -> Shape:
@@ -112,6 +87,48 @@ class Drawn:
         return self.healthy if self.struck.without is None else self.struck.without
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Job:
+    """An executed job, and the truth about it.
+
+    Parameters
+    ----------
+    drawn : Drawn
+    execution : Execution
+        With the fault.
+    slowdown : float
+        Its time ÷ the time of the same job without the fault, all else drawn alike.
+    """
+
+    drawn: Drawn
+    execution: Execution
+    slowdown: float
+
+    @property
+    def shape(self) -> Shape:
+        """Return sizes and habits."""
+        return self.drawn.shape
+
+    @property
+    def fault(self) -> Fault | None:
+        """Return what is wrong; None of a healthy job."""
+        return self.drawn.fault
+
+    @property
+    def workers(self) -> frozenset[Worker]:
+        """Return who is at fault, as (dp, pp)."""
+        return self.drawn.struck.workers
+
+    @property
+    def stage(self) -> int | None:
+        """Return the stage at fault."""
+        return self.drawn.struck.stage
+
+    def recording(self) -> Recording:
+        """Return what a profiler writes down of it, which takes longer than executing it."""
+        return record(self.drawn.struck.world, self.execution, gap_s=self.drawn.gap_s)
+
+
 def draw_worlds(seed: int, fault: str | None) -> Drawn:
     """Return the worlds of a seed's job, healthy or with a fault, of a shape that can have it.
 
@@ -134,16 +151,8 @@ def draw_worlds(seed: int, fault: str | None) -> Drawn:
 
 
 def draw_job(seed: int, fault: str | None) -> Job:
-    """Return the recorded job of a seed; see `draw_worlds`."""
+    """Return the executed job of a seed; see `draw_worlds`."""
     drawn = draw_worlds(seed, fault)
-    struck = drawn.struck
-    execution = execute(struck.world)
+    execution = execute(drawn.struck.world)
     without = execution if drawn.fault is None else execute(drawn.without)
-    return Job(
-        shape=drawn.shape,
-        fault=drawn.fault,
-        slowdown=float(execution.step_s.sum() / without.step_s.sum()),
-        workers=struck.workers,
-        stage=struck.stage,
-        recording=record(struck.world, execution, gap_s=drawn.gap_s),
-    )
+    return Job(drawn, execution, float(execution.step_s.sum() / without.step_s.sum()))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -9,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tests.oracles.physics.execute import Event, Execution
-from tests.oracles.physics.world import World
+from tests.oracles.physics.world import Times, World
 
 _NS: Final = 1e9
 _EPOCH_NS: Final = 1_730_000_000_000_000_000
@@ -17,6 +18,7 @@ _EPOCH_NS: Final = 1_730_000_000_000_000_000
 _OF_THE_STEP: Final = frozenset(
     {"params-all-gather", "grads-reduce-scatter", "optimizer-clip-main-grad", "optimizer"}
 )
+_CHUNKLESS: Final = frozenset({"optimizer-clip-main-grad", "optimizer"})
 ABSENT: Final = -1
 
 
@@ -26,14 +28,17 @@ class Recording:
 
     Parameters
     ----------
-    op : list of str
+    op_names : tuple of str
+    op : int8 array
+        Places in `op_names`.
     columns : dict of str to int64 array
         ``rank dp pp tp step mb mc start_ns dur_ns``; `ABSENT` where nothing is recorded.
     metadata : dict
         As a job sends them.
     """
 
-    op: list[str]
+    op_names: tuple[str, ...]
+    op: NDArray[np.int8]
     columns: dict[str, NDArray[np.int64]]
     metadata: dict[str, Any]
 
@@ -48,28 +53,67 @@ def record(world: World, execution: Execution, *, gap_s: float) -> Recording:
         for event in execution.events
         if shape.scatter_recorded or event.kind != "grads-reduce-scatter"
     ]
-    tables = [_table(world, event, begin_ns, event.kind, 0) for event in kept]
+    noted = [(event.kind, event, 0) for event in kept]
     if shape.tensor_traced:
-        tables += [
-            _table(world, _collective(world, event, rank), begin_ns, "tp-all-reduce", rank)
+        noted += [
+            ("tp-all-reduce", _collective(world, event, rank), rank)
             for event in kept
             if event.kind.endswith("-compute")
             for rank in range(shape.tp)
         ]
     if shape.cp > 1:
-        tables += [
-            _table(world, _exchange(world, event, rank), begin_ns, "cp-all-gather", rank * shape.tp)
+        noted += [
+            ("cp-all-gather", _exchange(world, event, rank), rank * shape.tp)
             for event in kept
             if event.kind.endswith("-compute")
             for rank in range(shape.cp)
         ]
-    names = [name for name, table in tables for _ in range(len(table["rank"]))]
-    columns = {key: np.concatenate([table[key] for _, table in tables]) for key in tables[0][1]}
-    # As a recorder writes them: rank by rank, by start.
-    order = np.lexsort((columns["start_ns"], columns["rank"]))
+    return _in_order(world, noted, begin_ns)
+
+
+def _in_order(
+    world: World, noted: Sequence[tuple[str, Event, int]], begin_ns: NDArray[np.int64]
+) -> Recording:
+    """Return events of (name, event, rank within its worker) as a recorder writes them.
+
+    That is rank by rank, by start.
+    """
+    shape = world.shape
+    names = tuple(dict.fromkeys(name for name, _, _ in noted))
+    code = {name: place for place, name in enumerate(names)}
+    lanes = (len(noted), *shape.lanes)
+
+    def by_event(values: Iterable[int]) -> NDArray[np.int64]:
+        return np.fromiter(values, np.int64, len(noted))[:, None, None]
+
+    def ns(times_s: Iterable[Times]) -> NDArray[np.int64]:
+        return begin_ns[:, None] + np.rint(np.stack([*times_s]) * _NS).astype(np.int64)
+
+    events = [event for _, event, _ in noted]
+    dp = np.arange(shape.dp)
+    stage = by_event(event.stage for event in events)
+    inner = by_event(rank for _, _, rank in noted)
+    start_ns, end_ns = ns(e.start_s for e in events), ns(e.end_s for e in events)
+    columns = {
+        "rank": (stage * shape.dp + dp) * shape.cp * shape.tp + inner,
+        "dp": dp,
+        "pp": stage,
+        "tp": inner % shape.tp,
+        "step": np.arange(shape.steps)[:, None] + 100,
+        "mb": by_event(
+            ABSENT if name in _OF_THE_STEP else event.microbatch for name, event, _ in noted
+        ),
+        "mc": by_event(ABSENT if name in _CHUNKLESS else event.chunk for name, event, _ in noted),
+        "start_ns": start_ns,
+        "dur_ns": end_ns - start_ns,
+    }
+    flat = {key: np.broadcast_to(column, lanes).ravel() for key, column in columns.items()}
+    order = np.lexsort((flat["start_ns"], flat["rank"]))
+    op = np.broadcast_to(by_event(code[name] for name, _, _ in noted), lanes).ravel()
     return Recording(
-        op=[names[index] for index in order],
-        columns={key: column[order] for key, column in columns.items()},
+        op_names=names,
+        op=op[order].astype(np.int8),
+        columns={key: column[order] for key, column in flat.items()},
         metadata=_metadata(world),
     )
 
@@ -109,29 +153,6 @@ def _exchange(world: World, event: Event, rank: int) -> Event:
         early_s = early_s * (1 - world.weights)
     begin_s = np.maximum(event.end_s - early_s - 0.01 * taken_s, event.start_s)
     return Event("", event.stage, event.chunk, event.microbatch, begin_s, event.end_s)
-
-
-def _table(
-    world: World, event: Event, begin_ns: NDArray[np.int64], name: str, tp: int
-) -> tuple[str, dict[str, NDArray[np.int64]]]:
-    shape = world.shape
-    steps, dp = np.meshgrid(np.arange(shape.steps), np.arange(shape.dp), indexing="ij")
-    start_ns = begin_ns[:, None] + np.rint(event.start_s * _NS).astype(np.int64)
-    end_ns = begin_ns[:, None] + np.rint(event.end_s * _NS).astype(np.int64)
-    count = steps.size
-    microbatch = ABSENT if name in _OF_THE_STEP else event.microbatch
-    has_chunk = name not in ("optimizer", "optimizer-clip-main-grad")
-    return name, {
-        "rank": ((event.stage * shape.dp + dp) * shape.cp * shape.tp + tp).ravel(),
-        "dp": dp.ravel(),
-        "pp": np.full(count, event.stage),
-        "tp": np.full(count, tp % shape.tp),
-        "step": steps.ravel() + 100,
-        "mb": np.full(count, microbatch),
-        "mc": np.full(count, event.chunk if has_chunk else ABSENT),
-        "start_ns": start_ns.ravel(),
-        "dur_ns": (end_ns - start_ns).ravel(),
-    }
 
 
 def _metadata(world: World) -> dict[str, Any]:

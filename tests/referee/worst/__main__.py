@@ -1,20 +1,32 @@
-"""Print the judged figure: ``make judged DRAWS=5 JOBS=1000``."""
+"""Print the judged figure: ``make judged DRAWS=5 JOBS=1000``.
+
+The figures of each draw are printed as soon as it is done, and of the one that is under way when
+judging is stopped. ``--keep FILE`` keeps all that is judged: with it judging goes on where it was.
+"""
 
 from __future__ import annotations
 
 import argparse
+import math
+import os
 import secrets
+import signal
 import sys
+import time
 from collections.abc import Iterator, Sequence
-from functools import partial
+from dataclasses import dataclass
+from itertools import product
 from multiprocessing import get_context
+from pathlib import Path
 from typing import Final
 
 import numpy as np
 
 from app.analysis.diagnosis.causes.registry import title_of
+from app.analysis.replay.engine.executor import warm_up
 from tests.referee.judging import NONE
-from tests.referee.worst.draw import PHYSICS, Draw, draw
+from tests.referee.worst.draw import PHYSICS, Draw, Mapping, draw
+from tests.referee.worst.journal import Journal
 
 # Of so many healthy jobs, so many of each cause.
 _EACH: Final = 0.06
@@ -30,16 +42,7 @@ def lines(draws: Sequence[Draw]) -> Iterator[str]:
         values = "".join(f"{one.f1[cause]:>10.3f}" for one in draws)
         yield f"{title_of(cause):<30}{values}"
     yield ""
-    for number, one in enumerate(draws, 1):
-        slow = len(one.jobs) - len(one.healthy)
-        least = min(one.f1.values())
-        yield (
-            f"draw {number}, seeds from {one.first_seed}: {len(one.healthy)} healthy, {slow} slow; "
-            f"macro F1 {one.macro_f1:.3f}, least {least:.3f}, "
-            f"false alarms {100 * one.false_alarms:.1f} %, "
-            f"headline within 3 % in {100 * one.near:.1f} %, "
-            f"worst worker {100 * one.worst_worker:.1f} %"
-        )
+    yield from (_summary(f"draw {number}", one) for number, one in enumerate(draws, 1))
     least, cause = min((value, name) for one in draws for name, value in one.f1.items())
     yield (
         f"{physics.name}, worst of {len(draws)}: "
@@ -51,6 +54,80 @@ def lines(draws: Sequence[Draw]) -> Iterator[str]:
     )
 
 
+def _start() -> None:
+    """Have the compiled loops ready in a process that judges; whoever started it stops it."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    warm_up()
+
+
+def _summary(name: str, one: Draw) -> str:
+    slow = len(one.jobs) - len(one.healthy)
+    # Of a draw that was stopped some causes may be missing.
+    judged = ((value, title_of(key)) for key, value in one.f1.items() if not math.isnan(value))
+    least, cause = min(judged, default=(math.nan, "none"))
+    return (
+        f"{name}, seeds from {one.first_seed}: {len(one.healthy)} healthy, {slow} slow; "
+        f"macro F1 {one.macro_f1:.3f}, least {least:.3f} ({cause.lower()}), "
+        f"false alarms {100 * one.false_alarms:.1f} %, "
+        f"headline within 3 % in {100 * one.near:.1f} %, "
+        f"worst worker {100 * one.worst_worker:.1f} %"
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What is to be judged."""
+
+    physics: tuple[str, ...]
+    draws: int
+    healthy: int
+    each: int
+    seed: int | None
+    misses: bool
+
+
+def judge_draws(asked: Asked, journal: Journal, judging: Mapping) -> dict[str, list[Draw]]:
+    """Judge draw by draw, each on every physics, and print what came of it.
+
+    Stopped by the keyboard, it prints what was judged of the draw that is under way.
+    """
+    done: dict[str, list[Draw]] = {name: [] for name in asked.physics}
+    for number, name in product(range(1, asked.draws + 1), asked.physics):
+        physics, key = PHYSICS[name], (name, number)
+        seed = asked.seed
+        first = journal.first_seed(
+            key,
+            lambda seed=seed, number=number: (  # type: ignore[misc]
+                secrets.randbelow(1 << 40) + (1 << 24)
+                if seed is None
+                else seed + (number - 1) * (1 << 24)
+            ),
+        )
+        _say(f"{name} physics, draw {number}: seeds from {first}")
+        began_s, known = time.monotonic(), len(journal.jobs(key))
+        try:
+            one = draw(physics, first, asked.healthy, asked.each, journal.resumed(key, judging))
+        except KeyboardInterrupt:
+            partial = tuple(job for job in journal.jobs(key) if job.slow)
+            _say(_summary(f"{name}, draw {number}, stopped", Draw(physics, first, partial)))
+            break
+        done[name].append(one)
+        minutes = (time.monotonic() - began_s) / 60
+        rate = (len(journal.jobs(key)) - known) / max(minutes, 1e-9)
+        _say(f"{_summary(f'{name}, draw {number}', one)}; {rate:.0f} jobs a minute")
+        if asked.misses:
+            for job in one.jobs:
+                if job.lead != job.cause or (job.cause != NONE and not job.near):
+                    _say(str(job))
+    return done
+
+
+def _say(line: str) -> None:
+    sys.stdout.write(f"{line}\n")
+    sys.stdout.flush()
+
+
 def main() -> None:
     """Draw, judge, and print."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -58,30 +135,24 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=1000, help="healthy ones; 6 % of each cause")
     parser.add_argument("--seed", type=int, default=None, help="of the first job; else drawn now")
     parser.add_argument("--physics", choices=("both", *PHYSICS), default="both")
-    parser.add_argument("--processes", type=int, default=1)
+    parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--keep", type=Path, default=None, metavar="FILE", help="to go on from")
     parser.add_argument("--misses", action="store_true", help="also print what was missed")
     options = parser.parse_args()
-    chosen = list(PHYSICS) if options.physics == "both" else [options.physics]
-    each = max(1, round(_EACH * options.jobs))
-    with get_context("spawn").Pool(options.processes) as pool:
-        judging = partial(pool.imap, chunksize=4)
-        for physics in map(PHYSICS.__getitem__, chosen):
-            draws = []
-            for number in range(options.draws):
-                first = (
-                    secrets.randbelow(1 << 40) + (1 << 24)
-                    if options.seed is None
-                    else options.seed + number * (1 << 24)
-                )
-                sys.stdout.write(f"{physics.name} physics, draw {number + 1}: seeds from {first}\n")
-                sys.stdout.flush()
-                draws.append(draw(physics, first, options.jobs, each, judging))
-                if options.misses:
-                    for job in draws[-1].jobs:
-                        if job.lead != job.cause or (job.cause != NONE and not job.near):
-                            sys.stdout.write(f"{job}\n")
+    asked = Asked(
+        physics=tuple(PHYSICS) if options.physics == "both" else (options.physics,),
+        draws=options.draws,
+        healthy=options.jobs,
+        each=max(1, round(_EACH * options.jobs)),
+        seed=options.seed,
+        misses=options.misses,
+    )
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    with get_context("spawn").Pool(options.processes, initializer=_start) as pool:
+        done = judge_draws(asked, Journal.opened(options.keep), pool.imap_unordered)
+    for draws in done.values():
+        if draws:
             sys.stdout.writelines(f"{line}\n" for line in lines(draws))
-            sys.stdout.flush()
 
 
 if __name__ == "__main__":

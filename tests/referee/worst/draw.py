@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -11,9 +12,9 @@ from typing import Final, Protocol
 import numpy as np
 
 from app.analysis.synthesis.dials import CAUSES as OWN_CAUSES
-from benchmarks.score import lead, score_kind
-from tests.oracles.physics.draw import FAULTS
-from tests.referee.judging import NONE, STRAGGLING, judge
+from benchmarks.score import draw_kind, lead
+from tests.oracles.physics.draw import FAULTS, draw_job
+from tests.referee.judging import NONE, STRAGGLING, judge_job
 from tests.referee.table import CAUSES as INDEPENDENT_CAUSES
 from tests.referee.table import is_near
 
@@ -31,7 +32,8 @@ class Judged:
     cause, lead : str
         What is wrong and what is named first; `NONE` of a healthy job, or of nothing.
     slow : bool
-        Whether the fault makes it slow enough to count; True of a healthy one.
+        Whether the fault makes it slow enough to count; True of a healthy one. What does not count
+        is not analyzed.
     near : bool
         Whether the headline is near the true slowdown.
     worker_right : bool or None
@@ -98,7 +100,7 @@ class Draw:
     @property
     def macro_f1(self) -> float:
         """Return the mean of F1 over the causes."""
-        return float(np.nanmean(list(self.f1.values())))
+        return _share([value for value in self.f1.values() if not math.isnan(value)])
 
     @property
     def false_alarms(self) -> float:
@@ -116,29 +118,37 @@ class Draw:
         return _share([job.worker_right for job in self.jobs if job.worker_right is not None])
 
 
-def _share(hits: Sequence[bool]) -> float:
+def _share(hits: Sequence[float]) -> float:
     return float(np.mean(hits)) if hits else float("nan")
 
 
 def judge_own(seed: int, cause: str) -> Judged:
     """Judge a job of the product's own synthesizer."""
-    scored = score_kind(seed, None if cause == NONE else cause)
-    slow = cause == NONE or scored.slowdown >= STRAGGLING
-    return Judged(seed, cause, lead(scored), slow, scored.near, scored.worker_right)
+    job = draw_kind(seed, None if cause == NONE else cause)
+    if cause != NONE and job.session.truth.slowdown < STRAGGLING:
+        return _too_mild(seed, cause)
+    scored = job.score()
+    return Judged(
+        seed, cause, lead(scored), slow=True, near=scored.near, worker_right=scored.worker_right
+    )
 
 
 def judge_independent(seed: int, cause: str) -> Judged:
     """Judge a job of the second physics: its faults of that cause by turns."""
     faults = [name for name, fault in FAULTS.items() if fault.cause == cause]
-    verdict = judge(seed, faults[seed % len(faults)] if faults else None)
+    job = draw_job(seed, faults[seed % len(faults)] if faults else None)
+    if cause != NONE and job.slowdown < STRAGGLING:
+        return _too_mild(seed, cause)
+    verdict = judge_job(seed, job)
+    near = is_near(verdict.headline, verdict.slowdown)
     return Judged(
-        seed,
-        cause,
-        verdict.lead,
-        cause == NONE or verdict.slowdown >= STRAGGLING,
-        is_near(verdict.headline, verdict.slowdown),
-        verdict.worker_right,
+        seed, cause, verdict.lead, slow=True, near=near, worker_right=verdict.worker_right
     )
+
+
+def _too_mild(seed: int, cause: str) -> Judged:
+    """Return a job that does not count, whatever its report would say: there is none."""
+    return Judged(seed, cause, NONE, slow=False, near=False, worker_right=None)
 
 
 Wanted = tuple[int, str]
