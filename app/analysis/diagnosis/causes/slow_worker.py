@@ -57,6 +57,9 @@ _NO_STEPS: Final = 1.2
 _BESIDE: Final = 0.25
 # Steps are all slow, or slow since one of them, when this share of them is.
 _NEARLY_ALL: Final = 0.9
+# Whoever lastingly is by so much counts beside anybody: with the slowest one replaced, the job would
+# straggle because of it (paper, section 4).
+_STRAGGLING: Final = 0.1
 _NAMED: Final = 3
 
 
@@ -120,7 +123,9 @@ def _find(signs: Signs) -> Finding | None:
         return None
     severity = excess / np.maximum(found.when.mean(axis=1), 1e-9)
     slowest = np.unravel_index(np.argmax(excess), excess.shape)
-    chosen = np.argwhere((excess > 0) & (severity >= _BESIDE * severity[slowest]))
+    lasting = found.when.mean(axis=1) >= _NEARLY_ALL
+    beside = severity >= np.where(lasting, _STRAGGLING, np.inf)
+    chosen = np.argwhere((excess > 0) & (beside | (severity >= _BESIDE * severity[slowest])))
     workers = sorted(
         ((int(dp), int(pp)) for pp, dp in chosen), key=lambda w: -float(excess[w[1], w[0]])
     )

@@ -114,6 +114,19 @@ def test_a_worker_that_is_seldom_slow_is_named_beside_one_that_mostly_is() -> No
     assert where(diagnosis).workers == ((3, 1), (0, 2))
 
 
+def test_a_milder_worker_counts_beside_one_that_is_far_slower() -> None:
+    def strike(world: World) -> None:
+        for times in (world.forward_s, world.backward_s):
+            times[1, ..., 2] *= 2.6
+            times[3, ..., 0] *= 1.2
+
+    report, slowdown = report_of(PLAIN, strike)
+
+    assert names(report) == ["slow_worker"]
+    assert report.causes[0].where.workers == ((2, 1), (0, 3))
+    assert report.headline.slowdown == pytest.approx(slowdown, rel=0.02)
+
+
 def test_with_one_dp_rank_other_stages_are_the_peers() -> None:
     assert diagnosed(session(job=ONE_RANK)).unjudged == {}
     one_worker = diagnosed(session(job=replace(ONE_RANK, sizes=Sizes(dp=1, pp=1)))).unjudged
