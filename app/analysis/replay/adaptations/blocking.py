@@ -148,7 +148,7 @@ def _of_stage(
         soonest = np.minimum(soonest, could[first:last].min(axis=0))
     shares = {name: float(np.mean(values)) for name, values in clear.items()}
     blocking = {name: share for name, share in shares.items() if share >= BLOCKING_SHARE}
-    queued = _never_held_up(names, groups, could, end, blocking.keys())
+    queued = _never_held_up(names, groups, (could, start, end), blocking.keys())
     posted = tuple(
         Posted(
             tuple(nodes[first:last].tolist()),
@@ -164,21 +164,23 @@ def _of_stage(
 def _never_held_up(
     names: list[str],
     groups: list[tuple[int, int]],
-    could: FloatArray,
-    end: FloatArray,
+    times: tuple[FloatArray, FloatArray, FloatArray],
     blocking: Collection[str],
 ) -> set[str]:
-    """Return the types of sends that could never have begun before a blocking call returned.
+    """Return the types of sends that never began only when a blocking call had returned.
+
+    `times` are when each could have begun, its start and its end.
 
     A send that waits for the one before it begins after calls that were made later. The order of
     starts is not that of the host's calls then, and without the straggler it would be another.
     """
     held: dict[str, float] = {name: 0.0 for name in _SENDS if name not in blocking}
+    could, start, end = times
     returned = np.full(could.shape[1], -np.inf)
     for first, last in groups:
         for i in range(first, last):
             if names[i] in held:
-                held[names[i]] += float((could[i] < returned).mean())
+                held[names[i]] += float(((could[i] < returned) & (start[i] >= returned)).mean())
         ends = [end[i] for i in range(first, last) if names[i] in blocking]
         if ends:
             returned = np.max(ends, axis=0)
