@@ -21,7 +21,7 @@ from tests.support.project import build
 from tests.support.redis import RedisServer, redis_program
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Generator, Iterator
 
     from app.bootstrap import Container
     from app.db.embedded.server import EmbeddedPostgres
@@ -80,7 +80,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_collection() -> Iterator[object]:
+def pytest_collection() -> Generator[None, object, object]:
     """Load all tests without the collector of garbage, as a server loads its modules."""
     with loading():
         return (yield)

@@ -57,8 +57,8 @@ _NO_STEPS: Final = 1.2
 _BESIDE: Final = 0.25
 # Steps are all slow, or slow since one of them, when this share of them is.
 _NEARLY_ALL: Final = 0.9
-# Whoever lastingly is by so much counts beside anybody: with the slowest one replaced, the job would
-# straggle because of it (paper, section 4).
+# Whoever lastingly is by so much counts beside anybody: with the slowest one replaced, the job
+# would straggle because of it (paper, section 4).
 _STRAGGLING: Final = 0.1
 _NAMED: Final = 3
 
