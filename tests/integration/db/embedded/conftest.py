@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -9,6 +10,7 @@ import pytest
 
 from tests.conftest import skip_or_fail
 from tests.support.embedded import Runner
+from tests.support.nightly import BY_NIGHT
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -16,6 +18,19 @@ if TYPE_CHECKING:
     from tests.support.plain_user import User
 
 POSTGRES_15 = Path("/usr/lib/postgresql/15/bin")
+
+# By day each release and each account once; every night each release for each account.
+BY_NIGHT_ALONE = ("[PostgreSQL of the wheel-plain user]", "[PostgreSQL 15-present user]")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out by day what is tested every night."""
+    # Who is no root has one account to test with.
+    if BY_NIGHT or os.geteuid() != 0:
+        return
+    left_out = [item for item in items if item.name.endswith(BY_NIGHT_ALONE)]
+    config.hook.pytest_deselected(items=left_out)
+    items[:] = [item for item in items if item not in left_out]
 
 
 @pytest.fixture
