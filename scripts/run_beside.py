@@ -7,14 +7,15 @@ printed after the second one's words; the status is that of the first of them th
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import tempfile
 
 BETWEEN = "---"
 
-# The most that an unprivileged process can make way.
-NICENESS = "19"
+# The most that an unprivileged process can make way, where there is nothing better.
+NICENESS = 19
 
 
 def main(arguments: list[str]) -> int:
@@ -25,10 +26,8 @@ def main(arguments: list[str]) -> int:
             arguments[:between], stdin=subprocess.DEVNULL, stdout=words, stderr=words
         )
         try:
-            second = subprocess.run(  # noqa: S603 - our own arguments
-                ["nice", "-n", NICENESS, *arguments[between + 1 :]],  # noqa: S607 - of every system
-                check=False,
-            )
+            make_way()
+            second = subprocess.run(arguments[between + 1 :], check=False)  # noqa: S603 - our own
             status = first.wait()
         finally:
             # Interrupted: nothing stays behind.
@@ -39,6 +38,14 @@ def main(arguments: list[str]) -> int:
             sys.stdout.write(words.read().decode(errors="replace"))
             sys.stdout.flush()
     return status or second.returncode
+
+
+def make_way() -> None:
+    """Run this process, and what it starts from now on, only where a processor would be idle."""
+    if hasattr(os, "SCHED_IDLE"):
+        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+    else:
+        os.nice(NICENESS)
 
 
 if __name__ == "__main__":
