@@ -16,17 +16,16 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Final
 
 import numpy as np
 
 from app.analysis.diagnosis.causes.registry import title_of
-from app.analysis.replay.engine.executor import warm_up
 from tests.referee.judging import NONE
 from tests.referee.worst.draw import PHYSICS, Draw, Mapping, draw
 from tests.referee.worst.journal import Journal
+from tests.referee.worst.processes import judging
 
 # Of so many healthy jobs, so many of each cause.
 _EACH: Final = 0.06
@@ -52,13 +51,6 @@ def lines(draws: Sequence[Draw]) -> Iterator[str]:
         f"headline within 3 % in {100 * min(one.near for one in draws):.1f} %, "
         f"worst worker {100 * float(np.nanmin([one.worst_worker for one in draws])):.1f} %"
     )
-
-
-def _start() -> None:
-    """Have the compiled loops ready in a process that judges; whoever started it stops it."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    warm_up()
 
 
 def _summary(name: str, one: Draw) -> str:
@@ -87,7 +79,7 @@ class Asked:
     misses: bool
 
 
-def judge_draws(asked: Asked, journal: Journal, judging: Mapping) -> dict[str, list[Draw]]:
+def judge_draws(asked: Asked, journal: Journal, mapping: Mapping) -> dict[str, list[Draw]]:
     """Judge draw by draw, each on every physics, and print what came of it.
 
     Stopped by the keyboard, it prints what was judged of the draw that is under way.
@@ -107,7 +99,7 @@ def judge_draws(asked: Asked, journal: Journal, judging: Mapping) -> dict[str, l
         _say(f"{name} physics, draw {number}: seeds from {first}")
         began_s, known = time.monotonic(), len(journal.jobs(key))
         try:
-            one = draw(physics, first, asked.healthy, asked.each, journal.resumed(key, judging))
+            one = draw(physics, first, asked.healthy, asked.each, journal.resumed(key, mapping))
         except KeyboardInterrupt:
             partial = tuple(job for job in journal.jobs(key) if job.slow)
             _say(_summary(f"{name}, draw {number}, stopped", Draw(physics, first, partial)))
@@ -148,7 +140,7 @@ def main() -> None:
         misses=options.misses,
     )
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    with get_context("spawn").Pool(options.processes, initializer=_start) as pool:
+    with judging(options.processes) as pool:
         done = judge_draws(asked, Journal.opened(options.keep), pool.imap_unordered)
     for draws in done.values():
         if draws:

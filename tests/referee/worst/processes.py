@@ -1,0 +1,20 @@
+"""Processes that judge: each has the compiled loops loaded once."""
+
+from __future__ import annotations
+
+import signal
+from multiprocessing import get_context
+from multiprocessing.pool import Pool
+
+from app.analysis.replay.engine.executor import warm_up
+
+
+def judging(processes: int) -> Pool:
+    """Return processes that judge; whoever started them stops them."""
+    return get_context("spawn").Pool(processes, initializer=_begin)
+
+
+def _begin() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    warm_up()
