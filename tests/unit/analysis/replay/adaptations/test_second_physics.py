@@ -57,6 +57,19 @@ def test_sends_behind_others_wait_for_no_call_that_blocks(vpp: int) -> None:
     assert report.headline.slowdown == pytest.approx(slowdown / even, rel=0.01)
 
 
+def test_calls_that_seem_to_block_hide_no_receives_posted_in_turn() -> None:
+    def strike(world: World) -> None:
+        world.activation_s[:, :, ::2] += 0.7 * pass_s(world)
+        world.gradient_s[:, :, ::2] += 0.7 * pass_s(world)
+
+    report, slowdown = report_of(replace(WINDOW, pp=8, microbatches=24, dp=3), strike)
+
+    assert "posted_in_turn" in {item.adaptation for item in report.fidelity.adaptations}
+    assert report.fidelity.discrepancy < 0.01
+    assert names(report) == ["network_congestion"]
+    assert report.headline.slowdown == pytest.approx(slowdown, rel=0.03)
+
+
 def test_nothing_is_computed_before_all_chunks_are_gathered() -> None:
     def strike(world: World) -> None:
         world.gather_s[:] += 4 * pass_s(world)
