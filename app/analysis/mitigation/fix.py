@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from app.analysis.mitigation.layers.division import Division
+from app.analysis.mitigation.layers.divided import Division
 
 
 @dataclass(frozen=True, slots=True)

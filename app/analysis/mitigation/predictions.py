@@ -20,13 +20,8 @@ from app.analysis.diagnosis.places import Worker
 from app.analysis.mitigation.balancing import even_out
 from app.analysis.mitigation.collecting import plan_collections
 from app.analysis.mitigation.fix import Fix
-from app.analysis.mitigation.layers.division import (
-    Candidate,
-    Division,
-    as_text,
-    divisions,
-    even_level,
-)
+from app.analysis.mitigation.layers.divided import Division, as_text
+from app.analysis.mitigation.layers.division import Candidate, divisions, even_level
 from app.analysis.mitigation.remedies import remedies
 from app.analysis.replay.engine.variants import Replacement
 from app.analysis.replay.launched import launched_step_times

@@ -17,8 +17,6 @@ from app.analysis.diagnosis.observation import Observation
 from app.analysis.diagnosis.places import JobFacts, Worker
 from app.analysis.diagnosis.verdict import verdict
 from app.analysis.mitigation.fix import Fix
-from app.analysis.mitigation.predictions import predict_fixes
-from app.analysis.mitigation.template import recommend_template
 from app.analysis.mitigation.tensor.recorded import advise_session, fix_of
 from app.analysis.replay.adaptations.evidence import Name
 from app.analysis.replay.adaptations.hidden_collectives import find_hidden_collectives
@@ -147,6 +145,9 @@ def _report(trace: Trace, replayed: Replayed, metrics: Metrics) -> Report:
     fixes: Sequence[Fix] = ()
     # Nothing is advised about a job that nobody need act on.
     if said.level != "ok":
+        # loaded only here: a healthy job is reported without them
+        from app.analysis.mitigation.predictions import predict_fixes  # noqa: PLC0415
+
         shed = None if tensor is None else fix_of(tensor)
         fixes = predict_fixes(
             observation,
@@ -158,6 +159,11 @@ def _report(trace: Trace, replayed: Replayed, metrics: Metrics) -> Report:
             trusted=trusted,
             others=() if shed is None else (shed,),
         )
+    template = None
+    if said.level == "slow":
+        from app.analysis.mitigation.template import recommend_template  # noqa: PLC0415 - as above
+
+        template = recommend_template(trace, replayed, causes, fixes, simulated_s)
     return Report(
         trial_name=trace.meta.trial_name,
         sizes=JobSizes(
@@ -227,9 +233,7 @@ def _report(trace: Trace, replayed: Replayed, metrics: Metrics) -> Report:
             )
             for fix in fixes
         ),
-        template=recommend_template(trace, replayed, causes, fixes, simulated_s)
-        if said.level == "slow"
-        else None,
+        template=template,
         tensor=tensor,
         verdict=said,
     )

@@ -15,7 +15,7 @@ from app.analysis.diagnosis.headline import Headline
 from app.analysis.diagnosis.places import Worker
 from app.analysis.diagnosis.verdict import Verdict
 from app.analysis.json_text import OMITTED
-from app.analysis.mitigation.template import PlannedTemplate, WithheldTemplate
+from app.analysis.mitigation.templates import PlannedTemplate, WithheldTemplate
 from app.analysis.mitigation.tensor.recorded import TensorAdvice
 from app.analysis.replay.layout.dense import DroppedStep
 from app.analysis.report.coverage import Clocks, Coverage, Fidelity

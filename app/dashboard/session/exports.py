@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from app.analysis.mitigation.template import WithheldTemplate
+from app.analysis.mitigation.templates import WithheldTemplate
 from app.analysis.report.document import Report
 from app.analysis.report.findings import Recommendation
 from app.analysis.trace.unmapped import Unmapped, said

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Final
 
-from app.analysis.mitigation.template import PlannedTemplate, WithheldTemplate
+from app.analysis.mitigation.templates import PlannedTemplate, WithheldTemplate
 from app.analysis.report.document import Report
 from app.dashboard.look.format import heat_color, listing, percent, seconds, times
 from app.dashboard.plans.parts import layer_ticks, milliseconds

@@ -7,11 +7,8 @@ import dataclasses
 import numpy as np
 import pytest
 
-from app.analysis.mitigation.template import (
-    PlannedTemplate,
-    WithheldTemplate,
-    recommend_template,
-)
+from app.analysis.mitigation.template import recommend_template
+from app.analysis.mitigation.templates import PlannedTemplate, WithheldTemplate
 from app.analysis.replay.session import prepare_replay
 from app.analysis.report.build import analyze
 from app.analysis.report.document import Report

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from app.analysis.mitigation.template import (
+from app.analysis.mitigation.templates import (
     PlannedTemplate,
     StageLayers,
     StageTimes,
