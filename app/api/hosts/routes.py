@@ -12,13 +12,14 @@ from pydantic import AwareDatetime, BaseModel, Field
 from app.api.frame.routers import api_router
 from app.door.here import Here
 from app.services.hosts.costs import Span
+from app.services.hosts.listed import Show
 from app.services.hosts.one import HostView, host_view
 from app.services.hosts.outcomes import Outcome
-from app.services.hosts.read import SORTS, Show, list_hosts
+from app.services.hosts.read import SORTS, list_hosts
 from app.services.hosts.repairs import note_repair
 
 if TYPE_CHECKING:
-    from app.services.hosts.read import HostRow, Hosts
+    from app.services.hosts.listed import HostRow, Hosts
     from app.services.hosts.repairs import Repair
 
 DEFAULT_LIMIT: Final = 50
@@ -173,6 +174,7 @@ def router() -> APIRouter:
                 sort=sort,
                 page=page,
                 size=limit,
+                brief=True,
                 alike_from=LOOKS_SLOW,
             )
         return HostListBody(
@@ -210,7 +212,7 @@ def _host(row: HostRow, found: Hosts) -> HostBody:
         sessions=row.sessions,
         slow_jobs=row.slow_jobs,
         jobs=row.jobs,
-        slowdown_now=row.now,
+        slowdown_now=found.trends[row.host][-1],
         slowdown_worst=row.worst,
         computing_worst=row.computing,
         gpus=list(found.gpus.get(row.host, ())),

@@ -6,11 +6,11 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Final
 
 from app.dashboard.look.csv_text import Table
+from app.services.hosts.listed import HostRow
 from app.services.hosts.one import HostIncident, HostSession, HostView
-from app.services.hosts.read import HostRow
 
 if TYPE_CHECKING:
-    from app.services.hosts.read import Hosts
+    from app.services.hosts.listed import Hosts
 
 
 def hosts_csv(found: Hosts) -> Table:
@@ -40,7 +40,7 @@ def hosts_csv(found: Hosts) -> Table:
                 row.sessions,
                 row.slow_jobs,
                 row.jobs,
-                row.now,
+                found.trends[row.host][-1],
                 row.worst,
                 row.computing,
                 " ".join(found.gpus.get(row.host, ())),

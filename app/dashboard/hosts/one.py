@@ -26,8 +26,8 @@ from app.dashboard.look.format import (
 from app.dashboard.look.parts import Fact, StateLabel
 from app.dashboard.look.places import host_url
 from app.dashboard.look.ranges import Range, RangeChoices, range_choices
+from app.services.hosts.listed import BLAMED_FROM
 from app.services.hosts.outcomes import Outcome
-from app.services.hosts.read import BLAMED_FROM
 
 if TYPE_CHECKING:
     from app.dashboard.look.address import Address

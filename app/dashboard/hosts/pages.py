@@ -18,8 +18,9 @@ from app.dashboard.look.time_asked import MONTH, TimeAsked
 from app.door.here import Here
 from app.errors import NotFoundError
 from app.services.hosts.costs import Span
+from app.services.hosts.listed import MOST, PAGE, Hosts, Show
 from app.services.hosts.one import host_view
-from app.services.hosts.read import DEAREST, MOST, PAGE, Hosts, Show, list_hosts
+from app.services.hosts.read import DEAREST, list_hosts
 
 if TYPE_CHECKING:
     from app.dashboard.look.ranges import Range
@@ -58,7 +59,7 @@ def add_host_pages(routes: APIRouter, pages: Pages) -> None:
     ) -> Response:
         with container.reading() as tx:
             words = q[:MAX_WORDS].strip()
-            found = _list(tx, time.about(MONTH), words, show=show, sort=sort, size=MOST)
+            found = _list(tx, time.about(MONTH), words, show=show, sort=sort, size=MOST, brief=True)
         return csv_file("paceline-hosts.csv", hosts_csv(found))
 
     @routes.get("/hosts-not-blamed.csv")
@@ -95,6 +96,7 @@ def _list(  # noqa: PLR0913 - what an address may ask for
     sort: str,
     page: int = 1,
     size: int = PAGE,
+    brief: bool = False,
 ) -> Hosts:
     return list_hosts(
         tx,
@@ -104,6 +106,7 @@ def _list(  # noqa: PLR0913 - what an address may ask for
         sort=sort or DEAREST,
         page=page,
         size=size,
+        brief=brief,
         alike_from=SLOW,
     )
 

@@ -23,11 +23,12 @@ from app.dashboard.look.parts import Sparkline, StateLabel, sparkline
 from app.dashboard.look.places import host_url
 from app.dashboard.look.ranges import Range, RangeChoices, range_choices
 from app.dashboard.look.time_asked import MONTH
-from app.services.hosts.read import DEAREST, PAGE, HostRow, Hosts, Show
+from app.services.hosts.listed import PAGE, HostRow, Hosts, Show
+from app.services.hosts.read import DEAREST
 
 if TYPE_CHECKING:
     from app.dashboard.look.address import Address
-    from app.services.hosts.read import Totals
+    from app.services.hosts.listed import Totals
     from app.services.hosts.repairs import Repair
 
 # A host is worth naming in the heading when it costs this share of what all blamed ones do.
@@ -262,8 +263,8 @@ def _line(row: HostRow, found: Hosts) -> HostLine:
         state=state_of(firing=bool(alarms and alarms.firing), slow=row.is_slow),
         cost=hours(row.cost),
         spark=sparkline(found.trends[row.host]),
-        now=times(row.now),
-        color=heat_color(row.now),
+        now=times(found.trends[row.host][-1]),
+        color=heat_color(found.trends[row.host][-1]),
         gpus=gpu_words(found.gpus.get(row.host, ())),
         jobs=f"{count(row.slow_jobs)} of {count(row.jobs)}",
         sessions=f"{count(row.slow_sessions)} of {count(row.sessions)}",

@@ -1,4 +1,4 @@
-"""Tables of hosts: what each session says of each, and what was repaired."""
+"""Tables of hosts: what each session says of each, what that adds up to, and what was repaired."""
 
 from __future__ import annotations
 
@@ -53,6 +53,30 @@ class HostReading(OfProject, Base):
     # how long the analyzed steps took, seconds
     measured_s: Mapped[float]
     gpus: Mapped[list[dict[str, Any]]] = mapped_column(JSONB)
+
+
+class HostWeek(OfProject, Base):
+    """What the readings of a host in a job add up to in a week, which `week` begins.
+
+    Nobody writes it: triggers on `host_reading` keep it, whatever adds readings or takes them away.
+    """
+
+    __tablename__ = "host_week"
+    __table_args__ = (
+        belongs_to("job_id", "job.id"),
+        Index("ix_host_week_project_id_week", "project_id", "week"),
+    )
+
+    job_id: Mapped[int] = mapped_column(BigInteger, primary_key=True, autoincrement=False)
+    week: Mapped[datetime] = mapped_column(primary_key=True)
+    host: Mapped[str] = mapped_column(primary_key=True)
+    sessions: Mapped[int]
+    # the largest of each
+    ranks: Mapped[int]
+    slowdown: Mapped[float]
+    computing: Mapped[float | None]
+    first_seen: Mapped[datetime]
+    last_seen: Mapped[datetime]
 
 
 class HostRepair(OfProject, Base):

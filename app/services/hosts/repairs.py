@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final
 
-from sqlalchemy import func, select
+from sqlalchemy import ARRAY, Text, any_, func, literal, select
 
 from app.db.models.hosts import HostReading, HostRepair
 from app.errors import ConflictError, NotFoundError
@@ -114,7 +114,7 @@ def latest_repairs(tx: Reads, hosts: Collection[str]) -> dict[str, Repair]:
             )
             .label("recent"),
         )
-        .where(HostRepair.host.in_(hosts))
+        .where(HostRepair.host == any_(literal(list(hosts), ARRAY(Text))))
         .subquery()
     )
     rows = tx.session.execute(

@@ -385,6 +385,68 @@ def test_labels_of_what_the_version_before_writes_are_kept_beside_it(engine: Eng
             assert connection.execute(labels).scalar_one() == owner
 
 
+READINGS_0024: Final = """
+    INSERT INTO job (name, project_id) SELECT 'job-' || n, 1 FROM generate_series(1, 25) AS n;
+    INSERT INTO session (project_id, id, job_id, attempt, number, state, received_at, meta, dp, pp,
+        tp, cp, vpp, world, trace_format, body_bytes, operations, steps)
+    SELECT 1, gen_random_uuid(), job.id, 1, n, 'analyzed', timestamptz '2026-11-02 01:00:00+00'
+        + n * interval '3 days', '{}', 1, 1, 1, 1, 1, 1, 'ndjson', 0, 0, 0
+    FROM job, generate_series(0, 3) AS n;
+    INSERT INTO report (project_id, session_id, in_ledger, document_blob)
+    SELECT 1, id, true, gen_random_uuid() FROM session;
+    INSERT INTO host_reading (project_id, session_id, host, job_id, received_at, ranks, workers,
+        slowdown, computing, cause, lost_each_hour, measured_s, gpus)
+    SELECT 1, id, host, job_id, received_at, 8, 1, 1 + number / 10.0, 1, CASE number
+        WHEN 1 THEN 'memory_fragmentation' WHEN 2 THEN 'slow_worker' END, 1, 60, '[]'
+    FROM session, unnest(ARRAY['node-1', 'node-2']) AS host;
+"""
+
+
+def test_readings_of_before_are_added_up_in_batches(engine: Engine) -> None:
+    """Held up in the middle, it keeps what it has; what comes meanwhile is counted once."""
+    migrate.upgrade(engine.url, "0024")
+    with engine.begin() as connection:
+        for statement in READINGS_0024.split(";\n")[:-1]:
+            connection.execute(text(statement))
+    migrate.upgrade(engine.url, "0025")
+    jobs = text("SELECT count(DISTINCT job_id) FROM host_week")
+    upgrade = threading.Thread(target=migrate.upgrade, args=(engine.url,))
+    watching = engine.execution_options(isolation_level="AUTOCOMMIT")
+    with engine.connect() as writer, watching.connect() as watcher:
+        # A session of the last job comes again.
+        writer.execute(
+            text(
+                "CREATE TEMP TABLE again AS SELECT * FROM host_reading WHERE session_id ="
+                " (SELECT id FROM session WHERE number = 0 ORDER BY job_id DESC LIMIT 1)"
+            )
+        )
+        writer.execute(
+            text("DELETE FROM host_reading WHERE session_id IN (SELECT session_id FROM again)")
+        )
+        writer.execute(text("INSERT INTO host_reading SELECT * FROM again"))
+        upgrade.start()
+        wait_for(lambda: watcher.execute(jobs).scalar_one() == 20, "two batches")
+        assert migrate.current_revision(engine) == "0025"
+        writer.commit()
+    upgrade.join()
+    assert migrate.current_revision(engine) == migrate.expected_revision()
+    with engine.connect() as connection:
+        weeks = connection.execute(
+            text(
+                "SELECT CAST(week AT TIME ZONE 'UTC' AS date), sum(sessions), max(slowdown),"
+                " count(*) FROM host_week GROUP BY week ORDER BY week"
+            )
+        ).all()
+        # Two hosts in each of 25 jobs.
+        assert [(f"{day}", *rest) for day, *rest in weeks] == [
+            ("2026-11-02", 150, 1.2, 50),
+            ("2026-11-09", 50, 1.3, 50),
+        ]
+        again = "SELECT DISTINCT number FROM session JOIN report ON session_id = id"
+        anew = connection.execute(text(f"{again} WHERE NOT in_ledger")).scalars().all()
+        assert anew == [1]
+
+
 def test_who_never_lets_a_table_go_is_told_of_in_a_sentence(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -6,7 +6,7 @@ import uuid
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import select
+from sqlalchemy import func, select
 
 from app.db.models.hosts import HostReading
 from app.db.models.sessions import Job, Session
@@ -53,7 +53,8 @@ def session(
             owner = Job(name=job)
             tx.session.add(owner)
             tx.session.flush()
-        number = len(tx.session.execute(select(Session.id).where(Session.job_id == owner.id)).all())
+        numbers = select(func.max(Session.number)).where(Session.job_id == owner.id)
+        number = tx.session.execute(numbers).scalar() or 0
         made = Session(
             id=uuid.uuid4(),
             job_id=owner.id,

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from app.services.hosts.costs import Span
+from app.services.hosts.listed import Hosts, Show
 from app.services.hosts.outcomes import Outcome
-from app.services.hosts.read import Hosts, Show, list_hosts
+from app.services.hosts.read import list_hosts
 from app.services.hosts.repairs import note_repair
 from tests.integration.hosts.build import HOUR, reading, session
 from tests.support.alerting import Alerting
