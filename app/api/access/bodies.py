@@ -9,7 +9,7 @@ from typing import Annotated
 from pydantic import BaseModel, ConfigDict, Field
 
 from app.access.principals import ActorKind, Right, Role
-from app.api.alerts.bodies import IncidentBody
+from app.api.alerts.bodies.incidents import IncidentBody
 
 Name = Annotated[str, Field(min_length=1, max_length=100)]
 

@@ -28,7 +28,7 @@ from app.api.access.bodies import (
     TokenBody,
     TokenListBody,
 )
-from app.api.alerts.bodies import incident_values
+from app.api.alerts.bodies.incidents import incident_values
 from app.api.frame.routers import api_router
 from app.door.here import Here
 from app.services.access.audit import list_entries

@@ -10,22 +10,24 @@ from pydantic import StringConstraints
 
 from app.alerts.rules import Severity
 from app.alerts.states import IncidentState
-from app.api.alerts.bodies import (
+from app.api.alerts.bodies.incidents import (
+    IncidentBody,
+    IncidentDetailBody,
+    IncidentListBody,
+    incident_detail_body,
+    incident_values,
+)
+from app.api.alerts.bodies.orders import (
     BY,
     AckBody,
     AcknowledgeManyBody,
     AssigneeBody,
     AssignManyBody,
-    IncidentBody,
-    IncidentDetailBody,
-    IncidentListBody,
     OrderBody,
     OrderedBody,
     SaidBody,
     SilenceBody,
     SilenceManyBody,
-    incident_detail_body,
-    incident_values,
 )
 from app.door.here import Here
 from app.services.alerts.filters import MAX_CHARACTERS, IncidentFilter

@@ -8,19 +8,21 @@ from typing import Annotated, Final
 from fastapi import APIRouter, Query, Response
 
 from app.alerts.states import DeliveryState
-from app.api.alerts.bodies import (
+from app.api.alerts.bodies.channels import (
     ChannelBody,
     ChannelListBody,
     ChannelPatchBody,
     DeliveryBody,
     DeliveryListBody,
-    PreviewBody,
     ResealedBody,
+    StoredChannelBody,
+    TestResultBody,
+)
+from app.api.alerts.bodies.rules import (
+    PreviewBody,
     RuleBody,
     RuleListBody,
-    StoredChannelBody,
     StoredRuleBody,
-    TestResultBody,
     preview_body,
 )
 from app.api.alerts.incidents import add_incidents

@@ -1,0 +1,98 @@
+"""What people say of incidents over the API: of one, or of many at once."""
+
+from __future__ import annotations
+
+import uuid
+from typing import Annotated, Final, Literal
+
+from pydantic import AwareDatetime, BaseModel, Field
+
+from app.alerts.states import IncidentState
+from app.api.alerts.bodies.read import ReadBody
+from app.services.alerts.triage.orders import MOST
+
+Person = Annotated[str, Field(min_length=1, max_length=200, description="Who says so.")]
+Note = Annotated[str, Field(max_length=2000)]
+
+# Who signed in is believed, who did not may say so.
+BY: Final = "Who says so; taken from the sign-in where there is one."
+
+
+class AckBody(BaseModel):
+    """Who is at it."""
+
+    by: Person | None = Field(default=None, description=BY)
+    note: Note | None = None
+
+
+class SilenceBody(BaseModel):
+    """A silence: its end, and its reason."""
+
+    by: Person | None = Field(default=None, description=BY)
+    reason: Annotated[str, Field(min_length=1, max_length=2000)]
+    until: AwareDatetime
+
+
+class SaidBody(BaseModel):
+    """A comment."""
+
+    words: Annotated[str, Field(min_length=1, max_length=2000, pattern=r"\S")]
+    by: Person | None = Field(default=None, description=BY)
+
+
+class AssigneeBody(BaseModel):
+    """Whose it is from now on; null: nobody's."""
+
+    to: Person | None
+    by: Person | None = Field(default=None, description=BY)
+
+
+class ManyBody(BaseModel):
+    """Incidents that an order is for."""
+
+    incidents: Annotated[list[uuid.UUID], Field(min_length=1, max_length=MOST)]
+
+
+class AcknowledgeManyBody(ManyBody, AckBody):
+    """Acknowledge them."""
+
+    order: Literal["acknowledge"]
+
+
+class SilenceManyBody(ManyBody, SilenceBody):
+    """Silence them."""
+
+    order: Literal["silence"]
+
+
+class ResolveManyBody(ManyBody, AckBody):
+    """Resolve them."""
+
+    order: Literal["resolve"]
+
+
+class AssignManyBody(ManyBody, AssigneeBody):
+    """Say whose they are."""
+
+    order: Literal["assign"]
+
+
+OrderBody = Annotated[
+    AcknowledgeManyBody | SilenceManyBody | ResolveManyBody | AssignManyBody,
+    Field(discriminator="order"),
+]
+
+
+class LeftBody(ReadBody):
+    """An incident that the order does not apply to."""
+
+    id: uuid.UUID
+    state: IncidentState
+    why: str
+
+
+class OrderedBody(ReadBody):
+    """What became of an order for many incidents."""
+
+    changed: list[uuid.UUID]
+    left: list[LeftBody]
