@@ -12,7 +12,9 @@ from app.dashboard.look.csv_text import Table
 from app.dashboard.look.parts import SLOW
 from app.dashboard.look.ranges import Range
 from app.services.container import Container
-from app.services.fleet.listing import Standing, fleet_view
+from app.services.fleet.listing import fleet_view
+from app.services.fleet.rows import Standing
+from app.services.fleet.silent import Place, silent_after
 from app.services.fleet.standing import Moment
 
 if TYPE_CHECKING:
@@ -104,12 +106,16 @@ def _heard(container: Container, about: Range, asked: FleetInAddress) -> Iterato
 
 
 def _silent(container: Container, about: Range, asked: FleetInAddress) -> Iterator[Standing]:
-    """Return the jobs without data in the time, in the same way."""
-    for page in count(1):
+    """Return the jobs without data in the time, in the same way, each page after the last job."""
+    at: Moment | None = None
+    after: Place | None = None
+    while True:
         with container.reading() as tx:
-            found = fleet_view(tx, moment_of(tx, about), asked.filtered, silent_page=page, size=1)
-        yield from found.silent
-        if page >= found.silent_pages:
+            # One for the whole file: a job that is silent since the last page is not in this one.
+            at = at or moment_of(tx, about)
+            jobs, after = silent_after(tx, at, asked.filtered, after, BATCH)
+        yield from jobs
+        if after is None:
             return
 
 

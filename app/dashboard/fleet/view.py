@@ -42,7 +42,8 @@ from app.services.fleet.listing import PAGE
 
 if TYPE_CHECKING:
     from app.analysis.report.summary import Summary, SummaryCause
-    from app.services.fleet.listing import FleetView, Group, Standing
+    from app.services.fleet.listing import FleetView, Group
+    from app.services.fleet.rows import Standing
     from app.services.sessions.fleet import JobSummary
     from app.services.sessions.read import SessionRow, ShownSlowdown
 

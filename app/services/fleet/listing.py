@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final
-from uuid import UUID
 
 from pydantic import TypeAdapter
 from sqlalchemy import and_, case, func, select, true
@@ -17,9 +16,10 @@ from app.alerts.states import IncidentState
 from app.db.models.access import Project
 from app.db.models.sessions import Job, Session
 from app.db.states import SessionState
+from app.services.fleet.rows import Found, Standing, sessions_of, standing_of
+from app.services.fleet.silent import silent_order
 from app.services.fleet.standing import FleetFilter, Moment, Show, matches, order, standing
 from app.services.sessions.fleet import FLEET_SESSIONS
-from app.services.sessions.read import SessionRow, session_rows
 
 if TYPE_CHECKING:
     from sqlalchemy import CTE, ColumnElement, ScalarSelect
@@ -76,37 +76,6 @@ class Group:
 
 
 @dataclass(frozen=True, slots=True)
-class Urgent:
-    """The most pressing open incident of a job."""
-
-    id: UUID
-    state: IncidentState
-
-
-@dataclass(frozen=True, slots=True)
-class Standing:
-    """A job on a page.
-
-    Parameters
-    ----------
-    name : str
-    latest, told : SessionRow
-        The latest session, and the one whose numbers stand for the job: the latest that is through.
-    slowdowns : sequence of (float or None)
-        Of its latest sessions that are through, oldest first; None without a verdict.
-    labels : mapping of str to str
-    incident : Urgent or None
-    """
-
-    name: str
-    latest: SessionRow
-    told: SessionRow
-    slowdowns: Sequence[float | None]
-    labels: Mapping[str, str]
-    incident: Urgent | None
-
-
-@dataclass(frozen=True, slots=True)
 class FleetView:
     """A page of the fleet, with the sums over all of it.
 
@@ -148,21 +117,8 @@ class FleetView:
         return _pages(self.count(heard=False), SILENT_PAGE)
 
 
-@dataclass(frozen=True, slots=True)
-class _Found:
-    """A job of a page, as the first statement returns it."""
-
-    job: int
-    name: str
-    latest: UUID
-    told: UUID
-    labels: dict[str, str] | None
-    incident: UUID | None
-    incident_state: IncidentState | None
-
-
 _GROUPS: Final = TypeAdapter(tuple[Group, ...])
-_FOUND: Final = TypeAdapter(tuple[_Found, ...])
+_FOUND: Final = TypeAdapter(tuple[Found, ...])
 
 
 def fleet_view(  # noqa: PLR0913 - what an address may ask for
@@ -192,13 +148,12 @@ def fleet_view(  # noqa: PLR0913 - what an address may ask for
     jobs = standing(at, archived=asked.show is Show.ARCHIVED)
     one = jobs.c
     is_asked = matches(one, asked)
-    silent_order = [one.rank.asc(), one.received_at.desc(), one.name.asc()]
     found = tx.session.execute(
         select(
             _groups(jobs, is_asked),
             _owners(jobs),
             _page(jobs, and_(one.heard, is_asked), order(one, sort), page, size),
-            _page(jobs, and_(~one.heard, is_asked), silent_order, silent_page, SILENT_PAGE),
+            _page(jobs, and_(~one.heard, is_asked), silent_order(one), silent_page, SILENT_PAGE),
         )
         .select_from(Project)
         .where(Project.id == tx.scope.project_id)
@@ -206,15 +161,15 @@ def fleet_view(  # noqa: PLR0913 - what an address may ask for
     groups = _GROUPS.validate_python(found[0] or ())
     rows, silent = (_FOUND.validate_python(part or ()) for part in found[2:])
     names = [*rows, *silent]
-    sessions = _sessions(tx, {id_ for row in names for id_ in (row.latest, row.told)})
+    sessions = sessions_of(tx, {id_ for row in names for id_ in (row.latest, row.told)})
     slowdowns = _slowdowns(tx, [row.job for row in rows], at)
     view = FleetView(
         now=tx.now,
         asked=asked,
         groups=groups,
         owners=sorted(found[1] or (), key=str.lower),
-        rows=[_standing(row, sessions, slowdowns.get(row.job, ())) for row in rows],
-        silent=[_standing(row, sessions, ()) for row in silent],
+        rows=[standing_of(row, sessions, slowdowns.get(row.job, ())) for row in rows],
+        silent=[standing_of(row, sessions, ()) for row in silent],
         number=page,
         silent_number=silent_page,
     )
@@ -227,24 +182,6 @@ def fleet_view(  # noqa: PLR0913 - what an address may ask for
 
 def _pages(rows: int, size: int) -> int:
     return max(1, -(-rows // size))
-
-
-def _standing(
-    row: _Found, sessions: Mapping[UUID, SessionRow], slowdowns: Sequence[float | None]
-) -> Standing:
-    urgent = (
-        None
-        if row.incident is None or row.incident_state is None
-        else Urgent(row.incident, row.incident_state)
-    )
-    return Standing(
-        row.name,
-        sessions[row.latest],
-        sessions[row.told],
-        slowdowns,
-        row.labels or {},
-        urgent,
-    )
 
 
 def _groups(jobs: CTE, is_asked: ColumnElement[bool]) -> ScalarSelect[Any]:
@@ -317,11 +254,6 @@ def _page(
     )
     row = func.to_jsonb(rows.table_valued())
     return select(func.jsonb_agg(aggregate_order_by(row, rows.c.place))).scalar_subquery()
-
-
-def _sessions(tx: Reads, ids: set[UUID]) -> dict[UUID, SessionRow]:
-    rows = tx.session.execute(session_rows().where(Session.id.in_(ids)))
-    return {row.id: row for row in (SessionRow(*values) for values in rows)}
 
 
 def _slowdowns(tx: Reads, jobs: Sequence[int], at: Moment) -> dict[int, list[float | None]]:

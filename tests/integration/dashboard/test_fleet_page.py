@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import csv
+import io
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from sqlalchemy import select, text, update
 
+from app.dashboard.fleet import exports
 from app.db.models.sessions import Job, Session
 from app.services.sessions.analyze import analyze_session
 from app.services.tasks.task_runs import claim
@@ -16,6 +19,7 @@ from tests.support.sessions import small_trace, store
 
 if TYPE_CHECKING:
     import httpx
+    import pytest
 
     from app.bootstrap import Container
     from tests.support.html import Element
@@ -167,6 +171,28 @@ def test_a_fleet_comes_page_by_page_and_its_sums_are_of_all(
     ]
     assert names(fleet_of(client, "?sort=-gpus&page=99"), "jobs") == names(pages[-1], "jobs")
     assert pages[-1].one("section", id="jobs").one("h2").text == "Jobs 101 to 121 of 121"
+
+
+def test_the_file_of_silent_jobs_has_each_once_in_the_order_of_the_page(
+    container: Container, client: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job(container, "heard")
+    job(container, "b", timedelta(days=2))
+    job(container, "a", timedelta(days=3))
+    # All at once: in the order of their names.
+    job(container, "copied", timedelta(days=9))
+    copies(container, "copied", 25)
+    page = fleet_of(client)
+    first = names(page, "silent")
+    for size in (1, 4, 28, 500):
+        monkeypatch.setattr(exports, "BATCH", size)
+        rows = list(csv.DictReader(io.StringIO(client.get("/fleet/silent.csv").text)))
+        found = [row["job"] for row in rows]
+        assert found[: len(first)] == first
+        assert len(found) == len(set(found)) == 28
+        assert "heard" not in found
+    rows = list(csv.DictReader(io.StringIO(client.get("/fleet/silent.csv?q=copy-").text)))
+    assert [row["job"] for row in rows] == [f"copy-{n:03}" for n in range(1, 26)]
 
 
 def test_a_fleet_is_searched_where_it_is_kept(container: Container, client: httpx.Client) -> None:

@@ -16,7 +16,8 @@ from app.dashboard.fleet.view import FleetPage, SessionLine, fleet_page
 from app.dashboard.look.parts import SLOW, sparkline
 from app.dashboard.look.ranges import DAY, range_of
 from app.db.states import SessionState
-from app.services.fleet.listing import FleetView, Group, Standing
+from app.services.fleet.listing import FleetView, Group
+from app.services.fleet.rows import Standing
 from app.services.sessions.read import SessionRow
 from tests.support.reports import slow_worker
 

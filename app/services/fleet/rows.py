@@ -1,0 +1,84 @@
+"""Jobs as lists of the fleet have them, made from what a statement finds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+from uuid import UUID
+
+from app.alerts.states import IncidentState
+from app.db.models.sessions import Session
+from app.services.sessions.read import SessionRow, session_rows
+
+if TYPE_CHECKING:
+    from app.db.unit_of_work import Reads
+
+
+@dataclass(frozen=True, slots=True)
+class Urgent:
+    """The most pressing open incident of a job."""
+
+    id: UUID
+    state: IncidentState
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """A job on a page.
+
+    Parameters
+    ----------
+    name : str
+    latest, told : SessionRow
+        The latest session, and the one whose numbers stand for the job: the latest that is through.
+    slowdowns : sequence of (float or None)
+        Of its latest sessions that are through, oldest first; None without a verdict.
+    labels : mapping of str to str
+    incident : Urgent or None
+    """
+
+    name: str
+    latest: SessionRow
+    told: SessionRow
+    slowdowns: Sequence[float | None]
+    labels: Mapping[str, str]
+    incident: Urgent | None
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A job of a page, as the first statement returns it."""
+
+    job: int
+    name: str
+    latest: UUID
+    told: UUID
+    labels: dict[str, str] | None
+    incident: UUID | None
+    incident_state: IncidentState | None
+
+
+def standing_of(
+    row: Found, sessions: Mapping[UUID, SessionRow], slowdowns: Sequence[float | None]
+) -> Standing:
+    """Return a job with its sessions, which `sessions_of` read."""
+    urgent = (
+        None
+        if row.incident is None or row.incident_state is None
+        else Urgent(row.incident, row.incident_state)
+    )
+    return Standing(
+        row.name,
+        sessions[row.latest],
+        sessions[row.told],
+        slowdowns,
+        row.labels or {},
+        urgent,
+    )
+
+
+def sessions_of(tx: Reads, ids: set[UUID]) -> dict[UUID, SessionRow]:
+    """Return sessions by id."""
+    rows = tx.session.execute(session_rows().where(Session.id.in_(ids)))
+    return {row.id: row for row in (SessionRow(*values) for values in rows)}
