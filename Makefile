@@ -80,7 +80,8 @@ RUN_TESTS = $(BIN)/python scripts/run_tests.py --durations=20 --durations-min=5
 ON_POSTGRES_15 = PACELINE_TEST_POSTGRES_BIN="$(POSTGRES_15_BIN)" $(RUN_TESTS)
 # What sends SQL that no other test does; all of it every night. (Tests of the embedded server itself
 # run on both releases in any case.)
-SENDING_SQL := $(addprefix tests/integration/,db api/test_chunks.py api/test_receive.py alerts/test_delivery.py) \
+SENDING_SQL := $(addprefix tests/integration/,db alerts/test_delivery.py \
+		$(addprefix api/sessions/,test_chunks.py test_seal.py test_merge.py test_receive.py)) \
 	--ignore tests/integration/db/embedded --ignore tests/integration/db/test_side_by_side.py
 
 # What has to cover the analysis. Servers and browsers are not traced, which makes them slower.

@@ -10,7 +10,7 @@ from app.analysis.synthesis.injections.computations import SlowWorker
 from app.analysis.synthesis.job import JobModel
 from app.analysis.synthesis.synthesize import synthesize
 from app.analysis.trace.model import Sizes
-from tests.e2e.test_pages import analyzed
+from tests.e2e.recorded import analyzed
 
 if TYPE_CHECKING:
     import uuid

@@ -13,8 +13,8 @@ from playwright.sync_api import expect
 from app.run.http import HttpServer, address_of, listen
 from app.web import create_app
 from tests.conftest import skip_or_fail
+from tests.e2e.expecting import in_every_look
 from tests.e2e.looking import barriers, check, keep
-from tests.e2e.test_pages import in_every_look
 from tests.e2e.visiting import NARROW, REPOSITORY
 
 if TYPE_CHECKING:

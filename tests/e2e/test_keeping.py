@@ -17,8 +17,8 @@ from app.services.keeping.retention import keep_to_rules, set_rules
 from app.services.tasks.execute import execute
 from app.services.tasks.leases import LeaseKeeper
 from app.services.tasks.task_runs import claim, fail
+from tests.e2e.expecting import expect_well_made, in_every_look
 from tests.e2e.looking import keep, wait_for_plots
-from tests.e2e.test_pages import expect_well_made, in_every_look
 from tests.support.sessions import session_row, small_trace, store
 
 if TYPE_CHECKING:

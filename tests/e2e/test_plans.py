@@ -14,8 +14,9 @@ from app.analysis.planning.plan import plan
 from app.analysis.planning.template import evaluate
 from app.analysis.synthesis.scenarios import SCENARIOS
 from app.inputs.plans.spec import parse_spec
+from tests.e2e.expecting import expect_well_made, in_every_look
 from tests.e2e.looking import SCREENSHOTS, check, keep, wait_for_figures
-from tests.e2e.test_pages import analyzed, expect_well_made, in_every_look
+from tests.e2e.recorded import analyzed
 from tests.support.plans import Asked, ask, do, open_run, plan_row, small_spec
 from tests.support.sessions import small_trace
 

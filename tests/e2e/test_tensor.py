@@ -8,8 +8,8 @@ import httpx
 import pytest
 from playwright.sync_api import expect
 
+from tests.e2e.expecting import expect_well_made, in_every_look
 from tests.e2e.looking import keep
-from tests.e2e.test_pages import expect_well_made, in_every_look
 from tests.support.tensor import HEALTHY, SLOW, TrainingJob
 
 if TYPE_CHECKING:

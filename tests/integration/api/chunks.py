@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 Pieces = list[tuple[str, int, bytes]]
 
+RANKS = [str(rank) for rank in range(6)]
+
 
 def url(session: int, producer: str, number: int, job: str = "job", attempt: int = 1) -> str:
     """Return the path of a chunk."""
@@ -98,3 +100,11 @@ def report(installation: Installation, session: str) -> tuple[str, dict[str, Any
     document["session"] = None
     chunks = document["coverage"].pop("chunks", {})
     return json.dumps(document), chunks
+
+
+def detail(installation: Installation, answer: httpx.Response) -> dict[str, Any]:
+    """Return what the API says of the session that an answer is about."""
+    found = installation.client.get(f"/api/v1/sessions/{answer.json()['session']}")
+    assert found.status_code == 200
+    document: dict[str, Any] = found.json()
+    return document

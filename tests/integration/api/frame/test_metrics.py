@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.integration.api import bodies
-from tests.integration.api.test_health import add_worker
+from tests.integration.api.frame.test_health import add_worker
 
 if TYPE_CHECKING:
     from tests.integration.api.conftest import Installation

@@ -15,7 +15,7 @@ from sqlalchemy import insert, select
 from app.api.frame.headers import SECURITY_HEADERS
 from app.db.models.sessions import Session
 from tests.integration.api import bodies
-from tests.integration.api.test_refusals import NOTHING
+from tests.integration.api.sessions.test_refusals import NOTHING
 
 if TYPE_CHECKING:
     import httpx

@@ -18,7 +18,7 @@ from app.cli.upload import content_type_of, upload
 from app.errors import InvalidMetadataError
 from benchmarks.support.receiver import Reply
 from tests.integration.api import bodies
-from tests.integration.api.test_pressure import SPOOLED, half_a_body
+from tests.integration.api.sessions.test_pressure import SPOOLED, half_a_body
 from tests.support.receiver import Receiver
 from tests.support.waiting import wait_for
 

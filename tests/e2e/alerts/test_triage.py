@@ -10,8 +10,8 @@ from playwright.sync_api import expect
 
 from app.alerts.facts import CauseFact
 from tests.e2e.alerting import act
+from tests.e2e.expecting import expect_well_made, in_every_look
 from tests.e2e.looking import keep
-from tests.e2e.test_pages import expect_well_made, in_every_look
 from tests.e2e.visiting import NARROW
 from tests.support.alerting import SLOW_NODE
 

@@ -16,8 +16,8 @@ from app.run.http import HttpServer, address_of, listen
 from app.services.alerts import rules as alert_rules
 from app.services.alerts.store import load_rules
 from app.web import create_app
+from tests.e2e.expecting import expect_well_made, in_every_look
 from tests.e2e.looking import keep
-from tests.e2e.test_pages import expect_well_made, in_every_look
 from tests.e2e.visiting import NARROW
 from tests.support.alerting import LOOPBACK, Alerting
 from tests.support.project import build

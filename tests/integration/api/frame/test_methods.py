@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any
 
-from tests.integration.api.test_body_limits import ANY_ID
+from tests.integration.api.frame.test_body_limits import ANY_ID
 
 if TYPE_CHECKING:
     import httpx

@@ -12,8 +12,8 @@ from app.access.principals import Role
 from app.run.http import HttpServer, address_of, listen
 from app.services.access.people import create_person
 from app.web import create_app
+from tests.e2e.expecting import expect_well_made, in_every_look
 from tests.e2e.looking import keep
-from tests.e2e.test_pages import expect_well_made, in_every_look
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -13,8 +13,8 @@ from app.alerts.rules import Selector
 from app.services.alerts.channels.reads import list_channels
 from benchmarks.support.receiver import Reply
 from tests.e2e.alerting import act
+from tests.e2e.expecting import expect_well_made, in_every_look
 from tests.e2e.looking import keep
-from tests.e2e.test_pages import expect_well_made, in_every_look
 from tests.support.reads import read
 from tests.support.receiver import Receiver
 

@@ -14,9 +14,10 @@ from playwright.sync_api import expect
 from app.alerts.facts import CauseFact
 from benchmarks.support.receiver import Reply
 from tests.e2e.alerting import act, let_it_fire, link_of, trace
+from tests.e2e.expecting import expect_well_made, in_every_look
 from tests.e2e.looking import keep, wait_for_figures
+from tests.e2e.recorded import analyzed
 from tests.e2e.test_journey import upload
-from tests.e2e.test_pages import analyzed, expect_well_made, in_every_look
 from tests.e2e.visiting import NARROW, Installation
 from tests.support.receiver import Receiver
 from tests.support.waiting import wait_for

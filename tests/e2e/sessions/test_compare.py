@@ -7,15 +7,9 @@ from typing import TYPE_CHECKING
 
 from playwright.sync_api import expect
 
+from tests.e2e.expecting import WIDE_LIGHT, expect_well_made, in_every_look
 from tests.e2e.looking import keep
-from tests.e2e.test_pages import (
-    WIDE_LIGHT,
-    analyzed,
-    expect_well_made,
-    healthy,
-    in_every_look,
-    job_trace,
-)
+from tests.e2e.recorded import analyzed, healthy, job_trace
 from tests.integration.compare.test_times import fill
 
 if TYPE_CHECKING:

@@ -1,56 +1,19 @@
-"""The schema goes up, down and up again, and is the one of the models."""
+"""What was stored before a migration is there after it, and reads as what came since."""
 
 from __future__ import annotations
 
 import json
 import threading
 import uuid
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
-import pytest
-from sqlalchemy import func, insert, inspect, text
-from sqlalchemy.exc import IntegrityError
+from sqlalchemy import text
 
-from app.alerts.rules import DEFAULT_RULES, Rule, Selector, Threshold
 from app.db import migrate
-from app.db.engine import make_engine
-from app.db.models.base import Base
-from app.db.models.tasks import TaskRun
-from app.errors import StartupError
-from app.services.alerts.store import rule_document
 from tests.support.waiting import wait_for
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from sqlalchemy import Engine
-
-
-@pytest.fixture
-def engine(empty_database_url: str) -> Iterator[Engine]:
-    made = make_engine(empty_database_url)
-    yield made
-    made.dispose()
-
-
-def _tables(engine: Engine) -> set[str]:
-    return set(inspect(engine).get_table_names())
-
-
-def test_up_down_up(engine: Engine) -> None:
-    assert migrate.current_revision(engine) is None
-
-    migrate.upgrade(engine.url)
-    assert migrate.current_revision(engine) == migrate.expected_revision()
-    assert _tables(engine) == set(Base.metadata.tables) | {"alembic_version"}
-
-    migrate.downgrade(engine.url, "base")
-    assert migrate.current_revision(engine) is None
-    assert _tables(engine) == {"alembic_version"}
-
-    migrate.upgrade(engine.url)
-    assert migrate.current_revision(engine) == migrate.expected_revision()
 
 
 def test_merged_sessions_outlive_a_schema_without_chunks(engine: Engine) -> None:
@@ -177,164 +140,6 @@ def test_what_is_stored_counts_when_quotas_come(engine: Engine) -> None:
         migrate.downgrade(engine.url, "0009")
 
 
-def written_before(rule: Rule) -> dict[str, Any]:
-    """Return a rule's document as programs wrote it before selectors left labels out."""
-    document = rule_document(rule)
-    del document["selector"]["except_labels"]
-    return document
-
-
-CHANGES = {
-    "as it came": "document",
-    "saved as it was": "document || CAST(:saved AS jsonb)",
-    "another threshold": "jsonb_set(document, '{condition,at_least}', '1.2')",
-    "turned off": """document || '{"enabled": false}'""",
-}
-
-
-@pytest.mark.parametrize(
-    ("change", "moved"),
-    [
-        ("as it came", True),
-        ("saved as it was", True),
-        ("another threshold", False),
-        ("turned off", False),
-    ],
-)
-def test_the_slow_job_rule_reads_the_headline_unless_somebody_changed_it(
-    engine: Engine, *, change: str, moved: bool
-) -> None:
-    rule = Rule(
-        id=DEFAULT_RULES[0].id,
-        name="Slow job",
-        condition=Threshold("slowdown", at_least=1.1, clears_below=1.05),
-        selector=DEFAULT_RULES[0].selector,
-        escalation=DEFAULT_RULES[0].escalation,
-    )
-    migrate.upgrade(engine.url, "0006")
-    with engine.begin() as connection:
-        connection.execute(
-            text(
-                f"UPDATE alert_rule SET document = {CHANGES[change]} WHERE id = :id"  # noqa: S608 - ours
-            ),
-            {"id": rule.id}
-            | ({"saved": json.dumps(written_before(rule))} if change.startswith("saved") else {}),
-        )
-    kinds = []
-    for target in ("head", "0006", "head"):
-        (migrate.downgrade if target == "0006" else migrate.upgrade)(engine.url, target)
-        with engine.connect() as connection:
-            kinds.append(
-                connection.execute(
-                    text("SELECT document->'condition'->>'kind' FROM alert_rule WHERE id = :id"),
-                    {"id": rule.id},
-                ).scalar_one()
-            )
-    now = "headline" if moved else "slowdown"
-    assert kinds == [now, "slowdown", now]
-
-
-@pytest.mark.parametrize(
-    ("change", "left_out"),
-    [("as it came", True), ("saved as it was", True), ("turned off", False)],
-)
-def test_no_data_leaves_the_demo_out_unless_somebody_changed_the_rule(
-    engine: Engine, *, change: str, left_out: bool
-) -> None:
-    rule = DEFAULT_RULES[3]
-    before = replace(rule, selector=Selector(importance=("normal", "high")))
-    document = written_before(before)
-    migrate.upgrade(engine.url, "0012")
-    with engine.begin() as connection:
-        connection.execute(
-            text(
-                f"UPDATE alert_rule SET document = {CHANGES[change]} WHERE id = :id"  # noqa: S608 - ours
-            ),
-            {"id": rule.id}
-            | ({"saved": json.dumps(document)} if change.startswith("saved") else {}),
-        )
-    migrate.upgrade(engine.url, "head")
-    with engine.connect() as connection:
-        selector = connection.execute(
-            text("SELECT document->'selector' FROM alert_rule WHERE id = :id"), {"id": rule.id}
-        ).scalar_one()
-    assert selector.get("except_labels") == ({"demo": "true"} if left_out else None)
-
-
-def test_a_rule_of_the_new_kind_is_read_by_an_earlier_program(engine: Engine) -> None:
-    migrate.upgrade(engine.url)
-    with engine.begin() as connection:
-        connection.execute(
-            text(
-                "INSERT INTO alert_rule (project_id, id, name, document)"
-                " SELECT 1, gen_random_uuid(), 'Mine', document FROM alert_rule"
-                " WHERE name = 'Slow job'"
-            )
-        )
-    migrate.downgrade(engine.url, "0006")
-    with engine.connect() as connection:
-        kinds = connection.execute(
-            text("SELECT document->'condition'->>'kind' FROM alert_rule")
-        ).scalars()
-        assert "headline" not in set(kinds)
-
-
-def test_models_need_no_further_revision(engine: Engine) -> None:
-    migrate.upgrade(engine.url)
-    with engine.connect() as connection:
-        migrate.check(connection)
-
-
-def test_two_migrations_at_once_make_one_schema(engine: Engine) -> None:
-    failures: list[Exception] = []
-
-    def upgrade() -> None:
-        try:
-            migrate.upgrade(engine.url)
-        except Exception as error:  # noqa: BLE001 - shown by the assertion
-            failures.append(error)
-
-    threads = [threading.Thread(target=upgrade) for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert failures == []
-    assert migrate.current_revision(engine) == migrate.expected_revision()
-
-
-def test_a_table_that_is_in_use_holds_nobody_up_and_is_changed_afterwards(engine: Engine) -> None:
-    """A reader that takes long, others after it, and the change that waits between them."""
-    migrate.upgrade(engine.url, "0016")
-    failures: list[Exception] = []
-
-    def upgrade() -> None:
-        try:
-            migrate.upgrade(engine.url)
-        except Exception as error:  # noqa: BLE001 - shown by the assertion
-            failures.append(error)
-
-    waits = text(
-        "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'paceline migrate'"
-        " AND wait_event_type = 'Lock' AND datname = current_database()"
-    )
-    thread = threading.Thread(target=upgrade)
-    # A transaction keeps to what it saw of others first.
-    watching = engine.execution_options(isolation_level="AUTOCOMMIT")
-    with engine.connect() as reader, watching.connect() as watcher:
-        reader.execute(text("SELECT count(*) FROM session"))
-        thread.start()
-        wait_for(lambda: watcher.execute(waits).scalar_one(), "change that waits")
-        with engine.connect() as other:
-            # Behind the change, which gives way: without that this would wait for the reader.
-            other.execute(text("SELECT count(*) FROM session"))
-        assert migrate.current_revision(engine) == "0016"
-        reader.rollback()
-    thread.join()
-    assert failures == []
-    assert migrate.current_revision(engine) == migrate.expected_revision()
-
-
 MANY_0020: Final = """
     INSERT INTO session (project_id, id, job_id, attempt, number, state, meta, dp, pp, tp, cp, vpp,
         world, trace_format, body_bytes, operations, steps)
@@ -445,82 +250,3 @@ def test_readings_of_before_are_added_up_in_batches(engine: Engine) -> None:
         again = "SELECT DISTINCT number FROM session JOIN report ON session_id = id"
         anew = connection.execute(text(f"{again} WHERE NOT in_ledger")).scalars().all()
         assert anew == [1]
-
-
-def test_who_never_lets_a_table_go_is_told_of_in_a_sentence(
-    engine: Engine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    migrate.upgrade(engine.url, "0016")
-    monkeypatch.setattr(migrate, "PATIENCE_S", 0.0)
-    with engine.connect() as reader:
-        reader.execute(text("SELECT count(*) FROM session"))
-        with pytest.raises(StartupError, match="Tables were in use"):
-            migrate.upgrade(engine.url)
-    assert migrate.current_revision(engine) == "0016"
-
-
-def test_every_constraint_and_index_is_named_by_convention(engine: Engine) -> None:
-    migrate.upgrade(engine.url)
-    with engine.connect() as connection:
-        names = connection.execute(
-            text(
-                """
-                SELECT conrelid::regclass::text, conname FROM pg_constraint
-                WHERE connamespace = 'public'::regnamespace AND contype IN ('p', 'u', 'f', 'c')
-                UNION ALL
-                SELECT tablename, indexname FROM pg_indexes WHERE schemaname = 'public'
-                """
-            )
-        ).all()
-    named = [(table, name) for table, name in names if table != "alembic_version"]
-    assert len(named) > len(Base.metadata.tables)
-    for table, name in named:
-        prefix, _, rest = name.partition("_")
-        assert prefix in {"pk", "uq", "fk", "ck", "ix"}
-        assert rest == table or rest.startswith(f"{table}_")
-
-
-def test_blob_parts_are_stored_as_they_are_and_vacuumed_on_their_own_terms(
-    engine: Engine,
-) -> None:
-    migrate.upgrade(engine.url)
-    with engine.connect() as connection:
-        storage = connection.execute(
-            text(
-                "SELECT attstorage FROM pg_attribute"
-                " WHERE attrelid = 'blob_part'::regclass AND attname = 'data'"
-            )
-        ).scalar_one()
-        options = connection.execute(
-            text(
-                """
-                SELECT main.reloptions || toast.reloptions FROM pg_class main
-                JOIN pg_class toast ON toast.oid = main.reltoastrelid
-                WHERE main.oid = 'blob_part'::regclass
-                """
-            )
-        ).scalar_one()
-    assert storage in {"e", b"e"}
-    assert sorted(options) == [
-        "autovacuum_vacuum_scale_factor=0",
-        "autovacuum_vacuum_scale_factor=0",
-        "autovacuum_vacuum_threshold=100000",
-        "autovacuum_vacuum_threshold=64",
-    ]
-
-
-@pytest.mark.parametrize(("leased", "token"), [(True, False), (False, True), (True, True)])
-def test_only_a_running_task_run_is_claimed(engine: Engine, *, leased: bool, token: bool) -> None:
-    migrate.upgrade(engine.url)
-    statement = insert(TaskRun).values(
-        project_id=1,
-        id=uuid.uuid4(),
-        kind="x",
-        subject_id=uuid.uuid4(),
-        attempt=0,
-        state="queued",
-        lease_until=func.now() if leased else None,
-        claim_token=uuid.uuid4() if token else None,
-    )
-    with pytest.raises(IntegrityError, match="ck_task_run_claim"), engine.begin() as connection:
-        connection.execute(statement)

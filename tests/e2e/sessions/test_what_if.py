@@ -10,8 +10,9 @@ import httpx
 import pytest
 from playwright.sync_api import expect
 
+from tests.e2e.expecting import in_every_look
 from tests.e2e.looking import check, keep, wait_for_figures
-from tests.e2e.test_pages import analyzed, healthy, in_every_look, job_trace
+from tests.e2e.recorded import analyzed, healthy, job_trace
 from tests.e2e.visiting import NARROW
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from sqlalchemy import text
 from app.settings import MIB
 from tests.integration.api import bodies
 from tests.integration.api.outage import away
-from tests.integration.api.test_refusals import NOTHING, refused, spooled_files
+from tests.integration.api.sessions.test_refusals import NOTHING, refused, spooled_files
 from tests.support.waiting import wait_for
 
 if TYPE_CHECKING:

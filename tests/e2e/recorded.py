@@ -1,0 +1,46 @@
+"""Sessions that the pages of the tests show."""
+
+from __future__ import annotations
+
+import dataclasses
+from functools import cache
+from typing import TYPE_CHECKING
+
+from app.analysis.synthesis.injections.computations import SlowWorker
+from app.analysis.synthesis.job import JobModel
+from app.analysis.synthesis.synthesize import synthesize
+from app.analysis.trace.model import Sizes
+from app.services.sessions.analyze import analyze_session
+from app.services.tasks.task_runs import claim
+from tests.support.sessions import Stored, store
+
+if TYPE_CHECKING:
+    from app.analysis.trace.model import Trace
+    from app.bootstrap import Container
+
+
+@cache
+def job_trace() -> Trace:
+    """Return a session of 4 × 4 workers on hosts, one of them slow."""
+    job = JobModel(Sizes(dp=4, pp=4, tp=4), microbatches=8, steps=16, name="dense-34b")
+    return synthesize(job, [SlowWorker((0, 0), 2.2)], seed=2).trace
+
+
+def healthy(seed: int) -> Trace:
+    """Return an earlier session of the same job, when all was well."""
+    job = JobModel(Sizes(dp=4, pp=4, tp=4), microbatches=8, steps=16, name="dense-34b")
+    return synthesize(job, seed=seed).trace
+
+
+def analyzed(container: Container, trace: Trace, job: str) -> Stored:
+    """Store a session and analyze it here."""
+    stored = store(container, trace, job=job)
+    held = claim(container, stored.run)
+    assert held is not None
+    analyze_session(container, held)
+    return stored
+
+
+def without_hosts(trace: Trace) -> Trace:
+    """Return a session whose sender names no hosts."""
+    return dataclasses.replace(trace, meta=dataclasses.replace(trace.meta, hosts={}, gpus={}))

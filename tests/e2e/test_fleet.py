@@ -1,0 +1,102 @@
+"""The page of the fleet at work: filters, the archive, and without scripts."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from typing import TYPE_CHECKING
+
+from playwright.sync_api import expect
+
+from tests.e2e.recorded import analyzed, healthy, job_trace
+from tests.support.sessions import small_trace
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
+
+    from app.bootstrap import Container
+    from tests.e2e.visiting import Visitor
+
+
+def test_the_fleet_filters_and_its_address_remembers(
+    container: Container, site: str, visitor: Visitor
+) -> None:
+    analyzed(container, job_trace(), "dense-34b")
+    analyzed(container, healthy(1), "sparse-8b")
+    page = visitor.open(f"{site}/")
+    rows = page.locator("table.fleet tbody tr")
+    expect(rows).to_have_count(2)
+    page.get_by_role("link", name="Slow 1").click()
+    expect(rows).to_have_count(1)
+    page.reload()
+    expect(rows).to_have_count(1)
+    expect(rows).to_contain_text("dense-34b")
+    page.get_by_role("link", name="Job", exact=True).click()
+    expect(page).to_have_url(f"{site}/?show=slow&sort=job")
+    expect(page.locator("th[aria-sort]")).to_have_text("Job")
+    expect(rows).to_have_count(1)
+    page.get_by_role("link", name="All 2").click()
+    page.get_by_role("searchbox").fill("sparse")
+    expect(rows).to_have_count(1)
+    expect(rows).to_contain_text("sparse-8b")
+    page.get_by_role("link", name="Slowdown").click()
+    expect(page).to_have_url(f"{site}/?q=sparse&sort=-slowdown")
+    expect(page.get_by_role("searchbox")).to_have_value("sparse")
+    expect(rows).to_have_count(1)
+    page.get_by_role("link", name="7\N{NO-BREAK SPACE}d").click()
+    expect(page).to_have_url(f"{site}/?q=sparse&sort=-slowdown&range=7d")
+    expect(page.locator(".range [aria-current]")).to_have_text("7\N{NO-BREAK SPACE}d")
+    expect(rows).to_have_count(1)
+    page.get_by_role("button", name="Own…").click()
+    page.get_by_label("From, in your time").fill("2020-01-01T00:00")
+    page.get_by_role("button", name="Show", exact=True).click()
+    expect(page).to_have_url(
+        re.compile(r"\?q=sparse&sort=-slowdown&from=20\d\d-\d\d-\d\dT\d\d%3A\d\dZ$")
+    )
+    expect(rows).to_have_count(1)
+    page.get_by_role("searchbox").fill("nothing like it")
+    expect(page.locator("#nothing")).to_be_visible()
+
+
+def test_jobs_of_the_fleet_are_archived_renamed_and_deleted(
+    container: Container, site: str, visitor: Visitor
+) -> None:
+    for name in ("ended", "misnamed", "stays"):
+        analyzed(container, small_trace(), name)
+    page = visitor.open(f"{site}/?sort=job")
+    rows, bar = page.locator("table.jobs tbody tr"), page.get_by_role("region", name="Selected")
+    expect(bar).to_be_hidden()
+    page.get_by_label("Select ended").check()
+    bar.get_by_role("button", name="Archive").click()
+    expect(rows).to_have_count(2)
+    expect(bar).to_be_hidden()
+    page.get_by_label("Select misnamed").check()
+    bar.get_by_role("button", name="Rename…").click()
+    bar.get_by_label("Name").fill("stays")
+    bar.get_by_role("button", name="Rename", exact=True).click()
+    expect(bar.get_by_role("alert")).to_contain_text("There is a job stays already.")
+    visitor.expects("409")
+    bar.get_by_role("button", name="Rename…").click()
+    bar.get_by_label("Name").fill("named")
+    bar.get_by_role("button", name="Rename", exact=True).click()
+    expect(rows.first).to_contain_text("named")
+    page.get_by_role("link", name="Archive").click()
+    expect(rows).to_have_count(1)
+    page.get_by_label("Select ended").check()
+    bar.get_by_role("button", name="Delete…").click()
+    expect(bar).to_contain_text("ended: gone with all sessions, reports and incidents")
+    bar.get_by_role("button", name="Delete with all sessions").click()
+    expect(page.locator("h1")).to_have_text("The archive is empty")
+
+
+def test_the_fleet_works_without_scripts(container: Container, site: str, browser: Browser) -> None:
+    analyzed(container, job_trace(), "dense-34b")
+    analyzed(container, healthy(1), "sparse-8b")
+    with contextlib.closing(browser.new_context(java_script_enabled=False)) as context:
+        page = context.new_page()
+        page.goto(f"{site}/?sort=job")
+        page.get_by_role("searchbox").fill("dense")
+        page.get_by_role("button", name="Search").click()
+        expect(page.locator("table.jobs tbody tr")).to_have_count(1)
+        assert "sort=job" in page.url
+        assert "q=dense" in page.url

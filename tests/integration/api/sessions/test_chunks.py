@@ -1,0 +1,148 @@
+"""Sending a session in chunks: what is taken, and what is refused."""
+
+from __future__ import annotations
+
+import concurrent.futures
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.integration.api import bodies, chunks
+from tests.integration.api.chunks import put, seal
+
+if TYPE_CHECKING:
+    import httpx
+
+    from tests.integration.api.conftest import Install, Installation
+
+
+def test_a_chunk_is_stored_before_the_answer_and_its_session_is_open(
+    installation: Installation,
+) -> None:
+    answer = put(installation, "0")
+    assert answer.status_code == 202, answer.text
+    body = answer.json()
+    assert (body["state"], body["job"], body["number"]) == ("open", "job", 1)
+    assert answer.headers["location"] == f"/api/v1/sessions/{body['session']}"
+    rows = installation.rows()
+    assert (rows["session"], rows["task_run"], rows["blob_part"]) == (1, 0, 1)
+    found = chunks.detail(installation, answer)
+    rank_0 = bodies.trace().rank == 0
+    assert found["state"] == "open"
+    assert found["operations"] == int(rank_0.sum())
+    assert installation.metric("paceline_ingest_chunks_total", outcome="new") == 1
+
+
+def test_the_same_bytes_again_are_the_same_chunk(installation: Installation) -> None:
+    first = put(installation)
+    before = installation.rows()
+    again = put(installation)
+    assert (first.status_code, again.status_code) == (202, 200)
+    assert again.json() == first.json()
+    assert installation.rows() == before
+
+
+def test_other_bytes_under_the_same_path_are_refused_and_counted(
+    installation: Installation,
+) -> None:
+    first = put(installation, "0")
+    other = chunks.rank_body(1)
+    refused = put(installation, "0", body=other)
+    assert (refused.status_code, refused.json()["code"]) == (409, "chunk.differs")
+    found = chunks.detail(installation, first)
+    assert found["operations"] == int((bodies.trace().rank == 0).sum())
+    assert found["intake"]["refused_chunks"] == 1
+    assert found["intake"]["refused_bytes"] == len(other)
+
+
+def test_a_refused_chunk_spoils_nothing(installation: Installation) -> None:
+    first = put(installation, "0")
+    before = installation.rows()
+    bad = bodies.changed("dur_ns", 7, -1)
+    refused = put(installation, "1", body=bad)
+    assert (refused.status_code, refused.json()["code"]) == (422, "trace.negative_duration")
+    assert refused.json()["faults"][0]["row"] == 7
+    assert installation.rows() == before
+    assert chunks.detail(installation, first)["intake"]["refused_bytes"] == len(bad)
+    for rank in chunks.RANKS[1:]:
+        assert put(installation, rank).status_code == 202
+    assert seal(installation).status_code == 202
+    installation.analyze_all()
+    assert chunks.detail(installation, first)["state"] == "analyzed"
+
+
+def test_a_refused_first_chunk_makes_no_session(installation: Installation) -> None:
+    assert put(installation, body=b"junk").json()["code"] == "trace.unknown_format"
+    assert put(installation, body=b"").json()["code"] == "trace.empty"
+    assert installation.rows()["session"] == 0
+
+
+@pytest.mark.parametrize(
+    ("params", "status", "code"),
+    [
+        ({"pp": 3, "world": 9}, 422, "metadata.conflict"),
+        ({"trial_name": "other"}, 422, "metadata.conflict"),
+        ({"world": 7}, 422, "metadata.world_mismatch"),
+    ],
+)
+def test_metadata_that_contradicts_the_session_is_refused(
+    installation: Installation, params: dict[str, Any], status: int, code: str
+) -> None:
+    put(installation, "0", trial_name="one")
+    refused = put(installation, "1", **params)
+    assert (refused.status_code, refused.json()["code"]) == (status, code)
+    assert installation.rows()["blob_part"] == 1
+
+
+def test_times_of_two_kinds_are_refused(installation: Installation) -> None:
+    put(installation, "0")
+    refused = put(installation, "1", body=bodies.published(*bodies.published_times()))
+    assert (refused.status_code, refused.json()["code"]) == (409, "session.formats_mixed")
+
+
+def test_a_session_that_came_whole_takes_no_chunks(installation: Installation) -> None:
+    number = installation.post().json()["number"]
+    refused = put(installation, session=number)
+    assert (refused.status_code, refused.json()["code"]) == (409, "session.whole")
+    refused = seal(installation, number)
+    assert (refused.status_code, refused.json()["code"]) == (409, "session.whole")
+    put(installation, session=number + 1)
+    assert installation.post(job="job", params=bodies.SIZES | {"run_id": "b"}).json()["number"] == 3
+
+
+@pytest.mark.parametrize(
+    ("path", "status", "code"),
+    [
+        ("attempts/1/sessions/1/chunks/%20a/0", 422, "producer.invalid_name"),
+        ("attempts/1/sessions/1/chunks/a%00/0", 422, "producer.invalid_name"),
+        ("attempts/0/sessions/1/chunks/a/0", 422, "request.invalid"),
+        ("attempts/1/sessions/2147483648/chunks/a/0", 422, "request.invalid"),
+        ("attempts/1/sessions/1/chunks/a/-1", 422, "request.invalid"),
+    ],
+)
+def test_paths_that_cannot_be_are_refused(
+    client: httpx.Client, path: str, status: int, code: str
+) -> None:
+    answer = client.put(f"/api/v1/jobs/job/{path}", content=bodies.parquet(), params=bodies.SIZES)
+    assert (answer.status_code, answer.json()["code"]) == (status, code)
+
+
+def test_a_session_over_the_limit_of_rows_takes_no_more(
+    install: Install,
+) -> None:
+    rows = int((bodies.trace().rank == 0).sum())
+    with install(max_rows=rows) as installation:
+        assert put(installation, "0").status_code == 202
+        refused = put(installation, "1")
+        assert (refused.status_code, refused.json()["code"]) == (413, "body.too_many_rows")
+
+
+def test_producers_send_at_the_same_time(installation: Installation) -> None:
+    with concurrent.futures.ThreadPoolExecutor(12) as senders:
+        tasks = [senders.submit(put, installation, rank) for rank in chunks.RANKS for _ in range(2)]
+        answers = [task.result() for task in tasks]
+    assert sorted(answer.status_code for answer in answers) == [200] * 6 + [202] * 6
+    assert len({answer.json()["session"] for answer in answers}) == 1
+    rows = installation.rows()
+    assert (rows["job"], rows["session"], rows["blob_part"]) == (1, 1, 6)
+    assert chunks.detail(installation, answers[0])["operations"] == len(bodies.trace())

@@ -1,0 +1,135 @@
+"""When a session that came in chunks is sealed."""
+
+from __future__ import annotations
+
+import concurrent.futures
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+import pytest
+from sqlalchemy import select, update
+
+from app.analysis.trace.encode import to_parquet
+from app.db.models.chunks import Intake
+from app.services.installation.sweep import SweepResult, sweep
+from tests import factories
+from tests.integration.api import bodies, chunks
+from tests.integration.api.chunks import put, seal
+
+if TYPE_CHECKING:
+    from tests.integration.api.conftest import Installation
+
+
+def test_sealing_queues_the_analysis_once(installation: Installation) -> None:
+    for rank in chunks.RANKS:
+        put(installation, rank)
+    first, again = seal(installation), seal(installation)
+    assert (first.status_code, again.status_code) == (202, 200)
+    assert first.json()["state"] == again.json()["state"] == "queued"
+    assert installation.rows()["task_run"] == 1
+    installation.analyze_all()
+    assert seal(installation).json()["state"] == "analyzed"
+    assert installation.rows()["task_run"] == 1
+
+
+def test_sealing_at_the_same_time_queues_once(installation: Installation) -> None:
+    put(installation)
+    with concurrent.futures.ThreadPoolExecutor(8) as askers:
+        tasks = [askers.submit(seal, installation) for _ in range(8)]
+        answers = [task.result().status_code for task in tasks]
+    assert sorted(answers) == [200] * 7 + [202]
+    assert installation.rows()["task_run"] == 1
+
+
+def test_a_session_that_is_not_there_cannot_be_sealed(installation: Installation) -> None:
+    assert seal(installation).json()["code"] == "not_found"
+
+
+def test_a_sealed_session_knows_its_chunks_and_takes_no_others(
+    installation: Installation,
+) -> None:
+    for rank in chunks.RANKS:
+        put(installation, rank)
+    seal(installation)
+    for _ in range(2):
+        assert put(installation, "0").status_code == 200
+        late = put(installation, "0", 1, chunks.rank_body(1))
+        assert (late.status_code, late.json()["code"]) == (409, "session.sealed")
+        # the bytes of merged chunks are gone, their digests are not
+        installation.analyze_all()
+
+
+def test_the_last_final_chunk_seals(installation: Installation) -> None:
+    parts = chunks.parquet_pieces(bodies.trace())
+    # each producer's last chunk comes first
+    for producer, number, body in reversed(parts):
+        answer = put(installation, producer, number, body, final=number == 2)
+        expected = "queued" if (producer, number) == ("rank-0", 0) else "open"
+        assert (answer.status_code, answer.json()["state"]) == (202, expected)
+    assert installation.rows()["task_run"] == 1
+
+
+def test_a_host_that_relays_a_cell_each_is_waited_for_by_its_cells(
+    installation: Installation,
+) -> None:
+    assert put(installation, "0", final=True).json()["state"] == "open"
+    rest = factories.select(bodies.trace(), bodies.trace().rank != 0)
+    assert put(installation, "relay", body=to_parquet(rest), final=True).json()["state"] == "queued"
+
+
+def test_producers_that_the_metadata_names_are_waited_for(installation: Installation) -> None:
+    meta = f"{bodies.META}producers: [a, b]\n"
+
+    def send(producer: str, body: bytes) -> str:
+        answer = installation.client.put(
+            chunks.url(1, producer, 0),
+            files={"meta": (None, meta), "trace": ("t", body, bodies.PARQUET)},
+            params={"final": "true"},
+        )
+        assert answer.status_code == 202, answer.text
+        state: str = answer.json()["state"]
+        return state
+
+    assert send("a", bodies.parquet()) == "open"
+    assert send("other", chunks.rank_body(1)) == "open"
+    assert send("b", chunks.rank_body(2)) == "queued"
+
+
+@pytest.mark.parametrize(
+    ("gap_s", "silent_s", "sealed"),
+    [
+        (0, 100, 0),
+        (0, 121, 1),
+        (60, 280, 0),
+        (60, 301, 1),
+        # Twelve hours between two chunks: a day, not sixty hours.
+        (43_200, 86_300, 0),
+        (43_200, 86_401, 1),
+    ],
+)
+def test_silence_seals(
+    installation: Installation, gap_s: float, silent_s: float, sealed: int
+) -> None:
+    answer = put(installation)
+    container = installation.container
+    with container.uow() as tx:
+        tx.session.execute(
+            update(Intake).values(
+                last_chunk_at=tx.now - timedelta(seconds=silent_s), longest_gap_s=gap_s
+            )
+        )
+    assert sweep(container) == SweepResult(sealed=sealed)
+    assert chunks.detail(installation, answer)["state"] == ("queued" if sealed else "open")
+    assert sweep(container) == SweepResult()
+    assert installation.rows()["task_run"] == sealed
+
+
+def test_gaps_between_chunks_are_measured(installation: Installation) -> None:
+    put(installation, "0")
+    with installation.container.uow() as tx:
+        tx.session.execute(update(Intake).values(last_chunk_at=tx.now - timedelta(seconds=50)))
+    put(installation, "1")
+    put(installation, "2")
+    with installation.container.uow() as tx:
+        longest = tx.session.execute(select(Intake.longest_gap_s)).scalar_one()
+    assert longest == pytest.approx(50, abs=5)

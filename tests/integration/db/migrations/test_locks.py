@@ -1,0 +1,78 @@
+"""Migrations wait for each other, and hold up nobody who reads or writes a table."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING
+
+import pytest
+from sqlalchemy import text
+
+from app.db import migrate
+from app.errors import StartupError
+from tests.support.waiting import wait_for
+
+if TYPE_CHECKING:
+    from sqlalchemy import Engine
+
+
+def test_two_migrations_at_once_make_one_schema(engine: Engine) -> None:
+    failures: list[Exception] = []
+
+    def upgrade() -> None:
+        try:
+            migrate.upgrade(engine.url)
+        except Exception as error:  # noqa: BLE001 - shown by the assertion
+            failures.append(error)
+
+    threads = [threading.Thread(target=upgrade) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failures == []
+    assert migrate.current_revision(engine) == migrate.expected_revision()
+
+
+def test_a_table_that_is_in_use_holds_nobody_up_and_is_changed_afterwards(engine: Engine) -> None:
+    """A reader that takes long, others after it, and the change that waits between them."""
+    migrate.upgrade(engine.url, "0016")
+    failures: list[Exception] = []
+
+    def upgrade() -> None:
+        try:
+            migrate.upgrade(engine.url)
+        except Exception as error:  # noqa: BLE001 - shown by the assertion
+            failures.append(error)
+
+    waits = text(
+        "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'paceline migrate'"
+        " AND wait_event_type = 'Lock' AND datname = current_database()"
+    )
+    thread = threading.Thread(target=upgrade)
+    # A transaction keeps to what it saw of others first.
+    watching = engine.execution_options(isolation_level="AUTOCOMMIT")
+    with engine.connect() as reader, watching.connect() as watcher:
+        reader.execute(text("SELECT count(*) FROM session"))
+        thread.start()
+        wait_for(lambda: watcher.execute(waits).scalar_one(), "change that waits")
+        with engine.connect() as other:
+            # Behind the change, which gives way: without that this would wait for the reader.
+            other.execute(text("SELECT count(*) FROM session"))
+        assert migrate.current_revision(engine) == "0016"
+        reader.rollback()
+    thread.join()
+    assert failures == []
+    assert migrate.current_revision(engine) == migrate.expected_revision()
+
+
+def test_who_never_lets_a_table_go_is_told_of_in_a_sentence(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    migrate.upgrade(engine.url, "0016")
+    monkeypatch.setattr(migrate, "PATIENCE_S", 0.0)
+    with engine.connect() as reader:
+        reader.execute(text("SELECT count(*) FROM session"))
+        with pytest.raises(StartupError, match="Tables were in use"):
+            migrate.upgrade(engine.url)
+    assert migrate.current_revision(engine) == "0016"
