@@ -36,9 +36,8 @@ PAPER_STEPS: Final = (Point(1.0, 0.5, "median 1.00"), Point(1.06, 0.9, "90 % bel
 PAPER_M_W: Final = (Point(0.5, 0.983, "1.7 % from 0.5"),)
 PAPER_M_S: Final = (Point(0.5, 0.607, "39.3 % from 0.5"),)
 PAPER_CORRELATION: Final = (Point(0.9, 0.786, "21.4 % from 0.9"),)
-# Of all GPU-hours, and S of the jobs that straggle: sections 4.1 and 5.1.
+# Of all GPU-hours: section 4.1.
 PAPER_WASTED: Final = 0.104
-PAPER_SLOWDOWN: Final = 1.28
 
 
 def cdf(values: Sequence[float], points: int = POINTS) -> tuple[tuple[float, float], ...]:

@@ -1,4 +1,4 @@
-"""Since when something is so, and what it was before: of a job's slowness, and of an incident."""
+"""Since when a job is slow, and how slow it was before."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from sqlalchemy import ColumnElement, case, func, or_, select, true
-from sqlalchemy.orm import aliased
 
 from app.db.models.sessions import Job, Session
 from app.db.states import SessionState
@@ -73,30 +72,6 @@ def onset_of_job(tx: Reads, job: str, until: datetime, threshold: float) -> Onse
         )
         .order_by(Session.received_at)
         .limit(1)
-    ).one_or_none()
-    return None if found is None else Onset(*found)
-
-
-def onset_of_incident(tx: Reads, session_id: uuid.UUID) -> Onset | None:
-    """Return the session that an incident began with, and how slow the one before was."""
-    earlier = aliased(Session)
-    was = _shown(earlier)
-    before = (
-        select(was)
-        .where(
-            earlier.job_id == Session.job_id,
-            earlier.received_at < Session.received_at,
-            was.is_not(None),
-        )
-        .order_by(earlier.received_at.desc())
-        .limit(1)
-        .correlate(Session)
-        .scalar_subquery()
-    )
-    found = tx.session.execute(
-        select(Session.number, Session.received_at, Session.id, before).where(
-            Session.id == session_id
-        )
     ).one_or_none()
     return None if found is None else Onset(*found)
 

@@ -361,7 +361,7 @@ function strong(words) {
 }
 
 /** The worker with the greatest value, of rows of stages. */
-export function worstOf(rows) {
+function worstOf(rows) {
   let worst = { dp: 0, pp: 0, value: -1 };
   rows.forEach((row, pp) => {
     row.forEach((value, dp) => { if (value > worst.value) worst = { dp, pp, value }; });
