@@ -11,6 +11,7 @@ from app.alerts.message import cause_name
 from app.alerts.states import IncidentState
 from app.dashboard.alerts.parts import STATES
 from app.dashboard.look.address import Address, page_number
+from app.dashboard.look.choosing import Choice, Heading
 from app.dashboard.look.format import count
 from app.services.alerts.filters import (
     MAX_CHARACTERS,
@@ -46,26 +47,6 @@ COLUMNS: Final = (
 
 # Pages are forgiving: what cannot be read asks for nothing.
 Asked = Annotated[str, Query()]
-
-
-@dataclass(frozen=True, slots=True)
-class Heading:
-    """The head of a column; without an address it sorts by nothing."""
-
-    label: str
-    classes: str
-    url: str = ""
-    order: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Choice:
-    """One of what may be chosen; an address where it is a link."""
-
-    value: str
-    label: str
-    chosen: bool
-    url: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,7 +181,7 @@ def headings(asked: IncidentsInAddress) -> list[Heading]:
         order = {name: "ascending", f"-{name}": "descending"}.get(asked.sort, "") if name else ""
         falls = order == "ascending" or (not order and falls_first)
         url = asked.address().but(sort=f"-{name}" if falls else name) if name else ""
-        found.append(Heading(label, classes, url, order))
+        found.append(Heading(label, classes, url=url, order=order))
     return found
 
 

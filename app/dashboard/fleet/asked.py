@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 from fastapi import Depends, Query
 
 from app.dashboard.look.address import Address, page_number
+from app.dashboard.look.choosing import Choice, Heading
 from app.dashboard.look.format import count
 from app.dashboard.look.ranges import DAY, Range
 from app.services.fleet.standing import MAX_CHARACTERS, SORTS, FleetFilter, Show
@@ -36,27 +37,6 @@ COLUMNS: Final = (
 _FALLS_FIRST: Final = frozenset({"slowdown", "lost", "gpus"})
 
 Asked = Annotated[str, Query()]
-
-
-@dataclass(frozen=True, slots=True)
-class Heading:
-    """The heading of a column; `order` is empty unless the rows are sorted by it."""
-
-    label: str
-    classes: str
-    hint: str
-    url: str
-    order: str
-
-
-@dataclass(frozen=True, slots=True)
-class Choice:
-    """One of what may be chosen; `url` is the page with it."""
-
-    value: str
-    label: str
-    chosen: bool
-    url: str = ""
 
 
 @dataclass(frozen=True, slots=True)

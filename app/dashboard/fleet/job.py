@@ -8,11 +8,11 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote
 
-from app.dashboard.fleet.asked import Heading
 from app.dashboard.fleet.axis import NAMES, MarkRow, axis_figure, mark_rows, panels_of
 from app.dashboard.fleet.history import change_text, history_finding
 from app.dashboard.fleet.view import SessionLine, session_row, shown_session
 from app.dashboard.look.address import Address
+from app.dashboard.look.choosing import Heading
 from app.dashboard.look.format import count, plural, times
 from app.dashboard.look.parts import StateLabel, job_state, since_when
 from app.dashboard.look.ranges import ALL, Range, RangeChoices, range_choices

@@ -14,8 +14,9 @@ from app.analysis.diagnosis.causes.sequence_lengths import SEQUENCE_LENGTHS
 from app.analysis.diagnosis.headline import HeadlineKind
 from app.analysis.wording import hours
 from app.dashboard.alerts.parts import STATES
-from app.dashboard.fleet.asked import FilterBar, FleetInAddress, Heading, filter_bar, headings
+from app.dashboard.fleet.asked import FilterBar, FleetInAddress, filter_bar, headings
 from app.dashboard.look.address import Address
+from app.dashboard.look.choosing import Heading
 from app.dashboard.look.format import (
     count,
     heat_color,

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 from app.analysis.diagnosis.causes.registry import title_of
 from app.analysis.wording import hours
 from app.dashboard.hosts.words import gpu_words, outcome_words, state_of
+from app.dashboard.look.choosing import Choice, Heading
 from app.dashboard.look.format import (
     count,
     day_or_time,
@@ -52,17 +53,6 @@ _COLUMNS: Final = (
 
 
 @dataclass(frozen=True, slots=True)
-class ColumnHeading:
-    """The heading of a column; `order` is empty unless the rows are sorted by it."""
-
-    label: str
-    classes: str
-    hint: str
-    url: str
-    order: str
-
-
-@dataclass(frozen=True, slots=True)
 class HostLine:
     """A host in the ranking."""
 
@@ -94,15 +84,6 @@ class AlikeLine:
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
-    """Which hosts the page can show."""
-
-    label: str
-    url: str
-    chosen: bool
-
-
-@dataclass(frozen=True, slots=True)
 class HostsPage:
     """The page of hosts."""
 
@@ -117,7 +98,7 @@ class HostsPage:
     range: RangeChoices
     list_title: str
     list_note: str
-    headings: Sequence[ColumnHeading]
+    headings: Sequence[Heading]
     lines: Sequence[HostLine]
     nothing: str
     csv: str
@@ -202,9 +183,10 @@ def _choices(totals: Totals, show: Show, address: Address) -> list[Choice]:
     }
     return [
         Choice(
+            one.value,
             label,
-            address.but(show=None if one is Show.BLAMED else one, page=None),
             one is show,
+            address.but(show=None if one is Show.BLAMED else one, page=None),
         )
         for one, label in labels.items()
     ]
@@ -233,7 +215,7 @@ def _nothing(show: Show, words: str, about: Range) -> str:
     return f"No host was slow in more than one session in {about.words}."
 
 
-def _headings(address: Address) -> list[ColumnHeading]:
+def _headings(address: Address) -> list[Heading]:
     sort = address.parameters.get("sort") or DEAREST
     by, largest_first = sort.removeprefix("-"), sort.startswith("-")
     found = []
@@ -241,7 +223,7 @@ def _headings(address: Address) -> list[ColumnHeading]:
         chosen = bool(name) and name == by
         turned = name if (chosen and largest_first) or (name == "host" != by) else f"-{name}"
         found.append(
-            ColumnHeading(
+            Heading(
                 label=label,
                 classes=classes,
                 hint=hint,

@@ -139,46 +139,23 @@ def _operations(figure: Figure) -> _Parts:
     )
 
 
-def _m_w(figure: Figure) -> _Parts:
-    share = share_from(figure.values, BLAMED)
-    return (
-        f"Few workers are to blame in {rough_percent(share)} of slow jobs",
-        (
-            f"{plural(figure.jobs, 'straggling job')}; of the lost time, what the "
-            "slowest 3\u00a0% of workers account for"
-        ),
-        Scale(0, 1, _numbers(0, 1, 5)),
-        "M_W",
-        ratio,
-    )
+def _blamed(
+    least: float, who: str, of: str, axis: tuple[float, float, int], unit: str
+) -> Callable[[Figure], _Parts]:
+    """Return what says for how many straggling jobs something is to blame, from `least` on."""
 
+    def parts(figure: Figure) -> _Parts:
+        share = share_from(figure.values, least)
+        low, high, steps = axis
+        return (
+            f"{who} to blame in {rough_percent(share)} of slow jobs",
+            f"{plural(figure.jobs, 'straggling job')}; {of}",
+            Scale(low, high, _numbers(low, high, steps)),
+            unit,
+            ratio,
+        )
 
-def _m_s(figure: Figure) -> _Parts:
-    share = share_from(figure.values, BLAMED)
-    return (
-        f"The last stage is to blame in {rough_percent(share)} of slow jobs",
-        (
-            f"{plural(figure.jobs, 'straggling job')}; of the lost time, what the last stage "
-            "accounts for"
-        ),
-        Scale(0, 1, _numbers(0, 1, 5)),
-        "M_S",
-        ratio,
-    )
-
-
-def _correlation(figure: Figure) -> _Parts:
-    share = share_from(figure.values, CORRELATED)
-    return (
-        f"Sequence lengths are to blame in {rough_percent(share)} of slow jobs",
-        (
-            f"{plural(figure.jobs, 'straggling job')}; forward against backward times, "
-            "to blame from 0.9 on"
-        ),
-        Scale(-0.2, 1, _numbers(-0.2, 1, 6)),
-        "Pearson’s r",
-        ratio,
-    )
+    return parts
 
 
 def _median(values: Sequence[float]) -> float:
@@ -232,7 +209,25 @@ _PARTS: Final = {
     Name.WASTE: _waste,
     Name.STEPS: _steps,
     Name.OPERATIONS: _operations,
-    Name.M_W: _m_w,
-    Name.M_S: _m_s,
-    Name.CORRELATION: _correlation,
+    Name.M_W: _blamed(
+        BLAMED,
+        "Few workers are",
+        "of the lost time, what the slowest 3\u00a0% of workers account for",
+        (0, 1, 5),
+        "M_W",
+    ),
+    Name.M_S: _blamed(
+        BLAMED,
+        "The last stage is",
+        "of the lost time, what the last stage accounts for",
+        (0, 1, 5),
+        "M_S",
+    ),
+    Name.CORRELATION: _blamed(
+        CORRELATED,
+        "Sequence lengths are",
+        "forward against backward times, to blame from 0.9 on",
+        (-0.2, 1, 6),
+        "Pearson’s r",
+    ),
 }

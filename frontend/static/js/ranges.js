@@ -2,11 +2,10 @@
 const NAMES = ['range', 'from', 'to', 'page'];
 
 /**
- * A moment of the address as an input of type datetime-local takes it, in the reader's time.
- * @param {string} written
+ * A moment as an input of type datetime-local takes it, in the reader's time; empty where it is none.
+ * @param {number} ms
  */
-export function local(written) {
-  const ms = Date.parse(written);
+export function local(ms) {
   return Number.isNaN(ms) ? '' : new Date(ms - new Date(ms).getTimezoneOffset() * 60_000).toISOString().slice(0, 16);
 }
 
@@ -32,7 +31,7 @@ export function ranged(element, signal) {
       go({ range: link.dataset.range });
     }, { signal });
   }
-  for (const input of form.querySelectorAll('input')) input.value = local(input.dataset.at);
+  for (const input of form.querySelectorAll('input')) input.value = local(Date.parse(input.dataset.at));
   own.disabled = false;
   own.addEventListener('click', () => {
     form.hidden = !form.hidden;

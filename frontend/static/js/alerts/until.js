@@ -1,12 +1,8 @@
 // Ends of silences: a time in the reader's clock, and buttons for the usual spans.
+import { local } from '../ranges.js';
+
 const HOUR_MS = 3_600_000;
 const USUAL_H = 4;
-
-/** A moment as an input of type datetime-local takes it. */
-function local(ms) {
-  const moment = new Date(ms - new Date(ms).getTimezoneOffset() * 60_000);
-  return moment.toISOString().slice(0, 16);
-}
 
 /** Fill a form's end of a silence, and let its buttons change it. */
 export function mountUntil(form, signal) {
