@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import uuid
-from datetime import datetime
 from http import HTTPStatus
 from typing import Annotated
 
@@ -11,10 +10,9 @@ from fastapi import APIRouter, Query
 from pydantic import BaseModel, ConfigDict, Field
 
 from app.api.frame.routers import api_router
-from app.db.states import FixSource
 from app.door.here import Here
 from app.services.fixes.apply import apply_fix, take_back
-from app.services.fixes.read import calibrations, realized_fixes
+from app.services.fixes.read import Realized, calibrations, realized_fixes
 
 Title = Annotated[
     str | None, Field(max_length=500, description="Which one, where several have that code.")
@@ -39,35 +37,6 @@ class AppliedBody(BaseModel):
     by: Person = None
 
 
-class RealizedBody(BaseModel):
-    """A fix that was applied: what was predicted, and what the next session measured.
-
-    Gains are shares of `step_time_s`, the mean recorded step time of the session that predicted;
-    `error` is by how much steps are slower than predicted. `unlike` says why the two sessions
-    cannot be compared; then, and where `at_most`, there is no `error`.
-    """
-
-    model_config = ConfigDict(from_attributes=True)
-
-    job: str
-    session: uuid.UUID
-    number: int
-    action: str
-    title: str
-    applied_at: datetime
-    applied_by: str | None
-    source: FixSource
-    step_time_s: float
-    predicted_gain: float
-    at_most: bool
-    measured_by: uuid.UUID | None
-    measured_number: int | None
-    realized_step_time_s: float | None
-    realized_gain: float | None
-    unlike: str | None
-    error: float | None
-
-
 class CalibrationBody(BaseModel):
     """How predictions turned out: those measured, of these within 5 %, and the median error."""
 
@@ -81,7 +50,7 @@ class CalibrationBody(BaseModel):
 class FixesBody(BaseModel):
     """Applied fixes, newest first, and how predictions of the project turned out."""
 
-    fixes: list[RealizedBody]
+    fixes: tuple[Realized, ...]
     calibration: CalibrationBody | None
     by_action: dict[str, CalibrationBody]
 
@@ -106,7 +75,7 @@ def router() -> APIRouter:
                 for action, item in calibrations(tx).items()
             }
         return FixesBody(
-            fixes=[RealizedBody.model_validate(item) for item in found],
+            fixes=found,
             calibration=figures.pop("", None),
             by_action=figures,
         )

@@ -7,7 +7,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Annotated
 
 from fastapi import APIRouter, Query
-from pydantic import AwareDatetime, BaseModel
+from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
 
 from app.api.frame.routers import api_router
 from app.db.states import SessionState
@@ -16,8 +16,6 @@ from app.services.fleet_report.curves import Name, figures
 from app.services.fleet_report.read import fleet_report
 
 if TYPE_CHECKING:
-    from app.services.fleet_report.costs import Costs
-    from app.services.fleet_report.curves import Figure
     from app.services.fleet_report.read import FleetReport
 
 Since = Annotated[
@@ -29,12 +27,18 @@ Until = Annotated[
 ]
 
 
-class CostsBody(BaseModel):
+class ReadBody(BaseModel):
+    """What is answered with attributes of what a service returns."""
+
+    model_config = ConfigDict(from_attributes=True, validate_by_alias=True, validate_by_name=True)
+
+
+class CostsBody(ReadBody):
     """GPU-hours for which verdicts stand, and of these what stragglers cost."""
 
-    used_gpu_hours: float
-    lost_gpu_hours: float
-    waste: float
+    used_gpu_hours: float = Field(validation_alias="used")
+    lost_gpu_hours: float = Field(validation_alias="lost")
+    waste: float = Field(validation_alias="share")
     jobs: int
     sessions: int
 
@@ -46,20 +50,20 @@ class PeriodBody(CostsBody):
     until: datetime
 
 
-class CoverageBody(BaseModel):
+class CoverageBody(ReadBody):
     """How many sessions and jobs count, and which do not.
 
     `without` are sessions without a verdict, by their state; `unread` those that an earlier version
     analyzed and that are not read into the figures yet.
     """
 
-    sessions: int
-    counted_sessions: int
+    sessions: int = Field(validation_alias="received")
+    counted_sessions: int = Field(validation_alias="counted")
     without: dict[SessionState, int]
     unread: int
     jobs: int
     counted_jobs: int
-    silent_jobs: int
+    silent_jobs: int = Field(validation_alias="silent")
 
 
 class NamedCostBody(BaseModel):
@@ -71,24 +75,24 @@ class NamedCostBody(BaseModel):
     sessions: int | None
 
 
-class ExampleBody(BaseModel):
+class ExampleBody(ReadBody):
     """A job at the upper end of a figure, by its median session."""
 
     job: str
     session: uuid.UUID
     number: int
     value: float
-    what: str
+    what: str = Field(validation_alias="note")
 
 
-class CurveBody(BaseModel):
+class CurveBody(ReadBody):
     """A distribution: [value, share that is at most so large]."""
 
     label: str
     points: list[tuple[float, float]]
 
 
-class PaperPointBody(BaseModel):
+class PaperPointBody(ReadBody):
     """What the paper says of its own fleet: this share is at most at the value."""
 
     value: float
@@ -96,7 +100,7 @@ class PaperPointBody(BaseModel):
     words: str
 
 
-class FigureBody(BaseModel):
+class FigureBody(ReadBody):
     """A figure of the paper, of this fleet."""
 
     name: Name
@@ -106,17 +110,17 @@ class FigureBody(BaseModel):
     examples: list[ExampleBody]
 
 
-class MeasuredFixBody(BaseModel):
+class MeasuredFixBody(ReadBody):
     """A fix that was measured in the time; gains are shares of the step time."""
 
     job: str
     title: str
     session: uuid.UUID
     measured_by: uuid.UUID
-    predicted_gain: float
+    predicted_gain: float = Field(validation_alias="predicted")
     at_most: bool
-    realized_gain: float
-    not_comparable: str | None
+    realized_gain: float = Field(validation_alias="realized")
+    not_comparable: str | None = Field(validation_alias="unlike")
 
 
 class FleetReportBody(BaseModel):
@@ -152,22 +156,15 @@ def router() -> APIRouter:
 
 
 def _body(report: FleetReport) -> FleetReportBody:
-    coverage = report.coverage
     return FleetReportBody(
         since=report.since,
         until=report.until,
-        coverage=CoverageBody(
-            sessions=coverage.received,
-            counted_sessions=coverage.counted,
-            without=dict(coverage.without),
-            unread=coverage.unread,
-            jobs=coverage.jobs,
-            counted_jobs=coverage.counted_jobs,
-            silent_jobs=coverage.silent,
-        ),
-        costs=_costs(report.costs),
+        coverage=CoverageBody.model_validate(report.coverage),
+        costs=CostsBody.model_validate(report.costs),
         trend=[
-            PeriodBody(since=part.since, until=part.until, **dict(_costs(part.costs)))
+            PeriodBody(
+                since=part.since, until=part.until, **dict(CostsBody.model_validate(part.costs))
+            )
             for part in report.trend
         ],
         straggling_jobs=len(report.straggling),
@@ -186,52 +183,8 @@ def _body(report: FleetReport) -> FleetReportBody:
             )
             for one in report.hosts
         ],
-        fixes=[
-            MeasuredFixBody(
-                job=one.job,
-                title=one.title,
-                session=one.session,
-                measured_by=one.measured_by,
-                predicted_gain=one.predicted,
-                at_most=one.at_most,
-                realized_gain=one.realized,
-                not_comparable=one.unlike,
-            )
-            for one in report.fixes
-        ],
+        fixes=[MeasuredFixBody.model_validate(one) for one in report.fixes],
         incidents_opened=report.opened,
         incidents_resolved=report.resolved,
-        figures=[_figure(one) for one in figures(report.jobs)],
-    )
-
-
-def _costs(costs: Costs) -> CostsBody:
-    return CostsBody(
-        used_gpu_hours=costs.used,
-        lost_gpu_hours=costs.lost,
-        waste=costs.share,
-        jobs=costs.jobs,
-        sessions=costs.sessions,
-    )
-
-
-def _figure(figure: Figure) -> FigureBody:
-    return FigureBody(
-        name=figure.name,
-        jobs=figure.jobs,
-        curves=[CurveBody(label=one.label, points=list(one.points)) for one in figure.curves],
-        paper=[
-            PaperPointBody(value=one.value, share=one.share, words=one.words)
-            for one in figure.paper
-        ],
-        examples=[
-            ExampleBody(
-                job=one.job,
-                session=one.session,
-                number=one.number,
-                value=one.value,
-                what=one.note,
-            )
-            for one in figure.examples
-        ],
+        figures=[FigureBody.model_validate(one) for one in figures(report.jobs)],
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import uuid
+from collections.abc import Sequence
 from datetime import datetime, timedelta
 from typing import Annotated, Final
 
@@ -12,123 +12,17 @@ from pydantic import AwareDatetime, BaseModel, ConfigDict
 from app.api.frame.routers import api_router
 from app.db.states import SessionState
 from app.door.here import Here
-from app.services.ingest.read import ingest_health
-from app.services.installation.overview import overview
+from app.services.ingest.read import IngestHealth, ingest_health
+from app.services.installation.overview import Queue, TableSize, overview
+from app.services.installation.status import WorkerStatus
 
 DAY: Final = timedelta(days=1)
 
 
-class ReadBody(BaseModel):
-    """What is answered with attributes of what a service returns: `model_validate` takes it."""
+class UseBody(BaseModel):
+    """What a project has used of its quotas."""
 
     model_config = ConfigDict(from_attributes=True)
-
-
-class OpenSessionBody(ReadBody):
-    """A session that takes chunks; `missing` are producers that its metadata list."""
-
-    id: uuid.UUID
-    job: str
-    number: int
-    received_at: datetime
-    last_chunk_at: datetime
-    chunks: int
-    producers: int
-    operations: int
-    cells: int
-    covered: int
-    longest_gap_s: float
-    refused: int
-    missing: list[str]
-
-
-class LaggingBody(ReadBody):
-    """A producer of an open session, and how far it is behind the session's latest chunk."""
-
-    job: str
-    session: uuid.UUID
-    number: int
-    producer: str
-    chunks: int
-    last_at: datetime
-    behind: timedelta
-    final: bool
-
-
-class RefusalBody(ReadBody):
-    """Bodies that were refused for good for one reason; the job is as its sender called it."""
-
-    code: str
-    bodies: int
-    bytes: int
-    last_at: datetime
-    last_job: str
-
-
-class JobIntakeBody(ReadBody):
-    """What came of a job; `silence` are sessions that only silence sealed."""
-
-    job: str
-    sessions: int
-    analyzed: int
-    no_verdict: int
-    discarded: int
-    failed: int
-    underway: int
-    silence: int
-    refused: int
-    last_at: datetime
-
-
-class IngestBody(ReadBody):
-    """How ingest is doing; lists hold a hundred at most."""
-
-    now: datetime
-    since: datetime
-    sessions: int
-    bytes: int
-    operations: int
-    last_at: datetime | None
-    open_count: int
-    open: list[OpenSessionBody]
-    lagging: list[LaggingBody]
-    refusals: list[RefusalBody]
-    job_count: int
-    jobs: list[JobIntakeBody]
-
-
-class QueueBody(ReadBody):
-    """Work of a kind that waits, runs or is given up."""
-
-    kind: str
-    queue: str
-    queued: int
-    running: int
-    dead: int
-    oldest_s: float | None
-
-
-class WorkerBody(ReadBody):
-    """A worker process and how long ago it was seen."""
-
-    id: uuid.UUID
-    host: str
-    pid: int
-    queues: str
-    seen_age_s: float
-    alive: bool
-
-
-class TableBody(ReadBody):
-    """A table with its indices; rows are PostgreSQL's estimate."""
-
-    name: str
-    bytes: int
-    rows: int
-
-
-class UseBody(ReadBody):
-    """What a project has used of its quotas."""
 
     sessions_this_hour: int
     bytes: int
@@ -150,10 +44,10 @@ class InstallationBody(BaseModel):
     expected_revision: str | None
     postgres: str
     sessions: dict[SessionState, int]
-    queues: list[QueueBody]
-    workers: list[WorkerBody]
+    queues: Sequence[Queue]
+    workers: Sequence[WorkerStatus]
     database_bytes: int
-    tables: list[TableBody]
+    tables: Sequence[TableSize]
     projects: dict[str, UseBody]
 
 
@@ -168,10 +62,9 @@ def router() -> APIRouter:
             AwareDatetime | None,
             Query(alias="from", description="From then on; a day where it is not said."),
         ] = None,
-    ) -> IngestBody:
+    ) -> IngestHealth:
         with container.reading() as tx:
-            found = ingest_health(tx, since or tx.now - DAY)
-        return IngestBody.model_validate(found)
+            return ingest_health(tx, since or tx.now - DAY)
 
     @routes.get("/installation", summary="Queues, workers, storage and quotas")
     def get_installation(container: Here) -> InstallationBody:
@@ -185,10 +78,10 @@ def router() -> APIRouter:
             expected_revision=found.expected,
             postgres=found.postgres,
             sessions=dict(found.status.sessions),
-            queues=[QueueBody.model_validate(one) for one in found.queues],
-            workers=[WorkerBody.model_validate(one) for one in found.status.workers],
+            queues=found.queues,
+            workers=found.status.workers,
             database_bytes=found.database_bytes,
-            tables=[TableBody.model_validate(one) for one in found.tables],
+            tables=found.tables,
             projects={name: UseBody.model_validate(use) for name, use in found.uses.items()},
         )
 

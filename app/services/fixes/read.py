@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TYPE_CHECKING, Final
 
@@ -27,33 +27,12 @@ MOST_CALIBRATED: Final = 10_000
 
 @dataclass(frozen=True, slots=True)
 class Realized:
-    """A fix that was applied, and what it brought.
+    """A fix that was applied: what was predicted, and what the next session measured.
 
-    Parameters
-    ----------
-    job : str
-    session : UUID
-        Whose report predicted its gain.
-    number : int
-        That session's.
-    action, title : str
-        The fix's code, and what it is in words.
-    applied_at : datetime
-    applied_by : str or None
-        None where metadata show it.
-    source : FixSource
-    step_time_s : float
-        Mean recorded step time of that session.
-    predicted_gain : float
-        The share of it that the fix was to save.
-    at_most : bool
-        Whether that is the most that such a change can bring.
-    measured_by, measured_number : UUID and int, or None
-        The first session with it.
-    realized_step_time_s, realized_gain : float or None
-        What that took, and the share of the step time before that is saved.
-    unlike : str or None
-        Why the two cannot be compared.
+    `session` is whose report predicted it, `applied_by` null where metadata show it. Gains are
+    shares of `step_time_s`, the mean recorded step time of that session; `at_most` says that a gain
+    is the most that such a change can bring. `unlike` says why the two sessions cannot be compared.
+    `error` is by how much steps are slower than predicted, null where nothing says so.
     """
 
     job: str
@@ -72,13 +51,13 @@ class Realized:
     realized_step_time_s: float | None
     realized_gain: float | None
     unlike: str | None
+    error: float | None = field(init=False, default=None)
 
-    @property
-    def error(self) -> float | None:
-        """Return by how much steps are slower than predicted; None where nothing says so."""
-        if self.realized_gain is None or self.unlike is not None or self.at_most:
-            return None
-        return prediction_error(self.predicted_gain, self.realized_gain)
+    def __post_init__(self) -> None:
+        comparable = self.unlike is None and not self.at_most
+        measured = self.realized_gain if comparable else None
+        error = None if measured is None else prediction_error(self.predicted_gain, measured)
+        object.__setattr__(self, "error", error)
 
 
 def realized_fixes(  # noqa: PLR0913 - all that they are asked for

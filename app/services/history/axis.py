@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
+from itertools import groupby
+from operator import itemgetter
 from typing import TYPE_CHECKING, Final
 
 from sqlalchemy import case, select
@@ -53,24 +55,11 @@ class MarkKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class TimePoint:
-    """A session on the time axis; what is not known of it is None.
+    """A session on the time axis; what is not known of it is null.
 
-    Parameters
-    ----------
-    id : UUID
-    number, attempt : int
-    received_at : datetime
-    slowdown, low, high, published : float or None
-        The headline with its 95 % interval, and S.
-    step_time_s : float or None
-        Median of its recorded steps.
-    gpu_hours_lost_per_hour : float or None
-    tokens_per_s : float or None
-        Where metadata say `global_batch_size` and `seq_length`.
-    cause : str or None
-        The leading one.
-    layout : str
-        Sizes and work of a step: step times of others are not compared.
+    `slowdown` is the headline with its 95 % interval, `published` S, and `step_time_s` the median
+    of the recorded steps. `tokens_per_s` is there where metadata say `global_batch_size` and
+    `seq_length`; `cause` is the leading one.
     """
 
     id: uuid.UUID
@@ -85,7 +74,6 @@ class TimePoint:
     gpu_hours_lost_per_hour: float | None
     tokens_per_s: float | None
     cause: str | None
-    layout: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,22 +91,10 @@ class Mark:
 
 @dataclass(frozen=True, slots=True)
 class JobChange:
-    """A change that lasted.
+    """A change that lasted, of the slowdown or the step time in seconds: medians on both sides.
 
-    Parameters
-    ----------
-    measure : Measure
-    at : datetime
-        When its first session was received.
-    session : UUID
-    number : int
-    before, after : float
-        Medians on both sides.
-    p : float
-    cause : str or None
-        The leading cause of most sessions after it, where it was not that of most before.
-    beside : str or None
-        The last mark between the sessions around it.
+    It is at its first session. `cause` leads most sessions on its slow side and not on the other;
+    `beside` is the last mark between the sessions around it.
     """
 
     measure: Measure
@@ -139,16 +115,9 @@ class JobChange:
 
 @dataclass(frozen=True, slots=True)
 class JobAxis:
-    """A job over a time.
+    """A job over a time: its latest 1,000 sessions, oldest first; the rest newest first.
 
-    Parameters
-    ----------
-    points : sequence of TimePoint
-        The latest, oldest first.
-    marks : sequence of Mark
-        Newest first.
-    changes : sequence of JobChange
-        Newest first; of the latest `LOOKED_AT` sessions.
+    Changes are of the latest 200 sessions.
     """
 
     points: Sequence[TimePoint]
@@ -160,14 +129,17 @@ def job_axis(
     tx: Reads, job: str, *, since: datetime | None = None, until: datetime | None = None
 ) -> JobAxis:
     """Return a job over a time: of many sessions the latest `MOST_POINTS`."""
-    points = _points(tx, job, since, until)
+    points, layouts = _points(tx, job, since, until)
     marks = _marks(tx, job, since, until)
-    changes = [*_changes(Measure.SLOWDOWN, points, marks), *_step_times(points, marks)]
+    changes = [*_changes(Measure.SLOWDOWN, points, marks), *_step_times(points, layouts, marks)]
     changes.sort(key=lambda change: (change.at, change.measure), reverse=True)
     return JobAxis(points, marks, changes)
 
 
-def _points(tx: Reads, job: str, since: datetime | None, until: datetime | None) -> list[TimePoint]:
+def _points(
+    tx: Reads, job: str, since: datetime | None, until: datetime | None
+) -> tuple[list[TimePoint], list[str]]:
+    """Return the sessions, and the sizes and the work of a step of each."""
     analyzed = Session.state == SessionState.ANALYZED
     has_headline = Session.headline_slowdown.is_not(None)
     query = (
@@ -201,7 +173,7 @@ def _points(tx: Reads, job: str, since: datetime | None, until: datetime | None)
         query = query.where(Session.received_at >= since)
     if until is not None:
         query = query.where(Session.received_at <= until)
-    found = []
+    found, layouts = [], []
     for row in map(tuple, tx.session.execute(query)):
         (key, number, attempt, at, slowdown, low, high, published) = row[:8]
         (step_s, world, batch, length, cause, layout) = row[8:]
@@ -220,10 +192,10 @@ def _points(tx: Reads, job: str, since: datetime | None, until: datetime | None)
                 gpu_hours_lost_per_hour=None if slowdown is None else world * (1 - 1 / slowdown),
                 tokens_per_s=tokens / step_s if tokens and step_s else None,
                 cause=None if cause == UNKNOWN else cause,
-                layout=f"{layout} {batch} {length}",
             )
         )
-    return found[::-1]
+        layouts.append(f"{layout} {batch} {length}")
+    return found[::-1], layouts[::-1]
 
 
 def _number(said: str | None) -> float:
@@ -299,19 +271,20 @@ def _marks(tx: Reads, job: str, since: datetime | None, until: datetime | None) 
 _NOTES: Final = {kind: MarkKind(kind.value) for kind in NoteKind}
 
 
-def _step_times(points: Sequence[TimePoint], marks: Sequence[Mark]) -> list[JobChange]:
+def _step_times(
+    points: Sequence[TimePoint], layouts: Sequence[str], marks: Sequence[Mark]
+) -> list[JobChange]:
     """Return the changes of the step time, between sessions of the same sizes and work alone."""
-    found: list[JobChange] = []
-    run: list[TimePoint] = []
-    for point in (*points, None):
-        if point is not None and point.step_time_s is None:
-            continue
-        if run and (point is None or point.layout != run[-1].layout):
-            found += _changes(Measure.STEP_TIME, run, marks)
-            run = []
-        if point is not None:
-            run.append(point)
-    return found
+    measured = [
+        (layout, point)
+        for layout, point in zip(layouts, points, strict=True)
+        if point.step_time_s is not None
+    ]
+    return [
+        change
+        for _, run in groupby(measured, key=itemgetter(0))
+        for change in _changes(Measure.STEP_TIME, [point for _, point in run], marks)
+    ]
 
 
 def _changes(

@@ -28,19 +28,9 @@ _PRODUCERS_KEY: Final = "producers"
 class OpenSession:
     """A session that takes chunks.
 
-    Parameters
-    ----------
-    id, job, number
-    received_at, last_chunk_at : datetime
-    chunks, producers, operations : int
-    cells, covered : int
-        DP × PP cells, and those with operations.
-    longest_gap_s : float
-        Between two chunks so far.
-    refused : int
-        Chunks that were not taken.
-    missing : sequence of str
-        Producers that the metadata list and that have sent nothing.
+    `cells` are DP × PP, `covered` those with operations; `longest_gap_s` is between two chunks so
+    far, `refused` counts chunks that were not taken, and `missing` are producers that the metadata
+    list and that have sent nothing.
     """
 
     id: uuid.UUID
@@ -74,7 +64,7 @@ class Lagging:
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Bodies of a time that were refused for one reason."""
+    """Bodies that were refused for good for one reason; the job is as its sender called it."""
 
     code: str
     bodies: int
@@ -101,7 +91,7 @@ class JobIntake:
 
 @dataclass(frozen=True, slots=True)
 class IngestHealth:
-    """How ingest is doing."""
+    """How ingest is doing; lists hold a hundred at most."""
 
     now: datetime
     since: datetime

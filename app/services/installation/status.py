@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import uuid
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -18,7 +19,6 @@ from app.db.models.tasks import TaskRun
 from app.db.states import SessionState, TaskState
 
 if TYPE_CHECKING:
-    import uuid
     from collections.abc import Mapping
     from datetime import datetime
 

@@ -27,7 +27,6 @@ def _point(number: int, slowdown: float | None, *, tokens: float | None = None) 
         gpu_hours_lost_per_hour=None if slowdown is None else 64 * (1 - 1 / slowdown),
         tokens_per_s=tokens,
         cause="slow_worker",
-        layout="",
     )
 
 
