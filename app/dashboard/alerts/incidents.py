@@ -15,13 +15,13 @@ from app.dashboard.alerts.channel_health import ChannelHealth, channels_title, h
 from app.dashboard.alerts.filters import (
     PATH,
     FilterBar,
-    Heading,
     IncidentsInAddress,
     filter_bar,
     headings,
 )
 from app.dashboard.alerts.incident_life import ChosenIncident, chosen_incident
 from app.dashboard.alerts.parts import STATES, context, dead, headline, labels, several, since
+from app.dashboard.look.choosing import Heading
 from app.dashboard.look.format import MINUS, age, count, heat_color, percent, plural, times
 from app.dashboard.look.parts import StateLabel
 from app.services.alerts.views import PAGE
