@@ -19,7 +19,8 @@ class Pair:
     def differences(self) -> tuple[str, ...]:
         """What the hooks' report says otherwise, a few words each; nothing if within noise.
 
-        Each headline is held against the slowdown that was measured in its own launch.
+        Each headline is held against the slowdown that was measured in its own launch, whose
+        healthy run says how far two measurements of the same lie apart there.
         """
         hand, hooks = self.by_hand, self.by_hooks
         for result in (hand, hooks):
@@ -32,7 +33,8 @@ class Pair:
         if named[0] != named[1]:
             found.append(f"{named[1]} for {named[0]}")
         apart = self.headline_apart
-        if apart is not None and abs(apart) > HEADLINE_WITHIN:
+        noise = (hand.noise or 0.0) + (hooks.noise or 0.0)
+        if apart is not None and abs(apart) > max(HEADLINE_WITHIN, noise):
             found.append(f"headline {apart:+.1%}")
         return tuple(found)
 

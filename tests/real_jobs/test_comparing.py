@@ -48,6 +48,13 @@ def test_what_the_hooks_say_otherwise_is_named(by_hooks: Judged, difference: str
     assert Pair(TOLD, by_hooks).differences == (difference,)
 
 
+def test_what_lies_within_the_noise_of_both_launches_is_no_difference() -> None:
+    apart = otherwise(headline=1.72)
+    noisy = [replace(told, noise=0.036) for told in (TOLD, apart)]
+    assert Pair(*noisy).differences == ()
+    assert Pair(noisy[0], apart).differences == ("headline +6.9%",)
+
+
 def test_the_table_has_both_of_each_scenario() -> None:
     other = replace(TOLD, scenario=SCENARIOS["tpZ-slow1.8"])
     assert side_by_side(pairs_of([TOLD, other], [TOLD])) == [
