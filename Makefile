@@ -84,8 +84,8 @@ SENDING_SQL := $(addprefix tests/integration/,db alerts/test_delivery.py \
 		$(addprefix api/sessions/,test_chunks.py test_seal.py test_merge.py test_receive.py)) \
 	--ignore tests/integration/db/embedded --ignore tests/integration/db/test_side_by_side.py
 
-# What has to cover the analysis. Servers and browsers are not traced, which makes them slower.
-COVERING := $(addprefix tests/,unit golden fuzz referee)
+# What has to cover the analysis. Nothing else is traced, which makes it slower.
+COVERING := $(addprefix tests/,unit/analysis golden fuzz referee)
 
 # Compares times, of processes that wait most of the time: what runs beside it makes way.
 REAL_JOBS := tests/real_jobs/test_real_jobs.py

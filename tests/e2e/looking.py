@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from playwright.sync_api import expect
+from playwright.sync_api import Page, expect
 
 from tests.conftest import skip_or_fail
 from tests.e2e.visiting import REPOSITORY
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Page
+    from playwright.sync_api import Locator
 
-SCREENSHOTS: Final = REPOSITORY / "artifacts" / "screenshots"
+# Where pictures of pages are kept for a look; without it none are taken, which takes its time.
+SCREENSHOTS: Final = os.environ.get("PACELINE_SCREENSHOTS")
 CHECKS: Final = Path(__file__).with_name("checks.js")
 AXE: Final = REPOSITORY / "node_modules" / "axe-core" / "axe.min.js"
 
@@ -59,7 +61,12 @@ def wait_for_plots(page: Page) -> None:
     expect(page.locator("[data-figure]:not([data-drawn])")).to_have_count(0)
 
 
-def keep(page: Page, name: str) -> None:
-    """Keep a picture of a whole page as a build artifact."""
-    SCREENSHOTS.mkdir(parents=True, exist_ok=True)
-    page.screenshot(path=SCREENSHOTS / f"{name}.png", full_page=True)
+def keep(seen: Page | Locator, name: str) -> None:
+    """Keep a picture of a whole page, or of a part, where somebody wants to look at it."""
+    if SCREENSHOTS is None:
+        return
+    path = Path(SCREENSHOTS) / f"{name}.png"
+    if isinstance(seen, Page):
+        seen.screenshot(path=path, full_page=True)
+    else:
+        seen.screenshot(path=path)

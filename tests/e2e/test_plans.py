@@ -15,7 +15,7 @@ from app.analysis.planning.template import evaluate
 from app.analysis.synthesis.scenarios import SCENARIOS
 from app.inputs.plans.spec import parse_spec
 from tests.e2e.expecting import expect_well_made, in_every_look
-from tests.e2e.looking import SCREENSHOTS, check, keep, wait_for_figures
+from tests.e2e.looking import check, keep, wait_for_figures
 from tests.e2e.recorded import analyzed
 from tests.support.plans import Asked, ask, do, open_run, plan_row, small_spec
 from tests.support.sessions import small_trace
@@ -222,7 +222,7 @@ def test_the_page_of_a_session_recommends_a_template(
     expect(region.locator(".placed").first.locator("tbody tr")).to_have_count(8)
     expect(region).to_contain_text("proven optimal for the measured times")
     region.scroll_into_view_if_needed()
-    region.screenshot(path=SCREENSHOTS / f"session-template-{look.name}.png")
+    keep(region, f"session-template-{look.name}")
     expect_well_made(page, site, look)
 
 
