@@ -58,7 +58,7 @@ def submit_plan(container: Container, request: PlanRequest) -> Submitted:
                 gpus=request.spec.gpus,
                 state=PlanState.QUEUED,
             )
-            .on_conflict_do_nothing(index_elements=[Plan.project_id, Plan.content_sha256])
+            .on_conflict_do_nothing()
             .returning(Plan.id)
         ).scalar()
         again = (

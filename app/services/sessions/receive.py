@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import structlog
-from sqlalchemy import Boolean, func, literal_column, select
+from sqlalchemy import func, select
 from sqlalchemy.dialects.postgresql import insert
 
 from app.analysis.trace.decode import decode
@@ -21,7 +21,7 @@ from app.db.blobs import write_blob
 from app.db.models.sessions import Job, Session
 from app.db.models.tasks import ANALYZE_SESSION
 from app.db.states import SessionState
-from app.errors import InvalidTraceError, PacelineError
+from app.errors import BusyError, InvalidTraceError, PacelineError
 from app.services.usage.count import check_room, count, count_made
 from app.services.usage.quotas import BYTES, JOBS, OPERATIONS, SESSIONS
 
@@ -45,6 +45,9 @@ MAX_HEADER_BYTES: Final = 8 * 1024 * 1024
 
 # A session that comes in one body belongs to the first attempt: only chunks name theirs.
 FIRST_ATTEMPT: Final = 1
+
+# A job that somebody makes or deletes meanwhile is looked for again.
+TRIES: Final = 10
 
 
 class InvalidJobNameError(PacelineError):
@@ -144,17 +147,21 @@ def make_job(container: Container, tx: UnitOfWork, name: str) -> int:
     ------
     QuotaExceededError
         If it is new, and the project has as many as it may.
+    BusyError
+        If it comes and goes.
     """
-    job_id, new = tx.session.execute(
-        insert(Job)
-        .values(name=name)
-        .on_conflict_do_update(index_elements=[Job.project_id, Job.name], set_={"name": name})
-        # What was there has been locked by somebody, now by this transaction.
-        .returning(Job.id, literal_column("xmax = 0", Boolean))
-    ).one()
-    if new:
-        count_made(tx, container.settings, container.project_id, JOBS)
-    return job_id
+    found = select(Job.id).where(Job.name == name).with_for_update(key_share=True)
+    # Of a single project names are unique twice: the insertion gives way whichever it meets.
+    made = insert(Job).values(name=name).on_conflict_do_nothing().returning(Job.id)
+    for _ in range(TRIES):
+        job_id = tx.session.execute(found).scalar()
+        if job_id is not None:
+            return job_id
+        job_id = tx.session.execute(made).scalar()
+        if job_id is not None:
+            count_made(tx, container.settings, container.project_id, JOBS)
+            return job_id
+    raise BusyError(f"Others make and delete the job {name} at this moment; try again.")
 
 
 def receive_session(container: Container, job: str, body: Body) -> Receipt:

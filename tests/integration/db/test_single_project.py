@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 import pytest
@@ -13,7 +14,9 @@ from app.db.models.sessions import Job
 from app.db.table_locks import TablesInUseError
 from app.services.access.projects import create_project
 from app.services.keeping.delete import delete_job
+from app.services.sessions.receive import make_job
 from tests.support.sessions import small_trace, store
+from tests.support.waiting import wait_for
 
 if TYPE_CHECKING:
     from app.bootstrap import Container
@@ -21,6 +24,10 @@ if TYPE_CHECKING:
 OF_THE_FIRST_VERSION = text(
     "INSERT INTO job (name) VALUES ('llm') ON CONFLICT (name) DO UPDATE SET name = 'llm' "
     "RETURNING project_id"
+)
+WAITING = text(
+    "SELECT count(*) FROM pg_stat_activity "
+    "WHERE datname = current_database() AND wait_event_type = 'Lock'"
 )
 
 
@@ -64,3 +71,20 @@ def test_a_table_that_stays_in_use_keeps_the_second_project_away_for_now(
         with pytest.raises(TablesInUseError, match="Tables were in use"):
             create_project(container.everywhere(), "research")
     assert create_project(container.everywhere(), "research").name == "research"
+
+
+def test_sessions_of_a_new_job_may_come_at_once(container: Container) -> None:
+    """Its name is taken twice: in the project, and in the installation with a single one."""
+    with container.uow() as tx:
+        mine = make_job(container, tx, "llm")
+        with ThreadPoolExecutor(4) as others:
+            asked = [others.submit(_make_job, container) for _ in range(4)]
+            with container.engine.execution_options(isolation_level="AUTOCOMMIT").connect() as seen:
+                wait_for(lambda: seen.execute(WAITING).scalar_one() == 4, "others wait")
+            tx.session.commit()
+            assert {found.result() for found in asked} == {mine}
+
+
+def _make_job(container: Container) -> int:
+    with container.uow() as tx:
+        return make_job(container, tx, "llm")
