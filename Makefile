@@ -87,21 +87,16 @@ SENDING_SQL := $(addprefix tests/integration/,db alerts/test_delivery.py \
 # What has to cover the analysis. Nothing else is traced, which makes it slower.
 COVERING := $(addprefix tests/,unit/analysis golden fuzz referee)
 
-# Compares times, of processes that wait most of the time: what runs beside it makes way.
-REAL_JOBS := tests/real_jobs/test_real_jobs.py
-# What nothing else may run beside: the first has processes of its own, the second compares times.
-TENSOR := tests/tensor
-EXAMPLES := tests/integration/client/test_examples.py
+# These compare times, of processes that wait most of the time: what runs beside them makes way.
+TIMED := $(addprefix tests/,real_jobs/test_real_jobs.py tensor integration/client/test_examples.py)
 
 test: check ## All checks and tests that this machine allows, as CI runs them
-	@echo "Real jobs, and beside them what makes way: the tests of the analysis"
-	@$(BIN)/python scripts/run_beside.py $(RUN_TESTS) $(REAL_JOBS) $(PYTEST_ARGS) --- \
+	@echo "Jobs whose times are compared, and beside them what makes way: the tests of the analysis"
+	@$(BIN)/python scripts/run_beside.py $(RUN_TESTS) $(TIMED) $(PYTEST_ARGS) --- \
 		$(RUN_TESTS) --numprocesses $(TEST_PROCESSES) --dist worksteal --cov=app/analysis $(COVERING) \
 		$(PYTEST_ARGS)
 	@$(RUN_TESTS) --numprocesses $(WAITING_PROCESSES) --dist worksteal \
-		$(addprefix --ignore=,$(COVERING) $(REAL_JOBS) $(TENSOR) $(EXAMPLES)) $(PYTEST_ARGS)
-	@echo "What nothing else may run beside"
-	@$(RUN_TESTS) $(TENSOR) $(EXAMPLES) $(PYTEST_ARGS)
+		$(addprefix --ignore=,$(COVERING) $(TIMED)) $(PYTEST_ARGS)
 	@if [ -x "$(POSTGRES_15_BIN)/postgres" ]; then \
 		echo "What sends SQL again, on PostgreSQL 15"; \
 		$(ON_POSTGRES_15) $(SENDING_SQL) --numprocesses $(TEST_PROCESSES) --dist worksteal $(PYTEST_ARGS); \

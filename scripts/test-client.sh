@@ -24,15 +24,31 @@ if [ "${#pythons[@]}" -eq 0 ]; then
     echo "The client is not tried on other Pythons: there is none from 3.10 on"
 fi
 
-environment=$(mktemp -d)
-trap 'rm -rf "$environment"' EXIT
-export PYTHONPYCACHEPREFIX="$environment/cache"
-for python in "${pythons[@]}"; do
-    echo "The client on $("$python" --version)"
-    "$python" -m venv --clear "$environment"
-    "$environment/bin/python" -m pip --quiet --disable-pip-version-check --no-input install pytest numpy
-    "$environment/bin/python" -m compileall -q client/src
-    PYTHONPATH=client/src:. "$environment/bin/python" -m pytest --quiet -c /dev/null --rootdir . \
+environments=$(mktemp -d)
+trap 'rm -rf "$environments"' EXIT
+
+# With one Python; the second argument names the folder of its environment.
+try_on() {
+    echo "The client on $("$1" --version)"
+    export PYTHONPYCACHEPREFIX="$2/cache"
+    "$1" -m venv "$2"
+    "$2/bin/python" -m pip --quiet --disable-pip-version-check --no-input install pytest numpy
+    "$2/bin/python" -m compileall -q client/src
+    PYTHONPATH=client/src:. "$2/bin/python" -m pytest --quiet -c /dev/null --rootdir . \
         --confcutdir tests/unit/client --import-mode importlib -p no:cacheprovider \
         tests/unit/client/test_{delivery,ndtimeline,planned_gc,recorder,runs,spool}.py
+}
+
+# All at once, since each waits for the package index first; what they say stays together.
+running=()
+for python in "${pythons[@]}"; do
+    folder="$environments/${#running[@]}"
+    (set -e; try_on "$python" "$folder") >"$folder.words" 2>&1 &
+    running+=($!)
 done
+status=0
+for number in "${!running[@]}"; do
+    wait "${running[$number]}" || status=$?
+    cat "$environments/$number.words"
+done
+exit "$status"

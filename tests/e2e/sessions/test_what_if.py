@@ -265,8 +265,9 @@ def test_what_cannot_be_asked_is_said_at_its_field(
 
 
 def test_links_that_say_nothing_are_told_apart(site: str, visitor: Visitor, session: str) -> None:
+    page = visitor.open(f"{site}/sessions/{session}")
     for words in ("", "faster_worker.0.0", "ideal_worker.0", "ideal_gpu.1", "all-ideal"):
-        page = visitor.open(f"{site}/sessions/{session}?ask={words}")
+        page.goto(f"{site}/sessions/{session}?ask={words}")
         expect(page.locator("#ask-fault")).to_contain_text("cannot be read")
         expect(field(page, "worker")).to_have_value(SLOW)
     linked = visitor.open(f"{site}/sessions/{session}?ask=ideal_stage.7")
