@@ -124,7 +124,7 @@ def main() -> None:
     """Draw, judge, and print."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--draws", type=int, default=5)
-    parser.add_argument("--jobs", type=int, default=1000, help="healthy ones; 6 % of each cause")
+    parser.add_argument("--jobs", type=int, default=1000, help="healthy ones; 6 %% of each cause")
     parser.add_argument("--seed", type=int, default=None, help="of the first job; else drawn now")
     parser.add_argument("--physics", choices=("both", *PHYSICS), default="both")
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
