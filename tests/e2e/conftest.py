@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 import pytest
 from playwright.sync_api import expect, sync_playwright
 
-from app.run.http import HttpServer, address_of, listen
+from app.run.http import HttpServer, address_of
 from app.web import create_app
 from tests.conftest import skip_or_fail
 from tests.e2e.alerting import Place
-from tests.e2e.visiting import BROWSER_ARGUMENTS, Installation, Visitor
+from tests.e2e.visiting import BROWSER_ARGUMENTS, Installation, Visitor, Windows, listen_again
 from tests.support.alerting import LOOPBACK, Alerting
 from tests.support.project import build
 from tests.support.receiver import Receiver
@@ -44,10 +44,16 @@ def browser() -> Iterator[Browser]:
         browser.close()
 
 
+@pytest.fixture(scope="session")
+def windows(browser: Browser) -> Windows:
+    """Return the browser's windows, which tests use one after the other."""
+    return Windows(browser)
+
+
 @pytest.fixture
-def visitor(browser: Browser) -> Iterator[Visitor]:
+def visitor(windows: Windows) -> Iterator[Visitor]:
     """Yield what opens pages; fails the test on errors, violations and foreign requests."""
-    visitor = Visitor(browser)
+    visitor = Visitor(windows)
     yield visitor
     visitor.close()
     assert visitor.complaints == []
@@ -68,8 +74,7 @@ def installation(browser: Browser) -> Iterator[str]:
 def site(browser: Browser, container: Container) -> Iterator[str]:
     """Yield the address of a server without workers: sessions move when the test moves them."""
     del browser
-    settings = container.settings.model_copy(update={"port": 0})
-    listener = listen(settings)
+    listener = listen_again(container.settings)
     server = HttpServer(create_app(container), listener)
     server.start(lambda: False)
     yield address_of(listener).rstrip("/")
@@ -80,7 +85,7 @@ def site(browser: Browser, container: Container) -> Iterator[str]:
 def place(browser: Browser, settings: Settings) -> Iterator[Place]:
     """Yield a server without workers that may send to this machine, and what moves its alerts."""
     del browser
-    listener = listen(settings.model_copy(update={"port": 0}))
+    listener = listen_again(settings)
     url = address_of(listener).rstrip("/")
     container = build(
         settings.model_copy(

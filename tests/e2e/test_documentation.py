@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 import pytest
 from playwright.sync_api import expect
 
-from app.run.http import HttpServer, address_of, listen
+from app.run.http import HttpServer, address_of
 from app.web import create_app
 from tests.conftest import skip_or_fail
 from tests.e2e.expecting import in_every_look
 from tests.e2e.looking import barriers, check, keep
-from tests.e2e.visiting import NARROW, REPOSITORY
+from tests.e2e.visiting import NARROW, REPOSITORY, listen_again
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -40,7 +40,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def documented(built: Path, container: Container, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     monkeypatch.setattr("app.dashboard.documentation.site.SITE_DIR", built)
-    listener = listen(container.settings.model_copy(update={"port": 0}))
+    listener = listen_again(container.settings)
     server = HttpServer(create_app(container), listener)
     server.start(lambda: False)
     yield address_of(listener).rstrip("/")
@@ -113,7 +113,7 @@ def test_where_nothing_was_built_the_page_says_how(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("app.dashboard.documentation.site.SITE_DIR", tmp_path / "none")
-    listener = listen(container.settings.model_copy(update={"port": 0}))
+    listener = listen_again(container.settings)
     server = HttpServer(create_app(container), listener)
     server.start(lambda: False)
     try:

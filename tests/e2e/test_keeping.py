@@ -93,7 +93,7 @@ def test_a_session_whose_trace_is_gone_says_so_and_is_deleted(
     # Nor are heatmaps of single steps: the page asks for none, whatever its address says.
     set_rules(container, RetentionRules(traces=Keep(days=30), heatmaps=Keep(days=30)))
     assert keep_to_rules(container) == 2
-    page = visitor.open(f"{site}/sessions/{kept.session}?step=5", look)
+    page.goto(f"{site}/sessions/{kept.session}?step=5")
     wait_for_plots(page)
     expect(page.locator("main")).to_contain_text("The map is the mean of the steps")
     expect(page.locator("#mode-step")).to_be_disabled()
@@ -104,7 +104,7 @@ def test_a_session_whose_trace_is_gone_says_so_and_is_deleted(
     pin_session(container, kept.session, pinned=True)
     set_rules(container, RetentionRules(reports=Keep(days=30)))
     assert keep_to_rules(container) == 1
-    page = visitor.open(f"{site}/sessions/{stored.session}", look)
+    page.goto(f"{site}/sessions/{stored.session}")
     expect(page.locator("main")).to_contain_text("Not kept any more: its operations since")
     expect(page.get_by_role("button", name="Analyze again")).to_have_count(0)
     page.get_by_role("button", name="Pin").click()

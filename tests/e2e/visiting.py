@@ -13,12 +13,19 @@ from urllib.parse import urlsplit
 
 import httpx
 
+from app.errors import StartupError
+from app.run.http import listen
 from tests.support.nightly import every_night
 from tests.support.processes import descendants, wait_until_gone
 from tests.support.waiting import LIMIT_S, wait_for
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser, ConsoleMessage, Page, Request
+    import socket
+    from collections.abc import Iterable
+
+    from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Page, Request
+
+    from app.settings import Settings
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -55,27 +62,77 @@ LOOKS: tuple[Look, ...] = (
 )
 
 
-class Visitor:
-    """Opens pages and remembers what must not happen on any of them."""
+class Windows:
+    """Profiles of a browser, one for each look, emptied after a test and used by the next.
+
+    A renderer that has run the pages' scripts once shows the next page for a third of the
+    processor time. So every profile keeps a tab on a server's ``/healthz``, where nothing runs;
+    this tab opens those of the tests, which therefore live in its process.
+    """
 
     def __init__(self, browser: Browser) -> None:
         self._browser = browser
-        self._origins: set[str] = set()
-        self._expected: set[str] = set()
-        self.complaints: list[str] = []
-        self.requested: set[str] = set()
+        self._keepers: dict[Look, Page] = {}
 
-    def open(self, url: str, look: Look = LOOKS[0]) -> Page:
-        """Open an address in a new window with an empty profile."""
-        self._origins.add(_origin(url))
+    def open(self, look: Look, origin: str) -> Page:
+        """Return a new tab of the look's profile."""
+        keeper = self._keepers.get(look)
+        if keeper is None:
+            keeper = self._keepers[look] = self.profile(look).new_page()
+        if _origin(keeper.url) != origin:
+            keeper.goto(f"{origin}/healthz")
+        with keeper.context.expect_page() as opened:
+            keeper.evaluate("() => { open('about:blank'); }")
+        return opened.value
+
+    def profile(self, look: Look) -> BrowserContext:
+        """Return an empty profile that nothing else uses."""
         width, height = look.size
-        context = self._browser.new_context(
+        return self._browser.new_context(
             viewport={"width": width, "height": height},
             color_scheme="dark" if look.scheme == "dark" else "light",
             has_touch=look.size == NARROW,
             is_mobile=look.size == NARROW,
         )
-        page = context.new_page()
+
+    def empty(self, origins: Iterable[str]) -> None:
+        """Close all tabs, forget what their pages stored, and profiles that are not kept."""
+        keepers = {keeper.context: keeper for keeper in self._keepers.values()}
+        for context in self._browser.contexts:
+            keeper = keepers.get(context)
+            if keeper is None:
+                context.close()
+                continue
+            for page in context.pages:
+                if page is not keeper:
+                    page.close()
+            context.clear_cookies()
+            context.clear_permissions()
+            session = context.new_cdp_session(keeper)
+            for origin in origins:
+                session.send(
+                    "Storage.clearDataForOrigin",
+                    {"origin": origin, "storageTypes": "local_storage,indexeddb,service_workers"},
+                )
+            session.detach()
+
+
+class Visitor:
+    """Opens pages and remembers what must not happen on any of them."""
+
+    def __init__(self, windows: Windows) -> None:
+        self._windows = windows
+        self._origins: set[str] = set()
+        self._expected: set[str] = set()
+        self.complaints: list[str] = []
+        self.requested: set[str] = set()
+
+    def open(self, url: str, look: Look = LOOKS[0], *, alone: bool = False) -> Page:
+        """Open an address in a new tab of the test's profile, or alone in a profile of its own."""
+        origin = _origin(url)
+        self._origins.add(origin)
+        windows = self._windows
+        page = windows.profile(look).new_page() if alone else windows.open(look, origin)
         page.set_default_timeout(LIMIT_S * 1000)
         page.on("console", self._console)
         page.on("pageerror", lambda error: self.complaints.append(f"script error: {error}"))
@@ -95,9 +152,8 @@ class Visitor:
         return any(answer in said for answer in self._expected)
 
     def close(self) -> None:
-        """Close every window."""
-        for context in list(self._browser.contexts):
-            context.close()
+        """Close every tab, and leave nothing that the next test could find."""
+        self._windows.empty(self._origins)
 
     def _console(self, message: ConsoleMessage) -> None:
         # Violations of the content security policy come out here as errors.
@@ -110,6 +166,22 @@ class Visitor:
             return
         if _origin(request.url) not in self._origins:
             self.complaints.append(f"request to another host: {request.url}")
+
+
+# Where this process's servers listen, one after the other: a browser has compiled the scripts of an
+# address that it knows.
+_ports: list[int] = []
+
+
+def listen_again(settings: Settings) -> socket.socket:
+    """Return a socket where this process's last server listened, or at any free port."""
+    try:
+        listener = listen(settings.model_copy(update={"port": _ports[-1] if _ports else 0}))
+    except StartupError:
+        # It still listens, or something else does by now.
+        listener = listen(settings.model_copy(update={"port": 0}))
+    _ports.append(listener.getsockname()[1])
+    return listener
 
 
 class Installation:

@@ -9,11 +9,12 @@ from playwright.sync_api import expect
 
 from app import bootstrap
 from app.access.principals import Role
-from app.run.http import HttpServer, address_of, listen
+from app.run.http import HttpServer, address_of
 from app.services.access.people import create_person
 from app.web import create_app
 from tests.e2e.expecting import expect_well_made, in_every_look
 from tests.e2e.looking import keep
+from tests.e2e.visiting import listen_again
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -32,7 +33,7 @@ def company(browser: Browser, settings: Settings) -> Iterator[str]:
     container = bootstrap.build(settings.model_copy(update={"require_sign_in": True}))
     create_person(container.everywhere(), "ada", PASSWORD, Role.ADMINISTRATOR, None)
     create_person(container.everywhere(), "bob", PASSWORD, Role.READER, "default")
-    listener = listen(settings.model_copy(update={"port": 0}))
+    listener = listen_again(settings)
     server = HttpServer(create_app(container), listener)
     server.start(lambda: False)
     yield address_of(listener).rstrip("/")

@@ -166,7 +166,7 @@ def follow_an_alert(site: str, receiver: Receiver, visitor: Visitor) -> None:
     expect(page.locator(".nav .count:not(.dead)")).to_have_count(0)
     keep(page, "incident-resolved")
     # Before the server goes, or the page says in the console that it is gone.
-    page.context.close()
+    page.close()
 
 
 def test_links_of_a_message_open_the_exact_view(

@@ -12,13 +12,13 @@ from sqlalchemy import text
 
 from app.alerts.facts import CauseFact
 from app.alerts.rules import CauseFound, NoData, Threshold
-from app.run.http import HttpServer, address_of, listen
+from app.run.http import HttpServer, address_of
 from app.services.alerts import rules as alert_rules
 from app.services.alerts.store import load_rules
 from app.web import create_app
 from tests.e2e.expecting import expect_well_made, in_every_look
 from tests.e2e.looking import keep
-from tests.e2e.visiting import NARROW
+from tests.e2e.visiting import NARROW, listen_again
 from tests.support.alerting import LOOPBACK, Alerting
 from tests.support.project import build
 from tests.support.reads import read
@@ -40,7 +40,7 @@ class Place:
     """A server without workers, and what moves its alerts."""
 
     def __init__(self, settings: Settings) -> None:
-        listener = listen(settings.model_copy(update={"port": 0}))
+        listener = listen_again(settings)
         self.url = address_of(listener).rstrip("/")
         self.container = build(settings.model_copy(update={"alert_allowed_networks": LOOPBACK}))
         self.alerting = Alerting(self.container)
@@ -173,7 +173,7 @@ def test_a_rule_that_comes_with_the_product_is_saved_as_it_was(
         page = visitor.open(f"{place.url}/rules/{rule.id}")
         press(page, "Save")
         expect(page.locator("#done")).to_have_text("Saved")
-        page.context.close()
+        page.close()
         stored = place.rule(rule.name)
         assert set(stored.selector.importance) == set(rule.selector.importance)
         if isinstance(rule.condition, NoData):
