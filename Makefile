@@ -19,7 +19,7 @@ ARGS ?=
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .SUFFIXES:
-.PHONY: help install install-dev demo serve test test-client test-unit test-integration test-e2e test-golden \
+.PHONY: help install install-dev demo serve test making-way test-client test-unit test-integration test-e2e test-golden \
 	test-postgres-15 install-real-jobs real-jobs check lint format types imports structure js bench bench-client score \
 	fuzz adaptations cycles fidelity fixes fleet cost-model docs docs-images pages wheel report-docs plan-table bench-tp soak lock upgrade image clean
 
@@ -90,13 +90,12 @@ COVERING := $(addprefix tests/,unit/analysis golden fuzz referee)
 # These compare times, of processes that wait most of the time: what runs beside them makes way.
 TIMED := $(addprefix tests/,real_jobs/test_real_jobs.py tensor integration/client/test_examples.py)
 
-test: check ## All checks and tests that this machine allows, as CI runs them
-	@echo "Jobs whose times are compared, and beside them what makes way: the tests of the analysis"
+test: install-dev ## All checks and tests that this machine allows, as CI runs them
+	@echo "Jobs whose times are compared; beside them what makes way: static checks and unit tests"
 	@$(BIN)/python scripts/run_beside.py $(RUN_TESTS) $(TIMED) $(PYTEST_ARGS) --- \
-		$(RUN_TESTS) --numprocesses $(TEST_PROCESSES) --dist worksteal --cov=app/analysis $(COVERING) \
-		$(PYTEST_ARGS)
+		$(MAKE) --no-print-directory making-way
 	@$(RUN_TESTS) --numprocesses $(WAITING_PROCESSES) --dist worksteal \
-		$(addprefix --ignore=,$(COVERING) $(TIMED)) $(PYTEST_ARGS)
+		$(addprefix --ignore=,tests/unit $(COVERING) $(TIMED)) $(PYTEST_ARGS)
 	@if [ -x "$(POSTGRES_15_BIN)/postgres" ]; then \
 		echo "What sends SQL again, on PostgreSQL 15"; \
 		$(ON_POSTGRES_15) $(SENDING_SQL) --numprocesses $(TEST_PROCESSES) --dist worksteal $(PYTEST_ARGS); \
@@ -105,6 +104,13 @@ test: check ## All checks and tests that this machine allows, as CI runs them
 	else \
 		echo "Not run on PostgreSQL 15: no binaries in $(POSTGRES_15_BIN)"; \
 	fi
+
+# What waits for nothing but a processor.
+making-way: check
+	@$(RUN_TESTS) --numprocesses $(TEST_PROCESSES) --dist worksteal --cov=app/analysis $(COVERING) \
+		$(PYTEST_ARGS)
+	@$(RUN_TESTS) --numprocesses $(TEST_PROCESSES) --dist worksteal tests/unit \
+		--ignore tests/unit/analysis $(PYTEST_ARGS)
 
 test-client: install-dev ## The client's own tests on every other Python from 3.10 on that is here
 	@scripts/test-client.sh
