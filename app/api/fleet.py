@@ -7,8 +7,9 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Annotated
 
 from fastapi import APIRouter, Query
-from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
+from pydantic import AwareDatetime, BaseModel, Field
 
+from app.api.frame.answers import ReadBody
 from app.api.frame.routers import api_router
 from app.db.states import SessionState
 from app.door.here import Here
@@ -25,12 +26,6 @@ Since = Annotated[
 Until = Annotated[
     AwareDatetime | None, Query(alias="to", description="Until then; now where it is not said.")
 ]
-
-
-class ReadBody(BaseModel):
-    """What is answered with attributes of what a service returns."""
-
-    model_config = ConfigDict(from_attributes=True, validate_by_alias=True, validate_by_name=True)
 
 
 class CostsBody(ReadBody):

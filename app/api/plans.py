@@ -12,6 +12,7 @@ from pydantic import BaseModel
 
 from app.analysis.documents import UnreadableDocumentError, load_json
 from app.analysis.planning.document import PlanDocument, SimulatedIteration
+from app.api.frame.answers import ReadBody
 from app.api.frame.docs import REFERENCE
 from app.api.frame.routers import api_router
 from app.db.states import PlanState
@@ -20,7 +21,7 @@ from app.errors import Fault, InvalidSpecError
 from app.inputs.plans.request import WrittenRequest, read_request
 from app.inputs.plans.spec import unreadable_spec
 from app.services.container import Container
-from app.services.plans.read import PlanSummary, PlanView, get_plan, list_plans
+from app.services.plans.read import PlanView, get_plan, list_plans
 from app.services.plans.requests import cancel_plan, submit_plan
 from app.services.plans.stored import PlanHeadline
 
@@ -51,7 +52,7 @@ class SubmittedBody(BaseModel):
     state: PlanState
 
 
-class PlanBody(BaseModel):
+class PlanBody(ReadBody):
     """A plan; `gap` is the proven gap so far, a fraction."""
 
     id: uuid.UUID
@@ -154,7 +155,7 @@ def router() -> APIRouter:
     ) -> PlanListBody:
         with container.reading() as tx:
             rows = list_plans(tx, limit).rows
-        return PlanListBody(plans=[PlanBody(**_row(row)) for row in rows])
+        return PlanListBody(plans=[PlanBody.model_validate(row) for row in rows])
 
     @routes.get(
         "/{plan}",
@@ -182,13 +183,9 @@ def _read(container: Container, plan: uuid.UUID) -> PlanView:
         return get_plan(tx, plan)
 
 
-def _row(row: PlanSummary) -> dict[str, Any]:
-    return {name: getattr(row, name) for name in PlanSummary.__slots__}
-
-
 def _detail(view: PlanView) -> PlanDetailBody:
     return PlanDetailBody(
-        **_row(view.row),
+        **PlanBody.model_validate(view.row).model_dump(),
         spec=dict(view.spec),
         faults=view.faults,
         ahead=view.ahead,

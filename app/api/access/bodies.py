@@ -10,14 +10,9 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from app.access.principals import ActorKind, Right, Role
 from app.api.alerts.bodies.incidents import IncidentBody
+from app.api.frame.answers import ReadBody
 
 Name = Annotated[str, Field(min_length=1, max_length=100)]
-
-
-class ReadBody(BaseModel):
-    """Something that is read from a value of a service."""
-
-    model_config = ConfigDict(from_attributes=True)
 
 
 class NewTokenBody(BaseModel):

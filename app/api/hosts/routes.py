@@ -7,20 +7,20 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Annotated, Final
 
 from fastapi import APIRouter, Query
-from pydantic import AwareDatetime, BaseModel, Field
+from pydantic import AliasPath, AwareDatetime, BaseModel, Field
 
+from app.api.frame.answers import ReadBody
 from app.api.frame.routers import api_router
 from app.door.here import Here
 from app.services.hosts.costs import Span
 from app.services.hosts.listed import Show
-from app.services.hosts.one import HostView, host_view
+from app.services.hosts.one import host_view
 from app.services.hosts.outcomes import Outcome
 from app.services.hosts.read import SORTS, list_hosts
 from app.services.hosts.repairs import note_repair
 
 if TYPE_CHECKING:
     from app.services.hosts.listed import HostRow, Hosts
-    from app.services.hosts.repairs import Repair
 
 DEFAULT_LIMIT: Final = 50
 MAX_LIMIT: Final = 1000
@@ -68,7 +68,7 @@ class HostListBody(BaseModel):
     page: int
 
 
-class GpuBody(BaseModel):
+class GpuBody(ReadBody):
     """A GPU of a host in a session; `slow` where a cause names it."""
 
     gpu: str
@@ -77,7 +77,7 @@ class GpuBody(BaseModel):
     slow: bool
 
 
-class HostSessionBody(BaseModel):
+class HostSessionBody(ReadBody):
     """A host in a session; `cause` is null where no cause names it."""
 
     session: uuid.UUID
@@ -89,25 +89,25 @@ class HostSessionBody(BaseModel):
     slowdown: float
     computing: float | None
     cause: str | None
-    cost_gpu_hours: float
+    cost_gpu_hours: float = Field(validation_alias="cost")
     gpus: list[GpuBody]
 
 
-class RepairBody(BaseModel):
+class RepairBody(ReadBody):
     """A repair, and what came of it: medians of up to five sessions before and after."""
 
     at: datetime
     gpu: str | None
     what: str
     by: str
-    outcome: Outcome
-    slowdown_before: float | None
-    slowdown_after: float | None
-    sessions_before: int
-    sessions_after: int
+    outcome: Outcome = Field(validation_alias=AliasPath("judged", "outcome"))
+    slowdown_before: float | None = Field(validation_alias=AliasPath("judged", "before"))
+    slowdown_after: float | None = Field(validation_alias=AliasPath("judged", "after"))
+    sessions_before: int = Field(validation_alias=AliasPath("judged", "sessions_before"))
+    sessions_after: int = Field(validation_alias=AliasPath("judged", "sessions_after"))
 
 
-class HostIncidentBody(BaseModel):
+class HostIncidentBody(ReadBody):
     """An incident that names the host."""
 
     id: uuid.UUID
@@ -118,7 +118,7 @@ class HostIncidentBody(BaseModel):
     resolved_at: datetime | None
 
 
-class HostDetailBody(BaseModel):
+class HostDetailBody(ReadBody):
     """A host with its sessions, incidents and repairs, the newest first."""
 
     host: str
@@ -189,7 +189,7 @@ def router() -> APIRouter:
     ) -> HostDetailBody:
         with container.reading() as tx:
             view = host_view(tx, host, Span(since, until))
-        return _detail(view)
+        return HostDetailBody.model_validate(view)
 
     @routes.post("/{host}/repairs", status_code=CREATED, summary="Note a repair")
     def post_repair(container: Here, host: str, body: NewRepairBody) -> HostDetailBody:
@@ -197,7 +197,7 @@ def router() -> APIRouter:
         note_repair(container, host, what=body.what, gpu=body.gpu, at=body.at, by=body.by)
         with container.reading() as tx:
             view = host_view(tx, host, Span())
-        return _detail(view)
+        return HostDetailBody.model_validate(view)
 
     return routes
 
@@ -221,54 +221,4 @@ def _host(row: HostRow, found: Hosts) -> HostBody:
         firing=bool(alarms and alarms.firing),
         first_seen=row.first_seen,
         last_seen=row.last_seen,
-    )
-
-
-def _detail(view: HostView) -> HostDetailBody:
-    return HostDetailBody(
-        host=view.host,
-        last_seen=view.last_seen,
-        sessions=[
-            HostSessionBody(
-                session=one.session,
-                number=one.number,
-                job=one.job,
-                received_at=one.received_at,
-                ranks=one.ranks,
-                workers=one.workers,
-                slowdown=one.slowdown,
-                computing=one.computing,
-                cause=one.cause,
-                cost_gpu_hours=one.cost,
-                gpus=[GpuBody(**gpu) for gpu in one.gpus],
-            )
-            for one in view.sessions
-        ],
-        incidents=[
-            HostIncidentBody(
-                id=one.id,
-                job=one.job,
-                cause=one.cause,
-                state=one.state,
-                fired_at=one.fired_at,
-                resolved_at=one.resolved_at,
-            )
-            for one in view.incidents
-        ],
-        repairs=[_repair(one) for one in view.repairs],
-    )
-
-
-def _repair(one: Repair) -> RepairBody:
-    judged = one.judged
-    return RepairBody(
-        at=one.at,
-        gpu=one.gpu,
-        what=one.what,
-        by=one.by,
-        outcome=judged.outcome,
-        slowdown_before=judged.before,
-        slowdown_after=judged.after,
-        sessions_before=judged.sessions_before,
-        sessions_after=judged.sessions_after,
     )

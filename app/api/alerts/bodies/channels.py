@@ -10,7 +10,7 @@ from pydantic import BaseModel, Field
 
 from app.alerts.rules import Audience, Selector, ShortText
 from app.alerts.states import DeliveryState
-from app.api.alerts.bodies.read import ReadBody
+from app.api.frame.answers import ReadBody
 from app.services.alerts.channels.write import MOST_MESSAGES, RATE_LIMIT
 
 # Messages in ten minutes; what is over it goes in the next digest.

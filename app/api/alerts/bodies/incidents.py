@@ -12,7 +12,7 @@ from pydantic import BaseModel, Field
 
 from app.alerts.rules import Severity
 from app.alerts.states import IncidentState
-from app.api.alerts.bodies.read import ReadBody
+from app.api.frame.answers import ReadBody
 from app.services.alerts.incident_reads import IncidentRow, IncidentView
 
 

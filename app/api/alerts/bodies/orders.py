@@ -8,7 +8,7 @@ from typing import Annotated, Final, Literal
 from pydantic import AwareDatetime, BaseModel, Field
 
 from app.alerts.states import IncidentState
-from app.api.alerts.bodies.read import ReadBody
+from app.api.frame.answers import ReadBody
 from app.services.alerts.triage.orders import MOST
 
 Person = Annotated[str, Field(min_length=1, max_length=200, description="Who says so.")]

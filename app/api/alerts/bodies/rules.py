@@ -18,7 +18,7 @@ from app.alerts.rules import (
     Severity,
     ShortText,
 )
-from app.api.alerts.bodies.read import ReadBody
+from app.api.frame.answers import ReadBody
 from app.services.alerts.rules import Preview
 
 
