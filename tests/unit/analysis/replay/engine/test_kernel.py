@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from app.analysis.replay.engine.executor import COMPILED_FROM, executor_for
-from app.analysis.replay.engine.kernel import CompiledReplay
+from app.analysis.replay.engine.kernel import CompiledReplay, replay_lanes
 from app.analysis.replay.engine.replay import (
     FIRST_MASK,
     ON_TIME,
+    RECORDED,
     ArrayReplay,
     Batch,
     Block,
@@ -90,3 +93,27 @@ def test_large_sessions_are_replayed_by_the_compiled_executor() -> None:
     program = group.simulator.executor.program
 
     assert isinstance(executor_for(program, COMPILED_FROM), CompiledReplay)
+
+
+def test_whatever_the_layout_of_arrays_the_loops_are_compiled_once() -> None:
+    group = prepare_replay(random_job(3).trace).main
+    nodes, steps, dp = group.durations.recorded_ns.shape
+    executor = CompiledReplay(group.simulator.executor.program)
+    plain = Batch(np.full((2, nodes), RECORDED, dtype=np.int32), np.empty((0, dp), dtype=bool))
+    transposed = np.full((nodes, 2), RECORDED, dtype=np.int32).T
+    repeated = np.broadcast_to(np.int32(ON_TIME), (2, nodes))
+    sliced = np.ones((1, 2 * steps, dp))[:, ::2]
+
+    ends = [
+        executor.step_ends(
+            batch,
+            Block(
+                slice(0, steps), group.durations.recorded_ns, group.durations.ideal_ns, rows, rows
+            ),
+        )
+        for batch in (plain, replace(plain, takes=transposed, late=repeated))
+        for rows in (np.ones((1, steps, dp)), sliced)
+    ]
+
+    assert all(np.array_equal(one, ends[0]) for one in ends)
+    assert len(replay_lanes.signatures) == 1  # type: ignore[attr-defined]
