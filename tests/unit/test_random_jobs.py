@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from app.analysis.trace.model import (
@@ -27,6 +27,7 @@ from app.analysis.trace.model import (
     Trace,
 )
 from tests.random_jobs import random_job
+from tests.support.nightly import drawn
 from tests.unit.analysis.synthesis.jobs import cells, rows
 
 if TYPE_CHECKING:
@@ -66,7 +67,7 @@ def ends(trace: Trace) -> NDArray[np.int64]:
 
 
 @given(sessions)
-@settings(max_examples=40, deadline=None)
+@drawn(40)
 def test_operations_of_one_stream_follow_each_other(session: SyntheticSession) -> None:
     trace = session.trace
     for dp, pp, step in cells(trace):
@@ -78,7 +79,7 @@ def test_operations_of_one_stream_follow_each_other(session: SyntheticSession) -
 
 
 @given(sessions)
-@settings(max_examples=40, deadline=None)
+@drawn(40)
 def test_members_of_a_collective_end_after_all_were_launched(session: SyntheticSession) -> None:
     trace, sizes = session.trace, session.job.sizes
     for step in sorted(set(trace.step.tolist())):
@@ -101,7 +102,7 @@ def test_members_of_a_collective_end_after_all_were_launched(session: SyntheticS
 
 
 @given(sessions)
-@settings(max_examples=40, deadline=None)
+@drawn(40)
 def test_the_nth_send_and_receive_of_neighbors_move_data_together(
     session: SyntheticSession,
 ) -> None:
@@ -123,7 +124,7 @@ def test_the_nth_send_and_receive_of_neighbors_move_data_together(
 
 
 @given(sessions)
-@settings(max_examples=40, deadline=None)
+@drawn(40)
 def test_data_flows_forward_through_the_stages_and_back(session: SyntheticSession) -> None:
     trace, job = session.trace, session.job
     for step in sorted(set(trace.step.tolist())):
@@ -143,7 +144,7 @@ def test_data_flows_forward_through_the_stages_and_back(session: SyntheticSessio
 
 
 @given(sessions)
-@settings(max_examples=40, deadline=None)
+@drawn(40)
 def test_the_end_of_a_step_is_a_chain_on_every_stage(session: SyntheticSession) -> None:
     trace = session.trace
     chain = [GC, LAYERNORM_ALL_REDUCE, EMBEDDING_ALL_REDUCE, SEPARATE_ALL_REDUCE]
@@ -162,7 +163,7 @@ def test_the_end_of_a_step_is_a_chain_on_every_stage(session: SyntheticSession) 
 
 
 @given(prompt_sessions)
-@settings(max_examples=40, deadline=None)
+@drawn(40)
 def test_without_overhead_everything_starts_when_something_of_its_worker_ends(
     session: SyntheticSession,
 ) -> None:
@@ -175,7 +176,7 @@ def test_without_overhead_everything_starts_when_something_of_its_worker_ends(
 
 @example(random_job(9420))
 @given(sessions)
-@settings(max_examples=40, deadline=None)
+@drawn(40)
 def test_true_step_times_are_those_of_the_trace(session: SyntheticSession) -> None:
     trace = session.trace
     steps = sorted(set(trace.step.tolist()))

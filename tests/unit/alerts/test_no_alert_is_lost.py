@@ -44,6 +44,7 @@ from app.alerts.incidents import (
 )
 from app.alerts.rules import Escalation, Threshold
 from app.alerts.states import IncidentState
+from tests.support.nightly import drawn
 from tests.unit.alerts.builders import (
     START,
     Job,
@@ -348,5 +349,5 @@ class NoAlertIsLost(RuleBasedStateMachine):
             row.state = "failed"
 
 
-NoAlertIsLost.TestCase.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)
+NoAlertIsLost.TestCase.settings = settings(drawn(40), stateful_step_count=30)
 TestNoAlertIsLost = NoAlertIsLost.TestCase

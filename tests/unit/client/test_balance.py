@@ -7,7 +7,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline_client.balance import (
@@ -20,6 +20,7 @@ from paceline_client.balance import (
     pack,
     step_cost,
 )
+from tests.support.nightly import drawn
 
 FULL = 32_768
 # seconds of a microbatch: attention takes as long as the rest at the full length
@@ -126,7 +127,7 @@ def sequences() -> st.SearchStrategy[Batch]:
 
 
 @given(sequences(), st.integers(1, 4), st.sampled_from([None, 60, 500]))
-@settings(deadline=None, max_examples=60)
+@drawn(60)
 def test_every_sequence_is_somewhere_once_and_nothing_gets_worse(
     batch: Batch, stages: int, max_tokens: int | None
 ) -> None:

@@ -7,7 +7,7 @@ import itertools
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from app.analysis.replay.layout.arrange import lay_out
@@ -23,6 +23,7 @@ from tests.factories import joined, select, session
 from tests.lossy import losing, without
 from tests.oracles.replay import recreated_times
 from tests.schedules import Job, executed
+from tests.support.nightly import drawn
 
 
 def the_layout(trace: Trace) -> Layout:
@@ -81,7 +82,7 @@ def test_times_tell_computations_without_names_apart() -> None:
 
 
 @given(st.integers(1, 6), st.integers(0, 3), st.integers(0, 1 << 30))
-@settings(max_examples=60, deadline=None)
+@drawn(60)
 def test_slots_are_assigned_at_the_least_cost(count: int, lost: int, seed: int) -> None:
     costs = np.random.default_rng(seed).integers(0, 9, size=(3, count, lost + 1)).astype(float)
     for lane, slots in enumerate(assign(costs)):
@@ -120,7 +121,7 @@ def test_what_is_lost_is_made_from_the_ranks_own_medians() -> None:
     assert replayed.recreated.by_worker.tolist() == [[0, 0], [0, 2], [0, 0]]
 
 
-@settings(max_examples=20, deadline=None)
+@drawn(20)
 @given(st.integers(0, 2**32 - 1), st.sampled_from(JOBS), st.sampled_from([0.005, 0.01, 0.02]))
 def test_what_is_lost_is_made_as_the_twin_does(seed: int, job: Job, share: float) -> None:
     layout = the_layout(losing(executed(job, seed=seed)[0], share, renumbered=False, seed=seed))

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from app.analysis.mitigation.tensor.placing import levelled, renumbered, routed, slices
 from tests.oracles.tensor_groups import soonest
+from tests.support.nightly import drawn
 
 SPEEDS = st.floats(0.01, 3.0)
 
@@ -48,7 +49,7 @@ def test_routes_bring_everything_from_senders_to_receivers(balance: list[int]) -
 
 
 @given(st.lists(st.tuples(SPEEDS, SPEEDS), min_size=2, max_size=3), st.integers(1, 6))
-@settings(max_examples=60)
+@drawn(60)
 def test_no_division_in_whole_columns_ends_sooner(
     ranks: list[tuple[float, float]], columns: int
 ) -> None:

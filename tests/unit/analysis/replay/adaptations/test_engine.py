@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from app.analysis.replay.engine.durations import Durations
@@ -17,9 +17,10 @@ from app.analysis.replay.engine.variants import Simulator
 from app.analysis.replay.session import prepare_replay
 from tests.oracles.adaptations import chained_step_times
 from tests.random_jobs import random_job
+from tests.support.nightly import drawn
 
 seeds = st.integers(min_value=0, max_value=2**32 - 1)
-jobs = settings(max_examples=25, deadline=None)
+jobs = drawn(25)
 
 
 def lags_of(graph: object, rng: np.random.Generator) -> dict[tuple[int, int], float]:

@@ -29,6 +29,7 @@ from app.analysis.synthesis.synthesize import synthesize
 from app.analysis.trace.model import GC, Sizes
 from tests.oracles import adaptations as twins
 from tests.schedules import Job, executed
+from tests.support.nightly import drawn
 
 seeds = st.integers(min_value=0, max_value=2**32 - 1)
 jobs = settings(max_examples=12, deadline=None)
@@ -170,7 +171,7 @@ def test_clocks_that_jump_make_no_launch_earlier_than_its_input() -> None:
     assert _usual(late) == 0.0
 
 
-@settings(deadline=None, max_examples=200)
+@drawn(200)
 @given(seeds, st.integers(1, 40), st.integers(5, 200))
 def test_delays_without_memory_are_chance(seed: int, kinds: int, count: int) -> None:
     rng = np.random.default_rng(seed)
@@ -179,7 +180,7 @@ def test_delays_without_memory_are_chance(seed: int, kinds: int, count: int) -> 
     assert _is_chance([(_regular_share(values), values) for values in late])
 
 
-@settings(deadline=None, max_examples=200)
+@drawn(200)
 @given(seeds, st.integers(1, 40))
 def test_delays_of_a_length_are_none_whatever_else_is_late_by_a_little(
     seed: int, kinds: int

@@ -7,7 +7,7 @@ from functools import partial
 
 import numpy as np
 import pytest
-from hypothesis import assume, example, given, settings
+from hypothesis import assume, example, given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
@@ -30,6 +30,7 @@ from tests.factories import joined, select, session
 from tests.lossy import losing
 from tests.oracles.clocks import corrected_starts, read_clocks
 from tests.random_jobs import random_job
+from tests.support.nightly import drawn
 
 
 def skewed(
@@ -246,7 +247,7 @@ def odd_session(seed: int, *, on_clocks: bool) -> Trace:
     return losing(trace, 0.03, renumbered=False, seed=seed) if rng.random() < 0.5 else trace
 
 
-@settings(max_examples=60, deadline=None)
+@drawn(60)
 @given(st.integers(0, 2**32 - 1), st.booleans())
 def test_clocks_are_read_as_the_twin_reads_them(
     seed: int,
@@ -275,7 +276,7 @@ def test_clocks_are_read_as_the_twin_reads_them(
 
 @example(17648, 2)  # what rounding leaves has no direction
 @given(st.integers(0, 2**32 - 1), st.integers(2, 40))
-@settings(max_examples=40, deadline=None)
+@drawn(40)
 def test_iteration_finds_the_potentials_that_one_matrix_gives(seed: int, nodes: int) -> None:
     rng = np.random.default_rng(seed)
     one, other = rng.integers(0, nodes, (2, 3 * nodes))

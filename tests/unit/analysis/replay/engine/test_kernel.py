@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from app.analysis.replay.engine.executor import COMPILED_FROM, executor_for
@@ -22,9 +22,10 @@ from app.analysis.replay.engine.replay import (
 from app.analysis.replay.engine.variants import Simulator
 from app.analysis.replay.session import prepare_replay
 from tests.random_jobs import random_job
+from tests.support.nightly import drawn
 
 seeds = st.integers(min_value=0, max_value=2**32 - 1)
-jobs = settings(max_examples=40, deadline=None)
+jobs = drawn(40)
 
 
 @jobs

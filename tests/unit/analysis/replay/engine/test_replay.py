@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from app.analysis.replay.engine.durations import FAULT_NS
@@ -16,9 +16,10 @@ from app.analysis.trace.model import Sizes
 from tests.oracles import replay as reference
 from tests.oracles.replay import replay_step, transfer_durations
 from tests.random_jobs import random_job
+from tests.support.nightly import drawn
 
 seeds = st.integers(min_value=0, max_value=2**32 - 1)
-jobs = settings(max_examples=40, deadline=None)
+jobs = drawn(40)
 
 
 def prepared(seed: int, **how: bool) -> Replayed:

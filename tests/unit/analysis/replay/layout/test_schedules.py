@@ -6,7 +6,7 @@ import dataclasses
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from app.analysis.replay.session import prepare_replay
@@ -14,6 +14,7 @@ from app.analysis.trace.model import Trace
 from app.errors import UnanalyzableError
 from tests.factories import joined, select
 from tests.schedules import END_OF_STEP, EVERYTHING, DeadlockError, Job, executed
+from tests.support.nightly import drawn
 
 OPTIONAL = sorted(EVERYTHING)
 TRANSFERS = [(d, w) for d in ("forward", "backward") for w in ("send", "recv")]
@@ -56,7 +57,7 @@ def jobs(draw: st.DrawFn) -> Job:
 
 
 @pytest.mark.slow
-@settings(max_examples=200, deadline=None)
+@drawn(200)
 @given(jobs(), st.integers(0, 1 << 30))
 def test_replayed_times_equal_the_executed_ones(job: Job, seed: int) -> None:
     try:

@@ -6,12 +6,13 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from app.analysis.trace.decode import decode
 from app.analysis.trace.model import SessionMeta, Sizes
 from app.errors import InvalidMetadataError, InvalidTraceError
+from tests.support.nightly import drawn
 from tests.unit.analysis.trace.bodies import LIMITS
 from tests.unit.analysis.trace.recordings.test_kineto import operations
 
@@ -95,7 +96,7 @@ def test_both_forms_are_the_same_operations(text: str) -> None:
 _times = st.integers(0, 4_000_000_000 * 1024).map(lambda time: time / 1024)
 
 
-@settings(max_examples=60, derandomize=True, deadline=None, database=None)
+@drawn(60)
 @given(
     made=st.lists(
         st.fixed_dictionaries(

@@ -7,13 +7,14 @@ import json
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from app.analysis.trace.decode import decode
 from app.analysis.trace.model import SessionMeta, Sizes
 from app.analysis.trace.unmapped import Unmapped
 from app.errors import InvalidMetadataError, InvalidTraceError, UnsupportedFormatError
+from tests.support.nightly import drawn
 from tests.unit.analysis.trace.bodies import LIMITS
 from tests.unit.analysis.trace.recordings.test_kineto import operations
 
@@ -160,7 +161,7 @@ def test_a_resource_without_a_rank_is_refused() -> None:
     assert caught.value.stable_code == "trace.unknown_rank"
 
 
-@settings(max_examples=60, derandomize=True, deadline=None, database=None)
+@drawn(60)
 @given(
     times=st.lists(
         st.tuples(st.integers(0, 1 << 61), st.integers(0, 1 << 40)),
