@@ -54,6 +54,7 @@ def openapi() -> dict[str, Any]:
         container.close()
 
 
+@pytest.mark.slow
 def test_the_openapi_document_has_what_it_refers_to(openapi: dict[str, Any]) -> None:
     path = "/api/v1/sessions/{session}/report"
     answer = openapi["paths"][path]["get"]["responses"]["200"]["content"]["application/json"]

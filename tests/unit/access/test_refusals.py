@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from app.access.principals import ActorKind
 from app.access.refusals import LINES, OTHERS, Refusal, Refusals
 from app.door.refusals import FIRST_S, LONGEST_S, next_wait_s
@@ -14,6 +16,7 @@ def _of(actor: str, kind: ActorKind = ActorKind.PEER) -> Refusal:
     return Refusal(kind, actor, "GET /", "access.unauthenticated")
 
 
+@pytest.mark.slow
 def test_a_flood_of_peers_is_a_few_lines() -> None:
     refusals = Refusals()
     for number in range(100_000):

@@ -7,6 +7,8 @@ import subprocess
 from pathlib import Path
 from typing import Final
 
+import pytest
+
 from benchmarks.score import HELD_OUT, lines, run
 
 ROOT: Final = Path(__file__).parents[3]
@@ -32,6 +34,7 @@ def test_the_default_seeds_are_unseen_and_soak_keeps_its_own() -> None:
     assert recipe("soak", "SEED=7").endswith("--incidents 10000 --seed 7")
 
 
+@pytest.mark.slow
 def test_jobs_of_seeds_that_the_rules_were_made_on_are_told() -> None:
     told = "1 of them are of seeds below 1,000,000, on which the rules were made"
     assert list(lines(run(1, 1, processes=1)))[1] == told

@@ -25,6 +25,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> SyntheticFiles:
     return write_scenario("slow-worker", tmp_path_factory.mktemp("trace"), seed=3)
 
 
+@pytest.mark.slow
 def test_the_report_is_all_of_standard_output(files: SyntheticFiles) -> None:
     done = paceline_process("analyze", files.trace, "--meta", files.meta, "--json")
     assert (done.returncode, done.stderr) == (0, "")
@@ -100,6 +101,7 @@ def test_there_is_no_other_adaptation(blocking: tuple[Path, Path]) -> None:
     assert "blocking_transfers" in done.stderr
 
 
+@pytest.mark.slow
 def test_a_question_is_answered_with_step_time_and_gain(files: SyntheticFiles) -> None:
     (dp, pp) = json.loads(files.truth.read_text())["workers"][0]
     asked = ("analyze", files.trace, "--meta", files.meta, "--fix", f"worker={dp}:{pp}")

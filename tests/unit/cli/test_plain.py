@@ -17,6 +17,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> SyntheticFiles:
     return write_scenario("slow-worker", tmp_path_factory.mktemp("trace"), seed=3)
 
 
+@pytest.mark.slow
 def test_what_is_plain_is_read_as_it_is_in_full(
     files: SyntheticFiles, capsys: pytest.CaptureFixture[str]
 ) -> None:

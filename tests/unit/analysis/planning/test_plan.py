@@ -32,6 +32,7 @@ def test_optimum_of_equal_blocks_by_oobleck(name: str, optimum: float) -> None:
     assert found.optimal
 
 
+@pytest.mark.slow
 def test_ditto_on_equal_blocks() -> None:
     ex1 = plan(uniform_example("Ex1"), objective="t_oobleck")
     assert cost_ms(ex1.comparison["ditto"], "t_oobleck") == pytest.approx(
@@ -128,6 +129,7 @@ def test_every_method_is_canceled_by_its_clock(method: str) -> None:
         plan(uniform_example("Ex1"), method=method, budget=SearchBudget(clock), compare=False)
 
 
+@pytest.mark.slow
 def test_checker_refuses_a_certificate_that_claims_too_much() -> None:
     found = plan(uniform_example("Ex1"), compare=False)
     certificate = found.certificate
@@ -226,6 +228,7 @@ def test_document_is_complete_and_plain_json() -> None:
     assert set(first) >= {"device", "gpus", "node", "forward_ms", "backward_ms", "memory_bytes"}
 
 
+@pytest.mark.slow
 def test_list_of_templates_stays_empty_where_it_would_take_long() -> None:
     layers = (Layer(1.0, 3.0),) * 98
     devices = (DeviceType("slow", 6, 8), DeviceType("fast", 2, 8, speed=2.0))

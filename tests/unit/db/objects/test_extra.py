@@ -22,6 +22,7 @@ print("obstore" in sys.modules)
 """
 
 
+@pytest.mark.slow
 def test_it_is_imported_only_where_a_store_is_configured() -> None:
     done = subprocess.run(  # noqa: S603 - this interpreter
         [sys.executable, "-c", WITHOUT], capture_output=True, text=True, check=True

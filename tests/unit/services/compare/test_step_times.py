@@ -60,6 +60,7 @@ def test_ties_are_corrected_for() -> None:
     assert mann_whitney(a, b) == pytest.approx(math.erfc(z / math.sqrt(2)))
 
 
+@pytest.mark.slow
 def test_under_one_distribution_five_in_a_hundred_tests_are_below_five_per_cent() -> None:
     generator = np.random.default_rng(1)
     for size in (12, 50):

@@ -135,6 +135,7 @@ def test_with_one_dp_rank_other_stages_are_the_peers() -> None:
     assert one_worker.keys() == {"slow_worker", "thermal_throttling", "network"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("factor", [1.3, 2.0])
 def test_it_shows_where_stages_have_other_chunks(factor: float) -> None:
     steady = replace(UNEVEN, compute_ns=400_000_000)

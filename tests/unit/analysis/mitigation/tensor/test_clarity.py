@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
 from app.analysis.mitigation.tensor.clarity import FEWEST, clarity
 
@@ -33,6 +34,7 @@ def test_of_few_reports_nothing_is_clear() -> None:
     assert not clarity(np.empty((0, 3)), np.array([8.0, 1.0, 1.0])).risen.any()
 
 
+@pytest.mark.slow
 def test_noise_of_three_percent_is_next_to_never_clear() -> None:
     reports, clear = 0, 0
     for seed in range(20):

@@ -33,6 +33,7 @@ def lags_of(graph: object, rng: np.random.Generator) -> dict[tuple[int, int], fl
     return {edge: float(rng.uniform(0, 5e6)) for edge in edges if rng.random() < 0.5}
 
 
+@pytest.mark.slow
 @jobs
 @given(seeds, st.booleans(), st.booleans())
 def test_both_executors_replay_as_the_twin(seed: int, chained: bool, lagged: bool) -> None:  # noqa: FBT001
@@ -62,6 +63,7 @@ def test_both_executors_replay_as_the_twin(seed: int, chained: bool, lagged: boo
         assert times[0] == pytest.approx(expected, rel=1e-12)
 
 
+@pytest.mark.slow
 @jobs
 @given(seeds)
 def test_any_variants_of_chained_steps_end_alike(seed: int) -> None:
@@ -85,6 +87,7 @@ def test_any_variants_of_chained_steps_end_alike(seed: int) -> None:
         assert np.array_equal(CompiledReplay(program).step_ends(batch, block), arrays)
 
 
+@pytest.mark.slow
 @jobs
 @given(seeds)
 def test_regular_delays_are_no_launch_delays(seed: int) -> None:

@@ -37,6 +37,7 @@ def test_a_slow_link_costs_what_it_does_with_many_chunks(shape: Shape, dp: int) 
     assert report.headline.slowdown == pytest.approx(slowdown, rel=0.03)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("vpp", [2, 3])
 def test_sends_behind_others_wait_for_no_call_that_blocks(vpp: int) -> None:
     shape = replace(WINDOW, vpp=vpp, microbatches=12, pp=6, host_waits=True)
@@ -57,6 +58,7 @@ def test_sends_behind_others_wait_for_no_call_that_blocks(vpp: int) -> None:
     assert report.headline.slowdown == pytest.approx(slowdown / even, rel=0.01)
 
 
+@pytest.mark.slow
 def test_calls_that_seem_to_block_hide_no_receives_posted_in_turn() -> None:
     def strike(world: World) -> None:
         world.activation_s[:, :, ::2] += 0.7 * pass_s(world)

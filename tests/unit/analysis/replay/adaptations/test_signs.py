@@ -71,6 +71,7 @@ def test_what_blocks_is_told_as_by_the_twin(seed: int) -> None:
         }
 
 
+@pytest.mark.slow
 @jobs
 @given(seeds)
 def test_what_holds_up_is_told_as_by_the_twin(seed: int) -> None:
@@ -98,6 +99,7 @@ def test_what_holds_nothing_up_does_not_block() -> None:
     assert find_blocking(replayed.layout, replayed.graph) is None
 
 
+@pytest.mark.slow
 @jobs
 @given(seeds)
 def test_what_lies_inside_is_told_as_by_the_twin(seed: int) -> None:
@@ -111,6 +113,7 @@ def test_what_lies_inside_is_told_as_by_the_twin(seed: int) -> None:
             assert inside[step, dp] == (NOWHERE if expected is None else expected)
 
 
+@pytest.mark.slow
 @jobs
 @given(seeds)
 def test_pauses_are_those_of_the_twin(seed: int) -> None:
@@ -171,6 +174,7 @@ def test_clocks_that_jump_make_no_launch_earlier_than_its_input() -> None:
     assert _usual(late) == 0.0
 
 
+@pytest.mark.slow
 @drawn(200)
 @given(seeds, st.integers(1, 40), st.integers(5, 200))
 def test_delays_without_memory_are_chance(seed: int, kinds: int, count: int) -> None:
@@ -180,6 +184,7 @@ def test_delays_without_memory_are_chance(seed: int, kinds: int, count: int) -> 
     assert _is_chance([(_regular_share(values), values) for values in late])
 
 
+@pytest.mark.slow
 @drawn(200)
 @given(seeds, st.integers(1, 40))
 def test_delays_of_a_length_are_none_whatever_else_is_late_by_a_little(

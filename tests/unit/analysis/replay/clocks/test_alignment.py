@@ -247,6 +247,7 @@ def odd_session(seed: int, *, on_clocks: bool) -> Trace:
     return losing(trace, 0.03, renumbered=False, seed=seed) if rng.random() < 0.5 else trace
 
 
+@pytest.mark.slow
 @drawn(60)
 @given(st.integers(0, 2**32 - 1), st.booleans())
 def test_clocks_are_read_as_the_twin_reads_them(

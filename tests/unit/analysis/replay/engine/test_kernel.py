@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -28,6 +29,7 @@ seeds = st.integers(min_value=0, max_value=2**32 - 1)
 jobs = drawn(40)
 
 
+@pytest.mark.slow
 @jobs
 @given(seeds, st.booleans(), st.booleans())
 def test_any_variants_end_alike(seed: int, late: bool, partnered: bool) -> None:  # noqa: FBT001
@@ -58,6 +60,7 @@ def test_any_variants_end_alike(seed: int, late: bool, partnered: bool) -> None:
     assert np.array_equal(CompiledReplay(program).step_ends(batch, block), arrays)
 
 
+@pytest.mark.slow
 @jobs
 @given(seeds)
 def test_the_metrics_replays_are_alike(seed: int) -> None:
@@ -75,6 +78,7 @@ def test_the_metrics_replays_are_alike(seed: int) -> None:
         assert np.array_equal(one, other)
 
 
+@pytest.mark.slow
 @jobs
 @given(seeds, st.booleans())
 def test_launches_are_late_alike(seed: int, faulty: bool) -> None:  # noqa: FBT001

@@ -34,6 +34,7 @@ def as_mapping(values: FloatArray) -> dict[tuple[int, int], float]:
     }
 
 
+@pytest.mark.slow
 @jobs
 @given(seeds)
 def test_durations_without_waiting_equal_the_twins(seed: int) -> None:
@@ -43,6 +44,7 @@ def test_durations_without_waiting_equal_the_twins(seed: int) -> None:
         assert as_mapping(replayed.durations.recorded_ns[:, step]) == pytest.approx(twin, abs=1e-3)
 
 
+@pytest.mark.slow
 @jobs
 @given(seeds)
 def test_recorded_durations_replay_as_the_twin_says(seed: int) -> None:
@@ -56,6 +58,7 @@ def test_recorded_durations_replay_as_the_twin_says(seed: int) -> None:
         )
 
 
+@pytest.mark.slow
 @jobs
 @given(seeds, st.booleans(), st.booleans())
 def test_a_job_without_launch_delays_replays_to_its_executed_times(
@@ -71,6 +74,7 @@ def test_a_job_without_launch_delays_replays_to_its_executed_times(
     assert times_s == pytest.approx(np.array(session.truth.step_times_s), rel=0, abs=2e-6)
 
 
+@pytest.mark.slow
 @jobs
 @given(seeds, st.booleans())
 def test_launches_are_as_late_as_the_twin_says(
@@ -88,6 +92,7 @@ def test_launches_are_as_late_as_the_twin_says(
         assert as_mapping(delays[:, step]) == twin
 
 
+@pytest.mark.slow
 @jobs
 @given(seeds)
 def test_recorded_durations_and_all_launch_delays_replay_to_the_recording(seed: int) -> None:
@@ -105,6 +110,7 @@ def test_recorded_durations_and_all_launch_delays_replay_to_the_recording(seed: 
         assert time_ns == pytest.approx(twin, rel=1e-9)
 
 
+@pytest.mark.slow
 @jobs
 @given(seeds, st.booleans())
 def test_every_worker_alone_equals_a_full_replay_of_that_worker(
@@ -126,6 +132,7 @@ def test_every_worker_alone_equals_a_full_replay_of_that_worker(
             assert by_worker[:, dp, pp] == pytest.approx(brute, rel=1e-12)
 
 
+@pytest.mark.slow
 @jobs
 @given(seeds)
 def test_launch_delays_of_one_type_replay_as_the_twin_says(seed: int) -> None:

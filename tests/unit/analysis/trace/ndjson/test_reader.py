@@ -264,6 +264,7 @@ def test_a_bomb_in_a_later_member_is_counted() -> None:
     assert error.stable_code == "body.too_large"
 
 
+@pytest.mark.slow
 def test_members_without_end_are_refused() -> None:
     body = gzip.compress(PLAIN) + gzip.compress(b"") * ((1 << 18) + 1)
     assert refused(body).stable_code == "trace.decompression_bomb"
@@ -283,6 +284,7 @@ def test_rows_over_the_limit_are_refused() -> None:
     assert error.stable_code == "body.too_many_rows"
 
 
+@pytest.mark.slow
 def test_bodies_may_be_longer_than_expected() -> None:
     row = bodies.rows()[0] | {"op": "tp-all-reduce", "mb": -1}
     made = [row | {"start_ns": number} for number in range(70_000)]
@@ -291,6 +293,7 @@ def test_bodies_may_be_longer_than_expected() -> None:
     assert trace.order.tolist() == list(range(70_000))
 
 
+@pytest.mark.slow
 def test_lines_without_rows_are_counted() -> None:
     body = gzip.compress(PLAIN) + gzip.compress(b"\n" * (10 << 20))
     assert refused(body, limits=Limits(max_rows=200)).stable_code == "body.too_many_rows"

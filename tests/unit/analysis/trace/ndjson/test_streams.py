@@ -68,6 +68,7 @@ def test_the_limit_of_the_installation_comes_first_where_it_is_lower() -> None:
         list(read_text(body, Limits(max_decompressed_bytes=MIB)))
 
 
+@pytest.mark.slow
 def test_recorded_text_is_far_from_the_ratio() -> None:
     job = JobModel(Sizes(dp=4, pp=4), microbatches=8, steps=40)
     text = gzip.decompress(to_ndjson_gz(synthesize(job, seed=1).trace))
