@@ -252,11 +252,13 @@ def _in_question(group: ShapeGroup, question: Question) -> Replacement:
 
     def of(node: int, steps: slice) -> FloatArray:
         result = _durations(group, question.base, node, steps, ())
+        stage = int(group.layout.nodes.pp[node])
         for change, (nodes, lanes) in zip(question.changes, masks, strict=True):
-            if nodes[node]:
+            here = lanes[steps, :, stage]
+            # Most questions are about few places: medians of all others would be for nothing.
+            if nodes[node] and here.any():
                 changed = _durations(group, change.base, node, steps, replaced) * change.scale
-                stage = int(group.layout.nodes.pp[node])
-                result = np.where(lanes[steps, :, stage], changed, result)
+                result = np.where(here, changed, result)
         return result
 
     nodes = np.arange(len(group.layout.nodes))

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from app.analysis.replay.engine.replay import IDEAL, ArrayReplay, Batch, Block
 from app.analysis.replay.layout.dense import FloatArray, Nodes
 from app.analysis.replay.layout.graph import COMPUTE
-from app.analysis.replay.session import ShapeGroup, prepare_replay
+from app.analysis.replay.session import Replayed, ShapeGroup, prepare_replay
 from app.analysis.trace import model as ops
 from app.analysis.trace.model import Trace
 from app.errors import NotFoundError
@@ -100,7 +100,13 @@ def step_timeline(trace: Trace, step: int, dp_ranks: Sequence[int] | None = None
     NotFoundError
         ``step_not_analyzed`` or ``dp_rank_unknown``.
     """
-    replayed = prepare_replay(trace)
+    return replayed_timeline(prepare_replay(trace), step, dp_ranks)
+
+
+def replayed_timeline(
+    replayed: Replayed, step: int, dp_ranks: Sequence[int] | None = None
+) -> Timeline:
+    """Return the timeline of a step of a session that is prepared; see `step_timeline`."""
     group = next((group for group in replayed.groups if step in group.layout.steps), None)
     if group is None:
         raise NotFoundError(f"Step {step} was not analyzed", code="step_not_analyzed")

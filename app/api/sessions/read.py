@@ -17,10 +17,12 @@ from app.analysis.diagnosis.headline import HeadlineKind
 from app.analysis.diagnosis.verdict import Level
 from app.analysis.json_text import members
 from app.analysis.report.heatmaps import encode_heatmap
+from app.analysis.report.timeline import replayed_timeline
 from app.api.frame.routers import api_router
 from app.api.sessions.report_schema import reference
 from app.db.states import SealedBy, SessionState
 from app.door.here import Here
+from app.services.sessions.prepared import prepared_session
 from app.services.sessions.read import (
     IntakeView,
     SessionRow,
@@ -29,7 +31,7 @@ from app.services.sessions.read import (
     list_sessions,
 )
 from app.services.sessions.reports import heatmap, report_json
-from app.services.sessions.timelines import perfetto_timeline, stored_trace, timeline_of
+from app.services.sessions.timelines import perfetto_timeline, stored_trace
 
 if TYPE_CHECKING:
     from app.analysis.report.timeline import Lanes, Timeline
@@ -253,13 +255,15 @@ def router() -> APIRouter:
         format: Literal["perfetto", "lanes"] = "perfetto",  # noqa: A002 - name of the parameter
     ) -> Response:
         """Return a Chrome trace that Perfetto opens, or the same as columns (`format=lanes`)."""
-        with container.reading() as tx:
-            stored = stored_trace(tx, session)
         if format == "perfetto":
+            with container.reading() as tx:
+                stored = stored_trace(tx, session)
             # A whole step of a large job: never in memory as a whole.
             pieces = perfetto_timeline(stored, step, dp)
             return StreamingResponse(pieces, media_type="application/json")
-        content = timeline_columns(timeline_of(stored, step, dp))
+        with prepared_session(container, session) as replayed:
+            timeline = replayed_timeline(replayed, step, dp)
+        content = timeline_columns(timeline)
         text = json.dumps(content, allow_nan=False, separators=(",", ":"))
         return Response(text, media_type="application/json")
 

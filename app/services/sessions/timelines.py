@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     import uuid
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from app.analysis.report.timeline import Timeline
     from app.analysis.trace.model import Trace
     from app.db.unit_of_work import Reads
 
@@ -62,20 +61,32 @@ def stored_trace(tx: Reads, session_id: uuid.UUID) -> StoredTrace:
     NotFoundError
         If there is no such session, or its chunks are not merged.
     """
+    blob = trace_blob(tx, session_id)
+    meta = tx.session.execute(select(Session.meta).where(Session.id == session_id)).scalar_one()
+    return StoredTrace(open_blob(tx, blob), meta)
+
+
+def trace_blob(tx: Reads, session_id: uuid.UUID) -> uuid.UUID:
+    """Return which blob has the operations of a session; see `stored_trace`."""
     row = tx.session.execute(
-        select(Session.meta, Session.trace_blob, Session.state, Session.trace_removed_at).where(
+        select(Session.trace_blob, Session.state, Session.trace_removed_at).where(
             Session.id == session_id
         )
     ).one_or_none()
     if row is None:
         raise no_session(session_id)
-    if row.trace_blob is None:
+    blob: uuid.UUID | None = row.trace_blob
+    if blob is None:
         raise no_trace(row.state, row.trace_removed_at)
-    return StoredTrace(open_blob(tx, row.trace_blob), row.meta)
+    return blob
 
 
-def timeline_of(stored: StoredTrace, step: int, dp_ranks: Sequence[int] | None) -> Timeline:
-    """Return one step, recorded on some DP ranks or all, and ideal.
+def perfetto_timeline(
+    stored: StoredTrace, step: int, dp_ranks: Sequence[int] | None = None
+) -> Iterator[str]:
+    """Return one step as a Chrome trace that names the hosts, piece by piece.
+
+    What can be wrong is raised before the first piece.
 
     Raises
     ------
@@ -85,17 +96,6 @@ def timeline_of(stored: StoredTrace, step: int, dp_ranks: Sequence[int] | None) 
         If the trace cannot be replayed.
     BusyError
         If others keep asking.
-    """
-    with whole_session():
-        return step_timeline(stored.unpack(), step, dp_ranks)
-
-
-def perfetto_timeline(
-    stored: StoredTrace, step: int, dp_ranks: Sequence[int] | None = None
-) -> Iterator[str]:
-    """Return one step as a Chrome trace that names the hosts, piece by piece.
-
-    What can be wrong is raised before the first piece; see `timeline_of`.
     """
     with whole_session():
         trace = stored.unpack()

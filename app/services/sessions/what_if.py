@@ -6,15 +6,14 @@ import uuid
 from typing import Any
 
 from app.analysis.replay.questions import Against, Question, answer
-from app.analysis.replay.session import prepare_replay
 from app.db.models.sessions import Session
 from app.db.states import SessionState
 from app.db.unit_of_work import Reads
 from app.errors import ConflictError
 from app.services.container import Container
+from app.services.sessions.prepared import prepared_session
 from app.services.sessions.read import no_session
 from app.services.sessions.reports import report_document
-from app.services.sessions.timelines import stored_trace, whole_session
 
 
 def answer_question(
@@ -44,11 +43,8 @@ def answer_question(
             f"The session is {state}; only an analyzed one can be asked about.",
             code="what_if.no_verdict",
         )
-    with whole_session():
-        with container.reading() as tx:
-            stored = stored_trace(tx, session_id)
-        found = answer(prepare_replay(stored.unpack(), question.without), question)
-        return found.as_document(against)
+    with prepared_session(container, session_id, question.without) as replayed:
+        return answer(replayed, question).as_document(against)
 
 
 def _against(tx: Reads, session: Session) -> Against:

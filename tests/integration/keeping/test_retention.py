@@ -26,6 +26,7 @@ from app.services.keeping.again import analyze_again
 from app.services.keeping.changes import pin_session
 from app.services.keeping.kinds import KINDS
 from app.services.keeping.retention import keep_to_rules, rules_of, set_rules, uses_of
+from app.services.sessions.prepared import prepared_session
 from app.services.sessions.reports import heatmap, report_json
 from app.services.sessions.timelines import stored_trace
 from app.services.tasks.execute import execute
@@ -76,12 +77,17 @@ def test_without_rules_everything_of_sessions_stays(container: Container) -> Non
 
 def test_old_traces_go_and_their_reports_stay_and_say_so(container: Container) -> None:
     old, new = _analyzed(container, days=31), _analyzed(container, days=29)
+    with prepared_session(container, old.session) as ready:
+        assert ready.steps.size
     set_rules(container, RetentionRules(traces=Keep(days=30)))
     assert keep_to_rules(container) == 1
     assert read(container, report_json, old.session)
     with pytest.raises(NotFoundError, match="not kept any more") as gone:
         read(container, stored_trace, old.session)
     assert gone.value.stable_code == "trace.removed"
+    # Also for who has just asked it, and for whom it was ready.
+    with pytest.raises(NotFoundError, match="not kept any more"):
+        prepared_session(container, old.session).__enter__()
     with pytest.raises(ConflictError):
         analyze_again(container, old.session)
     assert len(read(container, stored_trace, new.session).unpack()) == len(small_trace())
