@@ -13,7 +13,7 @@ from app.dashboard.fleet import exports
 from app.db.models.sessions import Job, Session
 from app.services.sessions.analyze import analyze_session
 from app.services.tasks.task_runs import claim
-from benchmarks.pages import elements
+from benchmarks.support.weighing import elements
 from tests.support.html import parse
 from tests.support.sessions import small_trace, store
 

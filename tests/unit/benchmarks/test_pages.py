@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from benchmarks.pages import Weighed, elements, table
+from benchmarks.support.weighing import Weighed, elements, table
 
 
 def test_elements_are_those_of_the_page_before_any_script() -> None:
@@ -13,12 +13,25 @@ def test_elements_are_those_of_the_page_before_any_script() -> None:
 
 def test_the_table_has_a_line_for_each_page_in_columns() -> None:
     pages = [
-        Weighed("small", "fleet", 9_876, 51_000, 412, 3, 0.0042),
-        Weighed("1,000 × 10", "fleet", 123_456, 2_000_000, 34_567, 3, 1.25),
+        Weighed("small", "fleet", 9_876, 51_000, 412, 3, 0.0042, 0.0031),
+        Weighed("1,000 × 10", "fleet", 123_456, 2_000_000, 34_567, 3, 1.25, 0.5),
     ]
     lines = table(pages).splitlines()
 
     assert len({len(line) for line in lines}) == 1
-    assert lines[1].split() == ["small", "fleet", "9.9", "kB", "51", "kB", "412", "3", "4", "ms"]
+    assert lines[1].split() == [
+        "small",
+        "fleet",
+        "9.9",
+        "kB",
+        "51",
+        "kB",
+        "412",
+        "3",
+        "4",
+        "ms",
+        "3",
+        "ms",
+    ]
     assert "34,567" in lines[2]
     assert "1250 ms" in lines[2]
