@@ -55,6 +55,22 @@ WORKERS: Final = 3
 KILL_EVERY_S: Final = 4.0
 CAUSES: Final = 4
 
+# Table, change, and of which rows.
+HURRIED: Final = (
+    (
+        "alert_delivery",
+        "next_attempt_at = now() + random() * interval '2 s'",
+        "state = 'waiting' AND next_attempt_at > now() + interval '2 s'",
+    ),
+    ("alert_channel", "hold_until = NULL", "hold_until > now() + interval '1 s'"),
+    # A minute of a storm is two seconds, so that messages go alone and in digests by turns.
+    (
+        "alert_delivery",
+        "started_at = started_at - interval '1 h'",
+        "started_at BETWEEN now() - interval '10 min' AND now() - interval '2 s'",
+    ),
+)
+
 # What is waited for at the end, and how long without any progress before it counts as lost.
 STALLED_S: Final = 120.0
 
@@ -122,27 +138,19 @@ def background(container: Container) -> Iterator[None]:
 
 
 def hurry(container: Container) -> None:
-    """Let what waits for minutes and hours wait for a second or two."""
-    with container.engine.begin() as connection:
-        connection.execute(
-            text(
-                "UPDATE alert_delivery SET next_attempt_at = now() + random() * interval '2 s' "
-                "WHERE state = 'waiting' AND next_attempt_at > now() + interval '2 s'"
+    """Let what waits for minutes and hours wait for a second or two.
+
+    Each in a transaction of its own, and without what somebody works on: workers take rows in an
+    order of theirs, and who waits for them here with rows in hand would be a deadlock.
+    """
+    for table, change, which in HURRIED:
+        with container.engine.begin() as connection:
+            connection.execute(
+                text(
+                    f"UPDATE {table} SET {change} WHERE id IN "  # noqa: S608 - of this file
+                    f"(SELECT id FROM {table} WHERE {which} FOR UPDATE SKIP LOCKED)"
+                )
             )
-        )
-        connection.execute(
-            text(
-                "UPDATE alert_channel SET hold_until = NULL "
-                "WHERE hold_until > now() + interval '1 s'"
-            )
-        )
-        # A minute of a storm is two seconds, so that messages go alone and in digests by turns.
-        connection.execute(
-            text(
-                "UPDATE alert_delivery SET started_at = started_at - interval '1 h' "
-                "WHERE started_at BETWEEN now() - interval '10 min' AND now() - interval '2 s'"
-            )
-        )
 
 
 def prepare(container: Container, receiver: Receiver, jobs: int) -> list[int]:

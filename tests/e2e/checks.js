@@ -36,7 +36,7 @@
     const names = ['href', 'src', 'action', 'data-copy', 'data-plotly'];
     const elements = [...document.querySelectorAll(names.map((name) => `[${name}]`).join())];
     const addresses = elements.flatMap((element) => names.map((name) => element.getAttribute(name)));
-    return [...new Set(addresses.filter((value) => value && !value.startsWith('#')).map((value) => new URL(value, location.href).origin))];
+    return [...new Set(addresses.filter((value) => value && !/^(#|data:)/.test(value)).map((value) => new URL(value, location.href).origin))];
   },
 
   // Controls and pictures that a screen reader has no word for.

@@ -29,7 +29,7 @@ from app.dashboard.alerts.parts import (
     until,
 )
 from app.dashboard.look.format import age, day_or_time, interval, listing, plural, times
-from app.dashboard.look.parts import StateLabel
+from app.dashboard.look.parts import StateLabel, since_when
 from app.services.alerts.incident_reads import COMMENTS_LISTED
 
 if TYPE_CHECKING:
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from app.services.alerts.channels.reads import ChannelView
     from app.services.alerts.deliveries.reads import DeliveryRow
     from app.services.alerts.incident_reads import EventRow, IncidentRow
+    from app.services.alerts.onset import Onset
     from app.services.alerts.views import IncidentLife
 
 DELIVERY_STATES: Final = {
@@ -133,6 +134,8 @@ class ChosenIncident:
     job_url: str
     title: str
     subtitle: str
+    # ``since 02:35 UTC, session 4, was 1.01×``; empty where the job is not slow
+    since: str
     session_url: str
     rules: str
     labels: str
@@ -153,13 +156,17 @@ class ChosenIncident:
     evidence_url: str = ""
 
 
-def chosen_incident(life: IncidentLife, channels: Sequence[ChannelView]) -> ChosenIncident:
+def chosen_incident(
+    life: IncidentLife, channels: Sequence[ChannelView], onset: Onset | None = None
+) -> ChosenIncident:
     """Return the incident beside the list.
 
     Parameters
     ----------
     life : IncidentLife
     channels : sequence of ChannelView
+    onset : Onset, optional
+        Since when its job is slow.
     """
     row, incident = life.view.row, life.view.row.incident
     facts = incident.facts
@@ -173,6 +180,7 @@ def chosen_incident(life: IncidentLife, channels: Sequence[ChannelView]) -> Chos
         job_url=job_url,
         title=f"{row.job}: {headline(incident)}",
         subtitle=_about(row, life.view.now),
+        since="" if onset is None else since_when(onset, life.view.now),
         session_url=session_url(incident, job_url),
         rules=listing(list(row.rules.values())) or "a rule that is gone",
         labels=labels(facts),

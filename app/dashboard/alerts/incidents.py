@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from app.alerts.incidents import Incident
     from app.services.alerts.channels.reads import ChannelView, Tally
     from app.services.alerts.incident_reads import IncidentRow
+    from app.services.alerts.onset import Onset
     from app.services.alerts.views import IncidentLife, Incidents, Over
 
 WARNING: Final = StateLabel("warn", "", 0)
@@ -140,6 +141,7 @@ def incidents_page(  # noqa: PLR0913 - everything that is on it
     tallies: Mapping[uuid.UUID, Tally],
     asked: IncidentsInAddress,
     *,
+    onset: Onset | None = None,
     chosen: bool = False,
 ) -> IncidentsPage:
     """Return the page of incidents.
@@ -153,6 +155,8 @@ def incidents_page(  # noqa: PLR0913 - everything that is on it
     channels : sequence of ChannelView
     tallies : mapping of UUID to Tally
     asked : IncidentsInAddress
+    onset : Onset, optional
+        Since when the chosen one's job is slow.
     chosen : bool
         Whether the chosen one was asked for by its address.
     """
@@ -177,7 +181,7 @@ def incidents_page(  # noqa: PLR0913 - everything that is on it
         over_title=_over_title(found),
         over=[_over(item, chosen_id, asked) for item in found.over],
         over_alone=found.filtered.over,
-        chosen=None if life is None else chosen_incident(life, channels),
+        chosen=None if life is None else chosen_incident(life, channels, onset),
         asked=chosen and life is not None,
         channels_title=channels_title(channels),
         channels=[health(channel, tallies.get(channel.id), found.now) for channel in channels],

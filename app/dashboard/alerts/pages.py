@@ -21,11 +21,13 @@ from app.dashboard.alerts.incident_fixes import fixes_of, realized_of
 from app.dashboard.alerts.incidents import first_of, incidents_page
 from app.dashboard.fixes.applied import applied_csv
 from app.dashboard.look.csv_text import csv_file, one_of
+from app.dashboard.look.parts import SLOW
 from app.door.here import Here
 from app.errors import NotFoundError
 from app.services.alerts.channels.reads import channels_and_tallies, no_channel
 from app.services.alerts.channels.views import undelivered
 from app.services.alerts.deliveries.deliver import apprise_is_usable
+from app.services.alerts.onset import onset_of_incident
 from app.services.alerts.triage.evidence import evidence_of, evidence_zip
 from app.services.alerts.views import incident_life, incidents
 
@@ -57,8 +59,11 @@ def _add_incidents(routes: APIRouter, pages: Pages) -> None:
                 fixes = None if life is None or incident is None else fixes_of(tx, life.view.row)
             except (ValueError, NotFoundError):
                 return pages.not_found(f"incident {incident}", nav)
+            onset = None if life is None else onset_of_incident(tx, life.view.row, SLOW)
             channels, tallies = channels_and_tallies(tx)
-        page = incidents_page(found, life, channels, tallies, asked, chosen=incident is not None)
+        page = incidents_page(
+            found, life, channels, tallies, asked, onset=onset, chosen=incident is not None
+        )
         return pages.render("alerts/incidents.html", nav, page=page, now=page.now, applied=fixes)
 
     @routes.get("/incidents")

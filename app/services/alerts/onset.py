@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from sqlalchemy import ColumnElement, case, func, or_, select, true
 
+from app.alerts.readings import NO_DATA_CAUSE
 from app.db.models.sessions import Job, Session
 from app.db.states import SessionState
 
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from sqlalchemy.orm.util import AliasedClass
 
     from app.db.unit_of_work import Reads
+    from app.services.alerts.incident_reads import IncidentRow
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +76,17 @@ def onset_of_job(tx: Reads, job: str, until: datetime, threshold: float) -> Onse
         .limit(1)
     ).one_or_none()
     return None if found is None else Onset(*found)
+
+
+def onset_of_incident(tx: Reads, row: IncidentRow, threshold: float) -> Onset | None:
+    """Return since when the job of an incident was slow at its latest session; see `onset_of_job`.
+
+    None where the incident is not about how slow it is: nothing comes any more.
+    """
+    facts = row.incident.facts
+    if facts is None or row.incident.cause == NO_DATA_CAUSE:
+        return None
+    return onset_of_job(tx, row.job, facts.received_at, threshold)
 
 
 def _shown(of: type[Session] | AliasedClass[Session]) -> ColumnElement[float | None]:
