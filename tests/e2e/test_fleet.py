@@ -100,3 +100,17 @@ def test_the_fleet_works_without_scripts(container: Container, site: str, browse
         expect(page.locator("table.jobs tbody tr")).to_have_count(1)
         assert "sort=job" in page.url
         assert "q=dense" in page.url
+
+
+def test_a_note_is_a_mark_of_its_job(container: Container, site: str, visitor: Visitor) -> None:
+    analyzed(container, healthy(1), "dense-34b")
+    analyzed(container, job_trace(), "dense-34b")
+    page = visitor.open(f"{site}/jobs/dense-34b")
+    page.get_by_label("What happened").fill("image 2026.11.3")
+    page.get_by_label("Kind").select_option("deployment")
+    page.get_by_label("As", exact=True).last.fill("Kim")
+    page.get_by_role("button", name="Add note").click()
+    marks = page.locator("table.marks")
+    expect(marks).to_contain_text("image 2026.11.3")
+    expect(marks).to_contain_text("Kim")
+    expect(page.locator("figure [data-figure][data-drawn]").first).to_be_visible()
