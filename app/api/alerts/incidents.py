@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import uuid
+from dataclasses import replace
 from typing import Annotated, Final
 
 from fastapi import APIRouter, Depends, Query
-from pydantic import StringConstraints
+from pydantic import AwareDatetime, StringConstraints
 
 from app.alerts.rules import Severity
 from app.alerts.states import IncidentState
@@ -73,6 +74,14 @@ class Filters:
         project: Annotated[Word, Query(description="The job's label of this name.")] = "",
         label: Annotated[Word, Query(description="A label of the job: name=value, or name.")] = "",
         assignee: Annotated[Word, Query(description="Whose it is; -: nobody's.")] = "",
+        begin: Annotated[
+            AwareDatetime | None,
+            Query(alias="from", description="Began since; with state=resolved ended since."),
+        ] = None,
+        end: Annotated[
+            AwareDatetime | None,
+            Query(alias="to", description="Began until; with state=resolved ended until."),
+        ] = None,
     ) -> None:
         self.filtered = IncidentFilter(
             words=q,
@@ -83,6 +92,8 @@ class Filters:
             project=project,
             label=label,
             assignee=assignee,
+            since=begin,
+            until=end,
         )
 
 
@@ -111,7 +122,7 @@ def _reads(routes: APIRouter) -> None:
                 limit,
                 state=state,
                 job=job,
-                filtered=filters.filtered,
+                filtered=replace(filters.filtered, state=state),
                 sort=sort or "",
                 offset=offset,
             )

@@ -37,7 +37,7 @@ def _listed(container: Container, asked: IncidentsInAddress) -> Iterator[Sequenc
     """Return the rows; each page is read in a transaction of its own."""
     for number in count(1):
         with container.reading() as tx:
-            found = incidents(tx, asked.filtered, sort=asked.sort, number=number)
+            found = incidents(tx, asked.at(tx.now), sort=asked.sort, number=number)
         worlds = {session: one.world for session, one in found.sessions.items()}
         rows = [item.row for item in found.over] if found.filtered.over else found.present
         yield from (incident_cells(row, worlds) for row in rows)

@@ -13,6 +13,7 @@ from app.dashboard.alerts.parts import STATES
 from app.dashboard.look.address import Address, page_number
 from app.dashboard.look.choosing import Choice, Heading
 from app.dashboard.look.format import count
+from app.dashboard.look.ranges import ALL, RangeChoices, range_choices, range_of
 from app.services.alerts.filters import (
     MAX_CHARACTERS,
     NOBODY,
@@ -24,13 +25,14 @@ from app.services.alerts.filters import (
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from datetime import datetime
 
     from app.services.alerts.views import Incidents
 
 PATH: Final = "/incidents"
 
 # What the form does not ask for itself.
-KEPT: Final = ("state", "sort")
+KEPT: Final = ("state", "sort", "range", "from", "to")
 
 # What the list is sorted by, the head of the column, and its classes.
 COLUMNS: Final = (
@@ -67,6 +69,7 @@ class FilterBar:
     selects: Sequence[Select]
     fields: Sequence[tuple[str, str, str]]
     kept: Sequence[tuple[str, str]]
+    range: RangeChoices
     filtered: bool
     cleared_url: str
 
@@ -87,6 +90,9 @@ class IncidentsInAddress:
         project: Asked = "",
         label: Asked = "",
         assignee: Asked = "",
+        range: Asked = "",  # noqa: A002 - name of the parameter
+        begin: Annotated[str, Query(alias="from")] = "",
+        end: Annotated[str, Query(alias="to")] = "",
         sort: Asked = "",
         page: Asked = "",
     ) -> None:
@@ -108,9 +114,10 @@ class IncidentsInAddress:
             **{
                 name: value.replace("\x00", "")
                 for name, value in asdict(filtered).items()
-                if name != "state"
+                if name not in ("state", "since", "until")
             },
         )
+        self.about = range_of(range, begin, end, default=ALL)
         self.sort = sort if sort.removeprefix("-") in SORTS else ""
         self.number = page_number(page)
 
@@ -121,12 +128,17 @@ class IncidentsInAddress:
         values["q"] = values.pop("words")
         values["state"] = str(values["state"] or "")
         values["sort"] = self.sort
+        values |= self.about.parameters(ALL)
         return {name: value for name, value in values.items() if value}
 
     @property
     def narrowed(self) -> bool:
         """Return whether it asks for anything but a state and an order."""
         return bool(set(self.parameters) - {"state", "sort"})
+
+    def at(self, now: datetime) -> IncidentFilter:
+        """Return what it asks for, with its time counted back from now."""
+        return replace(self.filtered, since=self.about.since(now), until=self.about.end)
 
     def address(self, path: str = PATH) -> Address:
         """Return the address of the first page of the same list, or of something beside it."""
@@ -168,6 +180,7 @@ def filter_bar(asked: IncidentsInAddress, found: Incidents) -> FilterBar:
         selects=[select for select in selects if select.choices],
         fields=fields,
         kept=[(name, value) for name, value in asked.parameters.items() if name in KEPT],
+        range=range_choices(asked.about, with_all=True),
         filtered=asked.narrowed,
         cleared_url=Address(PATH, {"state": asked.parameters.get("state", "")}).but(),
     )

@@ -51,7 +51,7 @@ def add_alert_pages(routes: APIRouter, pages: Pages) -> None:
 def _add_incidents(routes: APIRouter, pages: Pages) -> None:
     def show(container: Container, asked: IncidentsInAddress, incident: str | None) -> Response:
         with pages.reading(container) as (tx, nav):
-            found = incidents(tx, asked.filtered, sort=asked.sort, number=asked.number)
+            found = incidents(tx, asked.at(tx.now), sort=asked.sort, number=asked.number)
             try:
                 chosen = first_of(found) if incident is None else uuid.UUID(incident)
                 life = None if chosen is None else incident_life(tx, chosen)

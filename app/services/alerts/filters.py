@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final, get_args
 
 from sqlalchemy import Float, Text, case, cast, func, or_
@@ -93,6 +94,8 @@ class IncidentFilter:
         ``name=value``, or the name of a label that the job has.
     assignee : str
         ``-``: nobody.
+    since, until : datetime or None
+        Of a time: it began in it, or ended where what is over is asked for.
     """
 
     words: str = ""
@@ -105,6 +108,8 @@ class IncidentFilter:
     project: str = ""
     label: str = ""
     assignee: str = ""
+    since: datetime | None = None
+    until: datetime | None = None
 
     @property
     def over(self) -> bool:
@@ -151,6 +156,11 @@ def matches(filtered: IncidentFilter) -> list[ColumnElement[bool]]:
         (filtered.project, LABELS["project"].astext),
     ]
     found = [column == asked for asked, column in same if asked]
+    moment = AlertIncident.resolved_at.expression if filtered.over else _SINCE
+    if filtered.since is not None:
+        found.append(moment >= filtered.since)
+    if filtered.until is not None:
+        found.append(moment <= filtered.until)
     if filtered.host:
         blamed = [{"where": [filtered.host]}]
         found.append(or_(filtered.host == WHERE, _DOCUMENT["facts"]["causes"].contains(blamed)))

@@ -110,6 +110,9 @@ def test_what_is_asked_for_is_in_the_address(place: Place, visitor: Visitor) -> 
     expect(lines(page)).to_have_count(1)
     expect(lines(page)).to_contain_text("long-context-32k")
     expect(page).to_have_url(re.compile("label=team%3Dsearch"))
+    page.get_by_role("group", name="Time").get_by_role("link", name="24\N{NO-BREAK SPACE}h").click()
+    expect(page).to_have_url(re.compile("label=team%3Dsearch.*range=24h"))
+    expect(lines(page)).to_have_count(1)
 
 
 @in_every_look
