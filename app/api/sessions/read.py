@@ -22,7 +22,6 @@ from app.api.frame.routers import api_router
 from app.api.sessions.report_schema import reference
 from app.db.states import SealedBy, SessionState
 from app.door.here import Here
-from app.services.sessions.prepared import prepared_session
 from app.services.sessions.read import (
     IntakeView,
     SessionRow,
@@ -30,8 +29,9 @@ from app.services.sessions.read import (
     get_session,
     list_sessions,
 )
+from app.services.sessions.replays.prepared import prepared_session
+from app.services.sessions.replays.timelines import perfetto_timeline, stored_trace
 from app.services.sessions.reports import heatmap, report_json
-from app.services.sessions.timelines import perfetto_timeline, stored_trace
 
 if TYPE_CHECKING:
     from app.analysis.report.timeline import Lanes, Timeline

@@ -12,7 +12,7 @@ from app.analysis.diagnosis.headline import HeadlineKind
 from app.api.frame.routers import api_router
 from app.door.here import Here
 from app.inputs.sessions.question import WrittenQuestion
-from app.services.sessions.what_if import answer_question
+from app.services.sessions.replays.what_if import answer_question
 
 EXAMPLE = {
     "base": "recorded",

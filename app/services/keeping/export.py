@@ -25,8 +25,8 @@ from app.services.access.audit import Action, record
 from app.services.access.projects import project_name
 from app.services.keeping.delete import no_job
 from app.services.sessions.read import get_session
+from app.services.sessions.replays.timelines import stored_trace, whole_session
 from app.services.sessions.reports import report_json
-from app.services.sessions.timelines import stored_trace, whole_session
 
 if TYPE_CHECKING:
     import uuid

@@ -19,8 +19,8 @@ from app.services.alerts.channels.write import create_channel
 from app.services.alerts.everywhere import open_everywhere
 from app.services.alerts.sweep import AlertSweep, sweep_alerts
 from app.services.alerts.triage.notes import assign_incidents, comment_on
+from app.services.sessions.replays.timelines import stored_trace
 from app.services.sessions.reports import report_json
-from app.services.sessions.timelines import stored_trace
 from app.services.tasks.execute import execute
 from app.services.tasks.leases import LeaseKeeper
 from app.services.tasks.task_runs import claim, finish

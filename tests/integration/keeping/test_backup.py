@@ -8,8 +8,8 @@ from app.db import migrate
 from app.db.embedded.server import EmbeddedPostgres, running_url
 from app.services.access.audit import Action, list_entries, record
 from app.services.access.projects import list_projects
+from app.services.sessions.replays.timelines import stored_trace
 from app.services.sessions.reports import heatmap, report_json
-from app.services.sessions.timelines import stored_trace
 from app.services.tasks.execute import execute
 from app.services.tasks.leases import LeaseKeeper
 from app.settings import Settings

@@ -26,9 +26,9 @@ from app.services.keeping.again import analyze_again
 from app.services.keeping.changes import pin_session
 from app.services.keeping.kinds import KINDS
 from app.services.keeping.retention import keep_to_rules, rules_of, set_rules, uses_of
-from app.services.sessions.prepared import prepared_session
+from app.services.sessions.replays.prepared import prepared_session
+from app.services.sessions.replays.timelines import stored_trace
 from app.services.sessions.reports import heatmap, report_json
-from app.services.sessions.timelines import stored_trace
 from app.services.tasks.execute import execute
 from app.services.tasks.leases import LeaseKeeper
 from app.services.usage.quotas import use_of

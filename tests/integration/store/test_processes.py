@@ -20,8 +20,8 @@ from app.db.models.blobs import BlobObject, BlobPart
 from app.db.models.sessions import Session
 from app.services.installation.sweep import sweep
 from app.services.keeping.objects import references
+from app.services.sessions.replays.timelines import stored_trace
 from app.services.sessions.reports import report_json
-from app.services.sessions.timelines import stored_trace
 from app.services.tasks.execute import execute
 from app.services.tasks.leases import LeaseKeeper
 from app.settings import Settings

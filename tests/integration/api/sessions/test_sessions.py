@@ -11,8 +11,8 @@ from sqlalchemy import text
 
 from app.analysis.report.timeline import step_timeline
 from app.db.states import SessionState
+from app.services.sessions.replays.timelines import stored_trace
 from app.services.sessions.reports import heatmap, report_document
-from app.services.sessions.timelines import stored_trace
 from tests.integration.api import bodies
 from tests.support.reads import read
 

@@ -11,8 +11,8 @@ from app.db.states import SessionState
 from app.db.unit_of_work import Reads
 from app.errors import ConflictError
 from app.services.container import Container
-from app.services.sessions.prepared import prepared_session
 from app.services.sessions.read import no_session
+from app.services.sessions.replays.prepared import prepared_session
 from app.services.sessions.reports import report_document
 
 

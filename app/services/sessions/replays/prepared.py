@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 from app.analysis.replay.session import prepare_replay
 from app.errors import BusyError
-from app.services.sessions.timelines import WAIT_S, stored_trace, trace_blob, whole_session
+from app.services.sessions.replays.timelines import WAIT_S, stored_trace, trace_blob, whole_session
 
 if TYPE_CHECKING:
     import uuid

@@ -8,8 +8,8 @@ import pytest
 
 from app.analysis.replay.session import prepare_replay
 from app.errors import BusyError
-from app.services.sessions import prepared
-from app.services.sessions.prepared import PreparedSessions
+from app.services.sessions.replays import prepared
+from app.services.sessions.replays.prepared import PreparedSessions
 from tests.support.sessions import small_trace
 from tests.support.waiting import wait_for
 
