@@ -115,7 +115,7 @@ making-way: check
 test-client: install-dev ## The client's own tests on every other Python from 3.10 on that is here
 	@scripts/test-client.sh
 
-test-unit: install-dev ## Unit tests but the slow ones: a minute, no server
+test-unit: install-dev ## Unit tests but the slow ones: two minutes at most, no server
 	@$(BIN)/pytest tests/unit -m "not slow" $(PYTEST_ARGS)
 
 test-golden: install-dev ## Against the published results (PACELINE_REFERENCE_DATA names the folder)

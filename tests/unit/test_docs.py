@@ -64,6 +64,7 @@ def test_the_openapi_document_has_what_it_refers_to(openapi: dict[str, Any]) -> 
     assert referred <= set(openapi["components"]["schemas"])
 
 
+@pytest.mark.slow
 def test_every_route_of_the_api_is_on_its_page(openapi: dict[str, Any]) -> None:
     page = (DOCS / "http-api.md").read_text()
     paths = set(openapi["paths"])

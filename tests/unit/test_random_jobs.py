@@ -35,6 +35,9 @@ if TYPE_CHECKING:
 
     from app.analysis.synthesis.synthesize import SyntheticSession
 
+# Together they take seconds.
+pytestmark = pytest.mark.slow
+
 STREAMS = (
     (FORWARD_COMPUTE, BACKWARD_COMPUTE),
     (PARAMS_ALL_GATHER, GRADS_REDUCE_SCATTER, SEPARATE_ALL_REDUCE),
@@ -66,7 +69,6 @@ def ends(trace: Trace) -> NDArray[np.int64]:
     return trace.start_ns + trace.duration_ns
 
 
-@pytest.mark.slow
 @given(sessions)
 @drawn(40)
 def test_operations_of_one_stream_follow_each_other(session: SyntheticSession) -> None:
@@ -79,7 +81,6 @@ def test_operations_of_one_stream_follow_each_other(session: SyntheticSession) -
             assert (end[by_start][:-1] <= start[by_start][1:]).all()
 
 
-@pytest.mark.slow
 @given(sessions)
 @drawn(40)
 def test_members_of_a_collective_end_after_all_were_launched(session: SyntheticSession) -> None:
@@ -103,7 +104,6 @@ def test_members_of_a_collective_end_after_all_were_launched(session: SyntheticS
                 assert ends(trace)[mask].min() >= trace.start_ns[mask].max()
 
 
-@pytest.mark.slow
 @given(sessions)
 @drawn(40)
 def test_the_nth_send_and_receive_of_neighbors_move_data_together(
@@ -126,7 +126,6 @@ def test_the_nth_send_and_receive_of_neighbors_move_data_together(
             assert (ends(trace)[received] >= launched).all()
 
 
-@pytest.mark.slow
 @given(sessions)
 @drawn(40)
 def test_data_flows_forward_through_the_stages_and_back(session: SyntheticSession) -> None:
@@ -147,7 +146,6 @@ def test_data_flows_forward_through_the_stages_and_back(session: SyntheticSessio
                 assert end[0, last, mb] <= start[1, last, mb]
 
 
-@pytest.mark.slow
 @given(sessions)
 @drawn(40)
 def test_the_end_of_a_step_is_a_chain_on_every_stage(session: SyntheticSession) -> None:
@@ -167,7 +165,6 @@ def test_the_end_of_a_step_is_a_chain_on_every_stage(session: SyntheticSession) 
                 latest = ends(trace)[mask].max()
 
 
-@pytest.mark.slow
 @given(prompt_sessions)
 @drawn(40)
 def test_without_overhead_everything_starts_when_something_of_its_worker_ends(

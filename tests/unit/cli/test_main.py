@@ -143,6 +143,7 @@ def test_the_refusal_of_a_question_says_what_is_wrong(
     assert message in done.stderr.splitlines()[0]
 
 
+@pytest.mark.slow
 def test_rubbish_fails_with_code_and_position(files: SyntheticFiles, tmp_path: Path) -> None:
     rubbish = tmp_path / "trace.parquet"
     rubbish.write_bytes(b"not a trace")
@@ -156,6 +157,7 @@ def test_rubbish_fails_with_code_and_position(files: SyntheticFiles, tmp_path: P
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.slow
 def test_files_that_cannot_be_used_are_refused_in_a_line(
     files: SyntheticFiles, tmp_path: Path
 ) -> None:
@@ -184,6 +186,7 @@ def test_a_trace_that_the_system_does_not_let_read_is_refused() -> None:
     assert "/proc/self/mem cannot be read: Input/output error [file.not_readable]" in done.stderr
 
 
+@pytest.mark.slow
 def test_wrong_use_has_an_exit_code_of_its_own(files: SyntheticFiles) -> None:
     timeline = paceline(
         "analyze", files.trace, "--meta", files.meta, "--fix", "stage=0", "--timeline", "x.json.gz"

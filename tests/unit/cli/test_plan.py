@@ -90,6 +90,7 @@ def test_file_that_cannot_be_read(tmp_path: Path, content: bytes | None, code: s
     assert caught.value.stable_code == code
 
 
+@pytest.mark.slow
 def test_method_without_an_answer(spec: Path) -> None:
     document = example("Ex3", {"layers": uniform_layers()})
     spec.write_text(json.dumps(document))

@@ -12,6 +12,9 @@ from paceline_client import PlannedGC
 from paceline_client.planned_gc import Collection, HeapGrowth, advised_interval
 from tests.support.collecting import leave_garbage, run_job
 
+# Together they take seconds.
+pytestmark = pytest.mark.slow
+
 STEPS = 40
 RINGS = 200
 

@@ -152,6 +152,7 @@ def test_a_step_that_lost_an_operation_is_left_out_whole(receiver: Receiver) -> 
     assert header["meta"]["dropped_steps"] == {"rank-1": [2]}
 
 
+@pytest.mark.slow
 def test_a_burst_that_the_memory_does_not_hold_goes_to_the_spool(tmp_path: Path) -> None:
     buffer = OperationBuffer(50_000)
     backlog = Backlog(buffer, Spool(tmp_path), in_memory=10_000)

@@ -5,6 +5,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+# Together they take seconds.
+pytestmark = pytest.mark.slow
+
 SCRIPT = Path(__file__).parents[3] / "scripts" / "run_tests.py"
 
 # Fails in its first run in this folder only.

@@ -81,6 +81,7 @@ def test_all_workers_that_are_called_slow_are_replaced_together() -> None:
     assert fix.title == "Replace workers (1, 2), (3, 0)"
 
 
+@pytest.mark.slow
 def test_late_launches_that_a_slow_worker_hides_come_back_without_it() -> None:
     synthetic = synthesize(LATE, (SlowWorker((2, 1), 1.8),), seed=3)
     _, error = replacement(synthetic)

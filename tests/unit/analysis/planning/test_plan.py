@@ -57,6 +57,7 @@ def test_optimum_of_every_example_is_proven(name: str, speeds: str) -> None:
     assert faults_of_template(found.problem, found.template) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("objective", ["t_std", "t_oobleck"])
 def test_divide_and_conquer_is_never_below_the_optimum(objective: str) -> None:
     spec = uniform_example("Ex2")

@@ -25,6 +25,9 @@ from tests.oracles.replay import recreated_times
 from tests.schedules import Job, executed
 from tests.support.nightly import drawn
 
+# Together they take seconds.
+pytestmark = pytest.mark.slow
+
 
 def the_layout(trace: Trace) -> Layout:
     (layout,) = lay_out(trace).groups
@@ -121,7 +124,6 @@ def test_what_is_lost_is_made_from_the_ranks_own_medians() -> None:
     assert replayed.recreated.by_worker.tolist() == [[0, 0], [0, 2], [0, 0]]
 
 
-@pytest.mark.slow
 @drawn(20)
 @given(st.integers(0, 2**32 - 1), st.sampled_from(JOBS), st.sampled_from([0.005, 0.01, 0.02]))
 def test_what_is_lost_is_made_as_the_twin_does(seed: int, job: Job, share: float) -> None:

@@ -10,6 +10,9 @@ from numpy.typing import NDArray
 
 from app.analysis.report.lasting import FALSE_ALARMS, lasting_changes
 
+# Together they take seconds.
+pytestmark = pytest.mark.slow
+
 Draw = Callable[[np.random.Generator, int], NDArray[np.float64]]
 
 SERIES = 200

@@ -7,6 +7,9 @@ from app.analysis.report.build import analyze
 from app.analysis.synthesis.hosts.scenarios import HOST_SCENARIOS
 from app.analysis.synthesis.scenarios import ALL_SCENARIOS, RECORDINGS, SCENARIOS
 
+# Together they take seconds.
+pytestmark = pytest.mark.slow
+
 CAUSES = {
     "healthy": (),
     "slow-worker": ("slow_worker",),
@@ -79,7 +82,6 @@ def test_a_scenario_is_what_it_says(name: str, seed: int) -> None:
     assert session.truth.stage == (3 if name in HEAVY_LAST_STAGE else None)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", AS_HOSTS_RUN)
 def test_a_job_as_its_hosts_run_it_is_adapted_to_and_told_right(name: str) -> None:
     session = HOST_SCENARIOS[name].synthesize(4)
@@ -96,7 +98,6 @@ def test_a_job_as_its_hosts_run_it_is_adapted_to_and_told_right(name: str) -> No
     assert report.headline.slowdown == pytest.approx(session.truth.slowdown, rel=0.03)
 
 
-@pytest.mark.slow
 def test_equal_seeds_give_equal_sessions_and_another_seed_another_worker() -> None:
     scenario = SCENARIOS["slow-worker"]
 

@@ -59,6 +59,7 @@ def test_batches_are_joined(monkeypatch: pytest.MonkeyPatch) -> None:
     bodies.assert_same(storage.unpack(storage.pack(TRACE), META), TRACE)
 
 
+@pytest.mark.slow
 def test_parts_are_at_most_four_mebibytes() -> None:
     trace = large(1_500_000)
     parts = list(storage.pack(trace))

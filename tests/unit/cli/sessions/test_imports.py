@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import Final
 
+import pytest
 import yaml
 
 from app.analysis.synthesis.job import JobModel
@@ -59,6 +60,7 @@ finally:
 """
 
 
+@pytest.mark.slow
 def test_analyze_imports_only_what_the_trace_needs(tmp_path: Path) -> None:
     trace = synthesize(JobModel(sizes=Sizes(dp=2, pp=2), steps=6, microbatches=4), seed=1).trace
     (tmp_path / "trace.parquet").write_bytes(to_parquet(trace))

@@ -19,6 +19,9 @@ from app.errors import NotFoundError
 if TYPE_CHECKING:
     from pathlib import Path
 
+# Together they take seconds.
+pytestmark = pytest.mark.slow
+
 LIMITS = Limits(max_decompressed_bytes=1 << 28, max_rows=1 << 20, max_header_bytes=1 << 20)
 COLUMNS = ("rank", "dp", "pp", "step", "op", "mb", "mc", "order", "start_ns", "duration_ns")
 

@@ -80,6 +80,7 @@ def test_every_field_is_a_column_of_text_and_numbers() -> None:
     assert Table.of(Row, [row], "kind").text() == "kind\none\n"
 
 
+@pytest.mark.slow
 def test_a_long_table_is_made_while_it_is_sent() -> None:
     made = 0
 

@@ -19,6 +19,9 @@ from app.analysis.synthesis.job import CostModel, JobModel, Schedule
 from app.analysis.synthesis.synthesize import synthesize
 from app.analysis.trace.model import Sizes
 
+# Together they take seconds.
+pytestmark = pytest.mark.slow
+
 LOSS = StageImbalance(forward_factor=1.9, backward_factor=1.5)
 MIDDLE = StageImbalance(forward_factor=1.6, backward_factor=1.6, at=1)
 
@@ -111,7 +114,6 @@ def test_today_is_among_what_was_tried_and_even_stages_stay() -> None:
     np.testing.assert_array_equal(found.best[0][1], [6, 6, 6, 6])
 
 
-@pytest.mark.slow
 def test_large_models_are_proven_as_well() -> None:
     job = JobModel(Sizes(dp=1, pp=8), microbatches=24, steps=5, layers=(10,) * 8)
     lane = lane_of(job, StageImbalance(), 3)

@@ -23,6 +23,9 @@ from app.analysis.mitigation.tensor.control import (
 from app.analysis.mitigation.tensor.document import Method
 from app.analysis.mitigation.tensor.group import Group
 
+# Together they take seconds.
+pytestmark = pytest.mark.slow
+
 
 @dataclass
 class Loop:

@@ -13,6 +13,9 @@ from app.errors import InfeasiblePlanError
 from tests.oracles.plan_checker import faults_of_certificate, faults_of_template
 from tests.oracles.plans import optimum, random_spec, tight_spec
 
+# Together they take seconds.
+pytestmark = pytest.mark.slow
+
 OBJECTIVES = ("t_std", "t_oobleck")
 
 

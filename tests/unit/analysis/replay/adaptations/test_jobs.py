@@ -18,6 +18,9 @@ from app.analysis.synthesis.hosts.session import run
 from app.analysis.synthesis.population import draw_session
 from tests.random_jobs import random_job
 
+# Together they take seconds.
+pytestmark = pytest.mark.slow
+
 PLAIN = HostJob()
 KINDS: dict[Name, dict[str, Any]] = {
     Name.BLOCKING_TRANSFERS: {"wire_ns": 30e6},
@@ -108,7 +111,6 @@ def test_collectives_inside_that_are_not_recorded_withhold_the_verdict() -> None
     assert report.verdict.level == "none"
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("seed", [46, 116, 166, 176])
 def test_receives_that_are_alone_by_chance_hide_no_false_dependency(seed: int) -> None:
     # with late launches the last receives of the ends of the pipeline have nothing inside

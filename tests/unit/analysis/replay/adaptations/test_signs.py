@@ -55,6 +55,7 @@ def as_recorded(seed: int) -> Layout:
     return prepare_replay(run(host_job(seed)).trace, without=tuple(Name)).layout
 
 
+@pytest.mark.slow
 @jobs
 @given(seeds)
 def test_what_blocks_is_told_as_by_the_twin(seed: int) -> None:
@@ -127,6 +128,7 @@ def test_pauses_are_those_of_the_twin(seed: int) -> None:
             assert own == twins.paused(layout, collections, step, dp)
 
 
+@pytest.mark.slow
 @jobs
 @given(seeds)
 def test_late_receives_end_as_the_twin_says(seed: int) -> None:

@@ -35,6 +35,9 @@ from tests.random_jobs import random_job
 from tests.schedules import Job, executed
 from tests.support.nightly import every_night
 
+# Together they take seconds.
+pytestmark = pytest.mark.slow
+
 seeds = st.integers(min_value=0, max_value=2**31 - 1)
 few = settings(max_examples=6, deadline=None)
 
@@ -242,7 +245,6 @@ def test_receives_that_nobody_sends_are_left_out_and_no_others(seed: int, pp: in
     assert sign.where[-1].startswith("4 of")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("hundred", [0, *every_night(*range(1, 10))])
 def test_a_thousand_jobs_of_the_paper_call_for_none(hundred: int) -> None:
     for seed in range(100 * hundred, 100 * hundred + 100):

@@ -20,6 +20,9 @@ from app.analysis.synthesis.fleet.draw import (
 )
 from app.analysis.synthesis.population import draw_session
 
+# Together they take seconds.
+pytestmark = pytest.mark.slow
+
 
 def straggles(member: FleetMember) -> bool:
     return member.slowdown >= STRAGGLING and member.causes not in UNSEEN
@@ -151,7 +154,6 @@ def report_on(member: FleetMember) -> Report:
     )
 
 
-@pytest.mark.slow
 def test_analyses_find_the_planned_slowdowns_and_the_paper_s_signs_as_often() -> None:
     fleet = [member for member in plan_fleet(120, seed=2) if member.causes not in UNSEEN]
     slow = [report_on(member) for member in fleet if straggles(member)]

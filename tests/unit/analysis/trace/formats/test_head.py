@@ -43,6 +43,7 @@ def test_damaged_compression_has_no_text(known: Compression) -> None:
     assert head.text == b""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("compress", [gzip.compress, zstd])
 def test_a_bomb_is_not_unfolded(compress: Callable[[bytes], bytes]) -> None:
     body = compress(bytes(64 << 20))

@@ -44,6 +44,7 @@ def read_on(body: bytes) -> tuple[int, str | None]:
     return read, None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["zstd", "gzip"])
 def test_what_gives_hundreds_of_bytes_for_one_is_ended_early(name: str) -> None:
     body = compressors()[name](LINES) * MEMBERS
