@@ -4,8 +4,6 @@
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check --no-input
-# Used by `make lock` only, where no uv is on PATH.
-UV_VERSION := 0.13.8
 # PostgreSQL's oldest supported version, where its binaries are installed (Debian's place).
 POSTGRES_15_BIN ?= /usr/lib/postgresql/15/bin
 # Processes that `make test` spreads the tests over; 0 runs them in one.
@@ -251,9 +249,8 @@ image: ## Build the container image
 	docker build --tag paceline .
 
 UPGRADE :=
-lock: $(VENV)/.created ## Write the lock files from pyproject.toml, keeping versions that still fit
-	@command -v uv >/dev/null || $(PIP) install uv==$(UV_VERSION)
-	@PATH="$$PATH:$(abspath $(BIN))" && export PATH UV_CUSTOM_COMPILE_COMMAND="make lock" && \
+lock: install-dev ## Write the lock files from pyproject.toml, keeping versions that still fit
+	@PATH="$(abspath $(BIN)):$$PATH" && export PATH UV_CUSTOM_COMPILE_COMMAND="make lock" && \
 	compile() { uv pip compile --quiet --no-config --universal --python-version 3.11 \
 		--generate-hashes --no-emit-index-url --no-emit-find-links \
 		--no-emit-package paceline-client $(UPGRADE) "$$@"; } && \

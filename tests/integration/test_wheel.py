@@ -19,13 +19,17 @@ import pytest
 
 from app.cli.synthetic.files import write_fleet
 from app.db import migrate
+from tests.conftest import REQUIRE_ALL
+from tests.support.nightly import BY_NIGHT
 from tests.support.processes import descendants, wait_until_gone
 from tests.support.waiting import LIMIT_S, wait_for
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 ROOT = Path(__file__).parents[2]
+# What an installer needs of its surroundings, and nothing that leads to this environment.
+KEPT = ("PATH", "LANG", "SSL_CERT_FILE", "SSL_CERT_DIR", "HTTPS_PROXY", "UV_DEFAULT_INDEX")
 PIP = (sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check", "--no-input")
 
 
@@ -155,15 +159,14 @@ def test_the_installed_program_finds_its_own_pages_workers_and_migrations(instal
 
 
 @contextmanager
-def demo(installed: Path, directory: Path) -> Iterator[Path]:
+def demo(command: Sequence[str], directory: Path, env: Mapping[str, str]) -> Iterator[Path]:
     """Run ``paceline demo`` of the wheel while the block runs; yield the file of what it says."""
     words = directory / "words"
-    command = (sys.executable, "-S", "-P", str(installed / "bin" / "paceline"), "demo")
     with words.open("wb") as written:
         process = subprocess.Popen(  # noqa: S603 - our own argument list
-            [*command, "--port", "0", "--data-dir", str(directory / "data")],
+            [*command, "demo", "--port", "0", "--data-dir", str(directory / "data")],
             cwd=directory,
-            env=environment(installed),
+            env=env,
             stdin=subprocess.DEVNULL,
             stdout=written,
             stderr=written,
@@ -180,17 +183,17 @@ def demo(installed: Path, directory: Path) -> Iterator[Path]:
             wait_until_gone(running)
 
 
-def test_the_demo_runs_from_the_wheel(installed: Path) -> None:
+def shows_its_demo(command: Sequence[str], env: Mapping[str, str]) -> None:
+    """Hold that the demo of a wheel answers with templates, migrations and files of its own."""
     # The database runs as another account than root, which may not enter pytest's directories.
     with tempfile.TemporaryDirectory(prefix="paceline-wheel-") as name:
         directory = Path(name)
         directory.chmod(0o755)
-        with demo(installed, directory) as words:
+        with demo(command, directory, env) as words:
             url = wait_for(lambda: announced(words), "announcement")
             with httpx.Client(base_url=url) as client:
                 wait_for(lambda: client.get("/api/v1/sessions").json()["sessions"], "a session")
                 page = client.get("/")
-                # Templates, migrations and static files are those of the wheel.
                 assert page.status_code == 200
                 assert "<h1>" in page.text
                 links = re.findall(r'(?:href|src)="(/static/[^"]+)"', page.text)
@@ -202,3 +205,52 @@ def announced(words: Path) -> str:
     """Return the address that the program says it has, "" before it says one."""
     lines = [line for line in words.read_text().splitlines() if "is ready: " in line]
     return lines[-1].rpartition(" ")[2].rstrip("/") if lines else ""
+
+
+def test_the_demo_runs_from_the_wheel(installed: Path) -> None:
+    command = (sys.executable, "-S", "-P", str(installed / "bin" / "paceline"))
+    shows_its_demo(command, environment(installed))
+
+
+@pytest.fixture
+def home() -> Iterator[Path]:
+    """Yield an empty folder that the database may enter as well, which runs as another account."""
+    with tempfile.TemporaryDirectory(prefix="paceline-home-") as name:
+        Path(name).chmod(0o755)
+        yield Path(name)
+
+
+def test_uv_installs_it_in_an_environment_of_its_own(wheel: Path, home: Path) -> None:
+    if not (BY_NIGHT or REQUIRE_ALL in os.environ):
+        pytest.skip("takes 130 MB from the package index; CI does it, and every night")
+    commands = home / "bin"
+    env = {name: os.environ[name] for name in KEPT if name in os.environ} | {
+        "HOME": str(home),
+        "UV_TOOL_DIR": str(home / "tools"),
+        "UV_TOOL_BIN_DIR": str(commands),
+        "UV_CACHE_DIR": str(home / "cache"),
+        # The loops are the same, and take ten seconds to compile.
+        "NUMBA_DISABLE_JIT": "1",
+    }
+    subprocess.run(  # noqa: S603 - our own argument list
+        [
+            *(sys.executable, "-m", "uv", "tool", "install", "--quiet", "--no-config"),
+            # The versions of the lock file: a newer one that fails is not this change's fault.
+            *("--python", sys.executable, "--constraints", ROOT / "requirements" / "runtime.txt"),
+            *("--find-links", wheel.parent, f"paceline[server,embedded] @ {wheel.as_uri()}"),
+        ],
+        check=True,
+        cwd=home,
+        env=env,
+    )
+    paceline = str(commands / "paceline")
+    [written] = write_fleet(1, home, seed=1)
+    analyzed = subprocess.run(  # noqa: S603 - our own argument list
+        [paceline, "analyze", written.trace, "--meta", written.meta, "--json"],
+        check=True,
+        stdout=subprocess.PIPE,
+        cwd=home,
+        env=env,
+    )
+    assert json.loads(analyzed.stdout)["schema"] == "paceline.report/1"
+    shows_its_demo([paceline], env)
