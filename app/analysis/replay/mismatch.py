@@ -14,9 +14,8 @@ from app.analysis.replay.adaptations.draft import Draft
 from app.analysis.replay.adaptations.evidence import Name
 from app.analysis.replay.adaptations.late_ends import end_with_receives
 from app.analysis.replay.adaptations.nested_collectives import find_nested
-from app.analysis.replay.adaptations.registry import LEAST_GAIN
 from app.analysis.replay.adaptations.signs.sampling import sampled
-from app.analysis.replay.adaptations.trial import discrepancy
+from app.analysis.replay.adaptations.trial import LEAST_GAIN, discrepancy
 from app.analysis.replay.clocks.agreement import clocks_apart_ns
 from app.analysis.replay.layout.graph import COMPUTE
 from app.analysis.replay.session import Replayed, ShapeGroup, launch_delays

@@ -33,12 +33,13 @@ def first_delays(observation: Observation) -> dict[int, FloatArray]:
     """
     layout = observation.layout
     found = {}
+    gathers, receives, forwards = (
+        _firsts(observation, name) for name in (PARAMS_ALL_GATHER, FORWARD_RECV, FORWARD_COMPUTE)
+    )
     for stage in range(layout.pp):
-        gather = _first(observation, PARAMS_ALL_GATHER, stage)
+        gather, receive, forward = gathers.get(stage), receives.get(stage), forwards.get(stage)
         if gather is not None:
             found[gather] = _since_its_step(observation, gather)
-        receive = _first(observation, FORWARD_RECV, stage)
-        forward = _first(observation, FORWARD_COMPUTE, stage)
         if receive is not None and (
             stage > 0 or forward is None or layout.launch[receive] < layout.launch[forward]
         ):
@@ -48,13 +49,14 @@ def first_delays(observation: Observation) -> dict[int, FloatArray]:
     return found
 
 
-def _first(observation: Observation, name: str, stage: int) -> int | None:
-    """Return a stage's first operation of a type."""
+def _firsts(observation: Observation, name: str) -> dict[int, int]:
+    """Return the first operation of a type of each stage that has one."""
     layout, nodes = observation.layout, observation.layout.nodes
     if name not in layout.op_names:
-        return None
-    mine = np.flatnonzero((nodes.op == layout.codes(name)[0]) & (nodes.pp == stage))
-    return int(mine[np.argmin(layout.launch[mine])]) if len(mine) else None
+        return {}
+    some = np.flatnonzero(nodes.op == layout.codes(name)[0])
+    latest_first = some[np.lexsort((layout.launch[some], nodes.pp[some]))][::-1]
+    return dict(zip(nodes.pp[latest_first].tolist(), latest_first.tolist(), strict=True))
 
 
 def _since_gathered(observation: Observation, forward: int) -> FloatArray:

@@ -173,7 +173,7 @@ def _traffic(
         first += len(nodes)
     level = np.concatenate([median(np.concatenate(r)).T for r in by_line.values()])
     by_step = median(level)
-    quietest = float(np.quantile(by_step, _QUIETEST, method="lower"))
+    quietest = float(np.sort(by_step)[int(_QUIETEST * (steps - 1))])
     return _Traffic(units, level, by_step / quietest)
 
 

@@ -18,6 +18,7 @@ import numpy as np
 from app.analysis.replay.adaptations.draft import Draft, Proposal
 from app.analysis.replay.adaptations.evidence import Sign
 from app.analysis.replay.adaptations.signs.sampling import sampled
+from app.analysis.replay.adaptations.trial import LEAST_GAIN, recorded_times
 from app.analysis.replay.layout.dense import IntArray, Layout
 from app.analysis.replay.layout.graph import COMPUTE, Graph, with_edges
 from app.analysis.replay.layout.pipeline import DIRECTIONS
@@ -112,7 +113,7 @@ def propose_posted_in_turn(draft: Draft) -> Proposal | None:
     """Let receives follow the computation before them, where they do so of either direction."""
     found = [find_posted_in_turn(sampled(layout)) for layout in draft.layouts]
     first = next((item for item in found if item is not None), None)
-    if first is None:
+    if first is None or not _may_matter(draft, found):
         return None
     graphs = tuple(
         graph if item is None else with_edges(graph, layout, item[0], {})
@@ -121,54 +122,77 @@ def propose_posted_in_turn(draft: Draft) -> Proposal | None:
     return Proposal(first[1], draft.with_graphs(graphs))
 
 
+def _may_matter(
+    draft: Draft, found: Sequence[tuple[dict[int, tuple[int, ...]], Sign] | None]
+) -> bool:
+    """Return whether receives posted in turn can take enough off the discrepancy.
+
+    One that is posted late holds the computation that waits for it up by no more than its transfer
+    takes, since that computation follows the one before in any case.
+    """
+    held_up_ns = recorded_ns = 0.0
+    for item, layout, graph, (own, _) in zip(
+        found, draft.layouts, draft.graphs, draft.own, strict=True
+    ):
+        recorded_ns += float(recorded_times(layout, graph).sum())
+        if item is not None:
+            held_up_ns += float(own[list(item[0])].sum(axis=0).max(axis=-1).sum())
+    return held_up_ns >= LEAST_GAIN * recorded_ns
+
+
 def find_posted_in_turn(layout: Layout) -> tuple[dict[int, tuple[int, ...]], Sign] | None:
     """Return what receives follow that are posted when a computation of the other direction ends.
 
     None where most of a type on a stage are not.
     """
-    after: dict[int, tuple[int, ...]] = {}
-    where: list[str] = []
-    shares: list[float] = []
-    nodes = layout.nodes
+    stage = layout.nodes.pp
     computing = np.flatnonzero(layout.of_types(*COMPUTE))
-    in_order = computing[np.argsort(layout.launch[computing], kind="stable")]
-    for stage in range(layout.pp):
-        computes = in_order[nodes.pp[in_order] == stage]
-        if not len(computes):
-            continue
-        for direction in DIRECTIONS:
-            receive, compute = layout.codes(direction.recv, direction.compute)
-            receives = np.flatnonzero((nodes.op == receive) & (nodes.pp == stage))
-            own = _before(layout, computes, receives, compute)
-            others = list(own.values())
-            ends = layout.start_ns[others] + layout.duration_ns[others]
-            begun = (layout.start_ns[list(own)] >= ends).mean(axis=(1, 2)).tolist()
-            regular = [share for share in begun if share >= _REGULARLY]
-            if regular and len(regular) > _MOSTLY * len(begun):
-                where.append(f"{direction.recv} on stage {stage}")
-                shares += regular
-                after |= {
-                    receive: (other,)
-                    for (receive, other), share in zip(own.items(), begun, strict=True)
-                    if share >= _REGULARLY
-                }
-    return (after, Sign(tuple(where), float(np.mean(shares)))) if after else None
+    in_order = computing[np.lexsort((layout.launch[computing], stage[computing]))]
+    kinds = []
+    for direction in DIRECTIONS:
+        receives, others = _before(
+            layout, in_order, *layout.codes(direction.recv, direction.compute)
+        )
+        ends = layout.start_ns[others] + layout.duration_ns[others]
+        begun = (layout.start_ns[receives] >= ends).mean(axis=(1, 2))
+        regular = begun >= _REGULARLY
+        count = np.bincount(stage[receives])
+        most = np.bincount(stage[receives], regular) > _MOSTLY * count
+        for number in np.flatnonzero(most).tolist():
+            mine = regular & (stage[receives] == number)
+            pairs = zip(receives[mine].tolist(), others[mine].tolist(), strict=True)
+            kinds.append((number, direction.recv, dict(pairs), begun[mine].tolist()))
+    if not kinds:
+        return None
+    kinds.sort(key=lambda kind: kind[0])
+    where = tuple(f"{name} on stage {number}" for number, name, _, _ in kinds)
+    shares = [share for _, _, _, of_kind in kinds for share in of_kind]
+    after: dict[int, tuple[int, ...]] = {
+        node: (other,) for _, _, pairs, _ in kinds for node, other in pairs.items()
+    }
+    return after, Sign(where, float(np.mean(shares)))
 
 
-def _before(layout: Layout, computes: IntArray, receives: IntArray, compute: int) -> dict[int, int]:
-    """Return the computation that is launched right before each receive, where it is another's.
+def _before(
+    layout: Layout, in_order: IntArray, receive: int, compute: int
+) -> tuple[IntArray, IntArray]:
+    """Return receives and the computation launched right before each, where it is another's.
 
     Parameters
     ----------
     layout : Layout
-    computes : int64 array
-        Computations of a stage in the order of their launch.
-    receives : int64 array
-        Receives of a type there.
-    compute : int
-        Code of what computes with them.
+    in_order : int64 array
+        Computations stage by stage in the order of their launch.
+    receive, compute : int
+        Codes of the receives' type and of what computes with them.
     """
-    place = np.searchsorted(layout.launch[computes], layout.launch[receives]) - 1
-    others = computes[place]
-    another = (place >= 0) & (layout.nodes.op[others] != compute)
-    return dict(zip(receives[another].tolist(), others[another].tolist(), strict=True))
+    nodes = layout.nodes
+    receives = np.flatnonzero(nodes.op == receive)
+    # stages one after another
+    turn = nodes.pp * np.int64(len(nodes))
+    turn += np.searchsorted(np.sort(layout.launch), layout.launch)
+    place = np.searchsorted(turn[in_order], turn[receives])
+    others = in_order[np.maximum(place - 1, 0)]
+    another = (place > 0) & (nodes.pp[others] == nodes.pp[receives])
+    another &= nodes.op[others] != compute
+    return receives[another], others[another]

@@ -27,12 +27,10 @@ from app.analysis.replay.adaptations.posted_ahead import (
 )
 from app.analysis.replay.adaptations.regular_delays import propose_regular_delays
 from app.analysis.replay.adaptations.signs.glance import Glance
+from app.analysis.replay.adaptations.trial import LEAST_GAIN
 from app.analysis.replay.layout.pipeline import Route
 from app.analysis.trace.model import Trace
 from app.errors import UnanalyzableError
-
-# What an adaptation on trial has to take off the discrepancy, as a share of a step.
-LEAST_GAIN: Final = 0.005
 
 
 @dataclass(frozen=True, slots=True)

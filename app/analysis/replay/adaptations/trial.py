@@ -15,6 +15,8 @@ from app.analysis.replay.engine.variants import Simulator
 from app.analysis.replay.layout.dense import FloatArray, Layout
 from app.analysis.replay.layout.graph import Graph
 
+# What an adaptation on trial has to take off the discrepancy, as a share of a step.
+LEAST_GAIN: Final = 0.005
 # Operations whose ends are in memory at a time.
 _AT_A_TIME: Final = 1 << 16
 

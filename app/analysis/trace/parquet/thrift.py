@@ -92,7 +92,11 @@ def _zigzag(data: bytes, position: int) -> tuple[int, int]:
 
 
 def _binary(data: bytes, position: int) -> tuple[bytes, int]:
-    length, position = _varint(data, position)
+    length = data[position]
+    if length < _CONTINUES:
+        position += 1
+    else:
+        length, position = _varint(data, position)
     end = position + length
     if end > len(data):
         raise IndexError("a string goes on behind the bytes")
@@ -116,9 +120,17 @@ def _other(
     budget.items -= count
     if budget.items < 0:
         raise ThriftError("the lists are too long")
-    items = []
+    kind, depth = head & 0x0F, depth + 1
+    items: list[Any] = []
     for _ in range(count):
-        item, position = _item(data, position, head & 0x0F, budget, depth + 1)
+        item: object
+        if kind == _STRUCT:
+            item, position = read_struct(data, position, budget, depth)
+        elif kind in _INTEGERS and data[position] < _CONTINUES:
+            value = data[position]
+            item, position = (value >> 1) ^ -(value & 1), position + 1
+        else:
+            item, position = _item(data, position, kind, budget, depth)
         items.append(item)
     return items, position
 
@@ -126,13 +138,11 @@ def _other(
 def _item(
     data: bytes, position: int, kind: int, budget: ReadBudget, depth: int
 ) -> tuple[object, int]:
-    """Return an item of a list, and where it ends."""
+    """Return an item of a list that is no struct, and where it ends."""
     if kind in _INTEGERS:
         return _zigzag(data, position)
     if kind == _BINARY:
         return _binary(data, position)
-    if kind == _STRUCT:
-        return read_struct(data, position, budget, depth)
     if kind in (_TRUE, _FALSE):
         return data[position] == _TRUE, position + 1
     return _other(data, position, kind, budget, depth)

@@ -6,8 +6,18 @@ from dataclasses import replace
 
 import pytest
 
+from app.analysis.replay.adaptations.draft import Draft
+from app.analysis.replay.adaptations.evidence import Name
+from app.analysis.replay.adaptations.posted_ahead import (
+    find_posted_in_turn,
+    propose_posted_in_turn,
+)
+from app.analysis.replay.adaptations.signs.sampling import sampled
+from app.analysis.replay.adaptations.trial import LEAST_GAIN, discrepancy
+from app.analysis.replay.layout.graph import with_edges
+from app.analysis.replay.session import prepare_replay
 from tests.oracles.physics.execute import execute
-from tests.oracles.physics.shape import Posting, Shape
+from tests.oracles.physics.shape import Posting, Schedule, Shape
 from tests.oracles.physics.world import World
 from tests.unit.analysis.diagnosis.second_physics import (
     INTERLEAVED,
@@ -15,6 +25,7 @@ from tests.unit.analysis.diagnosis.second_physics import (
     names,
     pass_s,
     report_of,
+    struck,
 )
 
 WINDOW = replace(INTERLEAVED, posting=Posting.WINDOW)
@@ -70,6 +81,27 @@ def test_calls_that_seem_to_block_hide_no_receives_posted_in_turn() -> None:
     assert report.fidelity.discrepancy < 0.01
     assert names(report) == ["network_congestion"]
     assert report.headline.slowdown == pytest.approx(slowdown, rel=0.03)
+
+
+@pytest.mark.parametrize(("times", "tried"), [(0.7, True), (0.0005, False)])
+def test_receives_posted_in_turn_are_tried_where_their_transfers_take_any_time(
+    times: float, *, tried: bool
+) -> None:
+    def strike(world: World) -> None:
+        for transfers in (world.activation_s, world.gradient_s):
+            transfers[:] = times * pass_s(world)
+
+    shape = replace(WINDOW, vpp=1, schedule=Schedule.ONE_F_ONE_B)
+    replayed = prepare_replay(struck(shape, strike)[0], without=tuple(Name))
+    layout, graph = replayed.layout, replayed.graph
+    found = find_posted_in_turn(sampled(layout))
+    proposal = propose_posted_in_turn(Draft.of([layout], [graph], absolute=True))
+
+    assert found is not None
+    in_turn = with_edges(graph, layout, found[0], {})
+    gain = discrepancy([layout], [graph]) - discrepancy([layout], [in_turn])
+    assert (abs(gain) >= LEAST_GAIN) is tried
+    assert (proposal is not None) is tried
 
 
 def test_nothing_is_computed_before_all_chunks_are_gathered() -> None:
