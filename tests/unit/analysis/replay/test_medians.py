@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -7,7 +9,7 @@ from hypothesis.extra.numpy import arrays
 from numpy.typing import NDArray
 
 from app.analysis.replay.layout.dense import FloatArray
-from app.analysis.replay.medians import median, peers_median, quantiles
+from app.analysis.replay.medians import _MANY, _SAMPLE, median, peers_median, quantiles
 
 
 def test_peers_are_the_others() -> None:
@@ -46,3 +48,29 @@ def test_middles_are_those_of_numpy_to_the_bit(
 ) -> None:
     assert np.array_equal(median(values), np.median(values, axis=0))
     assert np.array_equal(quantiles(values, shares), np.quantile(values, shares, axis=0))
+
+
+@settings(deadline=None, max_examples=20)
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    count=st.integers(_MANY - 1, 3 * _MANY),
+    kind=st.sampled_from([np.float32, np.float64]),
+    values=st.sampled_from(["normal", "few", "sorted", "as the sample has them not"]),
+)
+def test_middles_of_many_are_those_of_numpy_to_the_bit(
+    seed: int, count: int, kind: type[np.floating[Any]], values: str
+) -> None:
+    drawn = np.random.default_rng(seed).lognormal(sigma=2.0, size=count).astype(kind)
+    if values == "few":
+        drawn = np.round(drawn)
+    elif values == "sorted":
+        drawn.sort()
+    elif values != "normal":
+        drawn[:: count // _SAMPLE | 1] += drawn.max()
+
+    columns = np.stack([drawn, drawn[::-1] + 1], axis=1)
+    assert np.array_equal(median(drawn), np.median(drawn))
+    assert np.array_equal(median(columns), np.median(columns, axis=0))
+    assert np.array_equal(
+        quantiles(drawn, [0.01, 0.5, 0.98]), np.quantile(drawn, [0.01, 0.5, 0.98])
+    )
