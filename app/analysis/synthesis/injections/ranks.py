@@ -82,11 +82,13 @@ class UnevenExperts(Injection):
         program = work.program
         mask = program.of_types(FORWARD_COMPUTE, BACKWARD_COMPUTE)
         # Each stage has layers of its own, each group of DP ranks texts of its own.
-        lasting = rng.lognormal(0.0, self.spread * self.lasting, (pp, 1, over))
-        own = rng.lognormal(
+        lasting = rng.normal(0.0, self.spread * self.lasting, (pp, 1, over))
+        own = rng.normal(
             0.0, self.spread * (1 - self.lasting), (int(mask.sum()), job.steps, dp // over, over)
         )
-        tokens = own * lasting[program.stage[mask]][:, None]
+        own += lasting[program.stage[mask]][:, None]
+        # Logarithms until here: however much they spread, none is too large.
+        tokens = np.exp(own - own.max(axis=-1, keepdims=True))
         tokens /= tokens.mean(axis=-1, keepdims=True)
         # Ranks of a group go through their layers together.
         even = work.duration_ns[mask].reshape(tokens.shape).mean(axis=-1, keepdims=True)

@@ -56,6 +56,13 @@ def test_tokens_that_are_spread_evenly_cost_nothing() -> None:
     assert synthesize(EXPERTS, [UnevenExperts(0.0)], seed=3).truth.slowdown == pytest.approx(1)
 
 
+def test_the_utmost_is_that_one_rank_is_sent_all_tokens() -> None:
+    utmost = synthesize(EXPERTS, [UnevenExperts(1e9, share=0.5)], seed=3)
+
+    # With the tokens of both its experts take twice as long.
+    assert utmost.truth.slowdown == pytest.approx(1.5, rel=0.05)
+
+
 def test_a_context_parallel_straggler_is_last_at_every_collective() -> None:
     session = synthesize(CONTEXT, [ContextParallelStraggler((1, 0), 2, 1.5)], seed=3)
     trace = session.trace
