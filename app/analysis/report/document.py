@@ -8,7 +8,9 @@ the recorded durations ÷ with all of them ideal.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from operator import itemgetter
 from typing import Final, Literal
 
 from app.analysis.diagnosis.headline import Headline
@@ -246,9 +248,16 @@ class Report:
 
     def ranked_workers(self) -> list[tuple[float, int, int]]:
         """Return (slowdown, dp, pp) of every worker, slowest first, then by place."""
-        cells = (
+        # What is equal stays in order.
+        return sorted(self._workers(), key=itemgetter(0), reverse=True)
+
+    def worst_worker(self) -> tuple[float, int, int]:
+        """Return the first of these."""
+        return max(self._workers(), key=itemgetter(0))
+
+    def _workers(self) -> Iterator[tuple[float, int, int]]:
+        return (
             (value, dp, pp)
             for dp, row in enumerate(self.by_worker.exact)
             for pp, value in enumerate(row)
         )
-        return sorted(cells, key=lambda cell: (-cell[0], cell[1], cell[2]))

@@ -75,7 +75,7 @@ class Summary:
 
 def summarize(report: Report) -> Summary:
     """Return the summary of a report."""
-    slowdown, dp, pp = report.ranked_workers()[0]
+    slowdown, dp, pp = report.worst_worker()
     return Summary(
         sentence=report.verdict.sentence,
         level=report.verdict.level,

@@ -272,7 +272,7 @@ def _side(side: Side, word: str) -> SideView:
 
 
 def _worst(report: Report) -> str:
-    slowdown, dp, pp = report.ranked_workers()[0]
+    slowdown, dp, pp = report.worst_worker()
     if slowdown < 1 + WORTH:
         return f"no worker above {times(1 + WORTH)}"
     host = report.host_of((dp, pp))

@@ -15,6 +15,7 @@ from app.dashboard.look.parts import Row
 from app.dashboard.session import figures, findings
 from app.dashboard.session.cause_rows import CauseRow, causes_table
 from app.dashboard.session.chunks import chunk_rows
+from app.dashboard.session.places import places_of
 from app.dashboard.session.tables import (
     Attribution,
     Fixes,
@@ -156,8 +157,7 @@ def _choose(report: Report, step: int | None, dp: int | None, pp: int | None) ->
     if dp is not None and pp is not None and 0 <= dp < sizes.dp and 0 <= pp < sizes.pp:
         cell = (dp, pp)
     else:
-        ranked = report.ranked_workers()
-        cell = (ranked[0][1], ranked[0][2])
+        cell = report.worst_worker()[1:]
     ranks = _timeline_ranks(sizes.dp, sizes.pp, cell[0])
     return ChosenStep(index, steps[index], by_request, *cell, ranks)
 
@@ -173,7 +173,7 @@ def _timeline_ranks(dp: int, pp: int, around: int) -> tuple[int, ...]:
 
 def _data(report: Report, chosen: ChosenStep) -> Mapping[str, Any]:
     """Return what the page's script needs; times in seconds."""
-    sizes, ranks = report.sizes, report.workers.rank
+    sizes = report.sizes
     data: dict[str, Any] = {
         "dp": sizes.dp,
         "pp": sizes.pp,
@@ -190,7 +190,6 @@ def _data(report: Report, chosen: ChosenStep) -> Mapping[str, Any]:
         data["figures"]["recorded"] = figures.recorded_times(report)
         return data
     per_step = report.per_step
-    hosts, gpus = report.hosts, report.gpus
     data |= {
         "slowdown": report.headline.slowdown,
         "simulated_s": _short(report.step_times.simulated, 6),
@@ -199,7 +198,7 @@ def _data(report: Report, chosen: ChosenStep) -> Mapping[str, Any]:
         "by_pp": _short(report.by_pp),
         "by_dp_step": [_short(row, 3) for row in per_step.by_dp],
         "by_pp_step": [_short(row, 3) for row in per_step.by_pp],
-        "places": [[_place(rank, hosts, gpus) for rank in row] for row in ranks],
+        "places": places_of(report),
         # how the heatmaps of steps come over HTTP
         "heatmap_scale": HEATMAP_SCALE,
     }
@@ -210,15 +209,6 @@ def _data(report: Report, chosen: ChosenStep) -> Mapping[str, Any]:
     if report.fb_correlation.sample.forward_s:
         data["figures"]["scatter"] = figures.scatter(report)
     return data
-
-
-def _place(rank: int, hosts: Mapping[int, str], gpus: Mapping[int, str]) -> str:
-    host, gpu = hosts.get(rank), gpus.get(rank)
-    if host is None:
-        return f"rank {rank}"
-    if gpu is None:
-        return host
-    return f"{host} · {f'GPU {gpu}' if gpu.isdecimal() else gpu}"
 
 
 def _short(values: Sequence[float], digits: int = 4) -> list[float]:

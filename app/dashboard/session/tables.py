@@ -34,7 +34,7 @@ from app.dashboard.session import findings
 # Rows of the worker table that are on the page at once; a button shows the others.
 SHORT_TABLE: Final = 6
 # Rows that are in the page at all; every worker is in the file.
-LONG_TABLE: Final = 512
+LONG_TABLE: Final = 128
 # Operation types in the table of launch delays.
 LAUNCH_ROWS: Final = 4
 # Steps that are named one by one where some were left out.

@@ -16,9 +16,10 @@ const every = (size, room) => STEPS.find((step) => step * size >= room) ?? 512;
 
 export class Heatmap {
   /** `values` and `margins` are of the moment: the mean, or one step. `places` names each worker's host. */
-  constructor(element, data, { pick, point }) {
+  constructor(element, data, places, { pick, point }) {
     this.element = element;
     this.data = data;
+    this.places = places;
     this.values = data.figures.heatmap.data[0].z;
     this.margins = { dp: data.by_dp, pp: data.by_pp };
     this.cell = data.cell;
@@ -142,7 +143,7 @@ export class Heatmap {
   writeCell(layer, rank, stage, centerX, centerY) {
     const { cellWidth, cellHeight } = this.geometry;
     const value = this.values[stage][rank];
-    const place = this.data.places[rank][stage];
+    const place = this.places.of([rank, stage]);
     const two = cellWidth >= Math.max(PLACE_WIDTH, 6.2 * place.length + 12) && cellHeight >= 40 && place;
     const kind = `in${isLight(heat(value)) ? '' : ' light'}`;
     const at = { 'text-anchor': 'middle' };

@@ -4,6 +4,7 @@ import { token } from '../colors.js';
 import { count, roughPercent, seconds, times, worker } from '../format.js';
 import { Heatmap } from './heatmap.js';
 import { change, draw, withStepTicks } from '../plots.js';
+import { Places } from './places.js';
 import { Timeline } from './timeline.js';
 import { WhatIf } from './what_if.js';
 
@@ -18,6 +19,7 @@ const $ = (selector) => document.querySelector(selector);
 export class SessionReport {
   constructor(main, data, signal) {
     this.data = data;
+    this.places = new Places(data.places, data.dp);
     this.api = here(`/api/v1/sessions/${main.dataset.session}`);
     this.title = main.dataset.title;
     this.signal = signal;
@@ -26,7 +28,7 @@ export class SessionReport {
     this.choice = { ...this.defaults };
     this.worstIndex = data.step_slowdown.indexOf(Math.max(...data.step_slowdown));
     this.ticket = 0;
-    this.heatmap = new Heatmap($('#heatmap'), data, { pick: (cell) => this.go({ cell }), point: (cell) => this.readCell(cell ?? this.choice.cell) });
+    this.heatmap = new Heatmap($('#heatmap'), data, this.places, { pick: (cell) => this.go({ cell }), point: (cell) => this.readCell(cell ?? this.choice.cell) });
     this.timeline = new Timeline($('#timeline'), $('#op-read'), data.pp, this.ranks().length);
     this.whatIf = new WhatIf(data, this.api, this.choice, signal);
     this.listen();
@@ -308,7 +310,7 @@ export class SessionReport {
 
   readCell([dp, pp]) {
     const { mode, index } = this.choice;
-    const place = this.data.places[dp][pp];
+    const place = this.places.of([dp, pp]);
     const value = this.heatmap.value([dp, pp]);
     const what = mode === 'mean' ? `mean of ${this.data.steps.length} steps` : `in step ${this.data.steps[index]}`;
     const line = $('#cell');
