@@ -13,7 +13,7 @@ from app.dashboard.look.figure_parts import stretch_starts
 from app.dashboard.look.format import count
 from app.dashboard.look.parts import Row
 from app.dashboard.session import figures, findings
-from app.dashboard.session.cause_rows import CauseRow, causes_table
+from app.dashboard.session.causes.rows import CauseRow, causes_table
 from app.dashboard.session.chunks import chunk_rows
 from app.dashboard.session.places import places_of
 from app.dashboard.session.tables import (

@@ -19,7 +19,7 @@ from app.analysis.diagnosis.figures import (
     WorkerSteps,
 )
 from app.analysis.report.findings import NamedCause
-from app.dashboard.session.cause_pictures import HEIGHT, MOST_BARS, WIDTH, Picture, cause_pictures
+from app.dashboard.session.causes.pictures import HEIGHT, MOST_BARS, WIDTH, Picture, cause_pictures
 from tests.support import reports
 from tests.support.reports import slow_worker
 

@@ -18,7 +18,7 @@ from app.analysis.report.document import Report
 from app.analysis.report.findings import NamedCause
 from app.analysis.wording import sure
 from app.dashboard.look.format import listing, rough_percent
-from app.dashboard.session.cause_pictures import Picture, cause_pictures, picture_id
+from app.dashboard.session.causes.pictures import Picture, cause_pictures, picture_id
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,1 @@
+"""How the page of a session shows its causes."""
