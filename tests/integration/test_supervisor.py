@@ -180,8 +180,12 @@ def test_a_killed_installation_dies_whole_and_starts_again(
 
 @pytest.mark.parametrize("request_", [signal.SIGINT, signal.SIGHUP])
 def test_other_signals_that_end_programs_stop_it_and_its_event_streams_in_order(
-    prepared_user: User, request_: signal.Signals
+    prepared_user: User, request_: signal.Signals, request: pytest.FixtureRequest
 ) -> None:
+    if signal.getsignal(request_) is signal.SIG_IGN:
+        # Who runs the tests under nohup has their children ignore hang-ups, too.
+        signal.signal(request_, signal.SIG_DFL)
+        request.addfinalizer(lambda: signal.signal(request_, signal.SIG_IGN))
     with Installation(prepared_user) as installation:
         installation.wait_until_ready()
         started = descendants(installation.process.pid)

@@ -54,6 +54,8 @@ def test_an_administrator_signs_in_and_hands_out_access(
     expect(page.locator("h1")).to_have_text("No token is valid")
 
     form = page.get_by_role("form", name="New token")
+    # Until the script is there the page may still move under a click.
+    expect(form.get_by_role("button", name="Make the token")).to_be_enabled()
     form.get_by_label("Name").fill("ci")
     form.get_by_label("ingest").check()
     form.get_by_role("button").click()
