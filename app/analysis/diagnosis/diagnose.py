@@ -163,7 +163,7 @@ def diagnose(observation: Observation, replayed: Replayed, metrics: Metrics) -> 
     if replays.stays_ns and all(cause.cause == UNKNOWN for cause in diagnosis.causes):
         # What launches late for no known cause may be waiting that the replay does not know.
         diagnosis = replace(diagnosis, causes=())
-    with_late_s = float(replays.without(frozenset()).mean())
+    with_late_s = replays.mean_s(frozenset())
     delaying = {sign.kind.name for sign in found if sign.finding.late_ns and explained}
     return replace(
         diagnosis,
@@ -187,7 +187,7 @@ def _hidden(signs: Signs) -> bool:
 
 def _off(replays: Counterfactuals, recorded_s: float) -> float:
     """Return how far the replay with all causes is from the recording."""
-    return abs(recorded_s / float(replays.without(frozenset()).mean()) - 1)
+    return abs(recorded_s / replays.mean_s(frozenset()) - 1)
 
 
 def _cannot_judge(signs: Signs) -> dict[str, str]:
@@ -332,7 +332,7 @@ def _named(
     the causes alone weigh more than S, which knows no late launches.
     """
     numbers = _that_matter(replays, count)
-    mean_s = float(replays.without(frozenset()).mean())
+    mean_s = replays.mean_s(frozenset())
     best_s = min(ideal_s, replays.without(frozenset(numbers)), key=lambda s: float(s.mean()))
     lost_s = max(mean_s - float(best_s.mean()), 1e-12)
     worth = max(_NAMED_COST * mean_s, _NAMED_SHARE * lost_s)
@@ -360,7 +360,7 @@ def _that_matter(replays: Counterfactuals, count: int) -> list[int]:
     """Return the findings whose removal alone, or as the last one, saves anything worth naming."""
     everything = frozenset(range(count))
     replays.replay(_one_or_all(count))
-    mean_s = float(replays.without(frozenset()).mean())
+    mean_s = replays.mean_s(frozenset())
     saved = {
         number: max(
             replays.gain(frozenset({number})),

@@ -143,6 +143,7 @@ def measure(replayed: Replayed) -> Metrics:
     dp, pp = replayed.layout.dp, replayed.layout.pp
     merged = merge_types(present_types(replayed))
     stages = [_cells(dp, pp, [(d, stage) for d in range(dp)]) for stage in range(pp)]
+    every = np.ones((dp, pp), dtype=bool)
 
     def variants(group: ShapeGroup) -> FloatArray:
         simulator = group.simulator
@@ -150,7 +151,7 @@ def measure(replayed: Replayed) -> Metrics:
             simulator.keep(),
             simulator.keep(types=[]),
             simulator.keep(cells=~stages[-1]),
-            *(simulator.keep(types=names) for names in merged.values()),
+            *(simulator.keep(cells=every, types=names) for names in merged.values()),
             *(simulator.keep(cells=cells) for cells in stages),
         ]
         return simulator.step_times(keeps).T * NS

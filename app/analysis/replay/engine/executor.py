@@ -9,6 +9,7 @@ from typing import Final
 
 import numpy as np
 
+from app.analysis.replay.engine.memory import keep_freed_memory
 from app.analysis.replay.engine.program import Program
 from app.analysis.replay.engine.replay import ON_TIME, RECORDED, ArrayReplay, Batch, Block, Executor
 
@@ -39,7 +40,7 @@ def warm_up() -> None:
 
     Takes seconds the first time on a machine: then it is compiled and kept on disk. What is loaded
     by now stays for good: the collector of garbage looks at none of it again, which it did amid
-    reports.
+    reports; and so does some of the memory of what is dropped.
     """
     from app.analysis.replay.engine.kernel import CompiledReplay  # noqa: PLC0415 - see above
 
@@ -50,5 +51,6 @@ def warm_up() -> None:
         block = Block(slice(0, 1), one, one[0, 0], one[:0], one[:0])
         CompiledReplay(program).step_ends(replace(batch, late=late), block)
     CompiledReplay(program).launch_delays(one, one, slice(0, 1))
+    keep_freed_memory()
     gc.collect()
     gc.freeze()
