@@ -54,8 +54,9 @@ class Counterfactuals:
     changes: Sequence[Change]
     late_ns: Mapping[int, FloatArray]
     stays_ns: Mapping[int, FloatArray] = field(default_factory=dict)
-    _times: dict[frozenset[int], FloatArray] = field(default_factory=dict)
-    _mean_s: dict[frozenset[int], float] = field(default_factory=dict)
+    # What is known already; a copy with other delays begins anew.
+    _times: dict[frozenset[int], FloatArray] = field(init=False, default_factory=dict)
+    _mean_s: dict[frozenset[int], float] = field(init=False, default_factory=dict)
 
     def without(self, causes: frozenset[int]) -> FloatArray:
         """Return the time of each step without the causes of these numbers, seconds."""

@@ -153,7 +153,7 @@ def diagnose(observation: Observation, replayed: Replayed, metrics: Metrics) -> 
             node: np.maximum(delay_ns - late.get(node, 0.0), 0.0)
             for node, delay_ns in late_launches(signs.observation).items()
         }
-        replays = replace(replays, stays_ns=stays, _times={})
+        replays = replace(replays, stays_ns=stays)
         ideal_s = replays.ideal()
     diagnosis, named = _weigh(replays, found, (recorded_s, metrics.slowdown), ideal_s, unjudged)
     if explained and named:
@@ -302,7 +302,7 @@ def _with_reducing(
     }
     if not stays or diagnosis.judged is None:
         return diagnosis
-    whole = replace(replays, stays_ns=stays, _times={})
+    whole = replace(replays, stays_ns=stays)
     whole.replay([frozenset(), named])
     now_s, reference_s = whole.without(frozenset()), whole.without(named)
     return replace(
