@@ -32,15 +32,15 @@ _COMPUTED: Final = {direction.recv: direction.compute for direction in DIRECTION
 
 
 @dataclass(frozen=True, slots=True)
-class PostedAhead:
-    """Receives that are posted ahead.
+class Posted:
+    """Receives that are posted elsewhere than in the paper's model.
 
     Parameters
     ----------
     not_after : mapping of int to tuple of int
         By receive, the computations that it does not follow.
     after : mapping of int to tuple of int
-        By receive, the computation of its direction that it follows; empty where there is none.
+        By receive, the computation that it follows; empty where there is none.
     sign : Sign
     """
 
@@ -55,6 +55,11 @@ def propose_posted_ahead(draft: Draft) -> Proposal | None:
         find_posted_ahead(sampled(layout), graph)
         for layout, graph in zip(draft.layouts, draft.graphs, strict=True)
     ]
+    return _proposal(draft, found)
+
+
+def _proposal(draft: Draft, found: Sequence[Posted | None]) -> Proposal | None:
+    """Let the receives of each shape follow what they are posted after."""
     first = next((posted for posted in found if posted is not None), None)
     if first is None:
         return None
@@ -65,7 +70,7 @@ def propose_posted_ahead(draft: Draft) -> Proposal | None:
     return Proposal(first.sign, draft.with_graphs(graphs))
 
 
-def find_posted_ahead(layout: Layout, graph: Graph) -> PostedAhead | None:
+def find_posted_ahead(layout: Layout, graph: Graph) -> Posted | None:
     """Return the receives that are posted ahead; None where there are none."""
     names = [layout.op_names[code] for code in layout.nodes.op.tolist()]
     stage = layout.nodes.pp.tolist()
@@ -87,7 +92,7 @@ def find_posted_ahead(layout: Layout, graph: Graph) -> PostedAhead | None:
         return None
     not_after = {node: own for kind in kinds for node, own in early[kind].items()}
     where = tuple(f"{name} on stage {number}" for name, number in kinds)
-    return PostedAhead(
+    return Posted(
         not_after,
         {node: _last_ended(layout, node, names) for node in not_after},
         Sign(where, float(np.mean(shares))),
@@ -112,35 +117,29 @@ def _last_ended(layout: Layout, receive: int, names: Sequence[str]) -> tuple[int
 def propose_posted_in_turn(draft: Draft) -> Proposal | None:
     """Let receives follow the computation before them, where they do so of either direction."""
     found = [find_posted_in_turn(sampled(layout)) for layout in draft.layouts]
-    first = next((item for item in found if item is not None), None)
-    if first is None or not _may_matter(draft, found):
-        return None
-    graphs = tuple(
-        graph if item is None else with_edges(graph, layout, item[0], {})
-        for layout, graph, item in zip(draft.layouts, draft.graphs, found, strict=True)
-    )
-    return Proposal(first[1], draft.with_graphs(graphs))
+    return _proposal(draft, found) if _may_matter(draft, found) else None
 
 
-def _may_matter(
-    draft: Draft, found: Sequence[tuple[dict[int, tuple[int, ...]], Sign] | None]
-) -> bool:
+def _may_matter(draft: Draft, found: Sequence[Posted | None]) -> bool:
     """Return whether receives posted in turn can take enough off the discrepancy.
 
     One that is posted late holds the computation that waits for it up by no more than its transfer
     takes, since that computation follows the one before in any case.
     """
-    held_up_ns = recorded_ns = 0.0
-    for item, layout, graph, (own, _) in zip(
-        found, draft.layouts, draft.graphs, draft.own, strict=True
-    ):
-        recorded_ns += float(recorded_times(layout, graph).sum())
-        if item is not None:
-            held_up_ns += float(own[list(item[0])].sum(axis=0).max(axis=-1).sum())
+    held_up_ns = sum(
+        float(own[list(posted.after)].sum(axis=0).max(axis=-1).sum())
+        for posted, (own, _) in zip(found, draft.own, strict=True)
+        if posted is not None
+    )
+    if not held_up_ns:
+        return False
+    recorded_ns = sum(
+        float(recorded_times(*pair).sum()) for pair in zip(draft.layouts, draft.graphs, strict=True)
+    )
     return held_up_ns >= LEAST_GAIN * recorded_ns
 
 
-def find_posted_in_turn(layout: Layout) -> tuple[dict[int, tuple[int, ...]], Sign] | None:
+def find_posted_in_turn(layout: Layout) -> Posted | None:
     """Return what receives follow that are posted when a computation of the other direction ends.
 
     None where most of a type on a stage are not.
@@ -170,7 +169,7 @@ def find_posted_in_turn(layout: Layout) -> tuple[dict[int, tuple[int, ...]], Sig
     after: dict[int, tuple[int, ...]] = {
         node: (other,) for _, _, pairs, _ in kinds for node, other in pairs.items()
     }
-    return after, Sign(where, float(np.mean(shares)))
+    return Posted({}, after, Sign(where, float(np.mean(shares))))
 
 
 def _before(

@@ -98,7 +98,7 @@ def test_receives_posted_in_turn_are_tried_where_their_transfers_take_any_time(
     proposal = propose_posted_in_turn(Draft.of([layout], [graph], absolute=True))
 
     assert found is not None
-    in_turn = with_edges(graph, layout, found[0], {})
+    in_turn = with_edges(graph, layout, found.after, {})
     gain = discrepancy([layout], [graph]) - discrepancy([layout], [in_turn])
     assert (abs(gain) >= LEAST_GAIN) is tried
     assert (proposal is not None) is tried
