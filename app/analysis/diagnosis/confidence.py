@@ -8,6 +8,7 @@ from typing import Final
 import numpy as np
 
 from app.analysis.replay.layout.dense import FloatArray, IntArray
+from app.analysis.replay.means import mean, means, share_of
 
 _DRAWS: Final = 500
 # A cause that stands out in every draw, but has next to no share, is there this surely (scored).
@@ -19,9 +20,9 @@ _WORTH: Final = 0.025
 def confidence(cost_s: FloatArray, step_s: FloatArray, lost_s: float) -> float:
     """Return how surely a cause costs what makes it worth naming, 0 to 1."""
     draws = _draws(len(cost_s))
-    mean = cost_s[draws].mean(axis=1)
-    stable = float((mean >= _WORTH * step_s[draws].mean(axis=1)).mean())
-    share = min(max(float(cost_s.mean()) / lost_s, 0.0), 1.0)
+    drawn_s = means(cost_s[draws], axis=1)
+    stable = share_of(drawn_s >= _WORTH * means(step_s[draws], axis=1))
+    share = min(max(mean(cost_s) / lost_s, 0.0), 1.0)
     return stable * (_ALONE + (1 - _ALONE) * share)
 
 

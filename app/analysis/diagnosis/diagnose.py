@@ -24,6 +24,7 @@ from app.analysis.diagnosis.observation import Explained, Observation, summed
 from app.analysis.diagnosis.signs import Signs
 from app.analysis.replay.fidelity import DISCREPANCY_LIMIT
 from app.analysis.replay.layout.dense import FloatArray
+from app.analysis.replay.means import mean
 from app.analysis.replay.metrics import Metrics
 from app.analysis.replay.session import Replayed, without_lags
 from app.analysis.wording import percent
@@ -120,10 +121,10 @@ class _Found:
 
 def diagnose(observation: Observation, replayed: Replayed, metrics: Metrics) -> Diagnosis:
     """Name the causes of a session's lost time; steps of the most frequent shape are looked at."""
-    step_ns = float(metrics.recorded_s.mean()) / NS
+    step_ns = mean(metrics.recorded_s) / NS
     signs = Signs(observation, step_ns)
     unjudged = _cannot_judge(signs)
-    excess = float(metrics.recorded_s.mean() / metrics.ideal_step_s)
+    excess = mean(metrics.recorded_s) / metrics.ideal_step_s
     if excess < 1 + _WORTH_A_LOOK and not _hidden(signs):
         judged = tuple(name for name in KINDS if name not in unjudged)
         return Diagnosis(
@@ -141,7 +142,7 @@ def diagnose(observation: Observation, replayed: Replayed, metrics: Metrics) -> 
     main = np.ones(len(metrics.recorded_s), dtype=bool)
     if len(replayed.groups) > 1:
         main = np.isin(replayed.steps, replayed.layout.steps)
-    recorded_s = float(metrics.recorded_s[main].mean())
+    recorded_s = mean(metrics.recorded_s[main])
     ideal_s = metrics.ideal_s[main]
     if metrics.discrepancy <= DISCREPANCY_LIMIT:
         # most likely all of them are asked for: one replay costs less than two
@@ -167,7 +168,7 @@ def diagnose(observation: Observation, replayed: Replayed, metrics: Metrics) -> 
     delaying = {sign.kind.name for sign in found if sign.finding.late_ns and explained}
     return replace(
         diagnosis,
-        late=with_late_s / float(metrics.simulated_s[main].mean()),
+        late=with_late_s / mean(metrics.simulated_s[main]),
         delaying=tuple(cause.cause for cause in diagnosis.causes if cause.cause in delaying),
     )
 
@@ -240,18 +241,18 @@ def _weigh(
 ) -> tuple[Diagnosis, frozenset[int]]:
     """Give each finding its share of the lost time, keep those that matter, and say which."""
     now_s = replays.without(frozenset())
-    mean_s = float(now_s.mean())
+    mean_s = mean(now_s)
     recorded_s, published = measured
     numbers, loss = _named(replays, len(found), ideal_s, published)
     shares_s = dict(zip(numbers, replays.shares(numbers), strict=True))
     causes = []
-    for number in sorted(numbers, key=lambda number: -float(shares_s[number].mean())):
+    for number in sorted(numbers, key=lambda number: -mean(shares_s[number])):
         cost, finding = shares_s[number], found[number].finding
         sure, doubt = confidence(cost, now_s, loss.lost_s), finding.doubt
         cause = Cause(
             cause=found[number].kind.name,
-            contribution=float(cost.mean()) / loss.lost_s,
-            cost_s=float(cost.mean()),
+            contribution=mean(cost) / loss.lost_s,
+            cost_s=mean(cost),
             confidence=sure if doubt is None else min(sure, doubt.most),
             evidence=finding.evidence,
             where=finding.where,
@@ -281,7 +282,7 @@ def _weigh(
         ruled_out=tuple(c for c in KINDS if c not in chosen and c not in unjudged),
         unjudged=unjudged,
         lost_s=loss.lost_s,
-        slowdown=mean_s / float(loss.reference_s.mean()),
+        slowdown=mean_s / mean(loss.reference_s),
         discrepancy=_off(replays, recorded_s),
         judged=Judged(now_s, loss.reference_s, loss.unknown_s / loss.lost_s),
     )
@@ -307,7 +308,7 @@ def _with_reducing(
     now_s, reference_s = whole.without(frozenset()), whole.without(named)
     return replace(
         diagnosis,
-        slowdown=float(now_s.mean() / reference_s.mean()),
+        slowdown=mean(now_s) / mean(reference_s),
         judged=replace(diagnosis.judged, steps_s=now_s, reference_s=reference_s),
     )
 
@@ -333,18 +334,18 @@ def _named(
     """
     numbers = _that_matter(replays, count)
     mean_s = replays.mean_s(frozenset())
-    best_s = min(ideal_s, replays.without(frozenset(numbers)), key=lambda s: float(s.mean()))
-    lost_s = max(mean_s - float(best_s.mean()), 1e-12)
+    best_s = min(ideal_s, replays.without(frozenset(numbers)), key=mean)
+    lost_s = max(mean_s - mean(best_s), 1e-12)
     worth = max(_NAMED_COST * mean_s, _NAMED_SHARE * lost_s)
     costs = zip(numbers, replays.shares(numbers).mean(axis=1).tolist(), strict=True)
     cost_s = {number: cost for number, cost in costs if cost >= worth}
     named = tuple(cost_s)
     left_s = max(lost_s - sum(cost_s.values()), 0.0)
     without_s = replays.without(frozenset(named))
-    healthy = float(without_s.mean()) < (1 + _WORTH_A_LOOK) * float(ideal_s.mean())
-    beyond = mean_s >= published * float(without_s.mean())
+    healthy = mean(without_s) < (1 + _WORTH_A_LOOK) * mean(ideal_s)
+    beyond = mean_s >= published * mean(without_s)
     if named and (healthy or beyond or left_s <= MOST_UNKNOWN * lost_s):
-        lost_s = max(mean_s - float(without_s.mean()), 1e-12)
+        lost_s = max(mean_s - mean(without_s), 1e-12)
         return named, _Loss(without_s, lost_s, 0.0)
     return named, _Loss(best_s, lost_s, left_s)
 

@@ -16,6 +16,7 @@ from app.analysis.diagnosis.diagnose import MOST_UNKNOWN, Diagnosis
 from app.analysis.diagnosis.finding import UNKNOWN, Cause
 from app.analysis.json_text import OMITTED
 from app.analysis.replay.confidence import FEWEST_STEPS, Interval, ratio_by_blocks
+from app.analysis.replay.means import mean
 from app.analysis.replay.metrics import Metrics
 
 # S and the headline are both said in words where they differ by more.
@@ -101,7 +102,7 @@ def headline(
     if not known or judged is None or judged.unknown_share > MOST_UNKNOWN:
         ideal_s = metrics.ideal_step_s
         return Headline(metrics.slowdown, published_ci95, ideal_s, HeadlineKind.PUBLISHED)
-    reference_s = float(judged.reference_s.mean())
+    reference_s = mean(judged.reference_s)
     ci95 = ratio_by_blocks(judged.steps_s, judged.reference_s, error=ERROR)
     return Headline(
         diagnosis.slowdown,

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from app.analysis.diagnosis.observation import COMPUTATIONS, Observation, sample, spread
 from app.analysis.replay.layout.dense import FloatArray
 from app.analysis.replay.layout.graph import P2P
+from app.analysis.replay.means import share_of
 from app.analysis.replay.medians import median
 from app.analysis.replay.session import ALL_STEPS, launch_delays
 from app.analysis.trace.model import BACKWARD_COMPUTE, FORWARD_COMPUTE, GRADS_REDUCE_SCATTER
@@ -163,7 +164,7 @@ def stalled_launches(observation: Observation, step_ns: float) -> StalledLaunche
     late = np.where(late > limit, late, 0.0)
     first = np.isin(forwards, _first_forwards(observation))
     others = late[~first] > 0
-    if not others.size or (late[first] > 0).mean() > _AS_OFTEN * others.mean():
+    if not others.size or share_of(late[first] > 0) > _AS_OFTEN * share_of(others):
         late[first] = 0.0
     by_worker = np.zeros((layout.pp, layout.dp), dtype=np.int64)
     np.add.at(by_worker, nodes.pp[forwards], (late > 0).sum(axis=1))

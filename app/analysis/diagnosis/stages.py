@@ -17,6 +17,7 @@ from app.analysis.diagnosis.finding import Change, Doubt, Evidence, Finding
 from app.analysis.diagnosis.observation import Observation, lower_median
 from app.analysis.diagnosis.places import StageView, Where, WorkerView
 from app.analysis.replay.layout.dense import FloatArray, IntArray
+from app.analysis.replay.means import mean
 from app.analysis.replay.medians import median
 from app.analysis.trace.layers import layers_per_stage
 
@@ -61,12 +62,12 @@ def heaviest_stage(observation: Observation) -> Finding | None:
     }
     total = np.sum([level.sum(axis=1) for level in levels.values()], axis=0)
     heaviest = int(np.argmax(total))
-    if observation.layout.pp == 1 or total[heaviest] < _HEAVY * total.mean():
+    if observation.layout.pp == 1 or total[heaviest] < _HEAVY * mean(total):
         return None
     times: dict[int, FloatArray] = {}
     for name, passes in observation.passes.items():
         level = levels[name]
-        factor = level.mean() / level
+        factor = mean(level) / level
         for of_chunk, nodes in zip(factor, passes.nodes, strict=True):
             # one array for all that change alike
             own = [np.asarray(value) for value in of_chunk]
@@ -76,7 +77,7 @@ def heaviest_stage(observation: Observation) -> Finding | None:
         change=Change(times=times),
         evidence=(_evidence(levels, total, heaviest),),
         where=Where(stage=heaviest),
-        figure=StageLoad(relative=tuple((total / total.mean()).tolist())),
+        figure=StageLoad(relative=tuple((total / mean(total)).tolist())),
     )
 
 

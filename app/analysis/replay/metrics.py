@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from app.analysis.replay.distinct import distinct
 from app.analysis.replay.engine.variants import Keep
 from app.analysis.replay.layout.dense import MAX_NAMED_FAULTS, FloatArray
+from app.analysis.replay.means import mean, means
 from app.analysis.replay.session import Replayed, ShapeGroup, launch_delays, recorded_step_times
 from app.analysis.trace import model as ops
 from app.errors import Fault, UnanalyzableError
@@ -80,8 +81,8 @@ class Metrics:
     ideal_step_s: float = field(init=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "simulated_step_s", float(self.simulated_s.mean()))
-        object.__setattr__(self, "ideal_step_s", float(self.ideal_s.mean()))
+        object.__setattr__(self, "simulated_step_s", mean(self.simulated_s))
+        object.__setattr__(self, "ideal_step_s", mean(self.ideal_s))
 
     @property
     def slowdown(self) -> float:
@@ -99,7 +100,7 @@ class Metrics:
     @property
     def discrepancy(self) -> float:
         """Return how far the replay is from the recording, relative to the replay (section 6)."""
-        return abs(float(self.recorded_s.mean() / self.simulated_step_s) - 1)
+        return abs(mean(self.recorded_s) / self.simulated_step_s - 1)
 
     @property
     def lost_s(self) -> float:
@@ -125,17 +126,17 @@ class Metrics:
         """Return the share of the lost time that idealizing the set recovers."""
         if not self.attributable:
             return None
-        return float(self.simulated_step_s - contribution.removed_s.mean()) / self.lost_s
+        return (self.simulated_step_s - mean(contribution.removed_s)) / self.lost_s
 
     def addition(self, contribution: Contribution) -> float | None:
         """Return the share of the lost time that the set alone brings about."""
         if not self.attributable:
             return None
-        return float(contribution.kept_s.mean() - self.ideal_step_s) / self.lost_s
+        return (mean(contribution.kept_s) - self.ideal_step_s) / self.lost_s
 
     def relative(self, simulated_s: FloatArray) -> FloatArray:
         """Return the slowdown of the mean step; steps are the first axis."""
-        return np.asarray(simulated_s.mean(axis=0) / self.ideal_step_s)
+        return np.asarray(means(simulated_s, axis=0) / self.ideal_step_s)
 
 
 def measure(replayed: Replayed) -> Metrics:
@@ -162,17 +163,17 @@ def measure(replayed: Replayed) -> Metrics:
     by_pp = times[:, 3 + len(merged) :]
     lanes = replayed.over_steps(_lone_lanes)
     by_worker, by_dp = lanes[:, :, :-1], lanes[:, :, -1]
-    order = rank_workers(by_worker.mean(axis=0))
+    order = rank_workers(means(by_worker, axis=0))
     worst = order[: int(np.ceil(WORST_SHARE * dp * pp))]
     search = _Removals(replayed, order)
     # What the search for k50 begins with is replayed along with the worst workers.
-    apart = _standing_apart(by_worker.mean(axis=0) - ideal.mean())
+    apart = _standing_apart(means(by_worker, axis=0) - mean(ideal))
     search.replay([len(worst), 1, max(1, apart - 1), apart], keep=worst)
     recorded = replayed.over_steps(recorded_step_times) * NS
     _require_time(replayed, {"recorded": recorded, "replayed": simulated, "ideal": ideal})
     launch_by_optype, clamped = _launch_shares(replayed, simulated, recorded)
-    lost_s = float(simulated.mean() - ideal.mean())
-    attributable = lost_s >= ATTRIBUTABLE * simulated.mean()
+    lost_s = mean(simulated) - mean(ideal)
+    attributable = lost_s >= ATTRIBUTABLE * mean(simulated)
     return Metrics(
         recorded_s=recorded,
         simulated_s=simulated,
@@ -260,7 +261,7 @@ def _launch_shares(
         return group.simulator.delayed_step_times(list(merged.values()), delays).T * NS
 
     times = replayed.over_steps(delayed)
-    shares = (times.mean(axis=0) - simulated_s.mean()) / recorded_s.mean()
+    shares = (means(times, axis=0) - mean(simulated_s)) / mean(recorded_s)
     return dict(zip(merged, shares.tolist(), strict=True)), clamped
 
 
@@ -301,7 +302,7 @@ def _fewest_for_half(removals: _Removals, simulated_s: FloatArray, lost_s: float
     """
 
     def recovers_half(count: int) -> bool:
-        return float(simulated_s.mean() - removals.times_s[count].mean()) >= HALF * lost_s
+        return mean(simulated_s) - mean(removals.times_s[count]) >= HALF * lost_s
 
     low, high = 0, len(removals.order)
     while True:

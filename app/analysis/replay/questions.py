@@ -15,6 +15,7 @@ from app.analysis.replay.adaptations.evidence import Name
 from app.analysis.replay.engine.variants import Replacement
 from app.analysis.replay.launched import launched_step_times
 from app.analysis.replay.layout.dense import MAX_NAMED_FAULTS, FloatArray
+from app.analysis.replay.means import mean
 from app.analysis.replay.metrics import MERGED_TYPES, present_types
 from app.analysis.replay.session import Replayed, ShapeGroup
 from app.analysis.trace import model as ops
@@ -128,7 +129,7 @@ class QuestionAnswer:
         them as people are shown it, and the step time that this is counted against: today's ÷ the
         headline, so that the session as it is has its headline here too.
         """
-        now, replayed = float(self.simulated_s.mean()), float(self.answer_s.mean())
+        now, replayed = mean(self.simulated_s), mean(self.answer_s)
         reference_s = now / against.slowdown
         then = max(replayed, reference_s) if self.restores else replayed
         return {
@@ -136,7 +137,7 @@ class QuestionAnswer:
             "step_time_s": then,
             "replayed_step_time_s": replayed,
             "simulated_step_time_s": now,
-            "ideal_step_time_s": float(self.ideal_s.mean()),
+            "ideal_step_time_s": mean(self.ideal_s),
             "gain": 1 - then / now,
             "slowdown": float(self.answer_s.sum() / self.ideal_s.sum()),
             "reference": {

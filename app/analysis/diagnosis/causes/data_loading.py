@@ -15,6 +15,7 @@ from app.analysis.diagnosis.places import FigureView, Hosts, JobFacts, StepView,
 from app.analysis.diagnosis.signs import Signs
 from app.analysis.replay.adaptations.trial import stage_begins
 from app.analysis.replay.layout.dense import FloatArray
+from app.analysis.replay.means import mean, means
 from app.analysis.trace.model import FORWARD_COMPUTE, FORWARD_RECV, PARAMS_ALL_GATHER
 
 # A step that waits for less of its time has its batch.
@@ -97,24 +98,22 @@ def _find(signs: Signs) -> Finding | None:
         # Of no stage is it known when a step begins.
         return None
     latest = np.max(list(by_stage.values()), axis=0)
-    if latest.mean() < _LEAST_SHARE * signs.step_ns:
+    if mean(latest) < _LEAST_SHARE * signs.step_ns:
         return None
     waiting = tuple(
-        stage
-        for stage, delay in sorted(by_stage.items())
-        if delay.mean() >= _WAITING * latest.mean()
+        stage for stage, delay in sorted(by_stage.items()) if mean(delay) >= _WAITING * mean(latest)
     )
     somewhere = Where(stages=waiting if len(waiting) < observation.layout.pp else ())
     by_step = latest.max(axis=1)
     worst = int(np.argmax(by_step))
     evidence = [
         Evidence(
-            f"The first operations of a step are launched {latest.mean() / 1e6:.0f} ms late on "
+            f"The first operations of a step are launched {mean(latest) / 1e6:.0f} ms late on "
             f"average, {by_step[worst] / 1e6:.0f} ms in the worst step",
             StepView(step=int(observation.layout.steps[worst])),
         )
     ]
-    by_rank = latest.mean(axis=0)
+    by_rank = means(latest, axis=0)
     slowest = int(np.argmax(by_rank))
     where = somewhere
     figure = LateLaunches(by_step_s=tuple((by_step / 1e9).tolist()))

@@ -25,6 +25,7 @@ from app.analysis.diagnosis.places import (
 from app.analysis.diagnosis.signs import Signs
 from app.analysis.replay.layout.dense import FloatArray, IntArray
 from app.analysis.replay.layout.graph import P2P
+from app.analysis.replay.means import means
 from app.analysis.replay.medians import median
 from app.analysis.wording import percent
 
@@ -105,7 +106,7 @@ def _idling(observation: Observation, steps: slice, *, glance: bool = False) -> 
         late = _late_ns(observation, nodes, steps)
         kind = layout.nodes.op[nodes].astype(np.int64) * len(layout.op_names)
         kind += layout.nodes.op[previous]
-        computes = observation.recorded_ns[nodes, steps].mean(axis=1)
+        computes = means(observation.recorded_ns[nodes, steps], axis=1)
         for stage in stages:
             mine = np.flatnonzero(layout.nodes.pp[nodes] == stage)
             if not len(mine):
@@ -127,7 +128,7 @@ def _cannot_reach(late_ns: FloatArray, computes_ns: FloatArray) -> bool:
 
     A median of what is not negative is at most twice the mean.
     """
-    most_ns = 2 * late_ns.mean(axis=1).sum(axis=0)
+    most_ns = 2 * means(late_ns, axis=1).sum(axis=0)
     limit = _AT_A_GLANCE * _LEAST_SHARE
     return bool((most_ns < limit * (most_ns + computes_ns.sum(axis=0))).all())
 

@@ -25,6 +25,7 @@ from app.analysis.diagnosis.places import (
 from app.analysis.diagnosis.signs import Signs
 from app.analysis.replay.layout.dense import FloatArray
 from app.analysis.replay.layout.graph import P2P
+from app.analysis.replay.means import mean, means
 from app.analysis.replay.medians import median
 
 # A link is slow from this ratio to a reference link on, which is this quantile of all.
@@ -56,7 +57,7 @@ def has_slow_links(observation: Observation) -> bool:
     if links.ends and _beyond(links.ratio).any():
         return True
     stages, by_step = _collectives(observation)
-    return len(stages) > 1 and bool(_beyond(by_step.mean(axis=1)).any())
+    return len(stages) > 1 and bool(_beyond(means(by_step, axis=1)).any())
 
 
 def _find(signs: Signs) -> Finding | None:
@@ -66,7 +67,7 @@ def _find(signs: Signs) -> Finding | None:
     links = _pipeline_links(observation)
     slow_links = _beyond(links.ratio) if links.ends else np.zeros((0, 1), bool)
     stages, by_step = _collectives(observation)
-    collectives = by_step.mean(axis=1)
+    collectives = means(by_step, axis=1)
     slow_stages = _beyond(collectives) if len(stages) > 1 else _by_spells(by_step)
     if not slow_links.any() and not slow_stages.any():
         return None
@@ -112,14 +113,14 @@ def _unrecorded(observation: Observation, slow_at: set[int]) -> dict[int, FloatA
     Where it is not recorded, it is the time between computing and what ends the step.
     """
     waits = unrecorded_reducing(observation)
-    others = [wait.mean() for stage, (_, wait) in waits.items() if stage not in slow_at]
+    others = [mean(wait) for stage, (_, wait) in waits.items() if stage not in slow_at]
     if not others or not slow_at:
         return {}
     usual = float(np.median(others))
     return {
         node: np.maximum(wait - usual, 0.0)
         for stage, (node, wait) in waits.items()
-        if stage in slow_at and wait.mean() > _SLOW * usual
+        if stage in slow_at and mean(wait) > _SLOW * usual
     }
 
 
@@ -138,8 +139,8 @@ def _pipeline_links(observation: Observation) -> _Links:
     ratio = np.empty((len(ends), layout.dp))
     for index, link in enumerate(ends):
         usual = observation.group.durations.ideal_ns[by_link[link]]
-        taken = observation.recorded_ns[by_link[link]].mean(axis=1)
-        ratio[index] = (taken / np.maximum(usual, _LEAST_NS)[:, None]).mean(axis=0)
+        taken = means(observation.recorded_ns[by_link[link]], axis=1)
+        ratio[index] = means(taken / np.maximum(usual, _LEAST_NS)[:, None], axis=0)
     return _Links(ends, [by_link[link] for link in ends], ratio)
 
 
@@ -201,7 +202,7 @@ def _collectives(
     ratio = np.empty((len(stages), len(layout.steps)))
     for index, (_, members) in enumerate(stages):
         usual = observation.group.durations.ideal_ns[members]
-        taken = observation.recorded_ns[members].mean(axis=2)
+        taken = means(observation.recorded_ns[members], axis=2)
         ratio[index] = taken.sum(axis=0) / max(float(usual.sum()), _LEAST_NS)
     return stages, ratio
 

@@ -20,6 +20,7 @@ from app.analysis.diagnosis.places import FigureView, Hosts, JobFacts, SlowSpell
 from app.analysis.diagnosis.signs import Signs
 from app.analysis.replay.layout.dense import FloatArray
 from app.analysis.replay.layout.graph import P2P
+from app.analysis.replay.means import mean
 from app.analysis.replay.medians import median
 from app.analysis.wording import percent
 
@@ -193,7 +194,7 @@ def _find(signs: Signs) -> Finding | None:
         for moved in units.values():
             transfers.update(_as_when_quiet(observation, moved, slow, busy))
     late = _unrecorded(observation, slow, busy)
-    times = float(by_step[slow].mean())
+    times = mean(by_step[slow])
     return Finding(
         change=Change(
             transfers_ns=transfers, on_time={node: late_ns > 0 for node, late_ns in late.items()}
@@ -233,7 +234,7 @@ def _unrecorded(
     late = {}
     for node, wait in unrecorded_reducing(observation).values():
         usual = float(np.median(wait[~busy]))
-        if wait[slow].mean() >= _TOGETHER * usual:
+        if mean(wait[slow]) >= _TOGETHER * usual:
             late[node] = np.where(busy[:, None], np.maximum(wait - usual, 0.0), 0.0)
     return late
 
@@ -259,7 +260,7 @@ def _evidence(
             what = "Transfers between the stages"
         lines.append(
             Evidence(
-                f"{what} take {family.by_step[slow].mean():.1f}× what they take in the {quiet} "
+                f"{what} take {mean(family.by_step[slow]):.1f}× what they take in the {quiet} "
                 f"quiet steps, all at once in {int(slow.sum())} of {len(slow)}",
                 FigureView(),
             )

@@ -34,6 +34,7 @@ from app.analysis.diagnosis.signs import Signs
 from app.analysis.diagnosis.stages import SLOW_WORKER_NAME
 from app.analysis.diagnosis.usual import Usual
 from app.analysis.replay.layout.dense import FloatArray
+from app.analysis.replay.means import share_of
 from app.analysis.replay.medians import median
 from app.analysis.trace.model import BACKWARD_COMPUTE, FORWARD_COMPUTE
 
@@ -248,7 +249,7 @@ def _ratios(
 
 def _spells(when: NDArray[np.bool_], times: float) -> SlowSpells | None:
     """Return in how many steps the slowest worker is slow and how much, if not in nearly all."""
-    if when.mean() >= _NEARLY_ALL:
+    if share_of(when) >= _NEARLY_ALL:
         return None
     return SlowSpells(steps=int(when.sum()), of=len(when), times=times)
 
@@ -282,11 +283,11 @@ def _evidence(
 
 def _when(observation: Observation, slow: NDArray[np.bool_]) -> str:
     """Say in which steps a worker is slow."""
-    count, share = len(slow), float(slow.mean())
+    count, share = len(slow), share_of(slow)
     if share >= _NEARLY_ALL:
         return f"in all {count} steps" if slow.all() else f"in {int(slow.sum())} of {count} steps"
     first = int(np.argmax(slow))
-    if slow[first:].mean() >= _NEARLY_ALL and first > 1:
+    if share_of(slow[first:]) >= _NEARLY_ALL and first > 1:
         return f"in every step since {int(observation.layout.steps[first])}"
     return f"in {int(slow.sum())} of {count} steps"
 

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from app.analysis.replay.distinct import distinct
+from app.analysis.replay.means import mean
 from app.analysis.replay.medians import median, median_of_known
 
 FloatArray = NDArray[np.float64]
@@ -150,7 +151,7 @@ def robust_potentials(
     usual = float(median(np.abs(difference)))
     base = np.sqrt(spread[known] ** 2 + typical**2 + (FLOOR * usual) ** 2)
     base = np.where(base > 0, base, 1.0)
-    base /= base.mean()
+    base /= mean(base)
     squared = base**2
     weight = _bounded(1 / squared)
     potential = np.zeros(count)

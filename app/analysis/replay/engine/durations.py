@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from app.analysis.replay.layout.dense import FloatArray, Layout
 from app.analysis.replay.layout.graph import Graph
+from app.analysis.replay.means import mean
 from app.analysis.replay.medians import median
 from app.analysis.trace import model as ops
 
@@ -134,7 +135,7 @@ def ideal_durations(layouts: Sequence[Layout], recorded: Sequence[FloatArray]) -
     ideal = {}
     for code, parts in by_type.items():
         values = parts[0] if len(parts) == 1 else np.concatenate(parts)
-        ideal[code] = values.mean() if names[code] in IDEAL_IS_MEAN else median(values)
+        ideal[code] = mean(values) if names[code] in IDEAL_IS_MEAN else median(values)
     return [np.array([ideal[code] for code in layout.nodes.op.tolist()]) for layout in layouts]
 
 

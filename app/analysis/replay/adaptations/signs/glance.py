@@ -16,6 +16,7 @@ from app.analysis.replay.distinct import distinct
 from app.analysis.replay.layout.dense import FloatArray, Layout
 from app.analysis.replay.layout.graph import COMPUTE, DP_COLLECTIVES, P2P
 from app.analysis.replay.layout.pipeline import DIRECTIONS
+from app.analysis.replay.means import mean
 from app.analysis.replay.medians import median
 from app.analysis.trace.model import FORWARD_COMPUTE, GC, PARAMS_ALL_GATHER
 
@@ -83,7 +84,7 @@ class Glance:
             if len(sends) != len(receives) or not len(sends):
                 return bool(len(sends) and len(receives))
             # receives are a stage further on that axis, one way and the other
-            late += float(sends.mean() - receives.mean())
+            late += mean(sends) - mean(receives)
         usual = float(median((self._end - self._start)[self._computes].ravel()))
         return late > usual / (2 * int(self._stage[-1] + 1))
 
