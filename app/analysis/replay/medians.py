@@ -13,6 +13,7 @@ Real = TypeVar("Real", np.float32, np.float64)
 
 # So few values Python sorts before NumPy has begun.
 _FEW: Final = 32
+_PAIR: Final = 2
 # Of so many values a sample tells between which the wanted one lies, give or take this many places
 # of the sample: four standard errors.
 _MANY: Final = 1 << 15
@@ -27,6 +28,8 @@ def median(values: NDArray[Real]) -> NDArray[Real]:
         in_order = sorted(values.tolist())
         found = in_order[middle] if odd else (in_order[middle - 1] + in_order[middle]) / 2
         return np.asarray(found, dtype=values.dtype)
+    if len(values) == _PAIR:
+        return np.asarray((values[0] + values[1]) / 2)
     if odd and (values.ndim > 1 or len(values) < _MANY):
         return np.asarray(np.partition(values, middle, axis=0)[middle])
     before, at = _neighbors(values, middle)

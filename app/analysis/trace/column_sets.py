@@ -72,6 +72,9 @@ NATIVE: Final = ColumnSet(
     seconds=False,
 )
 
+# What either calls the names of operations.
+OP_COLUMNS: Final = (PUBLISHED.columns["op"], NATIVE.columns["op"])
+
 NULLABLE: Final = frozenset({"mb", "mc"})
 
 

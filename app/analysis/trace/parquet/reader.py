@@ -17,13 +17,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from app.analysis.trace.assemble import Assembler
-from app.analysis.trace.column_sets import ColumnSet, choose_layout
+from app.analysis.trace.column_sets import OP_COLUMNS, ColumnSet, choose_layout
 from app.analysis.trace.columns import batch_columns, check_types
 from app.analysis.trace.faults import Places, refuse_body
 from app.analysis.trace.limits import Limits
 from app.analysis.trace.model import SessionMeta, Trace
 from app.analysis.trace.operations.codes import OpNames
-from app.analysis.trace.parquet.footer import read_footer
+from app.analysis.trace.parquet.footer import Footer, read_footer
 from app.analysis.trace.parquet.pages import check_pages
 from app.errors import BodyTooLargeError
 
@@ -42,8 +42,8 @@ def decode_parquet(
     """Decode and check a Parquet body; see `decode` for what it raises."""
     with _open(body) as source:
         footer = read_footer(source, limits)
-        described = _read(lambda: pq.ParquetFile(source))
-        schema = _read(lambda: described.schema_arrow)
+        file = _read(lambda: _file(source, footer))
+        schema = _read(lambda: file.schema_arrow)
         layout = choose_layout(schema.names)
         check_types(schema, layout)
         wanted = [name for name in layout.columns.values() if name in schema.names]
@@ -54,7 +54,7 @@ def decode_parquet(
         places = Places(layout.columns)
         assembler = Assembler(meta, layout, places, limits, footer.rows, part=part)
         names = OpNames(places)
-        batches = _batches(source, described.metadata, layout, wanted)
+        batches = _batches(file, wanted)
         if footer.rows > BATCH_ROWS:
             batches = _one_ahead(batches)
         # Closed before the source is, also when a batch is refused: another is being read.
@@ -70,17 +70,17 @@ def _open(body: Path | bytes) -> pa.NativeFile:
     return pa.OSFile(str(body), "r") if isinstance(body, Path) else pa.BufferReader(body)
 
 
-def _batches(
-    source: pa.NativeFile, metadata: pq.FileMetaData, layout: ColumnSet, wanted: list[str]
-) -> Generator[pa.RecordBatch, None, None]:
-    file = _read(
-        lambda: pq.ParquetFile(
-            source,
-            metadata=metadata,
-            read_dictionary=[layout.columns["op"]],
-            page_checksum_verification=True,
-        )
+def _file(source: pa.NativeFile, footer: Footer) -> pq.ParquetFile:
+    """Open a body; opened once more to learn its schema first, it would be described twice."""
+    names = {chunk.name for chunk in footer.chunks if chunk.is_text}
+    return pq.ParquetFile(
+        source,
+        read_dictionary=[name for name in OP_COLUMNS if name in names],
+        page_checksum_verification=True,
     )
+
+
+def _batches(file: pq.ParquetFile, wanted: list[str]) -> Generator[pa.RecordBatch, None, None]:
     batches = _read(
         lambda: file.iter_batches(batch_size=BATCH_ROWS, columns=wanted, use_threads=False)
     )
