@@ -183,10 +183,10 @@ def _beyond_usual(delays: FloatArray) -> FloatArray:
 
 def _first_forwards(observation: Observation) -> list[int]:
     """Return the first forward of each stage."""
-    layout, nodes = observation.layout, observation.layout.nodes
+    layout = observation.layout
     firsts = []
     for stage in range(layout.pp):
-        mine = np.flatnonzero((nodes.op == layout.codes(FORWARD_COMPUTE)[0]) & (nodes.pp == stage))
+        mine = layout.of(FORWARD_COMPUTE, stage)
         if len(mine):
             firsts.append(int(mine[np.argmin(layout.launch[mine])]))
     return firsts

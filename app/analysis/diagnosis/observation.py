@@ -196,8 +196,7 @@ class Observation:
 
     def computations(self, name: str, stage: int) -> list[int]:
         """Return the nodes of a type on a stage."""
-        nodes, code = self.layout.nodes, self.layout.codes(name)[0]
-        found: list[int] = np.flatnonzero((nodes.op == code) & (nodes.pp == stage)).tolist()
+        found: list[int] = self.layout.of(name, stage).tolist()
         return found
 
     def _by_type(self, stages: Sequence[int]) -> dict[str, Passes]:
@@ -206,12 +205,9 @@ class Observation:
 
     def _passes(self, name: str, stages: Sequence[int]) -> Passes:
         nodes, layout = self.layout.nodes, self.layout
-        of_type = nodes.op == layout.codes(name)[0]
-        if not of_type.any():
-            stages = ()
         rows = []
         for stage in stages:
-            mine = np.flatnonzero(of_type & (nodes.pp == stage))
+            mine = layout.of(name, stage)
             known = nodes.mb[mine] != ABSENT
             microbatch = np.where(known, nodes.mb[mine], np.arange(len(mine)))
             rows.append(mine[np.lexsort((microbatch, nodes.mc[mine]))])

@@ -77,7 +77,7 @@ def compute_ratios(replayed: Replayed) -> tuple[FloatArray, FloatArray]:
     ratios = []
     for code in replayed.layout.codes(ops.FORWARD_COMPUTE, ops.BACKWARD_COMPUTE):
         ratio = np.full((pp, dp), np.nan)
-        mean = np.stack([_mean_times(replayed, code, stage) for stage in range(pp)])
+        mean = np.array([_mean_times(replayed, code, stage) for stage in range(pp)])
         peers = peers_median(mean)
         np.divide(mean, peers, out=ratio, where=(peers > 0) & (dp > 1))
         ratios.append(ratio.T)
@@ -88,8 +88,7 @@ def _mean_times(replayed: Replayed, code: int, stage: int) -> FloatArray:
     """Return the mean duration of an op type on each DP rank of a stage, shape (dp,), ns."""
     total, count = np.zeros(replayed.layout.dp), 0
     for group in replayed.groups:
-        nodes = group.layout.nodes
-        chosen = np.flatnonzero((nodes.op == code) & (nodes.pp == stage))
+        chosen = group.layout.nodes.of(code, stage)
         if len(chosen):
             # neighbors: nodes are sorted by type and stage
             own = group.durations.recorded_ns[chosen[0] : chosen[-1] + 1]

@@ -67,8 +67,7 @@ def _since_gathered(observation: Observation, forward: int) -> FloatArray:
     """
     layout, nodes = observation.layout, observation.layout.nodes
     late = observation.delay_ns(forward)
-    gathers = (nodes.op == layout.codes(PARAMS_ALL_GATHER)[0]) & (nodes.pp == nodes.pp[forward])
-    for gather in np.flatnonzero(gathers).tolist():
+    for gather in layout.of(PARAMS_ALL_GATHER, int(nodes.pp[forward])).tolist():
         since = layout.start_ns[forward] - layout.start_ns[gather] - layout.duration_ns[gather]
         late = np.where(since >= 0, np.minimum(late, since), late)
     return late

@@ -13,7 +13,7 @@ from app.analysis.diagnosis.finding import Cause, Change, Evidence, Finding
 from app.analysis.diagnosis.observation import Observation
 from app.analysis.diagnosis.places import Hosts, JobFacts, StepView, Where
 from app.analysis.diagnosis.signs import Signs
-from app.analysis.replay.layout.dense import FloatArray, IntArray
+from app.analysis.replay.layout.dense import FloatArray
 from app.analysis.trace.model import BACKWARD_COMPUTE, FORWARD_COMPUTE, GRADS_REDUCE_SCATTER
 
 # A computation is held up when it is launched so soon after a reduce-scatter's end, in ns and as a
@@ -37,9 +37,9 @@ def held_up(observation: Observation) -> dict[int, FloatArray]:
         return {}
     found = {}
     for stage in range(layout.pp):
-        scatters = _of(observation, stage, GRADS_REDUCE_SCATTER)
+        scatters = layout.of(GRADS_REDUCE_SCATTER, stage)
         computes = np.concatenate(
-            [_of(observation, stage, name) for name in (FORWARD_COMPUTE, BACKWARD_COMPUTE)]
+            [layout.of(name, stage) for name in (FORWARD_COMPUTE, BACKWARD_COMPUTE)]
         )
         # Mostly gradients are reduced after all computing; one step tells.
         first_start = layout.start_ns[scatters, 0, 0].min(initial=np.inf)
@@ -88,12 +88,6 @@ def _find(signs: Signs) -> Finding | None:
         figure=HeldLaunches(by_step_s=tuple((delays.sum(axis=(0, 2)) / 1e9).tolist())),
         late_ns=held,
     )
-
-
-def _of(observation: Observation, stage: int, name: str) -> IntArray:
-    nodes, layout = observation.layout.nodes, observation.layout
-    found: IntArray = np.flatnonzero((nodes.op == layout.codes(name)[0]) & (nodes.pp == stage))
-    return found
 
 
 def _cannot_judge(signs: Signs) -> str | None:

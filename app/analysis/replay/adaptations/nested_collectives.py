@@ -160,7 +160,7 @@ def _off_by(
     """
     stage, name = kind
     nodes = layout.nodes
-    chosen = np.flatnonzero((nodes.op == layout.codes(name)[0]) & (nodes.pp == stage))
+    chosen = layout.of(name, stage)
     holding = set(hosts.values())
     own = {node: layout.duration_ns[node].copy() for node in chosen.tolist()}
     for node, host in hosts.items():

@@ -70,14 +70,12 @@ def find_gathered_first(layout: Layout) -> tuple[dict[int, tuple[int, ...]], Sig
 
     Nor where all are much later: then it is not the gathering that they wait for, but their data.
     """
-    nodes = layout.nodes
     after: dict[int, tuple[int, ...]] = {}
     shares: list[float] = []
     at_once = False
     for stage in range(layout.pp):
         forwards, gathers = (
-            np.flatnonzero((nodes.op == layout.codes(name)[0]) & (nodes.pp == stage))
-            for name in (FORWARD_COMPUTE, PARAMS_ALL_GATHER)
+            layout.of(name, stage) for name in (FORWARD_COMPUTE, PARAMS_ALL_GATHER)
         )
         if not len(forwards) or not len(gathers):
             return None

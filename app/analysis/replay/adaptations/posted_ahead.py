@@ -107,7 +107,7 @@ def _last_ended(layout: Layout, receive: int, names: Sequence[str]) -> tuple[int
     """Return the last computation of its direction that has ended when a receive is posted."""
     nodes = layout.nodes
     code = layout.codes(_COMPUTED[names[receive]])[0]
-    computes = np.flatnonzero((nodes.op == code) & (nodes.pp == nodes.pp[receive]))
+    computes = nodes.of(code, int(nodes.pp[receive]))
     computes = computes[np.argsort(layout.launch[computes], kind="stable")]
     ends = layout.start_ns[computes] + layout.duration_ns[computes]
     ended = (layout.start_ns[receive] >= ends).mean(axis=(1, 2)) >= _REGULARLY

@@ -199,22 +199,33 @@ def _matches(layout: Layout, graph: Graph) -> _Matches:
     if dp > 1:
         for stage, nodes in sorted(collectives.items()):
             end = _ends(layout, _sample(nodes))
-            middle = median_of_known(np.moveaxis(end, -1, 0))
+            middle = median_of_known(end.transpose(2, 0, 1))
             one.append(ranks + stage)
             other.append(np.full(dp, dp * pp + stage))
             apart.append(end - middle[:, :, None])
     nothing = np.zeros((len(layout.steps), 0))
-    ahead = [median_of_known(values) for values in apart]
-    spread = [
-        median_of_known(np.abs(values - middle))
-        for values, middle in zip(apart, ahead, strict=True)
-    ]
+    ahead = _medians(apart)
+    spread = _medians(
+        [np.abs(values - middle) for values, middle in zip(apart, ahead, strict=True)]
+    )
     return _Matches(
         np.concatenate([np.zeros(0, dtype=np.int64), *one]),
         np.concatenate([np.zeros(0, dtype=np.int64), *other]),
         np.concatenate([nothing, *ahead], axis=1),
         np.concatenate([nothing, *spread], axis=1),
     )
+
+
+def _medians(series: Sequence[FloatArray]) -> list[FloatArray]:
+    """Return `median_of_known` of each; those that are equally long are looked at together."""
+    alike: dict[int, list[int]] = {}
+    for index, values in enumerate(series):
+        alike.setdefault(len(values), []).append(index)
+    found: dict[int, FloatArray] = {}
+    for places in alike.values():
+        together = np.array([series[index] for index in places]).swapaxes(0, 1)
+        found.update(zip(places, median_of_known(together), strict=True))
+    return [found[index] for index in range(len(series))]
 
 
 def _sample(found: list[Item]) -> list[Item]:

@@ -138,8 +138,9 @@ class Simulator:
         nodes = self.layout.nodes
         takes = np.full((len(types), len(nodes)), RECORDED, dtype=np.int32)
         every = np.arange(len(nodes), dtype=np.int32)
-        late = [np.where(self.keep(types=names).types[nodes.op], every, ON_TIME) for names in types]
-        batch = Batch(takes, _no_masks(self.layout), np.array(late, dtype=np.int32))
+        kept = np.array([self.keep(types=names).types for names in types])
+        late = np.where(kept[:, nodes.op], every, np.int32(ON_TIME))
+        batch = Batch(takes, _no_masks(self.layout), late)
         return self._step_times(batch, delays_ns=delays_ns)
 
     def replaced_step_times(self, *replacements: Replacement) -> FloatArray:

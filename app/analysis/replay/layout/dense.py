@@ -17,6 +17,7 @@ FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
 
 MAX_NAMED_FAULTS = 10
+_NONE = np.empty(0, dtype=np.intp)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +48,29 @@ class Nodes:
     order: NDArray[np.int32]
     mb: NDArray[np.int32]
     mc: NDArray[np.int32]
+    # (op, pp) → its nodes, which are neighbors; filled when first asked
+    _places: dict[tuple[int, int], NDArray[np.intp]] = field(
+        init=False, repr=False, default_factory=dict
+    )
+
+    def of(self, op: int, pp: int) -> NDArray[np.intp]:
+        """Return the nodes of an op type on a stage, by its code; not to be written to."""
+        if not self._places:
+            self._places.update(self._blocks())
+        return self._places.get((op, pp), _NONE)
+
+    def _blocks(self) -> dict[tuple[int, int], NDArray[np.intp]]:
+        changes = (self.op[1:] != self.op[:-1]) | (self.pp[1:] != self.pp[:-1])
+        first = [0, *(changes.nonzero()[0] + 1).tolist()] if len(self.op) else []
+        every = np.arange(len(self.op))
+        every.flags.writeable = False
+        ops, stages = self.op[first].tolist(), self.pp[first].tolist()
+        return {
+            key: every[begin:end]
+            for key, begin, end in zip(
+                zip(ops, stages, strict=True), first, [*first[1:], len(every)], strict=True
+            )
+        }
 
     def __len__(self) -> int:
         return len(self.op)
@@ -121,6 +145,10 @@ class Layout:
     def codes(self, *names: str) -> list[int]:
         """Return the codes of the named op types."""
         return [self.op_names.index(name) for name in names]
+
+    def of(self, name: str, stage: int) -> NDArray[np.intp]:
+        """Return the nodes of an op type on a stage, in order; not to be written to."""
+        return self.nodes.of(self.op_names.index(name), stage)
 
     def of_types(self, *names: str) -> NDArray[np.bool_]:
         """Return which nodes are of the named op types, shape (nodes,)."""
