@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, reduce
 from typing import Any, Final, TypeVar
 
 import numpy as np
@@ -148,7 +148,7 @@ class Observation:
                 start[other] + duration[other] + (0.0 if regular else graph.lag_ns(node, other))
                 for other in self.after[node]
             ]
-            delay -= np.max(ends, axis=0)
+            delay -= reduce(np.maximum, ends)
         elif graph.chained:
             delay -= stage_begins(self.layout, int(self.layout.nodes.pp[node]))
         if node in self.explained.late_ns:
@@ -230,9 +230,9 @@ class Observation:
             times[stage, place] -= less_ns[int(table[stage, place])]
         # Recorders with coarse clocks write zeros.
         np.maximum(times, 1.0, out=times)
-        own = np.stack(
-            [_middle(times[:, chunk == number]) for number in range(int(chunk.max()) + 1)], axis=1
-        )
+        own = np.array(
+            [_middle(times[:, chunk == number]) for number in range(int(chunk.max()) + 1)]
+        ).swapaxes(0, 1)
         return Passes(table, chunk, times, own)
 
 
@@ -240,12 +240,12 @@ def _middle(times: SingleArray) -> FloatArray:
     """Return the median over passes and steps, shape (pp, dp); times are (pp, passes, …)."""
     pp, passes, steps, dp = times.shape
     flat = times.transpose(0, 3, 1, 2).reshape(pp, dp, passes * steps)
-    return median(np.moveaxis(flat, 2, 0)).astype(np.float64)
+    return median(flat.transpose(2, 0, 1)).astype(np.float64)
 
 
 def lower_median(values: NDArray[Real], axis: int) -> NDArray[Real]:
     """Return the middle value, of two the lower: one of two that is high does not move it."""
-    rows = np.moveaxis(values, axis, 0)
+    rows = values if axis == 0 else np.moveaxis(values, axis, 0)
     low, high = np.minimum, np.maximum
     # Sorting so few along an axis takes ten times as long.
     match tuple(rows) if len(rows) <= _FEW else ():

@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 FloatArray = NDArray[np.float64]
+BoolArray = NDArray[np.bool_]
 
 
 def mean(values: FloatArray) -> float:
@@ -19,7 +20,7 @@ def mean(values: FloatArray) -> float:
     return float(values.sum() / values.size)
 
 
-def means(values: FloatArray, *, axis: int) -> FloatArray:
+def means(values: FloatArray | BoolArray, *, axis: int) -> FloatArray:
     """Return the means over one axis.
 
     Examples
@@ -30,7 +31,7 @@ def means(values: FloatArray, *, axis: int) -> FloatArray:
     return np.asarray(values.sum(axis=axis) / values.shape[axis])
 
 
-def share_of(holds: NDArray[np.bool_]) -> float:
+def share_of(holds: BoolArray) -> float:
     """Return the share of cases in which something holds.
 
     Examples

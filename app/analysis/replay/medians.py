@@ -14,8 +14,8 @@ Real = TypeVar("Real", np.float32, np.float64)
 # So few values Python sorts before NumPy has begun.
 _FEW: Final = 32
 _PAIR: Final = 2
-# So few are sorted as a whole before two places of them are found one after the other.
-_SORTED: Final = 1 << 12
+# So few NumPy sorts as a whole before it has found one place and the largest value in front of it.
+_SORTED: Final = 1 << 10
 # Of so many values a sample tells between which the wanted one lies, give or take this many places
 # of the sample: four standard errors.
 _MANY: Final = 1 << 15
@@ -27,11 +27,15 @@ def median(values: NDArray[Real]) -> NDArray[Real]:
     """Return the median over the first axis, without NaN; NumPy's own is slow on short arrays."""
     middle, odd = divmod(len(values), 2)
     if values.ndim == 1 and 0 < len(values) <= _FEW and values.dtype == np.float64:
-        in_order = sorted(values.tolist())
-        found = in_order[middle] if odd else (in_order[middle - 1] + in_order[middle]) / 2
+        few = sorted(values.tolist())
+        found = few[middle] if odd else (few[middle - 1] + few[middle]) / 2
         return np.asarray(found, dtype=values.dtype)
     if len(values) == _PAIR:
         return np.asarray((values[0] + values[1]) / 2)
+    if len(values) <= _SORTED:
+        in_order = np.sort(values, axis=0)
+        at = in_order[middle]
+        return np.asarray(at if odd else (in_order[middle - 1] + at) / 2)
     if odd and (values.ndim > 1 or len(values) < _MANY):
         return np.asarray(np.partition(values, middle, axis=0)[middle])
     before, at = _neighbors(values, middle)
@@ -90,7 +94,7 @@ def quantiles(values: NDArray[Real], shares: Sequence[float]) -> FloatArray:
     [1.5, 4.0]
     """
     last = len(values) - 1
-    in_order = np.sort(values, axis=0) if last < _SORTED else None
+    in_order = np.sort(values, axis=0) if len(values) <= _SORTED else None
     found = []
     for share in shares:
         low = int(last * share)

@@ -55,7 +55,7 @@ def _firsts(observation: Observation, name: str) -> dict[int, int]:
     layout, nodes = observation.layout, observation.layout.nodes
     if name not in layout.op_names:
         return {}
-    some = np.flatnonzero(nodes.op == layout.codes(name)[0])
+    some = (nodes.op == layout.codes(name)[0]).nonzero()[0]
     latest_first = some[np.lexsort((layout.launch[some], nodes.pp[some]))][::-1]
     return dict(zip(nodes.pp[latest_first].tolist(), latest_first.tolist(), strict=True))
 

@@ -81,7 +81,7 @@ def _late_ns(observation: Observation, nodes: IntArray, steps: slice) -> FloatAr
         before = np.array(others)
         own = stage[before] == stage[nodes]
         for ends, chosen in ((here, own), (there, ~own)):
-            which = np.flatnonzero(chosen & (before != _NOTHING))
+            which = (chosen & (before != _NOTHING)).nonzero()[0]
             end = start[before[which], steps] + duration[before[which], steps]
             ends[which] = np.maximum(ends[which], end)
     late -= here
@@ -108,7 +108,7 @@ def _idling(observation: Observation, steps: slice, *, glance: bool = False) -> 
         kind += layout.nodes.op[previous]
         computes = means(observation.recorded_ns[nodes, steps], axis=1)
         for stage in stages:
-            mine = np.flatnonzero(layout.nodes.pp[nodes] == stage)
+            mine = (layout.nodes.pp[nodes] == stage).nonzero()[0]
             if not len(mine):
                 continue
             if glance and _cannot_reach(late[mine], computes[mine]):

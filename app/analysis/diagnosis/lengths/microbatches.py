@@ -193,16 +193,16 @@ def _rise(within: SingleArray) -> FloatArray:
 def _spreads(within: SingleArray) -> FloatArray:
     """Return the `spread` of each stage, shape (pp,); of all at once, as few calls as one."""
     # Each stage's values are neighbors in memory: only then is partitioning quick.
-    some = np.stack([sample(of_stage) for of_stage in within]).T
+    some = np.array([sample(of_stage) for of_stage in within]).T
     return np.asarray(1.4826 * median(np.abs(some - median(some))), dtype=np.float64)
 
 
 def _common(within: NDArray[Real], rise: FloatArray) -> NDArray[Real]:
     """Return what the stages have in common, given by how much each rises with it."""
-    telling = np.flatnonzero(rise >= _TELLING * rise.max())
+    telling = (rise >= _TELLING * rise.max()).nonzero()[0]
     # Of two stages the lower one: a worker's burst is no long microbatch.
     aligned = [1 + (within[stage] - 1) / within.dtype.type(rise[stage]) for stage in telling]
-    common = aligned[0] if len(aligned) == 1 else lower_median(np.stack(aligned), axis=0)
+    common = aligned[0] if len(aligned) == 1 else lower_median(np.array(aligned), axis=0)
     return np.asarray(np.maximum(common, _LEAST), dtype=within.dtype)
 
 
@@ -232,7 +232,7 @@ def _correlation(forward: SingleArray, backward: SingleArray) -> float:
         np.clip(values, *quantiles(values, (0.02, 0.98)))
         for values in (sample(forward), sample(backward))
     )
-    if x.std() == 0 or y.std() == 0:
+    if (x == x[0]).all() or (y == y[0]).all():
         return 0.0
     return float(np.corrcoef(x, y)[0, 1])
 

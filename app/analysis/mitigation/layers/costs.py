@@ -16,6 +16,7 @@ import numpy as np
 
 from app.analysis.diagnosis.observation import Observation, lower_median
 from app.analysis.replay.layout.dense import FloatArray, IntArray
+from app.analysis.replay.medians import median
 from app.analysis.trace.model import BACKWARD_COMPUTE, FORWARD_COMPUTE, WGRAD_COMPUTE
 
 # Chunks whose layers take the same but for noise.
@@ -151,7 +152,7 @@ def _rates(level_ns: FloatArray, layers: IntArray) -> tuple[FloatArray, FloatArr
     rates = blocks.copy()
     ends = np.minimum(blocks[:, 0], blocks[:, last])
     if last > 1:
-        plain = np.median(blocks[:, 1:last], axis=1)
+        plain = median(blocks[:, 1:last].T)
         inner = rates[:, 1:last]
         alike = np.abs(inner / plain[:, None] - 1) <= _ALIKE
         inner[:] = np.where(alike, plain[:, None], inner)

@@ -105,13 +105,13 @@ def _by_factors(
     recorded = group.durations.recorded_ns
     weights = np.ones(len(costs.places)) if layers is None else layers
     factor = np.ones(len(recorded))
-    computing = np.flatnonzero(owners.kind >= 0)
+    computing = (owners.kind >= 0).nonzero()[0]
     factor[computing] = passes[owners.kind[computing], owners.place[computing]]
     scaled = owners.scaled
     factor[scaled] = parameters[owners.place[scaled]]
     for node, places in owners.shared.items():
         factor[node] = np.average(parameters[places], weights=weights[places])
-    nodes = np.flatnonzero(factor != 1.0)
+    nodes = (factor != 1.0).nonzero()[0]
     changed = factor[nodes, None, None]
     return Replacement(nodes, lambda steps: recorded[nodes, steps] * changed)
 

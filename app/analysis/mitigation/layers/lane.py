@@ -13,6 +13,7 @@ from typing import Final
 import numpy as np
 
 from app.analysis.mitigation.layers.costs import LayerCosts
+from app.analysis.replay.distinct import distinct
 from app.analysis.replay.layout.dense import FloatArray, IntArray
 from app.analysis.replay.session import ShapeGroup
 from app.analysis.trace import model as ops
@@ -76,13 +77,11 @@ def find_owners(group: ShapeGroup, costs: LayerCosts) -> Owners:
     place = np.full(len(nodes), _NOWHERE, dtype=np.int64)
     for index, name in enumerate(costs.passes):
         kind[nodes.op == layout.codes(name)[0]] = index
-    by_layers = np.isin(
-        nodes.op, [layout.op_names.index(name) for name in BY_LAYERS if name in layout.op_names]
-    )
+    by_layers = layout.of_types(*(name for name in BY_LAYERS if name in layout.op_names))
     shared: dict[int, IntArray] = {}
     for stage in range(layout.pp):
         mine = nodes.pp == stage
-        chunks = np.unique(nodes.mc[mine & (kind != _NOWHERE)])
+        chunks = distinct(nodes.mc[mine & (kind != _NOWHERE)])
         every = np.array([at for at, (own, _) in enumerate(costs.places) if own == stage])
         owned = mine & ((kind != _NOWHERE) | by_layers)
         for index, chunk in enumerate(chunks.tolist()):

@@ -258,6 +258,8 @@ def _in_rows(array: _Array) -> _Array:
     For a slice, a transposed or a repeated array they would be compiled once more, which takes
     five seconds.
     """
+    if array.flags.c_contiguous and array.flags.writeable:
+        return array
     return cast("_Array", np.require(array, requirements=("C", "W")))
 
 
@@ -291,7 +293,7 @@ class CompiledReplay:
         nodes, steps, dp = block.recorded_ns.shape
         first, end, _ = block.steps.indices(steps)
         ends = np.empty((len(batch.takes), (end - first) * dp))
-        masks = np.tile(batch.masks, (1, end - first))
+        masks = np.tile(batch.masks, (1, end - first)) if len(batch.masks) else batch.masks
         takes = _in_rows(batch.takes)
         recorded = _in_rows(block.recorded_ns.reshape(nodes, steps * dp))
         values = _in_rows(block.values_ns.reshape(len(block.values_ns), ends.shape[1]))

@@ -106,8 +106,10 @@ class _Builder:
 
     def of(self, stage: int, *names: str) -> list[int]:
         """Return a stage's nodes of the named types in launch order."""
+        if len(names) == 1:
+            return self._by_kind.get((names[0], stage), [])
         found = [node for name in names for node in self._by_kind.get((name, stage), ())]
-        return found if len(names) == 1 else sorted(found, key=lambda n: (self._launch[n], n))
+        return sorted(found, key=lambda n: (self._launch[n], n))
 
     def chain(self, nodes: Iterable[int]) -> None:
         """Let each node follow the one before it."""
@@ -121,7 +123,7 @@ class _Builder:
         """Add the dependencies within one stage."""
         compute = self.of(stage, *COMPUTE)
         self.chain(compute)
-        for name in sorted(P2P):
+        for name in P2P:
             self.chain(self.of(stage, name))
         self._add_transfers(stage, compute)
         self._add_parameters(stage)

@@ -9,7 +9,7 @@ from hypothesis.extra.numpy import arrays
 from numpy.typing import NDArray
 
 from app.analysis.replay.layout.dense import FloatArray
-from app.analysis.replay.medians import _MANY, _SAMPLE, median, peers_median, quantiles
+from app.analysis.replay.medians import _MANY, _SAMPLE, _SORTED, median, peers_median, quantiles
 
 
 def test_peers_are_the_others() -> None:
@@ -53,11 +53,11 @@ def test_middles_are_those_of_numpy_to_the_bit(
 @settings(deadline=None, max_examples=20)
 @given(
     seed=st.integers(0, 2**32 - 1),
-    count=st.integers(_MANY - 1, 3 * _MANY),
+    count=st.integers(_SORTED - 1, 2 * _SORTED) | st.integers(_MANY - 1, 3 * _MANY),
     kind=st.sampled_from([np.float32, np.float64]),
     values=st.sampled_from(["normal", "few", "sorted", "as the sample has them not"]),
 )
-def test_middles_of_many_are_those_of_numpy_to_the_bit(
+def test_middles_of_more_are_those_of_numpy_to_the_bit(
     seed: int, count: int, kind: type[np.floating[Any]], values: str
 ) -> None:
     drawn = np.random.default_rng(seed).lognormal(sigma=2.0, size=count).astype(kind)

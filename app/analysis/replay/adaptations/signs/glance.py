@@ -16,7 +16,7 @@ from app.analysis.replay.distinct import distinct
 from app.analysis.replay.layout.dense import FloatArray, Layout
 from app.analysis.replay.layout.graph import COMPUTE, DP_COLLECTIVES, P2P
 from app.analysis.replay.layout.pipeline import DIRECTIONS
-from app.analysis.replay.means import mean
+from app.analysis.replay.means import mean, means, share_of
 from app.analysis.replay.medians import median
 from app.analysis.trace.model import FORWARD_COMPUTE, GC, PARAMS_ALL_GATHER
 
@@ -70,7 +70,7 @@ class Glance:
         start, end = self._start[chosen, None], self._end[chosen, None]
         inside = (self._start[self._computes] <= start) & (end <= self._end[self._computes])
         inside &= end > start
-        return bool((inside.any(axis=1).mean(axis=1) >= _MOST).any())
+        return bool((means(np.asarray(inside.any(axis=1)), axis=1) >= _MOST).any())
 
     def may_end_late(self) -> bool:
         """Return whether sends end after receives by some of what is computed with them.
@@ -90,19 +90,19 @@ class Glance:
 
     def gathers_chunks(self) -> bool:
         """Return whether a first forward begins after the gathering for more than one chunk."""
-        forwards = np.flatnonzero(self._op == self._codes[FORWARD_COMPUTE])
-        gathers = np.flatnonzero(self._op == self._codes[PARAMS_ALL_GATHER])
+        forwards = (self._op == self._codes[FORWARD_COMPUTE]).nonzero()[0]
+        gathers = (self._op == self._codes[PARAMS_ALL_GATHER]).nonzero()[0]
         if len(gathers) <= self._stage[-1] + 1 or not len(forwards):
             return False
         first = self._stage[gathers] == self._stage[forwards[0]]
-        return bool((self._start[forwards[0]] >= self._end[gathers[first]]).mean() >= _MOST)
+        return share_of(self._start[forwards[0]] >= self._end[gathers[first]]) >= _MOST
 
     def may_block(self) -> bool:
         """Return whether transfers of a type end before the next computation begins."""
         later = np.where(self._computes[:, None], self._start, np.inf)
         begins = np.minimum.accumulate(later[::-1], axis=0)[::-1]
         chosen = self._of(P2P)
-        clear = (self._end <= begins)[chosen].mean(axis=1)
+        clear = means((self._end <= begins)[chosen], axis=1)
         kind = self._op[chosen].astype(np.int64) * (self._stage[-1] + 1) + self._stage[chosen]
         counts = np.bincount(kind)
         return bool((np.bincount(kind, clear) >= _MOST * counts)[counts > 0].any())
@@ -110,16 +110,16 @@ class Glance:
     def may_post_ahead(self) -> bool:
         """Return whether receives begin before the last computation of their direction ends."""
         for direction in DIRECTIONS:
-            receives = np.flatnonzero(self._op == self._codes[direction.recv])
+            receives = (self._op == self._codes[direction.recv]).nonzero()[0]
             stages = self._stage[receives]
-            computes = np.flatnonzero(self._op == self._codes[direction.compute])
+            computes = (self._op == self._codes[direction.compute]).nonzero()[0]
             computes = computes[_among(self._stage[computes], stages)]
             if not np.array_equal(stages, self._stage[computes]):
                 # with virtual stages not every computation has a receive
                 return True
             if not len(stages):
                 continue
-            early = (self._start[receives[1:]] < self._end[computes[:-1]]).mean(axis=1) >= _MOST
+            early = means(self._start[receives[1:]] < self._end[computes[:-1]], axis=1) >= _MOST
             # the first of each stage follows none
             inner = stages[1:] == stages[:-1]
             counts = np.bincount(stages[1:], inner)
@@ -130,16 +130,16 @@ class Glance:
 
     def may_post_in_turn(self) -> bool:
         """Return whether receives begin after a computation of the other direction, in turn."""
-        computes = np.flatnonzero(self._computes)
+        computes = self._computes.nonzero()[0]
         for direction in DIRECTIONS:
-            receives = np.flatnonzero(self._op == self._codes[direction.recv])
+            receives = (self._op == self._codes[direction.recv]).nonzero()[0]
             before = computes[np.maximum(np.searchsorted(computes, receives) - 1, 0)]
             other = (
                 (before < receives)
                 & (self._stage[before] == self._stage[receives])
                 & (self._op[before] != self._codes[direction.compute])
             )
-            late = (self._start[receives] >= self._end[before]).mean(axis=1) >= _MOST
+            late = means(self._start[receives] >= self._end[before], axis=1) >= _MOST
             if (late & other).sum() > _HALF * other.sum() > 0:
                 return True
         return False
@@ -148,7 +148,7 @@ class Glance:
         """Return whether computations begin so late after what has ended on their stage."""
         launched = self._computes.copy()
         # the first of each stage waits for its data
-        firsts = np.flatnonzero(launched)
+        firsts = launched.nonzero()[0]
         launched[firsts[np.flatnonzero(np.diff(self._stage[firsts], prepend=-1))]] = False
         starts = self._start[launched]
         if not len(starts):

@@ -79,3 +79,13 @@ def test_operations_that_are_not_replayed_leave_the_layout_unchanged() -> None:
     )
     both = joined(trace, extra, op_names=(*trace.op_names, "first-op"))
     assert same(lay_out(both), lay_out(trace))
+
+
+def test_the_nodes_of_a_type_on_a_stage_are_found() -> None:
+    (layout,) = lay_out(session().trace).groups
+    nodes = layout.nodes
+
+    for code, name in enumerate(layout.op_names):
+        for stage in range(layout.pp):
+            mine = np.flatnonzero((nodes.op == code) & (nodes.pp == stage))
+            assert np.array_equal(layout.of(name, stage), mine)
