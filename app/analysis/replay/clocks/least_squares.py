@@ -29,6 +29,7 @@ LEAST_WEIGHT: Final = 1e-9
 DIRECT_NODES: Final = 200
 # Differences are never trusted further than this share of their usual size.
 FLOOR: Final = 0.1
+TINY: Final = float(np.finfo(float).tiny)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -68,7 +69,7 @@ def robust_lines(time: FloatArray, values: FloatArray) -> FittedLines:
     for _ in range(ROUNDS if span > 0 else 0):
         left = np.abs(filled - value - slope * time[:, None])
         scale = SPREAD * median_of_known(np.where(known, left, np.nan))
-        limit = HUBER * np.maximum(np.nan_to_num(scale), np.finfo(float).tiny)
+        limit = HUBER * np.maximum(np.nan_to_num(scale), TINY)
         weight = known * np.minimum(1.0, limit / np.maximum(left, limit))
         value, slope = _weighted_lines(time, filled, weight, slope)
     count = np.maximum(known.sum(axis=0), 1)
@@ -164,7 +165,7 @@ def robust_potentials(
             break
         left = np.abs(difference - potential[one] + potential[other]) / base
         scale = SPREAD * float(median(left))
-        limit = HUBER * max(scale, TOLERANCE * usual, np.finfo(float).tiny)
+        limit = HUBER * max(scale, TOLERANCE * usual, TINY)
         weight = _bounded(np.minimum(1.0, limit / np.maximum(left, limit)) / squared)
     for label in distinct(edges.part):
         inside = edges.part == label
@@ -181,9 +182,9 @@ def _bounded(weight: FloatArray) -> FloatArray:
 class _Edges:
     """Known differences.
 
-    `part` is for each node the lowest that it is connected with, `held` are these lowest nodes;
-    `cells` are the places in the normal equations' matrix that an edge's weight is added to, twice,
-    and subtracted from, twice.
+    `part` is for each node the lowest that it is connected with; `held` are the places of these
+    lowest nodes on the diagonal of the normal equations' matrix, and `cells` the places there that
+    an edge's weight is added to, twice, and subtracted from, twice.
     """
 
     one: IntArray
@@ -202,7 +203,7 @@ class _Edges:
             other,
             difference,
             part,
-            held=np.flatnonzero(part == np.arange(count)),
+            held=np.flatnonzero(part == np.arange(count)) * (count + 1),
             cells=np.concatenate([one, other, one, other]) * count
             + np.concatenate([one, other, other, one]),
         )
@@ -255,9 +256,10 @@ def _inner(one: FloatArray, other: FloatArray) -> float:
 def _solve_directly(edges: _Edges, weight: FloatArray) -> FloatArray:
     """Solve the weighted normal equations as one matrix."""
     one, other, count = edges.one, edges.other, len(edges.part)
-    values = np.concatenate([weight, weight, -weight, -weight])
-    matrix = np.bincount(edges.cells, values, minlength=count * count).reshape(count, count)
-    matrix[edges.held, edges.held] += weight.max()
+    less = -weight
+    values = np.concatenate((weight, weight, less, less))
+    matrix = np.bincount(edges.cells, values, minlength=count * count)
+    matrix[edges.held] += weight.max()
     flow = weight * edges.difference
     target = np.bincount(one, flow, minlength=count) - np.bincount(other, flow, minlength=count)
-    return np.asarray(np.linalg.solve(matrix, target))
+    return np.asarray(np.linalg.solve(matrix.reshape(count, count), target))
