@@ -34,6 +34,8 @@ Item = TypeVar("Item")
 
 CORRECTED_NS: Final = 1e6
 CORRECTED_RESIDUALS: Final = 3.0
+# Offsets that move by less need no further round: a thousandth of what is corrected.
+SETTLED_NS: Final = 1e3
 # Fewer steps do not tell a clock from chance.
 LEAST_STEPS: Final = 5
 # What only step boundaries connect: a rank's step begins up to so much after another's.
@@ -338,7 +340,9 @@ def _fit(matches: _Matches, begin_ns: FloatArray, count: int, *, absolute: bool)
         inside = window == w
         since = begin_ns[inside] - middle[w] if absolute else np.zeros(int(inside.sum()))
         lines = robust_lines(since, matches.ahead_ns[inside])
-        offsets[w] = robust_potentials(matches.one, matches.other, lines.value, lines.spread, count)
+        offsets[w] = robust_potentials(
+            matches.one, matches.other, lines.value, lines.spread, count, enough=SETTLED_NS
+        )
         if absolute:
             rates[w] = robust_potentials(
                 matches.one, matches.other, lines.slope, lines.slope_spread, count

@@ -126,7 +126,13 @@ def connected_parts(one: IntArray, other: IntArray, count: int) -> IntArray:
 
 
 def robust_potentials(
-    one: IntArray, other: IntArray, difference: FloatArray, spread: FloatArray, count: int
+    one: IntArray,
+    other: IntArray,
+    difference: FloatArray,
+    spread: FloatArray,
+    count: int,
+    *,
+    enough: float = 0.0,
 ) -> FloatArray:
     """Solve ``potential[one] - potential[other] = difference`` by robust least squares.
 
@@ -137,6 +143,8 @@ def robust_potentials(
         NaN differences count nothing; the standard error of each.
     count : int
         Number of nodes.
+    enough : float
+        Rounds also end when nothing moves by more than this.
 
     Returns
     -------
@@ -156,12 +164,13 @@ def robust_potentials(
     squared = base**2
     weight = _bounded(1 / squared)
     potential = np.zeros(count)
+    settled = max(SETTLED * usual, enough)
     for _ in range(MOST_ROUNDS):
         before = potential
         potential = _solve(edges, weight, before)
         # differences leave one node of each part free: it is put at 0
         potential -= potential[edges.part]
-        if np.abs(potential - before).max() <= SETTLED * usual:
+        if np.abs(potential - before).max() <= settled:
             break
         left = np.abs(difference - potential[one] + potential[other]) / base
         scale = SPREAD * float(median(left))
