@@ -20,8 +20,8 @@ from app.analysis.replay.engine.replay import Executor
 from app.analysis.replay.engine.variants import Simulator
 from app.analysis.replay.layout.arrange import lay_out
 from app.analysis.replay.layout.dense import DroppedStep, FloatArray, IntArray, LaidOut, Layout
-from app.analysis.replay.layout.dependencies import build_graph
 from app.analysis.replay.layout.graph import Graph
+from app.analysis.replay.layout.known_graphs import graph_of
 from app.analysis.replay.repair import RecreatedOperations
 from app.analysis.trace.model import Trace
 from app.errors import UnanalyzableError
@@ -119,7 +119,7 @@ def prepare_replay(trace: Trace, without: Collection[Name] = ()) -> Replayed:
     Raises
     ------
     UnanalyzableError
-        Where no replay can come from the trace; see `lay_out` and `build_graph`.
+        Where no replay can come from the trace; see `lay_out` and `graph_of`.
     """
     rows = adapt_rows(trace, without)
     laid_out = lay_out(rows.trace, rows.routes)
@@ -191,7 +191,7 @@ def _with_graphs(
 
 def _graph_or_refusal(layout: Layout) -> Graph | UnanalyzableError:
     try:
-        return build_graph(layout)
+        return graph_of(layout)
     except UnanalyzableError as error:
         return error
 

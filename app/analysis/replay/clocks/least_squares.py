@@ -125,7 +125,7 @@ def connected_parts(one: IntArray, other: IntArray, count: int) -> IntArray:
         label = lowest
 
 
-def robust_potentials(
+def robust_potentials(  # noqa: PLR0913 - the edges, and when they are settled
     one: IntArray,
     other: IntArray,
     difference: FloatArray,

@@ -224,6 +224,23 @@ def test_potentials_survive_wrong_edges(nodes: int) -> None:
     assert found == pytest.approx(truth - np.median(truth), abs=1)
 
 
+def test_rounds_end_when_nothing_moves_by_what_matters() -> None:
+    rng = np.random.default_rng(5)
+    nodes = 8
+    truth = rng.normal(0, 0.1, nodes)
+    one = np.tile(np.arange(nodes), 4)
+    other = (one + np.repeat([1, 2, 3, 5], nodes)) % nodes
+    difference = truth[one] - truth[other] + rng.standard_t(1.5, len(one))
+    edges = (one, other, difference, np.full(len(one), 0.1), nodes)
+
+    exact = robust_potentials(*edges)
+    near = robust_potentials(*edges, enough=0.5)
+
+    assert not np.array_equal(near, exact)
+    assert near == pytest.approx(exact, abs=1.5)
+    assert np.array_equal(robust_potentials(*edges, enough=1e-9), exact)
+
+
 def test_parts_are_named_by_their_lowest_node() -> None:
     parts = connected_parts(np.array([1, 4, 2]), np.array([2, 5, 6]), 7)
     assert parts.tolist() == [0, 1, 1, 3, 4, 4, 1]
