@@ -8,7 +8,6 @@ batches that are checked before the next is read.
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 from typing import Final, NoReturn, TypeVar
@@ -90,6 +89,9 @@ def _batches(file: pq.ParquetFile, wanted: list[str]) -> Generator[pa.RecordBatc
 
 def _one_ahead(items: Iterator[T]) -> Generator[T, None, None]:
     """Have the next item made on a second core while one is looked at."""
+    # Small bodies need none, and it loads logging with it.
+    from concurrent.futures import ThreadPoolExecutor  # noqa: PLC0415
+
     with ThreadPoolExecutor(1) as pool:
         following = pool.submit(next, items, None)
         while (item := following.result()) is not None:
