@@ -10,12 +10,13 @@ from __future__ import annotations
 import os
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any, Final, NamedTuple, TypeVar, cast
+from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from app.analysis.compiled import compiled
+from app.analysis.loops import in_rows
 from app.analysis.replay.engine.durations import FAULT_NS
 from app.analysis.replay.engine.program import Program
 from app.analysis.replay.engine.replay import (
@@ -30,8 +31,6 @@ from app.analysis.replay.engine.replay import (
 )
 from app.analysis.replay.engine.tables import Tables, tables_of
 from app.analysis.replay.layout.dense import FloatArray
-
-_Array = TypeVar("_Array", bound=NDArray[Any])
 
 # Ends that fit in the cache of a core along with what is read.
 _CACHED_ENDS: Final = 1 << 15
@@ -252,15 +251,6 @@ def delay_launches(
     return clamped
 
 
-def _in_rows(array: _Array) -> _Array:
-    """Return the array as the loops were compiled for when the program was installed.
-
-    For a slice, a transposed or a repeated array they would be compiled once more, which takes
-    five seconds.
-    """
-    return cast("_Array", np.require(array, requirements=("C", "W")))
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class CompiledReplay:
     """Executes steps with a compiled loop, on several cores where there is enough to do."""
@@ -292,12 +282,12 @@ class CompiledReplay:
         first, end, _ = block.steps.indices(steps)
         ends = np.empty((len(batch.takes), (end - first) * dp))
         masks = np.tile(batch.masks, (1, end - first))
-        takes = _in_rows(batch.takes)
-        recorded = _in_rows(block.recorded_ns.reshape(nodes, steps * dp))
-        values = _in_rows(block.values_ns.reshape(len(block.values_ns), ends.shape[1]))
-        delays = _in_rows(block.delays_ns.reshape(len(block.delays_ns), ends.shape[1]))
-        late = np.empty((0, 0), dtype=np.int32) if batch.late is None else _in_rows(batch.late)
-        ideal = _in_rows(block.ideal_ns)
+        takes = in_rows(batch.takes)
+        recorded = in_rows(block.recorded_ns.reshape(nodes, steps * dp))
+        values = in_rows(block.values_ns.reshape(len(block.values_ns), ends.shape[1]))
+        delays = in_rows(block.delays_ns.reshape(len(block.delays_ns), ends.shape[1]))
+        late = np.empty((0, 0), dtype=np.int32) if batch.late is None else in_rows(batch.late)
+        ideal = in_rows(block.ideal_ns)
 
         def run(variants: slice) -> None:
             work = LaneWork(
