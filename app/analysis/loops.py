@@ -29,3 +29,10 @@ def in_rows(array: _Array) -> _Array:
     five seconds.
     """
     return cast("_Array", np.require(array, requirements=("C", "W")))
+
+
+def frozen(array: _Array) -> _Array:
+    """Return an array that a loop only reads, which others may not write to, in the same way."""
+    view = np.ascontiguousarray(array).view()
+    view.flags.writeable = False
+    return cast("_Array", view)
