@@ -88,3 +88,10 @@ def transpose_rows(
                 for i in range(high):
                     for rank in range(wide):
                         out[nodes[first + i], step, np.uint64(dp) + np.uint64(rank)] = tile[rank, i]
+
+
+def warm_up() -> None:
+    """Compile, or load from the disk's cache, all of these."""
+    zero = np.zeros(1, dtype=np.int64)
+    are_alike(zero.astype(np.int16), zero.astype(np.int32), 0, 1, zero, zero, 1)
+    transpose_rows(zero, zero, zero, zero, zero, np.zeros((1, 1, 1)))
