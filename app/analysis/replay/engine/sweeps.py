@@ -77,8 +77,22 @@ def take_off_waiting(
     return clamped
 
 
+@compiled  # pragma: no cover
+def take_ranks(
+    values: FloatArray, nodes: IntArray, ranks: IntArray, dp: int, out: FloatArray
+) -> None:
+    """Write the values of some nodes on some of the DP ranks, one after another."""
+    place = 0
+    for node in nodes:
+        for first in range(0, values.shape[1], dp):
+            for rank in ranks:
+                out[place] = values[node, first + rank]
+                place += 1
+
+
 def warm_up() -> None:
     """Compile, or load from the disk's cache, all of these."""
     one, zero = np.ones((1, 1)), np.zeros(1, dtype=np.int64)
     raise_to_ends(one, one, zero, one[0])
     take_off_waiting(one, one, zero, np.arange(2), np.zeros(1, dtype=np.bool_), 1, 0.0)
+    take_ranks(one, zero, zero, 1, one[0])

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.analysis.replay.engine import sweeps
+from app.analysis.replay.engine.chosen import values_of
 from tests.support.nightly import drawn
 
 seeds = st.integers(min_value=0, max_value=2**32 - 1)
@@ -54,8 +55,21 @@ def test_groups_wait_for_their_last_member(seed: int) -> None:
     assert np.array_equal(recorded, np.where(twin < fault, 0.0, twin))
 
 
+@pytest.mark.slow
+@drawn(60)
+@given(seeds)
+def test_values_of_some_ranks_are_taken_in_order(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    values = rng.normal(0, 1e6, (9, *rng.integers(1, 9, 2)))
+    nodes = rng.permutation(9)[: int(rng.integers(0, 10))]
+    ranks = np.flatnonzero(rng.random(values.shape[2]) < 0.5)
+
+    assert np.array_equal(values_of(values, nodes, ranks), values[nodes][:, :, ranks].ravel())
+
+
 def test_loops_are_compiled_for_what_warming_up_runs() -> None:
     sweeps.warm_up()
 
     assert len(sweeps.raise_to_ends.signatures) == 1  # type: ignore[attr-defined]
     assert len(sweeps.take_off_waiting.signatures) == 1  # type: ignore[attr-defined]
+    assert len(sweeps.take_ranks.signatures) == 1  # type: ignore[attr-defined]
