@@ -71,6 +71,29 @@ def scan_neighbors(
     return found, moved, falls, microbatch_falls
 
 
+@compiled  # pragma: no cover
+def look_up(indices: NDArray[np.int32], table: NDArray[np.int16], out: NDArray[np.int16]) -> bool:
+    """Write what a table has at each index; return whether all of them are in the table."""
+    inside = True
+    for row in range(len(indices)):
+        inside &= (indices[row] >= 0) & (indices[row] < len(table))
+    if not inside:
+        return False
+    for row in range(len(indices)):
+        out[row] = table[np.uint32(indices[row])]
+    return True
+
+
+@compiled  # pragma: no cover
+def count_codes(codes: NDArray[np.int16], counts: NDArray[np.int64]) -> None:
+    """Add how often each code, from 0, is there; neighbors are mostly alike."""
+    first = 0
+    for row in range(1, len(codes) + 1):
+        if row == len(codes) or codes[row] != codes[first]:
+            counts[codes[first]] += row - first
+            first = row
+
+
 def warm_up() -> None:
     """Compile, or load from the disk's cache, what reading a trace runs."""
     two, one = np.zeros(2, np.int32), np.zeros(1, np.int64)
@@ -79,3 +102,8 @@ def warm_up() -> None:
     seconds = np.zeros(1, np.float32)
     seconds.flags.writeable = False
     to_nanoseconds(seconds, one)
+    indices = np.zeros(1, np.int32)
+    indices.flags.writeable = False
+    codes = np.zeros(1, np.int16)
+    look_up(indices, codes, codes)
+    count_codes(codes, one)

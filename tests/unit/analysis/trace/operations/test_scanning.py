@@ -61,10 +61,38 @@ def test_seconds_become_the_nearest_nanoseconds(seconds: list[float]) -> None:
 
     twin = np.rint(given_s.astype(np.float64) * 1e9).astype(np.int64)
     assert np.array_equal(out, twin)
-    assert len(scanning.to_nanoseconds.signatures) == 1  # type: ignore[attr-defined]
+
+
+@pytest.mark.slow
+@drawn(100)
+@given(st.lists(st.integers(-3, 9), min_size=1), st.integers(1, 9))
+def test_indices_are_looked_up(given_indices: list[int], size: int) -> None:
+    indices = np.array(given_indices, np.int32)
+    indices.flags.writeable = False
+    table = np.arange(size, dtype=np.int16) * 3
+    out = np.empty(len(indices), np.int16)
+
+    inside = scanning.look_up(indices, table, out)
+
+    assert inside is bool(indices.min() >= 0 and indices.max() < size)
+    assert not inside or np.array_equal(out, table[indices])
+
+
+@pytest.mark.slow
+@drawn(100)
+@given(st.lists(st.integers(0, 3), min_size=1))
+def test_codes_are_counted(codes: list[int]) -> None:
+    counts = np.zeros(5, np.int64)
+
+    scanning.count_codes(np.array(codes, np.int16), counts)
+
+    assert np.array_equal(counts, np.bincount(codes, minlength=5))
 
 
 def test_loops_are_compiled_for_what_warming_up_runs() -> None:
     scanning.warm_up()
 
     assert len(scanning.scan_neighbors.signatures) == 1  # type: ignore[attr-defined]
+    assert len(scanning.to_nanoseconds.signatures) == 1  # type: ignore[attr-defined]
+    assert len(scanning.look_up.signatures) == 1  # type: ignore[attr-defined]
+    assert len(scanning.count_codes.signatures) == 1  # type: ignore[attr-defined]
