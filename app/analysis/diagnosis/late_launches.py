@@ -17,7 +17,7 @@ from app.analysis.replay.layout.dense import FloatArray
 from app.analysis.replay.layout.graph import P2P
 from app.analysis.replay.means import share_of
 from app.analysis.replay.medians import median
-from app.analysis.replay.session import ALL_STEPS, launch_delays
+from app.analysis.replay.session import delays_of, launch_delays
 from app.analysis.trace.model import BACKWARD_COMPUTE, FORWARD_COMPUTE, GRADS_REDUCE_SCATTER
 
 # A forward is launched late when it is by this share of a forward more than it usually is, and
@@ -37,8 +37,6 @@ _MOST: Final = 0.35
 _AS_OFTEN: Final = 3.0
 # If all of them held the whole job up one after another, they would cost this share of a step.
 _LEAST_SHARE: Final = 0.01
-# Delays that are enough to tell whether there are any.
-_ENOUGH: Final = 150_000
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -143,11 +141,8 @@ def stalled_launches(observation: Observation, step_ns: float) -> StalledLaunche
     )
     if not len(forwards) or not len(backwards):
         return None
-    # Some of the steps tell; only if forwards stall, all are needed.
-    every = max(1, observation.recorded_ns[forwards].size // _ENOUGH)
-    some, _ = launch_delays(observation.group, slice(None, None, every))
     least = _LATE * float(median(sample(observation.recorded_ns[forwards])))
-    delays = some[forwards]
+    delays = delays_of(observation.group, forwards)
     # What is not late by so much at all is not by so much later than usual.
     delayed = delays[delays.max(axis=(1, 2)) > least]
     if not len(delayed) or not (_beyond_usual(delayed) > least).any():
@@ -157,10 +152,9 @@ def stalled_launches(observation: Observation, step_ns: float) -> StalledLaunche
     often = float((late > limit).mean())
     if not 0 < often <= _MOST:
         return None
-    if (_beyond_usual(some[backwards]) > limit).mean() > _BACKWARDS * often:
+    of_backwards = delays_of(observation.group, backwards)
+    if (_beyond_usual(of_backwards) > limit).mean() > _BACKWARDS * often:
         return None
-    if every > 1:
-        late = _beyond_usual(launch_delays(observation.group, ALL_STEPS)[0][forwards])
     late = np.where(late > limit, late, 0.0)
     first = np.isin(forwards, _first_forwards(observation))
     others = late[~first] > 0

@@ -9,7 +9,7 @@ import numpy as np
 from app.analysis.replay.engine.replay import ON_TIME, RECORDED
 from app.analysis.replay.engine.variants import Replacement
 from app.analysis.replay.layout.dense import FloatArray
-from app.analysis.replay.session import ShapeGroup, launch_delays
+from app.analysis.replay.session import ShapeGroup, kept_delays
 from app.analysis.trace.model import (
     BACKWARD_COMPUTE,
     BACKWARD_SEND,
@@ -45,6 +45,6 @@ def launched_step_times(group: ShapeGroup, *replacements: Replacement) -> FloatA
         takes,
         lambda steps: np.concatenate([item.times_ns(steps) for item in replacements]),
         late,
-        lambda steps: launch_delays(group, steps)[0],
+        lambda steps: kept_delays(group, steps)[0],
     )
     return times_ns.T * NS

@@ -13,7 +13,7 @@ from app.analysis.replay.distinct import distinct
 from app.analysis.replay.engine.variants import Keep
 from app.analysis.replay.layout.dense import MAX_NAMED_FAULTS, FloatArray
 from app.analysis.replay.means import mean, means
-from app.analysis.replay.session import Replayed, ShapeGroup, launch_delays, recorded_step_times
+from app.analysis.replay.session import Replayed, ShapeGroup, kept_delays, recorded_step_times
 from app.analysis.trace import model as ops
 from app.errors import Fault, UnanalyzableError
 
@@ -254,7 +254,7 @@ def _launch_shares(
     def delayed(group: ShapeGroup) -> FloatArray:
         def delays(steps: slice) -> FloatArray:
             nonlocal clamped
-            values, faulty = launch_delays(group, steps)
+            values, faulty = kept_delays(group, steps)
             clamped += faulty
             return values
 

@@ -15,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from app.analysis.loops import compiled_pays, frozen
 from app.analysis.trace.column_sets import ColumnSet
 from app.analysis.trace.faults import Places, refuse, refuse_body
 from app.analysis.trace.limits import MAX_FAULTS, Limits
@@ -113,6 +114,7 @@ class Assembler:
         self._heads: list[NDArray[np.intp]] = []
         self._in_order = True
         self._microbatches_rise = True
+        self._compiled = compiled_pays(capacity)
 
     @property
     def rows(self) -> int:
@@ -148,9 +150,7 @@ class Assembler:
             elif name not in columns:
                 target.fill(ABSENT)
             elif columns[name].dtype.kind == "f":
-                seconds = self._scratch(last - first)
-                np.multiply(columns[name], _NS, out=seconds, dtype=np.float64)
-                target[:] = np.rint(seconds, out=seconds)
+                self._store_seconds(columns[name], target)
             else:
                 target[:] = columns[name]
         self._rows = last
@@ -187,10 +187,17 @@ class Assembler:
         )
         return recorded or whole
 
-    def _scratch(self, rows: int) -> NDArray[np.float64]:
-        if len(self._seconds) < rows:
-            self._seconds = _empty(rows, np.float64)
-        return self._seconds[:rows]
+    def _store_seconds(self, seconds: NDArray[np.floating[Any]], target: NDArray[np.int64]) -> None:
+        if self._compiled and seconds.dtype == np.float32:
+            from app.analysis.trace.operations import scanning  # noqa: PLC0415 - loads the compiler
+
+            scanning.to_nanoseconds(frozen(seconds), target)
+            return
+        if len(self._seconds) < len(seconds):
+            self._seconds = _empty(len(seconds), np.float64)
+        scratch = self._seconds[: len(seconds)]
+        np.multiply(seconds, _NS, out=scratch, dtype=np.float64)
+        target[:] = np.rint(scratch, out=scratch)
 
     def _reserve(self, rows: int) -> None:
         capacity = len(self._columns["op"])
@@ -208,24 +215,24 @@ class Assembler:
             self._heads.append(np.zeros(1, np.intp))
             first = 1
         columns = self._columns
-        same_rank, same_group = groups.same_as_before(columns, first, last)
+        compare = groups.scan_neighbors if self._compiled else groups.compare_neighbors
+        seen = compare(columns, first, last)
         before, here = slice(first - 1, last - 1), slice(first, last)
-        dp, pp, mb = columns["dp"], columns["pp"], columns["mb"]
-        moved = same_rank & ((dp[here] != dp[before]) | (pp[here] != pp[before]))
-        if moved.any():
+        if seen.moved:
+            same_rank, _ = groups.same_as_before(columns, first, last)
+            dp, pp = columns["dp"], columns["pp"]
+            moved = same_rank & ((dp[here] != dp[before]) | (pp[here] != pp[before]))
             rows = np.flatnonzero(moved)[:MAX_FAULTS] + first
             refuse(groups.moved_rank(int(row), columns, self._places) for row in rows)
         # Repeated neighbors are refused here already, so that one row over and over is not read to
         # its end.
-        by = "order" if self._ordered else "start"
-        unordered = same_group & (columns[by][here] <= columns[by][before])
-        if unordered.any():
+        if seen.falls:
             self._in_order = False
-            self._refuse_repeated(np.flatnonzero(unordered) + first)
-        if self._microbatches_rise:
-            falls = same_group & (mb[here] <= mb[before])
-            self._microbatches_rise = not (falls & (mb[here] != ABSENT)).any()
-        self._heads.append(np.flatnonzero(~same_group) + first)
+            _, same_group = groups.same_as_before(columns, first, last)
+            by = columns["order" if self._ordered else "start"]
+            self._refuse_repeated(np.flatnonzero(same_group & (by[here] <= by[before])) + first)
+        self._microbatches_rise = self._microbatches_rise and not seen.microbatch_falls
+        self._heads.append(seen.heads)
 
     def _refuse_repeated(self, rows: NDArray[np.intp]) -> None:
         """Refuse those of `rows` that are the row before them again."""

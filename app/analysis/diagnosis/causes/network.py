@@ -23,6 +23,8 @@ from app.analysis.diagnosis.places import (
     WorkerView,
 )
 from app.analysis.diagnosis.signs import Signs
+from app.analysis.replay.distinct import distinct
+from app.analysis.replay.engine.chosen import values_of
 from app.analysis.replay.layout.dense import FloatArray
 from app.analysis.replay.layout.graph import P2P
 from app.analysis.replay.means import mean, means
@@ -63,7 +65,6 @@ def has_slow_links(observation: Observation) -> bool:
 def _find(signs: Signs) -> Finding | None:
     """Return slow links; without it transfers take the median of their type elsewhere."""
     observation = signs.observation
-    recorded = observation.recorded_ns
     links = _pipeline_links(observation)
     slow_links = _beyond(links.ratio) if links.ends else np.zeros((0, 1), bool)
     stages, by_step = _collectives(observation)
@@ -71,19 +72,10 @@ def _find(signs: Signs) -> Finding | None:
     slow_stages = _beyond(collectives) if len(stages) > 1 else _by_spells(by_step)
     if not slow_links.any() and not slow_stages.any():
         return None
-    transfers: dict[int, FloatArray] = {}
-    usual = _usual_elsewhere(observation, links, slow_links) if slow_links.any() else {}
-    for index, dp in np.argwhere(slow_links).tolist():
-        for node in links.nodes[index]:
-            changed = transfers.get(node)
-            changed = np.full(recorded[node].shape, np.inf) if changed is None else changed
-            changed[:, dp] = usual[int(observation.layout.nodes.op[node])]
-            transfers[node] = changed
-    usual = _usual_on_other_stages(observation, stages, slow_stages) if slow_stages.any() else {}
-    for index in np.flatnonzero(slow_stages).tolist():
-        for node in stages[index][1]:
-            code = int(observation.layout.nodes.op[node])
-            transfers[node] = np.full(recorded[node].shape, usual[code])
+    transfers = {
+        **_off_slow_links(observation, links, slow_links),
+        **_off_slow_stages(observation, stages, slow_stages),
+    }
     slow_at = {stages[index][0] for index in np.flatnonzero(slow_stages).tolist()}
     workers = _at_fault(links, slow_links, slow_at, observation.layout.dp)
     where = Where(
@@ -105,6 +97,44 @@ def _find(signs: Signs) -> Finding | None:
         figure=figure,
         late_ns=late,
     )
+
+
+def _off_slow_links(
+    observation: Observation, links: _Links, slow: NDArray[np.bool_]
+) -> dict[int, FloatArray]:
+    """Return the usual transfers of slow links, by node, shape (1, dp), ns; else infinite ones.
+
+    Nodes of a type share theirs, so that they are replaced together.
+    """
+    if not slow.any():
+        return {}
+    op = observation.layout.nodes.op.tolist()
+    usual = _usual_elsewhere(observation, links, slow)
+    transfers: dict[int, FloatArray] = {}
+    for nodes, ranks in zip(links.nodes, slow, strict=True):
+        if ranks.any():
+            of_type = {
+                code: np.where(ranks, usual[code], np.inf)[None]
+                for code in dict.fromkeys(op[node] for node in nodes)
+            }
+            # neighbors of one type are replaced at once
+            in_order = sorted(nodes, key=op.__getitem__)
+            transfers |= {node: of_type[op[node]] for node in in_order}
+    return transfers
+
+
+def _off_slow_stages(
+    observation: Observation, stages: list[tuple[int, list[int]]], slow: NDArray[np.bool_]
+) -> dict[int, FloatArray]:
+    """Return the same of the collectives of slow stages, each as long on all DP ranks."""
+    op = observation.layout.nodes.op
+    usual = _usual_on_other_stages(observation, stages, slow) if slow.any() else {}
+    return {
+        node: np.full((1, observation.layout.dp), usual[int(op[node])])
+        for (_, nodes), is_slow in zip(stages, slow.tolist(), strict=True)
+        if is_slow
+        for node in nodes
+    }
 
 
 def _unrecorded(observation: Observation, slow_at: set[int]) -> dict[int, FloatArray]:
@@ -155,10 +185,10 @@ def _usual_elsewhere(
     op = observation.layout.nodes.op
     fast: dict[int, list[FloatArray]] = {}
     for nodes, slow_ranks in zip(links.nodes, slow, strict=True):
-        types = op[nodes]
-        for code in np.unique(types).tolist():
-            taken = observation.recorded_ns[np.asarray(nodes)[types == code]]
-            fast.setdefault(code, []).append(taken[:, :, ~slow_ranks].ravel())
+        types, ranks = op[nodes], np.flatnonzero(~slow_ranks)
+        for code in distinct(types).tolist():
+            mine = np.asarray(nodes)[types == code]
+            fast.setdefault(code, []).append(values_of(observation.recorded_ns, mine, ranks))
     return _medians(observation, fast)
 
 

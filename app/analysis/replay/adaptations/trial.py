@@ -7,12 +7,13 @@ from typing import Final
 
 import numpy as np
 
+from app.analysis.loops import compiled_pays, in_rows
 from app.analysis.replay.engine.durations import Durations, own_durations
 from app.analysis.replay.engine.executor import executor_for
 from app.analysis.replay.engine.program import prepare
 from app.analysis.replay.engine.replay import Executor
 from app.analysis.replay.engine.variants import Simulator
-from app.analysis.replay.layout.dense import FloatArray, Layout
+from app.analysis.replay.layout.dense import FloatArray, IntArray, Layout
 from app.analysis.replay.layout.graph import Graph
 
 # What an adaptation on trial has to take off the discrepancy, as a share of a step.
@@ -28,11 +29,7 @@ def recorded_times(layout: Layout, graph: Graph) -> FloatArray:
     the step before, in whose place the first step takes the start of the rank that ends it.
     """
     latest = np.zeros(layout.start_ns.shape[1:])
-    block = max(_AT_A_TIME // latest.size, 1)
-    for first in range(0, len(layout.start_ns), block):
-        nodes = slice(first, first + block)
-        of_block = layout.start_ns[nodes] + layout.duration_ns[nodes]
-        np.maximum(latest, of_block.max(axis=0), out=latest)
+    raise_to_ends(layout, np.arange(len(layout.nodes)), latest)
     ends = latest.max(axis=1)
     if not graph.chained:
         return np.asarray(ends)
@@ -50,13 +47,32 @@ def stage_begins(layout: Layout, stage: int) -> FloatArray:
     That is when it ended the step before, by the clock of the step's own begin; its first start in
     the first step.
     """
-    mine = layout.nodes.pp == stage
-    between = np.diff(layout.begin_ns)[:, None]
-    begins = np.empty(layout.start_ns.shape[1:])
+    mine = np.flatnonzero(layout.nodes.pp == stage)
+    ends = np.full(layout.start_ns.shape[1:], -np.inf)
+    raise_to_ends(layout, mine, ends)
+    begins = np.empty(ends.shape)
     begins[0] = layout.start_ns[mine, 0].min(axis=0)
-    begins[1:] = (layout.start_ns[mine, :-1] + layout.duration_ns[mine, :-1]).max(axis=0)
-    begins[1:] -= between
+    begins[1:] = ends[:-1] - np.diff(layout.begin_ns)[:, None]
     return begins
+
+
+def raise_to_ends(layout: Layout, nodes: IntArray, latest: FloatArray) -> None:
+    """Replace values, shape (steps, dp), by the ends of some nodes that are later, in place."""
+    count = latest.size
+    if compiled_pays(layout.start_ns.size):
+        from app.analysis.replay.engine import sweeps  # noqa: PLC0415 - loads the compiler
+
+        start, duration = (
+            in_rows(times).reshape(len(times), count)
+            for times in (layout.start_ns, layout.duration_ns)
+        )
+        sweeps.raise_to_ends(start, duration, nodes, latest.reshape(count))
+        return
+    block = max(_AT_A_TIME // count, 1)
+    for first in range(0, len(nodes), block):
+        some = nodes[first : first + block]
+        of_block = layout.start_ns[some] + layout.duration_ns[some]
+        np.maximum(latest, of_block.max(axis=0), out=latest)
 
 
 def discrepancy(layouts: Sequence[Layout], graphs: Sequence[Graph]) -> float:

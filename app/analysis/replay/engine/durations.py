@@ -12,6 +12,7 @@ from typing import Final, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from app.analysis.loops import compiled_pays, in_rows
 from app.analysis.replay.layout.dense import FloatArray, Layout
 from app.analysis.replay.layout.graph import Graph
 from app.analysis.replay.means import mean
@@ -61,7 +62,9 @@ def own_durations(layout: Layout, graph: Graph) -> OwnDurations:
     clamped : int
         Transfer durations at fault that count as 0.
     """
-    recorded = layout.duration_ns.copy()
+    recorded = layout.duration_ns.copy(order="C")
+    if compiled_pays(recorded.size):
+        return recorded, _take_off_all_waiting(recorded, layout, graph)
     clamped = 0
     alike: dict[tuple[int, bool], list[tuple[int, ...]]] = {}
     for unit in graph.units:
@@ -79,6 +82,25 @@ def own_durations(layout: Layout, graph: Graph) -> OwnDurations:
                 members = list(np.array(together).T)
             clamped += _take_off_waiting(recorded, layout.start_ns, members, across_dp=across_dp)
     return recorded, clamped
+
+
+def _take_off_all_waiting(recorded: FloatArray, layout: Layout, graph: Graph) -> int:
+    """Do the same in one compiled loop; return how many are at fault."""
+    from app.analysis.replay.engine.sweeps import take_off_waiting  # noqa: PLC0415 - the compiler
+
+    groups = [unit for unit in graph.units if unit.communication]
+    groups = [unit for unit in groups if len(unit.members) > 1 or unit.across_dp]
+    sizes = [len(unit.members) for unit in groups]
+    nodes, steps, dp = recorded.shape
+    return take_off_waiting(
+        recorded.reshape(nodes, steps * dp),
+        in_rows(layout.start_ns).reshape(nodes, steps * dp),
+        np.array([node for unit in groups for node in unit.members], dtype=np.int64),
+        np.cumsum([0, *sizes]),
+        np.array([unit.across_dp for unit in groups], dtype=np.bool_),
+        dp,
+        FAULT_NS,
+    )
 
 
 def _take_off_waiting(

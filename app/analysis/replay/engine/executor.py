@@ -3,20 +3,14 @@
 from __future__ import annotations
 
 import gc
-import sys
 from dataclasses import replace
-from typing import Final
 
 import numpy as np
 
+from app.analysis.loops import compiled_pays
 from app.analysis.replay.engine.memory import keep_freed_memory
 from app.analysis.replay.engine.program import Program
 from app.analysis.replay.engine.replay import ON_TIME, RECORDED, ArrayReplay, Batch, Block, Executor
-
-# Loading the compiler's run-time takes about half a second, as long as replaying so many
-# operations without it.
-COMPILED_FROM: Final = 1_000_000
-_COMPILED: Final = "app.analysis.replay.engine.kernel"
 
 
 def executor_for(program: Program, operations: int) -> Executor:
@@ -28,7 +22,7 @@ def executor_for(program: Program, operations: int) -> Executor:
     operations : int
         How many there are to replay.
     """
-    if operations < COMPILED_FROM and _COMPILED not in sys.modules:
+    if not compiled_pays(operations):
         return ArrayReplay(program)
     from app.analysis.replay.engine.kernel import CompiledReplay  # noqa: PLC0415 - see above
 
@@ -42,7 +36,9 @@ def warm_up() -> None:
     by now stays for good: the collector of garbage looks at none of it again, which it did amid
     reports; and so does some of the memory of what is dropped.
     """
-    from app.analysis.replay.engine.kernel import CompiledReplay  # noqa: PLC0415 - see above
+    from app.analysis.replay.engine import sweeps  # noqa: PLC0415 - see above
+    from app.analysis.replay.engine.kernel import CompiledReplay  # noqa: PLC0415
+    from app.analysis.replay.layout import transposing  # noqa: PLC0415
 
     program = Program((((0,), ((),), True, (0,)),), frozenset({0}))
     one = np.ones((1, 1, 1))
@@ -51,6 +47,8 @@ def warm_up() -> None:
         block = Block(slice(0, 1), one, one[0, 0], one[:0], one[:0])
         CompiledReplay(program).step_ends(replace(batch, late=late), block)
     CompiledReplay(program).launch_delays(one, one, slice(0, 1))
+    sweeps.warm_up()
+    transposing.warm_up()
     keep_freed_memory()
     gc.collect()
     gc.freeze()

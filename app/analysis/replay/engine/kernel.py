@@ -10,12 +10,13 @@ from __future__ import annotations
 import os
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any, Final, NamedTuple, TypeVar, cast
+from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from app.analysis.compiled import compiled
+from app.analysis.loops import in_rows
 from app.analysis.replay.engine.durations import FAULT_NS
 from app.analysis.replay.engine.program import Program
 from app.analysis.replay.engine.replay import (
@@ -31,12 +32,12 @@ from app.analysis.replay.engine.replay import (
 from app.analysis.replay.engine.tables import Tables, tables_of
 from app.analysis.replay.layout.dense import FloatArray
 
-_Array = TypeVar("_Array", bound=NDArray[Any])
-
 # Ends that fit in the cache of a core along with what is read.
 _CACHED_ENDS: Final = 1 << 15
 # Below so many operations a second thread costs more than it saves.
 _WORTH_A_THREAD: Final = 1_000_000
+# Of most operations it is one or two that they follow.
+_PAIR: Final = 2
 # More threads would take cores from the analyses of other sessions.
 _MOST_THREADS: Final = 4
 
@@ -79,18 +80,24 @@ def _raise_to(into: FloatArray, to: int, values: FloatArray, row: int) -> None:
 
 @compiled  # pragma: no cover
 def _latest(ends: FloatArray, into: int, after_slot: CodeArray, first: int, last: int) -> None:
-    """Write the latest end of what a member follows; the step's start where that is nothing."""
+    """Write the latest end of what is followed; the step's start where that is nothing.
+
+    A row that is written goes through memory, so up to four are read at a time.
+    """
     if first == last:
         for i in range(ends.shape[1]):
             ends[into, i] = 0.0
-    elif first + 1 == last:
-        _copy(ends, into, ends, after_slot[first])
-    else:
-        one, other = after_slot[first], after_slot[first + 1]
+        return
+    one, other = after_slot[first], after_slot[min(first + 1, last - 1)]
+    third, fourth = after_slot[min(first + 2, last - 1)], after_slot[min(first + 3, last - 1)]
+    if last - first <= _PAIR:
         for i in range(ends.shape[1]):
             ends[into, i] = max(ends[one, i], ends[other, i])
-        for k in range(first + 2, last):
-            _raise_to(ends, into, ends, after_slot[k])
+    else:
+        for i in range(ends.shape[1]):
+            ends[into, i] = max(ends[one, i], ends[other, i], ends[third, i], ends[fourth, i])
+    for k in range(first + 4, last):
+        _raise_to(ends, into, ends, after_slot[k])
 
 
 @compiled  # pragma: no cover
@@ -130,14 +137,51 @@ def _couple(ends: FloatArray, row: int, dp: int, partnered: bool) -> None:  # no
 
 @compiled  # pragma: no cover
 def _add(
-    ends: FloatArray, to: int, begin: int, values: FloatArray, row: int, first: int, count: int
+    ends: FloatArray,
+    to: int,
+    one: int,
+    other: int,
+    values: FloatArray,
+    row: int,
+    first: int,
+    count: int,
 ) -> None:
-    """Write a row of ends: another one and `count` values from column `first` on.
+    """Write a row of ends: the later one of two, and `count` values from column `first` on.
 
     Numbers without a sign cannot count from the end, which would be looked at lane by lane.
     """
     for i in range(count):
-        ends[to, i] = ends[begin, i] + values[row, np.uint64(first) + np.uint64(i)]
+        begin = max(ends[one, i], ends[other, i])
+        ends[to, i] = begin + values[row, np.uint64(first) + np.uint64(i)]
+
+
+@compiled  # pragma: no cover
+def _add_usual(
+    ends: FloatArray, to: int, one: int, other: int, usual: float, first: int, last: int
+) -> None:
+    """Write a row of ends of some lanes: the later one of two, and what is usual."""
+    for i in range(first, last):
+        ends[to, i] = max(ends[one, i], ends[other, i]) + usual
+
+
+@compiled  # pragma: no cover
+def _launch_late(
+    ends: FloatArray,
+    to: int,
+    one: int,
+    other: int,
+    delays: FloatArray,
+    row: int,
+    raises: bool,  # noqa: FBT001
+) -> None:
+    """Write when a member is launched late after two ends; or raise the row to that."""
+    if raises:
+        for i in range(ends.shape[1]):
+            late = max(ends[one, i], ends[other, i]) + delays[row, i]
+            ends[to, i] = max(ends[to, i], late)
+    else:
+        for i in range(ends.shape[1]):
+            ends[to, i] = max(ends[one, i], ends[other, i]) + delays[row, i]
 
 
 @compiled  # pragma: no cover
@@ -167,43 +211,63 @@ def replay_lanes(tables: Tables, work: LaneWork, out: FloatArray) -> None:
             closed[:] = carry
         for u in range(unit_spans.shape[0]):
             first, last = unit_first[u], unit_first[u + 1]
-            on_time = late.shape[0] == 0 or late[v, node_of[first]] == ON_TIME
-            alone = plain and last == first + 1 and on_time and not unit_spans[u]
-            if alone and after_first[last] == after_first[first] + 1:
-                # It begins with the end of the only one that it follows: no need to copy that.
-                begin = int(after_slot[after_first[first]])
+            on_time, begins = True, False
+            for m in range(first, last):
+                on_time &= late.shape[0] == 0 or late[v, node_of[m]] == ON_TIME
+                begins |= after_first[m] == after_first[m + 1]
+            after, after_last = after_first[first], after_first[last]
+            # It begins with the later one of two ends, which are mostly one row.
+            one = other = last_launch
+            if plain and on_time:
+                if 1 <= after_last - after <= _PAIR and not begins and not unit_spans[u]:
+                    one, other = int(after_slot[after]), int(after_slot[after_last - 1])
+                else:
+                    _latest(ends, last_launch, after_slot, after, after_last)
+                    if begins and after < after_last:
+                        for i in range(width):
+                            ends[last_launch, i] = max(ends[last_launch, i], 0.0)
             else:
-                begin = last_launch
                 for m in range(first, last):
                     mine = last_launch if m == first else launch
+                    row = late[v, node_of[m]] if late.shape[0] > 0 else ON_TIME
+                    after, after_last = after_first[m], after_first[m + 1]
+                    if (
+                        plain
+                        and not partnered
+                        and row != ON_TIME
+                        and 1 <= after_last - after <= _PAIR
+                    ):
+                        before, last_before = after_slot[after], after_slot[after_last - 1]
+                        _launch_late(ends, last_launch, before, last_before, delays, row, m > first)
+                        continue
                     if plain:
-                        _latest(ends, mine, after_slot, after_first[m], after_first[m + 1])
+                        _latest(ends, mine, after_slot, after, after_last)
                     else:
                         _latest_of(ends, mine, tables, m, carry)
-                    if late.shape[0] > 0 and late[v, node_of[m]] != ON_TIME:
-                        _add(ends, mine, mine, delays, late[v, node_of[m]], 0, lanes)
+                    if row != ON_TIME:
+                        for i in range(lanes):
+                            ends[mine, i] += delays[row, i]
                     if m > first:
                         _raise_to(ends, last_launch, ends, launch)
-                if unit_spans[u]:
-                    _couple(ends, last_launch, work.dp, partnered)
+            if unit_spans[u]:
+                _couple(ends, last_launch, work.dp, partnered)
             for m in range(first, last):
                 node, end = node_of[m], slot_of[m]
                 code, usual = takes[v, node], ideal[node]
                 if code == IDEAL:
-                    for i in range(width):
-                        ends[end, i] = ends[begin, i] + usual
+                    _add_usual(ends, end, one, other, usual, 0, width)
                 elif code == RECORDED:
-                    _add(ends, end, begin, recorded, node, work.first_lane, lanes)
+                    _add(ends, end, one, other, recorded, node, work.first_lane, lanes)
                 elif code >= 0:
-                    _add(ends, end, begin, values, code, 0, lanes)
+                    _add(ends, end, one, other, values, code, 0, lanes)
                 else:
                     kept, own = FIRST_MASK - code, work.first_lane
                     for i in range(lanes):
+                        begin = max(ends[one, i], ends[other, i])
                         mine_ns = recorded[node, np.uint64(own) + np.uint64(i)]
-                        ends[end, i] = ends[begin, i] + (mine_ns if masks[kept, i] else usual)
+                        ends[end, i] = begin + (mine_ns if masks[kept, i] else usual)
                 if code != IDEAL:
-                    for i in range(lanes, width):
-                        ends[end, i] = ends[begin, i] + usual
+                    _add_usual(ends, end, one, other, usual, lanes, width)
                 if ends_last[m]:
                     for i in range(lanes):
                         out[v, i] = max(out[v, i], ends[end, i])
@@ -252,17 +316,6 @@ def delay_launches(
     return clamped
 
 
-def _in_rows(array: _Array) -> _Array:
-    """Return the array as the loops were compiled for when the program was installed.
-
-    For a slice, a transposed or a repeated array they would be compiled once more, which takes
-    five seconds.
-    """
-    if array.flags.c_contiguous and array.flags.writeable:
-        return array
-    return cast("_Array", np.require(array, requirements=("C", "W")))
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class CompiledReplay:
     """Executes steps with a compiled loop, on several cores where there is enough to do."""
@@ -294,12 +347,12 @@ class CompiledReplay:
         first, end, _ = block.steps.indices(steps)
         ends = np.empty((len(batch.takes), (end - first) * dp))
         masks = np.tile(batch.masks, (1, end - first)) if len(batch.masks) else batch.masks
-        takes = _in_rows(batch.takes)
-        recorded = _in_rows(block.recorded_ns.reshape(nodes, steps * dp))
-        values = _in_rows(block.values_ns.reshape(len(block.values_ns), ends.shape[1]))
-        delays = _in_rows(block.delays_ns.reshape(len(block.delays_ns), ends.shape[1]))
-        late = np.empty((0, 0), dtype=np.int32) if batch.late is None else _in_rows(batch.late)
-        ideal = _in_rows(block.ideal_ns)
+        takes = in_rows(batch.takes)
+        recorded = in_rows(block.recorded_ns.reshape(nodes, steps * dp))
+        values = in_rows(block.values_ns.reshape(len(block.values_ns), ends.shape[1]))
+        delays = in_rows(block.delays_ns.reshape(len(block.delays_ns), ends.shape[1]))
+        late = np.empty((0, 0), dtype=np.int32) if batch.late is None else in_rows(batch.late)
+        ideal = in_rows(block.ideal_ns)
 
         def run(variants: slice) -> None:
             work = LaneWork(

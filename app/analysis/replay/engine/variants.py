@@ -115,7 +115,7 @@ class Simulator:
         takes[-1] = RECORDED
         batch = Batch(takes, _no_masks(layout), partnered=layout.dp > 1)
         times = np.empty((len(layout.steps), layout.dp, layout.pp + 1))
-        for steps in self._blocks():
+        for steps in self.blocks():
             times[steps] = np.moveaxis(self._since_last(self._ends(batch, steps)), 0, -1)
         return times[..., :-1], times[..., -1]
 
@@ -191,7 +191,7 @@ class Simulator:
         delays_ns: RowsOfSteps | None = None,
     ) -> FloatArray:
         times = np.empty((len(batch.takes), len(self.layout.steps)))
-        for steps in self._blocks():
+        for steps in self.blocks():
             ends = self._ends(batch, steps, values_ns, delays_ns).max(axis=-1)
             times[:, steps] = self._since_last(ends)
         return times
@@ -221,7 +221,7 @@ class Simulator:
         )
         return self.executor.step_ends(batch, block)
 
-    def _blocks(self) -> list[slice]:
+    def blocks(self) -> list[slice]:
         """Cut the steps so that what is alive of a block stays in the cache."""
         count = len(self.layout.steps)
         if self._chained:

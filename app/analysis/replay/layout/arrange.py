@@ -62,7 +62,7 @@ def lay_out(trace: Trace, routes: Sequence[Route] = ()) -> LaidOut:
     dense = transpose_blocks(trace, runs)
     unanswered: tuple[str, ...] = ()
     if dense is not None and _is_plain(dense.shape, ranks.shape[1]):
-        groups, dropped = [_from_dense(trace, dense, ranks)], dict[int, str]()
+        groups, dropped = [_from_dense(trace, runs, dense, ranks)], dict[int, str]()
     else:
         unanswered = _unanswered(trace)
         groups, dropped = _group_by_shape(trace, runs, ranks, (unanswered, routes))
@@ -104,11 +104,13 @@ def _unanswered(trace: Trace) -> tuple[str, ...]:
     return tuple(d.send for d in DIRECTIONS if d.send in recorded and d.recv not in recorded)
 
 
-def _from_dense(trace: Trace, dense: Dense, ranks: NDArray[np.int32]) -> Layout:
+def _from_dense(trace: Trace, runs: BlockRuns, dense: Dense, ranks: NDArray[np.int32]) -> Layout:
     """Return the layout of a trace whose every row has its place."""
     return Layout(
         op_names=trace.op_names,
-        nodes=_name_nodes(trace, int(dense.steps[0]), ranks[0], dense.shape),
+        nodes=_name_nodes(
+            trace, _lane(runs, int(dense.steps[0]), ranks[0]), dense.shape, len(ranks[0])
+        ),
         steps=dense.steps,
         start_ns=dense.start_ns,
         duration_ns=dense.duration_ns,
@@ -332,15 +334,18 @@ def _bound(nodes: int) -> None:
         )
 
 
-def _name_nodes(trace: Trace, step: int, stage_ranks: NDArray[np.int32], shape: IntArray) -> Nodes:
-    """Return what each node is; microbatch and chunk as DP rank 0 recorded them in `step`."""
-    pp = len(stage_ranks)
+def _lane(runs: BlockRuns, step: int, stage_ranks: NDArray[np.int32]) -> IntArray:
+    """Return the rows of a step of DP rank 0."""
+    mine = (runs.step == step) & (runs.dp == 0) & (runs.rank == stage_ranks[runs.pp])
+    first, end = runs.first[mine].tolist(), runs.end[mine].tolist()
+    return np.concatenate([np.arange(*run) for run in zip(first, end, strict=True)])
+
+
+def _name_nodes(trace: Trace, lane: IntArray, shape: IntArray, pp: int) -> Nodes:
+    """Return what each node is; microbatch and chunk as a lane's rows recorded them."""
     kind = np.repeat(np.arange(len(shape)), shape)
     first = np.concatenate(([0], np.cumsum(shape)))
     order = np.arange(len(kind)) - first[kind]
-    lane = np.flatnonzero((trace.step == step) & (trace.dp == 0))
-    lane = lane[trace.rank[lane] == stage_ranks[trace.pp[lane]]]
-    lane = lane[trace.op[lane] < len(REPLAYED_OP_TYPES)]
     at = first[trace.op[lane].astype(np.int64) * pp + trace.pp[lane]] + trace.order[lane]
     mb = np.full(len(kind), -1, dtype=np.int32)
     mc = np.full(len(kind), -1, dtype=np.int32)

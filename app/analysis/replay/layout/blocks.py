@@ -8,16 +8,23 @@ every row.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Final, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from app.analysis.loops import compiled_pays, in_rows
+from app.analysis.replay.layout.dense import FloatArray, IntArray
 from app.analysis.trace.model import REPLAYED_OP_TYPES, Trace
 
 Number = TypeVar("Number", np.int16, np.int32, np.int64)
+
+_Compares = Callable[
+    [NDArray[np.int16], NDArray[np.int32], int, int, IntArray, IntArray, int], bool
+]
+_Transposes = Callable[[IntArray, IntArray, IntArray, IntArray, IntArray, FloatArray], None]
 
 # DP ranks that are written at a time: neighbors share the lines of a cache.
 _TOGETHER: Final = 32
@@ -121,34 +128,76 @@ def _transpose(
     first_node = np.concatenate(([0], np.cumsum(shape.ravel())))
     start_ns = np.empty((int(first_node[-1]), len(steps), sizes.dp))
     duration_ns = np.empty(start_ns.shape)
+    alike, transpose = _loops(len(trace))
+    ops, orders = in_rows(trace.op), in_rows(trace.order)
+    starts, durations = in_rows(trace.start_ns), in_rows(trace.duration_ns)
     for stage, lane in templates.items():
         op, order = trace.op[lane], trace.order[lane]
         kind = op.astype(np.int64) * sizes.pp + stage
         if (order >= shape.ravel()[kind]).any():
             return None
-        nodes = first_node[kind] + order
+        nodes = first_node[kind] + order.astype(np.int64)
         # DP ranks 0, 1, 2…: there is one block for each worker
         mine = sorted((block for block in blocks if block.pp == stage), key=lambda b: b.dp)
-        for block in mine:
-            if block.size != len(op):
-                return None
-            alike = _matrix(trace.op, block, steps) == op
-            alike &= _matrix(trace.order, block, steps) == order
-            if not alike.all():
-                return None
-        for first in range(0, sizes.dp, _TOGETHER):
-            ranks = slice(first, first + _TOGETHER)
-            starts = np.stack([_matrix(trace.start_ns, block, steps) for block in mine[ranks]])
-            starts -= begin_ns[:, None]
-            start_ns[nodes, :, ranks] = starts.transpose(2, 1, 0)
-            durations = np.stack([_matrix(trace.duration_ns, b, steps) for b in mine[ranks]])
-            duration_ns[nodes, :, ranks] = durations.transpose(2, 1, 0)
+        if any(block.size != len(op) for block in mine):
+            return None
+        firsts, strides = np.array([(block.first, block.stride) for block in mine]).T.copy()
+        if not alike(ops, orders, lane.start, len(op), firsts, strides, len(steps)):
+            return None
+        transpose(starts, begin_ns, firsts, strides, nodes, start_ns)
+        transpose(durations, np.zeros_like(begin_ns), firsts, strides, nodes, duration_ns)
     return Dense(steps, shape.ravel(), begin_ns, start_ns, duration_ns)
 
 
-def _matrix(column: NDArray[Number], block: _Block, steps: NDArray[np.int64]) -> NDArray[Number]:
+def _loops(operations: int) -> tuple[_Compares, _Transposes]:
+    """Return what compares blocks, and what transposes them."""
+    if not compiled_pays(operations):
+        return are_alike, transpose_rows
+    from app.analysis.replay.layout import transposing  # noqa: PLC0415 - loads the compiler
+
+    return transposing.are_alike, transposing.transpose_rows
+
+
+def are_alike(  # noqa: PLR0913, PLR0917 - as the compiled loop
+    op: NDArray[np.int16],
+    order: NDArray[np.int32],
+    template: int,
+    size: int,
+    firsts: IntArray,
+    strides: IntArray,
+    steps: int,
+) -> bool:
+    """Return whether all blocks are the operations of a template; see `transposing.are_alike`."""
+    lane = slice(template, template + size)
+    for first, stride in zip(firsts.tolist(), strides.tolist(), strict=True):
+        block = (first, stride, size, steps)
+        alike = _matrix(op, *block) == op[lane]
+        alike &= _matrix(order, *block) == order[lane]
+        if not alike.all():
+            return False
+    return True
+
+
+def transpose_rows(  # noqa: PLR0913, PLR0917 - as the compiled loop
+    values: IntArray,
+    less: IntArray,
+    firsts: IntArray,
+    strides: IntArray,
+    nodes: IntArray,
+    out: FloatArray,
+) -> None:
+    """Write the values of a stage's blocks to their places; see `transposing.transpose_rows`."""
+    blocks = list(zip(firsts.tolist(), strides.tolist(), strict=True))
+    for dp in range(0, len(blocks), _TOGETHER):
+        some = slice(dp, dp + _TOGETHER)
+        own = np.stack([_matrix(values, *block, len(nodes), len(less)) for block in blocks[some]])
+        own -= less[:, None]
+        out[nodes, :, some] = own.transpose(2, 1, 0)
+
+
+def _matrix(
+    column: NDArray[Number], first: int, stride: int, size: int, steps: int
+) -> NDArray[Number]:
     """View a block of a column as (step, operation)."""
-    size = column.itemsize
-    strides = (block.stride * size, size)
-    shape = (len(steps), block.size)
-    return np.ndarray(shape, column.dtype, column.data, block.first * size, strides)
+    item = column.itemsize
+    return np.ndarray((steps, size), column.dtype, column.data, first * item, (stride * item, item))

@@ -8,6 +8,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from app.analysis.loops import compiled_pays, frozen
 from app.analysis.trace.faults import Places, refuse, refuse_body
 from app.analysis.trace.limits import MAX_DICTIONARY, MAX_FAULTS, MAX_OP_NAME_CHARS
 from app.analysis.trace.model import KNOWN_OP_TYPES
@@ -45,11 +46,9 @@ class OpNames:
         if self._dictionary is None or not dictionary.equals(self._dictionary):
             self._of_dictionary = self._enter(dictionary)
             self._dictionary = dictionary
-        indices = as_numpy(column.indices)
-        if indices.min() < 0 or indices.max() >= len(dictionary):
+        codes = _look_up(as_numpy(column.indices), self._of_dictionary)
+        if codes is None:
             refuse_body("corrupt", "an operation name is outside of its dictionary")
-        # The indices are in range, so that clipping only saves the time of another check.
-        codes = self._of_dictionary.take(indices, mode="clip")
         if self._of_dictionary.min() == _INVALID and codes.min() == _INVALID:
             rows = np.flatnonzero(codes == _INVALID)[:MAX_FAULTS].tolist()
             message = f"an operation's name must be 1 to {MAX_OP_NAME_CHARS} printable characters"
@@ -82,6 +81,19 @@ class OpNames:
             self._codes[name] = len(self.names)
             self.names.append(name)
         return self._codes[name]
+
+
+def _look_up(indices: NDArray[Any], table: NDArray[np.int16]) -> NDArray[np.int16] | None:
+    """Return what a table has at each index; None where one is outside of it."""
+    if indices.dtype == np.int32 and compiled_pays(len(indices)):
+        from app.analysis.trace.operations.scanning import look_up  # noqa: PLC0415 - the compiler
+
+        codes = np.empty(len(indices), np.int16)
+        return codes if look_up(frozen(indices), table, codes) else None
+    if indices.min() < 0 or indices.max() >= len(table):
+        return None
+    # The indices are in range, so that clipping only saves the time of another check.
+    return table.take(indices, mode="clip")
 
 
 def _as_bytes(strings: pa.Array[Any]) -> pa.Array[Any]:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from app.analysis.trace.faults import Places, refuse
 from app.analysis.trace.limits import MAX_FAULTS
-from app.analysis.trace.model import Sizes
+from app.analysis.trace.model import ABSENT, Sizes
 from app.errors import Fault
 
 # A table of this many times the keys is faster than sorting them.
@@ -64,6 +64,57 @@ def same_as_before(
     same_group = same_rank & (step[here] == step[before])
     same_group &= op[here] == op[before]
     return same_rank, same_group
+
+
+@dataclass(frozen=True, slots=True)
+class Neighbors:
+    """What comparing some rows with the rows before them tells.
+
+    Parameters
+    ----------
+    heads : int array
+        Those where runs start.
+    moved : bool
+        One has the rank of the row before, and another place in the DP × PP grid.
+    falls, microbatch_falls : bool
+        Within a run the order, or without one the start, does not rise; the microbatch, where it
+        is known, does not.
+    """
+
+    heads: NDArray[np.intp]
+    moved: bool
+    falls: bool
+    microbatch_falls: bool
+
+
+def compare_neighbors(columns: Columns, first: int, last: int) -> Neighbors:
+    """Compare each of the rows `first` to `last` with the row before it."""
+    before, here = slice(first - 1, last - 1), slice(first, last)
+    same_rank, same_group = same_as_before(columns, first, last)
+    dp, pp, mb = columns["dp"], columns["pp"], columns["mb"]
+    by = columns["order" if "order" in columns else "start"]
+    moved = same_rank & ((dp[here] != dp[before]) | (pp[here] != pp[before]))
+    falls = same_group & (by[here] <= by[before])
+    microbatch_falls = same_group & (mb[here] <= mb[before]) & (mb[here] != ABSENT)
+    return Neighbors(
+        np.flatnonzero(~same_group) + first,
+        bool(moved.any()),
+        bool(falls.any()),
+        bool(microbatch_falls.any()),
+    )
+
+
+def scan_neighbors(columns: Columns, first: int, last: int) -> Neighbors:
+    """Return what `compare_neighbors` does, from a compiled loop."""
+    from app.analysis.trace.operations import scanning  # noqa: PLC0415 - loads the compiler
+
+    rows = slice(first - 1, last)
+    heads = np.empty(last - first, np.int64)
+    given = [columns[name][rows] for name in ("rank", "step", "op", "dp", "pp", "mb")]
+    given += [columns["order"][rows] if "order" in columns else np.empty(0, np.int32)]
+    given += [columns["start"][rows], heads]
+    found, moved, falls, microbatch_falls = scanning.scan_neighbors(*given)
+    return Neighbors(heads[:found] + first, moved, falls, microbatch_falls)
 
 
 def find_heads(columns: Columns) -> NDArray[np.intp]:

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.analysis.replay.engine.executor import COMPILED_FROM, executor_for
+from app.analysis.loops import COMPILED_FROM
+from app.analysis.replay.engine.executor import executor_for
 from app.analysis.replay.engine.kernel import CompiledReplay, replay_lanes
 from app.analysis.replay.engine.replay import (
     FIRST_MASK,

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from app.analysis.replay.engine.durations import FAULT_NS
 from app.analysis.replay.layout.dense import FloatArray
-from app.analysis.replay.session import Replayed, launch_delays, prepare_replay
+from app.analysis.replay.session import Replayed, delays_of, launch_delays, prepare_replay
 from app.analysis.synthesis.job import JobModel
 from app.analysis.synthesis.synthesize import synthesize
 from app.analysis.trace.model import Sizes
@@ -90,6 +90,15 @@ def test_launches_are_as_late_as_the_twin_says(
     for step in range(len(layout.steps)):
         twin = reference.launch_delays(layout, replayed.graph, step)
         assert as_mapping(delays[:, step]) == twin
+
+
+def test_delays_that_are_kept_are_those_that_are_computed() -> None:
+    group = prepare_replay(random_job(5, launch_overhead=True).trace).main
+    delays, _ = launch_delays(group)
+    nodes = np.arange(0, len(delays), 3)
+
+    for _ in range(2):
+        assert np.array_equal(delays_of(group, nodes), delays[nodes])
 
 
 @pytest.mark.slow
