@@ -28,6 +28,8 @@ _LATE_SHARE: Final = 0.05
 # Chance lets a launch fall on such an end now and then, not in this share of the steps.
 _MIN_SHARE: Final = 0.3
 _NAMED_STAGES: Final = 8
+# What is held up would else share its device with transfers: how that slows it down is not seen.
+_UNSURE: Final = 0.005
 
 
 def held_up(observation: Observation) -> dict[int, FloatArray]:
@@ -87,6 +89,7 @@ def _find(signs: Signs) -> Finding | None:
         where=Where(stages=tuple(stages)),
         figure=HeldLaunches(by_step_s=tuple((delays.sum(axis=(0, 2)) / 1e9).tolist())),
         late_ns=held,
+        unsure=_UNSURE,
     )
 
 
