@@ -18,6 +18,7 @@ from app.analysis.diagnosis.figures import LateRanks
 from app.analysis.diagnosis.observation import COMPUTATIONS, Observation
 from app.analysis.diagnosis.places import FigureView, View, Worker, WorkerView
 from app.analysis.replay.layout.dense import FloatArray, IntArray
+from app.analysis.replay.medians import median
 from app.analysis.trace.model import Sizes, Trace
 
 TENSOR_TYPES: Final = ("tp-all-gather", "tp-reduce-scatter", "tp-all-reduce")
@@ -195,7 +196,7 @@ def waiting_groups(
     middle = float(np.median(shares)) if len(shares) > 2 else 0.0  # noqa: PLR2004 - of two there is none
     limit = max(LEAST_SHARE, to_middle * middle)
     others = shares[shares < limit]
-    usual = float(np.median(others)) if len(others) else USUAL_WAIT
+    usual = float(median(others)) if len(others) else USUAL_WAIT
     found = [
         Waiting(wait, share, by_rank / by_rank.sum(), usual)
         for wait, share in zip(waits, shares.tolist(), strict=True)
