@@ -22,15 +22,17 @@ FEWEST_STEPS: Final = 20
 # of so few have. Without it spells of three to five steps are held in 80 %.
 _BLOCKS: Final = 5
 _WIDEN: Final = 2.776 / 1.960 * (_BLOCKS / (_BLOCKS - 1)) ** 0.5
-# Blocks that scatter so much as single steps, or more, are that uncertain: by chance they come out
-# at 0.9. Where they scatter less than by chance, what slows steps down comes evenly, as every so
-# many steps, and one cause for being wide is not there; single steps would hold that in 99 %.
-_AT_RANDOM: Final = 0.9
-_EVENLY: Final = 0.6
+# Blocks that scatter as much as single steps, or more, are that uncertain. Where they scatter less
+# what slows steps down comes evenly, as every so many steps, and the one reason to be wider than
+# draws say is not there: so wide checkpoints would be held in nearly all sessions. Of steps without
+# any order most come out in between.
+_AT_RANDOM: Final = 1.0
+_EVENLY: Final = 0.8
 _WIDEN_EVEN: Final = 1.2
 # An interval is no narrower than this share of what single steps give: blocks as long as a period
 # are all the same.
-_LEAST_OF_SINGLE: Final = 0.8
+_LEAST_OF_SINGLE: Final = 0.7
+# What is divided by is more than nothing.
 _NOTHING: Final = 1e-300
 
 Interval = tuple[float, float]
