@@ -42,7 +42,7 @@ _STEPS: Final = 360
 SESSION_STEPS: Final = 24
 _SESSIONS: Final = 2
 JOBS: Final = 100
-FIRST_SEED: Final = 9_600_000
+FIRST_SEED: Final = 9_700_000
 
 Inject = Callable[[JobModel, np.random.Generator], Injection]
 
