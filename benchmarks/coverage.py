@@ -41,8 +41,8 @@ from benchmarks.held_against import slowdown_of
 _STEPS: Final = 360
 SESSION_STEPS: Final = 24
 _SESSIONS: Final = 2
-JOBS: Final = 100
-FIRST_SEED: Final = 9_700_000
+JOBS: Final = 150
+FIRST_SEED: Final = 9_800_000
 
 Inject = Callable[[JobModel, np.random.Generator], Injection]
 
@@ -193,8 +193,8 @@ def section(first_seed: int = FIRST_SEED) -> Iterator[str]:
         "  differ in this trace, and how many there are. A step follows the slowest DP rank, so",
         "  it counts by the share of DP ranks that are at fault. Of ranks that keep their group",
         "  waiting it is what healthy groups wait. Where a trace cannot tell it is a constant:",
-        "  0.45 % for stages that differ although evenly divided, 1.5 % for what healthy hosts",
-        "  take to launch, 0.5 % for computations that are no longer held up, 1 % for tokens",
+        "  0.5 % for stages that differ although evenly divided, 1.5 % for what healthy hosts",
+        "  take to launch, 0.7 % for computations that are no longer held up, 1 % for tokens",
         "  that are spread evenly.",
         "- Launches that are late for no known cause: they make the recorded steps longer than",
         "  the replayed ones. They stay without the causes, by which the slowdown would be",

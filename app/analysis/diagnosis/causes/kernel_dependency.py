@@ -29,7 +29,7 @@ _LATE_SHARE: Final = 0.05
 _MIN_SHARE: Final = 0.3
 _NAMED_STAGES: Final = 8
 # What is held up would else share its device with transfers: how that slows it down is not seen.
-_UNSURE: Final = 0.005
+_UNSURE: Final = 0.007
 
 
 def held_up(observation: Observation) -> dict[int, FloatArray]:
