@@ -19,7 +19,7 @@ QUANTILES: Final = (0.025, 0.975)
 FEWEST_STEPS: Final = 20
 # The blocks that a session is taken to be, and by how much their draws are widened: by quantiles of
 # Student's t (with one less) over those of the normal distribution, and for the variance that means
-# of so few have. Without it spells of three to five steps are held in 80 %.
+# of so few have. Without it spells of some steps are held in 80 to 88 %.
 _BLOCKS: Final = 5
 _WIDEN: Final = 2.776 / 1.960 * (_BLOCKS / (_BLOCKS - 1)) ** 0.5
 # Blocks that scatter as much as single steps, or more, are that uncertain. Where they scatter less

@@ -28,7 +28,8 @@ _LATE_SHARE: Final = 0.05
 # Chance lets a launch fall on such an end now and then, not in this share of the steps.
 _MIN_SHARE: Final = 0.3
 _NAMED_STAGES: Final = 8
-# What is held up would else share its device with transfers: how that slows it down is not seen.
+# How far steps without it are off on synthetic jobs, beyond late launches; no trace tells, perhaps
+# as what is held up would else share its device with transfers. Without it 9 of 10 are held.
 _UNSURE: Final = 0.007
 
 

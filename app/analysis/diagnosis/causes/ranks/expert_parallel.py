@@ -38,7 +38,8 @@ TOKENS_KEY: Final = "expert_tokens"
 _TO_BEFORE: Final = 1.5
 # It is the same rank's experts when the group waits for them this share of its waiting.
 _SAME_RANK: Final = 0.6
-# Tokens are never spread evenly: in a healthy step the experts of some rank have this share more.
+# Tokens are never spread evenly: in a healthy step the experts of some rank have about this share
+# more, of which the trace of an uneven job tells nothing. A guess: no real job has been measured.
 _UNSURE: Final = 0.01
 
 
