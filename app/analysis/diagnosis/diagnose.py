@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
+from math import hypot
 from typing import Final
 
 import numpy as np
@@ -56,11 +57,21 @@ class Judged:
         Without the causes; where those do not explain the loss, ideal if that is faster.
     unknown_share : float
         Share of the lost time that no cause explains.
+    recorded_s : float
+        The mean of these steps as they were recorded.
+    unsure : float
+        How far the reference may be off, relative, for what nobody knows of the healthy job: half
+        of a 95 % interval.
+    work : float64 array, shape (steps,), or None
+        What each step computes ÷ the mean, where in the reference all of them compute the mean.
     """
 
     steps_s: FloatArray
     reference_s: FloatArray
     unknown_share: float
+    recorded_s: float
+    unsure: float = 0.0
+    work: FloatArray | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -284,7 +295,15 @@ def _weigh(
         lost_s=loss.lost_s,
         slowdown=mean_s / mean(loss.reference_s),
         discrepancy=_off(replays, recorded_s),
-        judged=Judged(now_s, loss.reference_s, loss.unknown_s / loss.lost_s),
+        judged=Judged(
+            steps_s=now_s,
+            reference_s=loss.reference_s,
+            unknown_share=loss.unknown_s / loss.lost_s,
+            recorded_s=recorded_s,
+            # of causes that do not depend on one another
+            unsure=hypot(*(found[number].finding.unsure for number in numbers)),
+            work=next((w for n in numbers if (w := found[n].finding.work) is not None), None),
+        ),
     )
     return diagnosis, frozenset() if loss.unknown_s else frozenset(numbers)
 

@@ -88,6 +88,11 @@ class Finding:
     regular : frozenset of int
         Nodes whose `late_ns` holds what regularly passes before their launch, too, and of all DP
         ranks: a job that is replayed without it is replayed without such delays.
+    unsure : float
+        How far a step without it may be off, relative, for what nobody knows of the healthy job:
+        half of a 95 % interval. What steps differ by is no part of it.
+    work : float64 array, shape (steps,), or None
+        What each step computes ÷ the mean; without the cause all of them compute the mean.
     """
 
     change: Change
@@ -97,6 +102,8 @@ class Finding:
     late_ns: Mapping[int, FloatArray] = field(default_factory=dict)
     doubt: Doubt | None = None
     regular: frozenset[int] = frozenset()
+    unsure: float = 0.0
+    work: FloatArray | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -14,6 +14,7 @@ import numpy as np
 
 from app.analysis.diagnosis.figures import StageLoad
 from app.analysis.diagnosis.finding import Change, Doubt, Evidence, Finding
+from app.analysis.diagnosis.healthy_levels import UNEVEN
 from app.analysis.diagnosis.observation import Observation, lower_median
 from app.analysis.diagnosis.places import StageView, Where, WorkerView
 from app.analysis.replay.layout.dense import FloatArray, IntArray
@@ -78,6 +79,7 @@ def heaviest_stage(observation: Observation) -> Finding | None:
         evidence=(_evidence(levels, total, heaviest),),
         where=Where(stage=heaviest),
         figure=StageLoad(relative=tuple((total / mean(total)).tolist())),
+        unsure=UNEVEN,
     )
 
 
@@ -169,6 +171,7 @@ def _slow_workers(
         evidence=tuple(evidence),
         where=Where(workers=tuple((0, stage) for stage in stages.tolist()), stage=worst),
         figure=StageLoad(relative=tuple(both.tolist())),
+        unsure=UNEVEN,
     )
 
 

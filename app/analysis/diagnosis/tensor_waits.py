@@ -18,6 +18,7 @@ from app.analysis.diagnosis.figures import LateRanks
 from app.analysis.diagnosis.observation import COMPUTATIONS, Observation
 from app.analysis.diagnosis.places import FigureView, View, Worker, WorkerView
 from app.analysis.replay.layout.dense import FloatArray, IntArray
+from app.analysis.replay.medians import median
 from app.analysis.trace.model import Sizes, Trace
 
 TENSOR_TYPES: Final = ("tp-all-gather", "tp-reduce-scatter", "tp-all-reduce")
@@ -26,6 +27,9 @@ CONTEXT_TYPES: Final = ("cp-all-gather", "cp-reduce-scatter", "cp-all-to-all")
 # as it costs the middle group.
 LEAST_SHARE: Final = 0.03
 _TO_MIDDLE: Final = 4.0
+# What a healthy group waits, as a share of its computing, where there is none to tell: ranks differ
+# by some tenths of a percent, and who is first waits.
+USUAL_WAIT: Final = 0.003
 # So many groups are evidence; the rest has only a place.
 LISTED: Final = 3
 # It is one rank's fault when that rank is last for this share of the waiting.
@@ -71,11 +75,14 @@ class Waiting:
         Of its computing time.
     by_rank : float64 array, shape (ranks,)
         The share of the waiting that is for each rank.
+    usual : float
+        The share of its computing time that a healthy group waits.
     """
 
     waits: Waits
     share: float
     by_rank: FloatArray
+    usual: float = USUAL_WAIT
 
     @property
     def cell(self) -> Worker:
@@ -188,8 +195,10 @@ def waiting_groups(
         return []
     middle = float(np.median(shares)) if len(shares) > 2 else 0.0  # noqa: PLR2004 - of two there is none
     limit = max(LEAST_SHARE, to_middle * middle)
+    others = shares[shares < limit]
+    usual = float(median(others)) if len(others) else USUAL_WAIT
     found = [
-        Waiting(wait, share, by_rank / by_rank.sum())
+        Waiting(wait, share, by_rank / by_rank.sum(), usual)
         for wait, share in zip(waits, shares.tolist(), strict=True)
         if share >= limit
         for by_rank in [_waits_for(wait)]
@@ -212,6 +221,16 @@ def _waits_for(wait: Waits) -> FloatArray:
     late = np.zeros(len(wait.ranks))
     np.add.at(late, wait.last, np.maximum(wait.wait_ns, 0.0))
     return late
+
+
+def unsure_of_waits(observation: Observation, groups: Sequence[Waiting]) -> float:
+    """Return how far a step may be off in which some groups do not wait at all, relative.
+
+    Half of a 95 % interval. Healthy groups wait, too; a step follows the slowest DP rank, so that
+    what one of many waits weighs as its share of the DP ranks.
+    """
+    ranks = {dp for dp, _ in (group.cell for group in groups)}
+    return groups[0].usual * len(ranks) / observation.layout.dp
 
 
 def computations_without(

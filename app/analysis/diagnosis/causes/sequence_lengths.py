@@ -57,7 +57,8 @@ def _find(signs: Signs) -> Finding | None:
         squares, relative = points[:, :: -(-points.shape[1] // _DRAWN)]
         drawn = Squares(tuple(squares.tolist()), tuple(relative.tolist()))
     figure = Lengths(spread=_spread(factor), squares=drawn)
-    return Finding(Change(times=times), tuple(evidence), figure=figure)
+    work = factor.mean(axis=(0, 2), dtype=np.float64)
+    return Finding(Change(times=times), tuple(evidence), figure=figure, work=work / work.mean())
 
 
 def _how_different(usual: Usual, factor: SingleArray) -> str:

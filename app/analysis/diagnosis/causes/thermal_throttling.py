@@ -13,6 +13,7 @@ from app.analysis.diagnosis.causes.kind import CauseKind, Remedy
 from app.analysis.diagnosis.causes.slow_worker import SLOW_WORKER
 from app.analysis.diagnosis.figures import WorkerSteps
 from app.analysis.diagnosis.finding import Cause, Change, Evidence, Finding
+from app.analysis.diagnosis.healthy_levels import unsure_of_peers
 from app.analysis.diagnosis.observation import Observation, scatter_of_most
 from app.analysis.diagnosis.places import Hosts, JobFacts, RegionView, Where, Worker, WorkerView
 from app.analysis.diagnosis.signs import Signs
@@ -70,6 +71,7 @@ def _find(signs: Signs) -> Finding | None:
         figure=WorkerSteps(
             worker=workers[0], ratio=tuple(ratio.tolist()), times=float(ratio.max())
         ),
+        unsure=unsure_of_peers(observation, workers),
     )
 
 

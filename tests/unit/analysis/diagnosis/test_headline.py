@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 
-from app.analysis.diagnosis.headline import ERROR, Headline, HeadlineKind
+from app.analysis.diagnosis.diagnose import Judged
+from app.analysis.diagnosis.headline import (
+    HIDDEN,
+    MODEL,
+    Headline,
+    HeadlineKind,
+    interval_of,
+)
+from app.analysis.replay.confidence import spread_by_blocks
 from app.analysis.report.build import analyze
 from app.analysis.synthesis.injections.base import Injection
 from app.analysis.synthesis.injections.computations import (
@@ -66,9 +75,82 @@ def test_the_interval_needs_steps_enough_to_tell_spells_by() -> None:
     assert enough.ci95_reason is None
     assert enough.ci95 is not None
     low, high = enough.ci95
-    # steps are alike, so that only the headline's own error is left
-    assert low == pytest.approx(enough.slowdown / (1 + ERROR), rel=0.01)
-    assert high == pytest.approx(enough.slowdown * (1 + ERROR), rel=0.01)
+    assert low < enough.slowdown < high
+
+
+def half_widths(judged: Judged) -> tuple[float, float]:
+    """Return how far the interval reaches below and above, as logarithms."""
+    found = interval_of(judged)
+    assert found is not None
+    slowdown = judged.steps_s.mean() / judged.reference_s.mean()
+    return float(np.log(slowdown / found[0])), float(np.log(found[1] / slowdown))
+
+
+def alike(**changes: Any) -> Judged:  # noqa: ANN401 - fields of Judged
+    """Return steps that are exactly alike, twice as long as without their causes."""
+    known = Judged(np.full(24, 2.0), np.full(24, 1.0), unknown_share=0.0, recorded_s=2.0)
+    return replace(known, **changes)
+
+
+def test_what_is_not_known_of_the_healthy_job_widens_the_interval_to_both_sides() -> None:
+    assert half_widths(alike()) == pytest.approx((MODEL, MODEL))
+    assert half_widths(alike(unsure=0.01)) == pytest.approx((0.01, 0.01), rel=0.01)
+
+
+def test_no_interval_is_narrower_than_what_drawing_steps_anew_gives() -> None:
+    steps_s = np.random.default_rng(5).uniform(1.5, 2.5, 24)
+    drawn = spread_by_blocks(steps_s, np.ones(24))
+    assert drawn is not None
+
+    for changes in ({}, {"unsure": 0.02}, {"recorded_s": 2.1}, {"recorded_s": 1.9}):
+        judged = alike(steps_s=steps_s, **({"recorded_s": steps_s.mean()} | changes))
+        for half, least in zip(half_widths(judged), drawn, strict=True):
+            assert half >= least
+
+
+def test_launches_that_are_late_anyhow_would_make_the_slowdown_less() -> None:
+    below, above = half_widths(alike(recorded_s=2.04))
+
+    assert above == pytest.approx(MODEL)
+    # 0.04 s stay beside 1 s: a slowdown of 2.04 / 1.04, and as much again and more may be hidden
+    assert below > np.log(2 / (2.04 / 1.04))
+    assert below == pytest.approx(np.log(2 / (2.04 / 1.04)) + HIDDEN * 0.04, abs=1e-3)
+
+
+def test_a_recording_that_is_shorter_than_its_replay_may_be_slowed_down_more() -> None:
+    below, above = half_widths(alike(recorded_s=1.98))
+
+    assert below == pytest.approx(MODEL)
+    assert above == pytest.approx(HIDDEN * 0.02, rel=0.01)
+
+
+def test_a_replay_off_by_the_most_that_is_believed_has_an_interval() -> None:
+    for recorded_s in (1.9, 2.1):
+        found = interval_of(alike(reference_s=np.full(24, 0.05), recorded_s=recorded_s))
+        assert found is not None
+        assert 0 < found[0] < 40 < found[1] < np.inf
+
+
+def test_steps_that_compute_more_are_no_slower_where_all_would_compute_the_mean() -> None:
+    work = np.random.default_rng(2).normal(1, 0.1, 24)
+    work /= work.mean()
+    chance = alike(steps_s=2.0 * work)
+
+    assert sum(half_widths(chance)) > 0.05
+    assert half_widths(replace(chance, work=work)) == pytest.approx((MODEL, MODEL))
+
+
+def test_the_better_peers_tell_what_is_healthy_the_narrower_the_interval_is() -> None:
+    def width(worker_noise: float) -> float:
+        costs = replace(
+            JOB.costs, worker_noise=worker_noise, launch_overhead_ns=0, host_stall_probability=0
+        )
+        job = replace(JOB, steps=20, costs=costs)
+        found = analyze(session(SlowWorker((1, 0), 2.0), job=job).trace).report.headline.ci95
+        assert found is not None
+        return float(np.log(found[1] / found[0]))
+
+    assert width(0.01) > 1.5 * width(0.001)
 
 
 def test_costs_are_counted_against_the_reference() -> None:

@@ -8,10 +8,12 @@ import pytest
 from app.analysis.diagnosis.tensor_waits import (
     CONTEXT_TYPES,
     TENSOR_TYPES,
+    USUAL_WAIT,
     computations_without,
     groups_of,
     has_tensor_ranks,
     measure_waits,
+    unsure_of_waits,
     waiting_groups,
 )
 from app.analysis.synthesis.injections.computations import TensorParallelStraggler
@@ -29,8 +31,20 @@ def test_a_group_waits_for_its_straggler_as_long_as_it_is_slower() -> None:
     assert slow > 10 * fast
     (group,) = waiting_groups(observation, list(waits.values()))
     assert (group.cell, group.slowest, group.of_one_rank) == ((2, 1), 3, True)
+    assert group.usual < 0.1 * group.share
     total = sum(float(less.sum()) for less in computations_without(observation, [group]).values())
     assert total == pytest.approx(waits[2, 1].wait_ns.sum())
+
+
+def test_a_step_in_which_nobody_waits_is_off_by_what_healthy_groups_wait() -> None:
+    observation = observe(session(TensorParallelStraggler((2, 1), 3, 1.6), job=TENSOR))
+    waits = measure_waits(observation)
+    (group,) = waiting_groups(observation, waits)
+
+    # one of three DP ranks
+    assert unsure_of_waits(observation, [group]) == pytest.approx(group.usual / 3)
+    (alone,) = waiting_groups(observation, [wait for wait in waits if wait.cell == (2, 1)])
+    assert alone.usual == USUAL_WAIT
 
 
 def test_tensor_and_context_parallel_ranks_of_a_cell_are_groups_of_their_own() -> None:

@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from app.analysis.replay.confidence import FEWEST_STEPS, Interval, bootstrap, ratio_by_blocks
+from app.analysis.replay.confidence import FEWEST_STEPS, Interval, bootstrap, spread_by_blocks
 from app.analysis.replay.metrics import Contribution, Metrics, measure
 from app.analysis.replay.session import prepare_replay
 from app.analysis.synthesis.injections.computations import SlowWorker
@@ -58,35 +58,39 @@ def test_draws_of_steps_that_lose_nothing_do_not_count() -> None:
     assert bootstrap(only_one_step, ()).m_w == pytest.approx((1.0, 1.0))
 
 
-def of_blocks(times: np.ndarray, error: float = 0.0) -> Interval:
-    found = ratio_by_blocks(times, np.ones(len(times)), error=error)
+def of_blocks(times: np.ndarray) -> Interval:
+    found = spread_by_blocks(times, np.ones(len(times)))
     assert found is not None
     return found
 
 
 def test_of_fewer_steps_there_is_no_interval() -> None:
     times = np.linspace(1, 2, FEWEST_STEPS)
-    assert ratio_by_blocks(times[1:], np.ones(FEWEST_STEPS - 1)) is None
-    low, high = of_blocks(times)
-    assert low < 1.5 < high
+    assert spread_by_blocks(times[1:], np.ones(FEWEST_STEPS - 1)) is None
+    below, above = of_blocks(times)
+    assert 0.05 < below < 0.3
+    assert 0.05 < above < 0.3
+
+
+def test_steps_that_are_alike_tell_their_job() -> None:
+    assert of_blocks(np.full(24, 1.5)) == pytest.approx((0, 0), abs=1e-12)
 
 
 def test_spells_make_the_interval_wider_than_the_same_steps_by_turns() -> None:
     spells = np.repeat([1.0, 2.0, 1.0, 2.0, 1.0], 6)
     turns = np.random.default_rng(1).permutation(spells)
-    widths = [high - low for low, high in map(of_blocks, (spells, turns))]
+    widths = [sum(of_blocks(steps)) for steps in (spells, turns)]
     assert widths[0] > 1.3 * widths[1]
 
 
+def test_what_comes_every_so_many_steps_is_better_known_than_what_comes_by_chance() -> None:
+    evenly = np.where(np.arange(24) % 5 == 0, 2.0, 1.0)
+    by_chance = np.random.default_rng(3).permutation(evenly)
+    assert sum(of_blocks(evenly)) < 0.8 * sum(of_blocks(by_chance))
+
+
 def test_blocks_as_long_as_a_period_do_not_hide_what_steps_differ_by() -> None:
-    low, high = of_blocks(np.tile([1.0, 1.0, 1.0, 2.0], 6))
-    assert high - low > 0.2
-
-
-def test_the_error_of_the_ratio_itself_is_in_its_interval() -> None:
-    assert of_blocks(np.full(24, 1.5), error=0.02) == pytest.approx(
-        (1.5 * np.exp(-0.02), 1.5 * np.exp(0.02))
-    )
+    assert 1.25 * sum(of_blocks(np.tile([1.0, 1.0, 1.0, 2.0], 6))) > 0.2
 
 
 def test_the_interval_holds_what_spells_come_to_in_the_long_run() -> None:
@@ -98,5 +102,8 @@ def test_the_interval_holds_what_spells_come_to_in_the_long_run() -> None:
         slow = np.repeat(np.arange(40) % 2 == rng.integers(2), lengths)[:24]
         return np.where(slow, 2.0, 1.0) * rng.normal(1, 0.01, 24)
 
-    held = [low <= 1.5 <= high for low, high in (of_blocks(times()) for _ in range(200))]
+    held = []
+    for steps in (times() for _ in range(200)):
+        below, above = of_blocks(steps)
+        held.append(-below <= np.log(1.5 / steps.mean()) <= above)
     assert np.mean(held) >= 0.88

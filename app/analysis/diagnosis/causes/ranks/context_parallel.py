@@ -28,6 +28,7 @@ from app.analysis.diagnosis.tensor_waits import (
     figure_of,
     has_tensor_ranks,
     measure_waits,
+    unsure_of_waits,
     view_of,
     waiting_groups,
 )
@@ -90,6 +91,7 @@ def _find(signs: Signs) -> Finding | None:
         evidence=tuple(evidence),
         where=where,
         figure=figure_of(groups[0]),
+        unsure=unsure_of_waits(observation, groups),
         doubt=Doubt(most=_IN_DOUBT, cause=None, evidence=(), where=Where()) if untold else None,
     )
 

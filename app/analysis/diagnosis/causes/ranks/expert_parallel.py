@@ -38,6 +38,9 @@ TOKENS_KEY: Final = "expert_tokens"
 _TO_BEFORE: Final = 1.5
 # It is the same rank's experts when the group waits for them this share of its waiting.
 _SAME_RANK: Final = 0.6
+# Tokens are never spread evenly: in a healthy step the experts of some rank have about this share
+# more, of which the trace of an uneven job tells nothing. A guess: no real job has been measured.
+_UNSURE: Final = 0.01
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -177,6 +180,7 @@ def _find(signs: Signs) -> Finding | None:
             stages=tuple(sorted({group.slowest[1] for group in groups})),
         ),
         figure=figure_of(groups[0].waiting[0]),
+        unsure=_UNSURE,
     )
 
 
