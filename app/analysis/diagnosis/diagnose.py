@@ -64,6 +64,8 @@ class Judged:
         of a 95 % interval.
     work : float64 array, shape (steps,), or None
         What each step computes ÷ the mean, where in the reference all of them compute the mean.
+    cycle : int or None
+        Steps from one time to the next, where the only cause comes again and again by its nature.
     """
 
     steps_s: FloatArray
@@ -72,6 +74,7 @@ class Judged:
     recorded_s: float
     unsure: float = 0.0
     work: FloatArray | None = None
+    cycle: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -303,6 +306,7 @@ def _weigh(
             # of causes that do not depend on one another
             unsure=hypot(*(found[number].finding.unsure for number in numbers)),
             work=next((w for n in numbers if (w := found[n].finding.work) is not None), None),
+            cycle=found[numbers[0]].finding.cycle if len(numbers) == 1 else None,
         ),
     )
     return diagnosis, frozenset() if loss.unknown_s else frozenset(numbers)

@@ -93,6 +93,8 @@ class Finding:
         half of a 95 % interval. What steps differ by is no part of it.
     work : float64 array, shape (steps,), or None
         What each step computes ÷ the mean; without the cause all of them compute the mean.
+    cycle : int or None
+        Steps from one time to the next, where it comes again and again by its nature.
     """
 
     change: Change
@@ -104,6 +106,7 @@ class Finding:
     regular: frozenset[int] = frozenset()
     unsure: float = 0.0
     work: FloatArray | None = None
+    cycle: int | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)

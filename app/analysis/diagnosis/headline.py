@@ -136,9 +136,8 @@ def interval_of(judged: Judged) -> Interval | None:
         None of too few steps.
     """
     reference_s = judged.reference_s
-    drawn = spread_by_blocks(
-        judged.steps_s, reference_s if judged.work is None else reference_s * judged.work
-    )
+    by_work_s = reference_s if judged.work is None else reference_s * judged.work
+    drawn = spread_by_blocks(judged.steps_s, by_work_s, judged.cycle)
     if drawn is None:
         return None
     now, without = float(judged.steps_s.mean()), float(reference_s.mean())

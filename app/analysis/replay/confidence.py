@@ -84,19 +84,24 @@ def bootstrap(metrics: Metrics, workers: tuple[tuple[int, int], ...]) -> Interva
     )
 
 
-def spread_by_blocks(times_s: FloatArray, reference_s: FloatArray) -> Interval | None:
+def spread_by_blocks(
+    times_s: FloatArray, reference_s: FloatArray, cycle: int | None = None
+) -> Interval | None:
     """Return how far Σ times ÷ Σ reference of these steps may be from that of their job.
 
     What slows steps down comes in spells, so that neighboring steps are alike, and drawing single
     ones makes the interval too narrow. Blocks of steps are drawn (circular block bootstrap,
     Politis and Romano 1992), few and long ones: of so few a mean is as uncertain as Student's t
     says. Where blocks are more alike than single steps nothing comes in spells, but evenly: there
-    the interval is narrower than that of single steps, not by much.
+    the interval is narrower than that of single steps, not by much. Of what comes in cycles blocks
+    of a cycle are drawn: these differ by what cycles do, and by where the steps begin and end.
 
     Parameters
     ----------
     times_s, reference_s : float64 arrays, shape (steps,)
         Step by step, in their order.
+    cycle : int or None
+        How many steps a cycle has; None of spells, or where nobody knows.
 
     Returns
     -------
@@ -108,10 +113,15 @@ def spread_by_blocks(times_s: FloatArray, reference_s: FloatArray) -> Interval |
     if count < FEWEST_STEPS:
         return None
     middle = float(np.log(times_s.sum() / reference_s.sum()))
-    single, blocks = (
-        interval(np.log((weights @ times_s) / (weights @ reference_s)))
-        for weights in (draws(count), draws(count, count // _BLOCKS))
-    )
+
+    def drawn(block: int) -> Interval:
+        weights = draws(count, block)
+        return interval(np.log((weights @ times_s) / (weights @ reference_s)))
+
+    if cycle is not None:
+        low, high = drawn(min(cycle, count // 2))
+        return middle - low, high - middle
+    single, blocks = drawn(1), drawn(count // _BLOCKS)
     one = max(single[1] - single[0], _NOTHING)
     share = ((blocks[1] - blocks[0]) / one - _EVENLY) / (_AT_RANDOM - _EVENLY)
     widen = _WIDEN_EVEN + (_WIDEN - _WIDEN_EVEN) * min(max(share, 0.0), 1.0)

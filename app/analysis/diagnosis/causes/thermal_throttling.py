@@ -35,6 +35,9 @@ _OF_RANGE: Final = 0.4
 _ONE_MOVE: Final = 0.6
 # …while chance turns at two of three steps. Of two levels there are no moves in between.
 _MOST_TURNS: Final = 0.6
+# A worker has heated up when it is this share of the way from its coolest to its hottest step, and
+# cooled down when it is as far back.
+_WARM: Final = 0.7
 # Others count beside the hottest when they slow down by this much of what it does.
 _BESIDE: Final = 0.25
 _NAMED: Final = 3
@@ -72,6 +75,7 @@ def _find(signs: Signs) -> Finding | None:
             worker=workers[0], ratio=tuple(ratio.tolist()), times=float(ratio.max())
         ),
         unsure=unsure_of_peers(observation, workers),
+        cycle=_cycle(ratio),
     )
 
 
@@ -95,6 +99,17 @@ def _drifts(ratio: FloatArray, least: float) -> bool:
     )
     turns = int(np.count_nonzero(np.diff(moves > 0)))
     return gradual and turns <= _MOST_TURNS * (len(ratio) - 2)
+
+
+def _cycle(ratio: FloatArray) -> int | None:
+    """Return how many steps pass from one heating up to the next; None where it is seen once."""
+    share = (ratio - ratio.min()) / np.ptp(ratio)
+    rises, cool = [], False
+    for step, warm in enumerate(share.tolist()):
+        if cool and warm >= _WARM:
+            rises.append(step)
+        cool = warm < _WARM and (cool or warm <= 1 - _WARM)
+    return round((rises[-1] - rises[0]) / (len(rises) - 1)) if len(rises) > 1 else None
 
 
 def _beyond_peers(

@@ -107,3 +107,27 @@ def test_the_interval_holds_what_spells_come_to_in_the_long_run() -> None:
         below, above = of_blocks(steps)
         held.append(-below <= np.log(1.5 / steps.mean()) <= above)
     assert np.mean(held) >= 0.88
+
+
+def test_cycles_are_drawn_whole() -> None:
+    step = np.arange(24)
+    times_s, reference_s = 2 + np.sin(2 * np.pi * step / 8), np.ones(24)
+
+    as_spells = spread_by_blocks(times_s, reference_s)
+    in_cycles = spread_by_blocks(times_s, reference_s, 8)
+
+    assert as_spells is not None
+    assert min(as_spells) > 0.1
+    # whatever steps they begin with, cycles that are all the same have one mean
+    assert in_cycles == pytest.approx((0.0, 0.0), abs=1e-9)
+
+
+def test_cycles_that_differ_are_drawn_as_such() -> None:
+    step = np.arange(24)
+    height = np.repeat([0.5, 1.5, 1.0], 8)
+    times_s, reference_s = 2 + height * (1 + np.sin(2 * np.pi * step / 8)), np.ones(24)
+
+    spread = spread_by_blocks(times_s, reference_s, 8)
+
+    assert spread is not None
+    assert min(spread) > 0.05

@@ -138,3 +138,21 @@ def test_a_hot_host_is_said_to_be_one() -> None:
 
     assert set(where(diagnosis).workers) == {(2, 1), (3, 1)}
     assert f"They are all workers of {host}" in evidence(diagnosis)
+
+
+def test_its_cycle_is_told_where_it_is_seen_twice() -> None:
+    long = signs_of(session(HOT, job=LONG))
+    short = signs_of(session(HOT, job=replace(LONG, steps=11)))
+
+    assert found(THERMAL_THROTTLING, long).cycle == pytest.approx(HOT.period, abs=1)
+    assert found(THERMAL_THROTTLING, short).cycle is None
+
+
+def test_its_interval_is_that_of_cycles() -> None:
+    synthetic = session(HOT, job=LONG)
+    headline = analyze(synthetic.trace).report.headline
+
+    assert headline.ci95 is not None
+    low, high = headline.ci95
+    assert low < synthetic.truth.slowdown < high
+    assert high - low < 0.1 * headline.slowdown
