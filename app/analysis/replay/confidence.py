@@ -32,6 +32,9 @@ _WIDEN_EVEN: Final = 1.2
 # An interval is no narrower than this share of what single steps give: blocks as long as a period
 # are all the same.
 _LEAST_OF_SINGLE: Final = 0.7
+# Cycles that are all alike in these steps need not be so in others: two of them would make sure to
+# the last digit.
+_LEAST_OF_CYCLES: Final = 0.1
 # What is divided by is more than nothing.
 _NOTHING: Final = 1e-300
 
@@ -118,10 +121,14 @@ def spread_by_blocks(
         weights = draws(count, block)
         return interval(np.log((weights @ times_s) / (weights @ reference_s)))
 
+    single = drawn(1)
     if cycle is not None:
-        low, high = drawn(min(cycle, count // 2))
-        return middle - low, high - middle
-    single, blocks = drawn(1), drawn(count // _BLOCKS)
+        below, above = (
+            max(_LEAST_OF_CYCLES * abs(middle - of_single), abs(middle - of_cycles))
+            for of_single, of_cycles in zip(single, drawn(min(cycle, count // 2)), strict=True)
+        )
+        return below, above
+    blocks = drawn(count // _BLOCKS)
     one = max(single[1] - single[0], _NOTHING)
     share = ((blocks[1] - blocks[0]) / one - _EVENLY) / (_AT_RANDOM - _EVENLY)
     widen = _WIDEN_EVEN + (_WIDEN - _WIDEN_EVEN) * min(max(share, 0.0), 1.0)

@@ -118,8 +118,11 @@ def test_cycles_are_drawn_whole() -> None:
 
     assert as_spells is not None
     assert min(as_spells) > 0.1
-    # whatever steps they begin with, cycles that are all the same have one mean
-    assert in_cycles == pytest.approx((0.0, 0.0), abs=1e-9)
+    # whatever steps they begin with, cycles that are all the same have one mean: but in the next
+    # steps they need not be the same
+    assert in_cycles is not None
+    assert min(in_cycles) > 0.005
+    assert max(in_cycles) < 0.2 * min(as_spells)
 
 
 def test_cycles_that_differ_are_drawn_as_such() -> None:
