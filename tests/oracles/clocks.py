@@ -19,10 +19,10 @@ from app.analysis.replay.clocks.alignment import (
     CORRECTED_NS,
     CORRECTED_RESIDUALS,
     LEAST_STEPS,
-    MATCHES,
     WINDOW_STEPS,
 )
 from app.analysis.replay.clocks.least_squares import SPREAD
+from app.analysis.replay.clocks.matches import MATCHES
 from app.analysis.replay.layout.dense import FloatArray, Layout
 from app.analysis.replay.layout.graph import DP_COLLECTIVES, Graph
 from app.analysis.trace.model import OPTIMIZER_CLIP

@@ -138,3 +138,35 @@ class Cause:
     figure: FigureData | None = None
     saves: float | None = None
     runner_up: str | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Judged:
+    """Steps of the most frequent shape as they are and as they would be, shape (steps,), seconds.
+
+    Parameters
+    ----------
+    steps_s : float64 array
+        With launches late that have a cause.
+    reference_s : float64 array
+        Without the causes; where those do not explain the loss, ideal if that is faster.
+    unknown_share : float
+        Share of the lost time that no cause explains.
+    recorded_s : float
+        The mean of these steps as they were recorded.
+    unsure : float
+        How far the reference may be off, relative, for what nobody knows of the healthy job: half
+        of a 95 % interval.
+    work : float64 array, shape (steps,), or None
+        What each step computes ÷ the mean, where in the reference all of them compute the mean.
+    cycle : int or None
+        Steps from one time to the next, where the only cause comes again and again by its nature.
+    """
+
+    steps_s: FloatArray
+    reference_s: FloatArray
+    unknown_share: float
+    recorded_s: float
+    unsure: float = 0.0
+    work: FloatArray | None = None
+    cycle: int | None = None

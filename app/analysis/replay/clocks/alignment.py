@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Final, TypeVar
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,13 +24,12 @@ from app.analysis.replay.clocks.least_squares import (
     robust_lines,
     robust_potentials,
 )
+from app.analysis.replay.clocks.matches import Matches, matches_of
 from app.analysis.replay.distinct import distinct
 from app.analysis.replay.layout.dense import FloatArray, Layout
-from app.analysis.replay.layout.graph import DP_COLLECTIVES, Graph
+from app.analysis.replay.layout.graph import Graph
 from app.analysis.replay.medians import median, median_of_known
 from app.analysis.trace.model import OPTIMIZER_CLIP
-
-Item = TypeVar("Item")
 
 CORRECTED_NS: Final = 1e6
 CORRECTED_RESIDUALS: Final = 3.0
@@ -40,8 +39,6 @@ SETTLED_NS: Final = 1e3
 LEAST_STEPS: Final = 5
 # What only step boundaries connect: a rank's step begins up to so much after another's.
 BOUNDARY_NS: Final = 10e6
-# Ends that one pair of stages is matched by in each step; more say nothing new.
-MATCHES: Final = 6
 # Steps that a clock is taken to run evenly for.
 WINDOW_STEPS: Final = 16
 PPM: Final = 1e6
@@ -72,25 +69,6 @@ class RankClocks:
     unconnected: tuple[tuple[int, int], ...]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Matches:
-    """Clocks that are compared: node `one` shows `ahead_ns` more than node `other`.
-
-    Nodes are ranks (DP rank × PP + stage), then one for each stage's collectives, then one for the
-    boundaries of steps. `ahead_ns` has the shape (steps, matches), NaN where nothing was recorded;
-    `spread_ns`, of the same shape, is how far single ends of a step are from it.
-    """
-
-    one: NDArray[np.int64]
-    other: NDArray[np.int64]
-    ahead_ns: FloatArray
-    spread_ns: FloatArray
-
-    def pairs(self) -> list[tuple[int, int]]:
-        """Return (one, other) of each match."""
-        return list(zip(self.one.tolist(), self.other.tolist(), strict=True))
-
-
 def align(
     layouts: Sequence[Layout], graphs: Sequence[Graph], *, absolute: bool
 ) -> tuple[list[Layout], RankClocks]:
@@ -105,7 +83,7 @@ def align(
     """
     dp, pp = layouts[0].dp, layouts[0].pp
     ranks = dp * pp
-    matches = _joined([_matches(*pair) for pair in zip(layouts, graphs, strict=True)])
+    matches = _joined([matches_of(*pair) for pair in zip(layouts, graphs, strict=True)])
     count = ranks + pp + 1
     part = connected_parts(matches.one, matches.other, count)[:ranks]
     parts = distinct(part)
@@ -172,86 +150,13 @@ def _usual_rate(rates: FloatArray, shape: tuple[int, int]) -> FloatArray:
     return np.asarray(median(rates).reshape(shape) * PPM)
 
 
-def _matches(layout: Layout, graph: Graph) -> _Matches:
-    """Compare the ends of what moves data together."""
-    dp, pp = layout.dp, layout.pp
-    pairs: dict[tuple[int, int], list[tuple[int, int]]] = {}
-    collectives: dict[int, list[int]] = {}
-    stage = layout.nodes.pp.tolist()
-    spanning = layout.of_types(*DP_COLLECTIVES).tolist()
-    for unit in graph.units:
-        match unit.members:
-            case (one_of, other_of) if not unit.across_dp and stage[one_of] != stage[other_of]:
-                if layout.free is not None and (layout.free[one_of] or layout.free[other_of]):
-                    continue
-                if stage[one_of] > stage[other_of]:
-                    one_of, other_of = other_of, one_of
-                pairs.setdefault((stage[one_of], stage[other_of]), []).append((one_of, other_of))
-            case (node,) if spanning[node]:
-                collectives.setdefault(stage[node], []).append(node)
-            case _:
-                pass
-    ranks = np.arange(dp) * pp
-    one, other, apart = [], [], []
-    for (first, second), found in sorted(pairs.items()):
-        ends = [_ends(layout, list(side)) for side in zip(*_sample(found), strict=True)]
-        one.append(ranks + first)
-        other.append(ranks + second)
-        apart.append(ends[0] - ends[1])
-    if dp > 1:
-        for stage, nodes in sorted(collectives.items()):
-            end = _ends(layout, _sample(nodes))
-            middle = median_of_known(end.transpose(2, 0, 1))
-            one.append(ranks + stage)
-            other.append(np.full(dp, dp * pp + stage))
-            apart.append(end - middle[:, :, None])
-    nothing = np.zeros((len(layout.steps), 0))
-    ahead = _medians(apart)
-    spread = _medians(
-        [np.abs(values - middle) for values, middle in zip(apart, ahead, strict=True)]
-    )
-    return _Matches(
-        np.concatenate([np.zeros(0, dtype=np.int64), *one]),
-        np.concatenate([np.zeros(0, dtype=np.int64), *other]),
-        np.concatenate([nothing, *ahead], axis=1),
-        np.concatenate([nothing, *spread], axis=1),
-    )
-
-
-def _medians(series: Sequence[FloatArray]) -> list[FloatArray]:
-    """Return `median_of_known` of each; those that are equally long are looked at together."""
-    alike: dict[int, list[int]] = {}
-    for index, values in enumerate(series):
-        alike.setdefault(len(values), []).append(index)
-    found: dict[int, FloatArray] = {}
-    for places in alike.values():
-        together = np.array([series[index] for index in places]).swapaxes(0, 1)
-        found.update(zip(places, median_of_known(together), strict=True))
-    return [found[index] for index in range(len(series))]
-
-
-def _sample(found: list[Item]) -> list[Item]:
-    """Choose a few, evenly spread over the whole step."""
-    if len(found) <= MATCHES:
-        return found
-    return [found[i * (len(found) - 1) // (MATCHES - 1)] for i in range(MATCHES)]
-
-
-def _ends(layout: Layout, nodes: list[int]) -> FloatArray:
-    """Return recorded ends, shape (nodes, steps, dp); NaN where missing."""
-    ends = layout.start_ns[nodes] + layout.duration_ns[nodes]
-    if layout.missing is not None:
-        ends[layout.missing[nodes]] = np.nan
-    return ends
-
-
-def _boundaries(layout: Layout, part: NDArray[np.int64], node: int) -> _Matches:
+def _boundaries(layout: Layout, part: NDArray[np.int64], node: int) -> Matches:
     """Compare when groups of ranks that nothing connects reach the boundaries of steps."""
     first = np.array([int(np.flatnonzero(part == label)[0]) for label in np.unique(part)])
     marks = np.stack([_boundary(layout, first, rank) for rank in first.tolist()], axis=1)
     marks[~np.isfinite(marks)] = np.nan
     marks -= median_of_known(marks.T)[:, None]
-    return _Matches(first, np.full(len(first), node), marks, np.zeros_like(marks))
+    return Matches(first, np.full(len(first), node), marks, np.zeros_like(marks))
 
 
 def _boundary(layout: Layout, first: NDArray[np.int64], rank: int) -> FloatArray:
@@ -272,7 +177,7 @@ def _boundary(layout: Layout, first: NDArray[np.int64], rank: int) -> FloatArray
     return np.asarray(np.where(lost, -np.inf, start + duration).max(axis=0, initial=-np.inf))
 
 
-def _joined(parts: Sequence[_Matches]) -> _Matches:
+def _joined(parts: Sequence[Matches]) -> Matches:
     """Join the steps of groups whose matches may differ."""
     if len(parts) == 1:
         return parts[0]
@@ -285,11 +190,11 @@ def _joined(parts: Sequence[_Matches]) -> _Matches:
             table.append(np.full((len(values), len(keys)), np.nan))
             table[-1][:, own] = values
     ends = np.array(keys, dtype=np.int64).reshape(-1, 2)
-    return _Matches(ends[:, 0], ends[:, 1], *(np.concatenate(table) for table in tables))
+    return Matches(ends[:, 0], ends[:, 1], *(np.concatenate(table) for table in tables))
 
 
-def _beside(one: _Matches, other: _Matches) -> _Matches:
-    return _Matches(
+def _beside(one: Matches, other: Matches) -> Matches:
+    return Matches(
         np.concatenate([one.one, other.one]),
         np.concatenate([one.other, other.other]),
         np.concatenate([one.ahead_ns, other.ahead_ns], axis=1),
@@ -328,7 +233,7 @@ class _Fit:
         return np.asarray(offsets + self.rates[self.window] * since[:, None])
 
 
-def _fit(matches: _Matches, begin_ns: FloatArray, count: int, *, absolute: bool) -> _Fit:
+def _fit(matches: Matches, begin_ns: FloatArray, count: int, *, absolute: bool) -> _Fit:
     """Solve for the offsets, and the rates, of each window."""
     steps = len(begin_ns)
     windows = -(-steps // WINDOW_STEPS) if absolute else 1
@@ -351,13 +256,13 @@ def _fit(matches: _Matches, begin_ns: FloatArray, count: int, *, absolute: bool)
 
 
 def _residuals(
-    matches: _Matches, fit: _Fit, part: NDArray[np.int64]
+    matches: Matches, fit: _Fit, part: NDArray[np.int64]
 ) -> tuple[FloatArray, FloatArray]:
     """Return how far ends are from what the offsets say.
 
     Parameters
     ----------
-    matches : _Matches
+    matches : Matches
     fit : _Fit
     part : int64 array, shape (ranks,)
         The lowest rank that each is connected with.

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from app.analysis.diagnosis.diagnose import Judged
+from app.analysis.diagnosis.finding import Judged
 from app.analysis.diagnosis.headline import (
     HIDDEN,
     MODEL,
