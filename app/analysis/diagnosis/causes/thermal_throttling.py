@@ -75,7 +75,8 @@ def _find(signs: Signs) -> Finding | None:
             worker=workers[0], ratio=tuple(ratio.tolist()), times=float(ratio.max())
         ),
         unsure=unsure_of_peers(observation, workers),
-        cycle=_cycle(ratio),
+        # Between stretches that were recorded nobody saw how often it came.
+        cycle=_cycle(ratio) if (np.diff(observation.layout.steps) == 1).all() else None,
     )
 
 

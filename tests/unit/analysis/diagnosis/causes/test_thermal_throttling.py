@@ -13,6 +13,7 @@ from app.analysis.synthesis.injections.base import Injection, Spells
 from app.analysis.synthesis.injections.computations import SlowWorker, TensorParallelStraggler
 from app.analysis.synthesis.injections.devices import ThermalThrottling
 from app.analysis.synthesis.job import JobModel
+from app.analysis.synthesis.synthesize import SyntheticSession
 from tests.unit.analysis.diagnosis.jobs import (
     INTERLEAVED,
     JOB,
@@ -140,16 +141,30 @@ def test_a_hot_host_is_said_to_be_one() -> None:
     assert f"They are all workers of {host}" in evidence(diagnosis)
 
 
+def on_end(synthetic: SyntheticSession) -> SyntheticSession:
+    """Return a session whose steps follow one another without a gap."""
+    trace = synthetic.trace
+    step = np.unique(trace.step, return_inverse=True)[1].astype(trace.step.dtype)
+    return replace(synthetic, trace=replace(trace, step=step))
+
+
 def test_its_cycle_is_told_where_it_is_seen_twice() -> None:
-    long = signs_of(session(HOT, job=LONG))
-    short = signs_of(session(HOT, job=replace(LONG, steps=11)))
+    long = signs_of(on_end(session(HOT, job=LONG)))
+    short = signs_of(on_end(session(HOT, job=replace(LONG, steps=11))))
 
     assert found(THERMAL_THROTTLING, long).cycle == pytest.approx(HOT.period, abs=1)
     assert found(THERMAL_THROTTLING, short).cycle is None
 
 
-def test_its_interval_is_that_of_cycles() -> None:
+def test_steps_with_gaps_do_not_tell_its_cycle() -> None:
     synthetic = session(HOT, job=LONG)
+
+    assert (np.diff(np.unique(synthetic.trace.step)) > 1).any()
+    assert found(THERMAL_THROTTLING, signs_of(synthetic)).cycle is None
+
+
+def test_its_interval_is_that_of_cycles() -> None:
+    synthetic = on_end(session(HOT, job=LONG))
     headline = analyze(synthetic.trace).report.headline
 
     assert headline.ci95 is not None
