@@ -1,4 +1,4 @@
-"""The traces that are measured: AR, and AR tiled 16 times along DP."""
+"""The traces that are measured: AR, and AR tiled 16 and 48 times along DP."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from app.analysis.trace.metadata import load_metadata
 from app.analysis.trace.model import SessionMeta, Sizes
 
 TILES: Final = 16
+MORE_TILES: Final = 48
 REFERENCE: Final = "PACELINE_REFERENCE_DATA"
 ADDRESS: Final = "https://github.com/ByteDance-Seed/StragglerAnalysis"
 
@@ -47,14 +48,18 @@ def make_traces(directory: Path) -> list[BenchTrace]:
             f"{REFERENCE} is not set: synthetic traces of the same size take the place of the "
             f"published one ({ADDRESS}).\n"
         )
-        return [
-            _synthetic(directory, "synthetic", _AR_SIZES),
-            _synthetic(
-                directory, f"synthetic, DP x {TILES}", replace(_AR_SIZES, dp=_AR_SIZES.dp * TILES)
-            ),
-        ]
+        return [_synthetic(directory, tiles) for tiles in (1, TILES)]
     large, small = (_published(Path(reference), name) for name in ("AR", "ST"))
-    return [large, _tiled(large.path, large.meta, directory), small]
+    return [large, _tiled(large, directory, TILES), small]
+
+
+def make_growing(directory: Path) -> tuple[BenchTrace, BenchTrace]:
+    """Return a job with `TILES` and with `MORE_TILES` times as many DP ranks, as files."""
+    reference = os.environ.get(REFERENCE)
+    if not reference:
+        return _synthetic(directory, TILES), _synthetic(directory, MORE_TILES)
+    large = _published(Path(reference), "AR")
+    return _tiled(large, directory, TILES), _tiled(large, directory, MORE_TILES)
 
 
 def _published(directory: Path, name: str) -> BenchTrace:
@@ -63,35 +68,41 @@ def _published(directory: Path, name: str) -> BenchTrace:
     return BenchTrace(name, path, meta, pq.read_metadata(path).num_rows)
 
 
-def _tiled(published: Path, meta: SessionMeta, directory: Path) -> BenchTrace:
-    """Write the job as it would be with `TILES` times as many DP ranks, all of them alike."""
-    sizes = meta.sizes
-    many = replace(sizes, dp=sizes.dp * TILES)
-    table = pq.read_table(published)
+def _tiled(published: BenchTrace, directory: Path, tiles: int) -> BenchTrace:
+    """Write the job as it would be with `tiles` times as many DP ranks, all of them alike."""
+    sizes = published.meta.sizes
+    many = replace(sizes, dp=sizes.dp * tiles)
+    table = pq.read_table(published.path)
     stages = table["stage"].to_numpy()
     pieces = []
     for stage in range(sizes.pp):
         rows = table.filter(pa.array(stages == stage))
-        for tile in range(TILES):
+        for tile in range(tiles):
             dp = rows["dp_rank"].to_numpy().astype(np.int64) + tile * sizes.dp
             # Ranks count TP and CP, then DP, then PP, as AR's do.
             rank = (stage * many.dp + dp) * sizes.tp * sizes.cp
-            piece = _replaced(rows, "dp_rank", dp)
-            pieces.append(_replaced(piece, "rank", rank))
+            piece = _replaced(rows, "dp_rank", dp, most=many.dp)
+            pieces.append(_replaced(piece, "rank", rank, most=many.pp * many.dp * many.tp * many.cp))
     tiled = pa.concat_tables(pieces)
-    path = directory / "trace-tiled.parquet"
+    path = directory / f"trace-tiled-{tiles}.parquet"
     pq.write_table(tiled, path)
-    return BenchTrace(f"AR, DP x {TILES}", path, replace(meta, sizes=many), tiled.num_rows)
+    meta = replace(published.meta, sizes=many)
+    return BenchTrace(f"AR, DP x {tiles}", path, meta, tiled.num_rows)
 
 
-def _replaced(table: pa.Table, name: str, values: NDArray[np.int64]) -> pa.Table:
+def _replaced(table: pa.Table, name: str, values: NDArray[np.int64], *, most: int) -> pa.Table:
+    """Return the table with other values; of the column's own type where all up to `most` fit."""
     at = table.schema.get_field_index(name)
-    return table.set_column(at, name, pa.array(values, table.schema.field(at).type))
+    kept = table.schema.field(at).type
+    fits = most <= np.iinfo(kept.to_pandas_dtype()).max
+    return table.set_column(at, name, pa.array(values, kept if fits else pa.int32()))
 
 
-def _synthetic(directory: Path, name: str, sizes: Sizes) -> BenchTrace:
+def _synthetic(directory: Path, tiles: int) -> BenchTrace:
+    sizes = replace(_AR_SIZES, dp=_AR_SIZES.dp * tiles)
     job = JobModel(sizes=sizes, microbatches=_AR_MICROBATCHES, steps=_AR_STEPS)
     trace = synthesize(job, seed=1).trace
     path = directory / f"trace-{sizes.dp}.parquet"
     path.write_bytes(to_parquet(trace))
+    name = "synthetic" if tiles == 1 else f"synthetic, DP x {tiles}"
     return BenchTrace(name, path, trace.meta, len(trace))

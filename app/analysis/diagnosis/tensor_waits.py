@@ -108,6 +108,8 @@ class Waiting:
 def has_tensor_ranks(trace: Trace, types: Sequence[str] = TENSOR_TYPES) -> bool:
     """Return whether any group's ranks recorded their collectives of some types."""
     codes = [trace.op_names.index(name) for name in types]
+    if int(trace.op.max()) < min(codes):
+        return False
     rows = np.logical_or.reduce([trace.op == code for code in codes])
     return bool(rows.any()) and len(np.unique(trace.rank[rows])) > trace.meta.sizes.workers
 

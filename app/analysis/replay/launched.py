@@ -45,6 +45,6 @@ def launched_step_times(group: ShapeGroup, *replacements: Replacement) -> FloatA
         takes,
         lambda steps: np.concatenate([item.times_ns(steps) for item in replacements]),
         late,
-        lambda steps: kept_delays(group, steps)[0],
+        kept_delays(group)[0],
     )
     return times_ns.T * NS

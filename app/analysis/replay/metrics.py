@@ -252,12 +252,9 @@ def _launch_shares(
     clamped = 0
 
     def delayed(group: ShapeGroup) -> FloatArray:
-        def delays(steps: slice) -> FloatArray:
-            nonlocal clamped
-            values, faulty = kept_delays(group, steps)
-            clamped += faulty
-            return values
-
+        nonlocal clamped
+        delays, faulty = kept_delays(group)
+        clamped += faulty
         return group.simulator.delayed_step_times(list(merged.values()), delays).T * NS
 
     times = replayed.over_steps(delayed)

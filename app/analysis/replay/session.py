@@ -37,10 +37,8 @@ class ShapeGroup:
     graph: Graph
     durations: Durations
     simulator: Simulator
-    # What `kept_delays` returned, by first and last step.
-    known_delays: dict[tuple[int, int], tuple[FloatArray, int]] = field(
-        init=False, default_factory=dict
-    )
+    # What `kept_delays` returned, once it did.
+    known_delays: list[tuple[FloatArray, int]] = field(init=False, default_factory=list)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -224,19 +222,16 @@ def launch_delays(group: ShapeGroup, steps: slice = ALL_STEPS) -> tuple[FloatArr
     return delays, clamped
 
 
-def kept_delays(group: ShapeGroup, steps: slice) -> tuple[FloatArray, int]:
-    """Return what `launch_delays` does, once for each block of steps; nobody may write to it."""
-    first, last, _ = steps.indices(len(group.layout.steps))
-    known = group.known_delays.get((first, last))
-    if known is None:
-        known = group.known_delays[first, last] = launch_delays(group, steps)
-    return known
+def kept_delays(group: ShapeGroup) -> tuple[FloatArray, int]:
+    """Return what `launch_delays` does, computed once; nobody may write to it."""
+    if not group.known_delays:
+        group.known_delays.append(launch_delays(group))
+    return group.known_delays[0]
 
 
 def delays_of(group: ShapeGroup, nodes: IntArray) -> FloatArray:
     """Return the same of some nodes, shape (nodes, steps, dp)."""
-    blocks = [kept_delays(group, steps)[0][nodes] for steps in group.simulator.blocks()]
-    return np.concatenate(blocks, axis=1)
+    return np.asarray(kept_delays(group)[0][nodes])
 
 
 def recorded_step_times(group: ShapeGroup) -> FloatArray:

@@ -17,6 +17,7 @@ from app.analysis.replay.layout.dense import FloatArray, Layout
 from app.analysis.replay.layout.graph import Graph
 from app.analysis.replay.means import mean
 from app.analysis.replay.medians import median
+from app.analysis.threads import cut, in_threads, threads_for
 from app.analysis.trace import model as ops
 
 # A communication that ends this long before its last member was launched cannot be right: its
@@ -62,9 +63,9 @@ def own_durations(layout: Layout, graph: Graph) -> OwnDurations:
     clamped : int
         Transfer durations at fault that count as 0.
     """
+    if compiled_pays(layout.duration_ns.size):
+        return _own_durations(layout, graph)
     recorded = layout.duration_ns.copy(order="C")
-    if compiled_pays(recorded.size):
-        return recorded, _take_off_all_waiting(recorded, layout, graph)
     clamped = 0
     alike: dict[tuple[int, bool], list[tuple[int, ...]]] = {}
     for unit in graph.units:
@@ -84,23 +85,27 @@ def own_durations(layout: Layout, graph: Graph) -> OwnDurations:
     return recorded, clamped
 
 
-def _take_off_all_waiting(recorded: FloatArray, layout: Layout, graph: Graph) -> int:
-    """Do the same in one compiled loop; return how many are at fault."""
+def _own_durations(layout: Layout, graph: Graph) -> OwnDurations:
+    """Do the same in one compiled loop."""
     from app.analysis.replay.engine.sweeps import take_off_waiting  # noqa: PLC0415 - the compiler
 
-    groups = [unit for unit in graph.units if unit.communication]
-    groups = [unit for unit in groups if len(unit.members) > 1 or unit.across_dp]
-    sizes = [len(unit.members) for unit in groups]
-    nodes, steps, dp = recorded.shape
-    return take_off_waiting(
-        recorded.reshape(nodes, steps * dp),
-        in_rows(layout.start_ns).reshape(nodes, steps * dp),
-        np.array([node for unit in groups for node in unit.members], dtype=np.int64),
-        np.cumsum([0, *sizes]),
-        np.array([unit.across_dp for unit in groups], dtype=np.bool_),
-        dp,
-        FAULT_NS,
-    )
+    nodes, steps, dp = layout.duration_ns.shape
+    members = np.array([node for unit in graph.units for node in unit.members], dtype=np.int64)
+    first = np.cumsum([0, *(len(unit.members) for unit in graph.units)])
+    across_dp = np.array([unit.across_dp for unit in graph.units], dtype=np.bool_)
+    duration = in_rows(layout.duration_ns).reshape(nodes, steps * dp)
+    start = in_rows(layout.start_ns).reshape(nodes, steps * dp)
+    recorded = np.empty((nodes, steps, dp))
+    out = recorded.reshape(nodes, steps * dp)
+
+    def run(some: slice) -> int:
+        part = (some.start, some.stop)
+        return take_off_waiting(
+            duration, start, members, first, across_dp, dp, FAULT_NS, part, out
+        )
+
+    threads = threads_for(recorded.size)
+    return recorded, sum(in_threads(threads, run, cut(len(across_dp), threads)))
 
 
 def _take_off_waiting(

@@ -7,9 +7,8 @@ Here the ends that are still needed stay in the cache of a core, and nothing els
 
 from __future__ import annotations
 
-import os
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from itertools import product
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -31,21 +30,21 @@ from app.analysis.replay.engine.replay import (
 )
 from app.analysis.replay.engine.tables import Tables, tables_of
 from app.analysis.replay.layout.dense import FloatArray
+from app.analysis.threads import cut, in_threads, threads_for
 
 # Ends that fit in the cache of a core along with what is read.
 _CACHED_ENDS: Final = 1 << 15
-# Below so many operations a second thread costs more than it saves.
-_WORTH_A_THREAD: Final = 1_000_000
+# As many of the durations that all variants read fit into what the processors of a machine share.
+_CACHED_BYTES: Final = 2 << 20
 # Of most operations it is one or two that they follow.
 _PAIR: Final = 2
-# More threads would take cores from the analyses of other sessions.
-_MOST_THREADS: Final = 4
 
 
 class LaneWork(NamedTuple):
     """Variants of a block of steps; see `Batch` and `Block`, whose steps and DP ranks are lanes.
 
-    `first_lane` is the block's first column of `recorded`; everything else has the block's lanes.
+    `first_lane` is the block's first column of `recorded`, `first_delay` that of `delays`;
+    everything else has the block's lanes, but for `masks`, which has those of a tile.
     `late` has no rows where nobody is late. `carry`, shape (variants, stages, lanes and partners),
     is when each stage ended the step before, and then when it ends this one; it has no rows where
     steps are not chained.
@@ -59,6 +58,7 @@ class LaneWork(NamedTuple):
     ideal: FloatArray
     values: FloatArray
     delays: FloatArray
+    first_delay: int
     dp: int
     partnered: bool
     carry: FloatArray
@@ -172,21 +172,40 @@ def _launch_late(
     other: int,
     delays: FloatArray,
     row: int,
+    first: int,
     raises: bool,  # noqa: FBT001
 ) -> None:
-    """Write when a member is launched late after two ends; or raise the row to that."""
+    """Write when a member is launched late after two ends; or raise the row to that.
+
+    Delays are those from column `first` on.
+    """
     if raises:
         for i in range(ends.shape[1]):
-            late = max(ends[one, i], ends[other, i]) + delays[row, i]
+            begin = max(ends[one, i], ends[other, i])
+            late = begin + delays[row, np.uint64(first) + np.uint64(i)]
             ends[to, i] = max(ends[to, i], late)
     else:
         for i in range(ends.shape[1]):
-            ends[to, i] = max(ends[one, i], ends[other, i]) + delays[row, i]
+            begin = max(ends[one, i], ends[other, i])
+            ends[to, i] = begin + delays[row, np.uint64(first) + np.uint64(i)]
 
 
 @compiled  # pragma: no cover
-def replay_lanes(tables: Tables, work: LaneWork, out: FloatArray) -> None:
+def replay_lanes(
+    tables: Tables, work: LaneWork, first: int, last: int, tile: int, out: FloatArray
+) -> None:
     """Replay variants; `out` gets the end of each lane's step, shape (variants, lanes).
+
+    Of the lanes from `first` to `last`, `tile` at a time: what a variant has read of them is still
+    in the cache when the next one reads it.
+    """
+    for lane in range(first, last, tile):
+        _replay_tile(tables, work, lane, min(tile, last - lane), out)
+
+
+@compiled  # pragma: no cover
+def _replay_tile(tables: Tables, work: LaneWork, begin: int, lanes: int, out: FloatArray) -> None:
+    """Replay variants of `lanes` lanes from `begin` on.
 
     Partners are the second half of a row of ends.
     """
@@ -198,32 +217,33 @@ def replay_lanes(tables: Tables, work: LaneWork, out: FloatArray) -> None:
     nobody = np.empty((0, 0))
     takes, late, recorded, partnered = work.takes, work.late, work.recorded, work.partnered
     ideal, values, delays, masks = work.ideal, work.values, work.delays, work.masks
-    lanes = out.shape[1]
+    own, own_delay = work.first_lane + begin, work.first_delay + begin
     width = 2 * lanes if partnered else lanes
     # the last rows: when the last member so far is launched, and when the next one is
     ends = np.empty((tables.slots + 2, width))
     last_launch, launch = tables.slots, tables.slots + 1
     closed = np.empty(work.carry.shape[1:])
     for v in range(out.shape[0]):
-        out[v] = 0.0
+        for i in range(lanes):
+            out[v, begin + i] = 0.0
         carry = work.carry[v] if chained else nobody
         if chained:
             closed[:] = carry
         for u in range(unit_spans.shape[0]):
             first, last = unit_first[u], unit_first[u + 1]
-            on_time, begins = True, False
+            on_time, starts = True, False
             for m in range(first, last):
                 on_time &= late.shape[0] == 0 or late[v, node_of[m]] == ON_TIME
-                begins |= after_first[m] == after_first[m + 1]
+                starts |= after_first[m] == after_first[m + 1]
             after, after_last = after_first[first], after_first[last]
             # It begins with the later one of two ends, which are mostly one row.
             one = other = last_launch
             if plain and on_time:
-                if 1 <= after_last - after <= _PAIR and not begins and not unit_spans[u]:
+                if 1 <= after_last - after <= _PAIR and not starts and not unit_spans[u]:
                     one, other = int(after_slot[after]), int(after_slot[after_last - 1])
                 else:
                     _latest(ends, last_launch, after_slot, after, after_last)
-                    if begins and after < after_last:
+                    if starts and after < after_last:
                         for i in range(width):
                             ends[last_launch, i] = max(ends[last_launch, i], 0.0)
             else:
@@ -238,7 +258,16 @@ def replay_lanes(tables: Tables, work: LaneWork, out: FloatArray) -> None:
                         and 1 <= after_last - after <= _PAIR
                     ):
                         before, last_before = after_slot[after], after_slot[after_last - 1]
-                        _launch_late(ends, last_launch, before, last_before, delays, row, m > first)
+                        _launch_late(
+                            ends,
+                            last_launch,
+                            before,
+                            last_before,
+                            delays,
+                            row,
+                            own_delay,
+                            m > first,
+                        )
                         continue
                     if plain:
                         _latest(ends, mine, after_slot, after, after_last)
@@ -246,7 +275,7 @@ def replay_lanes(tables: Tables, work: LaneWork, out: FloatArray) -> None:
                         _latest_of(ends, mine, tables, m, carry)
                     if row != ON_TIME:
                         for i in range(lanes):
-                            ends[mine, i] += delays[row, i]
+                            ends[mine, i] += delays[row, own_delay + i]
                     if m > first:
                         _raise_to(ends, last_launch, ends, launch)
             if unit_spans[u]:
@@ -257,23 +286,23 @@ def replay_lanes(tables: Tables, work: LaneWork, out: FloatArray) -> None:
                 if code == IDEAL:
                     _add_usual(ends, end, one, other, usual, 0, width)
                 elif code == RECORDED:
-                    _add(ends, end, one, other, recorded, node, work.first_lane, lanes)
+                    _add(ends, end, one, other, recorded, node, own, lanes)
                 elif code >= 0:
-                    _add(ends, end, one, other, values, code, 0, lanes)
+                    _add(ends, end, one, other, values, code, begin, lanes)
                 else:
-                    kept, own = FIRST_MASK - code, work.first_lane
+                    kept = FIRST_MASK - code
                     for i in range(lanes):
-                        begin = max(ends[one, i], ends[other, i])
+                        ready = max(ends[one, i], ends[other, i])
                         mine_ns = recorded[node, np.uint64(own) + np.uint64(i)]
-                        ends[end, i] = begin + (mine_ns if masks[kept, i] else usual)
+                        ends[end, i] = ready + (mine_ns if masks[kept, i] else usual)
                 if code != IDEAL:
                     _add_usual(ends, end, one, other, usual, lanes, width)
                 if ends_last[m]:
                     for i in range(lanes):
-                        out[v, i] = max(out[v, i], ends[end, i])
+                        out[v, begin + i] = max(out[v, begin + i], ends[end, i])
                     if partnered:
                         for i in range(lanes):
-                            out[v, i] = max(out[v, i], ends[end, lanes + i])
+                            out[v, begin + i] = max(out[v, begin + i], ends[end, lanes + i])
                 if chained and closes[m] >= 0:
                     _raise_to(closed, closes[m], ends, end)
         if chained:
@@ -282,18 +311,47 @@ def replay_lanes(tables: Tables, work: LaneWork, out: FloatArray) -> None:
 
 @compiled  # pragma: no cover
 def delay_launches(
-    tables: Tables, start: FloatArray, duration: FloatArray, first_lane: int, out: FloatArray
+    tables: Tables,
+    start: FloatArray,
+    duration: FloatArray,
+    first_lane: int,
+    first: int,
+    last: int,
+    tile: int,
+    out: FloatArray,
 ) -> int:
-    """Write how late each node of some lanes starts; return how many delays are at fault."""
+    """Write how late each node starts; return how many delays are at fault.
+
+    Of the lanes of `out` from `first` to `last`, `tile` at a time; `first_lane` is the column of
+    the others that its first one has.
+    """
+    clamped = 0
+    for lane in range(first, last, tile):
+        lanes = min(tile, last - lane)
+        clamped += _delay_tile(tables, start, duration, first_lane + lane, lane, lanes, out)
+    return clamped
+
+
+@compiled  # pragma: no cover
+def _delay_tile(
+    tables: Tables,
+    start: FloatArray,
+    duration: FloatArray,
+    first_lane: int,
+    begin: int,
+    lanes: int,
+    out: FloatArray,
+) -> int:
+    """Do that for `lanes` lanes of `out` from `begin` on."""
     node_of, after_first, after_node = tables.node_of, tables.after_first, tables.after_node
     after_lag = tables.after_lag
-    lanes, own = out.shape[1], np.uint64(first_lane)
+    own, to = np.uint64(first_lane), np.uint64(begin)
     latest = np.empty(lanes)
     clamped = 0
     for m in range(node_of.shape[0]):
         node, first, last = node_of[m], after_first[m], after_first[m + 1]
         for i in range(lanes):
-            out[node, i] = start[node, own + np.uint64(i)]
+            out[node, to + np.uint64(i)] = start[node, own + np.uint64(i)]
         for k in range(first, last):
             other = after_node[k]
             lag = after_lag[k] if after_lag.shape[0] > 0 else 0.0
@@ -308,12 +366,18 @@ def delay_launches(
                     latest[i] = max(latest[i], end)
         if first < last:
             for i in range(lanes):
-                out[node, i] -= latest[i]
+                out[node, to + np.uint64(i)] -= latest[i]
         for i in range(lanes):
-            if out[node, i] <= FAULT_NS:
-                out[node, i] = 0.0
+            if out[node, to + np.uint64(i)] <= FAULT_NS:
+                out[node, to + np.uint64(i)] = 0.0
                 clamped += 1
     return clamped
+
+
+def _by_lane(rows: FloatArray) -> FloatArray:
+    """Return rows of shape (rows, steps, dp) as rows of lanes."""
+    count, steps, dp = rows.shape
+    return rows.reshape(count, steps * dp)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -331,30 +395,38 @@ class CompiledReplay:
         """Return about how many (step, DP rank) a block should have."""
         return _CACHED_ENDS // self._tables.slots
 
-    def step_ends(self, batch: Batch, block: Block) -> FloatArray:
+    @property
+    def tiles(self) -> bool:
+        """Return whether it cuts large blocks itself, and lets other threads run meanwhile."""
+        return True
+
+    def step_ends(self, batch: Batch, block: Block, threads: int = 1) -> FloatArray:
         """Return when the steps end, shape (variants, the block's steps, dp), ns."""
         chain = self.program.chain
         if chain is None:
-            return self._replay(batch, block, np.empty((0, 0, 0)))
+            return self._replay(batch, block, np.empty((0, 0, 0)), threads)
         width = block.recorded_ns.shape[2] * (2 if batch.partnered else 1)
         carry = np.zeros((len(batch.takes), chain.stages, width))
-        parts = [self._replay(batch, part, carry) for part in one_by_one(block)]
+        parts = [self._replay(batch, part, carry, threads) for part in one_by_one(block)]
         return np.concatenate(parts, axis=1)
 
-    def _replay(self, batch: Batch, block: Block, carry: FloatArray) -> FloatArray:
+    def _replay(self, batch: Batch, block: Block, carry: FloatArray, threads: int) -> FloatArray:
         """Replay a block; `carry` as in `Work`."""
         nodes, steps, dp = block.recorded_ns.shape
         first, end, _ = block.steps.indices(steps)
         ends = np.empty((len(batch.takes), (end - first) * dp))
-        masks = np.tile(batch.masks, (1, end - first)) if len(batch.masks) else batch.masks
+        lanes = ends.shape[1]
+        tile = min(lanes, self._tile(nodes, dp))
+        masks = np.tile(batch.masks, (1, tile // dp)) if len(batch.masks) else batch.masks
         takes = in_rows(batch.takes)
-        recorded = in_rows(block.recorded_ns.reshape(nodes, steps * dp))
-        values = in_rows(block.values_ns.reshape(len(block.values_ns), ends.shape[1]))
-        delays = in_rows(block.delays_ns.reshape(len(block.delays_ns), ends.shape[1]))
+        recorded = in_rows(_by_lane(block.recorded_ns))
+        values = in_rows(_by_lane(block.values_ns))
+        delays = in_rows(_by_lane(block.delays_ns))
         late = np.empty((0, 0), dtype=np.int32) if batch.late is None else in_rows(batch.late)
         ideal = in_rows(block.ideal_ns)
 
-        def run(variants: slice) -> None:
+        def run(part: tuple[slice, slice]) -> None:
+            variants, own = part
             work = LaneWork(
                 takes=takes[variants],
                 late=late[variants] if len(late) else late,
@@ -364,22 +436,23 @@ class CompiledReplay:
                 ideal=ideal,
                 values=values,
                 delays=delays,
+                first_delay=block.first_delay * dp,
                 dp=dp,
                 partnered=batch.partnered,
                 carry=carry[variants] if len(carry) else carry,
             )
-            replay_lanes(self._tables, work, ends[variants])
+            replay_lanes(self._tables, work, own.start, own.stop, tile, ends[variants])
 
-        threads = 1
-        if ends.size * nodes >= _WORTH_A_THREAD:
-            threads = min(_MOST_THREADS, os.cpu_count() or 1, len(ends))
-        if threads == 1:
-            run(slice(0, len(ends)))
-        else:
-            with ThreadPoolExecutor(threads) as pool:
-                cuts = np.linspace(0, len(ends), threads + 1).astype(int).tolist()
-                list(pool.map(run, map(slice, cuts[:-1], cuts[1:])))
+        threads = min(threads, threads_for(ends.size * nodes))
+        by_lane = cut(lanes, threads, tile)
+        # What one thread has in its cache no other one reads, unless there is but one tile.
+        by_variant = cut(len(ends), threads if len(by_lane) == 1 else 1)
+        in_threads(threads, run, list(product(by_variant, by_lane)))
         return ends.reshape(len(ends), end - first, dp)
+
+    def _tile(self, nodes: int, dp: int) -> int:
+        """Return how many lanes are replayed at a time: whole steps."""
+        return max(1, _CACHED_BYTES // (8 * (nodes + self._tables.slots)) // dp) * dp
 
     def launch_delays(
         self, start_ns: FloatArray, duration_ns: FloatArray, steps: slice
@@ -388,11 +461,20 @@ class CompiledReplay:
         nodes, count, dp = start_ns.shape
         first, end, _ = steps.indices(count)
         delays = np.empty((nodes, end - first, dp))
-        clamped = delay_launches(
-            self._tables,
-            start_ns.reshape(nodes, count * dp),
-            duration_ns.reshape(nodes, count * dp),
-            first * dp,
-            delays.reshape(nodes, (end - first) * dp),
-        )
-        return delays, clamped
+        lanes, tile = (end - first) * dp, self._tile(nodes, dp)
+        start, duration = in_rows(_by_lane(start_ns)), in_rows(_by_lane(duration_ns))
+
+        def run(own: slice) -> int:
+            return delay_launches(
+                self._tables,
+                start,
+                duration,
+                first * dp,
+                own.start,
+                own.stop,
+                tile,
+                _by_lane(delays),
+            )
+
+        threads = threads_for(delays.size)
+        return delays, sum(in_threads(threads, run, cut(lanes, threads, tile)))

@@ -79,7 +79,10 @@ class Block:
         The steps of the block.
     recorded_ns : float64 array, shape (nodes, all steps, dp)
     ideal_ns : float64 array, shape (nodes,)
-    values_ns, delays_ns : float64 arrays, shape (rows, the block's steps, dp)
+    values_ns : float64 array, shape (rows, the block's steps, dp)
+    delays_ns : float64 array, shape (rows, steps, dp)
+    first_delay : int
+        Which of the steps of `delays_ns` is the block's first.
     """
 
     steps: slice
@@ -87,6 +90,7 @@ class Block:
     ideal_ns: FloatArray
     values_ns: FloatArray
     delays_ns: FloatArray
+    first_delay: int = 0
 
 
 def one_by_one(block: Block) -> Iterator[Block]:
@@ -98,7 +102,7 @@ def one_by_one(block: Block) -> Iterator[Block]:
             block,
             steps=slice(first + number, first + number + 1),
             values_ns=block.values_ns[:, here],
-            delays_ns=block.delays_ns[:, here],
+            first_delay=block.first_delay + number,
         )
 
 
@@ -115,10 +119,16 @@ class Executor(Protocol):
         """Return about how many (step, DP rank) a block should have."""
         ...
 
-    def step_ends(self, batch: Batch, block: Block) -> FloatArray:
+    @property
+    def tiles(self) -> bool:
+        """Return whether it cuts large blocks itself, and lets other threads run meanwhile."""
+        ...
+
+    def step_ends(self, batch: Batch, block: Block, threads: int = 1) -> FloatArray:
         """Return when the steps end, shape (variants, the block's steps, dp), ns.
 
-        Since their own begin; where they are chained, since the begin of the block.
+        Since their own begin; where they are chained, since the begin of the block. At most so
+        many threads may do that.
         """
         ...
 
@@ -156,7 +166,12 @@ class ArrayReplay:
         """Return about how many (step, DP rank) a block should have."""
         return _BATCH_ELEMENTS // 8
 
-    def step_ends(self, batch: Batch, block: Block) -> FloatArray:
+    @property
+    def tiles(self) -> bool:
+        """Return whether it cuts large blocks itself, and lets other threads run meanwhile."""
+        return False
+
+    def step_ends(self, batch: Batch, block: Block, threads: int = 1) -> FloatArray:  # noqa: ARG002
         """Return when the steps end, shape (variants, the block's steps, dp), ns."""
         recorded = block.recorded_ns[:, block.steps]
         ends = np.empty((len(batch.takes), *recorded.shape[1:]))
@@ -278,6 +293,8 @@ class _Times:
         self._recorded = block.recorded_ns[:, block.steps]
         self._takes: list[list[int]] = batch.takes.T.tolist()
         self._late: list[list[int]] | None = None if batch.late is None else batch.late.T.tolist()
+        own = slice(block.first_delay, block.first_delay + self._recorded.shape[1])
+        self._delays = block.delays_ns[:, own]
         self._shape = (2 if batch.partnered else 1, len(batch.takes), *self._recorded.shape[1:])
 
     def launch(self, node: int, ready: FloatArray) -> FloatArray:
@@ -287,7 +304,7 @@ class _Times:
         launch = np.array(np.broadcast_to(ready, self._shape))
         for variant, row in enumerate(self._late[node]):
             if row != ON_TIME:
-                launch[0, variant] += self._block.delays_ns[row]
+                launch[0, variant] += self._delays[row]
         return launch
 
     def end(self, node: int, begin: FloatArray) -> FloatArray:

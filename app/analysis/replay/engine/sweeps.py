@@ -27,19 +27,21 @@ def raise_to_ends(
 
 @compiled  # pragma: no cover
 def take_off_waiting(
-    recorded: FloatArray,
+    duration: FloatArray,
     start: FloatArray,
     members: IntArray,
     group_first: IntArray,
     across_dp: NDArray[np.bool_],
     dp: int,
     fault: float,
+    groups: tuple[int, int],
+    out: FloatArray,
 ) -> int:
-    """Let groups take time from their last launch on, in place; return how many are at fault.
+    """Let groups take time from their last launch on; return how many are at fault.
 
     Parameters
     ----------
-    recorded, start : float64 arrays, shape (nodes, lanes)
+    duration, start : float64 arrays, shape (nodes, lanes)
     members : int64 array, shape (members,)
         Those of one group after those of another.
     group_first : int64 array, shape (groups + 1,)
@@ -50,12 +52,20 @@ def take_off_waiting(
         How many there are.
     fault : float
         What takes less counts as 0, ns.
+    groups : tuple of int
+        The first group to look at, and the one after the last.
+    out : float64 array, shape (nodes, lanes)
+        Gets how long the members take; those of a group of one, within one DP rank, as recorded.
     """
-    lanes = recorded.shape[1]
+    lanes = out.shape[1]
     latest = np.empty(lanes)
     clamped = 0
-    for group in range(len(across_dp)):
+    for group in range(groups[0], groups[1]):
         first, last = group_first[group], group_first[group + 1]
+        if last == first + 1 and not across_dp[group]:
+            for i in range(lanes):
+                out[members[first], i] = duration[members[first], i]
+            continue
         for i in range(lanes):
             latest[i] = start[members[first], i]
         for k in range(first + 1, last):
@@ -67,13 +77,13 @@ def take_off_waiting(
         for k in range(first, last):
             node, faulty = members[k], 0
             for i in range(lanes):
-                recorded[node, i] = recorded[node, i] + start[node, i] - latest[i]
-                faulty += recorded[node, i] < fault
+                out[node, i] = duration[node, i] + start[node, i] - latest[i]
+                faulty += out[node, i] < fault
             clamped += faulty
             if faulty:
                 for i in range(lanes):
-                    if recorded[node, i] < fault:
-                        recorded[node, i] = 0.0
+                    if out[node, i] < fault:
+                        out[node, i] = 0.0
     return clamped
 
 
@@ -94,5 +104,6 @@ def warm_up() -> None:
     """Compile, or load from the disk's cache, all of these."""
     one, zero = np.ones((1, 1)), np.zeros(1, dtype=np.int64)
     raise_to_ends(one, one, zero, one[0])
-    take_off_waiting(one, one, zero, np.arange(2), np.zeros(1, dtype=np.bool_), 1, 0.0)
+    across = np.zeros(1, dtype=np.bool_)
+    take_off_waiting(one, one, zero, np.arange(2), across, 1, 0.0, (0, 1), one)
     take_ranks(one, zero, zero, 1, one[0])

@@ -20,8 +20,9 @@ from app.analysis.replay.engine.replay import (
     Executor,
 )
 from app.analysis.replay.layout.dense import FloatArray, IntArray, Layout
+from app.analysis.threads import in_threads, threads_for
 
-# Rows of durations or delays of some steps, shape (rows, those steps, dp), ns.
+# Rows of durations or delays of some steps, shape (rows, those steps, dp), ns; several threads ask.
 RowsOfSteps = Callable[[slice], FloatArray]
 
 
@@ -115,12 +116,14 @@ class Simulator:
         takes[-1] = RECORDED
         batch = Batch(takes, _no_masks(layout), partnered=layout.dp > 1)
         times = np.empty((len(layout.steps), layout.dp, layout.pp + 1))
-        for steps in self.blocks():
-            times[steps] = np.moveaxis(self._since_last(self._ends(batch, steps)), 0, -1)
+        threads = self._threads(batch)
+        for steps in self._at_once():
+            ends = self._ends(batch, steps, threads=threads)
+            times[steps] = np.moveaxis(self._since_last(ends), 0, -1)
         return times[..., :-1], times[..., -1]
 
     def delayed_step_times(
-        self, types: Sequence[Sequence[str]], delays_ns: RowsOfSteps
+        self, types: Sequence[Sequence[str]], delays_ns: RowsOfSteps | FloatArray
     ) -> FloatArray:
         """Replay recorded durations with the launch delays of some op types at a time.
 
@@ -128,8 +131,8 @@ class Simulator:
         ----------
         types : sequence of sequences of str
             The op types that are late in each variant.
-        delays_ns : callable
-            Returns the launch delays of some steps, shape (nodes, steps, dp).
+        delays_ns : callable or float64 array
+            Returns the launch delays of some steps, shape (nodes, steps, dp), or has them of all.
 
         Returns
         -------
@@ -166,7 +169,7 @@ class Simulator:
         takes: CodeArray,
         values_ns: RowsOfSteps,
         late: CodeArray | None = None,
-        delays_ns: RowsOfSteps | None = None,
+        delays_ns: RowsOfSteps | FloatArray | None = None,
     ) -> FloatArray:
         """Replay variants that the caller has coded.
 
@@ -175,7 +178,8 @@ class Simulator:
         takes, late : int32 arrays, shape (variants, nodes)
             See `Batch`; codes of masks are not allowed.
         values_ns, delays_ns : callable
-            Given a slice of steps, return the rows that the codes are about.
+            Given a slice of steps, return the rows that the codes are about; of delays also an
+            array that has all steps.
 
         Returns
         -------
@@ -188,13 +192,25 @@ class Simulator:
         self,
         batch: Batch,
         values_ns: RowsOfSteps | None = None,
-        delays_ns: RowsOfSteps | None = None,
+        delays_ns: RowsOfSteps | FloatArray | None = None,
     ) -> FloatArray:
         times = np.empty((len(batch.takes), len(self.layout.steps)))
-        for steps in self.blocks():
-            ends = self._ends(batch, steps, values_ns, delays_ns).max(axis=-1)
+        at_once = values_ns is None and not callable(delays_ns)
+        blocks = self._at_once() if at_once else self.blocks()
+        threads = self._threads(batch)
+        within = threads if len(blocks) == 1 else 1
+
+        def replay(steps: slice) -> None:
+            ends = self._ends(batch, steps, values_ns, delays_ns, threads=within).max(axis=-1)
             times[:, steps] = self._since_last(ends)
+
+        in_threads(threads, replay, blocks)
         return times
+
+    def _threads(self, batch: Batch) -> int:
+        if not self.executor.tiles:
+            return 1
+        return threads_for(len(batch.takes) * self.layout.duration_ns.size)
 
     @property
     def _chained(self) -> bool:
@@ -209,7 +225,9 @@ class Simulator:
         batch: Batch,
         steps: slice,
         values_ns: RowsOfSteps | None = None,
-        delays_ns: RowsOfSteps | None = None,
+        delays_ns: RowsOfSteps | FloatArray | None = None,
+        *,
+        threads: int = 1,
     ) -> FloatArray:
         none = np.empty((0, *self.layout.duration_ns[0, steps].shape))
         block = Block(
@@ -217,9 +235,10 @@ class Simulator:
             self.durations.recorded_ns,
             self.durations.ideal_ns,
             none if values_ns is None else values_ns(steps),
-            none if delays_ns is None else delays_ns(steps),
+            none if delays_ns is None else delays_ns(steps) if callable(delays_ns) else delays_ns,
+            0 if delays_ns is None or callable(delays_ns) else steps.start,
         )
-        return self.executor.step_ends(batch, block)
+        return self.executor.step_ends(batch, block, threads)
 
     def blocks(self) -> list[slice]:
         """Cut the steps so that what is alive of a block stays in the cache."""
@@ -228,6 +247,10 @@ class Simulator:
             return [slice(0, count)]
         size = max(1, self.executor.lanes_at_once // self.layout.dp)
         return [slice(first, min(first + size, count)) for first in range(0, count, size)]
+
+    def _at_once(self) -> list[slice]:
+        """Cut the steps for variants whose durations and delays are there already."""
+        return [slice(0, len(self.layout.steps))] if self.executor.tiles else self.blocks()
 
     def _kept(self, keeps: Sequence[Keep]) -> Batch:
         """Code which variants keep which nodes."""

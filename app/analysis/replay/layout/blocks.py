@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Final, TypeVar
 
 import numpy as np
@@ -17,6 +18,7 @@ from numpy.typing import NDArray
 
 from app.analysis.loops import compiled_pays, in_rows
 from app.analysis.replay.layout.dense import FloatArray, IntArray
+from app.analysis.threads import in_threads, threads_for
 from app.analysis.trace.model import REPLAYED_OP_TYPES, Trace
 
 Number = TypeVar("Number", np.int16, np.int32, np.int64)
@@ -131,6 +133,7 @@ def _transpose(
     alike, transpose = _loops(len(trace))
     ops, orders = in_rows(trace.op), in_rows(trace.order)
     starts, durations = in_rows(trace.start_ns), in_rows(trace.duration_ns)
+    moves: list[Callable[[], None]] = []
     for stage, lane in templates.items():
         op, order = trace.op[lane], trace.order[lane]
         kind = op.astype(np.int64) * sizes.pp + stage
@@ -144,8 +147,13 @@ def _transpose(
         firsts, strides = np.array([(block.first, block.stride) for block in mine]).T.copy()
         if not alike(ops, orders, lane.start, len(op), firsts, strides, len(steps)):
             return None
-        transpose(starts, begin_ns, firsts, strides, nodes, start_ns)
-        transpose(durations, np.zeros_like(begin_ns), firsts, strides, nodes, duration_ns)
+        moves += [
+            partial(transpose, starts, begin_ns, firsts, strides, nodes, start_ns),
+            partial(
+                transpose, durations, np.zeros_like(begin_ns), firsts, strides, nodes, duration_ns
+            ),
+        ]
+    in_threads(threads_for(len(trace)), lambda move: move(), moves)
     return Dense(steps, shape.ravel(), begin_ns, start_ns, duration_ns)
 
 

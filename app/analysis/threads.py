@@ -1,0 +1,49 @@
+"""Parts of one computation on several cores; for compiled loops, which let other threads run."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from typing import Final, TypeVar
+
+Part = TypeVar("Part")
+Result = TypeVar("Result")
+
+# Below so many operations a second thread costs more than it saves.
+_WORTH_A_THREAD: Final = 1_000_000
+# More threads would take cores from the analyses of other sessions.
+_MOST_THREADS: Final = 4
+# A thread that others hold up leaves parts of its work to the rest.
+_SHARES: Final = 4
+
+
+def threads_for(operations: int) -> int:
+    """Return how many threads so many operations are worth."""
+    return min(_MOST_THREADS, os.cpu_count() or 1) if operations >= _WORTH_A_THREAD else 1
+
+
+def in_threads(threads: int, run: Callable[[Part], Result], parts: Sequence[Part]) -> list[Result]:
+    """Run every part, and return what that gives, in order."""
+    if threads == 1 or len(parts) == 1:
+        return [run(part) for part in parts]
+    # Small sessions need none, and it loads logging with it.
+    from concurrent.futures import ThreadPoolExecutor  # noqa: PLC0415
+
+    with ThreadPoolExecutor(min(threads, len(parts))) as pool:
+        return list(pool.map(run, parts))
+
+
+def cut(count: int, threads: int, unit: int = 1) -> list[slice]:
+    """Cut so many of something into parts of whole units, for so many threads.
+
+    Examples
+    --------
+    >>> cut(7, threads=1)
+    [slice(0, 7, None)]
+    >>> cut(7, threads=2, unit=3)
+    [slice(0, 3, None), slice(3, 6, None), slice(6, 7, None)]
+    """
+    parts = threads * _SHARES if threads > 1 else 1
+    units = -(-count // unit)
+    cuts = [*(units * part // parts * unit for part in range(parts)), count]
+    return [slice(a, b) for a, b in zip(cuts[:-1], cuts[1:], strict=True) if a < b]
