@@ -150,7 +150,6 @@ def measure(replayed: Replayed) -> Metrics:
         simulator = group.simulator
         keeps: list[Keep] = [
             simulator.keep(),
-            simulator.keep(types=[]),
             simulator.keep(cells=~stages[-1]),
             *(simulator.keep(cells=every, types=names) for names in merged.values()),
             *(simulator.keep(cells=cells) for cells in stages),
@@ -158,9 +157,10 @@ def measure(replayed: Replayed) -> Metrics:
         return simulator.step_times(keeps).T * NS
 
     times = replayed.over_steps(variants)
-    simulated, ideal, without_last = times[:, 0], times[:, 1], times[:, 2]
-    by_optype = dict(zip(merged, times[:, 3 : 3 + len(merged)].T, strict=True))
-    by_pp = times[:, 3 + len(merged) :]
+    ideal = replayed.over_steps(lambda group: group.simulator.ideal_step_times() * NS)
+    simulated, without_last = times[:, 0], times[:, 1]
+    by_optype = dict(zip(merged, times[:, 2 : 2 + len(merged)].T, strict=True))
+    by_pp = times[:, 2 + len(merged) :]
     lanes = replayed.over_steps(_lone_lanes)
     by_worker, by_dp = lanes[:, :, :-1], lanes[:, :, -1]
     order = rank_workers(means(by_worker, axis=0))

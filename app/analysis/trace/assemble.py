@@ -50,8 +50,8 @@ class Collected:
     meta : SessionMeta
     columns : dict
         Under our names, `op` as indices into `names`; `order` where it was recorded.
-    heads : int array
-        Rows where runs start (`groups`).
+    heads, stretches : int arrays
+        Rows where runs start (`groups`), and those where rank or step change.
     names : sequence of str
         As recorded, `KNOWN_OP_TYPES` first.
     seconds : bool
@@ -65,6 +65,7 @@ class Collected:
     meta: SessionMeta
     columns: dict[str, NDArray[Any]]
     heads: NDArray[np.intp]
+    stretches: NDArray[np.intp]
     names: Sequence[str]
     seconds: bool
     in_order: bool
@@ -112,6 +113,7 @@ class Assembler:
         }
         self._seconds: NDArray[np.float64] = np.empty(0)
         self._heads: list[NDArray[np.intp]] = []
+        self._stretches: list[NDArray[np.intp]] = []
         self._in_order = True
         self._microbatches_rise = True
         self._compiled = compiled_pays(capacity)
@@ -177,6 +179,7 @@ class Assembler:
                 meta=self._meta,
                 columns=columns,
                 heads=np.concatenate(self._heads),
+                stretches=np.concatenate(self._stretches),
                 names=names,
                 seconds=self._layout.seconds,
                 in_order=self._in_order,
@@ -213,6 +216,7 @@ class Assembler:
         """Find where runs start in new rows, and what neighbors already tell."""
         if first == 0:
             self._heads.append(np.zeros(1, np.intp))
+            self._stretches.append(np.zeros(1, np.intp))
             first = 1
         columns = self._columns
         compare = groups.scan_neighbors if self._compiled else groups.compare_neighbors
@@ -233,6 +237,7 @@ class Assembler:
             self._refuse_repeated(np.flatnonzero(same_group & (by[here] <= by[before])) + first)
         self._microbatches_rise = self._microbatches_rise and not seen.microbatch_falls
         self._heads.append(seen.heads)
+        self._stretches.append(seen.stretches)
 
     def _refuse_repeated(self, rows: NDArray[np.intp]) -> None:
         """Refuse those of `rows` that are the row before them again."""
@@ -262,7 +267,7 @@ def build_trace(given: Collected, places: Places, *, part: bool) -> Trace:
         See `decode`.
     """
     columns, heads, sizes = given.columns, given.heads, given.meta.sizes
-    stretches = groups.find_stretches(columns, heads)
+    stretches = given.stretches
     groups.check_cells(columns, stretches, sizes, places)
     step_relative = _step_relative(given, stretches, places, part=part)
     runs = groups.find_runs(columns, heads, stretches, sizes)
@@ -280,7 +285,9 @@ def build_trace(given: Collected, places: Places, *, part: bool) -> Trace:
         columns["order"] = groups.order_by_start(columns, runs, places)
     if sizes.vpp > 1 or named.changed or not (runs.whole and given.microbatches_rise):
         check_pipeline(columns, runs, named.op_names, sizes, places)
-    return _trace(given.meta, columns, named.op_names, step_relative=step_relative)
+    trace = _trace(given.meta, columns, named.op_names, step_relative=step_relative)
+    trace.known_stretches.append(stretches)
+    return trace
 
 
 def _through(

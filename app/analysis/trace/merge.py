@@ -147,11 +147,13 @@ def _checked(
     places = Places({name: name for name in columns})
     # Row by row: a rank may have moved from one chunk to another within a step.
     groups.check_cells(columns, np.arange(len(columns["rank"])), meta.sizes, places)
+    heads = groups.find_heads(merged)
     return build_trace(
         Collected(
             meta=meta,
             columns=merged,
-            heads=groups.find_heads(merged),
+            heads=heads,
+            stretches=groups.find_stretches(merged, heads),
             names=names,
             seconds=seconds,
             in_order=False,

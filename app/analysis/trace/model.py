@@ -149,6 +149,17 @@ class Trace:
     start_ns: NDArray[np.int64]
     duration_ns: NDArray[np.int64]
     step_relative: bool
+    # What `stretches` returned, or whoever checked the columns found on the way.
+    known_stretches: list[NDArray[np.intp]] = field(
+        init=False, default_factory=list, repr=False, compare=False
+    )
 
     def __len__(self) -> int:
         return len(self.op)
+
+    def stretches(self) -> NDArray[np.intp]:
+        """Return the rows where the rank or the step changes, the first row among them."""
+        if not self.known_stretches:
+            change = (self.rank[1:] != self.rank[:-1]) | (self.step[1:] != self.step[:-1])
+            self.known_stretches.append(np.concatenate(([0], np.flatnonzero(change) + 1)))
+        return self.known_stretches[0]

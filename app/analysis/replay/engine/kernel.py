@@ -35,7 +35,7 @@ from app.analysis.threads import cut, in_threads, threads_for
 # Ends that fit in the cache of a core along with what is read.
 _CACHED_ENDS: Final = 1 << 15
 # As many of the durations that all variants read fit into what the processors of a machine share.
-_CACHED_BYTES: Final = 2 << 20
+_CACHED_BYTES: Final = 3 << 20
 # Of most operations it is one or two that they follow.
 _PAIR: Final = 2
 

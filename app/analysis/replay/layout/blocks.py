@@ -71,8 +71,7 @@ class _Block:
 
 def find_runs(trace: Trace) -> BlockRuns:
     """Return where rank or step change from row to row."""
-    change = (trace.rank[1:] != trace.rank[:-1]) | (trace.step[1:] != trace.step[:-1])
-    first = np.concatenate(([0], np.flatnonzero(change) + 1))
+    first = trace.stretches()
     end = np.append(first[1:], len(trace))
     return BlockRuns(
         first, end, trace.rank[first], trace.step[first], trace.dp[first], trace.pp[first]

@@ -74,6 +74,8 @@ class Neighbors:
     ----------
     heads : int array
         Those where runs start.
+    stretches : int array
+        Those where the rank or the step changes.
     moved : bool
         One has the rank of the row before, and another place in the DP × PP grid.
     falls, microbatch_falls : bool
@@ -82,6 +84,7 @@ class Neighbors:
     """
 
     heads: NDArray[np.intp]
+    stretches: NDArray[np.intp]
     moved: bool
     falls: bool
     microbatch_falls: bool
@@ -91,13 +94,14 @@ def compare_neighbors(columns: Columns, first: int, last: int) -> Neighbors:
     """Compare each of the rows `first` to `last` with the row before it."""
     before, here = slice(first - 1, last - 1), slice(first, last)
     same_rank, same_group = same_as_before(columns, first, last)
-    dp, pp, mb = columns["dp"], columns["pp"], columns["mb"]
+    dp, pp, mb, step = (columns[name] for name in ("dp", "pp", "mb", "step"))
     by = columns["order" if "order" in columns else "start"]
     moved = same_rank & ((dp[here] != dp[before]) | (pp[here] != pp[before]))
     falls = same_group & (by[here] <= by[before])
     microbatch_falls = same_group & (mb[here] <= mb[before]) & (mb[here] != ABSENT)
     return Neighbors(
         np.flatnonzero(~same_group) + first,
+        np.flatnonzero(~same_rank | (step[here] != step[before])) + first,
         bool(moved.any()),
         bool(falls.any()),
         bool(microbatch_falls.any()),
@@ -109,12 +113,14 @@ def scan_neighbors(columns: Columns, first: int, last: int) -> Neighbors:
     from app.analysis.trace.operations import scanning  # noqa: PLC0415 - loads the compiler
 
     rows = slice(first - 1, last)
-    heads = np.empty(last - first, np.int64)
+    heads, stretches = np.empty((2, last - first), np.int64)
     given = [columns[name][rows] for name in ("rank", "step", "op", "dp", "pp", "mb")]
     given += [columns["order"][rows] if "order" in columns else np.empty(0, np.int32)]
-    given += [columns["start"][rows], heads]
-    found, moved, falls, microbatch_falls = scanning.scan_neighbors(*given)
-    return Neighbors(heads[:found] + first, moved, falls, microbatch_falls)
+    given += [columns["start"][rows], heads, stretches]
+    found, long, moved, falls, microbatch_falls = scanning.scan_neighbors(*given)
+    return Neighbors(
+        heads[:found] + first, stretches[:long] + first, moved, falls, microbatch_falls
+    )
 
 
 def find_heads(columns: Columns) -> NDArray[np.intp]:

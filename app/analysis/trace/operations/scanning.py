@@ -32,7 +32,8 @@ def scan_neighbors(
     order: NDArray[np.int32],
     start: NDArray[np.int64],
     heads: NDArray[np.int64],
-) -> tuple[int, bool, bool, bool]:
+    stretches: NDArray[np.int64],
+) -> tuple[int, int, bool, bool, bool]:
     """Compare each row with the row before it; see `groups.Neighbors`.
 
     Parameters
@@ -41,10 +42,12 @@ def scan_neighbors(
         The first one is only compared with; `order` is empty where it was not recorded.
     heads : int64 array, shape (rows,)
         Gets which rows start runs.
+    stretches : int64 array, shape (rows,)
+        Gets at which of these the rank or the step changes.
 
     Returns
     -------
-    found : int
+    found, long : int
         How many they are.
     moved, falls, microbatch_falls : bool
     """
@@ -68,7 +71,12 @@ def scan_neighbors(
     for i in range(rows):
         heads[found] = i
         found += differs[i]
-    return found, moved, falls, microbatch_falls
+    long = 0
+    for k in range(found):
+        i = heads[k]
+        stretches[long] = i
+        long += (rank[i + 1] != rank[i]) | (step[i + 1] != step[i])
+    return found, long, moved, falls, microbatch_falls
 
 
 @compiled  # pragma: no cover
@@ -98,7 +106,7 @@ def warm_up() -> None:
     """Compile, or load from the disk's cache, what reading a trace runs."""
     two, one = np.zeros(2, np.int32), np.zeros(1, np.int64)
     wide = two.astype(np.int64)
-    scan_neighbors(two, wide, two.astype(np.int16), two, two, two, two, wide, one)
+    scan_neighbors(two, wide, two.astype(np.int16), two, two, two, two, wide, one, one)
     seconds = np.zeros(1, np.float32)
     seconds.flags.writeable = False
     to_nanoseconds(seconds, one)

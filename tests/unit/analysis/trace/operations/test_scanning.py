@@ -42,6 +42,7 @@ def test_neighbors_are_compared_alike(
 
     twin = groups.compare_neighbors(columns, first, rows)
     assert np.array_equal(found.heads, twin.heads)
+    assert np.array_equal(found.stretches, twin.stretches)
     assert (found.moved, found.falls, found.microbatch_falls) == (
         twin.moved,
         twin.falls,
