@@ -8,6 +8,8 @@ from typing import Final, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from app.analysis.loops import compiled_pays, in_rows
+
 FloatArray = NDArray[np.float64]
 Real = TypeVar("Real", np.float32, np.float64)
 
@@ -36,7 +38,8 @@ def median(values: NDArray[Real]) -> NDArray[Real]:
         in_order = np.sort(values, axis=0)
         at = in_order[middle]
         return np.asarray(at if odd else (in_order[middle - 1] + at) / 2)
-    if odd and (values.ndim > 1 or len(values) < _MANY):
+    compiled = compiled_pays(values.size)
+    if odd and not compiled and (values.ndim > 1 or len(values) < _MANY):
         return np.asarray(np.partition(values, middle, axis=0)[middle])
     before, at = _neighbors(values, middle)
     return at if odd else np.asarray((before + at) / 2)
@@ -52,8 +55,21 @@ def _neighbors(values: NDArray[Real], place: int) -> tuple[NDArray[Real], NDArra
     elif len(values) >= _MANY and values.ndim == 2:  # noqa: PLR2004 - column by column
         both = np.array([_neighbors(column, place) for column in values.T])
         return both[:, 0], both[:, 1]
+    elif compiled_pays(values.size):
+        return _selected(values, place)
     in_order = np.partition(values, place, axis=0)
     return np.asarray(np.maximum.reduce(in_order[:place], axis=0)), np.asarray(in_order[place])
+
+
+def _selected(values: NDArray[Real], place: int) -> tuple[NDArray[Real], NDArray[Real]]:
+    """Return the same from a compiled loop."""
+    from app.analysis.replay.selecting import select_columns  # noqa: PLC0415 - loads the compiler
+
+    columns = in_rows(values.reshape(len(values), -1))
+    before, at = np.empty((2, columns.shape[1]), dtype=values.dtype)
+    select_columns(columns, place, before, at)
+    shape = values.shape[1:]
+    return before.reshape(shape), at.reshape(shape)
 
 
 def _near(values: NDArray[Real], place: int) -> tuple[NDArray[Real], int]:
