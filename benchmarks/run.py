@@ -21,8 +21,9 @@ from benchmarks.loops import measure_loops
 from benchmarks.planner import measure_peer, measure_planner, peer_checkout
 from benchmarks.published import measure_published
 from benchmarks.scale import GROWING, LARGEST, measure_scale
+from benchmarks.slope import measure_slope
 from benchmarks.small_trace import measure_small_trace
-from benchmarks.traces import make_traces
+from benchmarks.traces import make_growing, make_traces
 
 
 def main() -> None:
@@ -49,6 +50,8 @@ def main() -> None:
         print("\nFrom a Parquet file to the whole report, against decoding the file with pyarrow")
         for trace in traces:
             print(measure_analysis(trace).line(), flush=True)
+        print("\nThe same between two sizes: what each further operation costs")
+        print(measure_slope(*make_growing(Path(directory))), flush=True)
         print("\nThe command on a small trace, against importing NumPy and pyarrow")
         print(measure_small_trace(), flush=True)
         print("\nWhat compiled loops bring where NumPy alone would do")

@@ -81,8 +81,9 @@ def _tiled(published: BenchTrace, directory: Path, tiles: int) -> BenchTrace:
             dp = rows["dp_rank"].to_numpy().astype(np.int64) + tile * sizes.dp
             # Ranks count TP and CP, then DP, then PP, as AR's do.
             rank = (stage * many.dp + dp) * sizes.tp * sizes.cp
+            world = many.pp * many.dp * many.tp * many.cp
             piece = _replaced(rows, "dp_rank", dp, most=many.dp)
-            pieces.append(_replaced(piece, "rank", rank, most=many.pp * many.dp * many.tp * many.cp))
+            pieces.append(_replaced(piece, "rank", rank, most=world))
     tiled = pa.concat_tables(pieces)
     path = directory / f"trace-tiled-{tiles}.parquet"
     pq.write_table(tiled, path)

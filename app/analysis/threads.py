@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import Final, TypeVar
 
 Part = TypeVar("Part")
@@ -45,5 +46,5 @@ def cut(count: int, threads: int, unit: int = 1) -> list[slice]:
     """
     parts = threads * _SHARES if threads > 1 else 1
     units = -(-count // unit)
-    cuts = [*(units * part // parts * unit for part in range(parts)), count]
-    return [slice(a, b) for a, b in zip(cuts[:-1], cuts[1:], strict=True) if a < b]
+    cuts = [units * part // parts * unit for part in range(parts)]
+    return [slice(first, end) for first, end in pairwise([*cuts, count]) if first < end]

@@ -1,4 +1,4 @@
-# ruff: noqa: C901, PLR0912 - compiled loops: no objects there
+# ruff: noqa: C901 - compiled loops: no objects there
 """The value at a place of the sorted order, in compiled loops, without sorting.
 
 NumPy's `partition` waits for memory at each comparison that the processor guessed wrong. Here

@@ -20,9 +20,13 @@ if TYPE_CHECKING:
 
 def _run(container: Container, claim: Claim) -> None:
     # A process that never analyzes should not pay for numpy, pyarrow and their threads.
+    from app.analysis.replay.engine.memory import give_back  # noqa: PLC0415
     from app.services.sessions.analyze import analyze_session  # noqa: PLC0415 - see above
 
-    analyze_session(container, claim)
+    try:
+        analyze_session(container, claim)
+    finally:
+        give_back()
 
 
 ANALYSIS: Final = TaskKind(

@@ -100,9 +100,7 @@ def _own_durations(layout: Layout, graph: Graph) -> OwnDurations:
 
     def run(some: slice) -> int:
         part = (some.start, some.stop)
-        return take_off_waiting(
-            duration, start, members, first, across_dp, dp, FAULT_NS, part, out
-        )
+        return take_off_waiting(duration, start, members, first, across_dp, dp, FAULT_NS, part, out)
 
     threads = threads_for(recorded.size)
     return recorded, sum(in_threads(threads, run, cut(len(across_dp), threads)))

@@ -1,4 +1,4 @@
-# ruff: noqa: C901, PLR0913, PLR0917 - compiled loops: no objects there
+# ruff: noqa: C901, PLR0912, PLR0913, PLR0917 - compiled loops: no objects there
 """What goes through all operations of a layout, in compiled loops.
 
 A row of steps and DP ranks stays in the nearest cache while it is worked on; NumPy writes whole

@@ -25,7 +25,7 @@ seeds = st.integers(min_value=0, max_value=2**32 - 1)
     st.sampled_from([2, 9, 10_000]),
     st.floats(0, 1),
 )
-def test_columns_have_at_a_place_what_sorting_brings_there(  # noqa: PLR0913, PLR0917
+def test_columns_have_at_a_place_what_sorting_brings_there(  # noqa: PLR0917
     seed: int,
     rows: int,
     columns: int,
