@@ -34,7 +34,10 @@ _WIDEN_EVEN: Final = 1.2
 _LEAST_OF_SINGLE: Final = 0.7
 # Cycles that are all alike in these steps need not be so in others: two of them would make sure to
 # the last digit.
-_LEAST_OF_CYCLES: Final = 0.1
+_LEAST_OF_CYCLES: Final = 0.05
+# Draws of whole cycles lie around the slowdown of the job, wherever in a cycle these steps begin
+# and end, and not around that of the steps: fewer of them hold it.
+_OF_CYCLES: Final = (0.05, 0.95)
 # What is divided by is more than nothing.
 _NOTHING: Final = 1e-300
 
@@ -117,18 +120,20 @@ def spread_by_blocks(
         return None
     middle = float(np.log(times_s.sum() / reference_s.sum()))
 
-    def drawn(block: int) -> Interval:
-        weights = draws(count, block)
-        return interval(np.log((weights @ times_s) / (weights @ reference_s)))
+    def drawn(block: int, *, around: bool = True) -> FloatArray:
+        weights = draws(count, block, around=around)
+        return np.asarray(np.log((weights @ times_s) / (weights @ reference_s)))
 
-    single = drawn(1)
+    single = interval(drawn(1))
     if cycle is not None:
+        # Around the end two parts of cycles would meet that do not belong together.
+        of_cycle = quantiles(drawn(min(cycle, count // 2), around=False), _OF_CYCLES).tolist()
         below, above = (
             max(_LEAST_OF_CYCLES * abs(middle - of_single), abs(middle - of_cycles))
-            for of_single, of_cycles in zip(single, drawn(min(cycle, count // 2)), strict=True)
+            for of_single, of_cycles in zip(single, of_cycle, strict=True)
         )
         return below, above
-    blocks = drawn(count // _BLOCKS)
+    blocks = interval(drawn(count // _BLOCKS))
     one = max(single[1] - single[0], _NOTHING)
     share = ((blocks[1] - blocks[0]) / one - _EVENLY) / (_AT_RANDOM - _EVENLY)
     widen = _WIDEN_EVEN + (_WIDEN - _WIDEN_EVEN) * min(max(share, 0.0), 1.0)
@@ -140,7 +145,7 @@ def spread_by_blocks(
 
 
 @lru_cache(maxsize=8)
-def draws(count: int, block: int = 1) -> FloatArray:
+def draws(count: int, block: int = 1, *, around: bool = True) -> FloatArray:
     """Return how often each draw takes each step, shape (draws, count), as shares.
 
     Means of all metrics are then one matrix product.
@@ -149,11 +154,14 @@ def draws(count: int, block: int = 1) -> FloatArray:
     ----------
     count : int
     block : int
-        Neighboring steps that are drawn together; the first one follows the last.
+        Neighboring steps that are drawn together.
+    around : bool
+        Whether the first one follows the last.
     """
     rng = np.random.default_rng(0)
     blocks = -(-count // block)
-    first = rng.integers(count, size=(DRAWS, blocks, 1), dtype=np.int32)
+    starts = count if around else count - block + 1
+    first = rng.integers(starts, size=(DRAWS, blocks, 1), dtype=np.int32)
     drawn = ((first + np.arange(block, dtype=np.int32)) % count).reshape(DRAWS, -1)[:, :count]
     drawn += np.arange(DRAWS, dtype=np.int32)[:, None] * count
     weights = np.bincount(drawn.ravel(), minlength=DRAWS * count).reshape(DRAWS, count) / count
