@@ -19,7 +19,7 @@ from tests.referee.table import CAUSES as INDEPENDENT_CAUSES
 from tests.referee.table import is_near
 
 # Jobs of a cause are drawn until enough are slow; faults that hardly slow any are given up.
-_ROUNDS: Final = 8
+_ROUNDS: Final = 24
 
 
 @dataclass(frozen=True, slots=True)
