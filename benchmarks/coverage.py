@@ -197,7 +197,7 @@ def section(first_seed: int = FIRST_SEED) -> Iterator[str]:
         "  not single ones: five blocks, widened as Student's t says of five; less where blocks",
         "  scatter less than single steps, as where something comes every so many steps. Heat",
         "  comes in cycles: where all steps follow one another and two or more cycles are seen,",
-        "  blocks of a cycle are drawn; cycles that are all alike are granted a twentieth of",
+        "  blocks of a cycle are drawn; cycles that are all alike are granted a tenth of",
         "  what single steps give.",
         "- What a healthy worker in the place of the slow one would take: by how much its peers",
         "  differ in this trace, and how many there are. A step follows the slowest DP rank, so",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -11,7 +11,7 @@ import numpy as np
 from tests.oracles.physics.execute import Execution, execute
 from tests.oracles.physics.faults.computing import COMPUTING
 from tests.oracles.physics.faults.hosts import HOSTS
-from tests.oracles.physics.faults.kind import Fault, Struck, Worker
+from tests.oracles.physics.faults.kind import Fault, Struck, Worker, anywhere
 from tests.oracles.physics.faults.lengths import LENGTHS
 from tests.oracles.physics.faults.links import LINKS
 from tests.oracles.physics.faults.ranks import RANKS
@@ -129,7 +129,13 @@ class Job:
         return record(self.drawn.struck.world, self.execution, gap_s=self.drawn.gap_s)
 
 
-def draw_worlds(seed: int, fault: str | None) -> Drawn:
+def draw_worlds(
+    seed: int,
+    fault: str | None,
+    *,
+    fits: Callable[[Shape], bool] = anywhere,
+    steps: int | None = None,
+) -> Drawn:
     """Return the worlds of a seed's job, healthy or with a fault, of a shape that can have it.
 
     Parameters
@@ -137,12 +143,18 @@ def draw_worlds(seed: int, fault: str | None) -> Drawn:
     seed : int
     fault : str or None
         A name in `FAULTS`.
+    fits : callable
+        Which shapes are wanted.
+    steps : int or None
+        How many steps are recorded; None as drawn.
     """
     rng = np.random.default_rng([seed, 0x9A7A])
     kind = None if fault is None else FAULTS[fault]
     shape = draw_shape(rng)
-    while kind is not None and not kind.fits(shape):
+    while not fits(shape) or (kind is not None and not kind.fits(shape)):
         shape = draw_shape(rng)
+    if steps is not None:
+        shape = replace(shape, steps=steps)
     if kind is not None and not kind.shares_experts:
         shape = replace(shape, ep=1)
     healthy = draw_world(shape, rng)
@@ -152,7 +164,11 @@ def draw_worlds(seed: int, fault: str | None) -> Drawn:
 
 def draw_job(seed: int, fault: str | None) -> Job:
     """Return the executed job of a seed; see `draw_worlds`."""
-    drawn = draw_worlds(seed, fault)
+    return run_job(draw_worlds(seed, fault))
+
+
+def run_job(drawn: Drawn) -> Job:
+    """Return a job that was drawn, executed with and without its fault."""
     execution = execute(drawn.struck.world)
     without = execution if drawn.fault is None else execute(drawn.without)
     return Job(drawn, execution, float(execution.step_s.sum() / without.step_s.sum()))

@@ -125,7 +125,7 @@ def _thermal(world: World, rng: np.random.Generator) -> Struck:
     """Heat up over several steps, throttle, cool down, and again."""
     shape = world.shape
     worker = some_worker(shape, rng)
-    period = float(rng.uniform(0.4, 0.9)) * shape.steps
+    period = float(rng.uniform(0.4, 0.9)) * min(shape.steps, 24)
     phase = (np.arange(shape.steps) + rng.uniform(0, period)) % period / period
     factor = 1 + (_factor(rng, 1.5, 2.4) - 1) * np.clip(1.6 * phase, 0, 1)
     return Struck(_slowed(world, worker, factor, factor), frozenset({worker}), worker[1])
