@@ -212,8 +212,10 @@ CYCLES ?= 30
 cycles: install-dev ## Sessions sent while processes are killed and servers restarted: make cycles CYCLES=n
 	@$(BIN)/python -m tests.cycles --cycles $(CYCLES) $(OPTIONAL_SEED)
 
-fidelity: install-dev ## Hold estimates against true slowdowns; writes docs/fidelity.md and its plots
-	@$(BIN)/python -m benchmarks.fidelity $(ARGS)
+FIDELITY_own := benchmarks.fidelity
+FIDELITY_independent := tests.referee.intervals
+fidelity: install-dev ## Hold estimates against true slowdowns; writes docs/fidelity.md and its plots; PHYSICS=independent prints
+	@$(BIN)/python -m $(FIDELITY_$(PHYSICS)) $(if $(ARGS),$(ARGS))
 
 fleet: install-dev ## Hold a synthetic fleet against the paper; writes docs/fleet.md
 	@$(BIN)/python -m benchmarks.fleet $(ARGS)
