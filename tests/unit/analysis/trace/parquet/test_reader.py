@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,7 @@ import pytest
 from app.analysis.trace.decode import decode
 from app.analysis.trace.limits import Limits
 from app.analysis.trace.model import KNOWN_OP_TYPES, SessionMeta, Sizes
+from app.analysis.trace.parquet.reader import _take_one_behind
 from app.errors import BodyTooLargeError, InvalidMetadataError, InvalidTraceError, PacelineError
 from tests.unit.analysis.trace import bodies
 from tests.unit.analysis.trace.bodies import LIMITS, META
@@ -349,3 +352,29 @@ def test_sizes_decide_which_ranks_there_are() -> None:
     assert error.stable_code == "trace.dp_out_of_range"
     assert error.faults[0].row == 10
     assert error.faults[0].column == "dp_rank"
+
+
+def test_what_is_wrong_with_a_batch_is_said_before_what_is_wrong_with_the_next() -> None:
+    taken: list[int] = []
+
+    def take(number: int) -> None:
+        taken.append(number)
+        if number == 2:
+            raise ValueError("the second batch")
+
+    def numbers() -> Iterator[int]:
+        yield from (1, 2)
+        raise OSError("the third batch")
+
+    with pytest.raises(ValueError, match="the second batch"):
+        _take_one_behind(numbers(), take)
+    assert taken == [1, 2]
+
+
+def test_stretches_that_reading_found_are_those_of_the_columns() -> None:
+    trace = bodies.decoded(bodies.parquet(bodies.published_table()))
+    found = trace.stretches().tolist()
+
+    assert replace(trace).stretches().tolist() == found
+    pairs = list(zip(trace.rank.tolist(), trace.step.tolist(), strict=True))
+    assert found == [row for row in range(len(trace)) if not row or pairs[row] != pairs[row - 1]]
