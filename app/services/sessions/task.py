@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 def _run(container: Container, claim: Claim) -> None:
     # A process that never analyzes should not pay for numpy, pyarrow and their threads.
-    from app.analysis.replay.engine.memory import give_back  # noqa: PLC0415
     from app.services.sessions.analyze import analyze_session  # noqa: PLC0415 - see above
+    from app.services.sessions.memory import give_back  # noqa: PLC0415
 
     try:
         analyze_session(container, claim)

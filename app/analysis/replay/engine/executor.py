@@ -24,7 +24,7 @@ def executor_for(program: Program, operations: int) -> Executor:
     """
     if not compiled_pays(operations):
         return ArrayReplay(program)
-    from app.analysis.replay.engine.kernel import CompiledReplay  # noqa: PLC0415 - see above
+    from app.analysis.replay.engine.compiled_replay import CompiledReplay  # noqa: PLC0415 - see above
 
     return CompiledReplay(program)
 
@@ -38,7 +38,7 @@ def warm_up() -> None:
     """
     from app.analysis.replay import selecting  # noqa: PLC0415 - see above
     from app.analysis.replay.engine import sweeps  # noqa: PLC0415
-    from app.analysis.replay.engine.kernel import CompiledReplay  # noqa: PLC0415
+    from app.analysis.replay.engine.compiled_replay import CompiledReplay  # noqa: PLC0415
     from app.analysis.replay.layout import transposing  # noqa: PLC0415
 
     program = Program((((0,), ((),), True, (0,)),), frozenset({0}))

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from app.analysis.replay.engine.compiled_replay import CompiledReplay
 from app.analysis.replay.engine.durations import Durations
-from app.analysis.replay.engine.kernel import CompiledReplay
 from app.analysis.replay.engine.program import prepare
 from app.analysis.replay.engine.replay import ArrayReplay, Batch, Block
 from app.analysis.replay.engine.variants import Simulator

@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.analysis.loops import COMPILED_FROM
+from app.analysis.replay.engine.compiled_replay import CompiledReplay
 from app.analysis.replay.engine.executor import executor_for
-from app.analysis.replay.engine.kernel import CompiledReplay, replay_lanes
+from app.analysis.replay.engine.kernel import replay_lanes
 from app.analysis.replay.engine.replay import (
     FIRST_MASK,
     ON_TIME,

@@ -23,24 +23,6 @@ print(json.dumps([kept, resource.getrusage(resource.RUSAGE_SELF).ru_minflt - bef
 """
 
 
-# Drops 384 MiB of NumPy's and as much of Arrow's, and prints what the process has then, and after
-# it was asked to give back what is free.
-DROPS = """
-import json
-import numpy as np, pyarrow as pa
-from app.analysis.replay.engine.memory import give_back, keep_freed_memory, resident_bytes
-assert keep_freed_memory()
-many = [np.full(6 << 20, 1.0) for _ in range(8)]
-top = np.full(1 << 20, 1.0)
-other = np.frombuffer(pa.allocate_buffer(384 << 20), np.float64)
-other[:] = 1.0
-del many, other
-few = give_back(above=1 << 40)
-before = resident_bytes()
-print(json.dumps([few, give_back(above=64 << 20), before, resident_bytes()]))
-"""
-
-
 def pages(how: str) -> tuple[bool, int]:
     run = subprocess.run(  # noqa: S603 - the test's own
         [sys.executable, "-c", PROGRAM, how], capture_output=True, text=True, check=True
@@ -57,16 +39,3 @@ def test_the_next_arrays_take_the_memory_of_the_last_ones() -> None:
     # Without it 4,096 pages of 4 KiB, or 8 of 2 MiB, for each of the 20 rounds.
     assert count < 20
     assert pages("plain")[1] > 2 * count + 20
-
-
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="malloc_trim is glibc's")
-def test_a_large_process_gives_back_what_is_free() -> None:
-    run = subprocess.run(  # noqa: S603 - the test's own
-        [sys.executable, "-c", DROPS], capture_output=True, text=True, check=True
-    )
-    few, large, before, after = json.loads(run.stdout)
-
-    assert not few
-    assert large
-    assert before > 384 << 20
-    assert after < 256 << 20

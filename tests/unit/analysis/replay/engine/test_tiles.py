@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.analysis import threads
-from app.analysis.replay.engine import kernel
-from app.analysis.replay.engine.kernel import CompiledReplay
+from app.analysis.replay.engine import compiled_replay
+from app.analysis.replay.engine.compiled_replay import CompiledReplay
 from app.analysis.replay.engine.replay import RECORDED, ArrayReplay
 from app.analysis.replay.layout.dense import FloatArray
 from app.analysis.replay.session import launch_delays, prepare_replay
@@ -27,8 +27,8 @@ seeds = st.integers(min_value=0, max_value=2**32 - 1)
 def step_by_step() -> Iterator[None]:
     """Have each step be a tile and a block of its own, and several threads share them out."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(kernel, "_CACHED_BYTES", 0)
-        patch.setattr(kernel, "_CACHED_ENDS", 1)
+        patch.setattr(compiled_replay, "_CACHED_BYTES", 0)
+        patch.setattr(compiled_replay, "_CACHED_ENDS", 1)
         patch.setattr(threads, "_WORTH_A_THREAD", 0)
         patch.setattr("os.cpu_count", lambda: 3)
         yield
