@@ -19,7 +19,7 @@ from app.analysis.loops import compiled_pays, frozen
 from app.analysis.trace.column_sets import ColumnSet
 from app.analysis.trace.faults import Places, refuse, refuse_body
 from app.analysis.trace.limits import MAX_FAULTS, Limits
-from app.analysis.trace.model import ABSENT, SessionMeta, Trace
+from app.analysis.trace.model import ABSENT, SessionMeta, Stretches, Trace, stretches_of
 from app.analysis.trace.operations import groups
 from app.analysis.trace.operations.pipeline import check_pipeline
 from app.analysis.trace.operations.recorded import forget_unused, name_operations
@@ -269,7 +269,8 @@ def build_trace(given: Collected, places: Places, *, part: bool) -> Trace:
     columns, heads, sizes = given.columns, given.heads, given.meta.sizes
     stretches = given.stretches
     groups.check_cells(columns, stretches, sizes, places)
-    step_relative = _step_relative(given, stretches, places, part=part)
+    found = stretches_of(stretches, columns["start"])
+    step_relative = _step_relative(given, found, places, part=part)
     runs = groups.find_runs(columns, heads, stretches, sizes)
     ordered = "order" in columns
     if ordered:
@@ -280,13 +281,14 @@ def build_trace(given: Collected, places: Places, *, part: bool) -> Trace:
         places = replace(places, source=_through(places.source, named.source))
         heads = groups.find_heads(columns)
         stretches = groups.find_stretches(columns, heads)
+        found = stretches_of(stretches, columns["start"])
         runs = groups.find_runs(columns, heads, stretches, sizes)
     if named.changed or not ordered:
         columns["order"] = groups.order_by_start(columns, runs, places)
     if sizes.vpp > 1 or named.changed or not (runs.whole and given.microbatches_rise):
         check_pipeline(columns, runs, named.op_names, sizes, places)
     trace = _trace(given.meta, columns, named.op_names, step_relative=step_relative)
-    trace.known_stretches.append(stretches)
+    trace.known_stretches.append(found)
     return trace
 
 
@@ -336,22 +338,20 @@ def _trace(
     )
 
 
-def _step_relative(
-    given: Collected, stretches: NDArray[np.intp], places: Places, *, part: bool
-) -> bool:
+def _step_relative(given: Collected, stretches: Stretches, places: Places, *, part: bool) -> bool:
     """Return whether every step's earliest start is 0.
 
     Floating-point times must be so, where the session is whole: they do not resolve a clock.
     """
     columns = given.columns
     start = columns["start"]
-    if not given.seconds and start.min() != 0:
+    if not given.seconds and stretches.earliest_ns.min() != 0:
         return False
     if given.seconds and part:
         return True
-    steps, number = np.unique(columns["step"][stretches], return_inverse=True)
+    steps, number = np.unique(columns["step"][stretches.first], return_inverse=True)
     earliest = np.full(len(steps), np.iinfo(np.int64).max)
-    np.minimum.at(earliest, number, np.minimum.reduceat(start, stretches))
+    np.minimum.at(earliest, number, stretches.earliest_ns)
     late = np.flatnonzero(earliest != 0)
     if len(late) and given.seconds:
         refuse(

@@ -13,6 +13,8 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from app.analysis.threads import cut, in_threads, threads_for
+
 FORWARD_COMPUTE: Final = "forward-compute"
 BACKWARD_COMPUTE: Final = "backward-compute"
 WGRAD_COMPUTE: Final = "backward-wgrad-compute"
@@ -112,6 +114,40 @@ class SessionMeta:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Stretches:
+    """Where the rank or the step changes from row to row.
+
+    Parameters
+    ----------
+    first : int array, shape (stretches,)
+        The first row of each, from 0 on.
+    earliest_ns : int64 array, shape (stretches,)
+        The earliest start in each.
+    """
+
+    first: NDArray[np.intp]
+    earliest_ns: NDArray[np.int64]
+
+
+def stretches_of(first: NDArray[np.intp], start_ns: NDArray[np.int64]) -> Stretches:
+    """Return stretches of rows, given by their first ones.
+
+    Examples
+    --------
+    >>> stretches_of(np.array([0, 2]), np.array([7, 5, 6])).earliest_ns.tolist()
+    [5, 6]
+    """
+    end = np.append(first[1:], len(start_ns))
+
+    def run(some: slice) -> NDArray[np.int64]:
+        begin = first[some.start]
+        return np.minimum.reduceat(start_ns[begin : end[some.stop - 1]], first[some] - begin)
+
+    threads = threads_for(len(start_ns))
+    return Stretches(first, np.concatenate(in_threads(threads, run, cut(len(first), threads))))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Trace:
     """All operations of one session as columns of equal length.
 
@@ -150,16 +186,17 @@ class Trace:
     duration_ns: NDArray[np.int64]
     step_relative: bool
     # What `stretches` returned, or whoever checked the columns found on the way.
-    known_stretches: list[NDArray[np.intp]] = field(
+    known_stretches: list[Stretches] = field(
         init=False, default_factory=list, repr=False, compare=False
     )
 
     def __len__(self) -> int:
         return len(self.op)
 
-    def stretches(self) -> NDArray[np.intp]:
-        """Return the rows where the rank or the step changes, the first row among them."""
+    def stretches(self) -> Stretches:
+        """Return the stretches of rows of one rank and step; there is at least one row."""
         if not self.known_stretches:
             change = (self.rank[1:] != self.rank[:-1]) | (self.step[1:] != self.step[:-1])
-            self.known_stretches.append(np.concatenate(([0], np.flatnonzero(change) + 1)))
+            first = np.concatenate(([0], np.flatnonzero(change) + 1))
+            self.known_stretches.append(stretches_of(first, self.start_ns))
         return self.known_stretches[0]

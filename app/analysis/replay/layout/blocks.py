@@ -71,7 +71,7 @@ class _Block:
 
 def find_runs(trace: Trace) -> BlockRuns:
     """Return where rank or step change from row to row."""
-    first = trace.stretches()
+    first = trace.stretches().first
     end = np.append(first[1:], len(trace))
     return BlockRuns(
         first, end, trace.rank[first], trace.step[first], trace.dp[first], trace.pp[first]
@@ -90,7 +90,7 @@ def transpose_blocks(trace: Trace, runs: BlockRuns) -> Dense | None:
         return None
     if (runs.rank[in_order] != runs.rank[in_order[:, :1]]).any():
         return None
-    begin_ns = np.minimum.reduceat(trace.start_ns, runs.first)[in_order].min(axis=0)
+    begin_ns = trace.stretches().earliest_ns[in_order].min(axis=0)
     return _transpose(trace, steps, begin_ns, list(_blocks(runs, in_order)))
 
 
@@ -132,6 +132,8 @@ def _transpose(
     alike, transpose = _loops(len(trace))
     ops, orders = in_rows(trace.op), in_rows(trace.order)
     starts, durations = in_rows(trace.start_ns), in_rows(trace.duration_ns)
+    threads = threads_for(len(trace))
+    compares: list[Callable[[], bool]] = []
     moves: list[Callable[[], None]] = []
     for stage, lane in templates.items():
         op, order = trace.op[lane], trace.order[lane]
@@ -144,15 +146,18 @@ def _transpose(
         if any(block.size != len(op) for block in mine):
             return None
         firsts, strides = np.array([(block.first, block.stride) for block in mine]).T.copy()
-        if not alike(ops, orders, lane.start, len(op), firsts, strides, len(steps)):
-            return None
+        compares.append(
+            partial(alike, ops, orders, lane.start, len(op), firsts, strides, len(steps))
+        )
         moves += [
             partial(transpose, starts, begin_ns, firsts, strides, nodes, start_ns),
             partial(
                 transpose, durations, np.zeros_like(begin_ns), firsts, strides, nodes, duration_ns
             ),
         ]
-    in_threads(threads_for(len(trace)), lambda move: move(), moves)
+    if not all(in_threads(threads, lambda compare: compare(), compares)):
+        return None
+    in_threads(threads, lambda move: move(), moves)
     return Dense(steps, shape.ravel(), begin_ns, start_ns, duration_ns)
 
 

@@ -373,8 +373,15 @@ def test_what_is_wrong_with_a_batch_is_said_before_what_is_wrong_with_the_next()
 
 def test_stretches_that_reading_found_are_those_of_the_columns() -> None:
     trace = bodies.decoded(bodies.parquet(bodies.published_table()))
-    found = trace.stretches().tolist()
+    found = trace.stretches()
 
-    assert replace(trace).stretches().tolist() == found
+    anew = replace(trace).stretches()
+    first = found.first.tolist()
+    assert anew.first.tolist() == first
+    assert anew.earliest_ns.tolist() == found.earliest_ns.tolist()
     pairs = list(zip(trace.rank.tolist(), trace.step.tolist(), strict=True))
-    assert found == [row for row in range(len(trace)) if not row or pairs[row] != pairs[row - 1]]
+    assert first == [row for row in range(len(trace)) if not row or pairs[row] != pairs[row - 1]]
+    ends = [*first[1:], len(trace)]
+    assert found.earliest_ns.tolist() == [
+        trace.start_ns[begin:end].min() for begin, end in zip(first, ends, strict=True)
+    ]
