@@ -11,11 +11,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from app.analysis.diagnosis.places import Hosts
-from app.analysis.replay.adaptations.trial import stage_begins
 from app.analysis.replay.distinct import distinct
 from app.analysis.replay.layout.dense import FloatArray, IntArray, Layout
 from app.analysis.replay.medians import median, quantiles
-from app.analysis.replay.session import ShapeGroup
+from app.analysis.replay.session import ShapeGroup, begins_of
+from app.analysis.threads import in_threads, threads_for
 from app.analysis.trace import model as ops
 from app.analysis.trace.model import ABSENT, Trace
 
@@ -150,7 +150,7 @@ class Observation:
             ]
             delay -= reduce(np.maximum, ends)
         elif graph.chained:
-            delay -= stage_begins(self.layout, int(self.layout.nodes.pp[node]))
+            delay -= begins_of(self.group, int(self.layout.nodes.pp[node]))
         if node in self.explained.late_ns:
             delay -= self.explained.late_ns[node]
         late: FloatArray = np.maximum(delay, 0.0)
@@ -200,8 +200,13 @@ class Observation:
         return found
 
     def _by_type(self, stages: Sequence[int]) -> dict[str, Passes]:
-        found = {name: self._passes(name, stages) for name in COMPUTATIONS}
-        return {name: passes for name, passes in found.items() if passes.nodes.size}
+        threads = threads_for(self.recorded_ns.size)
+        found = in_threads(threads, lambda name: self._passes(name, stages), COMPUTATIONS)
+        return {
+            name: passes
+            for name, passes in zip(COMPUTATIONS, found, strict=True)
+            if passes.nodes.size
+        }
 
     def _passes(self, name: str, stages: Sequence[int]) -> Passes:
         nodes, layout = self.layout.nodes, self.layout
@@ -230,9 +235,10 @@ class Observation:
             times[stage, place] -= less_ns[int(table[stage, place])]
         # Recorders with coarse clocks write zeros.
         np.maximum(times, 1.0, out=times)
-        own = np.array(
-            [_middle(times[:, chunk == number]) for number in range(int(chunk.max()) + 1)]
-        ).swapaxes(0, 1)
+        each = (times[:, chunk == number] for number in range(int(chunk.max()) + 1))
+        own = np.array([_middle(chosen) for chosen in (each if several else [times])]).swapaxes(
+            0, 1
+        )
         return Passes(table, chunk, times, own)
 
 

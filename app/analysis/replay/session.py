@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
-from typing import Final
+from typing import Any, Final, TypeVar
 
 import numpy as np
 
 from app.analysis.replay.adaptations.draft import Draft
 from app.analysis.replay.adaptations.evidence import Adaptation, Name
 from app.analysis.replay.adaptations.registry import adapt, adapt_refused, adapt_rows
-from app.analysis.replay.adaptations.trial import recorded_times, stage_begins
+from app.analysis.replay.adaptations.trial import recorded_times, stage_begins, stage_ends
 from app.analysis.replay.clocks.alignment import RankClocks
 from app.analysis.replay.engine.durations import FAULT_NS, Durations, ideal_durations
 from app.analysis.replay.engine.executor import executor_for
@@ -28,6 +28,8 @@ from app.errors import UnanalyzableError
 
 ALL_STEPS: Final = slice(None)
 
+Seen = TypeVar("Seen")
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ShapeGroup:
@@ -37,8 +39,14 @@ class ShapeGroup:
     graph: Graph
     durations: Durations
     simulator: Simulator
-    # What `kept_delays` returned, once it did.
-    known_delays: list[tuple[FloatArray, int]] = field(init=False, default_factory=list)
+    _seen: dict[Callable[[ShapeGroup], Any], Any] = field(init=False, default_factory=dict)
+
+    def once(self, look: Callable[[ShapeGroup], Seen]) -> Seen:
+        """Return what a function sees in the group; asked again it does not look again."""
+        if look not in self._seen:
+            self._seen[look] = look(self)
+        seen: Seen = self._seen[look]
+        return seen
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -214,7 +222,7 @@ def launch_delays(group: ShapeGroup, steps: slice = ALL_STEPS) -> tuple[FloatArr
     if chain is None:
         return delays, clamped
     for stage in range(layout.pp):
-        begins = stage_begins(layout, stage)[steps]
+        begins = begins_of(group, stage)[steps]
         for node in (node for node, own in chain.begins.items() if own == stage):
             late = np.minimum(delays[node], layout.start_ns[node, steps] - begins)
             clamped += int((late <= FAULT_NS).sum())
@@ -224,9 +232,7 @@ def launch_delays(group: ShapeGroup, steps: slice = ALL_STEPS) -> tuple[FloatArr
 
 def kept_delays(group: ShapeGroup) -> tuple[FloatArray, int]:
     """Return what `launch_delays` does, computed once; nobody may write to it."""
-    if not group.known_delays:
-        group.known_delays.append(launch_delays(group))
-    return group.known_delays[0]
+    return group.once(launch_delays)
 
 
 def delays_of(group: ShapeGroup, nodes: IntArray) -> FloatArray:
@@ -234,6 +240,15 @@ def delays_of(group: ShapeGroup, nodes: IntArray) -> FloatArray:
     return np.asarray(kept_delays(group)[0][nodes])
 
 
+def begins_of(group: ShapeGroup, stage: int) -> FloatArray:
+    """Return when a stage could begin its steps, shape (steps, dp), ns; see `stage_begins`."""
+    return stage_begins(group.layout, stage, group.once(_ends))
+
+
 def recorded_step_times(group: ShapeGroup) -> FloatArray:
     """Return how long each step took as recorded, ns; see `recorded_times`."""
-    return recorded_times(group.layout, group.graph)
+    return recorded_times(group.layout, group.graph, group.once(_ends))
+
+
+def _ends(group: ShapeGroup) -> FloatArray:
+    return stage_ends(group.layout)

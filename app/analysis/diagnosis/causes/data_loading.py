@@ -13,9 +13,9 @@ from app.analysis.diagnosis.finding import Cause, Change, Evidence, Finding
 from app.analysis.diagnosis.observation import Observation
 from app.analysis.diagnosis.places import FigureView, Hosts, JobFacts, StepView, Where
 from app.analysis.diagnosis.signs import Signs
-from app.analysis.replay.adaptations.trial import stage_begins
 from app.analysis.replay.layout.dense import FloatArray
 from app.analysis.replay.means import mean, means
+from app.analysis.replay.session import begins_of
 from app.analysis.trace.model import FORWARD_COMPUTE, FORWARD_RECV, PARAMS_ALL_GATHER
 
 # A step that waits for less of its time has its batch.
@@ -80,7 +80,7 @@ def _since_its_step(observation: Observation, gather: int) -> FloatArray:
     """
     layout = observation.layout
     late = observation.delay_ns(gather)
-    since = layout.start_ns[gather] - stage_begins(layout, int(layout.nodes.pp[gather]))
+    since = layout.start_ns[gather] - begins_of(observation.group, int(layout.nodes.pp[gather]))
     late[1:] = np.clip(since[1:], 0.0, late[1:])
     return late
 

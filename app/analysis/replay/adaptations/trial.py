@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import product
 from typing import Final
 
 import numpy as np
@@ -13,8 +14,9 @@ from app.analysis.replay.engine.executor import executor_for
 from app.analysis.replay.engine.program import prepare
 from app.analysis.replay.engine.replay import Executor
 from app.analysis.replay.engine.variants import Simulator
-from app.analysis.replay.layout.dense import FloatArray, IntArray, Layout
+from app.analysis.replay.layout.dense import FloatArray, Layout
 from app.analysis.replay.layout.graph import Graph
+from app.analysis.threads import cut, in_threads, threads_for
 
 # What an adaptation on trial has to take off the discrepancy, as a share of a step.
 LEAST_GAIN: Final = 0.005
@@ -22,57 +24,71 @@ LEAST_GAIN: Final = 0.005
 _AT_A_TIME: Final = 1 << 16
 
 
-def recorded_times(layout: Layout, graph: Graph) -> FloatArray:
+def recorded_times(layout: Layout, graph: Graph, ends: FloatArray | None = None) -> FloatArray:
     """Return how long each step took as recorded, shape (steps,), ns.
 
     From the first start to the last end of a step; where steps are chained, from the last end of
     the step before, in whose place the first step takes the start of the rank that ends it.
+
+    Parameters
+    ----------
+    layout : Layout
+    graph : Graph
+    ends : float64 array, shape (pp, steps, dp), or None
+        What `stage_ends` returns, where it is known.
     """
-    latest = np.zeros(layout.start_ns.shape[1:])
-    raise_to_ends(layout, np.arange(len(layout.nodes)), latest)
-    ends = latest.max(axis=1)
+    of_stages = stage_ends(layout) if ends is None else ends
+    last = of_stages.max(axis=(0, 2), initial=0.0)
     if not graph.chained:
-        return np.asarray(ends)
+        return np.asarray(last)
     begin = layout.begin_ns - layout.begin_ns[0]
-    times = np.diff(begin + ends, prepend=0.0)
+    times = np.diff(begin + last, prepend=0.0)
     of_first = layout.start_ns[:, 0] + layout.duration_ns[:, 0]
     node, dp = np.unravel_index(int(of_first.argmax()), of_first.shape)
     times[0] -= layout.start_ns[layout.nodes.pp == layout.nodes.pp[node], 0, dp].min()
     return np.asarray(times)
 
 
-def stage_begins(layout: Layout, stage: int) -> FloatArray:
+def stage_begins(layout: Layout, stage: int, ends: FloatArray) -> FloatArray:
     """Return when a stage could begin its steps where they are chained, shape (steps, dp), ns.
 
     That is when it ended the step before, by the clock of the step's own begin; its first start in
-    the first step.
+    the first step. `ends` is what `stage_ends` returns.
     """
-    mine = np.flatnonzero(layout.nodes.pp == stage)
-    ends = np.full(layout.start_ns.shape[1:], -np.inf)
-    raise_to_ends(layout, mine, ends)
-    begins = np.empty(ends.shape)
-    begins[0] = layout.start_ns[mine, 0].min(axis=0)
-    begins[1:] = ends[:-1] - np.diff(layout.begin_ns)[:, None]
+    begins = np.empty(ends.shape[1:])
+    begins[0] = layout.start_ns[layout.nodes.pp == stage, 0].min(axis=0)
+    begins[1:] = ends[stage, :-1] - np.diff(layout.begin_ns)[:, None]
     return begins
 
 
-def raise_to_ends(layout: Layout, nodes: IntArray, latest: FloatArray) -> None:
-    """Replace values, shape (steps, dp), by the ends of some nodes that are later, in place."""
-    count = latest.size
-    if compiled_pays(layout.start_ns.size):
-        from app.analysis.replay.engine import sweeps  # noqa: PLC0415 - loads the compiler
+def stage_ends(layout: Layout) -> FloatArray:
+    """Return when each stage's last operation of a step ends, shape (pp, steps, dp), ns."""
+    _, steps, dp = layout.start_ns.shape
+    stages = [np.flatnonzero(layout.nodes.pp == stage) for stage in range(layout.pp)]
+    latest = np.full((layout.pp, steps, dp), -np.inf)
+    if not compiled_pays(layout.start_ns.size):
+        block = max(_AT_A_TIME // (steps * dp), 1)
+        for ends, nodes in zip(latest, stages, strict=True):
+            for first in range(0, len(nodes), block):
+                some = nodes[first : first + block]
+                of_block = layout.start_ns[some] + layout.duration_ns[some]
+                np.maximum(ends, of_block.max(axis=0), out=ends)
+        return latest
+    from app.analysis.replay.engine.sweeps import raise_to_ends  # noqa: PLC0415 - the compiler
 
-        start, duration = (
-            in_rows(times).reshape(len(times), count)
-            for times in (layout.start_ns, layout.duration_ns)
-        )
-        sweeps.raise_to_ends(start, duration, nodes, latest.reshape(count))
-        return
-    block = max(_AT_A_TIME // count, 1)
-    for first in range(0, len(nodes), block):
-        some = nodes[first : first + block]
-        of_block = layout.start_ns[some] + layout.duration_ns[some]
-        np.maximum(latest, of_block.max(axis=0), out=latest)
+    start, duration = (
+        in_rows(times).reshape(len(times), steps * dp)
+        for times in (layout.start_ns, layout.duration_ns)
+    )
+
+    def run(part: tuple[int, slice]) -> None:
+        stage, lanes = part
+        out = latest[stage].reshape(steps * dp)
+        raise_to_ends(start, duration, stages[stage], (lanes.start, lanes.stop), out)
+
+    threads = threads_for(layout.start_ns.size)
+    in_threads(threads, run, list(product(range(layout.pp), cut(steps * dp, threads))))
+    return latest
 
 
 def discrepancy(layouts: Sequence[Layout], graphs: Sequence[Graph]) -> float:

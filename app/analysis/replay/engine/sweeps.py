@@ -16,12 +16,16 @@ from app.analysis.replay.layout.dense import FloatArray, IntArray
 
 @compiled  # pragma: no cover - coverage does not see compiled code
 def raise_to_ends(
-    start: FloatArray, duration: FloatArray, nodes: IntArray, out: FloatArray
+    start: FloatArray,
+    duration: FloatArray,
+    nodes: IntArray,
+    lanes: tuple[int, int],
+    out: FloatArray,
 ) -> None:
-    """Replace values, shape (lanes,), by the ends of some nodes that are later."""
+    """Replace values, shape (lanes,), from one lane to another by later ends of some nodes."""
     for k in range(len(nodes)):
         node = nodes[k]
-        for i in range(len(out)):
+        for i in range(lanes[0], lanes[1]):
             out[i] = max(out[i], start[node, i] + duration[node, i])
 
 
@@ -103,7 +107,7 @@ def take_ranks(
 def warm_up() -> None:
     """Compile, or load from the disk's cache, all of these."""
     one, zero = np.ones((1, 1)), np.zeros(1, dtype=np.int64)
-    raise_to_ends(one, one, zero, one[0])
+    raise_to_ends(one, one, zero, (0, 1), one[0])
     across = np.zeros(1, dtype=np.bool_)
     take_off_waiting(one, one, zero, np.arange(2), across, 1, 0.0, (0, 1), one)
     take_ranks(one, zero, zero, 1, one[0])

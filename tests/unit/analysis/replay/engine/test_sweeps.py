@@ -24,8 +24,11 @@ def test_values_are_raised_to_later_ends(seed: int) -> None:
     latest = rng.normal(0, 1e6, start.shape[1])
     twin = np.maximum(latest, (start + duration)[nodes].max(axis=0, initial=-np.inf))
 
-    sweeps.raise_to_ends(start, duration, nodes, latest)
+    before, first = latest.copy(), len(latest) // 2
+    sweeps.raise_to_ends(start, duration, nodes, (first, len(latest)), latest)
 
+    assert np.array_equal(latest, [*before[:first], *twin[first:]])
+    sweeps.raise_to_ends(start, duration, nodes, (0, first), latest)
     assert np.array_equal(latest, twin)
 
 
