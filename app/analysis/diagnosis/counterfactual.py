@@ -8,7 +8,7 @@ share is what its removal brings on average over all orders in which the causes 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import combinations, groupby
 from math import factorial
 from typing import Any, Final
@@ -49,15 +49,26 @@ class Counterfactuals:
         Launch delays that have a cause, by node; replays have them unless the cause is removed.
     stays_ns : mapping
         Launch delays that every replay has.
+    now_s : float64 array, shape (steps,), or None
+        The time of each step with all causes, where somebody has replayed that already.
     """
 
     group: ShapeGroup
     changes: Sequence[Change]
     late_ns: Mapping[int, FloatArray]
     stays_ns: Mapping[int, FloatArray] = field(default_factory=dict)
+    now_s: FloatArray | None = None
     # What is known already; a copy with other delays begins anew.
     _times: dict[frozenset[int], FloatArray] = field(init=False, default_factory=dict)
     _mean_s: dict[frozenset[int], float] = field(init=False, default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.now_s is not None:
+            self._times[frozenset()] = self.now_s
+
+    def staying(self, stays_ns: Mapping[int, FloatArray]) -> Counterfactuals:
+        """Return replays that have these launch delays as well; nothing of them is known yet."""
+        return replace(self, stays_ns=stays_ns, now_s=None)
 
     def without(self, causes: frozenset[int]) -> FloatArray:
         """Return the time of each step without the causes of these numbers, seconds."""

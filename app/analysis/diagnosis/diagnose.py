@@ -120,10 +120,15 @@ def diagnose(observation: Observation, replayed: Replayed, metrics: Metrics) -> 
         for node, late_ns in summed(sign.finding.late_ns for sign in found).items()
     }
     changes = [sign.finding.change for sign in found]
-    replays = Counterfactuals(without_lags(replayed.main, regular), changes, late)
     main = np.ones(len(metrics.recorded_s), dtype=bool)
     if len(replayed.groups) > 1:
         main = np.isin(replayed.steps, replayed.layout.steps)
+    replays = Counterfactuals(
+        without_lags(replayed.main, regular),
+        changes,
+        late,
+        now_s=None if late or regular else metrics.simulated_s[main],
+    )
     recorded_s = mean(metrics.recorded_s[main])
     ideal_s = metrics.ideal_s[main]
     if metrics.discrepancy <= DISCREPANCY_LIMIT:
@@ -136,7 +141,7 @@ def diagnose(observation: Observation, replayed: Replayed, metrics: Metrics) -> 
             node: np.maximum(delay_ns - late.get(node, 0.0), 0.0)
             for node, delay_ns in late_launches(signs.observation).items()
         }
-        replays = replace(replays, stays_ns=stays)
+        replays = replays.staying(stays)
         ideal_s = replays.ideal()
     diagnosis, named = _weigh(replays, found, (recorded_s, metrics.slowdown), ideal_s, unjudged)
     if explained and named:
@@ -294,7 +299,7 @@ def _with_reducing(
     }
     if not stays or diagnosis.judged is None:
         return diagnosis
-    whole = replace(replays, stays_ns=stays)
+    whole = replays.staying(stays)
     whole.replay([frozenset(), named])
     now_s, reference_s = whole.without(frozenset()), whole.without(named)
     return replace(

@@ -8,7 +8,7 @@ from typing import Final, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from app.analysis.loops import compiled_pays, in_rows
+from app.analysis.loops import compiled_pays, frozen, in_rows
 
 FloatArray = NDArray[np.float64]
 Real = TypeVar("Real", np.float32, np.float64)
@@ -80,9 +80,20 @@ def _near(values: NDArray[Real], place: int) -> tuple[NDArray[Real], int]:
     some = np.sort(values[:: len(values) // _SAMPLE | 1])
     around = place * len(some) // len(values)
     low, high = some[max(around - _APART, 0)], some[min(around + _APART, len(some) - 1)]
-    near = values[(values >= low) & (values <= high)]
-    among = place - int(np.count_nonzero(values < low))
+    near, less = _between(values, low, high)
+    among = place - less
     return (near, among) if 0 < among < len(near) else (values, place)
+
+
+def _between(values: NDArray[Real], low: Real, high: Real) -> tuple[NDArray[Real], int]:
+    """Return the values from `low` to `high`, and how many are less."""
+    if compiled_pays(values.size):
+        from app.analysis.replay.selecting import take_between  # noqa: PLC0415 - loads the compiler
+
+        near = np.empty(len(values), dtype=values.dtype)
+        count, less = take_between(frozen(values), low, high, near)
+        return near[:count], less
+    return values[(values >= low) & (values <= high)], int(np.count_nonzero(values < low))
 
 
 def median_of_known(values: FloatArray) -> FloatArray:

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from app.analysis.compiled import compiled
+from app.analysis.loops import frozen
 
 Real = TypeVar("Real", np.float32, np.float64)
 
@@ -119,7 +120,30 @@ def select_columns(
             before[first + k], at[first + k] = found[0], found[1]
 
 
+@compiled  # pragma: no cover
+def take_between(
+    values: NDArray[Real], low: Real, high: Real, out: NDArray[Real]
+) -> tuple[int, int]:
+    """Write the values from `low` to `high`; return how many these are, and how many are less.
+
+    Parameters
+    ----------
+    values : float array, shape (values,)
+        Read-only.
+    low, high : float
+    out : float array, shape (values,)
+    """
+    kept = less = 0
+    for i in range(len(values)):
+        value = values[i]
+        out[kept] = value
+        kept += (low <= value) & (value <= high)
+        less += value < low
+    return kept, less
+
+
 def warm_up() -> None:
     """Compile, or load from the disk's cache, all of these."""
     for two in (np.zeros((2, 1)), np.zeros((2, 1), dtype=np.float32)):
         select_columns(two, 1, two[0], two[0])
+        take_between(frozen(two[0]), two[0, 0], two[0, 0], two[0])

@@ -32,6 +32,7 @@ from app.analysis.report.coverage import (
     MadeAdaptation,
     Recreated,
 )
+from app.analysis.threads import cut, in_threads, threads_for
 from app.analysis.trace.model import REPLAYED_OP_TYPES, Trace
 from app.analysis.trace.unmapped import said
 from app.analysis.wording import percent
@@ -167,7 +168,16 @@ def _count_by_type(trace: Trace) -> list[int]:
     if len(trace) and compiled_pays(len(trace)):
         from app.analysis.trace.operations.scanning import count_codes  # noqa: PLC0415 - the compiler
 
-        count_codes(in_rows(trace.op), counts)
+        codes = in_rows(trace.op)
+
+        def count(rows: slice) -> NDArray[np.int64]:
+            own = np.zeros_like(counts)
+            count_codes(codes[rows], own)
+            return own
+
+        threads = threads_for(len(codes))
+        for part in in_threads(threads, count, cut(len(codes), threads)):
+            counts += part
         return counts.tolist()
     for first in range(0, len(trace), PIECE_ROWS):
         counts += np.bincount(trace.op[first : first + PIECE_ROWS], minlength=len(counts))

@@ -25,10 +25,11 @@ from app.analysis.diagnosis.places import (
 from app.analysis.diagnosis.signs import Signs
 from app.analysis.replay.distinct import distinct
 from app.analysis.replay.engine.chosen import values_of
-from app.analysis.replay.layout.dense import FloatArray
+from app.analysis.replay.layout.dense import FloatArray, IntArray
 from app.analysis.replay.layout.graph import P2P
 from app.analysis.replay.means import mean, means
 from app.analysis.replay.medians import median
+from app.analysis.threads import in_threads, threads_for
 
 # A link is slow from this ratio to a reference link on, which is this quantile of all.
 _SLOW: Final = 1.8
@@ -182,14 +183,18 @@ def _usual_elsewhere(
     The median of all is between slow and fast where half of the links are slow. Where a type has
     no fast link, it is that of all.
     """
-    op = observation.layout.nodes.op
-    fast: dict[int, list[FloatArray]] = {}
+    op, recorded = observation.layout.nodes.op, observation.recorded_ns
+    fast: dict[int, list[tuple[IntArray, IntArray]]] = {}
     for nodes, slow_ranks in zip(links.nodes, slow, strict=True):
         types, ranks = op[nodes], np.flatnonzero(~slow_ranks)
-        for code in distinct(types).tolist():
-            mine = np.asarray(nodes)[types == code]
-            fast.setdefault(code, []).append(values_of(observation.recorded_ns, mine, ranks))
-    return _medians(observation, fast)
+        for code in distinct(types).tolist() if len(ranks) else ():
+            fast.setdefault(code, []).append((np.asarray(nodes)[types == code], ranks))
+
+    def middle(parts: list[tuple[IntArray, IntArray]]) -> float:
+        return float(median(np.concatenate([values_of(recorded, *part) for part in parts])))
+
+    medians = in_threads(threads_for(recorded.size), middle, list(fast.values()))
+    return _usual(observation) | dict(zip(fast, medians, strict=True))
 
 
 def _usual_on_other_stages(
@@ -201,18 +206,14 @@ def _usual_on_other_stages(
     for (_, nodes), is_slow in zip(stages, slow.tolist(), strict=True):
         for node in () if is_slow else nodes:
             fast.setdefault(int(op[node]), []).append(observation.recorded_ns[node].ravel())
-    return _medians(observation, fast)
+    medians = {code: float(median(np.concatenate(parts))) for code, parts in fast.items()}
+    return _usual(observation) | medians
 
 
-def _medians(observation: Observation, fast: dict[int, list[FloatArray]]) -> dict[int, float]:
-    """Return the median of each type's values; its ideal, which is that of all, without any."""
+def _usual(observation: Observation) -> dict[int, float]:
+    """Return the ideal duration of each type, which is the median of all."""
     op, ideal = observation.layout.nodes.op, observation.group.durations.ideal_ns
-    usual = {int(code): float(ideal[op == code][0]) for code in np.unique(op)}
-    for code, parts in fast.items():
-        values = np.concatenate(parts)
-        if len(values):
-            usual[code] = float(median(values))
-    return usual
+    return {int(code): float(ideal[op == code][0]) for code in np.unique(op)}
 
 
 def _collectives(

@@ -33,6 +33,20 @@ def test_without_any_cause_removed_late_launches_are_part_of_the_steps() -> None
     assert replays().without(frozenset()) == pytest.approx(recorded, rel=0.01)
 
 
+def test_what_somebody_has_replayed_already_is_not_replayed_again() -> None:
+    simulator = GROUP.simulator
+    (plain,) = simulator.step_times([simulator.keep()]) * 1e-9
+    change = Change(less_ns={int(node): np.asarray(5 * MS) for node in PASSES[0]})
+
+    anew = Counterfactuals(GROUP, [change], {})
+    known = Counterfactuals(GROUP, [change], {}, now_s=plain)
+
+    assert np.array_equal(anew.without(frozenset()), plain)
+    assert known.without(frozenset()) is plain
+    assert np.array_equal(known.shares([0]), anew.shares([0]))
+    assert (known.staying(LATE).without(frozenset()) > plain).all()
+
+
 def test_with_late_launches_removed_the_steps_are_those_of_the_plain_replay() -> None:
     simulator = GROUP.simulator
     (plain,) = simulator.step_times([simulator.keep()]) / 1e9

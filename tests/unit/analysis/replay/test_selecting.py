@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from app.analysis.loops import frozen
 from app.analysis.replay import selecting
 from app.analysis.replay.engine.executor import warm_up
 from app.analysis.replay.medians import median
@@ -47,11 +50,39 @@ def test_columns_have_at_a_place_what_sorting_brings_there(  # noqa: PLR0917
     assert np.array_equal(values, given_values)
 
 
-def test_the_loop_is_compiled_for_what_warming_up_runs() -> None:
+@pytest.mark.parametrize("kind", [np.float32, np.float64])
+def test_what_lies_between_is_taken_in_order_and_what_is_less_counted(
+    kind: type[np.floating[Any]],
+) -> None:
+    values = np.random.default_rng(7).integers(0, 9, 500).astype(kind)
+    low, high = kind(3), kind(5)
+    out = np.empty(500, dtype=kind)
+
+    count, less = selecting.take_between(frozen(values), low, high, out)
+
+    assert np.array_equal(out[:count], values[(values >= low) & (values <= high)])
+    assert less == (values < low).sum()
+
+
+def test_loops_are_compiled_for_what_warming_up_runs() -> None:
     selecting.warm_up()
 
-    kinds = len(selecting.select_columns.signatures)  # type: ignore[attr-defined]
-    assert kinds == len({np.float32, np.float64})
+    kinds = len({np.float32, np.float64})
+    assert len(selecting.select_columns.signatures) == kinds  # type: ignore[attr-defined]
+    assert len(selecting.take_between.signatures) == kinds  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("kind", [np.float32, np.float64])
+@pytest.mark.parametrize("count", [50_000, 50_001])
+def test_medians_of_very_many_values_are_those_of_numpy(
+    count: int, kind: type[np.floating[Any]]
+) -> None:
+    warm_up()
+    values = np.random.default_rng(count).lognormal(size=count).astype(kind)
+    alike = np.where(values > 1, kind(2), values)
+
+    assert median(values) == np.median(values)
+    assert median(alike) == np.median(alike)
 
 
 @pytest.mark.parametrize("rows", [2_000, 2_001])
