@@ -278,6 +278,7 @@ def _weigh(
             recorded_s=recorded_s,
             # of causes that do not depend on one another
             unsure=hypot(*(found[number].finding.unsure for number in numbers)),
+            longer=hypot(*(found[number].finding.longer for number in numbers)),
             work=next((w for n in numbers if (w := found[n].finding.work) is not None), None),
             cycle=found[numbers[0]].finding.cycle if len(numbers) == 1 else None,
         ),

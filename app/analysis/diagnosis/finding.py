@@ -91,6 +91,8 @@ class Finding:
     unsure : float
         How far a step without it may be off, relative, for what nobody knows of the healthy job:
         half of a 95 % interval. What steps differ by is no part of it.
+    longer : float
+        How much longer it may be besides, by what a healthy job does, too, and no replay shows.
     work : float64 array, shape (steps,), or None
         What each step computes ÷ the mean; without the cause all of them compute the mean.
     cycle : int or None
@@ -105,6 +107,7 @@ class Finding:
     doubt: Doubt | None = None
     regular: frozenset[int] = frozenset()
     unsure: float = 0.0
+    longer: float = 0.0
     work: FloatArray | None = None
     cycle: int | None = None
 
@@ -157,6 +160,8 @@ class Judged:
     unsure : float
         How far the reference may be off, relative, for what nobody knows of the healthy job: half
         of a 95 % interval.
+    longer : float
+        How much longer it may be besides.
     work : float64 array, shape (steps,), or None
         What each step computes ÷ the mean, where in the reference all of them compute the mean.
     cycle : int or None
@@ -168,5 +173,6 @@ class Judged:
     unknown_share: float
     recorded_s: float
     unsure: float = 0.0
+    longer: float = 0.0
     work: FloatArray | None = None
     cycle: int | None = None

@@ -143,6 +143,7 @@ def interval_of(judged: Judged) -> Interval | None:
         return None
     now, without = float(judged.steps_s.mean()), float(reference_s.mean())
     below, above = (hypot(half, MODEL, judged.unsure) for half in drawn)
+    below = hypot(below, judged.longer)
     slowdown, late = now / without, judged.recorded_s - now
     if late > 0:
         stays = log(slowdown * (without + late) / (now + late))

@@ -30,6 +30,7 @@ _TO_MIDDLE: Final = 4.0
 # What a healthy group waits, as a share of its computing, where there is none to tell: ranks differ
 # by some tenths of a percent, and who is first waits.
 USUAL_WAIT: Final = 0.003
+_TWICE: Final = 2.0
 # So many groups are evidence; the rest has only a place.
 LISTED: Final = 3
 # It is one rank's fault when that rank is last for this share of the waiting.
@@ -77,12 +78,15 @@ class Waiting:
         The share of the waiting that is for each rank.
     usual : float
         The share of its computing time that a healthy group waits.
+    told : bool
+        Whether healthy groups of the job tell that.
     """
 
     waits: Waits
     share: float
     by_rank: FloatArray
     usual: float = USUAL_WAIT
+    told: bool = False
 
     @property
     def cell(self) -> Worker:
@@ -200,7 +204,7 @@ def waiting_groups(
     others = shares[shares < limit]
     usual = float(median(others)) if len(others) else USUAL_WAIT
     found = [
-        Waiting(wait, share, by_rank / by_rank.sum(), usual)
+        Waiting(wait, share, by_rank / by_rank.sum(), usual, told=len(others) > 0)
         for wait, share in zip(waits, shares.tolist(), strict=True)
         if share >= limit
         for by_rank in [_waits_for(wait)]
@@ -233,6 +237,15 @@ def unsure_of_waits(observation: Observation, groups: Sequence[Waiting]) -> floa
     """
     ranks = {dp for dp, _ in (group.cell for group in groups)}
     return groups[0].usual * len(ranks) / observation.layout.dp
+
+
+def longer_by_waits(observation: Observation, groups: Sequence[Waiting]) -> float:
+    """Return how much longer such a step may be besides, relative.
+
+    Where no healthy group tells what it waits that may be twice the usual, and never less than
+    nothing.
+    """
+    return 0.0 if groups[0].told else _TWICE * unsure_of_waits(observation, groups)
 
 
 def computations_without(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, TypeVar
 
@@ -175,7 +175,12 @@ def without_lags(group: ShapeGroup, nodes: Collection[int]) -> ShapeGroup:
     if not nodes:
         return group
     lags = {edge: lag for edge, lag in group.graph.lags_ns.items() if edge[0] not in nodes}
-    return _group(group.layout, replace(group.graph, lags_ns=lags), group.durations)
+    return with_lags(group, lags)
+
+
+def with_lags(group: ShapeGroup, lags_ns: Mapping[tuple[int, int], float]) -> ShapeGroup:
+    """Return a group in which these pass regularly before launches, and nothing else does."""
+    return _group(group.layout, replace(group.graph, lags_ns=lags_ns), group.durations)
 
 
 def _with_graphs(

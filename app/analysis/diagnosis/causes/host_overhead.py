@@ -27,6 +27,7 @@ from app.analysis.replay.layout.dense import FloatArray, IntArray
 from app.analysis.replay.layout.graph import P2P
 from app.analysis.replay.means import means
 from app.analysis.replay.medians import median
+from app.analysis.replay.session import with_lags
 from app.analysis.wording import percent
 
 # A device that idles less than this share of its time for launches is not held up: a job that
@@ -44,6 +45,16 @@ _AT_A_GLANCE: Final = 0.7
 # What a healthy host takes to launch is nowhere in the trace, and a step is longer by it: replays
 # of jobs, which are all without it, are short by 1.3 % in the middle (paper, section 6).
 _UNSURE: Final = 0.015
+# A host that waits for its input launches nothing meanwhile: whenever a device has waited for a
+# transfer it waits for the launch as well, on a healthy host, too. That takes up to so much of what
+# is launched, and how much longer a step is by it a replay tells.
+_HEALTHY_LAUNCH: Final = 0.05
+_UNSURE_WAITING: Final = 0.005
+# A transfer has kept a device waiting when it ends so much of a launch after what was computed
+# before. Hosts that launch ahead launch at once then, hosts that wait take most of a launch: so
+# much tells one from the other.
+_KEPT: Final = 0.3
+_WAITING: Final = 0.25
 _NAMED: Final = 3
 _NOTHING: Final = -1
 
@@ -209,6 +220,8 @@ def _find(signs: Signs) -> Finding | None:
     if slow is None:
         return None
     late_ns, on_time = _late_launches(observation, idling, slow)
+    # A single host has healthy ones beside it.
+    waiting = slow.everywhere and _await_inputs(observation, idling, slow)
     by_step = np.sum(
         [np.where(on_time[node], late, 0.0).sum(axis=1) for node, late in late_ns.items()], axis=0
     )
@@ -219,8 +232,52 @@ def _find(signs: Signs) -> Finding | None:
         figure=HeldLaunches(by_step_s=tuple((by_step / 1e9).tolist())),
         late_ns=late_ns,
         regular=frozenset(node for node, _ in observation.group.graph.lags_ns) & late_ns.keys(),
-        unsure=_UNSURE,
+        unsure=_UNSURE_WAITING if waiting else _UNSURE,
+        longer=_longer_by_launches(observation) if waiting else 0.0,
     )
+
+
+def _longer_by_launches(observation: Observation) -> float:
+    """Return how much longer a step is, relative, if hosts launch after waiting for transfers."""
+    transfers, ideal_ns = _transfers(observation), observation.group.durations.ideal_ns
+    lags_ns = {
+        (node, other): _HEALTHY_LAUNCH * float(ideal_ns[node])
+        for node in np.flatnonzero(observation.layout.of_types(*COMPUTATIONS)).tolist()
+        for other in observation.after[node]
+        if transfers[other]
+    }
+    groups = (with_lags(observation.group, lags) for lags in ({}, lags_ns))
+    at_once, after = (
+        float(group.simulator.step_times([group.simulator.keep()]).sum()) for group in groups
+    )
+    return after / at_once - 1
+
+
+def _transfers(observation: Observation) -> NDArray[np.bool_]:
+    """Return which nodes are transfers from stage to stage."""
+    return observation.layout.of_types(*P2P)
+
+
+def _await_inputs(observation: Observation, idling: _Idling, slow: _Slow) -> bool:
+    """Return whether slow hosts wait for transfers before they launch what needs these."""
+    layout = observation.layout
+    start, duration = layout.start_ns, layout.duration_ns
+    transfers = _transfers(observation)
+    taken: list[FloatArray] = []
+    for stage in sorted({pp for _, pp in slow.workers}):
+        ranks = [dp for dp, pp in slow.workers if pp == stage]
+        launch_ns = np.maximum(idling.launch_ns[stage, ranks], 1.0)
+        for node, before in _computed_before(observation, stage).items():
+            others = [other for other in observation.after[node] if transfers[other]]
+            if not others:
+                continue
+            free = (start[before] + duration[before])[:, ranks]
+            input_ns = (start[others] + duration[others]).max(axis=0)[:, ranks]
+            kept = input_ns > free + _KEPT * launch_ns
+            launched = (start[node][:, ranks] - input_ns) / launch_ns
+            taken.append(launched[kept])
+    all_taken = np.concatenate([np.empty(0), *taken])
+    return bool(all_taken.size and median(all_taken) >= _WAITING)
 
 
 def _late_launches(

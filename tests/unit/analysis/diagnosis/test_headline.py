@@ -97,6 +97,13 @@ def test_what_is_not_known_of_the_healthy_job_widens_the_interval_to_both_sides(
     assert half_widths(alike(unsure=0.01)) == pytest.approx((0.01, 0.01), rel=0.01)
 
 
+def test_what_healthy_jobs_do_too_makes_the_slowdown_less_and_never_more() -> None:
+    below, above = half_widths(alike(unsure=0.003, longer=0.004))
+
+    assert above == pytest.approx(0.003, rel=0.1)
+    assert below == pytest.approx(0.005, rel=0.1)
+
+
 def test_no_interval_is_narrower_than_what_drawing_steps_anew_gives() -> None:
     steps_s = np.random.default_rng(5).uniform(1.5, 2.5, 24)
     drawn = spread_by_blocks(steps_s, np.ones(24))

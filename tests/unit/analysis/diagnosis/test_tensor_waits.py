@@ -12,6 +12,7 @@ from app.analysis.diagnosis.tensor_waits import (
     computations_without,
     groups_of,
     has_tensor_ranks,
+    longer_by_waits,
     measure_waits,
     unsure_of_waits,
     waiting_groups,
@@ -43,8 +44,11 @@ def test_a_step_in_which_nobody_waits_is_off_by_what_healthy_groups_wait() -> No
 
     # one of three DP ranks
     assert unsure_of_waits(observation, [group]) == pytest.approx(group.usual / 3)
+    assert longer_by_waits(observation, [group]) == 0
     (alone,) = waiting_groups(observation, [wait for wait in waits if wait.cell == (2, 1)])
     assert alone.usual == USUAL_WAIT
+    # no healthy one tells how long they wait, which may be longer
+    assert longer_by_waits(observation, [alone]) == pytest.approx(2 * USUAL_WAIT / 3)
 
 
 def test_tensor_and_context_parallel_ranks_of_a_cell_are_groups_of_their_own() -> None:

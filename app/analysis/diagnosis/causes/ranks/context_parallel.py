@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from math import hypot, log
 from typing import Final
 
 import numpy as np
@@ -27,6 +28,7 @@ from app.analysis.diagnosis.tensor_waits import (
     computations_without,
     figure_of,
     has_tensor_ranks,
+    longer_by_waits,
     measure_waits,
     unsure_of_waits,
     view_of,
@@ -42,6 +44,8 @@ _FEWEST: Final = 2
 _GRADED: Final = 0.3
 _TELLING: Final = 3
 _IN_DOUBT: Final = 0.85
+# A group that is said to wait for more of its computing time than this was not recorded rightly.
+_MOST: Final = 0.95
 
 
 def _is_recorded(observation: Observation) -> bool:
@@ -92,12 +96,24 @@ def _find(signs: Signs) -> Finding | None:
         where=where,
         figure=figure_of(groups[0]),
         unsure=unsure_of_waits(observation, groups),
+        longer=hypot(
+            longer_by_waits(observation, groups), _if_divided(groups[0]) if untold else 0.0
+        ),
         doubt=Doubt(most=_IN_DOUBT, cause=None, evidence=(), where=Where()) if untold else None,
     )
 
 
 def _cells(observation: Observation) -> int:
     return observation.layout.pp * observation.layout.dp
+
+
+def _if_divided(group: Waiting) -> float:
+    """Return how much longer a step without waiting is if one of two ranks has more to do.
+
+    As the difference of the logarithms: divided evenly, both of them do half of that.
+    """
+    share = min(group.share, _MOST)
+    return log((1 - share / 2) / (1 - share))
 
 
 def _beyond_mean(group: Waiting) -> FloatArray:

@@ -23,6 +23,7 @@ from app.analysis.diagnosis.tensor_waits import (
     LISTED,
     computations_without,
     figure_of,
+    longer_by_waits,
     unsure_of_waits,
     view_of,
 )
@@ -42,6 +43,7 @@ def _find(signs: Signs) -> Finding | None:
         where=where_of(groups),
         figure=figure_of(groups[0]),
         unsure=unsure_of_waits(signs.observation, groups),
+        longer=longer_by_waits(signs.observation, groups),
     )
 
 

@@ -7,12 +7,16 @@ import pytest
 
 from app.analysis.diagnosis.causes.data_loading import DATA_LOADING
 from app.analysis.diagnosis.causes.host_overhead import HOST_OVERHEAD, has_slow_hosts
-from app.analysis.diagnosis.observation import Explained
+from app.analysis.diagnosis.observation import Explained, Observation
+from app.analysis.diagnosis.signs import Signs
+from app.analysis.replay.session import prepare_replay
 from app.analysis.report.build import analyze
 from app.analysis.synthesis.hosts.draw import draw_host_session
 from app.analysis.synthesis.injections.hosts import HostOverhead
 from app.analysis.synthesis.job import JobModel
 from app.analysis.trace.model import Sizes
+from tests.oracles.physics.shape import Posting
+from tests.oracles.physics.world import World
 from tests.unit.analysis.diagnosis.jobs import (
     INTERLEAVED,
     JOB,
@@ -27,6 +31,7 @@ from tests.unit.analysis.diagnosis.jobs import (
     signs_of,
     where,
 )
+from tests.unit.analysis.diagnosis.second_physics import PLAIN, struck
 
 # four workers a host
 HOSTED = replace(JOB, sizes=Sizes(dp=4, pp=4, tp=2))
@@ -109,6 +114,21 @@ def test_other_hosts_keep_what_regularly_passes() -> None:
         stage = int(signs.observation.layout.nodes.pp[node])
         slow = [dp for dp, pp in finding.where.workers if pp == stage]
         np.testing.assert_array_equal(np.flatnonzero(on_time[0]), sorted(slow))
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_hosts_that_wait_for_transfers_launch_after_them_in_a_healthy_job_too(
+    *, waits: bool
+) -> None:
+    shape = replace(PLAIN, host_waits=waits, posting=Posting.BLOCKING if waits else PLAIN.posting)
+
+    def strike(world: World) -> None:
+        world.launch_s[:] += 2.0 * np.median(world.forward_s)
+
+    trace, _ = struck(shape, strike)
+    finding = found(HOST_OVERHEAD, Signs(Observation(trace, prepare_replay(trace).main), 1e9))
+
+    assert (finding.longer > 0) is waits
 
 
 def test_without_transfers_waiting_for_them_looks_the_same() -> None:

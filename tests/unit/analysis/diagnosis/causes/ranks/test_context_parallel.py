@@ -90,15 +90,22 @@ def test_a_single_group_tells_a_division_by_how_long_the_other_ranks_wait(*, gra
     assert report.recommendations[0].action == action
 
 
-def test_a_single_group_of_two_does_not_tell() -> None:
+@pytest.mark.parametrize("factors", [(1.0, 1.5), (0.8, 1.2)])
+def test_a_single_group_of_two_does_not_tell_and_its_interval_has_room_for_both(
+    factors: tuple[float, float],
+) -> None:
     def strike(world: World) -> None:
-        world.context_s[1] *= 1.5
+        for rank, factor in enumerate(factors):
+            world.context_s[rank] *= factor
 
-    report, _ = report_of(replace(PLAIN, dp=1, pp=1, cp=2), strike)
+    report, slowdown = report_of(replace(PLAIN, dp=1, pp=1, cp=2, steps=24), strike)
 
     assert names(report) == ["context_parallel_straggler"]
     assert report.causes[0].confidence is not None
     assert report.causes[0].confidence <= 0.85
+    assert report.headline.ci95 is not None
+    low, high = report.headline.ci95
+    assert low < slowdown < high
 
 
 def test_a_job_with_context_parallel_ranks_is_told_that_they_are_not_seen() -> None:
