@@ -28,13 +28,25 @@ _TO_SCATTER: Final = 8.0
 _LEAST_MOVE: Final = 0.02
 _MOVE_TO_SCATTER: Final = 4.0
 # Heat comes and goes over several steps: so many moves one way on end, or fewer again and again,
-# that are this much of all, and of which none is most…
+# that are this much of the range and together so much of all moves, and of which none is most…
 _MOVES: Final = 3
 _MOVES_AGAIN: Final = 2
 _OF_RANGE: Final = 0.4
+_OF_ALL: Final = 0.2
 _ONE_MOVE: Final = 0.6
+# …but that the first of many is, where steps are calm: a device nears the heat that it ends up with
+# ever more slowly…
+_ONE_OF_MANY: Final = 0.7
 # …while chance turns at two of three steps. Of two levels there are no moves in between.
 _MOST_TURNS: Final = 0.6
+# Steps are calm where squares of moves are at most this much of those of distances from the mean;
+# chance makes them twice as much (von Neumann 1941).
+_CALM: Final = 1.4
+# Where each move is too small to be told from chance, that alone tells. A worker of two levels
+# moves as seldom, but is rarely in between.
+_SMOOTH: Final = 0.7
+_BETWEEN: Final = 0.15
+_QUARTER: Final = 0.25
 # A worker has heated up when it is this share of the way from its coolest to its hottest step, and
 # cooled down when it is as far back.
 _WARM: Final = 0.7
@@ -51,15 +63,17 @@ def _find(signs: Signs) -> Finding | None:
     if observation.layout.dp == 1:
         slowness = {name: _against_itself(by_worker) for name, by_worker in slowness.items()}
     both = np.minimum(slowness[FORWARD_COMPUTE], slowness[BACKWARD_COMPUTE])
-    range_ = np.ptp(both, axis=1)
+    # Chance moves a worker by so much of what it takes, slow as it is.
+    levels = both / median(both.swapaxes(0, 1))[:, None, :]
+    range_ = np.ptp(levels, axis=1)
     if range_.max() < _LEAST_RANGE:
         return None
-    noise = scatter_of_most(both / median(both.swapaxes(0, 1))[:, None, :])
+    noise = scatter_of_most(levels)
     least = max(_LEAST_RANGE, _TO_SCATTER * noise, _BESIDE * float(range_.max()))
     workers = [
         (int(dp), int(pp))
         for pp, dp in np.argwhere(range_ >= least)
-        if _drifts(both[pp, :, dp], max(_LEAST_MOVE, _MOVE_TO_SCATTER * noise))
+        if _drifts(levels[pp, :, dp], max(_LEAST_MOVE, _MOVE_TO_SCATTER * noise))
     ]
     # What drifts nearly everywhere is no worker's heat.
     if not workers or len(workers) > both[:, 0].size / 2:
@@ -87,19 +101,42 @@ def _against_itself(by_worker: FloatArray) -> FloatArray:
 
 def _drifts(ratio: FloatArray, least: float) -> bool:
     """Return whether a worker's slowness comes or goes over several steps, and not by chance."""
+    moves, away = np.diff(ratio), ratio - ratio.mean()
+    restless = float((moves**2).sum() / (away**2).sum())
+    if restless <= _SMOOTH and _is_between(ratio):
+        return True
+    return _climbs(ratio, least, _ONE_OF_MANY if restless <= _CALM else _ONE_MOVE)
+
+
+def _is_between(ratio: FloatArray) -> bool:
+    """Return whether many steps are between cool and hot."""
+    share = (ratio - ratio.min()) / np.ptp(ratio)
+    return bool(((share > _QUARTER) & (share < 1 - _QUARTER)).mean() >= _BETWEEN)
+
+
+def _climbs(ratio: FloatArray, least: float, most: float) -> bool:
+    """Return whether it moves one way over several steps, by `least` or more in each.
+
+    The largest of many moves on end is `most` of all of them.
+    """
     moves = np.diff(ratio)
     moves = moves[np.abs(moves) >= least]
     climbs: Counter[tuple[bool, int]] = Counter()
+    climbed = 0.0
     for up, run in groupby(moves.tolist(), key=lambda move: move > 0):
         heights = np.abs(list(run))
         height = float(heights.sum())
-        if height >= _OF_RANGE * np.ptp(ratio) and heights.max() <= _ONE_MOVE * height:
-            climbs[up, min(len(heights), _MOVES)] += 1
+        moved = min(len(heights), _MOVES)
+        largest = height * (most if moved == _MOVES else _ONE_MOVE)
+        if height >= _OF_RANGE * np.ptp(ratio) and heights.max() <= largest:
+            climbs[up, moved] += 1
+            climbed += height if moved > 1 else 0.0
     gradual = any(
         climbs[up, _MOVES] or climbs[up, _MOVES_AGAIN] >= _MOVES_AGAIN for up in (False, True)
     )
     turns = int(np.count_nonzero(np.diff(moves > 0)))
-    return gradual and turns <= _MOST_TURNS * (len(ratio) - 2)
+    often = climbed >= _OF_ALL * float(np.abs(moves).sum())
+    return gradual and often and turns <= _MOST_TURNS * (len(ratio) - 2)
 
 
 def _cycle(ratio: FloatArray) -> int | None:

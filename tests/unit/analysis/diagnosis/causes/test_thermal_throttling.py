@@ -8,6 +8,8 @@ import pytest
 from app.analysis.diagnosis.causes.slow_worker import SLOW_WORKER
 from app.analysis.diagnosis.causes.thermal_throttling import THERMAL_THROTTLING
 from app.analysis.diagnosis.observation import Explained
+from app.analysis.diagnosis.signs import Signs
+from app.analysis.replay.layout.dense import FloatArray
 from app.analysis.report.build import analyze
 from app.analysis.synthesis.injections.base import Injection, Spells
 from app.analysis.synthesis.injections.computations import SlowWorker, TensorParallelStraggler
@@ -57,18 +59,44 @@ def test_a_worker_of_one_or_two_speeds_is_slow_and_not_hot(slow: Injection) -> N
     assert causes(diagnosed(session(slow, job=LONG))) == ["slow_worker"]
 
 
-def test_a_worker_whose_speed_is_another_in_each_step_is_slow_and_not_hot() -> None:
-    synthetic = session(job=LONG)
-    factor = np.random.default_rng(3).uniform(1.2, 2.2, LONG.steps)
+def with_speeds(factor: FloatArray) -> Signs:
+    """Return the signs of a job with a worker that takes so many times as long, step by step."""
+    synthetic = session(job=replace(JOB, steps=len(factor)))
     trace = synthetic.trace
     mine = (trace.dp == 2) & (trace.pp == 1) & (trace.op <= 1)
     of_step = factor[np.searchsorted(np.unique(trace.step), trace.step)]
     duration_ns = np.where(mine, trace.duration_ns * of_step, trace.duration_ns)
     changed = replace(trace, duration_ns=duration_ns.astype(np.int64))
-    signs = signs_of(replace(synthetic, trace=changed))
+    return signs_of(replace(synthetic, trace=changed))
+
+
+def test_a_worker_whose_speed_is_another_in_each_step_is_slow_and_not_hot() -> None:
+    signs = with_speeds(np.random.default_rng(3).uniform(1.2, 2.2, LONG.steps))
 
     assert THERMAL_THROTTLING.find(signs) is None
     assert SLOW_WORKER.find(signs) is not None
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_what_chance_moves_a_very_slow_worker_by_is_no_heat(seed: int) -> None:
+    scatter = np.random.default_rng(seed).normal(0, 0.01, 36)
+
+    assert THERMAL_THROTTLING.find(with_speeds(5 * (1 + scatter))) is None
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_heat_whose_every_move_is_small_is_told_by_all_of_them(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    wave = np.sin(2 * np.pi * (np.arange(40) / 26 + rng.random()))
+
+    assert THERMAL_THROTTLING.find(with_speeds(1.2 + 0.16 * wave + rng.normal(0, 0.012, 40)))
+
+
+def test_a_device_nears_its_heat_ever_more_slowly() -> None:
+    nearing = 1 + 0.6 * (1 - np.exp(-np.arange(6) / 1.1))
+    cycle = np.concatenate([nearing, [1.05]])
+
+    assert THERMAL_THROTTLING.find(with_speeds(np.tile(cycle, 2)))
 
 
 def test_nothing_is_found_in_a_healthy_job_nor_in_a_single_worker() -> None:
