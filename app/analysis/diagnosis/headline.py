@@ -151,7 +151,8 @@ def interval_of(judged: Judged) -> Interval | None:
     else:
         # What runs side by side in the recording, and not in the replay.
         above = hypot(above, HIDDEN * -late / without)
-    return slowdown * exp(-below), slowdown * exp(above)
+    # Without what makes it slow no job takes longer.
+    return max(slowdown * exp(-below), min(slowdown, 1.0)), slowdown * exp(above)
 
 
 def too_few_steps(steps: int) -> str:

@@ -104,6 +104,15 @@ def test_what_healthy_jobs_do_too_makes_the_slowdown_less_and_never_more() -> No
     assert below == pytest.approx(0.005, rel=0.1)
 
 
+def test_no_job_is_faster_with_its_causes_than_without() -> None:
+    spells = np.where(np.arange(24) < 4, 3.0, 1.0)
+    found = interval_of(alike(steps_s=spells, recorded_s=spells.mean()))
+
+    assert found is not None
+    assert found[0] == 1
+    assert found[1] > spells.mean()
+
+
 def test_no_interval_is_narrower_than_what_drawing_steps_anew_gives() -> None:
     steps_s = np.random.default_rng(5).uniform(1.5, 2.5, 24)
     drawn = spread_by_blocks(steps_s, np.ones(24))
