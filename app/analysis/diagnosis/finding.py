@@ -92,7 +92,8 @@ class Finding:
         How far a step without it may be off, relative, for what nobody knows of the healthy job:
         half of a 95 % interval. What steps differ by is no part of it.
     longer : float
-        How much longer it may be besides, by what a healthy job does, too, and no replay shows.
+        How much longer it may be besides, by what a healthy job does, too, and no replay shows; of
+        much the difference of the logarithms.
     work : float64 array, shape (steps,), or None
         What each step computes ÷ the mean; without the cause all of them compute the mean.
     cycle : int or None

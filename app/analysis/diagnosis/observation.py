@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from app.analysis.diagnosis.places import Hosts
+from app.analysis.once import LooksOnce
 from app.analysis.replay.distinct import distinct
 from app.analysis.replay.layout.dense import FloatArray, IntArray, Layout
 from app.analysis.replay.medians import median, quantiles
@@ -21,7 +22,6 @@ from app.analysis.trace.model import ABSENT, Trace
 
 SingleArray = NDArray[np.float32]
 Real = TypeVar("Real", np.float32, np.float64)
-Seen = TypeVar("Seen")
 
 _SAMPLE: Final = 60_000
 _FEWEST: Final = 4
@@ -82,7 +82,7 @@ def summed(parts: Iterable[Mapping[int, FloatArray]]) -> dict[int, FloatArray]:
 
 
 @dataclass(frozen=True, eq=False)
-class Observation:
+class Observation(LooksOnce):
     """A session's main group of steps, as the finders of causes see it.
 
     Parameters
@@ -97,13 +97,6 @@ class Observation:
     group: ShapeGroup
     explained: Explained = field(default_factory=Explained)
     _seen: dict[Callable[[Observation], Any], Any] = field(init=False, default_factory=dict)
-
-    def once(self, look: Callable[[Observation], Seen]) -> Seen:
-        """Return what a function sees in the observation; asked again it does not look again."""
-        if look not in self._seen:
-            self._seen[look] = look(self)
-        seen: Seen = self._seen[look]
-        return seen
 
     @property
     def layout(self) -> Layout:
@@ -235,10 +228,10 @@ class Observation:
             times[stage, place] -= less_ns[int(table[stage, place])]
         # Recorders with coarse clocks write zeros.
         np.maximum(times, 1.0, out=times)
-        each = (times[:, chunk == number] for number in range(int(chunk.max()) + 1))
-        own = np.array([_middle(chosen) for chosen in (each if several else [times])]).swapaxes(
-            0, 1
-        )
+        each = [times]
+        if several:
+            each = [times[:, chunk == number] for number in range(int(chunk.max()) + 1)]
+        own = np.array([_middle(chosen) for chosen in each]).swapaxes(0, 1)
         return Passes(table, chunk, times, own)
 
 

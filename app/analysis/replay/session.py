@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 import numpy as np
 
+from app.analysis.once import LooksOnce
 from app.analysis.replay.adaptations.draft import Draft
 from app.analysis.replay.adaptations.evidence import Adaptation, Name
 from app.analysis.replay.adaptations.registry import adapt, adapt_refused, adapt_rows
@@ -28,11 +29,9 @@ from app.errors import UnanalyzableError
 
 ALL_STEPS: Final = slice(None)
 
-Seen = TypeVar("Seen")
-
 
 @dataclass(frozen=True, slots=True, eq=False)
-class ShapeGroup:
+class ShapeGroup(LooksOnce):
     """Steps of one shape."""
 
     layout: Layout
@@ -40,13 +39,6 @@ class ShapeGroup:
     durations: Durations
     simulator: Simulator
     _seen: dict[Callable[[ShapeGroup], Any], Any] = field(init=False, default_factory=dict)
-
-    def once(self, look: Callable[[ShapeGroup], Seen]) -> Seen:
-        """Return what a function sees in the group; asked again it does not look again."""
-        if look not in self._seen:
-            self._seen[look] = look(self)
-        seen: Seen = self._seen[look]
-        return seen
 
 
 @dataclass(frozen=True, slots=True, eq=False)

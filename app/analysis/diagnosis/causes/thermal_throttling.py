@@ -130,7 +130,7 @@ def _climbs(ratio: FloatArray, least: float, most: float) -> bool:
         largest = height * (most if moved == _MOVES else _ONE_MOVE)
         if height >= _OF_RANGE * np.ptp(ratio) and heights.max() <= largest:
             climbs[up, moved] += 1
-            climbed += height if moved > 1 else 0.0
+            climbed += height
     gradual = any(
         climbs[up, _MOVES] or climbs[up, _MOVES_AGAIN] >= _MOVES_AGAIN for up in (False, True)
     )
