@@ -10,6 +10,7 @@ from typing import Final
 
 import numpy as np
 
+from app.analysis.diagnosis.awaited import lags_after_transfers
 from app.analysis.diagnosis.causes.host_overhead import has_slow_hosts
 from app.analysis.diagnosis.causes.kind import CauseKind
 from app.analysis.diagnosis.causes.network import has_slow_links
@@ -27,7 +28,7 @@ from app.analysis.replay.fidelity import DISCREPANCY_LIMIT
 from app.analysis.replay.layout.dense import FloatArray
 from app.analysis.replay.means import mean
 from app.analysis.replay.metrics import Metrics
-from app.analysis.replay.session import Replayed, without_lags
+from app.analysis.replay.session import Replayed, with_lags, without_lags
 from app.analysis.wording import percent
 
 # A session whose steps lose less than this share has nothing to explain.
@@ -123,14 +124,21 @@ def diagnose(observation: Observation, replayed: Replayed, metrics: Metrics) -> 
     main = np.ones(len(metrics.recorded_s), dtype=bool)
     if len(replayed.groups) > 1:
         main = np.isin(replayed.steps, replayed.layout.steps)
+    lags_ns = {} if regular else lags_after_transfers(observation)
+    group = without_lags(replayed.main, regular)
+    if lags_ns:
+        group = with_lags(replayed.main, lags_ns)
+        beside = replace(observation, group=group)
+        # of the same time nothing counts twice
+        late = {node: np.minimum(ns, beside.delay_ns(node)) for node, ns in late.items()}
     replays = Counterfactuals(
-        without_lags(replayed.main, regular),
+        group,
         changes,
         late,
-        now_s=None if late or regular else metrics.simulated_s[main],
+        now_s=None if late or regular or lags_ns else metrics.simulated_s[main],
     )
     recorded_s = mean(metrics.recorded_s[main])
-    ideal_s = metrics.ideal_s[main]
+    ideal_s = replays.ideal() if lags_ns else metrics.ideal_s[main]
     if metrics.discrepancy <= DISCREPANCY_LIMIT:
         # most likely all of them are asked for: one replay costs less than two
         replays.replay(_one_or_all(len(found)))

@@ -1,0 +1,93 @@
+"""What hosts take to launch after they have waited for a transfer.
+
+A host that waits for its input launches nothing meanwhile: its device then waits for the launch as
+well. Behind a straggler few devices wait for transfers, or others than without it, so that a replay
+without the straggler has to know what follows those waits (`regular_delays` adapts sessions whose
+recording calls for it; here the recording may be as near without).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+import numpy as np
+
+from app.analysis.diagnosis.observation import COMPUTATIONS, Observation
+from app.analysis.replay.adaptations.signs.sampling import sampled
+from app.analysis.replay.layout.dense import FloatArray, Layout
+from app.analysis.replay.layout.graph import P2P
+from app.analysis.replay.means import mean, share_of
+from app.analysis.replay.medians import median, quantiles
+
+Lags = Mapping[tuple[int, int], float]
+
+# Launches are regularly late when so many of them are late by that share of the median at least:
+# of delays without memory, which are chance, 71 % are.
+_REGULARLY: Final = 0.8
+_MOST_OF: Final = 0.5
+# Fewer than so many tell nothing.
+_FEWEST: Final = 20
+# On every DP rank they are late by this share of the median of all.
+_ON_EVERY_RANK: Final = 0.25
+# Less than this share of what is launched changes no step.
+_LEAST_SHARE: Final = 0.002
+# Single stalls make nothing usual: they count as Tukey's outer fence.
+_FENCE: Final = 3.0
+
+
+def lags_after_transfers(observation: Observation) -> Lags:
+    """Return what regularly passes before computations after the transfers that they need, ns.
+
+    A few lanes tell. Of a type of computations all stages have the same: where none waits for
+    transfers, as behind a straggler, others tell.
+
+    Returns
+    -------
+    mapping of (computation, transfer) to float
+        Nothing where launches are not regularly late. What the replay has already stays as it is.
+    """
+    layout, transfers = observation.layout, observation.layout.of_types(*P2P)
+    few = sampled(layout)
+    lags: dict[tuple[int, int], float] = {}
+    for name in COMPUTATIONS:
+        edges = {
+            node: received
+            for node in np.flatnonzero(layout.of_types(name)).tolist()
+            if (received := tuple(end for end in observation.after[node] if transfers[end]))
+        }
+        if edges:
+            late = [_late(few, node, ends, observation.after[node]) for node, ends in edges.items()]
+            takes_ns = float(median(observation.group.durations.ideal_ns[list(edges)]))
+            lag_ns = _regular(np.concatenate(late), _LEAST_SHARE * takes_ns)
+            lags |= {(node, end): lag_ns for node, ends in edges.items() for end in ends if lag_ns}
+    return {**lags, **observation.group.graph.lags_ns} if lags else {}
+
+
+def _late(layout: Layout, node: int, received: Sequence[int], after: Sequence[int]) -> FloatArray:
+    """Return how late a computation begins after its transfers, shape (steps, dp), ns.
+
+    NaN where it waited for something else.
+    """
+    start, duration = layout.start_ns, layout.duration_ns
+    ends = {other: start[other] + duration[other] for other in after}
+    input_ns = np.maximum.reduce([ends[other] for other in received])
+    last_ns = np.maximum.reduce(list(ends.values()))
+    others = [own for other, own in ends.items() if other not in received]
+    kept = input_ns > np.maximum.reduce(others) if others else np.ones_like(input_ns, dtype=bool)
+    return np.where(kept, start[node] - last_ns, np.nan)
+
+
+def _regular(late_ns: FloatArray, least_ns: float) -> float:
+    """Return what launches are regularly late by, 0 where they are not; `late_ns` is (…, dp)."""
+    waited = late_ns[~np.isnan(late_ns)]
+    if len(waited) < _FEWEST:
+        return 0.0
+    middle_ns = float(median(waited))
+    if middle_ns < least_ns or share_of(waited >= _MOST_OF * middle_ns) < _REGULARLY:
+        return 0.0
+    ranks = [own[~np.isnan(own)] for own in late_ns.T]
+    if min(float(median(own)) for own in ranks if len(own)) < _ON_EVERY_RANK * middle_ns:
+        return 0.0
+    low, high = quantiles(waited, (0.25, 0.75)).tolist()
+    return mean(np.minimum(waited, high + _FENCE * (high - low)))
