@@ -90,7 +90,9 @@ def test_what_comes_every_so_many_steps_is_better_known_than_what_comes_by_chanc
 
 
 def test_blocks_as_long_as_a_period_do_not_hide_what_steps_differ_by() -> None:
-    assert 1.25 * sum(of_blocks(np.tile([1.0, 1.0, 1.0, 2.0], 6))) > 0.2
+    # by turns of different lengths: nothing that comes every so many steps
+    turns = np.concatenate([np.tile([1.0, 1.0, 1.0, 2.0], 5), [2.0, 1.0, 1.0, 1.0]])
+    assert 1.25 * sum(of_blocks(turns)) > 0.2
 
 
 def test_the_interval_holds_what_spells_come_to_in_the_long_run() -> None:
@@ -107,6 +109,35 @@ def test_the_interval_holds_what_spells_come_to_in_the_long_run() -> None:
         below, above = of_blocks(steps)
         held.append(-below <= np.log(1.5 / steps.mean()) <= above)
     assert np.mean(held) >= 0.88
+
+
+def test_spells_that_come_evenly_are_better_known_and_held() -> None:
+    rng = np.random.default_rng(5)
+    held, widths = [], []
+    for _ in range(300):
+        lengths = np.stack([rng.integers(3, 7, 20), rng.integers(2, 7, 20)], axis=1).ravel()
+        job = np.repeat(np.arange(40) % 2 == 0, lengths)[:144]
+        times = np.where(job, 2.0, 1.0) * rng.normal(1, 0.01, len(job))
+        steps = times[(first := rng.integers(len(job) - 24)) : first + 24]
+        below, above = of_blocks(steps)
+        held.append(-below <= np.log(times.mean() / steps.mean()) <= above)
+        widths.append(below + above)
+    assert 0.9 <= np.mean(held) <= 0.99
+    assert np.median(widths) < 0.4
+
+
+@pytest.mark.parametrize("every", [3, 4, 5, 7])
+def test_what_comes_every_so_many_steps_has_its_share_of_the_job(every: int) -> None:
+    rng = np.random.default_rng(every)
+    held = []
+    for _ in range(200):
+        slow = np.arange(24) % every == rng.integers(every)
+        steps = np.where(slow, 3.0, 1.0) * rng.normal(1, 0.01, 24)
+        below, above = of_blocks(steps)
+        truth = np.log((1 + 2 / every) / steps.mean())
+        held.append(-below <= truth <= above)
+        assert below + above < abs(truth) + 0.08
+    assert 0.9 <= np.mean(held) < 1
 
 
 def test_cycles_are_drawn_whole() -> None:
