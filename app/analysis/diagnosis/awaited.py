@@ -61,7 +61,8 @@ def lags_after_transfers(observation: Observation) -> Lags:
             takes_ns = float(median(observation.group.durations.ideal_ns[list(edges)]))
             lag_ns = _regular(np.concatenate(late), _LEAST_SHARE * takes_ns)
             lags |= {(node, end): lag_ns for node, ends in edges.items() for end in ends if lag_ns}
-    return {**lags, **observation.group.graph.lags_ns} if lags else {}
+    known = observation.group.graph.lags_ns
+    return {edge: lag_ns for edge, lag_ns in lags.items() if edge not in known}
 
 
 def _late(layout: Layout, node: int, received: Sequence[int], after: Sequence[int]) -> FloatArray:

@@ -124,10 +124,12 @@ def diagnose(observation: Observation, replayed: Replayed, metrics: Metrics) -> 
     main = np.ones(len(metrics.recorded_s), dtype=bool)
     if len(replayed.groups) > 1:
         main = np.isin(replayed.steps, replayed.layout.steps)
-    lags_ns = {} if regular else lags_after_transfers(observation)
     group = without_lags(replayed.main, regular)
+    lags_ns = {edge: ns for sign in found for edge, ns in sign.finding.lags_ns.items()}
+    if not lags_ns and not regular:
+        lags_ns = dict(lags_after_transfers(observation))
     if lags_ns:
-        group = with_lags(replayed.main, lags_ns)
+        group = with_lags(group, {**group.graph.lags_ns, **lags_ns})
         beside = replace(observation, group=group)
         # of the same time nothing counts twice
         late = {node: np.minimum(ns, beside.delay_ns(node)) for node, ns in late.items()}

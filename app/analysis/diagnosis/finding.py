@@ -88,6 +88,8 @@ class Finding:
     regular : frozenset of int
         Nodes whose `late_ns` holds what regularly passes before their launch, too, and of all DP
         ranks: a job that is replayed without it is replayed without such delays.
+    lags_ns : mapping of (node, node) to float
+        What passes before launches without it, after what they follow.
     unsure : float
         How far a step without it may be off, relative, for what nobody knows of the healthy job:
         half of a 95 % interval. What steps differ by is no part of it.
@@ -107,6 +109,7 @@ class Finding:
     late_ns: Mapping[int, FloatArray] = field(default_factory=dict)
     doubt: Doubt | None = None
     regular: frozenset[int] = frozenset()
+    lags_ns: Mapping[tuple[int, int], float] = field(default_factory=dict)
     unsure: float = 0.0
     longer: float = 0.0
     work: FloatArray | None = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import zip_longest
+from math import hypot, sqrt
 from typing import Final
 
 import numpy as np
@@ -46,9 +47,10 @@ _AT_A_GLANCE: Final = 0.7
 # of jobs, which are all without it, are short by 1.3 % in the middle (paper, section 6).
 _UNSURE: Final = 0.015
 # A host that waits for its input launches nothing meanwhile: whenever a device has waited for a
-# transfer it waits for the launch as well, on a healthy host, too. That takes up to so much of what
-# is launched, and how much longer a step is by it a replay tells.
-_HEALTHY_LAUNCH: Final = 0.05
+# transfer it waits for the launch as well, on a healthy host, too. What that takes there no trace
+# tells, of what is launched: the least, as much as is assumed, and the most. How much longer a step
+# is by it a replay tells.
+_HEALTHY_LAUNCH: Final = (0.01, 0.04, 0.1)
 _UNSURE_WAITING: Final = 0.005
 # A transfer has kept a device waiting when it ends so much of a launch after what was computed
 # before. Hosts that launch ahead launch at once then, hosts that wait take most of a launch: so
@@ -222,6 +224,7 @@ def _find(signs: Signs) -> Finding | None:
     late_ns, on_time = _late_launches(observation, idling, slow)
     # A single host has healthy ones beside it.
     waiting = slow.everywhere and _await_inputs(observation, idling, slow)
+    healthy = _healthy_launches(observation) if waiting else None
     by_step = np.sum(
         [np.where(on_time[node], late, 0.0).sum(axis=1) for node, late in late_ns.items()], axis=0
     )
@@ -232,25 +235,39 @@ def _find(signs: Signs) -> Finding | None:
         figure=HeldLaunches(by_step_s=tuple((by_step / 1e9).tolist())),
         late_ns=late_ns,
         regular=frozenset(node for node, _ in observation.group.graph.lags_ns) & late_ns.keys(),
-        unsure=_UNSURE_WAITING if waiting else _UNSURE,
-        longer=_longer_by_launches(observation) if waiting else 0.0,
+        unsure=_UNSURE if healthy is None else healthy.unsure,
+        longer=0.0 if healthy is None else healthy.longer,
+        lags_ns={} if healthy is None else healthy.lags_ns,
     )
 
 
-def _longer_by_launches(observation: Observation) -> float:
-    """Return how much longer a step is, relative, if hosts launch after waiting for transfers."""
+@dataclass(frozen=True, slots=True)
+class _Healthy:
+    """What healthy hosts take to launch after they have waited, and what is not known of it."""
+
+    lags_ns: dict[tuple[int, int], float]
+    unsure: float
+    longer: float
+
+
+def _healthy_launches(observation: Observation) -> _Healthy:
+    """Return what passes before launches after transfers if hosts are healthy."""
     transfers, ideal_ns = _transfers(observation), observation.group.durations.ideal_ns
-    lags_ns = {
-        (node, other): _HEALTHY_LAUNCH * float(ideal_ns[node])
+    launched = [
+        (node, other)
         for node in np.flatnonzero(observation.layout.of_types(*COMPUTATIONS)).tolist()
         for other in observation.after[node]
         if transfers[other]
-    }
-    groups = (with_lags(observation.group, lags) for lags in ({}, lags_ns))
-    at_once, after = (
+    ]
+    lags = [
+        {edge: share * float(ideal_ns[edge[0]]) for edge in launched} for share in _HEALTHY_LAUNCH
+    ]
+    groups = (with_lags(observation.group, lags_ns) for lags_ns in lags)
+    least, usual, most = (
         float(group.simulator.step_times([group.simulator.keep()]).sum()) for group in groups
     )
-    return after / at_once - 1
+    unsure = hypot(_UNSURE_WAITING, usual / least - 1)
+    return _Healthy(lags[1], unsure, sqrt(max((most / usual - 1) ** 2 - unsure**2, 0.0)))
 
 
 def _transfers(observation: Observation) -> NDArray[np.bool_]:

@@ -31,7 +31,7 @@ from tests.unit.analysis.diagnosis.jobs import (
     signs_of,
     where,
 )
-from tests.unit.analysis.diagnosis.second_physics import PLAIN, struck
+from tests.unit.analysis.diagnosis.second_physics import PLAIN, pass_s, report_of, struck
 
 # four workers a host
 HOSTED = replace(JOB, sizes=Sizes(dp=4, pp=4, tp=2))
@@ -128,7 +128,27 @@ def test_hosts_that_wait_for_transfers_launch_after_them_in_a_healthy_job_too(
     trace, _ = struck(shape, strike)
     finding = found(HOST_OVERHEAD, Signs(Observation(trace, prepare_replay(trace).main), 1e9))
 
+    assert bool(finding.lags_ns) is waits
     assert (finding.longer > 0) is waits
+
+
+@pytest.mark.parametrize("share", [0.02, 0.04, 0.08])
+def test_the_headline_leaves_hosts_that_wait_some_time_to_launch(share: float) -> None:
+    shape = replace(PLAIN, steps=24, host_waits=True, posting=Posting.BLOCKING)
+
+    def healthy(world: World) -> None:
+        world.launch_s[:] = share * pass_s(world)
+
+    def strike(world: World) -> None:
+        world.launch_s[:] = (share + 2.0) * pass_s(world)
+
+    report, slow = report_of(shape, strike)
+    _, usual = struck(shape, healthy)
+
+    headline = report.headline
+    assert headline.slowdown == pytest.approx(slow / usual, rel=0.03)
+    assert headline.ci95 is not None
+    assert headline.ci95[0] <= slow / usual <= headline.ci95[1]
 
 
 def test_without_transfers_waiting_for_them_looks_the_same() -> None:
