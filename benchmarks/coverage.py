@@ -25,6 +25,7 @@ from app.analysis.synthesis.injections.computations import (
 )
 from app.analysis.synthesis.injections.devices import ThermalThrottling
 from app.analysis.synthesis.injections.hosts import Checkpoint, HostOverhead
+from app.analysis.synthesis.injections.ranks import ContextParallelStraggler, UnevenExperts
 from app.analysis.synthesis.injections.transfers import (
     FalseKernelDependency,
     SlowDataLoading,
@@ -54,6 +55,8 @@ class Kind:
     inject: Inject
     tensor: bool = False
     overlapped: bool = False
+    context: bool = False
+    experts: bool = False
     # What it does follows the recorded steps, which are neighbors, then, and have such numbers.
     cycles: bool = False
 
@@ -103,6 +106,19 @@ KINDS: Final[Mapping[str, Kind]] = {
     "tensor-parallel by spells": Kind(
         lambda _job, rng: TensorParallelStraggler((1, 1), 1, rng.uniform(1.5, 2.5), _spells(rng)),
         tensor=True,
+    ),
+    "context-parallel straggler": Kind(
+        lambda _job, rng: ContextParallelStraggler((1, 1), 1, rng.uniform(1.4, 2)), context=True
+    ),
+    "context-parallel by spells": Kind(
+        lambda _job, rng: ContextParallelStraggler((1, 1), 1, rng.uniform(1.5, 2.5), _spells(rng)),
+        context=True,
+    ),
+    "favorite experts": Kind(
+        lambda _job, rng: UnevenExperts(rng.uniform(0.4, 0.8), lasting=1.0), experts=True
+    ),
+    "experts by text": Kind(
+        lambda _job, rng: UnevenExperts(rng.uniform(0.4, 0.8), lasting=0.0), experts=True
     ),
 }
 
@@ -166,13 +182,20 @@ def _long_job(kind: Kind, seed: int) -> SyntheticSession:
     if kind.overlapped:
         costs = replace(costs, grads_ns=costs.forward_ns * float(rng.uniform(6, 12)))
     job = JobModel(
-        sizes=Sizes(dp=int(rng.integers(3, 6)), pp=2 * vpp, tp=4 if kind.tensor else 1, vpp=vpp),
+        sizes=Sizes(
+            dp=4 if kind.experts else int(rng.integers(3, 6)),
+            pp=2 * vpp,
+            tp=4 if kind.tensor else 1,
+            cp=4 if kind.context else 1,
+            vpp=vpp,
+        ),
         microbatches=4 * vpp,
         steps=_STEPS,
         schedule=Schedule.INTERLEAVED if kind.overlapped else Schedule.ONE_F_ONE_B,
         costs=costs,
         op_types=USUAL_OP_TYPES | ({SEPARATE_ALL_REDUCE} if kind.overlapped else set()),
-        profiler=Profiler(tensor_ranks=kind.tensor),
+        profiler=Profiler(tensor_ranks=kind.tensor, context_ranks=kind.context),
+        experts_over=2 if kind.experts else 1,
     )
     return synthesize(job, (kind.inject(job, rng),), seed=seed)
 

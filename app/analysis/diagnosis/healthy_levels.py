@@ -23,7 +23,7 @@ _COUNTS_FOR: Final = 2
 # The variance of a median of normal values, times their number, over theirs.
 _OF_MEDIAN: Final = pi / 2
 # Stages differ by up to so much where a model is evenly divided; replayed they are all the same.
-UNEVEN: Final = 0.005
+UNEVEN: Final = 0.004
 
 
 def unsure_of_peers(observation: Observation, workers: Sequence[Worker]) -> float:

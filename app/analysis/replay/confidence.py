@@ -23,7 +23,7 @@ FEWEST_STEPS: Final = 20
 # so few have, and for spells that go on from one block to the next. Without the first two spells
 # of some steps are held in 80 to 88 %, without the last in 89 to 91 %, with all in 91 to 92 %.
 _BLOCKS: Final = 5
-_GO_ON: Final = 1.15
+_GO_ON: Final = 1.1
 _WIDEN: Final = _GO_ON * 2.776 / 1.960 * (_BLOCKS / (_BLOCKS - 1)) ** 0.5
 # Blocks that scatter as much as single steps, or more, are that uncertain. Where they scatter less
 # what slows steps down comes evenly, as every so many steps, and the one reason to be wider than

@@ -40,7 +40,7 @@ _TO_BEFORE: Final = 1.5
 _SAME_RANK: Final = 0.6
 # Tokens are never spread evenly: in a healthy step the experts of some rank have about this share
 # more, of which the trace of an uneven job tells nothing. A guess: no real job has been measured.
-_UNSURE: Final = 0.01
+_UNSURE: Final = 0.007
 
 
 @dataclass(frozen=True, slots=True, eq=False)
