@@ -31,6 +31,8 @@ _TO_MIDDLE: Final = 4.0
 # by some tenths of a percent, and who is first waits.
 USUAL_WAIT: Final = 0.003
 _TWICE: Final = 2.0
+# Healthy groups differ by this share of what they wait.
+_DIFFER: Final = 0.5
 # So many groups are evidence; the rest has only a place.
 LISTED: Final = 3
 # It is one rank's fault when that rank is last for this share of the waiting.
@@ -230,13 +232,13 @@ def _waits_for(wait: Waits) -> FloatArray:
 
 
 def unsure_of_waits(observation: Observation, groups: Sequence[Waiting]) -> float:
-    """Return how far a step may be off in which some groups do not wait at all, relative.
+    """Return how far a step may be off in which some groups wait like healthy ones, relative.
 
-    Half of a 95 % interval. Healthy groups wait, too; a step follows the slowest DP rank, so that
-    what one of many waits weighs as its share of the DP ranks.
+    Half of a 95 % interval: healthy groups differ by half of what they wait. A step follows the
+    slowest DP rank, so that what one of many waits weighs as its share of the DP ranks.
     """
     ranks = {dp for dp, _ in (group.cell for group in groups)}
-    return groups[0].usual * len(ranks) / observation.layout.dp
+    return _DIFFER * groups[0].usual * len(ranks) / observation.layout.dp
 
 
 def longer_by_waits(observation: Observation, groups: Sequence[Waiting]) -> float:
@@ -251,10 +253,13 @@ def longer_by_waits(observation: Observation, groups: Sequence[Waiting]) -> floa
 def computations_without(
     observation: Observation, groups: Sequence[Waiting]
 ) -> dict[int, FloatArray]:
-    """Return what computations lose to the waits of some groups, by node, shape (steps, dp), ns."""
+    """Return what computations lose to the waits of some groups, by node, shape (steps, dp), ns.
+
+    Healthy groups wait, too: that is no loss.
+    """
     less: dict[int, FloatArray] = {}
     for group in groups:
-        _spread_over_computations(observation, group.waits, less)
+        _spread_over_computations(observation, group, less)
     return less
 
 
@@ -274,9 +279,13 @@ def view_of(group: Waiting, *, drawn: bool) -> View:
 
 
 def _spread_over_computations(
-    observation: Observation, wait: Waits, less: dict[int, FloatArray]
+    observation: Observation, group: Waiting, less: dict[int, FloatArray]
 ) -> None:
-    """Add each wait to the computation that it lengthens, by the analyzed rank's own clock."""
+    """Add each wait to the computation that it lengthens, by the analyzed rank's own clock.
+
+    But for what a healthy group waits, which the same share of each wait stands for.
+    """
+    wait, beyond = group.waits, max(1 - group.usual / group.share, 0.0)
     trace, layout = observation.trace, observation.layout
     dp, pp = wait.cell
     codes = [layout.op_names.index(n) for n in COMPUTATIONS if n in layout.op_names]
@@ -299,4 +308,4 @@ def _spread_over_computations(
                 continue
             if node not in less:
                 less[node] = np.zeros((len(layout.steps), layout.dp))
-            less[node][index, dp] += wait_ns
+            less[node][index, dp] += beyond * wait_ns

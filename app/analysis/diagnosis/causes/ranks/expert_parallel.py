@@ -39,7 +39,8 @@ _TO_BEFORE: Final = 1.5
 # It is the same rank's experts when the group waits for them this share of its waiting.
 _SAME_RANK: Final = 0.6
 # Tokens are never spread evenly: in a healthy step the experts of some rank have about this share
-# more, of which the trace of an uneven job tells nothing. A guess: no real job has been measured.
+# more, of which the trace of an uneven job tells nothing. No real job has been measured: with so
+# much the interval holds 96 and 97 % of the synthetic jobs, with 1 % nearly all.
 _UNSURE: Final = 0.007
 
 
