@@ -40,8 +40,8 @@ _TO_BEFORE: Final = 1.5
 _SAME_RANK: Final = 0.6
 # Tokens are never spread evenly: in a healthy step the experts of some rank have about this share
 # more, of which the trace of an uneven job tells nothing. No real job has been measured: with so
-# much the interval holds 96 and 97 % of the synthetic jobs, with 1 % nearly all.
-_UNSURE: Final = 0.007
+# much the interval holds 94 and 98 % of the synthetic jobs, with 1 % nearly all.
+_UNSURE: Final = 0.005
 
 
 @dataclass(frozen=True, slots=True, eq=False)
