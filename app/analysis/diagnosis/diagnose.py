@@ -10,7 +10,6 @@ from typing import Final
 
 import numpy as np
 
-from app.analysis.diagnosis.awaited import lags_after_transfers
 from app.analysis.diagnosis.causes.host_overhead import has_slow_hosts
 from app.analysis.diagnosis.causes.kind import CauseKind
 from app.analysis.diagnosis.causes.network import has_slow_links
@@ -24,6 +23,7 @@ from app.analysis.diagnosis.finding import UNKNOWN, Cause, Evidence, Finding, Ju
 from app.analysis.diagnosis.late_launches import late_launches, unrecorded_reducing
 from app.analysis.diagnosis.observation import Explained, Observation, summed
 from app.analysis.diagnosis.signs import Signs
+from app.analysis.replay.adaptations.signs.awaited import lags_after_transfers
 from app.analysis.replay.fidelity import DISCREPANCY_LIMIT
 from app.analysis.replay.layout.dense import FloatArray
 from app.analysis.replay.means import mean
@@ -127,7 +127,8 @@ def diagnose(observation: Observation, replayed: Replayed, metrics: Metrics) -> 
     group = without_lags(replayed.main, regular)
     lags_ns = {edge: ns for sign in found for edge, ns in sign.finding.lags_ns.items()}
     if not lags_ns and not regular:
-        lags_ns = dict(lags_after_transfers(observation))
+        ideal_ns = group.durations.ideal_ns
+        lags_ns = dict(lags_after_transfers(group.layout, group.graph, ideal_ns))
     if lags_ns:
         group = with_lags(group, {**group.graph.lags_ns, **lags_ns})
         beside = replace(observation, group=group)

@@ -5,10 +5,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from app.analysis.diagnosis.awaited import lags_after_transfers
-from app.analysis.diagnosis.observation import Observation
 from app.analysis.replay.adaptations.evidence import Name
-from app.analysis.replay.session import prepare_replay
+from app.analysis.replay.adaptations.signs.awaited import Lags, lags_after_transfers
+from app.analysis.replay.session import ShapeGroup, prepare_replay
 from app.analysis.synthesis.injections.computations import SlowWorker
 from app.analysis.trace.model import Trace
 from tests.factories import session
@@ -20,8 +19,12 @@ WAITING = replace(PLAIN, steps=24, host_waits=True)
 LAUNCHING = 0.1
 
 
-def observed(trace: Trace) -> Observation:
-    return Observation(trace, prepare_replay(trace, [Name.REGULAR_DELAYS]).main)
+def unadapted(trace: Trace) -> ShapeGroup:
+    return prepare_replay(trace, [Name.REGULAR_DELAYS]).main
+
+
+def lags_of(group: ShapeGroup) -> Lags:
+    return lags_after_transfers(group.layout, group.graph, group.durations.ideal_ns)
 
 
 def slow_worker(world: World) -> None:
@@ -33,15 +36,17 @@ def slow_worker(world: World) -> None:
 
 def test_launching_after_waiting_is_measured_where_hosts_wait() -> None:
     trace, _ = struck(WAITING, slow_worker)
-    seen = observed(trace)
+    group = unadapted(trace)
 
-    lags = lags_after_transfers(seen)
+    lags = lags_of(group)
 
     launch_ns = {
-        name: [ns for (node, _), ns in lags.items() if seen.layout.of_types(name)[node]]
+        name: [ns for (node, _), ns in lags.items() if group.layout.of_types(name)[node]]
         for name in ("forward-compute", "backward-compute")
     }
-    forward_ns = float(np.median(seen.recorded_ns[seen.layout.of_types("forward-compute")]))
+    forward_ns = float(
+        np.median(group.durations.recorded_ns[group.layout.of_types("forward-compute")])
+    )
     for found in launch_ns.values():
         # on all stages with a stage before, or behind: one of them alone never waits
         assert len(found) == (WAITING.pp - 1) * WAITING.microbatches
@@ -50,8 +55,8 @@ def test_launching_after_waiting_is_measured_where_hosts_wait() -> None:
 
 def test_hosts_that_launch_ahead_have_none() -> None:
     trace, _ = struck(replace(WAITING, host_waits=False), slow_worker)
-    assert lags_after_transfers(observed(trace)) == {}
-    assert lags_after_transfers(observed(session(SlowWorker((1, 0), 2.0), steps=20).trace)) == {}
+    assert lags_of(unadapted(trace)) == {}
+    assert lags_of(unadapted(session(SlowWorker((1, 0), 2.0), steps=20).trace)) == {}
 
 
 def test_a_worker_whose_launches_alone_are_late_makes_nothing_usual() -> None:
@@ -60,12 +65,12 @@ def test_a_worker_whose_launches_alone_are_late_makes_nothing_usual() -> None:
         world.launch_s[..., 0] = 0.3 * pass_s(world)
 
     trace, _ = struck(WAITING, late)
-    assert lags_after_transfers(observed(trace)) == {}
+    assert lags_of(unadapted(trace)) == {}
 
 
 def test_few_waits_tell_nothing() -> None:
     trace, _ = struck(replace(WAITING, dp=1, pp=2, microbatches=4, steps=2), slow_once)
-    assert lags_after_transfers(observed(trace)) == {}
+    assert lags_of(unadapted(trace)) == {}
 
 
 def slow_once(world: World) -> None:

@@ -13,10 +13,9 @@ from typing import Final
 
 import numpy as np
 
-from app.analysis.diagnosis.observation import COMPUTATIONS, Observation
 from app.analysis.replay.adaptations.signs.sampling import sampled
 from app.analysis.replay.layout.dense import FloatArray, Layout
-from app.analysis.replay.layout.graph import P2P
+from app.analysis.replay.layout.graph import COMPUTE, P2P, Graph
 from app.analysis.replay.means import mean, share_of
 from app.analysis.replay.medians import median, quantiles
 
@@ -36,33 +35,42 @@ _LEAST_SHARE: Final = 0.002
 _FENCE: Final = 3.0
 
 
-def lags_after_transfers(observation: Observation) -> Lags:
+def lags_after_transfers(layout: Layout, graph: Graph, ideal_ns: FloatArray) -> Lags:
     """Return what regularly passes before computations after the transfers that they need, ns.
 
     A few lanes tell. Of a type of computations all stages have the same: where none waits for
     transfers, as behind a straggler, others tell.
+
+    Parameters
+    ----------
+    layout : Layout
+    graph : Graph
+    ideal_ns : float64 array, shape (nodes,)
 
     Returns
     -------
     mapping of (computation, transfer) to float
         Nothing where launches are not regularly late. What the replay has already stays as it is.
     """
-    layout, transfers = observation.layout, observation.layout.of_types(*P2P)
-    few = sampled(layout)
+    transfers, few = layout.of_types(*P2P), sampled(layout)
+    after = {
+        node: before
+        for unit in graph.units
+        for node, before in zip(unit.members, unit.after, strict=True)
+    }
     lags: dict[tuple[int, int], float] = {}
-    for name in COMPUTATIONS:
+    for name in sorted(COMPUTE):
         edges = {
             node: received
             for node in np.flatnonzero(layout.of_types(name)).tolist()
-            if (received := tuple(end for end in observation.after[node] if transfers[end]))
+            if (received := tuple(end for end in after[node] if transfers[end]))
         }
         if edges:
-            late = [_late(few, node, ends, observation.after[node]) for node, ends in edges.items()]
-            takes_ns = float(median(observation.group.durations.ideal_ns[list(edges)]))
+            late = [_late(few, node, ends, after[node]) for node, ends in edges.items()]
+            takes_ns = float(median(ideal_ns[list(edges)]))
             lag_ns = _regular(np.concatenate(late), _LEAST_SHARE * takes_ns)
             lags |= {(node, end): lag_ns for node, ends in edges.items() for end in ends if lag_ns}
-    known = observation.group.graph.lags_ns
-    return {edge: lag_ns for edge, lag_ns in lags.items() if edge not in known}
+    return {edge: lag_ns for edge, lag_ns in lags.items() if edge not in graph.lags_ns}
 
 
 def _late(layout: Layout, node: int, received: Sequence[int], after: Sequence[int]) -> FloatArray:
