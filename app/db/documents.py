@@ -12,8 +12,8 @@ from sqlalchemy import Dialect
 from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.types import TypeDecorator
 
-from app.analysis.diagnosis.diagnose import MOST_UNKNOWN
 from app.analysis.diagnosis.headline import HeadlineKind
+from app.analysis.diagnosis.loss import MOST_UNKNOWN
 from app.analysis.diagnosis.verdict import without_causes
 from app.analysis.json_text import plain, to_json
 from app.analysis.report.coverage import Chunks

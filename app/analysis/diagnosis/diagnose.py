@@ -21,6 +21,7 @@ from app.analysis.diagnosis.confidence import confidence
 from app.analysis.diagnosis.counterfactual import NS, Counterfactuals
 from app.analysis.diagnosis.finding import UNKNOWN, Cause, Evidence, Finding, Judged
 from app.analysis.diagnosis.late_launches import late_launches, unrecorded_reducing
+from app.analysis.diagnosis.loss import WORTH_A_LOOK, named_loss, one_or_all
 from app.analysis.diagnosis.observation import Explained, Observation, summed
 from app.analysis.diagnosis.signs import Signs
 from app.analysis.replay.adaptations.signs.awaited import lags_after_transfers
@@ -31,16 +32,6 @@ from app.analysis.replay.metrics import Metrics
 from app.analysis.replay.session import Replayed, with_lags, without_lags
 from app.analysis.wording import percent
 
-# A session whose steps lose less than this share has nothing to explain.
-_WORTH_A_LOOK: Final = 0.03
-# A cause that costs less than this share of a step is not named…
-_NAMED_COST: Final = 0.025
-# …nor one that has less than this share of the lost time.
-_NAMED_SHARE: Final = 0.1
-# More causes than this are not replayed in all their combinations.
-_MOST_CAUSES: Final = 4
-# With more of the loss unexplained the job without its causes is not known.
-MOST_UNKNOWN: Final = 0.1
 # What is left over is named when it is the larger part and costs this share of a step.
 _UNKNOWN_SHARE: Final = 0.5
 _UNKNOWN_COST: Final = 0.05
@@ -108,7 +99,7 @@ def diagnose(observation: Observation, replayed: Replayed, metrics: Metrics) -> 
     signs = Signs(observation, step_ns)
     unjudged = _cannot_judge(signs)
     excess = mean(metrics.recorded_s) / metrics.ideal_step_s
-    if excess < 1 + _WORTH_A_LOOK and not _hidden(signs):
+    if excess < 1 + WORTH_A_LOOK and not _hidden(signs):
         judged = tuple(name for name in KINDS if name not in unjudged)
         return Diagnosis(
             (), judged, unjudged, metrics.lost_s, metrics.slowdown, metrics.discrepancy
@@ -144,7 +135,7 @@ def diagnose(observation: Observation, replayed: Replayed, metrics: Metrics) -> 
     ideal_s = replays.ideal() if lags_ns else metrics.ideal_s[main]
     if metrics.discrepancy <= DISCREPANCY_LIMIT:
         # most likely all of them are asked for: one replay costs less than two
-        replays.replay(_one_or_all(len(found)))
+        replays.replay(one_or_all(len(found)))
     explained = _off(replays, recorded_s) <= DISCREPANCY_LIMIT
     if not explained:
         # Launches are late beside the causes that were found: with and without them.
@@ -241,7 +232,7 @@ def _weigh(
     now_s = replays.without(frozenset())
     mean_s = mean(now_s)
     recorded_s, published = measured
-    numbers, loss = _named(replays, len(found), ideal_s, published)
+    numbers, loss = named_loss(replays, len(found), ideal_s, published)
     shares_s = dict(zip(numbers, replays.shares(numbers), strict=True))
     causes = []
     for number in sorted(numbers, key=lambda number: -mean(shares_s[number])):
@@ -319,66 +310,6 @@ def _with_reducing(
         slowdown=mean(now_s) / mean(reference_s),
         judged=replace(diagnosis.judged, steps_s=now_s, reference_s=reference_s),
     )
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Loss:
-    """What steps lose against a reference, seconds; `unknown_s` of it has no known cause."""
-
-    reference_s: FloatArray
-    lost_s: float
-    unknown_s: float
-
-
-def _named(
-    replays: Counterfactuals, count: int, ideal_s: FloatArray, published: float
-) -> tuple[tuple[int, ...], _Loss]:
-    """Return the findings that are worth naming, and what is lost.
-
-    The reference is the session without them, where that is as good as a healthy one: all healthy
-    jobs lose a little against the ideal, and against the job without its causes that is no loss.
-    Where more is left, the reference is ideal, and what no cause explains is unknown; but not where
-    the causes alone weigh more than S, which knows no late launches.
-    """
-    numbers = _that_matter(replays, count)
-    mean_s = replays.mean_s(frozenset())
-    best_s = min(ideal_s, replays.without(frozenset(numbers)), key=mean)
-    lost_s = max(mean_s - mean(best_s), 1e-12)
-    worth = max(_NAMED_COST * mean_s, _NAMED_SHARE * lost_s)
-    costs = zip(numbers, replays.shares(numbers).mean(axis=1).tolist(), strict=True)
-    cost_s = {number: cost for number, cost in costs if cost >= worth}
-    named = tuple(cost_s)
-    left_s = max(lost_s - sum(cost_s.values()), 0.0)
-    without_s = replays.without(frozenset(named))
-    healthy = mean(without_s) < (1 + _WORTH_A_LOOK) * mean(ideal_s)
-    beyond = mean_s >= published * mean(without_s)
-    if named and (healthy or beyond or left_s <= MOST_UNKNOWN * lost_s):
-        lost_s = max(mean_s - mean(without_s), 1e-12)
-        return named, _Loss(without_s, lost_s, 0.0)
-    return named, _Loss(best_s, lost_s, left_s)
-
-
-def _one_or_all(count: int) -> list[frozenset[int]]:
-    """Return no finding, all of them, each alone, and all but each."""
-    everything = frozenset(range(count))
-    each = [frozenset({number}) for number in range(count)]
-    return [frozenset(), everything, *each, *(everything - one for one in each)]
-
-
-def _that_matter(replays: Counterfactuals, count: int) -> list[int]:
-    """Return the findings whose removal alone, or as the last one, saves anything worth naming."""
-    everything = frozenset(range(count))
-    replays.replay(_one_or_all(count))
-    mean_s = replays.mean_s(frozenset())
-    saved = {
-        number: max(
-            replays.gain(frozenset({number})),
-            replays.gain(everything) - replays.gain(everything - {number}),
-        )
-        for number in range(count)
-    }
-    worth = [number for number in saved if saved[number] >= _NAMED_COST * mean_s / 2]
-    return sorted(sorted(worth, key=lambda number: -saved[number])[:_MOST_CAUSES])
 
 
 def _unknown(left_s: float, lost_s: float, others: int) -> Cause:

@@ -13,8 +13,9 @@ from enum import StrEnum
 from math import exp, hypot, log
 from typing import Final
 
-from app.analysis.diagnosis.diagnose import MOST_UNKNOWN, Diagnosis
+from app.analysis.diagnosis.diagnose import Diagnosis
 from app.analysis.diagnosis.finding import UNKNOWN, Cause, Judged
+from app.analysis.diagnosis.loss import MOST_UNKNOWN
 from app.analysis.json_text import OMITTED
 from app.analysis.replay.confidence import FEWEST_STEPS, Interval, spread_by_blocks
 from app.analysis.replay.means import mean
