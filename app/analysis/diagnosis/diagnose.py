@@ -24,12 +24,14 @@ from app.analysis.diagnosis.late_launches import late_launches, unrecorded_reduc
 from app.analysis.diagnosis.loss import WORTH_A_LOOK, named_loss, one_or_all
 from app.analysis.diagnosis.observation import Explained, Observation, summed
 from app.analysis.diagnosis.signs import Signs
+from app.analysis.replay.adaptations.posted_ahead import in_turn
 from app.analysis.replay.adaptations.signs.awaited import lags_after_transfers
+from app.analysis.replay.adaptations.signs.sampling import sampled
 from app.analysis.replay.fidelity import DISCREPANCY_LIMIT
 from app.analysis.replay.layout.dense import FloatArray
 from app.analysis.replay.means import mean
 from app.analysis.replay.metrics import Metrics
-from app.analysis.replay.session import Replayed, with_lags, without_lags
+from app.analysis.replay.session import Replayed, with_graph, without_lags
 from app.analysis.wording import percent
 
 # What is left over is named when it is the larger part and costs this share of a step.
@@ -120,8 +122,10 @@ def diagnose(observation: Observation, replayed: Replayed, metrics: Metrics) -> 
     if not lags_ns and not regular:
         ideal_ns = group.durations.ideal_ns
         lags_ns = dict(lags_after_transfers(group.layout, group.graph, ideal_ns))
-    if lags_ns:
-        group = with_lags(group, {**group.graph.lags_ns, **lags_ns})
+    graph = in_turn(sampled(group.layout), group.graph)
+    adapted = bool(lags_ns) or graph is not group.graph
+    if adapted:
+        group = with_graph(group, replace(graph, lags_ns={**graph.lags_ns, **lags_ns}))
         beside = replace(observation, group=group)
         # of the same time nothing counts twice
         late = {node: np.minimum(ns, beside.delay_ns(node)) for node, ns in late.items()}
@@ -129,10 +133,10 @@ def diagnose(observation: Observation, replayed: Replayed, metrics: Metrics) -> 
         group,
         changes,
         late,
-        now_s=None if late or regular or lags_ns else metrics.simulated_s[main],
+        now_s=None if late or regular or adapted else metrics.simulated_s[main],
     )
     recorded_s = mean(metrics.recorded_s[main])
-    ideal_s = replays.ideal() if lags_ns else metrics.ideal_s[main]
+    ideal_s = replays.ideal() if adapted else metrics.ideal_s[main]
     if metrics.discrepancy <= DISCREPANCY_LIMIT:
         # most likely all of them are asked for: one replay costs less than two
         replays.replay(one_or_all(len(found)))

@@ -172,7 +172,12 @@ def without_lags(group: ShapeGroup, nodes: Collection[int]) -> ShapeGroup:
 
 def with_lags(group: ShapeGroup, lags_ns: Mapping[tuple[int, int], float]) -> ShapeGroup:
     """Return a group in which these pass regularly before launches, and nothing else does."""
-    return _group(group.layout, replace(group.graph, lags_ns=lags_ns), group.durations)
+    return with_graph(group, replace(group.graph, lags_ns=lags_ns))
+
+
+def with_graph(group: ShapeGroup, graph: Graph) -> ShapeGroup:
+    """Return a group whose operations follow what they do in another graph of the same nodes."""
+    return _group(group.layout, graph, group.durations)
 
 
 def _with_graphs(

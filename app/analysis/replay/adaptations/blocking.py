@@ -8,7 +8,7 @@ their sends.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
@@ -16,10 +16,10 @@ import numpy as np
 
 from app.analysis.replay.adaptations.draft import Draft, Proposal
 from app.analysis.replay.adaptations.evidence import Sign
+from app.analysis.replay.adaptations.posted_ahead import in_turn
 from app.analysis.replay.adaptations.signs.sampling import sampled
 from app.analysis.replay.layout.dense import FloatArray, Layout
 from app.analysis.replay.layout.graph import LOCAL, P2P, Graph, with_edges
-from app.analysis.replay.layout.pipeline import DIRECTIONS
 from app.analysis.trace.model import GC
 
 # A type blocks on a stage when in so many of the cases nothing starts inside its intervals.
@@ -28,8 +28,6 @@ BLOCKING_SHARE: Final = 0.98
 _HELD_UP: Final = 0.5
 # Hosts run the same program and block on most stages; by chance the first and the last one seem to.
 _STAGES: Final = 0.5
-
-_SENDS: Final = tuple(direction.send for direction in DIRECTIONS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,14 +40,10 @@ class Posted:
         In the order of their launch.
     blocking : tuple of int
         Those of them that what comes later on the stage waits for.
-    queued : tuple of int
-        Sends that no call has held up: they were posted with their computation, and begin after
-        such a call only where their stream is not free before.
     """
 
     nodes: tuple[int, ...]
     blocking: tuple[int, ...]
-    queued: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,10 +62,14 @@ class Blocking:
 
 
 def propose_blocking(draft: Draft) -> Proposal | None:
-    """Let launches follow the blocking operations of their stage, where transfers block."""
+    """Let launches follow the blocking operations of their stage, where transfers block.
+
+    A receive that is posted once the computation before it is over, of either direction, holds up
+    no host, though nothing else begins meanwhile: what that explains is no sign of a call.
+    """
     found = [
-        find_blocking(sampled(layout), graph)
-        for layout, graph in zip(draft.layouts, draft.graphs, strict=True)
+        find_blocking(few, in_turn(few, graph))
+        for few, graph in zip(map(sampled, draft.layouts), draft.graphs, strict=True)
     ]
     first = next((blocking for blocking in found if blocking is not None), None)
     if first is None:
@@ -148,43 +146,15 @@ def _of_stage(
         soonest = np.minimum(soonest, could[first:last].min(axis=0))
     shares = {name: float(np.mean(values)) for name, values in clear.items()}
     blocking = {name: share for name, share in shares.items() if share >= BLOCKING_SHARE}
-    queued = _never_held_up(names, groups, (could, start, end), blocking.keys())
     posted = tuple(
         Posted(
             tuple(nodes[first:last].tolist()),
             tuple(int(nodes[i]) for i in range(first, last) if names[i] in blocking),
-            tuple(int(nodes[i]) for i in range(first, last) if names[i] in queued),
         )
         for first, last in groups
     )
     held_up = {name for name, values in inside.items() if sum(values) >= _HELD_UP}
     return posted, blocking, held_up
-
-
-def _never_held_up(
-    names: list[str],
-    groups: list[tuple[int, int]],
-    times: tuple[FloatArray, FloatArray, FloatArray],
-    blocking: Collection[str],
-) -> set[str]:
-    """Return the types of sends that never began only when a blocking call had returned.
-
-    `times` are when each could have begun, its start and its end.
-
-    A send that waits for the one before it begins after calls that were made later. The order of
-    starts is not that of the host's calls then, and without the straggler it would be another.
-    """
-    held: dict[str, float] = {name: 0.0 for name in _SENDS if name not in blocking}
-    could, start, end = times
-    returned = np.full(could.shape[1], -np.inf)
-    for first, last in groups:
-        for i in range(first, last):
-            if names[i] in held:
-                held[names[i]] += float(((could[i] < returned) & (start[i] >= returned)).mean())
-        ends = [end[i] for i in range(first, last) if names[i] in blocking]
-        if ends:
-            returned = np.max(ends, axis=0)
-    return {name for name, count in held.items() if count < _HELD_UP}
 
 
 def _together(names: list[str], start: FloatArray, end: FloatArray) -> Iterator[tuple[int, int]]:
@@ -220,7 +190,7 @@ def let_block(layout: Layout, graph: Graph, blocking: Blocking) -> Graph:
         before: tuple[int, ...] = ()
         for number, together in enumerate(posted):
             for node in together.nodes:
-                added[node] = () if node in together.queued else before
+                added[node] = before
                 place[node] = number
             before = together.blocking or before
     return with_edges(graph, layout, added, _contradicted(layout, graph, place))

@@ -22,6 +22,7 @@ from app.analysis.replay.adaptations.trial import LEAST_GAIN, recorded_times
 from app.analysis.replay.layout.dense import IntArray, Layout
 from app.analysis.replay.layout.graph import COMPUTE, Graph, with_edges
 from app.analysis.replay.layout.pipeline import DIRECTIONS
+from app.errors import UnanalyzableError
 
 # A receive is posted ahead of a computation, or after it, when it is in so many of the cases.
 _REGULARLY: Final = 0.98
@@ -137,6 +138,23 @@ def _may_matter(draft: Draft, found: Sequence[Posted | None]) -> bool:
         float(recorded_times(*pair).sum()) for pair in zip(draft.layouts, draft.graphs, strict=True)
     )
     return held_up_ns >= LEAST_GAIN * recorded_ns
+
+
+def in_turn(layout: Layout, graph: Graph) -> Graph:
+    """Return a graph in which receives posted in turn follow what they are posted after.
+
+    The graph itself where there are none, where all of them do, or where that contradicts it.
+    """
+    found = find_posted_in_turn(layout)
+    if found is None:
+        return graph
+    follows = {node: after for node, after in _following(graph) if node in found.after}
+    if all(set(found.after[node]) <= set(after) for node, after in follows.items()):
+        return graph
+    try:
+        return with_edges(graph, layout, found.after, found.not_after)
+    except UnanalyzableError:
+        return graph
 
 
 def find_posted_in_turn(layout: Layout) -> Posted | None:
