@@ -145,6 +145,7 @@ def _exchange(world: World, event: Event, rank: int) -> Event:
     side = 0 if event.kind.startswith("forward") else 1
     place = (event.stage, event.chunk, event.microbatch)
     taken_s = (world.forward_s if side == 0 else world.backward_s)[place]
+    taken_s = taken_s * world.rank_s[:, event.stage, side].max(axis=0)
     factors = world.context_s[:, event.stage, side]
     early_s = taken_s * (factors.max(axis=0) - factors[rank])
     if event.kind == "backward-wgrad-compute":
