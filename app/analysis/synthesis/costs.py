@@ -44,6 +44,7 @@ def healthy_work(job: JobModel, program: JobProgram, seed: int) -> StepWork:
     ).reshape(len(program), job.steps, job.sizes.dp)
     _vary_computation(job, program, duration, stream(seed, "computation"))
     _hiccup(job, program, duration, stream(seed, "hiccups"))
+    ahead = _wait_for_experts(job, program, duration) if job.experts_over > 1 else None
     _vary_transfers(job, program, duration, stream(seed, "transfers"))
     _vary_links(job, program, duration, stream(seed, "links"))
     delay = _launch_delays(job, program, stream(seed, "launches"))
@@ -54,6 +55,7 @@ def healthy_work(job: JobModel, program: JobProgram, seed: int) -> StepWork:
         delay_ns=delay,
         late_ns=np.zeros_like(duration),
         late_rank=np.zeros(duration.shape, np.int16),
+        ahead_ns=ahead,
     )
 
 
@@ -105,6 +107,23 @@ def _hiccup(
     shape = (int(mask.sum()), job.steps, job.sizes.dp)
     hit = rng.random(shape) < job.costs.hiccup_probability
     duration[mask] *= 1 + np.where(hit, rng.exponential(job.costs.hiccup_fraction, shape), 0.0)
+
+
+def _wait_for_experts(
+    job: JobModel, program: JobProgram, duration: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    """Let ranks that share experts compute together; return how long each waits for the others.
+
+    They meet before the experts and after them, halfway and at the end.
+    """
+    mask = program.of_types(FORWARD_COMPUTE, BACKWARD_COMPUTE)
+    own = duration[mask]
+    groups = own.reshape(*own.shape[:2], -1, job.experts_over)
+    latest = np.broadcast_to(groups.max(axis=-1, keepdims=True), groups.shape).reshape(own.shape)
+    ahead = np.zeros((2, *duration.shape))
+    ahead[:, mask] = (latest - own) / 2
+    duration[mask] = latest
+    return ahead
 
 
 def _vary_links(

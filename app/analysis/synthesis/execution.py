@@ -59,9 +59,9 @@ class StepWork:
         Part of a computation that one rank of the worker keeps the others waiting.
     late_rank : int16 array
         Which tensor-parallel rank that is, or context-parallel one.
-    ahead_ns : float64 array or None
-        How long a rank waits for the experts of the others that it shares them with; None where
-        nobody does.
+    ahead_ns : float64 array, shape (2, operations, steps, dp), or None
+        How long a rank waits for the others that it shares experts with, before the experts and
+        after them; None where nobody does.
     lengths : int64 array or None
         Sequence lengths of each microbatch, shape (microbatches, steps, dp, sequences), 0 where
         there are no more; None where they do not vary.

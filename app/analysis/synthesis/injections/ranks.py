@@ -77,7 +77,8 @@ class UnevenExperts(Injection):
     def apply(self, work: StepWork, job: JobModel, rng: np.random.Generator) -> None:
         """Lengthen computations to those of the experts that have most to do."""
         over, dp, pp = job.experts_over, job.sizes.dp, job.sizes.pp
-        if over == 1:
+        takes, ahead = work.duration_ns, work.ahead_ns
+        if ahead is None:
             raise ValueError("uneven experts need DP ranks that share them")
         program = work.program
         mask = program.of_types(FORWARD_COMPUTE, BACKWARD_COMPUTE)
@@ -90,12 +91,10 @@ class UnevenExperts(Injection):
         # Logarithms until here: however much they spread, none is too large.
         tokens = np.exp(own - own.max(axis=-1, keepdims=True))
         tokens /= tokens.mean(axis=-1, keepdims=True)
-        # Ranks of a group go through their layers together.
-        even = work.duration_ns[mask].reshape(tokens.shape).mean(axis=-1, keepdims=True)
-        most = tokens.max(axis=-1, keepdims=True)
+        # Ranks of a group go through their layers together; what each would take alone is less.
+        latest = takes[mask].reshape(tokens.shape)
+        experts = self.share * (latest - 2 * ahead[0, mask].reshape(tokens.shape)) * tokens
+        most = experts.max(axis=-1, keepdims=True)
         shape = (*tokens.shape[:2], dp)
-        if work.ahead_ns is None:
-            work.ahead_ns = np.zeros_like(work.duration_ns)
-        work.ahead_ns[mask] += (self.share * even * (most - tokens)).reshape(shape)
-        takes = even * (1 + self.share * (most - 1))
-        work.duration_ns[mask] = np.broadcast_to(takes, tokens.shape).reshape(shape)
+        ahead[1, mask] = (most - experts).reshape(shape)
+        takes[mask] = ((1 - self.share) * latest + most).reshape(shape)

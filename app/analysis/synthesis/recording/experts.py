@@ -25,8 +25,8 @@ _NAME: Final = "ep-all-to-all"
 # Where in a computation each of them ends, and what its transfer takes, as shares of it.
 _ENDS: Final = (0.25, 0.95)
 _TRANSFER: Final = 0.03
-# Mean time by which a rank arrives before the last one, as a share of the computation.
-_EARLY: Final = 0.003
+# Mean time by which a rank's record of it begins early.
+_JITTER_NS: Final = 3e3
 
 
 def expert_rows(
@@ -34,17 +34,18 @@ def expert_rows(
 ) -> Iterator[Rows]:
     """Yield the all-to-alls of each stage; steps begin at `begin_ns`."""
     job, work, execution = phase.job, phase.work, phase.execution
-    program, dp = work.program, job.sizes.dp
+    program, dp, ahead = work.program, job.sizes.dp, work.ahead_ns
+    if ahead is None:
+        return
     computes = program.of_types(FORWARD_COMPUTE, BACKWARD_COMPUTE)
     for stage in range(job.sizes.pp):
         # A stage's computations stand in the order of their stream.
         nodes = np.flatnonzero(computes & (program.stage == stage))
         start, end = execution.start_ns[nodes], execution.end_ns[nodes]
         takes = end - start
-        ahead = np.zeros_like(takes) if work.ahead_ns is None else work.ahead_ns[nodes]
         for position, share in enumerate(_ENDS):
-            early = _TRANSFER * takes + rng.exponential(_EARLY, start.shape) * takes
-            early = early + (ahead if position else 0.0)
+            early = _TRANSFER * takes + rng.exponential(_JITTER_NS, start.shape)
+            early = early + ahead[position, nodes]
             finish = np.rint(start + share * takes)
             begin = np.maximum(np.rint(finish - early), start)
             columns = {
