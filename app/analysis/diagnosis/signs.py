@@ -9,13 +9,13 @@ from functools import cached_property
 from app.analysis.diagnosis.late_launches import StalledLaunches, stalled_launches
 from app.analysis.diagnosis.lengths.recorded import ENOUGH, recorded_lengths
 from app.analysis.diagnosis.observation import Explained, Observation
-from app.analysis.diagnosis.stages import StageOrWorker, tell_apart
-from app.analysis.diagnosis.tensor_waits import (
+from app.analysis.diagnosis.ranks.waits import (
     Waiting,
     has_tensor_ranks,
     measure_waits,
     waiting_groups,
 )
+from app.analysis.diagnosis.stages import StageOrWorker, tell_apart
 from app.analysis.diagnosis.usual import Usual, slowness_by_stage, take_apart
 from app.analysis.replay.layout.dense import FloatArray
 

@@ -13,8 +13,7 @@ from app.analysis.diagnosis.causes.kind import (
 )
 from app.analysis.diagnosis.finding import Cause, Change, Evidence, Finding
 from app.analysis.diagnosis.places import Hosts, JobFacts, Where
-from app.analysis.diagnosis.signs import Signs
-from app.analysis.diagnosis.tensor_waits import (
+from app.analysis.diagnosis.ranks.waits import (
     LISTED,
     Waiting,
     computations_without,
@@ -23,6 +22,7 @@ from app.analysis.diagnosis.tensor_waits import (
     unsure_of_waits,
     view_of,
 )
+from app.analysis.diagnosis.signs import Signs
 from app.analysis.wording import percent
 
 # A collective waits for a rank when that takes this share of the longest wait.

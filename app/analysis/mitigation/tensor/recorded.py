@@ -18,7 +18,7 @@ from app.analysis.diagnosis.counterfactual import Counterfactuals
 from app.analysis.diagnosis.finding import Cause, Change
 from app.analysis.diagnosis.observation import Observation
 from app.analysis.diagnosis.places import Worker
-from app.analysis.diagnosis.tensor_waits import (
+from app.analysis.diagnosis.ranks.waits import (
     Waiting,
     computations_without,
     computing_ns,

@@ -17,8 +17,7 @@ from app.analysis.diagnosis.causes.kind import CauseKind, Remedy
 from app.analysis.diagnosis.finding import Cause, Change, Evidence, Finding
 from app.analysis.diagnosis.observation import Observation
 from app.analysis.diagnosis.places import FigureView, Hosts, JobFacts, Where, Worker, WorkerView
-from app.analysis.diagnosis.signs import Signs
-from app.analysis.diagnosis.tensor_waits import (
+from app.analysis.diagnosis.ranks.waits import (
     LEAST_SHARE,
     LISTED,
     Waiting,
@@ -26,7 +25,9 @@ from app.analysis.diagnosis.tensor_waits import (
     computations_without,
     computing_ns,
     figure_of,
+    unsure_of_usual,
 )
+from app.analysis.diagnosis.signs import Signs
 from app.analysis.replay.layout.dense import FloatArray, IntArray
 from app.analysis.trace.model import Trace
 from app.analysis.wording import percent
@@ -38,10 +39,6 @@ TOKENS_KEY: Final = "expert_tokens"
 _TO_BEFORE: Final = 1.5
 # It is the same rank's experts when the group waits for them this share of its waiting.
 _SAME_RANK: Final = 0.6
-# Tokens are never spread evenly: in a healthy step the experts of some rank have about this share
-# more, of which the trace of an uneven job tells nothing. No real job has been measured: with so
-# much the interval holds 94 and 98 % of the synthetic jobs, with 1 % nearly all.
-_UNSURE: Final = 0.005
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -74,6 +71,11 @@ class _Group:
         """Return the worker whose experts take longest."""
         return self.waiting[int(np.argmax(self.by_rank))].cell
 
+    @property
+    def is_uneven(self) -> bool:
+        """Return whether it waits for experts so long that it is no chance."""
+        return self.share >= LEAST_SHARE and self.share >= _TO_BEFORE * self.share_before
+
 
 def _is_recorded(trace: Trace) -> bool:
     return bool((trace.op == trace.op_names.index(EXPERT_TYPE)).any())
@@ -89,11 +91,11 @@ def _group_size(trace: Trace) -> int | None:
 
 def has_uneven_experts(observation: Observation) -> bool:
     """Return whether groups wait for experts: with all of them waiting the ideal waits, too."""
-    return bool(_waiting(observation))
+    return any(group.is_uneven for group in _groups(observation))
 
 
-def _waiting(observation: Observation) -> list[_Group]:
-    """Return the groups that wait for experts, the longest wait first."""
+def _groups(observation: Observation) -> list[_Group]:
+    """Return the groups of ranks that share experts, the longest wait first."""
     trace = observation.trace
     size = _group_size(trace)
     if size is None or size == 1 or not _is_recorded(trace):
@@ -111,12 +113,12 @@ def _waiting(observation: Observation) -> list[_Group]:
         _group(trace, mine, size, total_ns)
         for mine in np.split(rows, np.flatnonzero(np.diff(group)) + 1)
     ]
-    waiting = [group for group in found if group is not None]
-    return sorted(waiting, key=lambda group: -group.share)
+    measured = [group for group in found if group is not None]
+    return sorted(measured, key=lambda group: -group.share)
 
 
 def _group(trace: Trace, rows: IntArray, size: int, total_ns: FloatArray) -> _Group | None:
-    """Return a group if it waits for experts; its rows are sorted by step, order and DP rank."""
+    """Return a group and its waits; its rows are sorted by step, order and DP rank."""
     if not len(rows):
         return None
     step, order = trace.step[rows], trace.order[rows]
@@ -133,7 +135,7 @@ def _group(trace: Trace, rows: IntArray, size: int, total_ns: FloatArray) -> _Gr
     cells = [(int(trace.dp[row]), int(trace.pp[row])) for row in table[0].tolist()]
     computing = float(np.mean([total_ns[pp, dp] for dp, pp in cells]))
     share, before = (float(beyond_ns[part].sum()) / computing for part in (after, ~after))
-    if share < LEAST_SHARE or share < _TO_BEFORE * before:
+    if not 0 < share < 1:
         return None
     ranks, last = trace.rank[table[0]].astype(np.int64), duration_ns.argmin(axis=1)[after]
     by_rank = np.bincount(last, weights=beyond_ns[after], minlength=size)
@@ -151,6 +153,8 @@ def _group(trace: Trace, rows: IntArray, size: int, total_ns: FloatArray) -> _Gr
                 ),
                 share,
                 by_rank / by_rank.sum(),
+                usual=before / (1 - share),
+                told=True,
             )
             for place, cell in enumerate(cells)
         ],
@@ -161,10 +165,12 @@ def _group(trace: Trace, rows: IntArray, size: int, total_ns: FloatArray) -> _Gr
 def _find(signs: Signs) -> Finding | None:
     """Return the groups that wait for experts; without it all experts take as long."""
     observation = signs.observation
-    groups = _waiting(observation)
+    every = _groups(observation)
+    groups = [group for group in every if group.is_uneven]
     if not groups:
         return None
-    everybody = [waiting for group in groups for waiting in group.waiting]
+    # A router that spreads tokens evenly does so in all groups, those that wait little among them.
+    everybody = [waiting for group in every for waiting in group.waiting]
     same = [group for group in groups if float(group.by_rank.max()) >= _SAME_RANK]
     workers = tuple(group.slowest for group in same)
     ranks = observation.hosts.ranks
@@ -181,7 +187,7 @@ def _find(signs: Signs) -> Finding | None:
             stages=tuple(sorted({group.slowest[1] for group in groups})),
         ),
         figure=figure_of(groups[0].waiting[0]),
-        unsure=_UNSURE,
+        unsure=unsure_of_usual(everybody[0].usual, len(every)),
     )
 
 

@@ -9,7 +9,7 @@ from app.analysis.diagnosis.causes.kind import Remedy
 from app.analysis.diagnosis.finding import Cause
 from app.analysis.diagnosis.observation import Observation
 from app.analysis.diagnosis.places import Hosts, JobFacts, Where
-from app.analysis.diagnosis.tensor_waits import Waiting
+from app.analysis.diagnosis.ranks.waits import Waiting
 from app.analysis.wording import named, percent
 
 TENSOR: Final = "tensor-parallel"

@@ -18,8 +18,7 @@ from app.analysis.diagnosis.causes.ranks.late_rank import (
 )
 from app.analysis.diagnosis.finding import Cause, Change, Evidence, Finding
 from app.analysis.diagnosis.places import Hosts, JobFacts
-from app.analysis.diagnosis.signs import Signs
-from app.analysis.diagnosis.tensor_waits import (
+from app.analysis.diagnosis.ranks.waits import (
     LISTED,
     computations_without,
     figure_of,
@@ -27,6 +26,7 @@ from app.analysis.diagnosis.tensor_waits import (
     unsure_of_waits,
     view_of,
 )
+from app.analysis.diagnosis.signs import Signs
 
 
 def _find(signs: Signs) -> Finding | None:

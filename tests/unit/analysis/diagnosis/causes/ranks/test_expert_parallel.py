@@ -14,6 +14,8 @@ from app.analysis.synthesis.injections.ranks import UnevenExperts
 from app.analysis.synthesis.job import JobModel
 from app.analysis.synthesis.synthesize import SyntheticSession
 from app.analysis.trace.model import FORWARD_COMPUTE
+from tests.oracles.physics.execute import execute
+from tests.oracles.physics.world import World, shared_evenly
 from tests.unit.analysis.diagnosis.jobs import (
     JOB,
     causes,
@@ -24,6 +26,7 @@ from tests.unit.analysis.diagnosis.jobs import (
     signs_of,
     where,
 )
+from tests.unit.analysis.diagnosis.second_physics import PLAIN, healthy, names, report_of
 
 EXPERTS = replace(JOB, experts_over=2)
 ALL_RANKS = replace(JOB, experts_over=4)
@@ -72,6 +75,36 @@ def test_the_worker_whose_experts_are_sent_most_is_named() -> None:
     figure = diagnosis.causes[0].figure
     assert isinstance(figure, LateRanks)
     assert sum(figure.share) == pytest.approx(1)
+
+
+def test_a_router_that_spreads_tokens_evenly_does_so_in_groups_that_hardly_wait() -> None:
+    shape = replace(PLAIN, dp=4, pp=2, ep=2, steps=24)
+
+    def sent(world: World, more: tuple[float, float]) -> World:
+        tokens = np.ones_like(world.tokens)
+        for stage, factor in enumerate(more):
+            tokens[stage, ..., ::2] = factor
+        return replace(world, tokens=shared_evenly(shape, tokens))
+
+    report, slowdown = report_of(shape, lambda world: sent(world, (1.8, 1.1)))
+    even_s = execute(sent(healthy(shape), (1.0, 1.0))).step_s.sum()
+    true = slowdown * execute(healthy(shape)).step_s.sum() / even_s
+
+    assert names(report) == ["expert_parallel_imbalance"]
+    assert report.causes[0].where.stages == (0,)
+    assert report.headline.slowdown == pytest.approx(true, rel=0.002)
+    assert report.headline.ci95 is not None
+    low, high = report.headline.ci95
+    assert low < true < high
+
+
+def test_ranks_wait_for_one_another_before_the_experts_and_so_long_after_even_ones() -> None:
+    finding = found(EXPERT_PARALLEL, signs_of(session(UNEVEN, job=ALL_RANKS)))
+    shared_by_two = found(EXPERT_PARALLEL, signs_of(session(UNEVEN, job=EXPERTS)))
+
+    # a step is off by half of what they wait at most, the less the more groups there are
+    assert 0 < finding.unsure < 0.01
+    assert 0 < shared_by_two.unsure < finding.unsure
 
 
 def test_where_tokens_are_recorded_it_says_how_uneven_they_are() -> None:

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from app.analysis.diagnosis.tensor_waits import (
+from app.analysis.diagnosis.ranks.waits import (
     CONTEXT_TYPES,
     TENSOR_TYPES,
     USUAL_WAIT,
@@ -34,8 +34,8 @@ def test_a_group_waits_for_its_straggler_as_long_as_it_is_slower() -> None:
     assert (group.cell, group.slowest, group.of_one_rank) == ((2, 1), 3, True)
     assert group.usual < 0.1 * group.share
     total = sum(float(less.sum()) for less in computations_without(observation, [group]).values())
-    # but for what healthy groups wait
-    beyond = 1 - group.usual / group.share
+    # but for what healthy groups wait, which compute less long
+    beyond = 1 - group.usual * (1 - group.share) / group.share
     assert 0.9 < beyond < 1
     assert total == pytest.approx(beyond * waits[2, 1].wait_ns.sum())
 
@@ -52,6 +52,15 @@ def test_a_step_without_a_straggler_is_off_by_what_healthy_groups_differ() -> No
     assert alone.usual == USUAL_WAIT
     # no healthy one tells how long they wait, which may be longer
     assert longer_by_waits(observation, [alone]) == pytest.approx(USUAL_WAIT / 3)
+
+
+def test_the_more_groups_wait_the_better_is_known_what_they_wait_together() -> None:
+    observation = observe(session(TensorParallelStraggler((2, 1), 3, 1.6), job=TENSOR))
+    (group,) = waiting_groups(observation, measure_waits(observation))
+    same_rank = replace(group, waits=replace(group.waits, cell=(2, 0)))
+
+    alone = unsure_of_waits(observation, [group])
+    assert unsure_of_waits(observation, [group, same_rank]) == pytest.approx(alone / 2**0.5)
 
 
 def test_tensor_and_context_parallel_ranks_of_a_cell_are_groups_of_their_own() -> None:

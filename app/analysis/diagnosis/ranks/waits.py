@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import sqrt
 from typing import Final
 
 import numpy as np
@@ -79,7 +80,7 @@ class Waiting:
     by_rank : float64 array, shape (ranks,)
         The share of the waiting that is for each rank.
     usual : float
-        The share of its computing time that a healthy group waits.
+        The share of its computing time that a healthy group waits, which computes no longer.
     told : bool
         Whether healthy groups of the job tell that.
     """
@@ -234,11 +235,20 @@ def _waits_for(wait: Waits) -> FloatArray:
 def unsure_of_waits(observation: Observation, groups: Sequence[Waiting]) -> float:
     """Return how far a step may be off in which some groups wait like healthy ones, relative.
 
-    Half of a 95 % interval: healthy groups differ by half of what they wait. A step follows the
-    slowest DP rank, so that what one of many waits weighs as its share of the DP ranks.
+    Half of a 95 % interval. A step follows the slowest DP rank, so that what one of many waits
+    weighs as its share of the DP ranks.
     """
     ranks = {dp for dp, _ in (group.cell for group in groups)}
-    return _DIFFER * groups[0].usual * len(ranks) / observation.layout.dp
+    return unsure_of_usual(groups[0].usual, len(groups)) * len(ranks) / observation.layout.dp
+
+
+def unsure_of_usual(usual: float, groups: int) -> float:
+    """Return the same where some groups, of all DP ranks, wait as usual, as shares of computing.
+
+    Healthy groups differ by half of what they wait, each from the others: the more there are the
+    better is known what they wait together.
+    """
+    return _DIFFER * usual / sqrt(groups)
 
 
 def longer_by_waits(observation: Observation, groups: Sequence[Waiting]) -> float:
@@ -281,31 +291,47 @@ def view_of(group: Waiting, *, drawn: bool) -> View:
 def _spread_over_computations(
     observation: Observation, group: Waiting, less: dict[int, FloatArray]
 ) -> None:
-    """Add each wait to the computation that it lengthens, by the analyzed rank's own clock.
+    """Add each wait to the computation that it lengthens.
 
     But for what a healthy group waits, which the same share of each wait stands for.
     """
-    wait, beyond = group.waits, max(1 - group.usual / group.share, 0.0)
+    wait, layout = group.waits, observation.layout
+    usual = group.usual * (1 - group.share)
+    dp, _ = wait.cell
+    beyond = max(1 - usual / group.share, 0.0)
+    nodes, steps = holders(observation, wait)
+    for node in np.unique(nodes[nodes >= 0]).tolist():
+        mine = nodes == node
+        if node not in less:
+            less[node] = np.zeros((len(layout.steps), layout.dp))
+        np.add.at(less[node][:, dp], steps[mine], beyond * wait.wait_ns[mine])
+
+
+def holders(observation: Observation, wait: Waits) -> tuple[IntArray, IntArray]:
+    """Return the computation that each collective is in, by the analyzed rank's own clock.
+
+    Returns
+    -------
+    nodes : int64 array, shape (collectives,)
+        -1 where there is none.
+    steps : int64 array, shape (collectives,)
+        Index of its step.
+    """
     trace, layout = observation.trace, observation.layout
     dp, pp = wait.cell
     codes = [layout.op_names.index(n) for n in COMPUTATIONS if n in layout.op_names]
     rows = np.flatnonzero((trace.rank == layout.ranks[dp, pp]) & np.isin(trace.op, codes))
-    nodes = layout.nodes
-    here = np.flatnonzero((nodes.pp == pp) & np.isin(nodes.op, codes))
-    node_of = {(int(nodes.op[n]), int(nodes.order[n])): int(n) for n in here}
-    for index, step in enumerate(layout.steps.tolist()):
+    table = layout.nodes
+    here = np.flatnonzero((table.pp == pp) & np.isin(table.op, codes))
+    node_of = {(int(table.op[n]), int(table.order[n])): int(n) for n in here}
+    nodes = np.full(len(wait.step), -1, dtype=np.int64)
+    for step in layout.steps.tolist():
         mine = rows[trace.step[rows] == step]
         mine = mine[np.argsort(trace.start_ns[mine], kind="stable")]
         of_step = np.flatnonzero(wait.step == step)
         if not len(mine):
             continue
         holder = np.searchsorted(trace.start_ns[mine], wait.start_ns[of_step], side="right") - 1
-        for row, wait_ns in zip(
-            mine[np.maximum(holder, 0)].tolist(), wait.wait_ns[of_step].tolist(), strict=True
-        ):
-            node = node_of.get((int(trace.op[row]), int(trace.order[row])))
-            if node is None:
-                continue
-            if node not in less:
-                less[node] = np.zeros((len(layout.steps), layout.dp))
-            less[node][index, dp] += beyond * wait_ns
+        holding = mine[np.maximum(holder, 0)].tolist()
+        nodes[of_step] = [node_of.get((int(trace.op[r]), int(trace.order[r])), -1) for r in holding]
+    return nodes, np.searchsorted(layout.steps, wait.step)
