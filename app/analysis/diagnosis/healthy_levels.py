@@ -1,18 +1,22 @@
 """How well it is known what workers would take that are at fault: as well as their peers tell.
 
-Whoever is at fault is replayed as the middle one of its peers, and workers differ.
+Whoever is at fault is replayed as the middle one of its peers, and workers differ. Where all hosts
+are at fault nothing tells what healthy ones take.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import pi, sqrt
+from dataclasses import dataclass
+from math import hypot, pi, sqrt
 from typing import Final
 
 import numpy as np
 
-from app.analysis.diagnosis.observation import Observation
+from app.analysis.diagnosis.observation import COMPUTATIONS, Observation
 from app.analysis.diagnosis.places import Worker
+from app.analysis.replay.layout.graph import P2P
+from app.analysis.replay.session import with_lags
 
 # Half of a 95 % interval, in standard deviations.
 _WIDE: Final = 1.96
@@ -24,6 +28,12 @@ _COUNTS_FOR: Final = 2
 _OF_MEDIAN: Final = pi / 2
 # Stages differ by up to so much where a model is evenly divided; replayed they are all the same.
 UNEVEN: Final = 0.004
+# A host that waits for its input launches nothing meanwhile: whenever a device has waited for a
+# transfer it waits for the launch as well, on a healthy host, too. What that takes there no trace
+# tells, of what is launched: the least, as much as is assumed, and the most. How much longer a step
+# is by it a replay tells.
+_HEALTHY_LAUNCH: Final = (0.01, 0.04, 0.1)
+_UNSURE_WAITING: Final = 0.005
 
 
 def unsure_of_peers(observation: Observation, workers: Sequence[Worker]) -> float:
@@ -54,3 +64,33 @@ def unsure_of_peers(observation: Observation, workers: Sequence[Worker]) -> floa
     fewest = max(int(peers[stages].min()), 1)
     sigma = sqrt(squares / pairs * (1 + _OF_MEDIAN / fewest))
     return _WIDE * sigma * len(set(ranks)) / layout.dp
+
+
+@dataclass(frozen=True, slots=True)
+class HealthyLaunches:
+    """What healthy hosts take to launch after they have waited, and what is not known of it."""
+
+    lags_ns: dict[tuple[int, int], float]
+    unsure: float
+    longer: float
+
+
+def healthy_launches(observation: Observation) -> HealthyLaunches:
+    """Return what passes before launches after transfers if hosts are healthy."""
+    transfers = observation.layout.of_types(*P2P)
+    ideal_ns = observation.group.durations.ideal_ns
+    launched = [
+        (node, other)
+        for node in np.flatnonzero(observation.layout.of_types(*COMPUTATIONS)).tolist()
+        for other in observation.after[node]
+        if transfers[other]
+    ]
+    lags = [
+        {edge: share * float(ideal_ns[edge[0]]) for edge in launched} for share in _HEALTHY_LAUNCH
+    ]
+    groups = (with_lags(observation.group, lags_ns) for lags_ns in lags)
+    least, usual, most = (
+        float(group.simulator.step_times([group.simulator.keep()]).sum()) for group in groups
+    )
+    unsure = hypot(_UNSURE_WAITING, usual / least - 1)
+    return HealthyLaunches(lags[1], unsure, sqrt(max((most / usual - 1) ** 2 - unsure**2, 0.0)))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import zip_longest
-from math import hypot, sqrt
 from typing import Final
 
 import numpy as np
@@ -13,6 +12,7 @@ from numpy.typing import NDArray
 from app.analysis.diagnosis.causes.kind import CauseKind, Remedy
 from app.analysis.diagnosis.figures import HeldLaunches
 from app.analysis.diagnosis.finding import Cause, Change, Evidence, Finding
+from app.analysis.diagnosis.healthy_levels import healthy_launches
 from app.analysis.diagnosis.observation import COMPUTATIONS, Observation
 from app.analysis.diagnosis.places import (
     Hosts,
@@ -28,7 +28,6 @@ from app.analysis.replay.layout.dense import FloatArray, IntArray
 from app.analysis.replay.layout.graph import P2P
 from app.analysis.replay.means import means
 from app.analysis.replay.medians import median
-from app.analysis.replay.session import with_lags
 from app.analysis.wording import percent
 
 # A device that idles less than this share of its time for launches is not held up: a job that
@@ -46,12 +45,6 @@ _AT_A_GLANCE: Final = 0.7
 # What a healthy host takes to launch is nowhere in the trace, and a step is longer by it: replays
 # of jobs, which are all without it, are short by 1.3 % in the middle (paper, section 6).
 _UNSURE: Final = 0.015
-# A host that waits for its input launches nothing meanwhile: whenever a device has waited for a
-# transfer it waits for the launch as well, on a healthy host, too. What that takes there no trace
-# tells, of what is launched: the least, as much as is assumed, and the most. How much longer a step
-# is by it a replay tells.
-_HEALTHY_LAUNCH: Final = (0.01, 0.04, 0.1)
-_UNSURE_WAITING: Final = 0.005
 # A transfer has kept a device waiting when it ends so much of a launch after what was computed
 # before. Hosts that launch ahead launch at once then, hosts that wait take most of a launch: so
 # much tells one from the other.
@@ -181,6 +174,10 @@ class _Slow:
     workers: tuple[Worker, ...]
     everywhere: bool
 
+    def of_ranks(self, dp: int) -> float:
+        """Return which share of the DP ranks they are: what one would launch weighs as that."""
+        return 1.0 if self.everywhere else len({rank for rank, _ in self.workers}) / dp
+
 
 def _slow(observation: Observation, share: FloatArray) -> _Slow | None:
     """Return which workers wait for their hosts; None where none does."""
@@ -224,7 +221,7 @@ def _find(signs: Signs) -> Finding | None:
     late_ns, on_time = _late_launches(observation, idling, slow)
     # A single host has healthy ones beside it.
     waiting = slow.everywhere and _await_inputs(observation, idling, slow)
-    healthy = _healthy_launches(observation) if waiting else None
+    healthy = healthy_launches(observation) if waiting else None
     by_step = np.sum(
         [np.where(on_time[node], late, 0.0).sum(axis=1) for node, late in late_ns.items()], axis=0
     )
@@ -235,51 +232,19 @@ def _find(signs: Signs) -> Finding | None:
         figure=HeldLaunches(by_step_s=tuple((by_step / 1e9).tolist())),
         late_ns=late_ns,
         regular=frozenset(node for node, _ in observation.group.graph.lags_ns) & late_ns.keys(),
-        unsure=_UNSURE if healthy is None else healthy.unsure,
+        unsure=_UNSURE * slow.of_ranks(observation.layout.dp)
+        if healthy is None
+        else healthy.unsure,
         longer=0.0 if healthy is None else healthy.longer,
         lags_ns={} if healthy is None else healthy.lags_ns,
     )
-
-
-@dataclass(frozen=True, slots=True)
-class _Healthy:
-    """What healthy hosts take to launch after they have waited, and what is not known of it."""
-
-    lags_ns: dict[tuple[int, int], float]
-    unsure: float
-    longer: float
-
-
-def _healthy_launches(observation: Observation) -> _Healthy:
-    """Return what passes before launches after transfers if hosts are healthy."""
-    transfers, ideal_ns = _transfers(observation), observation.group.durations.ideal_ns
-    launched = [
-        (node, other)
-        for node in np.flatnonzero(observation.layout.of_types(*COMPUTATIONS)).tolist()
-        for other in observation.after[node]
-        if transfers[other]
-    ]
-    lags = [
-        {edge: share * float(ideal_ns[edge[0]]) for edge in launched} for share in _HEALTHY_LAUNCH
-    ]
-    groups = (with_lags(observation.group, lags_ns) for lags_ns in lags)
-    least, usual, most = (
-        float(group.simulator.step_times([group.simulator.keep()]).sum()) for group in groups
-    )
-    unsure = hypot(_UNSURE_WAITING, usual / least - 1)
-    return _Healthy(lags[1], unsure, sqrt(max((most / usual - 1) ** 2 - unsure**2, 0.0)))
-
-
-def _transfers(observation: Observation) -> NDArray[np.bool_]:
-    """Return which nodes are transfers from stage to stage."""
-    return observation.layout.of_types(*P2P)
 
 
 def _await_inputs(observation: Observation, idling: _Idling, slow: _Slow) -> bool:
     """Return whether slow hosts wait for transfers before they launch what needs these."""
     layout = observation.layout
     start, duration = layout.start_ns, layout.duration_ns
-    transfers = _transfers(observation)
+    transfers = observation.layout.of_types(*P2P)
     taken: list[FloatArray] = []
     for stage in sorted({pp for _, pp in slow.workers}):
         ranks = [dp for dp, pp in slow.workers if pp == stage]

@@ -52,6 +52,16 @@ def test_a_slow_host_is_named_with_all_of_its_workers(job: JobModel) -> None:
     assert diagnosis.discrepancy < 0.02
 
 
+def test_what_a_host_would_launch_when_healthy_weighs_as_its_share_of_the_ranks() -> None:
+    one_rank = replace(JOB, sizes=Sizes(dp=4, pp=4, tp=8))
+    alone = found(HOST_OVERHEAD, signs_of(session(ON_ONE_HOST, job=one_rank)))
+    all_ranks = found(HOST_OVERHEAD, signs_of(session(ON_ONE_HOST, job=HOSTED)))
+
+    assert len(alone.where.workers) == 1
+    assert {dp for dp, _ in all_ranks.where.workers} == {0, 1, 2, 3}
+    assert alone.unsure == pytest.approx(all_ranks.unsure / 4)
+
+
 def test_the_sentence_names_the_host_that_its_workers_fill() -> None:
     synthetic = session(ON_ONE_HOST, job=HOSTED)
     host = synthetic.trace.meta.hosts[HOSTED.traced_rank(*WORKER)]
