@@ -287,6 +287,7 @@ def _weigh(
             longer=hypot(*(found[number].finding.longer for number in numbers)),
             work=next((w for n in numbers if (w := found[n].finding.work) is not None), None),
             cycle=found[numbers[0]].finding.cycle if len(numbers) == 1 else None,
+            hosts_wait=bool(replays.group.graph.lags_ns),
         ),
     )
     return diagnosis, frozenset() if loss.unknown_s else frozenset(numbers)

@@ -170,6 +170,8 @@ class Judged:
         What each step computes ÷ the mean, where in the reference all of them compute the mean.
     cycle : int or None
         Steps from one time to the next, where the only cause comes again and again by its nature.
+    hosts_wait : bool
+        Whether launches regularly take time after what they wait for.
     """
 
     steps_s: FloatArray
@@ -180,3 +182,4 @@ class Judged:
     longer: float = 0.0
     work: FloatArray | None = None
     cycle: int | None = None
+    hosts_wait: bool = False

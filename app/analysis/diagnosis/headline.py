@@ -125,7 +125,8 @@ def interval_of(judged: Judged) -> Interval | None:
     It grows with what these steps do not tell of the job, and with what they do not tell of
     themselves without the causes. Of that launches are a part which are late for no known cause:
     they make the recorded step longer than the replayed one. They stay without the causes, which
-    were less slowdown, and others may show that these hide.
+    were less slowdown, and others may show that these hide. But hosts that wait for transfers are
+    held up by those that causes make late, so that what is late there may be the causes' all of it.
 
     Parameters
     ----------
@@ -148,6 +149,8 @@ def interval_of(judged: Judged) -> Interval | None:
     if late > 0:
         stays = log(slowdown * (without + late) / (now + late))
         below = hypot(below, HIDDEN * late / without) + stays
+        if judged.hosts_wait:
+            above = hypot(above, late / without)
     else:
         # What runs side by side in the recording, and not in the replay.
         above = hypot(above, HIDDEN * -late / without)

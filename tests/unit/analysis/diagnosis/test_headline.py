@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from math import hypot
 from typing import Any
 
 import numpy as np
@@ -131,6 +132,18 @@ def test_launches_that_are_late_anyhow_would_make_the_slowdown_less() -> None:
     # 0.04 s stay beside 1 s: a slowdown of 2.04 / 1.04, and as much again and more may be hidden
     assert below > np.log(2 / (2.04 / 1.04))
     assert below == pytest.approx(np.log(2 / (2.04 / 1.04)) + HIDDEN * 0.04, abs=1e-3)
+
+
+def test_what_is_late_where_hosts_wait_for_transfers_may_be_late_because_of_the_causes() -> None:
+    late = alike(recorded_s=2.04)
+    _, above = half_widths(late)
+    below_waiting, above_waiting = half_widths(replace(late, hosts_wait=True))
+
+    # all of it or none: 0.04 s of the second that a step takes without the causes
+    assert above_waiting == pytest.approx(hypot(above, 0.04))
+    assert below_waiting == half_widths(late)[0]
+    in_time = alike(recorded_s=2.0)
+    assert half_widths(replace(in_time, hosts_wait=True)) == half_widths(in_time)
 
 
 def test_a_recording_that_is_shorter_than_its_replay_may_be_slowed_down_more() -> None:
