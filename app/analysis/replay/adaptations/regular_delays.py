@@ -16,6 +16,7 @@ import numpy as np
 from app.analysis.replay.adaptations.draft import Draft, Proposal
 from app.analysis.replay.adaptations.evidence import Sign
 from app.analysis.replay.adaptations.signs.inside import computes_of
+from app.analysis.replay.adaptations.signs.regular import MOST_OF, regular_share, usual_ns
 from app.analysis.replay.adaptations.signs.sampling import sampled
 from app.analysis.replay.layout.dense import FloatArray, Layout
 from app.analysis.replay.layout.graph import COMPUTE, Graph
@@ -25,22 +26,17 @@ from app.analysis.trace import model as ops
 # what ends a step waits for more than is recorded.
 _LAUNCHED: Final = COMPUTE | {ops.FORWARD_SEND, ops.BACKWARD_SEND}
 _RECEIVES: Final = frozenset({ops.FORWARD_RECV, ops.BACKWARD_RECV})
-# Launches of a kind are regularly late when so many of them…
+# Launches of a kind are regularly late when so many of them are about as late as the median…
 _REGULARLY: Final = 0.75
-# …are late by this share of the median at least…
-_MOST_OF: Final = 0.5
 # …and all usual delays of a step add up to this share of it.
 _LEAST_SHARE: Final = 0.005
 # Of delays without memory, which are chance and nothing regular, so many are late by that share of
 # their median. Over all kinds delays have to be more regular, beyond so many standard deviations.
-_BY_CHANCE: Final = 0.5**_MOST_OF
+_BY_CHANCE: Final = 0.5**MOST_OF
 _CHANCE: Final = 3.0
 _MOST_NAMED: Final = 4
 # What rarely comes last is late when it does: its delays are those of exceptions.
 _LEAST_OFTEN: Final = 0.25
-# On every DP rank they are late by this share of the median of all.
-_ON_EVERY_RANK: Final = 0.25
-_FENCE: Final = 3.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +69,7 @@ def propose_regular_delays(draft: Draft) -> Proposal | None:
             delays.setdefault(kind, []).append(late)
     joined = {kind: np.concatenate(parts) for kind, parts in delays.items()}
     count = {kind: int((~np.isnan(values)).sum()) for kind, values in joined.items()}
-    regular = {kind: _regular_share(values) for kind, values in joined.items()}
+    regular = {kind: regular_share(values) for kind, values in joined.items()}
     if _is_chance([(regular[kind], joined[kind]) for kind in joined]):
         return None
     usual: dict[LaunchKind, float] = {}
@@ -81,9 +77,9 @@ def propose_regular_delays(draft: Draft) -> Proposal | None:
     for kind, values in joined.items():
         among = count[kind] + count.get(replace(kind, remote=not kind.remote), 0)
         if regular[kind] >= _REGULARLY and count[kind] >= _LEAST_OFTEN * among:
-            usual_ns = _usual(values)
-            if usual_ns > 0:
-                usual[kind] = usual_ns
+            takes_ns = usual_ns(values)
+            if takes_ns > 0:
+                usual[kind] = takes_ns
                 shares.append(regular[kind])
     layout = few[0]
     # no step is shorter without them by more than all of them together
@@ -107,18 +103,6 @@ def propose_regular_delays(draft: Draft) -> Proposal | None:
     )
 
 
-def _regular_share(late: FloatArray) -> float:
-    """Return the share of launches that are about as late as the median.
-
-    None where they are so on some DP ranks only: a worker that alone is late is a straggler.
-    """
-    middle = float(np.nanmedian(late))
-    ranks = [np.median(own[~np.isnan(own)]) for own in late.T if not np.isnan(own).all()]
-    if middle <= 0 or min(ranks) < _ON_EVERY_RANK * middle:
-        return 0.0
-    return float((late[~np.isnan(late)] >= _MOST_OF * middle).mean())
-
-
 def _is_chance(kinds: Sequence[tuple[float, FloatArray]]) -> bool:
     """Return whether the delays of all kinds together are no more regular than those of chance.
 
@@ -140,16 +124,6 @@ def _is_chance(kinds: Sequence[tuple[float, FloatArray]]) -> bool:
     weights = count * time / (count * time).sum()
     spread = np.sqrt(_BY_CHANCE * (1 - _BY_CHANCE) * (weights**2 / count).sum())
     return bool((weights * shares).sum() < _BY_CHANCE + _CHANCE * spread)
-
-
-def _usual(late: FloatArray) -> float:
-    """Return the mean: launching is the host's computing, whose ideal is a mean.
-
-    Single stalls count as Tukey's outer fence, so that a few of them make nothing usual. Nothing is
-    launched before its input is there: a few clocks that jump do not make it so.
-    """
-    low, high = np.nanquantile(late, (0.25, 0.75))
-    return max(0.0, float(np.nanmean(np.minimum(late, high + _FENCE * (high - low)))))
 
 
 def _followed(layout: Layout, graph: Graph) -> Iterator[tuple[int, tuple[int, ...]]]:

@@ -13,26 +13,21 @@ from typing import Final
 
 import numpy as np
 
+from app.analysis.replay.adaptations.signs.regular import regular_share, usual_ns
 from app.analysis.replay.adaptations.signs.sampling import sampled
 from app.analysis.replay.layout.dense import FloatArray, Layout
 from app.analysis.replay.layout.graph import COMPUTE, P2P, Graph
-from app.analysis.replay.means import mean, share_of
-from app.analysis.replay.medians import median, quantiles
+from app.analysis.replay.medians import median
 
 Lags = Mapping[tuple[int, int], float]
 
-# Launches are regularly late when so many of them are late by that share of the median at least:
-# of delays without memory, which are chance, 71 % are.
+# Launches are regularly late when so many are about as late as the median: of delays without
+# memory, which are chance, 71 % are.
 _REGULARLY: Final = 0.8
-_MOST_OF: Final = 0.5
 # Fewer than so many tell nothing.
 _FEWEST: Final = 20
-# On every DP rank they are late by this share of the median of all.
-_ON_EVERY_RANK: Final = 0.25
 # Less than this share of what is launched changes no step.
 _LEAST_SHARE: Final = 0.002
-# Single stalls make nothing usual: they count as Tukey's outer fence.
-_FENCE: Final = 3.0
 
 
 def lags_after_transfers(layout: Layout, graph: Graph, ideal_ns: FloatArray) -> Lags:
@@ -90,13 +85,6 @@ def _late(layout: Layout, node: int, received: Sequence[int], after: Sequence[in
 def _regular(late_ns: FloatArray, least_ns: float) -> float:
     """Return what launches are regularly late by, 0 where they are not; `late_ns` is (…, dp)."""
     waited = late_ns[~np.isnan(late_ns)]
-    if len(waited) < _FEWEST:
+    if len(waited) < _FEWEST or float(median(waited)) < least_ns:
         return 0.0
-    middle_ns = float(median(waited))
-    if middle_ns < least_ns or share_of(waited >= _MOST_OF * middle_ns) < _REGULARLY:
-        return 0.0
-    ranks = [own[~np.isnan(own)] for own in late_ns.T]
-    if min(float(median(own)) for own in ranks if len(own)) < _ON_EVERY_RANK * middle_ns:
-        return 0.0
-    low, high = quantiles(waited, (0.25, 0.75)).tolist()
-    return mean(np.minimum(waited, high + _FENCE * (high - low)))
+    return usual_ns(late_ns) if regular_share(late_ns) >= _REGULARLY else 0.0

@@ -15,9 +15,10 @@ from app.analysis.replay.adaptations.idle_transfers import _cheapest
 from app.analysis.replay.adaptations.late_ends import _arrival, _pairs
 from app.analysis.replay.adaptations.nested_gc import without_nested_gc
 from app.analysis.replay.adaptations.placement import find_placement
-from app.analysis.replay.adaptations.regular_delays import _is_chance, _regular_share, _usual
+from app.analysis.replay.adaptations.regular_delays import _is_chance
 from app.analysis.replay.adaptations.signs.glance import Glance
 from app.analysis.replay.adaptations.signs.inside import NOWHERE, containing
+from app.analysis.replay.adaptations.signs.regular import regular_share, usual_ns
 from app.analysis.replay.adaptations.signs.sampling import sampled
 from app.analysis.replay.layout.dense import Layout
 from app.analysis.replay.session import prepare_replay
@@ -165,15 +166,15 @@ def test_transfers_are_chosen_at_the_least_cost(count: int, spare: int, seed: in
 @settings(deadline=None)
 @given(st.lists(st.floats(-1e6, 1e9), min_size=1, max_size=40))
 def test_usual_delays_are_those_of_the_twin(late: list[float]) -> None:
-    assert _usual(np.array(late)[:, None]) == pytest.approx(twins.usual_delay(late), abs=1.0)
+    assert usual_ns(np.array(late)[:, None]) == pytest.approx(twins.usual_delay(late), abs=1.0)
 
 
 def test_clocks_that_jump_make_no_launch_earlier_than_its_input() -> None:
     late = np.full((20, 2), 1e6)
     late[:2] = -1e9
 
-    assert _regular_share(late) == pytest.approx(0.9)
-    assert _usual(late) == 0.0
+    assert regular_share(late) == pytest.approx(0.9)
+    assert usual_ns(late) == 0.0
 
 
 @pytest.mark.slow
@@ -183,7 +184,7 @@ def test_delays_without_memory_are_chance(seed: int, kinds: int, count: int) -> 
     rng = np.random.default_rng(seed)
     late = [rng.exponential(3e6, (count, 2)) for _ in range(kinds)]
 
-    assert _is_chance([(_regular_share(values), values) for values in late])
+    assert _is_chance([(regular_share(values), values) for values in late])
 
 
 @pytest.mark.slow
@@ -196,7 +197,7 @@ def test_delays_of_a_length_are_none_whatever_else_is_late_by_a_little(
     late = [rng.exponential(0.05e6, (20, 2)) for _ in range(kinds)]
     late.append(rng.normal(4e6, 0.5e6, (20, 2)))
 
-    assert not _is_chance([(_regular_share(values), values) for values in late])
+    assert not _is_chance([(regular_share(values), values) for values in late])
 
 
 @pytest.mark.parametrize("pp", [2, 3, 4])
