@@ -9,7 +9,7 @@ their sends.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
@@ -17,6 +17,7 @@ import numpy as np
 from app.analysis.replay.adaptations.draft import Draft, Proposal
 from app.analysis.replay.adaptations.evidence import Sign
 from app.analysis.replay.adaptations.posted_ahead import in_turn
+from app.analysis.replay.adaptations.signs.awaited import lags_after_transfers
 from app.analysis.replay.adaptations.signs.sampling import sampled
 from app.analysis.replay.layout.dense import FloatArray, Layout
 from app.analysis.replay.layout.graph import LOCAL, P2P, Graph, with_edges
@@ -65,10 +66,11 @@ def propose_blocking(draft: Draft) -> Proposal | None:
     """Let launches follow the blocking operations of their stage, where transfers block.
 
     A receive that is posted once the computation before it is over, of either direction, holds up
-    no host, though nothing else begins meanwhile: what that explains is no sign of a call.
+    no host, though nothing else begins meanwhile; nor does a short transfer within the time that
+    launches regularly take: what they explain is no sign of a call.
     """
     found = [
-        find_blocking(few, in_turn(few, graph))
+        find_blocking(few, _as_launched(few, graph))
         for few, graph in zip(map(sampled, draft.layouts), draft.graphs, strict=True)
     ]
     first = next((blocking for blocking in found if blocking is not None), None)
@@ -79,6 +81,15 @@ def propose_blocking(draft: Draft) -> Proposal | None:
         for layout, graph, blocking in zip(draft.layouts, draft.graphs, found, strict=True)
     )
     return Proposal(first.sign, draft.with_graphs(graphs))
+
+
+def _as_launched(layout: Layout, graph: Graph) -> Graph:
+    """Return what launches follow if none of them blocks, and how long after."""
+    turned = in_turn(layout, graph)
+    takes_ns = layout.duration_ns.mean(axis=(1, 2))
+    return replace(
+        turned, lags_ns={**turned.lags_ns, **lags_after_transfers(layout, turned, takes_ns)}
+    )
 
 
 def find_blocking(layout: Layout, graph: Graph) -> Blocking | None:
@@ -115,7 +126,8 @@ def _ready(layout: Layout, graph: Graph) -> FloatArray:
     for unit in graph.units:
         for node, after in zip(unit.members, unit.after, strict=True):
             if after:
-                ready[node] = ends[list(after)].max(axis=0)
+                lags_ns = [graph.lags_ns.get((node, other), 0.0) for other in after]
+                ready[node] = (ends[list(after)].T + lags_ns).T.max(axis=0)
     return ready
 
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from app.analysis.replay.adaptations.blocking import propose_blocking
 from app.analysis.replay.adaptations.draft import Draft
 from app.analysis.replay.adaptations.evidence import Name
 from app.analysis.replay.adaptations.posted_ahead import (
@@ -17,9 +18,11 @@ from app.analysis.replay.adaptations.signs.sampling import sampled
 from app.analysis.replay.adaptations.trial import LEAST_GAIN, discrepancy
 from app.analysis.replay.layout.graph import with_edges
 from app.analysis.replay.session import prepare_replay
+from tests.oracles.physics.draw import draw_worlds, run_job
 from tests.oracles.physics.execute import execute
 from tests.oracles.physics.shape import Posting, Schedule, Shape
 from tests.oracles.physics.world import World
+from tests.referee.judging import trace_of
 from tests.unit.analysis.diagnosis.second_physics import (
     INTERLEAVED,
     healthy,
@@ -71,6 +74,22 @@ def test_sends_behind_others_wait_for_no_call_that_blocks(vpp: int) -> None:
     assert "posted_in_turn" in made
     assert "blocking_transfers" not in made
     assert report.headline.slowdown == pytest.approx(slowdown / even, rel=0.01)
+
+
+def waits_and_posts_in_turn(shape: Shape) -> bool:
+    small = shape.dp * shape.pp * shape.vpp * shape.microbatches * shape.tp <= 240
+    waits = shape.posting is Posting.WINDOW and shape.host_waits
+    return small and waits and shape.pp > 2 and shape.dp < 4
+
+
+@pytest.mark.parametrize("seed", [5200001664, 5200001672, 5200001674, 5200001681])
+def test_a_transfer_that_ends_before_its_host_launches_on_holds_up_nothing(seed: int) -> None:
+    drawn = draw_worlds(seed, "collectives of a stage", fits=waits_and_posts_in_turn, steps=12)
+    replayed = prepare_replay(trace_of(run_job(drawn).recording()), without=tuple(Name))
+    draft = Draft.of([replayed.layout], [replayed.graph], absolute=True)
+
+    assert find_posted_in_turn(sampled(replayed.layout)) is not None
+    assert propose_blocking(draft) is None
 
 
 @pytest.mark.slow
