@@ -288,6 +288,7 @@ def _weigh(
             work=next((w for n in numbers if (w := found[n].finding.work) is not None), None),
             cycle=found[numbers[0]].finding.cycle if len(numbers) == 1 else None,
             hosts_wait=bool(replays.group.graph.lags_ns),
+            hiding=max((found[number].finding.hiding for number in numbers), default=1.0),
         ),
     )
     return diagnosis, frozenset() if loss.unknown_s else frozenset(numbers)

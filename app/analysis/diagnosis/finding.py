@@ -100,6 +100,8 @@ class Finding:
         What each step computes ÷ the mean; without the cause all of them compute the mean.
     cycle : int or None
         Steps from one time to the next, where it comes again and again by its nature.
+    hiding : float
+        The share of the workers that it keeps waiting: what they launch late does not show.
     """
 
     change: Change
@@ -114,6 +116,7 @@ class Finding:
     longer: float = 0.0
     work: FloatArray | None = None
     cycle: int | None = None
+    hiding: float = 1.0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -172,6 +175,8 @@ class Judged:
         Steps from one time to the next, where the only cause comes again and again by its nature.
     hosts_wait : bool
         Whether launches regularly take time after what they wait for.
+    hiding : float
+        The share of the workers that causes keep waiting.
     """
 
     steps_s: FloatArray
@@ -183,3 +188,4 @@ class Judged:
     work: FloatArray | None = None
     cycle: int | None = None
     hosts_wait: bool = False
+    hiding: float = 1.0

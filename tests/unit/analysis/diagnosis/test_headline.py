@@ -134,6 +134,13 @@ def test_launches_that_are_late_anyhow_would_make_the_slowdown_less() -> None:
     assert below == pytest.approx(np.log(2 / (2.04 / 1.04)) + HIDDEN * 0.04, abs=1e-3)
 
 
+def test_a_cause_hides_late_launches_of_the_workers_that_it_keeps_waiting() -> None:
+    stays = float(np.log(2 / (2.04 / 1.04)))
+    for hiding in (0.0, 0.5, 1.0):
+        below, _ = half_widths(alike(recorded_s=2.04, hiding=hiding))
+        assert below == pytest.approx(stays + hypot(MODEL, HIDDEN * hiding * 0.04))
+
+
 def test_what_is_late_where_hosts_wait_for_transfers_may_be_late_because_of_the_causes() -> None:
     late = alike(recorded_s=2.04)
     _, above = half_widths(late)

@@ -88,6 +88,8 @@ def _find(signs: Signs) -> Finding | None:
         where=where,
         figure=figure_of(groups[0]),
         unsure=unsure_of_waits(observation, groups),
+        # no worker waits for another where all of them are slowed down alike
+        hiding=0.0 if divided else 1.0,
         longer=hypot(
             longer_by_waits(observation, groups), if_divided(groups[0]) if untold else 0.0
         ),

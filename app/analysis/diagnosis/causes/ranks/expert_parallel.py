@@ -188,6 +188,8 @@ def _find(signs: Signs) -> Finding | None:
         ),
         figure=figure_of(groups[0].waiting[0]),
         unsure=unsure_of_usual(everybody[0].usual, len(every)),
+        # all of a group but the one whose experts are last
+        hiding=1 - len(every) / len(everybody),
     )
 
 

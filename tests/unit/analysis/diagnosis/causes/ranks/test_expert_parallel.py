@@ -105,6 +105,8 @@ def test_ranks_wait_for_one_another_before_the_experts_and_so_long_after_even_on
     # a step is off by half of what they wait at most, the less the more groups there are
     assert 0 < finding.unsure < 0.01
     assert 0 < shared_by_two.unsure < finding.unsure
+    # all of four wait for the last one, or each for the other
+    assert (finding.hiding, shared_by_two.hiding) == (0.75, 0.5)
 
 
 def test_where_tokens_are_recorded_it_says_how_uneven_they_are() -> None:
