@@ -25,7 +25,7 @@ from app.analysis.replay.metrics import Metrics
 WORTH_SAYING: Final = 0.02
 # Beside all that is known to be uncertain a model of a job is off by this much, half of a 95 %
 # interval: without it steps that are exactly alike would have an interval of no width.
-MODEL: Final = 0.0007
+MODEL: Final = 0.0003
 # Where a cause makes everybody wait, launches that are late elsewhere hide; without it steps wait
 # for them, too, for up to so many times what the recording shows of late launches. Measured on
 # synthetic jobs: without it slow workers are held in 78 % of the sessions, with it in 96 %. A cause

@@ -42,6 +42,11 @@ _LEAST_NS: Final = 1e3
 Link = tuple[int, int]
 
 
+# A slow transfer is replayed as long as the middle one of its type, and healthy ones vary: half of
+# a 95 % interval of what that makes a step differ by.
+_UNSURE: Final = 0.0006
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class _Links:
     """Pipeline links: stages at both ends, their nodes, and how slow each DP rank's is."""
@@ -97,6 +102,7 @@ def _find(signs: Signs) -> Finding | None:
         where=where,
         figure=figure,
         late_ns=late,
+        unsure=_UNSURE,
     )
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import hypot
 from typing import Final
 
 import numpy as np
@@ -39,6 +40,11 @@ TOKENS_KEY: Final = "expert_tokens"
 _TO_BEFORE: Final = 1.5
 # It is the same rank's experts when the group waits for them this share of its waiting.
 _SAME_RANK: Final = 0.6
+
+
+# Ranks whose experts are sent more may be fast or slow ones themselves: half of a 95 % interval of
+# what that makes a step differ by.
+_UNSURE: Final = 0.001
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -187,7 +193,7 @@ def _find(signs: Signs) -> Finding | None:
             stages=tuple(sorted({group.slowest[1] for group in groups})),
         ),
         figure=figure_of(groups[0].waiting[0]),
-        unsure=unsure_of_usual(everybody[0].usual, len(every)),
+        unsure=hypot(_UNSURE, unsure_of_usual(everybody[0].usual, len(every))),
         # all of a group but the one whose experts are last
         hiding=1 - len(every) / len(everybody),
     )
