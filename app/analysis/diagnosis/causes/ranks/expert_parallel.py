@@ -194,8 +194,9 @@ def _find(signs: Signs) -> Finding | None:
         ),
         figure=figure_of(groups[0].waiting[0]),
         unsure=hypot(_UNSURE, unsure_of_usual(everybody[0].usual, len(every))),
-        # all of a group but the one whose experts are last
-        hiding=1 - len(every) / len(everybody),
+        # All of a group but the one whose experts are last, and them only after the experts: before
+        # these the group waits for late launches with the cause and without it.
+        hiding=(1 - len(every) / len(everybody)) / 2,
     )
 
 
