@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from app.analysis.synthesis.execution import StepWork
+from app.analysis.synthesis.execution import ExpertWork, StepWork
 from app.analysis.synthesis.program import CODES, JobProgram
 from app.analysis.synthesis.randomness import stream
 from app.analysis.trace.model import (
@@ -44,7 +44,7 @@ def healthy_work(job: JobModel, program: JobProgram, seed: int) -> StepWork:
     ).reshape(len(program), job.steps, job.sizes.dp)
     _vary_computation(job, program, duration, stream(seed, "computation"))
     _hiccup(job, program, duration, stream(seed, "hiccups"))
-    ahead = _wait_for_experts(job, program, duration) if job.experts_over > 1 else None
+    experts = _share_experts(job, program, duration) if job.experts_over > 1 else None
     _vary_transfers(job, program, duration, stream(seed, "transfers"))
     _vary_links(job, program, duration, stream(seed, "links"))
     delay = _launch_delays(job, program, stream(seed, "launches"))
@@ -55,7 +55,7 @@ def healthy_work(job: JobModel, program: JobProgram, seed: int) -> StepWork:
         delay_ns=delay,
         late_ns=np.zeros_like(duration),
         late_rank=np.zeros(duration.shape, np.int16),
-        ahead_ns=ahead,
+        experts=experts,
     )
 
 
@@ -109,21 +109,17 @@ def _hiccup(
     duration[mask] *= 1 + np.where(hit, rng.exponential(job.costs.hiccup_fraction, shape), 0.0)
 
 
-def _wait_for_experts(
-    job: JobModel, program: JobProgram, duration: NDArray[np.float64]
-) -> NDArray[np.float64]:
-    """Let ranks that share experts compute together; return how long each waits for the others.
-
-    They meet before the experts and after them, halfway and at the end.
-    """
+def _share_experts(job: JobModel, program: JobProgram, duration: NDArray[np.float64]) -> ExpertWork:
+    """Let ranks that share experts compute together, the second half of it the experts."""
     mask = program.of_types(FORWARD_COMPUTE, BACKWARD_COMPUTE)
     own = duration[mask]
     groups = own.reshape(*own.shape[:2], -1, job.experts_over)
     latest = np.broadcast_to(groups.max(axis=-1, keepdims=True), groups.shape).reshape(own.shape)
-    ahead = np.zeros((2, *duration.shape))
-    ahead[:, mask] = (latest - own) / 2
+    experts = ExpertWork(np.zeros_like(duration), np.zeros((2, *duration.shape)))
+    experts.takes_ns[mask] = latest / 2
+    experts.ahead_ns[:, mask] = (latest - own) / 2
     duration[mask] = latest
-    return ahead
+    return experts
 
 
 def _vary_links(

@@ -43,6 +43,24 @@ class ScheduleDeadlockError(ValueError):
 
 
 @dataclass(slots=True, eq=False)
+class ExpertWork:
+    """What ranks that share experts do together, in ns; all of a group send and end together.
+
+    A computation ends with its experts; injections change the arrays in place.
+
+    Parameters
+    ----------
+    takes_ns : float64 array, shape (operations, steps, dp)
+        From when the tokens of all have been sent to when the experts of all are done.
+    ahead_ns : float64 array, shape (2, operations, steps, dp)
+        How long a rank waits for the others before the experts and after them.
+    """
+
+    takes_ns: NDArray[np.float64]
+    ahead_ns: NDArray[np.float64]
+
+
+@dataclass(slots=True, eq=False)
 class StepWork:
     """What the operations of a program take, in ns; arrays of shape (operations, steps, dp).
 
@@ -59,9 +77,8 @@ class StepWork:
         Part of a computation that one rank of the worker keeps the others waiting.
     late_rank : int16 array
         Which tensor-parallel rank that is, or context-parallel one.
-    ahead_ns : float64 array, shape (2, operations, steps, dp), or None
-        How long a rank waits for the others that it shares experts with, before the experts and
-        after them; None where nobody does.
+    experts : ExpertWork or None
+        None where nobody shares experts.
     lengths : int64 array or None
         Sequence lengths of each microbatch, shape (microbatches, steps, dp, sequences), 0 where
         there are no more; None where they do not vary.
@@ -74,7 +91,7 @@ class StepWork:
     delay_ns: NDArray[np.float64]
     late_ns: NDArray[np.float64]
     late_rank: NDArray[np.int16]
-    ahead_ns: NDArray[np.float64] | None = None
+    experts: ExpertWork | None = None
     lengths: NDArray[np.int64] | None = None
     numbers: NDArray[np.int64] | None = None
 

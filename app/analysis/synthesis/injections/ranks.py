@@ -77,8 +77,8 @@ class UnevenExperts(Injection):
     def apply(self, work: StepWork, job: JobModel, rng: np.random.Generator) -> None:
         """Lengthen computations to those of the experts that have most to do."""
         over, dp, pp = job.experts_over, job.sizes.dp, job.sizes.pp
-        takes, ahead = work.duration_ns, work.ahead_ns
-        if ahead is None:
+        takes, shared = work.duration_ns, work.experts
+        if shared is None:
             raise ValueError("uneven experts need DP ranks that share them")
         program = work.program
         mask = program.of_types(FORWARD_COMPUTE, BACKWARD_COMPUTE)
@@ -93,8 +93,11 @@ class UnevenExperts(Injection):
         tokens /= tokens.mean(axis=-1, keepdims=True)
         # Ranks of a group go through their layers together; what each would take alone is less.
         latest = takes[mask].reshape(tokens.shape)
-        experts = self.share * (latest - 2 * ahead[0, mask].reshape(tokens.shape)) * tokens
-        most = experts.max(axis=-1, keepdims=True)
+        early = shared.ahead_ns[:, mask].sum(axis=0).reshape(tokens.shape)
+        experts = self.share * (latest - early) * tokens
+        most = np.broadcast_to(experts.max(axis=-1, keepdims=True), tokens.shape)
         shape = (*tokens.shape[:2], dp)
-        ahead[1, mask] = (most - experts).reshape(shape)
+        shared.ahead_ns[0, mask] = ((1 - self.share) * early).reshape(shape)
+        shared.ahead_ns[1, mask] = (most - experts).reshape(shape)
+        shared.takes_ns[mask] = most.reshape(shape)
         takes[mask] = ((1 - self.share) * latest + most).reshape(shape)

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from app.analysis.synthesis.recording.tensor import Rows
 
 _NAME: Final = "ep-all-to-all"
-# Where in a computation each of them ends, and what its transfer takes, as shares of it.
-_ENDS: Final = (0.25, 0.95)
+_COUNT: Final = 2
+# What its transfer takes, as a share of the computation.
 _TRANSFER: Final = 0.03
 # Mean time by which a rank's record of it begins early.
 _JITTER_NS: Final = 3e3
@@ -34,8 +34,8 @@ def expert_rows(
 ) -> Iterator[Rows]:
     """Yield the all-to-alls of each stage; steps begin at `begin_ns`."""
     job, work, execution = phase.job, phase.work, phase.execution
-    program, dp, ahead = work.program, job.sizes.dp, work.ahead_ns
-    if ahead is None:
+    program, dp, experts = work.program, job.sizes.dp, work.experts
+    if experts is None:
         return
     computes = program.of_types(FORWARD_COMPUTE, BACKWARD_COMPUTE)
     for stage in range(job.sizes.pp):
@@ -43,10 +43,10 @@ def expert_rows(
         nodes = np.flatnonzero(computes & (program.stage == stage))
         start, end = execution.start_ns[nodes], execution.end_ns[nodes]
         takes = end - start
-        for position, share in enumerate(_ENDS):
+        for position, ends in enumerate((end - experts.takes_ns[nodes], end)):
             early = _TRANSFER * takes + rng.exponential(_JITTER_NS, start.shape)
-            early = early + ahead[position, nodes]
-            finish = np.rint(start + share * takes)
+            early = early + experts.ahead_ns[position, nodes]
+            finish = np.rint(ends)
             begin = np.maximum(np.rint(finish - early), start)
             columns = {
                 "rank": np.array([job.traced_rank(lane, stage) for lane in range(dp)]),
@@ -56,7 +56,7 @@ def expert_rows(
                 "op": np.array(CODES[_NAME]),
                 "mb": program.microbatch[nodes][:, None, None],
                 "mc": program.chunk[nodes][:, None, None],
-                "order": (len(_ENDS) * np.arange(len(nodes)) + position)[:, None, None],
+                "order": (_COUNT * np.arange(len(nodes)) + position)[:, None, None],
                 "start_ns": begin.astype(np.int64) + begin_ns[:, None],
                 "duration_ns": (finish - begin).astype(np.int64),
             }

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from app.analysis.synthesis.injections.ranks import ContextParallelStraggler, UnevenExperts
 from app.analysis.synthesis.job import JobModel, Profiler
 from app.analysis.synthesis.synthesize import SyntheticSession, synthesize
-from app.analysis.trace.model import FORWARD_COMPUTE, Sizes
+from app.analysis.trace.model import BACKWARD_COMPUTE, FORWARD_COMPUTE, Sizes
 from tests.unit.analysis.synthesis.jobs import EXACT, rows
 
 EXPERTS = JobModel(sizes=Sizes(dp=4, pp=2), microbatches=4, steps=6, costs=EXACT, experts_over=2)
@@ -50,6 +50,27 @@ def test_whose_experts_are_sent_least_waits_longest_and_its_group_computes_alike
     assert max(after[:2]) > 2 * min(after[:2])
     assert max(before) < 1.5 * min(before)
     assert session.truth.slowdown > 1.05
+
+
+@pytest.mark.parametrize("share", [0.3, 0.5])
+def test_a_computation_ends_with_its_experts_which_are_their_share_of_it(share: float) -> None:
+    trace = synthesize(EXPERTS, [UnevenExperts(0.0, share=share)], seed=3).trace
+    computed = np.flatnonzero(rows(trace, FORWARD_COMPUTE, BACKWARD_COMPUTE, dp=0, pp=0))
+    computed = computed[np.lexsort((trace.start_ns[computed], trace.step[computed]))]
+    sent, back = (
+        np.flatnonzero(rows(trace, ALL_TO_ALL, dp=0, pp=0) & (trace.order % 2 == place))
+        for place in (0, 1)
+    )
+
+    def ends_ns(operations: NDArray[np.int64]) -> NDArray[np.int64]:
+        ends: NDArray[np.int64] = np.sort(
+            trace.start_ns[operations] + trace.duration_ns[operations]
+        )
+        return ends
+
+    np.testing.assert_allclose(ends_ns(back), ends_ns(computed), atol=1.5)
+    experts_ns = ends_ns(back) - ends_ns(sent)
+    np.testing.assert_allclose(experts_ns / trace.duration_ns[computed], share, rtol=0.02)
 
 
 def test_tokens_that_are_spread_evenly_cost_nothing() -> None:
