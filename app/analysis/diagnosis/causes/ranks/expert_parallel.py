@@ -139,10 +139,12 @@ def _group(trace: Trace, rows: IntArray, size: int, total_ns: FloatArray) -> _Gr
     beyond_ns = duration_ns.mean(axis=1) - duration_ns.min(axis=1)
     after = trace.order[table[:, 0]] % 2 == 1
     cells = [(int(trace.dp[row]), int(trace.pp[row])) for row in table[0].tolist()]
-    computing = float(np.mean([total_ns[pp, dp] for dp, pp in cells]))
+    every_ns = np.array([total_ns[pp, dp] for dp, pp in cells])
+    computing = float(every_ns.mean())
     share, before = (float(beyond_ns[part].sum()) / computing for part in (after, ~after))
     if not 0 < share < 1:
         return None
+    usual = before * _experts_to_rest(trace, table, every_ns)
     ranks, last = trace.rank[table[0]].astype(np.int64), duration_ns.argmin(axis=1)[after]
     by_rank = np.bincount(last, weights=beyond_ns[after], minlength=size)
     return _Group(
@@ -159,13 +161,36 @@ def _group(trace: Trace, rows: IntArray, size: int, total_ns: FloatArray) -> _Gr
                 ),
                 share,
                 by_rank / by_rank.sum(),
-                usual=before / (1 - share),
+                usual=usual / (1 - share),
                 told=True,
             )
             for place, cell in enumerate(cells)
         ],
         share_before=before,
     )
+
+
+def _experts_to_rest(trace: Trace, table: IntArray, computing_ns: FloatArray) -> float:
+    """Return what the experts of a group take ÷ what it computes beside them.
+
+    What ranks differ by grows with what they compute between two all-to-alls, so that behind evenly
+    loaded experts they wait that many times as long as before them. 1 where that is not recorded.
+
+    Parameters
+    ----------
+    table : int64 array, shape (collectives, ranks)
+        Rows of the group's all-to-alls, sorted by step and order.
+    computing_ns : float64 array, shape (ranks,)
+        What each of them computes, its waits within included.
+    """
+    step, order = trace.step[table[:, 0]], trace.order[table[:, 0]]
+    after = 1 + np.flatnonzero((np.diff(step) == 0) & (np.diff(order) == 1) & (order[1:] % 2 == 1))
+    end_ns = trace.start_ns[table] + trace.duration_ns[table]
+    experts_ns = (trace.start_ns[table[after]] - end_ns[after - 1]).sum(axis=0)
+    rest_ns = computing_ns - experts_ns - trace.duration_ns[table].sum(axis=0)
+    if not len(after) or experts_ns.min() < 0 or rest_ns.min() <= 0:
+        return 1.0
+    return float(experts_ns.sum() / rest_ns.sum())
 
 
 def _find(signs: Signs) -> Finding | None:

@@ -9,12 +9,14 @@ from app.analysis.diagnosis.causes.ranks.expert_parallel import EXPERT_PARALLEL
 from app.analysis.diagnosis.causes.slow_worker import SLOW_WORKER
 from app.analysis.diagnosis.figures import LateRanks
 from app.analysis.diagnosis.observation import Explained
+from app.analysis.report.build import analyze
 from app.analysis.synthesis.injections.computations import SlowWorker
 from app.analysis.synthesis.injections.ranks import UnevenExperts
 from app.analysis.synthesis.job import JobModel
 from app.analysis.synthesis.synthesize import SyntheticSession
 from app.analysis.trace.model import FORWARD_COMPUTE
 from tests.oracles.physics.execute import execute
+from tests.oracles.physics.shape import Schedule
 from tests.oracles.physics.world import World, shared_evenly
 from tests.unit.analysis.diagnosis.jobs import (
     JOB,
@@ -105,8 +107,37 @@ def test_ranks_wait_for_one_another_before_the_experts_and_so_long_after_even_on
     # a step is off by half of what they wait at most, the less the more groups there are
     assert 0 < finding.unsure < 0.01
     assert 0 < shared_by_two.unsure < finding.unsure
-    # all of four wait for the last one, or each for the other
-    assert (finding.hiding, shared_by_two.hiding) == (0.75, 0.5)
+    # all of four wait for the last one, or each for the other, and that after the experts alone
+    assert (finding.hiding, shared_by_two.hiding) == (0.75 / 2, 0.5 / 2)
+
+
+def test_even_experts_wait_for_what_ranks_differ_by_while_they_compute() -> None:
+    # Weights are computed between the experts and the next all-to-all: slower ranks come the later
+    # to that, and no later out of their experts.
+    shape = replace(PLAIN, pp=2, ep=2, steps=24, schedule=Schedule.ZERO_BUBBLE)
+
+    def sent(world: World, factor: float) -> World:
+        tokens = np.ones_like(world.tokens)
+        tokens[..., ::2] = factor
+        for computing_s in (world.forward_s, world.backward_s):
+            computing_s[..., ::2] *= 1.02
+        return replace(world, tokens=shared_evenly(shape, tokens))
+
+    report, slowdown = report_of(shape, lambda world: sent(world, 1.4))
+    even_s = execute(sent(healthy(shape).copy(), 1.0)).step_s.sum()
+    true = slowdown * execute(healthy(shape)).step_s.sum() / even_s
+
+    assert names(report) == ["expert_parallel_imbalance"]
+    assert report.headline.slowdown == pytest.approx(true, rel=0.001)
+
+
+def test_without_the_all_to_alls_before_the_experts_those_after_them_tell_of_uneven_ones() -> None:
+    trace = session(UNEVEN, job=ALL_RANKS).trace
+    kept = (trace.op != trace.op_names.index("ep-all-to-all")) | (trace.order % 2 == 1)
+    columns = ("rank", "dp", "pp", "step", "op", "mb", "mc", "order", "start_ns", "duration_ns")
+    trace = replace(trace, **{name: getattr(trace, name)[kept] for name in columns})
+
+    assert names(analyze(trace).report) == ["expert_parallel_imbalance"]
 
 
 def test_where_tokens_are_recorded_it_says_how_uneven_they_are() -> None:
