@@ -45,7 +45,8 @@ $(VENV)/.installed: $(VENV)/.created requirements/build.txt requirements/runtime
 	@echo "Installing Paceline into $(VENV) (about 130 MB to download the first time)"
 	@$(PIP) install --require-hashes -r requirements/build.txt -r requirements/runtime.txt
 	@$(PIP) install --no-deps --no-build-isolation --editable client --editable .
-	@echo "Compiling the loops of the analysis"
+	@echo "Compiling the loops of the analysis, and all modules: pip leaves those of a tree to their first use"
+	@$(BIN)/python -m compileall -q app workers migrations client/src
 	@$(BIN)/python -m app.analysis.warm_up
 	@touch $@
 	@echo "Ready: $(BIN)/paceline, or make demo"

@@ -101,7 +101,8 @@ class Finding:
     cycle : int or None
         Steps from one time to the next, where it comes again and again by its nature.
     hiding : float
-        The share of the workers that it keeps waiting: what they launch late does not show.
+        The share of the workers that it keeps waiting, less where it does so a part of the time:
+        what they launch late does not show.
     """
 
     change: Change

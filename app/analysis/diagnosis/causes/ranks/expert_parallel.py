@@ -40,8 +40,6 @@ TOKENS_KEY: Final = "expert_tokens"
 _TO_BEFORE: Final = 1.5
 # It is the same rank's experts when the group waits for them this share of its waiting.
 _SAME_RANK: Final = 0.6
-
-
 # Ranks whose experts are sent more may be fast or slow ones themselves: half of a 95 % interval of
 # what that makes a step differ by.
 _UNSURE: Final = 0.001
