@@ -11,6 +11,7 @@ from urllib.parse import quote
 
 from app.analysis.diagnosis.causes.registry import title_of
 from app.analysis.diagnosis.causes.sequence_lengths import SEQUENCE_LENGTHS
+from app.analysis.diagnosis.finding import UNKNOWN
 from app.analysis.diagnosis.headline import HeadlineKind
 from app.analysis.wording import hours
 from app.dashboard.alerts.parts import STATES
@@ -252,6 +253,8 @@ def session_row(job: str, session: SessionRow, *, shown: SessionRow | None = Non
         (headline is not None and headline.level == "slow") or slowdown >= SLOW
     )
     first = headline.causes[0] if slow and headline and headline.causes else None
+    if measured is None:
+        headline, first = _withheld(session)
     lost = numbers.world * measured.waste if measured else None
     published = numbers.slowdown if measured else None
     state = job_state(session.state, slow=slow)
@@ -271,7 +274,7 @@ def session_row(job: str, session: SessionRow, *, shown: SessionRow | None = Non
         lost_each_hour=lost,
         lost_each_hour_text="" if lost is None else hours(lost),
         cause=title_of(first.cause) if first else _reason(session),
-        cause_share=_share(first, measured),
+        cause_share=_share(first, measured) if measured or not first else _reason(session),
         where=_where(first, headline) if first and headline else "",
         gpus=session.world,
         sizes=sizes(session.dp, session.pp, session.tp, session.cp, session.vpp),
@@ -282,6 +285,13 @@ def session_row(job: str, session: SessionRow, *, shown: SessionRow | None = Non
         host=_host(first, headline) if first and headline else "",
         kind="slow" if state is SLOW_STATE else "none" if slowdown is None else "quiet",
     )
+
+
+def _withheld(session: SessionRow) -> tuple[Summary | None, SummaryCause | None]:
+    """Return the cause that is known although the verdict on S is withheld."""
+    headline = session.headline if session.state == SessionState.NO_VERDICT else None
+    causes = [] if headline is None else [one for one in headline.causes if one.cause != UNKNOWN]
+    return headline, causes[0] if causes else None
 
 
 def _share(cause: SummaryCause | None, measured: ShownSlowdown | None) -> str:

@@ -245,6 +245,17 @@ def test_without_a_verdict_there_is_no_number() -> None:
     assert row.cause.replace(NBSP, " ") == "replay differs by 7.8 %"
 
 
+def test_without_a_verdict_a_known_cause_is_told_all_the_same() -> None:
+    row = line(session(2, state="no_verdict", discrepancy=0.078, headline=headline(1.3), steps=20))
+    assert (row.slowdown, row.cause, row.where) == (
+        None,
+        "Slow worker",
+        f"node-017, worker (0,{NBSP}0)",
+    )
+    assert row.cause_share.replace(NBSP, " ") == "replay differs by 7.8 %"
+    assert row.kind == "none"
+
+
 def test_a_reason_too_long_for_a_table_gives_way_to_its_code() -> None:
     failed = session(1, None, state="failed", reason="x" * 100, reason_code="task.killed")
     assert line(failed).cause == "task.killed"
