@@ -125,7 +125,8 @@ class Coverage:
     recreated : Recreated
         Operations that were put back.
     unknown_op_types : mapping of str to int
-        Operations of types that the replay does not know, by type.
+        Operations of types that nothing is done with, by type. Collectives within a worker, and of
+        ranks that share experts, are not replayed, but the diagnosis reads them.
     unanswered : mapping of str to int
         Sends without receives that were left out, by operation type.
     absent_op_types : tuple of str

@@ -33,7 +33,7 @@ from app.analysis.report.coverage import (
     Recreated,
 )
 from app.analysis.threads import cut, in_threads, threads_for
-from app.analysis.trace.model import REPLAYED_OP_TYPES, Trace
+from app.analysis.trace.model import KNOWN_OP_TYPES, REPLAYED_OP_TYPES, Trace
 from app.analysis.trace.unmapped import said
 from app.analysis.wording import percent
 
@@ -135,7 +135,7 @@ def coverage_of(trace: Trace, replayed: Replayed, metrics: Metrics) -> Coverage:
     """Return what of the job was recorded, and what of the recording is replayed."""
     recreated = replayed.recreated
     counts = _count_by_type(trace)
-    known = len(REPLAYED_OP_TYPES)
+    known = len(KNOWN_OP_TYPES)
     return Coverage(
         ranks_expected=trace.meta.sizes.workers,
         ranks_present=int(replayed.layout.ranks.size),

@@ -18,7 +18,9 @@ from app.analysis.synthesis.injections.computations import (
     StageImbalance,
 )
 from app.analysis.synthesis.injections.transfers import SlowDataLoading
-from app.analysis.synthesis.job import CostModel
+from app.analysis.synthesis.job import CostModel, JobModel
+from app.analysis.synthesis.synthesize import synthesize
+from app.analysis.trace.model import Sizes
 from app.errors import UnanalyzableError
 from tests.factories import joined, select, session
 
@@ -171,6 +173,13 @@ def test_optional_op_types_may_be_absent(absent: set[str]) -> None:
     assert absent <= set(report.coverage.absent_op_types)
     assert report.slowdown > 1.2
     assert report.m_w.workers == ((1, 0),)
+
+
+def test_collectives_that_only_the_diagnosis_reads_are_no_unknown_types() -> None:
+    job = JobModel(sizes=Sizes(dp=4, pp=2), microbatches=4, steps=12, experts_over=2)
+    coverage = analyze(synthesize(job, seed=1).trace).report.coverage
+    assert coverage.unknown_op_types == {}
+    assert coverage.operations_replayed < coverage.operations
 
 
 def test_unknown_op_types_are_counted() -> None:
