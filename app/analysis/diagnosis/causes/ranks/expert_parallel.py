@@ -9,14 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import hypot
 from typing import Final
 
 import numpy as np
 
 from app.analysis.diagnosis.causes.kind import CauseKind, Remedy
 from app.analysis.diagnosis.finding import Cause, Change, Evidence, Finding
-from app.analysis.diagnosis.observation import Observation
+from app.analysis.diagnosis.observation import COMPUTATIONS, Observation
 from app.analysis.diagnosis.places import FigureView, Hosts, JobFacts, Where, Worker, WorkerView
 from app.analysis.diagnosis.ranks.waits import (
     LEAST_SHARE,
@@ -40,9 +39,6 @@ TOKENS_KEY: Final = "expert_tokens"
 _TO_BEFORE: Final = 1.5
 # It is the same rank's experts when the group waits for them this share of its waiting.
 _SAME_RANK: Final = 0.6
-# Ranks whose experts are sent more may be fast or slow ones themselves: half of a 95 % interval of
-# what that makes a step differ by.
-_UNSURE: Final = 0.001
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -137,12 +133,12 @@ def _group(trace: Trace, rows: IntArray, size: int, total_ns: FloatArray) -> _Gr
     beyond_ns = duration_ns.mean(axis=1) - duration_ns.min(axis=1)
     after = trace.order[table[:, 0]] % 2 == 1
     cells = [(int(trace.dp[row]), int(trace.pp[row])) for row in table[0].tolist()]
-    every_ns = np.array([total_ns[pp, dp] for dp, pp in cells])
-    computing = float(every_ns.mean())
+    computing = float(np.mean([total_ns[pp, dp] for dp, pp in cells]))
     share, before = (float(beyond_ns[part].sum()) / computing for part in (after, ~after))
     if not 0 < share < 1:
         return None
-    usual = before * _experts_to_rest(trace, table, every_ns)
+    even_ns = _even_wait_ns(trace, table)
+    usual = before if even_ns is None else even_ns / computing
     ranks, last = trace.rank[table[0]].astype(np.int64), duration_ns.argmin(axis=1)[after]
     by_rank = np.bincount(last, weights=beyond_ns[after], minlength=size)
     return _Group(
@@ -168,27 +164,45 @@ def _group(trace: Trace, rows: IntArray, size: int, total_ns: FloatArray) -> _Gr
     )
 
 
-def _experts_to_rest(trace: Trace, table: IntArray, computing_ns: FloatArray) -> float:
-    """Return what the experts of a group take ÷ what it computes beside them.
+def _even_wait_ns(trace: Trace, table: IntArray) -> float | None:
+    """Return how long ranks wait in all behind experts that are sent as much, each its mean.
 
-    What ranks differ by grows with what they compute between two all-to-alls, so that behind evenly
-    loaded experts they wait that many times as long as before them. 1 where that is not recorded.
+    What they differ by while they compute before the experts, times what the experts take of that:
+    who begins late, or has computed weights since the last all-to-all, comes no later out of them.
+    None where too little is recorded.
 
     Parameters
     ----------
     table : int64 array, shape (collectives, ranks)
         Rows of the group's all-to-alls, sorted by step and order.
-    computing_ns : float64 array, shape (ranks,)
-        What each of them computes, its waits within included.
     """
     step, order = trace.step[table[:, 0]], trace.order[table[:, 0]]
-    after = 1 + np.flatnonzero((np.diff(step) == 0) & (np.diff(order) == 1) & (order[1:] % 2 == 1))
-    end_ns = trace.start_ns[table] + trace.duration_ns[table]
-    experts_ns = (trace.start_ns[table[after]] - end_ns[after - 1]).sum(axis=0)
-    rest_ns = computing_ns - experts_ns - trace.duration_ns[table].sum(axis=0)
-    if not len(after) or experts_ns.min() < 0 or rest_ns.min() <= 0:
-        return 1.0
-    return float(experts_ns.sum() / rest_ns.sum())
+    follows = (np.diff(step) == 0) & (np.diff(order) == 1)
+    after = 1 + np.flatnonzero(follows & (order[1:] % 2 == 1))
+    start_ns = trace.start_ns[table]
+    end_ns = start_ns + trace.duration_ns[table]
+    experts_ns = np.maximum(start_ns[after] - end_ns[after - 1], 0)
+    begin_ns = _computing_since_ns(trace, table[after - 1])
+    # of a layer that is not the first one of its computation
+    later = (after > 1) & follows[after - 2]
+    begin_ns[later] = np.maximum(begin_ns[later], end_ns[after - 2][later])
+    computed_ns = np.maximum(start_ns[after - 1] - begin_ns, 0)
+    if not computed_ns.sum():
+        return None
+    differ_ns = computed_ns.max(axis=1) - computed_ns.mean(axis=1)
+    return float(differ_ns.sum() * experts_ns.sum() / computed_ns.sum())
+
+
+def _computing_since_ns(trace: Trace, table: IntArray) -> IntArray:
+    """Return when the computations began that collectives are in, by each rank's own clock."""
+    codes = [trace.op_names.index(name) for name in COMPUTATIONS]
+    computes = np.isin(trace.op, codes)
+    begin_ns = trace.start_ns[table]
+    for place, rank in enumerate(trace.rank[table[0]].tolist() if len(table) else []):
+        starts_ns = np.sort(trace.start_ns[computes & (trace.rank == rank)])
+        holder = np.searchsorted(starts_ns, begin_ns[:, place], side="right") - 1
+        begin_ns[:, place] = starts_ns[np.maximum(holder, 0)]
+    return begin_ns
 
 
 def _find(signs: Signs) -> Finding | None:
@@ -216,7 +230,7 @@ def _find(signs: Signs) -> Finding | None:
             stages=tuple(sorted({group.slowest[1] for group in groups})),
         ),
         figure=figure_of(groups[0].waiting[0]),
-        unsure=hypot(_UNSURE, unsure_of_usual(everybody[0].usual, len(every))),
+        unsure=unsure_of_usual(everybody[0].usual, len(every)),
         # All of a group but the one whose experts are last, and them only after the experts: before
         # these the group waits for late launches with the cause and without it.
         hiding=(1 - len(every) / len(everybody)) / 2,

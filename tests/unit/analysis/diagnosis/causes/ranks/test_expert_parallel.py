@@ -16,7 +16,7 @@ from app.analysis.synthesis.job import JobModel
 from app.analysis.synthesis.synthesize import SyntheticSession
 from app.analysis.trace.model import FORWARD_COMPUTE
 from tests.oracles.physics.execute import execute
-from tests.oracles.physics.shape import Schedule
+from tests.oracles.physics.shape import Posting, Schedule, Shape
 from tests.oracles.physics.world import World, shared_evenly
 from tests.unit.analysis.diagnosis.jobs import (
     JOB,
@@ -28,7 +28,7 @@ from tests.unit.analysis.diagnosis.jobs import (
     signs_of,
     where,
 )
-from tests.unit.analysis.diagnosis.second_physics import PLAIN, healthy, names, report_of
+from tests.unit.analysis.diagnosis.second_physics import PLAIN, healthy, names, pass_s, report_of
 
 EXPERTS = replace(JOB, experts_over=2)
 ALL_RANKS = replace(JOB, experts_over=4)
@@ -111,16 +111,25 @@ def test_ranks_wait_for_one_another_before_the_experts_and_so_long_after_even_on
     assert (finding.hiding, shared_by_two.hiding) == (0.75 / 2, 0.5 / 2)
 
 
-def test_even_experts_wait_for_what_ranks_differ_by_while_they_compute() -> None:
-    # Weights are computed between the experts and the next all-to-all: slower ranks come the later
-    # to that, and no later out of their experts.
-    shape = replace(PLAIN, pp=2, ep=2, steps=24, schedule=Schedule.ZERO_BUBBLE)
+# Weights are computed between the experts and the next all-to-all; hosts that wait launch at any
+# time: ranks come late to that, and no later out of their experts.
+@pytest.mark.parametrize(
+    "shape",
+    [
+        replace(PLAIN, pp=2, ep=2, steps=24, schedule=Schedule.ZERO_BUBBLE),
+        replace(PLAIN, pp=2, ep=2, steps=24, posting=Posting.BLOCKING, host_waits=True),
+    ],
+    ids=["weights", "hosts"],
+)
+def test_even_experts_wait_for_what_ranks_differ_by_while_they_compute(shape: Shape) -> None:
+    launches = np.random.default_rng(1).uniform(0, 0.1, healthy(shape).launch_s.shape)
 
     def sent(world: World, factor: float) -> World:
         tokens = np.ones_like(world.tokens)
         tokens[..., ::2] = factor
         for computing_s in (world.forward_s, world.backward_s):
             computing_s[..., ::2] *= 1.02
+        world.launch_s[:] = launches * pass_s(world)
         return replace(world, tokens=shared_evenly(shape, tokens))
 
     report, slowdown = report_of(shape, lambda world: sent(world, 1.4))
