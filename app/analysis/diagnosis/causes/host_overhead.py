@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import zip_longest
 from typing import Final
 
@@ -24,6 +24,7 @@ from app.analysis.diagnosis.places import (
     WorkerView,
 )
 from app.analysis.diagnosis.signs import Signs
+from app.analysis.replay.adaptations.signs.awaited import lags_after_transfers
 from app.analysis.replay.layout.dense import FloatArray, IntArray
 from app.analysis.replay.layout.graph import P2P
 from app.analysis.replay.means import means
@@ -45,6 +46,8 @@ _AT_A_GLANCE: Final = 0.7
 # What a healthy host takes to launch is nowhere in the trace, and a step is longer by it: replays
 # of jobs, which are all without it, are short by 1.3 % in the middle (paper, section 6).
 _UNSURE: Final = 0.015
+# Of a single slow host others tell a part of it.
+_UNSURE_BESIDE: Final = 0.0075
 # A transfer has kept a device waiting when it ends so much of a launch after what was computed
 # before. Hosts that launch ahead launch at once then, hosts that wait take most of a launch: so
 # much tells one from the other.
@@ -174,9 +177,11 @@ class _Slow:
     workers: tuple[Worker, ...]
     everywhere: bool
 
-    def of_ranks(self, dp: int) -> float:
-        """Return which share of the DP ranks they are: what one would launch weighs as that."""
-        return 1.0 if self.everywhere else len({rank for rank, _ in self.workers}) / dp
+    def unsure(self, dp: int) -> float:
+        """Return how far a step may be off: what one rank would launch weighs as its share."""
+        if self.everywhere:
+            return _UNSURE
+        return _UNSURE_BESIDE * len({rank for rank, _ in self.workers}) / dp
 
 
 def _slow(observation: Observation, share: FloatArray) -> _Slow | None:
@@ -222,6 +227,7 @@ def _find(signs: Signs) -> Finding | None:
     # A single host has healthy ones beside it.
     waiting = slow.everywhere and _await_inputs(observation, idling, slow)
     healthy = healthy_launches(observation) if waiting else None
+    regular = frozenset(node for node, _ in observation.group.graph.lags_ns) & late_ns.keys()
     by_step = np.sum(
         [np.where(on_time[node], late, 0.0).sum(axis=1) for node, late in late_ns.items()], axis=0
     )
@@ -231,13 +237,27 @@ def _find(signs: Signs) -> Finding | None:
         where=Where(workers=() if slow.everywhere else slow.workers),
         figure=HeldLaunches(by_step_s=tuple((by_step / 1e9).tolist())),
         late_ns=late_ns,
-        regular=frozenset(node for node, _ in observation.group.graph.lags_ns) & late_ns.keys(),
-        unsure=_UNSURE * slow.of_ranks(observation.layout.dp)
-        if healthy is None
-        else healthy.unsure,
+        regular=regular,
+        unsure=slow.unsure(observation.layout.dp) if healthy is None else healthy.unsure,
         longer=0.0 if healthy is None else healthy.longer,
-        lags_ns={} if healthy is None else healthy.lags_ns,
+        lags_ns=_lags_of_others(observation, slow, regular) if healthy is None else healthy.lags_ns,
     )
+
+
+def _lags_of_others(
+    observation: Observation, slow: _Slow, regular: frozenset[int]
+) -> dict[tuple[int, int], float]:
+    """Return what regularly passes before launches after transfers where hosts are not slow.
+
+    What passes before launches of some nodes, `regular`, is taken for all hosts together, the slow
+    ones among them.
+    """
+    if slow.everywhere:
+        return {}
+    group = observation.group
+    kept = {edge: lag for edge, lag in group.graph.lags_ns.items() if edge[0] not in regular}
+    graph, takes_ns = replace(group.graph, lags_ns=kept), group.durations.ideal_ns
+    return dict(lags_after_transfers(group.layout, graph, takes_ns, besides=slow.workers))
 
 
 def _await_inputs(observation: Observation, idling: _Idling, slow: _Slow) -> bool:

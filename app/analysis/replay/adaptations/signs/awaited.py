@@ -8,7 +8,7 @@ recording calls for it; here the recording may be as near without).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Final
 
 import numpy as np
@@ -30,7 +30,13 @@ _FEWEST: Final = 20
 _LEAST_SHARE: Final = 0.002
 
 
-def lags_after_transfers(layout: Layout, graph: Graph, ideal_ns: FloatArray) -> Lags:
+def lags_after_transfers(
+    layout: Layout,
+    graph: Graph,
+    ideal_ns: FloatArray,
+    *,
+    besides: Collection[tuple[int, int]] = (),
+) -> Lags:
     """Return what regularly passes before computations after the transfers that they need, ns.
 
     A few lanes tell. Of a type of computations all stages have the same: where none waits for
@@ -41,13 +47,19 @@ def lags_after_transfers(layout: Layout, graph: Graph, ideal_ns: FloatArray) -> 
     layout : Layout
     graph : Graph
     ideal_ns : float64 array, shape (nodes,)
+    besides : collection of (dp, pp)
+        Workers that do not count, as their hosts are slow; then all other lanes tell.
 
     Returns
     -------
     mapping of (computation, transfer) to float
         Nothing where launches are not regularly late. What the replay has already stays as it is.
     """
-    transfers, few = layout.of_types(*P2P), sampled(layout)
+    transfers = layout.of_types(*P2P)
+    few = layout if besides else sampled(layout)
+    slow = np.zeros((layout.pp, few.dp), dtype=bool)
+    for dp, pp in besides:
+        slow[pp, dp] = True
     after = {
         node: before
         for unit in graph.units
@@ -61,7 +73,10 @@ def lags_after_transfers(layout: Layout, graph: Graph, ideal_ns: FloatArray) -> 
             if (received := tuple(end for end in after[node] if transfers[end]))
         }
         if edges:
-            late = [_late(few, node, ends, after[node]) for node, ends in edges.items()]
+            late = [
+                np.where(slow[layout.nodes.pp[node]], np.nan, _late(few, node, ends, after[node]))
+                for node, ends in edges.items()
+            ]
             takes_ns = float(median(ideal_ns[list(edges)]))
             lag_ns = _regular(np.concatenate(late), _LEAST_SHARE * takes_ns)
             lags |= {(node, end): lag_ns for node, ends in edges.items() for end in ends if lag_ns}

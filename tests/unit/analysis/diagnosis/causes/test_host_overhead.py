@@ -161,6 +161,24 @@ def test_the_headline_leaves_hosts_that_wait_some_time_to_launch(share: float) -
     assert headline.ci95[0] <= slow / usual <= headline.ci95[1]
 
 
+def test_a_slow_host_launches_after_transfers_as_others_do_when_it_is_healthy() -> None:
+    shape = replace(PLAIN, pp=3, steps=24, host_waits=True, posting=Posting.BLOCKING)
+
+    def healthy(world: World) -> None:
+        world.launch_s[:] = 0.1 * pass_s(world)
+
+    def strike(world: World) -> None:
+        healthy(world)
+        world.launch_s[1, ..., 2] += 2.5 * pass_s(world)
+
+    report, slow = report_of(shape, strike)
+    _, usual = struck(shape, healthy)
+
+    assert report.causes[0].where.workers == ((2, 1),)
+    # were it to launch at once it would be 0.8 %
+    assert report.headline.slowdown == pytest.approx(slow / usual, rel=0.001)
+
+
 def test_without_transfers_waiting_for_them_looks_the_same() -> None:
     synthetic = draw_host_session(None, 1.0, 11, "handing-over")
     signs = signs_of(synthetic)

@@ -68,6 +68,25 @@ def test_a_worker_whose_launches_alone_are_late_makes_nothing_usual() -> None:
     assert lags_of(unadapted(trace)) == {}
 
 
+def test_workers_whose_hosts_are_known_to_be_slow_do_not_count() -> None:
+    def late(world: World) -> None:
+        world.launch_s[:] = LAUNCHING * pass_s(world)
+        world.launch_s[:3, ..., :2] += 2 * pass_s(world)
+
+    trace, _ = struck(WAITING, late)
+    group = unadapted(trace)
+    slow = [(dp, pp) for dp in range(2) for pp in range(3)]
+    takes_ns = group.durations.ideal_ns
+
+    lags = lags_after_transfers(group.layout, group.graph, takes_ns, besides=slow)
+    forward_ns = float(
+        np.median(group.durations.recorded_ns[group.layout.of_types("forward-compute")])
+    )
+
+    assert lags
+    assert list(lags.values()) == pytest.approx([LAUNCHING * forward_ns] * len(lags), rel=0.1)
+
+
 def test_few_waits_tell_nothing() -> None:
     trace, _ = struck(replace(WAITING, dp=1, pp=2, microbatches=4, steps=2), slow_once)
     assert lags_of(unadapted(trace)) == {}
