@@ -108,16 +108,22 @@ def _groups(observation: Observation) -> list[_Group]:
     keys = (trace.dp[rows], trace.order[rows], trace.step[rows], group)
     in_order = np.lexsort(keys)
     rows, group = rows[in_order], group[in_order]
-    total_ns = computing_ns(observation)
+    total_ns, computations_ns = computing_ns(observation), _computations_ns(trace)
     found = [
-        _group(trace, mine, size, total_ns)
+        _group(trace, mine, size, total_ns, computations_ns)
         for mine in np.split(rows, np.flatnonzero(np.diff(group)) + 1)
     ]
     measured = [group for group in found if group is not None]
     return sorted(measured, key=lambda group: -group.share)
 
 
-def _group(trace: Trace, rows: IntArray, size: int, total_ns: FloatArray) -> _Group | None:
+def _group(
+    trace: Trace,
+    rows: IntArray,
+    size: int,
+    total_ns: FloatArray,
+    computations_ns: Mapping[int, IntArray],
+) -> _Group | None:
     """Return a group and its waits; its rows are sorted by step, order and DP rank."""
     if not len(rows):
         return None
@@ -137,9 +143,9 @@ def _group(trace: Trace, rows: IntArray, size: int, total_ns: FloatArray) -> _Gr
     share, before = (float(beyond_ns[part].sum()) / computing for part in (after, ~after))
     if not 0 < share < 1:
         return None
-    even_ns = _even_wait_ns(trace, table)
-    usual = before if even_ns is None else even_ns / computing
     ranks, last = trace.rank[table[0]].astype(np.int64), duration_ns.argmin(axis=1)[after]
+    even_ns = _even_wait_ns(trace, table, [computations_ns[rank] for rank in ranks.tolist()])
+    usual = before if even_ns is None else even_ns / computing
     by_rank = np.bincount(last, weights=beyond_ns[after], minlength=size)
     return _Group(
         waiting=[
@@ -164,7 +170,9 @@ def _group(trace: Trace, rows: IntArray, size: int, total_ns: FloatArray) -> _Gr
     )
 
 
-def _even_wait_ns(trace: Trace, table: IntArray) -> float | None:
+def _even_wait_ns(
+    trace: Trace, table: IntArray, computations_ns: Sequence[IntArray]
+) -> float | None:
     """Return how long ranks wait in all behind experts that are sent as much, each its mean.
 
     What they differ by while they compute before the experts, times what the experts take of that:
@@ -175,6 +183,8 @@ def _even_wait_ns(trace: Trace, table: IntArray) -> float | None:
     ----------
     table : int64 array, shape (collectives, ranks)
         Rows of the group's all-to-alls, sorted by step and order.
+    computations_ns : sequence of int64 arrays, by rank
+        When the computations of each rank began, in order.
     """
     step, order = trace.step[table[:, 0]], trace.order[table[:, 0]]
     follows = (np.diff(step) == 0) & (np.diff(order) == 1)
@@ -182,7 +192,14 @@ def _even_wait_ns(trace: Trace, table: IntArray) -> float | None:
     start_ns = trace.start_ns[table]
     end_ns = start_ns + trace.duration_ns[table]
     experts_ns = np.maximum(start_ns[after] - end_ns[after - 1], 0)
-    begin_ns = _computing_since_ns(trace, table[after - 1])
+    # by each rank's own clock
+    begin_ns = np.stack(
+        [
+            began_ns[np.maximum(np.searchsorted(began_ns, own_ns, side="right") - 1, 0)]
+            for own_ns, began_ns in zip(start_ns[after - 1].T, computations_ns, strict=True)
+        ],
+        axis=1,
+    )
     # of a layer that is not the first one of its computation
     later = (after > 1) & follows[after - 2]
     begin_ns[later] = np.maximum(begin_ns[later], end_ns[after - 2][later])
@@ -193,16 +210,13 @@ def _even_wait_ns(trace: Trace, table: IntArray) -> float | None:
     return float(differ_ns.sum() * experts_ns.sum() / computed_ns.sum())
 
 
-def _computing_since_ns(trace: Trace, table: IntArray) -> IntArray:
-    """Return when the computations began that collectives are in, by each rank's own clock."""
-    codes = [trace.op_names.index(name) for name in COMPUTATIONS]
-    computes = np.isin(trace.op, codes)
-    begin_ns = trace.start_ns[table]
-    for place, rank in enumerate(trace.rank[table[0]].tolist() if len(table) else []):
-        starts_ns = np.sort(trace.start_ns[computes & (trace.rank == rank)])
-        holder = np.searchsorted(starts_ns, begin_ns[:, place], side="right") - 1
-        begin_ns[:, place] = starts_ns[np.maximum(holder, 0)]
-    return begin_ns
+def _computations_ns(trace: Trace) -> dict[int, IntArray]:
+    """Return when the computations of each rank began, by rank, in order."""
+    rows = np.flatnonzero(np.isin(trace.op, [trace.op_names.index(name) for name in COMPUTATIONS]))
+    rows = rows[np.lexsort((trace.start_ns[rows], trace.rank[rows]))]
+    ranks, first = np.unique(trace.rank[rows], return_index=True)
+    begin_ns = np.split(trace.start_ns[rows], first[1:])
+    return dict(zip(ranks.tolist(), begin_ns, strict=True))
 
 
 def _find(signs: Signs) -> Finding | None:
