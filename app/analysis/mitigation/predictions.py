@@ -27,6 +27,7 @@ from app.analysis.replay.engine.variants import Replacement
 from app.analysis.replay.launched import launched_step_times
 from app.analysis.replay.layout.dense import FloatArray, IntArray
 from app.analysis.replay.means import means
+from app.analysis.replay.medians import median_of_rows
 from app.analysis.replay.metrics import Metrics
 from app.analysis.replay.session import Replayed, ShapeGroup
 from app.analysis.trace.model import Trace
@@ -270,7 +271,7 @@ def _at_peers_medians(group: ShapeGroup, workers: Sequence[tuple[int, int]]) -> 
         for stage, nodes in on_stage.items():
             values = recorded[nodes, steps]
             peers = np.setdiff1d(np.arange(dp), bad[stage])
-            values[:, :, bad[stage]] = np.median(values[:, :, peers], axis=2)[:, :, None]
+            values[:, :, bad[stage]] = median_of_rows(values[:, :, peers])[:, :, None]
             changed.append(values)
         return np.concatenate(changed)
 
