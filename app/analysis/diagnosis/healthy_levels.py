@@ -66,6 +66,23 @@ def unsure_of_peers(observation: Observation, workers: Sequence[Worker]) -> floa
     return _WIDE * sigma * len(set(ranks)) / layout.dp
 
 
+def kept_waiting(observation: Observation, workers: Sequence[Worker]) -> float:
+    """Return the share of the job that some workers at fault keep waiting.
+
+    Other DP ranks wait, or where it is all of them, other stages. A slow worker's own DP rank does
+    not: what its other stages launch late makes the step longer all the same.
+
+    Parameters
+    ----------
+    observation : Observation
+    workers : sequence of (DP rank, stage)
+        Those that are at fault.
+    """
+    ranks, stages = {dp for dp, _ in workers}, {pp for _, pp in workers}
+    layout = observation.layout
+    return 1 - min(len(ranks) / layout.dp, len(stages) / layout.pp)
+
+
 @dataclass(frozen=True, slots=True)
 class HealthyLaunches:
     """What healthy hosts take to launch after they have waited, and what is not known of it."""

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from app.analysis.diagnosis.causes.kind import CauseKind
 from app.analysis.diagnosis.figures import StageLoad, WorkerSteps
 from app.analysis.diagnosis.finding import Cause, Change, Evidence, Finding
-from app.analysis.diagnosis.healthy_levels import unsure_of_peers
+from app.analysis.diagnosis.healthy_levels import kept_waiting, unsure_of_peers
 from app.analysis.diagnosis.observation import (
     Observation,
     SingleArray,
@@ -146,6 +146,7 @@ def _find(signs: Signs) -> Finding | None:
         where=Where(workers=tuple(workers), spells=_spells(when, as_slow)),
         figure=WorkerSteps(worker=workers[0], ratio=level, times=as_slow),
         unsure=unsure_of_peers(observation, workers),
+        hiding=kept_waiting(observation, workers),
     )
 
 

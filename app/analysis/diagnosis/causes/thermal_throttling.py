@@ -13,7 +13,7 @@ from app.analysis.diagnosis.causes.kind import CauseKind, Remedy
 from app.analysis.diagnosis.causes.slow_worker import SLOW_WORKER
 from app.analysis.diagnosis.figures import WorkerSteps
 from app.analysis.diagnosis.finding import Cause, Change, Evidence, Finding
-from app.analysis.diagnosis.healthy_levels import unsure_of_peers
+from app.analysis.diagnosis.healthy_levels import kept_waiting, unsure_of_peers
 from app.analysis.diagnosis.observation import Observation, scatter_of_most
 from app.analysis.diagnosis.places import Hosts, JobFacts, RegionView, Where, Worker, WorkerView
 from app.analysis.diagnosis.signs import Signs
@@ -89,6 +89,7 @@ def _find(signs: Signs) -> Finding | None:
             worker=workers[0], ratio=tuple(ratio.tolist()), times=float(ratio.max())
         ),
         unsure=unsure_of_peers(observation, workers),
+        hiding=kept_waiting(observation, workers),
         # Between stretches that were recorded nobody saw how often it came.
         cycle=_cycle(ratio) if (np.diff(observation.layout.steps) == 1).all() else None,
     )

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from app.analysis.diagnosis.healthy_levels import unsure_of_peers
+from app.analysis.diagnosis.healthy_levels import kept_waiting, unsure_of_peers
 from app.analysis.diagnosis.places import Worker
 from app.analysis.synthesis.injections.computations import SlowWorker
 from app.analysis.synthesis.job import JobModel
@@ -46,3 +46,19 @@ def test_without_peers_workers_differ_as_they_mostly_do() -> None:
 def test_a_stage_without_healthy_workers_has_the_others_to_tell() -> None:
     everybody = tuple((dp, 1) for dp in range(4))
     assert 0 < unsure(*everybody) < 0.05
+
+
+@pytest.mark.parametrize(
+    ("workers", "share"),
+    [
+        ([(1, 1)], 3 / 4),
+        # all stages of two DP ranks
+        ([(1, 0), (1, 1), (2, 0), (2, 1)], 2 / 4),
+        # a stage on all DP ranks
+        ([(dp, 1) for dp in range(4)], 1 / 2),
+        ([(dp, pp) for dp in range(4) for pp in range(2)], 0),
+    ],
+)
+def test_other_dp_ranks_wait_or_else_other_stages(workers: list[Worker], share: float) -> None:
+    job = replace(JOB, sizes=Sizes(dp=4, pp=2))
+    assert kept_waiting(observe(session(job=job)), workers) == share

@@ -14,6 +14,7 @@ from app.analysis.diagnosis.causes.ranks.late_rank import (
     where_of,
 )
 from app.analysis.diagnosis.finding import Cause, Change, Doubt, Evidence, Finding
+from app.analysis.diagnosis.healthy_levels import kept_waiting
 from app.analysis.diagnosis.observation import Observation
 from app.analysis.diagnosis.places import Hosts, JobFacts, Where
 from app.analysis.diagnosis.ranks.division import (
@@ -89,7 +90,7 @@ def _find(signs: Signs) -> Finding | None:
         figure=figure_of(groups[0]),
         unsure=unsure_of_waits(observation, groups),
         # no worker waits for another where all of them are slowed down alike
-        hiding=0.0 if divided else 1.0,
+        hiding=0.0 if divided else kept_waiting(observation, [group.cell for group in groups]),
         longer=hypot(
             longer_by_waits(observation, groups), if_divided(groups[0]) if untold else 0.0
         ),

@@ -17,6 +17,7 @@ from app.analysis.diagnosis.causes.ranks.late_rank import (
     where_of,
 )
 from app.analysis.diagnosis.finding import Cause, Change, Evidence, Finding
+from app.analysis.diagnosis.healthy_levels import kept_waiting
 from app.analysis.diagnosis.places import Hosts, JobFacts
 from app.analysis.diagnosis.ranks.waits import (
     LISTED,
@@ -44,6 +45,7 @@ def _find(signs: Signs) -> Finding | None:
         figure=figure_of(groups[0]),
         unsure=unsure_of_waits(signs.observation, groups),
         longer=longer_by_waits(signs.observation, groups),
+        hiding=kept_waiting(signs.observation, [group.cell for group in groups]),
     )
 
 
