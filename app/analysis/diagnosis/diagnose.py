@@ -118,11 +118,11 @@ def diagnose(observation: Observation, replayed: Replayed, metrics: Metrics) -> 
     if len(replayed.groups) > 1:
         main = np.isin(replayed.steps, replayed.layout.steps)
     group = without_lags(replayed.main, regular)
+    few = sampled(group.layout)
     lags_ns = {edge: ns for sign in found for edge, ns in sign.finding.lags_ns.items()}
     if not lags_ns and not regular:
-        ideal_ns = group.durations.ideal_ns
-        lags_ns = dict(lags_after_transfers(group.layout, group.graph, ideal_ns))
-    graph = in_turn(sampled(group.layout), group.graph)
+        lags_ns = dict(lags_after_transfers(few, group.graph, group.durations.ideal_ns))
+    graph = in_turn(few, group.graph)
     adapted = bool(lags_ns) or graph is not group.graph
     if adapted:
         group = with_graph(group, replace(graph, lags_ns={**graph.lags_ns, **lags_ns}))

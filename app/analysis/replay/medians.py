@@ -36,7 +36,7 @@ def median(values: NDArray[Real]) -> NDArray[Real]:
         return np.asarray((values[0] + values[1]) / 2)
     if len(values) <= _SORTED:
         # Of neighbors in memory NumPy sorts many at a time.
-        return median_of_rows(np.moveaxis(values, 0, -1))
+        return np.array(median_of_rows(values.T).T, order="C")
     compiled = compiled_pays(values.size)
     if odd and not compiled and (values.ndim > 1 or len(values) < _MANY):
         return np.asarray(np.partition(values, middle, axis=0)[middle])
@@ -56,7 +56,7 @@ def median_of_rows(values: NDArray[Real]) -> NDArray[Real]:
     in_order = np.array(values, order="C")
     in_order.sort(axis=-1)
     at = in_order[..., middle]
-    return np.asarray(at.copy() if odd else (in_order[..., middle - 1] + at) / 2)
+    return np.asarray(at if odd else (in_order[..., middle - 1] + at) / 2)
 
 
 def _neighbors(values: NDArray[Real], place: int) -> tuple[NDArray[Real], NDArray[Real]]:

@@ -8,10 +8,12 @@ recording calls for it; here the recording may be as near without).
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Collection, Mapping
 from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from app.analysis.replay.adaptations.signs.regular import regular_share, usual_ns
 from app.analysis.replay.adaptations.signs.sampling import sampled
@@ -73,28 +75,39 @@ def lags_after_transfers(
             if (received := tuple(end for end in after[node] if transfers[end]))
         }
         if edges:
-            late = [
-                np.where(slow[layout.nodes.pp[node]], np.nan, _late(few, node, ends, after[node]))
-                for node, ends in edges.items()
-            ]
+            late_ns = _late(few, edges, after, slow)
             takes_ns = float(median(ideal_ns[list(edges)]))
-            lag_ns = _regular(np.concatenate(late), _LEAST_SHARE * takes_ns)
+            lag_ns = _regular(late_ns, _LEAST_SHARE * takes_ns)
             lags |= {(node, end): lag_ns for node, ends in edges.items() for end in ends if lag_ns}
     return {edge: lag_ns for edge, lag_ns in lags.items() if edge not in graph.lags_ns}
 
 
-def _late(layout: Layout, node: int, received: Sequence[int], after: Sequence[int]) -> FloatArray:
-    """Return how late a computation begins after its transfers, shape (steps, dp), ns.
+def _late(
+    layout: Layout,
+    edges: Mapping[int, tuple[int, ...]],
+    after: Mapping[int, tuple[int, ...]],
+    slow: NDArray[np.bool_],
+) -> FloatArray:
+    """Return how late computations begin after their transfers, shape (…, dp), ns.
 
-    NaN where it waited for something else.
+    NaN where one waited for something else, and of workers that are slow, shape (pp, dp).
     """
-    start, duration = layout.start_ns, layout.duration_ns
-    ends = {other: start[other] + duration[other] for other in after}
-    input_ns = np.maximum.reduce([ends[other] for other in received])
-    last_ns = np.maximum.reduce(list(ends.values()))
-    others = [own for other, own in ends.items() if other not in received]
-    kept = input_ns > np.maximum.reduce(others) if others else np.ones_like(input_ns, dtype=bool)
-    return np.where(kept, start[node] - last_ns, np.nan)
+    # those that follow as many of both are looked at together
+    alike: dict[tuple[int, int], list[tuple[int, ...]]] = defaultdict(list)
+    for node, received in edges.items():
+        others = tuple(end for end in after[node] if end not in received)
+        alike[len(received), len(others)].append((node, *received, *others))
+    late_ns = []
+    for (inputs, others_too), listed in alike.items():
+        rows = np.array(listed)
+        start = layout.start_ns[rows[:, 0]]
+        ends = layout.start_ns[rows[:, 1:]] + layout.duration_ns[rows[:, 1:]]
+        waited = ~np.broadcast_to(slow[layout.nodes.pp[rows[:, 0]], None], start.shape)
+        if others_too:
+            waited &= ends[:, :inputs].max(axis=1) > ends[:, inputs:].max(axis=1)
+        own_ns = np.where(waited, start - ends.max(axis=1), np.nan)
+        late_ns.append(own_ns.reshape(-1, layout.dp))
+    return np.concatenate(late_ns)
 
 
 def _regular(late_ns: FloatArray, least_ns: float) -> float:
