@@ -15,10 +15,13 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from app.api.frame.bodies import arriving
 from app.bootstrap import build
 from app.db.blobs import PART_BYTES, write_blob
+from app.db.models.access import DEFAULT_PROJECT_ID
 from app.run.http import HttpServer, address_of, listen
 from app.settings import Settings
+from app.system.logs import configure_logging
 from app.web import create_app
 
 if TYPE_CHECKING:
@@ -34,10 +37,11 @@ def raw_route(container: Container) -> Route:
     """Return the route that only stores: streamed to disk, then into the database."""
 
     def store(file: IO[bytes]) -> str:
-        with container.uow() as tx:
+        with container.within(DEFAULT_PROJECT_ID).uow() as tx:
             return str(write_blob(tx, _pieces(file)))
 
     async def post_raw(request: Request) -> Response:
+        arriving(request).limit = container.settings.max_body_bytes
         with tempfile.TemporaryFile(dir=container.settings.data_dir, buffering=0) as file:
             pending = bytearray()
             async for chunk in request.stream():
@@ -61,6 +65,7 @@ def _pieces(file: IO[bytes]) -> Iterator[bytes]:
 def main() -> None:
     """Serve with the settings of the environment."""
     settings = Settings()
+    configure_logging(json=settings.log_json, level=settings.log_level)
     container = build(settings, application_name="paceline bench")
     app = create_app(container)
     # First: a page or a mount may match everything.
