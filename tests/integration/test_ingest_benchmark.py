@@ -16,7 +16,7 @@ from tests.factories import session
 def test_both_routes_take_a_body_as_large_as_measured_ones(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ingest, "_PAIRS", 1)
+    monkeypatch.setattr(ingest, "_PAIRS", 2)
     monkeypatch.setattr(ingest, "_AT_LEAST_S", 0.0)
     trace = session(dp=16, steps=150).trace
     path = tmp_path / "trace.parquet"
