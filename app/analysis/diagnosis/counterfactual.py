@@ -24,8 +24,10 @@ from app.analysis.replay.session import ShapeGroup
 
 NS: Final = 1e-9
 
-# Of a node by each of some causes: time that is lost, factor, transfer duration.
-_Changes = tuple[tuple[FloatArray | None, FloatArray | None, FloatArray | None], ...]
+# Of some nodes by each of some causes: time that is lost, of each node; factor, transfer duration.
+_Changes = tuple[tuple[Sequence[FloatArray], FloatArray | None, FloatArray | None], ...]
+# Of a node by a cause.
+_Change = tuple[FloatArray | None, FloatArray | None, FloatArray | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,7 +203,7 @@ class Counterfactuals:
         return codes, rows
 
     def _made(self, changed: Sequence[_Rows]) -> Iterator[tuple[slice, _Changes]]:
-        """Yield neighboring rows whose durations change by the same arrays, and these."""
+        """Yield neighboring rows whose durations change alike, and by what."""
         end = 0
         for rows in changed:
             removed = [self.changes[cause] for cause in sorted(rows.causes)]
@@ -216,10 +218,10 @@ class Counterfactuals:
                 )
                 for node in rows.nodes
             ]
-            for _, group in groupby(own, key=_identity):
+            for _, group in groupby(own, key=_kind):
                 alike = list(group)
                 begin, end = end, end + len(alike)
-                yield slice(begin, end), alike[0]
+                yield slice(begin, end), tuple(map(_together, *alike))
 
     def _late(self, node: int, causes: frozenset[int], steps: slice) -> FloatArray:
         """Return a node's launch delay without some causes, shape (steps, dp), ns."""
@@ -233,16 +235,25 @@ class Counterfactuals:
         return np.asarray(late)
 
 
-def _identity(changes: _Changes) -> tuple[int, ...]:
-    """Return what tells arrays apart: nodes of a worker share theirs."""
-    return tuple(id(values) for change in changes for values in change)
+def _kind(changes: tuple[_Change, ...]) -> tuple[tuple[bool, int, int], ...]:
+    """Return what tells rows apart that are not changed together: workers' nodes share factors."""
+    return tuple((less is not None, id(times), id(transfers)) for less, times, transfers in changes)
+
+
+def _together(*rows: _Change) -> tuple[Sequence[FloatArray], FloatArray | None, FloatArray | None]:
+    """Return what a cause changes of rows of a kind."""
+    _, times, transfers = rows[0]
+    return [less for less, _, _ in rows if less is not None], times, transfers
 
 
 def _change(durations: FloatArray, changes: _Changes, steps: slice) -> None:
     """Make durations, shape (nodes, steps, dp), what they are with some changes."""
     for less, _, _ in changes:
-        if less is not None:
-            durations -= _of(steps, less)
+        if less:
+            lost = np.empty_like(durations)
+            for row, own in zip(lost, less, strict=True):
+                row[:] = _of(steps, own)
+            durations -= lost
             np.maximum(durations, 0.0, out=durations)
     for _, times, transfers in changes:
         if times is not None:
