@@ -53,8 +53,7 @@ class IngestFigures:
 
 def measure_ingest(traces: Sequence[BenchTrace]) -> Iterator[str]:
     """Yield a line for each body that is measured."""
-    with _server() as address:
-        sender = _Sender(address)
+    with _server() as address, contextlib.closing(_Sender(address)) as sender:
         for trace in traces:
             sizes = trace.meta.sizes
             query = {
@@ -93,6 +92,9 @@ class _Sender:
     def __init__(self, address: str) -> None:
         self._connection = http.client.HTTPConnection(str(urlsplit(address).netloc), timeout=120)
         self.number = 0
+
+    def close(self) -> None:
+        self._connection.close()
 
     def post(self, path: str, body: bytes, content_type: str) -> None:
         self._connection.request("POST", path, body, {"Content-Type": content_type})
