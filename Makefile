@@ -28,6 +28,9 @@ help: ## List the targets
 # ---- installation ------------------------------------------------------------------------------
 # Stamps inside the environment: it is made once, and filled again only when a lock file, or the
 # entry points in a pyproject.toml, changed.
+#
+# Locked files are whole, and pip resolves nothing: where one package asks for an extra of another,
+# it would try the newest version, whose hash is not there.
 
 install: $(VENV)/.installed ## Create .venv with the `paceline` command in it
 	@:
@@ -43,7 +46,7 @@ $(VENV)/.created:
 
 $(VENV)/.installed: $(VENV)/.created requirements/build.txt requirements/runtime.txt pyproject.toml client/pyproject.toml
 	@echo "Installing Paceline into $(VENV) (about 130 MB to download the first time)"
-	@$(PIP) install --require-hashes -r requirements/build.txt -r requirements/runtime.txt
+	@$(PIP) install --require-hashes --no-deps -r requirements/build.txt -r requirements/runtime.txt
 	@$(PIP) install --no-deps --no-build-isolation --editable client --editable .
 	@echo "Compiling the loops of the analysis, and all modules: pip leaves those of a tree to their first use"
 	@$(BIN)/python -m compileall -q app workers migrations client/src
@@ -53,7 +56,8 @@ $(VENV)/.installed: $(VENV)/.created requirements/build.txt requirements/runtime
 
 $(VENV)/.installed-dev: $(VENV)/.installed requirements/dev.txt
 	@echo "Installing the development tools into $(VENV)"
-	@$(PIP) install --require-hashes -r requirements/dev.txt
+	@$(PIP) install --require-hashes --no-deps -r requirements/dev.txt
+	@$(PIP) check >/dev/null
 	@touch $@
 
 install-real-jobs: $(VENV)/.installed-real-jobs ## The frameworks of the real jobs (500 MB)
