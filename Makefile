@@ -57,7 +57,7 @@ $(VENV)/.installed: $(VENV)/.created requirements/build.txt requirements/runtime
 $(VENV)/.installed-dev: $(VENV)/.installed requirements/dev.txt
 	@echo "Installing the development tools into $(VENV)"
 	@$(PIP) install --require-hashes --no-deps -r requirements/dev.txt
-	@$(PIP) check >/dev/null
+	@$(BIN)/python -m pip check
 	@touch $@
 
 install-real-jobs: $(VENV)/.installed-real-jobs ## The frameworks of the real jobs (500 MB)

@@ -69,8 +69,8 @@ def unsure_of_peers(observation: Observation, workers: Sequence[Worker]) -> floa
 def kept_waiting(observation: Observation, workers: Sequence[Worker]) -> float:
     """Return the share of the job that some workers at fault keep waiting.
 
-    Other DP ranks wait, or where it is all of them, other stages. A slow worker's own DP rank does
-    not: what its other stages launch late makes the step longer all the same.
+    Other DP ranks wait, or where these are the larger share, other stages. The rest of it is waited
+    for itself: what is launched late there makes the step longer all the same.
 
     Parameters
     ----------
