@@ -141,7 +141,7 @@ test-e2e: install-dev ## In a real browser
 
 # The longest first; what one says stays together.
 check: install-dev ## All static checks, two at a time
-	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target types lint imports structure js
+	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target types lint imports structure js ARGS=--quiet
 
 lint: install-dev ## Style and formatting, changing nothing
 	@$(BIN)/ruff check
@@ -153,8 +153,8 @@ types: install-dev ## Types
 imports: install-dev ## The direction of imports
 	@$(BIN)/lint-imports
 
-structure: install-dev ## Files in each folder of the program, and circles of imports
-	@$(BIN)/python scripts/structure.py --quiet
+structure: install-dev ## Lines and files in each folder of the program, and circles of imports
+	@$(BIN)/python scripts/structure.py $(ARGS)
 
 # Of the scripts as pages load them; nothing is built.
 js: ## Scripts of the pages: style, types and unit tests, where there is node with npm

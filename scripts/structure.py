@@ -1,4 +1,4 @@
-"""Files in each room, and circles of imports: ``python scripts/structure.py [--root DIR]``.
+"""Lines and files in each room, and circles of imports: ``python scripts/structure.py``.
 
 A room is a folder of the program. A circle is a set of files each of which imports, through the
 others, itself; imports for the type checker count as well. Fails on a circle, and on a room of more
@@ -16,6 +16,15 @@ import grimp
 
 PACKAGES: Final = ("app", "workers")
 MOST_FILES: Final = 15
+# Folders whose lines are counted, with the depth at which their rooms stand.
+COUNTED: Final = {
+    **dict.fromkeys(PACKAGES, 3),
+    **dict.fromkeys(("client", "frontend"), 2),
+    **dict.fromkeys(("migrations", "tests", "benchmarks", "docs"), 1),
+}
+WRITTEN: Final = frozenset({".css", ".html", ".js", ".mako", ".md", ".py", ".toml", ".ts"})
+# What others wrote, and what is built.
+OTHERS: Final = frozenset({"vendor", "site"})
 # Rooms that are still too full, with what they may hold meanwhile.
 TOO_FULL: Final[dict[str, int]] = {}
 
@@ -34,6 +43,19 @@ def rooms(root: Path) -> dict[str, int]:
     return dict(sorted(counts.items(), key=lambda item: (-item[1], item[0])))
 
 
+def lines(root: Path) -> dict[str, int]:
+    """Return how many lines each room has, and each counted folder altogether."""
+    counts: dict[str, int] = {}
+    for folder, depth in COUNTED.items():
+        for path in (root / folder).rglob("*"):
+            parts = path.relative_to(root).parts
+            if path.suffix in WRITTEN and not OTHERS.intersection(parts):
+                count = path.read_bytes().count(b"\n")
+                for counted in {folder, "/".join(parts[:-1][:depth])}:
+                    counts[counted] = counts.get(counted, 0) + count
+    return dict(sorted(counts.items()))
+
+
 def circles(root: Path) -> list[list[str]]:
     """Return the modules of each circle of imports."""
     sys.path.insert(0, str(root))
@@ -49,11 +71,14 @@ def circles(root: Path) -> list[list[str]]:
 
 
 def main() -> int:
-    """Print both, and return 1 where one of them is not as it should be."""
+    """Print all three, and return 1 where one of them is not as it should be."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--root", type=Path, default=Path(__file__).parents[1])
     parser.add_argument("--quiet", action="store_true", help="print what is wrong only")
     options = parser.parse_args()
+    if not options.quiet:
+        for room, count in lines(options.root).items():
+            print(f"{count:7} lines {room}")
     full = False
     for room, count in rooms(options.root).items():
         most = TOO_FULL.get(room, MOST_FILES)

@@ -35,6 +35,9 @@ def test_a_room_may_have_fifteen_files_and_not_one_more(root: Path) -> None:
     done = structure(root)
     assert done.returncode == 0, done.stderr
     assert [line.split() for line in done.stdout.splitlines()] == [
+        ["1", "lines", "app"],
+        ["1", "lines", "app/room"],
+        ["1", "lines", "workers"],
         ["15", "app/room"],
         ["1", "workers"],
         ["circles", "of", "imports:", "0"],
