@@ -22,7 +22,7 @@ from app.alerts.incidents import Incident
 from app.alerts.machines.inside import Inside
 from app.alerts.readings import LOW_QUALITY_CAUSE, NO_DATA_CAUSE, REGRESSION_CAUSE
 from app.alerts.rules import Severity
-from app.analysis.diagnosis.causes.registry import EVERY, title_of
+from app.analysis.diagnosis.causes.registry import KINDS, title_of
 from app.analysis.diagnosis.finding import UNKNOWN
 
 # What only alerts have besides the diagnosis' causes.
@@ -322,7 +322,7 @@ def cause_name(cause: str) -> str:
 
 def known_causes() -> tuple[str, ...]:
     """Return every cause that an incident of this version may have."""
-    return (*_TITLES, *EVERY, UNKNOWN)
+    return (*_TITLES, *KINDS, UNKNOWN)
 
 
 def view_url(base_url: str, facts: Facts | None) -> str:

@@ -11,7 +11,7 @@ from uuid import UUID
 
 from pydantic import Field, TypeAdapter
 
-from app.analysis.diagnosis.causes.slow_worker import SLOW_WORKER
+from app.analysis.diagnosis.causes.registry import KINDS
 
 # Where a job's metadata says nothing it is as important as any.
 DEFAULT_IMPORTANCE: Final = "normal"
@@ -264,7 +264,11 @@ DEFAULT_RULES: Final = (
     Rule(
         id=UUID("5a0c1ea1-0000-4000-8000-000000000003"),
         name="Slow worker, for certain",
-        condition=CauseFound(confidence=0.9, clears_below=0.8, causes=(SLOW_WORKER.name,)),
+        condition=CauseFound(
+            confidence=0.9,
+            clears_below=0.8,
+            causes=tuple(name for name, kind in KINDS.items() if kind.alerts_alone),
+        ),
         selector=Selector(importance=("normal", "high")),
         consecutive=1,
     ),

@@ -11,7 +11,7 @@ from typing import Any, Final
 import pytest
 from typer.testing import CliRunner
 
-from app.analysis.diagnosis.causes.registry import EVERY
+from app.analysis.diagnosis.causes.registry import KINDS
 from app.analysis.synthesis.scenarios import ALL_SCENARIOS, SCENARIOS
 from app.analysis.trace import decode, metadata
 from app.analysis.trace.formats.kind import TraceFormat
@@ -161,7 +161,7 @@ def test_every_synthetic_scenario_is_on_the_page_of_the_format() -> None:
 def test_every_cause_has_a_section_on_what_it_is_and_on_what_to_do(page: str) -> None:
     headings = set(re.findall(r"^##+ (.*)$", (DOCS / page).read_text(), re.MULTILINE))
 
-    assert [kind.title for kind in EVERY.values() if kind.title not in headings] == []
+    assert [kind.title for kind in KINDS.values() if kind.title not in headings] == []
 
 
 @pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)

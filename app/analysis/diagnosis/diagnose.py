@@ -5,25 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
-from math import hypot
+from operator import attrgetter
 from typing import Final
 
 import numpy as np
 
-from app.analysis.diagnosis.causes.host_overhead import has_slow_hosts
 from app.analysis.diagnosis.causes.kind import CauseKind
-from app.analysis.diagnosis.causes.network import has_slow_links
-from app.analysis.diagnosis.causes.network_congestion import has_congestion
-from app.analysis.diagnosis.causes.ranks.context_parallel import has_late_contexts
-from app.analysis.diagnosis.causes.ranks.expert_parallel import has_uneven_experts
-from app.analysis.diagnosis.causes.registry import EVERY, KINDS
-from app.analysis.diagnosis.confidence import confidence
+from app.analysis.diagnosis.causes.registry import ALTERNATIVES, KINDS
 from app.analysis.diagnosis.counterfactual import NS, Counterfactuals
 from app.analysis.diagnosis.finding import UNKNOWN, Cause, Evidence, Finding, Judged
 from app.analysis.diagnosis.late_launches import late_launches, unrecorded_reducing
-from app.analysis.diagnosis.loss import WORTH_A_LOOK, named_loss, one_or_all
+from app.analysis.diagnosis.loss import WORTH_A_LOOK, confidence, named_loss, one_or_all
 from app.analysis.diagnosis.observation import Explained, Observation, summed
 from app.analysis.diagnosis.signs import Signs
+from app.analysis.diagnosis.uncertainty import Uncertainty
 from app.analysis.replay.adaptations.posted_ahead import in_turn
 from app.analysis.replay.adaptations.signs.awaited import lags_after_transfers
 from app.analysis.replay.adaptations.signs.sampling import sampled
@@ -107,11 +102,12 @@ def diagnose(observation: Observation, replayed: Replayed, metrics: Metrics) -> 
             (), judged, unjudged, metrics.lost_s, metrics.slowdown, metrics.discrepancy
         )
     found = _find(signs)
-    regular = frozenset[int]().union(*(sign.finding.regular for sign in found))
+    launches = [sign.finding.launches for sign in found]
+    regular = frozenset[int]().union(*(one.regular for one in launches))
     late = {
         # two causes may claim the same time
         node: np.minimum(late_ns, signs.observation.delay_ns(node, regular=node in regular))
-        for node, late_ns in summed(sign.finding.late_ns for sign in found).items()
+        for node, late_ns in summed(one.late_ns for one in launches).items()
     }
     changes = [sign.finding.change for sign in found]
     main = np.ones(len(metrics.recorded_s), dtype=bool)
@@ -119,7 +115,7 @@ def diagnose(observation: Observation, replayed: Replayed, metrics: Metrics) -> 
         main = np.isin(replayed.steps, replayed.layout.steps)
     group = without_lags(replayed.main, regular)
     few = sampled(group.layout)
-    lags_ns = {edge: ns for sign in found for edge, ns in sign.finding.lags_ns.items()}
+    lags_ns = {edge: ns for one in launches for edge, ns in one.lags_ns.items()}
     if not lags_ns and not regular:
         lags_ns = dict(lags_after_transfers(few, group.graph, group.durations.ideal_ns))
     graph = in_turn(few, group.graph)
@@ -158,7 +154,7 @@ def diagnose(observation: Observation, replayed: Replayed, metrics: Metrics) -> 
         # What launches late for no known cause may be waiting that the replay does not know.
         diagnosis = replace(diagnosis, causes=())
     with_late_s = replays.mean_s(frozenset())
-    delaying = {sign.kind.name for sign in found if sign.finding.late_ns and explained}
+    delaying = {sign.kind.name for sign in found if sign.finding.launches.late_ns and explained}
     return replace(
         diagnosis,
         late=with_late_s / mean(metrics.simulated_s[main]),
@@ -168,15 +164,7 @@ def diagnose(observation: Observation, replayed: Replayed, metrics: Metrics) -> 
 
 def _hidden(signs: Signs) -> bool:
     """Return whether the ideal may be as slow as the steps are."""
-    checks = (
-        has_slow_links,
-        has_slow_hosts,
-        has_congestion,
-        has_late_contexts,
-        has_uneven_experts,
-    )
-    # A single tensor-parallel group has no other to be compared with.
-    return any(check(signs.observation) for check in checks) or bool(signs.waiting)
+    return any(kind.hides is not None and kind.hides(signs) for kind in KINDS.values())
 
 
 def _off(replays: Counterfactuals, recorded_s: float) -> float:
@@ -190,24 +178,20 @@ def _cannot_judge(signs: Signs) -> dict[str, str]:
     A cause that the job cannot have is not among them: without overlap nothing waits for a
     reduce-scatter, with one stage none is too heavy.
     """
-    reasons = {kind.name: kind.cannot_judge(signs) for kind in EVERY.values()}
+    reasons = {kind.name: kind.cannot_judge(signs) for kind in KINDS.values()}
     return {name: reason for name, reason in reasons.items() if reason is not None}
 
 
 def _find(signs: Signs) -> list[_Found]:
     """Return what left its sign; what is more special is looked for first."""
     found: list[_Found] = []
-    for _, kinds in groupby(sorted(KINDS.values(), key=_turn), key=_turn):
+    turn = attrgetter("turn")
+    for _, kinds in groupby(sorted(KINDS.values(), key=turn), key=turn):
         new = _look_for(kinds, signs)
         if new:
             found += new
             signs = signs.less(_explained(found))
     return found
-
-
-def _turn(kind: CauseKind) -> int:
-    """Return when a kind of cause is looked for."""
-    return 0 if kind.within_worker else 1 if kind.goes_first else 2
 
 
 def _explained(found: Sequence[_Found]) -> Explained:
@@ -216,7 +200,7 @@ def _explained(found: Sequence[_Found]) -> Explained:
     return Explained(
         # Groups of one stage share nodes, in columns of their own.
         summed(finding.change.less_ns for finding in findings),
-        summed(finding.late_ns for finding in findings),
+        summed(finding.launches.late_ns for finding in findings),
     )
 
 
@@ -253,16 +237,16 @@ def _weigh(
             saves=replays.gain(frozenset({number})) / mean_s,
         )
         causes.append(cause)
-        if doubt is not None and doubt.cause is not None:
+        if doubt is not None and doubt.alternative is not None:
             # the same time has been given to the cause before
             causes.append(
                 Cause(
-                    cause=doubt.cause,
+                    cause=ALTERNATIVES[cause.cause],
                     contribution=None,
                     cost_s=None,
                     confidence=cause.confidence,
-                    evidence=doubt.evidence,
-                    where=doubt.where,
+                    evidence=doubt.alternative.evidence,
+                    where=doubt.alternative.where,
                 )
             )
     left_s = loss.unknown_s
@@ -282,13 +266,8 @@ def _weigh(
             reference_s=loss.reference_s,
             unknown_share=loss.unknown_s / loss.lost_s,
             recorded_s=recorded_s,
-            # of causes that do not depend on one another
-            unsure=hypot(*(found[number].finding.unsure for number in numbers)),
-            longer=hypot(*(found[number].finding.longer for number in numbers)),
-            work=next((w for n in numbers if (w := found[n].finding.work) is not None), None),
-            cycle=found[numbers[0]].finding.cycle if len(numbers) == 1 else None,
+            uncertainty=Uncertainty.combine([found[n].finding.uncertainty for n in numbers]),
             hosts_wait=bool(replays.group.graph.lags_ns),
-            hiding=max((found[number].finding.hiding for number in numbers), default=1.0),
         ),
     )
     return diagnosis, frozenset() if loss.unknown_s else frozenset(numbers)

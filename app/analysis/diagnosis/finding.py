@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from app.analysis.diagnosis.figures import FigureData
 from app.analysis.diagnosis.places import View, Where
+from app.analysis.diagnosis.uncertainty import Uncertainty
 from app.analysis.replay.layout.dense import FloatArray
 
 # The name of what no cause explains.
@@ -49,28 +50,53 @@ class Evidence:
 
 @dataclass(frozen=True, slots=True)
 class Doubt:
-    """What a finding may be instead, with the same sign and the same place.
+    """That a finding may be another cause with the same sign, or an accident.
 
     Parameters
     ----------
     most : float
-        How sure either can be at most.
-    cause : str or None
-        The other cause; None where only the finding itself is in doubt.
-    evidence : tuple of Evidence
-    where : Where
-        As in `Finding`.
+        The highest confidence that either can have.
+    alternative : Alternative or None
+        Where and why it may be the cause that the registry says; None where only the finding itself
+        is in doubt.
     """
 
     most: float
-    cause: str | None
-    evidence: tuple[Evidence, ...]
-    where: Where
+    alternative: Alternative | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Alternative:
+    """The other cause that a finding may be, as in `Finding`."""
+
+    evidence: tuple[Evidence, ...] = ()
+    where: Where = field(default_factory=Where)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Launches:
+    """How a cause makes launches late.
+
+    Parameters
+    ----------
+    late_ns : mapping
+        Launch delays that it makes, by node, shape (steps, dp). Replays have them unless the cause
+        is removed.
+    regular : frozenset of int
+        Nodes whose `late_ns` also holds what regularly passes before their launch, on all DP ranks:
+        a job that is replayed without it is replayed without such delays.
+    lags_ns : mapping of (node, node) to float
+        What passes before launches without it, after what they follow.
+    """
+
+    late_ns: Mapping[int, FloatArray] = field(default_factory=dict)
+    regular: frozenset[int] = frozenset()
+    lags_ns: Mapping[tuple[int, int], float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Finding:
-    """A cause that left its sign in the data, before anyone knows what it costs.
+    """A cause that left its sign in the data, before its cost is known.
 
     Parameters
     ----------
@@ -80,44 +106,19 @@ class Finding:
     where : Where
     figure : FigureData or None
         Data of a small picture.
-    late_ns : mapping
-        Launch delays that it makes, by node, shape (steps, dp). Replays have them unless the cause
-        is removed.
+    launches : Launches
+    uncertainty : Uncertainty
     doubt : Doubt or None
         What it may be instead.
-    regular : frozenset of int
-        Nodes whose `late_ns` holds what regularly passes before their launch, too, and of all DP
-        ranks: a job that is replayed without it is replayed without such delays.
-    lags_ns : mapping of (node, node) to float
-        What passes before launches without it, after what they follow.
-    unsure : float
-        How far a step without it may be off, relative, for what nobody knows of the healthy job:
-        half of a 95 % interval. What steps differ by is no part of it.
-    longer : float
-        How much longer it may be besides, by what a healthy job does, too, and no replay shows; of
-        much the difference of the logarithms.
-    work : float64 array, shape (steps,), or None
-        What each step computes ÷ the mean; without the cause all of them compute the mean.
-    cycle : int or None
-        Steps from one time to the next, where it comes again and again by its nature.
-    hiding : float
-        The share of the workers that it keeps waiting, less where it does so a part of the time:
-        what they launch late does not show.
     """
 
     change: Change
     evidence: tuple[Evidence, ...]
     where: Where = field(default_factory=Where)
     figure: FigureData | None = None
-    late_ns: Mapping[int, FloatArray] = field(default_factory=dict)
+    launches: Launches = field(default_factory=Launches)
+    uncertainty: Uncertainty = field(default_factory=Uncertainty)
     doubt: Doubt | None = None
-    regular: frozenset[int] = frozenset()
-    lags_ns: Mapping[tuple[int, int], float] = field(default_factory=dict)
-    unsure: float = 0.0
-    longer: float = 0.0
-    work: FloatArray | None = None
-    cycle: int | None = None
-    hiding: float = 1.0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -165,28 +166,15 @@ class Judged:
         Share of the lost time that no cause explains.
     recorded_s : float
         The mean of these steps as they were recorded.
-    unsure : float
-        How far the reference may be off, relative, for what nobody knows of the healthy job: half
-        of a 95 % interval.
-    longer : float
-        How much longer it may be besides.
-    work : float64 array, shape (steps,), or None
-        What each step computes ÷ the mean, where in the reference all of them compute the mean.
-    cycle : int or None
-        Steps from one time to the next, where the only cause comes again and again by its nature.
+    uncertainty : Uncertainty
+        Of the reference.
     hosts_wait : bool
         Whether launches regularly take time after what they wait for.
-    hiding : float
-        The share of the workers that causes keep waiting.
     """
 
     steps_s: FloatArray
     reference_s: FloatArray
     unknown_share: float
     recorded_s: float
-    unsure: float = 0.0
-    longer: float = 0.0
-    work: FloatArray | None = None
-    cycle: int | None = None
+    uncertainty: Uncertainty = field(default_factory=Uncertainty)
     hosts_wait: bool = False
-    hiding: float = 1.0

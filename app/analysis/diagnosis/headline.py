@@ -138,18 +138,18 @@ def interval_of(judged: Judged) -> Interval | None:
     (float, float) or None
         None of too few steps.
     """
-    reference_s = judged.reference_s
-    by_work_s = reference_s if judged.work is None else reference_s * judged.work
-    drawn = spread_by_blocks(judged.steps_s, by_work_s, judged.cycle)
+    reference_s, known = judged.reference_s, judged.uncertainty
+    by_work_s = reference_s if known.work is None else reference_s * known.work
+    drawn = spread_by_blocks(judged.steps_s, by_work_s, known.cycle)
     if drawn is None:
         return None
     now, without = float(judged.steps_s.mean()), float(reference_s.mean())
-    below, above = (hypot(half, MODEL, judged.unsure) for half in drawn)
-    below = hypot(below, judged.longer)
+    below, above = (hypot(half, MODEL, known.reference) for half in drawn)
+    below = hypot(below, known.longer)
     slowdown, late = now / without, judged.recorded_s - now
     if late > 0:
         stays = log(slowdown * (without + late) / (now + late))
-        below = hypot(below, HIDDEN * judged.hiding * late / without) + stays
+        below = hypot(below, HIDDEN * known.hiding * late / without) + stays
         if judged.hosts_wait:
             above = hypot(above, late / without)
     else:

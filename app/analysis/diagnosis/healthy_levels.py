@@ -15,6 +15,7 @@ import numpy as np
 
 from app.analysis.diagnosis.observation import COMPUTATIONS, Observation
 from app.analysis.diagnosis.places import Worker
+from app.analysis.diagnosis.uncertainty import Uncertainty
 from app.analysis.replay.layout.graph import P2P
 from app.analysis.replay.session import with_lags
 
@@ -36,10 +37,10 @@ _HEALTHY_LAUNCH: Final = (0.01, 0.04, 0.1)
 _UNSURE_WAITING: Final = 0.005
 
 
-def unsure_of_peers(observation: Observation, workers: Sequence[Worker]) -> float:
-    """Return how far a step may be off in which some workers compute like their peers, relative.
+def held_against_peers(observation: Observation, workers: Sequence[Worker]) -> Uncertainty:
+    """Return how far a step may be off in which some workers compute like their peers.
 
-    Half of a 95 % interval. A step follows the slowest DP rank, which one of many seldom is: what
+    A step follows the slowest DP rank, which one of many seldom is: what
     a worker would take weighs as its share of the DP ranks.
 
     Parameters
@@ -63,7 +64,9 @@ def unsure_of_peers(observation: Observation, workers: Sequence[Worker]) -> floa
         pairs += int(np.maximum(peers - 1, 0).sum())
     fewest = max(int(peers[stages].min()), 1)
     sigma = sqrt(squares / pairs * (1 + _OF_MEDIAN / fewest))
-    return _WIDE * sigma * len(set(ranks)) / layout.dp
+    return Uncertainty(
+        _WIDE * sigma * len(set(ranks)) / layout.dp, hiding=kept_waiting(observation, workers)
+    )
 
 
 def kept_waiting(observation: Observation, workers: Sequence[Worker]) -> float:
@@ -88,8 +91,7 @@ class HealthyLaunches:
     """What healthy hosts take to launch after they have waited, and what is not known of it."""
 
     lags_ns: dict[tuple[int, int], float]
-    unsure: float
-    longer: float
+    uncertainty: Uncertainty
 
 
 def healthy_launches(observation: Observation) -> HealthyLaunches:
@@ -110,4 +112,5 @@ def healthy_launches(observation: Observation) -> HealthyLaunches:
         float(group.simulator.step_times([group.simulator.keep()]).sum()) for group in groups
     )
     unsure = hypot(_UNSURE_WAITING, usual / least - 1)
-    return HealthyLaunches(lags[1], unsure, sqrt(max((most / usual - 1) ** 2 - unsure**2, 0.0)))
+    longer = sqrt(max((most / usual - 1) ** 2 - unsure**2, 0.0))
+    return HealthyLaunches(lags[1], Uncertainty(unsure, longer))

@@ -17,8 +17,14 @@ from app.analysis.replay.layout.dense import FloatArray
 from app.analysis.replay.layout.graph import P2P
 from app.analysis.replay.means import share_of
 from app.analysis.replay.medians import median
-from app.analysis.replay.session import delays_of, launch_delays
-from app.analysis.trace.model import BACKWARD_COMPUTE, FORWARD_COMPUTE, GRADS_REDUCE_SCATTER
+from app.analysis.replay.session import begins_of, delays_of, launch_delays
+from app.analysis.trace.model import (
+    BACKWARD_COMPUTE,
+    FORWARD_COMPUTE,
+    FORWARD_RECV,
+    GRADS_REDUCE_SCATTER,
+    PARAMS_ALL_GATHER,
+)
 
 # A forward is launched late when it is by this share of a forward more than it usually is, and
 # beyond the scatter of that.
@@ -184,3 +190,63 @@ def _first_forwards(observation: Observation) -> list[int]:
         if len(mine):
             firsts.append(int(mine[np.argmin(layout.launch[mine])]))
     return firsts
+
+
+def first_delays(observation: Observation) -> dict[int, FloatArray]:
+    """Return how late the operations of each stage that come first are launched, by node.
+
+    That is what gathers its parameters, then the first forward on stage 0 and the first receive of
+    a forward elsewhere, or also there where it is launched before that forward: a recorder may
+    write one that has no peer. With virtual stages stage 0 has receives too, amid the step.
+    """
+    layout = observation.layout
+    found = {}
+    gathers, receives, forwards = (
+        _firsts(observation, name) for name in (PARAMS_ALL_GATHER, FORWARD_RECV, FORWARD_COMPUTE)
+    )
+    for stage in range(layout.pp):
+        gather, receive, forward = gathers.get(stage), receives.get(stage), forwards.get(stage)
+        if gather is not None:
+            found[gather] = _since_its_step(observation, gather)
+        if receive is not None and (
+            stage > 0 or forward is None or layout.launch[receive] < layout.launch[forward]
+        ):
+            found[receive] = observation.delay_ns(receive)
+        if forward is not None and stage == 0:
+            found[forward] = _since_gathered(observation, forward)
+    return found
+
+
+def _firsts(observation: Observation, name: str) -> dict[int, int]:
+    """Return the first operation of a type of each stage that has one."""
+    layout, nodes = observation.layout, observation.layout.nodes
+    if name not in layout.op_names:
+        return {}
+    some = (nodes.op == layout.codes(name)[0]).nonzero()[0]
+    latest_first = some[np.lexsort((layout.launch[some], nodes.pp[some]))][::-1]
+    return dict(zip(nodes.pp[latest_first].tolist(), latest_first.tolist(), strict=True))
+
+
+def _since_gathered(observation: Observation, forward: int) -> FloatArray:
+    """Return how late a stage's first forward is, but for any gathering that ends before it.
+
+    A framework that gathers the parameters of all chunks first computes none of them before that.
+    """
+    layout, nodes = observation.layout, observation.layout.nodes
+    late = observation.delay_ns(forward)
+    for gather in layout.of(PARAMS_ALL_GATHER, int(nodes.pp[forward])).tolist():
+        since = layout.start_ns[forward] - layout.start_ns[gather] - layout.duration_ns[gather]
+        late = np.where(since >= 0, np.minimum(late, since), late)
+    return late
+
+
+def _since_its_step(observation: Observation, gather: int) -> FloatArray:
+    """Return how late a stage's first operation is, but for the end of the stage's step before.
+
+    A stage that ends a step later than others begins the next one later, and waits for nothing.
+    """
+    layout = observation.layout
+    late = observation.delay_ns(gather)
+    since = layout.start_ns[gather] - begins_of(observation.group, int(layout.nodes.pp[gather]))
+    late[1:] = np.clip(since[1:], 0.0, late[1:])
+    return late

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final
 
+import numpy as np
+
 from app.analysis.diagnosis.counterfactual import Counterfactuals
-from app.analysis.replay.layout.dense import FloatArray
-from app.analysis.replay.means import mean
+from app.analysis.replay.layout.dense import FloatArray, IntArray
+from app.analysis.replay.means import mean, means, share_of
 
 # A session whose steps lose less than this share has nothing to explain.
 WORTH_A_LOOK: Final = 0.03
@@ -19,6 +22,11 @@ _NAMED_SHARE: Final = 0.1
 _MOST_CAUSES: Final = 4
 # With more of the loss unexplained the job without its causes is not known.
 MOST_UNKNOWN: Final = 0.1
+_DRAWS: Final = 500
+# A cause that stands out in every draw, but has next to no share, is there this surely (scored).
+_ALONE: Final = 0.85
+# A cause is worth naming from this share of a step on.
+_WORTH: Final = 0.025
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -79,3 +87,21 @@ def _that_matter(replays: Counterfactuals, count: int) -> list[int]:
     }
     worth = [number for number in saved if saved[number] >= _NAMED_COST * mean_s / 2]
     return sorted(sorted(worth, key=lambda number: -saved[number])[:_MOST_CAUSES])
+
+
+def confidence(cost_s: FloatArray, step_s: FloatArray, lost_s: float) -> float:
+    """Return how surely a cause costs what makes it worth naming, 0 to 1."""
+    draws = _draws(len(cost_s))
+    drawn_s = means(cost_s[draws], axis=1)
+    stable = share_of(drawn_s >= _WORTH * means(step_s[draws], axis=1))
+    share = min(max(mean(cost_s) / lost_s, 0.0), 1.0)
+    return stable * (_ALONE + (1 - _ALONE) * share)
+
+
+@lru_cache(maxsize=4)
+def _draws(steps: int) -> IntArray:
+    """Return the steps that each draw takes, shape (draws, steps)."""
+    drawn: IntArray = np.random.default_rng(0).integers(steps, size=(_DRAWS, steps))
+    # shared by all causes
+    drawn.flags.writeable = False
+    return drawn

@@ -13,18 +13,15 @@ from typing import Final
 import numpy as np
 
 from app.analysis.diagnosis.figures import StageLoad
-from app.analysis.diagnosis.finding import Change, Doubt, Evidence, Finding
+from app.analysis.diagnosis.finding import Alternative, Change, Doubt, Evidence, Finding
 from app.analysis.diagnosis.healthy_levels import UNEVEN
 from app.analysis.diagnosis.observation import Observation, lower_median
 from app.analysis.diagnosis.places import StageView, Where, WorkerView
+from app.analysis.diagnosis.uncertainty import Uncertainty
 from app.analysis.replay.layout.dense import FloatArray, IntArray
 from app.analysis.replay.means import mean
 from app.analysis.replay.medians import median
 from app.analysis.trace.layers import layers_per_stage
-
-# Names of the two causes, which may be in doubt about one another.
-SLOW_WORKER_NAME: Final = "slow_worker"
-STAGE_IMBALANCE_NAME: Final = "stage_imbalance"
 
 # The heaviest stage is too heavy from here on, against the mean of all.
 _HEAVY: Final = 1.03
@@ -79,7 +76,7 @@ def heaviest_stage(observation: Observation) -> Finding | None:
         evidence=(_evidence(levels, total, heaviest),),
         where=Where(stage=heaviest),
         figure=StageLoad(relative=tuple((total / mean(total)).tolist())),
-        unsure=UNEVEN,
+        uncertainty=Uncertainty(UNEVEN),
     )
 
 
@@ -122,7 +119,7 @@ def tell_apart(observation: Observation) -> StageOrWorker:
     slow = _slow_workers(observation, ratio, beside[np.argsort(-excess[beside], kind="stable")])
     if layers:
         return StageOrWorker(None, slow)
-    return StageOrWorker(None, _doubted(slow, stage, _NO_LAYERS, STAGE_IMBALANCE_NAME, heavy))
+    return StageOrWorker(None, _doubted(slow, stage, _NO_LAYERS, heavy))
 
 
 def _at_an_end(
@@ -130,8 +127,8 @@ def _at_an_end(
 ) -> StageOrWorker:
     """Return both, what is likelier first: embedding or head may make the stage heavy."""
     if layers and (stage == 0 or (slowness - 1) * layers[stage] > _HEAD_LAYERS):
-        return StageOrWorker(None, _doubted(slow, stage, _HEAD, STAGE_IMBALANCE_NAME, heavy))
-    return StageOrWorker(_doubted(heavy, stage, _HEAD, SLOW_WORKER_NAME, slow), None)
+        return StageOrWorker(None, _doubted(slow, stage, _HEAD, heavy))
+    return StageOrWorker(_doubted(heavy, stage, _HEAD, slow), None)
 
 
 def _ratios(observation: Observation, layers: IntArray) -> dict[str, FloatArray]:
@@ -171,22 +168,16 @@ def _slow_workers(
         evidence=tuple(evidence),
         where=Where(workers=tuple((0, stage) for stage in stages.tolist()), stage=worst),
         figure=StageLoad(relative=tuple(both.tolist())),
-        unsure=UNEVEN,
+        uncertainty=Uncertainty(UNEVEN),
     )
 
 
-def _doubted(
-    finding: Finding, stage: int, why: str, name: str | None = None, other: Finding | None = None
-) -> Finding:
+def _doubted(finding: Finding, stage: int, why: str, other: Finding | None = None) -> Finding:
     """Return a finding that may as well be another one."""
     line = Evidence(
         f"Uneven cost or a slow worker: with one DP rank {why}",
         StageView(pp=stage),
     )
-    doubt = Doubt(
-        most=_IN_DOUBT,
-        cause=name,
-        evidence=() if other is None else (*other.evidence, line),
-        where=Where() if other is None else other.where,
-    )
+    alternative = None if other is None else Alternative((*other.evidence, line), other.where)
+    doubt = Doubt(_IN_DOUBT, alternative)
     return replace(finding, evidence=(*finding.evidence, line), doubt=doubt)

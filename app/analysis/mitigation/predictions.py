@@ -8,10 +8,8 @@ from typing import Final
 
 import numpy as np
 
-from app.analysis.diagnosis.causes.garbage_collection import GARBAGE_COLLECTION
-from app.analysis.diagnosis.causes.sequence_lengths import SEQUENCE_LENGTHS
-from app.analysis.diagnosis.causes.slow_worker import SLOW_WORKER
-from app.analysis.diagnosis.causes.stage_imbalance import STAGE_IMBALANCE
+from app.analysis.diagnosis.causes.kind import Plan
+from app.analysis.diagnosis.causes.registry import cause_of
 from app.analysis.diagnosis.diagnose import Diagnosis
 from app.analysis.diagnosis.finding import UNKNOWN, Cause
 from app.analysis.diagnosis.headline import Headline
@@ -100,9 +98,9 @@ def _planned(
     """Return what is planned where a cause cannot go away."""
     found = []
     for cause in causes:
-        if cause.cause == GARBAGE_COLLECTION.name:
+        if cause.cause == cause_of(Plan.COLLECT_TOGETHER):
             found.append(plan_collections(cause, now_s))
-        elif cause.cause == SEQUENCE_LENGTHS.name:
+        elif cause.cause == cause_of(Plan.BALANCE_MICROBATCHES):
             found.append(even_out(trace, replayed, cause, now_s, trusted=trusted))
     return [fix for fix in found if fix is not None]
 
@@ -119,7 +117,7 @@ def _without_peers(causes: Sequence[Cause], now_s: float) -> list[Fix]:
             cause=cause.cause,
         )
         for cause in causes
-        if cause.cause == SLOW_WORKER.name and cause.saves is not None
+        if cause.cause == cause_of(Plan.REPLACE_WORKERS) and cause.saves is not None
     ]
 
 
@@ -139,7 +137,7 @@ def _to_replace(metrics: Metrics, causes: Sequence[Cause]) -> tuple[Worker, ...]
     Where another cause is known it is what makes them cost, and is not replaced with them.
     """
     for cause in causes:
-        if cause.cause == SLOW_WORKER.name:
+        if cause.cause == cause_of(Plan.REPLACE_WORKERS):
             return cause.where.workers
     known = any(cause.cause != UNKNOWN for cause in causes)
     return () if known else metrics.blamed
@@ -152,17 +150,17 @@ def _changes(
     changes = []
     workers = _to_replace(metrics, causes)
     if workers:
-        slow = any(cause.cause == SLOW_WORKER.name for cause in causes)
+        slow = any(cause.cause == cause_of(Plan.REPLACE_WORKERS) for cause in causes)
         replaced = Fix(
             REPLACE_WORKER,
             f"Replace {named('worker', [f'({dp}, {pp})' for dp, pp in workers])}",
             "Replayed with the medians of the other DP ranks of the same stage.",
             0.0,
             0.0,
-            cause=SLOW_WORKER.name if slow else None,
+            cause=cause_of(Plan.REPLACE_WORKERS) if slow else None,
         )
         changes.append(_Replayable(replaced, lambda group: _at_peers_medians(group, workers)))
-    stage = next((cause for cause in causes if cause.cause == STAGE_IMBALANCE.name), None)
+    stage = next((cause for cause in causes if cause.cause == cause_of(Plan.DIVIDE_LAYERS)), None)
     if stage is not None and replayed.layout.pp > 1:
         # where it may as well be a slow worker, fewer layers may not be what its stage needs
         doubted = any(cause.contribution is None for cause in causes)
@@ -180,7 +178,7 @@ def _divided(candidate: Candidate) -> _Replayable:
         _in_words(division),
         0.0,
         0.0,
-        cause=STAGE_IMBALANCE.name,
+        cause=cause_of(Plan.DIVIDE_LAYERS),
         division=division,
     )
     return _Replayable(fix, candidate.replacement)
@@ -225,7 +223,7 @@ def _evened(observation: Observation) -> list[_Replayable]:
         "found, and what it brings.",
         0.0,
         0.0,
-        cause=STAGE_IMBALANCE.name,
+        cause=cause_of(Plan.DIVIDE_LAYERS),
         at_most=True,
     )
 

@@ -14,8 +14,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from app.analysis.diagnosis.causes.registry import KINDS
-from app.analysis.diagnosis.causes.stage_imbalance import STAGE_IMBALANCE
+from app.analysis.diagnosis.causes.kind import Plan
+from app.analysis.diagnosis.causes.registry import KINDS, cause_of
 from app.analysis.diagnosis.finding import Cause
 from app.analysis.diagnosis.observation import Observation
 from app.analysis.mitigation.fix import Fix
@@ -90,7 +90,7 @@ def recommend_template(
         return WithheldTemplate(
             LAYERS_UNKNOWN, 'The metadata do not say, as "layers", how many layers each stage has.'
         )
-    if all(cause.cause == STAGE_IMBALANCE.name for cause in named):
+    if all(cause.cause == cause_of(Plan.DIVIDE_LAYERS) for cause in named):
         divided = next((fix for fix in fixes if fix.division is not None), None)
         return None if divided is None else _of_division(trace, replayed, divided)
     layers = layers_per_stage(trace.meta.extra, pp)

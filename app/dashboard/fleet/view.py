@@ -9,8 +9,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Final
 from urllib.parse import quote
 
-from app.analysis.diagnosis.causes.registry import title_of
-from app.analysis.diagnosis.causes.sequence_lengths import SEQUENCE_LENGTHS
+from app.analysis.diagnosis.causes.registry import KINDS, title_of
 from app.analysis.diagnosis.finding import UNKNOWN
 from app.analysis.diagnosis.headline import HeadlineKind
 from app.analysis.wording import hours
@@ -343,7 +342,8 @@ def _reason(session: SessionRow) -> str:
 
 
 def _where(cause: SummaryCause, headline: Summary) -> str:
-    if cause.cause == SEQUENCE_LENGTHS.name:
+    kind = KINDS.get(cause.cause)
+    if kind is not None and kind.everywhere:
         return "all DP ranks"
     where, workers = cause.where, cause.where.workers
     if not workers:
@@ -359,7 +359,7 @@ def _where(cause: SummaryCause, headline: Summary) -> str:
 def _host(cause: SummaryCause, headline: Summary) -> str:
     """Return the host of a cause that names one worker, where it is known."""
     workers, worst = cause.where.workers, headline.worst
-    if len(workers) != 1 or cause.where.ranks or cause.cause == SEQUENCE_LENGTHS.name:
+    if len(workers) != 1 or cause.where.ranks:
         return ""
     # What version 0.1.0 stored of a cause has no host; the slowest worker's may be another's.
     return cause.host or (worst.host if (worst.dp, worst.pp) == workers[0] else None) or ""

@@ -11,7 +11,7 @@ from sqlalchemy.dialects.postgresql import distinct_on
 from sqlalchemy.orm import aliased
 
 from app.alerts.states import IncidentState
-from app.analysis.diagnosis.causes.registry import EVERY
+from app.analysis.diagnosis.causes.registry import KINDS
 from app.db.models.alerts import AlertGroup, AlertIncident
 from app.db.models.sessions import Job, Session
 from app.db.states import SessionState
@@ -223,7 +223,7 @@ def matches(one: Any, asked: FleetFilter) -> ColumnElement[bool]:  # noqa: ANN40
         found.append(of_job == value.strip() if has_value else of_job.is_not(None))
     text = func.concat_ws(" ", one.name, one.host, cast(one.labels, Text))
     for word in asked.words[:MAX_CHARACTERS].split()[:MAX_WORDS]:
-        causes = [name for name, kind in EVERY.items() if word.lower() in kind.title.lower()]
+        causes = [name for name, kind in KINDS.items() if word.lower() in kind.title.lower()]
         found.append(or_(text.icontains(word, autoescape=True), one.cause.in_(causes) & one.slow))
     return and_(true(), *found)
 

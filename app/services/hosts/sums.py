@@ -18,7 +18,7 @@ from sqlalchemy import (
     union_all,
 )
 
-from app.analysis.diagnosis.causes.registry import EVERY
+from app.analysis.diagnosis.causes.registry import KINDS
 from app.db.models.hosts import HostReading, HostWeek
 from app.db.models.sessions import Job
 from app.services.hosts.costs import Span, priced
@@ -150,7 +150,7 @@ def _slow(tx: Reads, span: Span, words: Sequence[str]) -> Subquery:
     """Return each host that a cause names, as those readings have it, and which words do."""
     reading = priced(tx, span, slow=True).c
     causes = [
-        [name for name, kind in EVERY.items() if word.lower() in kind.title.lower()]
+        [name for name, kind in KINDS.items() if word.lower() in kind.title.lower()]
         for word in words
     ]
     return (

@@ -13,12 +13,20 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from app.analysis.diagnosis.causes.data_loading import DATA_LOADING, first_delays
-from app.analysis.diagnosis.causes.kind import CauseKind, Remedy
+from app.analysis.diagnosis.causes.kind import CauseKind, Remedy, Turn, needs_gathers
 from app.analysis.diagnosis.figures import LateLaunches
-from app.analysis.diagnosis.finding import Cause, Change, Doubt, Evidence, Finding
+from app.analysis.diagnosis.finding import (
+    Alternative,
+    Cause,
+    Change,
+    Doubt,
+    Evidence,
+    Finding,
+    Launches,
+)
+from app.analysis.diagnosis.late_launches import first_delays
 from app.analysis.diagnosis.observation import Observation
-from app.analysis.diagnosis.places import Hosts, JobFacts, StepView, Where
+from app.analysis.diagnosis.places import Hosts, JobFacts, StepView
 from app.analysis.diagnosis.signs import Signs
 from app.analysis.replay.layout.dense import FloatArray, IntArray
 from app.analysis.replay.medians import median
@@ -107,7 +115,7 @@ def _find(signs: Signs) -> Finding | None:
         change=Change(on_time={node: late > 0 for node, late in late_ns.items()}),
         evidence=tuple(_evidence(observation, found)),
         figure=LateLaunches(by_step_s=tuple((found.late_ns / 1e9).tolist())),
-        late_ns=late_ns,
+        launches=Launches(late_ns),
         doubt=_doubt(found),
     )
 
@@ -116,9 +124,9 @@ def _doubt(found: _Standstill) -> Doubt | None:
     """Return what else it may be: with one stage its data, and a single time anything once."""
     count = int(found.struck.sum())
     if found.stages == 1 and count < _SURE_FROM:
-        return Doubt(most=_IN_DOUBT, cause=DATA_LOADING.name, evidence=(), where=Where())
+        return Doubt(_IN_DOUBT, Alternative())
     if count == 1:
-        return Doubt(most=_IN_DOUBT, cause=None, evidence=(), where=Where())
+        return Doubt(_IN_DOUBT)
     return None
 
 
@@ -168,9 +176,9 @@ CHECKPOINT: Final = CauseKind(
     sign="Every so many steps, or once, and in no other step, the first operations of all stages "
     "are launched late, about equally.",
     blames_machine=False,
-    cannot_judge=DATA_LOADING.cannot_judge,
+    cannot_judge=needs_gathers,
     because=_because,
     find=_find,
     remedy=_remedy,
-    goes_first=True,
+    turn=Turn.SPECIAL,
 )

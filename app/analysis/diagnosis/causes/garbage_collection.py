@@ -10,9 +10,9 @@ from typing import Final, cast
 
 import numpy as np
 
-from app.analysis.diagnosis.causes.kind import CauseKind, needs_like_stages
+from app.analysis.diagnosis.causes.kind import CauseKind, Plan, needs_like_stages
 from app.analysis.diagnosis.figures import Stalls
-from app.analysis.diagnosis.finding import Cause, Change, Evidence, Finding
+from app.analysis.diagnosis.finding import Cause, Change, Evidence, Finding, Launches
 from app.analysis.diagnosis.late_launches import spread_over_workers
 from app.analysis.diagnosis.observation import Observation, SingleArray
 from app.analysis.diagnosis.places import FigureView, JobFacts, StepView
@@ -44,7 +44,7 @@ def _find(signs: Signs) -> Finding | None:
         change=replace(amid.change, on_time=between.change.on_time),
         evidence=(*amid.evidence, *between.evidence),
         figure=_together(cast("Stalls", amid.figure), cast("Stalls", between.figure)),
-        late_ns=between.late_ns,
+        launches=between.launches,
     )
 
 
@@ -85,7 +85,7 @@ def _not_launched(signs: Signs) -> Finding | None:
             by_worker=tuple(map(tuple, by_worker.T.tolist())),
             longest_s=float(stalls.max()) / 1e9,
         ),
-        late_ns=late,
+        launches=Launches(late),
     )
 
 
@@ -214,5 +214,5 @@ GARBAGE_COLLECTION: Final = CauseKind(
     cannot_judge=needs_like_stages,
     because=_because,
     find=_find,
-    remedy=None,
+    plan=Plan.COLLECT_TOGETHER,
 )

@@ -9,9 +9,9 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from app.analysis.diagnosis.causes.kind import CauseKind, Remedy
+from app.analysis.diagnosis.causes.kind import CauseKind, Remedy, Turn
 from app.analysis.diagnosis.figures import HeldLaunches
-from app.analysis.diagnosis.finding import Cause, Change, Evidence, Finding
+from app.analysis.diagnosis.finding import Cause, Change, Evidence, Finding, Launches
 from app.analysis.diagnosis.healthy_levels import healthy_launches
 from app.analysis.diagnosis.observation import COMPUTATIONS, Observation
 from app.analysis.diagnosis.places import (
@@ -24,6 +24,7 @@ from app.analysis.diagnosis.places import (
     WorkerView,
 )
 from app.analysis.diagnosis.signs import Signs
+from app.analysis.diagnosis.uncertainty import Uncertainty
 from app.analysis.replay.adaptations.signs.awaited import lags_after_transfers
 from app.analysis.replay.layout.dense import FloatArray, IntArray
 from app.analysis.replay.layout.graph import P2P
@@ -177,11 +178,11 @@ class _Slow:
     workers: tuple[Worker, ...]
     everywhere: bool
 
-    def unsure(self, dp: int) -> float:
+    def uncertainty(self, dp: int) -> Uncertainty:
         """Return how far a step may be off: what one rank would launch weighs as its share."""
         if self.everywhere:
-            return _UNSURE
-        return _UNSURE_BESIDE * len({rank for rank, _ in self.workers}) / dp
+            return Uncertainty(_UNSURE)
+        return Uncertainty(_UNSURE_BESIDE * len({rank for rank, _ in self.workers}) / dp)
 
 
 def _slow(observation: Observation, share: FloatArray) -> _Slow | None:
@@ -201,8 +202,9 @@ def _slow(observation: Observation, share: FloatArray) -> _Slow | None:
     return _Slow(tuple(found), everywhere or bool(slow.all()))
 
 
-def has_slow_hosts(observation: Observation) -> bool:
+def _hides(signs: Signs) -> bool:
     """Return whether hosts are slow though replays, the ideal one too, have what that takes."""
+    observation = signs.observation
     return bool(observation.group.graph.lags_ns) and _may_be_slow(observation)
 
 
@@ -236,11 +238,14 @@ def _find(signs: Signs) -> Finding | None:
         evidence=tuple(_evidence(observation, idling, slow)),
         where=Where(workers=() if slow.everywhere else slow.workers),
         figure=HeldLaunches(by_step_s=tuple((by_step / 1e9).tolist())),
-        late_ns=late_ns,
-        regular=regular,
-        unsure=slow.unsure(observation.layout.dp) if healthy is None else healthy.unsure,
-        longer=0.0 if healthy is None else healthy.longer,
-        lags_ns=_lags_of_others(observation, slow, regular) if healthy is None else healthy.lags_ns,
+        launches=Launches(
+            late_ns,
+            regular,
+            _lags_of_others(observation, slow, regular) if healthy is None else healthy.lags_ns,
+        ),
+        uncertainty=(
+            slow.uncertainty(observation.layout.dp) if healthy is None else healthy.uncertainty
+        ),
     )
 
 
@@ -381,6 +386,7 @@ HOST_OVERHEAD: Final = CauseKind(
     cannot_judge=_cannot_judge,
     because=_because,
     find=_find,
+    hides=_hides,
     remedy=_remedy,
-    goes_first=True,
+    turn=Turn.SPECIAL,
 )

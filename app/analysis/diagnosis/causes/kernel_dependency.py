@@ -9,10 +9,11 @@ from numpy.typing import NDArray
 
 from app.analysis.diagnosis.causes.kind import CauseKind, Remedy
 from app.analysis.diagnosis.figures import HeldLaunches
-from app.analysis.diagnosis.finding import Cause, Change, Evidence, Finding
+from app.analysis.diagnosis.finding import Cause, Change, Evidence, Finding, Launches
 from app.analysis.diagnosis.observation import Observation
 from app.analysis.diagnosis.places import Hosts, JobFacts, StepView, Where
 from app.analysis.diagnosis.signs import Signs
+from app.analysis.diagnosis.uncertainty import Uncertainty
 from app.analysis.replay.layout.dense import FloatArray
 from app.analysis.trace.model import BACKWARD_COMPUTE, FORWARD_COMPUTE, GRADS_REDUCE_SCATTER
 
@@ -89,8 +90,8 @@ def _find(signs: Signs) -> Finding | None:
         ),
         where=Where(stages=tuple(stages)),
         figure=HeldLaunches(by_step_s=tuple((delays.sum(axis=(0, 2)) / 1e9).tolist())),
-        late_ns=held,
-        unsure=_UNSURE,
+        launches=Launches(held),
+        uncertainty=Uncertainty(_UNSURE),
     )
 
 

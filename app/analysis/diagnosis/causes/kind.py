@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from enum import Enum, IntEnum, auto
 
 from app.analysis.diagnosis.finding import Cause, Finding
 from app.analysis.diagnosis.places import Hosts, JobFacts
 from app.analysis.diagnosis.signs import Signs
+from app.analysis.trace.model import PARAMS_ALL_GATHER
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,9 +29,29 @@ class Remedy:
     detail: str
 
 
+class Turn(IntEnum):
+    """When a cause is looked for; the time that earlier ones explain is taken off before."""
+
+    # it lies between the ranks of a worker, whose computations it lengthens
+    WITHIN_WORKERS = auto()
+    # its sign is a special form of another cause's
+    SPECIAL = auto()
+    GENERAL = auto()
+
+
+class Plan(Enum):
+    """How mitigation plans a fix that goes beyond the session without the cause."""
+
+    REPLACE_WORKERS = auto()
+    DIVIDE_LAYERS = auto()
+    COLLECT_TOGETHER = auto()
+    BALANCE_MICROBATCHES = auto()
+    SHED_WORK = auto()
+
+
 @dataclass(frozen=True, slots=True)
-class Kind:
-    """A kind of cause; one that is no `CauseKind` no trace shows.
+class CauseKind:
+    """A kind of cause that the diagnosis finds.
 
     Parameters
     ----------
@@ -37,22 +59,6 @@ class Kind:
         As in reports and rules.
     title : str
         As people call it: on pages, in messages and in the documentation.
-    cannot_judge : callable
-        Takes the signs of a session and returns why it cannot show the cause, or None where it can
-        or the job cannot have the cause.
-    """
-
-    name: str
-    title: str
-    cannot_judge: Callable[[Signs], str | None]
-
-
-@dataclass(frozen=True, slots=True)
-class CauseKind(Kind):
-    """A kind of cause that the diagnosis finds.
-
-    Parameters
-    ----------
     word : str
         One word for it, where columns are narrow.
     sign : str
@@ -60,33 +66,45 @@ class CauseKind(Kind):
     blames_machine : bool
         Whether the hosts of the workers that it names are at fault, so that other ones would do
         better. Else it is the job's own wherever it runs: its data, its code, its settings.
+    cannot_judge : callable
+        Takes the signs of a session and returns what it needs that the session lacks, or None where
+        the session can show the cause, or the job cannot have it.
     because : callable
         Takes a cause and facts of its job, and returns a clause that goes on after "because".
     find : callable
         Takes the signs of a session and returns the finding, with its evidence and the session
         without the cause, or None where the sign is not there.
+    hides : callable or None
+        Takes the signs of a session and returns whether the cause may be in the ideal steps too, so
+        that little seems lost.
     remedy : callable or None
-        Takes a cause and the hosts of its job. None where the change goes beyond the session
-        without the cause, and mitigation replays it.
-    within_worker : bool
-        Whether it lies between the tensor-parallel ranks of a worker. What it costs is taken off
-        the worker's computations before workers and stages are compared.
-    goes_first : bool
-        Whether its sign is a special form of another cause's. It is looked for before those, and
-        the computing and the late launches that it explains are taken off.
+        Takes a cause and the hosts of its job.
+    plan : Plan or None
+        How its fix is planned; beside a remedy, or in its place.
+    turn : Turn
     planned_around : bool
         Whether another division of the layers makes up for it.
+    everywhere : bool
+        Whether it is on all DP ranks alike, and names no place.
+    alerts_alone : bool
+        Whether the rules of a new installation have one for this cause alone.
     """
 
+    name: str
+    title: str
     word: str
     sign: str
     blames_machine: bool
+    cannot_judge: Callable[[Signs], str | None]
     because: Callable[[Cause, JobFacts], str]
     find: Callable[[Signs], Finding | None]
+    hides: Callable[[Signs], bool] | None = None
     remedy: Callable[[Cause, Hosts], Remedy] | None = None
-    within_worker: bool = False
-    goes_first: bool = False
+    plan: Plan | None = None
+    turn: Turn = Turn.GENERAL
     planned_around: bool = False
+    everywhere: bool = False
+    alerts_alone: bool = False
 
 
 def needs_like_stages(signs: Signs) -> str | None:
@@ -96,6 +114,29 @@ def needs_like_stages(signs: Signs) -> str | None:
     return (
         "stages do not all compute the same microbatches and model chunks, forward and backward, "
         "so their computations cannot be compared"
+    )
+
+
+def needs_peers(signs: Signs) -> str | None:
+    """Return why workers cannot be held against one another; None where they can."""
+    if not signs.observation.comparable_within_stages:
+        return (
+            "stages do not compute as often forward as backward, so their workers cannot be "
+            "compared"
+        )
+    layout = signs.observation.layout
+    if layout.dp == 1 and (layout.pp == 1 or not signs.observation.comparable):
+        return "with one DP rank a worker has no peers to compare it with"
+    return None
+
+
+def needs_gathers(signs: Signs) -> str | None:
+    """Return why the begin of steps is not known; None where it is."""
+    if PARAMS_ALL_GATHER in signs.observation.op_types:
+        return None
+    return (
+        "nothing is recorded before a step's first forward, so waiting for its batch cannot be "
+        "told from the time between steps"
     )
 
 

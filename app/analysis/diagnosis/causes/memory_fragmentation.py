@@ -9,19 +9,18 @@ import numpy as np
 from app.analysis.diagnosis.causes.kind import (
     CauseKind,
     Remedy,
+    Turn,
     needs_tensor_ranks,
 )
 from app.analysis.diagnosis.finding import Cause, Change, Evidence, Finding
-from app.analysis.diagnosis.healthy_levels import kept_waiting
 from app.analysis.diagnosis.places import Hosts, JobFacts, Where
 from app.analysis.diagnosis.ranks.waits import (
     LISTED,
     Waiting,
     computations_without,
     figure_of,
-    longer_by_waits,
-    unsure_of_waits,
     view_of,
+    without_waits,
 )
 from app.analysis.diagnosis.signs import Signs
 from app.analysis.wording import percent
@@ -43,9 +42,7 @@ def _find(signs: Signs) -> Finding | None:
         ),
         where=Where(workers=tuple(group.cell for group in groups)),
         figure=figure_of(groups[0]),
-        unsure=unsure_of_waits(signs.observation, groups),
-        longer=longer_by_waits(signs.observation, groups),
-        hiding=kept_waiting(signs.observation, [group.cell for group in groups]),
+        uncertainty=without_waits(signs.observation, groups),
     )
 
 
@@ -87,5 +84,5 @@ MEMORY_FRAGMENTATION: Final = CauseKind(
     because=_because,
     find=_find,
     remedy=_remedy,
-    within_worker=True,
+    turn=Turn.WITHIN_WORKERS,
 )

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from app.analysis.diagnosis.causes.kind import CauseKind, Remedy
 from app.analysis.diagnosis.figures import Links
-from app.analysis.diagnosis.finding import Cause, Change, Evidence, Finding
+from app.analysis.diagnosis.finding import Cause, Change, Evidence, Finding, Launches
 from app.analysis.diagnosis.late_launches import unrecorded_reducing
 from app.analysis.diagnosis.observation import Observation
 from app.analysis.diagnosis.places import (
@@ -23,6 +23,7 @@ from app.analysis.diagnosis.places import (
     WorkerView,
 )
 from app.analysis.diagnosis.signs import Signs
+from app.analysis.diagnosis.uncertainty import Uncertainty
 from app.analysis.replay.distinct import distinct
 from app.analysis.replay.engine.chosen import values_of
 from app.analysis.replay.layout.dense import FloatArray, IntArray
@@ -56,11 +57,12 @@ class _Links:
     ratio: FloatArray
 
 
-def has_slow_links(observation: Observation) -> bool:
+def _hides(signs: Signs) -> bool:
     """Return whether links differ: with half of them slow the ideal, a median, may be slow too.
 
     So it is with the collectives of stages.
     """
+    observation = signs.observation
     links = _pipeline_links(observation)
     if links.ends and _beyond(links.ratio).any():
         return True
@@ -101,8 +103,8 @@ def _find(signs: Signs) -> Finding | None:
         evidence=tuple(_evidence(observation, links, slow_links, slow_at, ratio, workers)),
         where=where,
         figure=figure,
-        late_ns=late,
-        unsure=_UNSURE,
+        launches=Launches(late),
+        uncertainty=Uncertainty(_UNSURE),
     )
 
 
@@ -353,5 +355,6 @@ NETWORK: Final = CauseKind(
     cannot_judge=_cannot_judge,
     because=_because,
     find=_find,
+    hides=_hides,
     remedy=_remedy,
 )

@@ -13,7 +13,15 @@ from numpy.typing import NDArray
 
 from app.analysis.diagnosis.causes.kind import CauseKind, Remedy
 from app.analysis.diagnosis.figures import TransferLevels
-from app.analysis.diagnosis.finding import Cause, Change, Doubt, Evidence, Finding
+from app.analysis.diagnosis.finding import (
+    Alternative,
+    Cause,
+    Change,
+    Doubt,
+    Evidence,
+    Finding,
+    Launches,
+)
 from app.analysis.diagnosis.late_launches import unrecorded_reducing
 from app.analysis.diagnosis.observation import Observation
 from app.analysis.diagnosis.places import FigureView, Hosts, JobFacts, SlowSpells, StepView, Where
@@ -45,7 +53,6 @@ _WORTH_A_LOOK: Final = 1.4
 _LEAST_NS: Final = 1e3
 # What a single link shows may as well be its own, and is no surer than this.
 _IN_DOUBT: Final = 0.8
-_NETWORK: Final = "network"
 _NAMED: Final = 3
 
 # What carries transfers: the stages at both ends of a link, or the stage of a collective; and
@@ -94,9 +101,9 @@ class _Traffic:
         return bool(((self.level / usual)[:, self.slow] >= _TOGETHER).mean() >= _NEARLY_ALL)
 
 
-def has_congestion(observation: Observation) -> bool:
+def _hides(signs: Signs) -> bool:
     """Return whether there are slow steps: where most are, the ideal, a median, is slow too."""
-    return bool(_congested(observation))
+    return bool(_congested(signs.observation))
 
 
 def _congested(observation: Observation) -> list[_Traffic]:
@@ -202,7 +209,7 @@ def _find(signs: Signs) -> Finding | None:
         evidence=tuple(_evidence(observation, families, by_step)),
         where=Where(spells=SlowSpells(steps=int(slow.sum()), of=len(slow), times=times)),
         figure=TransferLevels(by_step=tuple(by_step.tolist())),
-        late_ns=late,
+        launches=Launches(late),
         doubt=_doubt(families),
     )
 
@@ -243,7 +250,7 @@ def _doubt(families: list[_Traffic]) -> Doubt | None:
     """Return that one link is slow by itself, where nothing else is slow when it is."""
     if any(len(family.level) > 1 for family in families) or len(families) > 1:
         return None
-    return Doubt(most=_IN_DOUBT, cause=_NETWORK, evidence=(), where=Where())
+    return Doubt(_IN_DOUBT, Alternative())
 
 
 def _evidence(
@@ -332,5 +339,6 @@ NETWORK_CONGESTION: Final = CauseKind(
     cannot_judge=_cannot_judge,
     because=_because,
     find=_find,
+    hides=_hides,
     remedy=_remedy,
 )

@@ -10,7 +10,7 @@ from app.analysis.diagnosis.causes.data_loading import DATA_LOADING
 from app.analysis.diagnosis.causes.garbage_collection import GARBAGE_COLLECTION
 from app.analysis.diagnosis.causes.host_overhead import HOST_OVERHEAD
 from app.analysis.diagnosis.causes.kernel_dependency import KERNEL_DEPENDENCY
-from app.analysis.diagnosis.causes.kind import CauseKind, Kind
+from app.analysis.diagnosis.causes.kind import CauseKind, Plan
 from app.analysis.diagnosis.causes.memory_fragmentation import MEMORY_FRAGMENTATION
 from app.analysis.diagnosis.causes.network import NETWORK
 from app.analysis.diagnosis.causes.network_congestion import NETWORK_CONGESTION
@@ -43,11 +43,16 @@ KINDS: Final[Mapping[str, CauseKind]] = {
         EXPERT_PARALLEL,
     )
 }
-# Also those that no trace shows; there is none at present.
-EVERY: Final[Mapping[str, Kind]] = KINDS
+# What each may be instead, with the same sign in the same place, where a finding is in doubt.
+ALTERNATIVES: Final[Mapping[str, str]] = {
+    SLOW_WORKER.name: STAGE_IMBALANCE.name,
+    STAGE_IMBALANCE.name: SLOW_WORKER.name,
+    CHECKPOINT.name: DATA_LOADING.name,
+    NETWORK_CONGESTION.name: NETWORK.name,
+}
 
 _TITLES: Final[Mapping[str, str]] = {
-    **{kind.name: kind.title for kind in EVERY.values()},
+    **{kind.name: kind.title for kind in KINDS.values()},
     UNKNOWN: "Unknown cause",
 }
 
@@ -73,3 +78,8 @@ def blames_machine(name: str) -> bool:
     """
     kind = KINDS.get(name)
     return kind is not None and kind.blames_machine
+
+
+def cause_of(plan: Plan) -> str:
+    """Return the name of the cause whose fix is planned in some way."""
+    return next(name for name, kind in KINDS.items() if kind.plan is plan)

@@ -6,13 +6,14 @@ from typing import Final
 
 import numpy as np
 
-from app.analysis.diagnosis.causes.kind import CauseKind, needs_like_stages
+from app.analysis.diagnosis.causes.kind import CauseKind, Plan, needs_like_stages
 from app.analysis.diagnosis.figures import Lengths, Spread, Squares
 from app.analysis.diagnosis.finding import Cause, Change, Evidence, Finding
 from app.analysis.diagnosis.lengths.recorded import recorded_lengths
 from app.analysis.diagnosis.observation import Observation, SingleArray, sample
 from app.analysis.diagnosis.places import FigureView, JobFacts, RegionView
 from app.analysis.diagnosis.signs import Signs
+from app.analysis.diagnosis.uncertainty import Uncertainty
 from app.analysis.diagnosis.usual import Usual
 from app.analysis.replay.layout.dense import FloatArray
 from app.analysis.trace.model import BACKWARD_COMPUTE
@@ -58,7 +59,12 @@ def _find(signs: Signs) -> Finding | None:
         drawn = Squares(tuple(squares.tolist()), tuple(relative.tolist()))
     figure = Lengths(spread=_spread(factor), squares=drawn)
     work = factor.mean(axis=(0, 2), dtype=np.float64)
-    return Finding(Change(times=times), tuple(evidence), figure=figure, work=work / work.mean())
+    return Finding(
+        Change(times=times),
+        tuple(evidence),
+        figure=figure,
+        uncertainty=Uncertainty(work=work / work.mean()),
+    )
 
 
 def _how_different(usual: Usual, factor: SingleArray) -> str:
@@ -114,5 +120,6 @@ SEQUENCE_LENGTHS: Final = CauseKind(
     cannot_judge=needs_like_stages,
     because=_because,
     find=_find,
-    remedy=None,
+    plan=Plan.BALANCE_MICROBATCHES,
+    everywhere=True,
 )

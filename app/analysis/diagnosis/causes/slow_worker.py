@@ -13,10 +13,10 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from app.analysis.diagnosis.causes.kind import CauseKind
+from app.analysis.diagnosis.causes.kind import CauseKind, Plan, needs_peers
 from app.analysis.diagnosis.figures import StageLoad, WorkerSteps
 from app.analysis.diagnosis.finding import Cause, Change, Evidence, Finding
-from app.analysis.diagnosis.healthy_levels import kept_waiting, unsure_of_peers
+from app.analysis.diagnosis.healthy_levels import held_against_peers
 from app.analysis.diagnosis.observation import (
     Observation,
     SingleArray,
@@ -32,7 +32,6 @@ from app.analysis.diagnosis.places import (
     WorkerView,
 )
 from app.analysis.diagnosis.signs import Signs
-from app.analysis.diagnosis.stages import SLOW_WORKER_NAME
 from app.analysis.diagnosis.usual import Usual
 from app.analysis.replay.layout.dense import FloatArray
 from app.analysis.replay.means import share_of
@@ -145,8 +144,7 @@ def _find(signs: Signs) -> Finding | None:
         evidence=tuple(_evidence(observation, found, workers, in_bursts)),
         where=Where(workers=tuple(workers), spells=_spells(when, as_slow)),
         figure=WorkerSteps(worker=workers[0], ratio=level, times=as_slow),
-        unsure=unsure_of_peers(observation, workers),
-        hiding=kept_waiting(observation, workers),
+        uncertainty=held_against_peers(observation, workers),
     )
 
 
@@ -295,18 +293,6 @@ def _when(observation: Observation, slow: NDArray[np.bool_]) -> str:
     return f"in {int(slow.sum())} of {count} steps"
 
 
-def _cannot_judge(signs: Signs) -> str | None:
-    if not signs.observation.comparable_within_stages:
-        return (
-            "stages do not compute as often forward as backward, so their workers cannot be "
-            "compared"
-        )
-    layout = signs.observation.layout
-    if layout.dp == 1 and (layout.pp == 1 or not signs.observation.comparable):
-        return "with one DP rank a worker has no peers to compare it with"
-    return None
-
-
 def _because(cause: Cause, job: JobFacts) -> str:
     workers = cause.where.workers
     who = job.named(workers[0])
@@ -333,14 +319,16 @@ def _because(cause: Cause, job: JobFacts) -> str:
 
 
 SLOW_WORKER: Final = CauseKind(
-    name=SLOW_WORKER_NAME,
+    name="slow_worker",
     title="Slow worker",
     word="worker",
     sign="A worker computes slower than the other DP ranks of its stage: always, since a step, by "
     "spells or in bursts of passes, forward and backward alike; or lastingly in one direction.",
     blames_machine=True,
-    cannot_judge=_cannot_judge,
+    cannot_judge=needs_peers,
     because=_because,
     find=_find,
+    plan=Plan.REPLACE_WORKERS,
     planned_around=True,
+    alerts_alone=True,
 )

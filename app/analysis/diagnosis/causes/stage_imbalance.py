@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import Final
 
-from app.analysis.diagnosis.causes.kind import CauseKind, needs_like_stages
+from app.analysis.diagnosis.causes.kind import CauseKind, Plan, needs_like_stages
 from app.analysis.diagnosis.finding import Cause, Finding
 from app.analysis.diagnosis.places import JobFacts
 from app.analysis.diagnosis.signs import Signs
-from app.analysis.diagnosis.stages import STAGE_IMBALANCE_NAME
 
 # Below this confidence a stage of one DP rank may have a slow worker instead.
 _SURE: Final = 0.9
@@ -28,7 +27,7 @@ def _because(cause: Cause, job: JobFacts) -> str:
 
 
 STAGE_IMBALANCE: Final = CauseKind(
-    name=STAGE_IMBALANCE_NAME,
+    name="stage_imbalance",
     title="Stage imbalance",
     word="stage",
     sign="One stage has more to compute than the others, on the middle DP rank and in all steps.",
@@ -36,5 +35,6 @@ STAGE_IMBALANCE: Final = CauseKind(
     cannot_judge=needs_like_stages,
     because=_because,
     find=_find,
+    plan=Plan.DIVIDE_LAYERS,
     planned_around=True,
 )

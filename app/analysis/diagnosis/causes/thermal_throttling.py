@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import replace
 from itertools import groupby
 from typing import Final
 
 import numpy as np
 
-from app.analysis.diagnosis.causes.kind import CauseKind, Remedy
-from app.analysis.diagnosis.causes.slow_worker import SLOW_WORKER
+from app.analysis.diagnosis.causes.kind import CauseKind, Remedy, Turn, needs_peers
 from app.analysis.diagnosis.figures import WorkerSteps
 from app.analysis.diagnosis.finding import Cause, Change, Evidence, Finding
-from app.analysis.diagnosis.healthy_levels import kept_waiting, unsure_of_peers
+from app.analysis.diagnosis.healthy_levels import held_against_peers
 from app.analysis.diagnosis.observation import Observation, scatter_of_most
 from app.analysis.diagnosis.places import Hosts, JobFacts, RegionView, Where, Worker, WorkerView
 from app.analysis.diagnosis.signs import Signs
@@ -58,7 +58,7 @@ _NAMED: Final = 3
 def _find(signs: Signs) -> Finding | None:
     """Return the workers that drift, the slowest first; without it they compute like the others."""
     observation, slowness = signs.observation, signs.slowness
-    if slowness is None or _cannot_judge(signs) is not None:
+    if slowness is None or needs_peers(signs) is not None:
         return None
     if observation.layout.dp == 1:
         slowness = {name: _against_itself(by_worker) for name, by_worker in slowness.items()}
@@ -88,10 +88,11 @@ def _find(signs: Signs) -> Finding | None:
         figure=WorkerSteps(
             worker=workers[0], ratio=tuple(ratio.tolist()), times=float(ratio.max())
         ),
-        unsure=unsure_of_peers(observation, workers),
-        hiding=kept_waiting(observation, workers),
-        # Between stretches that were recorded nobody saw how often it came.
-        cycle=_cycle(ratio) if (np.diff(observation.layout.steps) == 1).all() else None,
+        uncertainty=replace(
+            held_against_peers(observation, workers),
+            # Between recorded stretches it is not known how often it came.
+            cycle=_cycle(ratio) if (np.diff(observation.layout.steps) == 1).all() else None,
+        ),
     )
 
 
@@ -196,10 +197,6 @@ def _evidence(observation: Observation, both: FloatArray, workers: list[Worker])
     return lines
 
 
-def _cannot_judge(signs: Signs) -> str | None:
-    return SLOW_WORKER.cannot_judge(signs)
-
-
 def _because(cause: Cause, job: JobFacts) -> str:
     workers = cause.where.workers
     who = job.named(workers[0])
@@ -232,9 +229,9 @@ THERMAL_THROTTLING: Final = CauseKind(
     sign="A worker grows slower than its stage's peers over several steps and recovers, forward "
     "and backward alike, with levels in between.",
     blames_machine=True,
-    cannot_judge=_cannot_judge,
+    cannot_judge=needs_peers,
     because=_because,
     find=_find,
     remedy=_remedy,
-    goes_first=True,
+    turn=Turn.SPECIAL,
 )

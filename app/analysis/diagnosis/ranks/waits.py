@@ -16,8 +16,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from app.analysis.diagnosis.figures import LateRanks
+from app.analysis.diagnosis.healthy_levels import kept_waiting
 from app.analysis.diagnosis.observation import COMPUTATIONS, Observation
 from app.analysis.diagnosis.places import FigureView, View, Worker, WorkerView
+from app.analysis.diagnosis.uncertainty import Uncertainty
 from app.analysis.replay.layout.dense import FloatArray, IntArray
 from app.analysis.replay.medians import median
 from app.analysis.trace.model import Sizes, Trace
@@ -232,32 +234,29 @@ def _waits_for(wait: Waits) -> FloatArray:
     return late
 
 
-def unsure_of_waits(observation: Observation, groups: Sequence[Waiting]) -> float:
-    """Return how far a step may be off in which some groups wait like healthy ones, relative.
+def without_waits(observation: Observation, groups: Sequence[Waiting]) -> Uncertainty:
+    """Return how far a step may be off in which some groups wait like healthy ones.
 
-    Half of a 95 % interval. A step follows the slowest DP rank, so that what one of many waits
-    weighs as its share of the DP ranks.
+    A step follows the slowest DP rank, so that what one of many waits weighs as its share of the DP
+    ranks. Where no healthy group tells what it waits, that may be twice the typical wait, and never
+    less than nothing.
     """
     ranks = {dp for dp, _ in (group.cell for group in groups)}
-    return unsure_of_usual(groups[0].usual, len(groups)) * len(ranks) / observation.layout.dp
+    reference = unsure_of_usual(groups[0].usual, len(groups)) * len(ranks) / observation.layout.dp
+    return Uncertainty(
+        reference,
+        longer=0.0 if groups[0].told else _TWICE * reference,
+        hiding=kept_waiting(observation, [group.cell for group in groups]),
+    )
 
 
 def unsure_of_usual(usual: float, groups: int) -> float:
-    """Return the same where some groups, of all DP ranks, wait as usual, as shares of computing.
+    """Return half of the interval where some groups, of all DP ranks, wait as usual, relative.
 
     Healthy groups differ by half of what they wait, each from the others: the more there are the
     better is known what they wait together.
     """
     return _DIFFER * usual / sqrt(groups)
-
-
-def longer_by_waits(observation: Observation, groups: Sequence[Waiting]) -> float:
-    """Return how much longer such a step may be besides, relative.
-
-    Where no healthy group tells what it waits that may be twice the usual, and never less than
-    nothing.
-    """
-    return 0.0 if groups[0].told else _TWICE * unsure_of_waits(observation, groups)
 
 
 def computations_without(

@@ -13,7 +13,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from app.analysis.diagnosis.causes.ranks.tensor_straggler import TENSOR_STRAGGLER
+from app.analysis.diagnosis.causes.kind import Plan
+from app.analysis.diagnosis.causes.registry import cause_of
 from app.analysis.diagnosis.counterfactual import Counterfactuals
 from app.analysis.diagnosis.finding import Cause, Change
 from app.analysis.diagnosis.observation import Observation
@@ -108,7 +109,7 @@ def advise_session(
     now_s : float
         Today's mean step, seconds.
     """
-    named_cause = next((c for c in causes if c.cause == TENSOR_STRAGGLER.name), None)
+    named_cause = next((c for c in causes if c.cause == cause_of(Plan.SHED_WORK)), None)
     if named_cause is None or not named_cause.saves:
         return None
     # few sessions record the ranks of a worker, and this is slow to load
@@ -210,5 +211,5 @@ def fix_of(advice: TensorAdvice) -> Fix | None:
         f"communication is taken to be free{risk}.",
         advice.predicted_step_time,
         advice.predicted_gain,
-        cause=TENSOR_STRAGGLER.name,
+        cause=cause_of(Plan.SHED_WORK),
     )

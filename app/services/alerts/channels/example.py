@@ -12,7 +12,7 @@ from app.alerts.facts import CauseFact, Facts, FixFact, HeadlineFact, WorkerFact
 from app.alerts.grouping import Status
 from app.alerts.incidents import fingerprint_of
 from app.alerts.message import Alert, Message
-from app.analysis.diagnosis.causes.slow_worker import SLOW_WORKER
+from app.analysis.diagnosis.causes.registry import KINDS
 from app.analysis.diagnosis.headline import HeadlineKind
 from app.db.models.alerts import AlertChannel
 from app.errors import NotFoundError
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from app.services.container import Container
 
 EXAMPLE_JOB: Final = "example-job"
+_CAUSE: Final = next(name for name, kind in KINDS.items() if kind.alerts_alone)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +108,7 @@ def example(container: Container, receiver: str, now: datetime, url: str) -> Mes
         step_time_s=7.4,
         causes=(
             CauseFact(
-                SLOW_WORKER.name,
+                _CAUSE,
                 ("node-017",),
                 confidence=0.94,
                 contribution=0.82,
@@ -121,10 +122,10 @@ def example(container: Container, receiver: str, now: datetime, url: str) -> Mes
     )
     alert = Alert(
         incident=uuid.UUID(int=0),
-        fingerprint=fingerprint_of(EXAMPLE_JOB, SLOW_WORKER.name, "node-017"),
+        fingerprint=fingerprint_of(EXAMPLE_JOB, _CAUSE, "node-017"),
         status=Status.FIRING,
         severity="warning",
-        cause=SLOW_WORKER.name,
+        cause=_CAUSE,
         where="node-017",
         rules=("Example",),
         since=now - timedelta(minutes=34),

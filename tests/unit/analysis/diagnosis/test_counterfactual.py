@@ -3,9 +3,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from app.analysis.diagnosis.causes.data_loading import first_delays
 from app.analysis.diagnosis.counterfactual import Counterfactuals
 from app.analysis.diagnosis.finding import Change
+from app.analysis.diagnosis.late_launches import first_delays
 from app.analysis.replay.engine.variants import Replacement
 from app.analysis.synthesis.injections.computations import SlowWorker, StageImbalance
 from app.analysis.synthesis.injections.transfers import SlowDataLoading

@@ -17,6 +17,7 @@ from app.analysis.diagnosis.headline import (
     HeadlineKind,
     interval_of,
 )
+from app.analysis.diagnosis.uncertainty import Uncertainty
 from app.analysis.replay.confidence import spread_by_blocks
 from app.analysis.report.build import analyze
 from app.analysis.synthesis.injections.base import Injection
@@ -95,11 +96,13 @@ def alike(**changes: Any) -> Judged:  # noqa: ANN401 - fields of Judged
 
 def test_what_is_not_known_of_the_healthy_job_widens_the_interval_to_both_sides() -> None:
     assert half_widths(alike()) == pytest.approx((MODEL, MODEL))
-    assert half_widths(alike(unsure=0.01)) == pytest.approx((0.01, 0.01), rel=0.01)
+    assert half_widths(alike(uncertainty=Uncertainty(0.01))) == pytest.approx(
+        (0.01, 0.01), rel=0.01
+    )
 
 
 def test_what_healthy_jobs_do_too_makes_the_slowdown_less_and_never_more() -> None:
-    below, above = half_widths(alike(unsure=0.003, longer=0.004))
+    below, above = half_widths(alike(uncertainty=Uncertainty(0.003, 0.004)))
 
     assert above == pytest.approx(0.003, rel=0.1)
     assert below == pytest.approx(0.005, rel=0.1)
@@ -119,7 +122,12 @@ def test_no_interval_is_narrower_than_what_drawing_steps_anew_gives() -> None:
     drawn = spread_by_blocks(steps_s, np.ones(24))
     assert drawn is not None
 
-    for changes in ({}, {"unsure": 0.02}, {"recorded_s": 2.1}, {"recorded_s": 1.9}):
+    for changes in (
+        {},
+        {"uncertainty": Uncertainty(0.02)},
+        {"recorded_s": 2.1},
+        {"recorded_s": 1.9},
+    ):
         judged = alike(steps_s=steps_s, **({"recorded_s": steps_s.mean()} | changes))
         for half, least in zip(half_widths(judged), drawn, strict=True):
             assert half >= least
@@ -137,7 +145,7 @@ def test_launches_that_are_late_anyhow_would_make_the_slowdown_less() -> None:
 def test_a_cause_hides_late_launches_of_the_workers_that_it_keeps_waiting() -> None:
     stays = float(np.log(2 / (2.04 / 1.04)))
     for hiding in (0.0, 0.5, 1.0):
-        below, _ = half_widths(alike(recorded_s=2.04, hiding=hiding))
+        below, _ = half_widths(alike(recorded_s=2.04, uncertainty=Uncertainty(hiding=hiding)))
         assert below == pytest.approx(stays + hypot(MODEL, HIDDEN * hiding * 0.04))
 
 
@@ -173,7 +181,9 @@ def test_steps_that_compute_more_are_no_slower_where_all_would_compute_the_mean(
     chance = alike(steps_s=2.0 * work)
 
     assert sum(half_widths(chance)) > 0.05
-    assert half_widths(replace(chance, work=work)) == pytest.approx((MODEL, MODEL))
+    assert half_widths(replace(chance, uncertainty=Uncertainty(work=work))) == pytest.approx(
+        (MODEL, MODEL)
+    )
 
 
 def test_the_better_peers_tell_what_is_healthy_the_narrower_the_interval_is() -> None:

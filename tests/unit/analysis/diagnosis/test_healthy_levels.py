@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from app.analysis.diagnosis.healthy_levels import kept_waiting, unsure_of_peers
+from app.analysis.diagnosis.healthy_levels import held_against_peers, kept_waiting
 from app.analysis.diagnosis.places import Worker
 from app.analysis.synthesis.injections.computations import SlowWorker
 from app.analysis.synthesis.job import JobModel
@@ -17,7 +17,7 @@ from tests.unit.analysis.diagnosis.jobs import JOB, ONE_RANK, observe, session
 def unsure(*workers: Worker, job: JobModel = JOB, noise: float = 0.003, slow: float = 2.0) -> float:
     job = replace(job, costs=replace(job.costs, worker_noise=noise))
     injections = [SlowWorker(worker, slow) for worker in workers]
-    return unsure_of_peers(observe(session(*injections, job=job)), workers)
+    return held_against_peers(observe(session(*injections, job=job)), workers).reference
 
 
 def test_it_is_as_uncertain_as_healthy_peers_differ() -> None:

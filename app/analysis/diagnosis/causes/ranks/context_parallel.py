@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import hypot
 from typing import Final
 
-from app.analysis.diagnosis.causes.kind import CauseKind, Remedy
+from app.analysis.diagnosis.causes.kind import CauseKind, Remedy, Turn
 from app.analysis.diagnosis.causes.ranks.late_rank import (
     CONTEXT,
     because_of,
@@ -14,7 +15,6 @@ from app.analysis.diagnosis.causes.ranks.late_rank import (
     where_of,
 )
 from app.analysis.diagnosis.finding import Cause, Change, Doubt, Evidence, Finding
-from app.analysis.diagnosis.healthy_levels import kept_waiting
 from app.analysis.diagnosis.observation import Observation
 from app.analysis.diagnosis.places import Hosts, JobFacts, Where
 from app.analysis.diagnosis.ranks.division import (
@@ -33,11 +33,10 @@ from app.analysis.diagnosis.ranks.waits import (
     computations_without,
     figure_of,
     has_tensor_ranks,
-    longer_by_waits,
     measure_waits,
-    unsure_of_waits,
     view_of,
     waiting_groups,
+    without_waits,
 )
 from app.analysis.diagnosis.signs import Signs
 
@@ -50,9 +49,9 @@ def _is_recorded(observation: Observation) -> bool:
     return trace.meta.sizes.cp > 1 and has_tensor_ranks(trace, CONTEXT_TYPES)
 
 
-def has_late_contexts(observation: Observation) -> bool:
+def _hides(signs: Signs) -> bool:
     """Return whether groups wait for one rank: where all of them do the ideal waits, too."""
-    return bool(_waiting(observation))
+    return bool(_waiting(signs.observation))
 
 
 def _waiting(observation: Observation) -> list[Waiting]:
@@ -82,19 +81,20 @@ def _find(signs: Signs) -> Finding | None:
         where = Where(stages=tuple(sorted({group.cell[1] for group in groups})))
     else:
         where = where_of(groups)
+    known = without_waits(observation, groups)
     untold = not divided and cells(observation) < FEWEST and len(groups[0].by_rank) < TELLING
     return Finding(
         change=Change(less_ns=computations_without(observation, groups)),
         evidence=tuple(evidence),
         where=where,
         figure=figure_of(groups[0]),
-        unsure=unsure_of_waits(observation, groups),
-        # no worker waits for another where all of them are slowed down alike
-        hiding=0.0 if divided else kept_waiting(observation, [group.cell for group in groups]),
-        longer=hypot(
-            longer_by_waits(observation, groups), if_divided(groups[0]) if untold else 0.0
+        uncertainty=replace(
+            known,
+            # no worker waits for another where all of them are slowed down alike
+            hiding=0.0 if divided else known.hiding,
+            longer=hypot(known.longer, if_divided(groups[0])) if untold else known.longer,
         ),
-        doubt=Doubt(most=_IN_DOUBT, cause=None, evidence=(), where=Where()) if untold else None,
+        doubt=Doubt(_IN_DOUBT) if untold else None,
     )
 
 
@@ -131,6 +131,7 @@ CONTEXT_PARALLEL: Final = CauseKind(
     cannot_judge=_cannot_judge,
     because=_because,
     find=_find,
+    hides=_hides,
     remedy=_remedy,
-    within_worker=True,
+    turn=Turn.WITHIN_WORKERS,
 )

@@ -13,7 +13,7 @@ from typing import Final
 
 import numpy as np
 
-from app.analysis.diagnosis.causes.kind import CauseKind, Remedy
+from app.analysis.diagnosis.causes.kind import CauseKind, Remedy, Turn
 from app.analysis.diagnosis.finding import Cause, Change, Evidence, Finding
 from app.analysis.diagnosis.observation import COMPUTATIONS, Observation
 from app.analysis.diagnosis.places import FigureView, Hosts, JobFacts, Where, Worker, WorkerView
@@ -28,6 +28,7 @@ from app.analysis.diagnosis.ranks.waits import (
     unsure_of_usual,
 )
 from app.analysis.diagnosis.signs import Signs
+from app.analysis.diagnosis.uncertainty import Uncertainty
 from app.analysis.replay.layout.dense import FloatArray, IntArray
 from app.analysis.trace.model import Trace
 from app.analysis.wording import percent
@@ -89,9 +90,9 @@ def _group_size(trace: Trace) -> int | None:
     return None if trace.meta.sizes.dp % size else size
 
 
-def has_uneven_experts(observation: Observation) -> bool:
+def _hides(signs: Signs) -> bool:
     """Return whether groups wait for experts: with all of them waiting the ideal waits, too."""
-    return any(group.is_uneven for group in _groups(observation))
+    return any(group.is_uneven for group in _groups(signs.observation))
 
 
 def _groups(observation: Observation) -> list[_Group]:
@@ -244,10 +245,12 @@ def _find(signs: Signs) -> Finding | None:
             stages=tuple(sorted({group.slowest[1] for group in groups})),
         ),
         figure=figure_of(groups[0].waiting[0]),
-        unsure=unsure_of_usual(everybody[0].usual, len(every)),
-        # All of a group but the one whose experts are last, and them only after the experts: before
-        # these the group waits for late launches with the cause and without it.
-        hiding=(1 - len(every) / len(everybody)) / 2,
+        uncertainty=Uncertainty(
+            unsure_of_usual(everybody[0].usual, len(every)),
+            # All of a group but the one whose experts are last, and them only after the experts:
+            # before these the group waits for late launches with the cause and without it.
+            hiding=(1 - len(every) / len(everybody)) / 2,
+        ),
     )
 
 
@@ -346,6 +349,7 @@ EXPERT_PARALLEL: Final = CauseKind(
     cannot_judge=_cannot_judge,
     because=_because,
     find=_find,
+    hides=_hides,
     remedy=_remedy,
-    within_worker=True,
+    turn=Turn.WITHIN_WORKERS,
 )

@@ -6,7 +6,9 @@ from typing import Final
 
 from app.analysis.diagnosis.causes.kind import (
     CauseKind,
+    Plan,
     Remedy,
+    Turn,
     needs_tensor_ranks,
 )
 from app.analysis.diagnosis.causes.ranks.late_rank import (
@@ -17,15 +19,13 @@ from app.analysis.diagnosis.causes.ranks.late_rank import (
     where_of,
 )
 from app.analysis.diagnosis.finding import Cause, Change, Evidence, Finding
-from app.analysis.diagnosis.healthy_levels import kept_waiting
 from app.analysis.diagnosis.places import Hosts, JobFacts
 from app.analysis.diagnosis.ranks.waits import (
     LISTED,
     computations_without,
     figure_of,
-    longer_by_waits,
-    unsure_of_waits,
     view_of,
+    without_waits,
 )
 from app.analysis.diagnosis.signs import Signs
 
@@ -43,10 +43,13 @@ def _find(signs: Signs) -> Finding | None:
         ),
         where=where_of(groups),
         figure=figure_of(groups[0]),
-        unsure=unsure_of_waits(signs.observation, groups),
-        longer=longer_by_waits(signs.observation, groups),
-        hiding=kept_waiting(signs.observation, [group.cell for group in groups]),
+        uncertainty=without_waits(signs.observation, groups),
     )
+
+
+def _hides(signs: Signs) -> bool:
+    """Return whether groups wait: a single one has no other to be compared with."""
+    return bool(signs.waiting)
 
 
 def _because(cause: Cause, job: JobFacts) -> str:
@@ -66,6 +69,8 @@ TENSOR_STRAGGLER: Final = CauseKind(
     cannot_judge=needs_tensor_ranks,
     because=_because,
     find=_find,
+    hides=_hides,
     remedy=_remedy,
-    within_worker=True,
+    plan=Plan.SHED_WORK,
+    turn=Turn.WITHIN_WORKERS,
 )

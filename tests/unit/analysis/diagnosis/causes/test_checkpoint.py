@@ -63,8 +63,8 @@ def test_only_the_first_operations_of_those_steps_are_late() -> None:
     finding = found(CHECKPOINT, signs_of(synthetic))
     struck = np.isin(synthetic.truth.steps, synthetic.truth.slow_steps)
 
-    assert len(finding.late_ns) == LONGER.sizes.pp
-    for node, late_ns in finding.late_ns.items():
+    assert len(finding.launches.late_ns) == LONGER.sizes.pp
+    for node, late_ns in finding.launches.late_ns.items():
         assert late_ns[struck].mean() == pytest.approx(900 * MS, rel=0.2)
         assert not late_ns[~struck].any()
         np.testing.assert_array_equal(finding.change.on_time[node], late_ns > 0)
@@ -75,7 +75,7 @@ def test_what_it_explains_is_no_wait_for_data() -> None:
     finding = found(CHECKPOINT, signs)
 
     assert DATA_LOADING.find(signs) is not None
-    assert DATA_LOADING.find(signs.less(Explained(late_ns=finding.late_ns))) is None
+    assert DATA_LOADING.find(signs.less(Explained(late_ns=finding.launches.late_ns))) is None
 
 
 def test_beside_late_data_both_are_named() -> None:

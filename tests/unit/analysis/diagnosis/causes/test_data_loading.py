@@ -5,7 +5,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from app.analysis.diagnosis.causes.data_loading import DATA_LOADING, first_delays
+from app.analysis.diagnosis.causes.data_loading import DATA_LOADING
+from app.analysis.diagnosis.late_launches import first_delays
 from app.analysis.diagnosis.places import Where
 from app.analysis.synthesis.injections.base import Injection
 from app.analysis.synthesis.injections.transfers import SlowDataLoading
@@ -65,7 +66,7 @@ def test_late_first_operations_are_as_late_as_the_batch() -> None:
 def test_replays_have_the_late_launches_until_they_are_on_time() -> None:
     finding = found(DATA_LOADING, signs_of(session(SlowDataLoading(200 * MS))))
 
-    assert finding.late_ns.keys() == finding.change.on_time.keys()
+    assert finding.launches.late_ns.keys() == finding.change.on_time.keys()
     assert all(on_time.all() for on_time in finding.change.on_time.values())
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from app.analysis.diagnosis.causes.data_loading import DATA_LOADING
-from app.analysis.diagnosis.causes.host_overhead import HOST_OVERHEAD, has_slow_hosts
+from app.analysis.diagnosis.causes.host_overhead import HOST_OVERHEAD
 from app.analysis.diagnosis.observation import Explained, Observation
 from app.analysis.diagnosis.signs import Signs
 from app.analysis.replay.session import prepare_replay
@@ -26,7 +26,6 @@ from tests.unit.analysis.diagnosis.jobs import (
     diagnosed,
     evidence,
     found,
-    observe,
     session,
     signs_of,
     where,
@@ -59,7 +58,7 @@ def test_what_a_host_would_launch_when_healthy_weighs_as_its_share_of_the_ranks(
 
     assert len(alone.where.workers) == 1
     assert {dp for dp, _ in all_ranks.where.workers} == {0, 1, 2, 3}
-    assert alone.unsure == pytest.approx(all_ranks.unsure / 4)
+    assert alone.uncertainty.reference == pytest.approx(all_ranks.uncertainty.reference / 4)
 
 
 def test_the_sentence_names_the_host_that_its_workers_fill() -> None:
@@ -88,7 +87,8 @@ def test_what_regularly_passes_before_launches_is_no_part_of_a_job_that_it_slows
 
     assert "regular_delays" in [made.adaptation for made in report.fidelity.adaptations]
     assert report.slowdown < 1.05
-    assert has_slow_hosts(observe(synthetic))
+    assert HOST_OVERHEAD.hides
+    assert HOST_OVERHEAD.hides(signs_of(synthetic))
     assert report.headline.slowdown == pytest.approx(synthetic.truth.slowdown, rel=0.03)
 
 
@@ -104,14 +104,15 @@ def test_nothing_is_found_in_a_healthy_job() -> None:
 
     assert HOST_OVERHEAD.find(signs) is None
     assert HOST_OVERHEAD.cannot_judge(signs) is None
-    assert not has_slow_hosts(signs.observation)
+    assert HOST_OVERHEAD.hides
+    assert not HOST_OVERHEAD.hides(signs)
 
 
 def test_what_it_explains_is_no_wait_for_data() -> None:
     signs = signs_of(session(EVERYWHERE))
     finding = found(HOST_OVERHEAD, signs)
 
-    assert DATA_LOADING.find(signs.less(Explained(late_ns=finding.late_ns))) is None
+    assert DATA_LOADING.find(signs.less(Explained(late_ns=finding.launches.late_ns))) is None
 
 
 def test_other_hosts_keep_what_regularly_passes() -> None:
@@ -119,7 +120,7 @@ def test_other_hosts_keep_what_regularly_passes() -> None:
     finding = found(HOST_OVERHEAD, signs)
     lags = {node for node, _ in signs.observation.group.graph.lags_ns}
 
-    assert finding.regular == lags & finding.late_ns.keys()
+    assert finding.launches.regular == lags & finding.launches.late_ns.keys()
     for node, on_time in finding.change.on_time.items():
         stage = int(signs.observation.layout.nodes.pp[node])
         slow = [dp for dp, pp in finding.where.workers if pp == stage]
@@ -138,8 +139,8 @@ def test_hosts_that_wait_for_transfers_launch_after_them_in_a_healthy_job_too(
     trace, _ = struck(shape, strike)
     finding = found(HOST_OVERHEAD, Signs(Observation(trace, prepare_replay(trace).main), 1e9))
 
-    assert bool(finding.lags_ns) is waits
-    assert (finding.longer > 0) is waits
+    assert bool(finding.launches.lags_ns) is waits
+    assert (finding.uncertainty.longer > 0) is waits
 
 
 @pytest.mark.parametrize("share", [0.02, 0.04, 0.08])

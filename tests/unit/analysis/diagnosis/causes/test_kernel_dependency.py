@@ -49,7 +49,7 @@ def test_computations_held_up_by_a_reduce_scatter_are_named_with_their_wait() ->
 def test_only_launches_that_are_held_up_come_on_time_without_it() -> None:
     finding = found(KERNEL_DEPENDENCY, signs_of(session(FalseKernelDependency(), job=INTERLEAVED)))
 
-    for node, late in finding.late_ns.items():
+    for node, late in finding.launches.late_ns.items():
         assert (finding.change.on_time[node] == (late > 0)).all()
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from app.analysis.diagnosis.causes.network import NETWORK
-from app.analysis.diagnosis.causes.network_congestion import NETWORK_CONGESTION, has_congestion
+from app.analysis.diagnosis.causes.network_congestion import NETWORK_CONGESTION
 from app.analysis.diagnosis.figures import TransferLevels
 from app.analysis.synthesis.injections.base import Spells
 from app.analysis.synthesis.injections.transfers import Congestion, SlowDataLoading, SlowLink
@@ -136,7 +136,8 @@ def test_where_most_steps_are_slow_the_ideal_is_not_what_the_job_is_held_against
     synthetic = session(mostly, job=LONGER)
     diagnosis = diagnosed(synthetic)
 
-    assert has_congestion(signs_of(synthetic).observation)
+    assert NETWORK_CONGESTION.hides
+    assert NETWORK_CONGESTION.hides(signs_of(synthetic))
     assert causes(diagnosis) == ["network_congestion"]
     assert diagnosis.slowdown == pytest.approx(synthetic.truth.slowdown, rel=0.05)
 

@@ -180,15 +180,15 @@ def test_its_cycle_is_told_where_it_is_seen_twice() -> None:
     long = signs_of(on_end(session(HOT, job=LONG)))
     short = signs_of(on_end(session(HOT, job=replace(LONG, steps=11))))
 
-    assert found(THERMAL_THROTTLING, long).cycle == pytest.approx(HOT.period, abs=1)
-    assert found(THERMAL_THROTTLING, short).cycle is None
+    assert found(THERMAL_THROTTLING, long).uncertainty.cycle == pytest.approx(HOT.period, abs=1)
+    assert found(THERMAL_THROTTLING, short).uncertainty.cycle is None
 
 
 def test_steps_with_gaps_do_not_tell_its_cycle() -> None:
     synthetic = session(HOT, job=LONG)
 
     assert (np.diff(np.unique(synthetic.trace.step)) > 1).any()
-    assert found(THERMAL_THROTTLING, signs_of(synthetic)).cycle is None
+    assert found(THERMAL_THROTTLING, signs_of(synthetic)).uncertainty.cycle is None
 
 
 def test_its_interval_is_that_of_cycles() -> None:

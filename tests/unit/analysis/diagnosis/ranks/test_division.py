@@ -13,8 +13,8 @@ from app.analysis.diagnosis.ranks.waits import (
     Waiting,
     computing_ns,
     measure_waits,
-    unsure_of_waits,
     waiting_groups,
+    without_waits,
 )
 from app.analysis.replay.session import prepare_replay
 from tests.oracles.physics.shape import Shape
@@ -66,7 +66,7 @@ def test_what_evenly_divided_groups_wait_is_told_by_how_their_ranks_differ_besid
     assert all(group.told for group in even)
     assert even[0].usual == pytest.approx(np.mean(waits), rel=0.1)
     # each of them would wait about so long, the job as all of them together
-    assert unsure_of_waits(observation, even) == pytest.approx(even[0].usual / 2 / 6**0.5)
+    assert without_waits(observation, even).reference == pytest.approx(even[0].usual / 2 / 6**0.5)
 
 
 def test_groups_wait_for_what_the_last_rank_takes_longer_than_all_do_on_average() -> None:

@@ -12,10 +12,9 @@ from app.analysis.diagnosis.ranks.waits import (
     computations_without,
     groups_of,
     has_tensor_ranks,
-    longer_by_waits,
     measure_waits,
-    unsure_of_waits,
     waiting_groups,
+    without_waits,
 )
 from app.analysis.synthesis.injections.computations import TensorParallelStraggler
 from app.analysis.trace.model import Sizes
@@ -46,12 +45,12 @@ def test_a_step_without_a_straggler_is_off_by_what_healthy_groups_differ() -> No
     (group,) = waiting_groups(observation, waits)
 
     # one of three DP ranks
-    assert unsure_of_waits(observation, [group]) == pytest.approx(group.usual / 2 / 3)
-    assert longer_by_waits(observation, [group]) == 0
+    assert without_waits(observation, [group]).reference == pytest.approx(group.usual / 2 / 3)
+    assert without_waits(observation, [group]).longer == 0
     (alone,) = waiting_groups(observation, [wait for wait in waits if wait.cell == (2, 1)])
     assert alone.usual == USUAL_WAIT
     # no healthy one tells how long they wait, which may be longer
-    assert longer_by_waits(observation, [alone]) == pytest.approx(USUAL_WAIT / 3)
+    assert without_waits(observation, [alone]).longer == pytest.approx(USUAL_WAIT / 3)
 
 
 def test_the_more_groups_wait_the_better_is_known_what_they_wait_together() -> None:
@@ -59,8 +58,8 @@ def test_the_more_groups_wait_the_better_is_known_what_they_wait_together() -> N
     (group,) = waiting_groups(observation, measure_waits(observation))
     same_rank = replace(group, waits=replace(group.waits, cell=(2, 0)))
 
-    alone = unsure_of_waits(observation, [group])
-    assert unsure_of_waits(observation, [group, same_rank]) == pytest.approx(alone / 2**0.5)
+    alone = without_waits(observation, [group]).reference
+    assert without_waits(observation, [group, same_rank]).reference == pytest.approx(alone / 2**0.5)
 
 
 def test_tensor_and_context_parallel_ranks_of_a_cell_are_groups_of_their_own() -> None:

@@ -105,10 +105,10 @@ def test_ranks_wait_for_one_another_before_the_experts_and_so_long_after_even_on
     shared_by_two = found(EXPERT_PARALLEL, signs_of(session(UNEVEN, job=EXPERTS)))
 
     # a step is off by half of what they wait at most, the less the more groups there are
-    assert 0 < finding.unsure < 0.01
-    assert 0 < shared_by_two.unsure < finding.unsure
+    assert 0 < finding.uncertainty.reference < 0.01
+    assert 0 < shared_by_two.uncertainty.reference < finding.uncertainty.reference
     # all of four wait for the last one, or each for the other, and that after the experts alone
-    assert (finding.hiding, shared_by_two.hiding) == (0.75 / 2, 0.5 / 2)
+    assert (finding.uncertainty.hiding, shared_by_two.uncertainty.hiding) == (0.75 / 2, 0.5 / 2)
 
 
 # Weights are computed between the experts and the next all-to-all; hosts that wait launch at any
