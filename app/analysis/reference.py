@@ -33,39 +33,21 @@ _JSON_NAMES: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """A key of an object: its type and its meaning in words.
-
-    Parameters
-    ----------
-    key : str
-    kind : str
-    text : str
-    optional : bool
-        Whether the key is missing where it does not apply.
-    """
+    """A key of an object: its type and its meaning in words."""
 
     key: str
     kind: str
     text: str
-    optional: bool
+    optional: bool  # whether the key is missing where it does not apply
 
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """A page of the docs about the types of a document.
+    """A page of the docs about the types of a document."""
 
-    Parameters
-    ----------
-    introduction : str
-        What comes before the types, Markdown.
-    roots : tuple of type
-        Dataclasses; those of their members follow each.
-    unions : mapping of str to object
-        Unions that docstrings call by one name.
-    """
-
-    introduction: str
-    roots: tuple[type, ...]
+    introduction: str  # what comes before the types, Markdown
+    roots: tuple[type, ...]  # dataclasses; those of their members follow each
+    # Unions that docstrings call by one name.
     unions: Mapping[str, object] = field(default_factory=dict)
 
     def types(self) -> list[type]:

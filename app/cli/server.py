@@ -46,19 +46,11 @@ class UnreachableServerError(ServerError):
 
 @dataclass(frozen=True, slots=True)
 class Body:
-    """One part of what is sent.
+    """One part of what is sent."""
 
-    Parameters
-    ----------
-    content : bytes or file
-    media_type : str
-    name : str, optional
-        Of the file.
-    """
-
-    content: bytes | IO[bytes]
+    content: bytes | IO[bytes]  # bytes or file
     media_type: str
-    name: str | None = None
+    name: str | None = None  # of the file
 
     @property
     def part(self) -> tuple[str | None, bytes | IO[bytes], str]:

@@ -20,53 +20,32 @@ Bytes = Annotated[int, Field(ge=0, le=2**62)]
 
 @dataclass(frozen=True, slots=True)
 class Keep:
-    """How much of a kind is kept: the oldest goes first.
+    """How much of a kind is kept: the oldest goes first."""
 
-    Parameters
-    ----------
-    days : int or None
-        What is older goes; None: at any age it stays.
-    bytes : int or None
-        What is over it goes; None: however much there is.
-    """
-
+    # What is older goes; None: at any age it stays.
     days: Annotated[int, Field(ge=1, le=_MAX_DAYS)] | None = None
-    bytes: Bytes | None = None
+    bytes: Bytes | None = None  # what is over it goes; None: however much there is
 
 
 @dataclass(frozen=True, slots=True)
 class KeepAudit:
-    """How much of the audit log is kept; nothing of the last two years goes.
+    """How much of the audit log is kept; nothing of the last two years goes."""
 
-    Parameters
-    ----------
-    days, bytes : int or None
-        As of `Keep`.
-    """
-
+    # days, bytes: as of `Keep`
     days: Annotated[int, Field(ge=AUDIT_DAYS, le=_MAX_DAYS)] | None = AUDIT_DAYS
     bytes: Bytes | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class RetentionRules:
-    """What a project keeps, by kind; these are also what one keeps that nobody changed.
+    """What a project keeps, by kind; these are also what one keeps that nobody changed."""
 
-    Parameters
-    ----------
-    traces, heatmaps, reports : Keep
-        Of sessions, counted from when these were received.
-    task_runs : Keep
-        Work that is over.
-    deliveries : Keep
-        Messages that are over; of each channel and job the last stays.
-    audit : KeepAudit
-    """
-
+    # traces, heatmaps, reports: of sessions, counted from when these were received
     traces: Keep = Keep()
     heatmaps: Keep = Keep()
     reports: Keep = Keep()
-    task_runs: Keep = Keep(days=90)
+    task_runs: Keep = Keep(days=90)  # work that is over
+    # Messages that are over; of each channel and job the last stays.
     deliveries: Keep = Keep(days=30)
     audit: KeepAudit = KeepAudit()
 

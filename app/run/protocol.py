@@ -28,22 +28,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """What a connection may cost.
+    """What a connection may cost."""
 
-    Parameters
-    ----------
-    connections_a_peer : int
-        At the same time; a peer is an IPv4 address, or an IPv6 network of 64 bits.
-    head_s : float
-        From the connection, or from the first byte of a later request, to the end of its head; and
-        from an answer to the end of the body that was not read.
-    unread_s : float
-        For how long a peer may read nothing of an answer that waits for it.
-    """
-
+    # At the same time; a peer is an IPv4 address, or an IPv6 network of 64 bits.
     connections_a_peer: int
+    # From the connection, or from the first byte of a later request, to the end of its head; and
+    # from an answer to the end of the body that was not read.
     head_s: float
-    unread_s: float
+    unread_s: float  # for how long a peer may read nothing of an answer that waits for it
 
     @classmethod
     def of(cls, settings: Settings) -> Bounds:

@@ -34,17 +34,10 @@ _log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """A user of the operating system.
+    """A user of the operating system."""
 
-    Parameters
-    ----------
-    name : str
-        Its login name.
-    uid, gid : int
-        Its user id and primary group id.
-    """
-
-    name: str
+    name: str  # its login name
+    # uid, gid: its user id and primary group id
     uid: int
     gid: int
 

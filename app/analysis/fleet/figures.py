@@ -28,42 +28,22 @@ _FURTHEST: Final = 2**31
 
 @dataclass(frozen=True, slots=True)
 class SessionFigures:
-    """What a session with a verdict is in the figures of its fleet.
-
-    Parameters
-    ----------
-    gpus, stages : int
-    context : int or None
-        The longest sequence, tokens; None where metadata do not say.
-    slowdown : float
-        S, which the paper's figures are of.
-    lost_each_hour : float
-        GPU-hours that are lost in each hour of running, against the headline's reference.
-    measured_s : float
-        How long the analyzed steps took, seconds.
-    m_w, m_s : float or None
-        By removal; None where under 1 % of a step is lost.
-    correlation : float or None
-        Pearson's r of forward and backward times.
-    waste : mapping of str to float
-        Share of the step time that each of `KINDS` wastes alone.
-    steps : tuple of float
-        Evenly spaced quantiles of a step's slowdown ÷ S.
-    causes : mapping of str to float
-        GPU-hours that each cause costs in each hour of running; they may overlap.
-    """
+    """What a session with a verdict is in the figures of its fleet."""
 
     gpus: int
     stages: int
-    context: int | None
-    slowdown: float
+    context: int | None  # the longest sequence, tokens; None where metadata do not say
+    slowdown: float  # S, which the paper's figures are of
+    # GPU-hours that are lost in each hour of running, against the headline's reference.
     lost_each_hour: float
-    measured_s: float
+    measured_s: float  # how long the analyzed steps took, seconds
+    # m_w, m_s: by removal; None where under 1 % of a step is lost
     m_w: float | None
     m_s: float | None
-    correlation: float | None
-    waste: Mapping[str, float]
-    steps: tuple[float, ...]
+    correlation: float | None  # Pearson's r of forward and backward times
+    waste: Mapping[str, float]  # share of the step time that each of `KINDS` wastes alone
+    steps: tuple[float, ...]  # evenly spaced quantiles of a step's slowdown ÷ S
+    # GPU-hours that each cause costs in each hour of running; they may overlap.
     causes: Mapping[str, float]
 
 

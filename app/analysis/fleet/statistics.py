@@ -80,20 +80,13 @@ def _ranks(values: Floats) -> Floats:
 
 @dataclass(frozen=True, slots=True)
 class Class:
-    """Jobs that are about as large, or have about as long sequences.
+    """Jobs that are about as large, or have about as long sequences."""
 
-    Parameters
-    ----------
-    low, high : float
-        From `low` on, below `high`.
-    jobs : int
-    median, ninth : float
-        Of their S: the median, and the 90th percentile.
-    """
-
+    # low, high: from `low` on, below `high`
     low: float
     high: float
     jobs: int
+    # median, ninth: of their S: the median, and the 90th percentile
     median: float
     ninth: float
 

@@ -62,23 +62,12 @@ class _Sums:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Recorded:
-    """What a session says of its sequences.
-
-    Parameters
-    ----------
-    observation : Observation
-    steps : int64 array, shape (steps,)
-        Indices of the steps that are divided.
-    batches : list of Batch
-        Of these steps.
-    microbatch : int64 array, shape (passes,)
-        Which of a batch each computation of a stage is of.
-    """
+    """What a session says of its sequences."""
 
     observation: Observation
-    steps: IntArray
-    batches: list[Batch]
-    microbatch: IntArray
+    steps: IntArray  # (steps,): indices of the steps that are divided
+    batches: list[Batch]  # of these steps
+    microbatch: IntArray  # (passes,): which of a batch each computation of a stage is of
 
     def sums(self, batches: Sequence[Batch]) -> _Sums:
         """Return the sums of batches of these steps."""

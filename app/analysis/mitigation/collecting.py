@@ -26,21 +26,13 @@ _LEAST_SHARE: Final = 0.25
 
 @dataclass(frozen=True, slots=True)
 class _Pauses:
-    """Pauses as a session shows them, lengths in seconds.
-
-    Parameters
-    ----------
-    count, workers : int
-    usual_s, longest_s : float
-    grown : float
-        How many times as long they are at the end as on average.
-    """
+    """Pauses as a session shows them, lengths in seconds."""
 
     count: int
     workers: int
     usual_s: float
     longest_s: float
-    grown: float
+    grown: float  # how many times as long they are at the end as on average
 
     def together_s(self) -> float:
         """Return how long the longest of all workers' is, on average.

@@ -57,36 +57,18 @@ class Balancing:
 
 @dataclass(frozen=True, slots=True)
 class Fix:
-    """A change, and the mean step time with it.
+    """A change, and the mean step time with it."""
 
-    Parameters
-    ----------
-    action, title, detail : str
-        A code, and what it is in words.
-    step_time_s : float
-        Today's step time less what the replay with the change saves.
-    gain : float
-        The share of today's step time that it saves.
-    cause : str or None
-        The named cause that it removes.
-    at_most : bool
-        Whether the gain is the most that such a change can bring, and not what a change that is
-        known will.
-    division : Division or None
-        How the layers are to be divided.
-    collections : PlannedCollections or None
-        When garbage is to be collected.
-    balancing : Balancing or None
-        How sequences are to be divided.
-    """
-
+    # action, title, detail: a code, and what it is in words
     action: str
     title: str
     detail: str
-    step_time_s: float
-    gain: float
-    cause: str | None = None
+    step_time_s: float  # today's step time less what the replay with the change saves
+    gain: float  # the share of today's step time that it saves
+    cause: str | None = None  # the named cause that it removes
+    # Whether the gain is the most that such a change can bring, and not what a change that is
+    # known will.
     at_most: bool = False
-    division: Division | None = None
-    collections: PlannedCollections | None = None
-    balancing: Balancing | None = None
+    division: Division | None = None  # how the layers are to be divided
+    collections: PlannedCollections | None = None  # when garbage is to be collected
+    balancing: Balancing | None = None  # how sequences are to be divided

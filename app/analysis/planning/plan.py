@@ -37,30 +37,23 @@ COMPARED_DIVISIONS: Final = 1e9
 
 @dataclass(frozen=True, slots=True)
 class FoundPlan:
-    """What a method found.
-
-    Parameters
-    ----------
-    lower_bound_ps : int or None
-        No template costs less by the objective; None where the method proves nothing.
-    alternatives : tuple of templates
-        Near-optimal ones, the best simulated first.
-    reasons : mapping of baseline to text
-        Why a baseline has no answer.
-    """
+    """What a method found."""
 
     problem: PlanningProblem
     method: str
     objective: str
     template: Template
     planning_time_s: float
+    # No template costs less by the objective; None where the method proves nothing.
     lower_bound_ps: int | None = None
     certificate: Certificate | None = None
+    # tuple of templates: near-optimal ones, the best simulated first
     alternatives: tuple[Template, ...] = ()
     folding: Folding | None = None
     virtual: VirtualTemplate | None = None
     oobleck: tuple[VirtualTemplate, ...] = ()
     comparison: dict[str, FoundPlan] = field(default_factory=dict)
+    # mapping of baseline to text: why a baseline has no answer
     reasons: dict[str, str] = field(default_factory=dict)
 
     @property

@@ -46,30 +46,25 @@ class Option:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PlanningProblem:
-    """Costs of every stage.
-
-    Parameters
-    ----------
-    forward_ps, cost_ps : int64 arrays, shape (options, layers + 1, layers + 1)
-        ``[option, b, a]``: time of layers [a, b) in one microbatch, without transfers between
-        stages; `cost_ps` is forward and backward. `NEVER` where the stage is empty.
-    input_ps, gradient_ps : int64 arrays, shape (2, layers + 1)
-        ``[INSIDE or BETWEEN, cut]``: time to receive the activations before layer `cut`, and the
-        gradients behind layer `cut - 1`; 0 at the model's ends.
-    static_bytes, activation_bytes : float64 arrays, shape (options, layers + 1, layers + 1)
-        Memory of one device of the option for the stage: whatever is in flight; a microbatch.
-    capacity_bytes : float64 array, shape (options,)
-        What one device of the option has; infinite where it does not limit.
-    """
+    """Costs of every stage."""
 
     spec: Spec
     options: tuple[Option, ...]
+    # forward_ps, cost_ps: (options, layers + 1, layers + 1): ``[option, b, a]``: time of layers
+    # [a, b) in one microbatch, without transfers between stages; `cost_ps` is forward and
+    # backward. `NEVER` where the stage is empty.
     forward_ps: IntArray
     cost_ps: IntArray
+    # input_ps, gradient_ps: (2, layers + 1): ``[INSIDE or BETWEEN, cut]``: time to receive the
+    # activations before layer `cut`, and the gradients behind layer `cut - 1`; 0 at the model's
+    # ends
     input_ps: IntArray
     gradient_ps: IntArray
+    # static_bytes, activation_bytes: (options, layers + 1, layers + 1): memory of one device of
+    # the option for the stage: whatever is in flight; a microbatch
     static_bytes: FloatArray
     activation_bytes: FloatArray
+    # (options,): what one device of the option has; infinite where it does not limit
     capacity_bytes: FloatArray
 
     @property

@@ -69,18 +69,12 @@ WORST_WORKERS: Final = 10
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Analysis:
-    """What the analysis of a session gives.
+    """What the analysis of a session gives."""
 
-    Parameters
-    ----------
-    report : Report
-        Without NaN or infinities. `job` and `session` are None; whoever knows them fills them in.
-    heatmaps : float32 array, shape (steps, dp, pp)
-        Slowdown of each step if only this worker kept its recorded durations (exact S_w), the
-        steps in the order of ``report.steps.analyzed``.
-    """
-
+    # Without NaN or infinities. `job` and `session` are None; whoever knows them fills them in.
     report: Report
+    # (steps, dp, pp): slowdown of each step if only this worker kept its recorded durations
+    # (exact S_w), the steps in the order of ``report.steps.analyzed``
     heatmaps: NDArray[np.float32]
 
 

@@ -43,22 +43,13 @@ FloatArray = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Lasting:
-    """A change that lasted.
+    """A change that lasted."""
 
-    Parameters
-    ----------
-    position : int
-        Of the first session after it.
-    before, after : float
-        Medians of the sessions between it and the changes beside it.
-    p : float
-        How likely so large a step is without any change, over all places for one.
-    """
-
-    position: int
+    position: int  # of the first session after it
+    # before, after: medians of the sessions between it and the changes beside it
     before: float
     after: float
-    p: float
+    p: float  # how likely so large a step is without any change, over all places for one
 
     @property
     def change(self) -> float:

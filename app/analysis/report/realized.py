@@ -22,39 +22,20 @@ MET_WITHIN: Final = 0.05
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """A session's steps, and what has to be alike for another one's to be compared with them.
+    """A session's steps, and what has to be alike for another one's to be compared with them."""
 
-    Parameters
-    ----------
-    step_time_s : float
-        Mean over the recorded steps.
-    sizes : JobSizes
-    work : mapping of str to object
-        What its metadata say of the work of a step, of `WORK_KEYS`.
-    """
-
-    step_time_s: float
+    step_time_s: float  # mean over the recorded steps
     sizes: JobSizes
-    work: Mapping[str, Any]
+    work: Mapping[str, Any]  # what its metadata say of the work of a step, of `WORK_KEYS`
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a fix brought.
+    """What a fix brought."""
 
-    Parameters
-    ----------
-    step_time_s : float
-        Mean step time of the first session with it.
-    gain : float
-        The share of the step time before that it saved; negative where steps got slower.
-    unlike : str or None
-        Why the two sessions cannot be compared; None where they can.
-    """
-
-    step_time_s: float
-    gain: float
-    unlike: str | None
+    step_time_s: float  # mean step time of the first session with it
+    gain: float  # the share of the step time before that it saved; negative where steps got slower
+    unlike: str | None  # why the two sessions cannot be compared; None where they can
 
 
 def work_of(extra: Mapping[str, Any]) -> dict[str, Any]:
@@ -111,21 +92,11 @@ def prediction_error(predicted_gain: float, realized_gain: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """How predictions of a kind of fix turned out.
+    """How predictions of a kind of fix turned out."""
 
-    Parameters
-    ----------
-    measured : int
-        Outcomes that could be compared.
-    met : int
-        Of these, within `MET_WITHIN` of the predicted step time.
-    median_error : float
-        Of their absolute errors.
-    """
-
-    measured: int
-    met: int
-    median_error: float
+    measured: int  # outcomes that could be compared
+    met: int  # of these, within `MET_WITHIN` of the predicted step time
+    median_error: float  # of their absolute errors
 
 
 def calibration(errors: Sequence[float]) -> Calibration | None:

@@ -43,33 +43,18 @@ class SummaryCause:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """A report in a few lines.
+    """A report in a few lines."""
 
-    Parameters
-    ----------
-    sentence, level : str
-        The verdict.
-    worst : SummaryWorker
-        The slowest worker.
-    m_w, m_s : float or None
-        By removal.
-    fb_correlation : float or None
-        Pearson's r.
-    top_optype : str
-        The operation type that costs most.
-    causes : tuple of SummaryCause
-        The first ones.
-    sizes : JobSizes
-    """
-
+    # sentence, level: the verdict
     sentence: str
     level: Level
-    worst: SummaryWorker
+    worst: SummaryWorker  # the slowest worker
+    # m_w, m_s: by removal
     m_w: float | None
     m_s: float | None
-    fb_correlation: float | None
-    top_optype: str
-    causes: tuple[SummaryCause, ...]
+    fb_correlation: float | None  # Pearson's r
+    top_optype: str  # the operation type that costs most
+    causes: tuple[SummaryCause, ...]  # the first ones
     sizes: JobSizes
 
 

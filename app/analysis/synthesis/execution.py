@@ -47,16 +47,13 @@ class ExpertWork:
     """What ranks that share experts do together, in ns; all of a group send and end together.
 
     A computation ends with its experts; injections change the arrays in place.
-
-    Parameters
-    ----------
-    takes_ns : float64 array, shape (operations, steps, dp)
-        From when the tokens of all have been sent to when the experts of all are done.
-    ahead_ns : float64 array, shape (2, operations, steps, dp)
-        How long a rank waits for the others before the experts and after them.
     """
 
+    # (operations, steps, dp): from when the tokens of all have been sent to when the experts of
+    # all are done
     takes_ns: NDArray[np.float64]
+    # (2, operations, steps, dp): how long a rank waits for the others before the experts and
+    # after them
     ahead_ns: NDArray[np.float64]
 
 
@@ -65,35 +62,19 @@ class StepWork:
     """What the operations of a program take, in ns; arrays of shape (operations, steps, dp).
 
     Injections change the arrays in place before the execution.
-
-    Parameters
-    ----------
-    program : JobProgram
-    duration_ns : float64 array
-        Computation or transfer without waiting.
-    delay_ns : float64 array
-        Time from the moment an operation may run to its launch.
-    late_ns : float64 array
-        Part of a computation that one rank of the worker keeps the others waiting.
-    late_rank : int16 array
-        Which tensor-parallel rank that is, or context-parallel one.
-    experts : ExpertWork or None
-        None where nobody shares experts.
-    lengths : int64 array or None
-        Sequence lengths of each microbatch, shape (microbatches, steps, dp, sequences), 0 where
-        there are no more; None where they do not vary.
-    numbers : int64 array, shape (steps,), or None
-        Of the steps; None where they count from 0.
     """
 
     program: JobProgram
-    duration_ns: NDArray[np.float64]
-    delay_ns: NDArray[np.float64]
+    duration_ns: NDArray[np.float64]  # computation or transfer without waiting
+    delay_ns: NDArray[np.float64]  # time from the moment an operation may run to its launch
+    # Part of a computation that one rank of the worker keeps the others waiting.
     late_ns: NDArray[np.float64]
-    late_rank: NDArray[np.int16]
-    experts: ExpertWork | None = None
+    late_rank: NDArray[np.int16]  # which tensor-parallel rank that is, or context-parallel one
+    experts: ExpertWork | None = None  # None where nobody shares experts
+    # Sequence lengths of each microbatch, shape (microbatches, steps, dp, sequences), 0 where
+    # there are no more; None where they do not vary.
     lengths: NDArray[np.int64] | None = None
-    numbers: NDArray[np.int64] | None = None
+    numbers: NDArray[np.int64] | None = None  # (steps,): of the steps; None where they count from 0
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -45,50 +45,26 @@ class Schedule(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class CostModel:
-    """What operations of a healthy job cost, in nanoseconds, and how much that varies.
+    """What operations of a healthy job cost, in nanoseconds, and how much that varies."""
 
-    Parameters
-    ----------
-    forward_ns, backward_ns : float
-        Computation of one microbatch on one whole stage (all of its model chunks together).
-    loss_fraction : float
-        Share by which the loss layer lengthens forward and backward of the last stage.
-    embedding_fraction : float
-        Share by which the embedding lengthens forward and backward of the first stage.
-    compute_noise, worker_noise : float
-        Log-normal spread of each computation, and of the lasting speed of each worker.
-    hiccup_probability, hiccup_fraction : float
-        Share of computations that take longer for no lasting reason, and by which share on average.
-    p2p_ns, params_ns, grads_ns, separate_ns, layernorm_ns, embedding_ns, clip_ns : float
-        Median transfer time; `params_ns` and `grads_ns` for one whole stage.
-    optimizer_ns : float
-        Optimizer step of one worker.
-    transfer_noise, link_noise : float
-        Log-normal spread of each transfer, and of the lasting speed of each link.
-    tail_probability, tail_shape : float
-        Share of transfers that take ``1 + Pareto(tail_shape)`` times as long.
-    member_jitter_ns : float
-        Mean time by which one member of a group ends after the transfer itself.
-    launch_overhead_ns : float
-        Mean time the host takes to launch an operation once it may run; 0 for none.
-    data_loading_ns : float
-        Mean time a step's first operation waits for its batch.
-    host_stall_probability, host_stall_ns : float
-        Share of computations whose launch waits for unrecorded work on the CPU, and its mean time.
-    contention : float
-        Share by which a computation takes longer while its worker also transfers.
-    tensor_share : float
-        Share of a computation that is its collectives over the tensor-parallel ranks.
-    """
-
+    # forward_ns, backward_ns: computation of one microbatch on one whole stage (all of its model
+    # chunks together)
     forward_ns: float = 40e6
     backward_ns: float = 80e6
+    # Share by which the loss layer lengthens forward and backward of the last stage.
     loss_fraction: float = 0.0
+    # Share by which the embedding lengthens forward and backward of the first stage.
     embedding_fraction: float = 0.0
+    # compute_noise, worker_noise: log-normal spread of each computation, and of the lasting speed
+    # of each worker
     compute_noise: float = 0.012
     worker_noise: float = 0.003
+    # hiccup_probability, hiccup_fraction: share of computations that take longer for no lasting
+    # reason, and by which share on average
     hiccup_probability: float = 0.0
     hiccup_fraction: float = 0.2
+    # p2p_ns, params_ns, grads_ns, separate_ns, layernorm_ns, embedding_ns, clip_ns: median
+    # transfer time; `params_ns` and `grads_ns` for one whole stage
     p2p_ns: float = 0.6e6
     params_ns: float = 24e6
     grads_ns: float = 55e6
@@ -96,45 +72,41 @@ class CostModel:
     layernorm_ns: float = 40e3
     embedding_ns: float = 5e6
     clip_ns: float = 3e6
-    optimizer_ns: float = 20e6
+    optimizer_ns: float = 20e6  # optimizer step of one worker
+    # transfer_noise, link_noise: log-normal spread of each transfer, and of the lasting speed of
+    # each link
     transfer_noise: float = 0.08
     link_noise: float = 0.0
+    # tail_probability, tail_shape: share of transfers that take ``1 + Pareto(tail_shape)`` times
+    # as long
     tail_probability: float = 0.004
     tail_shape: float = 2.5
+    # Mean time by which one member of a group ends after the transfer itself.
     member_jitter_ns: float = 10e3
+    # Mean time the host takes to launch an operation once it may run; 0 for none.
     launch_overhead_ns: float = 25e3
-    data_loading_ns: float = 1.5e6
+    data_loading_ns: float = 1.5e6  # mean time a step's first operation waits for its batch
+    # host_stall_probability, host_stall_ns: share of computations whose launch waits for
+    # unrecorded work on the CPU, and its mean time
     host_stall_probability: float = 0.002
     host_stall_ns: float = 3e6
+    # Share by which a computation takes longer while its worker also transfers.
     contention: float = 0.03
+    # Share of a computation that is its collectives over the tensor-parallel ranks.
     tensor_share: float = 0.12
 
 
 @dataclass(frozen=True, slots=True)
 class Profiler:
-    """What recording does to a trace; by default nothing.
+    """What recording does to a trace; by default nothing."""
 
-    Parameters
-    ----------
-    clock_skew_ns : float
-        Spread (sigma) of the hosts' clocks around the true time.
-    clock_drift_ppm : float
-        Spread of the clocks' rates, in microseconds a second.
-    lost_share : float
-        Share of operations that are never written.
-    tensor_ranks : bool
-        Whether every tensor-parallel rank records its collectives. Needs TP > 1.
-    context_ranks : bool
-        Whether every context-parallel rank does; not both. Needs CP > 1.
-    sequence_lengths : bool
-        Whether the metadata list the sequence lengths of each microbatch where they vary.
-    """
-
-    clock_skew_ns: float = 0.0
-    clock_drift_ppm: float = 0.0
-    lost_share: float = 0.0
+    clock_skew_ns: float = 0.0  # spread (sigma) of the hosts' clocks around the true time
+    clock_drift_ppm: float = 0.0  # spread of the clocks' rates, in microseconds a second
+    lost_share: float = 0.0  # share of operations that are never written
+    # Whether every tensor-parallel rank records its collectives. Needs TP > 1.
     tensor_ranks: bool = False
-    context_ranks: bool = False
+    context_ranks: bool = False  # Whether every context-parallel rank does; not both. Needs CP > 1.
+    # Whether the metadata list the sequence lengths of each microbatch where they vary.
     sequence_lengths: bool = False
 
 
@@ -142,51 +114,33 @@ class Profiler:
 class JobModel:
     """A training job before anything goes wrong with it.
 
-    Parameters
-    ----------
-    sizes : Sizes
-        One rank of each (DP, PP) cell is traced, that of tensor and context rank 0.
-    microbatches, steps : int
-        Microbatches of a DP rank in one step; recorded training steps of full size.
-    warm_up_steps : int
-        Steps before them with half as many microbatches.
-    evaluation_steps : int
-        Steps among them that only do forwards.
-    op_types : frozenset of str
-        The optional operation types that the job executes. Embedding gradients need PP > 1.
-        With ``separate-grads-all-reduce`` the gradients' reduce-scatters overlap the backward pass.
-    unrecorded : frozenset of str
-        Optional types that are executed but missing from the trace.
-    buckets : int
-        Parameter and gradient collectives of one model chunk.
-    edge_transfers : bool
-        Whether the ends of the pipeline also record receives and sends, which have no peer.
-    experts_over : int
-        DP ranks that share the experts of each layer and record their all-to-alls; 1 for none.
-    gpus_per_host : int
-    layers : tuple of int
-        Layers of each stage, as the metadata name them; empty where they do not.
-    profiler : Profiler
-
     Raises
     ------
     ValueError
         The sizes or the schedule contradict each other.
     """
 
-    sizes: Sizes
+    sizes: Sizes  # one rank of each (DP, PP) cell is traced, that of tensor and context rank 0
+    # microbatches, steps: microbatches of a DP rank in one step; recorded training steps of full
+    # size
     microbatches: int
     steps: int
-    warm_up_steps: int = 0
-    evaluation_steps: int = 0
+    warm_up_steps: int = 0  # steps before them with half as many microbatches
+    evaluation_steps: int = 0  # steps among them that only do forwards
     schedule: Schedule = Schedule.ONE_F_ONE_B
     costs: CostModel = field(default_factory=CostModel)
+    # The optional operation types that the job executes. Embedding gradients need PP > 1. With
+    # ``separate-grads-all-reduce`` the gradients' reduce-scatters overlap the backward pass.
     op_types: frozenset[str] = USUAL_OP_TYPES
+    # Optional types that are executed but missing from the trace.
     unrecorded: frozenset[str] = frozenset()
-    buckets: int = 1
+    buckets: int = 1  # parameter and gradient collectives of one model chunk
+    # Whether the ends of the pipeline also record receives and sends, which have no peer.
     edge_transfers: bool = False
+    # DP ranks that share the experts of each layer and record their all-to-alls; 1 for none.
     experts_over: int = 1
     gpus_per_host: int = 8
+    # Layers of each stage, as the metadata name them; empty where they do not.
     layers: tuple[int, ...] = ()
     profiler: Profiler = field(default_factory=Profiler)
     name: str = "synthetic"

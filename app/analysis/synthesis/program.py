@@ -84,29 +84,17 @@ class TransferGroup:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class JobProgram:
-    """The operations of one step; row i of every column and of `after` is operation i.
+    """The operations of one step; row i of every column and of `after` is operation i."""
 
-    Parameters
-    ----------
-    op : int16 array
-        Index into `KNOWN_OP_TYPES`.
-    stage, microbatch, chunk : int32 arrays
-        Place of the operation; `ABSENT` where an operation has no microbatch or no chunk.
-    after : tuple of tuples of int
-        The operations that each waits for.
-    groups : tuple of TransferGroup
-        Every operation is in exactly one.
-    first : tuple of int
-        Operation of each stage that waits for the step's batch.
-    """
-
-    op: NDArray[np.int16]
+    op: NDArray[np.int16]  # index into `KNOWN_OP_TYPES`
+    # stage, microbatch, chunk: place of the operation; `ABSENT` where an operation has no
+    # microbatch or no chunk
     stage: NDArray[np.int32]
     microbatch: NDArray[np.int32]
     chunk: NDArray[np.int32]
-    after: tuple[tuple[int, ...], ...]
-    groups: tuple[TransferGroup, ...]
-    first: tuple[int, ...]
+    after: tuple[tuple[int, ...], ...]  # the operations that each waits for
+    groups: tuple[TransferGroup, ...]  # every operation is in exactly one
+    first: tuple[int, ...]  # operation of each stage that waits for the step's batch
 
     def __len__(self) -> int:
         return len(self.op)

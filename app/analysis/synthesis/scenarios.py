@@ -50,23 +50,12 @@ Draw = Callable[[JobModel, np.random.Generator], "tuple[Injection, ...]"]
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """A job and what goes wrong with it.
+    """A job and what goes wrong with it."""
 
-    Parameters
-    ----------
-    name : str
-        As in ``paceline synth NAME``.
-    summary : str
-        One sentence for a person.
-    job : JobModel
-    draw : callable
-        Returns the injections; workers at fault are drawn from the generator.
-    """
-
-    name: str
-    summary: str
+    name: str  # as in ``paceline synth NAME``
+    summary: str  # one sentence for a person
     job: JobModel
-    draw: Draw
+    draw: Draw  # returns the injections; workers at fault are drawn from the generator
 
     def synthesize(self, seed: int, fault_seed: int | None = None) -> SyntheticSession:
         """Return the scenario's session; equal seeds give equal sessions.

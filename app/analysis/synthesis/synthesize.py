@@ -29,42 +29,23 @@ _LONGER: Final = 1.001
 
 @dataclass(frozen=True, slots=True)
 class Truth:
-    """What is wrong with a synthetic job, and what that costs.
+    """What is wrong with a synthetic job, and what that costs."""
 
-    Parameters
-    ----------
-    causes : tuple of str
-        Injected causes by the names that reports use; empty for a healthy job.
-    workers : tuple of (dp, pp)
-        Workers at fault.
-    stage : int or None
-        Pipeline stage at fault.
-    step_times_s : tuple of float
-        Time of each recorded training step, in order of the steps.
-    healthy_step_times_s : tuple of float
-        The same steps executed without the injections: same draws for all the rest.
-    steps : tuple of int
-        Numbers of these steps.
-    injections : tuple of dict
-        Each injection's cause and dials.
-    warm_up_steps, evaluation_steps : tuple of int
-        Recorded steps that are not training steps of full size.
-    lost_operations : int
-        Operations that the profiler did not write.
-    clock_offset_ns, clock_rate_ppm : dict of str to float
-        How far each host's clock is ahead at the start, and the microseconds it gains a second.
-    """
-
+    # Injected causes by the names that reports use; empty for a healthy job.
     causes: tuple[str, ...]
-    workers: tuple[Worker, ...]
-    stage: int | None
-    step_times_s: tuple[float, ...]
+    workers: tuple[Worker, ...]  # tuple of (dp, pp): workers at fault
+    stage: int | None  # pipeline stage at fault
+    step_times_s: tuple[float, ...]  # time of each recorded training step, in order of the steps
+    # The same steps executed without the injections: same draws for all the rest.
     healthy_step_times_s: tuple[float, ...]
-    steps: tuple[int, ...]
-    injections: tuple[dict[str, Any], ...] = ()
+    steps: tuple[int, ...]  # numbers of these steps
+    injections: tuple[dict[str, Any], ...] = ()  # each injection's cause and dials
+    # warm_up_steps, evaluation_steps: recorded steps that are not training steps of full size
     warm_up_steps: tuple[int, ...] = ()
     evaluation_steps: tuple[int, ...] = ()
-    lost_operations: int = 0
+    lost_operations: int = 0  # operations that the profiler did not write
+    # clock_offset_ns, clock_rate_ppm: how far each host's clock is ahead at the start, and the
+    # microseconds it gains a second
     clock_offset_ns: dict[str, float] = field(default_factory=dict)
     clock_rate_ppm: dict[str, float] = field(default_factory=dict)
 

@@ -43,33 +43,18 @@ _NS: Final = 1e9
 
 @dataclass(frozen=True, slots=True)
 class Collected:
-    """Columns whose values were checked one by one, and what is known of neighboring rows.
-
-    Parameters
-    ----------
-    meta : SessionMeta
-    columns : dict
-        Under our names, `op` as indices into `names`; `order` where it was recorded.
-    heads, stretches : int arrays
-        Rows where runs start (`groups`), and those where rank or step change.
-    names : sequence of str
-        As recorded, `KNOWN_OP_TYPES` first.
-    seconds : bool
-        Times were floating-point seconds from the earliest start of their step.
-    in_order : bool
-        Within each run the order, or else the start, rises.
-    microbatches_rise : bool
-        So does the microbatch.
-    """
+    """Columns whose values were checked one by one, and what is known of neighboring rows."""
 
     meta: SessionMeta
+    # Under our names, `op` as indices into `names`; `order` where it was recorded.
     columns: dict[str, NDArray[Any]]
+    # heads, stretches: rows where runs start (`groups`), and those where rank or step change
     heads: NDArray[np.intp]
     stretches: NDArray[np.intp]
-    names: Sequence[str]
-    seconds: bool
-    in_order: bool
-    microbatches_rise: bool
+    names: Sequence[str]  # as recorded, `KNOWN_OP_TYPES` first
+    seconds: bool  # times were floating-point seconds from the earliest start of their step
+    in_order: bool  # within each run the order, or else the start, rises
+    microbatches_rise: bool  # so does the microbatch
 
 
 class Assembler:

@@ -12,25 +12,15 @@ from app.errors import Fault
 
 @dataclass(frozen=True, slots=True)
 class ColumnSet:
-    """Columns of a body.
+    """Columns of a body."""
 
-    Parameters
-    ----------
-    trace_format : str
-        Name of the format in the interfaces.
-    columns : mapping
-        Our name of each column → its name in the body. `rank dp pp tp step mb mc order` are
-        integers, `op` is text, `start` and `duration` are times.
-    optional : frozenset of str
-        Our names of columns that may be missing.
-    seconds : bool
-        Times are floating-point seconds from the earliest start of their step, else integer
-        nanoseconds of a host clock.
-    """
-
-    trace_format: str
+    trace_format: str  # name of the format in the interfaces
+    # Our name of each column → its name in the body. `rank dp pp tp step mb mc order` are
+    # integers, `op` is text, `start` and `duration` are times.
     columns: Mapping[str, str]
-    optional: frozenset[str]
+    optional: frozenset[str]  # our names of columns that may be missing
+    # Times are floating-point seconds from the earliest start of their step, else integer
+    # nanoseconds of a host clock.
     seconds: bool
 
 

@@ -15,20 +15,12 @@ from app.errors import BodyTooLargeError, Fault, InvalidTraceError
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """Names the place of a row as the sender knows it.
+    """Names the place of a row as the sender knows it."""
 
-    Parameters
-    ----------
-    columns : mapping
-        Our name of each column → its name in the body.
-    line_of : callable, optional
-        0-based row → 1-based line, where the body is text.
-    source : int array, optional
-        Row of the body of each row, where operations were split.
-    """
-
-    columns: Mapping[str, str]
+    columns: Mapping[str, str]  # our name of each column → its name in the body
+    # 0-based row → 1-based line, where the body is text
     line_of: Callable[[int], int] | None = None
+    # Row of the body of each row, where operations were split.
     source: NDArray[np.intp] | None = None
 
     def fault(self, code: str, message: str, row: int, column: str | None = None) -> Fault:

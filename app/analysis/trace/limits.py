@@ -36,20 +36,12 @@ MAX_RELATIVE_START_S: Final = 3600.0
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Upper bounds of one body.
+    """Upper bounds of one body."""
 
-    Parameters
-    ----------
-    max_decompressed_bytes : int
-        Bytes that the body, or the columns read from it, may decompress to.
-    max_rows : int
-        Operations of one body.
-    max_header_bytes : int
-        The header line of an NDJSON body, a metadata document, the footer of a Parquet body.
-    """
-
+    # Bytes that the body, or the columns read from it, may decompress to.
     max_decompressed_bytes: int = 4096 * MIB
-    max_rows: int = 40_000_000
+    max_rows: int = 40_000_000  # operations of one body
+    # The header line of an NDJSON body, a metadata document, the footer of a Parquet body.
     max_header_bytes: int = 16 * MIB
 
     def expanded(self, size: int) -> int:

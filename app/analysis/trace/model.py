@@ -115,18 +115,10 @@ class SessionMeta:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Stretches:
-    """Where the rank or the step changes from row to row.
+    """Where the rank or the step changes from row to row."""
 
-    Parameters
-    ----------
-    first : int array, shape (stretches,)
-        The first row of each, from 0 on.
-    earliest_ns : int64 array, shape (stretches,)
-        The earliest start in each.
-    """
-
-    first: NDArray[np.intp]
-    earliest_ns: NDArray[np.int64]
+    first: NDArray[np.intp]  # (stretches,): the first row of each, from 0 on
+    earliest_ns: NDArray[np.int64]  # (stretches,): the earliest start in each
 
 
 def stretches_of(first: NDArray[np.intp], start_ns: NDArray[np.int64]) -> Stretches:
@@ -149,39 +141,26 @@ def stretches_of(first: NDArray[np.intp], start_ns: NDArray[np.int64]) -> Stretc
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Trace:
-    """All operations of one session as columns of equal length.
-
-    Parameters
-    ----------
-    meta : SessionMeta
-    op_names : tuple of str
-        Name of each code in `op`: `KNOWN_OP_TYPES` first, then unknown types of this trace.
-    rank, dp, pp : int32 arrays, shape (operations,)
-        Global rank; DP rank; pipeline stage.
-    step : int64 array
-        Training step.
-    op : int16 array
-        Operation type, an index into `op_names`.
-    mb, mc : int32 arrays
-        Microbatch; model chunk within the stage (virtual stage). `ABSENT` where not recorded.
-    order : int32 array
-        0-based position among the operations of the same (rank, step, op), by start.
-        Unique there, without gaps unless the recorder lost operations.
-    start_ns, duration_ns : int64 arrays
-        Start and duration. Starts are host clock readings, or relative to the earliest start of
-        their step when `step_relative`.
-    """
+    """All operations of one session as columns of equal length."""
 
     meta: SessionMeta
+    # Name of each code in `op`: `KNOWN_OP_TYPES` first, then unknown types of this trace.
     op_names: tuple[str, ...]
+    # rank, dp, pp: (operations,): global rank; DP rank; pipeline stage
     rank: NDArray[np.int32]
     dp: NDArray[np.int32]
     pp: NDArray[np.int32]
-    step: NDArray[np.int64]
-    op: NDArray[np.int16]
+    step: NDArray[np.int64]  # training step
+    op: NDArray[np.int16]  # operation type, an index into `op_names`
+    # mb, mc: microbatch; model chunk within the stage (virtual stage). `ABSENT` where not
+    # recorded.
     mb: NDArray[np.int32]
     mc: NDArray[np.int32]
+    # 0-based position among the operations of the same (rank, step, op), by start. Unique there,
+    # without gaps unless the recorder lost operations.
     order: NDArray[np.int32]
+    # start_ns, duration_ns: start and duration. Starts are host clock readings, or relative to
+    # the earliest start of their step when `step_relative`.
     start_ns: NDArray[np.int64]
     duration_ns: NDArray[np.int64]
     step_relative: bool

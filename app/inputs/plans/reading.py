@@ -15,29 +15,14 @@ ProfileReader = Callable[[str], object]
 
 @dataclass(slots=True)
 class Reading:
-    """The context in which pydantic checks a specification, in the order of its fields.
-
-    Parameters
-    ----------
-    read_profile : callable, optional
-    document : object
-        The specification as JSON types.
-    faults : list of Fault
-        What cannot be said of a single field.
-    layers : int
-        Of the model; 0 where they cannot be counted.
-    predicts : bool
-        Whether a transformer's times are predicted for each device type.
-    speeds : dict of str to float
-        Of each device type so far.
-    """
+    """The context in which pydantic checks a specification, in the order of its fields."""
 
     read_profile: ProfileReader | None = None
-    document: object = None
-    faults: list[Fault] = field(default_factory=list)
-    layers: int = 0
-    predicts: bool = False
-    speeds: dict[str, float] = field(default_factory=dict)
+    document: object = None  # the specification as JSON types
+    faults: list[Fault] = field(default_factory=list)  # what cannot be said of a single field
+    layers: int = 0  # of the model; 0 where they cannot be counted
+    predicts: bool = False  # whether a transformer's times are predicted for each device type
+    speeds: dict[str, float] = field(default_factory=dict)  # of each device type so far
 
 
 def reading_of(info: ValidationInfo) -> Reading:

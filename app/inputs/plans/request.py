@@ -46,18 +46,10 @@ class WrittenRequest(Written):
 
 @dataclass(frozen=True, slots=True)
 class PlanRequest:
-    """A plan that can be asked for.
+    """A plan that can be asked for."""
 
-    Parameters
-    ----------
-    document : dict
-        The specification as JSON types.
-    spec : Spec
-        The same, read.
-    """
-
-    document: dict[str, Any]
-    spec: Spec
+    document: dict[str, Any]  # the specification as JSON types
+    spec: Spec  # the same, read
     method: Method
     objective: Objective
     time_limit_s: float

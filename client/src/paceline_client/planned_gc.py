@@ -46,40 +46,23 @@ _BEYOND = 2.0
 
 @dataclass(frozen=True)
 class HeapGrowth:
-    """What a step leaves behind for the collector.
+    """What a step leaves behind for the collector."""
 
-    Parameters
-    ----------
-    objects : float
-        Containers.
-    bytes : float
-        Memory of the process.
-    """
-
-    objects: float
-    bytes: float
+    objects: float  # containers
+    bytes: float  # memory of the process
 
 
 @dataclass(frozen=True)
 class Collection:
-    """One collection.
+    """One collection."""
 
-    Parameters
-    ----------
-    step : int
-        After which it came.
-    start_ns, duration_ns : int
-        When, on the clock of `time.time_ns`, and for how long the process was paused.
-    found : int
-        Unreachable objects.
-    planned : bool
-        Whether all ranks made it, and not this one for itself because its heap outgrew all plans.
-    """
-
-    step: int
+    step: int  # after which it came
+    # start_ns, duration_ns: when, on the clock of `time.time_ns`, and for how long the process
+    # was paused
     start_ns: int
     duration_ns: int
-    found: int
+    found: int  # unreachable objects
+    # Whether all ranks made it, and not this one for itself because its heap outgrew all plans.
     planned: bool
 
 

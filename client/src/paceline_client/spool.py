@@ -33,23 +33,13 @@ _PART_LIVES_S: Final = 3600.0
 
 @dataclass(frozen=True)
 class Address:
-    """Where a share goes.
-
-    Parameters
-    ----------
-    server, job : str
-    session : int
-    producer : str
-    attempt : int or None
-        None where it is the server that counts; `run_id` and `restart` say what.
-    run_id : str
-    restart : int
-    """
+    """Where a share goes."""
 
     server: str
     job: str
     session: int
     producer: str
+    # None where it is the server that counts; `run_id` and `restart` say what.
     attempt: int | None = None
     run_id: str = ""
     restart: int = 0

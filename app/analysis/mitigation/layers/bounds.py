@@ -23,20 +23,12 @@ _EAGER: Final = 2.0
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Rows:
-    """Chains as prices.
+    """Chains as prices."""
 
-    Parameters
-    ----------
-    fixed_ns : float64 array, shape (chains,)
-    before_ns : float64 array, shape (places, layers + 1, chains)
-        What all layers before one cost at a place.
-    added_ns : float64 array, shape (places, chains)
-        What each place costs besides.
-    """
-
-    fixed_ns: FloatArray
+    fixed_ns: FloatArray  # (chains,)
+    # (places, layers + 1, chains): what all layers before one cost at a place
     before_ns: FloatArray
-    added_ns: FloatArray
+    added_ns: FloatArray  # (places, chains): what each place costs besides
 
     @property
     def places(self) -> int:

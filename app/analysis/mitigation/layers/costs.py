@@ -31,29 +31,16 @@ Place = tuple[int, int]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LayerCosts:
-    """What the chunks of a model take in a pass, and what they would take with other layers.
+    """What the chunks of a model take in a pass, and what they would take with other layers."""
 
-    Parameters
-    ----------
-    places : tuple of (stage, chunk)
-        In the order in which a forward goes through them.
-    layers : int64 array, shape (places,)
-        Layers of each today.
-    passes : tuple of str
-        Types of computations.
-    level_ns : float64 array, shape (passes, places)
-        What each chunk takes, lastingly.
-    layer_ns : float64 array, shape (passes, total layers)
-        What each layer takes, in the order of the model.
-    extra_ns : float64 array, shape (passes, places)
-        What a chunk takes besides its layers: the embedding of the first, the head of the last.
-    """
-
+    # tuple of (stage, chunk): in the order in which a forward goes through them
     places: tuple[Place, ...]
-    layers: IntArray
-    passes: tuple[str, ...]
-    level_ns: FloatArray
-    layer_ns: FloatArray
+    layers: IntArray  # (places,): layers of each today
+    passes: tuple[str, ...]  # types of computations
+    level_ns: FloatArray  # (passes, places): what each chunk takes, lastingly
+    layer_ns: FloatArray  # (passes, total layers): what each layer takes, in the order of the model
+    # (passes, places): what a chunk takes besides its layers: the embedding of the first, the
+    # head of the last
     extra_ns: FloatArray
 
     def times_ns(self, layers: IntArray) -> FloatArray:

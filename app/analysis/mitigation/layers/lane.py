@@ -25,39 +25,23 @@ _NOWHERE: Final = -1
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Chain:
-    """Operations that follow one another: how often each chunk's passes are among them.
+    """Operations that follow one another: how often each chunk's passes are among them."""
 
-    Parameters
-    ----------
-    fixed_ns : float
-        What does not depend on the division.
-    passes : float64 array, shape (passes, places)
-        How many passes of each chunk.
-    by_layer_ns : float64 array, shape (places,)
-        What each layer of a chunk adds besides: its parameters are gathered, its gradients reduced.
-    """
-
-    fixed_ns: float
-    passes: FloatArray
+    fixed_ns: float  # what does not depend on the division
+    passes: FloatArray  # (passes, places): how many passes of each chunk
+    # (places,): what each layer of a chunk adds besides: its parameters are gathered, its
+    # gradients reduced
     by_layer_ns: FloatArray
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Owners:
-    """Which nodes change with the division.
+    """Which nodes change with the division."""
 
-    Parameters
-    ----------
-    kind : int64 array, shape (nodes,)
-        Number of the type of computation; -1 where a node is none.
-    place : int64 array, shape (nodes,)
-        The chunk that a computation, or a collective of its parameters, belongs to.
-    shared : dict of int to int64 array
-        The chunks of a stage, by node, where a node belongs to all of them.
-    """
-
-    kind: IntArray
+    kind: IntArray  # (nodes,): number of the type of computation; -1 where a node is none
+    # (nodes,): the chunk that a computation, or a collective of its parameters, belongs to
     place: IntArray
+    # The chunks of a stage, by node, where a node belongs to all of them.
     shared: dict[int, IntArray]
 
     @property

@@ -17,21 +17,11 @@ _ANY: Final = 1 << 30
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Room:
-    """The most layers that each stage can hold.
+    """The most layers that each stage can hold."""
 
-    Parameters
-    ----------
-    stage : int64 array, shape (places,)
-        Stage of each place of the model.
-    layers : int64 array, shape (stages,)
-        The most that fits.
-    known : bool
-        Whether anybody said so.
-    """
-
-    stage: IntArray
-    layers: IntArray
-    known: bool
+    stage: IntArray  # (places,): stage of each place of the model
+    layers: IntArray  # (stages,): the most that fits
+    known: bool  # whether anybody said so
 
     def most(self, place: int) -> int:
         """Return the most layers of one chunk."""

@@ -39,18 +39,11 @@ _MOST_PLACES: Final = 10
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Found:
-    """Divisions by how long the lasting step takes, the best first.
+    """Divisions by how long the lasting step takes, the best first."""
 
-    Parameters
-    ----------
-    best : tuple of (float, int64 array)
-        Time of a step in ns, and layers of each chunk.
-    proven : bool
-        Whether no division is better than the first by more than `EQUAL`.
-    """
-
+    # tuple of (float, int64 array): time of a step in ns, and layers of each chunk
     best: tuple[tuple[float, IntArray], ...]
-    proven: bool
+    proven: bool  # whether no division is better than the first by more than `EQUAL`
 
 
 def search(lane: Lane, room: Room) -> Found:

@@ -27,27 +27,14 @@ ALL_METHODS = frozenset(Method)
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """A group and what may be done about it.
+    """A group and what may be done about it."""
 
-    Parameters
-    ----------
-    group : Group
-        Without a plan.
-    accuracy_budget : float
-        The largest γ that is accepted.
-    costs : Costs or None
-        None where nothing was sampled: columns are then sent and taken apart for free.
-    sizes : tuple of Sizes
-        For the bytes that are moved, and for what goes in coarse units.
-    methods : frozenset of Method
-        Those that the job knows.
-    """
-
-    group: Group
-    accuracy_budget: float
+    group: Group  # without a plan
+    accuracy_budget: float  # the largest γ that is accepted
+    # None where nothing was sampled: columns are then sent and taken apart for free.
     costs: Costs | None = None
-    sizes: tuple[Sizes, ...] = ()
-    methods: frozenset[Method] = ALL_METHODS
+    sizes: tuple[Sizes, ...] = ()  # for the bytes that are moved, and for what goes in coarse units
+    methods: frozenset[Method] = ALL_METHODS  # those that the job knows
 
 
 @dataclass(frozen=True, slots=True, eq=False)

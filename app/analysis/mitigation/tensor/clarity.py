@@ -33,13 +33,9 @@ class Clarity:
 
     A rank that changed so for a single report not long ago is none of them: steps out of line must
     not change the job's work again and again.
-
-    Parameters
-    ----------
-    risen, fallen : bool arrays, shape (ranks,)
-        Ranks that became slower, and faster.
     """
 
+    # risen, fallen: (ranks,): ranks that became slower, and faster
     risen: BoolArray
     fallen: BoolArray
 

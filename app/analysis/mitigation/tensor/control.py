@@ -53,48 +53,27 @@ RUNGS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Streak:
-    """What the latest reports of a group have in common.
+    """What the latest reports of a group have in common."""
 
-    Parameters
-    ----------
-    over, calm : int
-        Reports in a row with a straggler while no plan stands, and without one while one does.
-    drifted : int
-        Reports in a row that ask for other shares than those of the plan that stands.
-    missed : int
-        Reports in a row in which the plan in force took much longer than predicted.
-    rung : Rung
-        The lowest one that is still tried against this straggler.
-    since_step : int or None
-        When the straggling began.
-    """
-
+    # over, calm: reports in a row with a straggler while no plan stands, and without one while
+    # one does
     over: int = 0
     calm: int = 0
+    # Reports in a row that ask for other shares than those of the plan that stands.
     drifted: int = 0
-    missed: int = 0
-    rung: Rung = Rung.RESIZE
-    since_step: int | None = None
+    missed: int = 0  # reports in a row in which the plan in force took much longer than predicted
+    rung: Rung = Rung.RESIZE  # the lowest one that is still tried against this straggler
+    since_step: int | None = None  # when the straggling began
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Standing:
-    """The plan that stands, offered or in force.
-
-    Parameters
-    ----------
-    method : Method
-    shares : Shares
-    predicted_time_s : float
-        Of the slowest rank.
-    fits : bool
-        Whether the job and the switch still allow it.
-    """
+    """The plan that stands, offered or in force."""
 
     method: Method
     shares: Shares
-    predicted_time_s: float
-    fits: bool = True
+    predicted_time_s: float  # of the slowest rank
+    fits: bool = True  # whether the job and the switch still allow it
 
 
 class Act(StrEnum):
@@ -107,22 +86,12 @@ class Act(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What a report leads to.
-
-    Parameters
-    ----------
-    act : Act
-    streak : Streak
-        To be handed to the next decision.
-    alternative : Alternative or None
-        The new plan.
-    replace_node : bool
-        Whether the straggler has lasted so long that its node is to be replaced.
-    """
+    """What a report leads to."""
 
     act: Act
-    streak: Streak
-    alternative: Alternative | None = None
+    streak: Streak  # to be handed to the next decision
+    alternative: Alternative | None = None  # the new plan
+    # Whether the straggler has lasted so long that its node is to be replaced.
     replace_node: bool = False
 
 

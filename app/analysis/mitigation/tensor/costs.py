@@ -21,18 +21,10 @@ Sample = tuple[float, float]
 
 @dataclass(frozen=True, slots=True)
 class Affine:
-    """A cost that has an offset and grows with the columns; none for none of them.
+    """A cost that has an offset and grows with the columns; none for none of them."""
 
-    Parameters
-    ----------
-    fixed_s : float
-        Seconds for any columns at all.
-    column_s : float
-        Seconds for each.
-    """
-
-    fixed_s: float
-    column_s: float
+    fixed_s: float  # seconds for any columns at all
+    column_s: float  # seconds for each
 
     def __call__(self, columns: float) -> float:
         """Return what so many columns cost, seconds."""
@@ -44,27 +36,15 @@ FREE: Final = Affine(0.0, 0.0)
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """The cost functions of a group.
+    """The cost functions of a group."""
 
-    Parameters
-    ----------
-    communicate : Affine
-        Φ1, seconds a step.
-    compute : Affine or None
-        Φ2 on a rank without delay, seconds a step; None: as fast as the rank's own columns.
-    allocate_s : float
-        Ω1, seconds a step.
-    extract : Affine
-        Ω2, seconds a step.
-    lend : Affine
-        What handing columns over takes of the rank that sheds them, seconds a step. Where that rank
-        has done its own before the others, nobody waits for it.
-    """
-
-    communicate: Affine = FREE
+    communicate: Affine = FREE  # Φ1, seconds a step
+    # Φ2 on a rank without delay, seconds a step; None: as fast as the rank's own columns.
     compute: Affine | None = None
-    allocate_s: float = 0.0
-    extract: Affine = FREE
+    allocate_s: float = 0.0  # Ω1, seconds a step
+    extract: Affine = FREE  # Ω2, seconds a step
+    # What handing columns over takes of the rank that sheds them, seconds a step. Where that rank
+    # has done its own before the others, nobody waits for it.
     lend: Affine = FREE
 
 

@@ -22,24 +22,12 @@ STRAGGLES: Final = 1.10
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Group:
-    """What the ranks of a group take for a step with all of their own columns.
+    """What the ranks of a group take for a step with all of their own columns."""
 
-    Parameters
-    ----------
-    time_s : float64 array, shape (ranks,)
-        T, seconds of a step without waiting at collectives.
-    matmul_s : float64 array, shape (ranks,)
-        M, the part of it that grows with the columns; 0 < M ≤ T.
-    columns : int
-        K, columns of each rank.
-    unit : int
-        Columns that stay together; divides `columns`.
-    """
-
-    time_s: FloatArray
-    matmul_s: FloatArray
-    columns: int
-    unit: int = 1
+    time_s: FloatArray  # (ranks,): T, seconds of a step without waiting at collectives
+    matmul_s: FloatArray  # (ranks,): M, the part of it that grows with the columns; 0 < M ≤ T
+    columns: int  # K, columns of each rank
+    unit: int = 1  # columns that stay together; divides `columns`
 
     @property
     def ranks(self) -> int:
@@ -75,17 +63,10 @@ class Group:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Shares:
-    """Who leaves out what, and who computes what for whom; in units.
+    """Who leaves out what, and who computes what for whom; in units."""
 
-    Parameters
-    ----------
-    resized : int64 array, shape (ranks,)
-        Units that a rank leaves out of the step.
-    moved : int64 array, shape (ranks, ranks)
-        ``[sender, receiver]``: units of the sender that the receiver computes.
-    """
-
-    resized: IntArray
+    resized: IntArray  # (ranks,): units that a rank leaves out of the step
+    # (ranks, ranks): ``[sender, receiver]``: units of the sender that the receiver computes
     moved: IntArray
 
     @classmethod

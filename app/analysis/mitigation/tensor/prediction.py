@@ -14,18 +14,11 @@ from app.analysis.mitigation.tensor.placing import apportioned
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Layers in which a rank's columns are so many units: the heads of attentions, for one.
+    """Layers in which a rank's columns are so many units: the heads of attentions, for one."""
 
-    Parameters
-    ----------
-    units : int
-        Of a rank, in each of these layers. Who leaves out 31 % of eight heads leaves out two.
-    share : float
-        Of a rank's multiplications; those of all places add up to 1.
-    """
-
+    # Of a rank, in each of these layers. Who leaves out 31 % of eight heads leaves out two.
     units: int
-    share: float
+    share: float  # of a rank's multiplications; those of all places add up to 1
 
 
 @dataclass(frozen=True, slots=True, eq=False)

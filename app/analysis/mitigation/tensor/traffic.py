@@ -26,38 +26,18 @@ class Plans(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """Sizes of a rank's layers of one kind.
-
-    Parameters
-    ----------
-    kind : Kind
-    width : int
-        Of a hidden unit the width of the model; else O, the rows of the local W.
-    tokens : int
-        Rows of X of a step: sequences × their length.
-    layers : int
-        Layers in which columns are shed.
-    value_bytes : int
-        Of a number that travels.
-    state_bytes : int
-        Of a parameter with its optimizer state.
-    units : int or None
-        Units that a rank's columns go in there; None: as many as the plan's columns.
-    share : float
-        Of a rank's multiplications; weighs layers against each other.
-    plans : Plans or None
-        None: all of them.
-    """
+    """Sizes of a rank's layers of one kind."""
 
     kind: Kind
-    width: int
-    tokens: int
-    layers: int
-    value_bytes: int
-    state_bytes: int
+    width: int  # of a hidden unit the width of the model; else O, the rows of the local W
+    tokens: int  # rows of X of a step: sequences × their length
+    layers: int  # layers in which columns are shed
+    value_bytes: int  # of a number that travels
+    state_bytes: int  # of a parameter with its optimizer state
+    # Units that a rank's columns go in there; None: as many as the plan's columns.
     units: int | None = None
-    share: float = 1.0
-    plans: Plans | None = None
+    share: float = 1.0  # of a rank's multiplications; weighs layers against each other
+    plans: Plans | None = None  # None: all of them
 
     @property
     def moves_for_good(self) -> bool:

@@ -40,21 +40,12 @@ class TooManyCellsError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class SearchGoal:
-    """What a pass minimizes.
+    """What a pass minimizes."""
 
-    Parameters
-    ----------
-    longest_ps : int
-        No stage takes longer.
-    variants : tuple of tuples
-        See `app.analysis.planning.search.kernels.cheapest`.
-    cutoff : int
-        Sums from here on do not matter.
-    """
-
-    longest_ps: int
+    longest_ps: int  # no stage takes longer
+    # See `app.analysis.planning.search.kernels.cheapest`.
     variants: tuple[tuple[int, int, int, int, int, int], ...]
-    cutoff: int = FAR
+    cutoff: int = FAR  # sums from here on do not matter
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,40 +43,27 @@ class Step:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StateSpace:
-    """The states of a problem and the steps into each slot, as arrays for compiled code.
+    """The states of a problem and the steps into each slot, as arrays for compiled code."""
 
-    Parameters
-    ----------
-    nodes : int64 array, shape (types,)
-    stride : int64 array, shape (types,)
-        Weight of one node of a type in `v`.
-    digits : int64 array, shape (combinations, types)
-        Whole nodes of each type for each `v`.
-    slots : int
-    slot_type, slot_left : int64 arrays, shape (slots,)
-        Type of the node in use (-1: closed) and its devices that are left.
-    first : int64 array, shape (slots + 1,)
-        Steps into slot s are rows ``first[s]:first[s + 1]`` of the arrays below.
-    source, option, drop, left, right : int64 arrays, shape (steps,)
-        `drop` is what the step adds to `v`.
-    gain : int64 array, shape (steps, types)
-    fewest_stages, most_stages : int64 arrays, shape (combinations, slots)
-        Stages that a state can consist of, by its devices alone.
-    """
-
-    nodes: IntArray
-    stride: IntArray
-    digits: IntArray
+    nodes: IntArray  # (types,)
+    stride: IntArray  # (types,): weight of one node of a type in `v`
+    digits: IntArray  # (combinations, types): whole nodes of each type for each `v`
     slots: int
+    # slot_type, slot_left: (slots,): type of the node in use (-1: closed) and its devices that
+    # are left
     slot_type: IntArray
     slot_left: IntArray
+    # (slots + 1,): steps into slot s are rows ``first[s]:first[s + 1]`` of the arrays below
     first: IntArray
+    # source, option, drop, left, right: (steps,): `drop` is what the step adds to `v`
     source: IntArray
     option: IntArray
     drop: IntArray
     left: IntArray
     right: IntArray
-    gain: IntArray
+    gain: IntArray  # (steps, types)
+    # fewest_stages, most_stages: (combinations, slots): stages that a state can consist of, by
+    # its devices alone
     fewest_stages: IntArray
     most_stages: IntArray
     idle: bool

@@ -67,55 +67,32 @@ class DeviceType:
 
 @dataclass(frozen=True, slots=True)
 class Network:
-    """What moving data takes; what is absent takes no time.
+    """What moving data takes; what is absent takes no time."""
 
-    Parameters
-    ----------
-    intra_node_gbytes_per_s, inter_node_gbytes_per_s : float or None
-        Decimal gigabytes a second between two stages inside one node, and across nodes.
-    allreduce_in_node_ms : tuple of mappings
-        For each layer: number of devices → time of its all-reduce, once in each direction.
-    allreduce_across_ms : tuple of float
-        For each layer: time of its all-reduce across nodes; only Ditto's folding reads it.
-    """
-
+    # intra_node_gbytes_per_s, inter_node_gbytes_per_s: decimal gigabytes a second between two
+    # stages inside one node, and across nodes
     intra_node_gbytes_per_s: float | None = None
     inter_node_gbytes_per_s: float | None = None
+    # For each layer: number of devices → time of its all-reduce, once in each direction.
     allreduce_in_node_ms: tuple[Mapping[int, float], ...] = ()
+    # For each layer: time of its all-reduce across nodes; only Ditto's folding reads it.
     allreduce_across_ms: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Spec:
-    """A planning problem.
-
-    Parameters
-    ----------
-    layers : tuple of Layer
-    profiled_speed : float
-        A type's time is the layer's time × `profiled_speed` / the type's speed.
-    devices : tuple of DeviceType
-    microbatches : int
-        Microbatches of one iteration (N_b).
-    network : Network
-    allow_idle : bool
-        Devices may be left unused; else every one is in a stage.
-    replicate : bool
-        A stage may be replicated over whole nodes, which share its microbatches by their speed.
-    fold_with_communication : bool
-        Ditto's folding counts communication.
-    greedy_rule : str
-        ``paper``: Algorithm 1; ``code``: with the rule that the authors' program adds.
-    """
+    """A planning problem."""
 
     layers: tuple[Layer, ...]
-    profiled_speed: float
+    profiled_speed: float  # a type's time is the layer's time × `profiled_speed` / the type's speed
     devices: tuple[DeviceType, ...]
-    microbatches: int
+    microbatches: int  # microbatches of one iteration (N_b)
     network: Network = field(default_factory=Network)
-    allow_idle: bool = False
+    allow_idle: bool = False  # devices may be left unused; else every one is in a stage
+    # A stage may be replicated over whole nodes, which share its microbatches by their speed.
     replicate: bool = False
-    fold_with_communication: bool = False
+    fold_with_communication: bool = False  # Ditto's folding counts communication
+    # ``paper``: Algorithm 1; ``code``: with the rule that the authors' program adds
     greedy_rule: str = "paper"
 
     def times_of(self, device: DeviceType) -> LayerTimes:

@@ -25,45 +25,6 @@ class Posting(StrEnum):
 class HostJob:
     """A job of 1F1B pipelines, or of a V of two chunks a stage, and how it runs and is recorded.
 
-    Parameters
-    ----------
-    dp, pp, microbatches, steps : int
-    forward_ns, backward_ns : float
-        Of a stage's chunks together.
-    wire_ns : float
-        What a transfer takes.
-    noise : float
-        Relative scatter of computations.
-    worker_noise, wire_noise : float
-        Relative scatter of workers' speeds, and of transfers.
-    factors : mapping of (dp, pp) to float
-        How many times as long workers compute.
-    links : mapping of (dp, pp) to float
-        How many times as long transfers between a stage and the next one take.
-    barrier : bool
-        A collective over all ranks ends the step; without it steps of stages overlap.
-    posting : Posting
-    window : int
-        With windowed posting: a receive is posted after the computation of its direction that is
-        so many before its own.
-    sends_block : bool
-        With windowed posting: whether a host waits for its sends; else it does at the step's end.
-    gathers : bool
-        Parameters are gathered within each computation, and the computation waits.
-    pause_ns, pauses : float, float
-        Recorded garbage collections inside of forwards: how long, and in which share of them.
-    late_ends : bool
-        Ends of sends are taken at the end of the step.
-    handover_ns : float
-        What passes before a computation is launched, without being recorded.
-    transfers : bool
-        Whether transfers are recorded.
-    v_shaped : bool
-        Two chunks a stage; the last stage goes on with its second one.
-    layers : tuple of int
-    seed : int
-    name : str
-
     Raises
     ------
     ValueError
@@ -74,25 +35,37 @@ class HostJob:
     pp: int = 2
     microbatches: int = 6
     steps: int = 6
+    # forward_ns, backward_ns: of a stage's chunks together
     forward_ns: float = 60 * _MS
     backward_ns: float = 120 * _MS
-    wire_ns: float = 0.3 * _MS
-    noise: float = 0.004
+    wire_ns: float = 0.3 * _MS  # what a transfer takes
+    noise: float = 0.004  # relative scatter of computations
+    # worker_noise, wire_noise: relative scatter of workers' speeds, and of transfers
     worker_noise: float = 0.0
     wire_noise: float = 0.0
+    # mapping of (dp, pp) to float: how many times as long workers compute
     factors: Mapping[Worker, float] = field(default_factory=dict)
+    # mapping of (dp, pp) to float: how many times as long transfers between a stage and the next
+    # one take
     links: Mapping[Worker, float] = field(default_factory=dict)
+    # A collective over all ranks ends the step; without it steps of stages overlap.
     barrier: bool = True
     posting: Posting = Posting.BLOCKING
+    # With windowed posting: a receive is posted after the computation of its direction that is so
+    # many before its own.
     window: int = 1
+    # With windowed posting: whether a host waits for its sends; else it does at the step's end.
     sends_block: bool = False
+    # Parameters are gathered within each computation, and the computation waits.
     gathers: bool = False
+    # pause_ns, pauses: recorded garbage collections inside of forwards: how long, and in which
+    # share of them
     pause_ns: float = 0.0
     pauses: float = 0.0
-    late_ends: bool = False
-    handover_ns: float = 0.0
-    transfers: bool = True
-    v_shaped: bool = False
+    late_ends: bool = False  # ends of sends are taken at the end of the step
+    handover_ns: float = 0.0  # what passes before a computation is launched, without being recorded
+    transfers: bool = True  # whether transfers are recorded
+    v_shaped: bool = False  # two chunks a stage; the last stage goes on with its second one
     layers: tuple[int, ...] = ()
     seed: int = 0
     name: str = "hosts"

@@ -16,23 +16,12 @@ _FACTOR: Final = 1.8
 
 @dataclass(frozen=True, slots=True)
 class HostScenario:
-    """A job as its hosts run it; one of its workers is slow, or it collects garbage.
+    """A job as its hosts run it; one of its workers is slow, or it collects garbage."""
 
-    Parameters
-    ----------
-    name : str
-        As in ``paceline synth NAME``.
-    summary : str
-        One sentence for a person.
-    job : HostJob
-    stage : int, optional
-        Where the slow worker is; anywhere where not given.
-    """
-
-    name: str
-    summary: str
+    name: str  # as in ``paceline synth NAME``
+    summary: str  # one sentence for a person
     job: HostJob
-    stage: int | None = None
+    stage: int | None = None  # where the slow worker is; anywhere where not given
 
     def synthesize(self, seed: int, fault_seed: int | None = None) -> HostSession:
         """Return the scenario's session; equal seeds give equal sessions.

@@ -21,18 +21,11 @@ from app.analysis.trace.model import Trace
 
 @dataclass(frozen=True, slots=True, eq=False)
 class HostSession:
-    """One profiling session of a job as its hosts run it.
-
-    Parameters
-    ----------
-    job : HostJob
-    trace : Trace
-    truth : Truth
-        The time of a step is from the end of the one before; the first one's from the start.
-    """
+    """One profiling session of a job as its hosts run it."""
 
     job: HostJob
     trace: Trace
+    # The time of a step is from the end of the one before; the first one's from the start.
     truth: Truth
 
     @property

@@ -47,21 +47,11 @@ class Injection(ABC):
 
 @dataclass(frozen=True, slots=True)
 class Spells:
-    """The steps in which a fault is there; all of them by default.
+    """The steps in which a fault is there; all of them by default."""
 
-    Parameters
-    ----------
-    from_step : int
-        Position of the first such step among the recorded ones.
-    share : float
-        Share of the steps from there on, at most 1.
-    length : float
-        Mean number of steps in a row, where not all of them are.
-    """
-
-    from_step: int = 0
-    share: float = 1.0
-    length: float = 3.0
+    from_step: int = 0  # position of the first such step among the recorded ones
+    share: float = 1.0  # share of the steps from there on, at most 1
+    length: float = 3.0  # mean number of steps in a row, where not all of them are
 
     def active(self, steps: int, rng: np.random.Generator) -> NDArray[np.bool_]:
         """Return which steps have the fault; at least one of those from `from_step` on."""

@@ -19,24 +19,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class SlowWorker(Injection):
-    """One worker computes slower than its peers.
+    """One worker computes slower than its peers."""
 
-    Parameters
-    ----------
-    worker : tuple of int
-        (dp, pp).
-    factor : float
-        How many times as long its forwards and backwards take.
-    spells : Spells
-        When it does.
-    backward_share : float
-        How much of the factor's excess its backwards have.
-    """
-
-    worker: Worker
-    factor: float
-    spells: Spells = field(default_factory=Spells)
-    backward_share: float = 1.0
+    worker: Worker  # (dp, pp)
+    factor: float  # how many times as long its forwards and backwards take
+    spells: Spells = field(default_factory=Spells)  # when it does
+    backward_share: float = 1.0  # how much of the factor's excess its backwards have
     cause: ClassVar[str] = "slow_worker"
 
     def apply(self, work: StepWork, job: JobModel, rng: np.random.Generator) -> None:
@@ -54,20 +42,13 @@ class SlowWorker(Injection):
 
 @dataclass(frozen=True, slots=True)
 class StageImbalance(Injection):
-    """One stage has more to compute than the others, as with a loss layer nobody counted.
+    """One stage has more to compute than the others, as with a loss layer nobody counted."""
 
-    Parameters
-    ----------
-    forward_factor, backward_factor : float
-        How many times as long its passes take; the defaults were measured on a job with as many
-        layers on the last stage as on the others.
-    at : int
-        The stage; negative counts from the last one.
-    """
-
+    # forward_factor, backward_factor: how many times as long its passes take; the defaults were
+    # measured on a job with as many layers on the last stage as on the others
     forward_factor: float = 2.07
     backward_factor: float = 1.41
-    at: int = -1
+    at: int = -1  # the stage; negative counts from the last one
     cause: ClassVar[str] = "stage_imbalance"
 
     def apply(self, work: StepWork, job: JobModel, rng: np.random.Generator) -> None:  # noqa: ARG002 - nothing is random
@@ -93,28 +74,16 @@ class SequenceLengths(Injection):
     Lengths are log-normal; sequences fill a microbatch up to `max_length`, the last one cut to fit.
     A microbatch takes a + b·Σs + c·Σs², scaled to a mean of 1 over the job: without the
     imbalance each microbatch takes that mean.
-
-    Parameters
-    ----------
-    max_length : int
-        Tokens of a microbatch.
-    median_length : float
-        Tokens of the median sequence.
-    spread : float
-        Sigma of the lengths' logarithm.
-    fixed, linear, quadratic : float
-        Weights a, b, c, for lengths counted in units of `max_length`.
-    backward_quadratic : float
-        How many times c is in a backward.
     """
 
-    max_length: int = 32_768
-    median_length: float = 2_000.0
-    spread: float = 1.6
+    max_length: int = 32_768  # tokens of a microbatch
+    median_length: float = 2_000.0  # tokens of the median sequence
+    spread: float = 1.6  # sigma of the lengths' logarithm
+    # fixed, linear, quadratic: weights a, b, c, for lengths counted in units of `max_length`
     fixed: float = 0.05
     linear: float = 0.6
     quadratic: float = 1.0
-    backward_quadratic: float = 1.0
+    backward_quadratic: float = 1.0  # how many times c is in a backward
     cause: ClassVar[str] = "sequence_length_imbalance"
 
     def apply(self, work: StepWork, job: JobModel, rng: np.random.Generator) -> None:
@@ -150,19 +119,11 @@ class GarbageCollection(Injection):
     """The interpreter stops now and then, on ranks and in steps at random.
 
     Only forwards suffer: backwards are launched by native code.
-
-    Parameters
-    ----------
-    pause_ns : float
-        Mean length of a pause in the first step.
-    pauses : float
-        Pauses of one worker in one step, on average; below its number of forwards.
-    growth : float
-        How much longer pauses are in the last step than in the first: 1 for twice as long.
     """
 
-    pause_ns: float
-    pauses: float
+    pause_ns: float  # mean length of a pause in the first step
+    pauses: float  # pauses of one worker in one step, on average; below its number of forwards
+    # How much longer pauses are in the last step than in the first: 1 for twice as long.
     growth: float = 0.0
     cause: ClassVar[str] = "garbage_collection"
 
@@ -178,23 +139,12 @@ class GarbageCollection(Injection):
 
 @dataclass(frozen=True, slots=True)
 class TensorParallelStraggler(Injection):
-    """One tensor-parallel rank computes slower than the others of its group, which wait for it.
+    """One tensor-parallel rank computes slower than the others of its group, which wait for it."""
 
-    Parameters
-    ----------
-    worker : tuple of int
-        (dp, pp).
-    tensor_rank : int
-    factor : float
-        How many times as long the rank's own computing takes.
-    spells : Spells
-        When it does.
-    """
-
-    worker: Worker
+    worker: Worker  # (dp, pp)
     tensor_rank: int
-    factor: float
-    spells: Spells = field(default_factory=Spells)
+    factor: float  # how many times as long the rank's own computing takes
+    spells: Spells = field(default_factory=Spells)  # when it does
     cause: ClassVar[str] = "tensor_parallel_straggler"
 
     def apply(self, work: StepWork, job: JobModel, rng: np.random.Generator) -> None:
@@ -220,23 +170,12 @@ class MemoryFragmentation(Injection):
 
     A rank that allocates launches its kernels late, and the others of its tensor-parallel group
     wait for it. It is another rank each time.
-
-    Parameters
-    ----------
-    worker : tuple of int
-        (dp, pp).
-    stall_ns : float
-        Mean time that one computation waits.
-    share : float
-        Share of the computations that wait while a spell lasts.
-    spells : Spells
-        When it happens.
     """
 
-    worker: Worker
-    stall_ns: float
-    share: float = 0.7
-    spells: Spells = field(default_factory=lambda: Spells(share=0.5))
+    worker: Worker  # (dp, pp)
+    stall_ns: float  # mean time that one computation waits
+    share: float = 0.7  # share of the computations that wait while a spell lasts
+    spells: Spells = field(default_factory=lambda: Spells(share=0.5))  # when it happens
     cause: ClassVar[str] = "memory_fragmentation"
 
     def apply(self, work: StepWork, job: JobModel, rng: np.random.Generator) -> None:

@@ -20,24 +20,12 @@ _HEATING, _COOLING = 0.5, 0.25
 
 @dataclass(frozen=True, slots=True)
 class ThermalThrottling(Injection):
-    """One worker's device heats up, lowers its clock, and recovers, again and again.
+    """One worker's device heats up, lowers its clock, and recovers, again and again."""
 
-    Parameters
-    ----------
-    worker : tuple of int
-        (dp, pp).
-    factor : float
-        How many times as long its forwards and backwards take while it is hot.
-    period : float
-        Recorded steps from one time to the next.
-    offset : float
-        How many of them it has been heating up for when the first one begins.
-    """
-
-    worker: Worker
-    factor: float
-    period: float
-    offset: float = 0.0
+    worker: Worker  # (dp, pp)
+    factor: float  # how many times as long its forwards and backwards take while it is hot
+    period: float  # recorded steps from one time to the next
+    offset: float = 0.0  # how many of them it has been heating up for when the first one begins
     cause: ClassVar[str] = "thermal_throttling"
 
     def apply(self, work: StepWork, job: JobModel, rng: np.random.Generator) -> None:

@@ -17,21 +17,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint(Injection):
-    """Every so many steps all stages write their weights out before they go on.
+    """Every so many steps all stages write their weights out before they go on."""
 
-    Parameters
-    ----------
-    every : int
-        Steps from one time to the next.
-    stall_ns : float
-        How long a stage writes on average.
-    offset : int
-        The number of a step that begins with it.
-    """
-
-    every: int
-    stall_ns: float
-    offset: int = 0
+    every: int  # steps from one time to the next
+    stall_ns: float  # how long a stage writes on average
+    offset: int = 0  # the number of a step that begins with it
     cause: ClassVar[str] = "checkpoint"
 
     def apply(self, work: StepWork, job: JobModel, rng: np.random.Generator) -> None:
@@ -48,19 +38,12 @@ class Checkpoint(Injection):
 
 @dataclass(frozen=True, slots=True)
 class HostOverhead(Injection):
-    """A host, or all of them, takes longer to launch a computation than its devices run one.
+    """A host, or all of them, takes longer to launch a computation than its devices run one."""
 
-    Parameters
-    ----------
-    launch_ns : float
-        What a host takes to launch one computation; a device that has more to do than that does not
-        wait for it.
-    worker : tuple of int or None
-        (dp, pp); its host is slow. None where all are.
-    """
-
+    # What a host takes to launch one computation; a device that has more to do than that does not
+    # wait for it.
     launch_ns: float
-    worker: Worker | None = None
+    worker: Worker | None = None  # (dp, pp); its host is slow. None where all are.
     cause: ClassVar[str] = "host_overhead"
 
     def apply(self, work: StepWork, job: JobModel, rng: np.random.Generator) -> None:

@@ -18,23 +18,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ContextParallelStraggler(Injection):
-    """One context-parallel rank computes slower than the others of its group, which wait for it.
+    """One context-parallel rank computes slower than the others of its group, which wait for it."""
 
-    Parameters
-    ----------
-    worker : tuple of int
-        (dp, pp).
-    context_rank : int
-    factor : float
-        How many times as long the rank's own computing takes.
-    spells : Spells
-        When it does.
-    """
-
-    worker: Worker
+    worker: Worker  # (dp, pp)
     context_rank: int
-    factor: float
-    spells: Spells = field(default_factory=Spells)
+    factor: float  # how many times as long the rank's own computing takes
+    spells: Spells = field(default_factory=Spells)  # when it does
     cause: ClassVar[str] = "context_parallel_straggler"
 
     def apply(self, work: StepWork, job: JobModel, rng: np.random.Generator) -> None:
@@ -56,22 +45,13 @@ class ContextParallelStraggler(Injection):
 
 @dataclass(frozen=True, slots=True)
 class UnevenExperts(Injection):
-    """Routers send the experts of some ranks more tokens than those of others.
+    """Routers send the experts of some ranks more tokens than those of others."""
 
-    Parameters
-    ----------
-    spread : float
-        Sigma of the logarithm of the tokens that a rank's experts are sent.
-    lasting : float
-        Share of that which lasts: some experts are sent more of any text. The rest changes from
-        microbatch to microbatch.
-    share : float
-        Share of a computation that the experts are where tokens are spread evenly.
-    """
-
-    spread: float
+    spread: float  # sigma of the logarithm of the tokens that a rank's experts are sent
+    # Share of that which lasts: some experts are sent more of any text. The rest changes from
+    # microbatch to microbatch.
     lasting: float = 0.5
-    share: float = 0.5
+    share: float = 0.5  # share of a computation that the experts are where tokens are spread evenly
     cause: ClassVar[str] = "expert_parallel_imbalance"
 
     def apply(self, work: StepWork, job: JobModel, rng: np.random.Generator) -> None:

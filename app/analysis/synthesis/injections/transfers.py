@@ -25,20 +25,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class SlowLink(Injection):
-    """One worker's network link is slow: all transfers that it takes part in are.
+    """One worker's network link is slow: all transfers that it takes part in are."""
 
-    Parameters
-    ----------
-    worker : tuple of int
-        (dp, pp).
-    factor : float
-        How many times as long its pipeline transfers and its collectives over the DP ranks take.
-    spells : Spells
-        When they do: a link that flaps is slow in some steps.
-    """
-
-    worker: Worker
+    worker: Worker  # (dp, pp)
+    # How many times as long its pipeline transfers and its collectives over the DP ranks take.
     factor: float
+    # When they do: a link that flaps is slow in some steps.
     spells: Spells = field(default_factory=Spells)
     cause: ClassVar[str] = "network"
 
@@ -67,24 +59,12 @@ class SlowLink(Injection):
 
 @dataclass(frozen=True, slots=True)
 class Congestion(Injection):
-    """Other traffic slows the whole network by spells, whose strength comes and goes.
+    """Other traffic slows the whole network by spells, whose strength comes and goes."""
 
-    Parameters
-    ----------
-    factor : float
-        How many times as long transfers take at the height of a spell.
-    period : float
-        Recorded steps from one spell to the next.
-    busy : float
-        Share of a period that a spell lasts.
-    offset : float
-        How many steps of a period have passed when the first step begins.
-    """
-
-    factor: float
-    period: float
-    busy: float = 0.5
-    offset: float = 0.0
+    factor: float  # how many times as long transfers take at the height of a spell
+    period: float  # recorded steps from one spell to the next
+    busy: float = 0.5  # share of a period that a spell lasts
+    offset: float = 0.0  # how many steps of a period have passed when the first step begins
     cause: ClassVar[str] = "network_congestion"
 
     def apply(self, work: StepWork, job: JobModel, rng: np.random.Generator) -> None:
@@ -102,15 +82,9 @@ class Congestion(Injection):
 
 @dataclass(frozen=True, slots=True)
 class SlowDataLoading(Injection):
-    """A step's batch arrives late.
+    """A step's batch arrives late."""
 
-    Parameters
-    ----------
-    delay_ns : float
-        Mean delay of a step's first operation, the same on all stages of a DP rank.
-    """
-
-    delay_ns: float
+    delay_ns: float  # mean delay of a step's first operation, the same on all stages of a DP rank
     cause: ClassVar[str] = "data_loading"
 
     def apply(self, work: StepWork, job: JobModel, rng: np.random.Generator) -> None:
@@ -127,14 +101,9 @@ class FalseKernelDependency(Injection):
 
     Needs gradients that overlap the backward pass, and virtual stages: without them nothing is left
     to compute when the gradients of a stage's only chunk are reduced.
-
-    Parameters
-    ----------
-    blocked : int
-        Computations that each reduce-scatter holds up.
     """
 
-    blocked: int = 1
+    blocked: int = 1  # computations that each reduce-scatter holds up
     cause: ClassVar[str] = "false_kernel_dependency"
 
     def rewire(self, program: JobProgram, job: JobModel) -> JobProgram:

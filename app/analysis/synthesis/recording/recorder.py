@@ -42,20 +42,12 @@ _TYPES: Final = {
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ProfilerRecording:
-    """A trace, and what the profiler did to it.
-
-    Parameters
-    ----------
-    trace : Trace
-    lost : int
-        Operations that were not written.
-    clock_offset_ns, clock_rate_ppm : dict of str to float
-        How far the clock of each host is ahead at the session's start, and how many microseconds
-        it gains in a second; empty where all clocks are right.
-    """
+    """A trace, and what the profiler did to it."""
 
     trace: Trace
-    lost: int
+    lost: int  # operations that were not written
+    # clock_offset_ns, clock_rate_ppm: how far the clock of each host is ahead at the session's
+    # start, and how many microseconds it gains in a second; empty where all clocks are right
     clock_offset_ns: dict[str, float]
     clock_rate_ppm: dict[str, float]
 

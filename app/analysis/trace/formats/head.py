@@ -18,24 +18,12 @@ _GZIP_WINDOW_BITS: Final = 31
 
 @dataclass(frozen=True, slots=True)
 class Compression:
-    """A compression in which text may come.
+    """A compression in which text may come."""
 
-    Parameters
-    ----------
-    magic : bytes
-        What it begins with.
-    suffix : str
-        Of its files.
-    codings : tuple of str
-        As ``Content-Encoding`` calls it.
-    media_types : tuple of str
-        Which say only that something is compressed in this way.
-    """
-
-    magic: bytes
-    suffix: str
-    codings: tuple[str, ...]
-    media_types: tuple[str, ...]
+    magic: bytes  # what it begins with
+    suffix: str  # of its files
+    codings: tuple[str, ...]  # as ``Content-Encoding`` calls it
+    media_types: tuple[str, ...]  # which say only that something is compressed in this way
 
 
 COMPRESSIONS: Final = (
@@ -46,18 +34,10 @@ COMPRESSIONS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """The first bytes of a body.
+    """The first bytes of a body."""
 
-    Parameters
-    ----------
-    start : bytes
-        As they are, 4 KiB at most.
-    text : bytes
-        Decompressed, 4 KiB at most; empty where they are compressed and damaged.
-    """
-
-    start: bytes
-    text: bytes
+    start: bytes  # as they are, 4 KiB at most
+    text: bytes  # decompressed, 4 KiB at most; empty where they are compressed and damaged
 
     @property
     def compressed(self) -> bool:

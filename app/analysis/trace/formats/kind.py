@@ -17,20 +17,11 @@ OWN_MEDIA_TYPE: Final = "application/vnd.paceline."
 
 @dataclass(frozen=True, slots=True)
 class Decoded:
-    """A decoded body.
-
-    Parameters
-    ----------
-    trace : Trace
-    trace_format : str
-        The name of its format.
-    unmapped : tuple of Unmapped
-        What it holds besides, that is no operation.
-    """
+    """A decoded body."""
 
     trace: Trace
-    trace_format: str
-    unmapped: tuple[Unmapped, ...] = ()
+    trace_format: str  # the name of its format
+    unmapped: tuple[Unmapped, ...] = ()  # what it holds besides, that is no operation
 
 
 class Decode(Protocol):
@@ -48,60 +39,33 @@ class Decode(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Writer:
-    """How a trace is written in a format.
+    """How a trace is written in a format."""
 
-    Parameters
-    ----------
-    file_name : str
-        Of the file that the command line writes.
-    encode : callable
-        Returns the bytes of a trace.
-    """
-
-    file_name: str
-    encode: Callable[[Trace], bytes]
+    file_name: str  # of the file that the command line writes
+    encode: Callable[[Trace], bytes]  # returns the bytes of a trace
 
 
 @dataclass(frozen=True, slots=True)
 class TraceFormat:
-    """A format in which traces are accepted.
+    """A format in which traces are accepted."""
 
-    Parameters
-    ----------
-    name : str
-        As sessions carry it.
-    title : str
-        As people call it.
-    media_types : tuple of str
-        What senders call it; the first one is ours. One that begins with `OWN_MEDIA_TYPE` says for
-        sure which format it is, others only that it may be this one.
-    suffixes : tuple of str
-        Of its files, without that of a compression.
-    sniff : callable
-        Takes the beginning of a body and returns whether it is of this format. Formats that begin
-        alike have the same `sniff` and the same `decode`, which tells them apart.
-    decode : callable
-    text : bool
-        It is text, which may come compressed with gzip or zstd.
-    step_relative : bool
-        Its times count from the earliest start of their step, so that nothing is known across
-        steps; its chunks do not mix with those of other formats.
-    writers : mapping of str to Writer
-        By the name that ``paceline synth --format`` takes; empty where nothing writes it.
-    recorder : str or None
-        What writes it, where that is another program: then ``paceline convert`` reads it.
-    local_only : bool
-        Its files are opened on the machine of who has them only, never by a server.
-    """
-
-    name: str
-    title: str
+    name: str  # as sessions carry it
+    title: str  # as people call it
+    # What senders call it; the first one is ours. One that begins with `OWN_MEDIA_TYPE` says for
+    # sure which format it is, others only that it may be this one.
     media_types: tuple[str, ...]
-    suffixes: tuple[str, ...]
+    suffixes: tuple[str, ...]  # of its files, without that of a compression
+    # Takes the beginning of a body and returns whether it is of this format. Formats that begin
+    # alike have the same `sniff` and the same `decode`, which tells them apart.
     sniff: Callable[[Head], bool]
     decode: Decode
-    text: bool = False
+    text: bool = False  # it is text, which may come compressed with gzip or zstd
+    # Its times count from the earliest start of their step, so that nothing is known across
+    # steps; its chunks do not mix with those of other formats.
     step_relative: bool = False
+    # By the name that ``paceline synth --format`` takes; empty where nothing writes it.
     writers: Mapping[str, Writer] = field(default_factory=dict)
+    # What writes it, where that is another program: then ``paceline convert`` reads it.
     recorder: str | None = None
+    # Its files are opened on the machine of who has them only, never by a server.
     local_only: bool = False

@@ -26,22 +26,13 @@ Columns = Mapping[str, NDArray[Any]]
 
 @dataclass(frozen=True, slots=True)
 class Runs:
-    """Runs of a trace.
+    """Runs of a trace."""
 
-    Parameters
-    ----------
-    heads, lengths : int arrays, shape (runs,)
-        First row and number of rows of each run.
-    group : int64 array, shape (runs,)
-        Number of its group, from 0 without gaps.
-    whole : bool
-        Every group is one run.
-    """
-
+    # heads, lengths: (runs,): first row and number of rows of each run
     heads: NDArray[np.intp]
     lengths: NDArray[np.intp]
-    group: NDArray[np.int64]
-    whole: bool
+    group: NDArray[np.int64]  # (runs,): number of its group, from 0 without gaps
+    whole: bool  # every group is one run
 
     def group_of_rows(self) -> NDArray[np.int64]:
         """Return the group of every row."""
@@ -68,24 +59,13 @@ def same_as_before(
 
 @dataclass(frozen=True, slots=True)
 class Neighbors:
-    """What comparing some rows with the rows before them tells.
+    """What comparing some rows with the rows before them tells."""
 
-    Parameters
-    ----------
-    heads : int array
-        Those where runs start.
-    stretches : int array
-        Those where the rank or the step changes.
-    moved : bool
-        One has the rank of the row before, and another place in the DP × PP grid.
-    falls, microbatch_falls : bool
-        Within a run the order, or without one the start, does not rise; the microbatch, where it
-        is known, does not.
-    """
-
-    heads: NDArray[np.intp]
-    stretches: NDArray[np.intp]
-    moved: bool
+    heads: NDArray[np.intp]  # those where runs start
+    stretches: NDArray[np.intp]  # those where the rank or the step changes
+    moved: bool  # one has the rank of the row before, and another place in the DP × PP grid
+    # falls, microbatch_falls: within a run the order, or without one the start, does not rise;
+    # the microbatch, where it is known, does not
     falls: bool
     microbatch_falls: bool
 

@@ -29,24 +29,13 @@ _CROSS_MESH = (CROSS_MESH_SEND, CROSS_MESH_RECV)
 
 @dataclass(frozen=True, slots=True)
 class Named:
-    """Columns with our operation types.
+    """Columns with our operation types."""
 
-    Parameters
-    ----------
-    columns : dict
-        `op` holds indices into `op_names`.
-    op_names : tuple of str
-        `KNOWN_OP_TYPES`, then the unknown types that rows have.
-    source : int array or None
-        Row of the body of each row, where operations were split.
-    changed : bool
-        Two recorded names became one type, or operations were split: the recorded order and runs
-        no longer hold.
-    """
-
-    columns: dict[str, NDArray[Any]]
-    op_names: tuple[str, ...]
-    source: NDArray[np.intp] | None
+    columns: dict[str, NDArray[Any]]  # `op` holds indices into `op_names`
+    op_names: tuple[str, ...]  # `KNOWN_OP_TYPES`, then the unknown types that rows have
+    source: NDArray[np.intp] | None  # row of the body of each row, where operations were split
+    # Two recorded names became one type, or operations were split: the recorded order and runs no
+    # longer hold.
     changed: bool
 
 

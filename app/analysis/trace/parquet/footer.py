@@ -43,21 +43,12 @@ _BYTE_ARRAY: Final = 6
 
 @dataclass(frozen=True, slots=True)
 class ColumnChunk:
-    """One column of one row group.
-
-    Parameters
-    ----------
-    name : str
-    is_text : bool
-        Its values are byte arrays, not numbers.
-    rows : int
-    start, end : int
-        Its pages in the body, the dictionary first.
-    """
+    """One column of one row group."""
 
     name: str
-    is_text: bool
+    is_text: bool  # its values are byte arrays, not numbers
     rows: int
+    # start, end: its pages in the body, the dictionary first
     start: int
     end: int
 

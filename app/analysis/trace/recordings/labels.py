@@ -39,22 +39,12 @@ class LabelKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Label:
-    """What a range's name says.
+    """What a range's name says."""
 
-    Parameters
-    ----------
-    op : str
-        Our operation type.
-    kind : LabelKind
-    stage : int
-        Of the whole pipeline, `ABSENT` where the label has a chunk instead.
-    mb, mc : int
-        Microbatch; model chunk, `ABSENT` where it follows from the stage.
-    """
-
-    op: str
+    op: str  # our operation type
     kind: LabelKind
-    stage: int = ABSENT
+    stage: int = ABSENT  # of the whole pipeline, `ABSENT` where the label has a chunk instead
+    # mb, mc: microbatch; model chunk, `ABSENT` where it follows from the stage
     mb: int = ABSENT
     mc: int = ABSENT
 

@@ -149,19 +149,14 @@ class PlanError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Loan:
-    """Units that `source` has others compute: the last ones that it has.
-
-    Parameters
-    ----------
-    start, stop : int
-        The units, of those of `source`.
-    slices : tuple of (int, int)
-        For each rank of the group, the part that it computes, counted from `start`.
-    """
+    """Units that `source` has others compute: the last ones that it has."""
 
     source: int
+    # start, stop: the units, of those of `source`
     start: int
     stop: int
+    # tuple of (int, int): for each rank of the group, the part that it computes, counted from
+    # `start`
     slices: tuple[tuple[int, int], ...]
 
     @property

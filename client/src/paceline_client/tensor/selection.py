@@ -29,21 +29,12 @@ class Selection(Enum):
 
 @dataclass(eq=False, slots=True)
 class _Tracked:
-    """What is known of a site's units.
-
-    Parameters
-    ----------
-    variation : tensor of shape (units,), or None
-        Mean change of each unit's numbers in the last epoch in which it was computed.
-    old : list of tensor
-        The members as they were when the epoch began.
-    pruned : tensor of bool, shape (units,)
-        Units left out at any time of this epoch.
-    """
+    """What is known of a site's units."""
 
     site: Site
-    old: list[torch.Tensor]
-    pruned: torch.Tensor
+    old: list[torch.Tensor]  # list of tensor: the members as they were when the epoch began
+    pruned: torch.Tensor  # (units,): units left out at any time of this epoch
+    # (units,): mean change of each unit's numbers in the last epoch in which it was computed
     variation: torch.Tensor | None = None
 
 

@@ -31,18 +31,11 @@ _LONGEST_REASON: Final = 200
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """A plan that the service has for this group.
-
-    Parameters
-    ----------
-    expires_step : int
-        The first step at which it is void.
-    applies : bool
-        Whether it is to be put in force; else it is advice, which ends the plan before it.
-    """
+    """A plan that the service has for this group."""
 
     plan: Plan
-    expires_step: int
+    expires_step: int  # the first step at which it is void
+    # Whether it is to be put in force; else it is advice, which ends the plan before it.
     applies: bool = True
 
 
@@ -60,25 +53,16 @@ class Acknowledgement:
 class Peer:
     """Where the service is, and who asks.
 
-    Parameters
-    ----------
-    server : str
-        ``http://paceline.example:8765``.
-    group : str
-        Names the group within the job; letters, digits, dots, dashes and underscores.
-    attempt : int
-        Counts the starts of the job. A plan never survives one.
-
     Raises
     ------
     ValueError
         If the address is no http or https address, or a name is empty.
     """
 
-    server: str
+    server: str  # ``http://paceline.example:8765``
     job: str
-    group: str
-    attempt: int
+    group: str  # names the group within the job; letters, digits, dots, dashes and underscores
+    attempt: int  # Counts the starts of the job. A plan never survives one.
 
     def __post_init__(self) -> None:
         parts = urlsplit(self.server)

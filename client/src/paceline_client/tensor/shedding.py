@@ -35,18 +35,11 @@ class Imputation(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """Units that this rank computes of its own.
+    """Units that this rank computes of its own."""
 
-    Parameters
-    ----------
-    total : int
-        Units that it has.
-    index : tensor of int64, or None
-        Which ones, ascending; None where they are the first `count`.
-    """
-
-    total: int
+    total: int  # units that it has
     count: int
+    # tensor of int64, or None: which ones, ascending; None where they are the first `count`
     index: torch.Tensor | None = None
 
     def take(self, tensor: torch.Tensor, dim: int) -> torch.Tensor:
@@ -65,33 +58,19 @@ class Kept:
 
 @dataclass(frozen=True, slots=True)
 class Shed:
-    """One layer's part of a plan, on one rank.
-
-    Parameters
-    ----------
-    pruned : tensor of int64
-        Units that nobody computes.
-    loans : tuple of Loan
-        Of all ranks, in the same order on all of them.
-    """
+    """One layer's part of a plan, on one rank."""
 
     kept: Kept
-    pruned: torch.Tensor
-    loans: tuple[Loan, ...]
+    pruned: torch.Tensor  # tensor of int64: units that nobody computes
+    loans: tuple[Loan, ...]  # of all ranks, in the same order on all of them
 
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """A parameter that units consist of: `width` successive rows or columns for each.
-
-    Parameters
-    ----------
-    dim : int
-        The dimension along which the units lie.
-    """
+    """A parameter that units consist of: `width` successive rows or columns for each."""
 
     parameter: torch.nn.Parameter
-    dim: int
+    dim: int  # the dimension along which the units lie
     width: int = 1
 
     def index(self, units: torch.Tensor) -> torch.Tensor:
@@ -117,13 +96,6 @@ class Member:
 class Site:
     """A place where units can be shed: a layer's columns, or a pair's hidden units.
 
-    Parameters
-    ----------
-    units : int
-        That this rank has without a plan.
-    shed : Shed or None
-        What is in force.
-
     Attributes
     ----------
     work : int
@@ -133,9 +105,9 @@ class Site:
     """
 
     tp: TensorGroup
-    units: int
+    units: int  # that this rank has without a plan
     members: tuple[Member, ...]
-    shed: Shed | None = None
+    shed: Shed | None = None  # what is in force
     kind: Kind = Kind.HIDDEN_UNIT
     imputation: Imputation = Imputation.ZERO
     previous: dict[str, torch.Tensor] = field(default_factory=dict)

@@ -18,19 +18,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class StepTime:
-    """One rank's step.
-
-    Parameters
-    ----------
-    time_s : float
-        Without what it waited at collectives: the T of the paper's Eq. 1.
-    matmul_s : float
-        In matrix products: its M.
-    """
+    """One rank's step."""
 
     step: int
-    time_s: float
-    matmul_s: float
+    time_s: float  # Without what it waited at collectives: the T of the paper's Eq. 1.
+    matmul_s: float  # in matrix products: its M
 
 
 class Watch(Protocol):
@@ -71,17 +63,10 @@ class NoWatch:
 
 @dataclass(slots=True)
 class Pace:
-    """Makes matrix products take a time of our choice, to emulate a slow processor.
+    """Makes matrix products take a time of our choice, to emulate a slow processor."""
 
-    Parameters
-    ----------
-    s_per_flop : float
-        Seconds that a healthy processor takes for a floating-point operation (c).
-    slowdown : float
-        Times as long that this one takes (χ); may be changed while the job runs.
-    """
-
-    s_per_flop: float
+    s_per_flop: float  # seconds that a healthy processor takes for a floating-point operation (c)
+    # Times as long that this one takes (χ); may be changed while the job runs.
     slowdown: float = 1.0
 
     def duration_s(self, flops: int) -> float:

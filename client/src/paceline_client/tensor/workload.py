@@ -19,21 +19,11 @@ from paceline_client.tensor.units import Household, table_of
 
 @dataclass(frozen=True, slots=True)
 class Lineage:
-    """A row of the lineage table (the paper's section III-A).
+    """A row of the lineage table (the paper's section III-A)."""
 
-    Parameters
-    ----------
-    layer : str
-        The layer's name, or the pair's.
-    matrix : str
-        ``weight``; the input's columns are the same.
-    kept : tensor of int64
-        Where the columns that are computed belong.
-    """
-
-    layer: str
-    matrix: str
-    kept: torch.Tensor
+    layer: str  # the layer's name, or the pair's
+    matrix: str  # ``weight``; the input's columns are the same
+    kept: torch.Tensor  # tensor of int64: where the columns that are computed belong
 
 
 class Workload:

@@ -20,14 +20,9 @@ _FIRST_STEPS: Final = 3
 
 @dataclass(frozen=True)
 class Window:
-    """Steps to record.
+    """Steps to record."""
 
-    Parameters
-    ----------
-    start, steps : int
-        First step, and how many.
-    """
-
+    # start, steps: first step, and how many
     start: int
     steps: int
 

@@ -23,20 +23,14 @@ _SETTLE_S: Final = 30.0
 
 @dataclass(frozen=True)
 class Sender:
-    """Where a rank's shares go, and what all of them say.
-
-    Parameters
-    ----------
-    meta : dict
-        Of every session; joined with what a session adds.
-    """
+    """Where a rank's shares go, and what all of them say."""
 
     server: str
     job: str
     run: Run
     rank: int
     layout: Layout
-    meta: dict[str, Any]
+    meta: dict[str, Any]  # of every session; joined with what a session adds
     spool: Spool
     hand_over: bool
     retry: RetryPolicy
@@ -58,19 +52,13 @@ class Sender:
 
 @dataclass
 class Session:
-    """A window that is being recorded.
-
-    Attributes
-    ----------
-    recorder : Recorder
-    over : threading.Event
-        Everything recorded has come to the recorder, which was finished.
-    """
+    """A window that is being recorded."""
 
     window: Window
     sender: Sender
     timeline: Timeline
     recorder: Recorder = field(init=False)
+    # threading.Event: everything recorded has come to the recorder, which was finished
     over: threading.Event = field(default_factory=threading.Event)
 
     def __post_init__(self) -> None:

@@ -23,22 +23,13 @@ _AT_ONCE: Final = 1 << 18
 
 @dataclass(frozen=True, slots=True)
 class Launched:
-    """Some kernels that ranges launched, in the order of the recording.
+    """Some kernels that ranges launched, in the order of the recording."""
 
-    Parameters
-    ----------
-    place : array of int32
-        Of the range that launched each.
-    start, end : array of int64
-        In ns.
-    work : array of int64
-        Index into `Scan.works` of a kernel of a process group, else -1.
-    """
-
-    place: NDArray[np.int32]
+    place: NDArray[np.int32]  # of the range that launched each
+    # start, end: in ns
     start: NDArray[np.int64]
     end: NDArray[np.int64]
-    work: NDArray[np.int64]
+    work: NDArray[np.int64]  # index into `Scan.works` of a kernel of a process group, else -1
 
 
 def launched_kernels(scan: Scan, ranges: Sequence[Span]) -> Iterator[Launched]:

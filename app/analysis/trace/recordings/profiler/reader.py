@@ -75,19 +75,12 @@ ATTACH: Final = "record with paceline_client.torch.attach"
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """What to do about a recording that lacks something, in the words of its profiler.
+    """What to do about a recording that lacks something, in the words of its profiler."""
 
-    Parameters
-    ----------
-    no_labels, unknown_rank : str
-        Why it is refused, and what to do.
-    no_kernel : str
-        The setting that records what a range did on the device.
-    """
-
+    # no_labels, unknown_rank: why it is refused, and what to do
     no_labels: str
     unknown_rank: str
-    no_kernel: str
+    no_kernel: str  # the setting that records what a range did on the device
 
 
 def decode_scan(

@@ -46,27 +46,16 @@ class Labelled:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """A transfer or a collective of a process group.
+    """A transfer or a collective of a process group."""
 
-    Parameters
-    ----------
-    name : str
-        Of the collective, without punctuation: ``allgather``, ``send``.
-    group, description : str
-        Name of the process group and what its maker calls it, "" where neither is recorded.
-    seq : int or None
-        Its number in the group, where that is recorded.
-    span : Span
-    on_device : bool
-        It is a kernel.
-    """
-
-    name: str
+    name: str  # of the collective, without punctuation: ``allgather``, ``send``
+    # group, description: name of the process group and what its maker calls it, "" where neither
+    # is recorded
     group: str
     description: str
-    seq: int | None
+    seq: int | None  # its number in the group, where that is recorded
     span: Span
-    on_device: bool
+    on_device: bool  # it is a kernel
 
 
 class Kernels:

@@ -17,21 +17,11 @@ from app.analysis.trace.recordings.profiler.scan import Labelled, Scan
 
 @dataclass(frozen=True, slots=True)
 class Steps:
-    """Steps of a recording.
+    """Steps of a recording."""
 
-    Parameters
-    ----------
-    begins : tuple of int
-        Where each begins, in ns, rising.
-    numbers : tuple of int
-        Of each.
-    of_label : tuple of int or None
-        The step of each labelled range; None before the first one.
-    """
-
-    begins: tuple[int, ...]
-    numbers: tuple[int, ...]
-    of_label: tuple[int | None, ...]
+    begins: tuple[int, ...]  # where each begins, in ns, rising
+    numbers: tuple[int, ...]  # of each
+    of_label: tuple[int | None, ...]  # the step of each labelled range; None before the first one
 
     def at(self, time: int) -> int | None:
         """Return the step at a time, None before the first one."""

@@ -36,26 +36,16 @@ class Level(enum.IntEnum):
 
 @dataclass(frozen=True)
 class Job:
-    """What `attach` was given.
-
-    Parameters
-    ----------
-    tap : Tap
-    layout : Layout
-    model, schedule, megatron_config
-        As given, or None.
-    rank : int
-        This process's.
-    groups : mapping
-        What process groups are of, ``ep`` or ``cp``, by their names.
-    """
+    """What `attach` was given."""
 
     tap: Tap
     layout: Layout
+    # model, schedule, megatron_config: as given, or None
     model: Any = None
     schedule: Any = None
     megatron_config: Any = None
-    rank: int = 0
+    rank: int = 0  # this process's
+    # What process groups are of, ``ep`` or ``cp``, by their names.
     groups: Mapping[str, str] = field(default_factory=dict)
     # Called on the training's thread when recording begins; what they return, when it ends.
     on_record: list[Callable[[], Undo]] = field(default_factory=list)
@@ -84,23 +74,13 @@ class Job:
 
 @dataclass(frozen=True)
 class Hook:
-    """A function of a framework that is replaced by one that records and calls it.
+    """A function of a framework that is replaced by one that records and calls it."""
 
-    Parameters
-    ----------
-    where : str
-        ``package.module:Class.function`` or ``package.module:function``.
-    parameters : sequence of str
-        Those that the replacement knows by name; they must be the function's first.
-    level : Level
-        From which on it is attached.
-    wrap : callable
-        Takes the job and the function, and returns the replacement.
-    """
-
-    where: str
+    where: str  # ``package.module:Class.function`` or ``package.module:function``
+    # Those that the replacement knows by name; they must be the function's first.
     parameters: Sequence[str]
-    level: Level
+    level: Level  # from which on it is attached
+    # Takes the job and the function, and returns the replacement.
     wrap: Callable[[Job, Function], Function]
 
     def function(self) -> Function:
@@ -150,23 +130,14 @@ class Hook:
 
 @dataclass(frozen=True)
 class Target:
-    """A framework, or a part of one, that is attached to.
+    """A framework, or a part of one, that is attached to."""
 
-    Parameters
-    ----------
-    name, title : str
-        For metadata and logs; for people.
-    wanted : callable
-        Whether the job has it.
-    hooks : sequence of Hook
-    install : callable, optional
-        What takes more than hooks; returns what takes it back.
-    """
-
+    # name, title: for metadata and logs; for people
     name: str
     title: str
-    wanted: Callable[[Job], bool]
+    wanted: Callable[[Job], bool]  # whether the job has it
     hooks: Sequence[Hook] = ()
+    # What takes more than hooks; returns what takes it back.
     install: Callable[[Job, Level], Undo] | None = None
 
     def attach(self, job: Job, level: Level) -> tuple[list[Undo], list[str]]:
