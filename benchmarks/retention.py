@@ -54,8 +54,8 @@ FILL: Final = (
     UPDATE session SET received_at = now() WHERE number % :pinned = 1
     """,
     """
-    INSERT INTO report (project_id, session_id, document_blob, heatmap_blob, in_ledger, in_figures)
-    SELECT 1, id, gen_random_uuid(), gen_random_uuid(), true, true FROM session
+    INSERT INTO report (project_id, session_id, document_blob, heatmap_blob)
+    SELECT 1, id, gen_random_uuid(), gen_random_uuid() FROM session
     """,
     """
     INSERT INTO blob_part (project_id, blob_id, part, data)

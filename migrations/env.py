@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from alembic import context
 
-from app.db import models, single_project
+from app.db import models
 from app.db.engine import make_engine
 from app.db.models.base import Base
 from app.errors import StartupError
@@ -23,19 +23,9 @@ for _module in iter_modules(models.__path__):
     import_module(f"{models.__name__}.{_module.name}")
 
 
-def _is_compared(name: str | None, kind: str, _of: object) -> bool:
-    """Return whether the models have to know of something in the database."""
-    return not (kind == "unique_constraint" and name is not None and single_project.MARK in name)
-
-
 def run(connection: Connection) -> None:
     """Run what was asked for in one transaction: a revision that fails leaves nothing behind."""
-    context.configure(
-        connection=connection,
-        target_metadata=Base.metadata,
-        compare_type=True,
-        include_name=_is_compared,
-    )
+    context.configure(connection=connection, target_metadata=Base.metadata, compare_type=True)
     with context.begin_transaction():
         context.run_migrations()
 

@@ -152,11 +152,7 @@ class StoredReport(OfProject, Base):
     """Result of the analysis of a session: at most one, replaced as a whole."""
 
     __tablename__ = "report"
-    __table_args__ = (
-        belongs_to("session_id", "session.id"),
-        Index("ix_report_not_in_ledger", "created_at", postgresql_where=text("NOT in_ledger")),
-        Index("ix_report_not_in_figures", "created_at", postgresql_where=text("NOT in_figures")),
-    )
+    __table_args__ = (belongs_to("session_id", "session.id"),)
 
     session_id: Mapped[uuid.UUID] = mapped_column(Uuid, primary_key=True)
     # `paceline.report/1` as zstd-compressed JSON, and the per-step heatmaps, both in blob_part
@@ -164,7 +160,3 @@ class StoredReport(OfProject, Base):
     # null once retention took them away
     heatmap_blob: Mapped[uuid.UUID | None] = mapped_column(Uuid)
     created_at: Mapped[datetime] = mapped_column(server_default=text("now()"))
-    # Whether the ledger of hosts has it: those of before it are read bit by bit.
-    in_ledger: Mapped[bool] = mapped_column(server_default=text("false"))
-    # Whether the figures of the fleet have it, in the same way.
-    in_figures: Mapped[bool] = mapped_column(server_default=text("false"))

@@ -11,7 +11,6 @@ from sqlalchemy import func, select
 from sqlalchemy.dialects.postgresql import insert
 
 from app.alerts.rules import DEFAULT_RULES, RULE
-from app.db import single_project
 from app.db.models.access import DEFAULT_PROJECT, Membership, Project, Token
 from app.db.models.alerts import AlertRule
 from app.db.models.sessions import Job
@@ -104,8 +103,6 @@ def create_project(container: Container, name: str) -> ProjectView:
     ------
     InvalidAccessError, ConflictError
         ``access.invalid``, ``project.name_taken``.
-    TablesInUseError
-        ``database.tables_in_use``.
     """
     if NAME.fullmatch(name) is None:
         raise InvalidAccessError(
@@ -118,7 +115,6 @@ def create_project(container: Container, name: str) -> ProjectView:
                 ),
             ),
         )
-    single_project.end(container.engine)
     with container.uow() as tx:
         row = tx.session.execute(
             insert(Project)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
-from sqlalchemy import delete, select, update
+from sqlalchemy import delete, select
 
 from app.analysis.fleet.figures import figures_of
 from app.db.models.fleet import SessionFigure
-from app.db.models.sessions import Session, StoredReport
-from app.services.ledgers.fill import Ledger
+from app.db.models.sessions import Session
 
 if TYPE_CHECKING:
     import uuid
@@ -33,9 +32,6 @@ def write_figures(tx: UnitOfWork, session_id: uuid.UUID, report: Report | None) 
     tx.session.execute(delete(SessionFigure).where(SessionFigure.session_id == session_id))
     if report is None:
         return
-    tx.session.execute(
-        update(StoredReport).where(StoredReport.session_id == session_id).values(in_figures=True)
-    )
     job_id, received_at, metadata = tx.session.execute(
         select(Session.job_id, Session.received_at, Session.meta).where(Session.id == session_id)
     ).one()
@@ -62,6 +58,3 @@ def write_figures(tx: UnitOfWork, session_id: uuid.UUID, report: Report | None) 
         )
     )
     tx.session.flush()
-
-
-FIGURES: Final = Ledger("figures of the fleet", StoredReport.in_figures, write_figures)

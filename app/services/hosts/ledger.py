@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
-from sqlalchemy import delete, select, update
+from sqlalchemy import delete, select
 
 from app.db.models.hosts import HostReading
-from app.db.models.sessions import Session, StoredReport
+from app.db.models.sessions import Session
 from app.services.hosts.readings import readings_of
-from app.services.ledgers.fill import Ledger
 
 if TYPE_CHECKING:
     import uuid
@@ -34,9 +33,6 @@ def write_readings(tx: UnitOfWork, session_id: uuid.UUID, report: Report | None)
     tx.session.execute(delete(HostReading).where(HostReading.session_id == session_id))
     if report is None:
         return
-    tx.session.execute(
-        update(StoredReport).where(StoredReport.session_id == session_id).values(in_ledger=True)
-    )
     readings = readings_of(report)
     if not readings:
         return
@@ -62,6 +58,3 @@ def write_readings(tx: UnitOfWork, session_id: uuid.UUID, report: Report | None)
         for reading in readings
     )
     tx.session.flush()
-
-
-HOSTS: Final = Ledger("hosts", StoredReport.in_ledger, write_readings)

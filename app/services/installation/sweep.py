@@ -24,11 +24,8 @@ from app.services.access.projects import is_there
 from app.services.access.sign_ins import prune_sign_ins
 from app.services.alerts.sweep import sweep_alerts
 from app.services.container import Claim, TaskError
-from app.services.fleet_report.ledger import FIGURES
-from app.services.hosts.ledger import HOSTS
 from app.services.keeping.objects import collect_objects
 from app.services.keeping.retention import keep_to_rules
-from app.services.ledgers.fill import fill
 from app.services.sessions.seal import seal_silent
 from app.services.tasks.task_runs import expire, lease_is_over, was_seen
 from app.services.weekly.send import send_due
@@ -88,8 +85,6 @@ def sweep(container: Container) -> SweepResult:
     sweep_alerts(container)
     send_due(container)
     prune_projects(container)
-    fill(container, HOSTS)
-    fill(container, FIGURES)
     keep_to_rules(container)
     collect_objects(container)
     return result

@@ -151,7 +151,6 @@ def make_job(container: Container, tx: UnitOfWork, name: str) -> int:
         If it comes and goes.
     """
     found = select(Job.id).where(Job.name == name).with_for_update(key_share=True)
-    # Of a single project names are unique twice: the insertion gives way whichever it meets.
     made = insert(Job).values(name=name).on_conflict_do_nothing().returning(Job.id)
     for _ in range(TRIES):
         job_id = tx.session.execute(found).scalar()

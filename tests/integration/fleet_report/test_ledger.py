@@ -5,16 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
-from sqlalchemy import delete, select, update
+from sqlalchemy import select
 
 from app.analysis.fleet.figures import KINDS, QUANTILES
 from app.db.models.fleet import SessionFigure
-from app.db.models.sessions import StoredReport
 from app.services.access.moves import move_job
 from app.services.access.projects import create_project
-from app.services.fleet_report.ledger import FIGURES
-from app.services.installation.sweep import sweep
-from app.services.ledgers.fill import fill
 from app.services.sessions.reports import report_document
 from tests.integration.dashboard.test_routes import analyzed
 from tests.support.reads import read
@@ -29,13 +25,6 @@ def rows(container: Container) -> list[SessionFigure]:
         return list(tx.session.execute(select(SessionFigure)).scalars())
 
 
-def forget(container: Container) -> None:
-    """Leave what a version without figures left."""
-    with container.uow() as tx:
-        tx.session.execute(delete(SessionFigure))
-        tx.session.execute(update(StoredReport).values(in_figures=False))
-
-
 def test_an_analysis_writes_what_its_report_says(container: Container) -> None:
     stored = analyzed(container)
     report = read(container, report_document, stored.session)
@@ -46,26 +35,6 @@ def test_an_analysis_writes_what_its_report_says(container: Container) -> None:
     assert set(row.waste) == set(KINDS)
     assert len(row.steps) == QUANTILES
     assert set(row.causes) == {cause.cause for cause in report.causes}
-
-
-def test_what_was_stored_before_the_figures_is_read_once(container: Container) -> None:
-    for _ in range(2):
-        analyzed(container)
-    before = {(row.session_id, row.slowdown) for row in rows(container)}
-    forget(container)
-    assert rows(container) == []
-    sweep(container)
-    assert {(row.session_id, row.slowdown) for row in rows(container)} == before
-    assert fill(container, FIGURES) == 0
-
-
-def test_a_report_that_somebody_is_replacing_is_left_to_the_next_pass(container: Container) -> None:
-    analyzed(container)
-    forget(container)
-    with container.uow() as tx:
-        tx.session.execute(select(StoredReport).with_for_update())
-        assert fill(container, FIGURES) == 0
-    assert fill(container, FIGURES) == 1
 
 
 def test_a_session_without_a_report_is_in_no_figure(container: Container) -> None:

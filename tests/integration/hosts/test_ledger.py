@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from sqlalchemy import delete, select, update
+from sqlalchemy import delete, select
 
 from app.db.models.hosts import HostReading
-from app.db.models.sessions import Session, StoredReport
+from app.db.models.sessions import Session
 from app.services.access.moves import move_job
 from app.services.access.projects import create_project
-from app.services.hosts.ledger import HOSTS
 from app.services.hosts.readings import readings_of
-from app.services.installation.sweep import sweep
-from app.services.ledgers.fill import fill
 from app.services.sessions.reports import report_document
 from tests.integration.dashboard.test_routes import analyzed
 from tests.support.reads import read
@@ -28,13 +25,6 @@ def rows(container: Container) -> list[HostReading]:
         return list(tx.session.execute(select(HostReading).order_by(HostReading.host)).scalars())
 
 
-def forget(container: Container) -> None:
-    """Leave what a version without a ledger left."""
-    with container.uow() as tx:
-        tx.session.execute(delete(HostReading))
-        tx.session.execute(update(StoredReport).values(in_ledger=False))
-
-
 def test_an_analysis_writes_what_its_report_says_of_hosts(container: Container) -> None:
     stored = analyzed(container)
     report = read(container, report_document, stored.session)
@@ -46,28 +36,6 @@ def test_an_analysis_writes_what_its_report_says_of_hosts(container: Container) 
         assert row.lost_each_hour == reading.lost_each_hour
     assert found == {}
     assert any(row.cause for row in rows(container))
-
-
-def test_what_was_stored_before_the_ledger_is_read_once(container: Container) -> None:
-    for _ in range(3):
-        analyzed(container)
-    before = [(row.session_id, row.host, row.slowdown) for row in rows(container)]
-    forget(container)
-    assert rows(container) == []
-    sweep(container)
-    after = [(row.session_id, row.host, row.slowdown) for row in rows(container)]
-    assert sorted(after, key=str) == sorted(before, key=str)
-    assert fill(container, HOSTS) == 0
-
-
-def test_a_report_that_somebody_is_replacing_is_left_to_the_next_pass(container: Container) -> None:
-    stored = analyzed(container)
-    forget(container)
-    with container.uow() as tx:
-        tx.session.execute(select(StoredReport).with_for_update())
-        assert fill(container, HOSTS) == 0
-    assert fill(container, HOSTS) == 1
-    assert {row.session_id for row in rows(container)} == {stored.session}
 
 
 def test_a_session_without_a_report_says_nothing_of_hosts(container: Container) -> None:

@@ -13,15 +13,12 @@ from sqlalchemy import func, select, update
 
 from app.db.blobs import read_blob, write_blob
 from app.db.models.blobs import BlobObject, BlobPart, ObjectLook, UnreferencedObject
-from app.db.models.sessions import StoredReport
 from app.db.objects.store import Objects
 from app.services.access.moves import move_job, prune_projects
 from app.services.access.projects import create_project
-from app.services.hosts.ledger import HOSTS
 from app.services.keeping.delete import delete_job
 from app.services.keeping.moving import Moved, move_to_database, move_to_store
 from app.services.keeping.objects import collect_objects, references
-from app.services.ledgers.fill import fill
 from app.services.sessions.reports import report_json
 from app.services.tasks.execute import execute
 from app.services.tasks.leases import LeaseKeeper
@@ -162,22 +159,6 @@ def test_a_deleted_job_leaves_no_object(installation: Container, s3: S3Server) -
     look(old)
     assert look(old, noted_ago=2 * DAY) == 2
     assert s3.objects() == {}
-
-
-def test_what_the_store_does_not_have_ends_no_pass_of_the_sweeper(
-    installation: Container, proxy: Proxy, s3: S3Server
-) -> None:
-    _analyzed(installation)
-    with installation.uow() as tx:
-        tx.session.execute(update(StoredReport).values(in_ledger=False))
-    proxy.refuse = True
-    # Away: it is asked again in another pass.
-    assert fill(installation, HOSTS) == 0
-    proxy.refuse = False
-    cast("Objects", installation.objects).store.delete(list(s3.objects()))
-    assert fill(installation, HOSTS) == 1
-    # Lost: it is not.
-    assert fill(installation, HOSTS) == 0
 
 
 def test_a_job_takes_its_objects_to_another_project(installation: Container) -> None:
