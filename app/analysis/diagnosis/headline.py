@@ -54,8 +54,7 @@ class Headline:
         Step time ÷ the reference.
     ci95 : (float, float) or None
         Of the job, of which these steps are some: by drawing blocks of steps anew; where the
-        headline is S that of S. None of fewer than 20 steps with causes, and in a report of
-        version 0.1.0, until it is analyzed again.
+        headline is S that of S. None of fewer than 20 steps with causes.
     reference_step_time_s : float
         Seconds: the mean step without the causes; of the published kind, the mean ideal step.
     kind : HeadlineKind

@@ -18,8 +18,7 @@ What `paceline plan --json` prints and `GET /api/v1/plans/{plan}` answers as `pl
 [OpenAPI document](http-api.md), as `PlanDocument`. The API's answer has the executed iteration
 beside it, as `timeline`: [SimulatedIteration](#simulatediteration).
 
-Fields are added within a schema, none is removed or changes its meaning. Plans that version 0.1.0
-or a later one stored still open.
+Fields are added within a schema, none is removed or changes its meaning.
 
 Layers, nodes and microbatches are numbered from 0; lists of stages are in the order of the
 pipeline. What the objectives are and how the methods search is in [planner.md](planner.md).

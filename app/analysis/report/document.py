@@ -104,7 +104,7 @@ class Report:
     schema : ``paceline.report/1``
         Which document this is.
     revision : int
-        Which fields it has; one that was stored with a lower revision is upgraded on reading.
+        Which fields it has.
     job : str or None
         Name of the job; None where a file was analyzed.
     session : str or None

@@ -19,8 +19,7 @@ What `paceline analyze --json` prints and `GET /api/v1/sessions/{session}/report
 `paceline.report/1`: one JSON object, without NaN or infinities. The same as JSON Schema is in the
 [OpenAPI document](http-api.md), as `Report`.
 
-Fields are added within a schema, none is removed or changes its meaning. Reports that version 0.1.0
-or a later one stored still open: they are upgraded when they are read.
+Fields are added within a schema, none is removed or changes its meaning.
 
 S is the slowdown: simulated step time with the recorded durations ÷ with all of them ideal. A
 worker is a cell of DP rank and pipeline stage; lists by worker are `[dp][pp]`, lists by step are in

@@ -9,9 +9,9 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 import numpy as np
-from fastapi import APIRouter, Query, Request, Response
+from fastapi import APIRouter, Query, Response
 from fastapi.responses import JSONResponse, StreamingResponse
-from pydantic import BaseModel, BeforeValidator
+from pydantic import BaseModel
 
 from app.analysis.diagnosis.headline import HeadlineKind
 from app.analysis.diagnosis.verdict import Level
@@ -39,17 +39,8 @@ if TYPE_CHECKING:
 DEFAULT_LIMIT: Final = 50
 MAX_LIMIT: Final = 1000
 
-# A state that no session was ever in: as a filter it finds nothing for one version more.
-RETIRED_STATE: Final = "sealed"
-
-
-def _without_retired(asked: object) -> object:
-    return None if asked == RETIRED_STATE else asked
-
-
 StateFilter = Annotated[
     SessionState | None,
-    BeforeValidator(_without_retired),
     Query(description="Only sessions in this state."),
 ]
 Step = Annotated[int, Query(description="A training step that was analyzed.")]
@@ -178,13 +169,10 @@ def router() -> APIRouter:
     @routes.get("", summary="Sessions, newest first")
     def get_sessions(
         container: Here,
-        request: Request,
         limit: Annotated[int, Query(ge=1, le=MAX_LIMIT)] = DEFAULT_LIMIT,
         job: Annotated[str | None, Query(description="Only sessions of this job.")] = None,
         state: StateFilter = None,
     ) -> SessionListBody:
-        if request.query_params.get("state") == RETIRED_STATE:
-            return SessionListBody(sessions=[])
         with container.reading() as tx:
             rows = list_sessions(tx, limit, job, state)
         return SessionListBody(sessions=[SessionBody(**_session(row)) for row in rows])

@@ -36,18 +36,12 @@ def published_remark(report: Report) -> str:
     shown = report.headline
     if shown.kind is HeadlineKind.PUBLISHED:
         return f"The slowdown is the published S: {why_published(named=bool(report.causes))}."
-    said = []
-    if shown.differs(report.slowdown):
-        said.append(
-            f"The published S is {times(report.slowdown, 3)} ({_interval(report.slowdown_ci95)}): "
-            f"{WHY_S_DIFFERS}."
-        )
-    if shown.ci95 is None and shown.ci95_reason is None:
-        said.append(
-            "An earlier version analyzed this session: the slowdown gets an interval when it is "
-            "analyzed again."
-        )
-    return " ".join(said)
+    if not shown.differs(report.slowdown):
+        return ""
+    return (
+        f"The published S is {times(report.slowdown, 3)} ({_interval(report.slowdown_ci95)}): "
+        f"{WHY_S_DIFFERS}."
+    )
 
 
 def quality_fact(report: Report) -> Fact:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Annotated, Final
+from typing import Final
 
-from pydantic import BeforeValidator, TypeAdapter
+from pydantic import TypeAdapter
 from sqlalchemy import (
     ARRAY,
     BigInteger,
@@ -30,9 +30,7 @@ from app.db.state_column import StateColumn, one_of
 from app.db.states import TensorMode, TensorPlanState
 
 _COSTS: Final = JsonDocument(TypeAdapter(Costs))
-# Earlier versions stored the sizes of all layers as one.
-_Kinds = Annotated[tuple[Sizes, ...], BeforeValidator(lambda v: [v] if isinstance(v, dict) else v)]
-_SIZES: Final = JsonDocument[tuple[Sizes, ...]](TypeAdapter(_Kinds))
+_SIZES: Final = JsonDocument(TypeAdapter(tuple[Sizes, ...]))
 _RANKS: Final = JsonDocument(TypeAdapter(tuple[RankShare, ...]))
 
 

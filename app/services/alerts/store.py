@@ -12,7 +12,6 @@ foreign keys of new rows do not wait for.
 from __future__ import annotations
 
 import uuid
-from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final
 
@@ -151,11 +150,7 @@ def rule_document(rule: Rule) -> dict[str, Any]:
 
 def incident_of(row: AlertIncident) -> Incident:
     """Return the incident in a row."""
-    incident = INCIDENT.validate_python(row.document)
-    if incident.cause == NO_DATA_CAUSE and incident.facts is not None:
-        # Earlier versions kept the verdict of the last session with it.
-        return replace(incident, facts=incident.facts.without_verdict)
-    return incident
+    return INCIDENT.validate_python(row.document)
 
 
 def open_incidents(tx: Reads, group_id: uuid.UUID) -> list[Incident]:

@@ -82,9 +82,6 @@ def pack_result(result: PlanResult) -> bytes:
 def unpack_result(stored: bytes) -> PlanResult:
     """Return a result that was stored.
 
-    ``paceline.plan/1`` is the only version so far, and 0.1.0 wrote it as well. A later one brings
-    what an earlier one has into its own form here, before the types are checked.
-
     Raises
     ------
     UnknownDocumentError

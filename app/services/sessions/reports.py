@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final, cast
 import numpy as np
 
 from app.analysis.report.heatmaps import mean_heatmap
-from app.db.documents import current_report, open_report
+from app.db.documents import check_version, open_report
 from app.db.models.sessions import Session, StoredReport
 from app.db.reports import read_document, read_heatmaps
 from app.errors import NotFoundError
@@ -40,7 +40,9 @@ def report_json(tx: Reads, session_id: uuid.UUID) -> bytes:
     UnknownDocumentError
         If a later version of Paceline stored it.
     """
-    return current_report(read_document(tx, _report(tx, session_id)))
+    text = read_document(tx, _report(tx, session_id))
+    check_version(text)
+    return text
 
 
 def report_document(tx: Reads, session_id: uuid.UUID) -> document.Report:

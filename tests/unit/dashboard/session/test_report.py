@@ -224,8 +224,6 @@ def test_a_slowdown_without_an_interval_says_why(slow_worker: Report) -> None:
     assert verdict_facts(few)[0].note == "no interval"
     assert "do not tell how often a job has spells" in verdict_facts(few)[0].hint
     assert "interval" not in published_remark(few)
-    old = changed(few, headline__ci95_reason=None)
-    assert "gets an interval when it is analyzed again" in published_remark(old)
 
 
 @pytest.mark.parametrize(

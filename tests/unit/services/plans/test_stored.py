@@ -1,4 +1,4 @@
-"""What plans leave in the database: as version 0.1.0 wrote it, and as it is written now."""
+"""What plans leave in the database, written and read."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from app.errors import UnknownDocumentError
 from app.services.plans.stored import HEADLINE, PlanHeadline, pack_result, unpack_result
 
 HERE = Path(__file__).parent
-WRITTEN = [HERE / "optimal-0.1.0.json", HERE / "ditto-0.1.0.json"]
+WRITTEN = [HERE / "optimal.json", HERE / "ditto.json"]
 
 
 def stored(path: Path) -> tuple[bytes, object]:
@@ -25,7 +25,7 @@ def stored(path: Path) -> tuple[bytes, object]:
 
 
 @pytest.mark.parametrize("path", WRITTEN, ids=lambda path: path.stem)
-def test_what_version_0_1_0_stored_opens_and_says_the_same(path: Path) -> None:
+def test_what_is_stored_opens_and_says_the_same(path: Path) -> None:
     blob, headline = stored(path)
     result = unpack_result(blob)
     assert to_json(result, compact=True).encode() == zstandard.decompress(blob)
