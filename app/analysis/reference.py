@@ -102,7 +102,7 @@ def members(kind: type) -> list[Member]:
     """
     described: dict[str, tuple[str, str]] = {}
     for base in reversed(kind.__mro__[:-1]):
-        described |= dict(_described(_docstring(base)))
+        described |= dict(field_texts(_docstring(base)))
     hints = get_type_hints(kind)
     found = []
     for item in fields(kind):
@@ -131,8 +131,9 @@ def _docstring(kind: type) -> str:
     return inspect.cleandoc(kind.__doc__ or "") + "\n"
 
 
-def _described(text: str) -> Iterator[tuple[str, tuple[str, str]]]:
-    for member in _MEMBER.finditer(text.partition(_HEADING)[2]):
+def field_texts(docstring: str) -> Iterator[tuple[str, tuple[str, str]]]:
+    """Yield the fields that a docstring describes, each with its type and its meaning."""
+    for member in _MEMBER.finditer(docstring.partition(_HEADING)[2]):
         meaning = " ".join(member["text"].split())
         for name in member["names"].split(", "):
             yield name, (member["kind"], meaning)

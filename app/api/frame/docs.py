@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from typing import TYPE_CHECKING, Any, Final
 
 from fastapi import APIRouter, Response
@@ -10,6 +11,7 @@ from fastapi.responses import HTMLResponse
 from jinja2 import Environment
 from pydantic.json_schema import models_json_schema
 
+from app.analysis.reference import field_texts
 from app.api.frame.problems import PROBLEMS
 from app.door.guard import GuardedRoute
 
@@ -105,10 +107,24 @@ def add_schemas(app: FastAPI, schemas: Callable[[], Mapping[str, Any]]) -> None:
     def openapi() -> dict[str, Any]:
         document = of_routes()
         document["components"]["schemas"] |= schemas()
+        explain(document["components"]["schemas"])
         return document
 
     # The framework's own way to extend the document.
     app.openapi = openapi  # type: ignore[method-assign]
+
+
+def explain(schemas: Mapping[str, Any]) -> None:
+    """Move what the docstring of a dataclass says of its fields to the properties of its schema."""
+    for schema in schemas.values():
+        docstring = schema.get("description")
+        if docstring is None:
+            continue
+        for name, (_, meaning) in field_texts(f"{docstring}\n"):
+            if meaning and name in schema["properties"]:
+                words = re.sub(r"\bNone\b", "null", meaning)
+                schema["properties"][name].setdefault("description", words)
+        schema["description"] = docstring.partition("\nParameters\n---")[0].strip()
 
 
 def router(app: FastAPI) -> APIRouter:
