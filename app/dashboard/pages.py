@@ -16,6 +16,7 @@ from markupsafe import Markup
 
 from app.access.principals import ActorKind, Right
 from app.dashboard.look import format as fmt
+from app.dashboard.look import html
 from app.dashboard.look.places import host_url
 from app.door.project_paths import prefix_of
 from app.services.alerts.navigation import navigation
@@ -33,6 +34,9 @@ TEMPLATES_DIR: Final = Path(__file__).resolve().parents[2] / "frontend" / "templ
 # Paths in attributes, which lead to pages of the same project; files are everybody's. Text cannot
 # look so: its quotation marks are escaped.
 OWN_PATHS: Final = re.compile(r'="(/(?!static/|p/|sign-|api/docs|docs/|/))')
+
+# What templates call by name.
+PARTS: Final = (html.state, html.glyph, html.swatch, html.ago, html.spark, html.where)
 
 # A page is the state of a moment: always fetched anew, also on "back".
 PAGE_HEADERS: Final = {"Cache-Control": "no-store"}
@@ -62,6 +66,7 @@ class Pages:
             page_data=_page_data,
             project_url=prefix_of,
             host_url=host_url,
+            **{part.__name__: part for part in PARTS},
         )
         self._environment.filters["count"] = fmt.count
 

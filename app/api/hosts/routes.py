@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import uuid
 from datetime import datetime
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import Annotated, Final
 
 from fastapi import APIRouter, Query
 from pydantic import AliasPath, AwareDatetime, BaseModel, Field
@@ -12,15 +12,13 @@ from pydantic import AliasPath, AwareDatetime, BaseModel, Field
 from app.api.frame.answers import ReadBody
 from app.api.frame.routers import api_router
 from app.door.here import Here
+from app.lists.listing import Asked
 from app.services.hosts.costs import Span
-from app.services.hosts.listed import Show
+from app.services.hosts.listed import HOSTS, HostRow, Show
 from app.services.hosts.one import host_view
 from app.services.hosts.outcomes import Outcome
-from app.services.hosts.read import SORTS, list_hosts
+from app.services.hosts.read import list_hosts
 from app.services.hosts.repairs import note_repair
-
-if TYPE_CHECKING:
-    from app.services.hosts.listed import HostRow, Hosts
 
 DEFAULT_LIMIT: Final = 50
 MAX_LIMIT: Final = 1000
@@ -34,36 +32,10 @@ Since = Annotated[
 Until = Annotated[AwareDatetime | None, Query(alias="to", description="Only those until then.")]
 
 
-class HostBody(BaseModel):
-    """A host over a time.
-
-    `slow_sessions` are those in which a cause named a worker there; `blamed` is a host from the
-    second one on. `cost_gpu_hours` counts what these causes cost while each verdict stood: until
-    the job's next session, at most 6 h. `slowdown_now` is that of its slowest worker alone.
-    """
-
-    host: str
-    blamed: bool
-    cost_gpu_hours: float
-    slow_sessions: int
-    sessions: int
-    slow_jobs: int
-    jobs: int
-    slowdown_now: float
-    slowdown_worst: float
-    computing_worst: float | None
-    gpus: list[str]
-    causes: list[str]
-    incidents: int
-    firing: bool
-    first_seen: datetime
-    last_seen: datetime
-
-
 class HostListBody(BaseModel):
     """Hosts, the one that cost most first; `total` are all that match."""
 
-    hosts: list[HostBody]
+    hosts: list[HostRow]
     total: int
     page: int
 
@@ -160,8 +132,9 @@ def router() -> APIRouter:
             str, Query(max_length=200, description="Words in the host, a job or a cause.")
         ] = "",
         sort: Annotated[
-            str, Query(pattern=f"^-?({'|'.join(SORTS)})$", description="A minus: largest first.")
-        ] = "-cost",
+            str,
+            Query(pattern=f"^-?({'|'.join(HOSTS.sorts)})$", description="A minus: largest first."),
+        ] = HOSTS.default_sort,
         limit: Annotated[int, Query(ge=1, le=MAX_LIMIT)] = DEFAULT_LIMIT,
         page: Annotated[int, Query(ge=1, le=10**6)] = 1,
     ) -> HostListBody:
@@ -169,18 +142,14 @@ def router() -> APIRouter:
             found = list_hosts(
                 tx,
                 Span(since, until),
+                Asked(sort, page, limit),
                 show=show,
                 words=q,
-                sort=sort,
-                page=page,
-                size=limit,
                 brief=True,
                 alike_from=LOOKS_SLOW,
             )
         return HostListBody(
-            hosts=[_host(row, found) for row in found.rows],
-            total=found.totals.matching,
-            page=found.page,
+            hosts=list(found.page.rows), total=found.page.total, page=found.page.number
         )
 
     @routes.get("/{host}", summary="A host")
@@ -200,25 +169,3 @@ def router() -> APIRouter:
         return HostDetailBody.model_validate(view)
 
     return routes
-
-
-def _host(row: HostRow, found: Hosts) -> HostBody:
-    alarms = found.alarms.get(row.host)
-    return HostBody(
-        host=row.host,
-        blamed=row.blamed,
-        cost_gpu_hours=row.cost,
-        slow_sessions=row.slow_sessions,
-        sessions=row.sessions,
-        slow_jobs=row.slow_jobs,
-        jobs=row.jobs,
-        slowdown_now=found.trends[row.host][-1],
-        slowdown_worst=row.worst,
-        computing_worst=row.computing,
-        gpus=list(found.gpus.get(row.host, ())),
-        causes=list(row.causes),
-        incidents=alarms.incidents if alarms else 0,
-        firing=bool(alarms and alarms.firing),
-        first_seen=row.first_seen,
-        last_seen=row.last_seen,
-    )

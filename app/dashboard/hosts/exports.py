@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Final
 
 from app.dashboard.look.csv_text import Table
-from app.services.hosts.listed import HostRow
+from app.services.hosts.listed import HostRow, HostSums
 from app.services.hosts.one import HostIncident, HostSession, HostView
 
 if TYPE_CHECKING:
@@ -15,51 +15,12 @@ if TYPE_CHECKING:
 
 def hosts_csv(found: Hosts) -> Table:
     """Return the hosts of a list, with what each cost."""
-    return Table(
-        (
-            "host",
-            "cost_gpu_hours",
-            "blamed",
-            "slow_sessions",
-            "sessions",
-            "slow_jobs",
-            "jobs",
-            "slowdown_now",
-            "slowdown_worst",
-            "computing_worst",
-            "gpus_named",
-            "causes",
-            "last_seen",
-        ),
-        (
-            (
-                row.host,
-                row.cost,
-                str(row.blamed).lower(),
-                row.slow_sessions,
-                row.sessions,
-                row.slow_jobs,
-                row.jobs,
-                found.trends[row.host][-1],
-                row.worst,
-                row.computing,
-                " ".join(found.gpus.get(row.host, ())),
-                " ".join(row.causes),
-                row.last_seen.isoformat(),
-            )
-            for row in found.rows
-        ),
-    )
+    return Table.of(HostRow, found.page.rows)
 
 
 def alike_csv(found: Hosts) -> Table:
     """Return the hosts that look slow and are not blamed."""
-    return Table.of(
-        HostRow,
-        found.look_alikes,
-        *("host", "slow_sessions", "sessions", "jobs", "worst", "computing", "causes"),
-        "last_seen",
-    )
+    return Table.of(HostSums, found.look_alikes)
 
 
 def jobs_csv(view: HostView) -> Table:

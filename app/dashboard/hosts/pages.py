@@ -17,10 +17,11 @@ from app.dashboard.look.places import host_url
 from app.dashboard.look.time_asked import MONTH, TimeAsked
 from app.door.here import Here
 from app.errors import NotFoundError
+from app.lists.listing import Asked
 from app.services.hosts.costs import Span
 from app.services.hosts.listed import MOST, PAGE, Hosts, Show
 from app.services.hosts.one import host_view
-from app.services.hosts.read import DEAREST, list_hosts
+from app.services.hosts.read import list_hosts
 
 if TYPE_CHECKING:
     from app.dashboard.look.ranges import Range
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 # Longer words find no host.
 MAX_WORDS: Final = 200
 
-Asked = Annotated[str, Query()]
+Text = Annotated[str, Query()]
 
 
 def add_host_pages(routes: APIRouter, pages: Pages) -> None:
@@ -41,31 +42,32 @@ def add_host_pages(routes: APIRouter, pages: Pages) -> None:
         container: Here,
         time: TimeAsked,
         *,
-        q: Asked = "",
-        show: Asked = "",
-        sort: Asked = "",
-        page: Asked = "",
+        q: Text = "",
+        show: Text = "",
+        sort: Text = "",
+        page: Text = "",
     ) -> Response:
         about, words = time.about(MONTH), q[:MAX_WORDS].strip()
         with pages.reading(container) as (tx, nav):
-            found = _list(tx, about, words, show=show, sort=sort, page=page_number(page))
+            found = _list(tx, about, words, Asked(sort, page_number(page), PAGE), show)
         asked = {**time.parameters, "q": words, "show": show, "sort": sort, "page": page}
         shown = hosts_page(found, about, _show(show), words, Address("/hosts", asked))
         return pages.render("hosts/list.html", nav, page=shown, now=found.now)
 
     @routes.get("/hosts.csv")
     def hosts_file_route(
-        container: Here, time: TimeAsked, q: Asked = "", show: Asked = "", sort: Asked = ""
+        container: Here, time: TimeAsked, q: Text = "", show: Text = "", sort: Text = ""
     ) -> Response:
         with container.reading() as tx:
             words = q[:MAX_WORDS].strip()
-            found = _list(tx, time.about(MONTH), words, show=show, sort=sort, size=MOST, brief=True)
+            whole = Asked(sort, size=MOST)
+            found = _list(tx, time.about(MONTH), words, whole, show, brief=True)
         return csv_file("paceline-hosts.csv", hosts_csv(found))
 
     @routes.get("/hosts-not-blamed.csv")
     def alike_file_route(container: Here, time: TimeAsked) -> Response:
         with container.reading() as tx:
-            found = _list(tx, time.about(MONTH), "", show="", sort="")
+            found = _list(tx, time.about(MONTH), "", Asked(size=PAGE), "")
         return csv_file("paceline-hosts-not-blamed.csv", alike_csv(found))
 
     @routes.get("/hosts/{host}")
@@ -88,24 +90,14 @@ def add_host_pages(routes: APIRouter, pages: Pages) -> None:
 
 
 def _list(  # noqa: PLR0913 - what an address may ask for
-    tx: Reads,
-    about: Range,
-    words: str,
-    *,
-    show: str,
-    sort: str,
-    page: int = 1,
-    size: int = PAGE,
-    brief: bool = False,
+    tx: Reads, about: Range, words: str, asked: Asked, show: str, *, brief: bool = False
 ) -> Hosts:
     return list_hosts(
         tx,
         _span(tx, about),
+        asked,
         show=_show(show),
         words=words,
-        sort=sort or DEAREST,
-        page=page,
-        size=size,
         brief=brief,
         alike_from=SLOW,
     )

@@ -3,84 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Final
 
 from app.analysis.diagnosis.causes.registry import title_of
 from app.analysis.wording import hours
 from app.dashboard.hosts.words import gpu_words, outcome_words, state_of
-from app.dashboard.look.choosing import Choice, Heading
-from app.dashboard.look.format import (
-    count,
-    day_or_time,
-    heat_color,
-    listing,
-    plural,
-    rough_percent,
-    times,
-)
-from app.dashboard.look.parts import Sparkline, StateLabel, sparkline
+from app.dashboard.look import html
+from app.dashboard.look.address import Address
+from app.dashboard.look.choosing import Choice
+from app.dashboard.look.format import count, day_or_time, listing, plural, rough_percent, times
+from app.dashboard.look.parts import StateLabel, sparkline
 from app.dashboard.look.places import host_url
 from app.dashboard.look.ranges import Range, RangeChoices, range_choices
+from app.dashboard.look.tables import Drawn, Shown, drawn, pager, sorted_by
 from app.dashboard.look.time_asked import MONTH
-from app.services.hosts.listed import PAGE, HostRow, Hosts, Show
-from app.services.hosts.read import DEAREST
+from app.services.hosts.listed import HOSTS, HostRow, Hosts, HostSums, Show
 
 if TYPE_CHECKING:
-    from app.dashboard.look.address import Address
+    from markupsafe import Markup
+
     from app.services.hosts.listed import Totals
     from app.services.hosts.repairs import Repair
 
 # A host is worth naming in the heading when it costs this share of what all blamed ones do.
 NAMED_SHARE: Final = 0.3
-
-# Column, what it is sorted by if at all, its classes, and what it says more of itself.
-_COLUMNS: Final = (
-    ("State", "", "", ""),
-    ("Host", "host", "", ""),
-    ("GPU-hours", "cost", "num", "Lost by causes that name the host, while each verdict stood"),
-    ("Slowdown", "worst", "opt", "Of its slowest worker in the last 24 sessions, from 1.0 to 1.5"),
-    ("Now", "", "num", "Slowdown of the job if only its slowest worker there were as recorded"),
-    ("GPUs", "", "opt w2", "Those that causes name"),
-    ("Jobs", "jobs", "num opt w3", "Slow of seen"),
-    ("Sessions", "sessions", "num opt", "Slow of seen"),
-    ("Incidents", "", "num opt w2", "All that were told of"),
-    ("Cause", "", "opt", ""),
-    ("Last repair", "", "opt w3", ""),
-    ("Seen", "seen", "num", ""),
-)
-
-
-@dataclass(frozen=True, slots=True)
-class HostLine:
-    """A host in the ranking."""
-
-    host: str
-    url: str
-    state: StateLabel
-    cost: str
-    spark: Sparkline | None
-    now: str
-    color: str
-    gpus: str
-    jobs: str
-    sessions: str
-    incidents: int
-    cause: str
-    repair: str
-    repair_hint: str
-    last_seen: datetime
-
-
-@dataclass(frozen=True, slots=True)
-class AlikeLine:
-    """A host that looks slow and is not blamed."""
-
-    host: str
-    url: str
-    slow_in: str
-    why: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,15 +46,10 @@ class HostsPage:
     range: RangeChoices
     list_title: str
     list_note: str
-    headings: Sequence[Heading]
-    lines: Sequence[HostLine]
+    table: Drawn
     nothing: str
-    csv: str
-    previous_url: str
-    next_url: str
     alike_title: str
-    alike: Sequence[AlikeLine]
-    alike_csv: str
+    alike: Drawn
 
 
 def hosts_page(found: Hosts, about: Range, show: Show, words: str, address: Address) -> HostsPage:
@@ -124,9 +67,9 @@ def hosts_page(found: Hosts, about: Range, show: Show, words: str, address: Addr
     address : Address
         Of the page.
     """
-    totals = found.totals
-    csv_address = type(address)("/hosts.csv", address.parameters)
-    firing = sum(alarm.firing for alarm in found.alarms.values())
+    totals, rows = found.totals, found.page.rows
+    firing = sum(row.firing for row in rows)
+    shown = _columns(found.now)
     return HostsPage(
         now=found.now,
         title=f"Hosts: {count(totals.blamed)} blamed",
@@ -143,20 +86,23 @@ def hosts_page(found: Hosts, about: Range, show: Show, words: str, address: Addr
         range=range_choices(about, with_all=True),
         list_title=_list_title(found, show),
         list_note=_list_note(found, about),
-        headings=_headings(address),
-        lines=[_line(row, found) for row in found.rows],
+        table=drawn(
+            shown,
+            rows,
+            csv=replace(address, path="/hosts.csv").but(page=None),
+            classes="fleet hosts",
+            headings=sorted_by(HOSTS, shown, address),
+            pager=pager(found.page, address),
+        ),
         nothing=_nothing(show, words, about),
-        csv=csv_address.but(page=None),
-        previous_url=address.but(page=_page(found.page - 1)) if found.page > 1 else "",
-        next_url=address.but(page=found.page + 1) if found.page < found.pages else "",
         alike_title=_alike_title(found.look_alikes),
-        alike=[_alike(row) for row in found.look_alikes],
-        alike_csv=type(address)("/hosts-not-blamed.csv", about.parameters(default=MONTH)).but(),
+        alike=drawn(
+            _ALIKE,
+            found.look_alikes,
+            csv=Address("/hosts-not-blamed.csv", about.parameters(default=MONTH)).but(),
+            classes="plain alike",
+        ),
     )
-
-
-def _page(number: int) -> int | None:
-    return number if number > 1 else None
 
 
 def _heading(totals: Totals, about: Range) -> str:
@@ -193,18 +139,17 @@ def _choices(totals: Totals, show: Show, address: Address) -> list[Choice]:
 
 
 def _list_title(found: Hosts, show: Show) -> str:
-    total = plural(found.totals.matching, "host")
+    total = plural(found.page.total, "host")
     if show is Show.BLAMED:
-        return f"{total} slow more than once" if found.totals.matching else "Nobody is blamed"
+        return f"{total} slow more than once" if found.page.total else "Nobody is blamed"
     return f"{total} with a repair" if show is Show.REPAIRED else total
 
 
 def _list_note(found: Hosts, about: Range) -> str:
     text = f"GPU-hours in {about.words}, each verdict until its job’s next session, at most 6 h"
-    if found.pages == 1:
+    if found.page.pages == 1:
         return text
-    first = PAGE * (found.page - 1) + 1
-    return f"{text}; {count(first)} to {count(first + len(found.rows) - 1)}"
+    return f"{text}; {count(found.page.first)} to {count(found.page.last)}"
 
 
 def _nothing(show: Show, words: str, about: Range) -> str:
@@ -215,47 +160,73 @@ def _nothing(show: Show, words: str, about: Range) -> str:
     return f"No host was slow in more than one session in {about.words}."
 
 
-def _headings(address: Address) -> list[Heading]:
-    sort = address.parameters.get("sort") or DEAREST
-    by, largest_first = sort.removeprefix("-"), sort.startswith("-")
-    found = []
-    for label, name, classes, hint in _COLUMNS:
-        chosen = bool(name) and name == by
-        turned = name if (chosen and largest_first) or (name == "host" != by) else f"-{name}"
-        found.append(
-            Heading(
-                label=label,
-                classes=classes,
-                hint=hint,
-                url=address.but(sort=None if turned == DEAREST else turned, page=None)
-                if name
-                else "",
-                order=("descending" if largest_first else "ascending") if chosen else "",
-            )
-        )
-    return found
-
-
-def _line(row: HostRow, found: Hosts) -> HostLine:
-    alarms = found.alarms.get(row.host)
-    repair = found.repairs.get(row.host)
-    return HostLine(
-        host=row.host,
-        url=host_url(row.host),
-        state=state_of(firing=bool(alarms and alarms.firing), slow=row.is_slow),
-        cost=hours(row.cost),
-        spark=sparkline(found.trends[row.host]),
-        now=times(found.trends[row.host][-1]),
-        color=heat_color(found.trends[row.host][-1]),
-        gpus=gpu_words(found.gpus.get(row.host, ())),
-        jobs=f"{count(row.slow_jobs)} of {count(row.jobs)}",
-        sessions=f"{count(row.slow_sessions)} of {count(row.sessions)}",
-        incidents=alarms.incidents if alarms else 0,
-        cause=listing([title_of(cause) for cause in row.causes]),
-        repair=_repair(repair, found.now),
-        repair_hint="" if repair is None else f"{repair.what}, by {repair.by}",
-        last_seen=row.last_seen,
+def _columns(now: datetime) -> tuple[Shown[HostRow], ...]:
+    return (
+        Shown("State", lambda row: html.state(state_of(firing=row.firing, slow=row.is_slow))),
+        Shown("Host", _host, "host", of_cells="grow"),
+        Shown(
+            "GPU-hours",
+            lambda row: hours(row.cost_gpu_hours),
+            "cost_gpu_hours",
+            "num",
+            "Lost by causes that name the host, while each verdict stood",
+        ),
+        Shown(
+            "Slowdown",
+            lambda row: html.spark(sparkline(row.trend)),
+            "slowdown_worst",
+            "opt",
+            "Of its slowest worker in the last 24 sessions, from 1.0 to 1.5",
+        ),
+        Shown(
+            "Now",
+            lambda row: html.slowdown(row.slowdown_now),
+            classes="num",
+            hint="Slowdown of the job if only its slowest worker there were as recorded",
+        ),
+        Shown(
+            "GPUs",
+            lambda row: gpu_words(row.gpus),
+            classes="opt w2",
+            hint="Those that causes name",
+            of_cells="nowrap",
+        ),
+        Shown(
+            "Jobs",
+            lambda row: f"{count(row.slow_jobs)} of {count(row.jobs)}",
+            "slow_jobs",
+            "num opt w3",
+            "Slow of seen",
+        ),
+        Shown("Sessions", _sessions, "slow_sessions", "num opt", "Slow of seen"),
+        Shown(
+            "Incidents",
+            lambda row: row.incidents,
+            classes="num opt w2",
+            hint="All that were told of",
+        ),
+        Shown("Cause", _causes, classes="opt"),
+        Shown(
+            "Last repair",
+            lambda row: _repair(row.repair, now),
+            classes="opt w3",
+            title=lambda row: f"{row.repair.what}, by {row.repair.by}" if row.repair else "",
+        ),
+        Shown("Seen", lambda row: html.ago(row.last_seen, now), "last_seen", "num"),
     )
+
+
+def _host(row: HostSums) -> Markup:
+    name = html.link(host_url(row.host), row.host)
+    return name + html.narrow(_causes(row), f"{_sessions(row)} sessions slow")
+
+
+def _sessions(row: HostSums) -> str:
+    return f"{count(row.slow_sessions)} of {count(row.sessions)}"
+
+
+def _causes(row: HostSums) -> str:
+    return listing([title_of(cause) for cause in row.causes])
 
 
 def _repair(repair: Repair | None, now: datetime) -> str:
@@ -264,7 +235,7 @@ def _repair(repair: Repair | None, now: datetime) -> str:
     return f"{day_or_time(repair.at, now)}, {outcome_words(repair.judged)}"
 
 
-def _alike_title(rows: Sequence[HostRow]) -> str:
+def _alike_title(rows: Sequence[HostSums]) -> str:
     if not rows:
         return ""
     who = "1 host looks" if len(rows) == 1 else f"{count(len(rows))} hosts look"
@@ -272,18 +243,25 @@ def _alike_title(rows: Sequence[HostRow]) -> str:
     return f"{who} slow and {verb} not blamed"
 
 
-def _alike(row: HostRow) -> AlikeLine:
+def _slow_in(row: HostSums) -> str:
     seen = plural(row.sessions, "session")
-    slow_in = f"{count(row.slow_sessions)} of {seen}, {plural(row.jobs, 'job')}"
+    return f"{count(row.slow_sessions)} of {seen}, {plural(row.jobs, 'job')}"
+
+
+def _why_not(row: HostSums) -> str:
     if row.slow_sessions:
         after = "" if row.is_slow else "; not named since"
-        cause = listing([title_of(cause) for cause in row.causes]).lower()
-        why = f"one session only, by {cause}{after}: another one would settle it"
-    else:
-        own = (
-            "its computing has no peers to hold it against"
-            if row.computing is None
-            else f"its computing is at most {times(row.computing)} its peers’"
-        )
-        why = f"up to {times(row.worst)}, but no cause names it; {own}"
-    return AlikeLine(row.host, host_url(row.host), slow_in, why)
+        return f"one session only, by {_causes(row).lower()}{after}: another one would settle it"
+    own = (
+        "its computing has no peers to hold it against"
+        if row.computing_worst is None
+        else f"its computing is at most {times(row.computing_worst)} its peers’"
+    )
+    return f"up to {times(row.slowdown_worst)}, but no cause names it; {own}"
+
+
+_ALIKE: Final[tuple[Shown[HostSums], ...]] = (
+    Shown("Host", lambda row: html.link(host_url(row.host), row.host), of_cells="nowrap"),
+    Shown("Slow in", _slow_in),
+    Shown("Why it is not blamed", _why_not),
+)

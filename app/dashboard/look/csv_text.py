@@ -6,17 +6,15 @@ import csv
 import io
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from itertools import chain
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import Final, TypeVar
 
 from fastapi.responses import StreamingResponse
 
 from app.errors import NotFoundError
-
-if TYPE_CHECKING:
-    from _typeshed import DataclassInstance
+from app.lists.columns import in_files
 
 _Made = TypeVar("_Made")
 
@@ -46,19 +44,21 @@ class Table:
     rows: Iterable[Sequence[object]]
 
     @classmethod
-    def of(cls, kind: type[DataclassInstance], rows: Iterable[object], *names: str) -> Table:
-        """Return a table with a column for each field of what its rows are.
+    def of(cls, kind: type[object], rows: Iterable[object], *names: str) -> Table:
+        """Return a table with the columns of a list.
 
         Parameters
         ----------
         kind : type
-            Of the rows.
+            Of the rows, a dataclass; see `app.lists.columns.in_files`.
         rows : iterable
         *names : str
-            Of attributes, where not every field is a column.
+            Of these columns, or of other attributes, where not every column is meant.
         """
-        columns = names or tuple(field.name for field in fields(kind))
-        return cls(columns, ([getattr(row, name) for name in columns] for row in rows))
+        columns = in_files(kind)
+        header = names or tuple(columns)
+        attributes = [columns.get(name, name) for name in header]
+        return cls(header, ([getattr(row, name) for name in attributes] for row in rows))
 
     def pieces(self) -> Iterator[str]:
         """Return the text of the table, a piece at a time."""

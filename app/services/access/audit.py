@@ -6,7 +6,7 @@ The database refuses to change an entry, and to delete one of the last two years
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final
 
@@ -19,8 +19,6 @@ from app.db.models.keeping import Retention
 from app.inputs.keeping import AUDIT_DAYS
 
 if TYPE_CHECKING:
-    from datetime import datetime
-
     from app.db.unit_of_work import Reads, UnitOfWork
 
 # As the trigger of the table has it.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import uuid
 from dataclasses import dataclass
+from datetime import datetime
 from typing import TYPE_CHECKING, Final
 
 from sqlalchemy import func, select
@@ -19,7 +20,6 @@ from app.services.access.audit import Action, record
 
 if TYPE_CHECKING:
     from collections.abc import Collection
-    from datetime import datetime
 
     from sqlalchemy import ColumnElement
     from sqlalchemy.orm import InstrumentedAttribute

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from sqlalchemy import ARRAY, Text, any_, cast, func, literal, select, true
@@ -10,7 +11,6 @@ from sqlalchemy.dialects.postgresql import JSONPATH
 from app.alerts.states import IncidentState
 from app.db.models.alerts import AlertIncident
 from app.db.models.hosts import HostReading
-from app.services.hosts.listed import Alarms
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -22,6 +22,17 @@ if TYPE_CHECKING:
 
 # Sessions of a trend: what a sparkline shows.
 TREND: Final = 24
+
+
+@dataclass(frozen=True, slots=True)
+class Alarms:
+    """Incidents that name a host: those that were told of, and whether one fires."""
+
+    incidents: int
+    firing: bool
+
+
+NO_ALARM: Final = Alarms(0, firing=False)
 
 
 def trends_of(tx: Reads, span: Span, hosts: Sequence[str], most: int) -> dict[str, list[float]]:

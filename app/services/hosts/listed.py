@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
-from typing import Final
+from typing import Annotated, Final
 
+from pydantic import Field
+
+from app.lists.columns import Column
+from app.lists.listing import Listing
+from app.lists.pages import Page
 from app.services.hosts.repairs import Repair
 
 # Hosts to a page, and to a file.
@@ -25,58 +30,65 @@ class Show(StrEnum):
     ALL = "all"
 
 
-@dataclass(frozen=True, slots=True)
-class HostRow:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostSums:
     """A host over a time.
 
-    Parameters
-    ----------
-    host : str
-    cost : float
-        GPU-hours; see `app.services.hosts.costs.priced`.
-    ranks : int
-        The most that a job had there.
-    sessions, slow_sessions, jobs, slow_jobs : int
-        Seen, and slow: named by a cause.
-    worst : float
-        The largest slowdown.
-    is_slow : bool
-        Whether the latest session's causes name it.
-    computing : float or None
-        The largest time against peers.
-    causes : tuple of str
-    first_seen, last_seen : datetime
-    named : bool
-        Whether it is what was looked for.
+    `slow_sessions` are those in which a cause named a worker there; `blamed` is a host from the
+    second one on.
     """
 
-    host: str
-    cost: float
-    ranks: int
+    host: Annotated[str, Column(sort="host")]
+    cost_gpu_hours: Annotated[
+        float,
+        Column(sort="-cost"),
+        Field(
+            description="What these causes cost while each verdict stood: until the job's next "
+            "session, at most 6 h."
+        ),
+    ]
+    blamed: bool
+    slow_sessions: Annotated[int, Column(sort="-sessions")]
     sessions: int
-    slow_sessions: int
+    slow_jobs: Annotated[int, Column(sort="-jobs")]
     jobs: int
-    slow_jobs: int
-    worst: float
-    is_slow: bool
-    computing: float | None
+    slowdown_worst: Annotated[float, Column(sort="-worst")]
+    computing_worst: Annotated[
+        float | None, Field(description="The largest time of its computing against peers.")
+    ]
     causes: tuple[str, ...]
-    first_seen: datetime
-    last_seen: datetime
-    named: bool = True
+    first_seen: Annotated[datetime, Column(csv=None)]
+    last_seen: Annotated[datetime, Column(sort="-seen")]
+    # The most that a job had there.
+    ranks: Annotated[int, Field(exclude=True)]
+    # Whether the latest session's causes name it, and whether it is what was looked for.
+    is_slow: Annotated[bool, Field(exclude=True)]
+    matches: Annotated[bool, Field(exclude=True)]
 
-    @property
-    def blamed(self) -> bool:
-        """Return whether it was slow more than once."""
-        return self.slow_sessions >= BLAMED_FROM
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostRow(HostSums):
+    """A host over a time, with what is read of those on a page alone.
+
+    `slow_sessions` are those in which a cause named a worker there; `blamed` is a host from the
+    second one on.
+    """
+
+    slowdown_now: Annotated[
+        float, Field(description="That of its slowest worker alone, in its latest session.")
+    ]
+    gpus: Annotated[
+        Sequence[str], Column(csv="gpus_named"), Field(description="Those that causes name.")
+    ]
+    incidents: Annotated[int, Column(csv=None), Field(description="That name it and were told of.")]
+    firing: Annotated[bool, Column(csv=None)]
+    # Slowdown in the latest sessions, oldest first.
+    trend: Annotated[Sequence[float], Field(exclude=True)]
+    # The last one; none in a brief list.
+    repair: Annotated[Repair | None, Field(exclude=True)]
 
 
-@dataclass(frozen=True, slots=True)
-class Alarms:
-    """Incidents that name a host: those that were told of, and whether one fires."""
-
-    incidents: int
-    firing: bool
+HOSTS: Final = Listing(HostSums, default_sort="-cost")
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,8 +98,8 @@ class Totals:
     Parameters
     ----------
     hosts, ranks : int
-    blamed, repaired, matching : int
-        Hosts; `matching` are those that the list is about.
+    blamed, repaired : int
+        Hosts.
     cost : float
         Of those that are blamed, GPU-hours.
     first, first_cost : str or None, float
@@ -98,7 +110,6 @@ class Totals:
     ranks: int
     blamed: int
     repaired: int
-    matching: int
     cost: float
     first: str | None
     first_cost: float
@@ -106,35 +117,17 @@ class Totals:
 
 @dataclass(frozen=True, slots=True)
 class Hosts:
-    """A page of hosts, with what is known of each.
+    """A page of hosts.
 
     Parameters
     ----------
     now : datetime
     totals : Totals
-    rows : sequence of HostRow
-    page : int
-    trends : mapping of str to sequence of float
-        Slowdown in the latest sessions, oldest first: at least the last one.
-    gpus : mapping of str to sequence of str
-        Those that causes name.
-    alarms : mapping of str to Alarms
-    repairs : mapping of str to Repair
-        The last one; none in a brief list.
-    look_alikes : sequence of HostRow
+    page : Page of HostRow
+    look_alikes : sequence of HostSums
     """
 
     now: datetime
     totals: Totals
-    rows: Sequence[HostRow]
-    page: int
-    trends: Mapping[str, Sequence[float]]
-    gpus: Mapping[str, Sequence[str]]
-    alarms: Mapping[str, Alarms]
-    repairs: Mapping[str, Repair]
-    look_alikes: Sequence[HostRow]
-
-    @property
-    def pages(self) -> int:
-        """Return how many pages there are."""
-        return max(1, -(-self.totals.matching // PAGE))
+    page: Page[HostRow]
+    look_alikes: Sequence[HostSums]

@@ -2,45 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Collection, Sequence
+from typing import TYPE_CHECKING, Final
 
 from sqlalchemy import select
 
 from app.db.models.hosts import HostRepair
-from app.services.hosts.details import TREND, alarms_of, gpus_of, trends_of
-from app.services.hosts.listed import PAGE, HostRow, Hosts, Show, Totals
+from app.lists.columns import columns_of
+from app.lists.pages import Page
+from app.services.hosts.details import NO_ALARM, TREND, alarms_of, gpus_of, trends_of
+from app.services.hosts.listed import HOSTS, HostRow, Hosts, HostSums, Show, Totals
 from app.services.hosts.repairs import latest_repairs
 from app.services.hosts.sums import by_host
 
 if TYPE_CHECKING:
     from app.db.unit_of_work import Reads
+    from app.lists.listing import Asked
     from app.services.hosts.costs import Span
 
 # Hosts listed that look slow and are not blamed.
 LOOK_ALIKES: Final = 20
 
-DEAREST: Final = "-cost"
-# What hosts are sorted by; a minus sign in front turns it round.
-SORTS: Final[Mapping[str, Callable[[HostRow], Any]]] = {
-    "host": lambda row: row.host,
-    "cost": lambda row: row.cost,
-    "worst": lambda row: row.worst,
-    "jobs": lambda row: row.slow_jobs,
-    "sessions": lambda row: row.slow_sessions,
-    "seen": lambda row: row.last_seen,
-}
-
 
 def list_hosts(  # noqa: PLR0913 - what an address may ask for
     tx: Reads,
     span: Span,
+    asked: Asked,
     *,
     show: Show = Show.ALL,
     words: str = "",
-    sort: str = DEAREST,
-    page: int = 1,
-    size: int = PAGE,
     brief: bool = False,
     alike_from: float,
 ) -> Hosts:
@@ -50,72 +40,75 @@ def list_hosts(  # noqa: PLR0913 - what an address may ask for
     ----------
     tx : Reads
     span : Span
+    asked : Asked
     show : Show
     words : str
         Only those of which host, a job or a cause has each of these words.
-    sort : str
-        A name in `SORTS`, with a minus sign for the largest first.
-    page, size : int
-        The last one where there are not so many.
     brief : bool
         Whether trends of one session do, and no repairs are needed: for files of many hosts.
     alike_from : float
         From this slowdown on a host that no cause names looks slow.
     """
     ledger = by_host(tx, span, words)
+    # Among equals the most expensive one comes first.
+    ledger.sort(key=lambda row: (-row.cost_gpu_hours, row.host))
     repaired = set(tx.session.execute(select(HostRepair.host).distinct()).scalars())
-    matching = _sorted([row for row in ledger if row.named and _shown(row, show, repaired)], sort)
-    page = min(max(page, 1), max(1, -(-len(matching) // size)))
-    rows = matching[size * (page - 1) : size * page]
-    names = [row.host for row in rows]
+    matching = [row for row in ledger if row.matches and _shown(row, show, repaired)]
+    page = HOSTS.page(matching, asked)
     return Hosts(
         now=tx.now,
-        totals=_totals(ledger, repaired, len(matching)),
-        rows=rows,
-        page=page,
-        trends=trends_of(tx, span, names, 1 if brief else TREND),
-        gpus=gpus_of(tx, span, names),
-        alarms=alarms_of(tx, names),
-        repairs={} if brief else latest_repairs(tx, names),
+        totals=_totals(ledger, repaired),
+        page=Page(_detailed(tx, span, page.rows, brief=brief), page.number, page.total, page.size),
         look_alikes=_look_alikes(ledger, alike_from),
     )
 
 
-def _shown(row: HostRow, show: Show, repaired: Collection[str]) -> bool:
+def _detailed(tx: Reads, span: Span, rows: Sequence[HostSums], *, brief: bool) -> list[HostRow]:
+    names = [row.host for row in rows]
+    trends = trends_of(tx, span, names, 1 if brief else TREND)
+    gpus, alarms = gpus_of(tx, span, names), alarms_of(tx, names)
+    repairs = {} if brief else latest_repairs(tx, names)
+    found = []
+    for row in rows:
+        trend, alarm = trends[row.host], alarms.get(row.host, NO_ALARM)
+        found.append(
+            HostRow(
+                **{name: getattr(row, name) for name in columns_of(HostSums)},
+                slowdown_now=trend[-1],
+                gpus=gpus.get(row.host, []),
+                incidents=alarm.incidents,
+                firing=alarm.firing,
+                trend=trend,
+                repair=repairs.get(row.host),
+            )
+        )
+    return found
+
+
+def _shown(row: HostSums, show: Show, repaired: Collection[str]) -> bool:
     if show is Show.BLAMED:
         return row.blamed
     return show is Show.ALL or row.host in repaired
 
 
-def _sorted(rows: list[HostRow], sort: str) -> list[HostRow]:
-    """Return hosts in an order that was asked for; among equals the dearer one first."""
-    key = SORTS.get(sort.removeprefix("-"))
-    if key is None:
-        return _sorted(rows, DEAREST)
-    rows.sort(key=lambda row: (-row.cost, row.host))
-    rows.sort(key=key, reverse=sort.startswith("-"))
-    return rows
-
-
-def _look_alikes(ledger: Sequence[HostRow], alike_from: float) -> list[HostRow]:
+def _look_alikes(ledger: Sequence[HostSums], alike_from: float) -> list[HostSums]:
     alike = [
         row
         for row in ledger
-        if not row.blamed and (row.slow_sessions > 0 or row.worst >= alike_from)
+        if not row.blamed and (row.slow_sessions > 0 or row.slowdown_worst >= alike_from)
     ]
-    alike.sort(key=lambda row: (-row.slow_sessions, -row.worst, row.host))
+    alike.sort(key=lambda row: (-row.slow_sessions, -row.slowdown_worst, row.host))
     return alike[:LOOK_ALIKES]
 
 
-def _totals(ledger: Sequence[HostRow], repaired: Collection[str], matching: int) -> Totals:
-    blamed = _sorted([row for row in ledger if row.blamed], DEAREST)
+def _totals(ledger: Sequence[HostSums], repaired: Collection[str]) -> Totals:
+    blamed = [row for row in ledger if row.blamed]
     return Totals(
         hosts=len(ledger),
         ranks=sum(row.ranks for row in ledger),
         blamed=len(blamed),
         repaired=sum(row.host in repaired for row in ledger),
-        matching=matching,
-        cost=sum(row.cost for row in blamed),
+        cost=sum(row.cost_gpu_hours for row in blamed),
         first=blamed[0].host if blamed else None,
-        first_cost=blamed[0].cost if blamed else 0.0,
+        first_cost=blamed[0].cost_gpu_hours if blamed else 0.0,
     )

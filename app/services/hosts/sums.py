@@ -17,12 +17,13 @@ from sqlalchemy import (
     true,
     union_all,
 )
+from sqlalchemy.dialects.postgresql import array
 
 from app.analysis.diagnosis.causes.registry import KINDS
 from app.db.models.hosts import HostReading, HostWeek
 from app.db.models.sessions import Job
 from app.services.hosts.costs import Span, priced
-from app.services.hosts.listed import HostRow
+from app.services.hosts.listed import BLAMED_FROM, HOSTS, HostSums
 from app.services.hosts.weeks import weeks_in
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
     from app.db.unit_of_work import Reads
 
 
-def by_host(tx: Reads, span: Span, words: str) -> list[HostRow]:
+def by_host(tx: Reads, span: Span, words: str) -> list[HostSums]:
     """Return every host with its sums.
 
     What whole weeks add up to is kept; only readings at the ends of the time are counted one by
@@ -46,27 +47,29 @@ def by_host(tx: Reads, span: Span, words: str) -> list[HostRow]:
         or_(seen[f"word_{at}"], func.coalesce(slow[f"word_{at}"], false()))
         for at in range(len(words.split()))
     ]
+    slow_sessions = func.coalesce(slow.sessions, 0)
     found = tx.session.execute(
         select(
             seen.host,
-            func.coalesce(slow.cost, 0.0),
-            seen.ranks,
+            func.coalesce(slow.cost, 0.0).label("cost_gpu_hours"),
+            (slow_sessions >= BLAMED_FROM).label("blamed"),
+            slow_sessions.label("slow_sessions"),
             seen.sessions,
-            func.coalesce(slow.sessions, 0),
+            func.coalesce(slow.jobs, 0).label("slow_jobs"),
             seen.jobs,
-            func.coalesce(slow.jobs, 0),
-            seen.worst,
-            func.coalesce(slow.last_seen == seen.last_seen, false()),
-            seen.computing,
-            slow.causes,
+            seen.worst.label("slowdown_worst"),
+            seen.computing.label("computing_worst"),
+            func.coalesce(slow.causes, array([], type_=Text)).label("causes"),
             seen.first_seen,
             seen.last_seen,
-            and_(true(), *named),
+            seen.ranks,
+            func.coalesce(slow.last_seen == seen.last_seen, false()).label("is_slow"),
+            and_(true(), *named).label("matches"),
         )
         .select_from(of_all)
         .outerjoin(of_slow, slow.host == seen.host)
     )
-    return [_row(list(sums)) for sums in found]
+    return HOSTS.rows(found.mappings())
 
 
 def _seen(span: Span, words: Sequence[str]) -> Subquery:
@@ -169,10 +172,3 @@ def _slow(tx: Reads, span: Span, words: Sequence[str]) -> Subquery:
         .group_by(reading.host)
         .subquery("slow")
     )
-
-
-def _row(sums: list[Any]) -> HostRow:
-    """Return a host of its sums, which are in the order of its fields; null for no cause."""
-    causes = HostRow.__slots__.index("causes")
-    sums[causes] = tuple(sums[causes] or ())
-    return HostRow(*sums)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import uuid
 from dataclasses import dataclass
+from datetime import datetime
 from typing import TYPE_CHECKING
 
 from sqlalchemy import select
@@ -17,9 +19,6 @@ from app.services.alerts.deliveries.flush import pump
 from app.services.alerts.store import lock_group
 
 if TYPE_CHECKING:
-    import uuid
-    from datetime import datetime
-
     from app.db.unit_of_work import Reads
     from app.services.container import Container
 

@@ -1,0 +1,168 @@
+"""Tables of pages: which columns a list shows, declared once, and what templates draw of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from app.dashboard.look.choosing import Heading
+
+if TYPE_CHECKING:
+    from app.dashboard.look.address import Address
+    from app.lists.listing import Listing
+    from app.lists.pages import Page
+
+R = TypeVar("R")
+
+
+@dataclass(frozen=True, slots=True)
+class Shown(Generic[R]):
+    """A column that a page shows of a list.
+
+    Parameters
+    ----------
+    label : str
+        Its heading.
+    cell : callable
+        Takes a row and returns its cell: text, or parts of `app.dashboard.look.html`.
+    column : str
+        The column of the list that rows are sorted by where its heading is chosen.
+    classes : str
+        Of its heading and its cells: ``num`` is a number, ``opt`` is left out on narrow pages.
+    hint : str
+        What the heading says more of itself.
+    of_cells : str
+        Classes of its cells alone.
+    title : callable, optional
+        Takes a row and returns what its cell says more of itself.
+    """
+
+    label: str
+    cell: Callable[[R], object]
+    column: str = ""
+    classes: str = ""
+    hint: str = ""
+    of_cells: str = ""
+    title: Callable[[R], str] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """A cell; `content` is text or markup."""
+
+    content: object
+    classes: str = ""
+    title: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A row; `attributes` are its own in HTML."""
+
+    cells: Sequence[Cell]
+    attributes: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """A table as `tables.html` draws it.
+
+    Parameters
+    ----------
+    csv : str
+        Where its file is.
+    classes : str
+    headings : sequence of Heading
+    lines : sequence of Line
+    previous_url, next_url : str
+        Pages beside this one; empty where there is none.
+    """
+
+    csv: str
+    classes: str
+    headings: Sequence[Heading]
+    lines: Sequence[Line]
+    previous_url: str = ""
+    next_url: str = ""
+
+
+def drawn(  # noqa: PLR0913 - everything that a table has
+    shown: Sequence[Shown[R]],
+    rows: Iterable[R],
+    *,
+    csv: str,
+    classes: str = "plain",
+    headings: Sequence[Heading] | None = None,
+    pager: tuple[str, str] = ("", ""),
+    attributes: Callable[[R], Mapping[str, str]] = lambda _: {},
+) -> Drawn:
+    """Return a table.
+
+    Parameters
+    ----------
+    shown : sequence of Shown
+        Its columns.
+    rows : iterable
+    csv : str
+        Where its file is.
+    classes : str
+    headings : sequence of Heading, optional
+        See `sorted_by`; without them no heading is a link.
+    pager : pair of str
+        See `pager`.
+    attributes : callable, optional
+        Takes a row and returns the attributes of its own.
+    """
+    if headings is None:
+        headings = [Heading(one.label, one.classes, one.hint) for one in shown]
+    return Drawn(
+        csv, classes, headings, [Line(cells(shown, row), attributes(row)) for row in rows], *pager
+    )
+
+
+def cells(shown: Sequence[Shown[R]], row: R) -> list[Cell]:
+    """Return the cells of a row."""
+    return [
+        Cell(
+            one.cell(row),
+            " ".join(filter(None, (one.classes, one.of_cells))),
+            "" if one.title is None else one.title(row),
+        )
+        for one in shown
+    ]
+
+
+def sorted_by(listing: Listing[Any], shown: Sequence[Shown[R]], address: Address) -> list[Heading]:
+    """Return headings that lead to the list in their orders, and to the reverse of that in force.
+
+    Parameters
+    ----------
+    listing : Listing
+    shown : sequence of Shown
+    address : Address
+        Of the list's page.
+    """
+    in_force = listing.sort(address.parameters.get("sort", ""))
+    found = []
+    for one in shown:
+        first = listing.columns[one.column].sort if one.column else ""
+        name = first.removeprefix("-")
+        if not name or in_force.removeprefix("-") != name:
+            turned, order = first, ""
+        else:
+            falls = in_force.startswith("-")
+            turned, order = name if falls else f"-{name}", "descending" if falls else "ascending"
+        asked = None if turned == listing.default_sort else turned
+        url = address.but(sort=asked, page=None) if name else ""
+        found.append(Heading(one.label, one.classes, one.hint, url, order))
+    return found
+
+
+def pager(page: Page[R], address: Address) -> tuple[str, str]:
+    """Return the addresses of the pages before and after one."""
+    before, after = page.number - 1, page.number + 1
+    return (
+        address.but(page=before if before > 1 else None) if before else "",
+        address.but(page=after) if after <= page.pages else "",
+    )

@@ -1,0 +1,158 @@
+"""A list, declared once: what its rows are, where they come from, and which orders they have."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from pydantic import TypeAdapter
+from sqlalchemy import select
+
+from app.lists.columns import Column, columns_of
+from app.lists.pages import Page, last_page
+
+if TYPE_CHECKING:
+    from sqlalchemy import ColumnElement, Select
+
+    from app.db.unit_of_work import Reads
+
+R = TypeVar("R")
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What a page of a list is asked for by: its order, its number and its size."""
+
+    sort: str = ""
+    page: int = 1
+    size: int = 50
+
+
+@dataclass(frozen=True)
+class Listing(Generic[R]):
+    """A list.
+
+    Parameters
+    ----------
+    row : type
+        A dataclass; its fields are the columns, see `app.lists.columns.Column`.
+    source : callable, optional
+        Takes the query of the columns and joins what they are read from.
+    ties : sequence of SQLAlchemy expressions
+        The order of rows that are equal by what they are sorted by, and of a list that is sorted by
+        none of its columns.
+    default_sort : str
+        The order where none is asked for, or one that there is not.
+    """
+
+    row: type[R]
+    source: Callable[[Select[Any]], Select[Any]] | None = None
+    ties: Sequence[ColumnElement[Any]] = ()
+    default_sort: str = ""
+
+    @cached_property
+    def columns(self) -> Mapping[str, Column]:
+        """Return the columns by name."""
+        return columns_of(self.row)
+
+    @cached_property
+    def sorts(self) -> Mapping[str, str]:
+        """Return the orders: what addresses call each, and the name of its column."""
+        return {
+            column.sort.removeprefix("-"): name
+            for name, column in self.columns.items()
+            if column.sort
+        }
+
+    @cached_property
+    def _adapter(self) -> TypeAdapter[list[R]]:
+        return TypeAdapter(list[self.row])  # type: ignore[name-defined]
+
+    def sort(self, asked: str) -> str:
+        """Return the order that is in force."""
+        known = asked.removeprefix("-") in self.sorts
+        return asked if known else self.default_sort
+
+    def query(self) -> Select[Any]:
+        """Return the query of the columns, labeled with their names."""
+        query = select(
+            *(
+                column.expression.label(name)
+                for name, column in self.columns.items()
+                if column.expression is not None
+            )
+        )
+        return query if self.source is None else self.source(query)
+
+    def order(self, asked: str) -> list[ColumnElement[Any]]:
+        """Return the expressions of an order; rows without a value come last in each."""
+        sort = self.sort(asked)
+        name = self.sorts.get(sort.removeprefix("-"))
+        if name is None:
+            return [*self.ties]
+        column = self.columns[name]
+        by = column.expression if column.by is None else column.by
+        if by is None:
+            raise ValueError(f"{self.row.__name__}.{name} says nothing to sort by")
+        return [(by.desc() if sort.startswith("-") else by.asc()).nulls_last(), *self.ties]
+
+    def rows(self, found: Iterable[Mapping[Any, Any]]) -> list[R]:
+        """Return rows of what the database returned, by name; JSON becomes what fields say."""
+        return self._adapter.validate_python([dict(one) for one in found])
+
+    def page(self, rows: Sequence[R], asked: Asked) -> Page[R]:
+        """Return a page of rows that are here already, in the order of `ties`."""
+        sort = self.sort(asked.sort)
+        by = attrgetter(self.sorts[sort.removeprefix("-")])
+        ordered = sorted(rows, key=by, reverse=sort.startswith("-"))
+        number = last_page(asked.page, len(rows), asked.size)
+        first = asked.size * (number - 1)
+        return Page(ordered[first : first + asked.size], number, len(rows), asked.size)
+
+
+def read(
+    tx: Reads,
+    listing: Listing[R],
+    *where: ColumnElement[bool],
+    sort: str = "",
+    limit: int | None = None,
+    offset: int = 0,
+) -> list[R]:
+    """Return rows of a list.
+
+    Parameters
+    ----------
+    tx : Reads
+    listing : Listing
+    *where : SQLAlchemy conditions
+        Only rows that meet all of them.
+    sort : str
+        The name of an order, with a minus sign for the largest first.
+    limit, offset : int
+        At most so many rows, after so many.
+    """
+    query = listing.query().where(*where).order_by(*listing.order(sort))
+    return listing.rows(tx.session.execute(query.limit(limit).offset(offset)).mappings())
+
+
+def read_page(
+    tx: Reads, listing: Listing[R], asked: Asked, *where: ColumnElement[bool], total: int
+) -> Page[R]:
+    """Return a page of a list; the last one where there are not that many.
+
+    Parameters
+    ----------
+    tx : Reads
+    listing : Listing
+    asked : Asked
+    *where : SQLAlchemy conditions
+    total : int
+        Rows on all pages together.
+    """
+    number = last_page(asked.page, total, asked.size)
+    first = asked.size * (number - 1)
+    rows = read(tx, listing, *where, sort=asked.sort, limit=asked.size, offset=first)
+    return Page(rows, number, total, asked.size)
