@@ -15,21 +15,7 @@ class AlertsCommandError(PacelineError):
 
 
 def send_test(channel: str, *, server: str) -> None:
-    """Send a marked example to a channel and print what its receiver answered.
-
-    Parameters
-    ----------
-    channel : str
-        Name or id.
-    server : str
-        Address of the server.
-
-    Raises
-    ------
-    AlertsCommandError
-        With the code of the failed attempt.
-    ServerError
-    """
+    """Send a marked example to a channel and print what its receiver answered."""
     with Server(server) as asked:
         found = [
             known["id"]
@@ -47,12 +33,7 @@ def send_test(channel: str, *, server: str) -> None:
 
 
 def reseal(*, server: str) -> None:
-    """Encrypt the secrets of all channels with the server's newest key, and print how many.
-
-    Raises
-    ------
-    ServerError
-    """
+    """Encrypt the secrets of all channels with the server's newest key, and print how many."""
     with Server(server) as asked:
         count = asked.post("/api/v1/channels/reseal")["channels"]
     sys.stdout.write(f"channels encrypted with the newest key: {count}\n")

@@ -30,24 +30,7 @@ class NotAskedError(PacelineError):
 def connect(
     server: str, job: str | None, framework: str | None, launcher: str | None, *, send: bool
 ) -> None:
-    """Print the lines that connect a job; check the server with a tiny session of another job.
-
-    Parameters
-    ----------
-    server : str
-        Its address.
-    job, framework, launcher : str or None
-        What was not given is asked.
-    send : bool
-        Whether to check the server.
-
-    Raises
-    ------
-    NotAskedError
-        Something is not given, and standard input is no terminal.
-    ServerError
-        With the server's code and faults.
-    """
+    """Print the lines that connect a job; check the server with a tiny session of another job."""
     asked = _chosen("framework", framework, tuple(WAYS))
     way = WAYS[asked]
     starts = LAUNCHERS[_chosen("launcher", launcher, tuple(LAUNCHERS))] if way.in_job else None

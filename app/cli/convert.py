@@ -40,13 +40,7 @@ class Recorded:
 def convert(
     kind: str, paths: Sequence[Path], out_dir: Path, meta_path: Path | None, writer: Writer
 ) -> None:
-    """Write recordings of one kind as a trace and its metadata; print where they are.
-
-    Raises
-    ------
-    PacelineError
-        A file cannot be read, is not of this kind, or contradicts another; nothing is written.
-    """
+    """Write recordings of one kind as a trace and its metadata; print where they are."""
     recorded = read_recordings(files_in(paths, FORMATS[kind]), meta_path, kind)
     say_unmapped(recorded.unmapped)
     meta = yaml.safe_dump(metadata_document(recorded.trace.meta), sort_keys=False)
@@ -93,13 +87,7 @@ def files_in(paths: Sequence[Path], known: TraceFormat | None = None) -> list[Pa
 
 
 def format_of(path: Path) -> TraceFormat | None:
-    """Return the format of a file, None where its bytes are of none.
-
-    Raises
-    ------
-    OSError
-        It cannot be read.
-    """
+    """Return the format of a file, None where its bytes are of none."""
     head = head_of(path)
     known = next((one for one in FORMATS.values() if head.start and one.sniff(head)), None)
     # NDJSON takes any text that begins like an object, to say what is wrong with it.
@@ -108,13 +96,7 @@ def format_of(path: Path) -> TraceFormat | None:
 
 
 def read_recordings(files: Sequence[Path], meta_path: Path | None, kind: str | None) -> Recorded:
-    """Read files of one session together, showing how far it is.
-
-    Raises
-    ------
-    PacelineError
-        With the name of the file that is refused.
-    """
+    """Read files of one session together, showing how far it is."""
     meta = _meta_beside(files, meta_path)
     alone = len(files) == 1
     parts = [_read(path, meta, kind, part=not alone) for path in _shown(files)]

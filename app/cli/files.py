@@ -19,12 +19,7 @@ class FileError(PacelineError):
 
 @contextmanager
 def reading(path: Path) -> Iterator[None]:
-    """Refuse what the operating system does not let read.
-
-    Raises
-    ------
-    FileError
-    """
+    """Refuse what the operating system does not let read."""
     try:
         yield
     except OSError as error:
@@ -34,12 +29,7 @@ def reading(path: Path) -> Iterator[None]:
 
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Refuse what the operating system does not let write.
-
-    Raises
-    ------
-    FileError
-    """
+    """Refuse what the operating system does not let write."""
     try:
         yield
     except OSError as error:
@@ -48,15 +38,7 @@ def writing(path: Path) -> Iterator[None]:
 
 
 def read_document(path: Path) -> str:
-    """Return the text of a file of YAML or JSON; of a longer one no more is read than the limit.
-
-    Raises
-    ------
-    FileError
-        It cannot be read.
-    UnreadableDocumentError
-        It is over the limit, or not UTF-8; with the line.
-    """
+    """Return the text of a file of YAML or JSON; of a longer one no more is read than the limit."""
     with reading(path), path.open("rb") as file:
         content = file.read(MOST_CHARS + 1)
     if len(content) > MOST_CHARS:
@@ -69,15 +51,7 @@ def read_document(path: Path) -> str:
 
 
 def read_metadata(path: Path) -> str:
-    """Return the text of a file of metadata.
-
-    Raises
-    ------
-    FileError
-        It cannot be read.
-    InvalidMetadataError
-        See `read_document`.
-    """
+    """Return the text of a file of metadata."""
     try:
         return read_document(path)
     except UnreadableDocumentError as error:

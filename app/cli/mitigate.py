@@ -42,18 +42,7 @@ RISKS: Final = {
 
 
 def mitigate_file(path: Path, *, as_json: bool) -> None:
-    """Advise on the group of a file and print what came out.
-
-    Parameters
-    ----------
-    path : Path
-        YAML or JSON.
-
-    Raises
-    ------
-    PacelineError
-        The specification has faults.
-    """
+    """Advise on the group of a file and print what came out."""
     document = advise(parse_problem(_read(path)))
     if as_json:
         sys.stdout.write(f"{to_json(document)}\n")

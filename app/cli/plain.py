@@ -26,13 +26,7 @@ class PlainAnalysis:
     as_json: bool
 
     def run(self) -> None:
-        """Analyze it and print what came out.
-
-        Raises
-        ------
-        PacelineError
-            As `analyze_file`.
-        """
+        """Analyze it and print what came out."""
         # What modules make while they load stays: looking for garbage in it, again and again, takes
         # a twentieth of the time of a small analysis.
         gc.disable()

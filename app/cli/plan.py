@@ -27,22 +27,7 @@ MS_PER_S = 1e3
 def plan_file(
     path: Path, method: str, objective: str, time_limit: float | None, *, as_json: bool
 ) -> None:
-    """Plan what a file specifies and print what came out.
-
-    Parameters
-    ----------
-    path : Path
-        YAML or JSON. A profile that it names is looked for beside it.
-    method, objective : str
-        See `app.analysis.planning.plan.plan`.
-    time_limit : float or None
-        Seconds after which the best template so far is printed with its proven gap.
-
-    Raises
-    ------
-    PacelineError
-        The specification has faults, or there is no template.
-    """
+    """Plan what a file specifies and print what came out."""
     spec = parse_spec(read_spec(path), lambda name: read_spec(path.parent / name))
     deadline = None if time_limit is None else time.monotonic() + time_limit
     budget = SearchBudget(time.monotonic, deadline)
@@ -57,13 +42,7 @@ def plan_file(
 
 
 def read_spec(path: Path) -> object:
-    """Read a specification, or a profile that one names.
-
-    Raises
-    ------
-    InvalidSpecError
-        The file cannot be read, or is neither YAML nor JSON; with the line of the fault.
-    """
+    """Read a specification, or a profile that one names."""
     try:
         return load_document(read_document(path))
     except FileError as error:

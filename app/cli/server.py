@@ -114,13 +114,7 @@ class Server:
         return _answered(self._request(method, path, json=document))
 
     def download(self, path: str, target: Path) -> int:
-        """Write what is at a path into a file, replaced only once all is there; return its bytes.
-
-        Raises
-        ------
-        OSError
-            If the file cannot be written.
-        """
+        """Write what is at a path into a file, replaced once all is there; return its bytes."""
         part = target.with_name(f"{target.name}.part")
         try:
             with (

@@ -33,30 +33,7 @@ COMPRESSED_SUFFIXES: Final = tuple(known.suffix for known in COMPRESSIONS)
 
 
 def upload(path: Path, meta: Path | None, *, server: str, job: str | None, wait: bool) -> None:
-    """Send a trace and print where it is, or with `wait` what the report says.
-
-    Parameters
-    ----------
-    path : Path
-        The trace, or a folder of a trace and its ``meta.yaml``, as ``paceline convert`` writes it.
-    meta : Path or None
-        Its metadata, YAML or JSON; None where it is in the header of an NDJSON trace.
-    server : str
-        Address of the server.
-    job : str or None
-        Name of the job; None takes the metadata's `trial_name`.
-    wait : bool
-        Whether to wait for the report.
-
-    Raises
-    ------
-    FileError
-        If the file of the metadata cannot be read.
-    InvalidMetadataError
-        If the metadata cannot be understood, or there is no name for the job.
-    ServerError
-        With the server's code and faults.
-    """
+    """Send a trace and print where it is, or with `wait` what the report says."""
     if path.is_dir():
         path, meta = _of_folder(path, meta)
     text = None if meta is None else read_metadata(meta)

@@ -53,7 +53,6 @@ def field_faults(errors: Iterable[ErrorDetails], *within: str, skip: int = 0) ->
 
     Parameters
     ----------
-    errors : iterable of ErrorDetails
     within : str
         The keys under which the fields stand in the body: ``config``.
     skip : int

@@ -64,7 +64,6 @@ def serve(settings: Settings, *, after_start: Callable[[str], None] | None = Non
 
     Parameters
     ----------
-    settings : Settings
     after_start : callable, optional
         Called with the server's URL in a thread of its own once requests are answered.
 

@@ -52,7 +52,6 @@ def figures_of(report: Report, metadata: Mapping[str, Any]) -> SessionFigures | 
 
     Parameters
     ----------
-    report : Report
     metadata : mapping
         Of the session, as it was sent.
     """

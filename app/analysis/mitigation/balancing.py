@@ -85,7 +85,6 @@ def even_out(
 
     Parameters
     ----------
-    trace : Trace
     replayed : Replayed
         The same session, prepared for replay.
     cause : Cause

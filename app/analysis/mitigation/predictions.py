@@ -64,9 +64,6 @@ def predict_fixes(  # noqa: PLR0913 - what is known of the session and of its ca
     ----------
     observation : Observation
         The session, nothing of it explained.
-    replayed : Replayed
-    metrics : Metrics
-    diagnosis : Diagnosis
     causes : sequence of Cause
         Those that are named; what removes them is among the fixes.
     headline : Headline

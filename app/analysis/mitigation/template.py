@@ -66,7 +66,6 @@ def recommend_template(
 
     Parameters
     ----------
-    trace : Trace
     replayed : Replayed
         The same session, prepared for replay.
     causes : sequence of Cause

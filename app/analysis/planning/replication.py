@@ -39,7 +39,6 @@ def combined_cost(
     ----------
     members : pair of int64 arrays, shape (types, layers + 1, layers + 1)
         Forward, and forward with backward, of one replica.
-    numbers : sequence of int
     sync_ps : int64 array, shape (layers + 1, layers + 1)
         Gradient synchronization of each stage for one microbatch.
     """

@@ -83,7 +83,6 @@ def analyze(trace: Trace, without: Collection[Name] = ()) -> Analysis:
 
     Parameters
     ----------
-    trace : Trace
     without : collection of Name
         Adaptations of the dependency model that are switched off.
 

@@ -48,7 +48,6 @@ def outcome(before: Run, after: Run, applied: int = 1) -> Outcome:
 
     Parameters
     ----------
-    before, after : Run
     applied : int
         Fixes that were applied between them.
 

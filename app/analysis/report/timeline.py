@@ -89,7 +89,6 @@ def step_timeline(trace: Trace, step: int, dp_ranks: Sequence[int] | None = None
 
     Parameters
     ----------
-    trace : Trace
     step : int
         An analyzed step.
     dp_ranks : sequence of int, optional

@@ -96,7 +96,6 @@ def execute(work: StepWork, contention: float = 0.0) -> Execution:
 
     Parameters
     ----------
-    work : StepWork
     contention : float
         Share by which a computation takes longer for the time in which its worker also transfers.
         The overlap is that of an execution without contention.

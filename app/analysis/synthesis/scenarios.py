@@ -62,7 +62,6 @@ class Scenario:
 
         Parameters
         ----------
-        seed : int
         fault_seed : int, optional
             Sessions of one job have one, so that the same worker is at fault in all of them;
             `seed` where not given.

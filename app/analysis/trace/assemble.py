@@ -240,7 +240,6 @@ def build_trace(given: Collected, places: Places, *, part: bool) -> Trace:
 
     Parameters
     ----------
-    given : Collected
     places : Places
         Names the place of a faulty row.
     part : bool

@@ -20,12 +20,7 @@ KEYS: str = (
 
 
 def make_backup(target: Path) -> None:
-    """Write the database into a file; the installation may run meanwhile.
-
-    Raises
-    ------
-    BackupError
-    """
+    """Write the database into a file; the installation may run meanwhile."""
     settings = Settings()
     with database(settings, also_running=True) as url:
         back_up(url, target)
@@ -41,12 +36,7 @@ def make_backup(target: Path) -> None:
 
 
 def restore_backup(source: Path) -> None:
-    """Fill an empty database from a file; the embedded one must not be served meanwhile.
-
-    Raises
-    ------
-    BackupError
-    """
+    """Fill an empty database from a file; the embedded one must not be served meanwhile."""
     settings = Settings()
     with database(settings, also_running=False) as url:
         restore(url, source)

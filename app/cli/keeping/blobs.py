@@ -14,14 +14,7 @@ from app.settings import Settings
 
 
 def move(*, to_store: bool) -> None:
-    """Move all blobs that belong there.
-
-    Raises
-    ------
-    StartupError
-        If there is no object store.
-    ObjectStoreError
-    """
+    """Move all blobs that belong there."""
     shown_on = Console(stderr=True)
     with (
         opened_also_embedded(Settings(), "blobs") as container,
@@ -37,12 +30,7 @@ def move(*, to_store: bool) -> None:
 
 
 def check() -> bool:
-    """Print what the object store has of this installation; return whether it is all there.
-
-    Raises
-    ------
-    ObjectStoreError
-    """
+    """Print what the object store has of this installation; return whether it is all there."""
     with opened_also_embedded(Settings(), "blobs") as container:
         found = references(container)
     sys.stdout.write(f"{found.blobs} blobs, {found.bytes:,} bytes in the object store\n")

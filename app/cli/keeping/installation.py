@@ -19,14 +19,7 @@ if TYPE_CHECKING:
 
 @contextlib.contextmanager
 def opened(settings: Settings, name: str) -> Iterator[Container]:
-    """Yield the container of a command; what it logs goes to standard error.
-
-    Parameters
-    ----------
-    settings : Settings
-    name : str
-        Of the command: ``blobs``.
-    """
+    """Yield the container of a command; what it logs goes to standard error."""
     log_of_a_command(json=settings.log_json, level=settings.log_level)
     container = build(settings, application_name=f"paceline {name}")
     try:
@@ -47,13 +40,7 @@ def opened_also_embedded(settings: Settings, name: str) -> Iterator[Container]:
 
 @contextlib.contextmanager
 def database(settings: Settings, *, also_running: bool) -> Iterator[str]:
-    """Yield the address of the configured database; the embedded one is started where need be.
-
-    Raises
-    ------
-    InstanceRunningError
-        If it is served, and that is not wanted.
-    """
+    """Yield the address of the configured database; the embedded one is started where need be."""
     if settings.database_url is not None:
         yield settings.database_url
         return

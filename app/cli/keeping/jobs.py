@@ -13,24 +13,14 @@ if TYPE_CHECKING:
 
 
 def change(job: str, values: Mapping[str, object], *, server: str) -> None:
-    """Change a job.
-
-    Raises
-    ------
-    ServerError
-    """
+    """Change a job."""
     with Server(server) as asked:
         asked.exchange("PATCH", _path(job), dict(values))
     sys.stderr.write(f"{job} is changed\n")
 
 
 def delete(job: str, *, server: str) -> None:
-    """Delete a job.
-
-    Raises
-    ------
-    ServerError
-    """
+    """Delete a job."""
     with Server(server) as asked:
         asked.exchange("DELETE", _path(job), None)
     sys.stderr.write(f"{job} is deleted\n")

@@ -23,24 +23,13 @@ ALL: Final = "all"
 
 
 def show(*, server: str) -> None:
-    """Print what there is of each kind and how much of it is kept.
-
-    Raises
-    ------
-    ServerError
-    """
+    """Print what there is of each kind and how much of it is kept."""
     with Server(server) as asked:
         _print(asked.get(PATH))
 
 
 def change(kind: str, days: str | None, size: str | None, *, server: str) -> None:
-    """Change how much of a kind is kept, and print what is kept then.
-
-    Raises
-    ------
-    ServerError
-        With what the server refuses.
-    """
+    """Change how much of a kind is kept, and print what is kept then."""
     changed = {"days": days, "bytes": size}
     with Server(server) as asked:
         rules = asked.get(PATH)["rules"]

@@ -19,13 +19,7 @@ AT_ONCE: Final = 100
 
 
 def analyze_named(ids: Sequence[str], *, server: str) -> None:
-    """Analyze sessions again and print where each stands.
-
-    Raises
-    ------
-    ServerError
-        With the first that the server refuses.
-    """
+    """Analyze sessions again and print where each stands."""
     with Server(server) as asked:
         for session in ids:
             answer = asked.post(f"/api/v1/sessions/{session}/analyze")
@@ -38,10 +32,6 @@ def analyze_many(
     """Analyze all sessions in these states again, and print how many.
 
     Cut off, what was queued stays so, and the same command goes on with the rest.
-
-    Raises
-    ------
-    ServerError
     """
     asking: dict[str, Any] = {"states": list(states), "job": job, "limit": AT_ONCE}
     if before is not None:
@@ -60,12 +50,7 @@ def analyze_many(
 
 
 def set_pins(ids: Sequence[str], *, pinned: bool, server: str) -> None:
-    """Pin sessions, or take their pins.
-
-    Raises
-    ------
-    ServerError
-    """
+    """Pin sessions, or take their pins."""
     with Server(server) as asked:
         for session in ids:
             path = f"/api/v1/sessions/{session}/pin"
@@ -74,12 +59,7 @@ def set_pins(ids: Sequence[str], *, pinned: bool, server: str) -> None:
 
 
 def delete(ids: Sequence[str], *, server: str) -> None:
-    """Delete sessions.
-
-    Raises
-    ------
-    ServerError
-    """
+    """Delete sessions."""
     with Server(server) as asked:
         for session in ids:
             asked.exchange("DELETE", f"/api/v1/sessions/{session}", None)
@@ -87,14 +67,7 @@ def delete(ids: Sequence[str], *, server: str) -> None:
 
 
 def export(path: str, target: Path, *, server: str) -> None:
-    """Write what the server exports at a path into a file, and print where it is.
-
-    Raises
-    ------
-    ServerError
-    FileError
-        If the file cannot be written.
-    """
+    """Write what the server exports at a path into a file, and print where it is."""
     with Server(server) as asked:
         try:
             size = asked.download(path, target)

@@ -24,13 +24,7 @@ def analyze_file(
     timeline: Path | None,
     without: Collection[Name] = (),
 ) -> None:
-    """Analyze a trace file and print what came out.
-
-    Raises
-    ------
-    PacelineError
-        The file is no trace, no verdict can come from it, or the timeline cannot be written.
-    """
+    """Analyze a trace file and print what came out."""
     trace = read_trace(path, meta_path)
     report = analyze(trace, without).report
     if timeline is not None:

@@ -44,13 +44,7 @@ def parse_selection(text: str) -> Selection:
 
 
 def parse_factor(text: str) -> float:
-    """Read the factor of a scaled selection.
-
-    Raises
-    ------
-    InvalidQuestionError
-        It is no number, or out of bounds.
-    """
+    """Read the factor of a scaled selection."""
     try:
         factor = float(text)
     except ValueError as error:

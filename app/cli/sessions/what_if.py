@@ -19,13 +19,7 @@ from app.errors import Fault, InvalidQuestionError, UnanalyzableError
 
 
 def answer_file(path: Path, meta_path: Path | None, question: Question, *, as_json: bool) -> None:
-    """Answer a question about a trace file and print step time and gain.
-
-    Raises
-    ------
-    PacelineError
-        The file is no trace, or the question cannot be answered.
-    """
+    """Answer a question about a trace file and print step time and gain."""
     trace = read_trace(path, meta_path)
     found = answer(prepare_replay(trace, question.without), question)
     against = _against(trace, question.without) or found.published
@@ -70,13 +64,7 @@ def question_of(
     scale: Sequence[str] = (),
     without: tuple[Name, ...] = (),
 ) -> Question:
-    """Read a question from the options of the command line.
-
-    Raises
-    ------
-    InvalidQuestionError
-        With the part that cannot be read.
-    """
+    """Read a question from the options of the command line."""
     if keep and fix:
         raise InvalidQuestionError(
             "--keep makes all else ideal, so --fix cannot be combined with it"

@@ -29,13 +29,7 @@ COME_LATER: Final = frozenset({"slow-worker", "network", "garbage-collection", "
 
 
 def send_demo_sessions(url: str) -> None:
-    """Send the demo's sessions to a server; what it has already is not stored again.
-
-    Raises
-    ------
-    StartupError
-        The server refuses a session or does not answer.
-    """
+    """Send the demo's sessions to a server; what it has already is not stored again."""
     sessions = list(_sessions())
     sys.stderr.write(f"Sending {len(sessions)} synthetic sessions of {len(SCENARIOS)} jobs\n")
     try:

@@ -35,15 +35,7 @@ class SyntheticFiles:
 def write_scenario(
     name: str, out_dir: Path, *, seed: int, writer: Writer = DEFAULT_WRITER
 ) -> SyntheticFiles:
-    """Write trace, ``meta.yaml`` and ``truth.json`` of a scenario, replacing earlier ones.
-
-    Raises
-    ------
-    NotFoundError
-        There is no scenario of this name.
-    FileError
-        The directory cannot be written to.
-    """
+    """Write trace, ``meta.yaml`` and ``truth.json`` of a scenario, replacing earlier ones."""
     scenario = ALL_SCENARIOS.get(name)
     if scenario is None:
         names = ", ".join(ALL_SCENARIOS)

@@ -138,16 +138,6 @@ def report_groups(server: Server, session: SyntheticSession) -> None:
     """Report two tensor-parallel groups of a job: one with its straggler, and one without.
 
     Groups that have reported before are left as they are.
-
-    Parameters
-    ----------
-    server : Server
-    session : SyntheticSession
-        Of the job, with a straggler in a group.
-
-    Raises
-    ------
-    ServerError
     """
     (dp, pp), slow, factor = _straggler(session)
     stages = session.trace.meta.sizes.pp

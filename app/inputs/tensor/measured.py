@@ -191,7 +191,6 @@ class WrittenGroup(Written):
 
         Parameters
         ----------
-        in_force : Shares or None
         computed : sequence of float, optional
             What ranks computed, where that is not to the column what the plan says.
 

@@ -96,7 +96,6 @@ def estimate_costs(observation: Observation, layers: Sequence[Sequence[int]]) ->
 
     Parameters
     ----------
-    observation : Observation
     layers : sequence of sequences of int
         Layers of each chunk of each stage.
     """

@@ -113,7 +113,6 @@ def decide(  # noqa: PLR0913, PLR0917 - what is known of the group
         The last step of the report.
     streak : Streak
         Of the report before.
-    standing : Standing or None
     under_plan_s : float or None
         T of the slowest rank where the report was measured under the plan that stands.
     clear : Clarity, optional

@@ -54,7 +54,6 @@ def resized_share(shed_columns: float, receivers: int, costs: Costs, column_s: f
         L, the columns that the straggler has too many.
     receivers : int
         e − 1.
-    costs : Costs
     column_s : float
         What a column takes on a receiver where `costs` has no samples of Φ2, seconds.
 

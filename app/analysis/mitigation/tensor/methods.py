@@ -28,7 +28,6 @@ def resize(group: Group, criterion_s: float, most: float = 1.0) -> Shares:
 
     Parameters
     ----------
-    group : Group
     criterion_s : float
         T_avg or T_min, seconds.
     most : float
@@ -50,8 +49,6 @@ def semi(group: Group, costs: Costs, most: float = 1.0) -> Shares:
 
     Parameters
     ----------
-    group : Group
-    costs : Costs
     most : float
         The largest γ of any rank. What a straggler may not resize it migrates, where that ends the
         step sooner.

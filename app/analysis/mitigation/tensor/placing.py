@@ -33,7 +33,6 @@ def slices(count: int, sender: int, receivers: IntArray, ranks: int) -> IntArray
     ----------
     count : int
         Units that are handed over.
-    sender : int
     receivers : int64 array, shape (n,)
         Ranks that take a part, without the sender; at least one.
     ranks : int

@@ -77,8 +77,6 @@ def predicted_s(
     ----------
     group : Group
         Without a plan.
-    shares : Shares
-    costs : Costs
     each_step : bool
         Whether what migrates is sent in each step; if not, columns have moved once, and are
         computed with the receiver's own.
@@ -105,12 +103,6 @@ def uneven_s(group: Group, shares: Shares, places: Sequence[Place]) -> float:
 
     A collective ends every layer: who has a head more there is waited for, whatever it does less in
     the next one.
-
-    Parameters
-    ----------
-    group : Group
-    shares : Shares
-    places : sequence of Place
     """
     done = _done(group, shares, places)
     each_s = done.weights[:, None] * (group.fixed_s + group.matmul_s * (done.own + done.received))
@@ -124,9 +116,7 @@ def busy_s(
 
     Parameters
     ----------
-    group : Group
     resized, given, received : int64 arrays, shape (ranks,)
-    costs : Costs
 
     Returns
     -------

@@ -102,8 +102,6 @@ def advise_session(
 
     Parameters
     ----------
-    trace : Trace
-    replayed : Replayed
     causes : sequence of Cause
         Those that the diagnosis names.
     now_s : float

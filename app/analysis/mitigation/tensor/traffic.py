@@ -93,10 +93,8 @@ def extra_bytes(sizes: Sequence[Sizes], columns: int, of: int, *, once: bool) ->
 
     Parameters
     ----------
-    sizes : sequence of Sizes
     columns, of : int
         Columns that migrate, and K.
-    once : bool
     """
     total = 0
     for item in shed_by(sizes, once=once):

@@ -112,7 +112,6 @@ def draw_host_session(
         One of `HOST_CAUSES`; None for a healthy job.
     slowdown : float
         How slow the fault itself is; the job is slowed by less. The truth says by how much.
-    seed : int
     way : str, optional
         One of `WAYS`.
     """

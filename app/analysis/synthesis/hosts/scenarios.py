@@ -28,7 +28,6 @@ class HostScenario:
 
         Parameters
         ----------
-        seed : int
         fault_seed : int, optional
             What draws the worker at fault; `seed` where not given.
         """

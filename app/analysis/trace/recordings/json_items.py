@@ -60,7 +60,6 @@ def read_items(
     ----------
     body : Path or bytes
         Plain, gzip or zstd.
-    limits : Limits
     arrays : frozenset of str
         Fields whose items are given one by one.
     longest_item : int

@@ -60,7 +60,6 @@ def decode_kineto(
         Plain, gzip or zstd.
     meta : SessionMeta or None
         What is said beside it: the sizes, where process groups have no names that say them.
-    limits : Limits
     part : bool
         It is one rank of several.
 

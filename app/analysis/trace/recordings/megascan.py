@@ -100,8 +100,6 @@ def decode_megascan(
         Plain, gzip or zstd.
     meta : SessionMeta or None
         Needed for the file of one rank, which does not say the sizes of its job.
-    limits : Limits
-    part : bool
 
     Raises
     ------

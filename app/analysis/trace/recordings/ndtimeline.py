@@ -41,8 +41,6 @@ def decode_ndtimeline(
         Plain, gzip or zstd.
     meta : SessionMeta or None
         Needed.
-    limits : Limits
-    part : bool
 
     Raises
     ------

@@ -71,8 +71,6 @@ def decode_nsys(path: Path, meta: SessionMeta | None, limits: Limits, *, part: b
         Its name says the rank: ``rank3.sqlite``.
     meta : SessionMeta or None
         Needed: the database does not say the sizes of the job.
-    limits : Limits
-    part : bool
 
     Raises
     ------

@@ -98,8 +98,6 @@ def decode_otlp(
         Plain, gzip or zstd.
     meta : SessionMeta or None
         The sizes, where the resources do not say them.
-    limits : Limits
-    part : bool
 
     Raises
     ------

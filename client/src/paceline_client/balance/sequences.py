@@ -123,7 +123,6 @@ def deal(costs: Sequence[float], ranks: int) -> list[list[int]]:
     ----------
     costs : sequence of float
         Of each microbatch; their number is a multiple of `ranks`.
-    ranks : int
 
     Raises
     ------
@@ -153,7 +152,6 @@ def assign(
 
     Parameters
     ----------
-    lengths : sequence of int
     ranks, microbatches : int
         Ranks, and microbatches that each has to fill, with one sequence at least.
     max_tokens : int, optional
@@ -190,8 +188,6 @@ def pack(
 
     Parameters
     ----------
-    lengths : sequence of int
-    microbatches : int
     max_tokens : int, optional
         The most tokens of a microbatch.
     cost : Cost, optional

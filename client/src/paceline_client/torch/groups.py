@@ -27,7 +27,6 @@ def find_groups(
 
     Parameters
     ----------
-    mesh : DeviceMesh, optional
     megatron : bool
         Whether Megatron's parallel state tells.
     given : mapping, optional

@@ -37,7 +37,6 @@ def launched_kernels(scan: Scan, ranges: Sequence[Span]) -> Iterator[Launched]:
 
     Parameters
     ----------
-    scan : Scan
     ranges : sequence of Span
         By start; of two that overlap the later one is meant.
     """
