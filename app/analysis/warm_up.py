@@ -7,14 +7,10 @@ from __future__ import annotations
 
 from app.analysis.planning.warm_up import warm_up as warm_up_planner
 from app.analysis.replay.engine.executor import warm_up as warm_up_replay
-from app.analysis.trace.operations.scanning import warm_up as warm_up_rows
-from app.analysis.trace.parquet.walking import warm_up as warm_up_pages
 
 
 def warm_up() -> None:
-    """Compile, or load from the disk's cache, what reading, replays and plans run."""
-    warm_up_pages()
-    warm_up_rows()
+    """Compile, or load from the disk's cache, what replays and plans run."""
     warm_up_replay()
     warm_up_planner()
 

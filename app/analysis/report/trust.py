@@ -9,7 +9,6 @@ from numpy.typing import NDArray
 
 from app.analysis.diagnosis.causes.registry import title_of
 from app.analysis.diagnosis.diagnose import Diagnosis
-from app.analysis.loops import compiled_pays, in_rows
 from app.analysis.replay.adaptations.evidence import SENTENCES, Sign
 from app.analysis.replay.clocks.agreement import clocks_apart_ns
 from app.analysis.replay.fidelity import (
@@ -32,7 +31,6 @@ from app.analysis.report.coverage import (
     MadeAdaptation,
     Recreated,
 )
-from app.analysis.threads import cut, in_threads, threads_for
 from app.analysis.trace.model import KNOWN_OP_TYPES, REPLAYED_OP_TYPES, Trace
 from app.analysis.trace.unmapped import said
 from app.analysis.wording import percent
@@ -165,20 +163,6 @@ def coverage_of(trace: Trace, replayed: Replayed, metrics: Metrics) -> Coverage:
 def _count_by_type(trace: Trace) -> list[int]:
     """Count operations of each type, in pieces: `bincount` widens all that it is given."""
     counts = np.zeros(len(trace.op_names), dtype=np.int64)
-    if len(trace) and compiled_pays(len(trace)):
-        from app.analysis.trace.operations.scanning import count_codes  # noqa: PLC0415 - the compiler
-
-        codes = in_rows(trace.op)
-
-        def count(rows: slice) -> NDArray[np.int64]:
-            own = np.zeros_like(counts)
-            count_codes(codes[rows], own)
-            return own
-
-        threads = threads_for(len(codes))
-        for part in in_threads(threads, count, cut(len(codes), threads)):
-            counts += part
-        return counts.tolist()
     for first in range(0, len(trace), PIECE_ROWS):
         counts += np.bincount(trace.op[first : first + PIECE_ROWS], minlength=len(counts))
     return counts.tolist()

@@ -15,7 +15,6 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from app.analysis.loops import compiled_pays, frozen
 from app.analysis.trace.column_sets import ColumnSet
 from app.analysis.trace.faults import Places, refuse, refuse_body
 from app.analysis.trace.limits import MAX_FAULTS, Limits
@@ -101,7 +100,6 @@ class Assembler:
         self._stretches: list[NDArray[np.intp]] = []
         self._in_order = True
         self._microbatches_rise = True
-        self._compiled = compiled_pays(capacity)
 
     @property
     def rows(self) -> int:
@@ -176,11 +174,6 @@ class Assembler:
         return recorded or whole
 
     def _store_seconds(self, seconds: NDArray[np.floating[Any]], target: NDArray[np.int64]) -> None:
-        if self._compiled and seconds.dtype == np.float32:
-            from app.analysis.trace.operations import scanning  # noqa: PLC0415 - loads the compiler
-
-            scanning.to_nanoseconds(frozen(seconds), target)
-            return
         if len(self._seconds) < len(seconds):
             self._seconds = _empty(len(seconds), np.float64)
         scratch = self._seconds[: len(seconds)]
@@ -203,23 +196,17 @@ class Assembler:
             self._heads.append(np.zeros(1, np.intp))
             self._stretches.append(np.zeros(1, np.intp))
             first = 1
-        columns = self._columns
-        compare = groups.scan_neighbors if self._compiled else groups.compare_neighbors
-        seen = compare(columns, first, last)
-        before, here = slice(first - 1, last - 1), slice(first, last)
-        if seen.moved:
-            same_rank, _ = groups.same_as_before(columns, first, last)
-            dp, pp = columns["dp"], columns["pp"]
-            moved = same_rank & ((dp[here] != dp[before]) | (pp[here] != pp[before]))
-            rows = np.flatnonzero(moved)[:MAX_FAULTS] + first
-            refuse(groups.moved_rank(int(row), columns, self._places) for row in rows)
+        seen = groups.compare_neighbors(self._columns, first, last)
+        if len(seen.moved):
+            refuse(
+                groups.moved_rank(int(row), self._columns, self._places)
+                for row in seen.moved[:MAX_FAULTS]
+            )
         # Repeated neighbors are refused here already, so that one row over and over is not read to
         # its end.
-        if seen.falls:
+        if len(seen.falls):
             self._in_order = False
-            _, same_group = groups.same_as_before(columns, first, last)
-            by = columns["order" if self._ordered else "start"]
-            self._refuse_repeated(np.flatnonzero(same_group & (by[here] <= by[before])) + first)
+            self._refuse_repeated(seen.falls)
         self._microbatches_rise = self._microbatches_rise and not seen.microbatch_falls
         self._heads.append(seen.heads)
         self._stretches.append(seen.stretches)

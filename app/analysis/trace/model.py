@@ -13,8 +13,6 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from app.analysis.threads import cut, in_threads, threads_for
-
 FORWARD_COMPUTE: Final = "forward-compute"
 BACKWARD_COMPUTE: Final = "backward-compute"
 WGRAD_COMPUTE: Final = "backward-wgrad-compute"
@@ -129,14 +127,7 @@ def stretches_of(first: NDArray[np.intp], start_ns: NDArray[np.int64]) -> Stretc
     >>> stretches_of(np.array([0, 2]), np.array([7, 5, 6])).earliest_ns.tolist()
     [5, 6]
     """
-    end = np.append(first[1:], len(start_ns))
-
-    def run(some: slice) -> NDArray[np.int64]:
-        begin = first[some.start]
-        return np.minimum.reduceat(start_ns[begin : end[some.stop - 1]], first[some] - begin)
-
-    threads = threads_for(len(start_ns))
-    return Stretches(first, np.concatenate(in_threads(threads, run, cut(len(first), threads))))
+    return Stretches(first, np.minimum.reduceat(start_ns, first))
 
 
 @dataclass(frozen=True, slots=True, eq=False)

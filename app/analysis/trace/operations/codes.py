@@ -8,7 +8,6 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from app.analysis.loops import compiled_pays, frozen
 from app.analysis.trace.faults import Places, refuse, refuse_body
 from app.analysis.trace.limits import MAX_DICTIONARY, MAX_FAULTS, MAX_OP_NAME_CHARS
 from app.analysis.trace.model import KNOWN_OP_TYPES
@@ -85,11 +84,6 @@ class OpNames:
 
 def _look_up(indices: NDArray[Any], table: NDArray[np.int16]) -> NDArray[np.int16] | None:
     """Return what a table has at each index; None where one is outside of it."""
-    if indices.dtype == np.int32 and compiled_pays(len(indices)):
-        from app.analysis.trace.operations.scanning import look_up  # noqa: PLC0415 - the compiler
-
-        codes = np.empty(len(indices), np.int16)
-        return codes if look_up(frozen(indices), table, codes) else None
     if indices.min() < 0 or indices.max() >= len(table):
         return None
     # The indices are in range, so that clipping only saves the time of another check.

@@ -63,11 +63,9 @@ class Neighbors:
 
     heads: NDArray[np.intp]  # those where runs start
     stretches: NDArray[np.intp]  # those where the rank or the step changes
-    moved: bool  # one has the rank of the row before, and another place in the DP × PP grid
-    # falls, microbatch_falls: within a run the order, or without one the start, does not rise;
-    # the microbatch, where it is known, does not
-    falls: bool
-    microbatch_falls: bool
+    moved: NDArray[np.intp]  # those with the rank of the row before, elsewhere in the DP × PP grid
+    falls: NDArray[np.intp]  # those within a run whose order, or without one start, does not rise
+    microbatch_falls: bool  # within a run a microbatch, where it is known, does not rise
 
 
 def compare_neighbors(columns: Columns, first: int, last: int) -> Neighbors:
@@ -82,24 +80,9 @@ def compare_neighbors(columns: Columns, first: int, last: int) -> Neighbors:
     return Neighbors(
         np.flatnonzero(~same_group) + first,
         np.flatnonzero(~same_rank | (step[here] != step[before])) + first,
-        bool(moved.any()),
-        bool(falls.any()),
+        np.flatnonzero(moved) + first,
+        np.flatnonzero(falls) + first,
         bool(microbatch_falls.any()),
-    )
-
-
-def scan_neighbors(columns: Columns, first: int, last: int) -> Neighbors:
-    """Return what `compare_neighbors` does, from a compiled loop."""
-    from app.analysis.trace.operations import scanning  # noqa: PLC0415 - loads the compiler
-
-    rows = slice(first - 1, last)
-    heads, stretches = np.empty((2, last - first), np.int64)
-    given = [columns[name][rows] for name in ("rank", "step", "op", "dp", "pp", "mb")]
-    given += [columns["order"][rows] if "order" in columns else np.empty(0, np.int32)]
-    given += [columns["start"][rows], heads, stretches]
-    found, long, moved, falls, microbatch_falls = scanning.scan_neighbors(*given)
-    return Neighbors(
-        heads[:found] + first, stretches[:long] + first, moved, falls, microbatch_falls
     )
 
 

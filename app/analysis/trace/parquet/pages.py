@@ -8,13 +8,10 @@ compared with the number of values that it says to hold.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import replace
 from typing import Any, Final
 
-import numpy as np
 import pyarrow as pa
 
-from app.analysis.loops import compiled_pays, frozen
 from app.analysis.trace.faults import check_expanded, refuse, refuse_body
 from app.analysis.trace.limits import MAX_DICTIONARY, MAX_OP_NAME_CHARS, MIB, Limits
 from app.analysis.trace.parquet.footer import ColumnChunk, Footer
@@ -44,10 +41,6 @@ _PAGES: Final = {0: (5, 2), _DICTIONARY_PAGE: (7, 2), 3: (8, 4)}
 # PLAIN, PLAIN_DICTIONARY, RLE_DICTIONARY. The delta encodings of text build each value on the
 # last: a megabyte of them makes terabytes.
 _NAME_ENCODINGS: Final = frozenset({0, 2, 8})
-
-# What is read and looked at together.
-_WINDOW_BYTES: Final = MIB
-_PAGES_AT_A_TIME: Final = 256
 
 # Kind, decompressed and compressed size, number of values, encoding and length of the header.
 _Facts = tuple[int, int, int, int, int, int]
@@ -86,7 +79,7 @@ def _check_chunk(source: pa.NativeFile, chunk: ColumnChunk) -> int:
     name, position = chunk.name, chunk.start
     width = _NAME_BYTES if chunk.is_text else _NUMBER_BYTES
     total = seen = 0
-    pages = _walk(source, chunk) if compiled_pays(chunk.rows) else _one_by_one(source, chunk)
+    pages = _pages(source, chunk)
     while seen < chunk.rows:
         try:
             kind, size, compressed, count, encoding, length = next(pages)
@@ -109,7 +102,7 @@ def _check_chunk(source: pa.NativeFile, chunk: ColumnChunk) -> int:
     return max(total, chunk.rows * _DECODED_BYTES)
 
 
-def _one_by_one(source: pa.NativeFile, chunk: ColumnChunk) -> Iterator[_Facts]:
+def _pages(source: pa.NativeFile, chunk: ColumnChunk) -> Iterator[_Facts]:
     """Yield the facts of each page of a column, endlessly: how many there are, values tell."""
     position = chunk.start
     while True:
@@ -117,26 +110,6 @@ def _one_by_one(source: pa.NativeFile, chunk: ColumnChunk) -> Iterator[_Facts]:
         facts = _facts(header)
         yield *facts, length
         position += length + facts[2]
-
-
-def _walk(source: pa.NativeFile, chunk: ColumnChunk) -> Iterator[_Facts]:
-    """Yield the same, many at a time from a compiled loop."""
-    from app.analysis.trace.parquet.walking import FACTS, walk_pages  # noqa: PLC0415 - the compiler
-
-    position = chunk.start
-    facts = np.empty((_PAGES_AT_A_TIME, FACTS), np.int64)
-    while True:
-        source.seek(position)
-        window = source.read_buffer(max(0, min(_WINDOW_BYTES, chunk.end - position)))
-        found = walk_pages(frozen(np.frombuffer(memoryview(window), np.uint8)), facts)
-        if not found:
-            # Longer than the window, or damaged.
-            page = next(_one_by_one(source, replace(chunk, start=position)))
-            yield page
-            position += page[5] + page[2]
-        for kind, size, compressed, count, encoding, length in facts[:found].tolist():
-            yield kind, size, compressed, count, encoding, length
-            position += length + compressed
 
 
 def _facts(header: Mapping[int, Any]) -> tuple[int, int, int, int, int]:
