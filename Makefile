@@ -18,7 +18,7 @@ ARGS ?=
 .DELETE_ON_ERROR:
 .SUFFIXES:
 .PHONY: help install install-dev demo serve test making-way test-client test-unit test-integration test-e2e test-golden \
-	test-postgres-15 install-real-jobs real-jobs check lint format types imports structure js bench bench-client score \
+	test-postgres-15 install-real-jobs real-jobs check lint format types imports structure words js bench bench-client score \
 	fuzz adaptations cycles fidelity fixes fleet cost-model docs docs-images pages wheel report-docs plan-table bench-tp soak lock upgrade image clean
 
 help: ## List the targets
@@ -141,7 +141,7 @@ test-e2e: install-dev ## In a real browser
 
 # The longest first; what one says stays together.
 check: install-dev ## All static checks, two at a time
-	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target types lint imports structure js ARGS=--quiet
+	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target types lint imports structure words js ARGS=--quiet
 
 lint: install-dev ## Style and formatting, changing nothing
 	@$(BIN)/ruff check

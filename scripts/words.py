@@ -1,0 +1,126 @@
+"""Words that are not used: ``python scripts/words.py``.
+
+Each has a plainer one beside it in the table. Fails where a word stands in a text, a message, a
+name or a comment; the field's own terms are in docs/glossary.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Final
+
+FOLDERS: Final = (
+    *("app", "workers", "client", "frontend", "migrations", "tests"),
+    *("benchmarks", "docs", "examples", "scripts", ".ci"),
+)
+WRITTEN: Final = frozenset(
+    {".css", ".html", ".js", ".mako", ".md", ".py", ".sh", ".toml", ".ts", ".txt", ".yml"}
+)
+# What others wrote, what is built, and this file.
+LEFT_OUT: Final = frozenset({"vendor", "site", "node_modules", "build", "words.py"})
+# Each word as a pattern, and what is written instead.
+WORDS: Final = {
+    "so many": "that many, a number of, too many",
+    "nobody": "no one, no user, nothing",
+    "somebody": "someone, a user",
+    "besides?": "next to, and, as well as",
+    "dearest": "most expensive",
+    "of its own accord": "by itself",
+    "what became of": "the outcome of",
+    "told of": "notified about",
+}
+# How often they still stand in a room; these counts only go down.
+ALLOWED: Final[dict[str, int]] = {
+    "": 29,
+    "app": 4,
+    "app/access": 11,
+    "app/alerts": 22,
+    "app/analysis": 202,
+    "app/api": 31,
+    "app/cli": 37,
+    "app/dashboard": 100,
+    "app/db": 22,
+    "app/door": 5,
+    "app/inputs": 4,
+    "app/run": 10,
+    "app/services": 153,
+    "app/system": 1,
+    "benchmarks": 22,
+    "benchmarks/support": 3,
+    "benchmarks/tensor": 6,
+    "client/src": 45,
+    "docs": 97,
+    "examples": 2,
+    "frontend/static": 7,
+    "frontend/templates": 10,
+    "migrations/versions": 6,
+    "scripts": 7,
+    "tests/e2e": 18,
+    "tests/golden": 2,
+    "tests/integration": 116,
+    "tests/oracles": 3,
+    "tests/real_jobs": 9,
+    "tests/referee": 7,
+    "tests/support": 4,
+    "tests/tensor": 3,
+    "tests/unit": 113,
+    "workers": 1,
+}
+# A line may end within it, also one of a comment.
+UNWANTED: Final = re.compile(
+    rf"(?<![a-z])(?:{'|'.join(WORDS)})(?![a-z])".replace(" ", r"[\s_#*]+"), re.IGNORECASE
+)
+
+
+def files(root: Path) -> list[Path]:
+    """Return the files that people wrote, in order."""
+    found = [path for path in root.iterdir() if path.is_file()]
+    for folder in FOLDERS:
+        found += [path for path in (root / folder).rglob("*") if path.is_file()]
+    return sorted(
+        path
+        for path in found
+        if (path.suffix in WRITTEN or path.name == "Makefile")
+        and not LEFT_OUT.intersection(path.relative_to(root).parts)
+        and not any(part.endswith(".egg-info") for part in path.parts)
+    )
+
+
+def room(path: Path, root: Path) -> str:
+    """Return the first two folders of a file's path."""
+    return "/".join(path.relative_to(root).parts[:-1][:2])
+
+
+def main() -> int:
+    """Print each place of an unwanted word, and return 1 where there is one more than allowed."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--root", type=Path, default=Path(__file__).parents[1])
+    parser.add_argument("--counts", action="store_true", help="print the counts of the rooms only")
+    options = parser.parse_args()
+    hits: dict[str, list[str]] = {}
+    for path in files(options.root):
+        text = path.read_text(encoding="utf-8")
+        for hit in UNWANTED.finditer(text):
+            line = text.count("\n", 0, hit.start()) + 1
+            place = f"{path.relative_to(options.root)}:{line}: {' '.join(hit[0].split())}"
+            hits.setdefault(room(path, options.root), []).append(place)
+    counts = Counter({name: len(places) for name, places in hits.items()})
+    if options.counts:
+        for name in sorted(counts):
+            print(f'    "{name}": {counts[name]},')
+        return 0
+    over = [name for name in sorted(counts) if counts[name] > ALLOWED.get(name, 0)]
+    for name in over:
+        print("\n".join(hits[name]))
+    lower = [name for name in ALLOWED if counts[name] < ALLOWED[name]]
+    for name in lower:
+        print(f"ALLOWED[{name!r}] can go down to {counts[name]}")
+    return int(bool(over))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
