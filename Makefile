@@ -6,10 +6,12 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check --no-input
 # PostgreSQL's oldest supported version, where its binaries are installed (Debian's place).
 POSTGRES_15_BIN ?= /usr/lib/postgresql/15/bin
-# Processes that `make test` spreads the tests over; 0 runs them in one.
+# Processes that the tests are spread over; 0 runs them in one.
 TEST_PROCESSES ?= logical
 # The same for those that mostly wait, for servers and browsers: one more than there are processors.
 WAITING_PROCESSES ?= $(if $(filter logical,$(TEST_PROCESSES)),$(shell expr $$(nproc 2>/dev/null || echo 1) + 1),$(TEST_PROCESSES))
+# The tests start hundreds of processes of the program: none may compile all of it again.
+unexport PYTHONDONTWRITEBYTECODE
 # Extra arguments: `make test PYTEST_ARGS="-x"`, `make demo ARGS="--port 9000"`.
 PYTEST_ARGS ?=
 ARGS ?=
@@ -17,7 +19,7 @@ ARGS ?=
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .SUFFIXES:
-.PHONY: help install install-dev demo serve test making-way test-client test-unit test-integration test-e2e test-golden \
+.PHONY: help install install-dev demo serve test test-all marked computing test-client test-unit test-integration test-e2e test-golden \
 	test-postgres-15 install-real-jobs real-jobs check lint format types imports structure words js bench bench-client score \
 	fuzz adaptations cycles fidelity fixes fleet cost-model docs docs-images pages wheel report-docs plan-table bench-tp soak lock upgrade image clean
 
@@ -80,6 +82,8 @@ serve: install ## Serve with an embedded database
 
 # pytest, and what failed beside the others once more, alone.
 RUN_TESTS = $(BIN)/python scripts/run_tests.py --durations=20 --durations-min=5
+# The same with every day's tests, or with the others: tests/everyday.py has the rule.
+RUN_MARKED = $(RUN_TESTS) -m "$(MARKED)"
 ON_POSTGRES_15 = PACELINE_TEST_POSTGRES_BIN="$(POSTGRES_15_BIN)" $(RUN_TESTS)
 # What sends SQL that no other test does; all of it every night. (Tests of the embedded server itself
 # run on both releases in any case.)
@@ -93,12 +97,12 @@ COVERING := $(addprefix tests/,unit/analysis golden fuzz referee)
 # These compare times, of processes that wait most of the time: what runs beside them makes way.
 TIMED := $(addprefix tests/,real_jobs/test_real_jobs.py tensor integration/client/test_examples.py)
 
-test: install-dev ## All checks and tests that this machine allows, as CI runs them
-	@echo "Jobs whose times are compared; beside them what makes way: static checks and unit tests"
-	@$(BIN)/python scripts/run_beside.py $(RUN_TESTS) $(TIMED) $(PYTEST_ARGS) --- \
-		$(MAKE) --no-print-directory making-way
-	@$(RUN_TESTS) --numprocesses $(WAITING_PROCESSES) --dist worksteal \
-		$(addprefix --ignore=,tests/unit $(COVERING) $(TIMED)) $(PYTEST_ARGS)
+test: install-dev ## What a change can break: static checks and every day's tests, in six minutes
+	@$(MAKE) --no-print-directory marked MARKED=everyday BESIDE="check computing" \
+		COVERAGE=--cov=app/analysis
+
+test-all: test ## All tests: the others as well, and what sends SQL on PostgreSQL 15
+	@$(MAKE) --no-print-directory marked MARKED="not everyday" BESIDE=computing
 	@if [ -x "$(POSTGRES_15_BIN)/postgres" ]; then \
 		echo "What sends SQL again, on PostgreSQL 15"; \
 		$(ON_POSTGRES_15) $(SENDING_SQL) --numprocesses $(TEST_PROCESSES) --dist worksteal $(PYTEST_ARGS); \
@@ -108,17 +112,24 @@ test: install-dev ## All checks and tests that this machine allows, as CI runs t
 		echo "Not run on PostgreSQL 15: no binaries in $(POSTGRES_15_BIN)"; \
 	fi
 
-# What waits for nothing but a processor.
-making-way: check
-	@$(RUN_TESTS) --numprocesses $(TEST_PROCESSES) --dist worksteal --cov=app/analysis $(COVERING) \
-		$(PYTEST_ARGS)
-	@$(RUN_TESTS) --numprocesses $(TEST_PROCESSES) --dist worksteal tests/unit \
+marked:
+	@echo "Jobs whose times are compared; beside them what makes way: $(BESIDE)"
+	@$(BIN)/python scripts/run_beside.py $(RUN_MARKED) $(TIMED) $(PYTEST_ARGS) --- \
+		$(MAKE) --no-print-directory $(BESIDE)
+	@$(RUN_MARKED) --numprocesses $(WAITING_PROCESSES) --dist worksteal \
+		$(addprefix --ignore=,tests/unit $(COVERING) $(TIMED)) $(PYTEST_ARGS)
+
+# What waits for nothing but a processor. Every day's tests alone cover the analysis.
+computing:
+	@$(RUN_MARKED) --numprocesses $(TEST_PROCESSES) --dist worksteal \
+		$(COVERAGE) $(COVERING) $(PYTEST_ARGS)
+	@$(RUN_MARKED) --numprocesses $(TEST_PROCESSES) --dist worksteal tests/unit \
 		--ignore tests/unit/analysis $(PYTEST_ARGS)
 
 test-client: install-dev ## The client's own tests on every other Python from 3.10 on that is here
 	@scripts/test-client.sh
 
-test-unit: install-dev ## Unit tests but the slow ones: two minutes at most, no server
+test-unit: install-dev ## Unit tests but the slow ones: a minute, no server
 	@$(BIN)/pytest tests/unit -m "not slow" $(PYTEST_ARGS)
 
 test-golden: install-dev ## Against the published results (PACELINE_REFERENCE_DATA names the folder)

@@ -16,6 +16,7 @@ import pytest
 
 from app.settings import Settings
 from app.system.collector import loading
+from tests.everyday import every_day
 from tests.support import postgres
 from tests.support.project import build
 from tests.support.redis import RedisServer, redis_program
@@ -90,6 +91,13 @@ def pytest_collection() -> Generator[None, object, object]:
     """Load all tests without the collector of garbage, as a server loads its modules."""
     with loading():
         return (yield)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark what runs every day, before `-m` selects by it and while files have their order."""
+    for item in every_day(items):
+        item.add_marker("everyday")
 
 
 @pytest.hookimpl(trylast=True)

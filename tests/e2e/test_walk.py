@@ -1,0 +1,105 @@
+"""A walk over every page of the dashboard, all of one server: whole, readable, and without errors.
+
+The other tests of this folder hold what a page says and does.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import httpx
+from fastapi.routing import iter_route_contexts
+
+from app.services.alerts.store import load_rules
+from app.web import create_app
+from tests.e2e.alerting import let_it_fire
+from tests.e2e.expecting import expect_well_made
+from tests.e2e.looking import keep, wait_for_plots
+from tests.e2e.visiting import LOOKS
+from tests.support.plans import ask, do, small_spec
+from tests.support.reads import read
+from tests.support.tensor import SLOW, TrainingJob
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from tests.e2e.alerting import Place
+    from tests.e2e.visiting import Visitor
+    from tests.support.receiver import Receiver
+
+# Files, and the documentation, which `test_documentation.py` builds and walks over.
+NO_PAGES = (".csv", ".zip", "/{name}", "/{address:path}", "/docs")
+
+
+def test_every_page_in_the_light_and_in_the_dark(
+    place: Place, receiver: Receiver, visitor: Visitor
+) -> None:
+    pages = filled(place, receiver)
+    assert set(pages) == routes(place)
+    faults = []
+    for look in LOOKS:
+        for route, address in pages.items():
+            page = visitor.open(f"{place.url}{address}", look)
+            wait_for_plots(page)
+            keep(page, f"walk{route.replace('/', '-')}-{look.name}")
+            try:
+                expect_well_made(page, place.url, look)
+            except AssertionError as fault:
+                faults.append(f"{route}, {look.name}: {fault}")
+            page.close()
+    assert faults == []
+
+
+def filled(place: Place, receiver: Receiver) -> Mapping[str, str]:
+    """Return an address for each route of a page, with something on all of them."""
+    alerting = place.alerting
+    channel = alerting.channel(receiver, "ops-bus")
+    session = let_it_fire(place)
+    [incident] = alerting.incidents()
+    plan = ask(alerting.container, small_spec())
+    assert do(alerting.container, plan)
+    with httpx.Client(base_url=place.url, trust_env=False) as client:
+        TrainingJob(client).report(*SLOW, steps=2)
+    rule = read(alerting.container, load_rules)[0]
+    return {
+        "/": "/",
+        "/jobs/{job}": "/jobs/dense-34b",
+        "/sessions/{session}": f"/sessions/{session}",
+        "/compare": "/compare?job=dense-34b",
+        "/compare/times": "/compare/times?job=dense-34b",
+        "/hosts": "/hosts?show=all",
+        "/hosts/{host}": "/hosts/node-18",
+        "/plans": "/plans",
+        "/plans/{plan}": f"/plans/{plan.plan}",
+        "/jobs/{job}/tensor": "/jobs/llm/tensor",
+        "/jobs/{job}/tensor/{group}": "/jobs/llm/tensor/0-0",
+        "/incidents": "/incidents",
+        "/incidents/{incident}": f"/incidents/{incident.id}",
+        "/incidents/{incident}/evidence": f"/incidents/{incident.id}/evidence",
+        "/channels": "/channels",
+        "/channels/new": "/channels/new",
+        "/channels/{channel}": f"/channels/{channel}",
+        "/rules": "/rules",
+        "/rules/{rule}": f"/rules/{rule.id}",
+        "/report": "/report",
+        "/ingest": "/ingest",
+        "/installation": "/installation",
+        "/retention": "/retention",
+        "/quotas": "/quotas",
+        "/access": "/access",
+        "/access/incidents": "/access/incidents",
+        "/access/audit": "/access/audit",
+        "/sign-in": "/sign-in",
+    }
+
+
+def routes(place: Place) -> set[str]:
+    """Return the routes of pages, as the application knows them."""
+    contexts = iter_route_contexts(create_app(place.alerting.container).routes)
+    return {
+        path
+        for context in contexts
+        if "GET" in (context.methods or ())
+        and (context.endpoint.__module__ or "").startswith("app.dashboard.")
+        and not (path := context.path or "").endswith(NO_PAGES)
+    }

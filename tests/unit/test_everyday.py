@@ -1,0 +1,19 @@
+"""The exceptions to the rule of what runs every day name files and tests that are there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.everyday import AS_WELL, NONE, WHOLE
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.parametrize("name", [*WHOLE, *NONE, *AS_WELL])
+def test_it_is_there(name: str) -> None:
+    file, _, test = name.partition("::")
+    assert (ROOT / file).exists()
+    if test:
+        assert f"def {test.partition('[')[0]}(" in (ROOT / file).read_text()
