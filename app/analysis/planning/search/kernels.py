@@ -1,4 +1,4 @@
-# ruff: noqa: PLR0913, PLR0917, PLR0912, C901 - compiled loops over plain arrays: no objects there
+# ruff: noqa: PLR0913, PLR0917, PLR0912, C901 - compiled loops: no objects there
 """The loops of the optimal search, compiled.
 
 A cell is a state (`app.analysis.planning.search.states`), a plane and a layer l: layers [l, end)
@@ -11,6 +11,8 @@ take at most some time; only cells between them are stored, one plane after anot
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -21,71 +23,83 @@ IntArray = NDArray[np.int64]
 FAR = 1 << 61
 
 
+class Steps(NamedTuple):
+    """The states of a problem, and the steps into each slot."""
+
+    nodes: IntArray  # (types,)
+    digits: IntArray  # (combinations, types): whole nodes of each type for each `v`
+    slot_type: IntArray  # (slots,): type of the node in use, -1 where it is closed
+    # (slots + 1,): steps into slot s are rows ``first[s]:first[s + 1]`` of the arrays below
+    first: IntArray
+    # source, option, drop, left, right: (steps,): `drop` is what the step adds to `v`
+    source: IntArray
+    option: IntArray
+    drop: IntArray
+    left: IntArray
+    right: IntArray
+    gain: IntArray  # (steps, types)
+
+
+class PassCosts(NamedTuple):
+    """What stages cost in a pass, and between which layers each state is."""
+
+    # See `app.analysis.planning.problem.PlanningProblem`.
+    cost: IntArray
+    input_ps: IntArray
+    gradient_ps: IntArray
+    # (options, counts, layers + 1): lowest first layer of a stage that ends before layer b and is
+    # the n-th from the end, by its time and its memory
+    lowest_first: IntArray
+    # (variants, 6): from phase, to phase, factor and summand of a stage's cost, its shortest and
+    # longest time
+    variants: IntArray
+    stage_counts: int  # planes for each phase: 1, or the number of stages is part of the cell
+    # (states,): where it is not, the number of stages that a stage into this state is taken to make
+    fixed_count: IntArray
+    low: IntArray
+    high: IntArray
+    begin: IntArray
+
+
 @compiled  # pragma: no cover - coverage does not see compiled code
-def step_allowed(
-    v: int,
-    slot: int,
-    step: int,
-    digits: IntArray,
-    nodes: IntArray,
-    slot_type: IntArray,
-    gain: IntArray,
-) -> bool:
+def step_allowed(v: int, slot: int, step: int, steps: Steps) -> bool:
     """Return whether a step leads into state (v, slot)."""
     if slot > 0:
-        kind = slot_type[slot]
-        return bool(digits[v, kind] < nodes[kind])
-    for i in range(nodes.shape[0]):  # noqa: SIM110 - a generator cannot be compiled
-        if digits[v, i] < gain[step, i]:
+        kind = steps.slot_type[slot]
+        return bool(steps.digits[v, kind] < steps.nodes[kind])
+    for i in range(steps.nodes.shape[0]):  # noqa: SIM110 - a generator cannot be compiled
+        if steps.digits[v, i] < steps.gain[step, i]:
             return False
     return True
 
 
 @compiled  # pragma: no cover - coverage does not see compiled code
-def reach_from_end(
-    digits: IntArray,
-    nodes: IntArray,
-    slot_type: IntArray,
-    first: IntArray,
-    source: IntArray,
-    option: IntArray,
-    drop: IntArray,
-    gain: IntArray,
-    fits_from: IntArray,
-    layers: int,
-) -> IntArray:
+def reach_from_end(steps: Steps, fits_from: IntArray, layers: int) -> IntArray:
     """Return for each state the lowest layer that its devices can reach from the end.
 
     `fits_from[option, b]` is the lowest first layer of a stage that ends before layer b or a later
     one, `layers + 1` where none fits. Transfers and the number of stages are left out, which makes
     it a bound. `layers + 1` where the state cannot be.
     """
-    slots = slot_type.shape[0]
-    low = np.full(digits.shape[0] * slots, layers + 1, dtype=np.int64)
+    slots = steps.slot_type.shape[0]
+    low = np.full(steps.digits.shape[0] * slots, layers + 1, dtype=np.int64)
     low[0] = layers
-    for v in range(digits.shape[0]):
+    for v in range(steps.digits.shape[0]):
         for slot in range(slots):
             best = low[v * slots + slot]
-            for step in range(first[slot], first[slot + 1]):
-                if not step_allowed(v, slot, step, digits, nodes, slot_type, gain):
+            for step in range(steps.first[slot], steps.first[slot + 1]):
+                if not step_allowed(v, slot, step, steps):
                     continue
-                before = low[(v - drop[step]) * slots + source[step]]
+                before = low[(v - steps.drop[step]) * slots + steps.source[step]]
                 if before <= layers:
-                    best = min(best, fits_from[option[step], before])
+                    best = min(best, fits_from[steps.option[step], before])
             low[v * slots + slot] = best
     return low
 
 
 @compiled  # pragma: no cover - coverage does not see compiled code
 def reach_from_start(
-    digits: IntArray,
-    nodes: IntArray,
-    slot_type: IntArray,
-    first: IntArray,
-    source: IntArray,
-    option: IntArray,
-    drop: IntArray,
-    gain: IntArray,
+    steps: Steps,
     fits_to: IntArray,
     low: IntArray,
     idle: bool,  # noqa: FBT001 - compiled code takes arguments by position
@@ -95,8 +109,8 @@ def reach_from_start(
     `fits_to[option, a]` is the highest end of a stage that begins at layer a or an earlier one, -1
     where none fits. -1 where the state cannot be.
     """
-    slots = slot_type.shape[0]
-    combinations = digits.shape[0]
+    slots = steps.slot_type.shape[0]
+    combinations = steps.digits.shape[0]
     high = np.full(combinations * slots, -1, dtype=np.int64)
     if idle:
         for v in range(1, combinations):
@@ -108,11 +122,11 @@ def reach_from_start(
             if after < 0 or low[v * slots + slot] > after:
                 high[v * slots + slot] = -1
                 continue
-            for step in range(first[slot], first[slot + 1]):
-                if not step_allowed(v, slot, step, digits, nodes, slot_type, gain):
+            for step in range(steps.first[slot], steps.first[slot + 1]):
+                if not step_allowed(v, slot, step, steps):
                     continue
-                place = (v - drop[step]) * slots + source[step]
-                high[place] = max(high[place], fits_to[option[step], after])
+                place = (v - steps.drop[step]) * slots + steps.source[step]
+                high[place] = max(high[place], fits_to[steps.option[step], after])
     return high
 
 
@@ -130,49 +144,19 @@ def lay_out(low: IntArray, high: IntArray, planes: int) -> IntArray:
 
 
 @compiled  # pragma: no cover - coverage does not see compiled code
-def cheapest(
-    digits: IntArray,
-    nodes: IntArray,
-    slot_type: IntArray,
-    first: IntArray,
-    source: IntArray,
-    option: IntArray,
-    drop: IntArray,
-    left: IntArray,
-    right: IntArray,
-    gain: IntArray,
-    cost: IntArray,
-    input_ps: IntArray,
-    gradient_ps: IntArray,
-    lowest_first: IntArray,
-    variants: IntArray,
-    stage_counts: int,
-    fixed_count: IntArray,
-    rest: IntArray,
-    cutoff: int,
-    low: IntArray,
-    high: IntArray,
-    begin: IntArray,
-) -> IntArray:
+def cheapest(steps: Steps, costs: PassCosts, rest: IntArray, cutoff: int) -> IntArray:
     """Return for each cell the lowest cost of its layers, `FAR` where there is none.
 
     Parameters
     ----------
-    lowest_first : int64 array, shape (options, counts, layers + 1)
-        Lowest first layer of a stage that ends before layer b and is the n-th from the end, by
-        its time and its memory.
-    variants : int64 array, shape (variants, 6)
-        From phase, to phase, factor and summand of a stage's cost, its shortest and longest time.
-    stage_counts : int
-        Planes for each phase: 1, or the number of stages so far is part of the cell.
-    fixed_count : int64 array, shape (states,)
-        Where it is not, the number of stages that a stage into this state is taken to make.
     rest : int64 array, shape (layers + 1,)
         A lower bound of what the layers before l add, in the last phase.
     cutoff : int
         Cells that cannot lead to a cost below it are left out.
     """
-    slots = slot_type.shape[0]
+    cost, variants, stage_counts = costs.cost, costs.variants, costs.stage_counts
+    low, high, begin = costs.low, costs.high, costs.begin
+    slots = steps.slot_type.shape[0]
     layers = cost.shape[1] - 1
     phases = 0
     for k in range(variants.shape[0]):
@@ -180,27 +164,27 @@ def cheapest(
     table = np.full(begin[begin.shape[0] - 1], FAR, dtype=np.int64)
     if low[0] <= layers <= high[0]:
         table[begin[0] + layers - low[0]] = 0
-    for v in range(digits.shape[0]):
+    for v in range(steps.digits.shape[0]):
         for slot in range(slots):
             s = v * slots + slot
             if low[s] > high[s]:
                 continue
             width = high[s] - low[s] + 1
-            for step in range(first[slot], first[slot + 1]):
-                if not step_allowed(v, slot, step, digits, nodes, slot_type, gain):
+            for step in range(steps.first[slot], steps.first[slot + 1]):
+                if not step_allowed(v, slot, step, steps):
                     continue
-                p = (v - drop[step]) * slots + source[step]
+                p = (v - steps.drop[step]) * slots + steps.source[step]
                 if low[p] > high[p]:
                     continue
                 width_p = high[p] - low[p] + 1
-                o = option[step]
+                o = steps.option[step]
                 for k in range(variants.shape[0]):
                     factor, summand = variants[k, 2], variants[k, 3]
                     shortest, longest = variants[k, 4], variants[k, 5]
                     from_phase, to_phase = variants[k, 0], variants[k, 1]
                     for n in range(stage_counts):
                         to_n = min(n + 1, stage_counts - 1)
-                        count = fixed_count[s] if stage_counts == 1 else to_n
+                        count = costs.fixed_count[s] if stage_counts == 1 else to_n
                         at_p = begin[p] + (from_phase * stage_counts + n) * width_p
                         at_s = begin[s] + (to_phase * stage_counts + to_n) * width
                         for b in range(low[p], high[p] + 1):
@@ -209,10 +193,10 @@ def cheapest(
                                 continue
                             if from_phase == phases - 1 and value + rest[b] >= cutoff:
                                 continue
-                            outside = gradient_ps[right[step], b]
-                            begins = max(lowest_first[o, count, b], low[s])
+                            outside = costs.gradient_ps[steps.right[step], b]
+                            begins = max(costs.lowest_first[o, count, b], low[s])
                             for a in range(begins, min(b - 1, high[s]) + 1):
-                                time = cost[o, b, a] + outside + input_ps[left[step], a]
+                                time = cost[o, b, a] + outside + costs.input_ps[steps.left[step], a]
                                 if shortest <= time <= longest:
                                     total = value + factor * time + summand
                                     table[at_s + a - low[s]] = min(table[at_s + a - low[s]], total)
@@ -227,26 +211,8 @@ def steps_into(
     n: int,
     a: int,
     budget: int,
-    digits: IntArray,
-    nodes: IntArray,
-    slot_type: IntArray,
-    first: IntArray,
-    source: IntArray,
-    option: IntArray,
-    drop: IntArray,
-    left: IntArray,
-    right: IntArray,
-    gain: IntArray,
-    cost: IntArray,
-    input_ps: IntArray,
-    gradient_ps: IntArray,
-    lowest_first: IntArray,
-    variants: IntArray,
-    stage_counts: int,
-    fixed_count: IntArray,
-    low: IntArray,
-    high: IntArray,
-    begin: IntArray,
+    steps: Steps,
+    costs: PassCosts,
     table: IntArray,
     most: int,
 ) -> IntArray:
@@ -255,38 +221,44 @@ def steps_into(
     Rows: step, variant, cell's v, slot, phase, number of stages and layer before, cost there,
     cost of the stage.
     """
-    slots = slot_type.shape[0]
+    cost, variants, stage_counts = costs.cost, costs.variants, costs.stage_counts
+    low, high, begin = costs.low, costs.high, costs.begin
+    slots = steps.slot_type.shape[0]
     found = np.empty((most, 9), dtype=np.int64)
     number = 0
     s = v * slots + slot
-    for step in range(first[slot], first[slot + 1]):
-        if not step_allowed(v, slot, step, digits, nodes, slot_type, gain):
+    for step in range(steps.first[slot], steps.first[slot + 1]):
+        if not step_allowed(v, slot, step, steps):
             continue
-        before_v = v - drop[step]
-        p = before_v * slots + source[step]
+        before_v = v - steps.drop[step]
+        p = before_v * slots + steps.source[step]
         if low[p] > high[p]:
             continue
         width = high[p] - low[p] + 1
-        o = option[step]
+        o = steps.option[step]
         for k in range(variants.shape[0]):
             if variants[k, 1] != phase:
                 continue
             for before_n in range(stage_counts):
                 if min(before_n + 1, stage_counts - 1) != n:
                     continue
-                count = fixed_count[s] if stage_counts == 1 else n
+                count = costs.fixed_count[s] if stage_counts == 1 else n
                 at_p = begin[p] + (variants[k, 0] * stage_counts + before_n) * width
                 for b in range(max(a + 1, low[p]), high[p] + 1):
                     value = table[at_p + b - low[p]]
-                    if value >= FAR or lowest_first[o, count, b] > a:
+                    if value >= FAR or costs.lowest_first[o, count, b] > a:
                         continue
-                    time = cost[o, b, a] + gradient_ps[right[step], b] + input_ps[left[step], a]
+                    time = (
+                        cost[o, b, a]
+                        + costs.gradient_ps[steps.right[step], b]
+                        + costs.input_ps[steps.left[step], a]
+                    )
                     if not variants[k, 4] <= time <= variants[k, 5]:
                         continue
                     stage = variants[k, 2] * time + variants[k, 3]
                     if value + stage <= budget and number < most:
                         found[number, 0], found[number, 1] = step, k
-                        found[number, 2], found[number, 3] = before_v, source[step]
+                        found[number, 2], found[number, 3] = before_v, steps.source[step]
                         found[number, 4], found[number, 5] = variants[k, 0], before_n
                         found[number, 6], found[number, 7] = b, value
                         found[number, 8] = stage

@@ -6,11 +6,12 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from app.analysis.planning.problem import BETWEEN, INSIDE, PlanningProblem
 from app.analysis.planning.search.kernels import (
     FAR,
+    IntArray,
+    PassCosts,
     cheapest,
     lay_out,
     reach_from_end,
@@ -19,10 +20,6 @@ from app.analysis.planning.search.kernels import (
 )
 from app.analysis.planning.search.states import CLOSED, StateSpace
 from app.analysis.planning.template import Template, fits, number_nodes
-
-IntArray = NDArray[np.int64]
-
-_Steps = tuple[IntArray, IntArray, IntArray, IntArray, IntArray, IntArray, IntArray, IntArray]
 
 # Cells of one pass: 8 bytes each.
 MOST_CELLS: Final = 150_000_000
@@ -127,7 +124,7 @@ class SearchPasses:
             ok = (least <= begin) & (ends > begin)
             fits_to[:, begin] = np.where(ok.any(axis=1), layers - ok[:, ::-1].argmax(axis=1), -1)
         fits_to = np.maximum.accumulate(fits_to, axis=1)
-        high = reach_from_start(*self._steps(), fits_to, low, space.idle)
+        high = reach_from_start(space.steps, fits_to, low, space.idle)
         self._count_stages(low, high)
         return low, high
 
@@ -135,12 +132,7 @@ class SearchPasses:
         """Return the lowest layer that each state reaches from the end."""
         usable = np.where(least < np.arange(self.layers + 1), least, self.layers + 1)
         fits_from = np.minimum.accumulate(usable[:, ::-1], axis=1)[:, ::-1]
-        return reach_from_end(*self._steps(), np.ascontiguousarray(fits_from), self.layers)
-
-    def _steps(self) -> _Steps:
-        space = self.space
-        places = (space.digits, space.nodes, space.slot_type)
-        return (*places, space.first, space.source, space.option, space.drop, space.gain)
+        return reach_from_end(self.space.steps, np.ascontiguousarray(fits_from), self.layers)
 
     def _count_stages(self, low: IntArray, high: IntArray) -> None:
         """Narrow the bounds: a stage has a layer, and each node that is left has a stage."""
@@ -166,14 +158,13 @@ class SearchPasses:
 
     def single_stages(self) -> list[Template]:
         """Return the templates of one stage that fit."""
-        space, problem = self.space, self.problem
-        into_closed = range(int(space.first[CLOSED]), int(space.first[CLOSED + 1]))
+        steps, problem = self.space.steps, self.problem
         options = [
-            int(space.option[step])
-            for step in into_closed
-            if space.source[step] == CLOSED
-            and (space.idle or bool((space.gain[step] == space.nodes).all()))
-            and bool((space.gain[step] <= space.nodes).all())
+            int(steps.option[step])
+            for step in range(int(steps.first[CLOSED]), int(steps.first[CLOSED + 1]))
+            if steps.source[step] == CLOSED
+            and (self.space.idle or bool((steps.gain[step] == steps.nodes).all()))
+            and bool((steps.gain[step] <= steps.nodes).all())
         ]
         templates = [number_nodes(problem, [(0, self.layers, option, False)]) for option in options]
         return [template for template in templates if fits(problem, template)]
@@ -192,33 +183,31 @@ class SearchPasses:
         begin = lay_out(low, high, phases * self.counts)
         if begin[-1] > MOST_CELLS:
             raise TooManyCellsError
-        table = Table(self, goal, lowest, low, high, begin, phases)
+        costs = PassCosts(
+            self.cost,
+            self.problem.input_ps,
+            self.problem.gradient_ps,
+            lowest,
+            np.array(goal.variants, dtype=np.int64),
+            self.counts,
+            self.fixed_count,
+            low,
+            high,
+            begin,
+        )
+        table = Table(self, costs, goal, phases)
         return table if table.best is not None else None
 
 
 class Table:
     """The cells of one pass, filled."""
 
-    def __init__(  # noqa: PLR0913, PLR0917 - what the pass worked out
-        self,
-        passes: SearchPasses,
-        goal: SearchGoal,
-        lowest: IntArray,
-        low: IntArray,
-        high: IntArray,
-        begin: IntArray,
-        phases: int,
+    def __init__(
+        self, passes: SearchPasses, costs: PassCosts, goal: SearchGoal, phases: int
     ) -> None:
-        space, problem = passes.space, passes.problem
-        self.passes = passes
-        self.low, self.high, self.begin, self.phases = low, high, begin, phases
-        self._space_arrays = (
-            space.digits, space.nodes, space.slot_type, space.first, space.source, space.option,
-            space.drop, space.left, space.right, space.gain, passes.cost, problem.input_ps,
-            problem.gradient_ps, lowest, np.array(goal.variants, dtype=np.int64), passes.counts,
-            passes.fixed_count,
-        )  # fmt: skip
-        self.values = cheapest(*self._space_arrays, passes.rest, goal.cutoff, low, high, begin)
+        self.passes, self.phases = passes, phases
+        self._costs = costs
+        self.values = cheapest(passes.space.steps, costs, passes.rest, goal.cutoff)
         ends = sorted(self._ends(), key=lambda cell: cell.value)
         self.ends = [cell for cell in ends if cell.value < FAR]
         self.best = self.ends[0] if self.ends else None
@@ -226,13 +215,14 @@ class Table:
     def _ends(self) -> list[Cell]:
         """Return the cells that hold all layers."""
         counts, slots, phase = self.passes.counts, self.passes.space.slots, self.phases - 1
+        low, high, begin = self._costs.low, self._costs.high, self._costs.begin
         cells = []
         for s in self.passes.last_states():
-            if not self.low[s] <= 0 <= self.high[s]:
+            if not low[s] <= 0 <= high[s]:
                 continue
-            width = int(self.high[s] - self.low[s]) + 1
+            width = int(high[s] - low[s]) + 1
             for count in range(counts):
-                at = int(self.begin[s]) + (phase * counts + count) * width - int(self.low[s])
+                at = int(begin[s]) + (phase * counts + count) * width - int(low[s])
                 cells.append(Cell(s // slots, CLOSED, phase, count, 0, int(self.values[at])))
         return cells
 
@@ -240,7 +230,7 @@ class Table:
         """Return the stages that lead into a cell and cost at most `budget` with all behind."""
         rows = steps_into(
             cell.v, cell.slot, cell.phase, cell.count, cell.layer, budget,
-            *self._space_arrays, self.low, self.high, self.begin, self.values, _MOST_WAYS,
+            self.passes.space.steps, self._costs, self.values, _MOST_WAYS,
         )  # fmt: skip
         return [Way(int(row[0]), Cell(*(int(x) for x in row[2:8])), int(row[8])) for row in rows]
 
@@ -255,12 +245,12 @@ class Table:
 
     def template_of(self, path: list[tuple[Way, Cell]]) -> Template:
         """Return the template of a path from the pipeline's start."""
-        space = self.passes.space
+        steps = self.passes.space.steps
         parts, same_node = [], False
         for way, cell in path:
-            index = int(space.option[way.step])
+            index = int(steps.option[way.step])
             parts.append((cell.layer, way.behind.layer, index, same_node))
-            same_node = int(space.right[way.step]) == INSIDE
+            same_node = int(steps.right[way.step]) == INSIDE
         if same_node:
             raise AssertionError("the last stage cannot have a neighbor inside its node")
         return number_nodes(self.passes.problem, parts)

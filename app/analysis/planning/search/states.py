@@ -14,11 +14,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from app.analysis.planning.problem import BETWEEN, INSIDE, Option, PlanningProblem
-
-IntArray = NDArray[np.int64]
+from app.analysis.planning.search.kernels import IntArray, Steps
 
 CLOSED = 0
 
@@ -43,25 +41,10 @@ class Step:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StateSpace:
-    """The states of a problem and the steps into each slot, as arrays for compiled code."""
+    """The states of a problem and the steps between them."""
 
-    nodes: IntArray  # (types,)
-    stride: IntArray  # (types,): weight of one node of a type in `v`
-    digits: IntArray  # (combinations, types): whole nodes of each type for each `v`
+    steps: Steps
     slots: int
-    # slot_type, slot_left: (slots,): type of the node in use (-1: closed) and its devices that
-    # are left
-    slot_type: IntArray
-    slot_left: IntArray
-    # (slots + 1,): steps into slot s are rows ``first[s]:first[s + 1]`` of the arrays below
-    first: IntArray
-    # source, option, drop, left, right: (steps,): `drop` is what the step adds to `v`
-    source: IntArray
-    option: IntArray
-    drop: IntArray
-    left: IntArray
-    right: IntArray
-    gain: IntArray  # (steps, types)
     # fewest_stages, most_stages: (combinations, slots): stages that a state can consist of, by
     # its devices alone
     fewest_stages: IntArray
@@ -71,7 +54,7 @@ class StateSpace:
     @property
     def states(self) -> int:
         """Return the number of states, reachable or not."""
-        return len(self.digits) * self.slots
+        return len(self.steps.digits) * self.slots
 
 
 def build_states(problem: PlanningProblem) -> StateSpace:
@@ -100,19 +83,19 @@ def build_states(problem: PlanningProblem) -> StateSpace:
         # a stage may take several nodes
         fewest = np.minimum(fewest, 1)
     return StateSpace(
-        nodes=nodes,
-        stride=stride,
-        digits=digits,
+        Steps(
+            nodes=nodes,
+            digits=digits,
+            slot_type=np.array([i for i, _ in slots], dtype=np.int64),
+            first=np.concatenate([[0], np.cumsum(counts)]).astype(np.int64),
+            source=np.array([step.source for step in steps], dtype=np.int64),
+            option=np.array([step.option for step in steps], dtype=np.int64),
+            drop=gain @ stride,
+            left=np.array([step.left for step in steps], dtype=np.int64),
+            right=np.array([step.right for step in steps], dtype=np.int64),
+            gain=gain,
+        ),
         slots=len(slots),
-        slot_type=np.array([i for i, _ in slots], dtype=np.int64),
-        slot_left=np.array([left for _, left in slots], dtype=np.int64),
-        first=np.concatenate([[0], np.cumsum(counts)]).astype(np.int64),
-        source=np.array([step.source for step in steps], dtype=np.int64),
-        option=np.array([step.option for step in steps], dtype=np.int64),
-        drop=gain @ stride,
-        left=np.array([step.left for step in steps], dtype=np.int64),
-        right=np.array([step.right for step in steps], dtype=np.int64),
-        gain=gain,
         fewest_stages=fewest.astype(np.int64),
         most_stages=used[:, None] + in_use[None, :],
         idle=idle,
