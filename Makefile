@@ -80,7 +80,7 @@ serve: install ## Serve with an embedded database
 
 # ---- tests -------------------------------------------------------------------------------------
 
-# pytest, and what failed beside the others once more, alone.
+# pytest, and the failed tests once more, alone.
 RUN_TESTS = $(BIN)/python scripts/run_tests.py --durations=20 --durations-min=5
 # The same with every day's tests, or with the others: tests/everyday.py has the rule.
 RUN_MARKED = $(RUN_TESTS) -m "$(MARKED)"
@@ -94,7 +94,7 @@ SENDING_SQL := $(addprefix tests/integration/,db alerts/test_delivery.py \
 # What has to cover the analysis. Nothing else is traced, which makes it slower.
 COVERING := $(addprefix tests/,unit/analysis golden fuzz referee)
 
-# These compare times, of processes that wait most of the time: what runs beside them makes way.
+# These compare times, of processes that wait most of the time: what runs at the same time has lower priority.
 TIMED := $(addprefix tests/,real_jobs/test_real_jobs.py tensor integration/client/test_examples.py)
 
 test: install-dev ## What a change can break: static checks and every day's tests, in six minutes
@@ -113,7 +113,7 @@ test-all: test ## All tests: the others as well, and what sends SQL on PostgreSQ
 	fi
 
 marked:
-	@echo "Jobs whose times are compared; beside them what makes way: $(BESIDE)"
+	@echo "Jobs whose times are compared; at lower priority, at the same time: $(BESIDE)"
 	@$(BIN)/python scripts/run_beside.py $(RUN_MARKED) $(TIMED) $(PYTEST_ARGS) --- \
 		$(MAKE) --no-print-directory $(BESIDE)
 	@$(RUN_MARKED) --numprocesses $(WAITING_PROCESSES) --dist worksteal \

@@ -15,7 +15,7 @@ from app.alerts.states import IncidentState
 
 @dataclass(frozen=True, slots=True)
 class IncidentChange:
-    """What became of an incident.
+    """The outcome of an incident.
 
     Parameters
     ----------

@@ -132,7 +132,7 @@ def next_look(job: JobState, rules: Sequence[Rule], now: datetime) -> datetime |
         if incident.state is IncidentState.SILENCED and incident.silence is not None:
             times.append(incident.silence.until)
         if incident.cause == NO_DATA_CAUSE:
-            # Data that came and could not be analyzed tells nobody.
+            # Data that came and could not be analyzed sends no message.
             times.append(now + SILENT_JOB_EVERY)
         if (
             incident.state is IncidentState.FIRING
@@ -289,7 +289,7 @@ def _holds(incident: Incident, reading: Reading) -> bool:
 
 
 def _tick(board: Board, incident: Incident, rules: Mapping[UUID, Rule]) -> None:
-    """Apply the passing of time: end silences, escalate incidents that nobody acknowledged."""
+    """Apply the passing of time: end silences, escalate incidents without an acknowledgement."""
     if (
         incident.state is IncidentState.SILENCED
         and incident.silence is not None

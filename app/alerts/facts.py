@@ -17,7 +17,7 @@ from app.analysis.diagnosis.headline import HeadlineKind
 from app.analysis.report.document import Report
 from app.analysis.report.findings import NamedCause
 
-# A message has room for so many of each.
+# A message has room for this number of each.
 WORST_WORKERS: Final = 3
 EVIDENCE: Final = 2
 CAUSES: Final = 5

@@ -8,7 +8,7 @@ group_wait
 group_interval
     At least so long between two messages of a group.
 repeat_interval
-    What still fires is told again after this, unless somebody acknowledged it.
+    What still fires is told again after this, unless it is acknowledged.
 
 What a channel knows is read from what it was sent (`Sent`), never remembered anywhere else: after
 any failure, restart or doubled run the next look comes to the right message. A channel hears that
@@ -61,7 +61,7 @@ class Manner:
 
 
 class Status(StrEnum):
-    """What a channel is told of an incident."""
+    """The state of an incident that a channel was sent."""
 
     FIRING = "firing"
     ACKNOWLEDGED = "acknowledged"
@@ -161,7 +161,7 @@ ALONE: Final = Machines()
 
 
 def visible(incidents: Sequence[Incident], machines: Machines = ALONE) -> list[Incident]:
-    """Return the incidents to be told of: not silenced, not hidden by "no data", and not inside.
+    """Return the incidents to notify about: not silenced, not hidden by "no data", and not inside.
 
     What speaks for other jobs as well is not hidden because its own sends nothing.
     """

@@ -2,8 +2,8 @@
 
 An incident is one thing that is wrong with one job: its fingerprint is the job, the cause and the
 place, never a step or a session. It begins when a rule's condition first holds (``pending``), is
-told of once it has held long enough (``firing``), and ends ``resolved``; then the same thing again
-is another incident.
+notified about once it has held long enough (``firing``), and ends ``resolved``; then the same thing
+again is another incident.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Trigger(StrEnum):
     """What changes an incident's state."""
 
     CONFIRM = "confirm"  # the condition has held for as many sessions as its rule says
-    CLEAR = "clear"  # it no longer holds, or somebody says that it is over
+    CLEAR = "clear"  # it no longer holds, or a user says that it is over
     ACKNOWLEDGE = "acknowledge"
     SILENCE = "silence"
     SILENCE_END = "silence_end"
@@ -130,7 +130,7 @@ class Incident:
 
     @property
     def told(self) -> bool:
-        """Return whether channels may have been told of it."""
+        """Return whether channels may have been notified of it."""
         return self.fired_at is not None
 
 

@@ -25,7 +25,7 @@ from app.alerts.rules import Severity
 from app.analysis.diagnosis.causes.registry import KINDS, title_of
 from app.analysis.diagnosis.finding import UNKNOWN
 
-# What only alerts have besides the diagnosis' causes.
+# Causes of alerts that the diagnosis does not have.
 _TITLES: Final[Mapping[str, str]] = {
     NO_DATA_CAUSE: "No data",
     LOW_QUALITY_CAUSE: "Trace quality too low for a verdict",
@@ -128,7 +128,7 @@ class Message:
     repeat : timedelta
         After this time the same is told again.
     test : bool
-        Somebody only wants to see whether it arrives.
+        A test message: it only has to arrive.
     digest : bool
         Whether it is of many jobs; `job` is the worst one's then.
     """

@@ -177,7 +177,7 @@ def check(response: Response) -> ReceiverAnswer:
     Raises
     ------
     DeliveryError
-        For any status but 2xx. 5xx, 408 and 429 pass; 410 means that nobody is there any more;
+        For any status but 2xx. 5xx, 408 and 429 pass; 410 means that the receiver no longer exists;
         redirects are not followed and count as a wrong address, like every other 4xx.
     """
     status = response.status

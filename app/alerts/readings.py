@@ -14,8 +14,8 @@ from app.alerts.facts import CauseFact, Facts
 from app.alerts.rules import CauseFound, NoData, Rule, Threshold, Weekly
 from app.analysis.diagnosis.finding import UNKNOWN
 
-# What a job usually does is the median of so many sessions; fewer than the second number say
-# nothing yet.
+# What a job usually does is the median of the first number of sessions; fewer than the second
+# number say nothing yet.
 BASELINE_SESSIONS: Final = 10
 MIN_BASELINE: Final = 3
 

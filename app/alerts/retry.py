@@ -8,7 +8,7 @@ from typing import Final
 # What Standard Webhooks proposes: quick at first, for a restart; then patient, for an outage.
 DELAYS_S: Final = (0.0, 5.0, 60.0, 300.0, 1800.0, 7200.0)
 
-# A message of yesterday helps nobody; the page shows that it was not delivered.
+# A message of yesterday is of no use; the page shows that it was not delivered.
 GIVE_UP_AFTER: Final = timedelta(days=1)
 
 # So that all that failed in one outage does not come back in one moment.

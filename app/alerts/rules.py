@@ -125,7 +125,7 @@ class NoData:
     minutes : float or None
         So long.
     intervals : float or None
-        So many times the job's usual time between sessions; the longer one counts where both are
+        Multiple of the job's typical time between sessions; the longer one counts where both are
         given.
     """
 
@@ -183,7 +183,7 @@ class Escalation:
     at_least : float or None
         From this value of the rule's own number on.
     after_minutes : float or None
-        If nobody acknowledged for so long.
+        Minutes without an acknowledgement.
     channels : tuple of UUID
         Told as well from then on.
     """

@@ -17,7 +17,7 @@ class IncidentState(StrEnum):
     SILENCED = "silenced"
     RESOLVED = "resolved"
 
-    # Channels were told of it, and it is not over.
+    # Channels were notified of it, and it is not over.
     TOLD = nonmember((FIRING, ACKNOWLEDGED, SILENCED))
 
 

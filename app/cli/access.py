@@ -103,7 +103,7 @@ def renew(name: str, expires_days: int) -> None:
 
 
 def make_user(name: str, role: Role, project: str | None) -> None:
-    """Make somebody who signs in with a password, which is asked for."""
+    """Add a user with a password, which is asked for."""
     password = _password()
     with _installation() as container:
         create_person(container, name, password, role, project)
@@ -131,7 +131,7 @@ def print_users() -> None:
 
 
 def change_password(name: str) -> None:
-    """Give somebody another password, which is asked for."""
+    """Set a user's password, which is asked for."""
     password = _password()
     with _person(name) as (container, person_id):
         set_password(container, person_id, password)
@@ -139,7 +139,7 @@ def change_password(name: str) -> None:
 
 
 def change_role(name: str, role: Role | None, project: str | None) -> None:
-    """Give somebody a role, or take it."""
+    """Give a role to a user, or take it."""
     with _person(name) as (container, person_id):
         set_role(container, person_id, role, project)
     what = "no role" if role is None else f"the role {role}"
@@ -147,14 +147,14 @@ def change_role(name: str, role: Role | None, project: str | None) -> None:
 
 
 def change_entry(name: str, *, disabled: bool) -> None:
-    """Keep somebody out, or let them in again."""
+    """Disable a user, or enable them again."""
     with _person(name) as (container, person_id):
         set_disabled(container, person_id, disabled=disabled)
     sys.stderr.write(f"{name} {'is out and stays out' if disabled else 'may sign in again'}.\n")
 
 
 def remove_user(name: str) -> None:
-    """Delete somebody."""
+    """Delete a user."""
     with _person(name) as (container, person_id):
         delete_person(container, person_id)
     sys.stderr.write(f"{name} is deleted.\n")
@@ -171,7 +171,7 @@ def remove_project(name: str) -> None:
     """Delete a project; the sweeper takes away what it has."""
     with _installation() as container:
         delete_project(container, name)
-    sys.stderr.write(f"Nobody gets into {name} any more; the workers take away what it has.\n")
+    sys.stderr.write(f"Access to {name} is closed; the workers delete its contents.\n")
 
 
 def move(job: str, source: str, to: str) -> None:
@@ -199,7 +199,7 @@ def _installation() -> Iterator[Container]:
 
 @contextlib.contextmanager
 def _person(name: str) -> Iterator[tuple[Container, uuid.UUID]]:
-    """Open the database and find somebody in it."""
+    """Open the database and find a user in it."""
     with _installation() as container:
         with container.reading() as tx:
             person_id = person_id_of(tx, name)

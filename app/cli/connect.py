@@ -22,7 +22,7 @@ _MS: Final = 1_000_000
 
 
 class NotAskedError(PacelineError):
-    """A choice is missing, and nobody is there to be asked."""
+    """A choice is missing, and there is no terminal to ask for it."""
 
     code = "connect.incomplete"
 
@@ -89,6 +89,6 @@ def _chosen(what: str, given: str | None, names: tuple[str, ...]) -> str:
 
 def _asked(question: str, option: str = "job") -> str:
     if not sys.stdin.isatty():
-        raise NotAskedError(f"give --{option}: there is nobody to ask")
+        raise NotAskedError(f"give --{option}: there is no terminal to ask for it")
     answer: str = typer.prompt(question, err=True)
     return answer.strip()

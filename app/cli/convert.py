@@ -25,7 +25,7 @@ from app.cli.files import FileError, read_metadata, reading, writing
 from app.errors import PacelineError
 
 META_NAME: Final = "meta.yaml"
-# Of these a folder of `paceline synth` has one beside its trace, and a folder of a job may.
+# Of these a folder of `paceline synth` has one next to its trace, and a folder of a job may.
 NO_TRACES: Final = frozenset({META_NAME, "meta.yml", "meta.json", "truth.json", "fleet.json"})
 
 
@@ -97,7 +97,7 @@ def format_of(path: Path) -> TraceFormat | None:
 
 def read_recordings(files: Sequence[Path], meta_path: Path | None, kind: str | None) -> Recorded:
     """Read files of one session together, showing how far it is."""
-    meta = _meta_beside(files, meta_path)
+    meta = _meta_next_to(files, meta_path)
     alone = len(files) == 1
     parts = [_read(path, meta, kind, part=not alone) for path in _shown(files)]
     unmapped = total(one for part in parts for one in part.unmapped)
@@ -131,10 +131,10 @@ def _may_be_trace(path: Path) -> bool:
     return path.name not in NO_TRACES and not path.name.startswith(".")
 
 
-def _meta_beside(files: Sequence[Path], meta_path: Path | None) -> SessionMeta | None:
-    """Return the metadata that was named, else that of a file that lies beside."""
-    beside = files[0].parent / META_NAME
-    path = beside if meta_path is None and beside.is_file() else meta_path
+def _meta_next_to(files: Sequence[Path], meta_path: Path | None) -> SessionMeta | None:
+    """Return the metadata that was named, else that of the file in the same folder."""
+    adjacent = files[0].parent / META_NAME
+    path = adjacent if meta_path is None and adjacent.is_file() else meta_path
     return None if path is None else load_metadata(read_metadata(path))
 
 

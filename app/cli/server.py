@@ -22,7 +22,8 @@ from app.errors import Fault, PacelineError
 TIMEOUT: Final = httpx.Timeout(30, read=60)
 STORE_TIMEOUT: Final = httpx.Timeout(30, read=600)
 
-# A server that is behind says when to come back; it is believed so many times, within bounds.
+# A server that is behind says when to come back; it is believed this number of times, within
+# bounds.
 TRIES: Final = 6
 LONGEST_RETRY_S: Final = 60.0
 BUSY_STATUSES: Final = (429, 503)
@@ -155,10 +156,10 @@ class Server:
             Takes a sentence for the user.
         """
         path = f"/api/v1/jobs/{quote(job, safe='')}/sessions"
-        beside = {} if meta is None else {"meta": meta.part}
+        parts = {} if meta is None else {"meta": meta.part}
         for attempt in range(1, TRIES + 1):
             answer = self._request(
-                "POST", path, files={**beside, "trace": open_trace().part}, timeout=STORE_TIMEOUT
+                "POST", path, files={**parts, "trace": open_trace().part}, timeout=STORE_TIMEOUT
             )
             if answer.status_code not in BUSY_STATUSES or attempt == TRIES:
                 break

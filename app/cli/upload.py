@@ -40,8 +40,8 @@ def upload(path: Path, meta: Path | None, *, server: str, job: str | None, wait:
     name = job or _trial_name(None if text is None else load_metadata(text))
     console = Console(stderr=True)
     with Server(server) as asked:
-        beside = None if text is None or meta is None else metadata_body(meta, text)
-        sent = _send(asked, name, path, beside, console)
+        meta_body = None if text is None or meta is None else metadata_body(meta, text)
+        sent = _send(asked, name, path, meta_body, console)
         if not wait:
             sys.stdout.write(f"{sent.url}\n")
             return
@@ -69,8 +69,8 @@ def _of_folder(folder: Path, meta: Path | None) -> tuple[Path, Path | None]:
     if len(files) > 1:
         message = f"{folder} holds {len(files)} traces: make one of them with paceline convert"
         raise FileError(message, code="file.several_traces")
-    beside = folder / META_NAME
-    return files[0], beside if meta is None and beside.is_file() else meta
+    adjacent = folder / META_NAME
+    return files[0], adjacent if meta is None and adjacent.is_file() else meta
 
 
 def _send(server: Server, job: str, path: Path, meta: Body | None, console: Console) -> Sent:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 PROBLEM: Final = "application/problem+json"
 # What programs ask for, and answer programs alone, whatever they say that they accept.
 OF_PROGRAMS: Final = ("/api/", "/static/", "/metrics", "/healthz", "/readyz")
-# Who asks might be somebody else, or nobody yet.
+# The peer may be another user, or not signed in yet.
 SIGN_IN_HELPS: Final = frozenset({401, 403})
 
 

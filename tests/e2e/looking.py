@@ -62,7 +62,7 @@ def wait_for_plots(page: Page) -> None:
 
 
 def keep(seen: Page | Locator, name: str) -> None:
-    """Keep a picture of a whole page, or of a part, where somebody wants to look at it."""
+    """Keep a picture of a whole page, or of a part, where one is asked for."""
     if SCREENSHOTS is None:
         return
     path = Path(SCREENSHOTS) / f"{name}.png"

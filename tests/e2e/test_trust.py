@@ -101,9 +101,7 @@ def test_the_page_of_a_job_has_its_incidents_and_they_are_taken_there(
     expect(page.locator("main")).to_contain_text("Acknowledged")
 
 
-def test_nobody_is_asked_for_a_name_where_nothing_can_be_done(
-    place: Place, visitor: Visitor
-) -> None:
+def test_no_name_is_asked_for_where_nothing_can_be_done(place: Place, visitor: Visitor) -> None:
     # Of one session the rules say nothing yet: the incident is pending.
     stage = CauseFact("stage_imbalance", ("stage 3",), confidence=0.6, contribution=0.5)
     place.alerting.session(1.14, stage, job="speech-3b")

@@ -141,7 +141,7 @@ class Visitor:
         return page
 
     def expects(self, *answers: str) -> None:
-        """Let the browser report these of its own accord: ``"404"``, ``"ERR_FAILED"``.
+        """Let the browser report these by itself: ``"404"``, ``"ERR_FAILED"``.
 
         It says what a request was answered some time after the page has the answer.
         """

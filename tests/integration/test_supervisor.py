@@ -269,7 +269,7 @@ def test_a_taken_port_is_refused_in_words(prepared_user: User) -> None:
         assert "PACELINE_PORT" in installation.words()
 
 
-def test_listening_for_other_machines_is_refused_where_nobody_could_sign_in(
+def test_listening_for_other_machines_is_refused_where_no_user_could_sign_in(
     prepared_user: User,
 ) -> None:
     with Installation(prepared_user, host="0.0.0.0") as installation:  # noqa: S104 - refused

@@ -142,7 +142,7 @@ from app.db import migrate
 from app.settings import Settings
 from app.web import create_app
 
-create_app(build(Settings(database_url="postgresql+psycopg://nobody@127.0.0.1:1/none")))
+create_app(build(Settings(database_url="postgresql+psycopg://unknown@127.0.0.1:1/none")))
 for path in (app.__file__, workers.child.__file__, STATIC_DIR, TEMPLATES_DIR):
     print(path)
 print(migrate.expected_revision())

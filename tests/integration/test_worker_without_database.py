@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 def test_workers_without_a_database_say_one_line_each(tmp_path: Path) -> None:
     log = tmp_path / "log"
     environment = os.environ | {
-        "PACELINE_DATABASE_URL": "postgresql://nobody@127.0.0.1:1/nothing",
+        "PACELINE_DATABASE_URL": "postgresql://unknown@127.0.0.1:1/nothing",
         "PACELINE_DATA_DIR": str(tmp_path / "data"),
         "PACELINE_SWEEP_INTERVAL_S": "0.2",
         "PACELINE_HEARTBEAT_INTERVAL_S": "0.2",

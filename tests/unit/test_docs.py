@@ -47,7 +47,7 @@ def test_every_setting_is_on_the_page_of_operations() -> None:
 @pytest.fixture(scope="module")
 def openapi() -> dict[str, Any]:
     # Nothing is connected to before the first request.
-    container = build(Settings(database_url="postgresql+psycopg://nobody@127.0.0.1:1/none"))
+    container = build(Settings(database_url="postgresql+psycopg://unknown@127.0.0.1:1/none"))
     try:
         return create_app(container).openapi()
     finally:

@@ -64,7 +64,7 @@ def _notify(config: AppriseConfig, title: str, body: str, outbound: Outbound) ->
     def notify() -> None:
         try:
             taken.append(bool(sender.notify(body=body, title=title)))
-        # A service's part is written by somebody else and may come from an extension: its errors
+        # A service's part is written by others and may come from an extension: its errors
         # have no class in common, and not every release of the library catches them. One that
         # left this thread would be told as "not done in time".
         except Exception:  # noqa: BLE001 - as above

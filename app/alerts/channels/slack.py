@@ -26,7 +26,7 @@ MAX_FALLBACK: Final = 4000
 # A button's address may be so long; ours are of our own making.
 MAX_URL: Final = 3000
 
-# Nobody is there any more: the hook, its channel or its workspace.
+# The hook, its channel or its workspace was deleted.
 GONE: Final = (
     "no_service",
     "no_service_id",

@@ -1,7 +1,7 @@
 """One machine, one incident: what several jobs blame on a host is told once, by one of them.
 
 The first incident that fires with a host at fault leads; those of other jobs that blame the same
-host stand inside of it and are not told of by themselves. The lead lasts until every job inside is
+host stand inside of it and send no messages of their own. The lead lasts until every job inside is
 well, also when its own is.
 """
 
@@ -39,7 +39,7 @@ def machine_of(incident: Incident) -> str:
 
 
 def speaking_for(lead: Incident, inside: Sequence[Inside]) -> Incident:
-    """Return an incident as it is told of, for all that stand inside of it.
+    """Return an incident as channels are notified of it, for all that are inside it.
 
     It is as severe as the worst of them. That one of them got worse makes it news, as it would be
     alone; ones that are over count for that too, so that the number only rises.

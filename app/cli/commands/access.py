@@ -26,7 +26,7 @@ ProjectOption = Annotated[
 
 @tokens.command("create")
 def create_token(
-    name: Annotated[str, typer.Argument(help="What people call it; nobody else has this name")],
+    name: Annotated[str, typer.Argument(help="Name of the user; unique")],
     *,
     scope: Annotated[list[Right], typer.Option(help="What it allows (repeatable)")],
     project: ProjectOption = None,
@@ -79,7 +79,7 @@ def create_user(
     role: Annotated[Role, typer.Option(help="What they may do")] = Role.ADMINISTRATOR,
     project: ProjectOption = None,
 ) -> None:
-    """Add somebody who signs in with a password: asked for, or the first line of standard input."""
+    """Add a user with a password: asked for, or the first line of standard input."""
     from app.cli.access import make_user
 
     make_user(name, role, project)
@@ -98,7 +98,7 @@ def list_users() -> None:
 
 @users.command("password")
 def set_user_password(name: PersonArgument) -> None:
-    """Give somebody another password: asked for, or the first line of standard input."""
+    """Set a user's password: asked for, or the first line of standard input."""
     from app.cli.access import change_password
 
     change_password(name)
@@ -113,7 +113,7 @@ def set_user_role(
     ] = None,
     project: ProjectOption = None,
 ) -> None:
-    """Give somebody a role in a project, or in all; without --role, take it."""
+    """Give a user a role in a project, or in all; without --role, take it."""
     from app.cli.access import change_role
 
     change_role(name, role, project)
@@ -121,7 +121,7 @@ def set_user_role(
 
 @users.command("disable")
 def disable_user(name: PersonArgument) -> None:
-    """Keep somebody out from now on, whatever their provider says."""
+    """Disable a user, even if their provider still lets them in."""
     from app.cli.access import change_entry
 
     change_entry(name, disabled=True)
@@ -129,7 +129,7 @@ def disable_user(name: PersonArgument) -> None:
 
 @users.command("enable")
 def enable_user(name: PersonArgument) -> None:
-    """Let somebody in again."""
+    """Enable a disabled user."""
     from app.cli.access import change_entry
 
     change_entry(name, disabled=False)
@@ -137,7 +137,7 @@ def enable_user(name: PersonArgument) -> None:
 
 @users.command("delete")
 def delete_user(name: PersonArgument) -> None:
-    """Delete somebody; whom a provider vouches for is there again with the next sign-in."""
+    """Delete a user; a user of a provider is added again by their next sign-in."""
     from app.cli.access import remove_user
 
     remove_user(name)

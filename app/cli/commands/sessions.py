@@ -34,7 +34,7 @@ KeepOption = Annotated[
 ScaleOption = Annotated[
     list[str] | None,
     typer.Option(
-        metavar="SELECTION*FACTOR", help="What if these took so many times as long: op=gc*0.5"
+        metavar="SELECTION*FACTOR", help="Replay with these durations multiplied: op=gc*0.5"
     ),
 ]
 WithoutOption = Annotated[
@@ -162,7 +162,7 @@ def synth(
     out: Annotated[Path, typer.Option(help="Directory to write to", file_okay=False)] = Path(),
     seed: Annotated[int, typer.Option(min=0)] = 0,
     fleet: Annotated[
-        int | None, typer.Option(min=1, help="Write so many jobs of a fleet instead")
+        int | None, typer.Option(min=1, help="Write a fleet of this number of jobs instead")
     ] = None,
     trace_format: Annotated[
         str, typer.Option("--format", help="parquet, published, arrow, ndjson or ndjson-zstd")

@@ -64,7 +64,7 @@ def show(report: Report, console: Console) -> None:
 
 
 def _slowdowns(report: Report) -> Iterator[str]:
-    """Yield the slowdown and what it costs, and the published S beside it."""
+    """Yield the slowdown and what it costs, and the published S."""
     shown = report.headline
     costs = (
         f"{hours(report.lost_gpu_hours)} GPU-hours lost in these steps, "

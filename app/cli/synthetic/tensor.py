@@ -15,7 +15,7 @@ from app.cli.server import Server, ServerError
 _HEALTHY_S: Final = 1.30
 _MATMUL: Final = 0.85
 _NOISE: Final = 0.004
-# What a step takes beside the slowest rank.
+# The part of a step outside the slowest rank's work.
 _OUTSIDE_S: Final = 0.21
 _COLUMNS: Final = 8192
 _MAX_GAMMA: Final = 0.25

@@ -131,7 +131,7 @@ def _form(
 
 
 def _own_path(asked: str) -> str:
-    """Return a path of this server: a link must not lead on to somebody else's."""
+    """Return a path of this server: a link must not lead to another server."""
     own = asked.startswith("/") and not asked.startswith("//")
     # What a browser takes for a slash, or leaves out, makes another address of it.
     return asked if own and asked.isprintable() and "\\" not in asked else "/"

@@ -40,7 +40,7 @@ class RoleLine:
 
 @dataclass(frozen=True, slots=True)
 class PersonLine:
-    """Somebody who signs in; `local` with a password of this server."""
+    """A user; `local` with a password of this server."""
 
     id: uuid.UUID
     name: str
@@ -118,7 +118,7 @@ def access_page(  # noqa: PLR0913 - everything that is on it
     if ending:
         heading += f"; {len(ending)} expire{'s' if len(ending) == 1 else ''} within eight days"
     facts = [
-        "Sign-in required" if required else "Nobody signs in on this machine",
+        "Sign-in required" if required else "No sign-in on this machine",
         plural(len(projects), "project"),
     ]
     if provider:
@@ -164,7 +164,7 @@ def _entries_title(entries: Sequence[Entry]) -> str:
 
 def _people_title(people: Sequence[PersonView]) -> str:
     out = sum(person.disabled_at is not None for person in people)
-    title = plural(len(people), "person", "people") if people else "Nobody signs in yet"
+    title = plural(len(people), "person", "people") if people else "No users yet"
     return f"{title}, {count(out)} kept out" if out else title
 
 

@@ -67,7 +67,7 @@ def last_answer(channel: ChannelView, tally: Tally | None, now: datetime) -> str
 def channels_title(channels: Sequence[ChannelView]) -> str:
     """Return a sentence on all channels."""
     if not channels:
-        return "There is no channel: nobody is told"
+        return "There is no channel: no messages are sent"
     gone = dead(channels)
     if len(gone) == 1:
         return f"The channel {gone[0].name} is dead"

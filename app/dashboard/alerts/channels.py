@@ -76,7 +76,7 @@ class ChannelForm:
 
 @dataclass(frozen=True, slots=True)
 class ChosenChannel:
-    """The channel beside the list."""
+    """The selected channel, shown next to the list."""
 
     id: uuid.UUID
     name: str
@@ -141,7 +141,7 @@ def channels_page(  # noqa: PLR0913 - everything that is on it
         The newest, and how many there are.
     now : datetime
     asked : ChannelView or None
-        The one that was asked for; without it, what needs somebody most stands beside the list.
+        The one that was asked for; without it, the one that most needs attention is shown.
     adding : bool
         Whether another one is to be added.
     apprise : bool
@@ -192,12 +192,12 @@ def _title(asked: ChannelView | None, channels: Sequence[ChannelView], *, adding
 def _heading(channels: Sequence[ChannelView]) -> str:
     gone = dead(channels)
     if len(gone) == 1:
-        return f"The channel {gone[0].name} is dead: nobody hears of incidents there"
+        return f"The channel {gone[0].name} is dead: it delivers no messages"
     if gone:
-        return f"{len(gone)} channels are dead: nobody hears of incidents there"
+        return f"{len(gone)} channels are dead: they deliver no messages"
     heard = sum(channel.enabled for channel in channels)
     if not heard:
-        return "Nobody is told of incidents: no channel is enabled"
+        return "No messages are sent: no channel is enabled"
     return f"{plural(heard, 'channel')} {'hears' if heard == 1 else 'hear'} of incidents"
 
 

@@ -16,8 +16,8 @@ from app.dashboard.look.format import count
 from app.dashboard.look.ranges import ALL, RangeChoices, range_choices, range_of
 from app.services.alerts.filters import (
     MAX_CHARACTERS,
-    NOBODY,
     SORTS,
+    UNASSIGNED,
     IncidentFilter,
     severity_of,
     state_of,
@@ -141,7 +141,7 @@ class IncidentsInAddress:
         return replace(self.filtered, since=self.about.since(now), until=self.about.end)
 
     def address(self, path: str = PATH) -> Address:
-        """Return the address of the first page of the same list, or of something beside it."""
+        """Return the address of the first page of the same list, or of a selected row."""
         return Address(path, self.parameters)
 
 
@@ -154,7 +154,7 @@ def filter_bar(asked: IncidentsInAddress, found: Incidents) -> FilterBar:
     found : Incidents
     """
     address, filtered, given = asked.address(), asked.filtered, found.choices
-    nobody = Choice(NOBODY, "Nobody's", filtered.assignee == NOBODY)
+    unassigned = Choice(UNASSIGNED, "Not assigned", filtered.assignee == UNASSIGNED)
     selects = [
         Select(
             "severity",
@@ -167,7 +167,7 @@ def filter_bar(asked: IncidentsInAddress, found: Incidents) -> FilterBar:
         _select("cause", "Any cause", filtered.cause, given.causes, named=True),
         _select("owner", "Any owner", filtered.owner, given.owners),
         _select("project", "Any project", filtered.project, given.projects),
-        _select("assignee", "Anybody's", filtered.assignee, given.assignees, nobody),
+        _select("assignee", "Anyone", filtered.assignee, given.assignees, unassigned),
     ]
     fields = [
         ("job", "Job", filtered.job),
@@ -217,7 +217,7 @@ def _select(
     name: str, label: str, chosen: str, given: Sequence[str], *more: Choice, named: bool = False
 ) -> Select:
     # Also what is chosen and nothing has any more.
-    values = sorted({*given, chosen} - {"", NOBODY}, key=str.lower)
+    values = sorted({*given, chosen} - {"", UNASSIGNED}, key=str.lower)
     choices = [
         Choice(value, cause_name(value) if named else value, value == chosen) for value in values
     ]

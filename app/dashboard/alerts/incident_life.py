@@ -125,7 +125,7 @@ class JobOnMachine:
 
 @dataclass(frozen=True, slots=True)
 class ChosenIncident:
-    """The incident beside the list."""
+    """The selected incident, shown next to the list."""
 
     actions: Actions
     severity: str
@@ -159,7 +159,7 @@ class ChosenIncident:
 def chosen_incident(
     life: IncidentLife, channels: Sequence[ChannelView], onset: Onset | None = None
 ) -> ChosenIncident:
-    """Return the incident beside the list.
+    """Return the selected incident.
 
     Parameters
     ----------
@@ -225,7 +225,7 @@ def _remedy(incident: Incident) -> list[str]:
 
 def _comments_title(number: int) -> str:
     if not number:
-        return "Nobody has said anything yet"
+        return "No comments yet"
     if number == COMMENTS_LISTED:
         return f"The latest {number} comments"
     return plural(number, "comment")
@@ -241,7 +241,7 @@ def _about(row: IncidentRow, now: datetime) -> str:
         return f"No session since session {facts.number}, {ago} ago{hides}"
     measured = _measured(facts)
     return (
-        f"{measured}. Nobody is told of it while the job sends nothing" if row.hidden else measured
+        f"{measured}. No messages are sent while the job sends no data" if row.hidden else measured
     )
 
 
@@ -297,7 +297,7 @@ def _happened(event: EventRow, life: IncidentLife) -> str:
         return f"{word}: session {session.number}{measured}"
     by = f" by {event.actor}" if event.actor else ""
     if event.event == "assigned":
-        return f"{word} to {event.note or 'nobody'}{by}"
+        return f"{word} to {event.note or 'no one'}{by}"
     silence = life.view.row.incident.silence
     end = (
         f" to {until(silence.until, event.at)}"
@@ -347,7 +347,7 @@ def _told(number: int, deliveries: Sequence[DeliveryRow]) -> tuple[str, str]:
     ]
     if underway:
         tried = f"Still tried: {listing(sorted(underway))}"
-        return "A message that nobody has yet", tried
+        return "A message that has not been delivered", tried
     failed = by_state.get(DeliveryState.FAILED)
     if failed:
         return "The message that did not arrive", f"Not delivered to {listing(sorted(failed))}"
@@ -377,5 +377,5 @@ def _failing(deliveries: Sequence[DeliveryRow], channels: Sequence[ChannelView])
     if deliveries:
         return "Deliveries of its messages"
     if not any(channel.enabled for channel in channels):
-        return "Nobody was told: there is no channel"
+        return "No message was sent: there is no channel"
     return "Nothing was sent yet"

@@ -287,7 +287,7 @@ def _states(found: Incidents, channels: Sequence[ChannelView]) -> list[tuple[Sta
         verb = "channel is dead" if gone == 1 else "channels are dead"
         shown.append((WARNING, f"{gone} {verb}"))
     if not any(channel.enabled for channel in channels):
-        shown.append((WARNING, "no channel: nobody is told"))
+        shown.append((WARNING, "no channel: no messages are sent"))
     return shown
 
 
@@ -319,7 +319,7 @@ def _line(
         fix=fix.title if fix else "",
         gain=_gain(fix.gain) if fix else "",
         since=since(incident),
-        assignee=row.assignee or "nobody",
+        assignee=row.assignee or "not assigned",
         chosen=incident.id == chosen,
         jobs=several(row),
         inside=[

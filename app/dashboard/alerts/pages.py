@@ -55,7 +55,7 @@ def _add_incidents(routes: APIRouter, pages: Pages) -> None:
             try:
                 chosen = first_of(found) if incident is None else uuid.UUID(incident)
                 life = None if chosen is None else incident_life(tx, chosen)
-                # Beside the list they would cost it another statement.
+                # With the list they would cost it another statement.
                 fixes = None if life is None or incident is None else fixes_of(tx, life.view.row)
             except (ValueError, NotFoundError):
                 return pages.not_found(f"incident {incident}", nav)

@@ -34,7 +34,7 @@ STATES: Final = {
 # Whom a rule tells, and whose channel it is.
 AUDIENCES: Final[Mapping[Audience, str]] = {"on_call": "on call", "owner": "the job's owner"}
 
-# Of a receiver's words so many characters fit into a table.
+# Characters of a receiver's answer that fit into a table.
 SAID: Final = 160
 
 

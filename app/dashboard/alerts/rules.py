@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 ON: Final = StateLabel("done", "On", 0)
 OFF: Final = StateLabel("silenced", "Off", 1, quiet=True)
 
-# So many names are read; the rest is counted.
+# Names that are read; the rest is counted.
 NAMED: Final = 2
 
 
@@ -184,7 +184,7 @@ def _line(rule: Rule, channels: Sequence[ChannelView], held: int, chosen: bool) 
 
 def _heading(on: int, present: int) -> str:
     if not on:
-        return "No rule is on: nobody is told of anything"
+        return "No rule is on: no messages are sent"
     watch = "One rule is on" if on == 1 else f"{count(on)} rules are on"
     if not present:
         return f"{watch}, and nothing is open"

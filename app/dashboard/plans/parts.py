@@ -19,7 +19,7 @@ from app.services.plans.read import Asked
 
 MS: Final = 1e-3
 GIB: Final = 2**30
-# tokens.css has so many; further types share them, and are always named as well.
+# Number of device colors in tokens.css; further types share them, and are always named as well.
 COLORS: Final = 5
 # A label that begins further right than this is written to the left of its block, in per cent.
 _LATE: Final = 72.0

@@ -150,7 +150,7 @@ def over_time(
             continue
         path.append(f"{pen}{x} {axis.y(value)}")
         pen = "L"
-    every = 1 if len(points) <= 4 else 2  # noqa: PLR2004 - so many labels fit
+    every = 1 if len(points) <= 4 else 2  # noqa: PLR2004 - labels that fit
     return Plot(
         lines=[Line("".join(path), "main", "")] if path else [],
         levels=[Label(LEFT - 6, axis.y(value), text, "end") for value, text in axis.ticks],

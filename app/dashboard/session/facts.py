@@ -32,7 +32,7 @@ def verdict_facts(report: Report) -> list[Fact]:
 
 
 def published_remark(report: Report) -> str:
-    """Return what has to be said of the headline and of S beside it; empty where they agree."""
+    """Return the note on the headline and S; empty where they agree."""
     shown = report.headline
     if shown.kind is HeadlineKind.PUBLISHED:
         return f"The slowdown is the published S: {why_published(named=bool(report.causes))}."
@@ -69,7 +69,7 @@ def launch_fact(report: Report) -> Fact:
 
 
 def _slowdown_fact(report: Report) -> Fact:
-    """Return the headline with S beside it, or S where it is that."""
+    """Return the headline with the published S, or S where the headline is S."""
     shown = report.headline
     if shown.kind is HeadlineKind.PUBLISHED:
         return Fact(
@@ -80,11 +80,13 @@ def _slowdown_fact(report: Report) -> Fact:
         )
     measured = "no interval" if shown.ci95 is None else _interval(shown.ci95)
     # else the remark below says it, and a second line would push the page down
-    beside = "" if shown.differs(report.slowdown) else f"; published S {times(report.slowdown, 3)}"
+    published = (
+        "" if shown.differs(report.slowdown) else f"; published S {times(report.slowdown, 3)}"
+    )
     return Fact(
         "Slowdown",
         times(shown.slowdown, 3),
-        f"{measured}{beside}",
+        f"{measured}{published}",
         hint="Against the job without its causes: step time ÷ step time without them"
         + (f". No interval: {shown.ci95_reason}" if shown.ci95_reason else ""),
     )

@@ -192,7 +192,7 @@ def launch_delays(report: Report) -> Figure:
 def _right_labels(
     values: Sequence[float], top: float, total: float, ideal_s: float
 ) -> list[Figure]:
-    """Return the seconds beside the ticks, and S beside its line where it covers none of them."""
+    """Return the seconds beside the ticks, and S at its line where it covers none of them."""
     labels = [
         right_label(value, f"{seconds(value * ideal_s)}{' ideal' if index == 0 else ''}", TEXT_2)
         for index, value in enumerate(values)
@@ -209,10 +209,10 @@ def _height(value: float, top: float) -> float:
 
 def _free(taken: Sequence[float], at: float) -> float:
     """Return the height nearest to `at` where a label covers none of those that are there."""
-    beside = [tick + side * LABEL_HEIGHT for tick in taken for side in (-1, 1)]
+    edges = [tick + side * LABEL_HEIGHT for tick in taken for side in (-1, 1)]
     free = [
         height
-        for height in (at, *beside)
+        for height in (at, *edges)
         if height <= STRIP_HEIGHT
         and all(abs(height - tick) >= LABEL_HEIGHT - 1e-9 for tick in taken)
     ]

@@ -27,7 +27,7 @@ Ranked = list[tuple[float, int, int]]
 NEGLIGIBLE: Final = 0.01
 # A worker stands out when it costs at least this share of what the worst one costs.
 OUTSTANDING_SHARE: Final = 0.5
-# So many workers are still named one by one.
+# Most workers that are named one by one.
 NAMED_WORKERS: Final = 3
 # Forward and backward against the stage's peers: slower than this is slow.
 SLOW_RATIO: Final = 1.05
@@ -35,7 +35,7 @@ SLOW_RATIO: Final = 1.05
 STEADY_SHARE: Final = 0.5
 # A set explains a slowdown when it brings back this share of the lost time.
 MAJORITY: Final = 0.5
-# What costs less than this share of the worst is not worth a word beside it.
+# What costs less than this share of the worst is left out.
 WORTH_NAMING: Final = 0.1
 # Less lost time than this share of a step needs no cause.
 UNEXPLAINED: Final = 0.05

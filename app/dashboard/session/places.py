@@ -18,8 +18,8 @@ class GpuNames(TypedDict):
 class Places(TypedDict):
     """Where each worker runs, stage by stage and there by DP rank.
 
-    `hosts` are (name, so many workers in a row), None where unknown; of those `ranks` are named,
-    which are given as soon as one host is unknown.
+    `hosts` are (name, number of consecutive workers), None where unknown; of those `ranks` are
+    named, which are given as soon as one host is unknown.
     """
 
     hosts: list[tuple[str | None, int]]

@@ -31,7 +31,7 @@ from app.dashboard.session.template import SessionTemplate, session_template
 from app.dashboard.session.tensor import SessionTensor, session_tensor
 from app.dashboard.session.what_if import WhatIfForm, what_if_form
 
-# So many lanes of recorded operations are drawn at once: stages of DP ranks.
+# Most lanes of recorded operations that are drawn at once: stages of DP ranks.
 LANES: Final = 32
 
 

@@ -43,7 +43,7 @@ NAMED_STEPS: Final = 8
 
 @dataclass(frozen=True, slots=True)
 class WorkerRow:
-    """A worker in the table beside the map; what is not known is an empty text."""
+    """A worker in the table next to the map; what is not known is an empty text."""
 
     dp: int
     pp: int

@@ -140,7 +140,7 @@ def _stage(
 ) -> PlacedStage:
     first, end, total = layers
     left, right = 100 * first / total, 100 * end / total
-    # Labels stand on pale blocks, and beside dark ones.
+    # Labels stand on pale blocks, and next to dark ones.
     inside = slowdown < _DARK
     late = (left if inside else right) > _LATE
     slow = f"{times(slowdown)} slower" if slowdown >= _SLOW else ""

@@ -88,7 +88,7 @@ class SessionPage:
 
 def session_page(  # noqa: PLR0913 - everything that is on it
     view: SessionView,
-    beside: Around,
+    around: Around,
     report: Report | None,
     shown: ReportView | None,
     *,
@@ -101,7 +101,7 @@ def session_page(  # noqa: PLR0913 - everything that is on it
     Parameters
     ----------
     view : SessionView
-    beside : Around
+    around : Around
         What came before and after it.
     report : Report or None
         Where there is one.
@@ -110,12 +110,12 @@ def session_page(  # noqa: PLR0913 - everything that is on it
     onset : Onset or None
         Since when the job had been slow by then; None where it was not.
     max_attempts : int
-        After so many attempts an analysis is given up.
+        Attempts after which an analysis is given up.
     incidents : sequence of Actions
         The open ones of its job.
     """
     row = view.row
-    body = _body(view, beside, onset, report, max_attempts)
+    body = _body(view, around, onset, report, max_attempts)
     # What the sender said, before there is a report of it.
     hosts = set((view.meta.get("hosts", {}) if report is None else report.hosts).values())
     gpus = plural(row.world, "GPU")
@@ -128,8 +128,8 @@ def session_page(  # noqa: PLR0913 - everything that is on it
         job_url=f"/jobs/{quote(row.job)}",
         number=row.number,
         sizes=f"{sizes(row.dp, row.pp, row.tp, row.cp, row.vpp)} · {where}",
-        before=_neighbor(beside.sessions[-2] if len(beside.sessions) > 1 else None),
-        after=_neighbor(beside.after),
+        before=_neighbor(around.sessions[-2] if len(around.sessions) > 1 else None),
+        after=_neighbor(around.after),
         status=row.state,
         state=body.state,
         line=body.line,
@@ -148,14 +148,14 @@ def session_page(  # noqa: PLR0913 - everything that is on it
 
 def _body(
     view: SessionView,
-    beside: Around,
+    around: Around,
     onset: Onset | None,
     report: Report | None,
     max_attempts: int,
 ) -> Body:
     state = view.row.state
     if state == SessionState.ANALYZED and report is not None:
-        return _analyzed(view, beside, onset, report)
+        return _analyzed(view, around, onset, report)
     if state == SessionState.NO_VERDICT and report is not None:
         return _no_verdict(view, report)
     if state == SessionState.OPEN and view.intake is not None:
@@ -167,11 +167,11 @@ def _body(
     return ended(view)
 
 
-def _analyzed(view: SessionView, beside: Around, onset: Onset | None, report: Report) -> Body:
+def _analyzed(view: SessionView, around: Around, onset: Onset | None, report: Report) -> Body:
     row, steps = view.row, report.steps.analyzed
     slow = report.verdict.level == "slow"
     facts = verdict_facts(report)
-    facts.append(_before(view, beside) if onset is None else _since(view, beside, onset))
+    facts.append(_before(view, around) if onset is None else _since(view, around, onset))
     facts.append(quality_fact(report))
     facts.append(
         Fact(
@@ -204,9 +204,9 @@ def _short(report: Report) -> str:
     return text
 
 
-def _before(view: SessionView, beside: Around) -> Fact:
+def _before(view: SessionView, around: Around) -> Fact:
     """Return the slowdown of the session before, and of all of them as a sparkline."""
-    *earlier, _ = beside.sessions
+    *earlier, _ = around.sessions
     if not earlier:
         return Fact("Before", "First session", "nothing to compare with")
     with_verdict = [session for session in earlier if session.shown is not None]
@@ -221,11 +221,11 @@ def _before(view: SessionView, beside: Around) -> Fact:
         "Before",
         times(last.shown.slowdown),
         f"session {last.number}, {age(passed_s)} earlier",
-        spark=sparkline(verdict_values(beside.sessions)),
+        spark=sparkline(verdict_values(around.sessions)),
     )
 
 
-def _since(view: SessionView, beside: Around, onset: Onset) -> Fact:
+def _since(view: SessionView, around: Around, onset: Onset) -> Fact:
     """Return since when the job is slow, and what it was before."""
     began = day_or_time(onset.at, view.row.received_at)
     was = "the first with a verdict" if onset.was is None else f"was {times(onset.was)}"
@@ -233,7 +233,7 @@ def _since(view: SessionView, beside: Around, onset: Onset) -> Fact:
         "Since",
         f"Session {onset.number}",
         f"{began} UTC, {was}",
-        spark=sparkline(verdict_values(beside.sessions)),
+        spark=sparkline(verdict_values(around.sessions)),
     )
 
 

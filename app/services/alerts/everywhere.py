@@ -51,7 +51,7 @@ def open_everywhere(tx: Reads, limit: int, *, project: str = "", offset: int = 0
     project : str
         Its name; empty: all of them. One that is not there has none.
     offset : int
-        So many of them are left out in front.
+        Number of incidents to skip.
     """
     there = [OPEN, is_there(AlertIncident.project_id)]
     if project:

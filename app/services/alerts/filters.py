@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 # More words than these, and longer ones, are no search.
 MAX_WORDS: Final = 8
 MAX_CHARACTERS: Final = 200
-# Who asks for incidents that are nobody's.
-NOBODY: Final = "-"
+# The filter value for incidents without an assignee.
+UNASSIGNED: Final = "-"
 
 _DOCUMENT: Final = AlertIncident.document
 CAUSE: Final = _DOCUMENT["cause"].astext
@@ -59,7 +59,7 @@ _BY_STATE: Final = case(
     value=AlertIncident.state,
     else_=4,
 )
-# What somebody silenced is nobody's next thing, however severe it is.
+# Silenced incidents come last, however severe they are.
 _SILENCED: Final = case((AlertIncident.state == IncidentState.SILENCED, 1), else_=0)
 _SINCE: Final = func.coalesce(AlertIncident.fired_at, AlertIncident.opened_at)
 
@@ -93,7 +93,7 @@ class IncidentFilter:
     label : str
         ``name=value``, or the name of a label that the job has.
     assignee : str
-        ``-``: nobody.
+        ``-``: without an assignee.
     since, until : datetime or None
         Of a time: it began in it, or ended where what is over is asked for.
     """
@@ -130,7 +130,7 @@ def severity_of(asked: str) -> str:
 def counted(filtered: IncidentFilter) -> list[ColumnElement[bool]]:
     """Return that an incident is open, or over where that is asked for; also hidden ones."""
     if filtered.over:
-        # What was never told of and is over was nothing.
+        # What is over and was never sent is left out.
         return [~OPEN, AlertIncident.fired_at.is_not(None)]
     return [OPEN]
 
@@ -168,7 +168,7 @@ def matches(filtered: IncidentFilter) -> list[ColumnElement[bool]]:
         name, has_value, value = filtered.label.partition("=")
         of_job = LABELS[name.strip()].astext
         found.append(of_job == value.strip() if has_value else of_job.is_not(None))
-    if filtered.assignee == NOBODY:
+    if filtered.assignee == UNASSIGNED:
         found.append(AlertAssignee.name.is_(None))
     elif filtered.assignee:
         found.append(AlertAssignee.name == filtered.assignee)

@@ -154,7 +154,7 @@ class IncidentRow:
     rules : mapping of UUID to str
         Names of those of its rules that are still there.
     hidden : bool
-        Whether nobody is told of it while its job sends no data.
+        Whether no messages are sent about it while its job sends no data.
     assignee : str or None
         Whose it is.
     inside : sequence of InsideRow
@@ -250,14 +250,14 @@ def list_incidents(  # noqa: PLR0913 - what a list is asked for
     job : str, optional
         Only those.
     current : bool
-        Leave out what is over, and what "no data" hides. What was never told of and is over is left
+        Leave out what is over, and what "no data" hides. What is over and was never sent is left
         out in any case.
     filtered : IncidentFilter, optional
         What else they must be like.
     sort : str
         Another order; see `app.services.alerts.filters.SORTS`.
     offset : int
-        So many of them are left out in front.
+        Number of incidents to skip.
     """
     query = by_need(limit).offset(offset)
     if filtered is not None:

@@ -156,7 +156,7 @@ def carry_out(  # noqa: PLR0913 - an order, and who is behind it
     who: Principal,
     note: str | None,
 ) -> None:
-    """Write what somebody ordered of an incident whose group is locked."""
+    """Write a user's order for an incident whose group is locked."""
     save_change(tx, group, change, timing(container.settings), actor=who.name, note=note)
     record(tx, who, ACTIONS[change.event], called(tx, group, change.incident), detail=note)
     # A silence ends by time, and what was resolved may not have to be looked for.

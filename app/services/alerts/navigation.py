@@ -18,16 +18,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Navigation:
-    """What stands beside the links to the pages.
+    """The counts and the name in the navigation.
 
     Parameters
     ----------
     firing : int
-        Incidents that fire and that nobody has acknowledged; not those that "no data" hides.
+        Incidents that fire and are not acknowledged; not those that "no data" hides.
     dead_channels : tuple of str
-        Names of the channels that nobody hears from, though nobody wanted it so.
+        Names of the channels that deliver nothing although no user disabled them.
     signed_in : str
-        Name of the person whose page it is; empty where nobody signs in.
+        Name of the person whose page it is; empty without sign-in.
     administers : bool
         Whether they administer the installation.
     base : str

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from app.services.container import Container
 
 PREVIEW: Final = timedelta(days=30)
-# Sessions that a preview reads at most, the latest ones: it answers while somebody waits.
+# Sessions that a preview reads at most, the latest ones: it answers while the user waits.
 PREVIEW_SESSIONS: Final = 20_000
 
 

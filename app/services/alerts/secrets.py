@@ -89,7 +89,7 @@ def check_secrets(container: Container) -> int:
         if found == {"readable": readable, "secret_hints": stored}:
             continue
         with container.uow() as tx:
-            # Unless somebody gave it other secrets meanwhile.
+            # Unless it was given other secrets meanwhile.
             tx.session.execute(
                 update(AlertChannel)
                 .where(AlertChannel.id == id_, AlertChannel.secrets == sealed)

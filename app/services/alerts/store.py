@@ -44,12 +44,12 @@ if TYPE_CHECKING:
     from app.db.unit_of_work import Reads, UnitOfWork
     from app.settings import Settings
 
-# Gaps between so many sessions say what is usual; one more session than gaps.
+# Gaps between this number of sessions give the typical interval; one more session than gaps.
 RECEIVED: Final = BASELINE_SESSIONS + 1
 
 OPEN: Final = AlertIncident.state != IncidentState.RESOLVED
 
-# Open, but nobody is told: its job sends no data, and that is what is told. `visible` for rows.
+# Open, but not sent: its job sends no data, and that is sent instead. `visible` for rows.
 # What speaks for other jobs as well is told all the same.
 _silent: Final = aliased(AlertIncident)
 _inner: Final = aliased(AlertIncident)
@@ -121,7 +121,7 @@ def lock_group(
     tx : UnitOfWork
     group_id : UUID
     skip_locked : bool
-        Return None also where somebody else has it.
+        Return None also where another transaction has it.
     """
     return tx.session.execute(
         select(AlertGroup)
@@ -210,7 +210,7 @@ def save_change(  # noqa: PLR0913 - a transition, and who is behind it
     actor: str | None = None,
     note: str | None = None,
 ) -> None:
-    """Write an incident, its event, and when the group is to be told of it.
+    """Write an incident, its event, and when the group is to be notified.
 
     Parameters
     ----------

@@ -48,7 +48,7 @@ class AlertSweep:
     Parameters
     ----------
     looked, flushed : int
-        Jobs looked at, and groups told of.
+        Jobs looked at, and groups notified.
     started, pruned : int
         Deliveries that were started, and rows that were deleted.
     keys : int

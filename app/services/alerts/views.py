@@ -58,13 +58,13 @@ if TYPE_CHECKING:
 
 # More open incidents than a person reads; the most pressing ones of each job come first.
 OPEN_LISTED: Final = 500
-# So many incidents to a page of the list.
+# Incidents on a page of the list.
 PAGE: Final = 100
-# So many that are over beside those that are open, of the last days.
+# Resolved incidents that are listed with the open ones, of the last days.
 RESOLVED_LISTED: Final = 30
 RESOLVED_FOR: Final = timedelta(days=7)
 DELIVERIES_LISTED: Final = 50
-# So many owners, projects and so on may be chosen.
+# Most owners, projects and so on that may be chosen.
 CHOICES: Final = 50
 
 _OVER: Final = IncidentFilter(state=IncidentState.RESOLVED)
@@ -114,7 +114,7 @@ class Incidents:
     filtered : IncidentFilter
         What was asked for.
     number : int
-        Of the page: the last one where there are not so many.
+        Of the page: the last one where there are not that many.
     present : sequence of IncidentRow
         This page's, in the order that was asked for; not those that "no data" hides.
     counts : mapping of IncidentState to int
@@ -265,7 +265,7 @@ def _matching(filtered: IncidentFilter) -> list[ColumnElement[bool]]:
 
 
 def _over(tx: Reads, filtered: IncidentFilter, page: Select[Any]) -> Sequence[Any]:
-    """Return what is over: the page of it, or beside what is open the latest."""
+    """Return what is over: the page of it, or the latest together with what is open."""
     if filtered.over:
         return tx.session.execute(page.add_columns(_AFTER, func.count().over())).all()
     return tx.session.execute(

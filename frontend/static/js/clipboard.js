@@ -1,4 +1,4 @@
-// "Copy" beside a figure puts its data on the clipboard.
+// "Copy" next to a figure puts its data on the clipboard.
 const SAID_MS = 2000;
 
 /** @param {string} words */

@@ -45,7 +45,7 @@ export function clearFaults(form) {
   for (const element of form.querySelectorAll('[aria-invalid]')) element.removeAttribute('aria-invalid');
 }
 
-/** Show each fault beside its field; return what belongs to none, as one text. */
+/** Show each fault next to its field; return what belongs to none, as one text. */
 export function showFaults(form, faults) {
   const fields = new Map([...form.querySelectorAll('[data-path]')].filter(isShown).map((field) => [field.dataset.path, field]));
   const rest = [];

@@ -20,7 +20,7 @@ function plotly() {
   return loading;
 }
 
-// What the name of a moment takes with the room beside it, in pixels.
+// What the name of a moment takes with the room next to it, in pixels.
 const MOMENT = 110;
 
 /** A layout whose time axis names as many moments as fit side by side: plotly would turn them. */

@@ -1,4 +1,4 @@
-"""Somebody signs in, makes a token and a project, and finds the project's pages."""
+"""A user signs in, makes a token and a project, and finds the project's pages."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def _manage_people(page: Page, visitor: Visitor) -> None:
 
 
 @in_every_look
-def test_an_address_that_nobody_knows_is_a_page(company: str, visitor: Visitor, look: Look) -> None:
+def test_an_address_that_is_unknown_is_a_page(company: str, visitor: Visitor, look: Look) -> None:
     page = visitor.open(f"{company}/sign-in", look)
     page.get_by_label("Name").fill("bob")
     page.get_by_label("Password").fill(PASSWORD)

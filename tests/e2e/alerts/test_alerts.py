@@ -77,7 +77,7 @@ def test_the_page_of_incidents(
 def test_no_incident_and_no_channel(place: Place, visitor: Visitor, look: Look) -> None:
     page = visitor.open(f"{place.url}/incidents", look)
     expect(page.locator("h1")).to_have_text("No incident is open")
-    expect(page.locator(".verdict .line")).to_contain_text("no channel: nobody is told")
+    expect(page.locator(".verdict .line")).to_contain_text("no channel: no messages are sent")
     expect(page.locator(".nav .count:not(.dead)")).to_have_count(0)
     keep(page, f"incidents-none-{look.name}")
     expect_well_made(page, place.url, look)

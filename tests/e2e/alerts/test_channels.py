@@ -73,7 +73,7 @@ def test_the_page_of_channels(
 @in_every_look
 def test_no_channel_yet(place: Place, visitor: Visitor, look: Look) -> None:
     page = visitor.open(f"{place.url}/channels", look)
-    expect(page.locator("h1")).to_contain_text("Nobody is told")
+    expect(page.locator("h1")).to_contain_text("No messages are sent")
     expect(page.locator("#settings")).to_be_visible()
     page.get_by_label("Kind").select_option(label="E-mail")
     expect(field(page, "config.recipients")).to_be_visible()
@@ -148,7 +148,7 @@ def test_a_channel_from_its_first_test_to_its_end(
     act(page, "Delete…")
     act(page, "Delete ops")
     expect(page).to_have_url(f"{place.url}/channels")
-    expect(page.locator("h1")).to_contain_text("Nobody is told")
+    expect(page.locator("h1")).to_contain_text("No messages are sent")
 
 
 def test_a_channel_that_dies_shows_on_every_page_until_it_is_enabled_again(
@@ -190,7 +190,7 @@ def test_a_channel_that_dies_shows_on_every_page_until_it_is_enabled_again(
         expect(lost).to_contain_text("Every message of the last 7 days arrived")
 
 
-def test_what_is_wrong_is_said_beside_the_field(
+def test_what_is_wrong_is_said_next_to_the_field(
     place: Place, receiver: Receiver, visitor: Visitor
 ) -> None:
     place.alerting.channel(receiver, "taken")
@@ -226,7 +226,7 @@ def test_what_is_wrong_is_said_beside_the_field(
     assert len(read(place.alerting.container, list_channels)) == 1
 
 
-def test_an_address_that_the_operator_does_not_allow_is_refused_beside_its_field(
+def test_an_address_that_the_operator_does_not_allow_is_refused_next_to_its_field(
     place: Place, visitor: Visitor
 ) -> None:
     page = visitor.open(f"{place.url}/channels/new")

@@ -203,7 +203,7 @@ def test_what_is_written_survives_turning_another_rule_off(place: Place, visitor
     assert place.rule("No data").enabled
 
 
-def test_faults_stand_beside_their_fields(place: Place, visitor: Visitor) -> None:
+def test_faults_stand_next_to_their_fields(place: Place, visitor: Visitor) -> None:
     page = visitor.open(f"{place.url}/rules")
     name = page.get_by_label("Name", exact=True)
     press(page, "Add rule")

@@ -136,5 +136,5 @@ def test_an_incident_is_taken_and_talked_about(place: Place, visitor: Visitor, l
         expect(lines(page).first).to_contain_text("Kim")
     keep(page, f"triage-comment-{look.name}")
     expect_well_made(page, place.url, look)
-    chosen.get_by_role("button", name="To nobody").click()
-    expect(chosen).to_contain_text("Assigned to nobody")
+    chosen.get_by_role("button", name="Unassign").click()
+    expect(chosen).to_contain_text("Not assigned")

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from tests.e2e.visiting import Visitor
 
 
-def test_hosts_that_nobody_named_are_not_invented(
+def test_hosts_without_a_name_are_not_invented(
     container: Container, site: str, visitor: Visitor
 ) -> None:
     stored = analyzed(container, without_hosts(job_trace()), "nameless")

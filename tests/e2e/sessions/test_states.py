@@ -155,7 +155,7 @@ def test_what_does_not_exist_is_said_in_words(site: str, visitor: Visitor) -> No
     for path, said in (
         ("/sessions/00000000-0000-4000-8000-000000000000", "There is no session 0000"),
         ("/sessions/<b>nonsense", "There is no session <b>nonsense"),
-        ("/jobs/nobody", "There is no job nobody"),
+        ("/jobs/unknown", "There is no job unknown"),
     ):
         page = visitor.open(f"{site}{path}")
         expect(page.locator("h1")).to_contain_text(said)

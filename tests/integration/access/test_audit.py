@@ -194,7 +194,7 @@ def _things(company: Company) -> dict[str, str]:
 
 
 def _leave_a_delivery(company: Company, things: dict[str, str]) -> None:
-    """Let a message have failed, which somebody sends again."""
+    """Let a message have failed, which is sent again by hand."""
     with company.ours.uow() as tx:
         group = tx.session.execute(select(AlertGroup.id)).scalars().first()
         tx.session.add(
@@ -217,7 +217,7 @@ def test_an_incident_is_acknowledged_in_the_name_of_who_signed_in(company: Compa
     alerting.slow()
     incident = alerting.incident()
     with company.client(company.token(Right.OPERATE, name="bot")) as client:
-        answer = client.post(f"/api/v1/incidents/{incident.id}/ack", json={"by": "somebody else"})
+        answer = client.post(f"/api/v1/incidents/{incident.id}/ack", json={"by": "another user"})
     assert answer.status_code == 200
     assert alerting.incident().acknowledged_by == "bot"
     assert _said(company.container)[0][:2] == ("bot", "acknowledged")
@@ -233,7 +233,7 @@ def test_what_is_refused_stands_nowhere(company: Company) -> None:
 def test_entries_stay_as_they_are(company: Company) -> None:
     company.token(Right.READ)
     for statement in (
-        update(AuditEntry).values(actor="nobody"),
+        update(AuditEntry).values(actor="unknown"),
         delete(AuditEntry),
         text("TRUNCATE audit_entry"),
     ):
@@ -242,9 +242,9 @@ def test_entries_stay_as_they_are(company: Company) -> None:
 
 
 def test_what_comes_from_outside_is_bounded_in_an_entry(company: Company) -> None:
-    somebody = Principal(ActorKind.PERSON, "x" * 10_000)
+    person = Principal(ActorKind.PERSON, "x" * 10_000)
     with company.container.uow() as tx:
-        record(tx, somebody, Action.CHANGED, "y\n" * 10_000, detail="z" * 10_000)
+        record(tx, person, Action.CHANGED, "y\n" * 10_000, detail="z" * 10_000)
     with company.container.reading() as tx:
         [entry] = list_entries(tx, 1)
     assert len(entry.actor) == ACTOR_CHARACTERS

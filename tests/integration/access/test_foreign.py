@@ -312,10 +312,10 @@ def test_no_list_and_no_page_holds_a_name_or_an_id_of_another_project(
     assert told == {}
 
 
-def test_what_is_searched_for_by_a_name_of_another_project_is_what_nobody_has(
+def test_what_is_searched_for_by_a_name_of_another_project_is_not_found(
     company: Company, theirs: Mapping[str, str]
 ) -> None:
-    """Every parameter of a query, of every list, with a value of theirs and one of nobody's."""
+    """Every parameter of a query, of every list, with a value of theirs and an unknown one."""
     known = {
         "job": ("job", "nobodys-job"),
         "channel": ("channel", str(uuid.uuid4())),

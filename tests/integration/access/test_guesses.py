@@ -1,4 +1,4 @@
-"""Passwords are not guessed for long, and nobody is kept out by who tries."""
+"""Passwords are not guessed for long, and an attacker locks no user out."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def _later(company: Company, wait: timedelta) -> None:
         tx.session.execute(update(GuessBucket).values(owed_until=GuessBucket.owed_until - wait))
 
 
-@pytest.mark.parametrize("name", ["ada", "nobody"])
+@pytest.mark.parametrize("name", ["ada", "unknown"])
 def test_wrong_passwords_are_looked_at_a_few_times_whether_the_name_is_somebodys_or_not(
     ada: Company, name: str
 ) -> None:
@@ -97,7 +97,7 @@ def test_too_many_guesses_stand_in_the_audit_log(ada: Company) -> None:
     }
 
 
-def test_a_stranger_keeps_nobody_out(ada: Company) -> None:
+def test_a_stranger_locks_no_user_out(ada: Company) -> None:
     _use_up(ada, "ada", STRANGER)
     with pytest.raises(TooManyGuessesError):
         sign_in(ada.container, "ada", PASSWORD, STRANGER)
@@ -107,7 +107,7 @@ def test_a_stranger_keeps_nobody_out(ada: Company) -> None:
     assert AT_A_NAME.at_once > OF_A_PEER_AT_A_NAME.at_once
 
 
-def test_nobody_is_locked_out_for_good(ada: Company) -> None:
+def test_no_user_is_locked_out_for_good(ada: Company) -> None:
     _use_up(ada, "ada", STRANGER)
     _later(ada, OF_A_PEER_AT_A_NAME.every)
     assert sign_in(ada.container, "ada", PASSWORD, STRANGER).principal.name == "ada"
@@ -129,7 +129,7 @@ def test_many_addresses_share_what_there_is_for_a_name(ada: Company) -> None:
     assert refused.value.retry_after_s <= AT_A_NAME.every.total_seconds()
 
 
-def test_a_browser_that_somebody_signed_in_with_is_slowed_by_nobody_else(ada: Company) -> None:
+def test_a_browser_with_an_earlier_sign_in_is_not_slowed_by_others(ada: Company) -> None:
     """Also where a proxy makes one peer of the owner and all strangers."""
     with ada.client(Origin=ada.url) as client:
         assert _form(client, "ada", PASSWORD).status_code == 303
@@ -140,7 +140,7 @@ def test_a_browser_that_somebody_signed_in_with_is_slowed_by_nobody_else(ada: Co
         client.cookies.delete("paceline_session")
         assert _form(client, "ada", PASSWORD).status_code == 303
         assert client.cookies["paceline_known"] == known
-        # It opens nothing by itself, and is nobody else's.
+        # It opens nothing by itself, and belongs to this user alone.
         client.cookies.delete("paceline_session")
         assert client.get("/api/v1/sessions").status_code == 401
         create_person(ada.container, "bob", PASSWORD, Role.READER, "default")

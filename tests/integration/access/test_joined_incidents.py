@@ -1,4 +1,4 @@
-"""Incidents of all projects on one page: an administrator's, and nobody else's."""
+"""Incidents of all projects on one page: for administrators only."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_an_administrator_sees_the_incidents_of_all_projects(company: Company) -
         assert ADDRESS in client.get("/access").text
 
 
-def test_nobody_else_does(company: Company) -> None:
+def test_no_other_user_does(company: Company) -> None:
     Alerting(company.theirs).slow("their-job")
     for rights, project in (((Right.READ,), None), ((Right.OPERATE,), "other")):
         with company.client(company.token(*rights, project=project)) as client:

@@ -149,7 +149,7 @@ def test_a_job_does_not_move_onto_another_one(container: Container, other: Conta
         store(one, small_trace(), job="llm")
     with pytest.raises(ConflictError, match="has a job llm already"):
         move_job(container, "llm", "other")
-    for job, to in (("nobody", "other"), ("llm", "nowhere")):
+    for job, to in (("unknown", "other"), ("llm", "nowhere")):
         with pytest.raises(NotFoundError):
             move_job(container, job, to)
     with container.reading() as tx:
@@ -192,7 +192,7 @@ def test_nothing_of_a_deleted_project_is_sent_or_worked_on(
         assert sweep_alerts(container) == AlertSweep()
     assert claim(container, stored.run) is None
     with theirs.container.reading() as tx:
-        # It is still there: only nobody looks after it.
+        # It is still there: only no worker runs it.
         assert tx.session.execute(select(func.count()).select_from(AlertIncident)).scalar_one()
         assert not tx.session.execute(select(AlertDelivery.id)).all()
     assert receiver.got == []

@@ -1,4 +1,4 @@
-"""People are listed, given roles and passwords, kept out and deleted; somebody stays to do so."""
+"""People are listed, given roles and passwords, disabled and deleted; one administrator stays."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def _people(client: httpx.Client) -> dict[str, dict[str, Any]]:
     return {person["name"]: person for person in client.get("/api/v1/people").json()["people"]}
 
 
-def test_an_administrator_lists_people_and_keeps_somebody_out(company: Company) -> None:
+def test_an_administrator_lists_people_and_disables_a_user(company: Company) -> None:
     create_person(company.container, "ada", PASSWORD, Role.OPERATOR, "other")
     cookie = sign_in(company.container, "ada", PASSWORD).cookie
     with _admin(company) as client, company.client(Cookie=f"paceline_session={cookie}") as ada:
@@ -115,7 +115,7 @@ def test_the_last_administrator_stays_unless_the_command_line_says_otherwise(
         create_person(company.container, "bob", PASSWORD, Role.ADMINISTRATOR, None)
         assert ada.delete(address).status_code == 204
     [bob] = _listed(company.container)
-    # Nobody asks who sits at the machine.
+    # The machine's own users need no sign-in.
     set_disabled(company.container, bob, disabled=True)
 
 

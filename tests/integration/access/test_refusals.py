@@ -1,4 +1,4 @@
-"""What is refused stands in the audit log, counted: nobody can fill it."""
+"""What is refused stands in the audit log, counted: it cannot be filled."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_refusals_of_an_unknown_peer_are_one_line_with_their_number(company: Com
         assert "access.unauthenticated,21" in client.get("/access/audit.csv").text
 
 
-def test_somebody_known_without_the_right_is_named(company: Company) -> None:
+def test_a_user_without_the_right_is_named(company: Company) -> None:
     with company.client(company.token(Right.READ, name="grafana")) as client:
         assert client.post("/api/v1/plans", json={}).status_code == 403
         assert client.get("/api/v1/tokens").status_code == 403
@@ -84,7 +84,7 @@ def test_failed_sign_ins_name_only_who_is_there(company: Company) -> None:
     ]
 
 
-def test_many_peers_are_a_few_lines_and_hide_nobody_who_is_known(company: Company) -> None:
+def test_many_peers_are_a_few_lines_and_hide_no_known_user(company: Company) -> None:
     peers = company.container.refusals
     for number in range(5000):
         peer = Refusal(ActorKind.PEER, f"2001:db8:0:{number:x}::/64", "GET /", "x")

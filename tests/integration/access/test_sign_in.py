@@ -90,7 +90,7 @@ def test_over_tls_the_cookie_is_of_this_host_alone(settings: Settings) -> None:
             assert client.get("/api/v1/sessions").status_code == 401
 
 
-@pytest.mark.parametrize(("name", "password"), [("ada", "wrong"), ("nobody", PASSWORD)])
+@pytest.mark.parametrize(("name", "password"), [("ada", "wrong"), ("unknown", PASSWORD)])
 def test_a_wrong_name_and_a_wrong_password_are_answered_alike(
     ada: Company, name: str, password: str
 ) -> None:
@@ -250,7 +250,7 @@ def test_a_sign_in_is_used_once_and_leaves_nothing(federated: Company) -> None:
         assert tx.session.execute(select(func.count()).select_from(PendingSignIn)).scalar() == 0
 
 
-def test_sign_ins_that_nobody_ends_keep_nobody_out(federated: Company) -> None:
+def test_sign_ins_that_are_never_completed_lock_no_user_out(federated: Company) -> None:
     with federated.container.uow() as tx:
         soon = tx.now + timedelta(minutes=5)
         left = {"state": "", "nonce": "", "code_verifier": "", "next_path": "/"}

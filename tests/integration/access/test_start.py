@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def container(settings: Settings) -> Iterator[Container]:
-    """Yield a container of an installation in which nobody has any right yet."""
+    """Yield a container of an installation in which no user has any right yet."""
     built = bootstrap.build(settings.model_copy(update={"require_sign_in": True}))
     yield built
     built.close()
@@ -45,7 +45,7 @@ def _said(container: Container) -> list[str]:
     return [entry["event"] for entry in logs if entry["log_level"] == "warning"]
 
 
-def test_a_start_where_nobody_could_sign_in_is_refused_with_the_remedy(
+def test_a_start_where_no_user_could_sign_in_is_refused_with_the_remedy(
     container: Container,
 ) -> None:
     with pytest.raises(StartupError, match="paceline token create NAME --scope admin"):
@@ -60,7 +60,7 @@ def test_cookies_over_plain_http_are_warned_of(container: Container, url: str | 
     assert "PACELINE_EXTERNAL_URL" in warning
 
 
-def test_nothing_is_warned_of_behind_tls_or_where_nobody_signs_in(container: Container) -> None:
+def test_nothing_is_warned_of_behind_tls_or_without_sign_in(container: Container) -> None:
     assert _said(_with(container, require_sign_in=False)) == []
     _administered(container)
     assert _said(_with(container, external_url="https://paceline.example")) == []

@@ -43,7 +43,7 @@ def test_tokens_have_256_random_bits() -> None:
     assert not is_token("plc_" + "é" * 43)
 
 
-def test_nobody_without_a_token_is_answered(company: Company) -> None:
+def test_no_one_without_a_token_is_answered(company: Company) -> None:
     with company.client() as client:
         answer = client.get("/api/v1/sessions")
         assert answer.status_code == 401
@@ -75,7 +75,7 @@ def test_a_token_in_an_address_opens_nothing(company: Company, name: str) -> Non
         assert tx.session.execute(used).scalar_one() is None
 
 
-def test_a_body_of_somebody_unknown_is_not_read(company: Company) -> None:
+def test_a_body_of_an_unknown_peer_is_not_read(company: Company) -> None:
     def endless() -> object:
         while True:
             yield b"x" * 65536
@@ -234,7 +234,7 @@ def test_a_token_is_renewed_with_its_secret_and_not_after_its_end(company: Compa
             tx.session.execute(update(Token).where(Token.name == "bot").values(expires_at=tx.now))
         over = client.post(address, json={})
         assert (over.status_code, over.json()["code"]) == (409, "token.expired")
-        assert client.post("/api/v1/tokens/nobody/renew", json={}).status_code == 404
+        assert client.post("/api/v1/tokens/unknown/renew", json={}).status_code == 404
     with company.container.reading() as tx:
         said = [(entry.action, entry.subject) for entry in list_entries(tx, 10)]
     assert said.count(("renewed", "token bot")) == 1

@@ -36,14 +36,12 @@ def test_a_channel_is_dead_when_its_receiver_is_gone_and_alive_once_enabled(
     assert failed.can_replay
 
 
-def test_a_channel_that_somebody_disabled_is_not_dead(
-    alerting: Alerting, receiver: Receiver
-) -> None:
+def test_a_channel_that_a_user_disabled_is_not_dead(alerting: Alerting, receiver: Receiver) -> None:
     alerting.channel(receiver, enabled=False)
     assert read(alerting.container, navigation).dead_channels == ()
 
 
-def test_a_channel_whose_secrets_nobody_can_read_is_dead(
+def test_a_channel_whose_secrets_no_key_opens_is_dead(
     alerting: Alerting, receiver: Receiver
 ) -> None:
     alerting.channel(receiver)

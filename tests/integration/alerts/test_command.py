@@ -86,9 +86,9 @@ def test_it_prints_the_receivers_answer_and_fails_with_the_receiver(
         "paceline: The receiver answered 403. It said: 403 wrong workspace [http.status]\n"
     )
 
-    done = _paceline("test", "nobody", server=server)
+    done = _paceline("test", "unknown", server=server)
     assert (done.returncode, done.stdout) == (1, "")
-    assert "There is no channel nobody." in done.stderr
+    assert "There is no channel unknown." in done.stderr
 
     done = _paceline("reseal", server=server)
     assert (done.returncode, done.stdout) == (0, "channels encrypted with the newest key: 1\n")

@@ -68,7 +68,7 @@ def test_what_is_over_within_group_wait_is_never_told(
     assert alerting.states() == []
 
 
-def test_what_still_fires_is_repeated_until_somebody_acknowledges(
+def test_what_still_fires_is_repeated_until_it_is_acknowledged(
     alerting: Alerting, receiver: Receiver
 ) -> None:
     alerting.channel(receiver)

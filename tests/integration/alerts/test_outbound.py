@@ -189,7 +189,7 @@ def test_a_receiver_that_drips_or_hangs_ends_with_the_attempt(
     assert not late.value.permanent
 
 
-def test_a_connection_that_nobody_takes_is_a_fault_that_passes() -> None:
+def test_a_connection_that_is_not_accepted_is_a_fault_that_passes() -> None:
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         port = unused.getsockname()[1]
@@ -268,7 +268,7 @@ def test_a_certificate_of_another_name_is_refused(authority: trustme.CA, tls_ser
         outbound.post(f"https://other.example.com:{port}/", b"{}", {})
 
 
-def test_a_certificate_of_nobody_is_refused(tls_server: _Tls) -> None:
+def test_a_certificate_of_no_authority_is_refused(tls_server: _Tls) -> None:
     port = tls_server.server.server_port
     with (
         Outbound(at("127.0.0.1"), 10.0) as outbound,

@@ -98,7 +98,7 @@ def test_a_channel_with_a_selector_hears_of_its_jobs_only(alerting: Alerting, ad
     assert [got.json["groupLabels"]["job"] for got in receiver.got] == ["vision-1"]
 
 
-def test_what_nobody_acknowledges_in_time_is_told_to_more_people(
+def test_what_is_not_acknowledged_in_time_is_told_to_more_people(
     alerting: Alerting, add: Add
 ) -> None:
     (_, on_call), (lead, receiver) = add("on call"), add("lead", selector=Selector(jobs=("none",)))

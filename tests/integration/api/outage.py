@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @contextlib.contextmanager
 def away(engine: Engine) -> Iterator[None]:
-    """Let nobody into the database of `engine` while the block runs, and end who is in."""
+    """Refuse connections to the database of `engine` while the block runs; end open ones."""
     name = engine.url.database
     admin = create_engine(engine.url.set(database="postgres"), isolation_level="AUTOCOMMIT")
     with admin.connect() as connection:

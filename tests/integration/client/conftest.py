@@ -22,7 +22,7 @@ from tests.real_jobs.launching import missing, torch_python
 
 __all__ = ["install", "installation"]
 
-# Nobody is there.
+# No server is there.
 NOWHERE: Final = "http://127.0.0.1:9"
 _ROOT: Final = Path(__file__).parents[3]
 _TRAINING: Final = Path(__file__).with_name("training.py")

@@ -27,7 +27,7 @@ QUICK: Final = "lightning_ddp"
 QUICK_RANKS: Final = ("--ranks", "2")
 # A sleeping process is woken up late where others compute: longer sleeps keep the ratio.
 PACE: Final = ("--pace", "2")
-# Besides PyTorch.
+# In addition to PyTorch.
 NEEDS: Final = {
     "megatron_core": "megatron",
     "lightning_ddp": "pytorch_lightning",

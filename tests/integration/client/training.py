@@ -1,6 +1,6 @@
 """Small jobs of several ranks, each asked for as ``["DIRECTORY", "--kind", "ddp", …]``.
 
-A job writes each rank's losses, and what became of the rank's shares. Faults are asked for by name.
+A job writes each rank's losses, and the outcome of the rank's shares. Faults are asked for by name.
 """
 
 from __future__ import annotations

@@ -96,7 +96,7 @@ def test_the_address_of_a_job_compares_its_last_two_sessions(
     found = page(client, "/compare?job=llm")
     assert "faster" in found.one("h1").text
     assert len(found.all("select")[0].all("option")) == 3
-    assert client.get("/compare?job=nobody").status_code == 404
+    assert client.get("/compare?job=unknown").status_code == 404
 
 
 def test_sessions_of_other_shapes_have_no_map_but_all_else(

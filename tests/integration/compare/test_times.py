@@ -50,7 +50,7 @@ def test_a_time_without_sessions_says_so(container: Container, client: httpx.Cli
     fill(container)
     found = page(client, "/compare/times?job=llm&a_from=2020-01-01T00:00&a_to=2020-01-02T00:00")
     assert "there is nothing to compare" in found.one("h1").text
-    assert client.get("/compare/times?job=nobody").status_code == 404
+    assert client.get("/compare/times?job=unknown").status_code == 404
     assert "Choose two sessions" in page(client, "/compare/times").one("h1").text
 
 

@@ -63,7 +63,7 @@ def test_what_a_browser_has_is_not_sent_again(documented: httpx.Client) -> None:
     assert documented.get("/docs/", headers={"If-None-Match": 'W/"other"'}).status_code == 200
 
 
-def test_there_is_nothing_beside_the_pages(documented: httpx.Client) -> None:
+def test_there_is_nothing_but_the_pages(documented: httpx.Client) -> None:
     for path in ("/docs/none/", "/docs/none.html", "/docs/%2e%2e/pyproject.toml"):
         answer = documented.get(path)
         assert answer.status_code == 404, path

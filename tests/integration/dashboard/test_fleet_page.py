@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 def job(container: Container, name: str, age: timedelta = timedelta(0), world: int = 4) -> None:
-    """Make a job with one slow session of so many GPUs, received so long ago."""
+    """Make a job with one slow session of a number of GPUs, received some time ago."""
     stored = store(container, small_trace(), job=name)
     held = claim(container, stored.run)
     assert held is not None

@@ -94,7 +94,7 @@ def test_no_data_hides_the_other_incidents_of_its_job_and_of_no_other(
     assert "1 hidden while their jobs send nothing" in found.text
     assert nav_count(found) == "2 firing"
     assert (
-        "Nobody is told of it while the job sends nothing"
+        "No messages are sent while the job sends no data"
         in page(client, f"/incidents/{hidden}").one("section", id="chosen").text
     )
 
@@ -122,7 +122,7 @@ def test_a_session_names_each_incident_and_has_one_place_to_act(
     assert only.text == "No data"
 
 
-def test_nobody_is_asked_for_a_name_where_nothing_can_be_done(
+def test_no_name_is_asked_for_where_nothing_can_be_done(
     alerting: Alerting, client: httpx.Client
 ) -> None:
     session = alerting.session(1.3, STAGE)
@@ -143,7 +143,7 @@ def test_nobody_is_asked_for_a_name_where_nothing_can_be_done(
     [
         (204, "The message that was sent", "To hook; the same words to every channel"),
         (400, "The message that did not arrive", "Not delivered to hook"),
-        (503, "A message that nobody has yet", "Still tried: hook"),
+        (503, "A message that has not been delivered", "Still tried: hook"),
     ],
 )
 def test_a_message_is_called_sent_where_it_was(

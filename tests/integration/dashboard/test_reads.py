@@ -251,7 +251,7 @@ def test_pages_are_drawn_without_the_key_of_the_channels_secrets(
 
 def test_a_page_of_what_is_not_there_is_one_transaction_too(site: Site) -> None:
     site.client.get("/")
-    nobody = uuid.uuid4()
+    unknown = uuid.uuid4()
     for place in ("jobs", "sessions", "incidents", "channels", "rules", "plans"):
-        assert site.client.get(f"/{place}/{nobody}").status_code == 404
-        assert site.cost(f"/{place}/{nobody}")[0] == 1
+        assert site.client.get(f"/{place}/{unknown}").status_code == 404
+        assert site.cost(f"/{place}/{unknown}")[0] == 1

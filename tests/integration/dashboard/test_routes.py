@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from app.bootstrap import Container
 
-NOBODY = "00000000-0000-4000-8000-000000000000"
+UNKNOWN = "00000000-0000-4000-8000-000000000000"
 
 
 def analyzed(container: Container, job: str = "llm") -> Stored:
@@ -73,7 +73,7 @@ def test_what_the_address_asks_for_in_vain_is_not_an_error(
         assert client.get(f"/sessions/{stored.session}?{query}").status_code == 200
 
 
-@pytest.mark.parametrize("path", [f"/sessions/{NOBODY}", "/sessions/nonsense", "/jobs/nobody"])
+@pytest.mark.parametrize("path", [f"/sessions/{UNKNOWN}", "/sessions/nonsense", "/jobs/unknown"])
 def test_a_page_that_is_not_there_is_a_page_all_the_same(client: httpx.Client, path: str) -> None:
     response = client.get(path)
     assert response.status_code == 404
@@ -105,7 +105,7 @@ def test_a_steps_map_is_a_file_of_its_own(container: Container, client: httpx.Cl
 @pytest.mark.parametrize(
     ("path", "code"),
     [
-        (f"/sessions/{NOBODY}/workers.csv", "not_found"),
+        (f"/sessions/{UNKNOWN}/workers.csv", "not_found"),
         ("/sessions/{session}/nothing.csv", "not_found"),
         ("/sessions/{session}/workers.csv?step=-7", "not_analyzed"),
     ],

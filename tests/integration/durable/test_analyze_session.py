@@ -154,7 +154,7 @@ def test_second_analysis_replaces_the_report_and_its_blobs(
     assert count_blobs(container) == 3
 
 
-def test_task_that_somebody_else_runs_is_left_to_them(
+def test_task_that_another_worker_runs_is_left_to_them(
     container: Container, keeper: LeaseKeeper
 ) -> None:
     stored = store(container, small_trace())

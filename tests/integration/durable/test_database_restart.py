@@ -103,7 +103,7 @@ def test_work_that_the_database_left_is_given_back_as_soon_as_it_answers(
     stored = store(container, small_trace())
     keeper = LeaseKeeper(losing)
     assert not execute(losing, keeper, stored.run)
-    # Nobody can be told yet.
+    # No message can be sent yet.
     time.sleep(0.3)
     server.start()
     wait_for(lambda: task_row(container, stored).state == "queued", "work given back")

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 @cache
 def body(factor: float = 1.8, seed: int = 1) -> bytes:
-    """Return a session of a job whose worker (1, 1) takes so many times as long."""
+    """Return a session of a job whose worker (1, 1) takes `factor` times as long."""
     job = JobModel(Sizes(dp=2, pp=2), microbatches=4, steps=12)
     slow = [SlowWorker((1, 1), factor)] if factor > 1 else []
     return to_parquet(synthesize(job, slow, seed=seed).trace)

@@ -74,7 +74,7 @@ def test_a_note_is_of_a_job_and_of_what_happened(client: httpx.Client) -> None:
     assert (refused.status_code, refused.json()["code"]) == (409, "note.in_future")
 
 
-def test_a_job_has_so_many_notes(container: Container, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_job_has_a_limit_of_notes(container: Container, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(notes, "MOST_NOTES", 3)
     with container.uow() as tx:
         job = tx.session.execute(select(Job.id)).scalar_one()

@@ -69,7 +69,7 @@ def test_search_choice_order_and_time_are_in_the_address(
     ordered = found.one("th", aria_sort="ascending").one("a").attributes["href"]
     assert "range=24h" in ordered
     assert "show=all" in ordered
-    assert page(client, "/hosts?q=nobody").one("p", "nothing").text == "No host matches."
+    assert page(client, "/hosts?q=unknown").one("p", "nothing").text == "No host matches."
     assert len(page(client, "/hosts?show=all&q=other").rows("hosts")) == 2
 
 
@@ -110,9 +110,9 @@ def test_a_host_is_not_taken_out_for_what_is_the_job_s_own(
 
 
 def test_a_host_that_no_session_names_is_not_there(client: httpx.Client) -> None:
-    for path in ("/hosts/nobody", "/api/v1/hosts/nobody", "/hosts/nobody/sessions.csv"):
+    for path in ("/hosts/unknown", "/api/v1/hosts/unknown", "/hosts/unknown/sessions.csv"):
         assert client.get(path).status_code == 404
-    answer = client.post("/api/v1/hosts/nobody/repairs", json={"what": "replaced"})
+    answer = client.post("/api/v1/hosts/unknown/repairs", json={"what": "replaced"})
     assert answer.status_code == 404
 
 

@@ -93,7 +93,7 @@ def test_a_job_is_exported_with_what_is_kept_of_its_sessions(container: Containe
     with pytest.raises(NotFoundError):
         export_session(container, gone.session)
     with pytest.raises(NotFoundError):
-        export_job(container, "nobody")
+        export_job(container, "unknown")
 
 
 def test_the_command_writes_a_whole_file_or_none(
@@ -112,6 +112,6 @@ def test_the_command_writes_a_whole_file_or_none(
     none = tmp_path / "none.tar"
     # Of a project that the token is not for.
     assert paceline("project", "export", "other", "--out", none).returncode == 1
-    done = paceline("job", "export", "nobody", "--out", none)
+    done = paceline("job", "export", "unknown", "--out", none)
     assert (done.returncode, done.stderr.endswith("[not_found]\n")) == (1, True)
     assert list(tmp_path.glob("none*")) == []

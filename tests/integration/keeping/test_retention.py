@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 
 def _analyzed(container: Container, days: float = 0) -> Stored:
-    """Return an analyzed session that was received so many days ago."""
+    """Return an analyzed session that was received a number of days ago."""
     stored = store(container, small_trace())
     assert execute(container, LeaseKeeper(container), stored.run)
     ago = timedelta(days=days)
@@ -164,7 +164,7 @@ def test_work_that_is_over_goes_by_age(container: Container) -> None:
 
 
 def _told(container: Container, days: float) -> None:
-    """Deliver three messages of one job, so many days ago."""
+    """Deliver three messages of one job, a number of days ago."""
     Alerting(container).slow()
     channel = create_channel(
         container, name="x", kind="webhook", config={"url": "https://x.example"}, enabled=False

@@ -26,7 +26,7 @@ __all__ = ["company"]
 
 
 def _analyzed(company: Company, days: float) -> Stored:
-    """Store a session that was received so many days ago, and count it as analyzed."""
+    """Store a session that was received a number of days ago, and count it as analyzed."""
     stored = store(company.ours, small_trace())
     with company.ours.uow() as tx:
         tx.session.execute(

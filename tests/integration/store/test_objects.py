@@ -115,7 +115,7 @@ def test_what_is_half_sent_is_not_there(
     def pieces() -> Iterator[bytes]:
         for number in range(9):
             if number == 6:
-                # From here on nobody answers.
+                # From here on no answer comes.
                 proxy.refuse = True
                 proxy.break_all()
             yield os.urandom(3 * MIB)

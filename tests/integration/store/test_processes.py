@@ -73,7 +73,7 @@ def send(url: str) -> httpx.Response:
 
 
 class Sender(threading.Thread):
-    """Sends a session; `answer` stays None where nobody answers."""
+    """Sends a session; `answer` stays None where no answer comes."""
 
     def __init__(self, url: str) -> None:
         super().__init__(daemon=True)
@@ -123,7 +123,7 @@ def test_a_server_killed_while_it_stores_has_acknowledged_nothing(
     analyzed(installation)
     assert count_reports(installation) == 1
     found = references(installation)
-    # The trace, the report and its heatmaps; the killed server's may be there besides.
+    # The trace, the report and its heatmaps; the killed server's may be there as well.
     assert (found.blobs, found.lost) == (3, 0)
     assert len(s3.objects()) in (3, 4)
 

@@ -134,7 +134,9 @@ def test_sizes_are_kept_and_those_of_other_layers_refused(
     assert (only.kind, only.units, only.plans) == ("column", None, None)
 
 
-def test_nobody_switched_is_advice_alone(container: Container, client: httpx.Client) -> None:
+def test_a_job_that_was_not_switched_gets_advice_alone(
+    container: Container, client: httpx.Client
+) -> None:
     job = TrainingJob(client)
     plan = job.report(*SLOW, steps=2)
     assert plan is not None

@@ -19,7 +19,7 @@ def test_a_guess_counts_for_its_name_its_peer_and_both() -> None:
     assert len(another & {bucket.key for bucket in buckets}) == 1
 
 
-def test_names_that_nobody_has_make_no_more_buckets_than_there_are() -> None:
+def test_names_that_do_not_exist_make_no_more_buckets_than_there_are() -> None:
     keys = {
         bucket.key
         for number in range(20_000)

@@ -48,7 +48,7 @@ def test_two_slow_sessions_in_a_row_fire_once() -> None:
     assert job.only().value == 1.3
 
 
-def test_a_fast_session_between_slow_ones_starts_over_and_tells_nobody() -> None:
+def test_a_fast_session_between_slow_ones_starts_over_and_sends_nothing() -> None:
     job = Job(slow_rule())
     changes = job.come(session(1, 1.2), session(2, 1.0), session(3, 1.2), session(4, 1.0))
     assert told(changes) == []
@@ -153,7 +153,7 @@ def test_each_number_of_a_verdict_has_rules(kind: str, at_least: float) -> None:
     assert told(job.come(session(2, 1.25))) == ["fired"]
 
 
-def test_low_trace_quality_is_told_of_sessions_without_a_verdict() -> None:
+def test_low_trace_quality_is_reported_for_sessions_without_a_verdict() -> None:
     rule = slow_rule(condition=Threshold("discrepancy", 0.06, 0.05))
     job = Job(rule)
     bad = [session(n, None, discrepancy=0.2) for n in (1, 2)]
@@ -249,7 +249,7 @@ def test_of_minutes_and_intervals_the_longer_counts() -> None:
     assert told(job.look(last + timedelta(minutes=200))) == ["fired"]
 
 
-def test_a_finished_job_that_somebody_resolved_is_not_missed_again() -> None:
+def test_a_finished_job_that_was_resolved_is_not_missed_again() -> None:
     job = Job(silent_rule())
     job.come(*(session(n) for n in range(1, 6)))
     now = job.history[-1].received_at + 5 * EVERY
@@ -281,7 +281,7 @@ def test_high_values_escalate_once_and_take_the_acknowledgement_back() -> None:
     assert job.only().severity == "critical"
 
 
-def test_what_nobody_acknowledges_escalates_with_time() -> None:
+def test_what_is_not_acknowledged_escalates_with_time() -> None:
     job = Job(slow_rule(escalation=Escalation(after_minutes=20)))
     job.come(session(1, 1.2), session(2, 1.2))
     fired = job.history[-1].received_at
@@ -318,7 +318,7 @@ def test_what_comes_back_during_its_silence_stays_silent() -> None:
     assert job.only(IncidentState.SILENCED).id != job.only(IncidentState.RESOLVED).id
 
 
-def test_what_somebody_resolved_must_hold_anew_before_it_fires() -> None:
+def test_what_was_resolved_must_hold_anew_before_it_fires() -> None:
     job = Job(slow_rule())
     job.come(session(1, 1.2), session(2, 1.2))
     now = job.history[-1].received_at

@@ -1,4 +1,4 @@
-"""When a group is told of, and what each channel has to hear."""
+"""When a group is sent, and what each channel has to receive."""
 
 from __future__ import annotations
 

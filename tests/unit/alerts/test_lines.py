@@ -99,7 +99,7 @@ def _lines(alert: Alert) -> Sequence[tuple[str, str]]:
     return lines_of(alert, START).fields
 
 
-def test_s_is_not_said_beside_a_slowdown_that_says_the_same() -> None:
+def test_s_is_not_said_next_to_a_slowdown_that_says_the_same() -> None:
     fields = _fields(HeadlineFact(1.301, None, 18.7, HeadlineKind.CAUSES))
     assert fields["Slowdown"] == "1.301 against the job without its causes"
     assert "Published S" not in fields

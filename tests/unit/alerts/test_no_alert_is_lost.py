@@ -211,7 +211,7 @@ class NoAlertIsLost(RuleBasedStateMachine):
         self._attempt(self.channels[channel], outcome)
 
     @rule(which=st.integers(0, 20), deed=st.sampled_from(["acknowledge", "silence", "resolve"]))
-    def somebody_acts(self, which: int, deed: str) -> None:
+    def user_acts(self, which: int, deed: str) -> None:
         present = [i for i in self.job.incidents.values() if i.state is not IncidentState.RESOLVED]
         if not present:
             return
@@ -233,7 +233,7 @@ class NoAlertIsLost(RuleBasedStateMachine):
         at_least=st.sampled_from([1.06, 1.1, 1.3]),
         escalates=st.booleans(),
     )
-    def somebody_edits_rules(self, kept: set[int], at_least: float, *, escalates: bool) -> None:
+    def user_edits_rules(self, kept: set[int], at_least: float, *, escalates: bool) -> None:
         plan = Escalation(at_least=1.5, after_minutes=60) if escalates else None
         rules = [
             slow_rule(condition=Threshold("slowdown", at_least, 1.05), escalation=plan),

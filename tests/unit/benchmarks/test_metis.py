@@ -173,7 +173,7 @@ def test_a_program_of_its_formats_is_run_on_our_specification() -> None:
     assert tensor.cost_ms == pytest.approx(ours, rel=1e-3)
 
 
-def test_examples_are_listed_with_the_peer_beside_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_examples_are_listed_with_the_peer_next_to_ours(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("benchmarks.planner.CLUSTERS", {"Ex1": {}})
     monkeypatch.setattr("benchmarks.planner.SPEEDS", {"code": {}})
     monkeypatch.delenv("PACELINE_REFERENCE_PROFILE", raising=False)

@@ -53,7 +53,7 @@ def test_time_limit_prints_the_gap(spec: Path, capsys: pytest.CaptureFixture[str
     assert "above the optimum by t_oobleck" in capsys.readouterr().out
 
 
-def test_profile_beside_the_specification(
+def test_profile_next_to_the_specification(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     rows = [{"forward": row["forward_ms"]} for row in uniform_layers()]

@@ -160,7 +160,7 @@ def test_without_room_whole_microbatches_change_places() -> None:
     assert sorted(squares) == [21_124, 22_196]
 
 
-def test_the_dearest_microbatch_is_neither_first_nor_last() -> None:
+def test_the_most_expensive_microbatch_is_neither_first_nor_last() -> None:
     batch = [[[9], [1], [5], [7], [3]]]
     ((*order,),) = moved(batch, balance(batch))
     assert [sum(microbatch) for microbatch in order] == [1, 5, 9, 7, 3]

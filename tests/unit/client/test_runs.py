@@ -30,7 +30,7 @@ def test_the_launcher_tells_the_run_and_its_restarts(environment: dict[str, str]
 
 
 @pytest.mark.parametrize("environment", [{}, {"SLURM_JOB_ID": "812"}])
-def test_where_nobody_counts_restarts_every_start_is_a_run(environment: dict[str, str]) -> None:
+def test_where_restarts_are_not_counted_every_start_is_a_run(environment: dict[str, str]) -> None:
     first, second = (run_from_environment(environment) for _ in range(2))
     assert first.run_id != second.run_id
     assert first.restart == second.restart == 0

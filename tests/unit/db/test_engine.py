@@ -8,7 +8,7 @@ from app.db.engine import make_engine
 
 
 def test_errors_do_not_say_what_was_to_be_stored() -> None:
-    engine = make_engine("postgresql://nobody@127.0.0.1:1/none")
+    engine = make_engine("postgresql://unknown@127.0.0.1:1/none")
     error = OperationalError(
         "INSERT", {"x": "of-a-sign-in"}, Exception("gone"), hide_parameters=engine.hide_parameters
     )

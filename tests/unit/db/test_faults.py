@@ -10,7 +10,7 @@ from app.db.engine import make_engine
 from app.db.faults import said, unavailable
 from tests.support.command import paceline
 
-NOWHERE = "postgresql://nobody@127.0.0.1:1/nothing"
+NOWHERE = "postgresql://unknown@127.0.0.1:1/nothing"
 
 
 @pytest.mark.parametrize("command", [("migrate",), ("token", "list")])

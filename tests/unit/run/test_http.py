@@ -31,7 +31,7 @@ def test_others_can_reach_what_is_not_a_loopback_address(host: str) -> None:
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.8.9.1", "::1", "localhost"])
-def test_nobody_else_can_reach_a_loopback_address(host: str) -> None:
+def test_no_one_else_can_reach_a_loopback_address(host: str) -> None:
     assert not reachable_by_others(Settings(host=host, port=0))
 
 

@@ -136,7 +136,7 @@ def test_the_head_of_a_later_request_has_its_time_too() -> None:
         assert rest(connection).startswith(b"HTTP/1.1 408 ")
 
 
-def test_a_body_that_nobody_wants_does_not_hold_its_connection() -> None:
+def test_a_body_that_is_not_read_does_not_hold_its_connection() -> None:
     with serving(header_timeout_s=0.2) as address, connect(address) as connection:
         connection.sendall(
             b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000000\r\n\r\nx"
@@ -145,7 +145,7 @@ def test_a_body_that_nobody_wants_does_not_hold_its_connection() -> None:
         assert rest(connection) == b""
 
 
-def test_a_body_that_nobody_wants_may_end_and_the_connection_goes_on() -> None:
+def test_a_body_that_is_not_read_may_end_and_the_connection_goes_on() -> None:
     with serving() as address, connect(address) as connection:
         connection.sendall(b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000000\r\n\r\n")
         assert answer(connection).endswith(b'"answer"')
@@ -153,7 +153,7 @@ def test_a_body_that_nobody_wants_may_end_and_the_connection_goes_on() -> None:
         assert answer(connection).endswith(b'"answer"')
 
 
-def test_an_answer_that_nobody_reads_is_given_up() -> None:
+def test_an_answer_that_is_not_read_is_given_up() -> None:
     with serving(unread_timeout_s=0.2) as address:
         before = open_files()
         with connect(address) as connection:
@@ -164,7 +164,7 @@ def test_an_answer_that_nobody_reads_is_given_up() -> None:
             wait_for(lambda: open_files() <= before + 1, "end of the connection")
 
 
-def test_a_peer_has_so_many_connections_and_gets_them_back() -> None:
+def test_a_peer_has_a_limit_of_connections_and_gets_them_back() -> None:
     with serving(max_connections_per_peer=3) as address:
         with contextlib.ExitStack() as senders:
             for _ in range(3):

@@ -33,12 +33,12 @@ def run_tests(directory: Path, content: str) -> subprocess.CompletedProcess[str]
         text=True,
         check=False,
         cwd=directory,
-        # What is installed beside pytest takes longer to import than all this.
+        # What is installed next to pytest takes longer to import than all this.
         env={**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
     )
 
 
-def test_a_test_that_fails_beside_others_only_is_repeated_and_named(tmp_path: Path) -> None:
+def test_a_test_that_fails_among_others_only_is_repeated_and_named(tmp_path: Path) -> None:
     done = run_tests(tmp_path, LATE_ONCE + "\ndef test_other():\n    pass\n")
 
     assert done.returncode == 0, done.stdout

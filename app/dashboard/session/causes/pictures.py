@@ -1,4 +1,4 @@
-"""The small picture beside a cause: what the diagnosis kept of its sign, as rectangles."""
+"""The small picture next to a cause: what the diagnosis kept of its sign, as rectangles."""
 
 from __future__ import annotations
 
@@ -252,7 +252,7 @@ def _unit(values: Sequence[float]) -> list[float]:
 
 
 def _grouped(values: Sequence[T], most: int) -> list[Sequence[T]]:
-    """Return neighbors together, so that there are at most so many groups."""
+    """Return neighbors together, so that there are at most `most` groups."""
     size = -(-len(values) // most)
     return [values[i : i + size] for i in range(0, len(values), size)]
 

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 
 PORTS: Final = {"http": 80, "https": 443}
-# Somebody waits for the answer.
+# A user waits for the answer.
 LOOK_UP_S: Final = 3.0
 # Messages in ten minutes, where a channel says nothing else.
 RATE_LIMIT: Final = 10
@@ -258,7 +258,7 @@ def _checked(kind: ChannelKind, config: Mapping[str, Any]) -> tuple[dict[str, An
 
 
 def _refuse_private(container: Container, config: Mapping[str, Any]) -> None:
-    """Refuse addresses that nothing would be sent to, while somebody looks at the form.
+    """Refuse addresses that nothing would be sent to, while the user looks at the form.
 
     A name that cannot be looked up now passes: it is looked up, and checked, at each attempt.
     """

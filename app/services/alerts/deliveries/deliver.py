@@ -15,7 +15,7 @@ send
     Outside of any transaction, within `alert_attempt_limit_s`, which is below the lease: who lost
     his claim is not sending any more.
 settle
-    `finish` of the task run (rows != 1: somebody else has it, nothing is stored), then under the
+    `finish` of the task run (rows != 1: another worker has it, nothing is stored), then under the
     group's lock WHERE state = sending → what came out.
 
 At least once: between the receiver's answer and the end of `settle` a worker may die, and the

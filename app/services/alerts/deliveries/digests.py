@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from app.alerts.message import Message
     from app.db.unit_of_work import Reads, UnitOfWork
 
-# So many messages within so short a time are told one by one.
+# Messages within this time that are sent one by one.
 STORM_WINDOW: Final = timedelta(minutes=1)
 LIMIT_WINDOW: Final = timedelta(minutes=10)
 # More groups than these go in the next digest: each is locked while the message is made.
@@ -46,7 +46,7 @@ def may_start(tx: Reads, channel: AlertChannel, few: int, waiting: int) -> tuple
     channel : AlertChannel
         Locked.
     few : int
-        So many are told one by one in a minute; 0: there are no digests, and no limits.
+        Messages a minute that are sent one by one; 0: there are no digests, and no limits.
     waiting : int
         Messages that were not tried yet and are due.
     """

@@ -28,10 +28,11 @@ if TYPE_CHECKING:
     from app.db.unit_of_work import UnitOfWork
     from app.services.container import Container
 
-# Deliveries of one channel that are under way at once. A channel that hangs keeps so many threads
-# of a worker from others, for one attempt each.
+# Deliveries of one channel that are under way at once. A channel that hangs occupies this many
+# threads of a worker from others, for one attempt each.
 IN_FLIGHT: Final = 3
-# After so many failures in a row there is one at a time, and after more a pause before each.
+# After this number of consecutive failures there is one at a time, and after more a pause before
+# each.
 SUSPECT_FAILURES: Final = 3
 
 
@@ -178,7 +179,7 @@ def pump(container: Container, channel_id: uuid.UUID) -> int:
 
 
 def pause_after(failures: int) -> timedelta:
-    """Return how long a channel is left alone after so many failures in a row."""
+    """Return how long a channel is left alone after a number of consecutive failures."""
     if failures <= SUSPECT_FAILURES + 1:
         return timedelta(0)
     return timedelta(seconds=min(60, 2 ** min(10, failures - SUSPECT_FAILURES - 1)))

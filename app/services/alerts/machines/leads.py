@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from app.alerts.incidents import Incident
     from app.db.unit_of_work import UnitOfWork
 
-# A lead that ended between two statements is tried again; each time somebody else got on.
+# A lead that ended between two statements is tried again; each time another worker makes progress.
 TRIES: Final = 10
 
 LEADS: Final = (AlertOnHost.incident_id == AlertOnHost.lead_id) & AlertOnHost.over_at.is_(None)
@@ -104,7 +104,7 @@ def settle(tx: UnitOfWork, incidents: Iterable[Incident]) -> None:
 
 
 def leave(tx: UnitOfWork, over: Sequence[Incident]) -> None:
-    """Let incidents that are over lead nobody any more, and tell the leads that they were inside.
+    """Stop incidents that are over from leading others, and tell the leads that they were inside.
 
     Parameters
     ----------

@@ -50,7 +50,7 @@ def assign_incidents(
     container : Container
     ids : collection of UUID
     to : str or None
-        None: nobody's.
+        None: no assignee.
     by : str, optional
 
     Raises
@@ -64,7 +64,9 @@ def assign_incidents(
         for group, row in locked(tx, ids):
             before = tx.session.get(AlertAssignee, row.id)
             if (before.name if before else None) == to:
-                left.append(Left(row.id, row.state, f"It is {to}'s." if to else "It is nobody's."))
+                left.append(
+                    Left(row.id, row.state, f"It is {to}'s." if to else "It is not assigned.")
+                )
                 continue
             if to is None:
                 tx.session.execute(delete(AlertAssignee).where(AlertAssignee.incident_id == row.id))
@@ -88,6 +90,6 @@ def assign_incidents(
                 )
             )
             subject = called(tx, group, incident_of(row))
-            record(tx, who, Action.ASSIGNED, subject, detail=f"to {to}" if to else "to nobody")
+            record(tx, who, Action.ASSIGNED, subject, detail=f"to {to}" if to else "to no one")
             changed.append(row.id)
     return Outcome(changed, left)

@@ -35,7 +35,7 @@ class Left:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of an order for many incidents."""
+    """The outcome of an order for many incidents."""
 
     changed: Sequence[uuid.UUID]
     left: Sequence[Left]

@@ -33,7 +33,7 @@ function mountAssignee(region, signal) {
   opener.addEventListener('click', open, { signal });
   take?.addEventListener('click', () => {
     const me = region.dataset.me || ownName();
-    // Nobody knows who that is: ask for the name.
+    // The user is unknown: ask for the name.
     if (me) give(take, me);
     else if (form.hidden) open();
   }, { signal });

@@ -150,7 +150,7 @@ function showPreview(section, found, kind) {
 
 // ---- the page
 
-/** Make list and summary anew, and leave the form as it is: somebody may be writing in it. */
+/** Make list and summary anew, and leave the form as it is: a user may be writing in it. */
 async function freshen(form, signal) {
   const response = await fetch(location.href, { headers: { Accept: 'text/html' } });
   if (!response.ok) return;

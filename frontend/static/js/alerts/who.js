@@ -19,7 +19,7 @@ function remember(name) {
   }
 }
 
-/** The name that somebody gives himself, if any. */
+/** The name that a user entered, if any. */
 export function ownName() {
   const field = /** @type {HTMLInputElement | null} */ (document.querySelector('[data-who]'));
   return field?.value.trim() || remembered();

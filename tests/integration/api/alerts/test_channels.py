@@ -130,8 +130,8 @@ def test_the_command_prints_the_receivers_answer(
     with pytest.raises(AlertsCommandError, match=r"answered 500\. It said: 500 no") as failed:
         send_test("hook", server=served.url)
     assert failed.value.stable_code == "http.status"
-    with pytest.raises(AlertsCommandError, match="no channel nobody"):
-        send_test("nobody", server=served.url)
+    with pytest.raises(AlertsCommandError, match="no channel unknown"):
+        send_test("unknown", server=served.url)
     reseal(server=served.url)
     assert capsys.readouterr().out == "channels encrypted with the newest key: 1\n"
 

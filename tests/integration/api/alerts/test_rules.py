@@ -71,7 +71,7 @@ def test_a_cause_that_no_report_has_is_refused_with_its_place(served: Installati
         ]
 
 
-def test_a_preview_says_what_would_have_fired_and_tells_nobody(
+def test_a_preview_says_what_would_have_fired_and_sends_nothing(
     served: Installation, alerting: Alerting, receiver: Receiver
 ) -> None:
     add_channel(served, receiver)

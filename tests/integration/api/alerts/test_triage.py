@@ -114,7 +114,7 @@ def test_an_incident_is_assigned_and_taken_back(served: Installation, alerting: 
     assert told == [("assigned", "ann", "kim"), ("assigned", "ann", None)]
     with alerting.container.reading() as tx:
         assert tx.session.query(AlertAssignee).all() == []
-        assert [e.detail for e in list_entries(tx, 2)] == ["to nobody", "to kim"]
+        assert [e.detail for e in list_entries(tx, 2)] == ["to no one", "to kim"]
 
 
 def test_comments_are_kept_in_order_also_on_what_is_over(

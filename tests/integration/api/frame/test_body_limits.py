@@ -66,7 +66,7 @@ def test_yaml_comes_in_by_its_one_door(client: httpx.Client, spec: str, code: st
     assert (answer.status_code, answer.json()["code"]) == (422, code), answer.text
 
 
-def test_yaml_beside_a_trace_comes_in_by_the_same_door(client: httpx.Client) -> None:
+def test_yaml_next_to_a_trace_is_received_alike(client: httpx.Client) -> None:
     answer = client.post(
         "/api/v1/jobs/job/sessions",
         files={"meta": (None, "- " * 300_000), "trace": ("t", bodies.parquet())},

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from tests.integration.api.conftest import Installation
 
-NOBODY = "00000000-0000-4000-8000-000000000000"
+UNKNOWN = "00000000-0000-4000-8000-000000000000"
 
 
 @pytest.mark.parametrize(
@@ -29,12 +29,12 @@ NOBODY = "00000000-0000-4000-8000-000000000000"
         ("GET", "/api/v1/sessions?limit=0", 422, "request.invalid"),
         ("GET", "/api/v1/sessions?state=happy", 422, "request.invalid"),
         ("GET", "/api/v1/sessions?job=%00", 422, "request.invalid"),
-        ("GET", f"/api/v1/sessions/{NOBODY}", 404, "not_found"),
-        ("GET", f"/api/v1/sessions/{NOBODY}/report", 404, "not_found"),
-        ("GET", f"/api/v1/sessions/{NOBODY}/heatmaps", 404, "not_found"),
-        ("GET", f"/api/v1/sessions/{NOBODY}/timeline?step=1", 404, "not_found"),
-        ("GET", f"/api/v1/sessions/{NOBODY}/timeline", 422, "request.invalid"),
-        ("GET", f"/api/v1/sessions/{NOBODY}/events", 404, "not_found"),
+        ("GET", f"/api/v1/sessions/{UNKNOWN}", 404, "not_found"),
+        ("GET", f"/api/v1/sessions/{UNKNOWN}/report", 404, "not_found"),
+        ("GET", f"/api/v1/sessions/{UNKNOWN}/heatmaps", 404, "not_found"),
+        ("GET", f"/api/v1/sessions/{UNKNOWN}/timeline?step=1", 404, "not_found"),
+        ("GET", f"/api/v1/sessions/{UNKNOWN}/timeline", 422, "request.invalid"),
+        ("GET", f"/api/v1/sessions/{UNKNOWN}/events", 404, "not_found"),
     ],
 )
 def test_an_error_is_a_problem_document(
@@ -70,7 +70,7 @@ def test_a_database_that_is_away_is_no_crash(installation: Installation) -> None
     assert client.get("/api/v1/sessions").status_code == 200
 
 
-def test_what_nobody_expected_is_a_problem_too(
+def test_what_was_not_expected_is_a_problem_too(
     installation: Installation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def broken(*_arguments: object) -> None:

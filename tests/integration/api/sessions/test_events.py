@@ -172,7 +172,7 @@ def test_a_database_that_was_away_is_read_again(installation: Installation) -> N
         assert stream.next() == {"session": session, "state": "queued"}
         with away(installation.container.engine):
             assert installation.client.get("/api/v1/sessions").status_code == 503
-            # Nobody listens: this change is found by reading.
+            # Without a listener: this change is found by reading.
         move(installation, session, "analyzing")
         while (told := stream.next()) == {"session": session, "state": "queued"}:
             pass

@@ -83,7 +83,7 @@ def test_the_page_shows_what_was_not_mapped_with_a_report_and_without(
         assert (row[1].strip()[:11], row[2]) == ("record with", str(ranks))
 
 
-def test_sizes_that_a_recording_does_not_say_come_beside_it(installation: Installation) -> None:
+def test_sizes_that_a_recording_does_not_say_come_next_to_it(installation: Installation) -> None:
     for body, trace_format in (
         (test_ndtimeline.FORMS["records"], "ndtimeline"),
         (json.dumps(test_megascan.own()), "megascan"),

@@ -72,7 +72,7 @@ def test_a_sender_that_is_gone_leaves_nothing(installation: Installation) -> Non
     wait_for(lambda: installation.metric(SPOOLED) == 0, "end of the spooled body")
     assert installation.rows() == NOTHING
     assert spooled_files(installation) == []
-    # What nobody reads is still counted, and nothing went wrong.
+    # What is not read is still counted, and nothing went wrong.
     assert (
         installation.metric(
             "paceline_http_requests_total",

@@ -126,7 +126,7 @@ def test_a_server_that_is_busy_is_asked_again(
     assert "busy" in capsys.readouterr().err
 
 
-def test_nobody_there_is_said(trace: Path, meta: Path) -> None:
+def test_no_server_there_is_said(trace: Path, meta: Path) -> None:
     with pytest.raises(ServerError) as caught:
         upload(trace, meta, server="http://127.0.0.1:9", job=None, wait=False)
     assert caught.value.stable_code == "server.unreachable"

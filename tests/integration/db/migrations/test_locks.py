@@ -1,4 +1,4 @@
-"""Migrations wait for each other, and hold up nobody who reads or writes a table."""
+"""Migrations wait for each other, and do not block readers or writers of a table."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_two_migrations_at_once_make_one_schema(engine: Engine) -> None:
     assert migrate.current_revision(engine) == migrate.expected_revision()
 
 
-def test_a_table_that_is_in_use_holds_nobody_up_and_is_changed_afterwards(engine: Engine) -> None:
+def test_a_table_that_is_in_use_blocks_no_one_and_is_changed_afterwards(engine: Engine) -> None:
     """A reader that takes long, others after it, and the change that waits between them."""
     migrate.upgrade(engine.url)
     failures: list[Exception] = []
@@ -66,7 +66,7 @@ def test_a_table_that_is_in_use_holds_nobody_up_and_is_changed_afterwards(engine
     assert migrate.current_revision(engine) is None
 
 
-def test_who_never_lets_a_table_go_is_told_of_in_a_sentence(
+def test_who_never_lets_a_table_go_is_named_in_a_sentence(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     migrate.upgrade(engine.url)

@@ -151,18 +151,18 @@ def late_data(world: World) -> None:
 def test_without_a_recorded_reduce_scatter_peers_are_compared_all_the_same(
     strike: Strike, cause: str
 ) -> None:
-    def strike_beside(world: World) -> None:
+    def strike_as_well(world: World) -> None:
         # So long that a replay without it is far from the recording.
         world.scatter_s[:] += 12 * pass_s(world)
         strike(world)
 
-    report, _ = report_of(WITHOUT_SCATTER, strike_beside)
+    report, _ = report_of(WITHOUT_SCATTER, strike_as_well)
     assert not report.fidelity.verdict
     assert names(report) == [cause]
     assert report.verdict.sentence.startswith("Verdict on S withheld; ")
     assert report.headline.kind is HeadlineKind.CAUSES
 
-    with_scatter, _ = report_of(PLAIN, strike_beside)
+    with_scatter, _ = report_of(PLAIN, strike_as_well)
     assert report.headline.slowdown == pytest.approx(with_scatter.headline.slowdown, rel=0.02)
 
 

@@ -137,7 +137,7 @@ def test_launches_that_are_late_anyhow_would_make_the_slowdown_less() -> None:
     below, above = half_widths(alike(recorded_s=2.04))
 
     assert above == pytest.approx(MODEL)
-    # 0.04 s stay beside 1 s: a slowdown of 2.04 / 1.04, and as much again and more may be hidden
+    # 0.04 s are added to 1 s: a slowdown of 2.04 / 1.04, and as much again and more may be hidden
     assert below > np.log(2 / (2.04 / 1.04))
     assert below == pytest.approx(np.log(2 / (2.04 / 1.04)) + HIDDEN * 0.04, abs=1e-3)
 

@@ -104,7 +104,7 @@ def test_measured_layers_calibrate_their_type() -> None:
     assert v100 == plain.times_of(plain.devices[1])
 
 
-def test_a_device_that_nobody_knows_can_be_described() -> None:
+def test_a_device_that_is_unknown_can_be_described() -> None:
     changed = document()
     changed["devices"][0] = {"type": "mine", "nodes": 1, "gpus_per_node": 1}
     with pytest.raises(InvalidSpecError) as caught:

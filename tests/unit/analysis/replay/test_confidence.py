@@ -83,14 +83,14 @@ def test_spells_make_the_interval_wider_than_the_same_steps_by_turns() -> None:
     assert widths[0] > 1.3 * widths[1]
 
 
-def test_what_comes_every_so_many_steps_is_better_known_than_what_comes_by_chance() -> None:
+def test_what_comes_at_a_fixed_interval_is_better_known_than_what_comes_by_chance() -> None:
     evenly = np.where(np.arange(24) % 5 == 0, 2.0, 1.0)
     by_chance = np.random.default_rng(3).permutation(evenly)
     assert sum(of_blocks(evenly)) < 0.8 * sum(of_blocks(by_chance))
 
 
 def test_blocks_as_long_as_a_period_do_not_hide_what_steps_differ_by() -> None:
-    # by turns of different lengths: nothing that comes every so many steps
+    # by turns of different lengths: nothing that comes at a fixed interval
     turns = np.concatenate([np.tile([1.0, 1.0, 1.0, 2.0], 5), [2.0, 1.0, 1.0, 1.0]])
     assert 1.25 * sum(of_blocks(turns)) > 0.2
 
@@ -127,7 +127,7 @@ def test_spells_that_come_evenly_are_better_known_and_held() -> None:
 
 
 @pytest.mark.parametrize("every", [3, 4, 5, 7])
-def test_what_comes_every_so_many_steps_has_its_share_of_the_job(every: int) -> None:
+def test_what_comes_at_a_fixed_interval_has_its_share_of_the_job(every: int) -> None:
     rng = np.random.default_rng(every)
     held = []
     for _ in range(200):

@@ -68,7 +68,7 @@ def test_the_last_change_holds() -> None:
     assert undone.answer_s == pytest.approx(undone.simulated_s, rel=1e-12)
 
 
-def test_scaled_durations_take_so_many_times_as_long() -> None:
+def test_scaled_durations_take_that_multiple_of_their_time() -> None:
     everything = Selection(stages=(0, 1))
     doubled = ask(Change(everything, BaseDurations.RECORDED, 2.0))
     assert doubled.answer_s == pytest.approx(2 * doubled.simulated_s, rel=1e-12)

@@ -36,7 +36,7 @@ def test_work_that_only_one_session_names_is_no_difference() -> None:
     assert outcome(BEFORE, Run(1.0, SIZES, {})).unlike is None
 
 
-def test_nobody_can_tell_which_of_several_fixes_brought_what() -> None:
+def test_it_is_unknown_which_of_several_fixes_brought_what() -> None:
     assert outcome(BEFORE, BEFORE, applied=2).unlike == "2 fixes were applied at once"
 
 

@@ -176,7 +176,7 @@ def test_a_false_dependency_holds_up_what_comes_after_a_chunk_is_reduced() -> No
         synthesize(JOB, [FalseKernelDependency()], seed=1)
 
 
-def test_computing_beside_transfers_takes_longer_by_the_contention() -> None:
+def test_computing_during_transfers_takes_longer_by_the_contention() -> None:
     costs = replace(EXACT, params_ns=40e6)
     job = replace(INTERLEAVED, costs=costs)
     quiet = synthesize(job, seed=1).trace

@@ -1,4 +1,4 @@
-"""What a recording holds besides: kept with the session, from its decoder to its report."""
+"""What else a recording holds: kept with the session, from its decoder to its report."""
 
 from __future__ import annotations
 

@@ -98,7 +98,7 @@ def test_a_body_that_stops_is_refused() -> None:
         anyio.run(body.receive)
 
 
-def test_the_time_in_which_nobody_reads_is_not_the_senders() -> None:
+def test_the_time_in_which_nothing_is_read_is_not_the_senders() -> None:
     sender = Sender(1, 0.0, pieces=3)
     body = ArrivingBody(sender.receive, None, Pace(30.0, 1000.0), clock=sender.clock)
 

@@ -1,4 +1,4 @@
-"""Names in a Host header, also those that nobody should send."""
+"""Names in a Host header, also those that should not be sent."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from app.settings import Settings
 
 def test_a_stream_ends_by_itself_so_that_who_reads_it_is_asked_again() -> None:
     container = build(
-        Settings(database_url="postgresql+psycopg://nobody@127.0.0.1:1/none"),
+        Settings(database_url="postgresql+psycopg://unknown@127.0.0.1:1/none"),
         application_name="test",
     )
 

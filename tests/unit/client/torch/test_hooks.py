@@ -77,7 +77,7 @@ def test_what_does_not_fit_is_left_out_with_a_warning_that_names_it(
     assert torch.autograd.backward is before
 
 
-def test_a_hook_is_taken_off_again_unless_somebody_else_has_wrapped_it_since() -> None:
+def test_a_hook_is_taken_off_again_unless_other_code_has_wrapped_it_since() -> None:
     before = torch.autograd.backward
     hook = Hook("torch.autograd:backward", ("tensors",), Level.P2P, wrapped)  # type: ignore[arg-type]
     target = Target("sample", "a sample", lambda _: True, (hook,))

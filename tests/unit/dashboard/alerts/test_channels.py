@@ -77,7 +77,7 @@ def test_the_receivers_own_words() -> None:
     same = Tally(0, 1, 410, REFUSED, "this hook\nwas removed")
     assert last_answer(failing, same, NOW) == "The receiver answered 410: this hook was removed"
     # What another attempt was told does not belong to this error.
-    other = replace(same, error="Nobody listens.")
+    other = replace(same, error="No listener.")
     assert last_answer(failing, other, NOW) == REFUSED
     assert last_answer(channel(), Tally(3, 0, 204), NOW) == "204, 8\N{NO-BREAK SPACE}min ago"
 
@@ -88,12 +88,12 @@ def test_long_words_of_a_receiver_are_cut() -> None:
     assert said("It answered 404 no_service.", "no_service") == "It answered 404 no_service."
 
 
-def test_dead_ones_come_first_and_stand_beside_the_list() -> None:
+def test_dead_ones_come_first_and_stand_next_to_the_list() -> None:
     dead = channel(id=uuid.UUID(int=1), name="z-old", failures=4, last_error=REFUSED)
     off = channel(id=uuid.UUID(int=2), name="b", enabled=False, disabled_reason=DISABLED_BY_PERSON)
     page = page_of(channel(), off, dead)
     assert [line.name for line in page.lines] == ["z-old", "ops", "b"]
-    assert page.heading == "The channel z-old is dead: nobody hears of incidents there"
+    assert page.heading == "The channel z-old is dead: it delivers no messages"
     assert [text for _, text in page.states] == ["1 dead", "1 alive", "1 disabled"]
     assert page.chosen is not None
     assert page.chosen.name == "z-old"
@@ -105,10 +105,10 @@ def test_says_how_many_hear() -> None:
     one = page_of(channel())
     assert one.heading == "1\N{NO-BREAK SPACE}channel hears of incidents"
     off = channel(enabled=False, disabled_reason=DISABLED_BY_PERSON)
-    assert page_of(off).heading == "Nobody is told of incidents: no channel is enabled"
+    assert page_of(off).heading == "No messages are sent: no channel is enabled"
     assert channels_title([off]) == "No channel is enabled"
     two = [channel(failures=3), channel(readable=False)]
-    assert page_of(*two).heading == "2 channels are dead: nobody hears of incidents there"
+    assert page_of(*two).heading == "2 channels are dead: they deliver no messages"
 
 
 def test_without_a_channel_it_is_a_form_of_all_kinds() -> None:

@@ -208,12 +208,12 @@ def test_the_life_of_one_in_order_with_what_did_not_arrive() -> None:
     assert chosen.rules == "Slow job"
 
 
-def test_says_that_nobody_was_told_where_there_is_no_channel() -> None:
+def test_says_that_no_message_was_sent_where_there_is_no_channel() -> None:
     page = incidents_page(listed(row(incident())), life(incident()), [], {}, IncidentsInAddress())
     assert page.chosen is not None
-    assert page.chosen.failing == "Nobody was told: there is no channel"
-    assert page.channels_title == "There is no channel: nobody is told"
-    assert [text for _, text in page.states] == ["1 firing", "no channel: nobody is told"]
+    assert page.chosen.failing == "No message was sent: there is no channel"
+    assert page.channels_title == "There is no channel: no messages are sent"
+    assert [text for _, text in page.states] == ["1 firing", "no channel: no messages are sent"]
 
 
 @pytest.mark.parametrize(

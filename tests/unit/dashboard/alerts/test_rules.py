@@ -100,7 +100,7 @@ def test_a_rule_is_told_to_the_channels_that_still_hear() -> None:
     assert told(replace(SLOW, audience="owner", channels=(hears.id,)), channels) == ["hears"]
 
 
-def test_a_rule_that_reaches_nobody_is_named() -> None:
+def test_a_rule_that_reaches_no_channel_is_named() -> None:
     page = rules_page(DEFAULT_RULES, [channel("pager")], [], None)
     assert page.heading == "5 rules are on, and nothing is open"
     assert page.list_title == "Low trace quality reaches no channel"
@@ -113,7 +113,7 @@ def test_without_a_channel_no_rule_reaches_anybody() -> None:
 
 def test_rules_that_are_all_off_are_the_heading() -> None:
     page = rules_page([replace(SLOW, enabled=False)], [], [], None)
-    assert page.heading == "No rule is on: nobody is told of anything"
+    assert page.heading == "No rule is on: no messages are sent"
     assert page.list_title == "Nothing holds at present"
 
 

@@ -17,7 +17,7 @@ def built(tmp_path: Path) -> Path:
         ("index.html", "first"),
         ("alerts/index.html", "alerts"),
         ("assets/docs.css", "a {}"),
-        ("notes.txt", "of nobody's concern"),
+        ("notes.txt", "not of concern"),
     ):
         (site / name).parent.mkdir(parents=True, exist_ok=True)
         (site / name).write_text(text)

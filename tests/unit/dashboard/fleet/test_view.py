@@ -125,7 +125,7 @@ def line(*sessions: SessionRow, name: str = "llm", **changes: Any) -> SessionLin
     return found
 
 
-def test_an_empty_fleet_says_that_nobody_has_sent_anything() -> None:
+def test_an_empty_fleet_says_that_nothing_was_sent() -> None:
     page = page_of()
     assert page.heading.startswith("No job is connected yet")
     assert page.title == "Fleet: no job yet"
@@ -202,7 +202,7 @@ def test_a_cause_is_placed_on_the_host_of_its_own_worker(
     assert row.where.replace(NBSP, " ") == where
 
 
-def test_the_slowdown_is_the_headline_with_s_beside_it() -> None:
+def test_the_slowdown_is_the_headline_with_s_next_to_it() -> None:
     row = line(session(1, 1.5, headline_slowdown=1.8))
     assert (row.slowdown, row.slowdown_text, row.published) == (1.8, "1.80×", "1.50×")
     assert row.against == "against the job without its causes"

@@ -1,4 +1,4 @@
-"""Tables as pages draw them: cells, headings that lead to orders, pages beside a page."""
+"""Tables as pages draw them: cells, headings that lead to orders, pages around a page."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_a_heading_leads_to_its_order_and_turns_that_in_force_round(
     assert found == [host, cost, ("", "")]
 
 
-def test_a_page_leads_to_those_beside_it() -> None:
+def test_a_page_leads_to_those_around_it() -> None:
     address, rows = Address("/hosts", {"sort": "host"}), [ROW] * 5
     found = [pager(LIST.page(rows, Asked(page=number, size=2)), address) for number in (1, 2, 3)]
     assert found == [

@@ -133,7 +133,7 @@ def test_a_found_template_fills_its_page(result: PlanResult) -> None:
     ]
 
 
-def test_how_ditto_folds_is_said_beside_its_template(result: PlanResult) -> None:
+def test_how_ditto_folds_is_said_next_to_its_template(result: PlanResult) -> None:
     page = plan_page(view("planned", result=result))
     assert page.template is not None
     remarks = {row.name: row.remark.replace("\xa0", " ") for row in page.template.methods}

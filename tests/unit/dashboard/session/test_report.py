@@ -204,7 +204,7 @@ def test_without_a_verdict_evidence_leads_to_what_is_on_the_page(
     assert report_view(report).causes[0].evidence[0].url == url
 
 
-def test_the_slowdown_stands_with_its_interval_beside_the_published_s(slow_worker: Report) -> None:
+def test_the_slowdown_stands_with_its_interval_next_to_the_published_s(slow_worker: Report) -> None:
     known = changed(slow_worker, headline__ci95=(1.5, 1.54), headline__ci95_reason=None)
     slowdown = verdict_facts(known)[0]
     assert (slowdown.label, slowdown.value) == ("Slowdown", "1.522×")
@@ -294,8 +294,8 @@ def test_without_a_verdict_nothing_that_rests_on_the_replay_is_sent(
 
 
 def test_no_worker_is_named_where_none_launches_latest(distrusted: Report) -> None:
-    nobody = changed(distrusted, fidelity__late_launches=())
-    assert launch_fact(nobody).note.endswith("of each step, before it")
+    none = changed(distrusted, fidelity__late_launches=())
+    assert launch_fact(none).note.endswith("of each step, before it")
 
 
 def test_clocks_that_disagree_are_warned_of(slow_worker: Report) -> None:

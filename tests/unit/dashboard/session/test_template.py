@@ -34,7 +34,7 @@ def region(
     return session_template(replace(report, template=template))
 
 
-def test_the_template_of_a_session_stands_beside_what_is_now(slow_worker: Report) -> None:
+def test_the_template_of_a_session_stands_next_to_what_is_now(slow_worker: Report) -> None:
     found = region(slow_worker, PLANNED)
     assert found is not None
     now, recommended = found.sides

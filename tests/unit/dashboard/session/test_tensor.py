@@ -40,7 +40,7 @@ def test_each_rank_has_its_times_and_its_columns(healthy: Report) -> None:
     assert "1 other group would be planned alike." in found.remarks
 
 
-def test_shares_stand_for_columns_that_nobody_counted(healthy: Report) -> None:
+def test_shares_stand_for_columns_without_a_count(healthy: Report) -> None:
     found = region(healthy, SLOW, known=False)
     assert found is not None
     assert found.ranks[2].resized == "25.0\u00a0%"

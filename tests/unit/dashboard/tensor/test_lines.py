@@ -43,7 +43,7 @@ def test_lines_go_from_the_first_step_to_the_last() -> None:
     assert [tick.label for tick in found.steps] == ["10", "12", "15", "18", "20"]
 
 
-def test_steps_that_nobody_reported_are_no_line() -> None:
+def test_steps_without_a_report_are_no_line() -> None:
     reports = [report(step, 2.0, 1.0) for step in (1, 2, 3, 4, 100, 101)]
     found = times_figure(reports, 0, [])
     assert found is not None

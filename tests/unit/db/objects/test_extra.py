@@ -1,4 +1,4 @@
-"""What talks to an object store is an extra: nobody pays for it who has none."""
+"""What talks to an object store is an extra: installations without one do not pay for it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import sys
 from app.bootstrap import build
 from app.settings import Settings
 import app.web, workers.child
-container = build(Settings(database_url="postgresql://nobody@127.0.0.1:1/nothing"))
+container = build(Settings(database_url="postgresql://unknown@127.0.0.1:1/nothing"))
 assert container.objects is None
 print("obstore" in sys.modules)
 """

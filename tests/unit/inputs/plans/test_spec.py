@@ -206,7 +206,7 @@ def test_null_stands_for_what_may_be_absent() -> None:
     assert parse_spec(changed) == parse_spec(plain)
 
 
-def test_faults_across_parts_are_named_beside_those_of_one_part() -> None:
+def test_faults_across_parts_are_named_with_those_of_one_part() -> None:
     changed = document()
     changed["microbatches"] = 0
     changed["model"]["layers"][0]["forward_ms"] = "x"

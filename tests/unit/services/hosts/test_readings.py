@@ -41,7 +41,7 @@ def test_the_gpu_at_fault_is_named_where_gpus_are_known() -> None:
     assert [gpu.gpu for gpu in reading.gpus if gpu.slow] == [gpus[at_fault]]
 
 
-def test_a_cause_on_most_hosts_of_a_job_is_nobody_s() -> None:
+def test_a_cause_on_most_hosts_of_a_job_belongs_to_no_host() -> None:
     report = reports.slow_worker()
     cause = report.causes[0]
     everybody = tuple((dp, pp) for dp in range(3) for pp in range(4))

@@ -78,7 +78,7 @@ def test_what_it_explains_is_no_wait_for_data() -> None:
     assert DATA_LOADING.find(signs.less(Explained(late_ns=finding.launches.late_ns))) is None
 
 
-def test_beside_late_data_both_are_named() -> None:
+def test_with_late_data_both_are_named() -> None:
     diagnosis = diagnosed(session(SAVING, SlowDataLoading(150 * MS), job=LONGER))
 
     assert sorted(causes(diagnosis)) == ["checkpoint", "data_loading"]

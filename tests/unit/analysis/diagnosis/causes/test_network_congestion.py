@@ -113,7 +113,7 @@ def test_without_it_transfers_take_what_they_do_in_quiet_steps() -> None:
         assert transfer[busy >= 1.2].max() < 1.5 * np.median(usual)
 
 
-def test_beside_another_cause_both_are_named() -> None:
+def test_with_another_cause_both_are_named() -> None:
     diagnosis = diagnosed(session(BUSY, SlowDataLoading(150 * MS), job=LONGER))
 
     assert sorted(causes(diagnosis)) == ["data_loading", "network_congestion"]

@@ -141,7 +141,7 @@ def test_recorded_lengths_tell_long_microbatches_from_bursts(*, recorded: bool) 
 
 @pytest.mark.parametrize("dp", [2, 3])
 @pytest.mark.parametrize("seed", range(4))
-def test_no_worker_is_accused_beside_them(dp: int, seed: int) -> None:
+def test_no_worker_is_accused_with_them(dp: int, seed: int) -> None:
     def strike(world: World) -> None:
         rng = np.random.default_rng(seed)
         factor = rng.uniform(0.3, 1.7, world.forward_s.shape[2:])

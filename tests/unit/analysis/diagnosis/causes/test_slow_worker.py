@@ -106,7 +106,7 @@ def test_a_host_that_all_slow_workers_share_is_evidence() -> None:
     assert f"All of them are on {host}" in text
 
 
-def test_a_worker_that_is_seldom_slow_is_named_beside_one_that_mostly_is() -> None:
+def test_a_worker_that_is_seldom_slow_is_named_with_one_that_mostly_is() -> None:
     job = replace(JOB, steps=24)
     seldom = SlowWorker((0, 2), 2.0, Spells(share=0.2))
     diagnosis = diagnosed(session(SlowWorker((3, 1), 2.4), seldom, job=job))
@@ -114,7 +114,7 @@ def test_a_worker_that_is_seldom_slow_is_named_beside_one_that_mostly_is() -> No
     assert where(diagnosis).workers == ((3, 1), (0, 2))
 
 
-def test_a_milder_worker_counts_beside_one_that_is_far_slower() -> None:
+def test_a_milder_worker_counts_with_one_that_is_far_slower() -> None:
     def strike(world: World) -> None:
         for times in (world.forward_s, world.backward_s):
             times[1, ..., 2] *= 2.6

@@ -60,7 +60,7 @@ def test_a_worker_of_one_or_two_speeds_is_slow_and_not_hot(slow: Injection) -> N
 
 
 def with_speeds(factor: FloatArray) -> Signs:
-    """Return the signs of a job with a worker that takes so many times as long, step by step."""
+    """Return the signs of a job with a worker that takes `factor` times as long, step by step."""
     synthetic = session(job=replace(JOB, steps=len(factor)))
     trace = synthetic.trace
     mine = (trace.dp == 2) & (trace.pp == 1) & (trace.op <= 1)

@@ -50,7 +50,7 @@ def test_a_division_costs_what_it_does_against_the_same_job_divided_evenly() -> 
     assert low < slowdown < high
 
 
-def test_what_evenly_divided_groups_wait_is_told_by_how_their_ranks_differ_besides() -> None:
+def test_what_evenly_divided_groups_wait_is_told_by_how_their_ranks_differ_otherwise() -> None:
     observation = observed(SHAPE, divided=True)
     groups = waiting(observation)
     assert is_division(observation, groups)

@@ -58,8 +58,8 @@ def test_more_layers_are_no_heavier_layers() -> None:
     ids=["worker", "spells"],
 )
 def test_a_slow_worker_makes_no_layer_cost_more(slow: Injection) -> None:
-    plain, beside = estimated(), estimated(slow)
-    np.testing.assert_allclose(beside.level_ns, plain.level_ns, rtol=0.02)
+    plain, slowed = estimated(), estimated(slow)
+    np.testing.assert_allclose(slowed.level_ns, plain.level_ns, rtol=0.02)
 
 
 def test_today_takes_what_it_takes() -> None:

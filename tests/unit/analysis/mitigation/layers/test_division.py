@@ -43,7 +43,7 @@ def division_fix(report: Report) -> Recommendation:
 
 
 def executed(job: JobModel, layers: tuple[tuple[int, ...], ...], head: float) -> float:
-    """Return the step of a job whose stages have so many layers, and a head of so many."""
+    """Return the step of a job whose stages have `layers`, and a head of `head` layers."""
     today = np.array(job.layers) / job.sizes.vpp
     changes = []
     for pp, chunks in enumerate(layers):
@@ -100,7 +100,7 @@ def test_no_division_is_promised_for_anything_else(injection: Injection) -> None
     assert [fix for fix in report.recommendations if fix.action == "even_stages"] == []
 
 
-def test_beside_a_slow_worker_only_what_stages_lastingly_take_counts() -> None:
+def test_with_a_slow_worker_only_what_stages_lastingly_take_counts() -> None:
     both = report_of(StageImbalance(), SlowWorker((1, 1), 1.6, Spells(share=0.4)))
     alone = division_fix(report_of(StageImbalance()))
     fix = division_fix(both)
@@ -117,7 +117,7 @@ def test_without_layers_the_most_is_said() -> None:
     assert fix.predicted_gain > division_fix(report_of(StageImbalance())).predicted_gain
 
 
-def test_nothing_is_advised_where_nobody_need_act() -> None:
+def test_nothing_is_advised_where_no_action_is_needed() -> None:
     report = report_of(StageImbalance(forward_factor=1.08, backward_factor=1.08))
     assert report.verdict.level == "ok"
     assert [cause.cause for cause in report.causes] == ["stage_imbalance"]

@@ -53,7 +53,7 @@ def test_the_predicted_step_is_that_of_a_job_whose_rank_is_slow_by_what_the_plan
     assert found.predicted_step_time == pytest.approx(np.mean(planned.truth.step_times_s), rel=0.02)
 
 
-def test_it_is_a_fix_beside_the_replacement_with_a_gain_of_its_own() -> None:
+def test_it_is_a_fix_next_to_the_replacement_with_a_gain_of_its_own() -> None:
     fixes = {fix.action: fix for fix in report().recommendations}
     assert fixes["replace_rank"].predicted_gain > fixes["shed_work"].predicted_gain > 0.05
     assert f"rank {TENSOR.traced_rank(2, 1, 3)}" in fixes["shed_work"].title

@@ -41,7 +41,7 @@ pytestmark = pytest.mark.slow
 seeds = st.integers(min_value=0, max_value=2**31 - 1)
 few = settings(max_examples=6, deadline=None)
 
-# What a way may call for besides: all but windowed jobs block, some have no barrier, and transfers
+# What a way may also call for: all but windowed jobs block, some have no barrier, and transfers
 # that are not recorded take their time.
 ALSO = {Name.BLOCKING_TRANSFERS, Name.OVERLAPPING_STEPS, Name.REGULAR_DELAYS}
 CALLED_FOR: dict[str, Name | None] = {
@@ -198,7 +198,7 @@ def test_overlaps_are_those_of_the_twin(seed: int, barrier: bool) -> None:  # no
 
 
 def with_idle_receives(trace: Trace, rng: np.random.Generator) -> Trace:
-    """Let the ends of the pipeline record receives that nobody sends, as parts of fused calls."""
+    """Let the ends of the pipeline record receives without a send, as parts of fused calls."""
     last = trace.meta.sizes.pp - 1
     for name, stage in (("forward-recv", 0), ("backward-recv", last)):
         code = trace.op_names.index(name)
@@ -222,7 +222,7 @@ def with_idle_receives(trace: Trace, rng: np.random.Generator) -> Trace:
 
 @few
 @given(seed=seeds, pp=st.integers(2, 3))
-def test_receives_that_nobody_sends_are_left_out_and_no_others(seed: int, pp: int) -> None:
+def test_receives_without_a_send_are_left_out_and_no_others(seed: int, pp: int) -> None:
     job = Job(
         "interleaved",
         pp=pp,

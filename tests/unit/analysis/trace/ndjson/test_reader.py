@@ -72,7 +72,7 @@ def test_several_members_are_one_text() -> None:
     bodies.assert_same(bodies.decoded(b"".join(map(frames.compress, parts)), None), expected)
 
 
-def test_metadata_may_come_beside_the_body_instead() -> None:
+def test_metadata_may_come_apart_from_the_body_instead() -> None:
     rows_only = PLAIN.partition(b"\n")[2]
     bodies.assert_same(bodies.decoded(rows_only, META), bodies.decoded(PLAIN, None))
     without_meta = b'{"schema": "paceline.trace/1"}\n' + rows_only

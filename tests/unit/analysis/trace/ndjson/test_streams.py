@@ -1,4 +1,4 @@
-"""Compressed text is read for as long as it is text that somebody recorded."""
+"""Compressed text is read for as long as it is text that was recorded."""
 
 from __future__ import annotations
 

@@ -106,7 +106,7 @@ def test_faults_behind_a_split_name_the_row_of_the_body() -> None:
     assert caught.value.faults[0].row == 3
 
 
-def test_cross_mesh_transfers_get_the_direction_of_the_computation_beside_them() -> None:
+def test_cross_mesh_transfers_get_the_direction_of_the_computation_next_to_them() -> None:
     trace = decoded(
         operation("cross-mesh-recv", 1),
         operation("forward-compute", 10, mb=0),
@@ -126,7 +126,7 @@ def test_cross_mesh_transfers_get_the_direction_of_the_computation_beside_them()
     assert trace.op_names == KNOWN_OP_TYPES
 
 
-def test_a_cross_mesh_transfer_beside_no_computation_stays_unknown() -> None:
+def test_a_cross_mesh_transfer_next_to_no_computation_stays_unknown() -> None:
     trace = decoded(
         operation("cross-mesh-send", 1),
         operation("forward-compute", 10, mb=0),

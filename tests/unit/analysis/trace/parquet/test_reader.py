@@ -144,7 +144,7 @@ def test_integer_times_from_zero_in_each_step_are_step_relative() -> None:
     assert not bodies.decoded(bodies.parquet(bodies.native_table(made))).step_relative
 
 
-def test_metadata_must_come_beside_the_body() -> None:
+def test_metadata_must_come_apart_from_the_body() -> None:
     error = refused(bodies.parquet(bodies.published_table()), meta=None)
     assert isinstance(error, InvalidMetadataError)
     assert error.stable_code == "metadata.missing"

@@ -152,7 +152,7 @@ def test_process_groups_say_where_a_rank_stands(
     assert (trace.dp[0], trace.pp[0]) == place
 
 
-def test_groups_without_names_need_the_sizes_beside_the_file() -> None:
+def test_groups_without_names_need_the_sizes_apart_from_the_file() -> None:
     file = host_steps(groups={"default_pg": [0, 1, 2, 3], "undefined": [0, 2], "other": [2, 3]})
     with pytest.raises(InvalidMetadataError) as caught:
         read(file)

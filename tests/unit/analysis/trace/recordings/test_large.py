@@ -26,8 +26,8 @@ SIZE: Final = MB * int(
 )
 STEPS: Final = 8
 FIRST_NS: Final = 4_459_370_929_637_969
-# What a reader may hold besides a part of the file: its buffers, and Arrow's.
-BESIDE_B: Final = 60 * MB
+# What a reader may hold in addition to a part of the file: its buffers, and Arrow's.
+BUFFERS_B: Final = 60 * MB
 # Some bytes of each kernel and operator.
 SHARE: Final = 0.06
 READ = """
@@ -91,4 +91,4 @@ def test_a_large_file_is_read_in_bounded_memory(tmp_path: Path, *, compressed: b
 
     # Of three microbatches each. (Transfers have no kernels here.)
     assert found["operations"] >= STEPS * 3 * 2
-    assert found["more_bytes"] < BESIDE_B + SHARE * SIZE
+    assert found["more_bytes"] < BUFFERS_B + SHARE * SIZE

@@ -140,13 +140,13 @@ def test_what_is_written_is_read(made: list[dict[str, Any]], form: Any) -> None:
         assert abs(duration - asked * 1e9) <= max(1, asked * 1e9 * 2**-51)
 
 
-def test_the_sizes_are_needed_beside_it() -> None:
+def test_the_sizes_are_needed_with_it() -> None:
     with pytest.raises(InvalidMetadataError) as caught:
         decode(FORMS["timeline"].encode(), None, limits=LIMITS)
     assert caught.value.stable_code == "metadata.missing"
 
 
-def test_steps_that_nobody_counted_are_said_with_the_remedy() -> None:
+def test_steps_without_a_count_are_said_with_the_remedy() -> None:
     text = json.dumps([timeline({**one, "step": 0}) for one in OPERATIONS[:3]])
     [lost] = decode(text.encode(), META, limits=LIMITS).unmapped
 

@@ -146,7 +146,7 @@ def test_the_name_of_the_file_says_the_rank_and_one_process_labels(tmp_path: Pat
     assert caught.value.stable_code == "trace.unknown_rank"
 
 
-def test_the_sizes_are_needed_beside_it(tmp_path: Path) -> None:
+def test_the_sizes_are_needed_with_it(tmp_path: Path) -> None:
     path = database(tmp_path / "rank0.sqlite", RANGES)
     with pytest.raises(InvalidMetadataError) as caught:
         decode(path, None, limits=LIMITS, local=True)
@@ -262,7 +262,7 @@ def test_a_database_that_changes_while_it_is_read_is_read_or_refused(
 def test_a_database_that_a_program_still_writes_is_neither_waited_for_nor_touched(
     tmp_path: Path, mode: str
 ) -> None:
-    """No lock, no journal of somebody else, and no file beside it."""
+    """No lock, no journal of another process, and no file next to it."""
     path = database(tmp_path / "rank1.sqlite", RANGES, KERNELS)
     read = operations(decode(path, META, limits=LIMITS, local=True).trace)
     with closing(sqlite3.connect(path, isolation_level=None)) as writing:

@@ -119,7 +119,7 @@ def test_other_spans_are_counted() -> None:
     }
 
 
-def test_sizes_that_the_resources_do_not_say_are_given_beside() -> None:
+def test_sizes_that_the_resources_do_not_say_are_given_apart() -> None:
     silent = resource(
         3,
         **{

@@ -62,7 +62,7 @@ def test_one_that_is_too_large_is_answered_and_not_held() -> None:
     assert sessions.held == 0
 
 
-def test_what_nobody_asks_for_any_more_is_let_go() -> None:
+def test_what_is_no_longer_asked_for_is_let_go() -> None:
     sessions = PreparedSessions(forgotten_after_s=0.01)
     ask(sessions, uuid.uuid4(), Prepares())
     wait_for(lambda: sessions.held == 0, "end of what is held")

@@ -55,7 +55,7 @@ def test_it_is_named_alone_with_most_of_the_lost_time(job: JobModel, lasting: fl
     assert diagnosis.slowdown == pytest.approx(synthetic.truth.slowdown, rel=0.03)
 
 
-def test_nothing_is_found_where_tokens_are_spread_evenly_or_nobody_shares_experts() -> None:
+def test_nothing_is_found_where_tokens_are_spread_evenly_or_no_rank_shares_experts() -> None:
     assert EXPERT_PARALLEL.find(signs_of(session(job=EXPERTS))) is None
     assert EXPERT_PARALLEL.find(signs_of(session())) is None
 
@@ -194,7 +194,7 @@ def test_what_it_explains_makes_no_worker_slow() -> None:
     } >= {FORWARD_COMPUTE}
 
 
-def test_a_slow_worker_beside_even_experts_is_what_it_was() -> None:
+def test_a_slow_worker_with_even_experts_is_what_it_was() -> None:
     assert causes(diagnosed(session(SlowWorker((2, 1), 1.6), job=EXPERTS))) == ["slow_worker"]
 
 
