@@ -1,8 +1,8 @@
 """Which tests run every day, with `make test`; `make test-all` runs the others as well.
 
-The rule for a test without any entry here: in a folder of `WHOLE` it runs every day, unless it is
-marked `slow`. Elsewhere tests start servers, browsers and processes, and only the first one of each
-file runs every day, with the first of its parameters. So write the plain case first.
+A test that is named nowhere here runs every day, with the first of its parameters, unless it is
+marked `slow`. Variants of units run every day, too. Where a file starts processes or browsers for
+each of its tests, only the first one runs every day: write the plain case first.
 """
 
 from __future__ import annotations
@@ -14,14 +14,28 @@ if TYPE_CHECKING:
 
     import pytest
 
-# Every test that is not `slow`.
-WHOLE: Final = ("tests/unit/", "tests/golden/")
+# With all of their parameters: they are cheap.
+ALL_VARIANTS: Final = ("tests/unit/", "tests/golden/")
 
-# None of these: a soak, a benchmark, a site of documentation that is built, ranks of PyTorch, and
-# command lines that are processes.
+# Only the first test of each of these files, `slow` or not.
+FIRST_OF_FILE: Final = (
+    *("tests/e2e/", "tests/fuzz/", "tests/referee/", "tests/real_jobs/"),
+    *("tests/integration/client/", "tests/integration/db/embedded/", "tests/integration/test_"),
+    "tests/integration/access/test_guesses.py",
+    "tests/integration/alerts/test_command.py",
+    "tests/integration/api/test_demo.py",
+    "tests/integration/dashboard/test_reads.py",
+    "tests/integration/durable/test_database_restart.py",
+    "tests/integration/durable/test_workers.py",
+    "tests/integration/keeping/test_backup.py",
+    "tests/integration/keeping/test_killed.py",
+    "tests/integration/plans/test_workers.py",
+    "tests/integration/store/test_processes.py",
+)
+
+# None of these: a soak, a benchmark, a site of documentation that is built, ranks of PyTorch.
 NONE: Final = (
     "tests/e2e/test_documentation.py",
-    "tests/integration/alerts/test_command.py",
     "tests/integration/alerts/test_soak.py",
     "tests/integration/test_ingest_benchmark.py",
     "tests/tensor/",
@@ -40,11 +54,19 @@ def every_day(items: Sequence[pytest.Item]) -> Iterator[pytest.Item]:
     """Yield those of the collected tests that run every day."""
     seen = set()
     for item in items:
-        file = item.nodeid.partition("::")[0]
-        if item.nodeid in AS_WELL:
-            yield item
-        elif item.get_closest_marker("slow") or file.startswith(NONE):
-            continue
-        elif file.startswith(WHOLE) or file not in seen:
-            seen.add(file)
+        file, _, test = item.nodeid.partition("::")
+        first_of_file = file.startswith(FIRST_OF_FILE)
+        if first_of_file:
+            kind = file
+        elif file.startswith(ALL_VARIANTS):
+            kind = item.nodeid
+        else:
+            kind = f"{file}::{test.partition('[')[0]}"
+        left_out = (
+            kind in seen
+            or file.startswith(NONE)
+            or (item.get_closest_marker("slow") is not None and not first_of_file)
+        )
+        seen.add(kind)
+        if not left_out or item.nodeid in AS_WELL:
             yield item
