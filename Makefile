@@ -98,11 +98,11 @@ COVERING := $(addprefix tests/,unit/analysis golden fuzz referee)
 TIMED := $(addprefix tests/,real_jobs/test_real_jobs.py tensor integration/client/test_examples.py)
 
 test: install-dev ## What a change can break: static checks and every day's tests, in six minutes
-	@$(MAKE) --no-print-directory marked MARKED=everyday BESIDE="check computing" \
+	@$(MAKE) --no-print-directory marked MARKED=everyday MEANWHILE="check computing" \
 		COVERAGE=--cov=app/analysis
 
 test-all: test ## All tests: the others as well, and what sends SQL on PostgreSQL 15
-	@$(MAKE) --no-print-directory marked MARKED="not everyday" BESIDE=computing
+	@$(MAKE) --no-print-directory marked MARKED="not everyday" MEANWHILE=computing
 	@if [ -x "$(POSTGRES_15_BIN)/postgres" ]; then \
 		echo "What sends SQL again, on PostgreSQL 15"; \
 		$(ON_POSTGRES_15) $(SENDING_SQL) --numprocesses $(TEST_PROCESSES) --dist worksteal $(PYTEST_ARGS); \
@@ -113,9 +113,9 @@ test-all: test ## All tests: the others as well, and what sends SQL on PostgreSQ
 	fi
 
 marked:
-	@echo "Jobs whose times are compared; at lower priority, at the same time: $(BESIDE)"
-	@$(BIN)/python scripts/run_beside.py $(RUN_MARKED) $(TIMED) $(PYTEST_ARGS) --- \
-		$(MAKE) --no-print-directory $(BESIDE)
+	@echo "Jobs whose times are compared; at lower priority, at the same time: $(MEANWHILE)"
+	@$(BIN)/python scripts/run_with.py $(RUN_MARKED) $(TIMED) $(PYTEST_ARGS) --- \
+		$(MAKE) --no-print-directory $(MEANWHILE)
 	@$(RUN_MARKED) --numprocesses $(WAITING_PROCESSES) --dist worksteal \
 		$(addprefix --ignore=,tests/unit $(COVERING) $(TIMED)) $(PYTEST_ARGS)
 

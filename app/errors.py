@@ -123,7 +123,7 @@ class NotFoundError(PacelineError):
 
 
 class UnauthenticatedError(PacelineError):
-    """Nobody that is known: no token or sign-in, or one that is over."""
+    """Not authenticated: no token or sign-in, or an expired one."""
 
     code = "access.unauthenticated"
 

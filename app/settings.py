@@ -54,7 +54,7 @@ class Settings(BaseSettings):
     # Roles of groups (comma separated): `sre=administrator`, `team=operator@project`; `*` is
     # everybody whom the provider lets in.
     oidc_roles: Annotated[tuple[str, ...], NoDecode] = ()
-    # Host header names answered (comma separated). Unset: loopback ones, where nobody signs in.
+    # Host header names answered (comma separated). Unset: loopback ones, without sign-in.
     allowed_hosts: Annotated[tuple[str, ...], NoDecode] = ()
 
     # Large blobs go to a bucket that speaks S3: `s3://bucket/prefix`; unset: to the database.
@@ -134,7 +134,7 @@ class Settings(BaseSettings):
     alert_group_wait_s: float = 30.0
     alert_group_interval_s: float = 300.0
     alert_repeat_interval_s: float = 4 * 3600.0
-    # So many messages a minute reach a channel one by one, the rest as a digest; 0: all of them.
+    # Messages a minute that reach a channel one by one, the rest as a digest; 0: all of them.
     alert_digest_above: Annotated[int, Field(ge=0)] = 3
 
     @field_validator(
@@ -171,7 +171,7 @@ class Settings(BaseSettings):
     @field_validator("oidc_roles")
     @classmethod
     def _are_roles(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        """Refuse a role that cannot be read when the program starts, not when somebody signs in."""
+        """Refuse a role that cannot be read when the program starts, not when a user signs in."""
         for text in value:
             GroupRole.parse(text)
         return value

@@ -27,14 +27,14 @@ _OPERATIONS_A_STEP: Final = 512
 _STEP_S: Final = 0.2
 _BURST: Final = 150_000
 _WAIT_S: Final = 120.0
-# Promised, and printed beside what is measured.
+# Promised, and printed next to what is measured.
 MOST_US: Final = 2.0
 MOST_OF_A_STEP: Final = 0.005
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Operations at a rate, and what became of them."""
+    """Operations at a rate, and their outcome."""
 
     operations: int
     outcome: Outcome
@@ -90,7 +90,7 @@ class _Job:
         )
 
     def end(self) -> Outcome:
-        """Send what was recorded, and return what became of it."""
+        """Send what was recorded, and return the outcome."""
         self.recorder.finish()
         outcome = self.recorder.wait(_WAIT_S)
         if outcome is None or outcome.error is not None:

@@ -65,7 +65,7 @@ class Counted:
 
 def processor(product: Callable[[], object], flops: float, copy: Callable[[], object], size: float,
               ) -> Accelerator:  # fmt: skip
-    """Return this machine's processor, by a matrix product and a copy of so many bytes."""
+    """Return this machine's processor, by a matrix product and a copy of `size` bytes."""
     return Accelerator(
         "processor",
         peak_flops=flops / (measured_ms(product) / 1e3),

@@ -192,7 +192,7 @@ def document(levels: Sequence[Compared], many: Sequence[Compared], seed: int) ->
         "the worst replaced estimate was off by 1.3 %. Since then no fix is promised more than",
         "the headline, so that both are off alike where a diagnosis is: of two DP ranks one was",
         "slow in 18 of 20 steps, and a worker of the other one is blamed as well. What is left is",
-        "the worker's healthy speed, which nobody knows: its peers' is taken, and workers differ",
+        "the worker's healthy speed, which is not known: its peers' is taken, and workers differ",
         "by up to 1 % (sigma) here. With one peer that can come to 2 % and more; it did, by 0.03",
         "%, in one of the 800 jobs of the four sets before.",
         "",

@@ -1,6 +1,6 @@
 """The list of hosts at 400,000 readings: ``python -m benchmarks.host_ledger``.
 
-In one run, over the same rows: the list as it is read, beside the plain way, which prices every
+In one run, over the same rows: the list as it is read, against the plain way, which prices every
 reading and adds them up in one statement. The ratio is what counts; times are this machine's. Then
 pages, files and the API over HTTP, and what writing and deleting a session's readings takes.
 """

@@ -2,7 +2,7 @@
 
 ``make bench`` prints the times, as ``python -m benchmarks.planner`` alone does; with ``--table``
 the table of docs/planner.md, with ``--peer metis=DIR`` what a checkout of Metis plans.
-The folder in PACELINE_REFERENCE_PROFILE, or gpt2-xl-profile beside that in
+The folder in PACELINE_REFERENCE_PROFILE, or gpt2-xl-profile next to that in
 PACELINE_REFERENCE_DATA, has the published profile of GPT2-XL (``layers.json``); without it only
 equal blocks are planned.
 """
@@ -210,7 +210,7 @@ def ditto_table() -> Iterator[str]:
 
 
 def measure_peer(checkout: Path) -> Iterator[str]:
-    """Yield what a checkout of Metis plans for each example, beside our optimum.
+    """Yield what a checkout of Metis plans for each example, next to our optimum.
 
     Its search replicates stages, so ours may too.
 

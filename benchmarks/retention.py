@@ -1,7 +1,7 @@
 """What a prune of 10,000 sessions costs, and whom it holds up: ``python -m benchmarks.retention``.
 
 Every session has a trace, a report and heatmaps, all over the rule's age but the newest ones and
-the pinned. While the sweeper's own passes take them away, somebody pins and unpins the sessions
+the pinned. While the sweeper's own passes take them away, a user pins and unpins the sessions
 that are still there: the longest wait is the longest lock.
 """
 
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from app.bootstrap import Container
 
 DAYS: Final = 30
-# Every so many an old session is pinned; as many more are young.
+# One in this number of old sessions is pinned; as many more are young.
 PINNED: Final = 100
 
 FILL: Final = (
@@ -98,11 +98,11 @@ class Measured:
 
 
 class Other(threading.Thread):
-    """Somebody who changes one session after another, the oldest first as the prune does."""
+    """A user who changes one session after another, the oldest first as the prune does."""
 
     def __init__(self, url: str) -> None:
         super().__init__(daemon=True)
-        self._engine = make_engine(url, application_name="somebody")
+        self._engine = make_engine(url, application_name="another user")
         self.waits_s: list[float] = []
         self.stop = threading.Event()
 
@@ -149,7 +149,7 @@ def left(container: Container) -> str:
 
 
 def prune(container: Container, url: str, rules: RetentionRules) -> str:
-    """Keep to the rules while somebody works on the same sessions; return what it cost."""
+    """Keep to the rules while a user works on the same sessions; return what it cost."""
     other = Other(url)
     set_rules(container, rules)
     measured = Measured()
@@ -164,7 +164,7 @@ def prune(container: Container, url: str, rules: RetentionRules) -> str:
     return (
         f"{removed:,} removed in {took_s:.1f} s by {measured.statements:,} statements in "
         f"{len(times_ms):,} transactions, the longest {max(times_ms):.0f} ms, the median "
-        f"{statistics.median(times_ms):.1f} ms; of {len(other.waits_s):,} changes by somebody else "
+        f"{statistics.median(times_ms):.1f} ms; of {len(other.waits_s):,} changes by another user "
         f"the longest took {1000 * max(other.waits_s, default=0):.0f} ms"
     )
 

@@ -71,7 +71,7 @@ def main() -> None:
     for line in measure_planner():
         print(line, flush=True)
     if arguments.peer is not None:
-        print("\nPlans of a peer, beside the optimum; stages may be replicated")
+        print("\nPlans of a peer, next to the optimum; stages may be replicated")
         for line in measure_peer(arguments.peer):
             print(line, flush=True)
 

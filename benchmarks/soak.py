@@ -140,7 +140,7 @@ def background(container: Container) -> Iterator[None]:
 def hurry(container: Container) -> None:
     """Let what waits for minutes and hours wait for a second or two.
 
-    Each in a transaction of its own, and without what somebody works on: workers take rows in an
+    Each in a transaction of its own, and without what a worker works on: workers take rows in an
     order of theirs, and who waits for them here with rows in hand would be a deadlock.
     """
     for table, change, which in HURRIED:
@@ -170,7 +170,7 @@ def prepare(container: Container, receiver: Receiver, jobs: int) -> list[int]:
 
 
 def produce(container: Container, jobs: list[int], incidents: int, seed: int) -> Made:
-    """Let jobs get slow and fast again until there were so many incidents."""
+    """Let jobs get slow and fast again until there were `incidents` incidents."""
     choice = random.Random(seed)  # noqa: S311 - a flapping job
     numbers: Counter[int] = Counter()
     slow: dict[int, frozenset[int]] = {}

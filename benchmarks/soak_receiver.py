@@ -58,8 +58,8 @@ class Receiver(PostServer):
         Share of the requests that fail.
     seed : int
     failures : sequence of pair of str and int
-        See `FAILURES`; besides those there is ``unheard``: the answer is good, and the message is
-        thrown away.
+        See `FAILURES`; in addition to those there is ``unheard``: the answer is good, and the
+        message is thrown away.
     """
 
     def __init__(self, failing: float, seed: int, failures: Failures = FAILURES) -> None:

@@ -63,7 +63,7 @@ for line in sys.stdin:
 
 @dataclass(frozen=True, slots=True)
 class _Times:
-    """Processor seconds of one version's reports, and of decoding beside each."""
+    """Processor seconds of one version's reports, and of decoding with each."""
 
     report_s: tuple[float, ...]
     decode_s: tuple[float, ...]

@@ -89,7 +89,7 @@ def _rank(rank: int, train: Callable[[Options, int], None], asked: Options) -> N
     dist.init_process_group("gloo", rank=rank, world_size=asked.ranks)
     try:
         train(asked, rank)
-        # The store is rank 0's: nobody leaves while another one may still ask it.
+        # The store is rank 0's: no rank leaves while another one may still ask it.
         dist.barrier()
     finally:
         dist.destroy_process_group()

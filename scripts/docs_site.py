@@ -1,6 +1,6 @@
 """What becomes of the pages of docs/ on their way into the site: hooks of MkDocs.
 
-The pages are read in the repository as well, where other files are beside them and an image of a
+The pages are read in the repository as well, where other files are next to them and an image of a
 theme is none: what only the site needs is done here.
 """
 
@@ -30,7 +30,7 @@ UNUSED: Final = (
     *("sitemap.xml", "sitemap.xml.gz"),
 )
 
-# Links to what is beside the documentation: the site does not have it.
+# Links to what is outside the documentation: the site does not have it.
 _OUTSIDE: Final = re.compile(r"\[([^\]]+)\]\(\.\./[^)]*\)")
 # What may be wider than the page scrolls by itself, and so has to be reached by the keyboard.
 _TABLE: Final = re.compile(r"<table>.*?</table>", re.DOTALL)
@@ -45,7 +45,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:  # noqa: ANN401 - of MkDocs
-    """Leave of links to what is beside the documentation what they say."""
+    """Replace links to what is outside the documentation by their text."""
     return _OUTSIDE.sub(r"\1", markdown)
 
 

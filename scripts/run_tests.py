@@ -1,4 +1,4 @@
-"""Run pytest, and what fails beside everything else once more, alone.
+"""Run pytest, and what fails among all others once more, alone.
 
 ``python scripts/run_tests.py [PYTEST ARGUMENTS]``. Thousands of tests start servers, browsers and
 processes of their own on as few as two cores, where now and then one of them comes too late. At
@@ -31,7 +31,7 @@ def main(arguments: list[str]) -> int:
         if not 0 < len(failed) <= REPEATED_AT_MOST:
             return status
         print(
-            f"Repeated alone, because they failed beside the others: {', '.join(failed)}",
+            f"Repeated alone, because they failed among the others: {', '.join(failed)}",
             flush=True,
         )
         status = _pytest(*cache, "-rA", *failed)

@@ -25,7 +25,8 @@ LEFT_OUT: Final = frozenset({"vendor", "site", "node_modules", "build", "words.p
 # Each word as a pattern, and what is written instead.
 WORDS: Final = {
     "so many": "that many, a number of, too many",
-    "nobody": "no one, no user, nothing",
+    # Not the account of that name.
+    'nobody(?!")': "no one, no user, nothing",
     "somebody": "someone, a user",
     "besides?": "next to, and, as well as",
     "dearest": "most expensive",

@@ -1,7 +1,7 @@
 """One worker: a Celery consumer for one queue, in this process, until SIGTERM.
 
 SIGTERM ends it within a second or two, also in the middle of an analysis: leases are given back and
-somebody else starts over, rather than a deployment waiting for minutes or a lease running out.
+another worker starts over, rather than a deployment waiting for minutes or a lease running out.
 
 Queue ``analysis`` works in forked children, so that a crash, a time limit or memory that is not
 returned costs one child. Queue ``io`` works in threads: it waits for other machines.

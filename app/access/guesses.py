@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from datetime import datetime
 
 # What is typed as a name may be a password. Of it, 12 bits pick a bucket: no row tells what it was,
-# and names that nobody has make no more rows than there are buckets.
+# and names that do not exist make no more rows than there are buckets.
 _NAME_CLASSES: Final = 4096
 
 
@@ -71,13 +71,13 @@ class Bucket:
 
 
 # One stranger, at one name: fewer a minute than all of them together have, so that a single one
-# keeps nobody else from it.
+# does not keep others from it.
 OF_A_PEER_AT_A_NAME: Final = Allowance(10, timedelta(minutes=1))
 # One stranger, at whatever name: one password tried with many.
 OF_A_PEER: Final = Allowance(60, timedelta(seconds=6))
 # Everybody at one name, from however many addresses: some 8,700 a day.
 AT_A_NAME: Final = Allowance(100, timedelta(seconds=10))
-# A browser that somebody signed in with before: it stands apart, so that no stranger can use up
+# A browser with an earlier sign-in: it is counted apart, so that no stranger can use up
 # what its owner has (OWASP, "Slow down online guessing attacks with device cookies").
 OF_A_KNOWN_BROWSER: Final = Allowance(10, timedelta(minutes=1))
 

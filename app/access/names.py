@@ -9,7 +9,7 @@ _SCHEME: Final = "://"
 
 
 def clipped(text: str, characters: int) -> str:
-    r"""Return a text of printable characters, and of so many at most.
+    r"""Return a text of printable characters, and of `limit` at most.
 
     Examples
     --------
@@ -23,7 +23,7 @@ def clipped(text: str, characters: int) -> str:
 def full_name(name: str, issuer: str | None) -> str:
     """Return a person's name with the provider that vouches for it.
 
-    Two providers, or a provider and this server, may each have somebody of a name.
+    Two providers, or a provider and this server, may each have a user of the same name.
 
     Examples
     --------

@@ -45,10 +45,10 @@ IMPLIED: Final = {
 
 
 class ActorKind(StrEnum):
-    """What kind of somebody stands in the audit log."""
+    """The kinds of actors in the audit log."""
 
     PERSON = "person"
-    TOKEN = "token"  # noqa: S105 - a kind of somebody
+    TOKEN = "token"  # noqa: S105 - a kind of actor
     # the installation itself, and whoever sits at its machine
     SYSTEM = "system"
     PEER = "peer"
@@ -56,7 +56,7 @@ class ActorKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Principal:
-    """Somebody who was let in.
+    """A user or program that was let in.
 
     Parameters
     ----------
@@ -66,7 +66,7 @@ class Principal:
     everywhere : frozenset of Right
         What it may do in every project.
     in_projects : tuple of (int, frozenset of Right)
-        What it may do in these projects besides.
+        Additional rights in these projects.
     """
 
     kind: ActorKind

@@ -9,7 +9,7 @@ from typing import Final
 
 from app.access.principals import ActorKind
 
-# Lines of one kind of somebody that are kept apart until they are written; what is more is one.
+# Lines of one kind of actor that are kept apart until they are written; what is more is one.
 LINES: Final = 16
 OTHERS: Final = "several others"
 ANYTHING: Final = "several requests"
@@ -17,7 +17,7 @@ ANYTHING: Final = "several requests"
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Somebody to whom something was refused.
+    """An actor to whom a request was refused.
 
     Parameters
     ----------

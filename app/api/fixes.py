@@ -67,7 +67,7 @@ def router() -> APIRouter:
             uuid.UUID | None, Query(description="Recommended or measured by this session.")
         ] = None,
     ) -> FixesBody:
-        """Return the newest hundred, predicted beside realized."""
+        """Return the newest hundred, with predicted and realized gains."""
         with container.reading() as tx:
             found = realized_fixes(tx, job=job, session=session)
             figures = {

@@ -170,7 +170,7 @@ def _body(report: FleetReport) -> FleetReportBody:
         unexplained_gpu_hours=report.unexplained,
         jobs=[
             NamedCostBody(name=one.job, lost_gpu_hours=one.lost, jobs=1, sessions=one.sessions)
-            for one in report.dearest
+            for one in report.most_expensive
         ],
         hosts=[
             NamedCostBody(

@@ -1,4 +1,4 @@
-"""A job over time: its sessions, what happened beside them, and the changes that lasted."""
+"""A job over time: its sessions, the events between them, and the changes that lasted."""
 
 from __future__ import annotations
 

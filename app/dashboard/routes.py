@@ -202,7 +202,7 @@ def _add_pages(routes: APIRouter, pages: Pages) -> None:
                 view = get_session(tx, uuid.UUID(session), container.settings)
             except (ValueError, NotFoundError):
                 return pages.not_found(f"session {session}", nav)
-            beside = around(tx, view.row)
+            neighbors = around(tx, view.row)
             onset = (
                 None
                 if view.row.shown is None
@@ -226,7 +226,7 @@ def _add_pages(routes: APIRouter, pages: Pages) -> None:
         )
         page = session_page(
             view,
-            beside,
+            neighbors,
             document,
             report,
             onset=onset,

@@ -37,7 +37,7 @@ def back_up(url: str, target: Path) -> None:
     url : str
         The database.
     target : Path
-        Replaced only once all is there; for nobody but its owner to read.
+        Replaced only once all is there; only its owner may read it.
 
     Raises
     ------

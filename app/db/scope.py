@@ -139,7 +139,7 @@ def _parts(statement: Executable) -> list[tuple[ExternallyTraversible, bool]]:
 
 
 def _class_of(part: ExternallyTraversible) -> Mapper[Any] | None:
-    known = part._annotations.get(_OF_A_CLASS)  # noqa: SLF001 - the mapper tells nobody else
+    known = part._annotations.get(_OF_A_CLASS)  # noqa: SLF001 - the mapper has no public access
     return known if isinstance(known, Mapper) else None
 
 

@@ -104,7 +104,7 @@ class TensorMode(StrEnum):
 class FixSource(StrEnum):
     """How it is known that a fix was applied."""
 
-    PERSON = "person"  # somebody said so
+    PERSON = "person"  # a person said so
     METADATA = "metadata"  # a later session's metadata show it
 
 

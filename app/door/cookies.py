@@ -1,4 +1,4 @@
-"""The cookies of a browser that somebody signs in with."""
+"""The cookies of a browser of a user who signs in."""
 
 from __future__ import annotations
 
@@ -56,12 +56,12 @@ class BrowserCookie:
 
 
 def session_cookie(settings: Settings) -> BrowserCookie:
-    """Return the cookie of a browser that somebody signed in with."""
+    """Return the cookie of a browser with a signed-in user."""
     return BrowserCookie("paceline_session", settings)
 
 
 def known_cookie(settings: Settings) -> BrowserCookie:
-    """Return the cookie of a browser that somebody signed in with before, by a password."""
+    """Return the cookie of a browser with an earlier sign-in by a password."""
     return BrowserCookie("paceline_known", settings)
 
 

@@ -33,7 +33,7 @@ SAFE_METHODS: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 API: Final = "/api/"
 SIGN_IN: Final = "/sign-in"
 
-# Of their own: requests wait for nobody's page or body before they are known.
+# Of their own: requests do not wait for another's page or body before they are known.
 ADMISSIONS_AT_ONCE: Final = 8
 
 
@@ -49,7 +49,7 @@ class Guard:
     def __init__(self, container: Container) -> None:
         self._container = container
         self._cookie = session_cookie(container.settings)
-        # Threads that look somebody up.
+        # Threads that look up users and tokens.
         self._limiter = CapacityLimiter(ADMISSIONS_AT_ONCE)
 
     async def let_in(self, scope: Scope, need: Need) -> None:

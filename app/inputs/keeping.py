@@ -38,7 +38,7 @@ class KeepAudit:
 
 @dataclass(frozen=True, slots=True)
 class RetentionRules:
-    """What a project keeps, by kind; these are also what one keeps that nobody changed."""
+    """What a project keeps, by kind; these are also what one keeps without changes."""
 
     # traces, heatmaps, reports: of sessions, counted from when these were received
     traces: Keep = Keep()

@@ -31,7 +31,7 @@ def few(value: object) -> object:
 
 
 class Written(BaseModel):
-    """A mapping that somebody wrote: a key that means nothing here is a fault."""
+    """A mapping that a user wrote: a key that means nothing here is a fault."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 

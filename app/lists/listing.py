@@ -132,7 +132,7 @@ def read(
     sort : str
         The name of an order, with a minus sign for the largest first.
     limit, offset : int
-        At most so many rows, after so many.
+        At most `limit` rows, after `offset`.
     """
     query = listing.query().where(*where).order_by(*listing.order(sort))
     return listing.rows(tx.session.execute(query.limit(limit).offset(offset)).mappings())

@@ -1,7 +1,7 @@
 """HTTP connections that no peer can hold for nothing.
 
 What uvicorn has no settings for: how many connections a peer may have, how long the head of a
-request may take, how long the rest of a body that nobody wants, and how long an answer may wait to
+request may take, how long the rest of a body that is not read, and how long an answer may wait to
 be read. Bodies that are wanted have `app.api.frame.bodies`.
 """
 
@@ -125,7 +125,7 @@ class BoundedProtocol(H11Protocol):
         self._look()
 
     def on_response_complete(self) -> None:
-        """Look whether there is a body that nobody wants any more."""
+        """Look whether there is a body that is not read any more."""
         super().on_response_complete()
         self._look()
 

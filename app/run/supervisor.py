@@ -47,8 +47,8 @@ _SWEEPER_STOP_LIMIT_S: Final = 5.0
 _TEND_INTERVAL_S: Final = 0.2
 
 # There is no way in yet, and there must be one before anybody can come.
-NOBODY_TO_LET_IN: Final = (
-    "Everybody on {host} has to sign in, and nobody could: there is no administrator yet. Make a "
+NO_USERS: Final = (
+    "Sign-in is required on {host}, and no one can sign in: there is no administrator yet. Make a "
     "token with `paceline token create NAME --scope admin`, or name a file for it in "
     "PACELINE_ADMIN_TOKEN_FILE, which `paceline migrate` fills; or listen on 127.0.0.1 alone."
 )
@@ -72,7 +72,7 @@ def serve(settings: Settings, *, after_start: Callable[[str], None] | None = Non
     InstanceRunningError
         Another process serves this data directory.
     StartupError
-        Something does not start, or ended although nobody asked for it.
+        Something does not start, or ended without being asked to.
     """
     configure_logging(json=settings.log_json, level=settings.log_level)
     _raise_open_files_limit()
@@ -163,7 +163,7 @@ def _asking_others_who_they_are(settings: Settings) -> Settings:
 
 
 def require_administrator(container: Container) -> None:
-    """Refuse to start where everybody has to sign in and nobody could.
+    """Refuse to start where sign-in is required and no one can sign in.
 
     Warns where cookies go over plain HTTP.
 
@@ -175,7 +175,7 @@ def require_administrator(container: Container) -> None:
     if not settings.require_sign_in:
         return
     if not can_be_administered(container):
-        raise StartupError(NOBODY_TO_LET_IN.format(host=settings.host))
+        raise StartupError(NO_USERS.format(host=settings.host))
     if not settings.served_over_tls:
         _log.warning(
             "cookies are not kept to TLS: set PACELINE_EXTERNAL_URL to the https address of the "
@@ -215,7 +215,7 @@ def _stop_workers(workers: Sequence[SupervisedChild]) -> None:
 
 
 def _start_sweeper(container: Container, running: contextlib.ExitStack) -> None:
-    """Start the thread that finds the work which nobody else will; the first pass is at once."""
+    """Start the thread that finds the work that was lost or left; the first pass is at once."""
     done = threading.Event()
 
     def sweep_until_done() -> None:
@@ -231,8 +231,8 @@ def _start_sweeper(container: Container, running: contextlib.ExitStack) -> None:
                 if not failing:
                     _log.warning("the sweeper's pass failed, trying on", error=said(error))
                 failing = True
-            # Not even a bug of ours may end this thread: nobody would notice, and nothing else
-            # finds lost messages. No class names what nobody foresaw; the log has its trace, and
+            # Not even a bug of ours may end this thread: no one would notice, and nothing else
+            # finds lost messages. No class names unforeseen errors; the log has its trace, and
             # the next pass tries again.
             except Exception:  # noqa: BLE001 - as above
                 _log.exception("the sweeper's pass failed")

@@ -122,7 +122,7 @@ class Container:
     objects: Objects | None = None
 
     def within(self, project_id: int, principal: Principal = INSTALLATION) -> Self:
-        """Return this container for what somebody does in one project."""
+        """Return this container for a user's requests in one project."""
         return replace(self, scope=Scope(project_id), principal=principal)
 
     def everywhere(self) -> Self:
@@ -130,7 +130,7 @@ class Container:
         return replace(self, scope=EVERY_PROJECT)
 
     def named(self, principal: Principal) -> Self:
-        """Return this container for what somebody else does."""
+        """Return this container for another principal."""
         return replace(self, principal=principal)
 
     def uow(self) -> UnitOfWork:

@@ -18,7 +18,7 @@ _PREFIX: Final = "paceline-child-"
 
 
 class Scratch:
-    """A new directory below the temporary one; locked, so that nobody else takes it for left over.
+    """A new, locked directory below the temporary one: no other process deletes it.
 
     Attributes
     ----------

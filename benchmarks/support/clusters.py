@@ -31,8 +31,8 @@ MICROBATCHES: Final = 50
 def reference_profile() -> Path | None:
     """Return the folder with the published profile of GPT2-XL, where the environment names it."""
     given = os.environ.get("PACELINE_REFERENCE_PROFILE")
-    beside = os.environ.get("PACELINE_REFERENCE_DATA")
-    found = given or (beside and str(Path(beside).parent / "gpt2-xl-profile"))
+    data = os.environ.get("PACELINE_REFERENCE_DATA")
+    found = given or (data and str(Path(data).parent / "gpt2-xl-profile"))
     if not found or not (Path(found) / "layers.json").is_file():
         return None
     return Path(found).resolve()

@@ -105,7 +105,7 @@ def _best(rows: Sequence[speed.Row], target: str) -> float:
 
 
 def following_section(followed: following.Followed) -> tuple[list[str], bool]:
-    """Return what became of a straggler that comes and goes."""
+    """Return the outcome of a straggler that comes and goes."""
     (_DOCS / _FIGURE).write_text(following.figure(followed), encoding="utf-8")
     (_DOCS / _DATA).write_text(following.data(followed), encoding="utf-8")
     slow_s = followed.median_s(following.COMES, following.GOES, planned=False)

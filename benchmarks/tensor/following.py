@@ -74,7 +74,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Followed:
-    """What became of the job.
+    """The outcome of the job.
 
     Parameters
     ----------

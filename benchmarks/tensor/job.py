@@ -49,7 +49,7 @@ class Measured:
 
     @property
     def outside_s(self) -> float:
-        """What the step takes beside the slowest rank's own time: collectives."""
+        """What the step takes outside the slowest rank's own time: collectives."""
         return self.step_s - max(self.time_s)
 
 
@@ -83,7 +83,7 @@ class Job:
         self._step = 0
 
     def slow_down(self, slowdowns: Sequence[float]) -> None:
-        """Make each rank's products take so many times as long."""
+        """Multiply the duration of each rank's products."""
         self.pace.slowdown = slowdowns[self.tp.rank]
 
     def train_step(self) -> None:

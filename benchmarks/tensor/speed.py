@@ -46,7 +46,7 @@ class Row:
         The step time without action ÷ that under the plan.
     predicted_s : float
         The advisor's for the slowest rank, what ranks wait for each other layer by layer, and what
-        a step takes beside that without a plan.
+        a step takes outside that without a plan.
     """
 
     case: str
@@ -85,7 +85,7 @@ def _on_rank() -> list[Row]:
     for granularity in Granularity:
         job = Job(granularity)
         costs = _pre_test(job)
-        # What a step takes beside the slowest rank's own time is not of the straggler.
+        # What a step takes outside the slowest rank's own time is not of the straggler.
         outside_s = job.measure(None, 2 * _STEPS).outside_s
         for case, slowdowns in CASES.items():
             job.slow_down(slowdowns)

@@ -1,4 +1,4 @@
-"""Recordings of other programs, from the folders beside the published traces."""
+"""Recordings of other programs, from the folders next to the published traces."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def folder() -> Path:
     named = os.environ.get("PACELINE_REFERENCE_DATA")
     if not named:
         skip_or_fail(
-            "PACELINE_REFERENCE_DATA is not set; beside its folder are those of Kineto files and "
+            "PACELINE_REFERENCE_DATA is not set; next to its folder are those of Kineto files and "
             "of MegaScan (https://github.com/OpenSQZ/MegatronApp)"
         )
     return Path(named).resolve().parent

@@ -136,7 +136,7 @@ def _least_in(problem: PlanningProblem, leaf: Leaf, *, oobleck: bool) -> int | N
 
 
 def _oobleck_with(problem: PlanningProblem, leaf: Leaf, stages: int) -> int | None:
-    """Bound T_oobleck with so many stages: with k the slowest, c·L_k ≥ c·low for each k."""
+    """Bound T_oobleck with that number of stages: with k the slowest, c·L_k ≥ c·low for each k."""
     values = [
         _cheapest(problem, _Rule(leaf.high_ps, stages, k, leaf.low_ps)) for k in range(stages)
     ]

@@ -13,7 +13,7 @@ PS_PER_MS = 10**9
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Layers [first, end) on so many devices of a type in one node."""
+    """Layers [first, end) on a number of devices of a type in one node."""
 
     first: int
     end: int

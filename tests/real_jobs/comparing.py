@@ -1,4 +1,4 @@
-"""Recordings by the client's hooks beside those by hand: the same job, fault and questions."""
+"""Recordings by the client's hooks next to those by hand: the same job, fault and questions."""
 
 from __future__ import annotations
 

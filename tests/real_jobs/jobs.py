@@ -39,7 +39,7 @@ class Posting(Enum):
 
     BLOCKING = "blocking"  # what is posted together is waited for at once
     WINDOWED = "windowed"  # a receive follows the previous computation of its direction
-    OVERLAPPED = "overlapped"  # as the framework does it, beside computation
+    OVERLAPPED = "overlapped"  # as the framework does it, in parallel with computation
 
 
 class Ends(Enum):

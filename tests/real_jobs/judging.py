@@ -13,7 +13,7 @@ from tests.real_jobs.truth import Truth
 
 MOST_DISCREPANCY: Final = 0.02
 HEADLINE_WITHIN: Final = 0.05
-# Of a stage without peers nobody can be sure.
+# Of a stage without peers no one can be sure.
 SURE: Final = 0.9
 
 _EITHER: Final = ("slow_worker", "stage_imbalance")

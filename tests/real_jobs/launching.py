@@ -24,7 +24,7 @@ from tests.real_jobs.jobs import MICROBATCHES, Framework, Job
 TORCH_PYTHON: Final = "PACELINE_TORCH_PYTHON"
 FORWARD_S: Final = 0.032
 
-# Imports and the first step; a scenario may take so many times as long as it should.
+# Imports and the first step; a scenario may take this multiple of its time.
 _STARTING_S: Final = 90.0
 _PATIENCE: Final = 4.0
 _LOG_CHARS: Final = 4000

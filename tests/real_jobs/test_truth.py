@@ -66,7 +66,7 @@ def test_a_slow_worker_without_peers_is_at_an_end_or_not(stage: int, *, at_an_en
     assert truth.worker == Place(0, stage)
 
 
-def test_a_healthy_job_has_nobody_to_blame() -> None:
+def test_a_healthy_job_has_no_worker_to_blame() -> None:
     truth = truth_of(SCENARIOS["hwC-healthy"], [1.0, 1.01], [1.0, 1.01])
     assert (truth.slowdown, truth.cause, truth.worker, truth.stage) == (1.0, None, None, None)
 

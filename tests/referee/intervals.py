@@ -30,7 +30,7 @@ from tests.referee.judging import STRAGGLING, trace_of
 STEPS: Final = 144
 SESSION_STEPS: Final = 24
 STARTS: Final = (24, 96)
-# Passes of a step: larger jobs of so many steps take too long to execute.
+# Passes of a step: larger jobs of this number of steps take too long to execute.
 _MOST_PASSES: Final = 240
 # These have no slowdown of the job to be held against: they begin at some step, or grow, or follow
 # an hour that is longer than the job.

@@ -42,7 +42,7 @@ class Verdict:
     named : tuple of str
         Causes, most expensive first.
     worker_right, stage_right : bool or None
-        Whether who is blamed first is at fault; None where nobody is, or nothing was named.
+        Whether who is blamed first is at fault; None where none is, or nothing was named.
     has_verdict : bool
     fixes : tuple of str
         Actions recommended.

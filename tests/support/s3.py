@@ -106,7 +106,7 @@ class Proxy:
         self.hold.set()
         self.notice: bytes | None = None
         self.seen = threading.Event()
-        # After so many bytes more towards the server every connection breaks, once.
+        # After this number of bytes more towards the server every connection breaks, once.
         self.break_after: int | None = None
         self.broken = 0
         self._open: set[socket.socket] = set()

@@ -79,7 +79,7 @@ class TrainingJob:
             assert acked.status_code == 204, acked.text
 
     def ack(self, version: int, **changes: Any) -> httpx.Response:  # noqa: ANN401 - JSON
-        """Say what became of a version."""
+        """Report the outcome of a version."""
         body = {
             "attempt": self.says["attempt"], "step": self.step, "ranks": [0, 1, 2, 3],
             "applied": True,

@@ -65,7 +65,7 @@ class RenewBody(BaseModel):
 
 
 class RoleBody(BaseModel):
-    """What somebody may do, and in which project."""
+    """What a user or program may do, and in which project."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -74,14 +74,14 @@ class RoleBody(BaseModel):
 
 
 class GivenRoleBody(BaseModel):
-    """A role that somebody has; of all projects where `project` is null."""
+    """A role of a user; for all projects where `project` is null."""
 
     project: str | None
     role: Role
 
 
 class PersonBody(BaseModel):
-    """Somebody who signs in; with a password of this server where `issuer` is null."""
+    """A user; with a password of this server where `issuer` is null."""
 
     id: uuid.UUID
     name: str
@@ -99,7 +99,7 @@ class PersonListBody(BaseModel):
 
 
 class PersonChangeBody(BaseModel):
-    """Whether somebody is kept out."""
+    """Whether the user is disabled."""
 
     model_config = ConfigDict(extra="forbid")
 

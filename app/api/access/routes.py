@@ -147,20 +147,20 @@ def _people(routes: APIRouter) -> None:
         )
 
     @routes.patch(
-        "/people/{person}", status_code=NO_CONTENT, summary="Keep somebody out, or let them in"
+        "/people/{person}", status_code=NO_CONTENT, summary="Disable a user, or enable them"
     )
     def patch_person(here: Here, person: PersonId, body: PersonChangeBody) -> Response:
         """Who is kept out is signed out everywhere, whatever a provider says."""
         set_disabled(here.everywhere(), person, disabled=body.disabled)
         return Response(status_code=NO_CONTENT)
 
-    @routes.put("/people/{person}/role", status_code=NO_CONTENT, summary="Give somebody a role")
+    @routes.put("/people/{person}/role", status_code=NO_CONTENT, summary="Give a user a role")
     def put_role(here: Here, person: PersonId, body: RoleBody) -> Response:
         """Who signs in at a provider has the roles of their groups there."""
         set_role(here.everywhere(), person, body.role, body.project)
         return Response(status_code=NO_CONTENT)
 
-    @routes.delete("/people/{person}", status_code=NO_CONTENT, summary="Delete somebody")
+    @routes.delete("/people/{person}", status_code=NO_CONTENT, summary="Delete a user")
     def remove_person(here: Here, person: PersonId) -> Response:
         """Whom a provider vouches for is there again with the next sign-in."""
         delete_person(here.everywhere(), person)
@@ -180,7 +180,7 @@ def _projects(routes: APIRouter) -> None:
 
     @routes.delete("/projects/{name}", status_code=ACCEPTED, summary="Delete a project")
     def remove_project(here: Here, name: Annotated[str, Path(description="Its name.")]) -> Response:
-        """Nobody gets in from now on; what it has is taken away within minutes to hours."""
+        """Close it at once; its contents are deleted within minutes to hours."""
         delete_project(here.everywhere(), name)
         return Response(status_code=ACCEPTED)
 

@@ -59,7 +59,7 @@ Sort = Annotated[
 
 
 class Filters:
-    """What incidents are asked for by, besides their state and job."""
+    """What incidents are asked for by, in addition to their state and job."""
 
     def __init__(  # noqa: PLR0913 - one for each parameter
         self,
@@ -73,7 +73,7 @@ class Filters:
         owner: Annotated[Word, Query(description="The job's label of this name.")] = "",
         project: Annotated[Word, Query(description="The job's label of this name.")] = "",
         label: Annotated[Word, Query(description="A label of the job: name=value, or name.")] = "",
-        assignee: Annotated[Word, Query(description="Whose it is; -: nobody's.")] = "",
+        assignee: Annotated[Word, Query(description="The assignee; -: not assigned.")] = "",
         begin: Annotated[
             AwareDatetime | None,
             Query(alias="from", description="Began since; with state=resolved ended since."),
@@ -156,7 +156,7 @@ def _orders(routes: APIRouter) -> None:
             acknowledge_incident(container, incident, by=body.by, note=body.note)
         )
 
-    @routes.post("/incidents/{incident}/silence", summary="Tell nobody until a time")
+    @routes.post("/incidents/{incident}/silence", summary="Send no messages until a time")
     def post_silence(container: Here, incident: uuid.UUID, body: SilenceBody) -> IncidentDetailBody:
         return incident_detail_body(
             silence_incident(container, incident, until=body.until, reason=body.reason, by=body.by)

@@ -1,4 +1,4 @@
-"""Alerts: rules, channels and deliveries, and beside them incidents."""
+"""Alerts: rules, channels and deliveries, and incidents."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def _rules(routes: APIRouter) -> None:
 
     @routes.post("/alert-rules/preview", summary="What a rule would have done in 30 days")
     def post_preview(container: Here, body: RuleBody) -> PreviewBody:
-        """Nothing is stored and nobody is told."""
+        """Nothing is stored and no message is sent."""
         rule = body.rule(uuid.UUID(int=0))
         found = preview(container, rule)
         if rule.evaluated:

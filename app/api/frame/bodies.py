@@ -40,7 +40,7 @@ class Pace:
     idle_s : float
         No byte for so long is the end. As much may be waited altogether, at first.
     min_bytes_per_s : float
-        Every so many bytes bring another second of waiting: on average a body comes faster.
+        Bytes that bring another second of waiting: on average a body comes faster.
     """
 
     idle_s: float
@@ -54,7 +54,7 @@ class Pace:
         size : int
             Bytes that have come.
         waited_s : float
-            For how long they were waited for; the time in which nobody read does not count.
+            For how long they were waited for; the time in which nothing was read does not count.
 
         Examples
         --------

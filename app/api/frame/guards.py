@@ -14,8 +14,8 @@ from app.api.frame.problems import problem
 
 SAFE_METHODS: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 
-# Where nobody signs in, whoever reaches the server may do everything: requests that a proxy passes
-# on from elsewhere are not answered.
+# Without sign-in, every peer that reaches the server may do everything: requests that a proxy
+# passes on from elsewhere are not answered.
 FORWARDED_HEADERS: Final = (
     "forwarded",
     "via",
@@ -46,7 +46,7 @@ class HostGuard:
     ----------
     app : ASGI application
     allowed_hosts : collection of str
-        Host names answered besides the loopback ones.
+        Host names answered in addition to the loopback ones.
     require_sign_in : bool
     """
 

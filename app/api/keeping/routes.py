@@ -83,7 +83,7 @@ def _sessions(routes: APIRouter) -> None:
 
     @routes.delete("/sessions/{session}", status_code=NO_CONTENT, summary="Delete a session")
     def remove_session(here: Here, session: uuid.UUID) -> Response:
-        """Nobody finds it from now on; its room is free within minutes."""
+        """Hide it at once; its storage is freed within minutes."""
         delete_session(here, session)
         return Response(status_code=NO_CONTENT)
 

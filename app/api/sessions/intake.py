@@ -70,7 +70,7 @@ TEXT: Final = frozenset(
 # Content codings and how such a body starts.
 ENCODINGS: Final = {coding: known.magic for known in COMPRESSIONS for coding in known.codings}
 
-# What nginx calls a client that is gone; nobody reads it.
+# What nginx calls a client that is gone; no one reads it.
 CLIENT_CLOSED_REQUEST: Final = 499
 
 
@@ -165,7 +165,7 @@ class Ingest:
         check : callable
             Refuses what can be refused before the body comes.
         store : callable
-            Takes the body in a thread and returns what became of it.
+            Takes the body in a thread and returns its outcome.
         refused : callable, optional
             Takes, in a thread, how many bytes had come of a body that was refused for good, and
             the code of the problem.

@@ -158,7 +158,7 @@ class LiveStates:
                     self._conninfo, autocommit=True
                 ) as connection:
                     await connection.execute(f"LISTEN {SESSION_CHANNEL}")
-                    # What changed while nobody listened is read from the tables.
+                    # Changes without a listener are read from the tables.
                     silent_s = time.monotonic() - heard_at_s
                     since_s = silent_s + LONGEST_TRANSACTION_S
                     await self._feed(partial(recent, self._everywhere, since_s))

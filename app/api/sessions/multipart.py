@@ -29,7 +29,7 @@ class MalformedMultipartError(PacelineError):
 
 @dataclass(frozen=True, slots=True)
 class MultipartParts:
-    """What came besides the trace: the metadata's text and the trace part's own content type."""
+    """What came with the trace: the metadata's text and the trace part's own content type."""
 
     meta: str | None
     trace_content_type: str | None

@@ -48,7 +48,7 @@ class ReceiptBody(BaseModel):
     job: str
     number: int
     unmapped: list[UnmappedBody] = Field(
-        default_factory=list, description="What a foreign recording holds besides."
+        default_factory=list, description="What else a foreign recording holds."
     )
 
 

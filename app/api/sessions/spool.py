@@ -23,7 +23,7 @@ FLUSH_BYTES: Final = MIB
 def spool_directory(settings: Settings) -> Path:
     """Return where bodies are spooled, making it where needed.
 
-    In the data directory where there is one. A server beside a database of its own keeps no data
+    In the data directory where there is one. A server with a database of its own keeps no data
     and may run on a read-only file system: there it is the temporary directory, which TMPDIR moves.
     """
     if not settings.data_dir.is_dir():

@@ -1,4 +1,4 @@
-"""The loop of a training job: it reports times, gets plans, and says what became of them."""
+"""The loop of a training job: it reports times, gets plans, and reports their outcome."""
 
 from __future__ import annotations
 

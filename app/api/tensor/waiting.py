@@ -38,7 +38,7 @@ class Waiting:
             self._loop.call_soon_threadsafe(self._wake, key)
 
     def close_soon(self) -> None:
-        """Let everybody go, and nobody wait from now on."""
+        """Release all that wait, and let none wait from now on."""
         self._closed = True
         if self._loop is not None:
             self._loop.call_soon_threadsafe(self._wake_all)

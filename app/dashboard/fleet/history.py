@@ -55,4 +55,4 @@ def change_text(change: JobChange, now: datetime) -> str:
     if change.cause is not None:
         cause = cause_name(change.cause).lower()
         text += f", {cause}" if change.slower else f", without {cause}"
-    return text if change.beside is None else f"{text}; beside it: {change.beside}"
+    return text if change.mark is None else f"{text}; last event before it: {change.mark}"

@@ -59,7 +59,7 @@ def jobs_csv(report: FleetReport) -> Table:
     """Return the jobs that lost most."""
     return Table(
         ("job", "used_gpu_hours", "lost_gpu_hours", "sessions"),
-        ((one.job, one.used, one.lost, one.sessions) for one in report.dearest),
+        ((one.job, one.used, one.lost, one.sessions) for one in report.most_expensive),
     )
 
 

@@ -291,15 +291,15 @@ def _causes(report: FleetReport) -> list[BarLine]:
 
 
 def _jobs_title(report: FleetReport) -> str:
-    if not report.dearest or not report.costs.lost:
+    if not report.most_expensive or not report.costs.lost:
         return "No job lost anything"
-    first = report.dearest[0]
+    first = report.most_expensive[0]
     share = first.lost / report.costs.lost
     return f"{first.job} lost the most, {rough_percent(share)} of it"
 
 
 def _jobs(report: FleetReport) -> list[BarLine]:
-    most = max((job.lost for job in report.dearest), default=0.0) or 1.0
+    most = max((job.lost for job in report.most_expensive), default=0.0) or 1.0
     return [
         BarLine(
             job.job,
@@ -309,7 +309,7 @@ def _jobs(report: FleetReport) -> list[BarLine]:
             rough_percent(job.lost / job.used) if job.used else "",
             count(job.sessions),
         )
-        for job in report.dearest
+        for job in report.most_expensive
     ]
 
 

@@ -192,7 +192,7 @@ def launch_delays(report: Report) -> Figure:
 def _right_labels(
     values: Sequence[float], top: float, total: float, ideal_s: float
 ) -> list[Figure]:
-    """Return the seconds beside the ticks, and S at its line where it covers none of them."""
+    """Return the seconds next to the ticks, and S at its line where it covers none of them."""
     labels = [
         right_label(value, f"{seconds(value * ideal_s)}{' ideal' if index == 0 else ''}", TEXT_2)
         for index, value in enumerate(values)

@@ -19,7 +19,7 @@ HEIGHT: Final = 120.0
 _MARGIN: Final = 0.08
 _TICKS: Final = 4
 _STEP_TICKS: Final = 4
-# A reports' gap that is longer than so many usual ones is no line.
+# A reports' gap that is longer than this multiple of the typical one is no line.
 _GAP: Final = 5.0
 # Versions that were applied, newest first.
 _MOST_MARKS: Final = 6

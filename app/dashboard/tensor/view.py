@@ -353,7 +353,7 @@ def _switch(view: GroupView) -> SwitchView:
         last = view.history[0]
         note = f"Switched to {last.mode} by {last.by}, {last.at:%d %b %H:%M} UTC."
     else:
-        note = "Nobody has switched it: plans are advice."
+        note = "It was never switched: plans are advice."
     if on and not view.apply:
         note += " The job’s own code does not apply plans."
     return SwitchView(

@@ -158,7 +158,7 @@ def _copy_installation(source: Path, copy: Path) -> None:
         shutil.copyfile(source / "bin" / name, installation / "bin" / name)
     for name in ("lib/postgresql", "share"):
         shutil.copytree(source / name, installation / name, copy_function=shutil.copyfile)
-    # Linux wheels keep them beside the package, macOS wheels inside it.
+    # Linux wheels keep them next to the package, macOS wheels inside it.
     for libraries in (source.parent.with_name(f"{_PACKAGE}.libs"), source.parent / ".dylibs"):
         if libraries.is_dir():
             target = copy / libraries.relative_to(source.parent.parent)

@@ -35,7 +35,7 @@ class Project(Base):
     id: Mapped[int] = mapped_column(Identity(always=False), primary_key=True)
     name: Mapped[str] = mapped_column(unique=True)
     created_at: Mapped[datetime] = mapped_column(server_default=text("now()"))
-    # From then on nobody gets in, and its name is free; what it has goes piece by piece.
+    # From then on it is closed, and its name is free; its contents are deleted piece by piece.
     deleted_at: Mapped[datetime | None]
 
 
@@ -64,7 +64,7 @@ class Token(Base):
 
 
 class Person(Base):
-    """Somebody who signs in: with a password of ours, or at a provider of OpenID Connect."""
+    """A user, with a password of this server or of a provider of OpenID Connect."""
 
     __tablename__ = "person"
     __table_args__ = (
@@ -104,7 +104,7 @@ class Membership(Base):
 
 
 class BrowserSession(Base):
-    """A browser that somebody signed in with; its cookie holds what is hashed here."""
+    """A browser with a signed-in user; its cookie holds what is hashed here."""
 
     __tablename__ = "browser_session"
     __table_args__ = (Index("ix_browser_session_expires_at", "expires_at"),)
@@ -131,7 +131,7 @@ class PendingSignIn(Base):
 
 
 class GuessBucket(Base):
-    """Guesses of passwords that are counted together; gone when nobody has to wait any more."""
+    """Guesses of passwords that are counted together; deleted when they delay no one any more."""
 
     __tablename__ = "guess_bucket"
     __table_args__ = (Index("ix_guess_bucket_owed_until", "owed_until"),)
@@ -143,7 +143,7 @@ class GuessBucket(Base):
 
 
 class KnownBrowser(Base):
-    """A browser that somebody signed in with by a password: strangers' guesses do not slow it."""
+    """A browser with an earlier sign-in by a password: strangers' guesses do not slow it."""
 
     __tablename__ = "known_browser"
     __table_args__ = (Index("ix_known_browser_person_id", "person_id"),)

@@ -176,7 +176,7 @@ class AlertOnHost(OfProject, Base):
     incident_id: Mapped[uuid.UUID] = mapped_column(Uuid, primary_key=True)
     lead_id: Mapped[uuid.UUID] = mapped_column(Uuid)
     host: Mapped[str]
-    # Of a lead: since when it speaks for nobody any more.
+    # Of a lead: since when it leads no incident any more.
     over_at: Mapped[datetime | None]
     # Of a lead: another job came or got well, and the lead's group has not been looked at since.
     stirred_at: Mapped[datetime | None]
@@ -221,7 +221,7 @@ class AlertComment(OfProject, Base):
 
 
 class AlertAssignee(OfProject, Base):
-    """Whose an incident is; without a row nobody's."""
+    """The assignee of an incident; without a row it has none."""
 
     __tablename__ = "alert_assignee"
     __table_args__ = (belongs_to("incident_id", "alert_incident.id"),)

@@ -23,7 +23,7 @@ class BlobPart(OfProject, Base):
 
 
 class BlobObject(OfProject, Base):
-    """A blob whose bytes an object store has; without this row nobody refers to them."""
+    """A blob whose bytes an object store has; without this row they are not referenced."""
 
     __tablename__ = "blob_object"
     __table_args__ = (in_project(), UniqueConstraint("key", "project_id"))

@@ -58,7 +58,8 @@ class HostReading(OfProject, Base):
 class HostWeek(OfProject, Base):
     """What the readings of a host in a job add up to in a week, which `week` begins.
 
-    Nobody writes it: triggers on `host_reading` keep it, whatever adds readings or takes them away.
+    No code writes it: triggers on `host_reading` keep it, whatever adds readings or takes them
+    away.
     """
 
     __tablename__ = "host_week"
@@ -80,7 +81,7 @@ class HostWeek(OfProject, Base):
 
 
 class HostRepair(OfProject, Base):
-    """What somebody did to a host, or to one of its GPUs."""
+    """A repair of a host, or to one of its GPUs."""
 
     __tablename__ = "host_repair"
     __table_args__ = (

@@ -35,7 +35,7 @@ class Job(OfProject, Base):
 
 
 class Attempt(OfProject, Base):
-    """A start of a job that somebody announced; sessions may name others too."""
+    """A start of a job that was announced; sessions may name others too."""
 
     __tablename__ = "attempt"
     __table_args__ = (

@@ -63,7 +63,7 @@ class TensorGroup(OfProject, Base):
     sizes: Mapped[tuple[Sizes, ...] | None] = mapped_column(_SIZES)
     ranks: Mapped[list[int] | None] = mapped_column(ARRAY(Integer))
     hosts: Mapped[list[str] | None] = mapped_column(ARRAY(Text))
-    # so many reports came; the latest one's last step
+    # number of reports that came; the latest one's last step
     reports: Mapped[int] = mapped_column(server_default=text("0"))
     step: Mapped[int | None] = mapped_column(BigInteger)
     reported_at: Mapped[datetime | None]

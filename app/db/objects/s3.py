@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from app.settings import Settings
 
-# Of what is written in parts; so many of them are under way, and in memory, at the same time.
+# Of what is written in parts; this number of parts is under way, and in memory, at the same time.
 PART_BYTES: Final = 8 * 1024 * 1024
 PARTS_AT_ONCE: Final = 3
 
@@ -152,7 +152,7 @@ class S3Objects:
 
 
 def _until(pieces: Iterator[bytes], size: int) -> Iterator[bytes]:
-    """Yield pieces until they are so many bytes, or there are no more."""
+    """Yield pieces until they are `size` bytes, or there are no more."""
     while size > 0 and (piece := next(pieces, None)) is not None:
         size -= len(piece)
         yield piece

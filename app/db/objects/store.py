@@ -54,7 +54,7 @@ class Objects:
     ----------
     store : ObjectStore
     min_bytes : int
-        Blobs of so many bytes and more; smaller ones are in the database all the same.
+        Blobs of this number of bytes and more; smaller ones are in the database all the same.
     """
 
     store: ObjectStore

@@ -52,7 +52,7 @@ def _for_each_layer(value: list[float] | None, info: ValidationInfo) -> list[flo
 
 def _with_backward(value: list[float] | None, info: ValidationInfo) -> list[float] | None:
     if value is None and info.data.get("backward_ms") is not None:
-        raise PydanticCustomError("missing", "it is missing beside backward_ms")
+        raise PydanticCustomError("missing", "backward_ms needs it")
     return value
 
 
@@ -164,7 +164,7 @@ class WrittenNetwork(Written):
     ] = None
 
     def network(self, layers: int) -> Network:
-        """Return the network of a model of so many layers."""
+        """Return the network of a model of `layers` layers."""
         inside, across = self.allreduce_in_node_ms, self.allreduce_across_ms
         if isinstance(across, float):
             across = {EVERY_LAYER: across}

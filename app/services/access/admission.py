@@ -74,7 +74,7 @@ def admit(container: Container, shown: Shown, need: Right) -> Container:
     Raises
     ------
     UnauthenticatedError
-        ``access.unauthenticated``: nobody that is known.
+        ``access.unauthenticated``: not authenticated.
     NotFoundError
         ``project.not_found``: there is none, or who asks has no business in it.
     ForbiddenError
@@ -127,7 +127,7 @@ def identify(container: Container, shown: Shown) -> Principal:
 def refused(
     container: Container, shown: Shown, error: PacelineError, who: Principal = LOCAL
 ) -> None:
-    """Note that somebody was refused; an unknown one by the address."""
+    """Note that a request was refused; an unknown one by the address."""
     if not shown.asks or not container.settings.require_sign_in:
         return
     kind, name = (ActorKind.PEER, shown.peer) if who is LOCAL else (who.kind, who.name)
@@ -141,7 +141,7 @@ def can_be_administered(container: Container) -> bool:
 
 
 def has_administrator(tx: Reads) -> bool:
-    """Return whether somebody may do everything; in a transaction of all projects."""
+    """Return whether the user may do everything; in a transaction of all projects."""
     token = select(Token.id).where(_valid(tx), Token.scopes.contains([Right.ADMIN]))
     person = (
         select(Membership.id)

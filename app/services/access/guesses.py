@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from app.db.unit_of_work import Reads, UnitOfWork
     from app.services.container import Container
 
-# How long a browser stays known that nobody signs in with, and how many a person has.
+# How long a browser stays known without a sign-in, and how many a person has.
 KNOWN_FOR: Final = timedelta(days=180)
 MOST_KNOWN: Final = 16
 
@@ -98,7 +98,7 @@ def pay_back(tx: UnitOfWork, buckets: Sequence[Bucket]) -> None:
 
 
 def remember_browser(tx: UnitOfWork, person_id: uuid.UUID, shown: str | None, fresh: str) -> str:
-    """Return the cookie by which a browser is known to be somebody's from now on.
+    """Return the cookie by which a browser is known to belong to a user from now on.
 
     Parameters
     ----------

@@ -88,7 +88,7 @@ def move_job(container: Container, job: str, to: str) -> None:
 
 
 def delete_project(container: Container, name: str) -> None:
-    """Delete a project: nobody gets in from now on; the sweeper takes away what it has.
+    """Delete a project: it can no longer be opened; the sweeper takes away what it has.
 
     Parameters
     ----------
@@ -108,7 +108,7 @@ def delete_project(container: Container, name: str) -> None:
         project_id = project_id_of(tx, name)
         tx.session.execute(delete(Token).where(Token.project_id == project_id))
         tx.session.execute(delete(Membership).where(Membership.project_id == project_id))
-        # Nothing of it is worked on or sent from now on: whoever is at it stores for nobody.
+        # Nothing of it is worked on or sent from now on: results of workers are not stored.
         tx.session.execute(
             delete(TaskRun).where(
                 TaskRun.project_id == project_id, TaskRun.state == TaskState.QUEUED

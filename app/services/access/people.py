@@ -34,7 +34,7 @@ hasher: Final = PasswordHasher()
 
 @dataclass(frozen=True, slots=True)
 class PersonView:
-    """Somebody who signs in, or did.
+    """A user, also a deleted one.
 
     Parameters
     ----------
@@ -65,7 +65,7 @@ class PersonView:
 def create_person(
     container: Container, name: str, password: str, role: Role, project: str | None
 ) -> None:
-    """Make somebody who signs in with a password of ours; in all projects without one.
+    """Add a user with a password of this server; for all projects without one.
 
     Raises
     ------
@@ -140,7 +140,7 @@ def person_id_of(tx: Reads, name: str) -> uuid.UUID:
         person.id for person in people if name == person.name
     ]
     if not found:
-        raise _nobody(name)
+        raise _unknown(name)
     if len(found) > 1:
         ids = ", ".join(map(str, found))
         raise ConflictError(f"Several people are called {name}: {ids}.", code="person.ambiguous")
@@ -148,7 +148,7 @@ def person_id_of(tx: Reads, name: str) -> uuid.UUID:
 
 
 def set_password(container: Container, person_id: uuid.UUID, password: str) -> None:
-    """Give somebody another password; browsers that they signed in with are signed out.
+    """Set a user's password; browsers that they signed in with are signed out.
 
     Raises
     ------
@@ -171,7 +171,7 @@ def set_password(container: Container, person_id: uuid.UUID, password: str) -> N
 def set_role(
     container: Container, person_id: uuid.UUID, role: Role | None, project: str | None
 ) -> None:
-    """Give somebody a role in one project, or in all; None takes it.
+    """Give a user a role in one project, or in all; None takes it.
 
     Raises
     ------
@@ -205,7 +205,7 @@ def set_role(
 
 
 def set_disabled(container: Container, person_id: uuid.UUID, *, disabled: bool) -> None:
-    """Keep somebody out from now on, or let them in again; a provider's word does not change it.
+    """Disable a user, or enable them again; a provider does not change it.
 
     Raises
     ------
@@ -226,7 +226,7 @@ def set_disabled(container: Container, person_id: uuid.UUID, *, disabled: bool) 
 
 
 def delete_person(container: Container, person_id: uuid.UUID) -> None:
-    """Delete somebody; whom a provider vouches for comes back with the next sign-in.
+    """Delete a user; a user of a provider comes back with the next sign-in.
 
     Raises
     ------
@@ -268,11 +268,11 @@ def _locked(tx: UnitOfWork, person_id: uuid.UUID) -> Person:
     ).all()
     person = tx.session.get(Person, person_id)
     if person is None:
-        raise _nobody(str(person_id))
+        raise _unknown(str(person_id))
     return person
 
 
-def _nobody(name: str) -> NotFoundError:
+def _unknown(name: str) -> NotFoundError:
     return NotFoundError(f"There is no person {name}.")
 
 
@@ -293,9 +293,9 @@ def _sign_out(tx: UnitOfWork, person_id: uuid.UUID) -> None:
 
 
 def _keep_administrator(container: Container, tx: UnitOfWork) -> None:
-    """Refuse that nobody is left who could let others in; the command line still can."""
+    """Refuse to remove the last administrator; the command line still can."""
     if container.principal.kind is not ActorKind.SYSTEM and not has_administrator(tx):
         raise ConflictError(
-            "Nobody would be left who administers this installation.",
+            "This installation would have no administrator left.",
             code="access.last_administrator",
         )

@@ -69,7 +69,7 @@ def project_id_of(tx: Reads, name: str) -> int:
 def is_there(project_id: ColumnElement[int] | InstrumentedAttribute[int]) -> ColumnElement[bool]:
     """Return whether a row's project is there: one that was deleted goes piece by piece.
 
-    For transactions of all projects; nobody gets into one of its own any more.
+    For transactions of all projects; one of its own can no longer be opened.
     """
     return project_id.not_in(select(Project.id).where(Project.deleted_at.is_not(None)))
 

@@ -40,8 +40,8 @@ if TYPE_CHECKING:
 
 # People have so long to sign in there.
 PENDING_LASTS: Final = timedelta(minutes=10)
-# Nobody has to be known to begin: this bounds what beginners can fill. Above it the oldest ones go,
-# so that nobody is kept out by those who begin and never come back.
+# A sign-in begins without authentication: this bounds what strangers can fill. Above it the oldest
+# ones go, so that abandoned sign-ins lock no user out.
 MOST_PENDING: Final = 10_000
 TIMEOUT_S: Final = 10.0
 # The provider's addresses and keys; it changes its keys before it uses new ones.
@@ -198,7 +198,7 @@ class Provider:
             _log.warning("sign-in refused", error=f"{type(error).__name__}: {error}")
             raise SignInError("The provider's answer is not one to us.") from error
         if self._settings.oidc_client_id not in _audience(token.claims):
-            raise SignInError("The provider's answer is for somebody else.")
+            raise SignInError("The provider's answer is for another client.")
         return dict(token.claims)
 
     def _discovery(self) -> _Discovery:

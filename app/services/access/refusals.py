@@ -1,4 +1,4 @@
-"""Write what was refused into the audit log: counted, so that nobody can fill it."""
+"""Write what was refused into the audit log: counted, so that the log cannot be filled."""
 
 from __future__ import annotations
 

@@ -53,14 +53,14 @@ _slots: Final = BoundedSemaphore(AT_ONCE)
 
 
 @functools.cache
-def _nobody() -> str:
-    """Return what is compared with where nobody has the name, so that the answer takes as long."""
+def _decoy() -> str:
+    """Return a hash to compare where the name does not exist, so that the answer takes as long."""
     return hasher.hash(secrets.token_urlsafe(RANDOM_BYTES))
 
 
 @dataclass(frozen=True, slots=True)
 class SignedIn:
-    """A browser that somebody just signed in with.
+    """A browser with a user who just signed in.
 
     Parameters
     ----------
@@ -69,7 +69,7 @@ class SignedIn:
     principal : Principal
     expires_at : datetime
     known_by : str or None
-        A second cookie for the browser, which says that somebody gave their password in it; None
+        A second cookie for the browser, which says that a user gave their password in it; None
         where a provider looks after passwords.
     """
 
@@ -82,7 +82,7 @@ class SignedIn:
 def sign_in(
     container: Container, name: str, password: str, peer: str = "", browser: str | None = None
 ) -> SignedIn:
-    """Sign somebody in with a name and a password.
+    """Sign a user in with a name and a password.
 
     Parameters
     ----------
@@ -109,17 +109,17 @@ def sign_in(
             )
         ).scalar_one_or_none()
         buckets = buckets_for(tx, name, peer, browser)
-    # Only a name that is somebody's is noted: what else was typed there may be a password.
-    somebody = None if person is None else person.name
+    # Only the name of a user is noted: what else was typed there may be a password.
+    known = None if person is None else person.name
     try:
         pay(container, buckets)
     except TooManyGuessesError as error:
-        note_failed_sign_in(container, peer, error, somebody)
+        note_failed_sign_in(container, peer, error, known)
         raise
     # Outside of a transaction: it takes its time and memory on purpose.
-    # Made in any case, so that the first name of a process that is nobody's takes no longer.
-    nobody = _nobody()
-    stored = nobody if person is None or person.password is None else person.password
+    # Made in any case, so that the first name of a process that does not exist takes no longer.
+    decoy = _decoy()
+    stored = decoy if person is None or person.password is None else person.password
     try:
         fits = _fits(stored, password)
     except BusyError:
@@ -145,7 +145,7 @@ def sign_in(
                 )
                 return replace(_begin(tx, found), known_by=known_by)
     wrong = UnauthenticatedError("The name or the password is wrong.", code="access.wrong_password")
-    note_failed_sign_in(container, peer, wrong, somebody)
+    note_failed_sign_in(container, peer, wrong, known)
     raise wrong
 
 
@@ -178,7 +178,7 @@ def sign_in_from_provider(
     name: str,
     roles: Mapping[str | None, Role],
 ) -> SignedIn:
-    """Sign somebody in whom a provider vouches for, with the roles that their groups give now.
+    """Sign in a user of a provider, with the roles that their groups give now.
 
     Parameters
     ----------

@@ -17,7 +17,7 @@ _BY_RANK: Final = ("hosts", "gpus", "producers")
 
 
 class Change(StrEnum):
-    """What became of a cause."""
+    """The change of a cause."""
 
     GONE = "gone"
     CAME = "came"

@@ -16,7 +16,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-# Up to so many steps on each side, and without ties, the distribution of U is counted.
+# Up to this number of steps on each side, and without ties, the distribution of U is counted.
 EXACT_UP_TO: Final = 20
 # Fewer steps say nothing of how steps differ.
 FEWEST: Final = 3

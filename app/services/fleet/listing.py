@@ -26,10 +26,10 @@ if TYPE_CHECKING:
 
     from app.db.unit_of_work import Reads
 
-# So many jobs to a page, and silent ones below them.
+# Jobs on a page, and silent ones below them.
 PAGE: Final = 50
 SILENT_PAGE: Final = 20
-# So many owners may be chosen.
+# Most owners that may be chosen.
 OWNERS: Final = 50
 
 
@@ -141,7 +141,7 @@ def fleet_view(  # noqa: PLR0913 - what an address may ask for
     sort : str
         See `app.services.fleet.standing.SORTS`.
     page, silent_page : int
-        The last ones where there are not so many.
+        The last ones where there are not that many.
     size : int
         Jobs to a page.
     """
@@ -230,7 +230,7 @@ def _page(
     number: int,
     size: int,
 ) -> ScalarSelect[Any]:
-    """Return the jobs of a page in their order; of the last one where there are not so many."""
+    """Return the jobs of a page in their order; of the last one where there are not that many."""
     one = jobs.c
     total = select(func.count()).select_from(jobs).where(listed).scalar_subquery()
     last = func.greatest(0, (total - 1) // size) * size

@@ -39,7 +39,7 @@ def silent_after(
     after : Place or None
         Where the last one before these stands; None for the first ones.
     size : int
-        At most so many; there are no more where there are fewer.
+        At most `limit`; fewer are all that there are.
     """
     one = standing(at, archived=asked.show is Show.ARCHIVED).c
     listed = [~one.heard, matches(one, asked)]

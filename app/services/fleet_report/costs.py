@@ -132,7 +132,7 @@ def trend(tx: Reads, since: datetime, until: datetime) -> tuple[Period, ...]:
     )
 
 
-def dearest_jobs(tx: Reads, span: Span) -> tuple[JobCost, ...]:
+def most_expensive_jobs(tx: Reads, span: Span) -> tuple[JobCost, ...]:
     """Return the jobs that lost most."""
     one = _sessions(tx, span).c
     lost = func.sum(one.lost)
@@ -147,7 +147,7 @@ def dearest_jobs(tx: Reads, span: Span) -> tuple[JobCost, ...]:
 
 
 def by_cause(tx: Reads, span: Span) -> tuple[CauseCost, ...]:
-    """Return what each cause cost, the dearest first."""
+    """Return what each cause cost, the most expensive first."""
     one = _sessions(tx, span).c
     each = (
         func.jsonb_each_text(one.causes)
@@ -164,8 +164,8 @@ def by_cause(tx: Reads, span: Span) -> tuple[CauseCost, ...]:
     return tuple(CauseCost(*row) for row in map(tuple, rows))
 
 
-def dearest_hosts(tx: Reads, span: Span) -> tuple[HostCost, ...]:
-    """Return the hosts that causes name in more than one session, the dearest first."""
+def most_expensive_hosts(tx: Reads, span: Span) -> tuple[HostCost, ...]:
+    """Return the hosts that causes name in more than one session, the most expensive first."""
     one = priced(tx, span).c
     lost = func.sum(one.cost)
     rows = tx.session.execute(

@@ -22,8 +22,8 @@ from app.services.fleet_report.costs import (
     JobCost,
     Period,
     by_cause,
-    dearest_hosts,
-    dearest_jobs,
+    most_expensive_hosts,
+    most_expensive_jobs,
     trend,
 )
 from app.services.hosts.costs import Span
@@ -135,12 +135,12 @@ class FleetReport:
         The last one is the time itself.
     jobs : sequence of JobFigures
         By S, the slowest first.
-    dearest : sequence of JobCost
+    most_expensive : sequence of JobCost
     causes : sequence of CauseCost
     hosts : sequence of HostCost
     fixes : sequence of FixLine
     opened, resolved : int
-        Incidents that were told of, and those that ended.
+        Incidents that were sent, and those that ended.
     """
 
     now: datetime
@@ -149,7 +149,7 @@ class FleetReport:
     coverage: Coverage
     trend: Sequence[Period]
     jobs: Sequence[JobFigures]
-    dearest: Sequence[JobCost]
+    most_expensive: Sequence[JobCost]
     causes: Sequence[CauseCost]
     hosts: Sequence[HostCost]
     fixes: Sequence[FixLine]
@@ -199,9 +199,9 @@ def fleet_report(tx: Reads, since: datetime | None, until: datetime | None) -> F
         coverage=_coverage(tx, span),
         trend=trend(tx, begin, end),
         jobs=_jobs(tx, span),
-        dearest=dearest_jobs(tx, span),
+        most_expensive=most_expensive_jobs(tx, span),
         causes=by_cause(tx, span),
-        hosts=dearest_hosts(tx, span),
+        hosts=most_expensive_hosts(tx, span),
         fixes=_fixes(tx, span),
         opened=opened,
         resolved=resolved,

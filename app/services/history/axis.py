@@ -41,7 +41,7 @@ class Measure(StrEnum):
 
 
 class MarkKind(StrEnum):
-    """What stands on the time axis beside sessions."""
+    """The marks on the time axis, in addition to sessions."""
 
     ATTEMPT = "attempt"
     INCIDENT = "incident"
@@ -94,7 +94,7 @@ class JobChange:
     """A change that lasted, of the slowdown or the step time in seconds: medians on both sides.
 
     It is at its first session. `cause` leads most sessions on its slow side and not on the other;
-    `beside` is the last mark between the sessions around it.
+    `mark` is the last mark between the sessions around it.
     """
 
     measure: Measure
@@ -105,7 +105,7 @@ class JobChange:
     after: float
     p: float
     cause: str | None
-    beside: str | None
+    mark: str | None
 
     @property
     def slower(self) -> bool:
@@ -305,7 +305,7 @@ def _changes(
             if mark.kind is not MarkKind.INCIDENT
             and before[-1].received_at <= mark.at <= after[0].received_at
         )
-        beside = next(between, None)
+        mark = next(between, None)
         found.append(
             JobChange(
                 measure=measure,
@@ -316,7 +316,7 @@ def _changes(
                 after=change.after,
                 p=change.p,
                 cause=None if cause == other else cause,
-                beside=None if beside is None else beside.words,
+                mark=None if mark is None else mark.words,
             )
         )
     return found

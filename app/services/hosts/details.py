@@ -26,7 +26,7 @@ TREND: Final = 24
 
 @dataclass(frozen=True, slots=True)
 class Alarms:
-    """Incidents that name a host: those that were told of, and whether one fires."""
+    """Incidents that name a host: those that were sent, and whether one fires."""
 
     incidents: int
     firing: bool
@@ -36,7 +36,7 @@ NO_ALARM: Final = Alarms(0, firing=False)
 
 
 def trends_of(tx: Reads, span: Span, hosts: Sequence[str], most: int) -> dict[str, list[float]]:
-    """Return the slowdown of each host in its latest sessions, at most so many, oldest first."""
+    """Return the slowdown of each host in its latest sessions, at most `limit`, oldest first."""
     named = _named(hosts)
     received = HostReading.received_at
     latest = (

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
-# So many sessions on either side count: the latest before, the first after.
+# Sessions that count on either side: the latest before, the first after.
 AROUND: Final = 5
 # One session may be slow, or quick, by chance.
 ENOUGH: Final = 2

@@ -1,4 +1,4 @@
-"""Bodies that were refused, counted by day and reason, so that somebody notices."""
+"""Bodies that were refused, counted by day and reason, so that it is noticed."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def count_refused_body(container: Container, job: str, size: int, code: str) -> 
 
 
 def count_refusal(tx: UnitOfWork, job: str, size: int, code: str) -> None:
-    """Count a refused body in a transaction of somebody else."""
+    """Count a refused body in another transaction."""
     tx.session.execute(
         insert(IngestRefusal)
         .values(

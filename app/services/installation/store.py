@@ -72,7 +72,7 @@ def store_part(objects: Objects | None, blobs: Placed | None) -> Part:
 
 def _refused(store: ObjectStore) -> str | None:
     """Return in words the first thing that the store does not do."""
-    # In the order of the listing right before its own key, and nobody else's.
+    # In the order of the listing right before its own key, and no other.
     before = f"probe-{uuid.uuid4()}"
     key, data = f"{before}.", os.urandom(PROBE_BYTES)
 

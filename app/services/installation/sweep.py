@@ -47,7 +47,7 @@ HEAD: Final = 64
 # stay short.
 EXPIRED: Final = 256
 
-# A worker that was not seen for so long is of interest to nobody any more; rows of every restart
+# A worker that was not seen for so long is of no interest any more; rows of every restart
 # would otherwise stay forever.
 HEARTBEAT_KEPT: Final = timedelta(hours=1)
 

@@ -1,7 +1,7 @@
 """Use cases: delete a session, or a job with all that it has.
 
 What is deleted goes, in one transaction that moves no data, to a project of its own that is deleted
-itself: from then on nobody finds it, its name and numbers are free, and an analysis that is under
+itself: from then on it is not found, its name and numbers are free, and an analysis that is under
 way stores nothing. The sweeper takes the project away piece by piece, also after it was killed.
 """
 

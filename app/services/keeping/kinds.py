@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from app.db.models.base import Base
     from app.db.unit_of_work import UnitOfWork
 
-# What a row takes besides its columns: its head, and its place in the page.
+# What a row takes in addition to its columns: its head, and its place in the page.
 _ROW_BYTES: Final = 28
 
 
@@ -229,7 +229,7 @@ def _remove_task_runs(tx: UnitOfWork, runs: Sequence[uuid.UUID]) -> None:
 
 def _deliveries(_project_id: int, _now: datetime) -> Items:
     newer = aliased(AlertDelivery)
-    # The last that a channel was told of a job says what it knows.
+    # The last message to a channel about a job is what the channel knows.
     told_since = exists().where(
         newer.channel_id == AlertDelivery.channel_id,
         newer.group_id == AlertDelivery.group_id,

@@ -195,7 +195,7 @@ def _from(items: Items, *columns: Any) -> Select[Any]:  # noqa: ANN401 - columns
 
 
 def _collect(container: Container, until_s: float) -> int:
-    """Take doomed blobs away, so many parts a transaction; return how many parts and objects."""
+    """Take doomed blobs away, `parts` a transaction; return how many parts and objects."""
     gone = 0
     while time.monotonic() < until_s:
         with container.uow() as tx:

@@ -111,7 +111,7 @@ _COLUMNS: Final = tuple(getattr(Plan, name) for name in PlanSummary.__slots__)
 
 
 def list_plans(tx: Reads, limit: int) -> PlanList:
-    """Return at most so many plans, newest first."""
+    """Return at most `limit` plans, newest first."""
     query = select(*_COLUMNS).order_by(Plan.created_at.desc(), Plan.id).limit(limit)
     return PlanList(tuple(_row(row) for row in tx.session.execute(query)), tx.now)
 

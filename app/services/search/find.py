@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 
 Kind = Literal["job", "session", "host", "incident"]
 
-# So many of each kind: more are found by more words.
+# Results of each kind: more are found by more words.
 EACH: Final = 6
-# Hosts are those that so many of the latest sessions name among their slowest workers.
+# Hosts are those that this number of the latest sessions names among their slowest workers.
 SESSIONS: Final = 1000
 # Longer numbers are no session's.
 MAX_DIGITS: Final = 9

@@ -56,7 +56,7 @@ def fleet(
     job : str, optional
         Only the job of this name, archived or not; none if there is no such job.
     per_job : int
-        At most so many sessions of a job.
+        At most this number of sessions of a job.
     until : datetime, optional
         Only what had been received by then.
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from app.db.unit_of_work import Reads
 
-# So many sessions to a page.
+# Sessions on a page.
 PAGE: Final = 100
 
 _SHOWN: Final = case(
@@ -109,7 +109,7 @@ def job_history(  # noqa: PLR0913 - what an address may ask for
     sort : str
         A name in `SORTS`, with a minus sign for the largest first; those without a value come last.
     page : int
-        The last one where there are not so many.
+        The last one where there are not that many.
     slow : float
         From this slowdown on a session is slow.
     """

@@ -219,7 +219,7 @@ def list_sessions(
     ----------
     tx : Reads
     limit : int
-        At most so many.
+        At most this number.
     job : str, optional
     state : SessionState, optional
         Only those of this job, in this state.

@@ -46,7 +46,7 @@ MAX_HEADER_BYTES: Final = 8 * 1024 * 1024
 # A session that comes in one body belongs to the first attempt: only chunks name theirs.
 FIRST_ATTEMPT: Final = 1
 
-# A job that somebody makes or deletes meanwhile is looked for again.
+# A job that is made or deleted meanwhile is looked for again.
 TRIES: Final = 10
 
 
@@ -86,7 +86,7 @@ class Body:
 
 @dataclass(frozen=True, slots=True)
 class Receipt:
-    """The session that a body became, or already was; `unmapped` is what it holds besides."""
+    """The session that a body became, or already was; `unmapped` is what else it holds."""
 
     session: uuid.UUID
     job: str

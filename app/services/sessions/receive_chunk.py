@@ -382,7 +382,7 @@ def _create(container: Container, tx: UnitOfWork, path: ChunkPath, decoded: Deco
 
 
 def _check_formats(known: str, added: str) -> None:
-    """Refuse times that count from the start of their step beside clock readings."""
+    """Refuse times that count from the start of their step mixed with clock readings."""
     if FORMATS[known].step_relative != FORMATS[added].step_relative:
         raise ConflictError(
             f"The session's chunks are {known}; {added} has times of another kind.",

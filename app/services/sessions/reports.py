@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from app.analysis.report import document
     from app.db.unit_of_work import Reads
 
-# Heatmaps of so many sessions stay in memory: choosing step after step must not read a report of
-# megabytes each time. 1,024 × 64 workers and 50 steps are 13 MB.
+# Heatmaps of this number of sessions stay in memory: choosing step after step must not read a
+# report of megabytes each time. 1,024 × 64 workers and 50 steps are 13 MB.
 CACHED_HEATMAPS: Final = 4
 
 

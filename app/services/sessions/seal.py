@@ -1,6 +1,6 @@
 """Seal a session: no more chunks come, analyze what is there.
 
-Somebody says so, every producer has sent its last chunk, or nothing came for so long that nothing
+A request says so, every producer has sent its last chunk, or nothing came for so long that nothing
 will.
 """
 
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from app.db.unit_of_work import UnitOfWork
     from app.services.container import Container
 
-# After so long without a chunk a session is sealed, or after so many times the longest pause that
-# it had so far: slow jobs are sampled with pauses of minutes.
+# A session is sealed after this time without a chunk, or after this multiple of the longest pause
+# that it had so far: slow jobs are sampled with pauses of minutes.
 SILENCE_S: Final = 120.0
 SILENT_GAPS: Final = 5.0
 

@@ -40,7 +40,7 @@ class LeaseKeeper:
     def __init__(self, container: Container) -> None:
         self._container = container
         self._held: dict[Claim, None] = {}
-        # That nobody works on any more, which the database could not be told.
+        # That no worker works on any more, which the database could not be told.
         self._owed: dict[Claim, None] = {}
         self._lock = threading.Lock()
         self._stop = threading.Event()
@@ -121,7 +121,7 @@ class LeaseKeeper:
                     pause_s = min(pause_s, RETRY_S)
                     continue
                 if not kept and claim in self._snapshot():
-                    # Somebody else may be at work. What is computed here is refused at the end;
+                    # Another worker may be at work. What is computed here is refused at the end;
                     # to interrupt it would save time only in a case that should not happen.
                     _log.error("lease lost", run=str(claim.run_id), attempt=claim.attempt)
                     with self._lock:

@@ -1,7 +1,7 @@
 """Task runs: durable work, claimed with a lease.
 
 A row of `task_run` goes ``queued → running → done``, or ends ``dead``. It is the truth; messages
-of the broker only make somebody look at it. Every step below is one conditional UPDATE, and every
+of the broker only make a worker look at it. Every step below is one conditional UPDATE, and every
 race shows as "rows updated != 1":
 
 enqueue
@@ -13,7 +13,7 @@ claim
     worker has it, or it is over. A message that comes twice, late, or after a restart ends here.
 renew
     WHERE id AND token AND state = running → a later lease. Not 1 row: the lease ran out and
-    somebody else may be at work by now; nothing is lost yet, but finish will refuse.
+    another worker may be at work by now; nothing is lost yet, but finish will refuse.
 finish
     The same condition → done, *in the transaction that stores the result*. Not 1 row:
     `LostClaimError`, and the result is rolled back. So of any number of runs one is stored.
@@ -126,7 +126,7 @@ def fail(container: Container, held: Claim, error: TaskError) -> bool:
 
 
 def lease_is_over(tx: UnitOfWork, lease_s: float) -> ColumnElement[bool]:
-    """Return whether nobody can be expected to renew a lease any more.
+    """Return whether the owner of a lease cannot be expected to renew it any more.
 
     Parameters
     ----------

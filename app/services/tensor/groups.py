@@ -45,7 +45,7 @@ class Switch:
 
 
 def switch_of(tx: Reads, job_id: int) -> Switch:
-    """Return what holds of a job; what nobody switched is advised only."""
+    """Return what holds of a job; a job that was never switched gets advice only."""
     row = tx.session.execute(
         select(TensorSwitch)
         .where(TensorSwitch.job_id == job_id)
@@ -71,7 +71,7 @@ def job_id_of(tx: Reads, job: str) -> int:
 
 
 def locked_group(tx: UnitOfWork, job: str, name: str, attempt: int) -> TensorGroup:
-    """Return the group that a request is about; nobody else changes it in this transaction.
+    """Return the group that a request is about; no other changes it in this transaction.
 
     Raises
     ------

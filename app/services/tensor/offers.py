@@ -1,4 +1,4 @@
-"""Use cases: a job asks for a newer plan, and says what became of one."""
+"""Use cases: a job asks for a newer plan, and reports the outcome of one."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ class PlanRow:
 
     @property
     def resized_columns(self) -> int:
-        """Return how many columns nobody computes."""
+        """Return how many columns are not computed."""
         return sum(rank.resized_columns for rank in self.ranks)
 
     @property

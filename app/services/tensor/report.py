@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 # Reports of a group that are kept: hours of steps, drawn on its page.
 REPORTS_KEPT: Final = 2000
-# Old reports are deleted so many at a time.
+# Old reports are deleted this number at a time.
 _PRUNED: Final = 100
 
 

@@ -93,7 +93,7 @@ def _cost(report: FleetReport) -> list[str]:
 def _jobs(report: FleetReport) -> list[str]:
     return [
         f"{job.job}: {hours(job.lost)} GPU-hours, {percent(job.lost / job.used)} of its own"
-        for job in report.dearest[:NAMED]
+        for job in report.most_expensive[:NAMED]
         if job.lost > 0 and job.used
     ]
 

@@ -31,7 +31,7 @@ class Fate(enum.Enum):
     """What may become of a body that did not arrive."""
 
     AGAIN = "again"  # the server is away or busy: the same may work in a while
-    LATER = "later"  # a wrong address or token: it may work once somebody has set that right
+    LATER = "later"  # a wrong address or token: it may work once that is corrected
     NEVER = "never"  # the server will refuse this body whenever it comes
 
 

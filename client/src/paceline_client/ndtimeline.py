@@ -29,7 +29,7 @@ _NS_PER_S: Final = 1_000_000_000
 
 
 class PacelineNDHandler(NDHandler):  # type: ignore[misc]
-    """Hand NDTimeline's records to Paceline, a session for so many steps.
+    """Hand NDTimeline's records to Paceline, a session for a number of steps.
 
     Parameters
     ----------

@@ -38,7 +38,7 @@ __all__ = ["Collection", "HeapGrowth", "PlannedGC", "advised_interval"]
 _LOG = logging.getLogger("paceline_client")
 # Rarer collections than this bring nothing that anybody could measure.
 MOST_STEPS = 500
-# Where the system does not tell a process's memory, an object counts as so many bytes.
+# Where the system does not tell a process's memory, an object counts as this number of bytes.
 _BYTES_OF_AN_OBJECT = 200
 # A heap that outgrows its allowance by so much is collected at once.
 _BEYOND = 2.0
@@ -92,7 +92,7 @@ def advised_interval(
 
 
 class PlannedGC:
-    """Collects garbage every so many steps, and keeps Python from doing so by itself.
+    """Collects garbage at a fixed interval of steps, and keeps Python from doing so by itself.
 
     Parameters
     ----------

@@ -47,7 +47,7 @@ _WHOLE: Final = "all"
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a session.
+    """The outcome of a session.
 
     Parameters
     ----------
@@ -260,7 +260,7 @@ class Recorder:
                 self._delivery = deliver(url, whole, self._retry)
             else:
                 self._send(self._share, whole)
-        except Exception as error:  # noqa: BLE001 - a thread of somebody else's process
+        except Exception as error:  # noqa: BLE001 - a thread in the user's process
             self._give_up(error)
         finally:
             self._over.set()

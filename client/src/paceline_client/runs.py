@@ -14,7 +14,7 @@ _LAUNCHERS: Final = (
     ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT"),
 )
 _OWN: Final = ("PACELINE_RUN_ID", "PACELINE_RESTART")
-# What torchrun says where nobody named the run.
+# What torchrun says where the run has no name.
 _NO_NAMES: Final = frozenset({"", "none"})
 
 

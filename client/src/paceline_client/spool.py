@@ -20,7 +20,7 @@ from typing import IO, Final
 
 try:
     import fcntl
-except ImportError:  # pragma: no cover - Windows, where nobody trains
+except ImportError:  # pragma: no cover - Windows, which is not supported
     fcntl = None  # type: ignore[assignment]
 
 _SHARE: Final = ".share"

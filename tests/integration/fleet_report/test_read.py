@@ -75,7 +75,7 @@ def test_what_does_not_count_is_counted(container: Container) -> None:
     assert (found.jobs, found.counted_jobs, found.silent) == (3, 1, 1)
 
 
-def test_causes_and_jobs_are_named_the_dearest_first(container: Container) -> None:
+def test_causes_and_jobs_are_named_the_most_expensive_first(container: Container) -> None:
     session(container, 1.5, ago=HOUR, job="small", gpus=8, causes={"slow_worker": 2.0})
     session(
         container,
@@ -86,7 +86,7 @@ def test_causes_and_jobs_are_named_the_dearest_first(container: Container) -> No
         causes={"stage_imbalance": 100.0, "slow_worker": 1.0},
     )
     found = week(container)
-    assert [cost.job for cost in found.dearest] == ["large", "small"]
+    assert [cost.job for cost in found.most_expensive] == ["large", "small"]
     assert [(cost.cause, cost.jobs) for cost in found.causes] == [
         ("stage_imbalance", 1),
         ("slow_worker", 2),

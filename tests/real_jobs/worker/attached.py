@@ -16,7 +16,7 @@ from tests.real_jobs.faults import RECORDED_STEPS
 from tests.real_jobs.jobs import Place
 from tests.real_jobs.worker.recording import Label, Recorder
 
-# Nobody is there: what is recorded waits in the spool.
+# No server is there: what is recorded waits in the spool.
 NOWHERE: Final = "http://127.0.0.1:9"
 _OPTIMIZER: Final = "optimizer"
 _WAIT_S: Final = 30.0
@@ -40,7 +40,7 @@ class Spanned(Recorder):
     def watch(self, label: Label, complete: Callable[[], object]) -> Any:  # noqa: ANN401
         work = _Work(complete)
         watched = self._monitor.watch(label.op, work, mb=label.mb, mc=label.mc)
-        # Between sessions nobody waits for it but the job, at the end of a step: too late for what
+        # Between sessions only the job waits for it, at the end of a step: too late for what
         # a transfer sends once its receiver has posted. Then it is waited for here.
         return None if watched is work else watched
 

@@ -1,4 +1,4 @@
-"""What a step does beside its pipeline: collectives over the stage's ranks, the optimizer."""
+"""What a step does outside its pipeline: collectives over the stage's ranks, the optimizer."""
 
 from __future__ import annotations
 

@@ -98,7 +98,7 @@ class Block(nn.Module):  # type: ignore[misc]
 
 
 class Chunk(nn.Module):  # type: ignore[misc]
-    """The layers of one virtual stage; what they take beside their own computing is slept."""
+    """The layers of one virtual stage; what they take beyond their own computing is slept."""
 
     def __init__(self, run: Run, layers: int, index: int) -> None:
         super().__init__()

@@ -154,7 +154,7 @@ def _launched_faster(drawn: Drawn, item: Advised) -> World:
 
 
 def _collected_together(drawn: Drawn, item: Advised) -> World:
-    """Pause everybody before the planned steps, and nobody elsewhere.
+    """Pause all workers before the planned steps, and none elsewhere.
 
     A collection takes what those of that time take, on each worker another one.
     """

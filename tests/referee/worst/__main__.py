@@ -27,7 +27,7 @@ from tests.referee.worst.draw import PHYSICS, Draw, Mapping, draw
 from tests.referee.worst.journal import Journal
 from tests.referee.worst.processes import judging
 
-# Of so many healthy jobs, so many of each cause.
+# Healthy jobs of a draw, and jobs of each cause.
 _EACH: Final = 0.06
 
 

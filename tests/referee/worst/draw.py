@@ -1,4 +1,4 @@
-"""One draw: so many healthy jobs, and of each cause so many that it makes slow enough."""
+"""One draw: a number of healthy jobs, and of each cause a number that it makes slow enough."""
 
 from __future__ import annotations
 

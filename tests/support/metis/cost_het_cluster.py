@@ -92,7 +92,7 @@ def main() -> None:
         whole = [slots * len(hosts)]
         results.append((1.0, shown, whole, [(1, whole[0])], args.gbs, [0, args.num_layers]))
     lines = [
-        "inter_stage_plan: and much more that nobody asked for",
+        "inter_stage_plan: and much more that was not asked for",
         f"len(costs): {len(results)}",
         "rank, cost, node_sequence, device_groups, strategies(dp_deg, tp_deg), batches, layers",
     ]

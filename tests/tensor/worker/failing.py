@@ -26,7 +26,7 @@ from tests.tensor.worker.training import Training, new_block, new_training, trai
 TIMEOUT_S: Final = 6.0
 DIES: Final = 3
 EXIT: Final = 17
-# Nobody answers here.
+# No server answers here.
 _NOWHERE: Final = "http://127.0.0.1:1"
 
 

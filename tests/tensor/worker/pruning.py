@@ -20,7 +20,7 @@ _SIZE = 4
 
 
 def _everywhere(resized: int) -> Plan:
-    """Return a plan by which every rank leaves out so many of 16 columns."""
+    """Return a plan by which every rank leaves out some of 16 columns."""
     return Plan(1, Method.ZERO, 16, _SIZE, tuple(RankShare(r, resized) for r in range(_SIZE)))
 
 

@@ -29,7 +29,7 @@ PLANNED: Final = range(4, 14)
 
 @dataclass(slots=True)
 class Training:
-    """A block that is trained, and what became of it step by step."""
+    """A block that is trained, and its outcome step by step."""
 
     model: nn.Module
     optimizer: torch.optim.Optimizer

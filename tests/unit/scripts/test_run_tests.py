@@ -42,7 +42,7 @@ def test_a_test_that_fails_among_others_only_is_repeated_and_named(tmp_path: Pat
     done = run_tests(tmp_path, LATE_ONCE + "\ndef test_other():\n    pass\n")
 
     assert done.returncode == 0, done.stdout
-    assert "they failed beside the others: test_some.py::test_late\n" in done.stdout
+    assert "they failed among the others: test_some.py::test_late\n" in done.stdout
     assert "1 failed, 1 passed" in done.stdout
     assert done.stdout.splitlines()[-1].split(" in ")[0].strip("= ") == "1 passed"
 

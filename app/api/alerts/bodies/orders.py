@@ -41,7 +41,7 @@ class SaidBody(BaseModel):
 
 
 class AssigneeBody(BaseModel):
-    """Whose it is from now on; null: nobody's."""
+    """The new assignee; null: none."""
 
     to: Person | None
     by: Person | None = Field(default=None, description=BY)
@@ -92,7 +92,7 @@ class LeftBody(ReadBody):
 
 
 class OrderedBody(ReadBody):
-    """What became of an order for many incidents."""
+    """The outcome of an order for many incidents."""
 
     changed: list[uuid.UUID]
     left: list[LeftBody]

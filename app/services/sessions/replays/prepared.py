@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 # Of a process; a session that is larger is prepared for each question.
 MOST_BYTES: Final = 512 * 1024 * 1024
-# Nobody asks any more.
+# It is not asked for any more.
 FORGOTTEN_AFTER_S: Final = 300.0
 
 
@@ -50,7 +50,7 @@ class PreparedSessions:
     most_bytes : int
         What all of them together may take.
     forgotten_after_s : float
-        How long one stays that nobody asks.
+        How long one stays that is not asked for.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class PreparedSessions:
             self._tidy()
 
     def _tidy(self) -> None:
-        """Let go of what nobody asks any more, then of the oldest until the rest fits."""
+        """Let go of what is not asked for any more, then of the oldest until the rest fits."""
         with self._lock:
             before_s = time.monotonic() - self._forgotten_after_s
             total = sum(place.size_bytes for place in self._places.values())

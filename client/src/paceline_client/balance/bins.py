@@ -1,4 +1,4 @@
-"""Divide pieces over bins so that the dearest is cheap: greedily, by exchanges, exactly if few."""
+"""Divide pieces over bins at the least maximum cost: greedily, by exchanges, exactly if few."""
 
 from __future__ import annotations
 
@@ -70,10 +70,10 @@ class Limits:
         return sorted(sorted(one) for one in best)
 
     def _bound(self) -> float:
-        """Return what the dearest bin costs at least."""
+        """Return what the most expensive bin costs at least."""
         prices = sorted(self.prices, reverse=True)
         bound = max(prices[0], sum(prices) / self.bins)
-        # Of more pieces than bins two come together: the cheapest two of the dearest.
+        # Of more pieces than bins two come together: the cheapest two of the most expensive.
         for together in range(1, min(4, len(prices) // self.bins + 1)):
             first = together * self.bins
             if first < len(prices):
@@ -84,7 +84,7 @@ class Limits:
         return max(sum(self.prices[i] for i in one) for one in answer)
 
     def _greedy(self, *, by_tokens: bool) -> list[list[int]] | None:
-        """Put the dearest piece that is left into the cheapest bin that has room."""
+        """Put the most expensive piece that is left into the cheapest bin that has room."""
         order = (
             sorted(self.order, key=lambda i: (-self.tokens[i], -self.prices[i], i))
             if by_tokens
@@ -120,7 +120,7 @@ class Limits:
         return found
 
     def _improved(self, answer: list[list[int]], bound: float) -> list[list[int]]:
-        """Move and exchange pieces between the dearest bin and others, as long as that helps."""
+        """Move and exchange pieces between the most expensive bin and others while that helps."""
         bins = [list(one) for one in answer]
         price = [sum(self.prices[i] for i in one) for one in bins]
         tokens = [sum(self.tokens[i] for i in one) for one in bins]
@@ -145,7 +145,7 @@ class Limits:
     def _change(
         self, bins: list[list[int]], price: list[float], tokens: list[int], worst: int
     ) -> tuple[int, list[int], list[int]] | None:
-        """Return what the dearest bin gives to another one and takes for it, at best."""
+        """Return what the most expensive bin gives to another one and takes for it, at best."""
         best: tuple[float, int, list[int], list[int]] | None = None
         top = price[worst]
         others = sorted((b for b in range(self.bins) if b != worst), key=price.__getitem__)

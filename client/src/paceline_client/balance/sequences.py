@@ -106,7 +106,7 @@ def _shape(batch: Sequence[Sequence[Sequence[int]]]) -> tuple[int, int]:
 
 
 def _in_turn(bins: Sequence[list[int]], lengths: Sequence[int], cost: Cost) -> list[list[int]]:
-    """Return microbatches with the cheapest first and last and the dearest in the middle.
+    """Return microbatches with the cheapest first and last and the most expensive in the middle.
 
     Where a microbatch follows a much larger one, a stage waits for it.
     """
@@ -115,7 +115,7 @@ def _in_turn(bins: Sequence[list[int]], lengths: Sequence[int], cost: Cost) -> l
 
 
 def deal(costs: Sequence[float], ranks: int) -> list[list[int]]:
-    """Return which microbatches each rank gets, as many each, so that the dearest share is cheap.
+    """Return which microbatches each rank gets, as many each, with a cheap most expensive share.
 
     Nothing is repacked: tokens and memory stay what they are.
 
@@ -148,7 +148,7 @@ def assign(
     max_tokens: int | None = None,
     cost: Cost | None = None,
 ) -> list[list[int]]:
-    """Return which sequences each rank gets, so that the dearest rank is as cheap as can be.
+    """Return which sequences each rank gets, minimizing the cost of the most expensive rank.
 
     Parameters
     ----------
@@ -184,7 +184,7 @@ def pack(
     max_tokens: int | None = None,
     cost: Cost | None = None,
 ) -> list[list[int]]:
-    """Return the sequences of each microbatch, so that the dearest one is as cheap as can be.
+    """Return the sequences of each microbatch, minimizing the cost of the most expensive one.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""A tensor-parallel group, and what its ranks send each other beside the usual all-reduces."""
+"""A tensor-parallel group, and the messages of its ranks in addition to the usual all-reduces."""
 
 from __future__ import annotations
 

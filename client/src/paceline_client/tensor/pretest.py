@@ -36,10 +36,10 @@ class Costs:
     Parameters
     ----------
     communicate : tuple of (columns, seconds)
-        Φ1: what a step takes longer, beside the slowest rank's own time, while columns are lent by
+        Φ1: what a step takes longer, outside the slowest rank's own time, while columns are lent by
         a rank that is ahead of the others.
     extract : tuple of (columns, seconds)
-        Ω2: what a rank's step takes longer, beside its products, while columns are left out.
+        Ω2: what a rank's step takes longer, outside its products, while columns are left out.
     lend : tuple of (columns, seconds)
         What a step takes longer still where the rank that lends them is not ahead.
     """
@@ -56,7 +56,7 @@ class Costs:
 
 @dataclass(frozen=True, slots=True)
 class _Times:
-    """The fastest of some steps: beside the slowest rank's own time, and beside its products."""
+    """The fastest of some steps: outside the slowest rank's own time, and outside its products."""
 
     outside_s: float
     rest_s: float
@@ -111,7 +111,7 @@ def pre_test(
 
 
 def _lending(count: int, columns: int, size: int, *, level: bool = False) -> Plan:
-    """Return a plan by which the first rank lends so many columns to the others.
+    """Return a plan by which the first rank lends `columns` columns to the others.
 
     Parameters
     ----------

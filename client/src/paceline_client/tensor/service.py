@@ -123,7 +123,7 @@ class Service:
             self._changed.notify()
 
     def acknowledge(self, acknowledgement: Acknowledgement) -> None:
-        """Hand over what became of a plan. Returns at once."""
+        """Hand over the outcome of a plan. Returns at once."""
         with self._changed:
             self._acknowledged.append(acknowledgement)
             self._changed.notify()

@@ -1,4 +1,4 @@
-"""What a layer leaves out and lends under a plan, and what stands for what nobody computed."""
+"""The columns that a layer leaves out and lends under a plan, and what replaces the former."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Shed:
     """One layer's part of a plan, on one rank."""
 
     kept: Kept
-    pruned: torch.Tensor  # tensor of int64: units that nobody computes
+    pruned: torch.Tensor  # tensor of int64: units that are not computed
     loans: tuple[Loan, ...]  # of all ranks, in the same order on all of them
 
 

@@ -29,7 +29,7 @@ class Watch(Protocol):
     """Times the parts of a step."""
 
     def matmul(self, flops: int) -> AbstractContextManager[None]:
-        """Time a matrix product of so many floating-point operations."""
+        """Time a matrix product of this number of floating-point operations."""
 
     def waiting(self) -> AbstractContextManager[None]:
         """Time what is no work of this rank: collectives, transfers, other ranks."""

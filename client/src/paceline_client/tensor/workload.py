@@ -124,7 +124,8 @@ class Workload:
             computed += site.work * (kept + borrowed) / site.units
         for household in self._households.values():
             held = len(household.table[self._tp.rank])
-            # Beside what is shed in the columns of its layers, which is nothing while units moved.
+            # In addition to what is shed in the columns of its layers, which is nothing while units
+            # moved.
             computed += household.site.work * (held / household.site.units - 1)
         return computed / whole
 

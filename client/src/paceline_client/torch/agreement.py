@@ -109,7 +109,7 @@ class Agreement:
     def close(self) -> None:
         """Hear no more: when this returns no thread is inside of the store. At exit by itself."""
         if os.getpid() != self._pid:
-            # A fork has no threads, and locks that nobody opens.
+            # A fork has no threads, and locks that are never released.
             return
         self._over.set()
         threads, self._threads = self._threads, []

@@ -15,7 +15,7 @@ _MOST_WAITERS: Final = 96
 
 
 class HostTimeline:
-    """Marks are readings of the monotonic clock, which nobody sets while a session runs."""
+    """Marks are readings of the monotonic clock, which is not set while a session runs."""
 
     name = "host"
 

@@ -50,7 +50,7 @@ class Layout:
     dp, pp, tp, cp, vpp : int
         Sizes; `vpp` is the number of model chunks of a rank.
     ep : int
-        So many DP ranks, one after another, share the experts of a layer; 1 where none do, or
+        Consecutive DP ranks that share the experts of a layer; 1 where none do, or
         others than neighbors.
     dp_rank, pp_rank, tp_rank, cp_rank : int
     """

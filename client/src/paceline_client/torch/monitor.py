@@ -74,7 +74,7 @@ class Monitor:
         agreement.listen(self._hear)
         if hasattr(os, "register_at_fork"):
             _at_fork(self)
-        # What waits in the spool keeps nobody from leaving.
+        # What waits in the spool does not delay the exit.
         atexit.register(self._close, leaving=True)
 
     @property
@@ -84,7 +84,7 @@ class Monitor:
 
     @property
     def outcomes(self) -> list[Outcome]:
-        """What became of this rank's share of each session so far."""
+        """The outcome of this rank's share of each session so far."""
         return [session.recorder.outcome() for session in self._sessions]
 
     def step(self) -> None:
@@ -97,7 +97,7 @@ class Monitor:
             self._break(error)
 
     def record(self, steps: int | None = None, *, at: int | None = None) -> None:
-        """Record a session soon, besides those of the schedule.
+        """Record a session soon, in addition to those of the schedule.
 
         Parameters
         ----------

@@ -40,7 +40,7 @@ class Relay:
         threading.Thread(target=self._run, name="paceline-relay", daemon=True).start()
 
     def finish(self, sessions: int, give_up_at_s: float) -> None:
-        """Send the rest, until all others' shares of so many sessions are sent or wait for later.
+        """Send the rest, until all others' shares of `sessions` sessions are sent or spooled.
 
         Parameters
         ----------
@@ -67,7 +67,7 @@ class Relay:
         with self._lock:
             try:
                 sent, left = send_waiting(self._spool, self._url)
-            except Exception:  # noqa: BLE001 - a thread of somebody else's process
+            except Exception:  # noqa: BLE001 - a thread in the user's process
                 _log.exception("the spool is not sent")
                 return 0
             self._sent += sent

@@ -1,4 +1,4 @@
-"""When to record: windows of steps, one every so often, and those that somebody asks for."""
+"""When to record: windows of steps, periodic ones and requested ones."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ class Sampling:
         self._seen: list[float] = []
 
     def ask(self, steps: int) -> None:
-        """Record so many steps as soon as all ranks can."""
+        """Record a number of steps as soon as all ranks can."""
         self._asked = steps
 
     def decide(self, step: int, now_s: float) -> Window | None:
@@ -108,7 +108,7 @@ class Sampling:
         step : int
             The step that begins now.
         now_s : float
-            Of a clock that nobody sets.
+            Of a clock that is not set.
         """
         self._seen = [*self._seen, now_s][-_FIRST_STEPS - 1 :]
         if len(self._seen) <= _FIRST_STEPS:

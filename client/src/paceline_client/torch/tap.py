@@ -62,7 +62,7 @@ class Timeline(Protocol):
         """Wait until everything added and watched has come to its sink; not for the training."""
 
     def measured(self) -> dict[str, int]:
-        """Return what the session should say of its clock, beside its times."""
+        """Return what the session should say of its clock, in addition to its times."""
 
 
 class Tap:

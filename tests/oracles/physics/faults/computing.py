@@ -43,7 +43,7 @@ def has_a_middle(shape: Shape) -> bool:
 def _slowed(
     world: World, worker: Worker, forward: NDArray[np.float64] | float, backward: Times | float
 ) -> World:
-    """Return a world whose worker takes so many times as long; factors as (vpp, mb, steps)."""
+    """Return a world with a slowed worker; factors as (vpp, mb, steps)."""
     dp, pp = worker
     struck = world.copy()
     struck.forward_s[pp, ..., dp] *= forward

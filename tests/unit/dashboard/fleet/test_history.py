@@ -53,7 +53,7 @@ def test_a_history_counts_what_was_slow_and_is_no_more() -> None:
             ),
             (
                 "Steps shorter since 02:35 UTC, session 4: 11.4\u00a0s → 9.02\u00a0s; "
-                "beside it: image 7"
+                "last event before it: image 7"
             ),
         ),
     ],

@@ -15,7 +15,7 @@ import torch
 from paceline_client.torch.groups import CONTEXT, EXPERT
 from paceline_client.torch.targets.kind import Function, Hook, Job, Level, Target, Undo
 
-# A session tells of so many of its steps how many tokens came: all ranks of the same ones.
+# A session tells for this number of its steps how many tokens came: all ranks of the same ones.
 _STEPS_TOLD: Final = 8
 _TOKENS_KEY: Final = "expert_tokens"
 # The name of an operation after that of its group.

@@ -1,7 +1,7 @@
 """FSDP2 (`fully_shard`): all-gathers of parameters, reductions of gradients.
 
 What a computation waits for inside of it is recorded as nested, and no more than that: an
-all-gather that runs beside a computation takes nothing from it.
+all-gather that runs in parallel with a computation takes nothing from it.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def _wait_for_unshard(job: Job, original: Function) -> Function:
 def _post_backward(job: Job, original: Function) -> Function:
     def post_backward(group: Any, *args: Any, **kwargs: Any) -> Any:
         tap = job.tap
-        # On a GPU it only queues the reduction, which runs beside the backward.
+        # On a GPU it only queues the reduction, which runs in parallel with the backward.
         if not tap.on or tap.quiet or not group.reduce_grads or group.device.type != "cpu":
             return original(group, *args, **kwargs)
         with tap.span(GRADIENTS):

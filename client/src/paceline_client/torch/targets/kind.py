@@ -113,7 +113,7 @@ class Hook:
         setattr(owner, name, replacement)
 
         def undo() -> None:
-            # Somebody else may have wrapped it since: then it stays, and calls through.
+            # Other code may have wrapped it since: then it stays, and calls through.
             if getattr(owner, name) is replacement:
                 setattr(owner, name, original)
 

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-SCRIPT = Path(__file__).parents[3] / "scripts" / "run_beside.py"
+SCRIPT = Path(__file__).parents[3] / "scripts" / "run_with.py"
 SPEAKS = "import os; print('policy', os.sched_getscheduler(0))"
 
 
-def beside(first: str, second: str) -> subprocess.CompletedProcess[str]:
+def run_with(first: str, second: str) -> subprocess.CompletedProcess[str]:
     python = sys.executable
     return subprocess.run(  # noqa: S603 - our own arguments
         [python, str(SCRIPT), python, "-c", first, "---", python, "-c", second],
@@ -25,7 +25,7 @@ def beside(first: str, second: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.skipif(not hasattr(os, "SCHED_IDLE"), reason="of Linux")
 def test_the_second_makes_way_and_the_first_speaks_last() -> None:
-    done = beside(SPEAKS, SPEAKS)
+    done = run_with(SPEAKS, SPEAKS)
     second, first = (int(line.split()[1]) for line in done.stdout.splitlines())
     assert first == os.sched_getscheduler(0)
     assert second == os.SCHED_IDLE
@@ -36,4 +36,4 @@ def test_the_second_makes_way_and_the_first_speaks_last() -> None:
     ("first", "second"), [("", "raise SystemExit(3)"), ("raise SystemExit(3)", "")]
 )
 def test_either_one_fails_the_run(first: str, second: str) -> None:
-    assert beside(first, second).returncode == 3
+    assert run_with(first, second).returncode == 3

@@ -1,6 +1,6 @@
-"""Run a command whose times matter, and beside it one that makes way for it.
+"""Run a command whose times matter, and at the same time one of lower priority.
 
-``python scripts/run_beside.py FIRST... --- SECOND...``. The first one waits most of the time, but
+``python scripts/run_with.py FIRST... --- SECOND...``. The first one waits most of the time, but
 must not wait for a processor: the second one gets what is left of them. What the first one says is
 printed after the second one's words; the status is that of the first of them that failed.
 """
