@@ -75,7 +75,8 @@ Install = Callable[..., AbstractContextManager[Installation]]
 
 
 @contextlib.contextmanager
-def _installed(settings: Settings, **changes: object) -> Iterator[Installation]:
+def serving(settings: Settings, **changes: object) -> Iterator[Installation]:
+    """Serve with changed settings, and stop at the end."""
     container = build(settings.model_copy(update=changes))
     listener = listen(container.settings.model_copy(update={"port": 0}))
     server = HttpServer(create_app(container), listener)
@@ -94,7 +95,7 @@ def install(settings: Settings) -> Install:
     """Return a context manager that serves with changed settings."""
 
     def with_changes(**changes: object) -> AbstractContextManager[Installation]:
-        return _installed(settings, **changes)
+        return serving(settings, **changes)
 
     return with_changes
 
@@ -102,7 +103,7 @@ def install(settings: Settings) -> Install:
 @pytest.fixture
 def installation(settings: Settings) -> Iterator[Installation]:
     """Yield a running server with the settings as they come."""
-    with _installed(settings) as installed:
+    with serving(settings) as installed:
         yield installed
 
 

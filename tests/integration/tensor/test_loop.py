@@ -124,15 +124,6 @@ def test_sizes_are_kept_and_those_of_other_layers_refused(
     assert stored is not None
     assert [(item.units, item.tokens) for item in stored] == [(500, 64), (8, 32)]
 
-    # As version 0.2.0 stored them: those of all layers as one.
-    with container.engine.begin() as connection:
-        connection.execute(
-            text("UPDATE tensor_group SET sizes = (sizes -> 0) - 'units' - 'share' - 'plans'")
-        )
-    with container.engine.connect() as connection:
-        (only,) = connection.execute(select(TensorGroup.sizes)).scalar_one() or ()
-    assert (only.kind, only.units, only.plans) == ("column", None, None)
-
 
 def test_a_job_that_was_not_switched_gets_advice_alone(
     container: Container, client: httpx.Client
