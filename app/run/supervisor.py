@@ -46,8 +46,7 @@ WORKER_STOP_LIMIT_S: Final = 5.0
 _SWEEPER_STOP_LIMIT_S: Final = 5.0
 _TEND_INTERVAL_S: Final = 0.2
 
-# There is no way in yet, and there must be one before anybody can come.
-NO_USERS: Final = (
+NO_ADMINISTRATOR: Final = (
     "Sign-in is required on {host}, and no one can sign in: there is no administrator yet. Make a "
     "token with `paceline token create NAME --scope admin`, or name a file for it in "
     "PACELINE_ADMIN_TOKEN_FILE, which `paceline migrate` fills; or listen on 127.0.0.1 alone."
@@ -175,7 +174,7 @@ def require_administrator(container: Container) -> None:
     if not settings.require_sign_in:
         return
     if not can_be_administered(container):
-        raise StartupError(NO_USERS.format(host=settings.host))
+        raise StartupError(NO_ADMINISTRATOR.format(host=settings.host))
     if not settings.served_over_tls:
         _log.warning(
             "cookies are not kept to TLS: set PACELINE_EXTERNAL_URL to the https address of the "

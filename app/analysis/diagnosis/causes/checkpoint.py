@@ -173,8 +173,8 @@ CHECKPOINT: Final = CauseKind(
     name="checkpoint",
     title="Checkpoint",
     word="saving",
-    sign="Every so many steps, or once, and in no other step, the first operations of all stages "
-    "are launched late, about equally.",
+    sign="At a fixed interval of steps, or once, and in no other step, the first operations of all "
+    "stages are launched late, about equally.",
     blames_machine=False,
     cannot_judge=needs_gathers,
     because=_because,
