@@ -25,9 +25,10 @@ from typing import TYPE_CHECKING, Final
 
 from sqlalchemy import func, select, text
 
-from app.alerts.facts import CauseFact, Facts
+from app.alerts.facts import Facts
 from app.alerts.rules import CauseFound, Rule
 from app.alerts.states import DeliveryState
+from app.analysis.report.verdict import SuspectedCause
 from app.bootstrap import build
 from app.db import migrate
 from app.db.embedded.server import EmbeddedPostgres
@@ -212,7 +213,8 @@ def _session(container: Container, job_id: int, number: int, causes: frozenset[i
             received_at=tx.now,
             slowdown=1.0 + 0.1 * len(causes),
             causes=tuple(
-                CauseFact("slow_worker", (_host(name, cause),), confidence=0.95) for cause in causes
+                SuspectedCause("slow_worker", (_host(name, cause),), confidence=0.95)
+                for cause in causes
             ),
         )
         evaluate_session(container, tx, job_id, found)

@@ -15,7 +15,7 @@ from typing import Final
 from uuid import UUID
 
 from app.alerts.board import Board, IncidentChange, JobState
-from app.alerts.facts import CauseFact, Facts
+from app.alerts.facts import Facts
 from app.alerts.incidents import (
     Baseline,
     Incident,
@@ -31,6 +31,7 @@ from app.alerts.readings import NO_DATA_CAUSE, Level, Reading, read_history, sil
 from app.alerts.rules import NoData, Rule
 from app.alerts.states import IncidentState
 from app.analysis.diagnosis.finding import UNKNOWN
+from app.analysis.report.verdict import SuspectedCause
 
 # What an evaluation looks at: enough for baselines and for the longest `consecutive`.
 HISTORY_SESSIONS: Final = 100
@@ -183,7 +184,7 @@ def _apply(board: Board, read: _Read) -> None:
                 _escalate_by_value(board, read.rule, joined, reading.value)
 
 
-def _about(board: Board, rule: Rule, blamed: CauseFact) -> list[Incident]:
+def _about(board: Board, rule: Rule, blamed: SuspectedCause) -> list[Incident]:
     """Return the incidents that a cause is about; a new one where there is none."""
     present = board.present()
     same = [incident for incident in present if _matches(incident, blamed)]
@@ -197,7 +198,7 @@ def _about(board: Board, rule: Rule, blamed: CauseFact) -> list[Incident]:
     return [board.open(rule, blamed.cause, blamed.where[0] if blamed.where else "")]
 
 
-def _matches(incident: Incident, blamed: CauseFact) -> bool:
+def _matches(incident: Incident, blamed: SuspectedCause) -> bool:
     """Compare with every place that is blamed: which of them is worst changes by chance."""
     if incident.cause != blamed.cause:
         return False

@@ -7,11 +7,12 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Final
 
-from app.alerts.facts import Facts, WorkerFact
+from app.alerts.facts import Facts
 from app.alerts.grouping import Status
 from app.alerts.message import Alert, JobInside, Message
 from app.alerts.readings import LOW_QUALITY_CAUSE, NO_DATA_CAUSE, REGRESSION_CAUSE
 from app.analysis.diagnosis.headline import HeadlineKind, differs
+from app.analysis.report.verdict import VerdictWorker
 from app.analysis.wording import NBSP, hours, percent, sure
 
 # Who gets more is told how many more there are; the page has them all.
@@ -62,7 +63,7 @@ def lines_of(alert: Alert, at: datetime) -> MessageLines:
 def _summary(alert: Alert) -> str:
     facts = alert.facts
     slow = alert.cause not in (NO_DATA_CAUSE, LOW_QUALITY_CAUSE)
-    shown = None if facts is None else facts.shown
+    shown = None if facts is None else facts.headline
     if shown is None or not slow:
         return alert.headline
     against = "without its causes" if shown.kind is HeadlineKind.CAUSES else "ideal"
@@ -90,7 +91,7 @@ def _measured(alert: Alert, facts: Facts) -> list[tuple[str, str]]:
 
 def _slowdowns(facts: Facts) -> list[tuple[str, str]]:
     """Return how slow the job is and what that costs; S too, where it says something else."""
-    shown, published = facts.shown, facts.slowdown
+    shown, published = facts.headline, facts.slowdown
     if shown is None or published is None:
         return []
     s = _slowdown(published, facts.slowdown_ci95)
@@ -111,7 +112,7 @@ def _slowdown(value: float, interval: tuple[float, float] | None) -> str:
     return f"{value:.3f} (95{NBSP}%: {low:.3f}–{high:.3f})"
 
 
-def _worker(worker: WorkerFact) -> str:
+def _worker(worker: VerdictWorker) -> str:
     host = f"{worker.host} " if worker.host else ""
     return f"{host}(DP {worker.dp}, PP {worker.pp}) {worker.slowdown:.2f}×"
 

@@ -211,7 +211,7 @@ class Message:
 
 
 def _badness(alert: Alert) -> tuple[bool, bool, bool, float]:
-    shown = alert.facts.shown if alert.facts else None
+    shown = alert.facts.headline if alert.facts else None
     return (
         alert.status is Status.RESOLVED,
         alert.severity != "critical",
@@ -281,7 +281,8 @@ def make_message(  # noqa: PLR0913 - everything that is fixed at this moment
 def _jobs(inside: Sequence[Inside]) -> tuple[JobInside, ...]:
     found = [
         JobInside(
-            one.job, facts.shown.slowdown if (facts := one.incident.facts) and facts.shown else None
+            one.job,
+            facts.headline.slowdown if (facts := one.incident.facts) and facts.headline else None,
         )
         for one in inside
     ]

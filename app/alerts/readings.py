@@ -10,9 +10,10 @@ from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Final, assert_never
 
-from app.alerts.facts import CauseFact, Facts
+from app.alerts.facts import Facts
 from app.alerts.rules import CauseFound, NoData, Rule, Threshold, Weekly
 from app.analysis.diagnosis.finding import UNKNOWN
+from app.analysis.report.verdict import SuspectedCause
 
 # What a job usually does is the median of the first number of sessions; fewer than the second
 # number say nothing yet.
@@ -42,7 +43,7 @@ class Reading:
     level : Level
     value : float or None
         The number that was compared.
-    blamed : tuple of CauseFact
+    blamed : tuple of SuspectedCause
         What an incident would be about; causes of a clear session are left out.
     baseline_s : float or None
         What a step was compared with.
@@ -50,7 +51,7 @@ class Reading:
 
     level: Level
     value: float | None = None
-    blamed: tuple[CauseFact, ...] = ()
+    blamed: tuple[SuspectedCause, ...] = ()
     baseline_s: float | None = None
 
 
@@ -113,7 +114,7 @@ def _number(condition: Threshold, facts: Facts) -> Reading:
     value: float | None
     match condition.kind:
         case "headline":
-            value = facts.shown.slowdown if facts.shown else None
+            value = facts.headline.slowdown if facts.headline else None
         case "slowdown":
             value = facts.slowdown
         case "waste":
@@ -121,7 +122,7 @@ def _number(condition: Threshold, facts: Facts) -> Reading:
         case "gpu_hours_lost":
             value = facts.gpu_hours_lost
         case "discrepancy":
-            return _graded(condition, facts.discrepancy, CauseFact(LOW_QUALITY_CAUSE))
+            return _graded(condition, facts.discrepancy, SuspectedCause(LOW_QUALITY_CAUSE))
         case "regression":
             raise ValueError("a regression is read from the whole history")
         case _:
@@ -129,7 +130,7 @@ def _number(condition: Threshold, facts: Facts) -> Reading:
     return _graded(condition, value, facts.leading_cause)
 
 
-def _graded(condition: Threshold, value: float | None, blamed: CauseFact) -> Reading:
+def _graded(condition: Threshold, value: float | None, blamed: SuspectedCause) -> Reading:
     if value is None:
         return _UNKNOWN
     if value >= condition.at_least:
@@ -179,7 +180,7 @@ def _regressions(
             readings.append(_UNKNOWN)
             continue
         baseline_s = statistics.median(before[-BASELINE_SESSIONS:])
-        blamed = facts.causes[0] if facts.causes else CauseFact(REGRESSION_CAUSE)
+        blamed = facts.causes[0] if facts.causes else SuspectedCause(REGRESSION_CAUSE)
         reading = _graded(condition, facts.step_time_s / baseline_s - 1, blamed)
         if reading.level is not Level.BREACH:
             before.append(facts.step_time_s)

@@ -205,7 +205,7 @@ def _add_pages(routes: APIRouter, pages: Pages) -> None:
             neighbors = around(tx, view.row)
             onset = (
                 None
-                if view.row.shown is None
+                if view.row.headline is None
                 else onset_of_job(tx, view.row.job, view.row.received_at, SLOW)
             )
             document = (

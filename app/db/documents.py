@@ -13,7 +13,7 @@ from sqlalchemy.types import TypeDecorator
 from app.analysis.json_text import plain
 from app.analysis.report.coverage import Chunks
 from app.analysis.report.document import REVISION, SCHEMA, Report
-from app.analysis.report.summary import Summary
+from app.analysis.report.verdict import SessionVerdict
 from app.errors import UnknownDocumentError
 from app.inputs.keeping import RetentionRules
 
@@ -50,7 +50,7 @@ class JsonDocument(TypeDecorator[T]):
 
 
 CHUNKS: Final = JsonDocument(TypeAdapter(Chunks))
-SUMMARY: Final = JsonDocument(TypeAdapter(Summary))
+VERDICT: Final = JsonDocument(TypeAdapter(SessionVerdict))
 RETENTION: Final = JsonDocument(TypeAdapter(RetentionRules))
 
 

@@ -16,7 +16,7 @@ from sqlalchemy.dialects.postgresql import insert
 
 from app.analysis.json_text import to_json
 from app.db.blobs import delete_blob, read_blob, write_blob
-from app.db.models.sessions import StoredReport
+from app.db.models.sessions import StoredReport, StoredVerdict
 
 if TYPE_CHECKING:
     import uuid
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from app.analysis.report import document
+    from app.analysis.report.verdict import SessionVerdict
     from app.db.blobs import Staged
     from app.db.unit_of_work import Reads, UnitOfWork
 
@@ -67,8 +68,10 @@ def stage_report(
     return StagedReport(stage([zstandard.compress(text, ZSTD_LEVEL)]), stage([array.getvalue()]))
 
 
-def replace_report(tx: UnitOfWork, session_id: uuid.UUID, staged: StagedReport) -> None:
-    """Store the report of a session in place of an earlier one."""
+def replace_report(
+    tx: UnitOfWork, session_id: uuid.UUID, staged: StagedReport, verdict: SessionVerdict
+) -> None:
+    """Store the report of a session, and its verdict, in place of earlier ones."""
     delete_report(tx, session_id)
     tx.session.execute(
         insert(StoredReport).values(
@@ -77,10 +80,12 @@ def replace_report(tx: UnitOfWork, session_id: uuid.UUID, staged: StagedReport) 
             heatmap_blob=write_blob(tx, staged.heatmaps),
         )
     )
+    tx.session.execute(insert(StoredVerdict).values(session_id=session_id, document=verdict))
 
 
 def delete_report(tx: UnitOfWork, session_id: uuid.UUID) -> None:
-    """Delete the report of a session, if there is one."""
+    """Delete the report of a session and its verdict, if there are any."""
+    tx.session.execute(delete(StoredVerdict).where(StoredVerdict.session_id == session_id))
     old = tx.session.execute(
         delete(StoredReport)
         .where(StoredReport.session_id == session_id)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from app.alerts.facts import FACTS, Facts
-from app.db.models.alerts import AlertFacts
-from app.db.models.sessions import Session
+from app.alerts.facts import Facts
+from app.db.models.sessions import Session, StoredVerdict
 from app.db.unit_of_work import UnitOfWork
 from app.services.alerts.evaluate import look
 from app.services.alerts.store import group_of_job
 from app.services.container import Container
+from benchmarks.support.verdicts import verdict_with
 
 
 def evaluate_session(container: Container, tx: UnitOfWork, job_id: int, found: Facts) -> None:
@@ -21,7 +21,8 @@ def evaluate_session(container: Container, tx: UnitOfWork, job_id: int, found: F
             number=found.number,
             content_sha256=found.session.bytes,
             state="analyzed",
-            meta={"labels": {}},
+            meta={"labels": dict(found.labels)},
+            labels=dict(found.labels),
             dp=2,
             pp=2,
             tp=1,
@@ -37,13 +38,6 @@ def evaluate_session(container: Container, tx: UnitOfWork, job_id: int, found: F
         )
     )
     tx.session.flush()
-    tx.session.add(
-        AlertFacts(
-            session_id=found.session,
-            job_id=job_id,
-            received_at=found.received_at,
-            document=FACTS.dump_python(found, mode="json"),
-        )
-    )
+    tx.session.add(StoredVerdict(session_id=found.session, document=verdict_with(found)))
     tx.session.flush()
     look(container, tx, group_of_job(tx, job_id))

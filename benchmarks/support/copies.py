@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Final
 
 from sqlalchemy import select, text
 
-from app.alerts.facts import CauseFact, Facts, HeadlineFact
+from app.alerts.facts import Facts
 from app.analysis.diagnosis.headline import HeadlineKind
+from app.analysis.report.verdict import Slowdown, SuspectedCause
 from app.db.models.access import DEFAULT_PROJECT_ID
-from app.db.models.fleet import SessionFigure
 from app.db.models.hosts import HostReading
-from app.db.models.sessions import Job, Session
+from app.db.models.sessions import Job, Session, StoredVerdict
 from benchmarks.support.alerts import evaluate_session
 
 if TYPE_CHECKING:
@@ -37,7 +37,8 @@ WHERE session.id = :template AND job.name LIKE :name || '%'
 READ: Final = """
 INSERT INTO {table} ({columns})
 SELECT {values}
-FROM {table} AS was, session JOIN job ON job.id = session.job_id
+FROM {table} AS was, to_jsonb(1 + random() * 0.5) AS slowdown,
+    session JOIN job ON job.id = session.job_id
 WHERE was.session_id = :template AND job.name LIKE :name || '%'
 """
 COPIED: Final = {
@@ -46,16 +47,20 @@ COPIED: Final = {
     "number": "copy",
     "content_sha256": "NULL",
     "received_at": "now() - (:sessions - copy) * interval '30 minutes' - interval '1 minute'",
-    "headline_slowdown": "1 + random() * 0.5",
 }
 OF_SESSION: Final = {
     "session_id": "session.id",
+}
+SLOWED: Final = {
+    "document": "jsonb_set(jsonb_set(was.document, '{headline,slowdown}', slowdown),"
+    " '{published,slowdown}', slowdown)",
+}
+# Each job has machines of its own.
+HOSTS: Final = {
     "job_id": "session.job_id",
     "received_at": "session.received_at",
+    "host": "was.host || '-of-' || session.job_id",
 }
-FIGURES: Final = {"slowdown": "session.headline_slowdown"}
-# Each job has machines of its own.
-HOSTS: Final = {"host": "was.host || '-of-' || session.job_id"}
 
 
 def copy_session(
@@ -83,9 +88,11 @@ def copy_session(
     names = [column.name for column in Session.__table__.columns]
     columns, values = _columns(names, COPIED)
     statements = [JOBS, SESSIONS.format(columns=columns, values=values)]
-    for model, changed in ((SessionFigure, FIGURES), (HostReading, HOSTS)):
+    for model, changed in ((StoredVerdict, SLOWED), (HostReading, HOSTS)):
         columns, values = _columns(
-            [one.name for one in model.__table__.columns], OF_SESSION | changed, "was"
+            [one.name for one in model.__table__.columns if one.computed is None],
+            OF_SESSION | changed,
+            "was",
         )
         statements.append(READ.format(table=model.__tablename__, columns=columns, values=values))
     with container.engine.begin() as connection:
@@ -126,8 +133,10 @@ def let_fire(container: Container, name: str, jobs: int, first: int) -> None:
                     number=first + more,
                     received_at=tx.now,
                     slowdown=1.4,
-                    causes=(CauseFact("slow_worker", (host,), confidence=0.95, contribution=0.8),),
-                    headline=HeadlineFact(1.4, (1.38, 1.42), 3.2, HeadlineKind.CAUSES),
+                    causes=(
+                        SuspectedCause("slow_worker", (host,), confidence=0.95, contribution=0.8),
+                    ),
+                    headline=Slowdown(1.4, (1.38, 1.42), 3.2, HeadlineKind.CAUSES),
                 )
                 evaluate_session(container, tx, job_id, facts)
     # As autovacuum does within a minute: whether it was there already is not what is measured.

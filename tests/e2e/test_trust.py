@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from playwright.sync_api import expect
 
-from app.alerts.facts import CauseFact
+from app.analysis.report.verdict import SuspectedCause
 from app.services.sessions.analyze import analyze_session
 from app.services.tasks.task_runs import claim
 from tests.e2e.alerting import act, let_it_fire
@@ -103,7 +103,7 @@ def test_the_page_of_a_job_has_its_incidents_and_they_are_taken_there(
 
 def test_no_name_is_asked_for_where_nothing_can_be_done(place: Place, visitor: Visitor) -> None:
     # Of one session the rules say nothing yet: the incident is pending.
-    stage = CauseFact("stage_imbalance", ("stage 3",), confidence=0.6, contribution=0.5)
+    stage = SuspectedCause("stage_imbalance", ("stage 3",), confidence=0.6, contribution=0.5)
     place.alerting.session(1.14, stage, job="speech-3b")
     page = visitor.open(f"{place.url}/incidents")
 

@@ -10,14 +10,14 @@ from typing import Any
 
 from sqlalchemy import select, text, update
 
-from app.alerts.facts import FACTS, CauseFact, Facts, FixFact, HeadlineFact, WorkerFact
+from app.alerts.facts import Facts
 from app.alerts.incidents import INCIDENT, Incident
 from app.analysis.diagnosis.headline import HeadlineKind
+from app.analysis.report.verdict import Slowdown, SuspectedCause, VerdictFix, VerdictWorker
 from app.bootstrap import Container
 from app.db.models.alerts import (
     AlertChannel,
     AlertDelivery,
-    AlertFacts,
     AlertGroup,
     AlertIncident,
 )
@@ -33,7 +33,7 @@ from benchmarks.support.alerts import evaluate_session
 from tests.support.receiver import Receiver
 
 LOOPBACK = ("127.0.0.0/8", "::1/128")
-SLOW_NODE = CauseFact(
+SLOW_NODE = SuspectedCause(
     "slow_worker",
     ("node-7",),
     confidence=0.95,
@@ -51,7 +51,7 @@ class Alerting:
     def session(
         self,
         slowdown: float | None = 1.3,
-        *causes: CauseFact,
+        *causes: SuspectedCause,
         job: str = "llm",
         labels: Mapping[str, str] | None = None,
     ) -> uuid.UUID:
@@ -120,13 +120,6 @@ class Alerting:
                 .where(Session.job_id == job_id)
                 .values(received_at=Session.received_at - span)
             )
-            for row in tx.session.execute(
-                select(AlertFacts).where(AlertFacts.job_id == job_id)
-            ).scalars():
-                found = FACTS.validate_python(row.document)
-                older = replace(found, received_at=found.received_at - span)
-                row.received_at = older.received_at
-                row.document = FACTS.dump_python(older, mode="json")
             tx.session.execute(
                 update(AlertGroup).where(AlertGroup.job_id == job_id).values(look_at=tx.now)
             )
@@ -201,7 +194,7 @@ def facts(
     number: int,
     received_at: datetime,
     slowdown: float | None,
-    *causes: CauseFact,
+    *causes: SuspectedCause,
 ) -> Facts:
     found = Facts(
         session=session_id,
@@ -222,10 +215,10 @@ def facts(
         gpu_hours_lost=12.5 * (slowdown - 1),
         step_time_s=10.0,
         causes=causes if slowdown > 1.05 else (),
-        worst=(WorkerFact(1, 1, "node-7", slowdown),),
+        worst=(VerdictWorker(1, 1, "node-7", slowdown),),
         worst_step=7,
-        fix=FixFact("Replace node-7", 0.2, 8.0),
-        headline=HeadlineFact(
+        fix=VerdictFix("Replace node-7", 0.2, 8.0),
+        headline=Slowdown(
             slowdown,
             (slowdown - 0.02, slowdown + 0.02),
             12.5 * (slowdown - 1),

@@ -21,12 +21,13 @@ from app.analysis.trace.model import Sizes, Trace
 from app.analysis.trace.storage import pack
 from app.db.blobs import write_blob
 from app.db.models.blobs import BlobPart
-from app.db.models.sessions import Job, Session, StoredReport
+from app.db.models.sessions import Job, Session, StoredReport, StoredVerdict
 from app.db.models.tasks import ANALYZE_SESSION, TaskRun
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from app.analysis.report.verdict import SessionVerdict
     from app.bootstrap import Container
 
 
@@ -111,6 +112,14 @@ def session_row(container: Container, stored: Stored) -> Session:
     """Return the session as it stands in the database."""
     with container.uow() as tx:
         return tx.session.execute(select(Session).where(Session.id == stored.session)).scalar_one()
+
+
+def stored_verdict(container: Container, stored: Stored) -> SessionVerdict | None:
+    """Return the verdict on a session, if there is one."""
+    with container.reading() as tx:
+        return tx.session.execute(
+            select(StoredVerdict.document).where(StoredVerdict.session_id == stored.session)
+        ).scalar()
 
 
 def task_row(container: Container, stored: Stored) -> TaskRun:

@@ -15,7 +15,7 @@ from pydantic import BaseModel
 
 from app.analysis.diagnosis.headline import HeadlineKind
 from app.analysis.diagnosis.verdict import Level
-from app.analysis.json_text import members
+from app.analysis.json_text import plain
 from app.analysis.report.heatmaps import encode_heatmap
 from app.analysis.report.timeline import replayed_timeline
 from app.api.frame.routers import api_router
@@ -35,9 +35,12 @@ from app.services.sessions.reports import heatmap, report_json
 
 if TYPE_CHECKING:
     from app.analysis.report.timeline import Lanes, Timeline
+    from app.analysis.report.verdict import SessionVerdict, VerdictCause
 
 DEFAULT_LIMIT: Final = 50
 MAX_LIMIT: Final = 1000
+# A row of a list has room for two.
+LISTED_CAUSES: Final = 2
 
 StateFilter = Annotated[
     SessionState | None,
@@ -64,8 +67,7 @@ class HeadlineBody(BaseModel, extra="allow"):
     """What people are shown first: the sentence of the verdict, the slowdown, its causes.
 
     `slowdown` and what it costs are null without a verdict. `kind` is `causes` where they are
-    counted against the job without its causes, `published` where `slowdown` is S, and null where it
-    is S because version 0.1.0 analyzed the session.
+    counted against the job without its causes, and `published` where `slowdown` is S.
     """
 
     sentence: str
@@ -286,7 +288,8 @@ def _columns(lanes: Lanes) -> dict[str, list[Any]]:
 
 
 def _session(row: SessionRow) -> dict[str, Any]:
-    low, high = row.slowdown_low, row.slowdown_high
+    verdict = row.verdict
+    published = verdict and verdict.published
     return {
         "id": row.id,
         "job": row.job,
@@ -307,27 +310,55 @@ def _session(row: SessionRow) -> dict[str, Any]:
         "pinned": row.pinned,
         "trace_removed_at": row.trace_removed_at,
         "report_removed_at": row.report_removed_at,
-        "slowdown": row.slowdown,
-        "slowdown_ci95": None if low is None or high is None else (low, high),
-        "waste": row.waste,
-        "gpu_hours_lost": row.gpu_hours_lost,
-        "discrepancy": row.discrepancy,
-        "headline": _headline(row),
+        "slowdown": published and published.slowdown,
+        "slowdown_ci95": published and published.ci95,
+        "waste": published and published.waste,
+        "gpu_hours_lost": published and published.gpu_hours_lost,
+        "discrepancy": verdict and verdict.discrepancy,
+        "headline": verdict and _headline(row, verdict),
     }
 
 
-def _headline(row: SessionRow) -> HeadlineBody | None:
-    if row.headline is None:
-        return None
-    shown = row.shown
-    measured = {
-        "slowdown": shown and shown.slowdown,
-        "ci95": shown and shown.ci95,
-        "gpu_hours_lost": shown and shown.gpu_hours_lost,
-        "gpu_hours_lost_per_hour": shown and row.world * shown.waste,
-        "kind": shown and shown.kind,
+def _headline(row: SessionRow, verdict: SessionVerdict) -> HeadlineBody:
+    shown, worst, measures = row.headline, verdict.worst[0], verdict.measures
+    return HeadlineBody.model_validate(
+        {
+            "sentence": verdict.sentence,
+            "level": verdict.level,
+            "slowdown": shown and shown.slowdown,
+            "ci95": shown and shown.ci95,
+            "gpu_hours_lost": shown and shown.gpu_hours_lost,
+            "gpu_hours_lost_per_hour": shown and row.world * shown.waste,
+            "kind": shown and shown.kind,
+            "worst": {
+                "dp": worst.dp,
+                "pp": worst.pp,
+                "rank": verdict.worst_rank,
+                "host": worst.host,
+                "slowdown": worst.slowdown,
+            },
+            "m_w": measures.m_w,
+            "m_s": measures.m_s,
+            "fb_correlation": measures.fb_correlation,
+            "top_optype": verdict.top_optype,
+            "causes": [_cause(cause) for cause in verdict.causes[:LISTED_CAUSES]],
+            "sizes": plain(verdict.sizes),
+        }
+    )
+
+
+def _cause(cause: VerdictCause) -> dict[str, object]:
+    return {
+        "cause": cause.cause,
+        "contribution": cause.contribution,
+        "cost_s": cause.cost_s,
+        "confidence": cause.confidence,
+        "evidence": cause.evidence,
+        "views": plain(cause.views),
+        "where": plain(cause.place),
+        "runner_up": cause.runner_up,
+        "host": cause.host,
     }
-    return HeadlineBody.model_validate(measured | members(row.headline))
 
 
 def _detail(view: SessionView) -> SessionDetailBody:

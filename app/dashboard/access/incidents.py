@@ -71,7 +71,7 @@ def joined_page(found: OpenEverywhere) -> JoinedPage:
 
 def _line(project: str, job: str, incident: Incident) -> JoinedLine:
     facts = incident.facts
-    slowdown = facts.shown.slowdown if facts and facts.shown else None
+    slowdown = facts.headline.slowdown if facts and facts.headline else None
     return JoinedLine(
         project=project,
         url=f"{prefix_of(project)}/incidents/{incident.id}",

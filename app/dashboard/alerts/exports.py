@@ -48,7 +48,7 @@ def _listed(container: Container, asked: IncidentsInAddress) -> Iterator[Sequenc
 def incident_cells(row: IncidentRow, worlds: Mapping[uuid.UUID, int]) -> Sequence[object]:
     """Return the cells of an incident; what its job loses takes the ranks of its session."""
     incident, facts = row.incident, row.incident.facts
-    shown, fix = (facts.shown, facts.fix) if facts else (None, None)
+    shown, fix = (facts.headline, facts.fix) if facts else (None, None)
     world = worlds.get(facts.session) if facts else None
     return (
         *(incident.id, incident.severity, incident.state, row.job, incident.cause),

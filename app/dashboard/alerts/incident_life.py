@@ -246,7 +246,7 @@ def _about(row: IncidentRow, now: datetime) -> str:
 
 
 def _measured(facts: Facts | None) -> str:
-    shown = None if facts is None else facts.shown
+    shown = None if facts is None else facts.headline
     if facts is None or shown is None:
         return "No session with a verdict belongs to it"
     published = shown.kind is HeadlineKind.PUBLISHED

@@ -201,8 +201,8 @@ def _rate(row: IncidentRow, found: Incidents) -> float | None:
     """Return GPU-hours lost each hour by the job, and by other jobs inside."""
     facts = row.incident.facts
     own = []
-    if facts is not None and facts.shown is not None and facts.session in found.sessions:
-        own = [facts.shown.waste * found.sessions[facts.session].world]
+    if facts is not None and facts.headline is not None and facts.session in found.sessions:
+        own = [facts.headline.waste * found.sessions[facts.session].world]
     # A job counts once, however many of its incidents are inside.
     others = {one.job: one.lost for one in row.inside if one.lost is not None}
     known = [*own, *(lost for job, lost in others.items() if job != row.job)]
@@ -376,7 +376,7 @@ def _over(item: Over, chosen: uuid.UUID | None, asked: IncidentsInAddress) -> Ov
 
 
 def _slowdown(facts: Facts | None) -> float | None:
-    return facts.shown.slowdown if facts and facts.shown else None
+    return facts.headline.slowdown if facts and facts.headline else None
 
 
 def _version(found: Incidents, life: IncidentLife | None, channels: Sequence[ChannelView]) -> str:

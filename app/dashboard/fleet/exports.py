@@ -77,12 +77,13 @@ def fleet_csv(jobs: Iterable[Standing]) -> Table:
 
 
 def _job(job: Standing) -> Sequence[object]:
-    told, measured = job.told, job.told.shown
+    told, measured = job.told, job.told.headline
+    published = measured and told.verdict and told.verdict.published
     line = session_row(job.name, job.latest, shown=told)
     return (
         *(job.name, job.latest.state, job.incident and job.incident.state, job.latest.number),
         *(job.latest.received_at, line.slowdown, *((measured and measured.ci95) or (None, None))),
-        *(measured and told.slowdown, line.lost_each_hour, line.cause, line.where),
+        *(published and published.slowdown, line.lost_each_hour, line.cause, line.where),
         *(job.labels.get("owner"), job.labels, told.world),
         *(told.dp, told.pp, told.tp, told.cp, told.vpp),
     )

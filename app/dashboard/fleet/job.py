@@ -141,7 +141,7 @@ def job_page(  # noqa: PLR0913 - everything that is on it
         else f"Nothing is marked{_in(about)}",
         csv={name: _csv_url(address, job.name, name) for name in ("sessions", "marks")},
         note_kinds=[(kind.value, NAMES[MarkKind(kind.value)]) for kind in NoteKind],
-        comparable=sum(session.shown is not None for session in job.sessions) > 1,
+        comparable=sum(session.headline is not None for session in job.sessions) > 1,
     )
 
 
@@ -195,18 +195,15 @@ def _headings(address: Address) -> list[Heading]:
 
 
 def _said(session: SessionRow) -> str:
-    if session.shown is not None:
-        return f"{times(session.shown.slowdown)} in session {session.number}"
+    if session.headline is not None:
+        return f"{times(session.headline.slowdown)} in session {session.number}"
     return f"session {session.number} {job_state(session.state, slow=False).word.lower()}"
 
 
 def job_heading(session: SessionRow) -> str:
     """Return what is said first of a job, by the session whose numbers stand for it."""
-    if session.state is SessionState.ANALYZED and session.headline is not None:
-        return session.headline.sentence
-    if session.shown is not None:
-        # What an earlier version stored has its numbers alone.
-        return f"{times(session.shown.slowdown)} slower in session {session.number}"
+    if session.state is SessionState.ANALYZED and session.verdict is not None:
+        return session.verdict.sentence
     return session.reason or {
         SessionState.NO_VERDICT: "The latest session has no verdict",
         SessionState.FAILED: "The analysis of the latest session failed",

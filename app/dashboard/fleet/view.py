@@ -42,11 +42,11 @@ from app.db.states import SessionState
 from app.services.fleet.listing import PAGE
 
 if TYPE_CHECKING:
-    from app.analysis.report.summary import Summary, SummaryCause
+    from app.analysis.report.verdict import Slowdown, VerdictCause
     from app.services.fleet.listing import FleetView, Group
     from app.services.fleet.rows import Standing
     from app.services.sessions.fleet import JobSummary
-    from app.services.sessions.read import SessionRow, ShownSlowdown
+    from app.services.sessions.read import SessionRow
 
 # A longer reason gives way to its code in a table, characters.
 SHORT_REASON: Final = 60
@@ -245,17 +245,18 @@ def session_row(job: str, session: SessionRow, *, shown: SessionRow | None = Non
         An earlier session whose numbers the line shows instead, because this one has none yet.
     """
     numbers = shown or session
-    measured = numbers.shown
+    measured, verdict = numbers.headline, numbers.verdict
     slowdown = measured.slowdown if measured else None
-    headline = numbers.headline if measured else None
-    slow = slowdown is not None and (
-        (headline is not None and headline.level == "slow") or slowdown >= SLOW
+    slow = (
+        verdict is not None
+        and slowdown is not None
+        and (verdict.level == "slow" or slowdown >= SLOW)
     )
-    first = headline.causes[0] if slow and headline and headline.causes else None
+    first = verdict.causes[0] if slow and verdict and verdict.causes else None
     if measured is None:
-        headline, first = _withheld(session)
+        first = _withheld(session)
     lost = numbers.world * measured.waste if measured else None
-    published = numbers.slowdown if measured else None
+    published = verdict.published if measured and verdict else None
     state = job_state(session.state, slow=slow)
     return SessionLine(
         state=state,
@@ -268,32 +269,32 @@ def session_row(job: str, session: SessionRow, *, shown: SessionRow | None = Non
         slowdown_text="none" if slowdown is None else times(slowdown),
         color="" if slowdown is None else heat_color(slowdown),
         interval=interval(*measured.ci95) if measured and measured.ci95 else "",
-        published="" if published is None else times(published),
+        published="" if published is None else times(published.slowdown),
         against=_against(measured),
         lost_each_hour=lost,
         lost_each_hour_text="" if lost is None else hours(lost),
         cause=title_of(first.cause) if first else _reason(session),
         cause_share=_share(first, measured) if measured or not first else _reason(session),
-        where=_where(first, headline) if first and headline else "",
+        where=_where(first) if first else "",
         gpus=session.world,
         sizes=sizes(session.dp, session.pp, session.tp, session.cp, session.vpp),
         steps=session.steps,
         operations=session.operations,
-        discrepancy="" if session.discrepancy is None else percent(session.discrepancy),
+        discrepancy=percent(session.verdict.discrepancy) if session.verdict else "",
         received_at=session.received_at,
-        host=_host(first, headline) if first and headline else "",
+        host=_host(first) if first else "",
         kind="slow" if state is SLOW_STATE else "none" if slowdown is None else "quiet",
     )
 
 
-def _withheld(session: SessionRow) -> tuple[Summary | None, SummaryCause | None]:
+def _withheld(session: SessionRow) -> VerdictCause | None:
     """Return the cause that is known although the verdict on S is withheld."""
-    headline = session.headline if session.state == SessionState.NO_VERDICT else None
-    causes = [] if headline is None else [one for one in headline.causes if one.cause != UNKNOWN]
-    return headline, causes[0] if causes else None
+    if session.state != SessionState.NO_VERDICT or session.verdict is None:
+        return None
+    return next((one for one in session.verdict.causes if one.cause != UNKNOWN), None)
 
 
-def _share(cause: SummaryCause | None, measured: ShownSlowdown | None) -> str:
+def _share(cause: VerdictCause | None, measured: Slowdown | None) -> str:
     """Return what share a cause has, and that the slowdown is S where it is."""
     by_s = measured is not None and measured.kind is not HeadlineKind.CAUSES
     if cause is None:
@@ -302,15 +303,13 @@ def _share(cause: SummaryCause | None, measured: ShownSlowdown | None) -> str:
     return f"{share}, by S" if by_s else share
 
 
-def _against(measured: ShownSlowdown | None) -> str:
+def _against(measured: Slowdown | None) -> str:
     """Return what a slowdown is counted against."""
     if measured is None:
         return ""
     if measured.kind is HeadlineKind.CAUSES:
         return "against the job without its causes"
-    if measured.kind is HeadlineKind.PUBLISHED:
-        return "published S: no cause explains it"
-    return "published S, until the session is analyzed again"
+    return "published S: no cause explains it"
 
 
 def _job_row(job: Standing) -> SessionLine:
@@ -333,36 +332,34 @@ def shown_session(job: JobSummary) -> SessionRow:
 
 
 def _reason(session: SessionRow) -> str:
-    if session.state == SessionState.NO_VERDICT and session.discrepancy is not None:
-        return f"replay differs by {percent(session.discrepancy)}"
+    if session.state == SessionState.NO_VERDICT and session.verdict is not None:
+        return f"replay differs by {percent(session.verdict.discrepancy)}"
     if session.state in SessionState.UNREPORTED:
         reason = session.reason or ""
         return reason if 0 < len(reason) <= SHORT_REASON else session.reason_code or ""
     return ""
 
 
-def _where(cause: SummaryCause, headline: Summary) -> str:
+def _where(cause: VerdictCause) -> str:
     kind = KINDS.get(cause.cause)
     if kind is not None and kind.everywhere:
         return "all DP ranks"
-    where, workers = cause.where, cause.where.workers
+    where, workers = cause.place, cause.place.workers
     if not workers:
         return "" if where.stage is None else f"stage {where.stage}"
     if where.ranks:
         return f"rank {where.ranks[0]}, worker {worker(*workers[0])}"
     if len(workers) > 1:
         return plural(len(workers), "worker")
-    host = _host(cause, headline)
+    host = _host(cause)
     return f"{host}, worker {worker(*workers[0])}" if host else f"worker {worker(*workers[0])}"
 
 
-def _host(cause: SummaryCause, headline: Summary) -> str:
+def _host(cause: VerdictCause) -> str:
     """Return the host of a cause that names one worker, where it is known."""
-    workers, worst = cause.where.workers, headline.worst
-    if len(workers) != 1 or cause.where.ranks:
+    if len(cause.place.workers) != 1 or cause.place.ranks:
         return ""
-    # What version 0.1.0 stored of a cause has no host; the slowest worker's may be another's.
-    return cause.host or (worst.host if (worst.dp, worst.pp) == workers[0] else None) or ""
+    return cause.host or ""
 
 
 def _heading(heard: Sequence[Group], about: Range, *, silent: int, archived: bool) -> str:

@@ -151,7 +151,7 @@ def sparkline(values: Sequence[float | None]) -> Sparkline:
 def verdict_values(sessions: Sequence[SessionRow]) -> list[float | None]:
     """Return how slow sessions that are through were, in order, None without a verdict."""
     return [
-        None if session.shown is None else session.shown.slowdown
+        None if session.headline is None else session.headline.slowdown
         for session in sessions
         if session.state not in SessionState.UNDERWAY
     ]

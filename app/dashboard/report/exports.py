@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Final
 
-from app.analysis.fleet.figures import KINDS
+from app.analysis.report.paper import KINDS
 from app.dashboard.look.csv_text import Table
 
 if TYPE_CHECKING:

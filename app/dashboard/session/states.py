@@ -105,8 +105,8 @@ def underway(view: SessionView, max_attempts: int) -> Body:
 def without_report(view: SessionView) -> Body:
     """Return what lists still know of a session whose report went by its age."""
     row = view.row
-    shown = row.shown
-    sentence = row.headline.sentence if row.headline is not None else "The report is gone"
+    shown = row.headline
+    sentence = row.verdict.sentence if row.verdict is not None else "The report is gone"
     facts = [
         Fact("Slowdown", "none" if shown is None else times(shown.slowdown), "as it was reported"),
         Fact("Operations", count(row.operations), f"in {plural(row.steps, 'step')}"),

@@ -209,17 +209,17 @@ def _before(view: SessionView, around: Around) -> Fact:
     *earlier, _ = around.sessions
     if not earlier:
         return Fact("Before", "First session", "nothing to compare with")
-    with_verdict = [session for session in earlier if session.shown is not None]
+    with_verdict = [session for session in earlier if session.headline is not None]
     if not with_verdict:
         last = earlier[-1]
         word = STATES[last.state].word if last.state in STATES else "without a verdict"
         return Fact("Before", "No verdict", f"session {last.number}: {word.lower()}")
     last = with_verdict[-1]
-    assert last.shown is not None  # noqa: S101 - selected so
+    assert last.headline is not None  # noqa: S101 - selected so
     passed_s = (view.row.received_at - last.received_at).total_seconds()
     return Fact(
         "Before",
-        times(last.shown.slowdown),
+        times(last.headline.slowdown),
         f"session {last.number}, {age(passed_s)} earlier",
         spark=sparkline(verdict_values(around.sessions)),
     )

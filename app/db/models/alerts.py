@@ -76,22 +76,6 @@ class AlertChannel(OfProject, Base):
     created_at: Mapped[datetime] = mapped_column(server_default=text("now()"))
 
 
-class AlertFacts(OfProject, Base):
-    """What rules see of an analyzed session: an `app.alerts.facts.Facts`."""
-
-    __tablename__ = "alert_facts"
-    __table_args__ = (
-        belongs_to("session_id", "session.id"),
-        belongs_to("job_id", "job.id"),
-        Index("ix_alert_facts_job_id_received_at", "job_id", "received_at"),
-    )
-
-    session_id: Mapped[uuid.UUID] = mapped_column(Uuid, primary_key=True)
-    job_id: Mapped[int] = mapped_column(BigInteger)
-    received_at: Mapped[datetime]
-    document: Mapped[dict[str, Any]]
-
-
 class AlertGroup(OfProject, Base):
     """The incidents of one job; its row is the lock under which they change."""
 

@@ -4,17 +4,31 @@ from __future__ import annotations
 
 import uuid
 from datetime import datetime
-from typing import Any
+from typing import Any, Final
 
-from sqlalchemy import BigInteger, Identity, Index, UniqueConstraint, Uuid, text
-from sqlalchemy.orm import Mapped, mapped_column
+from sqlalchemy import (
+    BigInteger,
+    Computed,
+    Double,
+    Identity,
+    Index,
+    UniqueConstraint,
+    Uuid,
+    case,
+    text,
+)
+from sqlalchemy.orm import Mapped, MappedColumn, mapped_column
 
-from app.analysis.diagnosis.headline import HeadlineKind
-from app.analysis.report.summary import Summary
-from app.db.documents import SUMMARY
+from app.analysis.report.verdict import SessionVerdict
+from app.db.documents import VERDICT
 from app.db.models.base import Base, OfProject, belongs_to, in_project
 from app.db.state_column import StateColumn, one_of
 from app.db.states import NoteKind, SessionState
+
+
+def _number(path: str) -> MappedColumn[Any]:
+    """Return a number of a document, found anew whenever that is written."""
+    return mapped_column(Double, Computed(f"((document #>> '{path}'::text[]))::double precision"))
 
 
 class Job(OfProject, Base):
@@ -85,7 +99,6 @@ class Session(OfProject, Base):
         UniqueConstraint("job_id", "content_sha256"),
         UniqueConstraint("job_id", "attempt", "number"),
         one_of("state", SessionState),
-        one_of("headline_kind", HeadlineKind),
         Index("ix_session_project_id_received_at_id", "project_id", "received_at", "id"),
         Index("ix_session_state_received_at", "state", "received_at"),
         # the latest sessions of each job
@@ -131,21 +144,43 @@ class Session(OfProject, Base):
     reason: Mapped[str | None]
     reason_detail: Mapped[dict[str, Any] | None]
 
-    # what lists show of the report, so that they need not read it: S…
-    slowdown: Mapped[float | None]
-    slowdown_low: Mapped[float | None]
-    slowdown_high: Mapped[float | None]
-    waste: Mapped[float | None]
-    gpu_hours_lost: Mapped[float | None]
-    discrepancy: Mapped[float | None]
-    # …the report's headline, null where version 0.1.0 named causes: S is shown until it is analyzed
-    # again; and its summary
-    headline_slowdown: Mapped[float | None]
-    headline_low: Mapped[float | None]
-    headline_high: Mapped[float | None]
-    headline_gpu_hours_lost: Mapped[float | None]
-    headline_kind: Mapped[HeadlineKind | None] = mapped_column(StateColumn(HeadlineKind))
-    headline: Mapped[Summary | None] = mapped_column(SUMMARY)
+
+class StoredVerdict(OfProject, Base):
+    """A `SessionVerdict`, written and replaced with the report that it is of.
+
+    It stays where retention takes the report away. Its document is written; the columns that are
+    sorted and filtered by are made from that by the database.
+    """
+
+    __tablename__ = "session_verdict"
+    __table_args__ = (belongs_to("session_id", "session.id"),)
+
+    session_id: Mapped[uuid.UUID] = mapped_column(Uuid, primary_key=True)
+    document: Mapped[SessionVerdict] = mapped_column(VERDICT)
+    level: Mapped[str] = mapped_column(Computed("(document ->> 'level'::text)"))
+    # of the headline, null without a verdict
+    slowdown: Mapped[float | None] = _number("{headline,slowdown}")
+    low: Mapped[float | None] = _number("{headline,ci95,0}")
+    high: Mapped[float | None] = _number("{headline,ci95,1}")
+    # S
+    published: Mapped[float | None] = _number("{published,slowdown}")
+    discrepancy: Mapped[float] = _number("{discrepancy}")
+    step_time_s: Mapped[float | None] = _number("{step_time_s}")
+    measured_s: Mapped[float | None] = _number("{measured_s}")
+    # the leading cause, and its host or that of the slowest worker
+    cause: Mapped[str | None] = mapped_column(Computed("(document #>> '{causes,0,cause}'::text[])"))
+    host: Mapped[str | None] = mapped_column(
+        Computed(
+            "COALESCE((document #>> '{causes,0,host}'::text[]), "
+            "(document #>> '{worst,0,host}'::text[]))"
+        )
+    )
+
+
+# What the verdict of a session is joined by, and how slow it says that is: null while the session
+# is analyzed anew.
+OF_SESSION: Final = (StoredVerdict, StoredVerdict.session_id == Session.id)
+SLOWDOWN: Final = case((Session.state == SessionState.ANALYZED, StoredVerdict.slowdown))
 
 
 class StoredReport(OfProject, Base):

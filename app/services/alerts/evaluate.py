@@ -7,13 +7,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from sqlalchemy import select
-from sqlalchemy.dialects.postgresql import insert
 
 from app.alerts.evaluate import evaluate, next_look
-from app.alerts.facts import FACTS, facts_of
 from app.alerts.states import IncidentState
-from app.db.models.alerts import AlertFacts
-from app.db.models.sessions import Job, Session
+from app.db.models.sessions import Session
 from app.services.alerts.machines.leads import settle, without_held
 from app.services.alerts.store import (
     group_of_job,
@@ -25,63 +22,15 @@ from app.services.alerts.store import (
 )
 
 if TYPE_CHECKING:
-    from app.analysis.report.document import Report
     from app.db.models.alerts import AlertGroup
     from app.db.unit_of_work import UnitOfWork
     from app.services.container import Container
 
 
-def evaluate_session(
-    container: Container,
-    tx: UnitOfWork,
-    session_id: uuid.UUID,
-    report: Report | None,
-) -> None:
-    """Keep the facts of a session and look at its job, in the transaction that stores its result.
-
-    Parameters
-    ----------
-    container : Container
-    tx : UnitOfWork
-    session_id : UUID
-    report : Report or None
-        None where there is none: then the session only says that its job lives.
-    """
-    row = tx.session.execute(
-        select(
-            Session.job_id,
-            Session.attempt,
-            Session.number,
-            Session.received_at,
-            Session.meta,
-            Job.name,
-        )
-        .join(Job, Job.id == Session.job_id)
-        .where(Session.id == session_id)
-    ).one()
-    group = group_of_job(tx, row.job_id)
-    if report is not None:
-        facts = facts_of(
-            report,
-            session=session_id,
-            job=row.name,
-            attempt=row.attempt,
-            number=row.number,
-            received_at=row.received_at,
-            labels=row.meta.get("labels") or {},
-        )
-        stored = FACTS.dump_python(facts, mode="json")
-        tx.session.execute(
-            insert(AlertFacts)
-            .values(
-                session_id=session_id,
-                job_id=row.job_id,
-                received_at=row.received_at,
-                document=stored,
-            )
-            .on_conflict_do_update(index_elements=["session_id"], set_={"document": stored})
-        )
-    look(container, tx, group)
+def evaluate_session(container: Container, tx: UnitOfWork, session_id: uuid.UUID) -> None:
+    """Look at the job of a session, in the transaction that stores what its analysis brought."""
+    job_id = tx.session.execute(select(Session.job_id).where(Session.id == session_id)).scalar_one()
+    look(container, tx, group_of_job(tx, job_id))
 
 
 def look_at_group(container: Container, group_id: uuid.UUID) -> bool:

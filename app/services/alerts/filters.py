@@ -37,9 +37,8 @@ SESSION_ID: Final = _DOCUMENT["facts"]["session"].astext.cast(Session.id.type)
 
 
 def slowdown_of(document: Any) -> ColumnElement[Any]:  # noqa: ANN401 - a column of documents
-    """Return `Facts.shown` of an incident; how slow the job was says nothing of its silence."""
-    facts = document["facts"]
-    measured = func.coalesce(facts["headline"]["slowdown"].astext, facts["slowdown"].astext)
+    """Return the headline of an incident; how slow the job was says nothing of its silence."""
+    measured = document["facts"]["headline"]["slowdown"].astext
     return case((document["cause"].astext != NO_DATA_CAUSE, cast(measured, Float)))
 
 

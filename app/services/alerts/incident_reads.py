@@ -21,7 +21,7 @@ from app.db.models.alerts import (
     AlertOnHost,
     AlertRule,
 )
-from app.db.models.sessions import Job, Session
+from app.db.models.sessions import Job, Session, StoredVerdict
 from app.errors import NotFoundError
 from app.services.alerts.filters import (
     SESSION_ID,
@@ -57,9 +57,6 @@ _ORDER: Final = case(
     else_=4,
 )
 _BEGAN_OR_ENDED: Final = func.coalesce(AlertIncident.resolved_at, AlertIncident.opened_at)
-
-# How slow a session was: against the job without its causes, or S where only that is known.
-SHOWN: Final = func.coalesce(Session.headline_slowdown, Session.slowdown)
 
 # Names by id of an incident's rules that are still there.
 _RULES: Final = (
@@ -300,8 +297,15 @@ def incident_and_sessions(
     *row, said = found
     comments = sorted(_COMMENTS.validate_python(said or ()), key=lambda comment: comment.id)
     rows = tx.session.execute(
-        select(AlertEvent, Nullable(Session.id), Session.number, SHOWN, Session.world)
+        select(
+            AlertEvent,
+            Nullable(Session.id),
+            Session.number,
+            StoredVerdict.slowdown,
+            Session.world,
+        )
         .outerjoin(Session, Session.id == AlertEvent.session_id)
+        .outerjoin(StoredVerdict, StoredVerdict.session_id == Session.id)
         .where(AlertEvent.incident_id == incident_id)
         .order_by(AlertEvent.number)
     ).all()

@@ -5,17 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from sqlalchemy import ColumnElement, case, func, or_, select, true
+from sqlalchemy import or_, select, true
 
 from app.alerts.readings import NO_DATA_CAUSE
-from app.db.models.sessions import Job, Session
-from app.db.states import SessionState
+from app.db.models.sessions import OF_SESSION, SLOWDOWN, Job, Session
 
 if TYPE_CHECKING:
     import uuid
     from datetime import datetime
-
-    from sqlalchemy.orm.util import AliasedClass
 
     from app.db.unit_of_work import Reads
     from app.services.alerts.incident_reads import IncidentRow
@@ -53,12 +50,12 @@ def onset_of_job(tx: Reads, job: str, until: datetime, threshold: float) -> Onse
     threshold : float
         From here on a session is slow. Those without a verdict say nothing.
     """
-    shown = _shown(Session)
-    here = (Job.name == job, Session.received_at <= until, shown.is_not(None))
+    here = (Job.name == job, Session.received_at <= until, SLOWDOWN.is_not(None))
     before = (
-        select(Session.received_at, shown.label("slowdown"))
+        select(Session.received_at, SLOWDOWN.label("slowdown"))
         .join(Job)
-        .where(*here, shown < threshold)
+        .join(*OF_SESSION)
+        .where(*here, threshold > SLOWDOWN)
         .order_by(Session.received_at.desc())
         .limit(1)
         .subquery()
@@ -66,10 +63,11 @@ def onset_of_job(tx: Reads, job: str, until: datetime, threshold: float) -> Onse
     found = tx.session.execute(
         select(Session.number, Session.received_at, Session.id, before.c.slowdown)
         .join(Job)
+        .join(*OF_SESSION)
         .outerjoin(before, true())
         .where(
             *here,
-            shown >= threshold,
+            threshold <= SLOWDOWN,
             or_(before.c.received_at.is_(None), Session.received_at > before.c.received_at),
         )
         .order_by(Session.received_at)
@@ -87,9 +85,3 @@ def onset_of_incident(tx: Reads, row: IncidentRow, threshold: float) -> Onset | 
     if facts is None or row.incident.cause == NO_DATA_CAUSE:
         return None
     return onset_of_job(tx, row.job, facts.received_at, threshold)
-
-
-def _shown(of: type[Session] | AliasedClass[Session]) -> ColumnElement[float | None]:
-    """Return how slow a session was, null without a verdict: its headline, else S."""
-    measured = func.coalesce(of.headline_slowdown, of.slowdown)
-    return case((of.state == SessionState.ANALYZED, measured))

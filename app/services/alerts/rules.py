@@ -14,15 +14,15 @@ from sqlalchemy.exc import IntegrityError
 
 from app.alerts.board import JobState
 from app.alerts.evaluate import evaluate, next_look
-from app.alerts.facts import FACTS
 from app.alerts.incidents import Incident
 from app.alerts.rules import CauseFound, Selector, Weekly
 from app.alerts.states import IncidentState
 from app.analysis.diagnosis.causes.registry import KINDS
-from app.db.models.alerts import AlertFacts, AlertGroup, AlertRule
+from app.db.models.alerts import AlertGroup, AlertRule
 from app.db.models.sessions import Job, Session
 from app.errors import ConflictError, Fault, InvalidRuleError, NotFoundError
 from app.services.access.audit import Action, record
+from app.services.alerts.facts import read_facts, sessions_with_facts
 from app.services.alerts.store import RECEIVED, rule_document, rule_of
 
 if TYPE_CHECKING:
@@ -155,13 +155,10 @@ def preview(container: Container, rule: Rule) -> Preview:
         since = now - PREVIEW
         if not rule.evaluated:
             return Preview(since, 0, 0, complete=True, incidents=())
-        documents = tx.session.execute(
-            select(AlertFacts.document)
-            .where(AlertFacts.received_at >= since)
-            .order_by(AlertFacts.received_at.desc())
-            .limit(PREVIEW_SESSIONS + 1)
-        ).scalars()
-        facts = [FACTS.validate_python(document) for document in documents]
+        latest = sessions_with_facts().where(Session.received_at >= since)
+        facts = read_facts(
+            tx, latest.order_by(Session.received_at.desc()).limit(PREVIEW_SESSIONS + 1)
+        )
         received = tx.session.execute(
             select(Job.name, Session.received_at)
             .join(Session, Session.job_id == Job.id)

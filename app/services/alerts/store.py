@@ -21,7 +21,6 @@ from sqlalchemy.orm import aliased
 
 from app.alerts.board import IncidentChange, JobState
 from app.alerts.evaluate import HISTORY_SESSIONS
-from app.alerts.facts import FACTS
 from app.alerts.grouping import Timing, next_flush
 from app.alerts.incidents import INCIDENT, Incident, Silence
 from app.alerts.readings import BASELINE_SESSIONS, NO_DATA_CAUSE
@@ -29,13 +28,13 @@ from app.alerts.rules import RULE, Rule
 from app.alerts.states import IncidentState
 from app.db.models.alerts import (
     AlertEvent,
-    AlertFacts,
     AlertGroup,
     AlertIncident,
     AlertOnHost,
     AlertRule,
 )
 from app.db.models.sessions import Job, Session
+from app.services.alerts.facts import read_facts, sessions_with_facts
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -178,12 +177,12 @@ def job_and_labels(tx: Reads, job_id: int) -> tuple[str, Mapping[str, str]]:
 def load_job(tx: UnitOfWork, group: AlertGroup) -> JobState:
     """Return everything that rules look at."""
     name = tx.session.execute(select(Job.name).where(Job.id == group.job_id)).scalar_one()
-    facts = tx.session.execute(
-        select(AlertFacts.document)
-        .where(AlertFacts.job_id == group.job_id)
-        .order_by(AlertFacts.received_at.desc(), AlertFacts.session_id)
+    latest = (
+        sessions_with_facts()
+        .where(Session.job_id == group.job_id)
+        .order_by(Session.received_at.desc(), Session.id)
         .limit(HISTORY_SESSIONS)
-    ).scalars()
+    )
     received = tx.session.execute(
         select(Session.received_at, Session.meta["labels"])
         .where(Session.job_id == group.job_id)
@@ -193,7 +192,7 @@ def load_job(tx: UnitOfWork, group: AlertGroup) -> JobState:
     return JobState(
         job=name,
         labels=(received[0][1] or {}) if received else {},
-        history=[FACTS.validate_python(document) for document in facts][::-1],
+        history=read_facts(tx, latest)[::-1],
         received=[at for at, _ in received][::-1],
         incidents=open_incidents(tx, group.id),
         silences=_silences(tx, group.id),

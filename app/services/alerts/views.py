@@ -10,21 +10,22 @@ from typing import TYPE_CHECKING, Any, Final
 
 from sqlalchemy import func, select
 from sqlalchemy.dialects.postgresql import aggregate_order_by
+from sqlalchemy.orm import aliased
 
-from app.alerts.facts import FACTS, Facts
+from app.alerts.facts import Facts
 from app.alerts.states import DeliveryState, IncidentState
 from app.db.models.access import Project
 from app.db.models.alerts import (
     AlertAssignee,
     AlertChannel,
     AlertDelivery,
-    AlertFacts,
     AlertGroup,
     AlertIncident,
     AlertOnHost,
 )
-from app.db.models.sessions import Job, Session
+from app.db.models.sessions import Job, Session, StoredVerdict
 from app.services.alerts.deliveries.reads import DeliveryRow, delivery_row
+from app.services.alerts.facts import read_facts, sessions_with_facts
 from app.services.alerts.filters import (
     CAUSE,
     LABELS,
@@ -37,7 +38,6 @@ from app.services.alerts.filters import (
     order,
 )
 from app.services.alerts.incident_reads import (
-    SHOWN,
     IncidentRow,
     IncidentView,
     Measured,
@@ -69,16 +69,18 @@ CHOICES: Final = 50
 
 _OVER: Final = IncidentFilter(state=IncidentState.RESOLVED)
 
-# What the last session before its end was like.
+# The last session with facts before its end.
+_later: Final = aliased(Session)
 _AFTER: Final = (
-    select(AlertFacts.document)
-    .join(Session, Session.job_id == AlertFacts.job_id)
+    select(_later.id)
+    .join(StoredVerdict, StoredVerdict.session_id == _later.id)
+    .join(Session, Session.job_id == _later.job_id)
     .where(
         Session.id == SESSION_ID,
-        AlertFacts.received_at > Session.received_at,
-        AlertFacts.received_at <= AlertIncident.resolved_at,
+        _later.received_at > Session.received_at,
+        _later.received_at <= AlertIncident.resolved_at,
     )
-    .order_by(AlertFacts.received_at.desc())
+    .order_by(_later.received_at.desc())
     .limit(1)
     .correlate(AlertIncident)
     .scalar_subquery()
@@ -203,6 +205,8 @@ def incidents(
     )
     rows = [] if filtered.over else tx.session.execute(page).all()
     ended = _over(tx, filtered, page)
+    later = sessions_with_facts().where(Session.id.in_([row[-2] for row in ended]))
+    after = {facts.session: facts for facts in read_facts(tx, later)}
     return Incidents(
         now=tx.now,
         filtered=filtered,
@@ -218,10 +222,7 @@ def incidents(
             if one["jobs"]
         },
         choices=choices,
-        over=[
-            Over(incident_row(*row[:7]), None if after is None else FACTS.validate_python(after))
-            for *row, after, _ in ended
-        ],
+        over=[Over(incident_row(*row[:7]), after.get(session)) for *row, session, _ in ended],
         over_count=ended[0][-1] if ended else 0,
         sessions={
             session: Measured(number, slowdown, world)
@@ -240,8 +241,9 @@ def _total(counts: Mapping[IncidentState, int], filtered: IncidentFilter) -> int
 def _listed(filtered: IncidentFilter) -> Select[Any]:
     return (
         incident_rows()
-        .add_columns(SESSION_ID, Session.number, SHOWN, Session.world)
+        .add_columns(SESSION_ID, Session.number, StoredVerdict.slowdown, Session.world)
         .outerjoin(Session, Session.id == SESSION_ID)
+        .outerjoin(StoredVerdict, StoredVerdict.session_id == Session.id)
         .where(*listed(filtered), *_matching(filtered))
     )
 

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Final
 
 from sqlalchemy import select
 
-from app.alerts.facts import FACTS, Facts
+from app.alerts.facts import Facts
 from app.analysis.diagnosis.finding import UNKNOWN
-from app.db.models.alerts import AlertFacts
-from app.db.models.sessions import Job
+from app.db.models.sessions import Job, Session
 from app.errors import NotFoundError
+from app.services.alerts.facts import read_facts, sessions_with_facts
 from app.services.compare.step_times import Difference, difference
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ class TimeSide:
     @property
     def slowdown(self) -> float | None:
         """Return the median slowdown."""
-        found = [one.shown.slowdown for one in self.sessions if one.shown is not None]
+        found = [one.headline.slowdown for one in self.sessions if one.headline is not None]
         return statistics.median(found) if found else None
 
     @property
@@ -133,18 +133,14 @@ def compare_times(
 
 
 def _side(tx: Reads, job_id: int, since: datetime, until: datetime) -> TimeSide:
-    rows = tx.session.execute(
-        select(AlertFacts.document)
-        .where(
-            AlertFacts.job_id == job_id,
-            AlertFacts.received_at >= since,
-            AlertFacts.received_at < until,
-        )
-        .order_by(AlertFacts.received_at.desc(), AlertFacts.session_id)
+    latest = (
+        sessions_with_facts()
+        .where(Session.job_id == job_id, Session.received_at >= since, Session.received_at < until)
+        .order_by(Session.received_at.desc(), Session.id)
         .limit(MOST_SESSIONS)
-    ).scalars()
-    found = [FACTS.validate_python(document) for document in rows]
-    return TimeSide(since, until, [one for one in found if one.slowdown is not None][::-1])
+    )
+    found = [one for one in read_facts(tx, latest) if one.headline is not None]
+    return TimeSide(since, until, found[::-1])
 
 
 def _causes(a: TimeSide, b: TimeSide) -> tuple[CauseCount, ...]:

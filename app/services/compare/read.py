@@ -9,10 +9,10 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final
 
 from sqlalchemy import select
+from sqlalchemy.orm import aliased
 
 from app.db.documents import open_report
-from app.db.models.alerts import AlertFacts
-from app.db.models.sessions import Job, Session, StoredReport
+from app.db.models.sessions import OF_SESSION, Job, Session, StoredReport, StoredVerdict
 from app.db.reports import read_document
 from app.db.states import SessionState
 from app.errors import NotFoundError
@@ -142,15 +142,17 @@ def sessions_of_incident(
     facts = incident.facts
     if facts is None or incident.resolved_at is None:
         raise NotFoundError(f"Incident {incident_id} has nothing before and after it to compare.")
+    later = aliased(Session)
     after = tx.session.execute(
-        select(AlertFacts.session_id)
-        .join(Session, Session.job_id == AlertFacts.job_id)
+        select(later.id)
+        .join(StoredVerdict, StoredVerdict.session_id == later.id)
+        .join(Session, Session.job_id == later.job_id)
         .where(
             Session.id == facts.session,
-            AlertFacts.received_at > Session.received_at,
-            AlertFacts.received_at <= incident.resolved_at,
+            later.received_at > Session.received_at,
+            later.received_at <= incident.resolved_at,
         )
-        .order_by(AlertFacts.received_at.desc())
+        .order_by(later.received_at.desc())
         .limit(1)
     ).scalar()
     if after is None:
@@ -195,15 +197,12 @@ def _choices(tx: Reads, job: str) -> list[Choice]:
             Session.number,
             Session.attempt,
             Session.received_at,
-            Session.headline_slowdown,
-            Session.slowdown,
+            StoredVerdict.slowdown,
         )
         .join(Job)
+        .join(*OF_SESSION)
         .where(Job.name == job, Session.state == SessionState.ANALYZED)
         .order_by(Session.received_at.desc(), Session.id)
         .limit(CHOICES)
     )
-    return [
-        Choice(id_, number, attempt, received_at, published if headline is None else headline)
-        for id_, number, attempt, received_at, headline, published in rows
-    ]
+    return [Choice(*row) for row in rows]

@@ -14,7 +14,7 @@ from sqlalchemy.orm import aliased
 
 from app.alerts.states import IncidentState
 from app.db.models.access import Project
-from app.db.models.sessions import Job, Session
+from app.db.models.sessions import Job, Session, StoredVerdict
 from app.db.states import SessionState
 from app.services.fleet.rows import Found, Standing, sessions_of, standing_of
 from app.services.fleet.silent import silent_order
@@ -264,13 +264,11 @@ def _slowdowns(tx: Reads, jobs: Sequence[int], at: Moment) -> dict[int, list[flo
             session.state,
             session.received_at,
             session.id,
-            case(
-                (
-                    session.state == SessionState.ANALYZED,
-                    func.coalesce(session.headline_slowdown, session.slowdown),
-                )
-            ).label("slowdown"),
+            case((session.state == SessionState.ANALYZED, StoredVerdict.slowdown)).label(
+                "slowdown"
+            ),
         )
+        .outerjoin(StoredVerdict, StoredVerdict.session_id == session.id)
         .where(session.job_id == Job.id)
         .order_by(session.received_at.desc(), session.id)
         .limit(FLEET_SESSIONS)

@@ -13,7 +13,7 @@ from sqlalchemy.orm import aliased
 from app.alerts.states import IncidentState
 from app.analysis.diagnosis.causes.registry import KINDS
 from app.db.models.alerts import AlertGroup, AlertIncident
-from app.db.models.sessions import Job, Session
+from app.db.models.sessions import Job, Session, StoredVerdict
 from app.db.states import SessionState
 from app.services.alerts.store import HIDDEN, OPEN
 
@@ -107,18 +107,10 @@ def standing(at: Moment, *, archived: bool) -> CTE:
         Those in the archive in place of all others; one that has sent since is in no archive.
     """
     last, told, urgent = _latest(at, through=False), _latest(at, through=True), _urgent(at)
-    shown = case(
-        (
-            and_(told.c.state == SessionState.ANALYZED, told.c.slowdown.is_not(None)),
-            func.coalesce(told.c.headline_slowdown, told.c.slowdown),
-        )
-    )
+    slowdown = told.c.slowdown
     is_slow = func.coalesce(
-        or_(told.c.headline["level"].astext == "slow", shown >= at.slow) & shown.is_not(None),
-        false(),
+        or_(told.c.level == "slow", slowdown >= at.slow) & slowdown.is_not(None), false()
     )
-    first = told.c.headline["causes"][0]
-    host = func.coalesce(first["host"].astext, told.c.headline["worst"]["host"].astext)
     in_state = last.c.state == SessionState.ANALYZED
     # A pending incident hides neither a missing verdict nor a failure.
     counts = or_(urgent.c.state != IncidentState.PENDING, in_state)
@@ -139,13 +131,13 @@ def standing(at: Moment, *, archived: bool) -> CTE:
         last.c.received_at.label("received_at"),
         last.c.world.label("gpus"),
         (true() if at.since is None else last.c.received_at >= at.since).label("heard"),
-        shown.label("slowdown"),
+        slowdown.label("slowdown"),
         and_(in_state, is_slow).label("slow"),
-        (last.c.world * (1 - 1 / shown)).label("lost"),
-        case((of_time & shown.is_not(None), told.c.world)).label("told_gpus"),
-        case((of_time, told.c.world * (1 - 1 / shown))).label("told_lost"),
-        case((is_slow, first["cause"].astext)).label("cause"),
-        case((is_slow, host)).label("host"),
+        (last.c.world * (1 - 1 / slowdown)).label("lost"),
+        case((of_time & slowdown.is_not(None), told.c.world)).label("told_gpus"),
+        case((of_time, told.c.world * (1 - 1 / slowdown))).label("told_lost"),
+        case((is_slow, told.c.cause)).label("cause"),
+        case((is_slow, told.c.host)).label("host"),
         last.c.labels.label("labels"),
         case((counts, urgent.c.id)).label("incident"),
         case((counts, urgent.c.state)).label("incident_state"),
@@ -173,11 +165,15 @@ def _latest(at: Moment, *, through: bool) -> LateralFromClause:
             session.state,
             session.received_at,
             session.world,
-            session.slowdown,
-            session.headline_slowdown,
-            session.headline,
             session.labels,
+            case((session.state == SessionState.ANALYZED, StoredVerdict.slowdown)).label(
+                "slowdown"
+            ),
+            StoredVerdict.level,
+            StoredVerdict.cause,
+            StoredVerdict.host,
         )
+        .outerjoin(StoredVerdict, StoredVerdict.session_id == session.id)
         .where(session.job_id == Job.id)
         .order_by(session.received_at.desc(), session.id)
         .limit(1)

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from sqlalchemy import Double, Float, Integer, Text, cast, column, func, literal, select, true
 
-from app.db.models.fleet import SessionFigure
-from app.db.models.sessions import Job
+from app.db.models.sessions import Job, StoredVerdict
 from app.services.hosts.costs import Span, priced, standing
 
 if TYPE_CHECKING:
@@ -87,21 +86,19 @@ class HostCost:
 
 def _sessions(tx: Reads, span: Span) -> CTE:
     """Return the sessions of a time with what each used and lost, GPU-hours."""
-    stands = standing(tx, span)
-    hours = (
-        func.greatest(SessionFigure.measured_s, func.extract("epoch", stands.c.stands)) / _HOUR_S
-    )
+    session, verdict = standing(tx, span).c, StoredVerdict
+    hours = func.greatest(verdict.measured_s, func.extract("epoch", session.stands)) / _HOUR_S
     return (
         select(
-            SessionFigure.job_id,
-            SessionFigure.received_at,
-            SessionFigure.causes,
+            session.job_id,
+            session.received_at,
+            verdict.document["lost_by_cause"].label("causes"),
             hours.label("hours"),
-            (SessionFigure.gpus * hours).label("used"),
-            (SessionFigure.lost_each_hour * hours).label("lost"),
+            (session.world * hours).label("used"),
+            (session.world * (1 - 1 / verdict.slowdown) * hours).label("lost"),
         )
-        .join(stands, stands.c.id == SessionFigure.session_id)
-        .where(*span.holds(SessionFigure.received_at.expression))
+        .join(verdict, verdict.session_id == session.id)
+        .where(verdict.slowdown.is_not(None), *span.holds(session.received_at))
         .cte("costs")
     )
 

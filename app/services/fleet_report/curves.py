@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from app.analysis.fleet.figures import KINDS
 from app.analysis.fleet.statistics import (
     PAPER_CORRELATION,
     PAPER_M_S,
@@ -24,6 +23,7 @@ from app.analysis.fleet.statistics import (
     cdf,
     rank_correlation,
 )
+from app.analysis.report.paper import KINDS
 
 if TYPE_CHECKING:
     from app.services.fleet_report.read import JobFigures

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Final, cast
 
-from sqlalchemy import func, select
+from sqlalchemy import func, select, type_coerce
+from sqlalchemy.dialects.postgresql import JSONB
 
 from app.db.models.alerts import AlertIncident
 from app.db.models.fixes import AppliedFix
-from app.db.models.fleet import SessionFigure
-from app.db.models.sessions import Job, Session
+from app.db.models.sessions import OF_SESSION, Job, Session, StoredVerdict
 from app.db.states import SessionState
 from app.services.fleet_report.costs import (
     CauseCost,
@@ -48,7 +48,7 @@ MOST_FIXES: Final = 20
 class JobFigures:
     """A job in the figures: its median session by S, of those with a verdict.
 
-    Fields are those of `app.analysis.fleet.figures.SessionFigures`.
+    Fields are those of `app.analysis.report.paper.PaperMeasures`, and the slowdown is S.
     """
 
     job: str
@@ -210,40 +210,40 @@ def fleet_report(tx: Reads, since: datetime | None, until: datetime | None) -> F
 
 def _jobs(tx: Reads, span: Span) -> tuple[JobFigures, ...]:
     """Return each job with its median session: one that was, so that it can be opened."""
-    figure = SessionFigure
-    place = func.row_number().over(
-        partition_by=figure.job_id, order_by=(figure.slowdown, figure.session_id)
-    )
+    published = StoredVerdict.published
+    place = func.row_number().over(partition_by=Session.job_id, order_by=(published, Session.id))
     ranked = (
         select(
-            figure.session_id.label("session_id"),
+            Session.id.label("session_id"),
             place.label("place"),
-            func.count().over(partition_by=figure.job_id).label("sessions"),
+            func.count().over(partition_by=Session.job_id).label("sessions"),
         )
-        .where(*span.holds(figure.received_at.expression))
+        .join(*OF_SESSION)
+        .where(published.is_not(None), *span.holds(Session.received_at.expression))
         .subquery()
     )
+    measures = StoredVerdict.document["measures"]
     rows = tx.session.execute(
         select(
             Job.name,
-            figure.session_id,
+            Session.id,
             Session.number,
             ranked.c.sessions,
-            figure.gpus,
-            figure.stages,
-            figure.context,
-            figure.slowdown,
-            figure.m_w,
-            figure.m_s,
-            figure.correlation,
-            figure.waste,
-            figure.steps,
+            Session.world,
+            Session.pp,
+            measures["context"].as_integer(),
+            published,
+            measures["m_w"].as_float(),
+            measures["m_s"].as_float(),
+            measures["fb_correlation"].as_float(),
+            type_coerce(measures["waste"], JSONB),
+            type_coerce(measures["steps"], JSONB),
         )
-        .join(ranked, ranked.c.session_id == figure.session_id)
-        .join(Session, Session.id == figure.session_id)
-        .join(Job, Job.id == figure.job_id)
+        .join(ranked, ranked.c.session_id == Session.id)
+        .join(*OF_SESSION)
+        .join(Job, Job.id == Session.job_id)
         .where(ranked.c.place == (ranked.c.sessions + 1) // 2)
-        .order_by(figure.slowdown.desc(), Job.name)
+        .order_by(published.desc(), Job.name)
         .limit(MOST_JOBS)
     )
     # More columns than the types of a row go: their order is that of the fields.
@@ -251,10 +251,10 @@ def _jobs(tx: Reads, span: Span) -> tuple[JobFigures, ...]:
 
 
 def _coverage(tx: Reads, span: Span) -> Coverage:
-    counted = SessionFigure.session_id.is_not(None)
+    counted = StoredVerdict.slowdown.is_not(None)
     rows = tx.session.execute(
         select(Session.state, counted, func.count())
-        .outerjoin(SessionFigure, SessionFigure.session_id == Session.id)
+        .outerjoin(*OF_SESSION)
         .where(*span.holds(Session.received_at.expression))
         .group_by(Session.state, counted)
     ).all()
@@ -263,7 +263,7 @@ def _coverage(tx: Reads, span: Span) -> Coverage:
             func.count(Session.job_id.distinct()),
             func.count(Session.job_id.distinct()).filter(counted),
         )
-        .outerjoin(SessionFigure, SessionFigure.session_id == Session.id)
+        .outerjoin(*OF_SESSION)
         .where(*span.holds(Session.received_at.expression))
     ).one()
     here = select(Session.job_id).where(*span.holds(Session.received_at.expression))

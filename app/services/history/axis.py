@@ -12,14 +12,14 @@ from itertools import groupby
 from operator import itemgetter
 from typing import TYPE_CHECKING, Final
 
-from sqlalchemy import case, select
+from sqlalchemy import case, func, select
 
 from app.alerts.message import cause_name
 from app.analysis.diagnosis.finding import UNKNOWN
 from app.analysis.report.lasting import lasting_changes
-from app.db.models.alerts import AlertFacts, AlertGroup, AlertIncident
+from app.db.models.alerts import AlertGroup, AlertIncident
 from app.db.models.fixes import AppliedFix
-from app.db.models.sessions import Attempt, Job, Session
+from app.db.models.sessions import OF_SESSION, Attempt, Job, Session, StoredVerdict
 from app.db.states import NoteKind, SessionState
 from app.services.history.notes import MOST_LISTED, notes_of
 
@@ -141,30 +141,27 @@ def _points(
 ) -> tuple[list[TimePoint], list[str]]:
     """Return the sessions, and the sizes and the work of a step of each."""
     analyzed = Session.state == SessionState.ANALYZED
-    has_headline = Session.headline_slowdown.is_not(None)
+    verdict = StoredVerdict
+    sizes = verdict.document["sizes"]
     query = (
         select(
             Session.id,
             Session.number,
             Session.attempt,
             Session.received_at,
-            case(
-                (analyzed & has_headline, Session.headline_slowdown), (analyzed, Session.slowdown)
-            ),
-            case((analyzed & has_headline, Session.headline_low), (analyzed, Session.slowdown_low)),
-            case(
-                (analyzed & has_headline, Session.headline_high), (analyzed, Session.slowdown_high)
-            ),
-            case((analyzed, Session.slowdown)),
-            AlertFacts.document["step_time_s"].as_float(),
+            case((analyzed, verdict.slowdown)),
+            case((analyzed, verdict.low)),
+            case((analyzed, verdict.high)),
+            case((analyzed, verdict.published)),
+            verdict.step_time_s,
             Session.world,
             Session.meta["global_batch_size"].as_string(),
             Session.meta["seq_length"].as_string(),
-            AlertFacts.document["causes"][0]["cause"].as_string(),
-            AlertFacts.document["layout"].as_string(),
+            case((verdict.slowdown.is_not(None), verdict.cause)),
+            func.concat_ws(" ", *(sizes[name].astext for name in ("dp", "pp", "tp", "cp", "vpp"))),
         )
         .join(Job, Job.id == Session.job_id)
-        .outerjoin(AlertFacts, AlertFacts.session_id == Session.id)
+        .outerjoin(*OF_SESSION)
         .where(Job.name == job)
         .order_by(Session.received_at.desc(), Session.id)
         .limit(MOST_POINTS)

@@ -82,7 +82,7 @@ def priced(tx: Reads, span: Span, host: str | None = None, *, slow: bool = False
 
 
 def standing(tx: Reads, span: Span) -> CTE:
-    """Return for how long the verdict of each session stands."""
+    """Return for how long the verdict of each session stands, with what it takes of a cluster."""
     received, order = Session.received_at, (Session.received_at, Session.id)
     following = func.lead(received).over(partition_by=Session.job_id, order_by=order)
     before = func.lag(received).over(partition_by=Session.job_id, order_by=order)
@@ -92,7 +92,8 @@ def standing(tx: Reads, span: Span) -> CTE:
         received + STANDS,
         literal(tx.now if span.until is None else min(tx.now, span.until)),
     )
-    query = select(Session.id, (end - received).label("stands"))
+    columns = (Session.id, Session.job_id, Session.world, received)
+    query = select(*columns, (end - received).label("stands"))
     if span.since is not None:
         # Sessions of before matter only for the gap that follows them.
         query = query.where(received >= span.since - STANDS)

@@ -100,16 +100,13 @@ def delete_job(container: Container, job: str) -> None:
         grave = _deleted_project(tx)
         take_along(tx, select(Session.id).where(Session.job_id == job_id), grave)
         drop_deliveries(tx, job_id)
-        # Its name may be used again at once, also where names are unique in the installation.
-        tx.session.execute(
-            update(Job).where(Job.id == job_id).values(project_id=grave, name=f"deleted {job_id}")
-        )
+        tx.session.execute(update(Job).where(Job.id == job_id).values(project_id=grave))
         record(tx, container.principal, Action.DELETED, f"job {job}", project_id=source)
         recount(tx, source)
 
 
 def _drop_what_is_of_its_job(tx: UnitOfWork, session_id: uuid.UUID) -> None:
-    """Delete what refers to a session and to its job, which it leaves: rules' facts, readings."""
+    """Delete what refers to a session and to its job, which it leaves: readings of hosts."""
     for mapper in Base.registry.mappers:
         if set(mapper.columns.keys()) >= _OF_BOTH:
             of_session = mapper.class_.session_id == session_id

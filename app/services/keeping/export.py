@@ -24,7 +24,7 @@ from app.errors import NotFoundError
 from app.services.access.audit import Action, record
 from app.services.access.projects import project_name
 from app.services.keeping.delete import no_job
-from app.services.sessions.read import get_session
+from app.services.sessions.read import SessionRow, get_session
 from app.services.sessions.replays.timelines import stored_trace, whole_session
 from app.services.sessions.reports import report_json
 
@@ -131,9 +131,8 @@ def _files(container: Container, session_id: uuid.UUID) -> Iterator[tuple[str, b
         heatmaps = None if blob is None else open_blob(tx, blob)
     row = view.row
     folder = f"{row.job}/attempt-{row.attempt}/session-{row.number}"
-    listed = {name: value for name, value in asdict(row).items() if name != "headline"}
     made = {
-        "session.json": _json(listed | {"intake": view.intake and asdict(view.intake)}),
+        "session.json": _json(_listed(row) | {"intake": view.intake and asdict(view.intake)}),
         "meta.json": _json(view.meta),
         "report.json": report,
         "heatmaps.npy": None if heatmaps is None else b"".join(heatmaps),
@@ -154,3 +153,26 @@ def _has_trace(tx: Reads, session_id: uuid.UUID) -> bool:
 
 def _json(document: object) -> bytes:
     return json.dumps(document, default=str, indent=1).encode()
+
+
+def _listed(row: SessionRow) -> dict[str, object]:
+    """Return a session as its file has it: how slow it is, and S."""
+    listed = {name: getattr(row, name) for name in SessionRow.__slots__ if name != "verdict"}
+    verdict, published, headline = row.verdict, None, None
+    if verdict is not None:
+        published, headline = verdict.published, verdict.headline
+    low, high = (published and published.ci95) or (None, None)
+    headline_low, headline_high = (headline and headline.ci95) or (None, None)
+    return listed | {
+        "slowdown": published and published.slowdown,
+        "slowdown_low": low,
+        "slowdown_high": high,
+        "waste": published and published.waste,
+        "gpu_hours_lost": published and published.gpu_hours_lost,
+        "discrepancy": verdict and verdict.discrepancy,
+        "headline_slowdown": headline and headline.slowdown,
+        "headline_low": headline_low,
+        "headline_high": headline_high,
+        "headline_gpu_hours_lost": headline and headline.gpu_hours_lost,
+        "headline_kind": headline and headline.kind,
+    }

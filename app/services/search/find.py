@@ -12,8 +12,7 @@ from sqlalchemy.dialects.postgresql import JSONPATH, array
 from sqlalchemy.types import Text
 
 from app.alerts.message import cause_name
-from app.db.models.alerts import AlertFacts
-from app.db.models.sessions import Job, Session
+from app.db.models.sessions import Job, Session, StoredVerdict
 from app.services.alerts.filters import MAX_CHARACTERS, MAX_WORDS, IncidentFilter
 from app.services.alerts.incident_reads import list_incidents
 
@@ -94,8 +93,10 @@ def _jobs(tx: Reads, words: Sequence[str]) -> list[Found]:
 
 def _hosts(tx: Reads, words: Sequence[str]) -> list[Found]:
     latest = (
-        select(AlertFacts.document["worst"].label("worst"))
-        .order_by(AlertFacts.received_at.desc())
+        select(StoredVerdict.document["worst"].label("worst"))
+        .join(Session, Session.id == StoredVerdict.session_id)
+        .where(StoredVerdict.slowdown.is_not(None))
+        .order_by(Session.received_at.desc())
         .limit(SESSIONS)
         .subquery()
     )

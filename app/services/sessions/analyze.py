@@ -1,18 +1,18 @@
 """Use case: analyze a stored session and keep its report.
 
-Everything that the analysis brings (report, state, headline, the end of the task run, the
+Everything that the analysis brings (report, verdict, state, the end of the task run, the
 notification) is one transaction at the end. Run twice, it gives one result.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from sqlalchemy import select
 
 from app.analysis.report.build import Analysis, analyze
-from app.analysis.report.summary import summarize
+from app.analysis.report.verdict import verdict_of
 from app.analysis.trace.metadata import parse_metadata
 from app.analysis.trace.storage import unpack
 from app.db.blobs import open_blob
@@ -24,7 +24,6 @@ from app.errors import NotFoundError, UnanalyzableError
 from app.services.alerts.evaluate import evaluate_session
 from app.services.container import Claim
 from app.services.fixes.measure import measure_fixes
-from app.services.fleet_report.ledger import write_figures
 from app.services.hosts.ledger import write_readings
 from app.services.sessions.merge import merge_session
 from app.services.sessions.transition import move_session
@@ -32,36 +31,21 @@ from app.services.tasks.task_runs import finish
 
 if TYPE_CHECKING:
     import uuid
+    from collections.abc import Mapping
 
     from app.analysis.report.coverage import Chunks
-    from app.analysis.report.document import Report
     from app.analysis.trace.model import Trace
     from app.services.container import Container
 
 # The replay does not match the recording closely enough for a verdict (paper, section 2.4).
 LOW_FIDELITY: Final = "report.low_fidelity"
 
-# Numbers that the replay does not support must not be listed, sorted or summed.
-NO_NUMBERS: Final[dict[str, None]] = dict.fromkeys(
-    (
-        "slowdown",
-        "slowdown_low",
-        "slowdown_high",
-        "waste",
-        "gpu_hours_lost",
-        "headline_slowdown",
-        "headline_low",
-        "headline_high",
-        "headline_gpu_hours_lost",
-        "headline_kind",
-    )
-)
-
 
 @dataclass(frozen=True, slots=True)
 class _Loaded:
     trace: Trace
     job: str
+    metadata: Mapping[str, Any]
     # what the merging of chunks did; None where the session came in one body
     chunks: Chunks | None
 
@@ -99,7 +83,7 @@ def _load(container: Container, session_id: uuid.UUID) -> _Loaded:
         if row is None or row.trace_blob is None:
             raise NotFoundError(f"session {session_id} is gone")
         parts = open_blob(tx, row.trace_blob)
-    return _Loaded(unpack(parts, parse_metadata(row.meta)), row.name, row.merged)
+    return _Loaded(unpack(parts, parse_metadata(row.meta)), row.name, row.meta, row.merged)
 
 
 def _discard(container: Container, claim: Claim, error: UnanalyzableError) -> None:
@@ -113,13 +97,9 @@ def _discard(container: Container, claim: Claim, error: UnanalyzableError) -> No
             reason_code=error.stable_code,
             reason=error.message,
             reason_detail={"faults": [fault.as_dict() for fault in error.faults]},
-            discrepancy=None,
-            headline=None,
-            **NO_NUMBERS,
         )
         write_readings(tx, claim.subject_id, None)
-        write_figures(tx, claim.subject_id, None)
-        evaluate_session(container, tx, claim.subject_id, None)
+        evaluate_session(container, tx, claim.subject_id)
 
 
 def _store(container: Container, claim: Claim, analysis: Analysis, loaded: _Loaded) -> None:
@@ -133,7 +113,7 @@ def _store(container: Container, claim: Claim, analysis: Analysis, loaded: _Load
     staged = stage_report(container.stage, report, analysis.heatmaps)
     with container.uow() as tx:
         finish(tx, claim)
-        replace_report(tx, claim.subject_id, staged)
+        replace_report(tx, claim.subject_id, staged, verdict_of(report, loaded.metadata))
         move_session(
             tx,
             claim.subject_id,
@@ -141,30 +121,8 @@ def _store(container: Container, claim: Claim, analysis: Analysis, loaded: _Load
             reason_code=None if fidelity.verdict else LOW_FIDELITY,
             reason=fidelity.reason,
             reason_detail=None,
-            discrepancy=fidelity.discrepancy,
-            **(_numbers(report) if fidelity.verdict else NO_NUMBERS),
-            headline=summarize(report),
             report_removed_at=None,
         )
         write_readings(tx, claim.subject_id, report)
-        write_figures(tx, claim.subject_id, report)
         measure_fixes(tx, claim.subject_id, report)
-        evaluate_session(container, tx, claim.subject_id, report)
-
-
-def _numbers(report: Report) -> dict[str, object]:
-    low, high = report.slowdown_ci95
-    shown = report.headline
-    shown_low, shown_high = shown.ci95 or (None, None)
-    return {
-        "slowdown": report.slowdown,
-        "slowdown_low": low,
-        "slowdown_high": high,
-        "waste": report.waste,
-        "gpu_hours_lost": report.gpu_hours_lost,
-        "headline_slowdown": shown.slowdown,
-        "headline_low": shown_low,
-        "headline_high": shown_high,
-        "headline_gpu_hours_lost": report.lost_gpu_hours,
-        "headline_kind": shown.kind,
-    }
+        evaluate_session(container, tx, claim.subject_id)

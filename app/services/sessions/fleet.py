@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Final
 
 from sqlalchemy import func, or_, select
 
-from app.db.models.sessions import Job, Session
-from app.services.sessions.read import SessionRow
+from app.db.models.sessions import OF_SESSION, Job, Session
+from app.services.sessions.read import SessionRow, row_columns
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -69,11 +69,11 @@ def fleet(
     recent = func.row_number().over(
         partition_by=Session.job_id, order_by=(Session.received_at.desc(), Session.id)
     )
-    ranked = select(
-        *(Job.name.label("job") if name == "job" else getattr(Session, name) for name in names),
-        recent.label("recent"),
-        Job.archived_at.label("archived_at"),
-    ).join(Job)
+    ranked = (
+        select(*row_columns(), recent.label("recent"), Job.archived_at.label("archived_at"))
+        .join(Job)
+        .outerjoin(*OF_SESSION)
+    )
     if job is not None:
         ranked = ranked.where(Job.name == job)
     else:

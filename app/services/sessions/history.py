@@ -5,10 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from sqlalchemy import ColumnElement, and_, case, func, or_, select
+from sqlalchemy import ColumnElement, and_, func, or_, select
 
-from app.db.models.sessions import Job, Session
-from app.db.states import SessionState
+from app.db.models.sessions import OF_SESSION, SLOWDOWN, Job, Session, StoredVerdict
 from app.services.sessions.fleet import FLEET_SESSIONS
 from app.services.sessions.read import SessionRow, session_rows
 
@@ -21,20 +20,14 @@ if TYPE_CHECKING:
 # Sessions on a page.
 PAGE: Final = 100
 
-_SHOWN: Final = case(
-    (
-        Session.state == SessionState.ANALYZED,
-        func.coalesce(Session.headline_slowdown, Session.slowdown),
-    )
-)
 # What the sessions of a job are sorted by; a minus sign in front of its name turns it round.
 SORTS: Final[Mapping[str, ColumnElement[Any]]] = {
     "received": Session.received_at.expression,
     "session": Session.number.expression,
     "state": Session.state.expression,
-    "slowdown": _SHOWN,
-    "lost": Session.world * (1 - 1 / _SHOWN),
-    "discrepancy": Session.discrepancy.expression,
+    "slowdown": SLOWDOWN,
+    "lost": Session.world * (1 - 1 / SLOWDOWN),
+    "discrepancy": StoredVerdict.discrepancy.expression,
     "steps": Session.steps.expression,
     "operations": Session.operations.expression,
 }
@@ -121,12 +114,13 @@ def job_history(  # noqa: PLR0913 - what an address may ask for
     total, verdicts, slow_ones, worst = tx.session.execute(
         select(
             func.count(),
-            func.count(_SHOWN),
-            func.count().filter(_SHOWN.op(">=")(slow)),
-            func.max(_SHOWN),
+            func.count(SLOWDOWN),
+            func.count().filter(SLOWDOWN.op(">=")(slow)),
+            func.max(SLOWDOWN),
         )
         .select_from(Session)
         .join(Job)
+        .outerjoin(*OF_SESSION)
         .where(*here)
     ).one()
     page = min(max(page, 1), max(1, -(-total // PAGE)))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 from sqlalchemy import Select, func, select
 
 from app.db.models.chunks import Chunk, Intake
-from app.db.models.sessions import Job, Session, StoredReport
+from app.db.models.sessions import OF_SESSION, Job, Session, StoredReport, StoredVerdict
 from app.db.models.tasks import ANALYZE_SESSION, TaskRun
 from app.db.scope import COUNTS_EVERYWHERE
 from app.db.states import SealedBy, SessionState, TaskState
@@ -20,8 +20,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from datetime import datetime
 
-    from app.analysis.diagnosis.headline import HeadlineKind
-    from app.analysis.report.summary import Summary
+    from sqlalchemy import ColumnElement
+
+    from app.analysis.report.verdict import SessionVerdict, Slowdown
     from app.db.unit_of_work import Reads
     from app.settings import Settings
 
@@ -31,34 +32,8 @@ MAX_PRODUCERS: Final = 2048
 
 
 @dataclass(frozen=True, slots=True)
-class ShownSlowdown:
-    """The slowdown that lists show of a session with a verdict.
-
-    Parameters
-    ----------
-    slowdown : float
-    ci95 : (float, float) or None
-        None where it is not known.
-    gpu_hours_lost : float
-        In the analyzed steps, by all ranks together.
-    kind : HeadlineKind or None
-        None where it is S because version 0.1.0 analyzed the session and named causes.
-    """
-
-    slowdown: float
-    ci95: tuple[float, float] | None
-    gpu_hours_lost: float
-    kind: HeadlineKind | None
-
-    @property
-    def waste(self) -> float:
-        """Return the share of a step that is lost."""
-        return 1 - 1 / self.slowdown
-
-
-@dataclass(frozen=True, slots=True)
 class SessionRow:
-    """A session as lists show it; the numbers of its verdict are None until there is one."""
+    """A session as lists show it, with its verdict once there is one."""
 
     id: uuid.UUID
     job: str
@@ -79,43 +54,17 @@ class SessionRow:
     steps: int
     reason_code: str | None
     reason: str | None
-    slowdown: float | None
-    slowdown_low: float | None
-    slowdown_high: float | None
-    waste: float | None
-    gpu_hours_lost: float | None
-    discrepancy: float | None
-    headline_slowdown: float | None
-    headline_low: float | None
-    headline_high: float | None
-    headline_gpu_hours_lost: float | None
-    headline_kind: HeadlineKind | None
-    headline: Summary | None
+    verdict: SessionVerdict | None
     pinned: bool = False
     trace_removed_at: datetime | None = None
     report_removed_at: datetime | None = None
 
     @property
-    def shown(self) -> ShownSlowdown | None:
-        """Return how slow the session is, against the job without its causes where that is known.
-
-        None where there is no verdict.
-        """
-        if self.state != SessionState.ANALYZED or self.slowdown is None:
+    def headline(self) -> Slowdown | None:
+        """Return how slow the session is; None without a verdict, or while it is made anew."""
+        if self.state is not SessionState.ANALYZED or self.verdict is None:
             return None
-        if self.headline_slowdown is not None:
-            return ShownSlowdown(
-                self.headline_slowdown,
-                _interval(self.headline_low, self.headline_high),
-                self.headline_gpu_hours_lost or 0.0,
-                self.headline_kind,
-            )
-        ci95 = _interval(self.slowdown_low, self.slowdown_high)
-        return ShownSlowdown(self.slowdown, ci95, self.gpu_hours_lost or 0.0, None)
-
-
-def _interval(low: float | None, high: float | None) -> tuple[float, float] | None:
-    return None if low is None or high is None else (low, high)
+        return self.verdict.headline
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,10 +215,15 @@ def get_session(tx: Reads, session_id: uuid.UUID, settings: Settings) -> Session
 
 def session_rows() -> Select[Any]:
     """Return the query of what a `SessionRow` is made of."""
-    columns = (
-        Job.name if name == "job" else getattr(Session, name) for name in SessionRow.__slots__
-    )
-    return select(*columns).select_from(Session).join(Job)
+    return select(*row_columns()).select_from(Session).join(Job).outerjoin(*OF_SESSION)
+
+
+def row_columns() -> list[ColumnElement[Any]]:
+    """Return the columns of a `SessionRow`, each by the name of its field."""
+    others = {"job": Job.name, "verdict": StoredVerdict.document}
+    return [
+        (others.get(name) or getattr(Session, name)).label(name) for name in SessionRow.__slots__
+    ]
 
 
 def _work(tx: Reads, session_id: uuid.UUID) -> WorkStatus | None:

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 import httpx
 from playwright.sync_api import expect
 
-from app.alerts.facts import CauseFact
+from app.analysis.report.verdict import SuspectedCause
 from benchmarks.support.receiver import Reply
 from tests.e2e.alerting import act, let_it_fire, link_of, trace
 from tests.e2e.expecting import expect_well_made, in_every_look
@@ -41,7 +41,7 @@ def test_the_page_of_incidents(
             place.alerting.slow(job)
         place.alerting.slow("reward-13b")
         place.alerting.fast("reward-13b")
-        unsure = CauseFact("stage_imbalance", ("stage 1",), confidence=0.6, contribution=0.5)
+        unsure = SuspectedCause("stage_imbalance", ("stage 1",), confidence=0.6, contribution=0.5)
         place.alerting.session(1.16, unsure, job="rl-8b")
         place.alerting.pass_and_work()
     by_job = {i.facts.job: i.id for i in place.alerting.incidents() if i.facts}

@@ -10,8 +10,8 @@ import pytest
 from playwright.sync_api import expect
 from sqlalchemy import text
 
-from app.alerts.facts import CauseFact
 from app.alerts.rules import CauseFound, NoData, Threshold
+from app.analysis.report.verdict import SuspectedCause
 from app.run.http import HttpServer, address_of
 from app.services.alerts import rules as alert_rules
 from app.services.alerts.store import load_rules
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from app.settings import Settings
     from tests.e2e.visiting import Look, Visitor
 
-IMBALANCE = CauseFact("stage_imbalance", ("stage 3",), confidence=0.6, contribution=0.5)
+IMBALANCE = SuspectedCause("stage_imbalance", ("stage 3",), confidence=0.6, contribution=0.5)
 
 
 class Place:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from playwright.sync_api import expect
 
-from app.alerts.facts import CauseFact
+from app.analysis.report.verdict import SuspectedCause
 from tests.e2e.alerting import act
 from tests.e2e.expecting import expect_well_made, in_every_look
 from tests.e2e.looking import keep
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 def let_several_fire(place: Place) -> None:
     """Let three jobs fire, one of them critically, and a fourth be pending."""
-    stage = CauseFact("stage_imbalance", ("stage 1",), confidence=0.6, contribution=0.5)
+    stage = SuspectedCause("stage_imbalance", ("stage 1",), confidence=0.6, contribution=0.5)
     other = replace(SLOW_NODE, where=("node-9",))
     for _ in range(2):
         place.alerting.session(

@@ -8,11 +8,11 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 from app.alerts.channels.note import Note, Section
-from app.alerts.facts import CauseFact, FixFact, WorkerFact
 from app.alerts.grouping import Content, IncidentItem, Status
 from app.alerts.incidents import Incident, fingerprint_of
 from app.alerts.message import Message, make_message
 from app.alerts.states import IncidentState
+from app.analysis.report.verdict import SuspectedCause, VerdictFix, VerdictWorker
 from app.services.alerts.deliveries.digests import digest
 from tests.support.alerting import facts
 
@@ -24,7 +24,9 @@ NASTY = '<!channel> & "it\'s" *bold* _x_ `code` [a](http://b) @everyone \u202e æ
 def incident(
     number: int, state: IncidentState = IncidentState.FIRING, *, text: str = "node-7"
 ) -> Incident:
-    cause = CauseFact("slow_worker", (text,), confidence=0.95, evidence=(text, f"{text} again"))
+    cause = SuspectedCause(
+        "slow_worker", (text,), confidence=0.95, evidence=(text, f"{text} again")
+    )
     found = facts(uuid.UUID(int=number), text, number, NOW - timedelta(minutes=5), 1.31, cause)
     return Incident(
         id=uuid.UUID(int=number),
@@ -40,8 +42,8 @@ def incident(
         why_resolved=text if state is IncidentState.RESOLVED else None,
         facts=replace(
             found,
-            worst=tuple(WorkerFact(dp, 1, text, 1.3) for dp in range(3)),
-            fix=FixFact(text, 0.2, 8.0),
+            worst=tuple(VerdictWorker(dp, 1, text, 1.3) for dp in range(3)),
+            fix=VerdictFix(text, 0.2, 8.0),
         ),
         value=1.31,
     )

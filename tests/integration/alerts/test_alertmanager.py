@@ -16,14 +16,14 @@ from typing import Any
 import httpx
 import pytest
 
-from app.alerts.facts import CauseFact
+from app.analysis.report.verdict import SuspectedCause
 from tests.conftest import skip_or_fail
 from tests.support.alerting import SLOW_NODE, Alerting
 from tests.support.receiver import Receiver
 from tests.support.waiting import wait_for
 
 PROGRAMS = ("prometheus-alertmanager", "alertmanager")
-OTHER_NODE = CauseFact("slow_worker", ("node-9",), confidence=0.97)
+OTHER_NODE = SuspectedCause("slow_worker", ("node-9",), confidence=0.97)
 
 CONFIG = """
 route:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import timedelta
 
-from app.alerts.facts import CauseFact
 from app.alerts.message import MESSAGE
+from app.analysis.report.verdict import SuspectedCause
 from app.services.alerts.channels.write import update_channel
 from app.services.alerts.rules import save_rule
 from app.services.alerts.store import load_rules
@@ -20,7 +20,7 @@ MINUTE = timedelta(minutes=1)
 
 def _storm(alerting: Alerting, jobs: int, slowdown: float = 1.3) -> None:
     for number in range(jobs):
-        cause = CauseFact("slow_worker", (f"node-{number}",), confidence=0.95)
+        cause = SuspectedCause("slow_worker", (f"node-{number}",), confidence=0.95)
         for _ in range(2):
             alerting.session(slowdown + number / 1000, cause, job=f"job-{number}")
 
@@ -53,7 +53,7 @@ def test_after_a_few_messages_the_rest_of_a_minute_is_one(
     alerting.pass_and_work(MINUTE)
     assert len(receiver.got) == 3
     for job in "abcde":
-        cause = CauseFact("slow_worker", (f"node-{job}",), confidence=0.95)
+        cause = SuspectedCause("slow_worker", (f"node-{job}",), confidence=0.95)
         for _ in range(2):
             alerting.session(1.3, cause, job=job)
     alerting.pass_and_work(timedelta(seconds=40))
@@ -112,7 +112,9 @@ def test_a_new_channel_is_not_sent_the_past(alerting: Alerting, receiver: Receiv
     alerting.pass_and_work(MINUTE)
     assert receiver.got == []
     for _ in range(2):
-        alerting.session(1.3, CauseFact("slow_worker", ("node-9",), confidence=0.95), job="new")
+        alerting.session(
+            1.3, SuspectedCause("slow_worker", ("node-9",), confidence=0.95), job="new"
+        )
     alerting.pass_and_work(MINUTE)
     assert _jobs(receiver) == [{"new"}]
     alerting.fast("old")
@@ -131,6 +133,8 @@ def test_a_channel_that_a_rule_gets_is_not_sent_its_past(
     alerting.pass_and_work(10 * MINUTE)
     assert receiver.got == []
     for _ in range(2):
-        alerting.session(1.3, CauseFact("slow_worker", ("node-9",), confidence=0.95), job="new")
+        alerting.session(
+            1.3, SuspectedCause("slow_worker", ("node-9",), confidence=0.95), job="new"
+        )
     alerting.pass_and_work(10 * MINUTE)
     assert _jobs(receiver) == [{"new"}]

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 from sqlalchemy import select, update
 
-from app.alerts.facts import CauseFact
+from app.analysis.report.verdict import SuspectedCause
 from app.db.models.alerts import AlertChannel, AlertRule
 from app.db.models.fleet import WeeklySummary
 from app.services.alerts.rules import save_rule
@@ -55,7 +55,7 @@ def _storm_and_week(alerting: Alerting, receiver: Receiver) -> None:
         for table in (AlertRule, AlertChannel):
             tx.session.execute(update(table).values(created_at=tx.now - timedelta(days=100)))
     for number in range(JOBS):
-        cause = CauseFact("slow_worker", (f"node-{number}",), confidence=0.95)
+        cause = SuspectedCause("slow_worker", (f"node-{number}",), confidence=0.95)
         for _ in range(2):
             alerting.session(1.3, cause, job=f"job-{number}")
     alerting.time_passes(timedelta(minutes=1))

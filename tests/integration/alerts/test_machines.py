@@ -7,8 +7,8 @@ from datetime import timedelta
 
 from sqlalchemy import delete, select, update
 
-from app.alerts.facts import CauseFact
 from app.alerts.states import IncidentState
+from app.analysis.report.verdict import SuspectedCause
 from app.db.models.alerts import AlertGroup, AlertOnHost
 from app.services.access.moves import move_job
 from app.services.access.projects import create_project
@@ -74,8 +74,8 @@ def test_it_lasts_until_every_job_inside_is_well(alerting: Alerting, receiver: R
 
 def test_another_host_is_another_incident(alerting: Alerting, receiver: Receiver) -> None:
     alerting.channel(receiver)
-    other = CauseFact("slow_worker", ("node-8",), confidence=0.95)
-    nowhere = CauseFact("slow_worker", ("worker (0, 1)",), confidence=0.95)
+    other = SuspectedCause("slow_worker", ("node-8",), confidence=0.95)
+    nowhere = SuspectedCause("slow_worker", ("worker (0, 1)",), confidence=0.95)
     for job, cause in (("a", None), ("b", other), ("c", nowhere), ("d", nowhere)):
         for _ in range(2):
             alerting.session(1.3, *([cause] if cause else []), job=job)
@@ -87,7 +87,7 @@ def test_another_host_is_another_incident(alerting: Alerting, receiver: Receiver
 def test_what_is_a_job_s_own_is_no_machine_s(alerting: Alerting, receiver: Receiver) -> None:
     alerting.channel(receiver)
     # As an earlier version stored it: with the host where it showed.
-    own = CauseFact("memory_fragmentation", ("node-7",), confidence=0.95)
+    own = SuspectedCause("memory_fragmentation", ("node-7",), confidence=0.95)
     for job in ("a", "b"):
         for _ in range(2):
             alerting.session(1.3, own, job=job)

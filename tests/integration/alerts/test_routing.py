@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from app.alerts.facts import CauseFact
 from app.alerts.rules import Escalation, Rule, Selector, Threshold
+from app.analysis.report.verdict import SuspectedCause
 from app.services.alerts.channels.write import create_channel
 from app.services.alerts.incidents import acknowledge_incident
 from app.services.alerts.rules import delete_rule, save_rule, with_new_id
@@ -22,7 +22,7 @@ from tests.support.reads import read
 from tests.support.receiver import Receiver
 
 MINUTE = timedelta(minutes=1)
-IMBALANCE = CauseFact("stage_imbalance", ("stage 1",), confidence=0.5)
+IMBALANCE = SuspectedCause("stage_imbalance", ("stage 1",), confidence=0.5)
 SLOW = Rule(
     id=uuid.UUID(int=0),
     name="Only one",

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from sqlalchemy import update
 
 from app.dashboard.compare.times import USUAL, bounds_of
-from app.db.models.alerts import AlertFacts
+from app.db.models.sessions import Session
 from tests.integration.compare.test_pages import page
 from tests.support.alerting import Alerting
 
@@ -26,9 +26,9 @@ def fill(container: Container) -> None:
     found = [alerting.session(1.4) for _ in range(5)]
     with container.uow() as tx:
         tx.session.execute(
-            update(AlertFacts)
-            .where(AlertFacts.session_id.in_(found))
-            .values(received_at=AlertFacts.received_at - timedelta(days=9))
+            update(Session)
+            .where(Session.id.in_(found))
+            .values(received_at=Session.received_at - timedelta(days=9))
         )
     for _ in range(4):
         alerting.session(1.0)

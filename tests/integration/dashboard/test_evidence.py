@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from app.alerts.facts import CauseFact
+from app.analysis.report.verdict import SuspectedCause
 from app.services.alerts.triage.evidence import Evidence, evidence_of, evidence_zip
 from tests.support.alerting import Alerting
 from tests.support.html import parse
@@ -66,7 +66,7 @@ def test_no_command_for_what_is_not_one_node(
     alerting: Alerting, client: httpx.Client, host: str
 ) -> None:
     for _ in range(2):
-        alerting.session(1.3, CauseFact("slow_worker", (host,), confidence=0.95))
+        alerting.session(1.3, SuspectedCause("slow_worker", (host,), confidence=0.95))
     answer = client.get(f"/incidents/{alerting.incident().id}/evidence")
     assert answer.status_code == 200
     assert "kubectl" not in answer.text
@@ -77,7 +77,9 @@ def test_no_command_where_the_cause_is_the_job_s_own(
     alerting: Alerting, client: httpx.Client
 ) -> None:
     for _ in range(2):
-        alerting.session(1.3, CauseFact("expert_parallel_imbalance", ("node-7",), confidence=0.95))
+        alerting.session(
+            1.3, SuspectedCause("expert_parallel_imbalance", ("node-7",), confidence=0.95)
+        )
     path = f"/incidents/{alerting.incident().id}"
     for page in (path, f"{path}/evidence"):
         answer = client.get(page)

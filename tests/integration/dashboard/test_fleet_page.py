@@ -149,6 +149,17 @@ def copies(container: Container, of: str, jobs: int) -> None:
             ),
             {"of": of},
         )
+        connection.execute(
+            text(
+                "INSERT INTO session_verdict (project_id, session_id, document)"
+                " SELECT was.project_id, session.id, was.document"
+                " FROM session_verdict AS was JOIN session AS first ON first.id = was.session_id"
+                " JOIN job AS template ON template.id = first.job_id AND template.name = :of,"
+                " session JOIN job ON job.id = session.job_id WHERE job.name LIKE 'copy-%'"
+                " ON CONFLICT DO NOTHING"
+            ),
+            {"of": of},
+        )
 
 
 def test_a_fleet_comes_page_by_page_and_its_sums_are_of_all(

@@ -7,7 +7,7 @@ from urllib.parse import quote
 
 import pytest
 
-from app.alerts.facts import CauseFact
+from app.analysis.report.verdict import SuspectedCause
 from app.services.alerts.triage.notes import assign_incidents
 from tests.support.alerting import Alerting
 from tests.support.html import parse
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from app.bootstrap import Container
     from tests.support.html import Element
 
-NODE = CauseFact("slow_worker", ("node-17",), confidence=0.95, contribution=0.5)
+NODE = SuspectedCause("slow_worker", ("node-17",), confidence=0.95, contribution=0.5)
 # Not sure enough for the rule of slow workers: that of slow jobs waits for a second session.
-STAGE = CauseFact("stage_imbalance", ("stage 1",), confidence=0.6, contribution=0.5)
+STAGE = SuspectedCause("stage_imbalance", ("stage 1",), confidence=0.6, contribution=0.5)
 
 
 @pytest.fixture

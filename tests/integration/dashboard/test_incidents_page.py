@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import pytest
 from sqlalchemy import select, update
 
-from app.alerts.facts import CauseFact
 from app.alerts.rules import DEMO_LABELS
+from app.analysis.report.verdict import SuspectedCause
 from app.db.models.sessions import Job, Session
 from benchmarks.support.receiver import Reply
 from tests.support.alerting import LOOPBACK, Alerting
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from app.settings import Settings
     from tests.support.html import Element
 
-STAGE = CauseFact("stage_imbalance", ("stage 1",), confidence=0.6, contribution=0.5)
+STAGE = SuspectedCause("stage_imbalance", ("stage 1",), confidence=0.6, contribution=0.5)
 
 
 @pytest.fixture
@@ -79,7 +79,7 @@ def test_no_data_hides_the_other_incidents_of_its_job_and_of_no_other(
     alerting: Alerting, client: httpx.Client
 ) -> None:
     for _ in range(3):
-        alerting.session(1.3, CauseFact("slow_worker", ("node-7",), confidence=0.95), STAGE)
+        alerting.session(1.3, SuspectedCause("slow_worker", ("node-7",), confidence=0.95), STAGE)
     alerting.slow("other")
     before = page(client, "/incidents")
     assert len(open_lines(before)) == 2
@@ -107,7 +107,7 @@ def test_no_data_hides_the_other_incidents_of_its_job_and_of_no_other(
 def test_a_session_names_each_incident_and_has_one_place_to_act(
     alerting: Alerting, client: httpx.Client
 ) -> None:
-    causes = [CauseFact("slow_worker", (f"node-{n}",), confidence=0.95) for n in range(4)]
+    causes = [SuspectedCause("slow_worker", (f"node-{n}",), confidence=0.95) for n in range(4)]
     for _ in range(3):
         session = alerting.session(1.3, *causes)
     assert len(alerting.incidents()) == 4

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from app.db.models.sessions import Job, Session, StoredReport
+from app.db.models.sessions import Job, Session, StoredReport, StoredVerdict
+from benchmarks.support.verdicts import made_verdict
 from tests.integration.dashboard.test_routes import analyzed
 from tests.support.alerting import Alerting
 from tests.support.html import parse
@@ -57,12 +58,16 @@ def sessions(
                 steps=12,
                 trace_blob=uuid.uuid4(),
                 reason="too short" if what == "discarded" else None,
-                slowdown=None if isinstance(what, str) else what,
-                gpu_hours_lost=None if isinstance(what, str) else 1.0,
             )
             for number, what in enumerate(found, start=1)
         ]
         tx.session.add_all(rows)
+        tx.session.flush()
+        tx.session.add_all(
+            StoredVerdict(session_id=row.id, document=made_verdict(what))
+            for row, what in zip(rows, found, strict=True)
+            if not isinstance(what, str)
+        )
         return [row.id for row in rows]
 
 

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import uuid
+from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import select
 
-from app.analysis.fleet.figures import KINDS, QUANTILES
-from app.db.models.fleet import SessionFigure
-from app.db.models.sessions import Job, Session
+from app.analysis.diagnosis.headline import HeadlineKind
+from app.analysis.report.verdict import Slowdown
+from app.db.models.sessions import Job, Session, StoredVerdict
+from benchmarks.support.verdicts import made_verdict
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from app.bootstrap import Container
 
 HOUR = timedelta(hours=1)
@@ -28,7 +32,8 @@ def session(
     gpus: int = 16,
     lost: float | None = None,
     state: str = "analyzed",
-    **figures: Any,  # noqa: ANN401 - columns of the table
+    lost_by_cause: Mapping[str, float] | None = None,
+    **measures: Any,  # noqa: ANN401 - of the paper
 ) -> uuid.UUID:
     """Store a session of so long ago; without a slowdown it is in no figure."""
     with container.uow() as tx:
@@ -57,33 +62,15 @@ def session(
             body_bytes=1,
             operations=1,
             steps=12,
-            slowdown=slowdown,
             trace_blob=uuid.uuid4(),
         )
         tx.session.add(made)
         tx.session.flush()
         if slowdown is not None:
             each_hour = gpus * (1 - 1 / slowdown) if lost is None else lost
-            values = {
-                "stages": 2,
-                "context": None,
-                "measured_s": 60.0,
-                "m_w": 0.1,
-                "m_s": 0.2,
-                "correlation": 0.3,
-                "waste": dict.fromkeys(KINDS, 0.01),
-                "steps": [1.0] * QUANTILES,
-                "causes": {"slow_worker": each_hour / 2} if each_hour else {},
-            }
-            tx.session.add(
-                SessionFigure(
-                    session_id=made.id,
-                    job_id=owner.id,
-                    received_at=made.received_at,
-                    gpus=gpus,
-                    slowdown=slowdown,
-                    lost_each_hour=each_hour,
-                    **(values | figures),
-                )
-            )
+            causes = lost_by_cause or ({"slow_worker": each_hour / 2} if each_hour else {})
+            headline = Slowdown(gpus / (gpus - each_hour), None, 1.0, HeadlineKind.CAUSES)
+            found = made_verdict(slowdown, headline=headline, lost_by_cause=causes)
+            document = replace(found, measures=replace(found.measures, **measures))
+            tx.session.add(StoredVerdict(session_id=made.id, document=document))
         return made.id

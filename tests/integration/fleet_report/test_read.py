@@ -76,14 +76,14 @@ def test_what_does_not_count_is_counted(container: Container) -> None:
 
 
 def test_causes_and_jobs_are_named_the_most_expensive_first(container: Container) -> None:
-    session(container, 1.5, ago=HOUR, job="small", gpus=8, causes={"slow_worker": 2.0})
+    session(container, 1.5, ago=HOUR, job="small", gpus=8, lost_by_cause={"slow_worker": 2.0})
     session(
         container,
         1.5,
         ago=HOUR,
         job="large",
         gpus=800,
-        causes={"stage_imbalance": 100.0, "slow_worker": 1.0},
+        lost_by_cause={"stage_imbalance": 100.0, "slow_worker": 1.0},
     )
     found = week(container)
     assert [cost.job for cost in found.most_expensive] == ["large", "small"]

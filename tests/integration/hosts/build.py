@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 from sqlalchemy import func, select
 
 from app.db.models.hosts import HostReading
-from app.db.models.sessions import Job, Session
+from app.db.models.sessions import Job, Session, StoredVerdict
+from benchmarks.support.verdicts import made_verdict
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -74,12 +75,11 @@ def session(
             body_bytes=1,
             operations=1,
             steps=12,
-            slowdown=1.2,
-            gpu_hours_lost=1.0,
             trace_blob=uuid.uuid4(),
         )
         tx.session.add(made)
         tx.session.flush()
+        tx.session.add(StoredVerdict(session_id=made.id, document=made_verdict(1.2)))
         tx.session.add_all(
             HostReading(
                 session_id=made.id,

@@ -34,7 +34,14 @@ from app.services.tasks.leases import LeaseKeeper
 from app.services.usage.quotas import use_of
 from tests.support.alerting import Alerting
 from tests.support.reads import read
-from tests.support.sessions import Stored, count_blobs, session_row, small_trace, store
+from tests.support.sessions import (
+    Stored,
+    count_blobs,
+    session_row,
+    small_trace,
+    store,
+    stored_verdict,
+)
 
 if TYPE_CHECKING:
     from app.bootstrap import Container
@@ -141,7 +148,7 @@ def test_heatmaps_go_before_reports(container: Container) -> None:
     assert gone.value.stable_code == "report.removed"
     # What lists show of it stays.
     row = session_row(container, stored)
-    assert row.headline is not None
+    assert stored_verdict(container, stored) is not None
     assert (row.state, count_blobs(container)) == ("analyzed", 1)
 
     # Analyzed again, it has one again, for as long as it is pinned.

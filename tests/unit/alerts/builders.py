@@ -11,15 +11,17 @@ from typing import Any
 
 from app.alerts.board import IncidentChange, JobState
 from app.alerts.evaluate import HISTORY_SESSIONS, evaluate
-from app.alerts.facts import CauseFact, Facts
+from app.alerts.facts import Facts
 from app.alerts.incidents import Incident, Silence
 from app.alerts.rules import CauseFound, NoData, Rule, Threshold
 from app.alerts.states import IncidentState
+from app.analysis.diagnosis.headline import HeadlineKind
+from app.analysis.report.verdict import Slowdown, SuspectedCause
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 EVERY = timedelta(minutes=30)
 
-SLOW_NODE = CauseFact("slow_worker", ("node-7",), confidence=0.95, evidence=("It is slow.",))
+SLOW_NODE = SuspectedCause("slow_worker", ("node-7",), confidence=0.95, evidence=("It is slow.",))
 
 
 def slow_rule(**changes: Any) -> Rule:  # noqa: ANN401 - fields of Rule
@@ -45,7 +47,7 @@ def regression_rule(**changes: Any) -> Rule:  # noqa: ANN401 - fields of Rule
 def session(
     number: int,
     slowdown: float | None = 1.0,
-    *causes: CauseFact,
+    *causes: SuspectedCause,
     step_time_s: float | None = 10.0,
     discrepancy: float | None = 0.01,
     layout: str = "dp=2 pp=2",
@@ -64,6 +66,9 @@ def session(
         discrepancy=discrepancy,
         step_time_s=None if slowdown is None else step_time_s,
         causes=causes,
+        headline=None
+        if slowdown is None
+        else Slowdown(slowdown, None, 10 * (slowdown - 1), HeadlineKind.PUBLISHED),
     )
 
 

@@ -9,7 +9,6 @@ from datetime import timedelta
 import pytest
 
 from app.alerts.evaluate import DATA_CAME, HISTORY_SESSIONS, RULE_GONE
-from app.alerts.facts import CauseFact
 from app.alerts.incidents import Silence, acknowledge, clear, silence
 from app.alerts.rules import (
     DEFAULT_RULES,
@@ -21,6 +20,7 @@ from app.alerts.rules import (
     Threshold,
 )
 from app.alerts.states import IncidentState
+from app.analysis.report.verdict import SuspectedCause
 from tests.unit.alerts.builders import (
     EVERY,
     SLOW_NODE,
@@ -34,8 +34,8 @@ from tests.unit.alerts.builders import (
     told,
 )
 
-OTHER_NODE = CauseFact("slow_worker", ("node-9",), confidence=0.95)
-STAGE = CauseFact("stage_imbalance", ("stage 3",), confidence=0.7)
+OTHER_NODE = SuspectedCause("slow_worker", ("node-9",), confidence=0.95)
+STAGE = SuspectedCause("stage_imbalance", ("stage 3",), confidence=0.7)
 
 
 def test_two_slow_sessions_in_a_row_fire_once() -> None:
@@ -111,8 +111,8 @@ def test_another_place_is_another_incident_and_the_first_one_ends() -> None:
 
 
 def test_of_several_slow_hosts_the_order_does_not_matter() -> None:
-    both = CauseFact("slow_worker", ("node-7", "node-9"))
-    turned = CauseFact("slow_worker", ("node-9", "node-7"))
+    both = SuspectedCause("slow_worker", ("node-7", "node-9"))
+    turned = SuspectedCause("slow_worker", ("node-9", "node-7"))
     job = Job(slow_rule())
     job.come(session(1, 1.2, both), session(2, 1.2, turned), session(3, 1.2, both))
     assert job.states() == [("slow_worker", "node-7", "firing")]

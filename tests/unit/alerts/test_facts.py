@@ -7,15 +7,16 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from statistics import median
 
-from app.alerts.facts import FACTS, Facts, facts_of
+from app.alerts.facts import Facts, facts_of
 from app.analysis.diagnosis.places import Where
 from app.analysis.report.document import Report
+from app.analysis.report.verdict import verdict_of
 from tests.support import reports
 
 
 def facts(report: Report) -> Facts:
     return facts_of(
-        report,
+        verdict_of(report, {}),
         session=uuid.UUID(int=1),
         job="llm",
         attempt=1,
@@ -30,7 +31,6 @@ def test_the_numbers_of_the_verdict_are_the_reports() -> None:
     found = facts(report)
     assert (found.slowdown, found.slowdown_ci95) == (report.slowdown, report.slowdown_ci95)
     assert found.headline is not None
-    assert found.headline is found.shown
     assert (found.headline.slowdown, found.headline.ci95, found.headline.kind) == (
         report.headline.slowdown,
         report.headline.ci95,
@@ -43,16 +43,6 @@ def test_the_numbers_of_the_verdict_are_the_reports() -> None:
     assert found.worst_step in report.steps.analyzed
     assert found.fix is not None
     assert found.fix.title == report.recommendations[0].title
-
-
-def test_facts_that_0_1_0_stored_show_s() -> None:
-    found = facts(reports.slow_worker())
-    stored = FACTS.dump_python(found, mode="json")
-    del stored["headline"]
-    shown = FACTS.validate_python(stored).shown
-    assert shown is not None
-    assert (shown.slowdown, shown.ci95) == (found.slowdown, found.slowdown_ci95)
-    assert (shown.gpu_hours_lost, shown.kind) == (found.gpu_hours_lost, "published")
 
 
 def test_a_blamed_worker_is_named_by_its_host() -> None:

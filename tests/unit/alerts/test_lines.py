@@ -7,13 +7,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from datetime import timedelta
 
-import pytest
-
-from app.alerts.facts import CauseFact, Facts, FixFact, HeadlineFact, WorkerFact
+from app.alerts.facts import Facts
 from app.alerts.grouping import Status
 from app.alerts.lines import lines_of, plain_text
 from app.alerts.message import Alert, Message
 from app.analysis.diagnosis.headline import HeadlineKind
+from app.analysis.report.verdict import Slowdown, SuspectedCause, VerdictFix, VerdictWorker
 from tests.unit.alerts.builders import START
 
 FACTS = Facts(
@@ -27,16 +26,16 @@ FACTS = Facts(
     gpu_hours_lost=18.43,
     discrepancy=0.083,
     causes=(
-        CauseFact("slow_worker", ("node-7",), 0.94, 0.8, ("Forward 1.70× its stage's peers",)),
+        SuspectedCause("slow_worker", ("node-7",), 0.94, 0.8, ("Forward 1.70× its stage's peers",)),
     ),
     worst=(
-        WorkerFact(6, 3, "node-7", 1.3),
-        WorkerFact(2, 7, None, 1.06),
-        WorkerFact(7, 7, "node-9", 1.001),
+        VerdictWorker(6, 3, "node-7", 1.3),
+        VerdictWorker(2, 7, None, 1.06),
+        VerdictWorker(7, 7, "node-9", 1.001),
     ),
     worst_step=643,
-    fix=FixFact("Replace node-7", 0.229, 5.8),
-    headline=HeadlineFact(1.341, (1.337, 1.345), 20.62, HeadlineKind.CAUSES),
+    fix=VerdictFix("Replace node-7", 0.229, 5.8),
+    headline=Slowdown(1.341, (1.337, 1.345), 20.62, HeadlineKind.CAUSES),
 )
 ALERT = Alert(
     incident=uuid.UUID(int=2),
@@ -90,7 +89,7 @@ def test_it_says_how_slow_who_why_what_to_do_and_where_to_look() -> None:
     )
 
 
-def _fields(headline: HeadlineFact | None) -> dict[str, str]:
+def _fields(headline: Slowdown) -> dict[str, str]:
     alert = replace(ALERT, facts=replace(FACTS, headline=headline))
     return {name: text.replace("\N{NO-BREAK SPACE}", " ") for name, text in _lines(alert)}
 
@@ -100,17 +99,13 @@ def _lines(alert: Alert) -> Sequence[tuple[str, str]]:
 
 
 def test_s_is_not_said_next_to_a_slowdown_that_says_the_same() -> None:
-    fields = _fields(HeadlineFact(1.301, None, 18.7, HeadlineKind.CAUSES))
+    fields = _fields(Slowdown(1.301, None, 18.7, HeadlineKind.CAUSES))
     assert fields["Slowdown"] == "1.301 against the job without its causes"
     assert "Published S" not in fields
 
 
-@pytest.mark.parametrize(
-    "headline",
-    [HeadlineFact(1.294, (1.293, 1.296), 18.43, HeadlineKind.PUBLISHED), None],
-    ids=["no cause", "stored by 0.1.0"],
-)
-def test_where_the_headline_is_s_it_is_called_s(headline: HeadlineFact | None) -> None:
+def test_where_the_headline_is_s_it_is_called_s() -> None:
+    headline = Slowdown(1.294, (1.293, 1.296), 18.43, HeadlineKind.PUBLISHED)
     fields = _fields(headline)
     assert fields["Slowdown S"] == "1.294 (95 %: 1.293–1.296)"
     assert fields["GPU-hours lost"] == "18.4 in this session"

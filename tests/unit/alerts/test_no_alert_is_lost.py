@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from app.alerts.board import IncidentChange
-from app.alerts.facts import FACTS, CauseFact
+from app.alerts.facts import FACTS
 from app.alerts.grouping import (
     CONTENT,
     Audience,
@@ -44,6 +44,7 @@ from app.alerts.incidents import (
 )
 from app.alerts.rules import Escalation, Threshold
 from app.alerts.states import IncidentState
+from app.analysis.report.verdict import SuspectedCause
 from tests.support.nightly import drawn
 from tests.unit.alerts.builders import (
     START,
@@ -60,9 +61,9 @@ pytestmark = pytest.mark.slow
 TIMING = Timing()
 CAUSES = (
     (),
-    (CauseFact("slow_worker", ("node-7",), confidence=0.95),),
-    (CauseFact("slow_worker", ("node-9", "node-7"), confidence=0.5),),
-    (CauseFact("stage_imbalance", ("stage 3",), confidence=0.99),),
+    (SuspectedCause("slow_worker", ("node-7",), confidence=0.95),),
+    (SuspectedCause("slow_worker", ("node-9", "node-7"), confidence=0.5),),
+    (SuspectedCause("stage_imbalance", ("stage 3",), confidence=0.99),),
 )
 
 
@@ -142,7 +143,7 @@ class NoAlertIsLost(RuleBasedStateMachine):
         self,
         number: int,
         slowdown: float | None,
-        causes: tuple[CauseFact, ...],
+        causes: tuple[SuspectedCause, ...],
         step_time_s: float = 10.0,
     ) -> None:
         made = session(number, slowdown, *causes, step_time_s=step_time_s)
@@ -156,7 +157,7 @@ class NoAlertIsLost(RuleBasedStateMachine):
         step_time_s=st.sampled_from([10.0, 10.4, 11.0]),
     )
     def session_comes(
-        self, slowdown: float | None, causes: tuple[CauseFact, ...], step_time_s: float
+        self, slowdown: float | None, causes: tuple[SuspectedCause, ...], step_time_s: float
     ) -> None:
         self._session(next(self.numbers), slowdown, causes, step_time_s)
 
@@ -168,7 +169,7 @@ class NoAlertIsLost(RuleBasedStateMachine):
             self._session(next(self.numbers), 1.0, (), step_time_s)
 
     @rule(causes=st.sampled_from(CAUSES), looked=st.booleans())
-    def it_gets_slow(self, causes: tuple[CauseFact, ...], *, looked: bool) -> None:
+    def it_gets_slow(self, causes: tuple[SuspectedCause, ...], *, looked: bool) -> None:
         for _ in range(2):
             self._session(next(self.numbers), 1.2, causes)
         if looked:
@@ -190,7 +191,7 @@ class NoAlertIsLost(RuleBasedStateMachine):
 
     @precondition(lambda self: self.late)
     @rule(slowdown=st.sampled_from([1.0, 1.2]), causes=st.sampled_from(CAUSES))
-    def late_session_comes(self, slowdown: float, causes: tuple[CauseFact, ...]) -> None:
+    def late_session_comes(self, slowdown: float, causes: tuple[SuspectedCause, ...]) -> None:
         self._session(self.late.pop(), slowdown, causes)
 
     @rule(minutes=st.sampled_from([0.1, 0.6, 5, 31, 241, 10_000]))

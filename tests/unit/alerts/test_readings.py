@@ -6,15 +6,15 @@ from dataclasses import replace
 
 import pytest
 
-from app.alerts.facts import Facts, HeadlineFact
+from app.alerts.facts import Facts
 from app.alerts.readings import Level, read_history
 from app.alerts.rules import Threshold
 from app.analysis.diagnosis.headline import HeadlineKind
+from app.analysis.report.verdict import Slowdown
 from tests.unit.alerts.builders import session, slow_rule
 
 # S alone would not be slow.
-STRONGER = replace(session(1, 1.04), headline=HeadlineFact(1.3, None, 9.0, HeadlineKind.CAUSES))
-STORED_BY_0_1_0 = session(1, 1.2)
+STRONGER = replace(session(1, 1.04), headline=Slowdown(1.3, None, 9.0, HeadlineKind.CAUSES))
 
 
 @pytest.mark.parametrize(
@@ -22,10 +22,9 @@ STORED_BY_0_1_0 = session(1, 1.2)
     [
         (Threshold("headline", 1.1, 1.05), STRONGER, Level.BREACH, 1.3),
         (Threshold("slowdown", 1.1, 1.05), STRONGER, Level.CLEAR, 1.04),
-        (Threshold("headline", 1.1, 1.05), STORED_BY_0_1_0, Level.BREACH, 1.2),
         (Threshold("headline", 1.1, 1.05), session(1, None), Level.UNKNOWN, None),
     ],
-    ids=["the headline", "S", "S of what 0.1.0 stored", "no verdict"],
+    ids=["the headline", "S", "no verdict"],
 )
 def test_a_slowdown_is_read_as_its_kind_says(
     condition: Threshold, facts: Facts, level: Level, value: float | None

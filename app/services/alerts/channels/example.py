@@ -8,12 +8,13 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Final
 
 from app.alerts.delivery import DeliveryError, ReceiverAnswer
-from app.alerts.facts import CauseFact, Facts, FixFact, HeadlineFact, WorkerFact
+from app.alerts.facts import Facts
 from app.alerts.grouping import Status
 from app.alerts.incidents import fingerprint_of
 from app.alerts.message import Alert, Message
 from app.analysis.diagnosis.causes.registry import KINDS
 from app.analysis.diagnosis.headline import HeadlineKind
+from app.analysis.report.verdict import Slowdown, SuspectedCause, VerdictFix, VerdictWorker
 from app.db.models.alerts import AlertChannel
 from app.errors import NotFoundError
 from app.services.access.audit import Action, record
@@ -107,7 +108,7 @@ def example(container: Container, receiver: str, now: datetime, url: str) -> Mes
         discrepancy=0.012,
         step_time_s=7.4,
         causes=(
-            CauseFact(
+            SuspectedCause(
                 _CAUSE,
                 ("node-017",),
                 confidence=0.94,
@@ -115,10 +116,10 @@ def example(container: Container, receiver: str, now: datetime, url: str) -> Mes
                 evidence=("This is an example: no job of yours is slow.",),
             ),
         ),
-        worst=(WorkerFact(3, 1, "node-017", 1.31), WorkerFact(3, 2, "node-017", 1.06)),
+        worst=(VerdictWorker(3, 1, "node-017", 1.31), VerdictWorker(3, 2, "node-017", 1.06)),
         worst_step=120,
-        fix=FixFact("Replace node-017", 0.22, 5.8),
-        headline=HeadlineFact(1.36, (1.32, 1.41), 20.6, HeadlineKind.CAUSES),
+        fix=VerdictFix("Replace node-017", 0.22, 5.8),
+        headline=Slowdown(1.36, (1.32, 1.41), 20.6, HeadlineKind.CAUSES),
     )
     alert = Alert(
         incident=uuid.UUID(int=0),

@@ -6,14 +6,10 @@ import uuid
 from typing import Any
 
 from app.analysis.replay.questions import Against, Question, answer
-from app.db.models.sessions import Session
-from app.db.states import SessionState
-from app.db.unit_of_work import Reads
 from app.errors import ConflictError
 from app.services.container import Container
-from app.services.sessions.read import no_session
+from app.services.sessions.read import get_session
 from app.services.sessions.replays.prepared import prepared_session
-from app.services.sessions.reports import report_document
 
 
 def answer_question(
@@ -33,24 +29,12 @@ def answer_question(
         If others keep asking.
     """
     with container.reading() as tx:
-        session = tx.session.get(Session, session_id)
-        if session is None:
-            raise no_session(session_id)
-        state = session.state
-        against = _against(tx, session) if state is SessionState.ANALYZED else None
-    if against is None:
+        row = get_session(tx, session_id, container.settings).row
+    if row.headline is None:
         raise ConflictError(
-            f"The session is {state}; only an analyzed one can be asked about.",
+            f"The session is {row.state}; only an analyzed one can be asked about.",
             code="what_if.no_verdict",
         )
+    against = Against(row.headline.kind.value, row.headline.slowdown)
     with prepared_session(container, session_id, question.without) as replayed:
         return answer(replayed, question).as_document(against)
-
-
-def _against(tx: Reads, session: Session) -> Against:
-    """Return what the session's own page counts against; a stored report tells it of old ones."""
-    kind, slowdown = session.headline_kind, session.headline_slowdown
-    if kind is None or slowdown is None:
-        headline = report_document(tx, session.id).headline
-        kind, slowdown = headline.kind, headline.slowdown
-    return Against(kind.value, slowdown)

@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 
 from sqlalchemy import select, text
 
-from app.db.models.alerts import AlertFacts
+from app.db.models.sessions import StoredVerdict
 from app.services.alerts.incidents import silence_incident
 from tests.integration.api.alerts.asking import API, PERSON
 from tests.integration.api.conftest import Installation
@@ -82,11 +82,11 @@ def test_a_silence_that_is_over_fires_again_by_itself(alerting: Alerting) -> Non
     assert alerting.incident().state == "firing"
 
 
-def test_a_deleted_session_takes_its_facts_with_it(
+def test_a_deleted_session_takes_its_verdict_with_it(
     served: Installation, alerting: Alerting
 ) -> None:
     alerting.session()
     with served.container.engine.begin() as connection:
         connection.execute(text("DELETE FROM session"))
     with served.container.uow() as tx:
-        assert tx.session.execute(select(AlertFacts)).all() == []
+        assert tx.session.execute(select(StoredVerdict)).all() == []

@@ -16,6 +16,9 @@ from app.db.models.tasks import TaskRun
 if TYPE_CHECKING:
     from sqlalchemy import Engine
 
+# What the version before still reads and writes (migrations/env.py).
+LEAVING = {"alert_facts", "session_figure"}
+
 
 def _tables(engine: Engine) -> set[str]:
     return set(inspect(engine).get_table_names())
@@ -26,7 +29,7 @@ def test_up_down_up(engine: Engine) -> None:
 
     migrate.upgrade(engine.url)
     assert migrate.current_revision(engine) == migrate.expected_revision()
-    assert _tables(engine) == set(Base.metadata.tables) | {"alembic_version"}
+    assert _tables(engine) == set(Base.metadata.tables) | {"alembic_version"} | LEAVING
 
     migrate.downgrade(engine.url, "base")
     assert migrate.current_revision(engine) is None

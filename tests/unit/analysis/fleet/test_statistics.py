@@ -7,8 +7,8 @@ import math
 
 import numpy as np
 
-from app.analysis.fleet.figures import longest_sequence
 from app.analysis.fleet.statistics import POINTS, by_doubling, cdf, rank_correlation, share_from
+from app.analysis.report.paper import longest_sequence
 
 
 def test_a_distribution_ends_at_all_and_has_few_points() -> None:

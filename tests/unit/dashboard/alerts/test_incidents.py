@@ -9,9 +9,11 @@ from typing import Any
 
 import pytest
 
-from app.alerts.facts import Facts, FixFact
+from app.alerts.facts import Facts
 from app.alerts.incidents import Incident, Silence
 from app.alerts.states import IncidentState
+from app.analysis.diagnosis.headline import HeadlineKind
+from app.analysis.report.verdict import Slowdown, VerdictFix
 from app.dashboard.alerts.filters import IncidentsInAddress
 from app.dashboard.alerts.incidents import IncidentsPage, first_of, incidents_page
 from app.dashboard.alerts.parts import actions, context, session_url
@@ -38,7 +40,8 @@ def facts(number: int, slowdown: float, **changes: Any) -> Facts:  # noqa: ANN40
         waste=1 - 1 / slowdown,
         gpu_hours_lost=4.0,
         step_time_s=10.0,
-        fix=FixFact("Replace node-7", 0.2, 8.0),
+        fix=VerdictFix("Replace node-7", 0.2, 8.0),
+        headline=Slowdown(slowdown, None, 4.0, HeadlineKind.PUBLISHED),
     )
     return replace(found, **changes)
 

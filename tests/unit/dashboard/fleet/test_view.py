@@ -9,7 +9,7 @@ import pytest
 
 from app.analysis.diagnosis.headline import HeadlineKind
 from app.analysis.diagnosis.places import Where
-from app.analysis.report.summary import Summary, SummaryWorker, summarize
+from app.analysis.report.verdict import SessionVerdict, Slowdown, verdict_of
 from app.dashboard.fleet.asked import FleetInAddress
 from app.dashboard.fleet.job import job_heading
 from app.dashboard.fleet.view import FleetPage, SessionLine, fleet_page
@@ -25,29 +25,31 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 NOW = datetime(2026, 11, 20, 9, 30, tzinfo=UTC)
-HEADLINE_COLUMNS = (
-    "headline_slowdown",
-    "headline_low",
-    "headline_high",
-    "headline_gpu_hours_lost",
-    "headline_kind",
-)
 NBSP = "\N{NO-BREAK SPACE}"
 
 
-def headline(slowdown: float) -> Summary:
-    """Return the headline of a session whose worker (0, 0) is slow."""
-    summary = summarize(slow_worker())
+def verdict(slowdown: float, kind: HeadlineKind = HeadlineKind.CAUSES) -> SessionVerdict:
+    """Return the verdict on a session whose worker (0, 0) is slow."""
+    found = verdict_of(slow_worker(), {})
     cause = replace(
-        summary.causes[0], contribution=1.0, where=Where(workers=((0, 0),)), host="node-017"
+        found.causes[0], contribution=1.0, place=Where(workers=((0, 0),)), host="node-017"
     )
+    ci95 = (slowdown - 0.004, slowdown + 0.004)
     return replace(
-        summary,
+        found,
         sentence="slow",
         level="slow" if slowdown >= SLOW else "ok",
-        worst=SummaryWorker(0, 0, 0, "node-017", slowdown),
+        discrepancy=0.007,
+        headline=Slowdown(slowdown, ci95, 18.0, kind),
+        published=Slowdown(slowdown, ci95, 18.0, HeadlineKind.PUBLISHED),
         causes=(cause,),
     )
+
+
+def withheld(**changes: Any) -> SessionVerdict:  # noqa: ANN401 - fields differ
+    """Return a verdict without numbers: the replay differs from the recording."""
+    none = replace(verdict(1.3), headline=None, published=None, level="none", discrepancy=0.078)
+    return replace(none, **changes)
 
 
 def session(number: int = 1, slowdown: float | None = None, **changes: Any) -> SessionRow:  # noqa: ANN401 - columns differ
@@ -56,7 +58,7 @@ def session(number: int = 1, slowdown: float | None = None, **changes: Any) -> S
         "job": "llm",
         "attempt": 1,
         "number": number,
-        "state": "queued" if slowdown is None else "analyzed",
+        "state": SessionState.QUEUED if slowdown is None else SessionState.ANALYZED,
         "received_at": NOW - timedelta(minutes=number),
         "state_changed_at": NOW,
         "dp": 4,
@@ -71,18 +73,7 @@ def session(number: int = 1, slowdown: float | None = None, **changes: Any) -> S
         "steps": 10,
         "reason_code": None,
         "reason": None,
-        "slowdown": slowdown,
-        "slowdown_low": None if slowdown is None else slowdown - 0.004,
-        "slowdown_high": None if slowdown is None else slowdown + 0.004,
-        "waste": None if slowdown is None else 1 - 1 / slowdown,
-        "gpu_hours_lost": None if slowdown is None else 18.0,
-        "discrepancy": None if slowdown is None else 0.007,
-        "headline_slowdown": slowdown,
-        "headline_low": None if slowdown is None else slowdown - 0.004,
-        "headline_high": None if slowdown is None else slowdown + 0.004,
-        "headline_gpu_hours_lost": None if slowdown is None else 18.0,
-        "headline_kind": None if slowdown is None else HeadlineKind.CAUSES,
-        "headline": None if slowdown is None else headline(slowdown),
+        "verdict": None if slowdown is None else verdict(slowdown),
     }
     return SessionRow(**(values | changes))
 
@@ -180,51 +171,34 @@ def test_a_slow_job_says_why_and_where() -> None:
 
 
 @pytest.mark.parametrize(
-    ("host", "slowest", "where"),
+    ("host", "where"),
     [
-        ("node-017", (2, 1), "node-017, worker (0, 0)"),
-        (None, (0, 0), "node-288, worker (0, 0)"),
+        ("node-017", "node-017, worker (0, 0)"),
         # nothing says where (0, 0) runs: the slowest worker's host is another's
-        (None, (2, 1), "worker (0, 0)"),
+        (None, "worker (0, 0)"),
     ],
-    ids=["known", "stored by 0.1.0", "stored by 0.1.0, of another worker"],
+    ids=["known", "not known"],
 )
-def test_a_cause_is_placed_on_the_host_of_its_own_worker(
-    host: str | None, slowest: tuple[int, int], where: str
-) -> None:
-    told = headline(2.0)
-    told = replace(
-        told,
-        causes=(replace(told.causes[0], host=host),),
-        worst=SummaryWorker(*slowest, 0, "node-288", 2.0),
-    )
-    row = line(session(1, 2.0, headline=told))
+def test_a_cause_is_placed_on_the_host_of_its_own_worker(host: str | None, where: str) -> None:
+    told = verdict(2.0)
+    told = replace(told, causes=(replace(told.causes[0], host=host),))
+    row = line(session(1, 2.0, verdict=told))
     assert row.where.replace(NBSP, " ") == where
 
 
 def test_the_slowdown_is_the_headline_with_s_next_to_it() -> None:
-    row = line(session(1, 1.5, headline_slowdown=1.8))
+    told = replace(verdict(1.5), headline=verdict(1.8).headline)
+    row = line(session(1, 1.5, verdict=told))
     assert (row.slowdown, row.slowdown_text, row.published) == (1.8, "1.80×", "1.50×")
     assert row.against == "against the job without its causes"
 
 
 def test_where_no_cause_explains_it_the_slowdown_is_s_and_says_so() -> None:
-    row = line(session(1, 1.5, headline_kind=HeadlineKind.PUBLISHED))
+    row = line(session(1, 1.5, verdict=verdict(1.5, HeadlineKind.PUBLISHED)))
     assert (row.slowdown_text, row.against) == ("1.50×", "published S: no cause explains it")
     assert row.cause_share.replace(NBSP, " ") == "100 %, by S"
-    well = session(1, 1.01, headline_kind=HeadlineKind.PUBLISHED)
+    well = session(1, 1.01, verdict=verdict(1.01, HeadlineKind.PUBLISHED))
     assert line(well).cause_share == "none, by S"
-
-
-def test_a_session_that_0_1_0_analyzed_shows_s_until_it_is_analyzed_again() -> None:
-    before = session(1, 1.5, **dict.fromkeys(HEADLINE_COLUMNS))
-    row = line(before)
-    assert (row.slowdown_text, row.interval, row.lost_each_hour_text) == (
-        "1.50×",
-        "1.496–1.504",
-        "21.3",
-    )
-    assert row.against == "published S, until the session is analyzed again"
 
 
 def test_a_job_that_is_well_has_no_cause() -> None:
@@ -233,20 +207,23 @@ def test_a_job_that_is_well_has_no_cause() -> None:
 
 
 def test_while_a_session_is_worked_on_the_one_before_speaks_for_the_job() -> None:
-    row = line(session(1, 1.5), session(2, state="analyzing"))
+    row = line(session(1, 1.5), session(2, state=SessionState.ANALYZING))
     assert row.status == "analyzing"
     assert row.slowdown == 1.5
     assert row.session_url.endswith(str(uuid.UUID(int=2)))
 
 
 def test_without_a_verdict_there_is_no_number() -> None:
-    row = line(session(1, 1.5), session(2, None, state="no_verdict", discrepancy=0.078))
+    row = line(
+        session(1, 1.5),
+        session(2, None, state=SessionState.NO_VERDICT, verdict=withheld(causes=())),
+    )
     assert (row.slowdown, row.slowdown_text, row.color) == (None, "none", "")
     assert row.cause.replace(NBSP, " ") == "replay differs by 7.8 %"
 
 
 def test_without_a_verdict_a_known_cause_is_told_all_the_same() -> None:
-    row = line(session(2, state="no_verdict", discrepancy=0.078, headline=headline(1.3), steps=20))
+    row = line(session(2, state=SessionState.NO_VERDICT, verdict=withheld(), steps=20))
     assert (row.slowdown, row.cause, row.where) == (
         None,
         "Slow worker",
@@ -257,7 +234,9 @@ def test_without_a_verdict_a_known_cause_is_told_all_the_same() -> None:
 
 
 def test_a_reason_too_long_for_a_table_gives_way_to_its_code() -> None:
-    failed = session(1, None, state="failed", reason="x" * 100, reason_code="task.killed")
+    failed = session(
+        1, None, state=SessionState.FAILED, reason="x" * 100, reason_code="task.killed"
+    )
     assert line(failed).cause == "task.killed"
 
 
@@ -281,11 +260,6 @@ def test_a_sparkline_has_one_range_marks_what_is_above_and_hatches_gaps() -> Non
     ("changes", "heading"),
     [
         ({"slowdown": 1.31, "state": SessionState.ANALYZED}, "slow"),
-        # What an earlier version stored.
-        (
-            {"slowdown": 1.31, "state": SessionState.ANALYZED, "headline": None},
-            "1.31× slower in session 1",
-        ),
         ({"state": SessionState.DISCARDED}, "The latest session was discarded"),
         ({"state": SessionState.ANALYZING}, "The first session is being worked on"),
     ],

@@ -15,6 +15,7 @@ from typing import Final
 import pytest
 
 from app.analysis.report.document import Report
+from app.analysis.report.verdict import verdict_of
 from app.dashboard.fixes.applied import applied_fixes
 from app.dashboard.look.assets import installed_assets
 from app.dashboard.pages import Pages
@@ -120,18 +121,7 @@ def session_view(report: Report) -> SessionView:
         steps=len(report.steps.analyzed),
         reason_code=None,
         reason=None,
-        slowdown=report.slowdown if verdict else None,
-        slowdown_low=report.slowdown_ci95[0] if verdict else None,
-        slowdown_high=report.slowdown_ci95[1] if verdict else None,
-        waste=report.waste if verdict else None,
-        gpu_hours_lost=report.gpu_hours_lost if verdict else None,
-        discrepancy=None,
-        headline_slowdown=report.headline.slowdown if verdict else None,
-        headline_low=report.headline.ci95[0] if verdict and report.headline.ci95 else None,
-        headline_high=report.headline.ci95[1] if verdict and report.headline.ci95 else None,
-        headline_gpu_hours_lost=report.lost_gpu_hours if verdict else None,
-        headline_kind=report.headline.kind if verdict else None,
-        headline=None,
+        verdict=verdict_of(report, {}),
     )
     return SessionView(
         row=row,

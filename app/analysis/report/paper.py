@@ -1,4 +1,4 @@
-"""What the figures of a fleet take from a report (the paper, sections 4 and 5), by session."""
+"""What the figures of a fleet take from a report (the paper, sections 4 and 5)."""
 
 from __future__ import annotations
 
@@ -27,58 +27,45 @@ _FURTHEST: Final = 2**31
 
 
 @dataclass(frozen=True, slots=True)
-class SessionFigures:
-    """What a session with a verdict is in the figures of its fleet."""
+class PaperMeasures:
+    """What the figures of a fleet are drawn from."""
 
-    gpus: int
-    stages: int
-    context: int | None  # the longest sequence, tokens; None where metadata do not say
-    slowdown: float  # S, which the paper's figures are of
-    # GPU-hours that are lost in each hour of running, against the headline's reference.
-    lost_each_hour: float
-    measured_s: float  # how long the analyzed steps took, seconds
     # m_w, m_s: by removal; None where under 1 % of a step is lost
     m_w: float | None
     m_s: float | None
-    correlation: float | None  # Pearson's r of forward and backward times
-    waste: Mapping[str, float]  # share of the step time that each of `KINDS` wastes alone
-    steps: tuple[float, ...]  # evenly spaced quantiles of a step's slowdown ÷ S
-    # GPU-hours that each cause costs in each hour of running; they may overlap.
-    causes: Mapping[str, float]
+    fb_correlation: float | None  # Pearson's r of forward and backward times
+    context: int | None  # the longest sequence, tokens; None where metadata do not say
+    # share of the step time that each of `KINDS` wastes alone; empty without a verdict
+    waste: Mapping[str, float]
+    # evenly spaced quantiles of a step's slowdown ÷ S; empty without a verdict
+    steps: tuple[float, ...]
 
 
-def figures_of(report: Report, metadata: Mapping[str, Any]) -> SessionFigures | None:
-    """Return what a report is in the figures of its fleet; None without a verdict.
+def measures_of(report: Report, metadata: Mapping[str, Any]) -> PaperMeasures:
+    """Return what the figures of a fleet take from a report.
 
     Parameters
     ----------
     metadata : mapping
         Of the session, as it was sent.
     """
-    if not report.fidelity.verdict:
-        return None
-    steps = np.quantile(np.asarray(report.step_slowdown), np.linspace(0, 1, QUANTILES))
-    waste = report.waste_by_optype
-    causes: dict[str, float] = {}
-    for cause in report.causes:
-        cost = report.lost_gpu_hours_per_hour * max(0.0, cause.contribution or 0.0)
-        causes[cause.cause] = causes.get(cause.cause, 0.0) + cost
-    return SessionFigures(
-        gpus=report.sizes.world,
-        stages=report.sizes.pp,
-        context=longest_sequence(metadata),
-        slowdown=report.slowdown,
-        lost_each_hour=report.lost_gpu_hours_per_hour,
-        measured_s=sum(report.step_times.recorded),
+    waste: dict[str, float] = {}
+    steps: tuple[float, ...] = ()
+    if report.fidelity.verdict:
+        of = report.waste_by_optype
+        waste = {
+            kind: sum(max(0.0, of.get(name, 0.0)) for name in names)
+            for kind, names in KINDS.items()
+        }
+        quantiles = np.quantile(np.asarray(report.step_slowdown), np.linspace(0, 1, QUANTILES))
+        steps = tuple((quantiles / report.slowdown).tolist())
+    return PaperMeasures(
         m_w=report.m_w.rem,
         m_s=report.m_s.rem,
-        correlation=report.fb_correlation.pearson,
-        waste={
-            kind: sum(max(0.0, waste.get(name, 0.0)) for name in names)
-            for kind, names in KINDS.items()
-        },
-        steps=tuple((steps / report.slowdown).tolist()),
-        causes=causes,
+        fb_correlation=report.fb_correlation.pearson,
+        context=longest_sequence(metadata),
+        waste=waste,
+        steps=steps,
     )
 
 

@@ -1,0 +1,260 @@
+"""What stays of a report once it is stored: all that lists, rules, costs and messages say of it."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from app.analysis.diagnosis.causes.registry import blames_machine
+from app.analysis.diagnosis.headline import HeadlineKind
+from app.analysis.diagnosis.places import View, Where
+from app.analysis.diagnosis.verdict import Level
+from app.analysis.report.document import JobSizes, Report
+from app.analysis.report.findings import NamedCause
+from app.analysis.report.paper import PaperMeasures, measures_of
+
+# Of each as many are kept as a message has room for.
+WORST_WORKERS: Final = 3
+CAUSES: Final = 5
+# A place that many workers share is named by the first ones; the rest is in the report.
+PLACES: Final = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Slowdown:
+    """How slow a session is, and what that costs.
+
+    Parameters
+    ----------
+    slowdown : float
+    ci95 : (float, float) or None
+        None where it is not known.
+    gpu_hours_lost : float
+        In the analyzed steps, by all ranks together.
+    kind : HeadlineKind
+        Against the job without its causes, or S.
+    """
+
+    slowdown: float
+    ci95: tuple[float, float] | None
+    gpu_hours_lost: float
+    kind: HeadlineKind
+
+    @property
+    def waste(self) -> float:
+        """Return the share of a step that is lost."""
+        return 1 - 1 / self.slowdown
+
+
+@dataclass(frozen=True, slots=True)
+class SuspectedCause:
+    """A cause, as a rule compares it and a message names it.
+
+    Parameters
+    ----------
+    cause : str
+        As in the report: ``slow_worker``, ``stage_imbalance``…
+    where : tuple of str
+        Hosts, workers or stages that are blamed, the worst first; empty where there is no place,
+        or where the cause is the job's own and shows at workers.
+    confidence, contribution : float or None
+        Shares, 0 to 1; None where the report does not say.
+    evidence : tuple of str
+        Sentences.
+    """
+
+    cause: str
+    where: tuple[str, ...] = ()
+    confidence: float | None = None
+    contribution: float | None = None
+    evidence: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class VerdictCause(SuspectedCause):
+    """A `NamedCause` without the data of its figure.
+
+    Parameters
+    ----------
+    cost_s : float or None
+    views : tuple of (View or None)
+    place : Where
+    runner_up : str or None
+    host : str or None
+        Of its first worker.
+    """
+
+    cost_s: float | None = None
+    views: tuple[View | None, ...] = ()
+    place: Where = Where()  # noqa: RUF009 - frozen
+    runner_up: str | None = None
+    host: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class VerdictWorker:
+    """A worker (cell of DP and PP rank), its host where known, and its own slowdown."""
+
+    dp: int
+    pp: int
+    host: str | None
+    slowdown: float
+
+
+@dataclass(frozen=True, slots=True)
+class VerdictFix:
+    """The best recommendation; `gain` is the share of the step time that it is to save.
+
+    With `at_most` it is the most that such a change can.
+    """
+
+    title: str
+    gain: float
+    step_time_s: float | None
+    at_most: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class SessionVerdict:
+    """A report, as far as more than its own page needs it.
+
+    Parameters
+    ----------
+    sentence, level : str
+    sizes : JobSizes
+    discrepancy : float
+        Of the replay from the recording.
+    headline, published : Slowdown or None
+        What people are told, and S; None where the replay supports no verdict.
+    step_time_s : float or None
+        The median recorded step, seconds; None without a verdict.
+    measured_s : float or None
+        How long the analyzed steps took, seconds; None without a verdict.
+    causes : tuple of VerdictCause
+        The leading one first.
+    lost_by_cause : mapping of str to float
+        GPU-hours that each cause costs in each hour of running; they may overlap. Empty without a
+        verdict.
+    worst : tuple of VerdictWorker
+        The slowest first.
+    worst_rank : int
+        The traced rank of the slowest.
+    worst_step : int or None
+        The training step of the largest slowdown; None without a verdict.
+    top_optype : str
+        The operation type that costs most.
+    fix : VerdictFix or None
+    measures : PaperMeasures
+    """
+
+    sentence: str
+    level: Level
+    sizes: JobSizes
+    discrepancy: float
+    headline: Slowdown | None
+    published: Slowdown | None
+    step_time_s: float | None
+    measured_s: float | None
+    causes: tuple[VerdictCause, ...]
+    lost_by_cause: Mapping[str, float]
+    worst: tuple[VerdictWorker, ...]
+    worst_rank: int
+    worst_step: int | None
+    top_optype: str
+    fix: VerdictFix | None
+    measures: PaperMeasures
+
+    @property
+    def layout(self) -> str:
+        """Return the sizes of the job; sessions of different sizes are not compared."""
+        sizes = self.sizes
+        return f"dp={sizes.dp} pp={sizes.pp} tp={sizes.tp} cp={sizes.cp} vpp={sizes.vpp}"
+
+
+def verdict_of(report: Report, metadata: Mapping[str, Any]) -> SessionVerdict:
+    """Return what stays of a report.
+
+    Parameters
+    ----------
+    report : Report
+    metadata : mapping
+        Of the session, as it was sent.
+    """
+    known = report.fidelity.verdict
+    _, dp, pp = report.worst_worker()
+    shown = report.headline
+    slowdowns = report.step_slowdown
+    return SessionVerdict(
+        sentence=report.verdict.sentence,
+        level=report.verdict.level,
+        sizes=report.sizes,
+        discrepancy=report.fidelity.discrepancy,
+        headline=Slowdown(shown.slowdown, shown.ci95, report.lost_gpu_hours, shown.kind)
+        if known
+        else None,
+        published=Slowdown(
+            report.slowdown, report.slowdown_ci95, report.gpu_hours_lost, HeadlineKind.PUBLISHED
+        )
+        if known
+        else None,
+        step_time_s=statistics.median(report.step_times.recorded) if known else None,
+        measured_s=sum(report.step_times.recorded) if known else None,
+        causes=tuple(_cause(report, cause) for cause in report.causes[:CAUSES]),
+        lost_by_cause=_lost_by_cause(report) if known else {},
+        worst=tuple(
+            VerdictWorker(dp, pp, report.host_of((dp, pp)), value)
+            for value, dp, pp in report.ranked_workers()[:WORST_WORKERS]
+        ),
+        worst_rank=report.workers.rank[dp][pp],
+        worst_step=report.steps.analyzed[slowdowns.index(max(slowdowns))] if known else None,
+        top_optype=max(report.by_optype, key=report.by_optype.__getitem__),
+        fix=_fix(report),
+        measures=measures_of(report, metadata),
+    )
+
+
+def _cause(report: Report, cause: NamedCause) -> VerdictCause:
+    workers = cause.where.workers
+    return VerdictCause(
+        cause=cause.cause,
+        where=_places(report, cause)[:PLACES],
+        confidence=cause.confidence,
+        contribution=cause.contribution,
+        evidence=cause.evidence,
+        cost_s=cause.cost_s,
+        views=cause.views,
+        place=cause.where,
+        runner_up=cause.runner_up,
+        host=report.host_of(workers[0]) if workers else None,
+    )
+
+
+def _places(report: Report, cause: NamedCause) -> tuple[str, ...]:
+    """Name hosts rather than workers: the same host is slow in whatever cell it works next.
+
+    What is the job's own shows at other workers in each session, and is one thing all the same.
+    """
+    where = cause.where
+    if where.workers:
+        if not blames_machine(cause.cause):
+            return ()
+        named = (report.host_of((dp, pp)) or f"worker ({dp}, {pp})" for dp, pp in where.workers)
+        return tuple(dict.fromkeys(named))
+    return () if where.stage is None else (f"stage {where.stage}",)
+
+
+def _lost_by_cause(report: Report) -> dict[str, float]:
+    lost: dict[str, float] = {}
+    for cause in report.causes:
+        cost = report.lost_gpu_hours_per_hour * max(0.0, cause.contribution or 0.0)
+        lost[cause.cause] = lost.get(cause.cause, 0.0) + cost
+    return lost
+
+
+def _fix(report: Report) -> VerdictFix | None:
+    best = max(report.recommendations, key=lambda fix: fix.predicted_gain, default=None)
+    if best is None:
+        return None
+    return VerdictFix(best.title, best.predicted_gain, best.predicted_step_time, best.at_most)
