@@ -1,10 +1,10 @@
 """One verdict for each session, in a table of its own.
 
 This is the part that expands. The version before goes on with its three projections: columns of
-`session`, `alert_facts` and `session_figure`. Triggers make the verdict of what it writes, and its
-projections of the verdicts that this version writes, so that the pages and rules of both know every
-session. Revision 0003 makes the verdicts of the sessions that are there. A later version drops the
-projections, and the triggers with them.
+`session`, `alert_facts` and `session_figure`. Triggers make these of the verdicts that this version
+writes, and revision 0003 the verdicts of what the version before writes, so that the pages and
+rules of both know every session. Revision 0004 makes the verdicts of the sessions that are there. A
+later version drops the projections, and the triggers with them.
 """
 
 from __future__ import annotations
@@ -43,68 +43,8 @@ CREATE TABLE session_verdict (
         ON UPDATE CASCADE ON DELETE CASCADE
 );
 """
-# From the projections of the version before, which hold all that a report says in a verdict.
-OF_BEFORE: Final = """
-CREATE FUNCTION verdict_of_before(one session) RETURNS jsonb LANGUAGE sql STABLE AS $$
-SELECT jsonb_build_object(
-    'sentence', one.headline->'sentence', 'level', one.headline->'level',
-    'sizes', one.headline->'sizes', 'discrepancy', one.discrepancy,
-    'headline', CASE WHEN one.headline_slowdown IS NOT NULL THEN jsonb_build_object(
-        'slowdown', one.headline_slowdown, 'kind', one.headline_kind,
-        'gpu_hours_lost', one.headline_gpu_hours_lost,
-        'ci95', CASE WHEN one.headline_low IS NOT NULL
-            THEN jsonb_build_array(one.headline_low, one.headline_high) END
-    ) END,
-    'published', CASE WHEN one.slowdown IS NOT NULL THEN jsonb_build_object(
-        'slowdown', one.slowdown, 'kind', 'published', 'gpu_hours_lost', one.gpu_hours_lost,
-        'ci95', jsonb_build_array(one.slowdown_low, one.slowdown_high)
-    ) END,
-    'step_time_s', facts.document->'step_time_s', 'measured_s', figure.measured_s,
-    'causes', (
-        SELECT coalesce(jsonb_agg(jsonb_build_object(
-            'cause', found.cause->'cause', 'contribution', found.cause->'contribution',
-            'confidence', found.cause->'confidence',
-            'evidence', coalesce(named.cause, found.cause)->'evidence',
-            'where', CASE WHEN one.slowdown IS NULL THEN '[]' ELSE found.cause->'where' END,
-            'place', coalesce(named.cause->'where', '{}'), 'cost_s', named.cause->'cost_s',
-            'views', coalesce(named.cause->'views', '[]'), 'host', named.cause->'host',
-            'runner_up', named.cause->'runner_up'
-        ) ORDER BY found.place), '[]')
-        FROM jsonb_array_elements(
-            CASE WHEN one.slowdown IS NULL THEN one.headline ELSE facts.document END->'causes'
-        ) WITH ORDINALITY AS found (cause, place)
-        LEFT JOIN jsonb_array_elements(one.headline->'causes')
-            WITH ORDINALITY AS named (cause, place) ON named.place = found.place
-    ),
-    'lost_by_cause', coalesce(figure.causes, '{}'),
-    'worst', CASE WHEN one.slowdown IS NULL
-        THEN jsonb_build_array((one.headline->'worst') - 'rank') ELSE facts.document->'worst' END,
-    'worst_rank', one.headline->'worst'->'rank', 'worst_step', facts.document->'worst_step',
-    'top_optype', one.headline->'top_optype', 'fix', facts.document->'fix',
-    'measures', jsonb_build_object(
-        'm_w', one.headline->'m_w', 'm_s', one.headline->'m_s',
-        'fb_correlation', one.headline->'fb_correlation', 'context', figure.context,
-        'waste', coalesce(figure.waste, '{}'),
-        'steps', coalesce(to_jsonb(figure.steps), '[]')
-    )
-)
-FROM (SELECT one.id) AS this
-LEFT JOIN alert_facts AS facts ON facts.session_id = this.id
-LEFT JOIN session_figure AS figure ON figure.session_id = this.id
-$$;
-
--- The facts are what the version before writes last of an analysis.
-CREATE FUNCTION session_verdict_of_before() RETURNS trigger LANGUAGE plpgsql AS $$
-BEGIN
-    INSERT INTO session_verdict (project_id, session_id, document)
-    SELECT one.project_id, one.id, verdict_of_before(one) FROM session AS one
-    WHERE one.id = NEW.session_id AND one.headline IS NOT NULL
-    ON CONFLICT (session_id) DO UPDATE SET document = excluded.document;
-    RETURN NULL;
-END
-$$;
-CREATE TRIGGER session_verdict_of_before AFTER INSERT OR UPDATE ON alert_facts
-    FOR EACH ROW WHEN (pg_trigger_depth() = 0) EXECUTE FUNCTION session_verdict_of_before();
+# What the version before reads of this one's verdicts, and what becomes of a verdict that it ends.
+FOR_BEFORE: Final = """
 CREATE FUNCTION session_verdict_ends() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
     DELETE FROM session_verdict WHERE session_id = NEW.id;
@@ -114,9 +54,7 @@ $$;
 CREATE TRIGGER session_verdict_ends AFTER UPDATE OF headline ON session
     FOR EACH ROW WHEN (pg_trigger_depth() = 0 AND NEW.headline IS NULL)
     EXECUTE FUNCTION session_verdict_ends();
-"""
-# The same the other way round.
-FOR_BEFORE: Final = """
+
 CREATE FUNCTION session_verdict_for_before() RETURNS trigger LANGUAGE plpgsql AS $$
 DECLARE
     d jsonb := NEW.document;
@@ -172,8 +110,11 @@ BEGIN
     RETURN NULL;
 END
 $$;
+-- What revision 0004 fills is of these projections: it says so in a setting.
 CREATE TRIGGER session_verdict_for_before AFTER INSERT OR UPDATE ON session_verdict
-    FOR EACH ROW WHEN (pg_trigger_depth() = 0) EXECUTE FUNCTION session_verdict_for_before();
+    FOR EACH ROW WHEN (
+        pg_trigger_depth() = 0 AND current_setting('paceline.filling', true) IS DISTINCT FROM 'on'
+    ) EXECUTE FUNCTION session_verdict_for_before();
 CREATE FUNCTION session_verdict_ends_for_before() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
     UPDATE session SET slowdown = NULL, slowdown_low = NULL, slowdown_high = NULL, waste = NULL,
@@ -201,13 +142,13 @@ CREATE TRIGGER session_leaves_job BEFORE UPDATE OF job_id ON session
 
 
 def upgrade() -> None:
-    for statements in (TABLE, OF_BEFORE, FOR_BEFORE):
+    for statements in (TABLE, FOR_BEFORE):
         op.execute(statements)
 
 
 def downgrade() -> None:
     op.execute("DROP TABLE session_verdict CASCADE")
     op.execute(
-        "DROP FUNCTION session_verdict_of_before, session_verdict_ends, session_verdict_for_before,"
-        " session_verdict_ends_for_before, session_leaves_job, verdict_of_before CASCADE"
+        "DROP FUNCTION session_verdict_ends, session_verdict_for_before,"
+        " session_verdict_ends_for_before, session_leaves_job CASCADE"
     )

@@ -90,7 +90,7 @@ def test_what_the_version_before_stored_of_an_analysis_gives_its_verdict(
         connection.execute(text("ALTER TABLE session_verdict DISABLE TRIGGER USER"))
         connection.execute(text("DELETE FROM session_verdict"))
         connection.execute(text("ALTER TABLE session_verdict ENABLE TRIGGER USER"))
-        connection.execute(text("UPDATE alembic_version SET version_num = '0002'"))
+        connection.execute(text("UPDATE alembic_version SET version_num = '0003'"))
     migrate.upgrade(container.engine.url)
     assert stored_verdict(container, stored) == made
     # An analysis of the version before that brings nothing ends it.
@@ -134,7 +134,7 @@ def test_verdicts_are_filled_in_batches(engine: Engine) -> None:
     with engine.begin() as connection:
         for statement in MANY.split(";\n"):
             connection.execute(text(statement))
-    migrate.upgrade(engine.url, "0002")
+    migrate.upgrade(engine.url, "0003")
     upgrade = threading.Thread(target=migrate.upgrade, args=(engine.url,))
     watching = engine.execution_options(isolation_level="AUTOCOMMIT")
     with engine.connect() as writer, watching.connect() as watcher:
@@ -142,7 +142,7 @@ def test_verdicts_are_filled_in_batches(engine: Engine) -> None:
         writer.execute(text("UPDATE session SET headline = NULL WHERE number = 1199"))
         upgrade.start()
         wait_for(lambda: _filled(watcher) == 1000, "two batches")
-        assert migrate.current_revision(engine) == "0002"
+        assert migrate.current_revision(engine) == "0003"
         writer.commit()
     upgrade.join()
     assert migrate.current_revision(engine) == migrate.expected_revision()
