@@ -21,8 +21,9 @@ from typing import Final
 import numpy as np
 
 from app.analysis.replay.fidelity import DISCREPANCY_LIMIT
+from app.analysis.replay.metrics import STRAGGLING
 from app.analysis.report.build import analyze
-from app.analysis.synthesis.fleet.draw import STRAGGLING, FleetMember, plan_fleet
+from app.analysis.synthesis.fleet.draw import FleetMember, plan_fleet
 from app.analysis.synthesis.randomness import stream
 from app.analysis.trace.encode import to_parquet
 from app.analysis.wording import percent

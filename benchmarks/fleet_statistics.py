@@ -10,8 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from app.analysis.fleet.statistics import rank_correlation
+from app.analysis.replay.metrics import STRAGGLING
 from app.analysis.synthesis.dials import LAST_STAGE, LONG_CONTEXT
-from app.analysis.synthesis.fleet.draw import STRAGGLING, UNSEEN, WORKERS, FleetMember
+from app.analysis.synthesis.fleet.draw import UNSEEN, WORKERS, FleetMember
 from app.analysis.synthesis.randomness import stream
 from app.analysis.wording import percent
 

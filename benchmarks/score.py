@@ -25,6 +25,7 @@ from app.analysis.diagnosis.causes.slow_worker import SLOW_WORKER
 from app.analysis.diagnosis.causes.stage_imbalance import STAGE_IMBALANCE
 from app.analysis.diagnosis.causes.thermal_throttling import THERMAL_THROTTLING
 from app.analysis.diagnosis.finding import UNKNOWN
+from app.analysis.replay.metrics import STRAGGLING
 from app.analysis.report.build import analyze
 from app.analysis.report.findings import NamedCause
 from app.analysis.synthesis.dials import CAUSES
@@ -40,7 +41,6 @@ from benchmarks.held_against import slowdown_of
 HELD_OUT: Final = 1_000_000
 NONE: Final = "none"
 # Jobs that are slower than this count in F1 (paper, section 4).
-STRAGGLING: Final = 1.1
 # Of a hundred jobs: healthy ones and mixtures of two causes; the rest has one cause.
 HEALTHY: Final = 20
 MIXTURES: Final = 15

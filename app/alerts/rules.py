@@ -12,6 +12,7 @@ from uuid import UUID
 from pydantic import Field, TypeAdapter
 
 from app.analysis.diagnosis.causes.registry import KINDS
+from app.analysis.replay.metrics import STRAGGLING
 
 # Where a job's metadata says nothing it is as important as any.
 DEFAULT_IMPORTANCE: Final = "normal"
@@ -251,7 +252,7 @@ DEFAULT_RULES: Final = (
     Rule(
         id=UUID("5a0c1ea1-0000-4000-8000-000000000001"),
         name="Slow job",
-        condition=Threshold("headline", at_least=1.1, clears_below=1.05),
+        condition=Threshold("headline", at_least=STRAGGLING, clears_below=1.05),
         selector=Selector(importance=("normal", "high")),
         escalation=Escalation(at_least=1.5),
     ),

@@ -10,6 +10,7 @@ from urllib.parse import quote
 from fastapi import APIRouter, Header, Query, Request
 from fastapi.responses import HTMLResponse, PlainTextResponse, RedirectResponse, Response
 
+from app.analysis.replay.metrics import STRAGGLING
 from app.dashboard.access.pages import add_access_pages
 from app.dashboard.access.sign_in import add_sign_in
 from app.dashboard.alerts.pages import add_alert_pages
@@ -28,7 +29,6 @@ from app.dashboard.hosts.pages import add_host_pages
 from app.dashboard.look.address import Address, page_number
 from app.dashboard.look.assets import Assets
 from app.dashboard.look.csv_text import csv_file, one_of
-from app.dashboard.look.parts import SLOW
 from app.dashboard.look.ranges import ALL
 from app.dashboard.look.time_asked import TimeAsked, TimeInAddress
 from app.dashboard.operation.pages import add_operation_pages
@@ -166,10 +166,10 @@ def _add_pages(routes: APIRouter, pages: Pages) -> None:
                     until=about.end,
                     sort=sort or NEWEST,
                     page=page_number(page),
-                    slow=SLOW,
+                    slow=STRAGGLING,
                 )
                 times_of = job_axis(tx, job, since=about.since(found.now), until=about.end)
-                onset = onset_of_job(tx, job, about.end or found.now, SLOW)
+                onset = onset_of_job(tx, job, about.end or found.now, STRAGGLING)
                 incidents = open_by_job(tx, job).get(job, [])
                 fixes = applied_fixes(
                     realized_fixes(tx, job=job), calibrations(tx), f"{job_url(job)}/fixes.csv"
@@ -206,7 +206,7 @@ def _add_pages(routes: APIRouter, pages: Pages) -> None:
             onset = (
                 None
                 if view.row.headline is None
-                else onset_of_job(tx, view.row.job, view.row.received_at, SLOW)
+                else onset_of_job(tx, view.row.job, view.row.received_at, STRAGGLING)
             )
             document = (
                 report_document(tx, view.row.id)

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from app.analysis.diagnosis.headline import HeadlineKind
+from app.analysis.replay.metrics import STRAGGLING
 from app.analysis.report.document import JobSizes
 from app.analysis.report.paper import KINDS, QUANTILES, PaperMeasures
 from app.analysis.report.verdict import SessionVerdict, Slowdown, VerdictCause, VerdictWorker
@@ -20,7 +21,7 @@ def made_verdict(slowdown: float | None = 1.0, **changes: Any) -> SessionVerdict
     """Return a verdict of this slowdown, by S and without its causes; None: without numbers."""
     made = SessionVerdict(
         sentence="It has no verdict" if slowdown is None else f"{slowdown:.2f}× slower than ideal",
-        level="none" if slowdown is None else "slow" if slowdown >= 1.1 else "ok",  # noqa: PLR2004
+        level="none" if slowdown is None else "slow" if slowdown >= STRAGGLING else "ok",
         sizes=SIZES,
         discrepancy=0.01,
         headline=None,

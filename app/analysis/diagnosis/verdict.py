@@ -11,11 +11,9 @@ from app.analysis.diagnosis.finding import UNKNOWN, Cause
 from app.analysis.diagnosis.headline import Headline, HeadlineKind
 from app.analysis.diagnosis.places import JobFacts
 from app.analysis.replay.means import mean
-from app.analysis.replay.metrics import Metrics
+from app.analysis.replay.metrics import STRAGGLING, Metrics
 from app.analysis.wording import percent
 
-# From this slowdown on a job counts as straggling (paper, section 4).
-STRAGGLING: Final = 1.1
 # A second cause with this share of the lost time is worth naming in the same sentence.
 _BESIDE: Final = 0.25
 

@@ -9,6 +9,8 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from app.analysis.replay.metrics import STRAGGLING
+
 Floats = NDArray[np.float64]
 
 # A curve has so many points at most, whatever it is of.
@@ -26,7 +28,7 @@ class Point:
 
 # Of all jobs: section 4.1.
 PAPER_WASTE: Final = (
-    Point(1 - 1 / 1.1, 0.575, "42.5 % of jobs straggle"),
+    Point(1 - 1 / STRAGGLING, 0.575, "42.5 % of jobs straggle"),
     Point(0.213, 0.9, "10 % waste 21.3 % or more"),
     Point(0.45, 0.99, "1 % waste 45.0 % or more"),
 )

@@ -19,6 +19,9 @@ from app.errors import Fault, UnanalyzableError
 
 NS: Final = 1e-9
 
+# From this slowdown on a job counts as straggling (paper, section 4).
+STRAGGLING: Final = 1.1
+
 # Share of the workers that M_W blames, of all (paper, equation 5).
 WORST_SHARE: Final = 0.03
 # Below this share of T there is too little lost time to attribute.

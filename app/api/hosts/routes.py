@@ -9,6 +9,7 @@ from typing import Annotated, Final
 from fastapi import APIRouter, Query
 from pydantic import AliasPath, AwareDatetime, BaseModel, Field
 
+from app.analysis.replay.metrics import STRAGGLING
 from app.api.frame.answers import ReadBody
 from app.api.frame.routers import api_router
 from app.door.here import Here
@@ -23,8 +24,6 @@ from app.services.hosts.repairs import note_repair
 DEFAULT_LIMIT: Final = 50
 MAX_LIMIT: Final = 1000
 CREATED: Final = 201
-# From this slowdown on a host that no cause names looks slow, as on the page.
-LOOKS_SLOW: Final = 1.1
 
 Since = Annotated[
     AwareDatetime | None, Query(alias="from", description="Only sessions received since then.")
@@ -146,7 +145,7 @@ def router() -> APIRouter:
                 show=show,
                 words=q,
                 brief=True,
-                alike_from=LOOKS_SLOW,
+                alike_from=STRAGGLING,
             )
         return HostListBody(
             hosts=list(found.page.rows), total=found.page.total, page=found.page.number

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 from fastapi import APIRouter, Depends
 from fastapi.responses import Response
 
+from app.analysis.replay.metrics import STRAGGLING
 from app.dashboard.alerts.channels import channels_page
 from app.dashboard.alerts.evidence import evidence_page, evidence_text
 from app.dashboard.alerts.exports import (
@@ -21,7 +22,6 @@ from app.dashboard.alerts.incident_fixes import fixes_of, realized_of
 from app.dashboard.alerts.incidents import first_of, incidents_page
 from app.dashboard.fixes.applied import applied_csv
 from app.dashboard.look.csv_text import csv_file, one_of
-from app.dashboard.look.parts import SLOW
 from app.door.here import Here
 from app.errors import NotFoundError
 from app.services.alerts.channels.reads import channels_and_tallies, no_channel
@@ -59,7 +59,7 @@ def _add_incidents(routes: APIRouter, pages: Pages) -> None:
                 fixes = None if life is None or incident is None else fixes_of(tx, life.view.row)
             except (ValueError, NotFoundError):
                 return pages.not_found(f"incident {incident}", nav)
-            onset = None if life is None else onset_of_incident(tx, life.view.row, SLOW)
+            onset = None if life is None else onset_of_incident(tx, life.view.row, STRAGGLING)
             channels, tallies = channels_and_tallies(tx)
         page = incidents_page(
             found, life, channels, tallies, asked, onset=onset, chosen=incident is not None

@@ -8,6 +8,7 @@ from uuid import UUID
 
 from app.alerts.rules import Escalation, Importance, Rule, Severity, Threshold, Weekday
 from app.analysis.diagnosis.causes import registry
+from app.analysis.replay.metrics import STRAGGLING
 from app.dashboard.alerts.parts import AUDIENCES
 from app.dashboard.look.forms import Field, Option
 
@@ -33,7 +34,7 @@ CONDITIONS: Final[Mapping[str, str]] = {
 SHARES: Final = ("waste", "regression", "discrepancy", "cause")
 
 NEW: Final = Rule(
-    id=UUID(int=0), name="", condition=Threshold("headline", at_least=1.1, clears_below=1.05)
+    id=UUID(int=0), name="", condition=Threshold("headline", at_least=STRAGGLING, clears_below=1.05)
 )
 
 

@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import count
 from typing import TYPE_CHECKING, Final
 
+from app.analysis.replay.metrics import STRAGGLING
 from app.dashboard.fleet.asked import FleetInAddress
 from app.dashboard.fleet.view import session_row
 from app.dashboard.look.csv_text import Table
-from app.dashboard.look.parts import SLOW
 from app.dashboard.look.ranges import Range
 from app.services.container import Container
 from app.services.fleet.listing import fleet_view
@@ -91,7 +91,7 @@ def _job(job: Standing) -> Sequence[object]:
 
 def moment_of(tx: Reads, about: Range) -> Moment:
     """Return what a fleet is looked at by; what goes on now says nothing of a time that is over."""
-    return Moment(about.since(tx.now), about.end, not about.is_past(tx.now), SLOW)
+    return Moment(about.since(tx.now), about.end, not about.is_past(tx.now), STRAGGLING)
 
 
 def _heard(container: Container, about: Range, asked: FleetInAddress) -> Iterator[Standing]:

@@ -12,6 +12,7 @@ from urllib.parse import quote
 from app.analysis.diagnosis.causes.registry import KINDS, title_of
 from app.analysis.diagnosis.finding import UNKNOWN
 from app.analysis.diagnosis.headline import HeadlineKind
+from app.analysis.replay.metrics import STRAGGLING
 from app.analysis.wording import hours
 from app.dashboard.alerts.parts import STATES
 from app.dashboard.fleet.asked import FilterBar, FleetInAddress, filter_bar, headings
@@ -30,7 +31,6 @@ from app.dashboard.look.format import (
 )
 from app.dashboard.look.parts import (
     SILENT_STATE,
-    SLOW,
     SLOW_STATE,
     Sparkline,
     StateLabel,
@@ -250,7 +250,7 @@ def session_row(job: str, session: SessionRow, *, shown: SessionRow | None = Non
     slow = (
         verdict is not None
         and slowdown is not None
-        and (verdict.level == "slow" or slowdown >= SLOW)
+        and (verdict.level == "slow" or slowdown >= STRAGGLING)
     )
     first = verdict.causes[0] if slow and verdict and verdict.causes else None
     if measured is None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Final
 
+from app.analysis.replay.metrics import STRAGGLING
 from app.dashboard.hosts.words import named_gpus
 from app.dashboard.look.format import age, heat_color, times
 
@@ -21,8 +22,6 @@ LEFT: Final = 64
 RIGHT: Final = 48
 BOTTOM: Final = 18
 TOP: Final = 16
-# From here on a GPU is worth a title.
-HIGH: Final = 1.1
 _TICKS: Final = 4
 # Of parts that are as long the time of day says nothing.
 _LONG: Final = timedelta(hours=12)
@@ -157,8 +156,8 @@ def _title(values: dict[str, dict[int, float]]) -> str:
     name, most = max(
         ((name, max(parts.values())) for name, parts in values.items()), key=lambda item: item[1]
     )
-    if most < HIGH:
-        return f"No GPU was above {times(HIGH)}"
+    if most < STRAGGLING:
+        return f"No GPU was above {times(STRAGGLING)}"
     return f"{_label(name)} reached {times(most)}"
 
 

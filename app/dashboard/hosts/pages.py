@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Annotated, Final
 from fastapi import APIRouter, Query
 from fastapi.responses import Response
 
+from app.analysis.replay.metrics import STRAGGLING
 from app.dashboard.hosts.exports import EXPORTS, alike_csv, hosts_csv
 from app.dashboard.hosts.one import host_page
 from app.dashboard.hosts.view import hosts_page
 from app.dashboard.look.address import Address, page_number
 from app.dashboard.look.csv_text import csv_file, one_of
-from app.dashboard.look.parts import SLOW
 from app.dashboard.look.places import host_url
 from app.dashboard.look.time_asked import MONTH, TimeAsked
 from app.door.here import Here
@@ -99,7 +99,7 @@ def _list(  # noqa: PLR0913 - what an address may ask for
         show=_show(show),
         words=words,
         brief=brief,
-        alike_from=SLOW,
+        alike_from=STRAGGLING,
     )
 
 

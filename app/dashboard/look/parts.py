@@ -14,9 +14,6 @@ if TYPE_CHECKING:
     from app.services.alerts.onset import Onset
     from app.services.sessions.read import SessionRow
 
-# From here on a job counts as slow (the paper's bound for a straggling job).
-SLOW: Final = 1.1
-
 SPARK_WIDTH: Final = 112
 SPARK_HEIGHT: Final = 18
 _SPARK_TOP: Final = 3.0

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from app.analysis.fleet.statistics import share_from
+from app.analysis.replay.metrics import STRAGGLING
 from app.dashboard.look.format import count, percent, plural, ratio, rough_percent, times
 from app.dashboard.report.plot import Plot, Scale, distribution, upper
 from app.services.fleet_report.curves import Against, Example, Figure, Name
@@ -97,7 +98,7 @@ _Parts = tuple[str, str, Scale, str, Callable[[float], str]]
 
 
 def _waste(figure: Figure) -> _Parts:
-    slow = sum(value >= 1 - 1 / 1.1 for value in figure.values)
+    slow = sum(value >= 1 - 1 / STRAGGLING for value in figure.values)
     end = upper(figure.values, ENDS[2:])
     return (
         (
@@ -113,7 +114,7 @@ def _waste(figure: Figure) -> _Parts:
 
 def _steps(figure: Figure) -> _Parts:
     ninth = _quantile(figure.values, 0.9)
-    alike = ninth < 1.1  # noqa: PLR2004 - the paper's bound for a slow one
+    alike = ninth < STRAGGLING
     return (
         (
             f"Slow jobs are slow in {'every step' if alike else 'some steps'}: 90\u00a0% of steps "

@@ -10,6 +10,7 @@ from urllib.parse import quote
 
 from app.analysis.diagnosis.causes.registry import title_of
 from app.analysis.fleet.statistics import PAPER_WASTED
+from app.analysis.replay.metrics import STRAGGLING
 from app.analysis.report.realized import MET_WITHIN, prediction_error
 from app.analysis.wording import hours
 from app.dashboard.look.address import Address
@@ -234,7 +235,7 @@ def _facts(report: FleetReport) -> list[Fact]:
         Fact(
             "Straggling jobs",
             f"{count(straggling)} of {count(len(report.jobs))}",
-            "S from 1.1 on in their median session",
+            f"S from {STRAGGLING} on in their median session",
         ),
         Fact(
             "Incidents",

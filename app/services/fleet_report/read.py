@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final, cast
 from sqlalchemy import func, select, type_coerce
 from sqlalchemy.dialects.postgresql import JSONB
 
+from app.analysis.replay.metrics import STRAGGLING
 from app.db.models.alerts import AlertIncident
 from app.db.models.fixes import AppliedFix
 from app.db.models.sessions import OF_SESSION, Job, Session, StoredVerdict
@@ -33,8 +34,6 @@ if TYPE_CHECKING:
 
     from app.db.unit_of_work import Reads
 
-# From this S on a job straggles, as in the paper.
-STRAGGLES: Final = 1.1
 # What a time without a beginning is counted from.
 WEEK: Final = timedelta(days=7)
 # Shorter times have no period to compare.
@@ -73,7 +72,7 @@ class JobFigures:
     @property
     def straggles(self) -> bool:
         """Return whether it straggles, as the paper has it."""
-        return self.slowdown >= STRAGGLES
+        return self.slowdown >= STRAGGLING
 
 
 @dataclass(frozen=True, slots=True)

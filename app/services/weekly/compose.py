@@ -8,6 +8,7 @@ from urllib.parse import urlencode
 
 from app.alerts.channels.note import Note, Section
 from app.analysis.diagnosis.causes.registry import title_of
+from app.analysis.replay.metrics import STRAGGLING
 from app.analysis.report.realized import MET_WITHIN, prediction_error
 from app.analysis.wording import hours, percent
 
@@ -86,7 +87,9 @@ def _cost(report: FleetReport) -> list[str]:
             else "as in"
         )
         lines.append(f"{trend} the week before ({hours(before.lost)} GPU-hours)")
-    lines.append(f"{len(report.straggling)} of {len(report.jobs)} jobs straggle (S from 1.1 on)")
+    lines.append(
+        f"{len(report.straggling)} of {len(report.jobs)} jobs straggle (S from {STRAGGLING} on)"
+    )
     return lines
 
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from app.analysis.replay.metrics import STRAGGLING
 from app.analysis.synthesis.dials import COLLECTING, FRAGMENTED, LAST_STAGE, LONG_CONTEXT, needs_of
 from app.analysis.synthesis.fleet.jobs import WITHOUT_PIPELINE, draw_fleet_job, draw_gpus
 from app.analysis.synthesis.population import Goal, afflict
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
 Causes = tuple[str, ...]
 
 STRAGGLING_SHARE: Final = 0.425
-STRAGGLING: Final = 1.1
 
 # Causes and their share of the straggling jobs. More jobs than these show the signs by which the
 # paper counts: lengths also burden the last stage, a slow worker also correlates the passes.

@@ -9,11 +9,12 @@ import pytest
 
 from app.analysis.diagnosis.headline import HeadlineKind
 from app.analysis.diagnosis.places import Where
+from app.analysis.replay.metrics import STRAGGLING
 from app.analysis.report.verdict import SessionVerdict, Slowdown, verdict_of
 from app.dashboard.fleet.asked import FleetInAddress
 from app.dashboard.fleet.job import job_heading
 from app.dashboard.fleet.view import FleetPage, SessionLine, fleet_page
-from app.dashboard.look.parts import SLOW, sparkline
+from app.dashboard.look.parts import sparkline
 from app.dashboard.look.ranges import DAY, range_of
 from app.db.states import SessionState
 from app.services.fleet.listing import FleetView, Group
@@ -38,7 +39,7 @@ def verdict(slowdown: float, kind: HeadlineKind = HeadlineKind.CAUSES) -> Sessio
     return replace(
         found,
         sentence="slow",
-        level="slow" if slowdown >= SLOW else "ok",
+        level="slow" if slowdown >= STRAGGLING else "ok",
         discrepancy=0.007,
         headline=Slowdown(slowdown, ci95, 18.0, kind),
         published=Slowdown(slowdown, ci95, 18.0, HeadlineKind.PUBLISHED),
@@ -83,7 +84,7 @@ def group(job: str, slowdown: float | None = None, **changes: Any) -> Group:  # 
     lost = 0.0 if slowdown is None else 64 * (1 - 1 / slowdown)
     values: dict[str, Any] = {
         "state": SessionState.QUEUED if slowdown is None else SessionState.ANALYZED,
-        "slow": slowdown is not None and slowdown >= SLOW,
+        "slow": slowdown is not None and slowdown >= STRAGGLING,
         "verdict": slowdown is not None,
         "incident": None,
         "heard": True,

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
+from app.analysis.replay.metrics import STRAGGLING
 from app.analysis.report.build import analyze
 from app.analysis.synthesis.dials import CAUSES, COLLECTING, FRAGMENTED, LAST_STAGE, LONG_CONTEXT
 from app.analysis.synthesis.fleet.draw import (
     MILD,
     SHARES,
-    STRAGGLING,
     UNSEEN,
     WORKERS,
     FleetMember,
