@@ -37,8 +37,8 @@ WHERE session.id = :template AND job.name LIKE :name || '%'
 READ: Final = """
 INSERT INTO {table} ({columns})
 SELECT {values}
-FROM {table} AS was, to_jsonb(1 + random() * 0.5) AS slowdown,
-    session JOIN job ON job.id = session.job_id
+FROM {table} AS was, session JOIN job ON job.id = session.job_id,
+    LATERAL (SELECT to_jsonb(1 + random() * 0.5 + 0 * session.number) AS times) AS drawn
 WHERE was.session_id = :template AND job.name LIKE :name || '%'
 """
 COPIED: Final = {
@@ -52,8 +52,8 @@ OF_SESSION: Final = {
     "session_id": "session.id",
 }
 SLOWED: Final = {
-    "document": "jsonb_set(jsonb_set(was.document, '{headline,slowdown}', slowdown),"
-    " '{published,slowdown}', slowdown)",
+    "document": "jsonb_set(jsonb_set(was.document, '{headline,slowdown}', drawn.times),"
+    " '{published,slowdown}', drawn.times)",
 }
 # Each job has machines of its own.
 HOSTS: Final = {
