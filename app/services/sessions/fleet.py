@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Final
 
 from sqlalchemy import func, or_, select
 
-from app.db.models.sessions import OF_SESSION, Job, Session
-from app.services.sessions.read import SessionRow, row_columns
+from app.db.models.sessions import Job, Session
+from app.services.sessions.read import SessionRow, session_rows
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -65,15 +65,11 @@ def fleet(
     SQLAlchemyError
         If the database does not answer.
     """
-    names = SessionRow.__slots__
     recent = func.row_number().over(
         partition_by=Session.job_id, order_by=(Session.received_at.desc(), Session.id)
     )
-    ranked = (
-        select(*row_columns(), recent.label("recent"), Job.archived_at.label("archived_at"))
-        .join(Job)
-        .outerjoin(*OF_SESSION)
-    )
+    # Only keys are put in order: what sessions hold is long.
+    ranked = select(Session.id, recent.label("recent")).join(Job)
     if job is not None:
         ranked = ranked.where(Job.name == job)
     else:
@@ -83,13 +79,15 @@ def fleet(
         ranked = ranked.where(Session.received_at <= until)
     rows = ranked.subquery()
     query = (
-        select(rows.c.archived_at, *(rows.c[name] for name in names))
+        session_rows()
+        .add_columns(Job.archived_at)
+        .join(rows, rows.c.id == Session.id)
         .where(rows.c.recent <= per_job)
-        .order_by(rows.c.job, rows.c.recent.desc())
+        .order_by(Job.name, rows.c.recent.desc())
     )
     found: dict[str, list[SessionRow]] = {}
     archived = set()
-    for archived_at, *values in tx.session.execute(query):
+    for *values, archived_at in tx.session.execute(query):
         row = SessionRow(*values)
         found.setdefault(row.job, []).append(row)
         if archived_at is not None:

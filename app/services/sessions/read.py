@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from datetime import datetime
 
-    from sqlalchemy import ColumnElement
-
     from app.analysis.report.verdict import SessionVerdict, Slowdown
     from app.db.unit_of_work import Reads
     from app.settings import Settings
@@ -215,15 +213,9 @@ def get_session(tx: Reads, session_id: uuid.UUID, settings: Settings) -> Session
 
 def session_rows() -> Select[Any]:
     """Return the query of what a `SessionRow` is made of."""
-    return select(*row_columns()).select_from(Session).join(Job).outerjoin(*OF_SESSION)
-
-
-def row_columns() -> list[ColumnElement[Any]]:
-    """Return the columns of a `SessionRow`, each by the name of its field."""
     others = {"job": Job.name, "verdict": StoredVerdict.document}
-    return [
-        (others.get(name) or getattr(Session, name)).label(name) for name in SessionRow.__slots__
-    ]
+    columns = (others.get(name) or getattr(Session, name) for name in SessionRow.__slots__)
+    return select(*columns).select_from(Session).join(Job).outerjoin(*OF_SESSION)
 
 
 def _work(tx: Reads, session_id: uuid.UUID) -> WorkStatus | None:
