@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote, urlsplit
 
 from paceline_client.tensor.plan import Method, Plan, PlanError, RankShare
+from paceline_client.version import VERSION
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -215,7 +216,10 @@ class Service:
             self._peer.url + path,
             data=body,
             method=method,
-            headers={"Content-Type": "application/json", "User-Agent": "paceline-client/0.1.0"},
+            headers={
+                "Content-Type": "application/json",
+                "User-Agent": f"paceline-client/{VERSION}",
+            },
         )
         try:
             with urllib.request.urlopen(request, timeout=self._timeout_s) as response:  # noqa: S310
