@@ -48,14 +48,12 @@ class PeriodBody(CostsBody):
 class CoverageBody(ReadBody):
     """How many sessions and jobs count, and which do not.
 
-    `without` are sessions without a verdict, by their state; `unread` those that an earlier version
-    analyzed and that are not read into the figures yet.
+    `without` are sessions without a verdict, by their state.
     """
 
     sessions: int = Field(validation_alias="received")
     counted_sessions: int = Field(validation_alias="counted")
     without: dict[SessionState, int]
-    unread: int
     jobs: int
     counted_jobs: int
     silent_jobs: int = Field(validation_alias="silent")

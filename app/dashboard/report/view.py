@@ -198,8 +198,6 @@ def _uncounted(coverage: Coverage) -> str:
         )
         if state in STATES
     ]
-    if coverage.unread:
-        parts.append(f"{count(coverage.unread)} not read into the report yet")
     if coverage.silent:
         jobs = "1 job is" if coverage.silent == 1 else f"{count(coverage.silent)} jobs are"
         parts.append(f"{jobs} silent")

@@ -84,11 +84,9 @@ class Coverage:
     received : int
         Sessions of the time.
     counted : int
-        Of these with a verdict, and read into the figures.
+        Of these with a verdict.
     without : mapping of SessionState to int
         The others, by where they stand.
-    unread : int
-        Analyzed, but not read into the figures yet: by an earlier version.
     jobs : int
         That sent a session.
     counted_jobs : int
@@ -100,7 +98,6 @@ class Coverage:
     received: int
     counted: int
     without: Mapping[SessionState, int]
-    unread: int
     jobs: int
     counted_jobs: int
     silent: int
@@ -276,20 +273,10 @@ def _coverage(tx: Reads, span: Span) -> Coverage:
             .exists(),
         )
     ).scalar_one()
-    without: dict[SessionState, int] = {}
-    unread = 0
-    for state, is_counted, number in rows:
-        if is_counted:
-            continue
-        if state is SessionState.ANALYZED:
-            unread += number
-        else:
-            without[state] = without.get(state, 0) + number
     return Coverage(
         received=sum(row[2] for row in rows),
         counted=sum(row[2] for row in rows if row[1]),
-        without=without,
-        unread=unread,
+        without={state: number for state, is_counted, number in rows if not is_counted},
         jobs=jobs,
         counted_jobs=counted_jobs,
         silent=silent,

@@ -147,8 +147,6 @@ def _coverage(report: FleetReport) -> list[str]:
     if found.silent:
         jobs = "1 job was" if found.silent == 1 else f"{found.silent} jobs were"
         lines.append(f"{jobs} silent all week")
-    if found.unread:
-        lines.append(f"{found.unread} sessions of an earlier version are not read yet")
     return lines
 
 
