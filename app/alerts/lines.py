@@ -43,7 +43,7 @@ def lines_of(alert: Alert, at: datetime) -> MessageLines:
     if alert.status is Status.RESOLVED:
         lasted = (alert.resolved_at or at) - alert.since
         return MessageLines(
-            f"{alert.headline}: over after {duration(lasted)}",
+            f"{alert.subject}: over after {duration(lasted)}",
             [("Because", alert.why_resolved)] if alert.why_resolved else [],
         )
     facts = alert.facts
@@ -65,9 +65,9 @@ def _summary(alert: Alert) -> str:
     slow = alert.cause not in (NO_DATA_CAUSE, LOW_QUALITY_CAUSE)
     shown = None if facts is None else facts.headline
     if shown is None or not slow:
-        return alert.headline
+        return alert.subject
     against = "without its causes" if shown.kind is HeadlineKind.CAUSES else "ideal"
-    return f"{alert.headline}. The job is {shown.slowdown:.2f}× slower than {against}."
+    return f"{alert.subject}. The job is {shown.slowdown:.2f}× slower than {against}."
 
 
 def _measured(alert: Alert, facts: Facts) -> list[tuple[str, str]]:

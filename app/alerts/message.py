@@ -99,7 +99,7 @@ class Alert:
         return "Acknowledge" if self.status is Status.FIRING else "Incident"
 
     @property
-    def headline(self) -> str:
+    def subject(self) -> str:
         """Return what is wrong and where, without the job."""
         place = f": {self.where}" if self.where else ""
         of = f"{self.job}: " if self.job else ""
@@ -202,12 +202,12 @@ class Message:
         else:
             state = "FIRING"
         if self.digest:
-            return f"{mark}[{state}] {self._counted}; worst {self.main.headline}"
+            return f"{mark}[{state}] {self._counted}; worst {self.main.subject}"
         more = len(self.alerts) - 1
         rest = f" (and {more} more)" if more else ""
         others = len({one.job for one in self.main.jobs} - {self.job})
         jobs = f" and {others} {'job' if others == 1 else 'jobs'} more" if others else ""
-        return f"{mark}[{state}] {self.job}{jobs}: {self.main.headline}{rest}"
+        return f"{mark}[{state}] {self.job}{jobs}: {self.main.subject}{rest}"
 
 
 def _badness(alert: Alert) -> tuple[bool, bool, bool, float]:

@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import Annotated, Any, Final
 
 from fastapi import APIRouter, Depends, Query, Request, Response
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
 from app.analysis.documents import UnreadableDocumentError, load_json
 from app.analysis.planning.document import PlanDocument, SimulatedIteration
@@ -23,7 +23,7 @@ from app.inputs.plans.spec import unreadable_spec
 from app.services.container import Container
 from app.services.plans.read import PlanView, get_plan, list_plans
 from app.services.plans.requests import cancel_plan, submit_plan
-from app.services.plans.stored import PlanHeadline
+from app.services.plans.stored import PlanOutline
 
 DEFAULT_LIMIT: Final = 50
 MAX_LIMIT: Final = 1000
@@ -68,7 +68,7 @@ class PlanBody(ReadBody):
     gap: float | None
     reason_code: str | None
     reason: str | None
-    headline: PlanHeadline | None
+    headline: PlanOutline | None = Field(validation_alias="outline")
 
 
 class PlanDetailBody(PlanBody):

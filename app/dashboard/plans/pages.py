@@ -157,8 +157,8 @@ def _plans_csv(rows: Sequence[PlanSummary]) -> Table:
         (
             (
                 *(getattr(row, name) for name in names),
-                row.headline and row.headline.iteration_time_ms.simulated,
-                row.headline and row.headline.stages,
+                row.outline and row.outline.iteration_time_ms.simulated,
+                row.outline and row.outline.stages,
             )
             for row in rows
         ),
@@ -177,16 +177,16 @@ def _filled(view: PlanView) -> PlanForm:
 
 
 def _listed(row: PlanSummary) -> ListedPlan:
-    headline = row.headline if row.state == PlanState.PLANNED else None
-    optimal = headline is not None and headline.optimal
+    outline = row.outline if row.state == PlanState.PLANNED else None
+    optimal = outline is not None and outline.optimal
     return ListedPlan(
         url=f"/plans/{row.id}",
         name=plan_name(row.name, row.layers, row.gpus),
         state=PROVEN if optimal else STATES[row.state],
         method=METHOD_NAMES[row.method],
-        iteration=seconds(headline.iteration_time_ms.simulated * MS) if headline else "",
-        over=_over(headline.over) if headline else "",
-        stages=str(headline.stages) if headline else "",
+        iteration=seconds(outline.iteration_time_ms.simulated * MS) if outline else "",
+        over=_over(outline.over) if outline else "",
+        stages=str(outline.stages) if outline else "",
         proof="" if row.gap is None else percent(row.gap),
         created_at=row.created_at,
     )

@@ -52,4 +52,4 @@ class Plan(OfProject, Base):
 
     # `paceline.plan/1` and its timeline as zstd-compressed JSON in blob_part; and what lists show
     result_blob: Mapped[uuid.UUID | None] = mapped_column(Uuid)
-    headline: Mapped[dict[str, Any] | None]
+    outline: Mapped[dict[str, Any] | None] = mapped_column("headline")

@@ -15,7 +15,7 @@ from app.db.scope import COUNTS_EVERYWHERE
 from app.db.states import PlanState, TaskState
 from app.errors import Fault, NotFoundError
 from app.inputs.values import Name, Whole
-from app.services.plans.stored import HEADLINE, PlanHeadline, PlanResult, unpack_result
+from app.services.plans.stored import OUTLINE, PlanOutline, PlanResult, unpack_result
 
 if TYPE_CHECKING:
     import uuid
@@ -44,7 +44,7 @@ class PlanSummary:
     gap: float | None
     reason_code: str | None
     reason: str | None
-    headline: PlanHeadline | None
+    outline: PlanOutline | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,8 +147,8 @@ def asked_of(spec: Mapping[str, Any]) -> Asked:
 
 def _row(found: Row[*tuple[Any, ...]]) -> PlanSummary:
     values = {name: getattr(found, name) for name in PlanSummary.__slots__}
-    if found.headline is not None:
-        values["headline"] = HEADLINE.validate_python(found.headline)
+    if found.outline is not None:
+        values["outline"] = OUTLINE.validate_python(found.outline)
     return PlanSummary(**values)
 
 

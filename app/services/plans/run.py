@@ -21,7 +21,7 @@ from app.db.states import PlanState, TaskState
 from app.errors import InfeasiblePlanError, InvalidSpecError, LostClaimError, NotFoundError
 from app.inputs.plans.spec import parse_spec
 from app.services.container import Claim
-from app.services.plans.stored import PlanHeadline, PlanResult, pack_result
+from app.services.plans.stored import PlanOutline, PlanResult, pack_result
 from app.services.plans.transition import move_plan
 from app.services.tasks.task_runs import finish
 
@@ -122,7 +122,7 @@ def _store(container: Container, claim: Claim, found: Found) -> None:
             state=PlanState.PLANNED,
             gap=document.gap,
             result_blob=write_blob(tx, staged),
-            headline=plain(PlanHeadline.of(document)),
+            outline=plain(PlanOutline.of(document)),
             reason_code=None,
             reason=None,
             reason_detail=None,

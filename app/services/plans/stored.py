@@ -1,4 +1,4 @@
-"""The stored result of a search: its document, its iteration, its headline."""
+"""The stored result of a search: its document, its iteration, its outline."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class PlanResult:
 
 
 @dataclass(frozen=True, slots=True)
-class PlanHeadline:
+class PlanOutline:
     """What a list shows of a plan.
 
     Parameters
@@ -46,7 +46,7 @@ class PlanHeadline:
 
     @classmethod
     def of(cls, document: PlanDocument) -> Self:
-        """Return a plan's headline."""
+        """Return a plan's outline."""
         return cls(
             iteration_time_ms=document.iteration_time_ms,
             stages=len(document.stages),
@@ -71,7 +71,7 @@ class _VersionedResult:
 
 _VERSION: Final = TypeAdapter(_VersionedResult)
 _RESULT: Final = TypeAdapter(PlanResult)
-HEADLINE: Final = TypeAdapter(PlanHeadline)
+OUTLINE: Final = TypeAdapter(PlanOutline)
 
 
 def pack_result(result: PlanResult) -> bytes:

@@ -70,7 +70,7 @@ def test_worker_killed_in_the_middle_of_a_search(container: Container, tmp_path:
     assert (run.state, run.attempt, count_blobs(container)) == ("done", 2, 1)
     # Out of time: the best so far, with what is proven of it.
     assert row.gap is not None
-    assert row.headline is not None
+    assert row.outline is not None
 
 
 def test_search_that_is_canceled_stores_nothing_and_frees_its_worker(

@@ -50,7 +50,7 @@ def view(state: str, **changes: Any) -> PlanView:  # noqa: ANN401 - columns diff
         "gap": None,
         "reason_code": None,
         "reason": None,
-        "headline": None,
+        "outline": None,
     }
     whole: dict[str, Any] = {"faults": (), "ahead": 0, "result": None}
     for name, value in changes.items():

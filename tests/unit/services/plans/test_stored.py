@@ -11,7 +11,7 @@ import zstandard
 from app.analysis.json_text import plain, to_json
 from app.analysis.planning.document import NoAnswer
 from app.errors import UnknownDocumentError
-from app.services.plans.stored import HEADLINE, PlanHeadline, pack_result, unpack_result
+from app.services.plans.stored import OUTLINE, PlanOutline, pack_result, unpack_result
 
 HERE = Path(__file__).parent
 WRITTEN = [HERE / "optimal.json", HERE / "ditto.json"]
@@ -30,8 +30,8 @@ def test_what_is_stored_opens_and_says_the_same(path: Path) -> None:
     result = unpack_result(blob)
     assert to_json(result, compact=True).encode() == zstandard.decompress(blob)
     assert zstandard.decompress(pack_result(result)) == zstandard.decompress(blob)
-    assert plain(PlanHeadline.of(result.plan)) == headline
-    assert HEADLINE.validate_python(headline) == PlanHeadline.of(result.plan)
+    assert plain(PlanOutline.of(result.plan)) == headline
+    assert OUTLINE.validate_python(headline) == PlanOutline.of(result.plan)
 
 
 def test_parts_that_only_some_plans_have_are_read() -> None:
