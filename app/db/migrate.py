@@ -16,6 +16,7 @@ from alembic import command
 from alembic.config import Config
 from alembic.migration import MigrationContext
 from alembic.script import Script, ScriptDirectory
+from alembic.script.revision import RevisionError
 from sqlalchemy import Connection, Engine, text
 
 from app.db.engine import make_engine
@@ -150,7 +151,13 @@ def _transaction(engine: Engine) -> Iterator[Connection]:
 def _left(connection: Connection, scripts: ScriptDirectory, revision: str) -> list[Script]:
     """Return the revisions that are still to come, the next one last."""
     current = MigrationContext.configure(connection).get_current_revision()
-    return list(scripts.iterate_revisions(revision, current or "base"))
+    try:
+        return list(scripts.iterate_revisions(revision, current or "base"))
+    except RevisionError as error:
+        raise StartupError(
+            f"The database is at revision {current}, which this version of Paceline does not know: "
+            "a later version made it, or one that was never released."
+        ) from error
 
 
 def _patiently(do: Callable[[], T]) -> T:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from app.services.hosts.costs import Span
 
-# Weeks begin on Mondays at midnight, UTC, as the trigger of revision 0025 counts them.
+# Weeks begin on Mondays at midnight, UTC, as the database's `host_week_of` counts them.
 WEEK: Final = timedelta(days=7)
 _FIRST: Final = datetime(2001, 1, 1, tzinfo=UTC)
 

@@ -12,6 +12,7 @@ from sqlalchemy.exc import IntegrityError
 from app.db import migrate
 from app.db.models.base import Base
 from app.db.models.tasks import TaskRun
+from app.errors import StartupError
 
 if TYPE_CHECKING:
     from sqlalchemy import Engine
@@ -37,6 +38,14 @@ def test_up_down_up(engine: Engine) -> None:
 
     migrate.upgrade(engine.url)
     assert migrate.current_revision(engine) == migrate.expected_revision()
+
+
+def test_a_schema_of_another_version_is_left_alone(engine: Engine) -> None:
+    migrate.upgrade(engine.url)
+    with engine.begin() as connection:
+        connection.execute(text("UPDATE alembic_version SET version_num = '0999'"))
+    with pytest.raises(StartupError, match="revision 0999, which this version"):
+        migrate.upgrade(engine.url)
 
 
 def test_models_need_no_further_revision(engine: Engine) -> None:
