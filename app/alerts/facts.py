@@ -1,4 +1,4 @@
-"""What rules and messages need of a report, small enough to keep for every session."""
+"""What rules and messages need of a session, small enough to keep with every incident."""
 
 from __future__ import annotations
 
@@ -7,8 +7,6 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Final
 from uuid import UUID
-
-from pydantic import TypeAdapter
 
 from app.analysis.diagnosis.finding import UNKNOWN
 from app.analysis.report.verdict import (
@@ -98,9 +96,6 @@ class Facts:
     def order(self) -> tuple[datetime, int, int]:
         """Return what sorts sessions of a job by age, whenever they were analyzed."""
         return (self.received_at, self.attempt, self.number)
-
-
-FACTS: Final = TypeAdapter(Facts)
 
 
 def facts_of(  # noqa: PLR0913 - the identity of a session, which its verdict does not have

@@ -18,7 +18,6 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from app.alerts.board import IncidentChange
-from app.alerts.facts import FACTS
 from app.alerts.grouping import (
     CONTENT,
     Audience,
@@ -251,7 +250,6 @@ class NoAlertIsLost(RuleBasedStateMachine):
             id_: INCIDENT.validate_json(INCIDENT.dump_json(found))
             for id_, found in self.job.incidents.items()
         }
-        self.job.history = [FACTS.validate_json(FACTS.dump_json(f)) for f in self.job.history]
         for channel in self.channels:
             for row in channel.rows:
                 if row.content is not None:

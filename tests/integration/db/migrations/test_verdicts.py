@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import threading
+import subprocess
+import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
@@ -18,7 +19,7 @@ from app.services.tasks.execute import execute
 from app.services.tasks.leases import LeaseKeeper
 from tests.support import reports
 from tests.support.sessions import small_trace, store, stored_verdict
-from tests.support.waiting import wait_for
+from tests.support.waiting import LIMIT_S, wait_for
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection, Engine
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from app.analysis.report.verdict import SessionVerdict
     from app.bootstrap import Container
 
+UPGRADE: Final = "import sys; from app.db import migrate; migrate.upgrade(sys.argv[1])"
 COPIES: Final = (
     "CREATE TABLE was_session AS SELECT * FROM session",
     "CREATE TABLE was_figure AS SELECT * FROM session_figure",
@@ -128,23 +130,30 @@ def test_no_number_of_a_report_is_lost_on_the_way_there_and_back(
     assert _same(found, made)
 
 
-def test_verdicts_are_filled_in_batches(engine: Engine) -> None:
-    """Held up in the middle, it keeps what it has, and goes on."""
+@pytest.mark.parametrize("killed", [False, True], ids=["held up", "killed"])
+def test_verdicts_are_filled_in_batches(engine: Engine, *, killed: bool) -> None:
+    """Held up or killed in the middle, the backfill keeps what it has, and goes on."""
     migrate.upgrade(engine.url, "0001")
     with engine.begin() as connection:
         for statement in MANY.split(";\n"):
             connection.execute(text(statement))
     migrate.upgrade(engine.url, "0003")
-    upgrade = threading.Thread(target=migrate.upgrade, args=(engine.url,))
+    url = engine.url.render_as_string(hide_password=False)
     watching = engine.execution_options(isolation_level="AUTOCOMMIT")
     with engine.connect() as writer, watching.connect() as watcher:
         # Of the last of three batches: it is analyzed at this moment, and discarded.
         writer.execute(text("UPDATE session SET headline = NULL WHERE number = 1199"))
-        upgrade.start()
+        upgrade = subprocess.Popen([sys.executable, "-c", UPGRADE, url])  # noqa: S603 - ours
         wait_for(lambda: _filled(watcher) == 1000, "two batches")
         assert migrate.current_revision(engine) == "0003"
+        if killed:
+            upgrade.kill()
+            upgrade.wait(LIMIT_S)
         writer.commit()
-    upgrade.join()
+    if killed:
+        migrate.upgrade(engine.url)
+    else:
+        assert upgrade.wait(LIMIT_S) == 0
     assert migrate.current_revision(engine) == migrate.expected_revision()
     with engine.connect() as connection:
         assert _filled(connection) == 1199
