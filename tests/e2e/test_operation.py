@@ -29,9 +29,9 @@ def fleet(container: Container) -> None:
                 gpus=128 * 2 ** (number % 5),
                 m_w=number / 12,
                 m_s=1 - number / 12,
-                correlation=number / 24,
+                fb_correlation=number / 24,
                 context=4096 if number % 2 else 32_768,
-                causes={"slow_worker": 2.0 + number, "network": 0.5},
+                lost_by_cause={"slow_worker": 2.0 + number, "network": 0.5},
             )
 
 
