@@ -149,10 +149,6 @@ def stalled_launches(observation: Observation, step_ns: float) -> StalledLaunche
         return None
     least = _LATE * float(median(sample(observation.recorded_ns[forwards])))
     delays = delays_of(observation.group, forwards)
-    # What is not late by so much at all is not by so much later than usual.
-    delayed = delays[delays.max(axis=(1, 2)) > least]
-    if not len(delayed) or not (_beyond_usual(delayed) > least).any():
-        return None
     late = _beyond_usual(delays)
     limit = max(least, _TO_SCATTER * spread(late))
     often = float((late > limit).mean())

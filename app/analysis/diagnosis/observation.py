@@ -16,7 +16,6 @@ from app.analysis.replay.distinct import distinct
 from app.analysis.replay.layout.dense import FloatArray, IntArray, Layout
 from app.analysis.replay.medians import median, quantiles
 from app.analysis.replay.session import ShapeGroup, begins_of
-from app.analysis.threads import in_threads, threads_for
 from app.analysis.trace import model as ops
 from app.analysis.trace.model import ABSENT, Trace
 
@@ -193,13 +192,8 @@ class Observation(LooksOnce):
         return found
 
     def _by_type(self, stages: Sequence[int]) -> dict[str, Passes]:
-        threads = threads_for(self.recorded_ns.size)
-        found = in_threads(threads, lambda name: self._passes(name, stages), COMPUTATIONS)
-        return {
-            name: passes
-            for name, passes in zip(COMPUTATIONS, found, strict=True)
-            if passes.nodes.size
-        }
+        found = {name: self._passes(name, stages) for name in COMPUTATIONS}
+        return {name: passes for name, passes in found.items() if passes.nodes.size}
 
     def _passes(self, name: str, stages: Sequence[int]) -> Passes:
         nodes, layout = self.layout.nodes, self.layout

@@ -97,8 +97,6 @@ def _stalled(signs: Signs) -> Finding | None:
     passes = observation.passes[FORWARD_COMPUTE]
     forward, backward = usual.left[FORWARD_COMPUTE], usual.left[BACKWARD_COMPUTE]
     limit = max(_STALL, _TO_SCATTER * usual.noise)
-    if forward.max() - 1 <= limit:
-        return None
     # Stage by stage: copies of everything would be what a large session's analysis needs most.
     stalled = np.empty(forward.shape, dtype=bool)
     for of_stage, this, back in zip(stalled, forward, backward, strict=True):

@@ -124,8 +124,6 @@ def _idling(observation: Observation, steps: slice, *, glance: bool = False) -> 
             mine = (layout.nodes.pp[nodes] == stage).nonzero()[0]
             if not len(mine):
                 continue
-            if glance and _cannot_reach(late[mine], computes[mine]):
-                continue
             waits = _usual_waits(late[mine], kind[mine])
             share[stage] = waits / np.maximum(waits + computes[mine].sum(axis=0), 1.0)
             late_ns[stage] = waits / len(mine)
@@ -134,16 +132,6 @@ def _idling(observation: Observation, steps: slice, *, glance: bool = False) -> 
                 pace[late <= 0] = np.nan
                 launch_ns[stage] = _middle_of_those(pace)
     return _Idling(share, late_ns, launch_ns)
-
-
-def _cannot_reach(late_ns: FloatArray, computes_ns: FloatArray) -> bool:
-    """Return whether waits are too short for a closer look, as their means tell.
-
-    A median of what is not negative is at most twice the mean.
-    """
-    most_ns = 2 * means(late_ns, axis=1).sum(axis=0)
-    limit = _AT_A_GLANCE * _LEAST_SHARE
-    return bool((most_ns < limit * (most_ns + computes_ns.sum(axis=0))).all())
 
 
 def _usual_waits(late_ns: FloatArray, kind: IntArray) -> FloatArray:

@@ -30,7 +30,6 @@ from app.analysis.replay.layout.dense import FloatArray, IntArray
 from app.analysis.replay.layout.graph import P2P
 from app.analysis.replay.means import mean, means
 from app.analysis.replay.medians import median
-from app.analysis.threads import in_threads, threads_for
 
 # A link is slow from this ratio to a reference link on, which is this quantile of all.
 _SLOW: Final = 1.8
@@ -201,8 +200,7 @@ def _usual_elsewhere(
     def middle(parts: list[tuple[IntArray, IntArray]]) -> float:
         return float(median(np.concatenate([values_of(recorded, *part) for part in parts])))
 
-    medians = in_threads(threads_for(recorded.size), middle, list(fast.values()))
-    return _usual(observation) | dict(zip(fast, medians, strict=True))
+    return _usual(observation) | {code: middle(parts) for code, parts in fast.items()}
 
 
 def _usual_on_other_stages(

@@ -44,11 +44,8 @@ _QUIETEST: Final = 0.1
 # Nearly all links are slow at once: this share of them, each by this ratio.
 _NEARLY_ALL: Final = 0.9
 _TOGETHER: Final = 1.4
-# So many transfers of a link and type tell what it does in a step; so many of all of them tell
-# whether that is worth a look, as they do not where no step is slower than others by this ratio.
+# Transfers of a link and type that tell what it does in a step.
 _SAMPLE: Final = 12
-_GLANCE: Final = 200
-_WORTH_A_LOOK: Final = 1.4
 # Transfers shorter than clocks resolve are not compared.
 _LEAST_NS: Final = 1e3
 # What a single link shows may as well be its own, and is no surer than this.
@@ -114,13 +111,7 @@ def _congested(observation: Observation) -> list[_Traffic]:
     links, collectives = _carriers(observation)
     found = []
     for units, by_rank in ((links, True), (collectives, False)):
-        lines = len(units) * (layout.dp if by_rank else 1)
-        few = -(-_GLANCE // max(lines, 1))
-        if few < _SAMPLE:
-            glance = _traffic(observation, units, by_rank=by_rank, sample=few)
-            if glance.by_step.max() < _WORTH_A_LOOK:
-                continue
-        family = _traffic(observation, units, by_rank=by_rank, sample=_SAMPLE)
+        family = _traffic(observation, units, by_rank=by_rank)
         if family.by_spells and family.everywhere:
             found.append(family)
     return found
@@ -155,17 +146,13 @@ def _traffic(
     units: Mapping[_Carrier, list[tuple[int, ...]]],
     *,
     by_rank: bool,
-    sample: int,
 ) -> _Traffic:
-    """Return how slow transfers are in each step, of so many of each carrier.
-
-    `by_rank` where each DP rank has its own.
-    """
+    """Return how slow transfers are in each step; `by_rank` where each DP rank has its own."""
     steps = len(observation.layout.steps)
     if not units:
         return _Traffic(units, np.ones((0, steps)), np.ones(steps))
     some = {
-        carrier: [members[0] for members in moved[:: max(1, len(moved) // sample)]]
+        carrier: [members[0] for members in moved[:: max(1, len(moved) // _SAMPLE)]]
         for carrier, moved in units.items()
     }
     every = list(chain.from_iterable(some.values()))

@@ -172,8 +172,6 @@ def _bursts(usual: Usual, by_step: FloatArray) -> _Bursts | None:
     if forward[:, 0, 0].size == 1:
         return None
     limit = 1 + max(_BURST, _TO_NOISE * usual.noise)
-    if min(forward.max(), backward.max()) <= limit:
-        return None
     shares = []
     for left in (forward, backward):
         # Stage by stage: copies of everything would be what a large session's analysis needs most.
