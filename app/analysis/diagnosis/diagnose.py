@@ -15,7 +15,7 @@ from app.analysis.diagnosis.causes.registry import ALTERNATIVES, KINDS
 from app.analysis.diagnosis.counterfactual import NS, Counterfactuals
 from app.analysis.diagnosis.finding import UNKNOWN, Cause, Evidence, Finding, Judged
 from app.analysis.diagnosis.late_launches import late_launches, unrecorded_reducing
-from app.analysis.diagnosis.loss import WORTH_A_LOOK, confidence, named_loss, one_or_all
+from app.analysis.diagnosis.loss import confidence, loses_little, named_loss, one_or_all
 from app.analysis.diagnosis.observation import Explained, Observation, summed
 from app.analysis.diagnosis.signs import Signs
 from app.analysis.diagnosis.uncertainty import Uncertainty
@@ -29,9 +29,17 @@ from app.analysis.replay.metrics import Metrics
 from app.analysis.replay.session import Replayed, with_graph, without_lags
 from app.analysis.wording import percent
 
-# What is left over is named when it is the larger part and costs this share of a step.
-_UNKNOWN_SHARE: Final = 0.5
-_UNKNOWN_COST: Final = 0.05
+
+@dataclass(frozen=True, slots=True)
+class Thresholds:
+    """What decides whether what is left over is named."""
+
+    # What no cause explains is named when it is this share of the lost time.
+    unknown_share: float = 0.5
+    unknown_cost: float = 0.05  # …and costs this share of a step
+
+
+THRESHOLDS: Final = Thresholds()
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +104,7 @@ def diagnose(observation: Observation, replayed: Replayed, metrics: Metrics) -> 
     signs = Signs(observation, step_ns)
     unjudged = _cannot_judge(signs)
     excess = mean(metrics.recorded_s) / metrics.ideal_step_s
-    if excess < 1 + WORTH_A_LOOK and not _hidden(signs):
+    if loses_little(excess) and not _hidden(signs):
         judged = tuple(name for name in KINDS if name not in unjudged)
         return Diagnosis(
             (), judged, unjudged, metrics.lost_s, metrics.slowdown, metrics.discrepancy
@@ -250,7 +258,10 @@ def _weigh(
                 )
             )
     left_s = loss.unknown_s
-    if left_s >= _UNKNOWN_SHARE * loss.lost_s and left_s >= _UNKNOWN_COST * mean_s:
+    if (
+        left_s >= THRESHOLDS.unknown_share * loss.lost_s
+        and left_s >= THRESHOLDS.unknown_cost * mean_s
+    ):
         unknown = _unknown(left_s, loss.lost_s, len(causes))
         causes.insert(0 if not causes else _place(causes, left_s), unknown)
     chosen = {cause.cause for cause in causes}

@@ -15,7 +15,7 @@ from typing import Final
 
 from app.analysis.diagnosis.diagnose import Diagnosis
 from app.analysis.diagnosis.finding import UNKNOWN, Cause, Judged
-from app.analysis.diagnosis.loss import MOST_UNKNOWN
+from app.analysis.diagnosis.loss import is_explained
 from app.analysis.json_text import OMITTED
 from app.analysis.replay.confidence import FEWEST_STEPS, Interval, spread_by_blocks
 from app.analysis.replay.means import mean
@@ -23,16 +23,26 @@ from app.analysis.replay.metrics import Metrics
 
 # S and the headline are both said in words where they differ by more.
 WORTH_SAYING: Final = 0.02
-# Beside all that is known to be uncertain a model of a job is off by this much, half of a 95 %
-# interval: without it steps that are exactly alike would have an interval of no width.
-MODEL: Final = 0.0003
-# Where a cause makes everybody wait, launches that are late elsewhere hide; without it steps wait
-# for them, too, for up to so many times what the recording shows of late launches. Measured on
-# synthetic jobs: without it slow workers are held in 78 % of the sessions, with it in 96 %. A cause
-# that keeps a part of the workers waiting hides as much less.
-HIDDEN: Final = 0.5
 # Why they do.
 WHY_S_DIFFERS: Final = "its ideal is a mean over all workers, stragglers included"
+
+
+@dataclass(frozen=True, slots=True)
+class Thresholds:
+    """What decides how wide the interval of the slowdown is."""
+
+    # A model of a job is off by this much apart from all that is known to be uncertain, half of
+    # a 95 % interval: without it steps that are exactly alike would have an interval of no
+    # width.
+    model: float = 0.0003
+    # Launches that are late hide behind a cause that keeps workers waiting; without it steps
+    # wait for them, for up to this many times what the recording shows of late launches.
+    # Measured on synthetic jobs: without it slow workers are held in 78 % of the sessions, with
+    # it in 96 %.
+    hidden: float = 0.5
+
+
+THRESHOLDS: Final = Thresholds()
 
 
 class HeadlineKind(StrEnum):
@@ -105,7 +115,7 @@ def headline(
     """
     known = [cause for cause in causes if cause.cause != UNKNOWN]
     judged = diagnosis.judged
-    if not known or judged is None or judged.unknown_share > MOST_UNKNOWN:
+    if not known or judged is None or not is_explained(judged.unknown_share):
         ideal_s = metrics.ideal_step_s
         return Headline(metrics.slowdown, published_ci95, ideal_s, HeadlineKind.PUBLISHED)
     reference_s = mean(judged.reference_s)
@@ -143,17 +153,17 @@ def interval_of(judged: Judged) -> Interval | None:
     if drawn is None:
         return None
     now, without = float(judged.steps_s.mean()), float(reference_s.mean())
-    below, above = (hypot(half, MODEL, known.reference) for half in drawn)
+    below, above = (hypot(half, THRESHOLDS.model, known.reference) for half in drawn)
     below = hypot(below, known.longer)
     slowdown, late = now / without, judged.recorded_s - now
     if late > 0:
         stays = log(slowdown * (without + late) / (now + late))
-        below = hypot(below, HIDDEN * known.hiding * late / without) + stays
+        below = hypot(below, THRESHOLDS.hidden * known.hiding * late / without) + stays
         if judged.hosts_wait:
             above = hypot(above, late / without)
     else:
         # What runs side by side in the recording, and not in the replay.
-        above = hypot(above, HIDDEN * -late / without)
+        above = hypot(above, THRESHOLDS.hidden * -late / without)
     # Without what makes it slow no job takes longer.
     return max(slowdown * exp(-below), min(slowdown, 1.0)), slowdown * exp(above)
 

@@ -21,20 +21,29 @@ from app.analysis.replay.session import with_lags
 
 # Half of a 95 % interval, in standard deviations.
 _WIDE: Final = 1.96
-# What workers differ by (sigma) where few or no peers tell, and how many pairs of them it counts
-# for: without it two peers that happen to be alike would pass for knowledge.
-_SCATTER: Final = 0.003
-_COUNTS_FOR: Final = 2
 # The variance of a median of normal values, times their number, over theirs.
 _OF_MEDIAN: Final = pi / 2
-# Stages differ by up to so much where a model is evenly divided; replayed they are all the same.
-UNEVEN: Final = 0.004
 # A host that waits for its input launches nothing meanwhile: whenever a device has waited for a
 # transfer it waits for the launch as well, on a healthy host, too. What that takes there no trace
 # tells, of what is launched: the least, as much as is assumed, and the most. How much longer a step
 # is by it a replay tells.
 _HEALTHY_LAUNCH: Final = (0.01, 0.04, 0.1)
-_UNSURE_WAITING: Final = 0.005
+
+
+@dataclass(frozen=True, slots=True)
+class Thresholds:
+    """What decides how well healthy workers and hosts are known, which the interval is made of."""
+
+    scatter: float = 0.003  # what workers differ by (sigma) where few or no peers tell
+    # Pairs of workers that this counts for: without it two peers that happen to be alike would
+    # pass for knowledge.
+    counts_for: int = 2
+    # Half of a 95 % interval of a step whose hosts wait for their input, beyond what a launch
+    # takes.
+    unsure_waiting: float = 0.005
+
+
+THRESHOLDS: Final = Thresholds()
 
 
 def held_against_peers(observation: Observation, workers: Sequence[Worker]) -> Uncertainty:
@@ -54,7 +63,7 @@ def held_against_peers(observation: Observation, workers: Sequence[Worker]) -> U
     ranks, stages = [dp for dp, _ in workers], [pp for _, pp in workers]
     healthy[stages, ranks] = False
     peers = healthy.sum(axis=1)
-    squares, pairs = _COUNTS_FOR * _SCATTER**2, _COUNTS_FOR
+    squares, pairs = THRESHOLDS.counts_for * THRESHOLDS.scatter**2, THRESHOLDS.counts_for
     if observation.passes and layout.dp > 1:
         taken = [passes.own_ns.sum(axis=1) for passes in observation.passes.values()]
         level = np.log(np.add.reduce(taken))
@@ -111,6 +120,6 @@ def healthy_launches(observation: Observation) -> HealthyLaunches:
     least, usual, most = (
         float(group.simulator.step_times([group.simulator.keep()]).sum()) for group in groups
     )
-    unsure = hypot(_UNSURE_WAITING, usual / least - 1)
+    unsure = hypot(THRESHOLDS.unsure_waiting, usual / least - 1)
     longer = sqrt(max((most / usual - 1) ** 2 - unsure**2, 0.0))
     return HealthyLaunches(lags[1], Uncertainty(unsure, longer))

@@ -26,23 +26,28 @@ from app.analysis.trace.model import (
     PARAMS_ALL_GATHER,
 )
 
-# A forward is launched late when it is by this share of a forward more than it usually is, and
-# beyond the scatter of that.
-_LATE: Final = 0.12
-_TO_SCATTER: Final = 7.0
-# Backwards are so at most this often, against forwards.
-_BACKWARDS: Final = 0.25
-# Pauses come on many workers: so many stalls, on so many of those that could; more forwards than
-# this share do not stall one by one.
-_MIN_STALLS: Final = 5
-_MIN_WORKERS: Final = 3
-_TOP_SHARE: Final = 0.5
-_MOST: Final = 0.35
-# The first forward of a step may wait for its batch as well: it stalls at most so many times as
-# often as others.
-_AS_OFTEN: Final = 3.0
-# If all of them held the whole job up one after another, they would cost this share of a step.
-_LEAST_SHARE: Final = 0.01
+
+@dataclass(frozen=True, slots=True)
+class Thresholds:
+    """What decides whether forwards are launched late one by one."""
+
+    # A forward is launched late when it is so by this share of a forward more than its median.
+    late: float = 0.12
+    to_scatter: float = 7.0  # …and by this many standard deviations of that
+    backwards: float = 0.25  # backwards are late at most this often, against forwards
+    min_stalls: int = 5  # pauses make at least this many stalls
+    min_workers: int = 3  # …on at least this many workers, or on all that could have them
+    top_share: float = 0.5  # …of which one worker has this share at most
+    most: float = 0.35  # where a larger share of the forwards is late they do not stall one by one
+    # The first forward of a step, which may wait for its batch, stalls at most this many times
+    # as often as others.
+    as_often: float = 3.0
+    # If all stalls held the whole job up one after another, they would cost this share of a
+    # step.
+    least_share: float = 0.01
+
+
+THRESHOLDS: Final = Thresholds()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -125,9 +130,9 @@ def spread_over_workers(by_worker: NDArray[np.int64]) -> bool:
     count, possible = int(by_worker.sum()), by_worker.size
     workers = int((by_worker > 0).sum())
     return (
-        count >= _MIN_STALLS
-        and workers >= min(_MIN_WORKERS, possible)
-        and int(by_worker.max()) <= max(_TOP_SHARE, 1.5 / possible) * count
+        count >= THRESHOLDS.min_stalls
+        and workers >= min(THRESHOLDS.min_workers, possible)
+        and int(by_worker.max()) <= max(THRESHOLDS.top_share, 1.5 / possible) * count
     )
 
 
@@ -147,24 +152,24 @@ def stalled_launches(observation: Observation, step_ns: float) -> StalledLaunche
     )
     if not len(forwards) or not len(backwards):
         return None
-    least = _LATE * float(median(sample(observation.recorded_ns[forwards])))
+    least = THRESHOLDS.late * float(median(sample(observation.recorded_ns[forwards])))
     delays = delays_of(observation.group, forwards)
     late = _beyond_usual(delays)
-    limit = max(least, _TO_SCATTER * spread(late))
+    limit = max(least, THRESHOLDS.to_scatter * spread(late))
     often = float((late > limit).mean())
-    if not 0 < often <= _MOST:
+    if not 0 < often <= THRESHOLDS.most:
         return None
     of_backwards = delays_of(observation.group, backwards)
-    if (_beyond_usual(of_backwards) > limit).mean() > _BACKWARDS * often:
+    if (_beyond_usual(of_backwards) > limit).mean() > THRESHOLDS.backwards * often:
         return None
     late = np.where(late > limit, late, 0.0)
     first = np.isin(forwards, _first_forwards(observation))
     others = late[~first] > 0
-    if not others.size or share_of(late[first] > 0) > _AS_OFTEN * share_of(others):
+    if not others.size or share_of(late[first] > 0) > THRESHOLDS.as_often * share_of(others):
         late[first] = 0.0
     by_worker = np.zeros((layout.pp, layout.dp), dtype=np.int64)
     np.add.at(by_worker, nodes.pp[forwards], (late > 0).sum(axis=1))
-    costly = late.sum() >= _LEAST_SHARE * step_ns * len(layout.steps)
+    costly = late.sum() >= THRESHOLDS.least_share * step_ns * len(layout.steps)
     if not costly or not spread_over_workers(by_worker):
         return None
     stalled = late.any(axis=(1, 2))

@@ -12,21 +12,27 @@ from app.analysis.diagnosis.counterfactual import Counterfactuals
 from app.analysis.replay.layout.dense import FloatArray, IntArray
 from app.analysis.replay.means import mean, means, share_of
 
-# A session whose steps lose less than this share has nothing to explain.
-WORTH_A_LOOK: Final = 0.03
-# A cause that costs less than this share of a step is not named…
-_NAMED_COST: Final = 0.025
-# …nor one that has less than this share of the lost time.
-_NAMED_SHARE: Final = 0.1
 # More causes than this are not replayed in all their combinations.
 _MOST_CAUSES: Final = 4
-# With more of the loss unexplained the job without its causes is not known.
-MOST_UNKNOWN: Final = 0.1
 _DRAWS: Final = 500
-# A cause that stands out in every draw, but has next to no share, is there this surely (scored).
-_ALONE: Final = 0.85
-# A cause is worth naming from this share of a step on.
-_WORTH: Final = 0.025
+
+
+@dataclass(frozen=True, slots=True)
+class Thresholds:
+    """What decides which findings are worth naming."""
+
+    # A session whose steps lose less than this share has nothing to explain.
+    worth_a_look: float = 0.03
+    named_cost: float = 0.025  # A cause that costs less than this share of a step is not named.
+    named_share: float = 0.1  # …nor one that has less than this share of the lost time
+    # With a larger share of the loss unexplained the job without its causes is not known.
+    most_unknown: float = 0.1
+    # The confidence of a cause that stands out in every draw but has next to no share (scored).
+    alone: float = 0.85
+    worth: float = 0.025  # A draw has the cause when it costs this share of a step.
+
+
+THRESHOLDS: Final = Thresholds()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -36,6 +42,16 @@ class Loss:
     reference_s: FloatArray
     lost_s: float
     unknown_s: float
+
+
+def loses_little(slowdown: float) -> bool:
+    """Return whether steps are so near the ideal that there is nothing to explain."""
+    return slowdown < 1 + THRESHOLDS.worth_a_look
+
+
+def is_explained(unknown_share: float) -> bool:
+    """Return whether so little of the loss is unexplained that the job without causes is known."""
+    return unknown_share <= THRESHOLDS.most_unknown
 
 
 def named_loss(
@@ -52,15 +68,15 @@ def named_loss(
     mean_s = replays.mean_s(frozenset())
     best_s = min(ideal_s, replays.without(frozenset(numbers)), key=mean)
     lost_s = max(mean_s - mean(best_s), 1e-12)
-    worth = max(_NAMED_COST * mean_s, _NAMED_SHARE * lost_s)
+    worth = max(THRESHOLDS.named_cost * mean_s, THRESHOLDS.named_share * lost_s)
     costs = zip(numbers, replays.shares(numbers).mean(axis=1).tolist(), strict=True)
     cost_s = {number: cost for number, cost in costs if cost >= worth}
     named = tuple(cost_s)
     left_s = max(lost_s - sum(cost_s.values()), 0.0)
     without_s = replays.without(frozenset(named))
-    healthy = mean(without_s) < (1 + WORTH_A_LOOK) * mean(ideal_s)
+    healthy = loses_little(mean(without_s) / mean(ideal_s))
     beyond = mean_s >= published * mean(without_s)
-    if named and (healthy or beyond or left_s <= MOST_UNKNOWN * lost_s):
+    if named and (healthy or beyond or is_explained(left_s / lost_s)):
         lost_s = max(mean_s - mean(without_s), 1e-12)
         return named, Loss(without_s, lost_s, 0.0)
     return named, Loss(best_s, lost_s, left_s)
@@ -85,7 +101,7 @@ def _that_matter(replays: Counterfactuals, count: int) -> list[int]:
         )
         for number in range(count)
     }
-    worth = [number for number in saved if saved[number] >= _NAMED_COST * mean_s / 2]
+    worth = [number for number in saved if saved[number] >= THRESHOLDS.named_cost * mean_s / 2]
     return sorted(sorted(worth, key=lambda number: -saved[number])[:_MOST_CAUSES])
 
 
@@ -93,9 +109,9 @@ def confidence(cost_s: FloatArray, step_s: FloatArray, lost_s: float) -> float:
     """Return how surely a cause costs what makes it worth naming, 0 to 1."""
     draws = _draws(len(cost_s))
     drawn_s = means(cost_s[draws], axis=1)
-    stable = share_of(drawn_s >= _WORTH * means(step_s[draws], axis=1))
+    stable = share_of(drawn_s >= THRESHOLDS.worth * means(step_s[draws], axis=1))
     share = min(max(mean(cost_s) / lost_s, 0.0), 1.0)
-    return stable * (_ALONE + (1 - _ALONE) * share)
+    return stable * (THRESHOLDS.alone + (1 - THRESHOLDS.alone) * share)
 
 
 @lru_cache(maxsize=4)

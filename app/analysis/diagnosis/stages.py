@@ -14,7 +14,6 @@ import numpy as np
 
 from app.analysis.diagnosis.figures import StageLoad
 from app.analysis.diagnosis.finding import Alternative, Change, Doubt, Evidence, Finding
-from app.analysis.diagnosis.healthy_levels import UNEVEN
 from app.analysis.diagnosis.observation import Observation, lower_median
 from app.analysis.diagnosis.places import StageView, Where, WorkerView
 from app.analysis.diagnosis.uncertainty import Uncertainty
@@ -23,23 +22,29 @@ from app.analysis.replay.means import mean
 from app.analysis.replay.medians import median
 from app.analysis.trace.layers import layers_per_stage
 
-# The heaviest stage is too heavy from here on, against the mean of all.
-_HEAVY: Final = 1.03
-# A stage is slow from here on, forward and backward, against the middle of the others.
-_SLOW: Final = 1.04
-# Others are slow beside it when by this share of what it is.
-_BESIDE: Final = 0.25
-# A slow worker's forwards and backwards are longer by shares that differ by less.
-_ALIKE: Final = 1.5
-# What cannot be told from another cause is no surer than this.
-_IN_DOUBT: Final = 0.85
-
-# A head costs up to this many layers (the paper, section 5.2, has one of over nine); an embedding
-# is looked up, which costs next to nothing.
-_HEAD_LAYERS: Final = 12
-
 _HEAD: Final = "embedding or head may make this stage heavy"
 _NO_LAYERS: Final = "nothing tells which, as the metadata say nothing of layers"
+
+
+@dataclass(frozen=True, slots=True)
+class Thresholds:
+    """What decides whether a stage is heavy, or has a slow worker where it has no peers."""
+
+    heavy: float = 1.03  # the heaviest stage is too heavy from this ratio to the mean of all on
+    # A stage is slow, forward and backward, from this ratio to the median of the others on.
+    slow: float = 1.04
+    to_slowest: float = 0.25  # other stages are slow when their excess is this share of its
+    alike: float = 1.5  # A slow worker's forward and backward excess differ by this factor at most.
+    in_doubt: float = 0.85  # the highest confidence of what cannot be told from the other cause
+    # Stages of an evenly divided model differ by up to this share, of which the interval is
+    # made; replayed they are all the same.
+    uneven: float = 0.004
+    # A head costs up to this many layers (the paper, section 5.2, has one of over nine); an
+    # embedding is looked up, which costs next to nothing.
+    head_layers: int = 12
+
+
+THRESHOLDS: Final = Thresholds()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -60,7 +65,7 @@ def heaviest_stage(observation: Observation) -> Finding | None:
     }
     total = np.sum([level.sum(axis=1) for level in levels.values()], axis=0)
     heaviest = int(np.argmax(total))
-    if observation.layout.pp == 1 or total[heaviest] < _HEAVY * mean(total):
+    if observation.layout.pp == 1 or total[heaviest] < THRESHOLDS.heavy * mean(total):
         return None
     times: dict[int, FloatArray] = {}
     for name, passes in observation.passes.items():
@@ -76,7 +81,7 @@ def heaviest_stage(observation: Observation) -> Finding | None:
         evidence=(_evidence(levels, total, heaviest),),
         where=Where(stage=heaviest),
         figure=StageLoad(relative=tuple((total / mean(total)).tolist())),
-        uncertainty=Uncertainty(UNEVEN),
+        uncertainty=Uncertainty(THRESHOLDS.uneven),
     )
 
 
@@ -104,10 +109,10 @@ def tell_apart(observation: Observation) -> StageOrWorker:
     layers = layers_per_stage(observation.trace.meta.extra, pp)
     ratio = _ratios(observation, np.array(layers or [1] * pp))
     slowness = np.min(list(ratio.values()), axis=0)
-    if slowness[stage] < _SLOW:
+    if slowness[stage] < THRESHOLDS.slow:
         # What its layers explain is sure.
         return StageOrWorker(heavy if layers else _doubted(heavy, stage, _HEAD), None)
-    if np.max(list(ratio.values()), axis=0)[stage] - 1 > _ALIKE * (slowness[stage] - 1):
+    if np.max(list(ratio.values()), axis=0)[stage] - 1 > THRESHOLDS.alike * (slowness[stage] - 1):
         # A slow worker is slow at everything; a loss layer costs more forward than backward.
         return StageOrWorker(_doubted(heavy, stage, _HEAD), None)
     inner = np.arange(1, pp - 1)
@@ -115,7 +120,10 @@ def tell_apart(observation: Observation) -> StageOrWorker:
         slow = _slow_workers(observation, ratio, np.array([stage]))
         return _at_an_end(heavy, slow, stage, layers, slowness[stage])
     excess = slowness - 1
-    beside = inner[(slowness[inner] >= _SLOW) & (excess[inner] >= _BESIDE * excess[stage])]
+    beside = inner[
+        (slowness[inner] >= THRESHOLDS.slow)
+        & (excess[inner] >= THRESHOLDS.to_slowest * excess[stage])
+    ]
     slow = _slow_workers(observation, ratio, beside[np.argsort(-excess[beside], kind="stable")])
     if layers:
         return StageOrWorker(None, slow)
@@ -126,7 +134,7 @@ def _at_an_end(
     heavy: Finding, slow: Finding, stage: int, layers: tuple[int, ...] | None, slowness: float
 ) -> StageOrWorker:
     """Return both, what is likelier first: embedding or head may make the stage heavy."""
-    if layers and (stage == 0 or (slowness - 1) * layers[stage] > _HEAD_LAYERS):
+    if layers and (stage == 0 or (slowness - 1) * layers[stage] > THRESHOLDS.head_layers):
         return StageOrWorker(None, _doubted(slow, stage, _HEAD, heavy))
     return StageOrWorker(_doubted(heavy, stage, _HEAD, slow), None)
 
@@ -168,7 +176,7 @@ def _slow_workers(
         evidence=tuple(evidence),
         where=Where(workers=tuple((0, stage) for stage in stages.tolist()), stage=worst),
         figure=StageLoad(relative=tuple(both.tolist())),
-        uncertainty=Uncertainty(UNEVEN),
+        uncertainty=Uncertainty(THRESHOLDS.uneven),
     )
 
 
@@ -179,5 +187,5 @@ def _doubted(finding: Finding, stage: int, why: str, other: Finding | None = Non
         StageView(pp=stage),
     )
     alternative = None if other is None else Alternative((*other.evidence, line), other.where)
-    doubt = Doubt(_IN_DOUBT, alternative)
+    doubt = Doubt(THRESHOLDS.in_doubt, alternative)
     return replace(finding, evidence=(*finding.evidence, line), doubt=doubt)

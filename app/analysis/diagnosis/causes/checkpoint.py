@@ -31,19 +31,27 @@ from app.analysis.diagnosis.signs import Signs
 from app.analysis.replay.layout.dense import FloatArray, IntArray
 from app.analysis.replay.medians import median
 
-# A step stands still when it begins late by this share of a step…
-_LEAST_SHARE: Final = 0.05
-# …and of the longest standstill: a job writes about as much each time. Other steps do not, by far.
-_ALIKE: Final = 0.5
-_OTHERS: Final = 0.25
-# What comes every time, or all but once, has no period.
-_FEWEST_OTHERS: Final = 2
-# Any two steps are so many apart, of three few are. With nothing but the first operations of one
-# stage to be seen, two may as well be what wait for data now and then, and are no surer than this;
-# nor is a single one, wherever it is seen.
-_SURE_FROM: Final = 3
-_IN_DOUBT: Final = 0.8
 _NAMED: Final = 6
+
+
+@dataclass(frozen=True, slots=True)
+class Thresholds:
+    """What decides whether steps stand still as with checkpoints."""
+
+    standstill: float = 0.05  # A step stands still when it begins late by this share of a step.
+    # A step is struck when its standstill is this share of the longest: a job writes about as
+    # much each time.
+    alike: float = 0.5
+    others: float = 0.25  # other steps begin late by this share of a standstill at most
+    fewest_others: int = 2  # steps that are not struck; with fewer there is no period
+    # Standstills of one stage that are not in doubt: any two steps are some number apart.
+    sure_from: int = 3
+    # The highest confidence of a single standstill, or of few of one stage only, which may as
+    # well wait for data.
+    in_doubt: float = 0.8
+
+
+THRESHOLDS: Final = Thresholds()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -78,10 +86,10 @@ def _standstill(observation: Observation, first: dict[int, FloatArray]) -> _Stan
         # Of no stage is it known when a step begins.
         return None
     late_ns = np.min(list(by_stage.values()), axis=0)
-    struck = late_ns >= _ALIKE * late_ns.max()
-    if (~struck).sum() < _FEWEST_OTHERS:
+    struck = late_ns >= THRESHOLDS.alike * late_ns.max()
+    if (~struck).sum() < THRESHOLDS.fewest_others:
         return None
-    if late_ns[~struck].max() > _OTHERS * late_ns[struck].min():
+    if late_ns[~struck].max() > THRESHOLDS.others * late_ns[struck].min():
         return None
     if struck.sum() == 1:
         return _Standstill(late_ns, struck, 0, len(by_stage))
@@ -101,11 +109,11 @@ def _find(signs: Signs) -> Finding | None:
     observation = signs.observation
     first = observation.once(first_delays)
     found = _standstill(observation, first)
-    if found is None or found.late_ns.max() < _LEAST_SHARE * signs.step_ns:
+    if found is None or found.late_ns.max() < THRESHOLDS.standstill * signs.step_ns:
         return None
     struck = found.struck[:, None]
     late_ns = {}
-    least_ns = _OTHERS * found.late_ns[found.struck].mean()
+    least_ns = THRESHOLDS.others * found.late_ns[found.struck].mean()
     for node, delay in first.items():
         # A stage stands still before it gathers its parameters, or after.
         if delay[found.struck].mean() >= least_ns:
@@ -123,10 +131,10 @@ def _find(signs: Signs) -> Finding | None:
 def _doubt(found: _Standstill) -> Doubt | None:
     """Return what else it may be: with one stage its data, and a single time anything once."""
     count = int(found.struck.sum())
-    if found.stages == 1 and count < _SURE_FROM:
-        return Doubt(_IN_DOUBT, Alternative())
+    if found.stages == 1 and count < THRESHOLDS.sure_from:
+        return Doubt(THRESHOLDS.in_doubt, Alternative())
     if count == 1:
-        return Doubt(_IN_DOUBT)
+        return Doubt(THRESHOLDS.in_doubt)
     return None
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
@@ -16,11 +16,19 @@ from app.analysis.diagnosis.signs import Signs
 from app.analysis.replay.layout.dense import FloatArray
 from app.analysis.replay.means import mean, means
 
-# A step that waits for less of its time has its batch.
-_LEAST_SHARE: Final = 0.01
-# A stage waits when it does so for this share of what the latest one does.
-_WAITING: Final = 0.5
 _ALL_WAIT: Final = "steps wait for their data"
+
+
+@dataclass(frozen=True, slots=True)
+class Thresholds:
+    """What decides whether steps wait for their batch."""
+
+    least_share: float = 0.01  # steps wait when the latest stage does so for this share of a step
+    # A stage waits when it does so for this share of what the latest one does.
+    waiting: float = 0.5
+
+
+THRESHOLDS: Final = Thresholds()
 
 
 def _find(signs: Signs) -> Finding | None:
@@ -35,10 +43,12 @@ def _find(signs: Signs) -> Finding | None:
         # Of no stage is it known when a step begins.
         return None
     latest = np.max(list(by_stage.values()), axis=0)
-    if mean(latest) < _LEAST_SHARE * signs.step_ns:
+    if mean(latest) < THRESHOLDS.least_share * signs.step_ns:
         return None
     waiting = tuple(
-        stage for stage, delay in sorted(by_stage.items()) if mean(delay) >= _WAITING * mean(latest)
+        stage
+        for stage, delay in sorted(by_stage.items())
+        if mean(delay) >= THRESHOLDS.waiting * mean(latest)
     )
     somewhere = Where(stages=waiting if len(waiting) < observation.layout.pp else ())
     by_step = latest.max(axis=1)

@@ -5,7 +5,7 @@ A pause amid a forward's kernels lengthens it; one before them delays its launch
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Final, cast
 
 import numpy as np
@@ -20,16 +20,20 @@ from app.analysis.diagnosis.signs import Signs
 from app.analysis.replay.layout.dense import IntArray
 from app.analysis.trace.model import BACKWARD_COMPUTE, FORWARD_COMPUTE
 
-# A forward stalls when it takes this much longer than usual, beyond the scatter of what is left…
-_STALL: Final = 0.12
-_TO_SCATTER: Final = 7.0
-# …and its backward takes at most this share of the excess longer.
-_BACKWARD: Final = 0.4
-# More forwards than this do not stall one by one.
-_MOST: Final = 0.35
-# Steps whose trend is worth a word, and how much growth is.
-_MIN_STEPS: Final = 8
-_GROWTH: Final = 1.25
+
+@dataclass(frozen=True, slots=True)
+class Thresholds:
+    """What decides whether forwards stall one by one."""
+
+    stall: float = 0.12  # A forward stalls when it takes this much longer than its typical time.
+    to_scatter: float = 7.0  # …and by this many standard deviations of the residuals
+    backward: float = 0.4  # …while its backward takes less than this share of the excess longer
+    most: float = 0.35  # where a larger share of the forwards is slow they do not stall one by one
+    trend_steps: int = 8  # steps with stalls that tell a trend, which is evidence only
+    growth: float = 1.25  # from this growth over the session on the trend is evidence
+
+
+THRESHOLDS: Final = Thresholds()
 
 
 def _find(signs: Signs) -> Finding | None:
@@ -96,14 +100,14 @@ def _stalled(signs: Signs) -> Finding | None:
         return None
     passes = observation.passes[FORWARD_COMPUTE]
     forward, backward = usual.left[FORWARD_COMPUTE], usual.left[BACKWARD_COMPUTE]
-    limit = max(_STALL, _TO_SCATTER * usual.noise)
+    limit = max(THRESHOLDS.stall, THRESHOLDS.to_scatter * usual.noise)
     # Stage by stage: copies of everything would be what a large session's analysis needs most.
     stalled = np.empty(forward.shape, dtype=bool)
     for of_stage, this, back in zip(stalled, forward, backward, strict=True):
         beyond = this - 1
-        of_stage[:] = (beyond > limit) & (back - 1 < _BACKWARD * beyond)
+        of_stage[:] = (beyond > limit) & (back - 1 < THRESHOLDS.backward * beyond)
     by_worker = stalled.sum(axis=(1, 2)).T
-    if by_worker.sum() > _MOST * stalled.size or not spread_over_workers(by_worker):
+    if by_worker.sum() > THRESHOLDS.most * stalled.size or not spread_over_workers(by_worker):
         return None
     stall_ns = np.empty_like(forward)
     for stage, times_ns in enumerate(passes.times_ns):
@@ -179,7 +183,7 @@ def _evidence(
         _on_workers(by_worker),
     ]
     growth = _growth(stall_ns)
-    if growth is not None and growth >= _GROWTH:
+    if growth is not None and growth >= THRESHOLDS.growth:
         lines.append(
             Evidence(f"They grow: {growth:.1f}× as long at the end as at the start", FigureView())
         )
@@ -190,7 +194,7 @@ def _growth(stall_ns: SingleArray) -> float | None:
     """Return how many times as long stalls are in the last step as in the first, by a line."""
     step = np.broadcast_to(np.arange(stall_ns.shape[2])[:, None], stall_ns.shape)[stall_ns > 0]
     stalls = stall_ns[stall_ns > 0]
-    if len(np.unique(step)) < _MIN_STEPS:
+    if len(np.unique(step)) < THRESHOLDS.trend_steps:
         return None
     slope, begin = np.polyfit(step, stalls, 1)
     last = begin + slope * (stall_ns.shape[2] - 1)

@@ -32,30 +32,43 @@ from app.analysis.replay.means import means
 from app.analysis.replay.medians import median
 from app.analysis.wording import percent
 
-# A device that idles less than this share of its time for launches is not held up: a job that
-# loses so much counts as straggling (paper, section 4).
-_LEAST_SHARE: Final = 0.09
-# Others are slow beside the slowest when they idle this much of what it does, or as a stage's
-# other DP ranks are when that is near the limit.
-_BESIDE: Final = 0.25
-_ON_STAGE: Final = 0.5
-# The first launch of a step waits for the batch as well; so many launches' time is the host's.
-_FIRST: Final = 1.5
 # Steps that tell whether a closer look pays, and from which share of the limit on.
 _GLANCE: Final = 3
-_AT_A_GLANCE: Final = 0.7
-# What a healthy host takes to launch is nowhere in the trace, and a step is longer by it: replays
-# of jobs, which are all without it, are short by 1.3 % in the middle (paper, section 6).
-_UNSURE: Final = 0.015
-# Of a single slow host others tell a part of it.
-_UNSURE_BESIDE: Final = 0.0075
-# A transfer has kept a device waiting when it ends so much of a launch after what was computed
-# before. Hosts that launch ahead launch at once then, hosts that wait take most of a launch: so
-# much tells one from the other.
-_KEPT: Final = 0.3
-_WAITING: Final = 0.25
 _NAMED: Final = 3
 _NOTHING: Final = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Thresholds:
+    """What decides whether hosts launch more slowly than devices run."""
+
+    # A device is held up when it idles this share of its time for launches: a job that loses as
+    # much counts as straggling (paper, section 4).
+    least_share: float = 0.09
+    # Other hosts are slow when their devices idle this share of what the slowest one does.
+    to_slowest: float = 0.25
+    # …or this share of what the slowest DP rank of their stage does, where that is slow.
+    on_stage: float = 0.5
+    # The first launch of a step waits for the batch too; this many launches of it are the
+    # host's.
+    first_launches: float = 1.5
+    # A few steps tell that a closer look pays when devices idle this share of `least_share`
+    # there.
+    at_a_glance: float = 0.7
+    # Half of a 95 % interval where all hosts are slow: what a healthy host takes to launch is
+    # nowhere in the trace, and replays without it are short by 1.3 % in the median (paper,
+    # section 6).
+    unsure: float = 0.015
+    unsure_of_one: float = 0.0075  # the same of a single slow host, of which others tell a part
+    # A transfer has kept a device waiting when it ends this share of a launch after what was
+    # computed before.
+    kept: float = 0.3
+    # Hosts wait for their input when they then take this share of a launch; those that launch
+    # ahead launch at once.
+    waits_for_input: float = 0.25
+
+
+THRESHOLDS: Final = Thresholds()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -169,17 +182,17 @@ class _Slow:
     def uncertainty(self, dp: int) -> Uncertainty:
         """Return how far a step may be off: what one rank would launch weighs as its share."""
         if self.everywhere:
-            return Uncertainty(_UNSURE)
-        return Uncertainty(_UNSURE_BESIDE * len({rank for rank, _ in self.workers}) / dp)
+            return Uncertainty(THRESHOLDS.unsure)
+        return Uncertainty(THRESHOLDS.unsure_of_one * len({rank for rank, _ in self.workers}) / dp)
 
 
 def _slow(observation: Observation, share: FloatArray) -> _Slow | None:
     """Return which workers wait for their hosts; None where none does."""
-    slow = share >= max(_LEAST_SHARE, _BESIDE * float(share.max()))
+    slow = share >= max(THRESHOLDS.least_share, THRESHOLDS.to_slowest * float(share.max()))
     if not slow.any():
         return None
     of_stage = share.max(axis=1, keepdims=True)
-    slow |= slow.any(axis=1, keepdims=True) & (share >= _ON_STAGE * of_stage)
+    slow |= slow.any(axis=1, keepdims=True) & (share >= THRESHOLDS.on_stage * of_stage)
     found = sorted(
         ((int(dp), int(pp)) for pp, dp in np.argwhere(slow)),
         key=lambda w: -float(share[w[1], w[0]]),
@@ -200,7 +213,8 @@ def _may_be_slow(observation: Observation) -> bool:
     """Return whether a few steps look as if hosts were slow."""
     few = slice(None, None, -(-len(observation.layout.steps) // _GLANCE))
     return _can_be_told(observation) and bool(
-        _idling(observation, few, glance=True).share.max() >= _AT_A_GLANCE * _LEAST_SHARE
+        _idling(observation, few, glance=True).share.max()
+        >= THRESHOLDS.at_a_glance * THRESHOLDS.least_share
     )
 
 
@@ -268,11 +282,11 @@ def _await_inputs(observation: Observation, idling: _Idling, slow: _Slow) -> boo
                 continue
             free = (start[before] + duration[before])[:, ranks]
             input_ns = (start[others] + duration[others]).max(axis=0)[:, ranks]
-            kept = input_ns > free + _KEPT * launch_ns
+            kept = input_ns > free + THRESHOLDS.kept * launch_ns
             launched = (start[node][:, ranks] - input_ns) / launch_ns
             taken.append(launched[kept])
     all_taken = np.concatenate([np.empty(0), *taken])
-    return bool(all_taken.size and median(all_taken) >= _WAITING)
+    return bool(all_taken.size and median(all_taken) >= THRESHOLDS.waits_for_input)
 
 
 def _late_launches(
@@ -296,7 +310,7 @@ def _late_launches(
                 continue
             late = observation.delay_ns(node, regular=True)
             if node not in later and not observation.after[node]:
-                late = np.minimum(late, _FIRST * idling.launch_ns[stage])
+                late = np.minimum(late, THRESHOLDS.first_launches * idling.launch_ns[stage])
             late_ns[node] = np.where(mine, late, late if node in lags else 0.0)
             on_time[node] = np.broadcast_to(mine, late.shape)
     return late_ns, on_time

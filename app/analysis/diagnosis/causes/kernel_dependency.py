@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -17,21 +18,29 @@ from app.analysis.diagnosis.uncertainty import Uncertainty
 from app.analysis.replay.layout.dense import FloatArray
 from app.analysis.trace.model import BACKWARD_COMPUTE, FORWARD_COMPUTE, GRADS_REDUCE_SCATTER
 
-# A computation is held up when it is launched so soon after a reduce-scatter's end, in ns and as a
-# share of a computation (hosts take their time to launch)…
-_WITHIN_NS: Final = 1.5e6
-_WITHIN_SHARE: Final = 0.1
-# …not before it, but for clock noise…
-_BEFORE_NS: Final = 0.3e6
-# …and by so much later than all that it depends on.
-_LATE_NS: Final = 2e6
-_LATE_SHARE: Final = 0.05
-# Chance lets a launch fall on such an end now and then, not in this share of the steps.
-_MIN_SHARE: Final = 0.3
 _NAMED_STAGES: Final = 8
-# How far steps without it are off on synthetic jobs, beyond late launches; no trace tells, perhaps
-# as what is held up would else share its device with transfers. Without it 9 of 10 are held.
-_UNSURE: Final = 0.007
+
+
+@dataclass(frozen=True, slots=True)
+class Thresholds:
+    """What decides whether reduce-scatters hold computations up."""
+
+    # A computation is held up when it is launched this soon after the end of a reduce-scatter:
+    # hosts take their time to launch.
+    within_ns: float = 1.5e6
+    within_share: float = 0.1  # …or within this share of a computation
+    # …and not earlier than this before that end, which clock noise allows.
+    before_ns: float = 0.3e6
+    late_ns: float = 2e6  # …and this much later than all that it depends on
+    late_share: float = 0.05  # …and later by this share of a computation
+    min_share: float = 0.3  # it is held up in this share of the steps; chance makes fewer
+    # How far steps without it are off on synthetic jobs, beyond late launches: half of a 95 %
+    # interval. No trace tells, perhaps as what is held up would else share its device with
+    # transfers. Without it 9 of 10 intervals hold the truth.
+    unsure: float = 0.007
+
+
+THRESHOLDS: Final = Thresholds()
 
 
 def held_up(observation: Observation) -> dict[int, FloatArray]:
@@ -51,15 +60,17 @@ def held_up(observation: Observation) -> dict[int, FloatArray]:
         if not len(computes):
             continue
         usual = float(np.median(observation.recorded_ns[computes]))
-        within = max(_WITHIN_NS, _WITHIN_SHARE * usual)
-        least = max(_LATE_NS, _LATE_SHARE * usual)
+        within = max(THRESHOLDS.within_ns, THRESHOLDS.within_share * usual)
+        least = max(THRESHOLDS.late_ns, THRESHOLDS.late_share * usual)
         ends = layout.start_ns[scatters] + layout.duration_ns[scatters]
         for node in computes.tolist():
             start = layout.start_ns[node]
             delay = observation.delay_ns(node)
             after = start - ends
-            near = ((after > -_BEFORE_NS) & (after < within)).any(axis=0) & (delay > least)
-            if near.mean() >= _MIN_SHARE:
+            near = ((after > -THRESHOLDS.before_ns) & (after < within)).any(axis=0) & (
+                delay > least
+            )
+            if near.mean() >= THRESHOLDS.min_share:
                 found[node] = np.where(near, delay, 0.0)
     return found
 
@@ -91,7 +102,7 @@ def _find(signs: Signs) -> Finding | None:
         where=Where(stages=tuple(stages)),
         figure=HeldLaunches(by_step_s=tuple((delays.sum(axis=(0, 2)) / 1e9).tolist())),
         launches=Launches(held),
-        uncertainty=Uncertainty(_UNSURE),
+        uncertainty=Uncertainty(THRESHOLDS.unsure),
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -25,8 +26,15 @@ from app.analysis.diagnosis.ranks.waits import (
 from app.analysis.diagnosis.signs import Signs
 from app.analysis.wording import percent
 
-# A collective waits for a rank when that takes this share of the longest wait.
-_WAITING: Final = 0.25
+
+@dataclass(frozen=True, slots=True)
+class Thresholds:
+    """What decides in which collectives a group waits, which is evidence only."""
+
+    waiting: float = 0.25  # A collective waits when it does so for this share of the longest wait.
+
+
+THRESHOLDS: Final = Thresholds()
 
 
 def _find(signs: Signs) -> Finding | None:
@@ -48,7 +56,7 @@ def _find(signs: Signs) -> Finding | None:
 
 def _sign(signs: Signs, group: Waiting) -> str:
     who, waits = signs.observation.hosts.named(group.cell), group.waits
-    waiting = waits.wait_ns > _WAITING * waits.wait_ns.max()
+    waiting = waits.wait_ns > THRESHOLDS.waiting * waits.wait_ns.max()
     steps = len(np.unique(waits.step[waiting]))
     return (
         f"The ranks of {who} start their collectives apart and end them together: the group waits "

@@ -31,20 +31,28 @@ from app.analysis.replay.layout.graph import P2P
 from app.analysis.replay.means import mean, means
 from app.analysis.replay.medians import median
 
-# A link is slow from this ratio to a reference link on, which is this quantile of all.
-_SLOW: Final = 1.8
-_REFERENCE: Final = 0.3
-# A flapping network is slow in this share of the steps; chance strikes in fewer.
-_SPELLS: Final = 0.15
 # Transfers shorter than clocks resolve are not compared.
 _LEAST_NS: Final = 1e3
 
 Link = tuple[int, int]
 
 
-# A slow transfer is replayed as long as the middle one of its type, and healthy ones vary: half of
-# a 95 % interval of what that makes a step differ by.
-_UNSURE: Final = 0.0006
+@dataclass(frozen=True, slots=True)
+class Thresholds:
+    """What decides whether links or the collectives of stages are slow."""
+
+    slow: float = 1.8  # A link is slow from this ratio to the reference on.
+    # The reference is this quantile of all links: half of a few may be slow.
+    reference: float = 0.3
+    # The only stage has a flapping network when it is slow in this share of the steps; chance
+    # strikes in fewer.
+    spells: float = 0.15
+    # Half of a 95 % interval of what a step differs by because a slow transfer is replayed as
+    # long as the median of its type, and healthy ones vary.
+    unsure: float = 0.0006
+
+
+THRESHOLDS: Final = Thresholds()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -103,7 +111,7 @@ def _find(signs: Signs) -> Finding | None:
         where=where,
         figure=figure,
         launches=Launches(late),
-        uncertainty=Uncertainty(_UNSURE),
+        uncertainty=Uncertainty(THRESHOLDS.unsure),
     )
 
 
@@ -158,7 +166,7 @@ def _unrecorded(observation: Observation, slow_at: set[int]) -> dict[int, FloatA
     return {
         node: np.maximum(wait - usual, 0.0)
         for stage, (node, wait) in waits.items()
-        if stage in slow_at and mean(wait) > _SLOW * usual
+        if stage in slow_at and mean(wait) > THRESHOLDS.slow * usual
     }
 
 
@@ -246,13 +254,13 @@ def _collectives(
 
 def _beyond(ratio: FloatArray) -> NDArray[np.bool_]:
     """Return which are far above most of the faster half: half of a few links may be slow."""
-    place = int(_REFERENCE * (ratio.size - 1))
-    return np.asarray(ratio > _SLOW * float(np.partition(ratio, place, axis=None)[place]))
+    place = int(THRESHOLDS.reference * (ratio.size - 1))
+    return np.asarray(ratio > THRESHOLDS.slow * float(np.partition(ratio, place, axis=None)[place]))
 
 
 def _by_spells(by_step: FloatArray) -> NDArray[np.bool_]:
     """Return whether the only stage is slow in some of its steps: it has no other to compare."""
-    return np.asarray([_beyond(steps).mean() >= _SPELLS for steps in by_step], dtype=bool)
+    return np.asarray([_beyond(steps).mean() >= THRESHOLDS.spells for steps in by_step], dtype=bool)
 
 
 def _at_fault(

@@ -32,29 +32,33 @@ from app.analysis.replay.means import mean
 from app.analysis.replay.medians import median
 from app.analysis.wording import percent
 
-# Transfers are slow in a step from this ratio to the quietest steps on; below the lower one a step
-# is quiet.
-_SLOW: Final = 1.8
-_QUIET: Final = 1.2
-# Steps of which so many are slow and so many quiet; of fewer steps than this none can be told.
-_FEWEST: Final = 2
-_ENOUGH: Final = 8
-# The quietest steps: this quantile of all.
-_QUIETEST: Final = 0.1
-# Nearly all links are slow at once: this share of them, each by this ratio.
-_NEARLY_ALL: Final = 0.9
-_TOGETHER: Final = 1.4
 # Transfers of a link and type that tell what it does in a step.
 _SAMPLE: Final = 12
 # Transfers shorter than clocks resolve are not compared.
 _LEAST_NS: Final = 1e3
-# What a single link shows may as well be its own, and is no surer than this.
-_IN_DOUBT: Final = 0.8
 _NAMED: Final = 3
 
 # What carries transfers: the stages at both ends of a link, or the stage of a collective; and
 # their type, of a send and its receive that of one of them.
 _Carrier = tuple[int, int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Thresholds:
+    """What decides whether all links are slow at once in some steps."""
+
+    slow: float = 1.8  # transfers are slow in a step from this ratio to the quietest steps on
+    quiet: float = 1.2  # A step is quiet below this ratio.
+    fewest: int = 2  # steps that must be slow, and that must be quiet
+    enough_steps: int = 8  # in fewer steps spells cannot be told
+    quietest: float = 0.1  # the quietest steps are this quantile of all
+    nearly_all: float = 0.9  # nearly all links are slow at once when this share of them is
+    together: float = 1.4  # A link is slow with the others from this ratio to its quiet steps on.
+    # The highest confidence where a single link shows it, which may be slow itself.
+    in_doubt: float = 0.8
+
+
+THRESHOLDS: Final = Thresholds()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -79,23 +83,26 @@ class _Traffic:
     @property
     def slow(self) -> NDArray[np.bool_]:
         """Return the steps in which transfers are slow, shape (steps,)."""
-        return np.asarray(self.by_step >= _SLOW)
+        return np.asarray(self.by_step >= THRESHOLDS.slow)
 
     @property
     def quiet(self) -> NDArray[np.bool_]:
         """Return the steps that have their usual traffic, shape (steps,)."""
-        return np.asarray(self.by_step < _QUIET)
+        return np.asarray(self.by_step < THRESHOLDS.quiet)
 
     @property
     def by_spells(self) -> bool:
         """Return whether there are slow steps and quiet ones."""
-        return bool(min(self.slow.sum(), self.quiet.sum()) >= _FEWEST)
+        return bool(min(self.slow.sum(), self.quiet.sum()) >= THRESHOLDS.fewest)
 
     @property
     def everywhere(self) -> bool:
         """Return whether nearly all lines are slow in the same steps."""
         usual = np.median(self.level[:, self.quiet], axis=1, keepdims=True)
-        return bool(((self.level / usual)[:, self.slow] >= _TOGETHER).mean() >= _NEARLY_ALL)
+        return bool(
+            ((self.level / usual)[:, self.slow] >= THRESHOLDS.together).mean()
+            >= THRESHOLDS.nearly_all
+        )
 
 
 def _hides(signs: Signs) -> bool:
@@ -106,7 +113,7 @@ def _hides(signs: Signs) -> bool:
 def _congested(observation: Observation) -> list[_Traffic]:
     """Return the families of transfers that are slow everywhere in some steps."""
     layout = observation.layout
-    if layout.pp == 1 or len(layout.steps) < _ENOUGH:
+    if layout.pp == 1 or len(layout.steps) < THRESHOLDS.enough_steps:
         return []
     links, collectives = _carriers(observation)
     found = []
@@ -168,7 +175,7 @@ def _traffic(
         first += len(nodes)
     level = np.concatenate([median(np.concatenate(r)).T for r in by_line.values()])
     by_step = median(level)
-    quietest = float(np.sort(by_step)[int(_QUIETEST * (steps - 1))])
+    quietest = float(np.sort(by_step)[int(THRESHOLDS.quietest * (steps - 1))])
     return _Traffic(units, level, by_step / quietest)
 
 
@@ -179,9 +186,9 @@ def _find(signs: Signs) -> Finding | None:
     if not families:
         return None
     by_step = np.max([family.by_step for family in families], axis=0)
-    slow = by_step >= _SLOW
+    slow = by_step >= THRESHOLDS.slow
     # A step is quiet for all families or for none.
-    busy = by_step >= _QUIET
+    busy = by_step >= THRESHOLDS.quiet
     links, collectives = _carriers(observation)
     transfers: dict[int, FloatArray] = {}
     for units in (links, collectives):
@@ -211,7 +218,7 @@ def _as_when_quiet(
     some = [members[0] for members in moved[:: max(1, len(moved) // _SAMPLE)]]
     taken = observation.recorded_ns[some]
     usual = np.median(taken[:, ~busy], axis=(0, 1))
-    if np.median(taken[:, slow]) < _TOGETHER * max(float(np.median(usual)), _LEAST_NS):
+    if np.median(taken[:, slow]) < THRESHOLDS.together * max(float(np.median(usual)), _LEAST_NS):
         return {}
     # One array for all that take it.
     without = np.where(busy[:, None], np.maximum(usual, 0.0)[None, :], np.inf)
@@ -228,7 +235,7 @@ def _unrecorded(
     late = {}
     for node, wait in unrecorded_reducing(observation).values():
         usual = float(np.median(wait[~busy]))
-        if mean(wait[slow]) >= _TOGETHER * usual:
+        if mean(wait[slow]) >= THRESHOLDS.together * usual:
             late[node] = np.where(busy[:, None], np.maximum(wait - usual, 0.0), 0.0)
     return late
 
@@ -237,14 +244,14 @@ def _doubt(families: list[_Traffic]) -> Doubt | None:
     """Return that one link is slow by itself, where nothing else is slow when it is."""
     if any(len(family.level) > 1 for family in families) or len(families) > 1:
         return None
-    return Doubt(_IN_DOUBT, Alternative())
+    return Doubt(THRESHOLDS.in_doubt, Alternative())
 
 
 def _evidence(
     observation: Observation, families: list[_Traffic], by_step: FloatArray
 ) -> list[Evidence]:
-    slow = by_step >= _SLOW
-    quiet = int((by_step < _QUIET).sum())
+    slow = by_step >= THRESHOLDS.slow
+    quiet = int((by_step < THRESHOLDS.quiet).sum())
     lines = []
     for family in families:
         between = any(low != high for low, high, _ in family.units)
@@ -293,9 +300,11 @@ def _clock(observation: Observation, place: int) -> str:
 
 def _cannot_judge(signs: Signs) -> str | None:
     layout = signs.observation.layout
-    if layout.pp == 1 or len(layout.steps) >= _ENOUGH:
+    if layout.pp == 1 or len(layout.steps) >= THRESHOLDS.enough_steps:
         return None
-    return f"fewer than {_ENOUGH} steps, in which spells of other traffic do not show"
+    return (
+        f"fewer than {THRESHOLDS.enough_steps} steps, in which spells of other traffic do not show"
+    )
 
 
 def _because(cause: Cause, job: JobFacts) -> str:

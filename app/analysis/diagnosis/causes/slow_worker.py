@@ -38,30 +38,36 @@ from app.analysis.replay.means import share_of
 from app.analysis.replay.medians import median
 from app.analysis.trace.model import BACKWARD_COMPUTE, FORWARD_COMPUTE
 
-# A worker is slow from here on, always or in a single step, and beyond what workers scatter by.
-_SLOW: Final = 0.04
-_SLOW_STEP: Final = 0.07
-_TO_SCATTER: Final = 6.0
-# In one direction only it is slow from here on, and lastingly.
-_SLOW_ONE_WAY: Final = 0.1
-# A pass of a burst takes this much longer than its worker's usual one, beyond what passes scatter…
-_BURST: Final = 0.25
-_TO_NOISE: Final = 7.0
-# …and such passes lengthen a worker's forwards and its backwards by this share each, and by several
-# times what they do on the middle worker.
-_LEAST_BURSTS: Final = 0.02
-_TO_MIDDLE: Final = 4.0
-# It is by bursts and not by steps that a worker is slow when they explain so much more.
-_NO_STEPS: Final = 1.2
-# Others count beside the slowest one when in their slow steps they are this much of what it is in
-# its own: how often they are does not matter, each slow step is lost.
-_BESIDE: Final = 0.25
-# Steps are all slow, or slow since one of them, when this share of them is.
-_NEARLY_ALL: Final = 0.9
-# Whoever lastingly is by so much counts beside anybody: with the slowest one replaced, the job
-# would straggle because of it (paper, section 4).
-_STRAGGLING: Final = 0.1
 _NAMED: Final = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Thresholds:
+    """What decides whether a worker is slow."""
+
+    slow: float = 0.04  # A worker is lastingly slow from this excess over its peers on.
+    slow_step: float = 0.07  # …and in a single step from this excess on
+    # …and by this many standard deviations of what healthy workers scatter by.
+    to_scatter: float = 6.0
+    slow_one_way: float = 0.1  # in one direction only it is lastingly slow from this excess on
+    burst: float = 0.25  # A pass of a burst takes this much longer than the worker's typical one.
+    to_noise: float = 7.0  # …and by this many standard deviations of the residuals
+    # Bursts lengthen a worker's forwards and its backwards by this share each.
+    least_bursts: float = 0.02
+    to_median: float = 4.0  # …and by this many times what they do on the median worker
+    # A worker is slow by bursts and not by steps when they explain this many times as much.
+    no_steps: float = 1.2
+    # Other workers count when in their slow steps they are slow by this share of what the
+    # slowest is in its own: each slow step is lost, however often they come.
+    to_slowest: float = 0.25
+    # Steps are all slow, or slow since one of them, when this share of them is.
+    nearly_all: float = 0.9
+    # A worker that is lastingly slow by this much counts in any case: with the slowest one
+    # replaced, the job would straggle because of it (paper, section 4).
+    straggling: float = 0.1
+
+
+THRESHOLDS: Final = Thresholds()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -124,9 +130,11 @@ def _find(signs: Signs) -> Finding | None:
         return None
     severity = excess / np.maximum(found.when.mean(axis=1), 1e-9)
     slowest = np.unravel_index(np.argmax(excess), excess.shape)
-    lasting = found.when.mean(axis=1) >= _NEARLY_ALL
-    beside = severity >= np.where(lasting, _STRAGGLING, np.inf)
-    chosen = np.argwhere((excess > 0) & (beside | (severity >= _BESIDE * severity[slowest])))
+    lasting = found.when.mean(axis=1) >= THRESHOLDS.nearly_all
+    beside = severity >= np.where(lasting, THRESHOLDS.straggling, np.inf)
+    chosen = np.argwhere(
+        (excess > 0) & (beside | (severity >= THRESHOLDS.to_slowest * severity[slowest]))
+    )
     workers = sorted(
         ((int(dp), int(pp)) for pp, dp in chosen), key=lambda w: -float(excess[w[1], w[0]])
     )
@@ -153,11 +161,13 @@ def _by_step(slowness: Mapping[str, FloatArray]) -> _Slow:
     forward, backward = slowness[FORWARD_COMPUTE], slowness[BACKWARD_COMPUTE]
     both, either = np.minimum(forward, backward), np.maximum(forward, backward)
     lasting = median(both.swapaxes(0, 1))
-    limit = 1 + max(_SLOW, _TO_SCATTER * scatter_of_most(lasting))
-    limit_step = 1 + max(_SLOW_STEP, _TO_SCATTER * scatter_of_most(both / lasting[:, None, :]))
+    limit = 1 + max(THRESHOLDS.slow, THRESHOLDS.to_scatter * scatter_of_most(lasting))
+    limit_step = 1 + max(
+        THRESHOLDS.slow_step, THRESHOLDS.to_scatter * scatter_of_most(both / lasting[:, None, :])
+    )
     slow = (both > limit_step) | ((both > limit) & (lasting > limit)[:, None, :])
     lasting = median(either.swapaxes(0, 1))
-    limit = 1 + max(_SLOW_ONE_WAY, _TO_SCATTER * scatter_of_most(lasting))
+    limit = 1 + max(THRESHOLDS.slow_one_way, THRESHOLDS.to_scatter * scatter_of_most(lasting))
     one_way = ~slow & (either > limit) & (lasting > limit)[:, None, :]
     level = np.where(one_way, (forward + backward) / 2, both)
     return _Slow(slowness, level, slow | one_way)
@@ -171,7 +181,7 @@ def _bursts(usual: Usual, by_step: FloatArray) -> _Bursts | None:
     forward, backward = usual.left[FORWARD_COMPUTE], usual.left[BACKWARD_COMPUTE]
     if forward[:, 0, 0].size == 1:
         return None
-    limit = 1 + max(_BURST, _TO_NOISE * usual.noise)
+    limit = 1 + max(THRESHOLDS.burst, THRESHOLDS.to_noise * usual.noise)
     shares = []
     for left in (forward, backward):
         # Stage by stage: copies of everything would be what a large session's analysis needs most.
@@ -182,7 +192,9 @@ def _bursts(usual: Usual, by_step: FloatArray) -> _Bursts | None:
         shares.append(np.array(by_stage))
     share = np.minimum(*shares)
     middle = float(lower_median(share.ravel(), axis=0))
-    workers = share > np.maximum(max(_LEAST_BURSTS, _TO_MIDDLE * middle), _NO_STEPS * by_step)
+    workers = share > np.maximum(
+        max(THRESHOLDS.least_bursts, THRESHOLDS.to_median * middle), THRESHOLDS.no_steps * by_step
+    )
     return _Bursts(limit, workers) if workers.any() else None
 
 
@@ -248,7 +260,7 @@ def _ratios(
 
 def _spells(when: NDArray[np.bool_], times: float) -> SlowSpells | None:
     """Return in how many steps the slowest worker is slow and how much, if not in nearly all."""
-    if share_of(when) >= _NEARLY_ALL:
+    if share_of(when) >= THRESHOLDS.nearly_all:
         return None
     return SlowSpells(steps=int(when.sum()), of=len(when), times=times)
 
@@ -283,10 +295,10 @@ def _evidence(
 def _when(observation: Observation, slow: NDArray[np.bool_]) -> str:
     """Say in which steps a worker is slow."""
     count, share = len(slow), share_of(slow)
-    if share >= _NEARLY_ALL:
+    if share >= THRESHOLDS.nearly_all:
         return f"in all {count} steps" if slow.all() else f"in {int(slow.sum())} of {count} steps"
     first = int(np.argmax(slow))
-    if share_of(slow[first:]) >= _NEARLY_ALL and first > 1:
+    if share_of(slow[first:]) >= THRESHOLDS.nearly_all and first > 1:
         return f"in every step since {int(observation.layout.steps[first])}"
     return f"in {int(slow.sum())} of {count} steps"
 

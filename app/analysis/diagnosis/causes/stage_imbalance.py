@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Final
 
 from app.analysis.diagnosis.causes.kind import CauseKind, Plan, needs_like_stages
@@ -9,8 +10,16 @@ from app.analysis.diagnosis.finding import Cause, Finding
 from app.analysis.diagnosis.places import JobFacts
 from app.analysis.diagnosis.signs import Signs
 
-# Below this confidence a stage of one DP rank may have a slow worker instead.
-_SURE: Final = 0.9
+
+@dataclass(frozen=True, slots=True)
+class Thresholds:
+    """What decides how the verdict names a heavy stage."""
+
+    # Below this confidence a stage of one DP rank may have a slow worker instead.
+    sure: float = 0.9
+
+
+THRESHOLDS: Final = Thresholds()
 
 
 def _find(signs: Signs) -> Finding | None:
@@ -21,7 +30,7 @@ def _find(signs: Signs) -> Finding | None:
 def _because(cause: Cause, job: JobFacts) -> str:
     stage = cause.where.stage
     which = f"the last stage ({stage})" if stage == job.last_stage else f"stage {stage}"
-    if len(job.ranks) == 1 and (cause.confidence or 0.0) < _SURE:
+    if len(job.ranks) == 1 and (cause.confidence or 0.0) < THRESHOLDS.sure:
         return f"{which} takes longer than the others: uneven cost or a slow worker"
     return f"{which} is heavier than the others"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Final
 
@@ -21,38 +21,46 @@ from app.analysis.replay.layout.dense import FloatArray
 from app.analysis.replay.medians import median
 from app.analysis.trace.model import BACKWARD_COMPUTE, FORWARD_COMPUTE
 
-# Heat changes how slow a worker is by this much at least, and by several times what chance does.
-_LEAST_RANGE: Final = 0.1
-_TO_SCATTER: Final = 8.0
-# From one step to the next it is a move from here on.
-_LEAST_MOVE: Final = 0.02
-_MOVE_TO_SCATTER: Final = 4.0
-# Heat comes and goes over several steps: so many moves one way on end, or fewer again and again,
-# that are this much of the range and together so much of all moves, and of which none is most…
-_MOVES: Final = 3
-_MOVES_AGAIN: Final = 2
-_OF_RANGE: Final = 0.4
-_OF_ALL: Final = 0.2
-_ONE_MOVE: Final = 0.6
-# …but that the first of many is, where steps are calm: a device nears the heat that it ends up with
-# ever more slowly…
-_ONE_OF_MANY: Final = 0.7
-# …while chance turns at two of three steps. Of two levels there are no moves in between.
-_MOST_TURNS: Final = 0.6
-# Steps are calm where squares of moves are at most this much of those of distances from the mean;
-# chance makes them twice as much (von Neumann 1941).
-_CALM: Final = 1.4
-# Where each move is too small to be told from chance, that alone tells. A worker of two levels
-# moves as seldom, but is rarely in between.
-_SMOOTH: Final = 0.7
-_BETWEEN: Final = 0.15
-_QUARTER: Final = 0.25
-# A worker has heated up when it is this share of the way from its coolest to its hottest step, and
-# cooled down when it is as far back.
-_WARM: Final = 0.7
-# Others count beside the hottest when they slow down by this much of what it does.
-_BESIDE: Final = 0.25
 _NAMED: Final = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Thresholds:
+    """What decides whether a worker drifts as a hot device does."""
+
+    least_range: float = 0.1  # heat changes how slow a worker is by this much over the session
+    to_scatter: float = 8.0  # …and by this many standard deviations of what workers scatter by
+    least_move: float = 0.02  # from one step to the next a change of this size is a move
+    move_to_scatter: float = 4.0  # …that is this many standard deviations
+    moves: int = 3  # heat comes or goes in this many moves one way in a row
+    moves_again: int = 2  # …or in this many, again and again
+    of_range: float = 0.4  # such a climb is this share of the range
+    of_all: float = 0.2  # all climbs together are this share of all moves
+    one_move: float = 0.6  # no move is a larger share of its climb
+    # …but the first of many is up to this share where steps are calm: a device nears the heat
+    # that it ends up with ever more slowly.
+    one_of_many: float = 0.7
+    # The direction changes at this share of the steps at most; chance turns at two of three.
+    most_turns: float = 0.6
+    # Steps are calm where the squares of moves are at most this many times those of distances
+    # from the mean; chance makes them twice as much (von Neumann 1941).
+    calm: float = 1.4
+    # Below this ratio calmness alone tells, where each move is too small to be told from
+    # chance.
+    smooth: float = 0.7
+    # …if this share of the steps lies between cool and hot: a worker of two levels moves as
+    # seldom.
+    between: float = 0.15
+    # Between cool and hot is what is this share of the range away from either.
+    quarter: float = 0.25
+    # A worker has heated up at this share of the way from its coolest to its hottest step, and
+    # cooled down when it is as far back.
+    warm: float = 0.7
+    # Other workers count when their range is this share of that of the hottest.
+    to_hottest: float = 0.25
+
+
+THRESHOLDS: Final = Thresholds()
 
 
 def _find(signs: Signs) -> Finding | None:
@@ -66,14 +74,20 @@ def _find(signs: Signs) -> Finding | None:
     # Chance moves a worker by so much of what it takes, slow as it is.
     levels = both / median(both.swapaxes(0, 1))[:, None, :]
     range_ = np.ptp(levels, axis=1)
-    if range_.max() < _LEAST_RANGE:
+    if range_.max() < THRESHOLDS.least_range:
         return None
     noise = scatter_of_most(levels)
-    least = max(_LEAST_RANGE, _TO_SCATTER * noise, _BESIDE * float(range_.max()))
+    least = max(
+        THRESHOLDS.least_range,
+        THRESHOLDS.to_scatter * noise,
+        THRESHOLDS.to_hottest * float(range_.max()),
+    )
     workers = [
         (int(dp), int(pp))
         for pp, dp in np.argwhere(range_ >= least)
-        if _drifts(levels[pp, :, dp], max(_LEAST_MOVE, _MOVE_TO_SCATTER * noise))
+        if _drifts(
+            levels[pp, :, dp], max(THRESHOLDS.least_move, THRESHOLDS.move_to_scatter * noise)
+        )
     ]
     # What drifts nearly everywhere is no worker's heat.
     if not workers or len(workers) > both[:, 0].size / 2:
@@ -105,15 +119,20 @@ def _drifts(ratio: FloatArray, least: float) -> bool:
     """Return whether a worker's slowness comes or goes over several steps, and not by chance."""
     moves, away = np.diff(ratio), ratio - ratio.mean()
     restless = float((moves**2).sum() / (away**2).sum())
-    if restless <= _SMOOTH and _is_between(ratio):
+    if restless <= THRESHOLDS.smooth and _is_between(ratio):
         return True
-    return _climbs(ratio, least, _ONE_OF_MANY if restless <= _CALM else _ONE_MOVE)
+    return _climbs(
+        ratio, least, THRESHOLDS.one_of_many if restless <= THRESHOLDS.calm else THRESHOLDS.one_move
+    )
 
 
 def _is_between(ratio: FloatArray) -> bool:
     """Return whether many steps are between cool and hot."""
     share = (ratio - ratio.min()) / np.ptp(ratio)
-    return bool(((share > _QUARTER) & (share < 1 - _QUARTER)).mean() >= _BETWEEN)
+    return bool(
+        ((share > THRESHOLDS.quarter) & (share < 1 - THRESHOLDS.quarter)).mean()
+        >= THRESHOLDS.between
+    )
 
 
 def _climbs(ratio: FloatArray, least: float, most: float) -> bool:
@@ -128,17 +147,18 @@ def _climbs(ratio: FloatArray, least: float, most: float) -> bool:
     for up, run in groupby(moves.tolist(), key=lambda move: move > 0):
         heights = np.abs(list(run))
         height = float(heights.sum())
-        moved = min(len(heights), _MOVES)
-        largest = height * (most if moved == _MOVES else _ONE_MOVE)
-        if height >= _OF_RANGE * np.ptp(ratio) and heights.max() <= largest:
+        moved = min(len(heights), THRESHOLDS.moves)
+        largest = height * (most if moved == THRESHOLDS.moves else THRESHOLDS.one_move)
+        if height >= THRESHOLDS.of_range * np.ptp(ratio) and heights.max() <= largest:
             climbs[up, moved] += 1
             climbed += height
     gradual = any(
-        climbs[up, _MOVES] or climbs[up, _MOVES_AGAIN] >= _MOVES_AGAIN for up in (False, True)
+        climbs[up, THRESHOLDS.moves] or climbs[up, THRESHOLDS.moves_again] >= THRESHOLDS.moves_again
+        for up in (False, True)
     )
     turns = int(np.count_nonzero(np.diff(moves > 0)))
-    often = climbed >= _OF_ALL * float(np.abs(moves).sum())
-    return gradual and often and turns <= _MOST_TURNS * (len(ratio) - 2)
+    often = climbed >= THRESHOLDS.of_all * float(np.abs(moves).sum())
+    return gradual and often and turns <= THRESHOLDS.most_turns * (len(ratio) - 2)
 
 
 def _cycle(ratio: FloatArray) -> int | None:
@@ -146,9 +166,9 @@ def _cycle(ratio: FloatArray) -> int | None:
     share = (ratio - ratio.min()) / np.ptp(ratio)
     rises, cool = [], False
     for step, warm in enumerate(share.tolist()):
-        if cool and warm >= _WARM:
+        if cool and warm >= THRESHOLDS.warm:
             rises.append(step)
-        cool = warm < _WARM and (cool or warm <= 1 - _WARM)
+        cool = warm < THRESHOLDS.warm and (cool or warm <= 1 - THRESHOLDS.warm)
     return round((rises[-1] - rises[0]) / (len(rises) - 1)) if len(rises) > 1 else None
 
 

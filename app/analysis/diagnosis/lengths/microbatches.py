@@ -26,37 +26,41 @@ from app.analysis.replay.layout.dense import FloatArray
 from app.analysis.replay.medians import median, quantiles
 from app.analysis.trace.model import BACKWARD_COMPUTE, FORWARD_COMPUTE
 
-# Microbatches differ when their times on most DP ranks scatter by this much, and by several times
-# what one microbatch scatters over the stages.
-_LEAST_SCATTER: Final = 0.025
-_SCATTER_TO_NOISE: Final = 2.0
-# …and forward and backward follow each other.
-_LEAST_CORRELATION: Final = 0.6
-# Or a few of them are longer than most of their step by this much, and by several times what one
-# scatters…
-_LONG: Final = 0.2
-_LONG_TO_NOISE: Final = 8.0
-_FEWEST_LONG: Final = 3
-# …in both directions: so many of those that are in one. With one stage there are more, half of the
-# DP ranks have them, and none has more than this share of them.
-_FEWEST_ON_ONE_STAGE: Final = 5
-_TOGETHER: Final = 0.5
-_ON_ONE_RANK: Final = 0.75
-# Or times follow the recorded lengths.
-_FOLLOW: Final = 0.8
-# A stage whose times rise by less than this share of what those of another do tells nothing of how
-# long a microbatch is.
-_TELLING: Final = 0.34
-# No microbatch takes less than this share of the middle one.
-_LEAST: Final = 0.02
-# Times so many standard deviations off are none that lengths make.
-_OUTLYING: Final = 4.0
-# So many standard errors of a median a worker can seem slow because of its microbatches.
-_CHANCES: Final = 6.0
-# Stages say the same of a DP rank's microbatches when they are by no more than this apart.
-_ALIKE: Final = 0.05
 # Computations that are enough to tell whether lengths differ.
 _ENOUGH: Final = 150_000
+
+
+@dataclass(frozen=True, slots=True)
+class Thresholds:
+    """What decides whether microbatches have times of their own."""
+
+    # Microbatches differ when their times scatter by this share on most DP ranks.
+    least_scatter: float = 0.025
+    # …and by this many times what one microbatch scatters over the stages.
+    scatter_to_noise: float = 2.0
+    # …and forward and backward follow each other with this correlation.
+    least_correlation: float = 0.6
+    long: float = 0.2  # or a few of them are longer than most of their step by this share
+    long_to_noise: float = 8.0  # …and by this many standard deviations of what one scatters
+    fewest_long: int = 3  # there are at least this many long ones
+    fewest_on_one_stage: int = 5  # with one stage there are at least this many
+    together: float = 0.5  # of those that are long in one direction this share is so in both
+    on_one_rank: float = 0.75  # with one stage no DP rank has more than this share of them
+    follow: float = 0.8  # or times follow the recorded lengths with this correlation
+    # A stage whose times rise by less than this share of what those of another do tells nothing
+    # of how long a microbatch is.
+    telling: float = 0.34
+    least: float = 0.02  # no microbatch takes less than this share of the median one
+    # Times that are this many standard deviations off are not made by lengths.
+    outlying: float = 4.0
+    # A worker can seem slow because of its microbatches by this many standard errors of a
+    # median.
+    chances: float = 6.0
+    # Stages agree about a DP rank's microbatches when they are at most this share apart.
+    alike: float = 0.05
+
+
+THRESHOLDS: Final = Thresholds()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -90,7 +94,7 @@ class Microbatches:
         base, below, above = self.curves[stage].astype(factor.dtype)
         under = np.minimum(factor, 1)
         found = base + below * under + above * (factor - under)
-        return np.asarray(np.maximum(found, _LEAST), dtype=factor.dtype)
+        return np.asarray(np.maximum(found, THRESHOLDS.least), dtype=factor.dtype)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -157,15 +161,15 @@ def tell_difference(
     noise = _noise(some, rise[BACKWARD_COMPUTE])
     scatter, by_lane = _scatter(backward)
     correlation = _correlation(forward, backward)
-    long = 1 + max(_LONG, _LONG_TO_NOISE * noise)
-    if correlation >= _LEAST_CORRELATION and by_lane >= max(
-        _LEAST_SCATTER, _SCATTER_TO_NOISE * noise
+    long = 1 + max(THRESHOLDS.long, THRESHOLDS.long_to_noise * noise)
+    if correlation >= THRESHOLDS.least_correlation and by_lane >= max(
+        THRESHOLDS.least_scatter, THRESHOLDS.scatter_to_noise * noise
     ):
         return Difference(True, scatter, correlation, False, long, noise, rise)  # noqa: FBT003
     # How much most microbatches scatter says nothing of how much a long one takes.
     backward = _common(some[BACKWARD_COMPUTE], even[BACKWARD_COMPUTE])
     rare = False
-    if np.count_nonzero(backward > long) >= _FEWEST_LONG:
+    if np.count_nonzero(backward > long) >= THRESHOLDS.fewest_long:
         forward = _common(some[FORWARD_COMPUTE], even[FORWARD_COMPUTE])
         rare = _few_are_long(forward > long, backward > long, several=several)
     differ = rare or _follow(lengths, relative[BACKWARD_COMPUTE])
@@ -187,7 +191,7 @@ def _rise(within: SingleArray) -> FloatArray:
     middle = float(median(scatter))
     if middle <= 0:
         return np.ones(len(within))
-    return np.asarray(np.maximum(scatter / middle, _LEAST))
+    return np.asarray(np.maximum(scatter / middle, THRESHOLDS.least))
 
 
 def _spreads(within: SingleArray) -> FloatArray:
@@ -199,11 +203,11 @@ def _spreads(within: SingleArray) -> FloatArray:
 
 def _common(within: NDArray[Real], rise: FloatArray) -> NDArray[Real]:
     """Return what the stages have in common, given by how much each rises with it."""
-    telling = (rise >= _TELLING * rise.max()).nonzero()[0]
+    telling = (rise >= THRESHOLDS.telling * rise.max()).nonzero()[0]
     # Of two stages the lower one: a worker's burst is no long microbatch.
     aligned = [1 + (within[stage] - 1) / within.dtype.type(rise[stage]) for stage in telling]
     common = aligned[0] if len(aligned) == 1 else lower_median(np.array(aligned), axis=0)
-    return np.asarray(np.maximum(common, _LEAST), dtype=within.dtype)
+    return np.asarray(np.maximum(common, THRESHOLDS.least), dtype=within.dtype)
 
 
 def _noise(some: Mapping[str, SingleArray], rise: FloatArray) -> float:
@@ -247,16 +251,18 @@ def _few_are_long(
     """
     both = forward & backward
     count = int(both.sum())
-    if count < _FEWEST_LONG or count < _TOGETHER * int((forward | backward).sum()):
+    if count < THRESHOLDS.fewest_long or count < THRESHOLDS.together * int(
+        (forward | backward).sum()
+    ):
         return False
     if several:
         return True
     by_rank = both.sum(axis=(0, 1))
     return bool(
         len(by_rank) > 1
-        and count >= _FEWEST_ON_ONE_STAGE
+        and count >= THRESHOLDS.fewest_on_one_stage
         and (by_rank > 0).sum() >= max(2, len(by_rank) / 2)
-        and by_rank.max() <= _ON_ONE_RANK * count
+        and by_rank.max() <= THRESHOLDS.on_one_rank * count
     )
 
 
@@ -266,9 +272,9 @@ def _follow(lengths: RecordedLengths | None, relative: SingleArray) -> bool:
         return False
     times = lengths.of(lower_median(relative, axis=0))
     explained = lengths.explain(times)
-    if explained.std() < _LEAST_SCATTER * explained.mean() or times.std() == 0:
+    if explained.std() < THRESHOLDS.least_scatter * explained.mean() or times.std() == 0:
         return False
-    return float(np.corrcoef(times, explained)[0, 1]) >= _FOLLOW
+    return float(np.corrcoef(times, explained)[0, 1]) >= THRESHOLDS.follow
 
 
 def take_off(
@@ -314,7 +320,7 @@ def _curve(times: SingleArray, factor: SingleArray, rise: float, scatter: float)
     known = np.stack([np.ones_like(x), under, x - under], axis=-1)
     apart = y - known @ best
     # Bursts and stalls do not bend it.
-    near = np.abs(apart) <= max(_OUTLYING * spread(apart), scatter)
+    near = np.abs(apart) <= max(THRESHOLDS.outlying * spread(apart), scatter)
     found: FloatArray = np.linalg.lstsq(known[near], y[near], rcond=None)[0]
     return found if (found[1:] >= 0).all() else best
 
@@ -328,7 +334,7 @@ def chance(scatter: float, passes: Passes, *, lasting: bool) -> float:
     # Chunks compute the same microbatches.
     microbatches = count / (int(passes.chunk.max()) + 1)
     error = 1.25 * scatter / np.sqrt(microbatches * (steps if lasting else 1))
-    return float(max(_CHANCES * np.sqrt(2) * error, _LEAST_SCATTER))
+    return float(max(THRESHOLDS.chances * np.sqrt(2) * error, THRESHOLDS.least_scatter))
 
 
 def by_chance(times: FloatArray, rise: FloatArray, error: float) -> FloatArray:
@@ -338,9 +344,9 @@ def by_chance(times: FloatArray, rise: FloatArray, error: float) -> FloatArray:
     beyond that on some stages is a slow worker's, or that of peers beside one; where all stages
     say the same the DP rank has longer microbatches.
     """
-    telling = rise >= _TELLING * rise.max()
+    telling = rise >= THRESHOLDS.telling * rise.max()
     by = rise[telling].reshape(-1, *[1] * (times.ndim - 1))
-    aligned = np.maximum(1 + (times[telling] - 1) / by, _LEAST)
+    aligned = np.maximum(1 + (times[telling] - 1) / by, THRESHOLDS.least)
     likely = np.maximum(aligned, 1 / aligned) <= 1 + error
     count = likely.sum(axis=0)
     in_order = np.sort(np.where(likely, aligned, np.inf), axis=0)
@@ -348,5 +354,5 @@ def by_chance(times: FloatArray, rise: FloatArray, error: float) -> FloatArray:
     if len(aligned) == 1:
         return np.where(count > 0, middle, 1.0)
     low, high = aligned.min(axis=0), aligned.max(axis=0)
-    alike = np.where(high <= (1 + _ALIKE) * low, low, 1.0)
+    alike = np.where(high <= (1 + THRESHOLDS.alike) * low, low, 1.0)
     return np.where(count > 0, middle, alike)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from math import log
 from typing import Final
 
@@ -19,15 +19,26 @@ from app.analysis.diagnosis.ranks.waits import Waiting, Waits, computing_ns, hol
 from app.analysis.replay.layout.dense import FloatArray, IntArray
 from app.analysis.replay.medians import median
 
-# The same rank of so many groups is late: not that it is slow, but that it has more to do.
-_ALIKE: Final = 0.8
 FEWEST: Final = 2
-# So it is in a single group whose other ranks wait differently long, by this share of the longest
-# wait: each has more to do than the one before. Two ranks do not tell.
-_GRADED: Final = 0.3
 TELLING: Final = 3
-# A group that is said to wait for more of its computing time than this was not recorded rightly.
-_MOST: Final = 0.95
+
+
+@dataclass(frozen=True, slots=True)
+class Thresholds:
+    """What decides whether sequences are divided unevenly."""
+
+    # The same rank is late in this share of the groups: not that it is slow, but that it has
+    # more to do.
+    alike: float = 0.8
+    # In a single group the other ranks wait differently long, by this share of the longest
+    # wait: each has more to do than the one before.
+    graded: float = 0.3
+    # A group that seems to wait for a larger share of its computing time was not recorded
+    # rightly.
+    most: float = 0.95
+
+
+THRESHOLDS: Final = Thresholds()
 
 
 def cells(observation: Observation) -> int:
@@ -40,11 +51,11 @@ def is_division(observation: Observation, groups: Sequence[Waiting]) -> bool:
     if cells(observation) >= FEWEST:
         places = [group.slowest for group in groups]
         most = max(places.count(place) for place in places)
-        return most >= max(FEWEST, _ALIKE * cells(observation))
+        return most >= max(FEWEST, THRESHOLDS.alike * cells(observation))
     waiting_ns = np.sort(_waiting_ns(groups[0]))[1:]
     if len(groups[0].by_rank) < TELLING:
         return False
-    return bool(np.ptp(waiting_ns) >= _GRADED * waiting_ns.max())
+    return bool(np.ptp(waiting_ns) >= THRESHOLDS.graded * waiting_ns.max())
 
 
 def as_divided_evenly(observation: Observation, groups: Sequence[Waiting]) -> list[Waiting]:
@@ -75,7 +86,7 @@ def if_divided(group: Waiting) -> float:
 
     As the difference of the logarithms: divided evenly, both of them do half of that.
     """
-    share = min(group.share, _MOST)
+    share = min(group.share, THRESHOLDS.most)
     return log((1 - share / 2) / (1 - share))
 
 

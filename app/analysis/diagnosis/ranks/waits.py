@@ -26,20 +26,27 @@ from app.analysis.trace.model import Sizes, Trace
 
 TENSOR_TYPES: Final = ("tp-all-gather", "tp-reduce-scatter", "tp-all-reduce")
 CONTEXT_TYPES: Final = ("cp-all-gather", "cp-reduce-scatter", "cp-all-to-all")
-# A group waits for a rank when that costs this share of its computing, and several times as much
-# as it costs the middle group.
-LEAST_SHARE: Final = 0.03
-_TO_MIDDLE: Final = 4.0
-# What a healthy group waits, as a share of its computing, where there is none to tell: ranks differ
-# by some tenths of a percent, and who is first waits.
-USUAL_WAIT: Final = 0.003
-_TWICE: Final = 2.0
-# Healthy groups differ by this share of what they wait.
-_DIFFER: Final = 0.5
 # So many groups are evidence; the rest has only a place.
 LISTED: Final = 3
-# It is one rank's fault when that rank is last for this share of the waiting.
-_SAME_RANK: Final = 0.8
+
+
+@dataclass(frozen=True, slots=True)
+class Thresholds:
+    """What decides whether a group waits for its ranks."""
+
+    least_share: float = 0.03  # A group waits when that costs this share of its computing.
+    to_median: float = 4.0  # …and this many times what it costs the median group
+    # What a healthy group waits, as a share of its computing, where there is none to tell:
+    # ranks differ by some tenths of a percent, and the first one waits.
+    typical_wait: float = 0.003
+    # Where no healthy group tells its wait, that may be longer by this many half intervals.
+    twice: float = 2.0
+    differ: float = 0.5  # healthy groups differ by this share of what they wait
+    # It is one rank's fault when that rank is last for this share of the waiting.
+    same_rank: float = 0.8
+
+
+THRESHOLDS: Final = Thresholds()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -90,8 +97,8 @@ class Waiting:
     waits: Waits
     share: float
     by_rank: FloatArray
-    usual: float = USUAL_WAIT
-    told: bool = False
+    usual: float
+    told: bool
 
     @property
     def cell(self) -> Worker:
@@ -111,7 +118,7 @@ class Waiting:
     @property
     def of_one_rank(self) -> bool:
         """Return whether it waits for the same rank nearly always."""
-        return self.concentration >= _SAME_RANK
+        return self.concentration >= THRESHOLDS.same_rank
 
 
 def has_tensor_ranks(trace: Trace, types: Sequence[str] = TENSOR_TYPES) -> bool:
@@ -193,21 +200,28 @@ def _waits(observation: Observation, rows: IntArray) -> Waits | None:
     )
 
 
+def costs_enough(share: float) -> bool:
+    """Return whether waiting for a share of the computing is more than chance makes."""
+    return share >= THRESHOLDS.least_share
+
+
 def waiting_groups(
-    observation: Observation, waits: Sequence[Waits], *, to_middle: float = _TO_MIDDLE
+    observation: Observation, waits: Sequence[Waits], *, to_median: float | None = None
 ) -> list[Waiting]:
     """Return the groups that wait for a rank, the longest wait first.
 
-    They wait `to_middle` times as much as the middle group, or more.
+    They wait `to_median` times as much as the median group, or more; by default the threshold.
     """
     total = computing_ns(observation)
     shares = np.array([w.wait_ns.sum() / total[w.cell[1], w.cell[0]] for w in waits])
     if not len(shares):
         return []
     middle = float(np.median(shares)) if len(shares) > 2 else 0.0  # noqa: PLR2004 - of two there is none
-    limit = max(LEAST_SHARE, to_middle * middle)
+    if to_median is None:
+        to_median = THRESHOLDS.to_median
+    limit = max(THRESHOLDS.least_share, to_median * middle)
     others = shares[shares < limit]
-    usual = float(median(others)) if len(others) else USUAL_WAIT
+    usual = float(median(others)) if len(others) else THRESHOLDS.typical_wait
     found = [
         Waiting(wait, share, by_rank / by_rank.sum(), usual, told=len(others) > 0)
         for wait, share in zip(waits, shares.tolist(), strict=True)
@@ -245,7 +259,7 @@ def without_waits(observation: Observation, groups: Sequence[Waiting]) -> Uncert
     reference = unsure_of_usual(groups[0].usual, len(groups)) * len(ranks) / observation.layout.dp
     return Uncertainty(
         reference,
-        longer=0.0 if groups[0].told else _TWICE * reference,
+        longer=0.0 if groups[0].told else THRESHOLDS.twice * reference,
         hiding=kept_waiting(observation, [group.cell for group in groups]),
     )
 
@@ -256,7 +270,7 @@ def unsure_of_usual(usual: float, groups: int) -> float:
     Healthy groups differ by half of what they wait, each from the others: the more there are the
     better is known what they wait together.
     """
-    return _DIFFER * usual / sqrt(groups)
+    return THRESHOLDS.differ * usual / sqrt(groups)
 
 
 def computations_without(

@@ -11,8 +11,7 @@ import pytest
 
 from app.analysis.diagnosis.finding import Judged
 from app.analysis.diagnosis.headline import (
-    HIDDEN,
-    MODEL,
+    THRESHOLDS,
     Headline,
     HeadlineKind,
     interval_of,
@@ -95,7 +94,7 @@ def alike(**changes: Any) -> Judged:  # noqa: ANN401 - fields of Judged
 
 
 def test_what_is_not_known_of_the_healthy_job_widens_the_interval_to_both_sides() -> None:
-    assert half_widths(alike()) == pytest.approx((MODEL, MODEL))
+    assert half_widths(alike()) == pytest.approx((THRESHOLDS.model, THRESHOLDS.model))
     assert half_widths(alike(uncertainty=Uncertainty(0.01))) == pytest.approx(
         (0.01, 0.01), rel=0.01
     )
@@ -136,17 +135,19 @@ def test_no_interval_is_narrower_than_what_drawing_steps_anew_gives() -> None:
 def test_launches_that_are_late_anyhow_would_make_the_slowdown_less() -> None:
     below, above = half_widths(alike(recorded_s=2.04))
 
-    assert above == pytest.approx(MODEL)
+    assert above == pytest.approx(THRESHOLDS.model)
     # 0.04 s are added to 1 s: a slowdown of 2.04 / 1.04, and as much again and more may be hidden
     assert below > np.log(2 / (2.04 / 1.04))
-    assert below == pytest.approx(np.log(2 / (2.04 / 1.04)) + HIDDEN * 0.04, abs=1e-3)
+    assert below == pytest.approx(np.log(2 / (2.04 / 1.04)) + THRESHOLDS.hidden * 0.04, abs=1e-3)
 
 
 def test_a_cause_hides_late_launches_of_the_workers_that_it_keeps_waiting() -> None:
     stays = float(np.log(2 / (2.04 / 1.04)))
     for hiding in (0.0, 0.5, 1.0):
         below, _ = half_widths(alike(recorded_s=2.04, uncertainty=Uncertainty(hiding=hiding)))
-        assert below == pytest.approx(stays + hypot(MODEL, HIDDEN * hiding * 0.04))
+        assert below == pytest.approx(
+            stays + hypot(THRESHOLDS.model, THRESHOLDS.hidden * hiding * 0.04)
+        )
 
 
 def test_what_is_late_where_hosts_wait_for_transfers_may_be_late_because_of_the_causes() -> None:
@@ -164,8 +165,8 @@ def test_what_is_late_where_hosts_wait_for_transfers_may_be_late_because_of_the_
 def test_a_recording_that_is_shorter_than_its_replay_may_be_slowed_down_more() -> None:
     below, above = half_widths(alike(recorded_s=1.98))
 
-    assert below == pytest.approx(MODEL)
-    assert above == pytest.approx(HIDDEN * 0.02, rel=0.01)
+    assert below == pytest.approx(THRESHOLDS.model)
+    assert above == pytest.approx(THRESHOLDS.hidden * 0.02, rel=0.01)
 
 
 def test_a_replay_off_by_the_most_that_is_believed_has_an_interval() -> None:
@@ -182,7 +183,7 @@ def test_steps_that_compute_more_are_no_slower_where_all_would_compute_the_mean(
 
     assert sum(half_widths(chance)) > 0.05
     assert half_widths(replace(chance, uncertainty=Uncertainty(work=work))) == pytest.approx(
-        (MODEL, MODEL)
+        (THRESHOLDS.model, THRESHOLDS.model)
     )
 
 

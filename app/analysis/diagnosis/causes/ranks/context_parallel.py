@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from math import hypot
 from typing import Final
 
@@ -40,8 +40,16 @@ from app.analysis.diagnosis.ranks.waits import (
 )
 from app.analysis.diagnosis.signs import Signs
 
-# Of a slow rank and one with more to do neither is surer than this where two ranks do not tell.
-_IN_DOUBT: Final = 0.85
+
+@dataclass(frozen=True, slots=True)
+class Thresholds:
+    """What decides how sure a late rank is."""
+
+    # The highest confidence where two ranks do not tell a slow one from one with more to do.
+    in_doubt: float = 0.85
+
+
+THRESHOLDS: Final = Thresholds()
 
 
 def _is_recorded(observation: Observation) -> bool:
@@ -58,9 +66,9 @@ def _waiting(observation: Observation) -> list[Waiting]:
     """Return the groups that wait for one rank, the longest wait first."""
     if not _is_recorded(observation):
         return []
-    # Where sequences are divided unevenly all groups wait alike: the middle one is no measure.
+    # Where sequences are divided unevenly all groups wait alike: the median is no measure.
     waits = measure_waits(observation, CONTEXT_TYPES)
-    groups = waiting_groups(observation, waits, to_middle=0.0)
+    groups = waiting_groups(observation, waits, to_median=0.0)
     return [group for group in groups if group.of_one_rank]
 
 
@@ -94,7 +102,7 @@ def _find(signs: Signs) -> Finding | None:
             hiding=0.0 if divided else known.hiding,
             longer=hypot(known.longer, if_divided(groups[0])) if untold else known.longer,
         ),
-        doubt=Doubt(_IN_DOUBT) if untold else None,
+        doubt=Doubt(THRESHOLDS.in_doubt) if untold else None,
     )
 
 

@@ -18,12 +18,12 @@ from app.analysis.diagnosis.finding import Cause, Change, Evidence, Finding
 from app.analysis.diagnosis.observation import COMPUTATIONS, Observation
 from app.analysis.diagnosis.places import FigureView, Hosts, JobFacts, Where, Worker, WorkerView
 from app.analysis.diagnosis.ranks.waits import (
-    LEAST_SHARE,
     LISTED,
     Waiting,
     Waits,
     computations_without,
     computing_ns,
+    costs_enough,
     figure_of,
     unsure_of_usual,
 )
@@ -36,10 +36,20 @@ from app.analysis.wording import percent
 EXPERT_TYPE: Final = "ep-all-to-all"
 SIZE_KEY: Final = "ep"
 TOKENS_KEY: Final = "expert_tokens"
-# Ranks wait after the experts this many times as long as before them: else they are late anyhow.
-_TO_BEFORE: Final = 1.5
-# It is the same rank's experts when the group waits for them this share of its waiting.
-_SAME_RANK: Final = 0.6
+
+
+@dataclass(frozen=True, slots=True)
+class Thresholds:
+    """What decides whether groups wait for experts."""
+
+    # Ranks wait after the experts this many times as long as before them; else they are late
+    # anyway.
+    to_before: float = 1.5
+    # It is the same rank's experts when the group waits for them this share of its waiting.
+    same_rank: float = 0.6
+
+
+THRESHOLDS: Final = Thresholds()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -75,7 +85,7 @@ class _Group:
     @property
     def is_uneven(self) -> bool:
         """Return whether it waits for experts so long that it is no chance."""
-        return self.share >= LEAST_SHARE and self.share >= _TO_BEFORE * self.share_before
+        return costs_enough(self.share) and self.share >= THRESHOLDS.to_before * self.share_before
 
 
 def _is_recorded(trace: Trace) -> bool:
@@ -229,7 +239,7 @@ def _find(signs: Signs) -> Finding | None:
         return None
     # A router that spreads tokens evenly does so in all groups, those that wait little among them.
     everybody = [waiting for group in every for waiting in group.waiting]
-    same = [group for group in groups if float(group.by_rank.max()) >= _SAME_RANK]
+    same = [group for group in groups if float(group.by_rank.max()) >= THRESHOLDS.same_rank]
     workers = tuple(group.slowest for group in same)
     ranks = observation.hosts.ranks
     evidence = [

@@ -37,7 +37,7 @@ def observed(shape: Shape, *, divided: bool) -> Observation:
 
 
 def waiting(observation: Observation) -> list[Waiting]:
-    return waiting_groups(observation, measure_waits(observation, CONTEXT_TYPES), to_middle=0.0)
+    return waiting_groups(observation, measure_waits(observation, CONTEXT_TYPES), to_median=0.0)
 
 
 def test_a_division_costs_what_it_does_against_the_same_job_divided_evenly() -> None:

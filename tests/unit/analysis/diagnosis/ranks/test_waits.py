@@ -8,7 +8,7 @@ import pytest
 from app.analysis.diagnosis.ranks.waits import (
     CONTEXT_TYPES,
     TENSOR_TYPES,
-    USUAL_WAIT,
+    THRESHOLDS,
     computations_without,
     groups_of,
     has_tensor_ranks,
@@ -48,9 +48,9 @@ def test_a_step_without_a_straggler_is_off_by_what_healthy_groups_differ() -> No
     assert without_waits(observation, [group]).reference == pytest.approx(group.usual / 2 / 3)
     assert without_waits(observation, [group]).longer == 0
     (alone,) = waiting_groups(observation, [wait for wait in waits if wait.cell == (2, 1)])
-    assert alone.usual == USUAL_WAIT
+    assert alone.usual == THRESHOLDS.typical_wait
     # no healthy one tells how long they wait, which may be longer
-    assert without_waits(observation, [alone]).longer == pytest.approx(USUAL_WAIT / 3)
+    assert without_waits(observation, [alone]).longer == pytest.approx(THRESHOLDS.typical_wait / 3)
 
 
 def test_the_more_groups_wait_the_better_is_known_what_they_wait_together() -> None:
