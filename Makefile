@@ -8,8 +8,8 @@ PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check --no-input
 POSTGRES_15_BIN ?= /usr/lib/postgresql/15/bin
 # Processes that the tests are spread over; 0 runs them in one.
 TEST_PROCESSES ?= logical
-# The same for those that mostly wait, for servers and browsers: one more than there are processors.
-WAITING_PROCESSES ?= $(if $(filter logical,$(TEST_PROCESSES)),$(shell expr $$(nproc 2>/dev/null || echo 1) + 1),$(TEST_PROCESSES))
+# The same for those that wait a third of the time, for servers and browsers: two more than there are processors.
+WAITING_PROCESSES ?= $(if $(filter logical,$(TEST_PROCESSES)),$(shell expr $$(nproc 2>/dev/null || echo 1) + 2),$(TEST_PROCESSES))
 # The tests start hundreds of processes of the program: none may compile all of it again.
 unexport PYTHONDONTWRITEBYTECODE
 # Extra arguments: `make test PYTEST_ARGS="-x"`, `make demo ARGS="--port 9000"`.
@@ -89,7 +89,7 @@ ON_POSTGRES_15 = PACELINE_TEST_POSTGRES_BIN="$(POSTGRES_15_BIN)" $(RUN_TESTS)
 # run on both releases in any case.)
 SENDING_SQL := $(addprefix tests/integration/,db alerts/test_delivery.py \
 		$(addprefix api/sessions/,test_chunks.py test_seal.py test_merge.py test_receive.py)) \
-	--ignore tests/integration/db/embedded --ignore tests/integration/db/test_side_by_side.py
+	--ignore tests/integration/db/embedded
 
 # What has to cover the analysis. Nothing else is traced, which makes it slower.
 COVERING := $(addprefix tests/,unit/analysis golden fuzz referee)
@@ -166,6 +166,9 @@ imports: install-dev ## The direction of imports
 
 structure: install-dev ## Lines and files in each folder of the program, and circles of imports
 	@$(BIN)/python scripts/structure.py $(ARGS)
+
+words: install-dev ## Words that are not used
+	@$(BIN)/python scripts/words.py
 
 # Of the scripts as pages load them; nothing is built.
 js: ## Scripts of the pages: style, types and unit tests, where there is node with npm
