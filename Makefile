@@ -20,7 +20,7 @@ ARGS ?=
 .DELETE_ON_ERROR:
 .SUFFIXES:
 .PHONY: help install install-dev demo serve test test-all marked computing test-client test-unit test-integration test-e2e test-golden \
-	test-postgres-15 install-real-jobs real-jobs check lint format types imports structure words js bench bench-client score \
+	test-postgres-15 install-real-jobs real-jobs check lint format types imports structure words js bench bench-client score sensitivity \
 	fuzz adaptations cycles fidelity fixes fleet cost-model docs docs-images pages wheel report-docs plan-table bench-tp soak lock upgrade image clean
 
 help: ## List the targets
@@ -208,6 +208,9 @@ SCORE_own := benchmarks.score
 SCORE_independent := tests.referee
 score: install-dev ## Score the diagnosis: make score SEED=n JOBS=m, PHYSICS=independent for a second physics
 	@$(BIN)/python -m $(SCORE_$(PHYSICS)) $(OPTIONAL_SEED) --jobs $(JOBS)$(if $(ARGS), $(ARGS))
+
+sensitivity: install-dev ## Which verdicts hang on which threshold: make sensitivity RECORDED="FOLDER …" with recorded jobs
+	@$(BIN)/python -m benchmarks.sensitivity $(RECORDED)
 
 DRAWS ?= 5
 judged: install-dev ## The worst of DRAWS draws on both physics: JOBS healthy jobs, and 6 % as many of each cause

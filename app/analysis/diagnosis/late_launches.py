@@ -37,7 +37,9 @@ class Thresholds:
     backwards: float = 0.25  # backwards are late at most this often, against forwards
     min_stalls: int = 5  # pauses make at least this many stalls
     min_workers: int = 3  # …on at least this many workers, or on all that could have them
-    top_share: float = 0.5  # …of which one worker has this share at most
+    # …of which one worker has this share at most. A fifth less changes the verdict of a recorded
+    # job: four workers of one collect garbage unevenly.
+    top_share: float = 0.5
     most: float = 0.35  # where a larger share of the forwards is late they do not stall one by one
     # The first forward of a step, which may wait for its batch, stalls at most this many times
     # as often as others.

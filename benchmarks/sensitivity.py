@@ -1,0 +1,216 @@
+"""Move each threshold of the diagnosis by 20 % and say which verdicts change; `make sensitivity`.
+
+Jobs are decoded and replayed once, and only the diagnosis runs again: for the thresholds that it
+has read of a job, as no other can change its verdict.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import pkgutil
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import fields, replace
+from functools import partial
+from multiprocessing import get_context
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Final, NamedTuple
+
+from app.analysis import diagnosis
+from app.analysis.diagnosis.diagnose import diagnose
+from app.analysis.diagnosis.headline import headline
+from app.analysis.diagnosis.observation import Observation
+from app.analysis.diagnosis.places import JobFacts, Worker
+from app.analysis.diagnosis.verdict import verdict
+from app.analysis.replay.adaptations.hidden_collectives import find_hidden_collectives
+from app.analysis.replay.fidelity import DISCREPANCY_LIMIT
+from app.analysis.replay.metrics import Metrics, measure
+from app.analysis.replay.session import Replayed, prepare_replay
+from app.analysis.synthesis.dials import CAUSES
+from app.analysis.synthesis.scenarios import ALL_SCENARIOS
+from app.analysis.trace.model import Trace
+from app.cli.sessions.analyze import read_trace
+from benchmarks.score import draw_kind
+
+PAGE: Final = Path("docs/diagnosis.md")
+BEGIN, END = "<!-- sensitivity -->", "<!-- end of sensitivity -->"
+FACTORS: Final = (0.8, 1.2)
+# Scenarios, which are plain cases, and drawn jobs of each cause, many of which are little slower.
+_DRAWN: Final = {
+    f"{cause or 'healthy'} {seed}": (seed, cause)
+    for cause in (*CAUSES, None)
+    for seed in range(11, 15)
+}
+SYNTHETIC: Final = (*ALL_SCENARIOS, *_DRAWN)
+
+
+class Verdict(NamedTuple):
+    """What must not hang on a constant: the level, the first cause and the workers of that."""
+
+    level: str
+    cause: str | None
+    workers: tuple[Worker, ...]
+
+
+class Threshold(NamedTuple):
+    """A field of the thresholds of a module."""
+
+    module: str
+    name: str
+
+
+class Change(NamedTuple):
+    """A verdict of a job that is another one with a moved threshold."""
+
+    threshold: Threshold
+    factor: float
+    job: str
+
+
+class _Recorded:
+    """Thresholds that note which of them are read."""
+
+    def __init__(self, module: ModuleType, read: set[Threshold]) -> None:
+        self._thresholds, self._module, self._read = module.THRESHOLDS, module.__name__, read
+
+    def __getattr__(self, name: str) -> object:
+        self._read.add(Threshold(self._module, name))
+        return getattr(self._thresholds, name)
+
+
+def thresholds() -> dict[str, Any]:
+    """Return the thresholds of the diagnosis, by module."""
+    names = [
+        found.name for found in pkgutil.walk_packages(diagnosis.__path__, "app.analysis.diagnosis.")
+    ]
+    modules = {name: importlib.import_module(name) for name in names}
+    return {name: module for name, module in modules.items() if hasattr(module, "THRESHOLDS")}
+
+
+def judge(trace: Trace, replayed: Replayed, metrics: Metrics) -> Verdict:
+    """Return the verdict of a session as its report has it."""
+    found = diagnose(Observation(trace, replayed.main), replayed, metrics)
+    hidden = find_hidden_collectives(replayed.layout) is not None
+    causes = () if hidden else found.causes_within(DISCREPANCY_LIMIT)
+    shown = headline(metrics, (metrics.slowdown, metrics.slowdown), found, causes)
+    job = JobFacts(
+        trace.meta.hosts,
+        replayed.layout.ranks.tolist(),
+        {name: float(metrics.relative(time_s)) for name, time_s in metrics.by_optype.items()},
+    )
+    said = verdict(job, metrics, causes, shown, DISCREPANCY_LIMIT, hidden=hidden)
+    first = causes[0] if causes else None
+    if first is None:
+        return Verdict(said.level, None, ())
+    return Verdict(said.level, first.cause, first.where.workers)
+
+
+@contextmanager
+def standing_in(module: ModuleType, thresholds: object) -> Iterator[None]:
+    """Let a module decide by other thresholds."""
+    own = module.THRESHOLDS
+    module.THRESHOLDS = thresholds  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        module.THRESHOLDS = own  # type: ignore[attr-defined]
+
+
+def moved(value: float, factor: float) -> float:
+    """Return a threshold times a factor; a count by one at least."""
+    if isinstance(value, int):
+        return value + max(round(abs(value * (factor - 1))), 1) * (1 if factor > 1 else -1)
+    return value * factor
+
+
+def changes_of(job: str, folders: Sequence[Path]) -> list[Change]:
+    """Return which verdicts of a job change."""
+    trace = _trace(job, folders)
+    replayed = prepare_replay(trace)
+    metrics = measure(replayed)
+    modules, read = thresholds(), set[Threshold]()
+    own = {name: module.THRESHOLDS for name, module in modules.items()}
+    for module in modules.values():
+        module.THRESHOLDS = _Recorded(module, read)
+    usual = judge(trace, replayed, metrics)
+    for name, module in modules.items():
+        module.THRESHOLDS = own[name]
+    found = []
+    for threshold in sorted(read):
+        values = own[threshold.module]
+        for factor in FACTORS:
+            value = moved(getattr(values, threshold.name), factor)
+            other = replace(values, **{threshold.name: value})
+            with standing_in(modules[threshold.module], other):
+                if judge(trace, replayed, metrics) != usual:
+                    found.append(Change(threshold, factor, job))
+    return found
+
+
+def recorded(folders: Sequence[Path]) -> dict[str, Path]:
+    """Return the traces in folders, by name."""
+    patterns = ("*.ndjson", "*.ndjson.gz", "*.parquet")
+    return {
+        path.name.split(".")[0]: path
+        for folder in folders
+        for pattern in patterns
+        for path in sorted(folder.glob(pattern))
+    }
+
+
+def _trace(job: str, folders: Sequence[Path]) -> Trace:
+    if job in ALL_SCENARIOS:
+        return ALL_SCENARIOS[job].synthesize(1).trace
+    if job in _DRAWN:
+        return draw_kind(*_DRAWN[job]).session.trace
+    path = recorded(folders)[job]
+    meta = path.with_name(path.stem.replace("trace", "meta") + ".yaml")
+    return read_trace(path, meta if meta.exists() else None)
+
+
+def table(changes: Sequence[Change], real: int) -> str:
+    """Return the thresholds that change a verdict, and how many change none."""
+    every = {
+        Threshold(module, field.name)
+        for module, values in thresholds().items()
+        for field in fields(values.THRESHOLDS)
+    }
+    changing = sorted({change.threshold for change in changes})
+    unmoved = len(every) - len(changing)
+    counted = f"{real} recorded jobs and {len(SYNTHETIC)} synthetic ones"
+    lines = [
+        f"{counted}; {unmoved} of {len(every)} thresholds change no verdict. The others:",
+        "",
+        "| threshold | −20 % | +20 % |",
+        "| --- | --- | --- |",
+    ]
+    for threshold in changing:
+        cells = [
+            [change.job for change in changes if change[:2] == (threshold, factor)]
+            for factor in FACTORS
+        ]
+        name = f"{threshold.module.removeprefix('app.analysis.diagnosis.')}.{threshold.name}"
+        shown = (f"{len(jobs)}: {', '.join(jobs)}" if jobs else "0" for jobs in cells)
+        lines.append(f"| `{name}` | {' | '.join(shown)} |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Write the table into the page of the diagnosis."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folders", nargs="*", type=Path, help="folders with recorded traces")
+    folders = parser.parse_args().folders
+    real = recorded(folders)
+    with get_context("spawn").Pool() as pool:
+        found = pool.map(partial(changes_of, folders=folders), [*real, *SYNTHETIC], chunksize=1)
+    text = table([change for of_job in found for change in of_job], len(real))
+    page = PAGE.read_text()
+    before, after = page[: page.index(BEGIN)], page[page.index(END) :]
+    PAGE.write_text(f"{before}{BEGIN}\n{text}\n{after}")
+    print(text)
+
+
+if __name__ == "__main__":
+    main()
