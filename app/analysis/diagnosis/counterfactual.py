@@ -52,7 +52,7 @@ class Counterfactuals:
     stays_ns : mapping
         Launch delays that every replay has.
     now_s : float64 array, shape (steps,), or None
-        The time of each step with all causes, where somebody has replayed that already.
+        The time of each step with all causes, where that has been replayed already.
     """
 
     group: ShapeGroup
@@ -171,18 +171,18 @@ class Counterfactuals:
         }
 
     def _coded(
-        self, sets: Sequence[frozenset[int]], causes_of: Mapping[int, set[int]], usual: int
+        self, sets: Sequence[frozenset[int]], causes_of: Mapping[int, set[int]], typical: int
     ) -> tuple[CodeArray, list[_Rows]]:
         """Give every (node, causes removed) that differs a row; sets that are alike share it.
 
         Returns
         -------
         codes : int32 array, shape (sets, nodes)
-            The row, or `usual` where a node is as usual in a set.
+            The row, or `typical` where a node is as typical in a set.
         rows : list of _Rows
             In the order of the codes.
         """
-        codes = np.full((len(sets), len(self.group.layout.nodes)), usual, dtype=np.int32)
+        codes = np.full((len(sets), len(self.group.layout.nodes)), typical, dtype=np.int32)
         rows: list[_Rows] = []
         end = 0
         # Thousands of nodes have few sets of causes between them.
@@ -193,7 +193,7 @@ class Counterfactuals:
             begin: dict[frozenset[int], int] = {}
             for number, chosen in enumerate(sets):
                 mine = chosen & causing
-                if not mine and usual != ON_TIME:
+                if not mine and typical != ON_TIME:
                     continue
                 if mine not in begin:
                     begin[mine] = end

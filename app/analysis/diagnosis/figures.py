@@ -1,4 +1,4 @@
-"""The data of the small figure beside a cause: `kind` says which."""
+"""The data of the small figure of a cause: `kind` says which."""
 
 from __future__ import annotations
 

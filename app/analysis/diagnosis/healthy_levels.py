@@ -117,9 +117,9 @@ def healthy_launches(observation: Observation) -> HealthyLaunches:
         {edge: share * float(ideal_ns[edge[0]]) for edge in launched} for share in _HEALTHY_LAUNCH
     ]
     groups = (with_lags(observation.group, lags_ns) for lags_ns in lags)
-    least, usual, most = (
+    least, typical, most = (
         float(group.simulator.step_times([group.simulator.keep()]).sum()) for group in groups
     )
-    unsure = hypot(THRESHOLDS.unsure_waiting, usual / least - 1)
-    longer = sqrt(max((most / usual - 1) ** 2 - unsure**2, 0.0))
+    unsure = hypot(THRESHOLDS.unsure_waiting, typical / least - 1)
+    longer = sqrt(max((most / typical - 1) ** 2 - unsure**2, 0.0))
     return HealthyLaunches(lags[1], Uncertainty(unsure, longer))

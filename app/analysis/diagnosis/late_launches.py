@@ -60,7 +60,7 @@ class StalledLaunches:
     ----------
     nodes : int64 array, shape (forwards,)
     late_ns : float64 array, shape (forwards, steps, dp)
-        By how much more than usual; 0 where they are not.
+        By how much more than typical; 0 where they are not.
     """
 
     nodes: NDArray[np.int64]
@@ -156,13 +156,13 @@ def stalled_launches(observation: Observation, step_ns: float) -> StalledLaunche
         return None
     least = THRESHOLDS.late * float(median(sample(observation.recorded_ns[forwards])))
     delays = delays_of(observation.group, forwards)
-    late = _beyond_usual(delays)
+    late = _beyond_typical(delays)
     limit = max(least, THRESHOLDS.to_scatter * spread(late))
     often = float((late > limit).mean())
     if not 0 < often <= THRESHOLDS.most:
         return None
     of_backwards = delays_of(observation.group, backwards)
-    if (_beyond_usual(of_backwards) > limit).mean() > THRESHOLDS.backwards * often:
+    if (_beyond_typical(of_backwards) > limit).mean() > THRESHOLDS.backwards * often:
         return None
     late = np.where(late > limit, late, 0.0)
     first = np.isin(forwards, _first_forwards(observation))
@@ -178,7 +178,7 @@ def stalled_launches(observation: Observation, step_ns: float) -> StalledLaunche
     return StalledLaunches(forwards[stalled], late[stalled])
 
 
-def _beyond_usual(delays: FloatArray) -> FloatArray:
+def _beyond_typical(delays: FloatArray) -> FloatArray:
     """Return by how much more than its own median each node is late."""
     flat = np.maximum(delays, 0.0).reshape(len(delays), -1)
     return np.asarray((flat.T - median(flat.T)).T.reshape(delays.shape))

@@ -1,4 +1,4 @@
-"""What the finders of causes look at: computations aligned by microbatch, and their usual times."""
+"""What the finders of causes look at: computations by microbatch, and typical times."""
 
 from __future__ import annotations
 
@@ -265,7 +265,7 @@ def sample(values: NDArray[Real]) -> NDArray[Real]:
 def scatter_of_most(values: NDArray[Real]) -> float:
     """Return the standard deviation of the values near the middle; half of them may be at fault.
 
-    Of fewer than four values none can be called usual: 0.
+    Of fewer than four values none can be called typical: 0.
     """
     if values.size < _FEWEST:
         return 0.0

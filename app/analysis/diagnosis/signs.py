@@ -16,7 +16,7 @@ from app.analysis.diagnosis.ranks.waits import (
     waiting_groups,
 )
 from app.analysis.diagnosis.stages import StageOrWorker, tell_apart
-from app.analysis.diagnosis.usual import Usual, slowness_by_stage, take_apart
+from app.analysis.diagnosis.typical import Typical, slowness_by_stage, take_apart
 from app.analysis.replay.layout.dense import FloatArray
 
 
@@ -47,7 +47,7 @@ class Signs:
         return waiting_groups(self.observation, measure_waits(self.observation))
 
     @cached_property
-    def usual(self) -> Usual | None:
+    def typical(self) -> Typical | None:
         """Return computations taken apart; None where stages are not `comparable`."""
         observation = self.observation
         if not observation.comparable:
@@ -66,9 +66,9 @@ class Signs:
 
     @property
     def slowness(self) -> Mapping[str, FloatArray] | None:
-        """Return what `Usual.worker` is; None where no worker can be held against its peers."""
-        if self.usual is not None:
-            return self.usual.worker
+        """Return what `Typical.worker` is; None where no worker can be held against its peers."""
+        if self.typical is not None:
+            return self.typical.worker
         if self.observation.comparable_within_stages:
             return slowness_by_stage(self.observation)
         return None

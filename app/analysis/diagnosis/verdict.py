@@ -76,7 +76,7 @@ def verdict(  # noqa: PLR0913 - what is known of the session and of its causes
         reference = without_causes(named)
         return Verdict(f"{shown} slower than {reference}: {_why(job, causes)}", "slow")
     known = bool(causes) and causes[0].cause != UNKNOWN
-    why = f"because {_why(job, causes)}" if known else _for_nobody(job)
+    why = f"because {_why(job, causes)}" if known else _for_no_one_place(job)
     return Verdict(f"{shown} slower than ideal {why}", "slow")
 
 
@@ -115,10 +115,10 @@ def without_causes(named: int) -> str:
 def _why(job: JobFacts, causes: Sequence[Cause]) -> str:
     """Say what the first cause does and, where it costs enough, the second."""
     if causes[0].cause == UNKNOWN:
-        return _for_nobody(job)
+        return _for_no_one_place(job)
     return ", and ".join(KINDS[cause.cause].because(cause, job) for cause in _told(causes))
 
 
-def _for_nobody(job: JobFacts) -> str:
+def _for_no_one_place(job: JobFacts) -> str:
     name = max(job.by_optype, key=job.by_optype.__getitem__)
     return f"for no single worker or stage; {name} costs most"

@@ -1,4 +1,4 @@
-"""Steps that begin late on every stage, every so many steps: the job writes itself out.
+"""Steps that begin late on every stage, at even intervals: the job writes itself out.
 
 A session is often shorter than two times that. One such step has no period, but data that is late
 is late again and again: a single standstill is a checkpoint too, if less surely.
@@ -117,8 +117,8 @@ def _find(signs: Signs) -> Finding | None:
     for node, delay in first.items():
         # A stage stands still before it gathers its parameters, or after.
         if delay[found.struck].mean() >= least_ns:
-            usual = np.median(delay[~found.struck])
-            late_ns[node] = np.where(struck, np.maximum(delay - usual, 0.0), 0.0)
+            typical = np.median(delay[~found.struck])
+            late_ns[node] = np.where(struck, np.maximum(delay - typical, 0.0), 0.0)
     return Finding(
         change=Change(on_time={node: late > 0 for node, late in late_ns.items()}),
         evidence=tuple(_evidence(observation, found)),

@@ -95,12 +95,12 @@ def _not_launched(signs: Signs) -> Finding | None:
 
 def _stalled(signs: Signs) -> Finding | None:
     """Return the forwards that take longer by pauses, if any do."""
-    observation, usual = signs.observation, signs.usual
-    if usual is None:
+    observation, typical = signs.observation, signs.typical
+    if typical is None:
         return None
     passes = observation.passes[FORWARD_COMPUTE]
-    forward, backward = usual.left[FORWARD_COMPUTE], usual.left[BACKWARD_COMPUTE]
-    limit = max(THRESHOLDS.stall, THRESHOLDS.to_scatter * usual.noise)
+    forward, backward = typical.left[FORWARD_COMPUTE], typical.left[BACKWARD_COMPUTE]
+    limit = max(THRESHOLDS.stall, THRESHOLDS.to_scatter * typical.noise)
     # Stage by stage: copies of everything would be what a large session's analysis needs most.
     stalled = np.empty(forward.shape, dtype=bool)
     for of_stage, this, back in zip(stalled, forward, backward, strict=True):

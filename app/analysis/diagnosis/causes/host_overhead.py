@@ -95,7 +95,7 @@ def _late_ns(observation: Observation, nodes: IntArray, steps: slice) -> FloatAr
     """Return how late nodes are launched, what regularly passes included.
 
     Shape (nodes, steps, dp). It is not the host's where the input comes right from another stage:
-    then a transfer that nobody recorded is among it.
+    then a transfer that was not recorded is among it.
     """
     layout, stage = observation.layout, observation.layout.nodes.pp
     start, duration = layout.start_ns, layout.duration_ns
@@ -137,7 +137,7 @@ def _idling(observation: Observation, steps: slice, *, glance: bool = False) -> 
             mine = (layout.nodes.pp[nodes] == stage).nonzero()[0]
             if not len(mine):
                 continue
-            waits = _usual_waits(late[mine], kind[mine])
+            waits = _typical_waits(late[mine], kind[mine])
             share[stage] = waits / np.maximum(waits + computes[mine].sum(axis=0), 1.0)
             late_ns[stage] = waits / len(mine)
             if not glance:
@@ -147,7 +147,7 @@ def _idling(observation: Observation, steps: slice, *, glance: bool = False) -> 
     return _Idling(share, late_ns, launch_ns)
 
 
-def _usual_waits(late_ns: FloatArray, kind: IntArray) -> FloatArray:
+def _typical_waits(late_ns: FloatArray, kind: IntArray) -> FloatArray:
     """Return how long computations wait together, each as long as the middle one of its kind."""
     dp = late_ns.shape[-1]
     waits = []
@@ -228,7 +228,7 @@ def _find(signs: Signs) -> Finding | None:
     if slow is None:
         return None
     late_ns, on_time = _late_launches(observation, idling, slow)
-    # A single host has healthy ones beside it.
+    # A single slow host leaves healthy ones to compare with.
     waiting = slow.everywhere and _await_inputs(observation, idling, slow)
     healthy = healthy_launches(observation) if waiting else None
     regular = frozenset(node for node, _ in observation.group.graph.lags_ns) & late_ns.keys()

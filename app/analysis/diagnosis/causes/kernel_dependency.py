@@ -59,9 +59,9 @@ def held_up(observation: Observation) -> dict[int, FloatArray]:
         computes = computes[layout.start_ns[computes, 0, 0] > first_start]
         if not len(computes):
             continue
-        usual = float(np.median(observation.recorded_ns[computes]))
-        within = max(THRESHOLDS.within_ns, THRESHOLDS.within_share * usual)
-        least = max(THRESHOLDS.late_ns, THRESHOLDS.late_share * usual)
+        typical = float(np.median(observation.recorded_ns[computes]))
+        within = max(THRESHOLDS.within_ns, THRESHOLDS.within_share * typical)
+        least = max(THRESHOLDS.late_ns, THRESHOLDS.late_share * typical)
         ends = layout.start_ns[scatters] + layout.duration_ns[scatters]
         for node in computes.tolist():
             start = layout.start_ns[node]

@@ -38,7 +38,7 @@ THRESHOLDS: Final = Thresholds()
 
 
 def _find(signs: Signs) -> Finding | None:
-    """Return the groups that wait for one rank or another; without it nobody waits."""
+    """Return the groups that wait for one rank or another; without it no rank waits."""
     groups = [group for group in signs.waiting if not group.of_one_rank]
     if not groups:
         return None

@@ -118,19 +118,19 @@ def _find(signs: Signs) -> Finding | None:
 def _off_slow_links(
     observation: Observation, links: _Links, slow: NDArray[np.bool_]
 ) -> dict[int, FloatArray]:
-    """Return the usual transfers of slow links, by node, shape (1, dp), ns; else infinite ones.
+    """Return the typical transfers of slow links, by node, shape (1, dp), ns; else infinite ones.
 
     Nodes of a type share theirs, so that they are replaced together.
     """
     if not slow.any():
         return {}
     op = observation.layout.nodes.op.tolist()
-    usual = _usual_elsewhere(observation, links, slow)
+    typical = _typical_elsewhere(observation, links, slow)
     transfers: dict[int, FloatArray] = {}
     for nodes, ranks in zip(links.nodes, slow, strict=True):
         if ranks.any():
             of_type = {
-                code: np.where(ranks, usual[code], np.inf)[None]
+                code: np.where(ranks, typical[code], np.inf)[None]
                 for code in dict.fromkeys(op[node] for node in nodes)
             }
             # neighbors of one type are replaced at once
@@ -144,9 +144,9 @@ def _off_slow_stages(
 ) -> dict[int, FloatArray]:
     """Return the same of the collectives of slow stages, each as long on all DP ranks."""
     op = observation.layout.nodes.op
-    usual = _usual_on_other_stages(observation, stages, slow) if slow.any() else {}
+    typical = _typical_on_other_stages(observation, stages, slow) if slow.any() else {}
     return {
-        node: np.full((1, observation.layout.dp), usual[int(op[node])])
+        node: np.full((1, observation.layout.dp), typical[int(op[node])])
         for (_, nodes), is_slow in zip(stages, slow.tolist(), strict=True)
         if is_slow
         for node in nodes
@@ -162,16 +162,16 @@ def _unrecorded(observation: Observation, slow_at: set[int]) -> dict[int, FloatA
     others = [mean(wait) for stage, (_, wait) in waits.items() if stage not in slow_at]
     if not others or not slow_at:
         return {}
-    usual = float(np.median(others))
+    typical = float(np.median(others))
     return {
-        node: np.maximum(wait - usual, 0.0)
+        node: np.maximum(wait - typical, 0.0)
         for stage, (node, wait) in waits.items()
-        if stage in slow_at and mean(wait) > THRESHOLDS.slow * usual
+        if stage in slow_at and mean(wait) > THRESHOLDS.slow * typical
     }
 
 
 def _pipeline_links(observation: Observation) -> _Links:
-    """Return how much longer than usual the transfers of each link take, shape (links, dp)."""
+    """Return how much longer than typical the transfers of each link take, shape (links, dp)."""
     layout, nodes = observation.layout, observation.layout.nodes
     codes = {layout.op_names.index(name) for name in P2P if name in layout.op_names}
     op, stage = nodes.op.tolist(), nodes.pp.tolist()
@@ -184,13 +184,13 @@ def _pipeline_links(observation: Observation) -> _Links:
     ends = sorted(by_link)
     ratio = np.empty((len(ends), layout.dp))
     for index, link in enumerate(ends):
-        usual = observation.group.durations.ideal_ns[by_link[link]]
+        typical = observation.group.durations.ideal_ns[by_link[link]]
         taken = means(observation.recorded_ns[by_link[link]], axis=1)
-        ratio[index] = means(taken / np.maximum(usual, _LEAST_NS)[:, None], axis=0)
+        ratio[index] = means(taken / np.maximum(typical, _LEAST_NS)[:, None], axis=0)
     return _Links(ends, [by_link[link] for link in ends], ratio)
 
 
-def _usual_elsewhere(
+def _typical_elsewhere(
     observation: Observation, links: _Links, slow: NDArray[np.bool_]
 ) -> dict[int, float]:
     """Return the median of each type's transfers on the links that are not slow, by op code.
@@ -208,10 +208,10 @@ def _usual_elsewhere(
     def middle(parts: list[tuple[IntArray, IntArray]]) -> float:
         return float(median(np.concatenate([values_of(recorded, *part) for part in parts])))
 
-    return _usual(observation) | {code: middle(parts) for code, parts in fast.items()}
+    return _typical(observation) | {code: middle(parts) for code, parts in fast.items()}
 
 
-def _usual_on_other_stages(
+def _typical_on_other_stages(
     observation: Observation, stages: list[tuple[int, list[int]]], slow: NDArray[np.bool_]
 ) -> dict[int, float]:
     """Return the same of collectives, on the stages whose network is not slow."""
@@ -221,10 +221,10 @@ def _usual_on_other_stages(
         for node in () if is_slow else nodes:
             fast.setdefault(int(op[node]), []).append(observation.recorded_ns[node].ravel())
     medians = {code: float(median(np.concatenate(parts))) for code, parts in fast.items()}
-    return _usual(observation) | medians
+    return _typical(observation) | medians
 
 
-def _usual(observation: Observation) -> dict[int, float]:
+def _typical(observation: Observation) -> dict[int, float]:
     """Return the ideal duration of each type, which is the median of all."""
     op, ideal = observation.layout.nodes.op, observation.group.durations.ideal_ns
     return {int(code): float(ideal[op == code][0]) for code in np.unique(op)}
@@ -246,9 +246,9 @@ def _collectives(
     stages = sorted(by_stage.items())
     ratio = np.empty((len(stages), len(layout.steps)))
     for index, (_, members) in enumerate(stages):
-        usual = observation.group.durations.ideal_ns[members]
+        typical = observation.group.durations.ideal_ns[members]
         taken = means(observation.recorded_ns[members], axis=2)
-        ratio[index] = taken.sum(axis=0) / max(float(usual.sum()), _LEAST_NS)
+        ratio[index] = taken.sum(axis=0) / max(float(typical.sum()), _LEAST_NS)
     return stages, ratio
 
 

@@ -87,7 +87,7 @@ class _Traffic:
 
     @property
     def quiet(self) -> NDArray[np.bool_]:
-        """Return the steps that have their usual traffic, shape (steps,)."""
+        """Return the steps that have their typical traffic, shape (steps,)."""
         return np.asarray(self.by_step < THRESHOLDS.quiet)
 
     @property
@@ -98,9 +98,9 @@ class _Traffic:
     @property
     def everywhere(self) -> bool:
         """Return whether nearly all lines are slow in the same steps."""
-        usual = np.median(self.level[:, self.quiet], axis=1, keepdims=True)
+        typical = np.median(self.level[:, self.quiet], axis=1, keepdims=True)
         return bool(
-            ((self.level / usual)[:, self.slow] >= THRESHOLDS.together).mean()
+            ((self.level / typical)[:, self.slow] >= THRESHOLDS.together).mean()
             >= THRESHOLDS.nearly_all
         )
 
@@ -217,11 +217,11 @@ def _as_when_quiet(
     """Return what transfers of one carrier take at most in busy steps; none where that is alike."""
     some = [members[0] for members in moved[:: max(1, len(moved) // _SAMPLE)]]
     taken = observation.recorded_ns[some]
-    usual = np.median(taken[:, ~busy], axis=(0, 1))
-    if np.median(taken[:, slow]) < THRESHOLDS.together * max(float(np.median(usual)), _LEAST_NS):
+    typical = np.median(taken[:, ~busy], axis=(0, 1))
+    if np.median(taken[:, slow]) < THRESHOLDS.together * max(float(np.median(typical)), _LEAST_NS):
         return {}
     # One array for all that take it.
-    without = np.where(busy[:, None], np.maximum(usual, 0.0)[None, :], np.inf)
+    without = np.where(busy[:, None], np.maximum(typical, 0.0)[None, :], np.inf)
     return {node: without for members in moved for node in members}
 
 
@@ -234,9 +234,9 @@ def _unrecorded(
     """
     late = {}
     for node, wait in unrecorded_reducing(observation).values():
-        usual = float(np.median(wait[~busy]))
-        if mean(wait[slow]) >= THRESHOLDS.together * usual:
-            late[node] = np.where(busy[:, None], np.maximum(wait - usual, 0.0), 0.0)
+        typical = float(np.median(wait[~busy]))
+        if mean(wait[slow]) >= THRESHOLDS.together * typical:
+            late[node] = np.where(busy[:, None], np.maximum(wait - typical, 0.0), 0.0)
     return late
 
 

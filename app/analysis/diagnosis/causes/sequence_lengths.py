@@ -13,8 +13,8 @@ from app.analysis.diagnosis.lengths.recorded import recorded_lengths
 from app.analysis.diagnosis.observation import Observation, SingleArray, sample
 from app.analysis.diagnosis.places import FigureView, JobFacts, RegionView
 from app.analysis.diagnosis.signs import Signs
+from app.analysis.diagnosis.typical import Typical
 from app.analysis.diagnosis.uncertainty import Uncertainty
-from app.analysis.diagnosis.usual import Usual
 from app.analysis.replay.layout.dense import FloatArray
 from app.analysis.trace.model import BACKWARD_COMPUTE
 from app.analysis.wording import percent
@@ -26,24 +26,24 @@ _DRAWN: Final = 240
 
 def _find(signs: Signs) -> Finding | None:
     """Return the imbalance; without it every microbatch takes the mean time of its stage."""
-    observation, usual = signs.observation, signs.usual
-    if usual is None or not usual.difference.differ:
+    observation, typical = signs.observation, signs.typical
+    if typical is None or not typical.difference.differ:
         return None
     times: dict[int, FloatArray] = {}
     for name, passes in observation.passes.items():
         for stage, nodes in enumerate(passes.nodes):
-            factor = usual.microbatches[name].of_stage(stage)
+            factor = typical.microbatches[name].of_stage(stage)
             times.update(zip(nodes.tolist(), factor.mean() / factor, strict=True))
-    factor = usual.microbatches[BACKWARD_COMPUTE].factor
+    factor = typical.microbatches[BACKWARD_COMPUTE].factor
     several = observation.layout.pp > 1
     evidence = [
         Evidence(
             "Forward and backward of a microbatch rise together on all stages: r = "
-            f"{usual.difference.correlation:.2f}"
+            f"{typical.difference.correlation:.2f}"
             + (", of its medians over them" if several else ""),
             RegionView(view="scatter"),
         ),
-        Evidence(_how_different(usual, factor), FigureView(part="spread")),
+        Evidence(_how_different(typical, factor), FigureView(part="spread")),
     ]
     drawn = None
     points = _against_squares(observation, factor)
@@ -67,11 +67,11 @@ def _find(signs: Signs) -> Finding | None:
     )
 
 
-def _how_different(usual: Usual, factor: SingleArray) -> str:
-    if usual.difference.rare:
+def _how_different(typical: Typical, factor: SingleArray) -> str:
+    if typical.difference.rare:
         values = sample(factor)
         middle = float(np.median(values))
-        long = values[values > usual.difference.long * middle]
+        long = values[values > typical.difference.long * middle]
         if len(long):
             return (
                 f"{percent(len(long) / len(values), 0)} of the microbatches take "

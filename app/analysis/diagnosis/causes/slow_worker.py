@@ -32,7 +32,7 @@ from app.analysis.diagnosis.places import (
     WorkerView,
 )
 from app.analysis.diagnosis.signs import Signs
-from app.analysis.diagnosis.usual import Usual
+from app.analysis.diagnosis.typical import Typical
 from app.analysis.replay.layout.dense import FloatArray
 from app.analysis.replay.means import share_of
 from app.analysis.replay.medians import median
@@ -100,7 +100,7 @@ class _Bursts:
     Parameters
     ----------
     limit : float
-        A pass is slow when it takes more than so many times its worker's usual time.
+        A pass is slow when it takes more than so many times its worker's typical time.
     workers : bool array, shape (pp, dp)
         On which workers such passes are many.
     """
@@ -122,9 +122,9 @@ def _find(signs: Signs) -> Finding | None:
         return signs.stage_or_worker.slow
     found = _by_step(slowness)
     excess = found.excess()
-    bursts = None if signs.usual is None else _bursts(signs.usual, excess)
-    if bursts is not None and signs.usual is not None:
-        found = _with_bursts(found, signs.usual, bursts)
+    bursts = None if signs.typical is None else _bursts(signs.typical, excess)
+    if bursts is not None and signs.typical is not None:
+        found = _with_bursts(found, signs.typical, bursts)
         excess = found.excess()
     if excess.max() <= 0:
         return None
@@ -140,9 +140,9 @@ def _find(signs: Signs) -> Finding | None:
     )
     times = _without(observation, found, workers)
     in_bursts: set[Worker] = set()
-    if bursts is not None and signs.usual is not None:
+    if bursts is not None and signs.typical is not None:
         in_bursts = {(dp, pp) for dp, pp in workers if bursts.workers[pp, dp]}
-        _shorten_bursts(times, observation, signs.usual, bursts, in_bursts)
+        _shorten_bursts(times, observation, signs.typical, bursts, in_bursts)
     dp, pp = workers[0]
     when = found.when[pp, :, dp]
     as_slow = float(np.mean(_ratios(found.times, workers[0], when)))
@@ -173,15 +173,15 @@ def _by_step(slowness: Mapping[str, FloatArray]) -> _Slow:
     return _Slow(slowness, level, slow | one_way)
 
 
-def _bursts(usual: Usual, by_step: FloatArray) -> _Bursts | None:
+def _bursts(typical: Typical, by_step: FloatArray) -> _Bursts | None:
     """Return on which workers single passes are slow, forward and backward; None on none.
 
     Those are left out that whole steps explain nearly as well: by those, `by_step` is their excess.
     """
-    forward, backward = usual.left[FORWARD_COMPUTE], usual.left[BACKWARD_COMPUTE]
+    forward, backward = typical.left[FORWARD_COMPUTE], typical.left[BACKWARD_COMPUTE]
     if forward[:, 0, 0].size == 1:
         return None
-    limit = 1 + max(THRESHOLDS.burst, THRESHOLDS.to_noise * usual.noise)
+    limit = 1 + max(THRESHOLDS.burst, THRESHOLDS.to_noise * typical.noise)
     shares = []
     for left in (forward, backward):
         # Stage by stage: copies of everything would be what a large session's analysis needs most.
@@ -198,14 +198,14 @@ def _bursts(usual: Usual, by_step: FloatArray) -> _Bursts | None:
     return _Bursts(limit, workers) if workers.any() else None
 
 
-def _with_bursts(found: _Slow, usual: Usual, bursts: _Bursts) -> _Slow:
+def _with_bursts(found: _Slow, typical: Typical, bursts: _Bursts) -> _Slow:
     """Return how slow workers are, those with bursts in the steps in which they have them."""
     times = {name: by_worker.copy() for name, by_worker in found.times.items()}
     level, when = found.level.copy(), found.when.copy()
     for pp, dp in np.argwhere(bursts.workers).tolist():
         slow = np.zeros(when.shape[1], dtype=bool)
         for name in (FORWARD_COMPUTE, BACKWARD_COMPUTE):
-            left = usual.left[name][pp, :, :, dp]
+            left = typical.left[name][pp, :, :, dp]
             times[name][pp, :, dp] = left.mean(axis=0)
             slow |= bursts.of(left).any(axis=0)
         ratios = times[FORWARD_COMPUTE][pp, :, dp], times[BACKWARD_COMPUTE][pp, :, dp]
@@ -232,14 +232,14 @@ def _without(
 def _shorten_bursts(
     times: dict[int, FloatArray],
     observation: Observation,
-    usual: Usual,
+    typical: Typical,
     bursts: _Bursts,
     workers: set[Worker],
 ) -> None:
-    """Let the slow passes of workers with bursts, and no others, take their usual time."""
+    """Let the slow passes of workers with bursts, and no others, take their typical time."""
     for name, passes in observation.passes.items():
         for dp, pp in sorted(workers):
-            left = usual.left[name][pp, :, :, dp]
+            left = typical.left[name][pp, :, :, dp]
             factors = np.where(bursts.of(left), 1 / left, 1.0)
             for node, factor in zip(passes.nodes[pp].tolist(), factors, strict=True):
                 changed = times[node].copy()

@@ -300,8 +300,8 @@ def take_off(
         if several:
             curves = np.array(
                 [
-                    _curve(times / usual, within, by, difference.scatter)
-                    for times, usual, by in zip(relative[name], own, rise.tolist(), strict=True)
+                    _curve(times / typical, within, by, difference.scatter)
+                    for times, typical, by in zip(relative[name], own, rise.tolist(), strict=True)
                 ]
             )
         found[name] = Microbatches(within * by_chance(level, rise, error).astype("f4"), curves)

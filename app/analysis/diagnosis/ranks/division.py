@@ -65,7 +65,7 @@ def as_divided_evenly(observation: Observation, groups: Sequence[Waiting]) -> li
     collective and from group to group, they differ when sequences are divided evenly, too: so long
     such groups wait. A single group does not tell it of groups.
     """
-    usual = _usual(observation, groups)
+    typical = _typical(observation, groups)
     total_ns = computing_ns(observation)
     told = cells(observation) >= FEWEST
     return [
@@ -73,7 +73,7 @@ def as_divided_evenly(observation: Observation, groups: Sequence[Waiting]) -> li
             group,
             waits=replace(group.waits, wait_ns=beyond_ns),
             share=float(beyond_ns.sum()) / total_ns[group.cell[1], group.cell[0]],
-            usual=usual,
+            typical=typical,
             told=told,
         )
         for group in groups
@@ -114,7 +114,7 @@ def _lateness(waits: Waits) -> FloatArray:
     return late
 
 
-def _usual(observation: Observation, groups: Sequence[Waiting]) -> float:
+def _typical(observation: Observation, groups: Sequence[Waiting]) -> float:
     """Return the share of its computing time that an evenly divided group waits.
 
     What a rank takes is its share of the work, and chance: the latest by chance is waited for. The
@@ -129,7 +129,7 @@ def _usual(observation: Observation, groups: Sequence[Waiting]) -> float:
         level = np.concatenate(parts)
         chance = level - level.mean(axis=1, keepdims=True)
         waits.append((chance - chance.mean(axis=0)).max(axis=1))
-    return float(median(np.concatenate(waits))) if waits else groups[0].usual
+    return float(median(np.concatenate(waits))) if waits else groups[0].typical
 
 
 def _by_kind(

@@ -88,7 +88,7 @@ class Waiting:
         Of its computing time.
     by_rank : float64 array, shape (ranks,)
         The share of the waiting that is for each rank.
-    usual : float
+    typical : float
         The share of its computing time that a healthy group waits, which computes no longer.
     told : bool
         Whether healthy groups of the job tell that.
@@ -97,7 +97,7 @@ class Waiting:
     waits: Waits
     share: float
     by_rank: FloatArray
-    usual: float
+    typical: float
     told: bool
 
     @property
@@ -188,13 +188,13 @@ def _waits(observation: Observation, rows: IntArray) -> Waits | None:
     dp, pp = int(trace.dp[rows[0]]), int(trace.pp[rows[0]])
     analyzed = int(np.searchsorted(ranks, observation.layout.ranks[dp, pp]))
     # Of two ranks the other one, of more the middle one.
-    usual = np.sort(duration, axis=1)[:, count // 2]
+    typical = np.sort(duration, axis=1)[:, count // 2]
     return Waits(
         cell=(dp, pp),
         ranks=ranks.astype(np.int64),
         step=trace.step[table[:, 0]],
         start_ns=trace.start_ns[table[:, min(analyzed, count - 1)]],
-        wait_ns=usual - duration.min(axis=1),
+        wait_ns=typical - duration.min(axis=1),
         last=duration.argmin(axis=1),
         duration_ns=duration,
     )
@@ -221,9 +221,9 @@ def waiting_groups(
         to_median = THRESHOLDS.to_median
     limit = max(THRESHOLDS.least_share, to_median * middle)
     others = shares[shares < limit]
-    usual = float(median(others)) if len(others) else THRESHOLDS.typical_wait
+    typical = float(median(others)) if len(others) else THRESHOLDS.typical_wait
     found = [
-        Waiting(wait, share, by_rank / by_rank.sum(), usual, told=len(others) > 0)
+        Waiting(wait, share, by_rank / by_rank.sum(), typical, told=len(others) > 0)
         for wait, share in zip(waits, shares.tolist(), strict=True)
         if share >= limit
         for by_rank in [_waits_for(wait)]
@@ -256,7 +256,9 @@ def without_waits(observation: Observation, groups: Sequence[Waiting]) -> Uncert
     less than nothing.
     """
     ranks = {dp for dp, _ in (group.cell for group in groups)}
-    reference = unsure_of_usual(groups[0].usual, len(groups)) * len(ranks) / observation.layout.dp
+    reference = (
+        unsure_of_typical(groups[0].typical, len(groups)) * len(ranks) / observation.layout.dp
+    )
     return Uncertainty(
         reference,
         longer=0.0 if groups[0].told else THRESHOLDS.twice * reference,
@@ -264,13 +266,13 @@ def without_waits(observation: Observation, groups: Sequence[Waiting]) -> Uncert
     )
 
 
-def unsure_of_usual(usual: float, groups: int) -> float:
-    """Return half of the interval where some groups, of all DP ranks, wait as usual, relative.
+def unsure_of_typical(typical: float, groups: int) -> float:
+    """Return half of the interval where some groups, of all DP ranks, wait as typical, relative.
 
     Healthy groups differ by half of what they wait, each from the others: the more there are the
     better is known what they wait together.
     """
-    return THRESHOLDS.differ * usual / sqrt(groups)
+    return THRESHOLDS.differ * typical / sqrt(groups)
 
 
 def computations_without(
@@ -309,9 +311,9 @@ def _spread_over_computations(
     But for what a healthy group waits, which the same share of each wait stands for.
     """
     wait, layout = group.waits, observation.layout
-    usual = group.usual * (1 - group.share)
+    typical = group.typical * (1 - group.share)
     dp, _ = wait.cell
-    beyond = max(1 - usual / group.share, 0.0)
+    beyond = max(1 - typical / group.share, 0.0)
     nodes, steps = holders(observation, wait)
     for node in np.unique(nodes[nodes >= 0]).tolist():
         mine = nodes == node

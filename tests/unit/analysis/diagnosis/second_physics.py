@@ -49,8 +49,8 @@ def struck(shape: Shape, strike: Strike, seed: int = 3) -> tuple[Trace, float]:
     world = healthy(shape, seed).copy()
     world = strike(world) or world
     execution = execute(world)
-    usual_s = execute(healthy(shape, seed)).step_s.sum()
-    return trace_of(record(world, execution, gap_s=1e-3)), float(execution.step_s.sum() / usual_s)
+    typical_s = execute(healthy(shape, seed)).step_s.sum()
+    return trace_of(record(world, execution, gap_s=1e-3)), float(execution.step_s.sum() / typical_s)
 
 
 def report_of(shape: Shape, strike: Strike, seed: int = 3) -> tuple[Report, float]:
@@ -60,7 +60,7 @@ def report_of(shape: Shape, strike: Strike, seed: int = 3) -> tuple[Report, floa
 
 
 def pass_s(world: World) -> float:
-    """Return what a usual forward takes."""
+    """Return what a typical forward takes."""
     return float(np.median(world.forward_s))
 
 

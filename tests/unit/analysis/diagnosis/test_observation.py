@@ -22,11 +22,11 @@ def test_the_lower_median_is_not_moved_by_one_of_two() -> None:
     assert lower_median(np.array([3.0, 1.0, 2.0]), axis=0) == 2.0
 
 
-def test_scatter_is_that_of_the_usual_values_even_if_half_are_at_fault() -> None:
-    usual = np.random.default_rng(1).normal(1.0, 0.01, 4000)
+def test_scatter_is_that_of_the_typical_values_even_if_half_are_at_fault() -> None:
+    typical = np.random.default_rng(1).normal(1.0, 0.01, 4000)
 
-    assert scatter_of_most(usual) == pytest.approx(0.01, rel=0.1)
-    assert scatter_of_most(np.concatenate([usual, usual[:1900] + 2])) < 0.03
+    assert scatter_of_most(typical) == pytest.approx(0.01, rel=0.1)
+    assert scatter_of_most(np.concatenate([typical, typical[:1900] + 2])) < 0.03
     assert scatter_of_most(np.array([1.0, 3.0])) == 0.0
 
 

@@ -73,7 +73,7 @@ def _waiting(observation: Observation) -> list[Waiting]:
 
 
 def _find(signs: Signs) -> Finding | None:
-    """Return the groups that wait for one rank; without it nobody waits."""
+    """Return the groups that wait for one rank; without it no rank waits."""
     observation = signs.observation
     groups = _waiting(observation)
     if not groups:

@@ -25,7 +25,7 @@ from app.analysis.diagnosis.ranks.waits import (
     computing_ns,
     costs_enough,
     figure_of,
-    unsure_of_usual,
+    unsure_of_typical,
 )
 from app.analysis.diagnosis.signs import Signs
 from app.analysis.diagnosis.uncertainty import Uncertainty
@@ -156,7 +156,7 @@ def _group(
         return None
     ranks, last = trace.rank[table[0]].astype(np.int64), duration_ns.argmin(axis=1)[after]
     even_ns = _even_wait_ns(trace, table, [computations_ns[rank] for rank in ranks.tolist()])
-    usual = before if even_ns is None else even_ns / computing
+    typical = before if even_ns is None else even_ns / computing
     by_rank = np.bincount(last, weights=beyond_ns[after], minlength=size)
     return _Group(
         waiting=[
@@ -172,7 +172,7 @@ def _group(
                 ),
                 share,
                 by_rank / by_rank.sum(),
-                usual=usual / (1 - share),
+                typical=typical / (1 - share),
                 told=True,
             )
             for place, cell in enumerate(cells)
@@ -256,7 +256,7 @@ def _find(signs: Signs) -> Finding | None:
         ),
         figure=figure_of(groups[0].waiting[0]),
         uncertainty=Uncertainty(
-            unsure_of_usual(everybody[0].usual, len(every)),
+            unsure_of_typical(everybody[0].typical, len(every)),
             # All of a group but the one whose experts are last, and them only after the experts:
             # before these the group waits for late launches with the cause and without it.
             hiding=(1 - len(every) / len(everybody)) / 2,

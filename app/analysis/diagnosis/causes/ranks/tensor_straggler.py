@@ -31,7 +31,7 @@ from app.analysis.diagnosis.signs import Signs
 
 
 def _find(signs: Signs) -> Finding | None:
-    """Return the groups that wait for one rank; without it nobody waits."""
+    """Return the groups that wait for one rank; without it no rank waits."""
     groups = [group for group in signs.waiting if group.of_one_rank]
     if not groups:
         return None

@@ -154,12 +154,12 @@ def test_the_headline_leaves_hosts_that_wait_some_time_to_launch(share: float) -
         world.launch_s[:] = (share + 2.0) * pass_s(world)
 
     report, slow = report_of(shape, strike)
-    _, usual = struck(shape, healthy)
+    _, typical = struck(shape, healthy)
 
     headline = report.headline
-    assert headline.slowdown == pytest.approx(slow / usual, rel=0.03)
+    assert headline.slowdown == pytest.approx(slow / typical, rel=0.03)
     assert headline.ci95 is not None
-    assert headline.ci95[0] <= slow / usual <= headline.ci95[1]
+    assert headline.ci95[0] <= slow / typical <= headline.ci95[1]
 
 
 def test_a_slow_host_launches_after_transfers_as_others_do_when_it_is_healthy() -> None:
@@ -173,11 +173,11 @@ def test_a_slow_host_launches_after_transfers_as_others_do_when_it_is_healthy() 
         world.launch_s[1, ..., 2] += 2.5 * pass_s(world)
 
     report, slow = report_of(shape, strike)
-    _, usual = struck(shape, healthy)
+    _, typical = struck(shape, healthy)
 
     assert report.causes[0].where.workers == ((2, 1),)
     # were it to launch at once it would be 0.8 %
-    assert report.headline.slowdown == pytest.approx(slow / usual, rel=0.001)
+    assert report.headline.slowdown == pytest.approx(slow / typical, rel=0.001)
 
 
 def test_without_transfers_waiting_for_them_looks_the_same() -> None:

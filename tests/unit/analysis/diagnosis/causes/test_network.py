@@ -71,14 +71,14 @@ def test_slow_links_without_the_fault_take_the_median_of_the_other_links() -> No
         assert finite.max() < 1.05 * np.median(elsewhere[nodes.op == nodes.op[node]])
 
 
-def test_where_half_of_the_links_are_slow_the_others_say_what_is_usual() -> None:
+def test_where_half_of_the_links_are_slow_the_others_say_what_is_typical() -> None:
     job = replace(JOB, sizes=Sizes(dp=2, pp=2))
     finding = found(NETWORK, signs_of(session(SlowLink((1, 0), 30.0), job=job)))
     healthy = signs_of(session(job=job)).observation
 
     for node, transfer in finding.change.transfers_ns.items():
-        usual = healthy.group.durations.ideal_ns[node]
-        assert transfer[np.isfinite(transfer)].max() < 1.2 * usual
+        typical = healthy.group.durations.ideal_ns[node]
+        assert transfer[np.isfinite(transfer)].max() < 1.2 * typical
 
 
 def test_slow_links_name_the_worker_that_they_share() -> None:
@@ -152,7 +152,7 @@ def test_of_two_stages_the_slow_collectives_of_one_do_not_hide() -> None:
 
 
 @pytest.mark.parametrize("pp", [2, 4])
-def test_with_half_of_the_links_slow_what_healthy_ones_do_is_usual(pp: int) -> None:
+def test_with_half_of_the_links_slow_what_healthy_ones_do_is_typical(pp: int) -> None:
     def strike(world: World) -> None:
         for times in (world.activation_s, world.gradient_s):
             times[..., :2] += 2 * pass_s(world)

@@ -65,7 +65,7 @@ def test_half_of_the_links_by_spells_are_not_the_whole_network() -> None:
     assert NETWORK_CONGESTION.find(signs_of(slow)) is None
 
 
-def test_a_single_link_with_usual_collectives_may_as_well_be_slow_by_itself() -> None:
+def test_a_single_link_with_typical_collectives_may_as_well_be_slow_by_itself() -> None:
     slow = SlowLink((0, 1), 60.0, Spells(from_step=10))
     cause, other = diagnosed(session(slow, job=TWO_STAGES)).causes
 
@@ -109,8 +109,8 @@ def test_without_it_transfers_take_what_they_do_in_quiet_steps() -> None:
     busy = np.array(finding.figure.by_step if isinstance(finding.figure, TransferLevels) else ())
     for node, transfer in finding.change.transfers_ns.items():
         assert not np.isfinite(transfer[busy < 1.2]).any()
-        usual = healthy.recorded_ns[nodes.op == nodes.op[node]]
-        assert transfer[busy >= 1.2].max() < 1.5 * np.median(usual)
+        typical = healthy.recorded_ns[nodes.op == nodes.op[node]]
+        assert transfer[busy >= 1.2].max() < 1.5 * np.median(typical)
 
 
 def test_with_another_cause_both_are_named() -> None:

@@ -64,9 +64,9 @@ def test_what_evenly_divided_groups_wait_is_told_by_how_their_ranks_differ_other
         for wait in measure_waits(healthy, CONTEXT_TYPES)
     ]
     assert all(group.told for group in even)
-    assert even[0].usual == pytest.approx(np.mean(waits), rel=0.1)
+    assert even[0].typical == pytest.approx(np.mean(waits), rel=0.1)
     # each of them would wait about so long, the job as all of them together
-    assert without_waits(observation, even).reference == pytest.approx(even[0].usual / 2 / 6**0.5)
+    assert without_waits(observation, even).reference == pytest.approx(even[0].typical / 2 / 6**0.5)
 
 
 def test_groups_wait_for_what_the_last_rank_takes_longer_than_all_do_on_average() -> None:
@@ -81,5 +81,5 @@ def test_a_single_group_does_not_tell_how_groups_differ() -> None:
     observation = observed(replace(SHAPE, dp=1, pp=1), divided=True)
     (group,) = as_divided_evenly(observation, waiting(observation))
 
-    assert 0.0005 < group.usual < 0.01
+    assert 0.0005 < group.typical < 0.01
     assert not group.told

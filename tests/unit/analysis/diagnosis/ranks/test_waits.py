@@ -31,10 +31,10 @@ def test_a_group_waits_for_its_straggler_as_long_as_it_is_slower() -> None:
     assert slow > 10 * fast
     (group,) = waiting_groups(observation, list(waits.values()))
     assert (group.cell, group.slowest, group.of_one_rank) == ((2, 1), 3, True)
-    assert group.usual < 0.1 * group.share
+    assert group.typical < 0.1 * group.share
     total = sum(float(less.sum()) for less in computations_without(observation, [group]).values())
     # but for what healthy groups wait, which compute less long
-    beyond = 1 - group.usual * (1 - group.share) / group.share
+    beyond = 1 - group.typical * (1 - group.share) / group.share
     assert 0.9 < beyond < 1
     assert total == pytest.approx(beyond * waits[2, 1].wait_ns.sum())
 
@@ -45,10 +45,10 @@ def test_a_step_without_a_straggler_is_off_by_what_healthy_groups_differ() -> No
     (group,) = waiting_groups(observation, waits)
 
     # one of three DP ranks
-    assert without_waits(observation, [group]).reference == pytest.approx(group.usual / 2 / 3)
+    assert without_waits(observation, [group]).reference == pytest.approx(group.typical / 2 / 3)
     assert without_waits(observation, [group]).longer == 0
     (alone,) = waiting_groups(observation, [wait for wait in waits if wait.cell == (2, 1)])
-    assert alone.usual == THRESHOLDS.typical_wait
+    assert alone.typical == THRESHOLDS.typical_wait
     # no healthy one tells how long they wait, which may be longer
     assert without_waits(observation, [alone]).longer == pytest.approx(THRESHOLDS.typical_wait / 3)
 

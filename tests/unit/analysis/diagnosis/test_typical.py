@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 
 from app.analysis.diagnosis.observation import Observation
-from app.analysis.diagnosis.usual import take_apart
+from app.analysis.diagnosis.typical import take_apart
 from app.analysis.replay.session import prepare_replay
 from tests.oracles.physics.world import World
 from tests.unit.analysis.diagnosis.second_physics import PLAIN, report_of, struck
@@ -30,12 +30,12 @@ def test_without_their_lengths_all_dp_ranks_take_alike() -> None:
     trace, _ = struck(EVEN, unequal)
     passes = Observation(trace, prepare_replay(trace).main).passes
 
-    usual = take_apart(passes)
+    typical = take_apart(passes)
 
-    assert usual.difference.differ
+    assert typical.difference.differ
     for name, own in passes.items():
         for stage, times_ns in enumerate(own.times_ns):
-            left = times_ns / usual.microbatches[name].of_stage(stage)
+            left = times_ns / typical.microbatches[name].of_stage(stage)
             by_rank = left.mean(axis=(0, 1))
             # half of the DP ranks were 3 to 5 % above the others, each held against its own peers
             assert np.ptp(by_rank) < 0.012 * by_rank.mean()
@@ -43,5 +43,5 @@ def test_without_their_lengths_all_dp_ranks_take_alike() -> None:
 
 def test_the_headline_of_lengths_is_not_too_low_for_a_few_dp_ranks() -> None:
     report, slow = report_of(EVEN, unequal)
-    _, usual = struck(EVEN, alike)
-    assert abs(report.headline.slowdown / (slow / usual) - 1) < 0.012
+    _, typical = struck(EVEN, alike)
+    assert abs(report.headline.slowdown / (slow / typical) - 1) < 0.012

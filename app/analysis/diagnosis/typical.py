@@ -1,6 +1,6 @@
 """What of a computation's time belongs to its microbatch, and what to its worker.
 
-A computation takes its worker's usual time, times a factor that its microbatch has on every stage
+A computation takes its worker's typical time, times a factor that its microbatch has on every stage
 alike (sequence lengths), times what is left: a slow spell of the worker, or a single stall.
 """
 
@@ -27,7 +27,7 @@ from app.analysis.replay.medians import peers_median
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Usual:
+class Typical:
     """Times taken apart.
 
     Parameters
@@ -40,7 +40,7 @@ class Usual:
         For each type how many times as slow each worker is in each step as its stage's peers are
         over the session; all 1 with one DP rank but for what changes over the steps.
     left : dict of float32 arrays, shape (pp, passes, steps, dp)
-        What is left of forward and backward, relative to the worker's usual time.
+        What is left of forward and backward, relative to the worker's typical time.
     """
 
     difference: Difference
@@ -55,7 +55,7 @@ class Usual:
 
 
 def slowness_by_stage(observation: Observation) -> dict[str, FloatArray]:
-    """Return what `Usual.worker` is, each stage taken apart by itself.
+    """Return what `Typical.worker` is, each stage taken apart by itself.
 
     That is less: what is the microbatch's is told as with one stage.
     """
@@ -65,7 +65,7 @@ def slowness_by_stage(observation: Observation) -> dict[str, FloatArray]:
     return {name: np.concatenate([worker[name] for worker in stages]) for name in stages[0]}
 
 
-def take_apart(passes: Mapping[str, Passes], lengths: RecordedLengths | None = None) -> Usual:
+def take_apart(passes: Mapping[str, Passes], lengths: RecordedLengths | None = None) -> Typical:
     """Separate microbatches, workers and what is left of computations, given by type.
 
     Parameters
@@ -96,4 +96,4 @@ def take_apart(passes: Mapping[str, Passes], lengths: RecordedLengths | None = N
             level = (values.own_ns / np.median(values.own_ns, axis=-1, keepdims=True)).mean(axis=1)
             microbatches[name] = own.times(by_chance(level, difference.rise[name], error))
         worker[name] = lasting[:, None, :] * by_step[name].astype(np.float64)
-    return Usual(difference, microbatches, worker, left)
+    return Typical(difference, microbatches, worker, left)
