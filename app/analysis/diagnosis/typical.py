@@ -1,7 +1,7 @@
 """What of a computation's time belongs to its microbatch, and what to its worker.
 
 A computation takes its worker's typical time, times a factor that its microbatch has on every stage
-alike (sequence lengths), times what is left: a slow spell of the worker, or a single stall.
+alike (sequence lengths), times a residual: a slow spell of the worker, or a single stall.
 """
 
 from __future__ import annotations
@@ -39,18 +39,18 @@ class Typical:
     worker : dict of float64 arrays, shape (pp, steps, dp)
         For each type how many times as slow each worker is in each step as its stage's peers are
         over the session; all 1 with one DP rank but for what changes over the steps.
-    left : dict of float32 arrays, shape (pp, passes, steps, dp)
-        What is left of forward and backward, relative to the worker's typical time.
+    residual : dict of float32 arrays, shape (pp, passes, steps, dp)
+        Residuals of forward and backward, relative to the worker's typical time.
     """
 
     difference: Difference
     microbatches: dict[str, Microbatches]
     worker: dict[str, FloatArray]
-    left: dict[str, SingleArray]
+    residual: dict[str, SingleArray]
 
     @property
     def noise(self) -> float:
-        """Return what scatters what is left."""
+        """Return the noise of the residuals."""
         return self.difference.noise
 
 
@@ -66,7 +66,7 @@ def slowness_by_stage(observation: Observation) -> dict[str, FloatArray]:
 
 
 def take_apart(passes: Mapping[str, Passes], lengths: RecordedLengths | None = None) -> Typical:
-    """Separate microbatches, workers and what is left of computations, given by type.
+    """Separate microbatches, workers and residuals of computations, given by type.
 
     Parameters
     ----------
@@ -75,14 +75,14 @@ def take_apart(passes: Mapping[str, Passes], lengths: RecordedLengths | None = N
     lengths : RecordedLengths or None
         Of some microbatches, where they are recorded.
     """
-    left = {name: values.relative() for name, values in passes.items()}
-    by_step = {name: of_steps(values) for name, values in left.items()}
-    difference = tell_difference(left, by_step, lengths)
+    residual = {name: values.relative() for name, values in passes.items()}
+    by_step = {name: of_steps(values) for name, values in residual.items()}
+    difference = tell_difference(residual, by_step, lengths)
     microbatches = {}
     if difference.differ:
-        # changes what is left
-        microbatches = take_off(passes, left, by_step, difference)
-        by_step = {name: of_steps(values) for name, values in left.items()}
+        # changes the residuals
+        microbatches = take_off(passes, residual, by_step, difference)
+        by_step = {name: of_steps(values) for name, values in residual.items()}
     worker = {}
     for name, values in passes.items():
         lasting = (values.own_ns / peers_median(values.own_ns)).mean(axis=1)
@@ -96,4 +96,4 @@ def take_apart(passes: Mapping[str, Passes], lengths: RecordedLengths | None = N
             level = (values.own_ns / np.median(values.own_ns, axis=-1, keepdims=True)).mean(axis=1)
             microbatches[name] = own.times(by_chance(level, difference.rise[name], error))
         worker[name] = lasting[:, None, :] * by_step[name].astype(np.float64)
-    return Typical(difference, microbatches, worker, left)
+    return Typical(difference, microbatches, worker, residual)

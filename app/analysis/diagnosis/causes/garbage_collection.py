@@ -99,7 +99,7 @@ def _stalled(signs: Signs) -> Finding | None:
     if typical is None:
         return None
     passes = observation.passes[FORWARD_COMPUTE]
-    forward, backward = typical.left[FORWARD_COMPUTE], typical.left[BACKWARD_COMPUTE]
+    forward, backward = typical.residual[FORWARD_COMPUTE], typical.residual[BACKWARD_COMPUTE]
     limit = max(THRESHOLDS.stall, THRESHOLDS.to_scatter * typical.noise)
     # Stage by stage: copies of everything would be what a large session's analysis needs most.
     stalled = np.empty(forward.shape, dtype=bool)

@@ -108,9 +108,9 @@ class _Bursts:
     limit: float
     workers: NDArray[np.bool_]
 
-    def of(self, left: SingleArray) -> NDArray[np.bool_]:
-        """Return which passes are slow, given what is left of them."""
-        return np.asarray(left > self.limit)
+    def of(self, residual: SingleArray) -> NDArray[np.bool_]:
+        """Return which passes are slow, given their residuals."""
+        return np.asarray(residual > self.limit)
 
 
 def _find(signs: Signs) -> Finding | None:
@@ -176,18 +176,18 @@ def _by_step(slowness: Mapping[str, FloatArray]) -> _Slow:
 def _bursts(typical: Typical, by_step: FloatArray) -> _Bursts | None:
     """Return on which workers single passes are slow, forward and backward; None on none.
 
-    Those are left out that whole steps explain nearly as well: by those, `by_step` is their excess.
+    Workers are left out that whole steps explain nearly as well; `by_step` is their excess.
     """
-    forward, backward = typical.left[FORWARD_COMPUTE], typical.left[BACKWARD_COMPUTE]
+    forward, backward = typical.residual[FORWARD_COMPUTE], typical.residual[BACKWARD_COMPUTE]
     if forward[:, 0, 0].size == 1:
         return None
     limit = 1 + max(THRESHOLDS.burst, THRESHOLDS.to_noise * typical.noise)
     shares = []
-    for left in (forward, backward):
+    for residual in (forward, backward):
         # Stage by stage: copies of everything would be what a large session's analysis needs most.
         by_stage = [
             np.where(of_stage > limit, of_stage - 1, 0).mean(axis=(0, 1), dtype=np.float64)
-            for of_stage in left
+            for of_stage in residual
         ]
         shares.append(np.array(by_stage))
     share = np.minimum(*shares)
@@ -205,9 +205,9 @@ def _with_bursts(found: _Slow, typical: Typical, bursts: _Bursts) -> _Slow:
     for pp, dp in np.argwhere(bursts.workers).tolist():
         slow = np.zeros(when.shape[1], dtype=bool)
         for name in (FORWARD_COMPUTE, BACKWARD_COMPUTE):
-            left = typical.left[name][pp, :, :, dp]
-            times[name][pp, :, dp] = left.mean(axis=0)
-            slow |= bursts.of(left).any(axis=0)
+            residual = typical.residual[name][pp, :, :, dp]
+            times[name][pp, :, dp] = residual.mean(axis=0)
+            slow |= bursts.of(residual).any(axis=0)
         ratios = times[FORWARD_COMPUTE][pp, :, dp], times[BACKWARD_COMPUTE][pp, :, dp]
         level[pp, :, dp] = np.mean(ratios, axis=0)
         when[pp, :, dp] = slow
@@ -239,8 +239,8 @@ def _shorten_bursts(
     """Let the slow passes of workers with bursts, and no others, take their typical time."""
     for name, passes in observation.passes.items():
         for dp, pp in sorted(workers):
-            left = typical.left[name][pp, :, :, dp]
-            factors = np.where(bursts.of(left), 1 / left, 1.0)
+            residual = typical.residual[name][pp, :, :, dp]
+            factors = np.where(bursts.of(residual), 1 / residual, 1.0)
             for node, factor in zip(passes.nodes[pp].tolist(), factors, strict=True):
                 changed = times[node].copy()
                 changed[:, dp] = factor
