@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import http
 import uuid
-from datetime import datetime
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Annotated, Any, Final
 
 from fastapi import APIRouter, Depends, Query, Request, Response
-from pydantic import BaseModel, Field
+from pydantic import BaseModel
 
 from app.analysis.documents import UnreadableDocumentError, load_json
 from app.analysis.planning.document import PlanDocument, SimulatedIteration
-from app.api.frame.answers import ReadBody
 from app.api.frame.docs import REFERENCE
 from app.api.frame.routers import api_router
 from app.db.states import PlanState
@@ -20,10 +20,10 @@ from app.door.here import Here
 from app.errors import Fault, InvalidSpecError
 from app.inputs.plans.request import WrittenRequest, read_request
 from app.inputs.plans.spec import unreadable_spec
+from app.lists.listing import read
 from app.services.container import Container
-from app.services.plans.read import PlanView, get_plan, list_plans
+from app.services.plans.read import PLANS, PlanSummary, PlanView, get_plan
 from app.services.plans.requests import cancel_plan, submit_plan
-from app.services.plans.stored import PlanOutline
 
 DEFAULT_LIMIT: Final = 50
 MAX_LIMIT: Final = 1000
@@ -52,26 +52,8 @@ class SubmittedBody(BaseModel):
     state: PlanState
 
 
-class PlanBody(ReadBody):
-    """A plan; `gap` is the proven gap so far, a fraction."""
-
-    id: uuid.UUID
-    name: str | None
-    method: str
-    objective: str
-    time_limit_s: float
-    layers: int
-    gpus: int
-    state: PlanState
-    created_at: datetime
-    state_changed_at: datetime
-    gap: float | None
-    reason_code: str | None
-    reason: str | None
-    headline: PlanOutline | None = Field(validation_alias="outline")
-
-
-class PlanDetailBody(PlanBody):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanDetail(PlanSummary):
     """A plan with its specification and its template.
 
     `plan` has the schema paceline.plan/1 once the state is ``planned``; `faults` are the nearest
@@ -79,7 +61,7 @@ class PlanDetailBody(PlanBody):
     ``queued``.
     """
 
-    spec: dict[str, Any]
+    spec: Mapping[str, Any]
     faults: tuple[Fault, ...]
     ahead: int
     plan: PlanDocument | None
@@ -89,7 +71,7 @@ class PlanDetailBody(PlanBody):
 class PlanListBody(BaseModel):
     """Plans, newest first."""
 
-    plans: list[PlanBody]
+    plans: list[PlanSummary]
 
 
 async def _body(request: Request) -> object:
@@ -154,15 +136,14 @@ def router() -> APIRouter:
         limit: Annotated[int, Query(ge=1, le=MAX_LIMIT)] = DEFAULT_LIMIT,
     ) -> PlanListBody:
         with container.reading() as tx:
-            rows = list_plans(tx, limit).rows
-        return PlanListBody(plans=[PlanBody.model_validate(row) for row in rows])
+            return PlanListBody(plans=read(tx, PLANS, limit=limit))
 
     @routes.get(
         "/{plan}",
         summary="A plan: its state, its specification, its template",
         response_model_exclude_defaults=True,
     )
-    def get_one(container: Here, plan: uuid.UUID) -> PlanDetailBody:
+    def get_one(container: Here, plan: uuid.UUID) -> PlanDetail:
         return _detail(_read(container, plan))
 
     @routes.post(
@@ -170,7 +151,7 @@ def router() -> APIRouter:
         summary="End a plan that is not ready",
         response_model_exclude_defaults=True,
     )
-    def cancel(container: Here, plan: uuid.UUID) -> PlanDetailBody:
+    def cancel(container: Here, plan: uuid.UUID) -> PlanDetail:
         """End it at once; to cancel it twice is harmless."""
         cancel_plan(container, plan)
         return _detail(_read(container, plan))
@@ -183,10 +164,10 @@ def _read(container: Container, plan: uuid.UUID) -> PlanView:
         return get_plan(tx, plan)
 
 
-def _detail(view: PlanView) -> PlanDetailBody:
-    return PlanDetailBody(
-        **PlanBody.model_validate(view.row).model_dump(),
-        spec=dict(view.spec),
+def _detail(view: PlanView) -> PlanDetail:
+    return PlanDetail(
+        **{name: getattr(view.row, name) for name in PLANS.columns},
+        spec=view.spec,
         faults=view.faults,
         ahead=view.ahead,
         plan=None if view.result is None else view.result.plan,

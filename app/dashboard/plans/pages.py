@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Final
@@ -16,19 +16,24 @@ from fastapi.responses import Response
 from app.analysis.json_text import plain
 from app.analysis.planning.document import FoundTemplate, NoAnswer
 from app.analysis.planning.spec.model import METHODS, OBJECTIVES
+from app.dashboard.look import html
 from app.dashboard.look.csv_text import Table, csv_file
 from app.dashboard.look.format import percent, seconds
 from app.dashboard.look.parts import StateLabel
+from app.dashboard.look.tables import Shown, drawn
 from app.dashboard.plans.parts import METHOD_NAMES, MS, plan_name
 from app.dashboard.plans.view import PROVEN, STATES, plan_page
 from app.db.states import PlanState
 from app.door.here import Here
 from app.errors import Fault, NotFoundError
 from app.inputs.plans.request import DEFAULT_TIME_LIMIT_S, MOST_TIME_LIMIT_S
-from app.services.plans.read import PlanSummary, PlanView, get_plan, list_plans
-from app.services.plans.stored import PlanResult
+from app.lists.listing import read
+from app.services.plans.read import PLANS, PlanSummary, PlanView, get_plan
+from app.services.plans.stored import PlanOutline, PlanResult
 
 if TYPE_CHECKING:
+    from markupsafe import Markup
+
     from app.dashboard.pages import Pages
 
 # What the page lists.
@@ -66,21 +71,6 @@ class PlanForm:
     spec: str
 
 
-@dataclass(frozen=True, slots=True)
-class ListedPlan:
-    """A row of the list."""
-
-    url: str
-    name: str
-    state: StateLabel
-    method: str
-    iteration: str
-    over: str
-    stages: str
-    proof: str
-    created_at: datetime
-
-
 EMPTY_FORM: Final = PlanForm("", METHODS[0], OBJECTIVES[0], f"{DEFAULT_TIME_LIMIT_S:g}", EXAMPLE)
 
 
@@ -96,13 +86,13 @@ def add_plan_pages(routes: APIRouter, pages: Pages) -> None:
                     form = _filled(get_plan(tx, uuid.UUID(of)))
                 except (ValueError, NotFoundError):
                     return pages.not_found(f"plan {of}", nav)
-            found = list_plans(tx, LISTED)
+            rows, now = read(tx, PLANS, limit=LISTED), tx.now
         return pages.render(
             "plans/list.html",
             nav,
-            now=found.now,
+            now=now,
             form=form,
-            rows=[_listed(row) for row in found.rows],
+            plans=drawn(_columns(now), rows, csv="/plans.csv", classes="planned"),
             methods=METHOD_NAMES,
             objectives=OBJECTIVES,
             most_s=MOST_TIME_LIMIT_S,
@@ -126,8 +116,8 @@ def _add_files(routes: APIRouter) -> None:
     @routes.get("/plans.csv")
     def plans_file_route(container: Here) -> Response:
         with container.reading() as tx:
-            found = list_plans(tx, LISTED)
-        return csv_file("paceline-plans.csv", _plans_csv(found.rows))
+            rows = read(tx, PLANS, limit=LISTED)
+        return csv_file("paceline-plans.csv", Table.of(PlanSummary, rows))
 
     @routes.get("/plans/{plan}/{name}")
     def file_route(container: Here, plan: uuid.UUID, name: str) -> Response:
@@ -150,21 +140,6 @@ def _add_files(routes: APIRouter) -> None:
         )
 
 
-def _plans_csv(rows: Sequence[PlanSummary]) -> Table:
-    names = ("id", "name", "state", "method", "objective", "layers", "gpus", "created_at", "gap")
-    return Table(
-        (*names, "iteration_ms", "stages"),
-        (
-            (
-                *(getattr(row, name) for name in names),
-                row.outline and row.outline.iteration_time_ms.simulated,
-                row.outline and row.outline.stages,
-            )
-            for row in rows
-        ),
-    )
-
-
 def _filled(view: PlanView) -> PlanForm:
     row = view.row
     return PlanForm(
@@ -176,20 +151,39 @@ def _filled(view: PlanView) -> PlanForm:
     )
 
 
-def _listed(row: PlanSummary) -> ListedPlan:
-    outline = row.outline if row.state == PlanState.PLANNED else None
-    optimal = outline is not None and outline.optimal
-    return ListedPlan(
-        url=f"/plans/{row.id}",
-        name=plan_name(row.name, row.layers, row.gpus),
-        state=PROVEN if optimal else STATES[row.state],
-        method=METHOD_NAMES[row.method],
-        iteration=seconds(outline.iteration_time_ms.simulated * MS) if outline else "",
-        over=_over(outline.over) if outline else "",
-        stages=str(outline.stages) if outline else "",
-        proof="" if row.gap is None else percent(row.gap),
-        created_at=row.created_at,
+def _columns(now: datetime) -> tuple[Shown[PlanSummary], ...]:
+    return (
+        Shown("State", lambda row: html.state(_state(row)), of_cells="nowrap"),
+        Shown("Plan", _plan, of_cells="grow"),
+        Shown("Iteration", _iteration, classes="num"),
+        Shown("Others", _others, classes="num opt", of_cells="muted"),
+        Shown("Asked", lambda row: html.ago(row.created_at, now), classes="num"),
     )
+
+
+def _found(row: PlanSummary) -> PlanOutline | None:
+    return row.outline if row.state == PlanState.PLANNED else None
+
+
+def _state(row: PlanSummary) -> StateLabel:
+    found = _found(row)
+    return PROVEN if found is not None and found.optimal else STATES[row.state]
+
+
+def _plan(row: PlanSummary) -> Markup:
+    name = html.link(f"/plans/{row.id}", plan_name(row.name, row.layers, row.gpus))
+    method = METHOD_NAMES[row.method]
+    return name if row.method == METHODS[0] else name + " " + html.muted(method)
+
+
+def _iteration(row: PlanSummary) -> str:
+    found = _found(row)
+    return "" if found is None else seconds(found.iteration_time_ms.simulated * MS)
+
+
+def _others(row: PlanSummary) -> str:
+    found = _found(row)
+    return "" if found is None else _over(found.over)
 
 
 def _over(over: Mapping[str, float]) -> str:

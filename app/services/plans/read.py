@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import uuid
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from datetime import datetime
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
-from pydantic import TypeAdapter
-from sqlalchemy import func, select
+from pydantic import Field, TypeAdapter
+from sqlalchemy import Double, Integer, func, select
 
 from app.db.blobs import read_blob
 from app.db.models.plans import Plan
@@ -15,36 +17,53 @@ from app.db.scope import COUNTS_EVERYWHERE
 from app.db.states import PlanState, TaskState
 from app.errors import Fault, NotFoundError
 from app.inputs.values import Name, Whole
-from app.services.plans.stored import OUTLINE, PlanOutline, PlanResult, unpack_result
+from app.lists.columns import Column
+from app.lists.listing import Listing
+from app.services.plans.stored import PlanOutline, PlanResult, unpack_result
 
 if TYPE_CHECKING:
-    import uuid
     from collections.abc import Mapping
-    from datetime import datetime
-
-    from sqlalchemy import Row
 
     from app.db.unit_of_work import Reads
 
 
 @dataclass(frozen=True, slots=True)
 class PlanSummary:
-    """A plan as lists show it; `gap` is proven so far while it is planned, a fraction."""
+    """A plan; `gap` is the proven gap so far, a fraction."""
 
-    id: uuid.UUID
-    name: str | None
-    method: str
-    objective: str
-    time_limit_s: float
-    layers: int
-    gpus: int
-    state: PlanState
-    created_at: datetime
-    state_changed_at: datetime
-    gap: float | None
-    reason_code: str | None
-    reason: str | None
-    outline: PlanOutline | None
+    id: Annotated[uuid.UUID, Column(Plan.id)]
+    name: Annotated[str | None, Column(Plan.name)]
+    state: Annotated[PlanState, Column(Plan.state)]
+    method: Annotated[str, Column(Plan.method)]
+    objective: Annotated[str, Column(Plan.objective)]
+    time_limit_s: Annotated[float, Column(Plan.time_limit_s, csv=None)]
+    layers: Annotated[int, Column(Plan.layers)]
+    gpus: Annotated[int, Column(Plan.gpus)]
+    created_at: Annotated[datetime, Column(Plan.created_at)]
+    state_changed_at: Annotated[datetime, Column(Plan.state_changed_at, csv=None)]
+    gap: Annotated[float | None, Column(Plan.gap)]
+    reason_code: Annotated[str | None, Column(Plan.reason_code, csv=None)]
+    reason: Annotated[str | None, Column(Plan.reason, csv=None)]
+    outline: Annotated[
+        PlanOutline | None,
+        Column(Plan.outline, csv=None),
+        Field(serialization_alias="headline"),
+    ]
+    iteration_ms: Annotated[
+        float | None,
+        Column(
+            Plan.outline["iteration_time_ms"]["simulated"].astext.cast(Double), csv="iteration_ms"
+        ),
+        Field(exclude=True),
+    ] = None
+    stages: Annotated[
+        int | None,
+        Column(Plan.outline["stages"].astext.cast(Integer), csv="stages"),
+        Field(exclude=True),
+    ] = None
+
+
+PLANS: Final = Listing(PlanSummary, ties=(Plan.created_at.desc(), Plan.id.expression))
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,23 +118,6 @@ class PlanView:
     now: datetime
 
 
-@dataclass(frozen=True, slots=True)
-class PlanList:
-    """Plans, newest first, and the database's time."""
-
-    rows: tuple[PlanSummary, ...]
-    now: datetime
-
-
-_COLUMNS: Final = tuple(getattr(Plan, name) for name in PlanSummary.__slots__)
-
-
-def list_plans(tx: Reads, limit: int) -> PlanList:
-    """Return at most `limit` plans, newest first."""
-    query = select(*_COLUMNS).order_by(Plan.created_at.desc(), Plan.id).limit(limit)
-    return PlanList(tuple(_row(row) for row in tx.session.execute(query)), tx.now)
-
-
 def get_plan(tx: Reads, plan_id: uuid.UUID) -> PlanView:
     """Return one plan.
 
@@ -124,15 +126,16 @@ def get_plan(tx: Reads, plan_id: uuid.UUID) -> PlanView:
     NotFoundError
         If there is no such plan.
     """
-    query = select(*_COLUMNS, Plan.spec, Plan.reason_detail, Plan.result_blob)
-    found = tx.session.execute(query.where(Plan.id == plan_id)).one_or_none()
+    query = PLANS.query().add_columns(Plan.spec, Plan.reason_detail, Plan.result_blob)
+    found = tx.session.execute(query.where(Plan.id == plan_id)).mappings().one_or_none()
     if found is None:
         raise NotFoundError(f"There is no plan {plan_id}.")
-    row, detail, blob = _row(found), found.reason_detail or {}, found.result_blob
+    [row] = PLANS.rows([found])
+    detail, blob = found["reason_detail"] or {}, found["result_blob"]
     return PlanView(
         row=row,
-        spec=found.spec,
-        asked=asked_of(found.spec),
+        spec=found["spec"],
+        asked=asked_of(found["spec"]),
         faults=tuple(Fault(**fault) for fault in detail.get("faults", ())),
         ahead=_ahead(tx, plan_id) if row.state is PlanState.QUEUED else 0,
         result=None if blob is None else unpack_result(b"".join(read_blob(tx, blob))),
@@ -143,13 +146,6 @@ def get_plan(tx: Reads, plan_id: uuid.UUID) -> PlanView:
 def asked_of(spec: Mapping[str, Any]) -> Asked:
     """Return what a page says of a stored specification."""
     return _ASKED.validate_python(spec)
-
-
-def _row(found: Row[*tuple[Any, ...]]) -> PlanSummary:
-    values = {name: getattr(found, name) for name in PlanSummary.__slots__}
-    if found.outline is not None:
-        values["outline"] = OUTLINE.validate_python(found.outline)
-    return PlanSummary(**values)
 
 
 def _ahead(tx: Reads, plan_id: uuid.UUID) -> int:

@@ -71,7 +71,6 @@ class _VersionedResult:
 
 _VERSION: Final = TypeAdapter(_VersionedResult)
 _RESULT: Final = TypeAdapter(PlanResult)
-OUTLINE: Final = TypeAdapter(PlanOutline)
 
 
 def pack_result(result: PlanResult) -> bytes:
