@@ -107,7 +107,9 @@ class Listing(Generic[R]):
         """Return a page of rows that are here already, in the order of `ties`."""
         sort = self.sort(asked.sort)
         by = attrgetter(self.sorts[sort.removeprefix("-")])
-        ordered = sorted(rows, key=by, reverse=sort.startswith("-"))
+        known = [row for row in rows if by(row) is not None]
+        ordered = sorted(known, key=by, reverse=sort.startswith("-"))
+        ordered += [row for row in rows if by(row) is None]
         number = last_page(asked.page, len(rows), asked.size)
         first = asked.size * (number - 1)
         return Page(ordered[first : first + asked.size], number, len(rows), asked.size)

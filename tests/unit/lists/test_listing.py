@@ -24,6 +24,11 @@ class Row:
     spare: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class Seen:
+    seen: Annotated[int | None, Column(sort="seen")]
+
+
 LIST = Listing(
     Row, lambda query: query.join(Job), ties=(Session.id.expression,), default_sort="-steps"
 )
@@ -81,6 +86,13 @@ def test_rows_that_are_here_are_sorted_and_paged_and_equals_stay_in_order() -> N
     page = LIST.page(rows, Asked("job", 99, 3))
     assert ([row.job for row in page.rows], page.number) == (["d"], 2)
     assert (page.first, page.last, page.total) == (4, 4, 4)
+
+
+@pytest.mark.parametrize("sort", ["seen", "-seen"])
+def test_rows_without_a_value_come_last_in_either_order(sort: str) -> None:
+    listing = Listing(Seen, default_sort="seen")
+    page = listing.page([Seen(None), Seen(1), Seen(2)], Asked(sort))
+    assert page.rows[-1] == Seen(None)
 
 
 def test_an_empty_list_is_one_page() -> None:
