@@ -14,7 +14,7 @@ from app.analysis.diagnosis.places import Hosts
 from app.analysis.once import LooksOnce
 from app.analysis.replay.distinct import distinct
 from app.analysis.replay.layout.dense import FloatArray, IntArray, Layout
-from app.analysis.replay.medians import median, quantiles
+from app.analysis.replay.medians import median
 from app.analysis.replay.session import ShapeGroup, begins_of
 from app.analysis.trace import model as ops
 from app.analysis.trace.model import ABSENT, Trace
@@ -271,7 +271,7 @@ def scatter_of_most(values: NDArray[Real]) -> float:
         return 0.0
     distance = np.abs(values - median(values.ravel()))
     # A quarter of normal values lie within this many standard deviations of their mean.
-    return float(quantiles(distance.ravel(), (0.25,))[0] / 0.3186)
+    return float(np.quantile(distance, 0.25) / 0.3186)
 
 
 def spread(values: NDArray[Real]) -> float:

@@ -9,7 +9,6 @@ from typing import Final
 import numpy as np
 
 from app.analysis.replay.layout.dense import FloatArray
-from app.analysis.replay.medians import quantiles
 from app.analysis.replay.metrics import Contribution, Metrics
 from app.analysis.replay.runs import EvenRuns, even_runs
 
@@ -89,7 +88,7 @@ def bootstrap(metrics: Metrics, workers: tuple[tuple[int, int], ...]) -> Interva
         return interval(recovered[loses] / (simulated - ideal)[loses])
 
     chosen = metrics.by_worker[:, [dp for dp, _ in workers], [pp for _, pp in workers]]
-    low, high = quantiles((weights @ chosen) / ideal[:, None], QUANTILES)
+    low, high = np.quantile((weights @ chosen) / ideal[:, None], QUANTILES, axis=0)
     return Intervals(
         slowdown=slowdown,
         waste=(1 - 1 / slowdown[0], 1 - 1 / slowdown[1]),
@@ -141,7 +140,7 @@ def spread_by_blocks(
         below, above = (
             max(least * abs(middle - of_single), widen * abs(middle - of_blocks))
             for of_single, of_blocks in zip(
-                single, quantiles(drawn(block), given).tolist(), strict=True
+                single, np.quantile(drawn(block), given).tolist(), strict=True
             )
         )
         return below, above
@@ -215,5 +214,5 @@ def draws(count: int, block: int = 1) -> FloatArray:
 
 def interval(drawn: FloatArray) -> Interval:
     """Return the 95 % interval of what draws give."""
-    low, high = quantiles(drawn, QUANTILES)
+    low, high = np.quantile(drawn, QUANTILES)
     return float(low), float(high)

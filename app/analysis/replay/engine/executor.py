@@ -36,8 +36,7 @@ def warm_up() -> None:
     by now stays for good: the collector of garbage looks at none of it again, which it did amid
     reports; and so does some of the memory of what is dropped.
     """
-    from app.analysis.replay import selecting  # noqa: PLC0415 - see above
-    from app.analysis.replay.engine import sweeps  # noqa: PLC0415
+    from app.analysis.replay.engine import sweeps  # noqa: PLC0415 - see above
     from app.analysis.replay.engine.compiled_replay import CompiledReplay  # noqa: PLC0415
     from app.analysis.replay.layout import transposing  # noqa: PLC0415
 
@@ -48,7 +47,6 @@ def warm_up() -> None:
         block = Block(slice(0, 1), one, one[0, 0], one[:0], one[:0])
         CompiledReplay(program).step_ends(replace(batch, late=late), block)
     CompiledReplay(program).launch_delays(one, one, slice(0, 1))
-    selecting.warm_up()
     sweeps.warm_up()
     transposing.warm_up()
     keep_freed_memory()

@@ -9,7 +9,7 @@ from hypothesis.extra.numpy import arrays
 from numpy.typing import NDArray
 
 from app.analysis.replay.layout.dense import FloatArray
-from app.analysis.replay.medians import _MANY, _SAMPLE, _SORTED, median, peers_median, quantiles
+from app.analysis.replay.medians import _SORTED, median, peers_median
 
 
 def test_peers_are_the_others() -> None:
@@ -36,28 +36,20 @@ def test_each_one_has_the_median_of_all_others(values: FloatArray) -> None:
         st.sampled_from([np.float32, np.float64]),
         st.tuples(st.integers(1, 40), st.integers(1, 3)),
         elements=st.floats(-9, 9, width=32),
-    ),
-    st.lists(
-        st.sampled_from([0.0, 0.02, 0.025, 0.16, 0.25, 0.5, 0.84, 0.975, 1.0]),
-        min_size=1,
-        max_size=3,
-    ),
+    )
 )
-def test_middles_are_those_of_numpy_to_the_bit(
-    values: NDArray[np.float64], shares: list[float]
-) -> None:
+def test_medians_are_those_of_numpy_to_the_bit(values: NDArray[np.float64]) -> None:
     assert np.array_equal(median(values), np.median(values, axis=0))
-    assert np.array_equal(quantiles(values, shares), np.quantile(values, shares, axis=0))
 
 
 @settings(deadline=None, max_examples=20)
 @given(
     seed=st.integers(0, 2**32 - 1),
-    count=st.integers(_SORTED - 1, 2 * _SORTED) | st.integers(_MANY - 1, 3 * _MANY),
+    count=st.integers(_SORTED - 1, 2 * _SORTED) | st.integers(50_000, 50_001),
     kind=st.sampled_from([np.float32, np.float64]),
-    values=st.sampled_from(["normal", "few", "sorted", "as the sample has them not"]),
+    values=st.sampled_from(["normal", "few", "sorted"]),
 )
-def test_middles_of_more_are_those_of_numpy_to_the_bit(
+def test_medians_of_more_are_those_of_numpy_to_the_bit(
     seed: int, count: int, kind: type[np.floating[Any]], values: str
 ) -> None:
     drawn = np.random.default_rng(seed).lognormal(sigma=2.0, size=count).astype(kind)
@@ -65,12 +57,9 @@ def test_middles_of_more_are_those_of_numpy_to_the_bit(
         drawn = np.round(drawn)
     elif values == "sorted":
         drawn.sort()
-    elif values != "normal":
-        drawn[:: count // _SAMPLE | 1] += drawn.max()
 
     columns = np.stack([drawn, drawn[::-1] + 1], axis=1)
     assert np.array_equal(median(drawn), np.median(drawn))
     assert np.array_equal(median(columns), np.median(columns, axis=0))
-    assert np.array_equal(
-        quantiles(drawn, [0.01, 0.5, 0.98]), np.quantile(drawn, [0.01, 0.5, 0.98])
-    )
+    lanes = columns.reshape(-1, 1, 2).swapaxes(1, 2)
+    assert np.array_equal(median(lanes), np.median(lanes, axis=0))

@@ -8,7 +8,7 @@ import numpy as np
 
 from app.analysis.replay.layout.dense import FloatArray
 from app.analysis.replay.means import mean, share_of
-from app.analysis.replay.medians import median, quantiles
+from app.analysis.replay.medians import median
 
 # Launches are about as late as the median when they are late by this share of it at least…
 MOST_OF: Final = 0.5
@@ -46,5 +46,5 @@ def usual_ns(late_ns: FloatArray) -> float:
     jump do not make it so.
     """
     launched = late_ns[~np.isnan(late_ns)]
-    low, high = quantiles(launched, (0.25, 0.75)).tolist()
+    low, high = np.quantile(launched, (0.25, 0.75)).tolist()
     return max(0.0, mean(np.minimum(launched, high + _FENCE * (high - low))))
