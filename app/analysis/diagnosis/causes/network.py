@@ -25,7 +25,6 @@ from app.analysis.diagnosis.places import (
 from app.analysis.diagnosis.signs import Signs
 from app.analysis.diagnosis.uncertainty import Uncertainty
 from app.analysis.replay.distinct import distinct
-from app.analysis.replay.engine.chosen import values_of
 from app.analysis.replay.layout.dense import FloatArray, IntArray
 from app.analysis.replay.layout.graph import P2P
 from app.analysis.replay.means import mean, means
@@ -206,7 +205,8 @@ def _typical_elsewhere(
             fast.setdefault(code, []).append((np.asarray(nodes)[types == code], ranks))
 
     def middle(parts: list[tuple[IntArray, IntArray]]) -> float:
-        return float(median(np.concatenate([values_of(recorded, *part) for part in parts])))
+        chosen = [recorded[nodes][:, :, ranks].ravel() for nodes, ranks in parts]
+        return float(median(np.concatenate(chosen)))
 
     return _typical(observation) | {code: middle(parts) for code, parts in fast.items()}
 

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from itertools import product
 from typing import Final
 
 import numpy as np
 
-from app.analysis.loops import compiled_pays, in_rows
 from app.analysis.replay.engine.durations import Durations, own_durations
 from app.analysis.replay.engine.executor import executor_for
 from app.analysis.replay.engine.program import prepare
@@ -16,7 +14,6 @@ from app.analysis.replay.engine.replay import Executor
 from app.analysis.replay.engine.variants import Simulator
 from app.analysis.replay.layout.dense import FloatArray, Layout
 from app.analysis.replay.layout.graph import Graph
-from app.analysis.threads import cut, in_threads, threads_for
 
 # What an adaptation on trial has to take off the discrepancy, as a share of a step.
 LEAST_GAIN: Final = 0.005
@@ -64,30 +61,14 @@ def stage_begins(layout: Layout, stage: int, ends: FloatArray) -> FloatArray:
 def stage_ends(layout: Layout) -> FloatArray:
     """Return when each stage's last operation of a step ends, shape (pp, steps, dp), ns."""
     _, steps, dp = layout.start_ns.shape
-    stages = [np.flatnonzero(layout.nodes.pp == stage) for stage in range(layout.pp)]
     latest = np.full((layout.pp, steps, dp), -np.inf)
-    if not compiled_pays(layout.start_ns.size):
-        block = max(_AT_A_TIME // (steps * dp), 1)
-        for ends, nodes in zip(latest, stages, strict=True):
-            for first in range(0, len(nodes), block):
-                some = nodes[first : first + block]
-                of_block = layout.start_ns[some] + layout.duration_ns[some]
-                np.maximum(ends, of_block.max(axis=0), out=ends)
-        return latest
-    from app.analysis.replay.engine.sweeps import raise_to_ends  # noqa: PLC0415 - the compiler
-
-    start, duration = (
-        in_rows(times).reshape(len(times), steps * dp)
-        for times in (layout.start_ns, layout.duration_ns)
-    )
-
-    def run(part: tuple[int, slice]) -> None:
-        stage, lanes = part
-        out = latest[stage].reshape(steps * dp)
-        raise_to_ends(start, duration, stages[stage], (lanes.start, lanes.stop), out)
-
-    threads = threads_for(layout.start_ns.size)
-    in_threads(threads, run, list(product(range(layout.pp), cut(steps * dp, threads))))
+    block = max(_AT_A_TIME // (steps * dp), 1)
+    for stage, ends in enumerate(latest):
+        nodes = np.flatnonzero(layout.nodes.pp == stage)
+        for first in range(0, len(nodes), block):
+            some = nodes[first : first + block]
+            of_block = layout.start_ns[some] + layout.duration_ns[some]
+            np.maximum(ends, of_block.max(axis=0), out=ends)
     return latest
 
 

@@ -9,7 +9,7 @@ from typing import Final
 import numpy as np
 
 from app.analysis.loops import in_rows
-from app.analysis.replay.engine.kernel import LaneWork, delay_launches, replay_lanes
+from app.analysis.replay.engine.kernel import LaneWork, replay_lanes
 from app.analysis.replay.engine.program import Program
 from app.analysis.replay.engine.replay import Batch, Block, one_by_one
 from app.analysis.replay.engine.tables import Tables, tables_of
@@ -101,28 +101,3 @@ class CompiledReplay:
     def _tile(self, nodes: int, dp: int) -> int:
         """Return how many lanes are replayed at a time: whole steps."""
         return max(1, _CACHED_BYTES // (8 * (nodes + self._tables.slots)) // dp) * dp
-
-    def launch_delays(
-        self, start_ns: FloatArray, duration_ns: FloatArray, steps: slice
-    ) -> tuple[FloatArray, int]:
-        """Return how late each operation of some steps starts; see `Executor`."""
-        nodes, count, dp = start_ns.shape
-        first, end, _ = steps.indices(count)
-        delays = np.empty((nodes, end - first, dp))
-        lanes, tile = (end - first) * dp, self._tile(nodes, dp)
-        start, duration = in_rows(_by_lane(start_ns)), in_rows(_by_lane(duration_ns))
-
-        def run(own: slice) -> int:
-            return delay_launches(
-                self._tables,
-                start,
-                duration,
-                first * dp,
-                own.start,
-                own.stop,
-                tile,
-                _by_lane(delays),
-            )
-
-        threads = threads_for(delays.size)
-        return delays, sum(in_threads(threads, run, cut(lanes, threads, tile)))

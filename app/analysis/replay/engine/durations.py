@@ -12,12 +12,11 @@ from typing import Final, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from app.analysis.loops import compiled_pays, in_rows
 from app.analysis.replay.layout.dense import FloatArray, Layout
 from app.analysis.replay.layout.graph import Graph
 from app.analysis.replay.means import mean
 from app.analysis.replay.medians import median
-from app.analysis.threads import cut, in_threads, threads_for
+from app.analysis.threads import in_threads, threads_for
 from app.analysis.trace import model as ops
 
 # A communication that ends this long before its last member was launched cannot be right: its
@@ -63,8 +62,6 @@ def own_durations(layout: Layout, graph: Graph) -> OwnDurations:
     clamped : int
         Transfer durations at fault that count as 0.
     """
-    if compiled_pays(layout.duration_ns.size):
-        return _own_durations(layout, graph)
     recorded = layout.duration_ns.copy(order="C")
     clamped = 0
     alike: dict[tuple[int, bool], list[tuple[int, ...]]] = {}
@@ -83,27 +80,6 @@ def own_durations(layout: Layout, graph: Graph) -> OwnDurations:
                 members = list(np.array(together).T)
             clamped += _take_off_waiting(recorded, layout.start_ns, members, across_dp=across_dp)
     return recorded, clamped
-
-
-def _own_durations(layout: Layout, graph: Graph) -> OwnDurations:
-    """Do the same in one compiled loop."""
-    from app.analysis.replay.engine.sweeps import take_off_waiting  # noqa: PLC0415 - the compiler
-
-    nodes, steps, dp = layout.duration_ns.shape
-    members = np.array([node for unit in graph.units for node in unit.members], dtype=np.int64)
-    first = np.cumsum([0, *(len(unit.members) for unit in graph.units)])
-    across_dp = np.array([unit.across_dp for unit in graph.units], dtype=np.bool_)
-    duration = in_rows(layout.duration_ns).reshape(nodes, steps * dp)
-    start = in_rows(layout.start_ns).reshape(nodes, steps * dp)
-    recorded = np.empty((nodes, steps, dp))
-    out = recorded.reshape(nodes, steps * dp)
-
-    def run(some: slice) -> int:
-        part = (some.start, some.stop)
-        return take_off_waiting(duration, start, members, first, across_dp, dp, FAULT_NS, part, out)
-
-    threads = threads_for(recorded.size)
-    return recorded, sum(in_threads(threads, run, cut(len(across_dp), threads)))
 
 
 def _take_off_waiting(

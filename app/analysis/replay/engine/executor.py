@@ -36,9 +36,7 @@ def warm_up() -> None:
     by now stays for good: the collector of garbage looks at none of it again, which it did amid
     reports; and so does some of the memory of what is dropped.
     """
-    from app.analysis.replay.engine import sweeps  # noqa: PLC0415 - see above
-    from app.analysis.replay.engine.compiled_replay import CompiledReplay  # noqa: PLC0415
-    from app.analysis.replay.layout import transposing  # noqa: PLC0415
+    from app.analysis.replay.engine.compiled_replay import CompiledReplay  # noqa: PLC0415 - see above
 
     program = Program((((0,), ((),), True, (0,)),), frozenset({0}))
     one = np.ones((1, 1, 1))
@@ -46,9 +44,6 @@ def warm_up() -> None:
     for late in (None, np.full((1, 1), ON_TIME, dtype=np.int32)):
         block = Block(slice(0, 1), one, one[0, 0], one[:0], one[:0])
         CompiledReplay(program).step_ends(replace(batch, late=late), block)
-    CompiledReplay(program).launch_delays(one, one, slice(0, 1))
-    sweeps.warm_up()
-    transposing.warm_up()
     keep_freed_memory()
     gc.collect()
     gc.freeze()

@@ -13,7 +13,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from app.analysis.compiled import compiled
-from app.analysis.replay.engine.durations import FAULT_NS
 from app.analysis.replay.engine.replay import (
     FIRST_MASK,
     IDEAL,
@@ -295,68 +294,3 @@ def _replay_tile(tables: Tables, work: LaneWork, begin: int, lanes: int, out: Fl
                     _raise_to(closed, closes[m], ends, end)
         if chained:
             carry[:] = closed
-
-
-@compiled  # pragma: no cover
-def delay_launches(
-    tables: Tables,
-    start: FloatArray,
-    duration: FloatArray,
-    first_lane: int,
-    first: int,
-    last: int,
-    tile: int,
-    out: FloatArray,
-) -> int:
-    """Write how late each node starts; return how many delays are at fault.
-
-    Of the lanes of `out` from `first` to `last`, `tile` at a time; `first_lane` is the column of
-    the others that its first one has.
-    """
-    clamped = 0
-    for lane in range(first, last, tile):
-        lanes = min(tile, last - lane)
-        clamped += _delay_tile(tables, start, duration, first_lane + lane, lane, lanes, out)
-    return clamped
-
-
-@compiled  # pragma: no cover
-def _delay_tile(
-    tables: Tables,
-    start: FloatArray,
-    duration: FloatArray,
-    first_lane: int,
-    begin: int,
-    lanes: int,
-    out: FloatArray,
-) -> int:
-    """Do that for `lanes` lanes of `out` from `begin` on."""
-    node_of, after_first, after_node = tables.node_of, tables.after_first, tables.after_node
-    after_lag = tables.after_lag
-    own, to = np.uint64(first_lane), np.uint64(begin)
-    latest = np.empty(lanes)
-    clamped = 0
-    for m in range(node_of.shape[0]):
-        node, first, last = node_of[m], after_first[m], after_first[m + 1]
-        for i in range(lanes):
-            out[node, to + np.uint64(i)] = start[node, own + np.uint64(i)]
-        for k in range(first, last):
-            other = after_node[k]
-            lag = after_lag[k] if after_lag.shape[0] > 0 else 0.0
-            if k == first:
-                for i in range(lanes):
-                    lane = own + np.uint64(i)
-                    latest[i] = start[other, lane] + duration[other, lane] + lag
-            else:
-                for i in range(lanes):
-                    lane = own + np.uint64(i)
-                    end = start[other, lane] + duration[other, lane] + lag
-                    latest[i] = max(latest[i], end)
-        if first < last:
-            for i in range(lanes):
-                out[node, to + np.uint64(i)] -= latest[i]
-        for i in range(lanes):
-            if out[node, to + np.uint64(i)] <= FAULT_NS:
-                out[node, to + np.uint64(i)] = 0.0
-                clamped += 1
-    return clamped

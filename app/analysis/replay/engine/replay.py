@@ -19,7 +19,6 @@ from typing import Final, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from app.analysis.replay.engine.durations import FAULT_NS
 from app.analysis.replay.engine.program import Program
 from app.analysis.replay.layout.dense import FloatArray
 
@@ -132,26 +131,6 @@ class Executor(Protocol):
         """
         ...
 
-    def launch_delays(
-        self, start_ns: FloatArray, duration_ns: FloatArray, steps: slice
-    ) -> tuple[FloatArray, int]:
-        """Return how late each operation of some steps starts after all that it depends on.
-
-        Parameters
-        ----------
-        start_ns, duration_ns : float64 arrays, shape (nodes, all steps, dp)
-            As recorded.
-        steps : slice
-
-        Returns
-        -------
-        delays_ns : float64 array, shape (nodes, those steps, dp)
-            Slightly negative values are clock noise and kept.
-        clamped : int
-            Delays at fault (-10 ms or less) that count as 0.
-        """
-        ...
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ArrayReplay:
@@ -185,26 +164,6 @@ class ArrayReplay:
             variants = slice(first, first + size)
             ends[variants] = self._replay(batch.part(variants), block, [])
         return ends
-
-    def launch_delays(
-        self, start_ns: FloatArray, duration_ns: FloatArray, steps: slice
-    ) -> tuple[FloatArray, int]:
-        """Return how late each operation of some steps starts; see `Executor`."""
-        start, duration = start_ns[:, steps], duration_ns[:, steps]
-        delays = start.copy()
-        for members, afters, _, _ in self.program.units:
-            for node, after in zip(members, afters, strict=True):
-                if after:
-                    latest = start[after[0]] + duration[after[0]] + self._lag(node, after[0])
-                    for other in after[1:]:
-                        end = start[other] + duration[other] + self._lag(node, other)
-                        np.maximum(latest, end, out=latest)
-                    delays[node] -= latest
-        faulty = delays <= FAULT_NS
-        clamped = int(faulty.sum())
-        if clamped:
-            delays[faulty] = 0.0
-        return delays, clamped
 
     def _lag(self, node: int, before: int) -> float:
         return self.program.lags_ns.get((node, before), 0.0)

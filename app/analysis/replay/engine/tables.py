@@ -17,7 +17,7 @@ class Tables(NamedTuple):
     """A program as arrays; members of all units are in one row, a slot holds a live end.
 
     Shapes: `unit_first` (units + 1,), `unit_spans` (units,), `node_of`, `slot_of`, `ends_last`
-    (members,), `after_first` (members + 1,), `after_slot`, `after_node` (dependencies,).
+    (members,), `after_first` (members + 1,), `after_slot` (dependencies,).
     `after_lag` (dependencies,) has no rows where nothing passes regularly before launches;
     `begins` and `closes` (members,), the stage of what begins and ends steps that are chained and
     else -1, have no rows where steps are not chained.
@@ -30,7 +30,6 @@ class Tables(NamedTuple):
     ends_last: NDArray[np.bool_]
     after_first: CodeArray
     after_slot: CodeArray
-    after_node: CodeArray
     after_lag: FloatArray
     begins: CodeArray
     closes: CodeArray
@@ -42,14 +41,12 @@ def tables_of(program: Program) -> Tables:
     unit_first, after_first = [0], [0]
     node_of: list[int] = []
     after_slot: list[int] = []
-    after_node: list[int] = []
     slot_of: dict[int, int] = {}
     free: list[int] = []
     slots = 0
     for members, afters, _, finished in program.units:
         for after in afters:
             after_slot += [slot_of[node] for node in after]
-            after_node += after
             after_first.append(len(after_slot))
         for node in members:
             if not free:
@@ -67,7 +64,6 @@ def tables_of(program: Program) -> Tables:
         ends_last=np.array([node in program.ends_last for node in node_of], dtype=np.bool_),
         after_first=np.array(after_first, dtype=np.int32),
         after_slot=np.array(after_slot, dtype=np.int32),
-        after_node=np.array(after_node, dtype=np.int32),
         after_lag=np.array(_lags_ns(program), dtype=np.float64),
         begins=_stages(node_of, None if program.chain is None else program.chain.begins),
         closes=_stages(node_of, None if program.chain is None else program.chain.closes),

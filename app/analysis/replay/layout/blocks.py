@@ -8,7 +8,7 @@ every row.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Final, TypeVar
@@ -16,17 +16,11 @@ from typing import Final, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from app.analysis.loops import compiled_pays, in_rows
 from app.analysis.replay.layout.dense import FloatArray, IntArray
 from app.analysis.threads import in_threads, threads_for
 from app.analysis.trace.model import REPLAYED_OP_TYPES, Trace
 
 Number = TypeVar("Number", np.int16, np.int32, np.int64)
-
-_Compares = Callable[
-    [NDArray[np.int16], NDArray[np.int32], int, int, IntArray, IntArray, int], bool
-]
-_Transposes = Callable[[IntArray, IntArray, IntArray, IntArray, IntArray, FloatArray], None]
 
 # DP ranks that are written at a time: neighbors share the lines of a cache.
 _TOGETHER: Final = 32
@@ -129,9 +123,6 @@ def _transpose(
     first_node = np.concatenate(([0], np.cumsum(shape.ravel())))
     start_ns = np.empty((int(first_node[-1]), len(steps), sizes.dp))
     duration_ns = np.empty(start_ns.shape)
-    alike, transpose = _loops(len(trace))
-    ops, orders = in_rows(trace.op), in_rows(trace.order)
-    starts, durations = in_rows(trace.start_ns), in_rows(trace.duration_ns)
     threads = threads_for(len(trace))
     compares: list[Callable[[], bool]] = []
     moves: list[Callable[[], None]] = []
@@ -145,14 +136,16 @@ def _transpose(
         mine = sorted((block for block in blocks if block.pp == stage), key=lambda b: b.dp)
         if any(block.size != len(op) for block in mine):
             return None
-        firsts, strides = np.array([(block.first, block.stride) for block in mine]).T.copy()
-        compares.append(
-            partial(alike, ops, orders, lane.start, len(op), firsts, strides, len(steps))
-        )
+        compares.append(partial(_are_alike, trace, lane, mine, len(steps)))
         moves += [
-            partial(transpose, starts, begin_ns, firsts, strides, nodes, start_ns),
+            partial(_transpose_rows, trace.start_ns, begin_ns, mine, nodes, start_ns),
             partial(
-                transpose, durations, np.zeros_like(begin_ns), firsts, strides, nodes, duration_ns
+                _transpose_rows,
+                trace.duration_ns,
+                np.zeros_like(begin_ns),
+                mine,
+                nodes,
+                duration_ns,
             ),
         ]
     if not all(in_threads(threads, lambda compare: compare(), compares)):
@@ -161,55 +154,40 @@ def _transpose(
     return Dense(steps, shape.ravel(), begin_ns, start_ns, duration_ns)
 
 
-def _loops(operations: int) -> tuple[_Compares, _Transposes]:
-    """Return what compares blocks, and what transposes them."""
-    if not compiled_pays(operations):
-        return are_alike, transpose_rows
-    from app.analysis.replay.layout import transposing  # noqa: PLC0415 - loads the compiler
-
-    return transposing.are_alike, transposing.transpose_rows
-
-
-def are_alike(  # noqa: PLR0913, PLR0917 - as the compiled loop
-    op: NDArray[np.int16],
-    order: NDArray[np.int32],
-    template: int,
-    size: int,
-    firsts: IntArray,
-    strides: IntArray,
-    steps: int,
-) -> bool:
-    """Return whether all blocks are the operations of a template; see `transposing.are_alike`."""
-    lane = slice(template, template + size)
-    for first, stride in zip(firsts.tolist(), strides.tolist(), strict=True):
-        block = (first, stride, size, steps)
-        alike = _matrix(op, *block) == op[lane]
-        alike &= _matrix(order, *block) == order[lane]
-        if not alike.all():
-            return False
-    return True
+def _are_alike(trace: Trace, template: slice, blocks: Sequence[_Block], steps: int) -> bool:
+    """Return whether the rows of all blocks are, in each step, the operations of a template."""
+    ops, orders = trace.op[template], trace.order[template]
+    return all(
+        (_matrix(trace.op, block, steps) == ops).all()
+        and (_matrix(trace.order, block, steps) == orders).all()
+        for block in blocks
+    )
 
 
-def transpose_rows(  # noqa: PLR0913, PLR0917 - as the compiled loop
-    values: IntArray,
-    less: IntArray,
-    firsts: IntArray,
-    strides: IntArray,
-    nodes: IntArray,
-    out: FloatArray,
+def _transpose_rows(
+    values: IntArray, less: IntArray, blocks: Sequence[_Block], nodes: IntArray, out: FloatArray
 ) -> None:
-    """Write the values of a stage's blocks to their places; see `transposing.transpose_rows`."""
-    blocks = list(zip(firsts.tolist(), strides.tolist(), strict=True))
+    """Write the values of a stage's blocks, one a DP rank, to their places.
+
+    Parameters
+    ----------
+    values : int64 array, shape (operations,)
+    less : int64 array, shape (steps,)
+        Is taken off the values of each step.
+    blocks : sequence of _Block
+    nodes : int64 array, shape (size,)
+        The node of each row of a block's step.
+    out : float64 array, shape (all nodes, steps, dp)
+    """
     for dp in range(0, len(blocks), _TOGETHER):
         some = slice(dp, dp + _TOGETHER)
-        own = np.stack([_matrix(values, *block, len(nodes), len(less)) for block in blocks[some]])
+        own = np.stack([_matrix(values, block, len(less)) for block in blocks[some]])
         own -= less[:, None]
         out[nodes, :, some] = own.transpose(2, 1, 0)
 
 
-def _matrix(
-    column: NDArray[Number], first: int, stride: int, size: int, steps: int
-) -> NDArray[Number]:
+def _matrix(column: NDArray[Number], block: _Block, steps: int) -> NDArray[Number]:
     """View a block of a column as (step, operation)."""
-    item = column.itemsize
-    return np.ndarray((steps, size), column.dtype, column.data, first * item, (stride * item, item))
+    item, data = column.itemsize, np.ascontiguousarray(column).data
+    strides = (block.stride * item, item)
+    return np.ndarray((steps, block.size), column.dtype, data, block.first * item, strides)

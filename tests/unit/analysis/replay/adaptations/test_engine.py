@@ -14,7 +14,7 @@ from app.analysis.replay.engine.durations import Durations
 from app.analysis.replay.engine.program import prepare
 from app.analysis.replay.engine.replay import ArrayReplay, Batch, Block
 from app.analysis.replay.engine.variants import Simulator
-from app.analysis.replay.session import prepare_replay
+from app.analysis.replay.session import launch_delays, prepare_replay, with_lags
 from tests.oracles.adaptations import chained_step_times
 from tests.random_jobs import random_job
 from tests.support.nightly import drawn
@@ -94,13 +94,7 @@ def test_regular_delays_are_no_launch_delays(seed: int) -> None:
     group = prepare_replay(random_job(seed, launch_overhead=True).trace).main
     layout, rng = group.layout, np.random.default_rng(seed)
     lags = lags_of(group.graph, rng)
-    program = prepare(
-        replace(group.graph, lags_ns=lags), layout.nodes.pp, np.zeros(len(layout.nodes))
-    )
-    steps = slice(0, len(layout.steps))
-    delays, _ = ArrayReplay(program).launch_delays(layout.start_ns, layout.duration_ns, steps)
-    compiled, _ = CompiledReplay(program).launch_delays(layout.start_ns, layout.duration_ns, steps)
-    assert np.array_equal(delays, compiled)
+    delays, _ = launch_delays(with_lags(group, lags))
     for unit in group.graph.units:
         for node, after in zip(unit.members, unit.after, strict=True):
             ends = [

@@ -10,11 +10,10 @@ from tests.random_jobs import random_job
 
 
 @pytest.mark.parametrize("seed", range(4))
-@pytest.mark.parametrize("at_a_time", [1, 1 << 20, None])
+@pytest.mark.parametrize("at_a_time", [1, 1 << 20])
 def test_transfers_begin_with_the_last_launch_of_their_group(
-    seed: int, at_a_time: int | None, monkeypatch: pytest.MonkeyPatch
+    seed: int, at_a_time: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(durations, "compiled_pays", lambda _: at_a_time is None)
     replayed = prepare_replay(random_job(seed, steps=3, launch_overhead=True).trace)
     layout, graph = replayed.layout, replayed.graph
     expected = layout.duration_ns.copy()
@@ -27,8 +26,7 @@ def test_transfers_begin_with_the_last_launch_of_their_group(
             expected[members] += layout.start_ns[members]
             expected[members] -= latest
     faulty = expected < FAULT_NS
-    if at_a_time is not None:
-        monkeypatch.setattr(durations, "_AT_A_TIME", at_a_time)
+    monkeypatch.setattr(durations, "_AT_A_TIME", at_a_time)
     found, clamped = own_durations(layout, graph)
 
     assert np.array_equal(found[~faulty], expected[~faulty])

@@ -80,21 +80,6 @@ def test_the_metrics_replays_are_alike(seed: int) -> None:
         assert np.array_equal(one, other)
 
 
-@pytest.mark.slow
-@jobs
-@given(seeds, st.booleans())
-def test_launches_are_late_alike(seed: int, faulty: bool) -> None:  # noqa: FBT001
-    layout = (group := prepare_replay(random_job(seed, launch_overhead=True).trace).main).layout
-    program, count = group.simulator.executor.program, len(layout.steps)
-    # clocks tens of milliseconds apart
-    start = layout.start_ns + faulty * np.random.default_rng(seed).normal(0, 3e7, layout.dp)
-    for steps in (slice(0, count), slice(count // 2, count + 3)):
-        delays, clamped = ArrayReplay(program).launch_delays(start, layout.duration_ns, steps)
-        compiled = CompiledReplay(program).launch_delays(start, layout.duration_ns, steps)
-        assert np.array_equal(compiled[0], delays)
-        assert compiled[1] == clamped
-
-
 def test_large_sessions_are_replayed_by_the_compiled_executor() -> None:
     group = prepare_replay(random_job(3).trace).main
     program = group.simulator.executor.program

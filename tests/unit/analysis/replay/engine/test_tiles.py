@@ -45,7 +45,7 @@ def test_tiles_and_threads_do_not_change_what_comes_out(seed: int) -> None:
     recorded, layout = group.durations.recorded_ns, group.layout
     kept = rng.random((layout.dp, layout.pp)) < 0.5
     names = [layout.op_names[code] for code in np.unique(layout.nodes.op)]
-    delays, clamped = launch_delays(group)
+    delays, _ = launch_delays(group)
     takes = rng.integers(RECORDED, 2, (3, len(recorded)), dtype=np.int32)
     late = rng.integers(-1, len(delays), takes.shape, dtype=np.int32)
 
@@ -65,11 +65,5 @@ def test_tiles_and_threads_do_not_change_what_comes_out(seed: int) -> None:
             )
             if simulator is arrays:
                 expected = found
-        again = compiled.executor.launch_delays(
-            layout.start_ns, layout.duration_ns, slice(0, len(layout.steps))
-        )
 
     assert all(np.array_equal(one, other) for one, other in zip(found, expected, strict=True))
-    if program.chain is None:
-        assert np.array_equal(again[0], delays)
-        assert again[1] == clamped

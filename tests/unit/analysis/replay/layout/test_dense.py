@@ -39,6 +39,13 @@ def test_the_order_of_rows_does_not_matter() -> None:
     assert same(lay_out(trace), lay_out(shuffled))
 
 
+def test_blocks_of_many_ranks_come_to_the_places_of_their_rows() -> None:
+    # more DP ranks than are written at a time
+    trace = session(dp=70, microbatches=2, steps=3).trace
+    shuffled = select(trace, np.random.default_rng(1).permutation(len(trace)))
+    assert same(lay_out(trace), lay_out(shuffled))
+
+
 def test_a_worker_that_sent_nothing_is_named() -> None:
     trace = session().trace
     without = select(trace, ~((trace.dp == 2) & (trace.pp == 1)))
