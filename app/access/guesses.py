@@ -23,18 +23,10 @@ _NAME_CLASSES: Final = 4096
 
 @dataclass(frozen=True, slots=True)
 class Allowance:
-    """How many guesses are let through.
+    """How many guesses are let through."""
 
-    Parameters
-    ----------
-    at_once : int
-        Without any wait.
-    every : timedelta
-        For each further one.
-    """
-
-    at_once: int
-    every: timedelta
+    at_once: int  # without any wait
+    every: timedelta  # for each further one
 
     @property
     def ahead(self) -> timedelta:
@@ -57,16 +49,9 @@ class Allowance:
 
 @dataclass(frozen=True, slots=True)
 class Bucket:
-    """Guesses that are counted together.
+    """Guesses that are counted together."""
 
-    Parameters
-    ----------
-    key : bytes
-        SHA-256 of whose they are.
-    allowance : Allowance
-    """
-
-    key: bytes
+    key: bytes  # SHA-256 of whose they are
     allowance: Allowance
 
 

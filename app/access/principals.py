@@ -56,22 +56,12 @@ class ActorKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Principal:
-    """A user or program that was let in.
-
-    Parameters
-    ----------
-    kind : ActorKind
-    name : str
-        Of the person or token.
-    everywhere : frozenset of Right
-        What it may do in every project.
-    in_projects : tuple of (int, frozenset of Right)
-        Additional rights in these projects.
-    """
+    """A user or program that was let in."""
 
     kind: ActorKind
-    name: str
-    everywhere: frozenset[Right] = frozenset()
+    name: str  # of the person or token
+    everywhere: frozenset[Right] = frozenset()  # what it may do in every project
+    # tuple of (int, frozenset of Right): additional rights in these projects
     in_projects: tuple[tuple[int, frozenset[Right]], ...] = ()
 
     def rights_in(self, project_id: int) -> frozenset[Right]:

@@ -17,23 +17,12 @@ ANYTHING: Final = "several requests"
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """An actor to whom a request was refused.
-
-    Parameters
-    ----------
-    kind : ActorKind
-    actor : str
-        Name of the person or token; address of a peer.
-    subject : str
-        What was asked for: ``POST /api/v1/plans``.
-    reason : str
-        The problem's code.
-    """
+    """An actor to whom a request was refused."""
 
     kind: ActorKind
-    actor: str
-    subject: str
-    reason: str
+    actor: str  # name of the person or token; address of a peer
+    subject: str  # what was asked for: ``POST /api/v1/plans``
+    reason: str  # the problem's code
 
 
 class Refusals:

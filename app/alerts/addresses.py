@@ -54,18 +54,10 @@ def resolve(host: str, port: int) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class AddressGuard:
-    """Resolves names and refuses addresses.
+    """Resolves names and refuses addresses."""
 
-    Parameters
-    ----------
-    allowed : tuple of network
-        Private ranges that the operator allows.
-    resolve : callable
-        Takes a host and a port, returns addresses.
-    """
-
-    allowed: tuple[Network, ...] = ()
-    resolve: Resolve = resolve
+    allowed: tuple[Network, ...] = ()  # private ranges that the operator allows
+    resolve: Resolve = resolve  # takes a host and a port, returns addresses
 
     def permits(self, address: Address) -> bool:
         """Return whether an address may be talked to."""

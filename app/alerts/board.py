@@ -15,21 +15,11 @@ from app.alerts.states import IncidentState
 
 @dataclass(frozen=True, slots=True)
 class IncidentChange:
-    """The outcome of an incident.
+    """The outcome of an incident."""
 
-    Parameters
-    ----------
-    incident : Incident
-        As it is now.
-    before : IncidentState or None
-        None where it is new.
-    event : str
-        ``opened``, ``fired``, ``held``, ``escalated``, ``unsilenced``, ``resolved``.
-    """
-
-    incident: Incident
-    before: IncidentState | None
-    event: str
+    incident: Incident  # as it is now
+    before: IncidentState | None  # None where it is new
+    event: str  # ``opened``, ``fired``, ``held``, ``escalated``, ``unsilenced``, ``resolved``
 
     @property
     def tells(self) -> bool:
@@ -39,32 +29,18 @@ class IncidentChange:
 
 @dataclass(frozen=True, slots=True)
 class JobState:
-    """Everything of a job that rules look at.
-
-    Parameters
-    ----------
-    job : str
-    labels : mapping of str to str
-        Of its latest session.
-    history : sequence of Facts
-        Its analyzed sessions, the oldest first; at most `HISTORY_SESSIONS` are needed.
-    received : sequence of datetime
-        When its latest sessions came, analyzed or not, the oldest first.
-    incidents : sequence of Incident
-        Those that are not resolved.
-    silences : mapping of str to Silence
-        By fingerprint, those of earlier incidents that may last.
-    since : mapping of UUID to datetime
-        By rule, when a person last said that an incident of it is over: sessions up to then are
-        settled.
-    """
+    """Everything of a job that rules look at."""
 
     job: str
-    labels: Mapping[str, str]
+    labels: Mapping[str, str]  # of its latest session
+    # Its analyzed sessions, the oldest first; at most `HISTORY_SESSIONS` are needed.
     history: Sequence[Facts]
+    # when its latest sessions came, analyzed or not, the oldest first
     received: Sequence[datetime]
-    incidents: Sequence[Incident]
-    silences: Mapping[str, Silence]
+    incidents: Sequence[Incident]  # those that are not resolved
+    silences: Mapping[str, Silence]  # by fingerprint, those of earlier incidents that may last
+    # by rule, when a person last said that an incident of it is
+    # over: sessions up to then are settled
     since: Mapping[UUID, datetime]
 
 

@@ -11,18 +11,10 @@ KEPT_CHARACTERS: Final = 500
 
 @dataclass(frozen=True, slots=True)
 class ReceiverAnswer:
-    """What a receiver said.
+    """What a receiver said."""
 
-    Parameters
-    ----------
-    status : int or None
-        Of HTTP or SMTP.
-    text : str
-        The beginning of its answer.
-    """
-
-    status: int | None
-    text: str
+    status: int | None  # of HTTP or SMTP
+    text: str  # the beginning of its answer
 
 
 class DeliveryError(Exception):

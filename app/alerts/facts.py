@@ -26,50 +26,27 @@ class Facts:
     """A session as rules see it.
 
     Numbers of the verdict are None where there is no verdict; `discrepancy` is there even so.
-
-    Parameters
-    ----------
-    session : UUID
-    job : str
-    attempt, number : int
-        What people call the session.
-    received_at : datetime
-        The database's time.
-    labels : mapping of str to str
-        Of the job's metadata.
-    layout : str
-        Sizes of the job; sessions of different sizes are not compared.
-    slowdown, waste, gpu_hours_lost, discrepancy, step_time_s : float or None
-    slowdown_ci95 : pair of float or None
-    causes : tuple of SuspectedCause
-        The leading one first.
-    worst : tuple of VerdictWorker
-        The slowest first.
-    worst_step : int or None
-        The training step of the largest slowdown.
-    fix : VerdictFix or None
-    headline : Slowdown or None
-        What people are told.
     """
 
     session: UUID
     job: str
+    # attempt, number: what people call the session
     attempt: int
     number: int
-    received_at: datetime
-    labels: Mapping[str, str] = field(default_factory=dict)
-    layout: str = ""
+    received_at: datetime  # the database's time
+    labels: Mapping[str, str] = field(default_factory=dict)  # of the job's metadata
+    layout: str = ""  # sizes of the job; sessions of different sizes are not compared
     slowdown: float | None = None
     slowdown_ci95: tuple[float, float] | None = None
     waste: float | None = None
     gpu_hours_lost: float | None = None
     discrepancy: float | None = None
     step_time_s: float | None = None
-    causes: tuple[SuspectedCause, ...] = ()
-    worst: tuple[VerdictWorker, ...] = ()
-    worst_step: int | None = None
+    causes: tuple[SuspectedCause, ...] = ()  # the leading one first
+    worst: tuple[VerdictWorker, ...] = ()  # the slowest first
+    worst_step: int | None = None  # the training step of the largest slowdown
     fix: VerdictFix | None = None
-    headline: Slowdown | None = None
+    headline: Slowdown | None = None  # what people are told
 
     @property
     def without_verdict(self) -> Facts:

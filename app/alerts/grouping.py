@@ -42,21 +42,12 @@ class Timing:
 
 @dataclass(frozen=True, slots=True)
 class Manner:
-    """How a kind of channel wants to be told.
+    """How a kind of channel wants to be told."""
 
-    Parameters
-    ----------
-    acknowledgements : bool
-        Also that an incident was acknowledged.
-    refreshes : bool
-        Also again what was acknowledged: it forgets what is not repeated.
-    digests : bool
-        Whether what many groups say may come as one message. Where each incident is opened and
-        closed by itself it may not.
-    """
-
-    acknowledgements: bool = False
-    refreshes: bool = False
+    acknowledgements: bool = False  # also that an incident was acknowledged
+    refreshes: bool = False  # also again what was acknowledged: it forgets what is not repeated
+    # Whether what many groups say may come as one message. Where each incident is opened and
+    # closed by itself it may not.
     digests: bool = True
 
 
@@ -107,22 +98,13 @@ CONTENT: Final = TypeAdapter(Content)
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """An earlier message of the group to the channel.
-
-    Parameters
-    ----------
-    created_at : datetime
-    content : Content
-    delivered : bool
-        Whether the channel surely got it; else it may have, or not.
-    counts : bool
-        False where a newer one took its place, so that it was not due any more, or where the
-        channel was disabled since, and is to hear of everything anew.
-    """
+    """An earlier message of the group to the channel."""
 
     created_at: datetime
     content: Content
-    delivered: bool
+    delivered: bool  # whether the channel surely got it; else it may have, or not
+    # False where a newer one took its place, so that it was not due any more, or where the
+    # channel was disabled since, and is to hear of everything anew.
     counts: bool = True
 
 
@@ -143,18 +125,10 @@ class Audience:
 
 @dataclass(frozen=True, slots=True)
 class Machines:
-    """Which incidents of a group are about a machine of several jobs.
+    """Which incidents of a group are about a machine of several jobs."""
 
-    Parameters
-    ----------
-    inside : frozenset of UUID
-        Those that an incident of another job speaks for.
-    leads : frozenset of UUID
-        Those that speak for others.
-    """
-
-    inside: frozenset[UUID] = frozenset()
-    leads: frozenset[UUID] = frozenset()
+    inside: frozenset[UUID] = frozenset()  # those that an incident of another job speaks for
+    leads: frozenset[UUID] = frozenset()  # those that speak for others
 
 
 ALONE: Final = Machines()

@@ -61,72 +61,37 @@ class Silence:
 
 @dataclass(frozen=True, slots=True)
 class Baseline:
-    """What a regression is measured against as long as it lasts: the step time of before.
+    """What a regression is measured against as long as it lasts: the step time of before."""
 
-    Parameters
-    ----------
-    layout : str
-        Sizes of the job; see `Facts`.
-    step_time_s : float
-    """
-
-    layout: str
+    layout: str  # sizes of the job; see `Facts`
     step_time_s: float
 
 
 @dataclass(frozen=True, slots=True)
 class Incident:
-    """An incident.
-
-    Parameters
-    ----------
-    id : UUID
-    fingerprint : str
-        See `fingerprint_of`.
-    cause, where : str
-        `where` is empty where there is no place.
-    state : IncidentState
-    severity : str
-        The highest of its rules; ``critical`` once escalated.
-    rules : tuple of UUID
-        The rules that hold, or held, for it.
-    opened_at : datetime
-    epoch : int
-        Rises when those who were told already must be told again.
-    facts : Facts or None
-        Of the latest session for which it held; None where there is no session to it.
-    value : float or None
-        The number that the rule compared, in that session.
-    baseline : Baseline or None
-        Of a regression.
-    fired_at, resolved_at, escalated_at : datetime or None
-    acknowledged_by : str or None
-    silence : Silence or None
-        Kept after its end: what was silenced and came back says so.
-    why_resolved : str or None
-    resolved_by : str or None
-        The person who said so; None where its rules did.
-    """
+    """An incident."""
 
     id: UUID
-    fingerprint: str
+    fingerprint: str  # see `fingerprint_of`
+    # cause, where: `where` is empty where there is no place
     cause: str
     where: str
     state: IncidentState
-    severity: Severity
-    rules: tuple[UUID, ...]
+    severity: Severity  # the highest of its rules; ``critical`` once escalated
+    rules: tuple[UUID, ...]  # the rules that hold, or held, for it
     opened_at: datetime
-    epoch: int = 0
+    epoch: int = 0  # rises when those who were told already must be told again
+    # Of the latest session for which it held; None where there is no session to it.
     facts: Facts | None = None
-    value: float | None = None
-    baseline: Baseline | None = None
+    value: float | None = None  # the number that the rule compared, in that session
+    baseline: Baseline | None = None  # of a regression
     fired_at: datetime | None = None
     resolved_at: datetime | None = None
     escalated_at: datetime | None = None
     acknowledged_by: str | None = None
-    silence: Silence | None = None
+    silence: Silence | None = None  # kept after its end: what was silenced and came back says so
     why_resolved: str | None = None
-    resolved_by: str | None = None
+    resolved_by: str | None = None  # the person who said so; None where its rules did
 
     @property
     def told(self) -> bool:

@@ -43,55 +43,25 @@ class JobInside:
 
 @dataclass(frozen=True, slots=True)
 class Alert:
-    """An incident in a message.
-
-    Parameters
-    ----------
-    incident : UUID
-    fingerprint : str
-        The same for the same thing, also when it comes back.
-    status : Status
-    severity : str
-    cause, where : str
-    rules : tuple of str
-        Names of the rules that hold it.
-    since : datetime
-        When it fired.
-    resolved_at : datetime or None
-    why_resolved : str or None
-    value : float or None
-        What the rule compared.
-    facts : Facts or None
-        Of its latest session.
-    view_url : str
-        The view of the dashboard that shows it.
-    incident_url : str
-        Where to acknowledge, silence and resolve it.
-    news : bool
-        Whether the channel has not been told this before.
-    jobs : tuple of JobInside
-        Others that blame the same machine, the slowest first.
-    job : str
-        In a digest, else empty: the message's.
-    """
+    """An incident in a message."""
 
     incident: UUID
-    fingerprint: str
+    fingerprint: str  # the same for the same thing, also when it comes back
     status: Status
     severity: Severity
     cause: str
     where: str
-    rules: tuple[str, ...]
-    since: datetime
+    rules: tuple[str, ...]  # names of the rules that hold it
+    since: datetime  # when it fired
     resolved_at: datetime | None
     why_resolved: str | None
-    value: float | None
-    facts: Facts | None
-    view_url: str
-    incident_url: str
-    news: bool = True
-    jobs: tuple[JobInside, ...] = ()
-    job: str = ""
+    value: float | None  # what the rule compared
+    facts: Facts | None  # of its latest session
+    view_url: str  # the view of the dashboard that shows it
+    incident_url: str  # where to acknowledge, silence and resolve it
+    news: bool = True  # whether the channel has not been told this before
+    jobs: tuple[JobInside, ...] = ()  # others that blame the same machine, the slowest first
+    job: str = ""  # in a digest, else empty: the message's
 
     @property
     def incident_link(self) -> str:

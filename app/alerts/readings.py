@@ -36,23 +36,13 @@ class Level(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """A condition on one session.
-
-    Parameters
-    ----------
-    level : Level
-    value : float or None
-        The number that was compared.
-    blamed : tuple of SuspectedCause
-        What an incident would be about; causes of a clear session are left out.
-    baseline_s : float or None
-        What a step was compared with.
-    """
+    """A condition on one session."""
 
     level: Level
-    value: float | None = None
+    value: float | None = None  # the number that was compared
+    # What an incident would be about; causes of a clear session are left out.
     blamed: tuple[SuspectedCause, ...] = ()
-    baseline_s: float | None = None
+    baseline_s: float | None = None  # what a step was compared with
 
 
 _UNKNOWN: Final = Reading(Level.UNKNOWN)

@@ -9,20 +9,11 @@ from typing import Final
 
 @dataclass(frozen=True, slots=True)
 class Launcher:
-    """A launcher.
+    """A launcher."""
 
-    Parameters
-    ----------
-    name : str
-        As the command line takes it.
-    title : str
-        As people call it.
-    block : str
-        What to add to it, so that every process has the token of a server that asks for one.
-    """
-
-    name: str
-    title: str
+    name: str  # as the command line takes it
+    title: str  # as people call it
+    # What to add to it, so that every process has the token of a server that asks for one.
     block: str
 
 

@@ -21,27 +21,15 @@ class Target:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Way:
-    """A way to connect.
+    """A way to connect."""
 
-    Parameters
-    ----------
-    name : str
-        As the command line takes it.
-    title : str
-        As people call it.
-    in_job : bool
-        Its lines run in every process of the job, which then needs the environment of its launcher.
-    templates : tuple of str
-        What to write or run, a text for each place, with ``{server}`` and ``{job}``.
-    prose : str
-        What it does.
-    """
-
-    name: str
-    title: str
+    name: str  # as the command line takes it
+    title: str  # as people call it
+    # Its lines run in every process of the job, which then needs the environment of its launcher.
     in_job: bool
+    # What to write or run, a text for each place, with ``{server}`` and ``{job}``.
     templates: tuple[str, ...]
-    prose: str
+    prose: str  # what it does
 
     def blocks(self, target: Target) -> tuple[str, ...]:
         """Return what to write or run for a job and a server."""

@@ -49,15 +49,9 @@ class StoredObject:
 
 @dataclass(frozen=True, slots=True)
 class Staged:
-    """Bytes that a transaction is about to store.
+    """Bytes that a transaction is about to store."""
 
-    Parameters
-    ----------
-    pieces : iterable of bytes
-        Where the database takes them; empty where the object store has them already.
-    stored : StoredObject or None
-    """
-
+    # Where the database takes them; empty where the object store has them already.
     pieces: Iterable[bytes] = ()
     stored: StoredObject | None = None
 

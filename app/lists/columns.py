@@ -22,24 +22,18 @@ class Column:
     Its name and its type are those of the field. Pydantic's `Field` stands after it where the API
     says more of it (``description``) or does not have it (``exclude``); then files do not have it
     either.
-
-    Parameters
-    ----------
-    expression : SQLAlchemy expression, optional
-        What the database reads it from; None where the service fills it in itself.
-    sort : str
-        What addresses call the order by it, with a minus sign where the largest comes first unless
-        the other order is asked for; empty where no order is by it.
-    by : SQLAlchemy expression, optional
-        What the order is by, where that is not `expression`.
-    csv : str or None
-        Its name in files where that differs, or where the API does not have it; None where only
-        files leave it out.
     """
 
+    # what the database reads it from; None where the service
+    # fills it in itself.
     expression: Expression | None = None
+    # What addresses call the order by it, with a minus sign where the largest comes first unless
+    # the other order is asked for; empty where no order is by it.
     sort: str = ""
+    # what the order is by, where that is not `expression`.
     by: Expression | None = None
+    # Its name in files where that differs, or where the API does not have it; None where only
+    # files leave it out.
     csv: str | None = ""
 
 

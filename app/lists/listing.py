@@ -33,25 +33,15 @@ class Asked:
 
 @dataclass(frozen=True)
 class Listing(Generic[R]):
-    """A list.
+    """A list."""
 
-    Parameters
-    ----------
-    row : type
-        A dataclass; its fields are the columns, see `app.lists.columns.Column`.
-    source : callable, optional
-        Takes the query of the columns and joins what they are read from.
-    ties : sequence of SQLAlchemy expressions
-        The order of rows that are equal by what they are sorted by, and of a list that is sorted by
-        none of its columns.
-    default_sort : str
-        The order where none is asked for, or one that there is not.
-    """
-
-    row: type[R]
+    row: type[R]  # a dataclass; its fields are the columns, see `app.lists.columns.Column`
+    # Takes the query of the columns and joins what they are read from.
     source: Callable[[Select[Any]], Select[Any]] | None = None
+    # the order of rows that are equal by what they are sorted
+    # by, and of a list that is sorted by none of its columns
     ties: Sequence[ColumnElement[Any]] = ()
-    default_sort: str = ""
+    default_sort: str = ""  # the order where none is asked for, or one that there is not
 
     @cached_property
     def columns(self) -> Mapping[str, Column]:

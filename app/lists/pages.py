@@ -11,23 +11,12 @@ R = TypeVar("R")
 
 @dataclass(frozen=True, slots=True)
 class Page(Generic[R]):
-    """A page of a list.
-
-    Parameters
-    ----------
-    rows : sequence
-    number : int
-        From 1.
-    total : int
-        Rows on all pages together.
-    size : int
-        Rows of a full page.
-    """
+    """A page of a list."""
 
     rows: Sequence[R]
-    number: int
-    total: int
-    size: int
+    number: int  # from 1
+    total: int  # rows on all pages together
+    size: int  # rows of a full page
 
     @property
     def pages(self) -> int:

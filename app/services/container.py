@@ -30,40 +30,22 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class TaskError:
-    """Why a task run is dead.
+    """Why a task run is dead."""
 
-    Parameters
-    ----------
-    code : str
-        Stable and machine-readable.
-    sentence : str
-        For a person.
-    """
-
-    code: str
-    sentence: str
+    code: str  # stable and machine-readable
+    sentence: str  # for a person
 
 
 @dataclass(frozen=True, slots=True)
 class TaskKind:
-    """A kind of durable work.
+    """A kind of durable work."""
 
-    Parameters
-    ----------
-    name : str
-        What `task_run.kind` holds.
-    queue : str
-        The broker's queue, and with it the worker child that runs it.
-    run : callable
-        Does the work of a claim and calls `finish` in the transaction that stores the result.
-    follow : callable
-        Takes a transaction, the subject's id, the task run's new state (queued, running or dead)
-        and the error of a dead one; brings the subject into the state that belongs to it.
-    """
-
-    name: str
-    queue: str
+    name: str  # what `task_run.kind` holds
+    queue: str  # the broker's queue, and with it the worker child that runs it
+    # Does the work of a claim and calls `finish` in the transaction that stores the result.
     run: Callable[[Container, Claim], None]
+    # Takes a transaction, the subject's id, the task run's new state (queued, running or dead)
+    # and the error of a dead one; brings the subject into the state that belongs to it.
     follow: Callable[[UnitOfWork, uuid.UUID, TaskState, TaskError | None], None]
 
 

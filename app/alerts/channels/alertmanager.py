@@ -23,19 +23,13 @@ _SEVERITIES: Final[tuple[Severity, ...]] = ("info", "warning", "critical")
 
 @dataclass(frozen=True, slots=True)
 class AlertmanagerConfig:
-    """The address of an Alertmanager, and what it asks for.
+    """The address of an Alertmanager, and what it asks for."""
 
-    Parameters
-    ----------
-    url : str
-        Without ``/api/v2/alerts``.
-    authorization : str or None
-        The header of that name: ``Bearer …`` or ``Basic …``.
-    """
-
+    # Without ``/api/v2/alerts``.
     url: Annotated[
         Url, Field(description="Without /api/v2/alerts.", examples=["http://alertmanager:9093"])
     ]
+    # The header of that name: ``Bearer …`` or ``Basic …``.
     authorization: Annotated[
         Secret | None, Field(description="The header: Bearer … or Basic …")
     ] = None

@@ -24,51 +24,29 @@ PLAIN: Final = Manner()
 
 @dataclass(frozen=True, slots=True)
 class Parcel:
-    """What is to be sent, and the way out.
-
-    Parameters
-    ----------
-    message : Message
-    picture : bytes or None
-        The heatmap of the leading alert as PNG, for channels that show pictures.
-    outbound : Outbound
-    """
+    """What is to be sent, and the way out."""
 
     message: Message
+    # The heatmap of the leading alert as PNG, for channels that show pictures.
     picture: bytes | None
     outbound: Outbound
 
 
 @dataclass(frozen=True, slots=True)
 class ChannelKind:
-    """A kind of channel.
-
-    Parameters
-    ----------
-    name : str
-    title : str
-        As people call it.
-    config : TypeAdapter
-        Of a frozen dataclass; forms are made from it, with descriptions and examples of its fields.
-    secrets : frozenset of str
-        Its fields that are never shown again.
-    send : callable
-        Takes a configuration and a parcel, returns the receiver's good answer or raises
-        `DeliveryError`.
-    manner : Manner
-    pictures : bool
-        Whether it can show one.
-    tell : callable or None
-        Sends a note in the same way; None where a note has no place, as with pagers.
-    """
+    """A kind of channel."""
 
     name: str
-    title: str
+    title: str  # as people call it
+    # Of a frozen dataclass; forms are made from it, with descriptions and examples of its fields.
     config: TypeAdapter[Any]
-    secrets: frozenset[str]
+    secrets: frozenset[str]  # its fields that are never shown again
+    # Takes a configuration and a parcel, returns the receiver's good answer or raises
+    # `DeliveryError`.
     send: Callable[[Any, Parcel], ReceiverAnswer]
     manner: Manner = PLAIN
-    pictures: bool = False
+    pictures: bool = False  # whether it can show one
+    # Sends a note in the same way; None where a note has no place, as with pagers.
     tell: Callable[[Any, Note, Outbound], ReceiverAnswer] | None = None
 
 

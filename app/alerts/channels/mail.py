@@ -38,18 +38,7 @@ PERMANENT: Final = 500
 
 @dataclass(frozen=True, slots=True)
 class MailConfig:
-    """A relay, and who gets the messages.
-
-    Parameters
-    ----------
-    host, port : str, int
-    security : str
-        ``starttls`` (port 587), ``tls`` from the first byte (465), or ``none`` (25) for a relay
-        within one's own network.
-    username, password : str or None
-    sender : str
-    recipients : tuple of str
-    """
+    """A relay, and who gets the messages."""
 
     host: Annotated[str, Field(min_length=1, max_length=253, examples=["smtp.example.com"])]
     sender: Annotated[Mailbox, Field(examples=["paceline@example.com"])]
@@ -58,6 +47,8 @@ class MailConfig:
         Field(min_length=1, max_length=50, examples=["on-call@example.com"]),
     ]
     port: Annotated[int, Field(ge=1, le=65535)] = 587
+    # ``starttls`` (port 587), ``tls`` from the first byte (465), or ``none`` (25) for a relay
+    # within one's own network
     security: Annotated[
         Literal["starttls", "tls", "none"],
         Field(description="starttls on port 587, tls on 465, none within one's own network."),

@@ -30,18 +30,12 @@ ACTIONS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class PagerDutyConfig:
-    """The integration key of a service.
-
-    Parameters
-    ----------
-    routing_key : str
-    url : str
-        Another one in the EU service region: ``https://events.eu.pagerduty.com/v2/enqueue``.
-    """
+    """The integration key of a service."""
 
     routing_key: Annotated[
         Secret, Field(description="Of a service's integration with the Events API v2.")
     ]
+    # Another one in the EU service region: ``https://events.eu.pagerduty.com/v2/enqueue``.
     url: Annotated[
         Url, Field(description="In the EU: https://events.eu.pagerduty.com/v2/enqueue")
     ] = EVENTS_URL

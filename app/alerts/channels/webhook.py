@@ -27,16 +27,10 @@ MAX_SECRET_BYTES: Final = 64
 
 @dataclass(frozen=True, slots=True)
 class WebhookConfig:
-    """A URL, and the secrets that sign what is sent there.
-
-    Parameters
-    ----------
-    url : str
-    signing_secrets : tuple of str
-        ``whsec_…``; each signs, so that a new one can be added before the old one is taken away.
-    """
+    """A URL, and the secrets that sign what is sent there."""
 
     url: Annotated[Url, Field(examples=["https://ops.example.com/alerts"])]
+    # ``whsec_…``; each signs, so that a new one can be added before the old one is taken away
     signing_secrets: Annotated[
         tuple[Secret, ...],
         Field(

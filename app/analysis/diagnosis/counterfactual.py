@@ -40,25 +40,15 @@ class _Rows:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Counterfactuals:
-    """Replays a group of steps without some causes.
-
-    Parameters
-    ----------
-    group : ShapeGroup
-    changes : sequence of Change
-        What the session would be without each cause.
-    late_ns : mapping
-        Launch delays that have a cause, by node; replays have them unless the cause is removed.
-    stays_ns : mapping
-        Launch delays that every replay has.
-    now_s : float64 array, shape (steps,), or None
-        The time of each step with all causes, where that has been replayed already.
-    """
+    """Replays a group of steps without some causes."""
 
     group: ShapeGroup
-    changes: Sequence[Change]
+    changes: Sequence[Change]  # what the session would be without each cause
+    # Launch delays that have a cause, by node; replays have them unless the cause is removed.
     late_ns: Mapping[int, FloatArray]
+    # Launch delays that every replay has.
     stays_ns: Mapping[int, FloatArray] = field(default_factory=dict)
+    # (steps,): the time of each step with all causes, where that has been replayed already
     now_s: FloatArray | None = None
     # What is known already; a copy with other delays begins anew.
     _times: dict[frozenset[int], FloatArray] = field(init=False, default_factory=dict)

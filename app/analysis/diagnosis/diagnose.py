@@ -44,41 +44,23 @@ THRESHOLDS: Final = Thresholds()
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """What makes a session slow.
+    """What makes a session slow."""
 
-    Parameters
-    ----------
-    causes : tuple of Cause
-        The most expensive one first; empty where too little is lost.
-    ruled_out : tuple of str
-        Causes whose sign is not there, or costs next to nothing.
-    unjudged : dict
-        Causes that this session cannot show, and why.
-    lost_s : float
-        Time that a mean step loses, late launches with a cause included.
-    slowdown : float
-        Step time over step time without what is lost: without the causes, or where those do not
-        explain the loss, against the ideal. Of whole steps, reducing that is not recorded included.
-    discrepancy : float
-        How far the replay, with launches late that have a cause, is from the recording. Where that
-        is beyond the limit for a verdict, launches without a cause are late too.
-    late : float
-        How many times as long steps are with launches that are late in that replay as with none
-        late.
-    judged : Judged or None
-        None where too little is lost to look for causes.
-    delaying : tuple of str
-        The causes that make launches late, where the replay is near the recording with no others.
-    """
-
-    causes: tuple[Cause, ...]
-    ruled_out: tuple[str, ...]
-    unjudged: dict[str, str]
-    lost_s: float
+    causes: tuple[Cause, ...]  # the most expensive one first; empty where too little is lost
+    ruled_out: tuple[str, ...]  # causes whose sign is not there, or costs next to nothing
+    unjudged: dict[str, str]  # causes that this session cannot show, and why
+    lost_s: float  # time that a mean step loses, late launches with a cause included
+    # Step time over step time without what is lost: without the causes, or where those do not
+    # explain the loss, against the ideal. Of whole steps, reducing that is not recorded included.
     slowdown: float
+    # How far the replay, with launches late that have a cause, is from the recording. Where that
+    # is beyond the limit for a verdict, launches without a cause are late too.
     discrepancy: float
+    # How many times as long steps are with launches that are late in that replay as with none
+    # late.
     late: float = 1.0
-    judged: Judged | None = None
+    judged: Judged | None = None  # None where too little is lost to look for causes
+    # The causes that make launches late, where the replay is near the recording with no others.
     delaying: tuple[str, ...] = ()
 
     def causes_within(self, limit: float) -> tuple[Cause, ...]:

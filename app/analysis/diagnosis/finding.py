@@ -50,18 +50,11 @@ class Evidence:
 
 @dataclass(frozen=True, slots=True)
 class Doubt:
-    """That a finding may be another cause with the same sign, or an accident.
+    """That a finding may be another cause with the same sign, or an accident."""
 
-    Parameters
-    ----------
-    most : float
-        The highest confidence that either can have.
-    alternative : Alternative or None
-        Where and why it may be the cause that the registry says; None where only the finding itself
-        is in doubt.
-    """
-
-    most: float
+    most: float  # the highest confidence that either can have
+    # Where and why it may be the cause that the registry says; None where only the finding itself
+    # is in doubt.
     alternative: Alternative | None = None
 
 
@@ -75,106 +68,55 @@ class Alternative:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Launches:
-    """How a cause makes launches late.
+    """How a cause makes launches late."""
 
-    Parameters
-    ----------
-    late_ns : mapping
-        Launch delays that it makes, by node, shape (steps, dp). Replays have them unless the cause
-        is removed.
-    regular : frozenset of int
-        Nodes whose `late_ns` also holds what regularly passes before their launch, on all DP ranks:
-        a job that is replayed without it is replayed without such delays.
-    lags_ns : mapping of (node, node) to float
-        What passes before launches without it, after what they follow.
-    """
-
+    # Launch delays that it makes, by node, shape (steps, dp). Replays have them unless the cause
+    # is removed.
     late_ns: Mapping[int, FloatArray] = field(default_factory=dict)
+    # Nodes whose `late_ns` also holds what regularly passes before their launch, on all DP ranks:
+    # a job that is replayed without it is replayed without such delays.
     regular: frozenset[int] = frozenset()
+    # mapping of (node, node) to float: what passes before launches without it, after what they
+    # follow
     lags_ns: Mapping[tuple[int, int], float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Finding:
-    """A cause that left its sign in the data, before its cost is known.
+    """A cause that left its sign in the data, before its cost is known."""
 
-    Parameters
-    ----------
-    change : Change
-        The session without it.
-    evidence : tuple of Evidence
-    where : Where
-    figure : FigureData or None
-        Data of a small picture.
-    launches : Launches
-    uncertainty : Uncertainty
-    doubt : Doubt or None
-        What it may be instead.
-    """
-
-    change: Change
+    change: Change  # the session without it
     evidence: tuple[Evidence, ...]
     where: Where = field(default_factory=Where)
-    figure: FigureData | None = None
+    figure: FigureData | None = None  # data of a small picture
     launches: Launches = field(default_factory=Launches)
     uncertainty: Uncertainty = field(default_factory=Uncertainty)
-    doubt: Doubt | None = None
+    doubt: Doubt | None = None  # what it may be instead
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Cause:
-    """A cause that costs enough to be named.
+    """A cause that costs enough to be named."""
 
-    Parameters
-    ----------
-    cause : str
-        The name of a kind of cause, or ``unknown``.
-    contribution : float
-        Its fair share of the lost time.
-    cost_s : float
-        That share in seconds of a mean step.
-    confidence : float or None
-        How sure the diagnosis is that this cause holds, 0 to 1.
-    saves : float or None
-        The share of a mean step that removing it alone saves.
-    runner_up : str or None
-        The next best explanation.
-    """
-
-    cause: str
-    contribution: float | None
-    cost_s: float | None
-    confidence: float | None
+    cause: str  # the name of a kind of cause, or ``unknown``
+    contribution: float | None  # its fair share of the lost time
+    cost_s: float | None  # that share in seconds of a mean step
+    confidence: float | None  # how sure the diagnosis is that this cause holds, 0 to 1
     evidence: tuple[Evidence, ...]
     where: Where = field(default_factory=Where)
     figure: FigureData | None = None
-    saves: float | None = None
-    runner_up: str | None = None
+    saves: float | None = None  # the share of a mean step that removing it alone saves
+    runner_up: str | None = None  # the next best explanation
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Judged:
-    """Steps of the most frequent shape as they are and as they would be, shape (steps,), seconds.
+    """Steps of the most frequent shape as they are and would be, shape (steps,), seconds."""
 
-    Parameters
-    ----------
-    steps_s : float64 array
-        With launches late that have a cause.
-    reference_s : float64 array
-        Without the causes; where those do not explain the loss, ideal if that is faster.
-    unknown_share : float
-        Share of the lost time that no cause explains.
-    recorded_s : float
-        The mean of these steps as they were recorded.
-    uncertainty : Uncertainty
-        Of the reference.
-    hosts_wait : bool
-        Whether launches regularly take time after what they wait for.
-    """
-
-    steps_s: FloatArray
+    steps_s: FloatArray  # with launches late that have a cause
+    # Without the causes; where those do not explain the loss, ideal if that is faster.
     reference_s: FloatArray
-    unknown_share: float
-    recorded_s: float
-    uncertainty: Uncertainty = field(default_factory=Uncertainty)
-    hosts_wait: bool = False
+    unknown_share: float  # share of the lost time that no cause explains
+    recorded_s: float  # the mean of these steps as they were recorded
+    uncertainty: Uncertainty = field(default_factory=Uncertainty)  # of the reference
+    hosts_wait: bool = False  # whether launches regularly take time after what they wait for

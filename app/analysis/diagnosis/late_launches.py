@@ -54,16 +54,10 @@ THRESHOLDS: Final = Thresholds()
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StalledLaunches:
-    """Forwards that are launched late, one here and one there.
+    """Forwards that are launched late, one here and one there."""
 
-    Parameters
-    ----------
-    nodes : int64 array, shape (forwards,)
-    late_ns : float64 array, shape (forwards, steps, dp)
-        By how much more than typical; 0 where they are not.
-    """
-
-    nodes: NDArray[np.int64]
+    nodes: NDArray[np.int64]  # (forwards,)
+    # (forwards, steps, dp): by how much more than typical; 0 where they are not
     late_ns: FloatArray
 
 

@@ -31,23 +31,14 @@ COMPUTATIONS: Final = (ops.FORWARD_COMPUTE, ops.BACKWARD_COMPUTE, ops.WGRAD_COMP
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Passes:
-    """Computations of one type, the same microbatch and chunk at the same index on every stage.
+    """Computations of one type, the same microbatch and chunk at the same index on every stage."""
 
-    Parameters
-    ----------
-    nodes : int64 array, shape (pp, passes)
-    chunk : int64 array, shape (passes,)
-        0-based number of the model chunk.
-    times_ns : float32 array, shape (pp, passes, steps, dp)
-        Relative precision 1e-7 is far beyond any clock's; a session may have many millions.
-    own_ns : float64 array, shape (pp, chunks, dp)
-        Median of each worker's passes through each chunk.
-    """
-
-    nodes: IntArray
-    chunk: IntArray
+    nodes: IntArray  # (pp, passes)
+    chunk: IntArray  # (passes,): 0-based number of the model chunk
+    # (pp, passes, steps, dp): relative precision 1e-7 is far beyond any clock's; a session may
+    # have many millions
     times_ns: SingleArray
-    own_ns: FloatArray
+    own_ns: FloatArray  # (pp, chunks, dp): median of each worker's passes through each chunk
 
     def relative(self) -> SingleArray:
         """Return times over the worker's own median of that chunk."""
@@ -57,18 +48,10 @@ class Passes:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Explained:
-    """Time that has its cause already, by node, shape (steps, dp), ns.
+    """Time that has its cause already, by node, shape (steps, dp), ns."""
 
-    Parameters
-    ----------
-    computing_ns : mapping
-        Of computations.
-    late_ns : mapping
-        Of late launches.
-    """
-
-    computing_ns: Mapping[int, FloatArray] = field(default_factory=dict)
-    late_ns: Mapping[int, FloatArray] = field(default_factory=dict)
+    computing_ns: Mapping[int, FloatArray] = field(default_factory=dict)  # of computations
+    late_ns: Mapping[int, FloatArray] = field(default_factory=dict)  # of late launches
 
 
 def summed(parts: Iterable[Mapping[int, FloatArray]]) -> dict[int, FloatArray]:
@@ -82,18 +65,11 @@ def summed(parts: Iterable[Mapping[int, FloatArray]]) -> dict[int, FloatArray]:
 
 @dataclass(frozen=True, eq=False)
 class Observation(LooksOnce):
-    """A session's main group of steps, as the finders of causes see it.
-
-    Parameters
-    ----------
-    trace : Trace
-    group : ShapeGroup
-    explained : Explained
-        What causes explain that were found before.
-    """
+    """A session's main group of steps, as the finders of causes see it."""
 
     trace: Trace
     group: ShapeGroup
+    # What causes explain that were found before.
     explained: Explained = field(default_factory=Explained)
     _seen: dict[Callable[[Observation], Any], Any] = field(init=False, default_factory=dict)
 

@@ -226,14 +226,9 @@ class Hosts:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class JobFacts(Hosts):
-    """What a sentence about a cause can name besides it.
+    """What a sentence about a cause can name besides it."""
 
-    Parameters
-    ----------
-    by_optype : mapping of str to float
-        Slowdown if only this operation type kept its recorded durations.
-    """
-
+    # Slowdown if only this operation type kept its recorded durations.
     by_optype: Mapping[str, float]
 
     @property

@@ -22,17 +22,10 @@ from app.analysis.replay.layout.dense import FloatArray
 
 @dataclass(frozen=True, eq=False)
 class Signs:
-    """A session as the finders of causes see it.
-
-    Parameters
-    ----------
-    observation : Observation
-    step_ns : float
-        The mean recorded step.
-    """
+    """A session as the finders of causes see it."""
 
     observation: Observation
-    step_ns: float
+    step_ns: float  # the mean recorded step
 
     @cached_property
     def has_tensor_ranks(self) -> bool:

@@ -28,24 +28,17 @@ from app.analysis.replay.medians import peers_median
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Typical:
-    """Times taken apart.
+    """Times taken apart."""
 
-    Parameters
-    ----------
-    difference : Difference
-        Whether microbatches have times of their own.
-    microbatches : dict of Microbatches
-        For each type how long they take; empty where they do not differ.
-    worker : dict of float64 arrays, shape (pp, steps, dp)
-        For each type how many times as slow each worker is in each step as its stage's peers are
-        over the session; all 1 with one DP rank but for what changes over the steps.
-    residual : dict of float32 arrays, shape (pp, passes, steps, dp)
-        Residuals of forward and backward, relative to the worker's typical time.
-    """
-
-    difference: Difference
+    difference: Difference  # whether microbatches have times of their own
+    # For each type how long they take; empty where they do not differ.
     microbatches: dict[str, Microbatches]
+    # (pp, steps, dp): for each type how many times as slow each worker is in each step as its
+    # stage's peers are over the session; all 1 with one DP rank but for what changes over the
+    # steps
     worker: dict[str, FloatArray]
+    # (pp, passes, steps, dp): residuals of forward and backward, relative to the worker's typical
+    # time
     residual: dict[str, SingleArray]
 
     @property

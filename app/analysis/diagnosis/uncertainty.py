@@ -11,28 +11,19 @@ from app.analysis.replay.layout.dense import FloatArray
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Uncertainty:
-    """How far a step without a cause may be off, apart from what steps differ by.
+    """How far a step without a cause may be off, apart from what steps differ by."""
 
-    Parameters
-    ----------
-    reference : float
-        Relative half width of the 95 % interval of the step time without the cause.
-    longer : float
-        How much longer that step may be in addition, by what a healthy job does too and no replay
-        shows; of large values the difference of the logarithms.
-    work : float64 array, shape (steps,), or None
-        What each step computes ÷ the mean; without the cause all of them compute the mean.
-    cycle : int or None
-        Steps from one occurrence to the next, where the cause recurs by its nature.
-    hiding : float
-        The share of the workers that the cause keeps waiting, less where it does so part of the
-        time: what they launch late does not show.
-    """
-
+    # Relative half width of the 95 % interval of the step time without the cause.
     reference: float = 0.0
+    # How much longer that step may be in addition, by what a healthy job does too and no replay
+    # shows; of large values the difference of the logarithms.
     longer: float = 0.0
+    # (steps,): what each step computes ÷ the mean; without the cause all of them compute the mean
     work: FloatArray | None = None
+    # Steps from one occurrence to the next, where the cause recurs by its nature.
     cycle: int | None = None
+    # The share of the workers that the cause keeps waiting, less where it does so part of the
+    # time: what they launch late does not show.
     hiding: float = 1.0
 
     @staticmethod

@@ -36,19 +36,11 @@ DELAYED: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Late:
-    """An op type that is launched late, and the ranks that do so most.
-
-    Parameters
-    ----------
-    op_type : str
-    share : float
-        What its late launches add to a step, as a share of the recorded step time.
-    workers : tuple of ((DP rank, stage), share)
-        The same, of single ranks.
-    """
+    """An op type that is launched late, and the ranks that do so most."""
 
     op_type: str
-    share: float
+    share: float  # what its late launches add to a step, as a share of the recorded step time
+    # tuple of ((DP rank, stage), share): the same, of single ranks
     workers: tuple[tuple[tuple[int, int], float], ...]
 
 

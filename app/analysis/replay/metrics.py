@@ -43,18 +43,10 @@ MERGED_TYPES: Final = {
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Contribution:
-    """Step times behind the share of the lost time that a set of operations explains.
+    """Step times behind the share of the lost time that a set of operations explains."""
 
-    Parameters
-    ----------
-    removed_s : float64 array, shape (steps,)
-        With only the set ideal.
-    kept_s : float64 array, shape (steps,)
-        With all but the set ideal.
-    """
-
-    removed_s: FloatArray
-    kept_s: FloatArray
+    removed_s: FloatArray  # (steps,): with only the set ideal
+    kept_s: FloatArray  # (steps,): with all but the set ideal
 
 
 @dataclass(frozen=True, slots=True, eq=False)

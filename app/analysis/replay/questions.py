@@ -88,18 +88,10 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class Against:
-    """What answers are counted against: the reference of the session's headline.
+    """What answers are counted against: the reference of the session's headline."""
 
-    Parameters
-    ----------
-    kind : str
-        ``causes``: the job without its causes; ``published``: the ideal of S.
-    slowdown : float
-        Of the session as it is.
-    """
-
-    kind: str
-    slowdown: float
+    kind: str  # ``causes``: the job without its causes; ``published``: the ideal of S
+    slowdown: float  # of the session as it is
 
 
 @dataclass(frozen=True, slots=True, eq=False)

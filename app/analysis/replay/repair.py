@@ -22,16 +22,10 @@ from app.analysis.trace.model import GC
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RecreatedOperations:
-    """Operations that were made anew.
-
-    Parameters
-    ----------
-    by_optype : dict of str to int
-    by_worker : int64 array, shape (dp, pp)
-    """
+    """Operations that were made anew."""
 
     by_optype: dict[str, int]
-    by_worker: NDArray[np.int64]
+    by_worker: NDArray[np.int64]  # (dp, pp)
 
     @property
     def total(self) -> int:

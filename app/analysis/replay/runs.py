@@ -22,23 +22,12 @@ _EVEN: Final = 0.15
 
 @dataclass(frozen=True, slots=True, eq=False)
 class EvenRuns:
-    """Slow steps that come evenly.
+    """Slow steps that come evenly."""
 
-    Parameters
-    ----------
-    slow : bool array, shape (steps,)
-    cycle : float
-        Steps of a slow run and of the one after it, on average.
-    share : float
-        Of a cycle that is slow.
-    exact : bool
-        Whether all runs of a kind are as long.
-    """
-
-    slow: NDArray[np.bool_]
-    cycle: float
-    share: float
-    exact: bool
+    slow: NDArray[np.bool_]  # (steps,)
+    cycle: float  # steps of a slow run and of the one after it, on average
+    share: float  # of a cycle that is slow
+    exact: bool  # whether all runs of a kind are as long
 
 
 def even_runs(taken: FloatArray) -> EvenRuns | None:

@@ -46,31 +46,16 @@ class ShapeGroup(LooksOnce):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Replayed:
-    """A session prepared for replay.
+    """A session prepared for replay."""
 
-    Parameters
-    ----------
-    groups : tuple of ShapeGroup
-        At least one; the one with most steps first.
-    dropped : tuple of DroppedStep
-        Steps that are left out.
-    clamped : int
-        Transfer durations at fault that count as 0.
-    recreated : RecreatedOperations
-        Operations that the recorder lost and that were made anew.
-    clocks : RankClocks
-    unanswered : tuple of str
-        Types of sends that are left out because nobody recorded their receives.
-    adaptations : tuple of Adaptation
-        How the job runs otherwise than the dependency model has it.
-    """
-
-    groups: tuple[ShapeGroup, ...]
-    dropped: tuple[DroppedStep, ...]
-    clamped: int
-    recreated: RecreatedOperations
+    groups: tuple[ShapeGroup, ...]  # at least one; the one with most steps first
+    dropped: tuple[DroppedStep, ...]  # steps that are left out
+    clamped: int  # transfer durations at fault that count as 0
+    recreated: RecreatedOperations  # operations that the recorder lost and that were made anew
     clocks: RankClocks
+    # Types of sends that are left out because nobody recorded their receives.
     unanswered: tuple[str, ...]
+    # How the job runs otherwise than the dependency model has it.
     adaptations: tuple[Adaptation, ...] = ()
 
     @property

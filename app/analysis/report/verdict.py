@@ -50,26 +50,16 @@ class Slowdown:
 
 @dataclass(frozen=True, slots=True)
 class SuspectedCause:
-    """A cause, as a rule compares it and a message names it.
+    """A cause, as a rule compares it and a message names it."""
 
-    Parameters
-    ----------
-    cause : str
-        As in the report: ``slow_worker``, ``stage_imbalance``…
-    where : tuple of str
-        Hosts, workers or stages that are blamed, the worst first; empty where there is no place,
-        or where the cause is the job's own and shows at workers.
-    confidence, contribution : float or None
-        Shares, 0 to 1; None where the report does not say.
-    evidence : tuple of str
-        Sentences.
-    """
-
-    cause: str
+    cause: str  # as in the report: ``slow_worker``, ``stage_imbalance``…
+    # Hosts, workers or stages that are blamed, the worst first; empty where there is no place, or
+    # where the cause is the job's own and shows at workers.
     where: tuple[str, ...] = ()
+    # confidence, contribution: shares, 0 to 1; None where the report does not say
     confidence: float | None = None
     contribution: float | None = None
-    evidence: tuple[str, ...] = ()
+    evidence: tuple[str, ...] = ()  # sentences
 
 
 @dataclass(frozen=True, slots=True)

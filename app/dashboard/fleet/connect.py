@@ -46,26 +46,13 @@ def launcher_tabs() -> tuple[Tab, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """A thing on the way to a first verdict.
+    """A thing on the way to a first verdict."""
 
-    Parameters
-    ----------
-    mark : str
-        ``done``, ``warn`` or ``pending``.
-    words : str
-    note : str
-        What to mend, or empty.
-    value : str
-        What stands beside it, or empty.
-    at : datetime or None
-        When that was; stands in place of `value`.
-    """
-
-    mark: str
+    mark: str  # ``done``, ``warn`` or ``pending``
     words: str
-    note: str = ""
-    value: str = ""
-    at: datetime | None = None
+    note: str = ""  # what to mend, or empty
+    value: str = ""  # what stands beside it, or empty
+    at: datetime | None = None  # when that was; stands in place of `value`
 
 
 @dataclass(frozen=True, slots=True)

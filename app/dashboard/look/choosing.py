@@ -7,24 +7,13 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Heading:
-    """The heading of a column.
-
-    Parameters
-    ----------
-    label, classes : str
-    hint : str
-        What it says more of itself.
-    url : str
-        The page in its order; empty where rows are not sorted by it.
-    order : str
-        ``ascending`` or ``descending`` where the rows are sorted by it, else empty.
-    """
+    """The heading of a column."""
 
     label: str
     classes: str
-    hint: str = ""
-    url: str = ""
-    order: str = ""
+    hint: str = ""  # what it says more of itself
+    url: str = ""  # the page in its order; empty where rows are not sorted by it
+    order: str = ""  # ``ascending`` or ``descending`` where the rows are sorted by it, else empty
 
 
 @dataclass(frozen=True, slots=True)

@@ -81,27 +81,16 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Sparkline:
-    """The slowdown over sessions, drawn from 1.0 to 1.5 whatever the data.
+    """The slowdown over sessions, drawn from 1.0 to 1.5 whatever the data."""
 
-    Parameters
-    ----------
-    lines : tuple of str
-        SVG paths, one for each run of sessions with a verdict.
-    gaps : tuple of (float, float)
-        x and width of runs without a verdict: hatched.
-    above : tuple of str
-        SVG paths of the marks of sessions above 1.5.
-    dot : (float, float, str) or None
-        x, y and color of the latest session, None where it has no verdict.
-    label : str
-        For readers who cannot see it.
-    """
-
-    lines: tuple[str, ...]
+    lines: tuple[str, ...]  # SVG paths, one for each run of sessions with a verdict
+    # tuple of (float, float): x and width of runs without a verdict: hatched
     gaps: tuple[tuple[float, float], ...]
-    above: tuple[str, ...]
+    above: tuple[str, ...]  # SVG paths of the marks of sessions above 1.5
+    # (float, float, str) or None: x, y and color of the latest session, None where it has no
+    # verdict
     dot: tuple[float, float, str] | None
-    label: str
+    label: str  # for readers who cannot see it
 
 
 def sparkline(values: Sequence[float | None]) -> Sparkline:

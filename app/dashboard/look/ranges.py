@@ -27,23 +27,12 @@ MAX_CHARS: Final = 40
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """A time; without any bound it is all there is.
+    """A time; without any bound it is all there is."""
 
-    Parameters
-    ----------
-    name : str
-        As the address says it; empty for one's own.
-    words : str
-        ``the last 24 h``, ``20 Nov 09:00 – 21 Nov 09:00 UTC``.
-    span : timedelta or None
-        Counted back from now.
-    begin, end : datetime or None
-        Of one's own; without an end it lasts until now.
-    """
-
-    name: str
-    words: str
-    span: timedelta | None = None
+    name: str  # as the address says it; empty for one's own
+    words: str  # ``the last 24 h``, ``20 Nov 09:00 – 21 Nov 09:00 UTC``
+    span: timedelta | None = None  # counted back from now
+    # begin, end: of one's own; without an end it lasts until now
     begin: datetime | None = None
     end: datetime | None = None
 

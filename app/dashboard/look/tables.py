@@ -18,32 +18,17 @@ R = TypeVar("R")
 
 @dataclass(frozen=True, slots=True)
 class Shown(Generic[R]):
-    """A column that a page shows of a list.
+    """A column that a page shows of a list."""
 
-    Parameters
-    ----------
-    label : str
-        Its heading.
-    cell : callable
-        Takes a row and returns its cell: text, or parts of `app.dashboard.look.html`.
-    column : str
-        The column of the list that rows are sorted by where its heading is chosen.
-    classes : str
-        Of its heading and its cells: ``num`` is a number, ``opt`` is left out on narrow pages.
-    hint : str
-        What the heading says more of itself.
-    of_cells : str
-        Classes of its cells alone.
-    title : callable, optional
-        Takes a row and returns what its cell says more of itself.
-    """
-
-    label: str
+    label: str  # its heading
+    # Takes a row and returns its cell: text, or parts of `app.dashboard.look.html`.
     cell: Callable[[R], object]
-    column: str = ""
+    column: str = ""  # the column of the list that rows are sorted by where its heading is chosen
+    # Of its heading and its cells: ``num`` is a number, ``opt`` is left out on narrow pages.
     classes: str = ""
-    hint: str = ""
-    of_cells: str = ""
+    hint: str = ""  # what the heading says more of itself
+    of_cells: str = ""  # classes of its cells alone
+    # Takes a row and returns what its cell says more of itself.
     title: Callable[[R], str] | None = None
 
 
@@ -66,23 +51,13 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
-    """A table as `tables.html` draws it.
+    """A table as `tables.html` draws it."""
 
-    Parameters
-    ----------
-    csv : str
-        Where its file is.
-    classes : str
-    headings : sequence of Heading
-    lines : sequence of Line
-    previous_url, next_url : str
-        Pages beside this one; empty where there is none.
-    """
-
-    csv: str
+    csv: str  # where its file is
     classes: str
     headings: Sequence[Heading]
     lines: Sequence[Line]
+    # previous_url, next_url: pages beside this one; empty where there is none
     previous_url: str = ""
     next_url: str = ""
 

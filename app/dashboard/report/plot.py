@@ -60,13 +60,7 @@ class Plot:
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """An upright or lying axis.
-
-    Parameters
-    ----------
-    low, high : float
-    ticks : sequence of (float, str)
-    """
+    """An upright or lying axis."""
 
     low: float
     high: float

@@ -13,26 +13,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """What may be done with a session, and what is gone of it.
+    """What may be done with a session, and what is gone of it."""
 
-    Parameters
-    ----------
-    note : str
-        What retention took away; empty where all is there.
-    pinned : bool
-    again : bool
-        Whether it can be analyzed again.
-    trace : bool
-        Whether its operations are there, for timelines and questions.
-    heatmaps : bool
-        Whether those of single steps are there; the mean is in the report.
-    """
-
-    note: str
+    note: str  # what retention took away; empty where all is there
     pinned: bool
-    again: bool
-    trace: bool
-    heatmaps: bool
+    again: bool  # whether it can be analyzed again
+    trace: bool  # whether its operations are there, for timelines and questions
+    heatmaps: bool  # whether those of single steps are there; the mean is in the report
 
 
 def kept(view: SessionView) -> Kept:

@@ -50,19 +50,12 @@ class Mark:
 
 @dataclass(frozen=True, slots=True)
 class TimesFigure:
-    """T of the slow rank, of the others, and what was predicted.
+    """T of the slow rank, of the others, and what was predicted."""
 
-    Parameters
-    ----------
-    slow, others : str
-        SVG paths in `WIDTH` × `HEIGHT`; others is the mean of all other ranks.
-    predicted : str
-        The prediction of each version while it was in force.
-    """
-
+    # slow, others: SVG paths in `WIDTH` × `HEIGHT`; others is the mean of all other ranks
     slow: str
     others: str
-    predicted: str
+    predicted: str  # the prediction of each version while it was in force
     values: tuple[Tick, ...]
     steps: tuple[Tick, ...]
     marks: tuple[Mark, ...]

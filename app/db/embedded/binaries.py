@@ -27,18 +27,10 @@ ROOT_INSTALL_DIR = Path("/var/lib/paceline/postgresql")
 
 @dataclass(frozen=True, slots=True)
 class Binaries:
-    """One installation of PostgreSQL.
+    """One installation of PostgreSQL."""
 
-    Parameters
-    ----------
-    bin_dir : Path
-        Holds ``initdb``, ``pg_ctl`` and ``postgres``.
-    major : int
-        Its major version: 18.
-    """
-
-    bin_dir: Path
-    major: int
+    bin_dir: Path  # holds ``initdb``, ``pg_ctl`` and ``postgres``
+    major: int  # its major version: 18
 
     def program(self, name: str) -> Path:
         """Return the path of one of its programs."""

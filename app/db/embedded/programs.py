@@ -19,20 +19,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Programs:
-    """Programs that end with this process.
-
-    Parameters
-    ----------
-    binaries : Binaries
-    account : Account or None
-        Who runs them; None: the present user.
-    directory : Path
-        Where they run.
-    """
+    """Programs that end with this process."""
 
     binaries: Binaries
-    account: Account | None
-    directory: Path
+    account: Account | None  # who runs them; None: the present user
+    directory: Path  # where they run
 
     def run(
         self, name: str, *arguments: str | Path, pass_fds: Sequence[int] = ()

@@ -48,16 +48,10 @@ class ObjectStore(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Objects:
-    """An object store and what belongs into it.
-
-    Parameters
-    ----------
-    store : ObjectStore
-    min_bytes : int
-        Blobs of this number of bytes and more; smaller ones are in the database all the same.
-    """
+    """An object store and what belongs into it."""
 
     store: ObjectStore
+    # Blobs of this number of bytes and more; smaller ones are in the database all the same.
     min_bytes: int
 
 

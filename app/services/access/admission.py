@@ -37,27 +37,14 @@ USE_NOTED_EVERY: Final = timedelta(minutes=1)
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """What a request shows of itself.
+    """What a request shows of itself."""
 
-    Parameters
-    ----------
-    token : str or None
-        Of the header ``Authorization``.
-    cookie : str or None
-        Of a browser.
-    project : str or None
-        That is asked for; None leaves it to who asks.
-    peer : str
-        Whose address it comes from.
-    asks : str
-        For what: ``POST /api/v1/plans``. Where it is empty, a refusal is nothing to note: a person
-        before a page, who is about to sign in.
-    """
-
-    token: str | None = None
-    cookie: str | None = None
-    project: str | None = None
-    peer: str = ""
+    token: str | None = None  # of the header ``Authorization``
+    cookie: str | None = None  # of a browser
+    project: str | None = None  # that is asked for; None leaves it to who asks
+    peer: str = ""  # whose address it comes from
+    # For what: ``POST /api/v1/plans``. Where it is empty, a refusal is nothing to note: a person
+    # before a page, who is about to sign in.
     asks: str = ""
 
 

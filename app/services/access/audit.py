@@ -69,35 +69,17 @@ class Action(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """An entry of the log.
+    """An entry of the log."""
 
-    Parameters
-    ----------
-    id : int
-        Rises.
-    at : datetime
-    actor_kind : ActorKind
-    actor : str
-        Name of the person or token; address of a peer.
-    action : str
-    subject : str
-        What it was done to: ``rule Slow job``.
-    project : str or None
-        None: of no project, or of all.
-    detail : str or None
-    count : int
-        Refusals are counted, not listed each.
-    """
-
-    id: int
+    id: int  # rises
     at: datetime
     actor_kind: ActorKind
-    actor: str
+    actor: str  # name of the person or token; address of a peer
     action: str
-    subject: str
-    project: str | None
+    subject: str  # what it was done to: ``rule Slow job``
+    project: str | None  # None: of no project, or of all
     detail: str | None
-    count: int
+    count: int  # refusals are counted, not listed each
 
 
 def record(  # noqa: PLR0913 - who did what to what, and where

@@ -34,23 +34,12 @@ hasher: Final = PasswordHasher()
 
 @dataclass(frozen=True, slots=True)
 class PersonView:
-    """A user, also a deleted one.
-
-    Parameters
-    ----------
-    id : UUID
-    name : str
-    issuer : str or None
-        The provider that vouches for them; None: a password of this server.
-    roles : sequence of (str or None, Role)
-        By project; None for all.
-    created_at : datetime
-    last_seen_at, disabled_at : datetime or None
-    """
+    """A user, also a deleted one."""
 
     id: uuid.UUID
     name: str
-    issuer: str | None
+    issuer: str | None  # the provider that vouches for them; None: a password of this server
+    # sequence of (str or None, Role): by project; None for all
     roles: Sequence[tuple[str | None, Role]]
     created_at: datetime
     last_seen_at: datetime | None

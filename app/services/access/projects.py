@@ -33,15 +33,7 @@ NAME: Final = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?")
 
 @dataclass(frozen=True, slots=True)
 class ProjectView:
-    """A project, and how much it has.
-
-    Parameters
-    ----------
-    id : int
-    name : str
-    created_at : datetime
-    jobs, members, tokens : int
-    """
+    """A project, and how much it has."""
 
     id: int
     name: str

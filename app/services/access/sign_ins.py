@@ -60,22 +60,13 @@ def _decoy() -> str:
 
 @dataclass(frozen=True, slots=True)
 class SignedIn:
-    """A browser with a user who just signed in.
+    """A browser with a user who just signed in."""
 
-    Parameters
-    ----------
-    cookie : str
-        For the browser; only its digest is stored.
-    principal : Principal
-    expires_at : datetime
-    known_by : str or None
-        A second cookie for the browser, which says that a user gave their password in it; None
-        where a provider looks after passwords.
-    """
-
-    cookie: str
+    cookie: str  # for the browser; only its digest is stored
     principal: Principal
     expires_at: datetime
+    # A second cookie for the browser, which says that a user gave their password in it; None
+    # where a provider looks after passwords.
     known_by: str | None = None
 
 

@@ -29,33 +29,20 @@ LONGEST: Final = timedelta(days=3650)
 
 @dataclass(frozen=True, slots=True)
 class TokenView:
-    """A token without its secret.
-
-    Parameters
-    ----------
-    id : UUID
-    name, begins, owner : str
-        `begins` is what it starts with.
-    rights : frozenset of Right
-    project : str or None
-        None for all.
-    created_at : datetime
-    expires_at, last_used_at, revoked_at : datetime or None
-    valid : bool
-        Neither revoked nor expired.
-    """
+    """A token without its secret."""
 
     id: uuid.UUID
+    # name, begins, owner: `begins` is what it starts with
     name: str
     begins: str
     owner: str
     rights: frozenset[Right]
-    project: str | None
+    project: str | None  # None for all
     created_at: datetime
     expires_at: datetime | None
     last_used_at: datetime | None
     revoked_at: datetime | None
-    valid: bool
+    valid: bool  # neither revoked nor expired
 
 
 @dataclass(frozen=True, slots=True)

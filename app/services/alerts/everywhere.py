@@ -21,23 +21,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class OpenEverywhere:
-    """Open incidents with their projects, firing ones first.
+    """Open incidents with their projects, firing ones first."""
 
-    Parameters
-    ----------
-    rows : sequence of (str, IncidentRow)
-    count : int
-        How many there are in all.
-    projects : sequence of str
-        All that there are, by name.
-    project : str
-        The only one that was asked for; empty: none.
-    """
-
-    rows: Sequence[tuple[str, IncidentRow]]
-    count: int
-    projects: Sequence[str]
-    project: str = ""
+    rows: Sequence[tuple[str, IncidentRow]]  # sequence of (str, IncidentRow)
+    count: int  # how many there are in all
+    projects: Sequence[str]  # all that there are, by name
+    project: str = ""  # the only one that was asked for; empty: none
 
 
 def open_everywhere(tx: Reads, limit: int, *, project: str = "", offset: int = 0) -> OpenEverywhere:

@@ -120,24 +120,14 @@ _LEAD: Final = (
 
 @dataclass(frozen=True, slots=True)
 class InsideRow:
-    """An incident inside of another one that blames the same machine.
-
-    Parameters
-    ----------
-    id : UUID
-    job, cause : str
-    state : IncidentState
-    slowdown : float or None
-    lost : float or None
-        GPU-hours that its job loses each hour.
-    """
+    """An incident inside of another one that blames the same machine."""
 
     id: uuid.UUID
     job: str
     cause: str
     state: IncidentState
     slowdown: float | None
-    lost: float | None
+    lost: float | None  # GPU-hours that its job loses each hour
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,19 +161,11 @@ class IncidentRow:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """A session that an incident is about.
-
-    Parameters
-    ----------
-    number : int
-    slowdown : float or None
-    world : int
-        Ranks of the job in it.
-    """
+    """A session that an incident is about."""
 
     number: int
     slowdown: float | None
-    world: int
+    world: int  # ranks of the job in it
 
 
 @dataclass(frozen=True, slots=True)

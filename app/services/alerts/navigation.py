@@ -18,27 +18,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Navigation:
-    """The counts and the name in the navigation.
+    """The counts and the name in the navigation."""
 
-    Parameters
-    ----------
-    firing : int
-        Incidents that fire and are not acknowledged; not those that "no data" hides.
-    dead_channels : tuple of str
-        Names of the channels that deliver nothing although no user disabled them.
-    signed_in : str
-        Name of the person whose page it is; empty without sign-in.
-    administers : bool
-        Whether they administer the installation.
-    base : str
-        What stands before the paths of the project's pages.
-    """
-
-    firing: int
+    firing: int  # incidents that fire and are not acknowledged; not those that "no data" hides
+    # Names of the channels that deliver nothing although no user disabled them.
     dead_channels: tuple[str, ...]
-    signed_in: str = ""
-    administers: bool = False
-    base: str = ""
+    signed_in: str = ""  # name of the person whose page it is; empty without sign-in
+    administers: bool = False  # whether they administer the installation
+    base: str = ""  # what stands before the paths of the project's pages
 
 
 def navigation(tx: Reads) -> Navigation:

@@ -20,22 +20,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Onset:
-    """The first session of what lasts, and the slowdown of the last verdict before it.
-
-    Parameters
-    ----------
-    number : int
-    at : datetime
-        When the session was received.
-    session : UUID
-    was : float or None
-        None where no session before it has a verdict.
-    """
+    """The first session of what lasts, and the slowdown of the last verdict before it."""
 
     number: int
-    at: datetime
+    at: datetime  # when the session was received
     session: uuid.UUID
-    was: float | None
+    was: float | None  # None where no session before it has a verdict
 
 
 def onset_of_job(tx: Reads, job: str, until: datetime, threshold: float) -> Onset | None:

@@ -33,29 +33,17 @@ SELECTOR: Final = TypeAdapter(Selector)
 
 @dataclass(frozen=True, slots=True)
 class GroupNow:
-    """A group as its channels are to hear of it.
-
-    Parameters
-    ----------
-    job : str
-    labels : mapping of str to str
-    rules : mapping of UUID to Rule
-    incidents : sequence of Incident
-        The open ones; those that speak for a machine as they speak for all inside.
-    inside : mapping of UUID to sequence of Inside
-        By incident, what stands inside of it and is not over.
-    machines : Machines
-    attached : mapping
-        See `routed`.
-    """
+    """A group as its channels are to hear of it."""
 
     job: str
     labels: Mapping[str, str]
     rules: Mapping[uuid.UUID, Rule]
+    # The open ones; those that speak for a machine as they speak for all inside.
     incidents: Sequence[Incident]
+    # By incident, what stands inside of it and is not over.
     inside: Mapping[uuid.UUID, Sequence[Inside]]
     machines: Machines
-    attached: Mapping[tuple[uuid.UUID, uuid.UUID], datetime]
+    attached: Mapping[tuple[uuid.UUID, uuid.UUID], datetime]  # see `routed`
 
     def meant_for(self, channel: AlertChannel) -> list[Incident]:
         """Return the incidents that a channel is for, by themselves or by one inside."""

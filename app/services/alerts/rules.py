@@ -41,17 +41,10 @@ PREVIEW_SESSIONS: Final = 20_000
 
 @dataclass(frozen=True, slots=True)
 class WouldHave:
-    """An incident that a rule would have made.
-
-    Parameters
-    ----------
-    job : str
-    incident : Incident
-        As it would have ended up.
-    """
+    """An incident that a rule would have made."""
 
     job: str
-    incident: Incident
+    incident: Incident  # as it would have ended up
 
 
 @dataclass(frozen=True, slots=True)

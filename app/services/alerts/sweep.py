@@ -43,22 +43,15 @@ _log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class AlertSweep:
-    """What one pass did.
+    """What one pass did."""
 
-    Parameters
-    ----------
-    looked, flushed : int
-        Jobs looked at, and groups notified.
-    started, pruned : int
-        Deliveries that were started, and rows that were deleted.
-    keys : int
-        Channels whose secrets the keys open now and did not before, or the other way round.
-    """
-
+    # looked, flushed: jobs looked at, and groups notified
     looked: int = 0
     flushed: int = 0
+    # started, pruned: deliveries that were started, and rows that were deleted
     started: int = 0
     pruned: int = 0
+    # Channels whose secrets the keys open now and did not before, or the other way round.
     keys: int = 0
 
 

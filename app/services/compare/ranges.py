@@ -26,18 +26,11 @@ MOST_SESSIONS: Final = 500
 
 @dataclass(frozen=True, slots=True)
 class TimeSide:
-    """A time of a job; `until` is not part of it.
-
-    Parameters
-    ----------
-    since, until : datetime
-    sessions : sequence of Facts
-        Those with a verdict, oldest first.
-    """
+    """A time of a job; `until` is not part of it."""
 
     since: datetime
     until: datetime
-    sessions: Sequence[Facts]
+    sessions: Sequence[Facts]  # those with a verdict, oldest first
 
     @property
     def step_times(self) -> list[float]:
@@ -71,25 +64,14 @@ class CauseCount:
 
 @dataclass(frozen=True, slots=True)
 class TimesComparison:
-    """Two times of a job.
-
-    Parameters
-    ----------
-    now : datetime
-    job : str
-    a, b : TimeSide
-    step_times : Difference or None
-        Of the sessions' median steps; None where one side has none.
-    causes : tuple of CauseCount
-        The one whose share of sessions changed most first.
-    """
+    """Two times of a job."""
 
     now: datetime
     job: str
     a: TimeSide
     b: TimeSide
-    step_times: Difference | None
-    causes: tuple[CauseCount, ...]
+    step_times: Difference | None  # of the sessions' median steps; None where one side has none
+    causes: tuple[CauseCount, ...]  # the one whose share of sessions changed most first
 
     @property
     def same_sizes(self) -> bool:

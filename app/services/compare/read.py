@@ -57,30 +57,16 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Two sessions, and what changed from the first to the second.
-
-    Parameters
-    ----------
-    now : datetime
-    a, b : Side
-    step_times : Difference or None
-        Recorded; None where one side has no verdict.
-    causes : tuple of CauseChange
-    metadata : MetadataChanges
-    choices : sequence of Choice
-        Of the job of `a`, the newest first.
-    incident : Incident or None
-        Over, and compared before and after.
-    """
+    """Two sessions, and what changed from the first to the second."""
 
     now: datetime
     a: Side
     b: Side
-    step_times: Difference | None
+    step_times: Difference | None  # recorded; None where one side has no verdict
     causes: tuple[CauseChange, ...]
     metadata: MetadataChanges
-    choices: Sequence[Choice]
-    incident: Incident | None = None
+    choices: Sequence[Choice]  # of the job of `a`, the newest first
+    incident: Incident | None = None  # over, and compared before and after
 
     @property
     def same_shape(self) -> bool:

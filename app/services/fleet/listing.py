@@ -35,70 +35,36 @@ OWNERS: Final = 50
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Jobs that stand alike: how many, and what they lose.
+    """Jobs that stand alike: how many, and what they lose."""
 
-    Parameters
-    ----------
-    state : SessionState
-        Of the latest session.
-    slow : bool
-    verdict : bool
-        Whether a slowdown is known.
-    incident : IncidentState or None
-        Of the most pressing one.
-    heard : bool
-        Whether there is a session in the time; the others are silent.
-    jobs, matching : int
-        All, and those that are asked for.
-    told : int
-        With a verdict of the time; the sums below are theirs.
-    gpus : int
-    lost : float
-        GPU-hours each hour.
-    most : float
-        Of the job that loses most.
-    job : str or None
-        Its name.
-    """
-
-    state: SessionState
+    state: SessionState  # of the latest session
     slow: bool
-    verdict: bool
-    incident: IncidentState | None
-    heard: bool
+    verdict: bool  # whether a slowdown is known
+    incident: IncidentState | None  # of the most pressing one
+    heard: bool  # whether there is a session in the time; the others are silent
+    # jobs, matching: all, and those that are asked for
     jobs: int
     matching: int
-    told: int
+    told: int  # with a verdict of the time; the sums below are theirs
     gpus: int
-    lost: float
-    most: float
-    job: str | None
+    lost: float  # GPU-hours each hour
+    most: float  # of the job that loses most
+    job: str | None  # its name
 
 
 @dataclass(frozen=True, slots=True)
 class FleetView:
-    """A page of the fleet, with the sums over all of it.
-
-    Parameters
-    ----------
-    now : datetime
-    asked : FleetFilter
-    groups : sequence of Group
-        Of all jobs, whatever was asked for; but for those of the archive, which are their own.
-    owners : sequence of str
-        That jobs have.
-    rows, silent : sequence of Standing
-        Those of this page with data in the time, and those without.
-    number, silent_number : int
-        Of the pages.
-    """
+    """A page of the fleet, with the sums over all of it."""
 
     now: datetime
     asked: FleetFilter
+    # Of all jobs, whatever was asked for; but for those of the archive, which are their own.
     groups: Sequence[Group]
-    owners: Sequence[str]
+    owners: Sequence[str]  # that jobs have
+    # rows, silent: those of this page with data in the time, and those without
     rows: Sequence[Standing]
     silent: Sequence[Standing]
+    # number, silent_number: of the pages
     number: int
     silent_number: int
 

@@ -25,22 +25,15 @@ class Urgent:
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """A job on a page.
-
-    Parameters
-    ----------
-    name : str
-    latest, told : SessionRow
-        The latest session, and the one whose numbers stand for the job: the latest that is through.
-    slowdowns : sequence of (float or None)
-        Of its latest sessions that are through, oldest first; None without a verdict.
-    labels : mapping of str to str
-    incident : Urgent or None
-    """
+    """A job on a page."""
 
     name: str
+    # latest, told: the latest session, and the one whose numbers stand for the job: the latest
+    # that is through
     latest: SessionRow
     told: SessionRow
+    # sequence of (float or None): of its latest sessions that are through, oldest first; None
+    # without a verdict
     slowdowns: Sequence[float | None]
     labels: Mapping[str, str]
     incident: Urgent | None

@@ -50,24 +50,13 @@ class Show(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class FleetFilter:
-    """What a job must be like to be listed; what is empty asks for nothing.
+    """What a job must be like to be listed; what is empty asks for nothing."""
 
-    Parameters
-    ----------
-    words : str
-        Each of them stands in its name, its labels, or, if it is slow, in its cause or host.
-    show : Show
-        Those in the archive are listed alone.
-    owner : str
-        A label of the job.
-    label : str
-        ``name=value``, or the name of a label that the job has.
-    """
-
+    # Each of them stands in its name, its labels, or, if it is slow, in its cause or host.
     words: str = ""
-    show: Show = Show.ALL
-    owner: str = ""
-    label: str = ""
+    show: Show = Show.ALL  # those in the archive are listed alone
+    owner: str = ""  # a label of the job
+    label: str = ""  # ``name=value``, or the name of a label that the job has
 
     @property
     def narrowed(self) -> bool:
@@ -77,24 +66,12 @@ class FleetFilter:
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """What a fleet is looked at by.
+    """What a fleet is looked at by."""
 
-    Parameters
-    ----------
-    since : datetime or None
-        Jobs without a session from then on are silent.
-    until : datetime or None
-        Only what had been received by then counts.
-    incidents : bool
-        Whether open incidents say how a job stands; they are those of now.
-    slow : float
-        From this slowdown on a job is slow.
-    """
-
-    since: datetime | None
-    until: datetime | None
-    incidents: bool
-    slow: float
+    since: datetime | None  # jobs without a session from then on are silent
+    until: datetime | None  # only what had been received by then counts
+    incidents: bool  # whether open incidents say how a job stands; they are those of now
+    slow: float  # from this slowdown on a job is slow
 
 
 def standing(at: Moment, *, archived: bool) -> CTE:

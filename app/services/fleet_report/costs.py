@@ -25,18 +25,12 @@ _HOUR_S: Final = 3600.0
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """What a time cost.
+    """What a time cost."""
 
-    Parameters
-    ----------
-    used, lost : float
-        GPU-hours for which verdicts stand, and of these what stragglers cost.
-    jobs, sessions : int
-        With a verdict.
-    """
-
+    # used, lost: GPU-hours for which verdicts stand, and of these what stragglers cost
     used: float = 0.0
     lost: float = 0.0
+    # jobs, sessions: with a verdict
     jobs: int = 0
     sessions: int = 0
 

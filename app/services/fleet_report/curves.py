@@ -64,46 +64,23 @@ class Curve:
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """A figure of the paper.
-
-    Parameters
-    ----------
-    name : Name
-    jobs : int
-        That it is of.
-    values : sequence of float
-        What its first curve is of.
-    curves : sequence of Curve
-    paper : sequence of Point
-        What the paper says of its own fleet.
-    examples : sequence of Example
-        The largest value first.
-    """
+    """A figure of the paper."""
 
     name: Name
-    jobs: int
-    values: Sequence[float]
+    jobs: int  # that it is of
+    values: Sequence[float]  # what its first curve is of
     curves: Sequence[Curve]
-    paper: Sequence[Point]
-    examples: Sequence[Example]
+    paper: Sequence[Point]  # what the paper says of its own fleet
+    examples: Sequence[Example]  # the largest value first
 
 
 @dataclass(frozen=True, slots=True)
 class Against:
-    """S against a size: of jobs in classes that double.
+    """S against a size: of jobs in classes that double."""
 
-    Parameters
-    ----------
-    jobs : int
-        Of which the size is known.
-    classes : sequence of Class
-    correlation : float or None
-        Spearman's, of size and S; None where there is nothing to correlate.
-    """
-
-    jobs: int
+    jobs: int  # of which the size is known
     classes: Sequence[Class]
-    correlation: float | None
+    correlation: float | None  # spearman's, of size and S; None where there is nothing to correlate
 
 
 def figures(jobs: Sequence[JobFigures]) -> tuple[Figure, ...]:

@@ -77,30 +77,14 @@ class JobFigures:
 
 @dataclass(frozen=True, slots=True)
 class Coverage:
-    """How many sessions and jobs count, and which do not.
+    """How many sessions and jobs count, and which do not."""
 
-    Parameters
-    ----------
-    received : int
-        Sessions of the time.
-    counted : int
-        Of these with a verdict.
-    without : mapping of SessionState to int
-        The others, by where they stand.
-    jobs : int
-        That sent a session.
-    counted_jobs : int
-        That have a verdict.
-    silent : int
-        Not archived, known before and without a session in the time.
-    """
-
-    received: int
-    counted: int
-    without: Mapping[SessionState, int]
-    jobs: int
-    counted_jobs: int
-    silent: int
+    received: int  # sessions of the time
+    counted: int  # of these with a verdict
+    without: Mapping[SessionState, int]  # the others, by where they stand
+    jobs: int  # that sent a session
+    counted_jobs: int  # that have a verdict
+    silent: int  # not archived, known before and without a session in the time
 
 
 @dataclass(frozen=True, slots=True)

@@ -93,24 +93,15 @@ HOSTS: Final = Listing(HostSums, default_sort="-cost")
 
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """All hosts of a time.
-
-    Parameters
-    ----------
-    hosts, ranks : int
-    blamed, repaired : int
-        Hosts.
-    cost : float
-        Of those that are blamed, GPU-hours.
-    first, first_cost : str or None, float
-        The most expensive of these.
-    """
+    """All hosts of a time."""
 
     hosts: int
     ranks: int
+    # blamed, repaired: hosts
     blamed: int
     repaired: int
-    cost: float
+    cost: float  # of those that are blamed, GPU-hours
+    # first, first_cost: the most expensive of these
     first: str | None
     first_cost: float
 

@@ -27,22 +27,7 @@ MOST_INCIDENTS: Final = 20
 
 @dataclass(frozen=True, slots=True)
 class HostSession:
-    """A host in a session.
-
-    Parameters
-    ----------
-    session : UUID
-    number : int
-    job : str
-    received_at : datetime
-    ranks, workers : int
-    slowdown, computing : float, float or None
-    cause : str or None
-    cost : float
-        GPU-hours for as long as the verdict stood.
-    gpus : sequence of mapping
-        `app.services.hosts.readings.GpuReading`.
-    """
+    """A host in a session."""
 
     session: uuid.UUID
     number: int
@@ -53,8 +38,8 @@ class HostSession:
     slowdown: float
     computing: float | None
     cause: str | None
-    cost: float
-    gpus: Sequence[Mapping[str, Any]]
+    cost: float  # GPU-hours for as long as the verdict stood
+    gpus: Sequence[Mapping[str, Any]]  # `app.services.hosts.readings.GpuReading`
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,25 +56,13 @@ class HostIncident:
 
 @dataclass(frozen=True, slots=True)
 class HostView:
-    """A host over a time; `sessions` and all else the newest first.
-
-    Parameters
-    ----------
-    now : datetime
-    host : str
-    sessions : sequence of HostSession
-    seen : int
-        Sessions of the time in all; more than `sessions` where there are very many.
-    last_seen : datetime or None
-        Whatever the time; None where sessions that named it are gone.
-    incidents : sequence of HostIncident
-    repairs : sequence of Repair
-    """
+    """A host over a time; `sessions` and all else the newest first."""
 
     now: datetime
     host: str
     sessions: Sequence[HostSession]
-    seen: int
+    seen: int  # sessions of the time in all; more than `sessions` where there are very many
+    # whatever the time; None where sessions that named it are gone
     last_seen: datetime | None
     incidents: Sequence[HostIncident]
     repairs: Sequence[Repair]

@@ -36,23 +36,15 @@ class Level:
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """What came of a repair, and the sessions that say so.
-
-    Parameters
-    ----------
-    outcome : Outcome
-    before, after : float or None
-        Median slowdown; None where there is no session.
-    sessions_before, sessions_after : int
-    slow_before, slow_after : int
-        In how many of these it was slow.
-    """
+    """What came of a repair, and the sessions that say so."""
 
     outcome: Outcome
+    # before, after: median slowdown; None where there is no session
     before: float | None
     after: float | None
     sessions_before: int
     sessions_after: int
+    # slow_before, slow_after: in how many of these it was slow
     slow_before: int
     slow_after: int
 

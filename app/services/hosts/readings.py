@@ -22,56 +22,31 @@ _LEAST_EXCESS: Final = 1e-6
 
 @dataclass(frozen=True, slots=True)
 class GpuReading:
-    """A GPU of a host in a session.
+    """A GPU of a host in a session."""
 
-    Parameters
-    ----------
-    gpu : str
-        As the metadata name it.
-    slowdown : float
-        Largest slowdown of the job if only a worker there kept its recorded durations.
-    computing : float or None
-        Largest time of a worker there ÷ that of its stage's other DP ranks; None where there are
-        none.
-    slow : bool
-        Whether a cause names a worker there.
-    """
-
-    gpu: str
+    gpu: str  # as the metadata name it
+    # Largest slowdown of the job if only a worker there kept its recorded durations.
     slowdown: float
+    # Largest time of a worker there ÷ that of its stage's other DP ranks; None where there are
+    # none.
     computing: float | None
-    slow: bool
+    slow: bool  # whether a cause names a worker there
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """A host in a session.
-
-    Parameters
-    ----------
-    host : str
-    ranks : int
-        Of the job there, traced or not.
-    workers : int
-        Cells of DP rank and stage whose traced rank is there.
-    slowdown, computing : float, float or None
-        As of its GPUs.
-    cause : str or None
-        The most expensive cause that blames the host for a worker there; None where none does.
-    lost_each_hour : float
-        GPU-hours that the job loses in each hour of running by such causes.
-    gpus : tuple of GpuReading
-        By name; empty where GPUs are not known.
-    """
+    """A host in a session."""
 
     host: str
-    ranks: int
-    workers: int
+    ranks: int  # of the job there, traced or not
+    workers: int  # cells of DP rank and stage whose traced rank is there
+    # slowdown, computing: as of its GPUs
     slowdown: float
     computing: float | None
+    # The most expensive cause that blames the host for a worker there; None where none does.
     cause: str | None
-    lost_each_hour: float
-    gpus: tuple[GpuReading, ...] = ()
+    lost_each_hour: float  # GPU-hours that the job loses in each hour of running by such causes
+    gpus: tuple[GpuReading, ...] = ()  # by name; empty where GPUs are not known
 
 
 @dataclass(slots=True)

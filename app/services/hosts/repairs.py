@@ -28,26 +28,14 @@ EARLY: Final = timedelta(minutes=5)
 
 @dataclass(frozen=True, slots=True)
 class Repair:
-    """An entry of the log.
-
-    Parameters
-    ----------
-    id : int
-    host : str
-    gpu : str or None
-        None where it was the whole host.
-    what, by : str
-    at : datetime
-        When it was done.
-    judged : Judged
-    """
+    """An entry of the log."""
 
     id: int
     host: str
-    gpu: str | None
+    gpu: str | None  # None where it was the whole host
     what: str
     by: str
-    at: datetime
+    at: datetime  # when it was done
     judged: Judged
 
 

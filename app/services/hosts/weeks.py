@@ -20,15 +20,10 @@ _FIRST: Final = datetime(2001, 1, 1, tzinfo=UTC)
 
 @dataclass(frozen=True, slots=True)
 class Weeks:
-    """The weeks that lie whole in a time.
+    """The weeks that lie whole in a time."""
 
-    Parameters
-    ----------
-    first, end : datetime or None
-        Where the first one begins and where the last one ends; None where the time has no bound.
-        Where no week is whole both are the same.
-    """
-
+    # first, end: where the first one begins and where the last one ends; None
+    # where the time has no bound. Where no week is whole both are the same.
     first: datetime | None
     end: datetime | None
 

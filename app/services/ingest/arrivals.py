@@ -38,19 +38,12 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class Arrivals:
-    """How far a first job has come.
-
-    Parameters
-    ----------
-    project : str
-    token_at : datetime or None
-        When the newest token was made that may send to this project.
-    refused : Refused or None
-        Of the last day, the newest: a sender whom the server does not know, or a body.
-    """
+    """How far a first job has come."""
 
     project: str
+    # when the newest token was made that may send to this project
     token_at: datetime | None
+    # Of the last day, the newest: a sender whom the server does not know, or a body.
     refused: Refused | None
 
 

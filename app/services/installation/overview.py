@@ -48,36 +48,20 @@ class TableSize:
 
 @dataclass(frozen=True, slots=True)
 class Overview:
-    """An installation as its operator sees it.
-
-    Parameters
-    ----------
-    now : datetime
-    instance, version : str
-    revision, expected : str or None
-        Of the schema: of the database, and what this program needs.
-    postgres : str
-        Version of the server.
-    status : InstallationStatus
-    queues : sequence of Queue
-    database_bytes : int
-    tables : sequence of TableSize
-        The largest first.
-    uses : mapping of str to Use
-        By project.
-    """
+    """An installation as its operator sees it."""
 
     now: datetime
     instance: str
     version: str
+    # revision, expected: of the schema: of the database, and what this program needs
     revision: str | None
     expected: str | None
-    postgres: str
+    postgres: str  # version of the server
     status: InstallationStatus
     queues: Sequence[Queue]
     database_bytes: int
-    tables: Sequence[TableSize]
-    uses: Mapping[str, Use]
+    tables: Sequence[TableSize]  # the largest first
+    uses: Mapping[str, Use]  # by project
 
 
 def overview(container: Container, tx: Reads) -> Overview:

@@ -56,27 +56,13 @@ _log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class SweepResult:
-    """What one pass did; all zero where another sweeper was at it.
+    """What one pass did; all zero where another sweeper was at it."""
 
-    Parameters
-    ----------
-    republished : int
-        Queued task runs whose message may be lost.
-    expired : int
-        Task runs of killed workers that are queued again.
-    dead : int
-        Task runs of killed workers that had no attempt left.
-    forgotten : int
-        Heartbeats that were deleted.
-    sealed : int
-        Sessions of which no further chunk was heard.
-    """
-
-    republished: int = 0
-    expired: int = 0
-    dead: int = 0
-    forgotten: int = 0
-    sealed: int = 0
+    republished: int = 0  # queued task runs whose message may be lost
+    expired: int = 0  # task runs of killed workers that are queued again
+    dead: int = 0  # task runs of killed workers that had no attempt left
+    forgotten: int = 0  # heartbeats that were deleted
+    sealed: int = 0  # sessions of which no further chunk was heard
 
 
 def sweep(container: Container) -> SweepResult:

@@ -36,51 +36,28 @@ _ROW_BYTES: Final = 28
 
 @dataclass(frozen=True, slots=True)
 class Items:
-    """What there is of a kind in a project, as columns of a query.
+    """What there is of a kind in a project, as columns of a query."""
 
-    Parameters
-    ----------
-    table : type
-        What is selected from.
-    key, at, size : column
-        What `Kind.remove` takes, how old it is counted, and its bytes.
-    there : condition
-        Which rows are of the kind.
-    may_go : condition
-        Which of them retention may take away.
-    session : bool
-        Whether the table is to be joined with its sessions.
-    """
-
-    table: type[Base]
+    table: type[Base]  # what is selected from
+    # key, at, size: column: what `Kind.remove` takes, how old it is counted, and its bytes
     key: ColumnElement[Any]
     at: ColumnElement[Any]
     size: ColumnElement[int]
-    there: ColumnElement[bool]
-    may_go: ColumnElement[bool]
-    session: bool = False
+    there: ColumnElement[bool]  # condition: which rows are of the kind
+    may_go: ColumnElement[bool]  # condition: which of them retention may take away
+    session: bool = False  # whether the table is to be joined with its sessions
 
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """A kind of what is kept.
+    """A kind of what is kept."""
 
-    Parameters
-    ----------
-    name : str
-        Of the member of `RetentionRules`.
-    title, what : str
-        For people: its name, and what it is for.
-    items : callable
-        Takes the project and the time; returns what there is.
-    remove : callable
-        Takes a transaction and keys, and removes what they name.
-    """
-
-    name: str
+    name: str  # of the member of `RetentionRules`
+    # title, what: for people: its name, and what it is for
     title: str
     what: str
-    items: Callable[[int, datetime], Items]
+    items: Callable[[int, datetime], Items]  # takes the project and the time; returns what there is
+    # Takes a transaction and keys, and removes what they name.
     remove: Callable[[UnitOfWork, Sequence[Any]], None]
 
     def keep(self, rules: RetentionRules) -> Keep | KeepAudit:

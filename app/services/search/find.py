@@ -35,21 +35,13 @@ MAX_DIGITS: Final = 9
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """Something that words lead to.
-
-    Parameters
-    ----------
-    kind : str
-    name, note : str
-        What it is called, and what tells it from others.
-    path : str
-        Of its page, within the project.
-    """
+    """Something that words lead to."""
 
     kind: Kind
+    # name, note: what it is called, and what tells it from others
     name: str
     note: str
-    path: str
+    path: str  # of its page, within the project
 
 
 def find(tx: Reads, asked: str) -> list[Found]:

@@ -36,28 +36,15 @@ NEWEST: Final = "-received"
 
 @dataclass(frozen=True, slots=True)
 class JobHistory:
-    """The sessions of a job in a time.
+    """The sessions of a job in a time."""
 
-    Parameters
-    ----------
-    rows : sequence of SessionRow
-        Of one page, in the order asked for.
-    page : int
-        Its number, from 1.
-    total : int
-        Sessions in all.
-    verdicts, slow : int
-        How many of these have a verdict, and are slow.
-    worst : float or None
-        The largest slowdown.
-    """
-
-    rows: Sequence[SessionRow]
-    page: int
-    total: int
+    rows: Sequence[SessionRow]  # of one page, in the order asked for
+    page: int  # its number, from 1
+    total: int  # sessions in all
+    # verdicts, slow: how many of these have a verdict, and are slow
     verdicts: int
     slow: int
-    worst: float | None
+    worst: float | None  # the largest slowdown
 
     @property
     def pages(self) -> int:
@@ -67,18 +54,10 @@ class JobHistory:
 
 @dataclass(frozen=True, slots=True)
 class Around:
-    """A session among those of its job.
+    """A session among those of its job."""
 
-    Parameters
-    ----------
-    sessions : sequence of SessionRow
-        It, and the latest before it; oldest first.
-    after : SessionRow or None
-        The next one.
-    """
-
-    sessions: Sequence[SessionRow]
-    after: SessionRow | None
+    sessions: Sequence[SessionRow]  # it, and the latest before it; oldest first
+    after: SessionRow | None  # the next one
 
 
 def job_history(  # noqa: PLR0913 - what an address may ask for

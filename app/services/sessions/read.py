@@ -67,23 +67,12 @@ class SessionRow:
 
 @dataclass(frozen=True, slots=True)
 class WorkStatus:
-    """The latest analysis of a session.
+    """The latest analysis of a session."""
 
-    Parameters
-    ----------
-    state : TaskState
-        Of the task run.
-    attempt : int
-        Counts from 1 once a worker has claimed it.
-    position : int or None
-        Place in the queue, from 1; None unless queued.
-    error_code, error : str or None
-        Why it is dead.
-    """
-
-    state: TaskState
-    attempt: int
-    position: int | None
+    state: TaskState  # of the task run
+    attempt: int  # counts from 1 once a worker has claimed it
+    position: int | None  # place in the queue, from 1; None unless queued
+    # error_code, error: why it is dead
     error_code: str | None
     error: str | None
 

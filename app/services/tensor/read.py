@@ -82,21 +82,11 @@ class ReportRow:
 
 @dataclass(frozen=True, slots=True)
 class Restart:
-    """What another start of a job costs.
+    """What another start of a job costs."""
 
-    Parameters
-    ----------
-    takes_s : float
-        From the last report of an attempt to the first one of the next.
-    measured : bool
-        Whether that was seen of this group; if not, `takes_s` is an assumption.
-    gpus : int or None
-        That stand still meanwhile: those of the job's latest session.
-    """
-
-    takes_s: float
-    measured: bool
-    gpus: int | None
+    takes_s: float  # from the last report of an attempt to the first one of the next
+    measured: bool  # whether that was seen of this group; if not, `takes_s` is an assumption
+    gpus: int | None  # that stand still meanwhile: those of the job's latest session
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,36 +107,20 @@ class GroupRow:
 
 @dataclass(frozen=True, slots=True)
 class GroupView:
-    """Everything that a group's page shows.
-
-    Parameters
-    ----------
-    hosts : tuple of str
-        Of each rank; empty where the job does not say.
-    apply : bool
-        Whether the job's own code applies plans.
-    max_gamma : float
-        The accuracy budget of the job's own code.
-    reports : tuple of ReportRow
-        The latest, oldest first; at least one.
-    plans : tuple of PlanRow
-        Newest first.
-    problem : Problem
-        What the latest report says, to be advised on.
-    """
+    """Everything that a group's page shows."""
 
     job: str
     row: GroupRow
     now: datetime
     unit: int
-    hosts: tuple[str, ...]
-    apply: bool
-    max_gamma: float
+    hosts: tuple[str, ...]  # of each rank; empty where the job does not say
+    apply: bool  # whether the job's own code applies plans
+    max_gamma: float  # the accuracy budget of the job's own code
     switch: Switch
     history: tuple[Switched, ...]
-    reports: tuple[ReportRow, ...]
-    plans: tuple[PlanRow, ...]
-    problem: Problem
+    reports: tuple[ReportRow, ...]  # the latest, oldest first; at least one
+    plans: tuple[PlanRow, ...]  # newest first
+    problem: Problem  # what the latest report says, to be advised on
     others: tuple[str, ...]
     restart: Restart
 

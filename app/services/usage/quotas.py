@@ -71,27 +71,13 @@ class Use:
 
 @dataclass(frozen=True, slots=True)
 class Quota:
-    """A kind of quota.
+    """A kind of quota."""
 
-    Parameters
-    ----------
-    name : str
-        In metrics, in the setting ``PACELINE_QUOTA_…``, and in the code ``quota.…``.
-    title : str
-        For people.
-    limit : callable
-        Returns the limit that settings say; None is no limit.
-    used : callable
-        Returns what of a `Use` counts against it.
-    retry_s : callable
-        Returns after how many seconds there may be room again.
-    """
-
-    name: str
-    title: str
-    limit: Callable[[Settings], int | None]
-    used: Callable[[Use], int]
-    retry_s: Callable[[Use], float]
+    name: str  # in metrics, in the setting ``PACELINE_QUOTA_…``, and in the code ``quota.…``
+    title: str  # for people
+    limit: Callable[[Settings], int | None]  # returns the limit that settings say; None is no limit
+    used: Callable[[Use], int]  # returns what of a `Use` counts against it
+    retry_s: Callable[[Use], float]  # returns after how many seconds there may be room again
 
 
 SESSIONS: Final = Quota(

@@ -56,23 +56,15 @@ THRESHOLDS: Final = Thresholds()
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Standstill:
-    """Steps in which nothing is launched at first, on any stage.
+    """Steps in which nothing is launched at first, on any stage."""
 
-    Parameters
-    ----------
-    late_ns : float64 array, shape (steps,)
-        How late each step begins: of its stages the earliest, of their DP ranks the middle one.
-    struck : bool array, shape (steps,)
-    apart : int
-        What the numbers of the steps struck are apart, or several times that; 0 of a single one.
-    stages : int
-        Whose first operations are recorded.
-    """
-
+    # (steps,): how late each step begins: of its stages the earliest, of their DP ranks the
+    # middle one
     late_ns: FloatArray
-    struck: NDArray[np.bool_]
+    struck: NDArray[np.bool_]  # (steps,)
+    # What the numbers of the steps struck are apart, or several times that; 0 of a single one.
     apart: int
-    stages: int
+    stages: int  # whose first operations are recorded
 
 
 def _standstill(observation: Observation, first: dict[int, FloatArray]) -> _Standstill | None:

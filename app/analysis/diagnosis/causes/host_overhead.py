@@ -73,22 +73,13 @@ THRESHOLDS: Final = Thresholds()
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Idling:
-    """How devices wait for their hosts, shapes (pp, dp).
+    """How devices wait for their hosts, shapes (pp, dp)."""
 
-    Parameters
-    ----------
-    share : float64 array
-        Of a worker's time between computations and in them, what regularly passes before the
-        former although all that they need is there.
-    late_ns : float64 array
-        How long that is before the middle computation.
-    launch_ns : float64 array
-        The middle time from one launch to the next where devices wait.
-    """
-
+    # Of a worker's time between computations and in them, what regularly passes before the former
+    # although all that they need is there.
     share: FloatArray
-    late_ns: FloatArray
-    launch_ns: FloatArray
+    late_ns: FloatArray  # how long that is before the middle computation
+    launch_ns: FloatArray  # the middle time from one launch to the next where devices wait
 
 
 def _late_ns(observation: Observation, nodes: IntArray, steps: slice) -> FloatArray:

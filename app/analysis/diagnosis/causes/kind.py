@@ -14,17 +14,10 @@ from app.analysis.trace.model import PARAMS_ALL_GATHER
 
 @dataclass(frozen=True, slots=True)
 class Remedy:
-    """The change that removes a cause, in words.
+    """The change that removes a cause, in words."""
 
-    Parameters
-    ----------
-    action : str
-        A code.
-    title, detail : str
-        What to do, and what was replayed to tell its gain.
-    """
-
-    action: str
+    action: str  # a code
+    # title, detail: what to do, and what was replayed to tell its gain
     title: str
     detail: str
 
@@ -51,59 +44,32 @@ class Plan(Enum):
 
 @dataclass(frozen=True, slots=True)
 class CauseKind:
-    """A kind of cause that the diagnosis finds.
+    """A kind of cause that the diagnosis finds."""
 
-    Parameters
-    ----------
-    name : str
-        As in reports and rules.
-    title : str
-        As people call it: on pages, in messages and in the documentation.
-    word : str
-        One word for it, where columns are narrow.
-    sign : str
-        What it leaves in the data, in a sentence.
-    blames_machine : bool
-        Whether the hosts of the workers that it names are at fault, so that other ones would do
-        better. Else it is the job's own wherever it runs: its data, its code, its settings.
-    cannot_judge : callable
-        Takes the signs of a session and returns what it needs that the session lacks, or None where
-        the session can show the cause, or the job cannot have it.
-    because : callable
-        Takes a cause and facts of its job, and returns a clause that goes on after "because".
-    find : callable
-        Takes the signs of a session and returns the finding, with its evidence and the session
-        without the cause, or None where the sign is not there.
-    hides : callable or None
-        Takes the signs of a session and returns whether the cause may be in the ideal steps too, so
-        that little seems lost.
-    remedy : callable or None
-        Takes a cause and the hosts of its job.
-    plan : Plan or None
-        How its fix is planned; beside a remedy, or in its place.
-    turn : Turn
-    planned_around : bool
-        Whether another division of the layers makes up for it.
-    everywhere : bool
-        Whether it is on all DP ranks alike, and names no place.
-    alerts_alone : bool
-        Whether the rules of a new installation have one for this cause alone.
-    """
-
-    name: str
-    title: str
-    word: str
-    sign: str
+    name: str  # as in reports and rules
+    title: str  # as people call it: on pages, in messages and in the documentation
+    word: str  # one word for it, where columns are narrow
+    sign: str  # what it leaves in the data, in a sentence
+    # Whether the hosts of the workers that it names are at fault, so that other ones would do
+    # better. Else it is the job's own wherever it runs: its data, its code, its settings.
     blames_machine: bool
+    # Takes the signs of a session and returns what it needs that the session lacks, or None where
+    # the session can show the cause, or the job cannot have it.
     cannot_judge: Callable[[Signs], str | None]
+    # Takes a cause and facts of its job, and returns a clause that goes on after "because".
     because: Callable[[Cause, JobFacts], str]
+    # Takes the signs of a session and returns the finding, with its evidence and the session
+    # without the cause, or None where the sign is not there.
     find: Callable[[Signs], Finding | None]
+    # Takes the signs of a session and returns whether the cause may be in the ideal steps too, so
+    # that little seems lost.
     hides: Callable[[Signs], bool] | None = None
-    remedy: Callable[[Cause, Hosts], Remedy] | None = None
-    plan: Plan | None = None
+    remedy: Callable[[Cause, Hosts], Remedy] | None = None  # takes a cause and the hosts of its job
+    plan: Plan | None = None  # how its fix is planned; beside a remedy, or in its place
     turn: Turn = Turn.GENERAL
-    planned_around: bool = False
-    everywhere: bool = False
+    planned_around: bool = False  # whether another division of the layers makes up for it
+    everywhere: bool = False  # whether it is on all DP ranks alike, and names no place
+    # Whether the rules of a new installation have one for this cause alone.
     alerts_alone: bool = False
 
 

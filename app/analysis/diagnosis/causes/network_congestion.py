@@ -63,22 +63,14 @@ THRESHOLDS: Final = Thresholds()
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Traffic:
-    """Transfers of one family: those between stages, or collectives.
+    """Transfers of one family: those between stages, or collectives."""
 
-    Parameters
-    ----------
-    units : dict of lists
-        Groups of nodes that move data together, by carrier.
-    level : float64 array, shape (lines, steps)
-        For each link of each DP rank, or the collectives of each stage: how much longer than in
-        the middle step its transfers take.
-    by_step : float64 array, shape (steps,)
-        The middle line's, over that in the quietest steps.
-    """
-
+    # Groups of nodes that move data together, by carrier.
     units: Mapping[_Carrier, list[tuple[int, ...]]]
+    # (lines, steps): for each link of each DP rank, or the collectives of each stage: how much
+    # longer than in the middle step its transfers take
     level: FloatArray
-    by_step: FloatArray
+    by_step: FloatArray  # (steps,): the middle line's, over that in the quietest steps
 
     @property
     def slow(self) -> NDArray[np.bool_]:

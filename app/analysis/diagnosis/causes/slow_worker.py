@@ -72,21 +72,12 @@ THRESHOLDS: Final = Thresholds()
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Slow:
-    """How slow workers are.
+    """How slow workers are."""
 
-    Parameters
-    ----------
-    times : dict of float64 arrays, shape (pp, steps, dp)
-        By type: computing time ÷ that of the stage's peers.
-    level : float64 array, shape (pp, steps, dp)
-        The same of forward and backward as one.
-    when : bool array, shape (pp, steps, dp)
-        Where they are slow.
-    """
-
+    # (pp, steps, dp): by type: computing time ÷ that of the stage's peers
     times: Mapping[str, FloatArray]
-    level: FloatArray
-    when: NDArray[np.bool_]
+    level: FloatArray  # (pp, steps, dp): the same of forward and backward as one
+    when: NDArray[np.bool_]  # (pp, steps, dp): where they are slow
 
     def excess(self) -> FloatArray:
         """Return by how much of its time each worker is slow, shape (pp, dp)."""
@@ -95,18 +86,10 @@ class _Slow:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Bursts:
-    """Passes that take far longer than their worker's others.
+    """Passes that take far longer than their worker's others."""
 
-    Parameters
-    ----------
-    limit : float
-        A pass is slow when it takes more than so many times its worker's typical time.
-    workers : bool array, shape (pp, dp)
-        On which workers such passes are many.
-    """
-
-    limit: float
-    workers: NDArray[np.bool_]
+    limit: float  # a pass is slow when it takes more than so many times its worker's typical time
+    workers: NDArray[np.bool_]  # (pp, dp): on which workers such passes are many
 
     def of(self, residual: SingleArray) -> NDArray[np.bool_]:
         """Return which passes are slow, given their residuals."""

@@ -65,18 +65,11 @@ THRESHOLDS: Final = Thresholds()
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Microbatches:
-    """How long microbatches take.
+    """How long microbatches take."""
 
-    Parameters
-    ----------
-    factor : float32 array, shape (passes, steps, dp)
-        Their time ÷ that of the middle one.
-    curves : float64 array, shape (pp, 3)
-        How the times of each stage follow that: at 0, and by how much they rise below 1 and above.
-        With one stage they are the factor, and there is no row.
-    """
-
-    factor: SingleArray
+    factor: SingleArray  # (passes, steps, dp): their time ÷ that of the middle one
+    # (pp, 3): how the times of each stage follow that: at 0, and by how much they rise below 1
+    # and above. With one stage they are the factor, and there is no row.
     curves: FloatArray
 
     def times(self, by: FloatArray) -> Microbatches:

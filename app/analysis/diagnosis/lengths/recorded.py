@@ -21,19 +21,13 @@ _KEY: Final = "sequence_lengths"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RecordedLengths:
-    """What is known of some microbatches.
+    """What is known of some microbatches."""
 
-    Parameters
-    ----------
-    passes, steps, dp : int64 arrays, shape (microbatches,)
-        Which they are, as indices into the times of backwards.
-    tokens, squares : float64 arrays, shape (microbatches,)
-        Σs and Σs² of their sequences.
-    """
-
+    # passes, steps, dp: (microbatches,): which they are, as indices into the times of backwards
     passes: IntArray
     steps: IntArray
     dp: IntArray
+    # tokens, squares: (microbatches,): Σs and Σs² of their sequences
     tokens: FloatArray
     squares: FloatArray
 

@@ -51,29 +51,15 @@ THRESHOLDS: Final = Thresholds()
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Waits:
-    """How long a cell's collectives wait for their last rank.
+    """How long a cell's collectives wait for their last rank."""
 
-    Parameters
-    ----------
-    cell : (dp, pp)
-    ranks : int64 array, shape (ranks,)
-        Global ranks of the group.
-    step : int64 array, shape (collectives,)
-    start_ns : int64 array, shape (collectives,)
-        As the analyzed rank recorded them.
-    wait_ns : float64 array, shape (collectives,)
-    last : int64 array, shape (collectives,)
-        Index into `ranks`.
-    duration_ns : float64 array, shape (collectives, ranks)
-        As each rank recorded it: its waiting and the transfer.
-    """
-
-    cell: Worker
-    ranks: IntArray
-    step: IntArray
-    start_ns: IntArray
-    wait_ns: FloatArray
-    last: IntArray
+    cell: Worker  # (dp, pp)
+    ranks: IntArray  # (ranks,): global ranks of the group
+    step: IntArray  # (collectives,)
+    start_ns: IntArray  # (collectives,): as the analyzed rank recorded them
+    wait_ns: FloatArray  # (collectives,)
+    last: IntArray  # (collectives,): index into `ranks`
+    # (collectives, ranks): as each rank recorded it: its waiting and the transfer
     duration_ns: FloatArray
 
 

@@ -33,32 +33,17 @@ _STAGES: Final = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Posted:
-    """Operations of one stage that are launched together; without edges among them.
+    """Operations of one stage that are launched together; without edges among them."""
 
-    Parameters
-    ----------
-    nodes : tuple of int
-        In the order of their launch.
-    blocking : tuple of int
-        Those of them that what comes later on the stage waits for.
-    """
-
-    nodes: tuple[int, ...]
-    blocking: tuple[int, ...]
+    nodes: tuple[int, ...]  # in the order of their launch
+    blocking: tuple[int, ...]  # those of them that what comes later on the stage waits for
 
 
 @dataclass(frozen=True, slots=True)
 class Blocking:
-    """What blocks.
+    """What blocks."""
 
-    Parameters
-    ----------
-    stages : tuple of tuple of Posted
-        Of each stage in the order of launch.
-    sign : Sign
-    """
-
-    stages: tuple[tuple[Posted, ...], ...]
+    stages: tuple[tuple[Posted, ...], ...]  # of each stage in the order of launch
     sign: Sign
 
 

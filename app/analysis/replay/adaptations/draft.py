@@ -20,29 +20,15 @@ from app.analysis.replay.repair import RecreatedOperations, recreate
 
 @dataclass(frozen=True, eq=False)
 class Draft:
-    """Steps of each shape and their dependencies.
+    """Steps of each shape and their dependencies."""
 
-    Parameters
-    ----------
-    arranged : tuple of Layout
-        As recorded.
-    layouts : tuple of Layout
-        By one clock, and with what the recorder lost.
-    graphs : tuple of Graph
-    own : tuple of OwnDurations
-        Without waiting.
-    clocks : RankClocks
-    recreated : RecreatedOperations
-    absolute : bool
-        Whether starts are readings of clocks, so that steps can be compared with one another.
-    """
-
-    arranged: tuple[Layout, ...]
-    layouts: tuple[Layout, ...]
+    arranged: tuple[Layout, ...]  # as recorded
+    layouts: tuple[Layout, ...]  # by one clock, and with what the recorder lost
     graphs: tuple[Graph, ...]
-    own: tuple[OwnDurations, ...]
+    own: tuple[OwnDurations, ...]  # without waiting
     clocks: RankClocks
     recreated: RecreatedOperations
+    # Whether starts are readings of clocks, so that steps can be compared with one another.
     absolute: bool
 
     @cached_property

@@ -50,34 +50,19 @@ SENTENCES: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Sign:
-    """What in a recording shows that an adaptation is called for.
+    """What in a recording shows that an adaptation is called for."""
 
-    Parameters
-    ----------
-    where : tuple of str
-        Where in the job, in words: op types and stages, links, microbatches.
-    confidence : float
-        Share of the cases looked at that show it, 0 to 1.
-    """
-
-    where: tuple[str, ...]
-    confidence: float
+    where: tuple[str, ...]  # where in the job, in words: op types and stages, links, microbatches
+    confidence: float  # share of the cases looked at that show it, 0 to 1
 
 
 @dataclass(frozen=True, slots=True)
 class Adaptation:
-    """An adaptation that is made to a session's replay, and why.
-
-    Parameters
-    ----------
-    name : Name
-    sign : Sign
-    before, after : float or None
-        Discrepancy without it and with it; None where no replay without it is possible, or where
-        nothing is asked of the discrepancy.
-    """
+    """An adaptation that is made to a session's replay, and why."""
 
     name: Name
     sign: Sign
+    # before, after: discrepancy without it and with it; None where no replay without it is
+    # possible, or where nothing is asked of the discrepancy
     before: float | None = None
     after: float | None = None

@@ -38,22 +38,13 @@ _Class = tuple[int, str, int]
 
 @dataclass(frozen=True, slots=True)
 class Nested:
-    """A collective inside of a computation.
+    """A collective inside of a computation."""
 
-    Parameters
-    ----------
-    collective, computation : int
-        Nodes.
-    waited : bool
-        Whether the computation waits for it, and is not just going on meanwhile.
-    first : bool
-        Whether a collective that is waited for is replayed before the computation.
-    """
-
+    # collective, computation: nodes
     collective: int
     computation: int
-    waited: bool
-    first: bool
+    waited: bool  # whether the computation waits for it, and is not just going on meanwhile
+    first: bool  # whether a collective that is waited for is replayed before the computation
 
 
 def propose_nested_collectives(draft: Draft) -> Proposal | None:

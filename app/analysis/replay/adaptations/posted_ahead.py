@@ -34,18 +34,10 @@ _COMPUTED: Final = {direction.recv: direction.compute for direction in DIRECTION
 
 @dataclass(frozen=True, slots=True)
 class Posted:
-    """Receives that are posted elsewhere than in the paper's model.
+    """Receives that are posted elsewhere than in the paper's model."""
 
-    Parameters
-    ----------
-    not_after : mapping of int to tuple of int
-        By receive, the computations that it does not follow.
-    after : mapping of int to tuple of int
-        By receive, the computation that it follows; empty where there is none.
-    sign : Sign
-    """
-
-    not_after: dict[int, tuple[int, ...]]
+    not_after: dict[int, tuple[int, ...]]  # by receive, the computations that it does not follow
+    # By receive, the computation that it follows; empty where there is none.
     after: dict[int, tuple[int, ...]]
     sign: Sign
 

@@ -35,19 +35,11 @@ from app.errors import UnanalyzableError
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """An adaptation of steps.
-
-    Parameters
-    ----------
-    name : Name
-    may : callable
-        Whether its sign can be there, told by a glance.
-    propose : callable
-        Looks for the sign and returns the steps with the adaptation; None without the sign.
-    """
+    """An adaptation of steps."""
 
     name: Name
-    may: Callable[[Glance], bool]
+    may: Callable[[Glance], bool]  # whether its sign can be there, told by a glance
+    # Looks for the sign and returns the steps with the adaptation; None without the sign.
     propose: Callable[[Draft], Proposal | None]
 
 
@@ -69,18 +61,11 @@ _ON_TRIAL: Final = (
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AdaptedRows:
-    """A trace before it is laid out.
-
-    Parameters
-    ----------
-    trace : Trace
-    routes : tuple of tuple of (stage, chunk)
-        Virtual stages in the order of a forward, of each direction; empty where chunk follows
-        chunk.
-    made : tuple of Adaptation
-    """
+    """A trace before it is laid out."""
 
     trace: Trace
+    # tuple of tuple of (stage, chunk): virtual stages in the order of a forward, of each
+    # direction; empty where chunk follows chunk
     routes: tuple[Route, ...]
     made: tuple[Adaptation, ...]
 

@@ -41,23 +41,14 @@ _LEAST_OFTEN: Final = 0.25
 
 @dataclass(frozen=True, slots=True)
 class LaunchKind:
-    """Launches that should take alike.
-
-    Parameters
-    ----------
-    op_type : str
-    stage : int
-    previous : str
-        The computation before on the stage, empty where there is none: a host communicates
-        between two forwards, and maybe not between a forward and a backward.
-    remote : bool
-        Whether the last input came from another stage.
-    """
+    """Launches that should take alike."""
 
     op_type: str
     stage: int
+    # The computation before on the stage, empty where there is none: a host communicates between
+    # two forwards, and maybe not between a forward and a backward.
     previous: str
-    remote: bool
+    remote: bool  # whether the last input came from another stage
 
 
 def propose_regular_delays(draft: Draft) -> Proposal | None:

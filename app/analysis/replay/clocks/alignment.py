@@ -46,26 +46,18 @@ PPM: Final = 1e6
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RankClocks:
-    """What the clocks of the analyzed ranks show.
+    """What the clocks of the analyzed ranks show."""
 
-    Parameters
-    ----------
-    aligned : bool
-        Whether starts were corrected.
-    offsets_ns, residual_ns : float64 arrays, shape (dp, pp)
-        The clock ahead of the middle one, that of the window where it is furthest; how far matched
-        ends are from what the offsets say.
-    drift_ppm : float64 array, shape (dp, pp), or None
-        How much faster the clock runs than the middle one; None where times are not absolute.
-    unconnected : tuple of (DP rank, stage)
-        The first rank of each group of ranks that nothing but step boundaries connects with the
-        others; empty where all are connected.
-    """
-
-    aligned: bool
+    aligned: bool  # whether starts were corrected
+    # offsets_ns, residual_ns: (dp, pp): the clock ahead of the middle one, that of the window
+    # where it is furthest; how far matched ends are from what the offsets say
     offsets_ns: FloatArray
     residual_ns: FloatArray
+    # (dp, pp): how much faster the clock runs than the middle one; None where times are not
+    # absolute
     drift_ppm: FloatArray | None
+    # tuple of (DP rank, stage): the first rank of each group of ranks that nothing but step
+    # boundaries connects with the others; empty where all are connected
     unconnected: tuple[tuple[int, int], ...]
 
 
@@ -204,25 +196,14 @@ def _beside(one: Matches, other: Matches) -> Matches:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Fit:
-    """Offsets of all nodes.
+    """Offsets of all nodes."""
 
-    Parameters
-    ----------
-    window : int64 array, shape (steps,)
-        Window of each step.
-    middle_ns : float64 array, shape (windows,)
-        When the offsets hold.
-    offsets_ns : float64 array, shape (windows, nodes)
-    rates : float64 array, shape (windows, nodes), or None
-        ns by which a clock gains on the middle one, each ns.
-    begin_ns : float64 array, shape (steps,)
-    """
-
-    window: NDArray[np.int64]
-    middle_ns: FloatArray
-    offsets_ns: FloatArray
+    window: NDArray[np.int64]  # (steps,): window of each step
+    middle_ns: FloatArray  # (windows,): when the offsets hold
+    offsets_ns: FloatArray  # (windows, nodes)
+    # (windows, nodes): ns by which a clock gains on the middle one, each ns
     rates: FloatArray | None
-    begin_ns: FloatArray
+    begin_ns: FloatArray  # (steps,)
 
     def at_begin(self) -> FloatArray:
         """Return the offsets at the begin of each step, shape (steps, nodes)."""

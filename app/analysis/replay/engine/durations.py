@@ -33,18 +33,12 @@ IDEAL_IS_MEAN = frozenset(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Durations:
-    """Durations without waiting.
+    """Durations without waiting."""
 
-    Parameters
-    ----------
-    recorded_ns : float64 array, shape (nodes, steps, dp)
-        Computation as recorded; communication from the moment when the last member of its group
-        was launched (transfer duration).
-    ideal_ns : float64 array, shape (nodes,)
-        The value that every operation of the node's type would have without stragglers.
-    """
-
+    # (nodes, steps, dp): computation as recorded; communication from the moment when the last
+    # member of its group was launched (transfer duration)
     recorded_ns: FloatArray
+    # (nodes,): the value that every operation of the node's type would have without stragglers
     ideal_ns: FloatArray
 
 

@@ -14,43 +14,26 @@ from app.analysis.replay.layout.graph import Graph
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Program:
-    """A graph prepared for replay: what to read, what to write, what to forget.
+    """A graph prepared for replay: what to read, what to write, what to forget."""
 
-    Parameters
-    ----------
-    units : tuple
-        For each unit its members, for each member what it follows, whether the group spans the DP
-        ranks, and the nodes whose end nobody needs after it.
-    ends_last : frozenset of int
-        Nodes that may end last.
-    lags_ns : mapping of (node, what it follows) to float
-        As `Graph.lags_ns`.
-    chain : Chain or None
-        How steps follow one another where their stages do not begin them together.
-    """
-
+    # For each unit its members, for each member what it follows, whether the group spans the DP
+    # ranks, and the nodes whose end nobody needs after it.
     units: tuple[tuple[tuple[int, ...], tuple[tuple[int, ...], ...], bool, tuple[int, ...]], ...]
-    ends_last: frozenset[int]
+    ends_last: frozenset[int]  # nodes that may end last
+    # mapping of (node, what it follows) to float: as `Graph.lags_ns`
     lags_ns: Mapping[tuple[int, int], float] = field(default_factory=dict)
+    # How steps follow one another where their stages do not begin them together.
     chain: Chain | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Chain:
-    """Steps that follow one another stage by stage.
-
-    Parameters
-    ----------
-    stages : int
-    begins : mapping of int to int
-        Stage of each node that begins a step: it follows the stage's last end in the step before.
-    closes : mapping of int to int
-        Stage of each node that nothing of its stage follows.
-    """
+    """Steps that follow one another stage by stage."""
 
     stages: int
+    # Stage of each node that begins a step: it follows the stage's last end in the step before.
     begins: Mapping[int, int]
-    closes: Mapping[int, int]
+    closes: Mapping[int, int]  # stage of each node that nothing of its stage follows
 
 
 def prepare(graph: Graph, stage: NDArray[np.int32], shortest_ns: FloatArray) -> Program:

@@ -43,25 +43,17 @@ _BATCH_ELEMENTS: Final = 16_384
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Batch:
-    """Variants of the same steps.
+    """Variants of the same steps."""
 
-    Parameters
-    ----------
-    takes : int32 array, shape (variants, nodes)
-        What each node takes: IDEAL, RECORDED, a row of `Block.values_ns`, or FIRST_MASK and below
-        for the rows of `masks`.
-    masks : bool array, shape (masks, dp)
-        DP ranks that keep their recorded duration.
-    late : int32 array, shape (variants, nodes), optional
-        By which row of `Block.delays_ns` a node is launched late; ON_TIME where it is not.
-    partnered : bool
-        Each lane is replayed against one ideal partner, that stands for all other DP ranks, and
-        not against the other lanes.
-    """
-
+    # (variants, nodes): what each node takes: IDEAL, RECORDED, a row of `Block.values_ns`, or
+    # FIRST_MASK and below for the rows of `masks`
     takes: CodeArray
-    masks: NDArray[np.bool_]
+    masks: NDArray[np.bool_]  # (masks, dp): DP ranks that keep their recorded duration
+    # (variants, nodes): by which row of `Block.delays_ns` a node is launched late; ON_TIME where
+    # it is not
     late: CodeArray | None = None
+    # Each lane is replayed against one ideal partner, that stands for all other DP ranks, and not
+    # against the other lanes.
     partnered: bool = False
 
     def part(self, variants: slice) -> Batch:
@@ -72,26 +64,14 @@ class Batch:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Block:
-    """Durations of some steps, ns.
+    """Durations of some steps, ns."""
 
-    Parameters
-    ----------
-    steps : slice
-        The steps of the block.
-    recorded_ns : float64 array, shape (nodes, all steps, dp)
-    ideal_ns : float64 array, shape (nodes,)
-    values_ns : float64 array, shape (rows, the block's steps, dp)
-    delays_ns : float64 array, shape (rows, steps, dp)
-    first_delay : int
-        Which of the steps of `delays_ns` is the block's first.
-    """
-
-    steps: slice
-    recorded_ns: FloatArray
-    ideal_ns: FloatArray
-    values_ns: FloatArray
-    delays_ns: FloatArray
-    first_delay: int = 0
+    steps: slice  # the steps of the block
+    recorded_ns: FloatArray  # (nodes, all steps, dp)
+    ideal_ns: FloatArray  # (nodes,)
+    values_ns: FloatArray  # (rows, the block's steps, dp)
+    delays_ns: FloatArray  # (rows, steps, dp)
+    first_delay: int = 0  # which of the steps of `delays_ns` is the block's first
 
 
 def one_by_one(block: Block) -> Iterator[Block]:

@@ -44,16 +44,10 @@ class Keep:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Replacement:
-    """Nodes, and what they take in place of their recorded durations.
+    """Nodes, and what they take in place of their recorded durations."""
 
-    Parameters
-    ----------
-    nodes : int64 array, shape (replaced,)
-    times_ns : callable
-        Given a slice of steps, returns their durations, shape (replaced, steps, dp).
-    """
-
-    nodes: IntArray
+    nodes: IntArray  # (replaced,)
+    # Given a slice of steps, returns their durations, shape (replaced, steps, dp).
     times_ns: RowsOfSteps
 
 

@@ -78,46 +78,29 @@ class Nodes:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Layout:
-    """Steps of one shape as dense matrices.
+    """Steps of one shape as dense matrices."""
 
-    Parameters
-    ----------
-    op_names : tuple of str
-        Name of each op code.
-    nodes : Nodes
-    steps : int64 array, shape (steps,)
-        The analyzed steps, ascending.
-    start_ns, duration_ns : float64 arrays, shape (nodes, steps, dp)
-        Recorded start, relative to the step's earliest start, and recorded duration.
-    ranks : int32 array, shape (dp, pp)
-        The global rank that each cell is analyzed from.
-    launch : float64 array, shape (nodes,)
-        Sorts the nodes of a stage in the order of their launch.
-    begin_ns : float64 array, shape (steps,)
-        The steps' earliest starts as recorded.
-    missing : bool array, shape (nodes, steps, dp), or None
-        Operations that the recorder lost; None where there are none. Their times are 0 until they
-        are re-created (`app.analysis.replay.repair`).
-    free : bool array, shape (nodes,), or None
-        Nodes that may be missing without anything being lost; None where nothing is missing.
-    routes : tuple of tuple of (stage, chunk)
-        Virtual stages in the order of a forward, of each direction; empty where chunk follows
-        chunk.
-    paused_ns : mapping of int to float64 array, shape (steps, dp)
-        Time within computations, by node, that garbage collections are recorded to have taken.
-    """
-
-    op_names: tuple[str, ...]
+    op_names: tuple[str, ...]  # name of each op code
     nodes: Nodes
-    steps: IntArray
+    steps: IntArray  # (steps,): the analyzed steps, ascending
+    # start_ns, duration_ns: (nodes, steps, dp): recorded start, relative to the step's earliest
+    # start, and recorded duration
     start_ns: FloatArray
     duration_ns: FloatArray
-    ranks: NDArray[np.int32]
-    launch: FloatArray
-    begin_ns: FloatArray
+    ranks: NDArray[np.int32]  # (dp, pp): the global rank that each cell is analyzed from
+    launch: FloatArray  # (nodes,): sorts the nodes of a stage in the order of their launch
+    begin_ns: FloatArray  # (steps,): the steps' earliest starts as recorded
+    # (nodes, steps, dp): operations that the recorder lost; None where there are none. Their
+    # times are 0 until they are re-created (`app.analysis.replay.repair`).
     missing: NDArray[np.bool_] | None = None
+    # (nodes,): nodes that may be missing without anything being lost; None where nothing is
+    # missing
     free: NDArray[np.bool_] | None = None
+    # tuple of tuple of (stage, chunk): virtual stages in the order of a forward, of each
+    # direction; empty where chunk follows chunk
     routes: tuple[tuple[tuple[int, int], ...], ...] = ()
+    # (steps, dp): time within computations, by node, that garbage collections are recorded to
+    # have taken
     paused_ns: Mapping[int, FloatArray] = field(default_factory=dict)
 
     @property

@@ -30,44 +30,24 @@ P2P = frozenset({ops.FORWARD_SEND, ops.FORWARD_RECV, ops.BACKWARD_SEND, ops.BACK
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """Nodes that complete together: one operation, or one communication group.
+    """Nodes that complete together: one operation, or one communication group."""
 
-    Parameters
-    ----------
-    members : tuple of int
-        Node indices.
-    after : tuple of tuple of int
-        For each member the nodes that end before it is launched.
-    communication : bool
-        No member moves data before all have launched.
-    across_dp : bool
-        The group also spans all DP ranks.
-    """
-
-    members: tuple[int, ...]
-    after: tuple[tuple[int, ...], ...]
-    communication: bool
-    across_dp: bool
+    members: tuple[int, ...]  # node indices
+    after: tuple[tuple[int, ...], ...]  # for each member the nodes that end before it is launched
+    communication: bool  # no member moves data before all have launched
+    across_dp: bool  # the group also spans all DP ranks
 
 
 @dataclass(frozen=True, slots=True)
 class Graph:
-    """Units of one step in an order in which each follows what it depends on.
-
-    Parameters
-    ----------
-    units : tuple of Unit
-    last : tuple of int
-        Nodes that may end last: nothing follows them.
-    chained : bool
-        A stage begins a step when it has ended the one before, and not when all stages have.
-    lags_ns : mapping of (node, what it follows) to float
-        Time that regularly passes before a node is launched; 0 where nothing is said.
-    """
+    """Units of one step in an order in which each follows what it depends on."""
 
     units: tuple[Unit, ...]
-    last: tuple[int, ...]
+    last: tuple[int, ...]  # nodes that may end last: nothing follows them
+    # A stage begins a step when it has ended the one before, and not when all stages have.
     chained: bool = False
+    # mapping of (node, what it follows) to float: time that regularly passes before a node is
+    # launched; 0 where nothing is said
     lags_ns: Mapping[tuple[int, int], float] = field(default_factory=dict)
 
     def lag_ns(self, node: int, before: int) -> float:

@@ -35,42 +35,24 @@ Counts = NDArray[np.int32]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Census:
-    """What was recorded.
+    """What was recorded."""
 
-    Parameters
-    ----------
-    steps : int64 array, shape (steps,)
-        Ascending.
-    counts : int32 array, shape (steps, dp, op types, pp)
-        Operations of each lane.
-    microbatches : int64 array, shape (steps,)
-        Distinct microbatches that computations name; 0 where they name none.
-    flow : Flow
-    """
-
-    steps: NDArray[np.int64]
-    counts: Counts
+    steps: NDArray[np.int64]  # (steps,): ascending
+    counts: Counts  # (steps, dp, op types, pp): operations of each lane
+    # (steps,): distinct microbatches that computations name; 0 where they name none
     microbatches: NDArray[np.int64]
     flow: Flow
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Shapes:
-    """What the steps have run.
+    """What the steps have run."""
 
-    Parameters
-    ----------
-    expected : int32 array, shape (steps, op types, pp)
-    free : bool array, shape (op types, pp)
-        Kinds that may be missing without anything being lost: garbage collections, which run
-        where and when they please, and sends of which only the receives are recorded.
-    dropped : dict of int to str
-        Index of each step that is left out, and why.
-    """
-
-    expected: Counts
+    expected: Counts  # (steps, op types, pp)
+    # (op types, pp): kinds that may be missing without anything being lost: garbage collections,
+    # which run where and when they please, and sends of which only the receives are recorded
     free: NDArray[np.bool_]
-    dropped: dict[int, str]
+    dropped: dict[int, str]  # index of each step that is left out, and why
 
 
 def infer_shapes(census: Census) -> Shapes:

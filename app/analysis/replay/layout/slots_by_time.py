@@ -20,17 +20,11 @@ IMPOSSIBLE: Final = 100.0
 
 @dataclass(frozen=True, slots=True)
 class Judge:
-    """Says how badly operations fit the slots of their kind.
+    """Says how badly operations fit the slots of their kind."""
 
-    Parameters
-    ----------
-    expected : callable
-        Given steps and DP ranks, an instant for each slot, shape (lanes, slots); NaN where unknown.
-    cost : callable
-        Given starts, ends and expected instants, what putting one there costs.
-    """
-
+    # Given steps and DP ranks, an instant for each slot, shape (lanes, slots); NaN where unknown.
     expected: Callable[[IntArray, IntArray], FloatArray]
+    # Given starts, ends and expected instants, what putting one there costs.
     cost: Callable[[FloatArray, FloatArray, FloatArray], FloatArray]
 
 

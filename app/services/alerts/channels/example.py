@@ -33,24 +33,14 @@ _CAUSE: Final = next(name for name, kind in KINDS.items() if kind.alerts_alone)
 
 @dataclass(frozen=True, slots=True)
 class TestResult:
-    """The receiver's answer to an example.
-
-    Parameters
-    ----------
-    delivered : bool
-    code, error : str or None
-        Why not.
-    status : int or None
-        Of the receiver's answer.
-    answer : str
-        The beginning of what it said.
-    """
+    """The receiver's answer to an example."""
 
     delivered: bool
+    # code, error: why not
     code: str | None
     error: str | None
-    status: int | None
-    answer: str
+    status: int | None  # of the receiver's answer
+    answer: str  # the beginning of what it said
 
 
 def send_example(container: Container, channel_id: uuid.UUID) -> TestResult:

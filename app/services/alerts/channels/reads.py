@@ -31,70 +31,37 @@ COUNTED_FOR: Final = timedelta(hours=24)
 
 @dataclass(frozen=True, slots=True)
 class ChannelView:
-    """A channel without its secrets.
-
-    Parameters
-    ----------
-    id : UUID
-    name, kind : str
-    audience : str
-    selector : Selector
-    config : mapping
-        What may be shown.
-    secrets : mapping of str to str or None
-        Names of the secrets that are set, with the host of those that are addresses; empty where
-        they cannot be decrypted.
-    readable : bool
-        Whether the worker that looked last could decrypt them with its keys.
-    enabled : bool
-    rate_limit : int
-        Messages in ten minutes; what is over it goes in the next digest.
-    disabled_reason : str or None
-    failures : int
-        Attempts that failed since the last one that came through.
-    last_error : str or None
-        None since the last success.
-    last_failure_at, last_success_at : datetime or None
-    waiting : int
-        Deliveries that are still to come through.
-    created_at : datetime
-    """
+    """A channel without its secrets."""
 
     id: uuid.UUID
     name: str
     kind: str
     audience: Audience
     selector: Selector
-    config: Mapping[str, Any]
+    config: Mapping[str, Any]  # what may be shown
+    # Names of the secrets that are set, with the host of those that are addresses; empty where
+    # they cannot be decrypted.
     secrets: Mapping[str, str | None]
-    readable: bool
+    readable: bool  # whether the worker that looked last could decrypt them with its keys
     enabled: bool
-    rate_limit: int
+    rate_limit: int  # messages in ten minutes; what is over it goes in the next digest
     disabled_reason: str | None
-    failures: int
-    last_error: str | None
+    failures: int  # attempts that failed since the last one that came through
+    last_error: str | None  # None since the last success
     last_failure_at: datetime | None
     last_success_at: datetime | None
-    waiting: int
+    waiting: int  # deliveries that are still to come through
     created_at: datetime
 
 
 @dataclass(frozen=True, slots=True)
 class Tally:
-    """Deliveries of a channel in the last 24 hours, and the outcome of the latest attempt.
-
-    Parameters
-    ----------
-    delivered, failed : int
-    status : int or None
-        Of the receiver's answer.
-    error, answer : str or None
-        Our sentence on a failure, and the beginning of what the receiver said.
-    """
+    """Deliveries of a channel in the last 24 hours, and the outcome of the latest attempt."""
 
     delivered: int = 0
     failed: int = 0
-    status: int | None = None
+    status: int | None = None  # of the receiver's answer
+    # error, answer: our sentence on a failure, and the beginning of what the receiver said
     error: str | None = None
     answer: str | None = None
 

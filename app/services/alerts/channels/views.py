@@ -26,19 +26,10 @@ LISTED_FOR: Final = timedelta(days=7)
 
 @dataclass(frozen=True, slots=True)
 class Undelivered:
-    """A delivery that did not arrive, or has not yet.
+    """A delivery that did not arrive, or has not yet."""
 
-    Parameters
-    ----------
-    delivery : DeliveryRow
-        It is waiting, sending or failed.
-    overtaken : bool
-        Whether a later one of the same job was sent, which this one would contradict.
-    can_replay : bool
-    """
-
-    delivery: DeliveryRow
-    overtaken: bool
+    delivery: DeliveryRow  # it is waiting, sending or failed
+    overtaken: bool  # whether a later one of the same job was sent, which this one would contradict
     can_replay: bool
 
 

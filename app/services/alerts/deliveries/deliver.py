@@ -75,23 +75,13 @@ _log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class DeliveryTarget:
-    """A channel as an attempt needs it.
-
-    Parameters
-    ----------
-    id : UUID
-    name, kind : str
-    config : mapping
-        What may be shown of it.
-    secrets : bytes
-        The rest, encrypted.
-    """
+    """A channel as an attempt needs it."""
 
     id: uuid.UUID
     name: str
     kind: str
-    config: dict[str, Any]
-    secrets: bytes
+    config: dict[str, Any]  # what may be shown of it
+    secrets: bytes  # the rest, encrypted
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,47 +25,24 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class DeliveryRow:
-    """A delivery.
+    """A delivery."""
 
-    Parameters
-    ----------
-    id : UUID
-        What the receiver was told as well.
-    channel_id : UUID
-    channel, job : str
-    number : int
-        Rises within the job.
-    state : DeliveryState
-    attempt : int
-        How often it was tried.
-    created_at : datetime
-    next_attempt_at : datetime or None
-        None unless it waits.
-    finished_at : datetime or None
-    message : Message or None
-        None before the first attempt.
-    error_code, error : str or None
-        Of the last attempt.
-    answer_status : int or None
-    answer : str or None
-        What the receiver said last.
-    """
-
-    id: uuid.UUID
+    id: uuid.UUID  # what the receiver was told as well
     channel_id: uuid.UUID
     channel: str
     job: str
-    number: int
+    number: int  # rises within the job
     state: DeliveryState
-    attempt: int
+    attempt: int  # how often it was tried
     created_at: datetime
-    next_attempt_at: datetime | None
+    next_attempt_at: datetime | None  # None unless it waits
     finished_at: datetime | None
-    message: Message | None
+    message: Message | None  # None before the first attempt
+    # error_code, error: of the last attempt
     error_code: str | None
     error: str | None
     answer_status: int | None
-    answer: str | None
+    answer: str | None  # what the receiver said last
 
     @property
     def title(self) -> str | None:

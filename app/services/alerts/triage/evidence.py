@@ -35,29 +35,17 @@ MAX_WORKERS: Final = 100_000
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """An incident with its proof.
-
-    Parameters
-    ----------
-    life : IncidentLife
-    host : str
-        Empty where none is at fault, or none is recorded.
-    commands : sequence of pairs of str
-        Schedulers, and how each takes the host out.
-    heatmap : float32 array, shape (dp, pp), or None
-        Of the latest session that shows it; None where its report is gone or has no verdict.
-    picture : bytes or None
-        The same as a PNG.
-    report : bytes or None
-        The report as JSON; None also where it is too large to send along.
-    """
+    """An incident with its proof."""
 
     life: IncidentLife
-    host: str
+    host: str  # empty where none is at fault, or none is recorded
+    # sequence of pairs of str: schedulers, and how each takes the host out
     commands: Sequence[tuple[str, str]]
+    # (dp, pp): of the latest session that shows it; None where its report is gone or has no
+    # verdict
     heatmap: NDArray[np.float32] | None
-    picture: bytes | None
-    report: bytes | None
+    picture: bytes | None  # the same as a PNG
+    report: bytes | None  # the report as JSON; None also where it is too large to send along
 
 
 def evidence_of(tx: Reads, incident_id: uuid.UUID, *, with_report: bool = False) -> Evidence:

@@ -35,18 +35,10 @@ _turns = BoundedSemaphore(AT_ONCE)
 
 @dataclass(frozen=True, slots=True)
 class StoredTrace:
-    """The operations of a session as they are stored.
+    """The operations of a session as they are stored."""
 
-    Parameters
-    ----------
-    parts : iterable of bytes
-        Of the blob; what is in an object store is read when it is asked for.
-    meta : mapping
-        Metadata document, normalized.
-    """
-
-    parts: Iterable[bytes]
-    meta: Mapping[str, Any]
+    parts: Iterable[bytes]  # of the blob; what is in an object store is read when it is asked for
+    meta: Mapping[str, Any]  # metadata document, normalized
 
     def unpack(self) -> Trace:
         """Return the operations, decompressed: work for after the transaction."""

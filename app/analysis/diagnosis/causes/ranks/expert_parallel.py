@@ -54,18 +54,11 @@ THRESHOLDS: Final = Thresholds()
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Group:
-    """Ranks that share experts, and how long they wait for one another.
+    """Ranks that share experts, and how long they wait for one another."""
 
-    Parameters
-    ----------
-    waiting : list of Waiting
-        At the all-to-alls after the experts, as each of the ranks recorded them.
-    share_before : float
-        What they wait at those before the experts, of their computing time.
-    """
-
+    # At the all-to-alls after the experts, as each of the ranks recorded them.
     waiting: list[Waiting]
-    share_before: float
+    share_before: float  # what they wait at those before the experts, of their computing time
 
     @property
     def share(self) -> float:
