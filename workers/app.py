@@ -31,7 +31,6 @@ def make_celery(settings: Settings, runtime: Runtime) -> Celery:
 
     Parameters
     ----------
-    settings : Settings
     runtime : Runtime
         Used in the process that runs tasks; nothing is built before that.
     """

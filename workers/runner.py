@@ -44,7 +44,6 @@ def run_worker(settings: Settings, queue: str, *, concurrency: int | None = None
 
     Parameters
     ----------
-    settings : Settings
     queue : str
         One of `app.broker.celery.QUEUES`.
     concurrency : int, optional

@@ -80,7 +80,6 @@ def evaluate(
 
     Parameters
     ----------
-    job : JobState
     rules : sequence of Rule
         All of them; those that do not select the job are left out here.
     now : datetime
@@ -118,7 +117,6 @@ def next_look(job: JobState, rules: Sequence[Rule], now: datetime) -> datetime |
     ----------
     job : JobState
         With its incidents as they are after `evaluate`.
-    rules : sequence of Rule
     now : datetime
     """
     by_id = {rule.id: rule for rule in rules}

@@ -89,12 +89,7 @@ def facts_of(  # noqa: PLR0913 - the identity of a session, which its verdict do
 
     Parameters
     ----------
-    verdict : SessionVerdict
-    session : UUID
-    job : str
-    attempt, number : int
     received_at : datetime
-    labels : mapping of str to str
     """
     facts = Facts(
         session=session,

@@ -157,7 +157,6 @@ def next_flush(
 
     Parameters
     ----------
-    timing : Timing
     now : datetime
     flushed_at : datetime or None
         When it was last looked at.
@@ -180,8 +179,6 @@ def content_for(
     incidents : sequence of Incident
         Those of the group that this channel is for, and those that it may have heard of, also the
         resolved ones.
-    audience : Audience
-    machines : Machines, optional
     """
     shown = {incident.id: incident for incident in visible(incidents, machines)}
     believed = _believed(audience)

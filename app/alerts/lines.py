@@ -36,7 +36,6 @@ def lines_of(alert: Alert, at: datetime) -> MessageLines:
 
     Parameters
     ----------
-    alert : Alert
     at : datetime
         When the message was made; ages count from here.
     """

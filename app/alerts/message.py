@@ -212,17 +212,11 @@ def make_message(  # noqa: PLR0913 - everything that is fixed at this moment
 
     Parameters
     ----------
-    id : UUID
-    number : int
     at : datetime
-    job, receiver : str
-    content : Content
     told_before : set of IncidentItem
         What the channel surely knows.
     incidents : mapping of UUID to Incident
         All those in `content`.
-    rule_names : mapping of UUID to str
-    base_url : str
     repeat : timedelta
     inside : mapping of UUID to sequence of Inside, optional
         By incident, what stands inside of it.

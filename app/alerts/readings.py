@@ -82,7 +82,6 @@ def silent_for(condition: NoData, received: Sequence[datetime]) -> timedelta | N
 
     Parameters
     ----------
-    condition : NoData
     received : sequence of datetime
         When its latest sessions came, the oldest first.
     """

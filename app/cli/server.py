@@ -147,7 +147,6 @@ class Server:
 
         Parameters
         ----------
-        job : str
         open_trace : callable
             Returns the trace from its beginning, for every try.
         meta : Body or None
@@ -174,7 +173,6 @@ class Server:
 
         Parameters
         ----------
-        session : str
         say : callable
             Takes what the session waits for, time and again.
         """

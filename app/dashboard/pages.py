@@ -103,7 +103,6 @@ class Pages:
         ----------
         name : str
             Of the template.
-        nav : Navigation
         status : int
             Of the response.
         **values

@@ -74,8 +74,6 @@ def stage(objects: Objects | None, project_id: int, pieces: Iterable[bytes]) -> 
 
     Parameters
     ----------
-    objects : Objects or None
-    project_id : int
     pieces : iterable of bytes
         Consumed one by one: here, or by `write_blob`.
 
@@ -107,7 +105,6 @@ def write_blob(tx: UnitOfWork, parts: Iterable[bytes] | Staged) -> uuid.UUID:
 
     Parameters
     ----------
-    tx : UnitOfWork
     parts : iterable of bytes, or Staged
         Pieces of any length, consumed one by one; stored again as parts of `PART_BYTES`.
 
@@ -165,7 +162,6 @@ def read_blob(tx: Reads, blob_id: uuid.UUID) -> Iterator[bytes]:
     ----------
     tx : Reads
         Must stay open until the last part was read.
-    blob_id : UUID
 
     Raises
     ------

@@ -52,7 +52,6 @@ def stage_report(
     ----------
     stage : callable
         Of the project: `Container.stage`.
-    report : Report
     heatmaps : float32 array, shape (analyzed steps, dp, pp)
         Slowdown of a step if only this worker kept its recorded durations.
 

@@ -71,7 +71,6 @@ def reading(engine: Engine, scope: Scope, objects: Objects | None = None) -> Ite
 
     Parameters
     ----------
-    engine : Engine
     scope : Scope
         Whose rows it sees.
     objects : Objects, optional

@@ -117,8 +117,6 @@ def read(
 
     Parameters
     ----------
-    tx : Reads
-    listing : Listing
     *where : SQLAlchemy conditions
         Only rows that meet all of them.
     sort : str
@@ -137,9 +135,6 @@ def read_page(
 
     Parameters
     ----------
-    tx : Reads
-    listing : Listing
-    asked : Asked
     *where : SQLAlchemy conditions
     total : int
         Rows on all pages together.

@@ -16,7 +16,6 @@ def cordon_commands(host: str, why: str) -> list[tuple[str, str]]:
 
     Parameters
     ----------
-    host : str
     why : str
         What the scheduler notes.
 

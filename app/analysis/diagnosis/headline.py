@@ -106,10 +106,8 @@ def headline(
 
     Parameters
     ----------
-    metrics : Metrics
     published_ci95 : (float, float)
         The interval of S.
-    diagnosis : Diagnosis
     causes : sequence of Cause
         Those that are reported.
     """
@@ -137,10 +135,6 @@ def interval_of(judged: Judged) -> Interval | None:
     they make the recorded step longer than the replayed one. They stay without the causes, which
     were less slowdown, and others may show that these hide. But hosts that wait for transfers are
     held up by those that causes make late, so that what is late there may be the causes' all of it.
-
-    Parameters
-    ----------
-    judged : Judged
 
     Returns
     -------

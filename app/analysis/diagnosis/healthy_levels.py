@@ -54,7 +54,6 @@ def held_against_peers(observation: Observation, workers: Sequence[Worker]) -> U
 
     Parameters
     ----------
-    observation : Observation
     workers : sequence of (DP rank, stage)
         Those that are at fault; all others are healthy.
     """
@@ -86,7 +85,6 @@ def kept_waiting(observation: Observation, workers: Sequence[Worker]) -> float:
 
     Parameters
     ----------
-    observation : Observation
     workers : sequence of (DP rank, stage)
         Those that are at fault.
     """

@@ -137,7 +137,6 @@ def stalled_launches(observation: Observation, step_ns: float) -> StalledLaunche
 
     Parameters
     ----------
-    observation : Observation
     step_ns : float
         The mean recorded step.
     """

@@ -50,9 +50,6 @@ def verdict(  # noqa: PLR0913 - what is known of the session and of its causes
 
     Parameters
     ----------
-    job : JobFacts
-    metrics : Metrics
-    causes : sequence of Cause
     headline : Headline
         How slow it is, and against what.
     limit : float

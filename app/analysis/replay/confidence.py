@@ -71,7 +71,6 @@ def bootstrap(metrics: Metrics, workers: tuple[tuple[int, int], ...]) -> Interva
 
     Parameters
     ----------
-    metrics : Metrics
     workers : tuple of (DP rank, stage)
         The workers whose slowdown gets an interval.
     """
@@ -197,7 +196,6 @@ def draws(count: int, block: int = 1) -> FloatArray:
 
     Parameters
     ----------
-    count : int
     block : int
         Neighboring steps that are drawn together; the first one follows the last.
     """

@@ -193,11 +193,9 @@ def _behind(
 
     Parameters
     ----------
-    group : ShapeGroup
     held : int64 array, shape (held,)
     late : bool array, shape (held, some steps, dp)
         Where they are late.
-    within_ns : float
     """
     layout = group.layout
     steps = slice(0, late.shape[1])

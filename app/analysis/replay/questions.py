@@ -149,7 +149,6 @@ def answer(replayed: Replayed, question: Question) -> QuestionAnswer:
     ----------
     replayed : Replayed
         Prepared without the adaptations that the question switches off.
-    question : Question
 
     Raises
     ------

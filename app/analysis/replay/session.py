@@ -102,7 +102,6 @@ def prepare_replay(trace: Trace, without: Collection[Name] = ()) -> Replayed:
 
     Parameters
     ----------
-    trace : Trace
     without : collection of Name
         Adaptations of the dependency model that are switched off.
 

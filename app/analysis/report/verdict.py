@@ -168,7 +168,6 @@ def verdict_of(report: Report, metadata: Mapping[str, Any]) -> SessionVerdict:
 
     Parameters
     ----------
-    report : Report
     metadata : mapping
         Of the session, as it was sent.
     """

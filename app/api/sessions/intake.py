@@ -160,8 +160,6 @@ class Ingest:
 
         Parameters
         ----------
-        request : Request
-        query : QueryMetadata
         check : callable
             Refuses what can be refused before the body comes.
         store : callable

@@ -45,7 +45,6 @@ def read_trace(path: Path, meta_path: Path | None) -> Trace:
     path : Path
         A file, or a folder of files of one format: those of a job's ranks, with a ``meta.yaml``
         in the same folder where they do not say the sizes.
-    meta_path : Path or None
 
     Raises
     ------

@@ -97,15 +97,11 @@ def access_page(  # noqa: PLR0913 - everything that is on it
 
     Parameters
     ----------
-    tokens : sequence of TokenView
-    people : sequence of PersonView
-    projects : sequence of ProjectView
     uses : mapping of int to Use
         By project.
     entries : sequence of Entry
         The newest first.
     now : datetime
-    settings : Settings
     """
     required, provider = settings.require_sign_in, settings.oidc_issuer is not None
     valid = [token for token in tokens if token.valid]

@@ -34,7 +34,6 @@ def health(channel: ChannelView, tally: Tally | None, now: datetime) -> ChannelH
 
     Parameters
     ----------
-    channel : ChannelView
     tally : Tally or None
         None where nothing was sent to it.
     now : datetime

@@ -135,8 +135,6 @@ def channels_page(  # noqa: PLR0913 - everything that is on it
 
     Parameters
     ----------
-    channels : sequence of ChannelView
-    tallies : mapping of UUID to Tally
     lost : pair of sequence of Undelivered and int
         The newest, and how many there are.
     now : datetime

@@ -41,12 +41,7 @@ class EvidencePage:
 
 
 def evidence_page(found: Evidence) -> EvidencePage:
-    """Return the page to print.
-
-    Parameters
-    ----------
-    found : Evidence
-    """
+    """Return the page to print."""
     view = found.life.view
     incident, one = view.row.incident, chosen_incident(found.life, [])
     over = incident.state is IncidentState.RESOLVED

@@ -146,13 +146,7 @@ class IncidentsInAddress:
 
 
 def filter_bar(asked: IncidentsInAddress, found: Incidents) -> FilterBar:
-    """Return what the page offers to ask for.
-
-    Parameters
-    ----------
-    asked : IncidentsInAddress
-    found : Incidents
-    """
+    """Return what the page offers to ask for."""
     address, filtered, given = asked.address(), asked.filtered, found.choices
     unassigned = Choice(UNASSIGNED, "Not assigned", filtered.assignee == UNASSIGNED)
     selects = [

@@ -163,8 +163,6 @@ def chosen_incident(
 
     Parameters
     ----------
-    life : IncidentLife
-    channels : sequence of ChannelView
     onset : Onset, optional
         Since when its job is slow.
     """

@@ -152,9 +152,6 @@ def incidents_page(  # noqa: PLR0913 - everything that is on it
         As the address asks for them.
     life : IncidentLife or None
         Of the chosen one.
-    channels : sequence of ChannelView
-    tallies : mapping of UUID to Tally
-    asked : IncidentsInAddress
     onset : Onset, optional
         Since when the chosen one's job is slow.
     chosen : bool

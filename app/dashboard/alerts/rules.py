@@ -71,7 +71,6 @@ def rules_page(
     ----------
     rules : sequence of Rule
         By name.
-    channels : sequence of ChannelView
     present : sequence of IncidentRow
         The open incidents.
     chosen : Rule or None

@@ -27,7 +27,6 @@ def chance(steps: Difference, of: str = "step") -> tuple[str, str, str]:
 
     Parameters
     ----------
-    steps : Difference
     of : str
         What was compared.
     """

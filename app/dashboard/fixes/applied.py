@@ -49,7 +49,6 @@ def applied_fixes(
 
     Parameters
     ----------
-    found : sequence of Realized
     figures : mapping of str to Calibration
         By code of the fix; ``""`` is all of them.
     csv : str

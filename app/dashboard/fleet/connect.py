@@ -72,8 +72,6 @@ def arriving(
     ----------
     server : str
         Its address.
-    status : InstallationStatus
-    found : Arrivals
     guarded : bool
         Whether senders need a token.
     """

@@ -23,7 +23,6 @@ def history_finding(
 
     Parameters
     ----------
-    found : JobHistory
     latest : (int, float) or None
         Number and slowdown of the latest session with a verdict.
     onset : Onset or None

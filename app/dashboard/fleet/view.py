@@ -135,7 +135,6 @@ def fleet_page(found: FleetView, asked: FleetInAddress, about: Range) -> FleetPa
 
     Parameters
     ----------
-    found : FleetView
     asked : FleetInAddress
         By which it was found.
     about : Range

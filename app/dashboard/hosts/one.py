@@ -127,7 +127,6 @@ def host_page(view: HostView, about: Range, address: Address) -> HostPage:
 
     Parameters
     ----------
-    view : HostView
     about : Range
         The chosen time.
     address : Address

@@ -57,7 +57,6 @@ def hosts_page(found: Hosts, about: Range, show: Show, words: str, address: Addr
 
     Parameters
     ----------
-    found : Hosts
     about : Range
         The chosen time.
     show : Show

@@ -51,7 +51,6 @@ class Table:
         ----------
         kind : type
             Of the rows, a dataclass; see `app.lists.columns.in_files`.
-        rows : iterable
         *names : str
             Of these columns, or of other attributes, where not every column is meant.
         """

@@ -23,8 +23,6 @@ def element(tag: str, *content: object, **attributes: str | bool) -> Markup:
 
     Parameters
     ----------
-    tag : str
-    *content : object
     **attributes : str or bool
         Those that are empty or false are left out; an underscore at the end of a name is taken
         away, and others are hyphens.

@@ -78,10 +78,8 @@ def drawn(  # noqa: PLR0913 - everything that a table has
     ----------
     shown : sequence of Shown
         Its columns.
-    rows : iterable
     csv : str
         Where its file is.
-    classes : str
     headings : sequence of Heading, optional
         See `sorted_by`; without them no heading is a link.
     pager : pair of str
@@ -113,8 +111,6 @@ def sorted_by(listing: Listing[Any], shown: Sequence[Shown[R]], address: Address
 
     Parameters
     ----------
-    listing : Listing
-    shown : sequence of Shown
     address : Address
         Of the list's page.
     """

@@ -105,7 +105,6 @@ def report_page(report: FleetReport, about: Range, address: Address) -> ReportPa
 
     Parameters
     ----------
-    report : FleetReport
     about : Range
         The chosen time.
     address : Address

@@ -24,7 +24,6 @@ def workers_csv(report: Report, step_map: NDArray[Any] | None = None) -> Table:
 
     Parameters
     ----------
-    report : Report
     step_map : float array, shape (dp, pp), optional
         Slowdowns of one step, which then stand in place of the mean over all steps.
     """

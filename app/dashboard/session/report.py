@@ -104,7 +104,6 @@ def report_view(
 
     Parameters
     ----------
-    report : Report
     step, dp, pp : int, optional
         The step and the worker that the address asks for; what does not exist is ignored.
     """

@@ -100,7 +100,6 @@ def session_page(  # noqa: PLR0913 - everything that is on it
 
     Parameters
     ----------
-    view : SessionView
     around : Around
         What came before and after it.
     report : Report or None

@@ -44,8 +44,6 @@ def create_cluster(cluster: Path, programs: Programs, server_lock: int, *, durab
 
     Parameters
     ----------
-    cluster : Path
-    programs : Programs
     server_lock : int
         Inherited by what runs meanwhile.
     durable : bool

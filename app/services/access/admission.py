@@ -53,8 +53,6 @@ def admit(container: Container, shown: Shown, need: Right) -> Container:
 
     Parameters
     ----------
-    container : Container
-    shown : Shown
     need : Right
         What the request is going to do.
 

@@ -96,14 +96,8 @@ def record(  # noqa: PLR0913 - who did what to what, and where
 
     Parameters
     ----------
-    tx : UnitOfWork
-    who : Principal
-    action : Action
-    subject : str
-    detail : str, optional
     project_id : int, optional
         Where the transaction is of all projects: which one it concerns.
-    count : int
     """
     concerned = tx.scope.project_id if project_id is None else project_id
     name = select(Project.name).where(Project.id == concerned).scalar_subquery()
@@ -128,8 +122,6 @@ def list_entries(
 
     Parameters
     ----------
-    tx : Reads
-    limit : int
     project_id : int, optional
         Only those of this project; without it, all of the installation.
     before : int, optional

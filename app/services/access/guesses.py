@@ -34,10 +34,8 @@ def buckets_for(tx: Reads, name: str, peer: str, browser: str | None) -> tuple[B
 
     Parameters
     ----------
-    tx : Reads
     name : str
         Whose password is guessed, whether there is such a person or not.
-    peer : str
     browser : str or None
         The cookie of a browser that was signed in with before.
     """
@@ -102,7 +100,6 @@ def remember_browser(tx: UnitOfWork, person_id: uuid.UUID, shown: str | None, fr
 
     Parameters
     ----------
-    tx : UnitOfWork
     person_id : UUID
         Who just signed in with it.
     shown : str or None

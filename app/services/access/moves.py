@@ -94,7 +94,6 @@ def delete_project(container: Container, name: str) -> None:
     ----------
     container : Container
         Of all projects.
-    name : str
 
     Raises
     ------
@@ -165,13 +164,7 @@ def drop_deliveries(tx: UnitOfWork, job_id: int) -> None:
 
 
 def _forget_machines(tx: UnitOfWork, job_id: int) -> None:
-    """Take a job's incidents out of what they lead or stand inside of: it leaves its project.
-
-    Parameters
-    ----------
-    tx : UnitOfWork
-    job_id : int
-    """
+    """Take a job's incidents out of what they lead or stand inside of: it leaves its project."""
     own = (
         select(AlertIncident.id)
         .join(AlertGroup, AlertGroup.id == AlertIncident.group_id)

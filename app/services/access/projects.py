@@ -89,7 +89,6 @@ def create_project(container: Container, name: str) -> ProjectView:
     ----------
     container : Container
         Of all projects.
-    name : str
 
     Raises
     ------

@@ -77,8 +77,6 @@ def sign_in(
 
     Parameters
     ----------
-    container : Container
-    name, password : str
     peer : str
         Whose address it comes from.
     browser : str, optional
@@ -173,7 +171,6 @@ def sign_in_from_provider(
 
     Parameters
     ----------
-    container : Container
     issuer, subject : str
         Who that is, for good.
     name : str

@@ -69,8 +69,6 @@ def create_token(  # noqa: PLR0913 - what a token is made of
     ----------
     container : Container
         Of all projects.
-    name : str
-    rights : iterable of Right
     project : str or None
         None for all; a token that sends belongs to one.
     expires : timedelta, optional

@@ -36,7 +36,6 @@ def open_everywhere(tx: Reads, limit: int, *, project: str = "", offset: int = 0
     ----------
     tx : Reads
         Of all projects.
-    limit : int
     project : str
         Its name; empty: all of them. One that is not there has none.
     offset : int

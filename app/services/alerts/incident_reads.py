@@ -223,9 +223,6 @@ def list_incidents(  # noqa: PLR0913 - what a list is asked for
 
     Parameters
     ----------
-    tx : Reads
-    limit : int
-    state : IncidentState, optional
     job : str, optional
         Only those.
     current : bool

@@ -33,8 +33,6 @@ def onset_of_job(tx: Reads, job: str, until: datetime, threshold: float) -> Onse
 
     Parameters
     ----------
-    tx : Reads
-    job : str
     until : datetime
         Sessions received later do not count.
     threshold : float

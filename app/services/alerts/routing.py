@@ -104,11 +104,8 @@ def routed(  # noqa: PLR0913, PLR0917 - everything that routes
 
     Parameters
     ----------
-    channel : AlertChannel
     incidents : sequence of Incident
         Of one job.
-    rules : mapping of UUID to Rule
-    job : str
     labels : mapping of str to str
         Of the job.
     attached : mapping, optional
@@ -146,9 +143,6 @@ def audience(
 
     Parameters
     ----------
-    tx : UnitOfWork
-    channel : AlertChannel
-    group_id : UUID
     without : UUID, optional
         A delivery that is left out: the one that is about to be made.
     """

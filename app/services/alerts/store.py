@@ -117,8 +117,6 @@ def lock_group(
 
     Parameters
     ----------
-    tx : UnitOfWork
-    group_id : UUID
     skip_locked : bool
         Return None also where another transaction has it.
     """
@@ -213,11 +211,8 @@ def save_change(  # noqa: PLR0913 - a transition, and who is behind it
 
     Parameters
     ----------
-    tx : UnitOfWork
     group : AlertGroup
         Locked.
-    change : IncidentChange
-    intervals : Timing
     actor, note : str, optional
         Who ordered it, and why.
     """

@@ -188,7 +188,6 @@ def incidents(
 
     Parameters
     ----------
-    tx : Reads
     filtered : IncidentFilter, optional
         Without it, every open one.
     sort : str
@@ -347,7 +346,6 @@ def open_by_job(tx: Reads, job: str | None = None) -> dict[str, list[IncidentRow
 
     Parameters
     ----------
-    tx : Reads
     job : str, optional
         Only of this one.
     """

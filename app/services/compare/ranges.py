@@ -89,8 +89,6 @@ def compare_times(
 
     Parameters
     ----------
-    tx : Reads
-    job : str
     before, after : (datetime, datetime)
         Begin and end; the end is not part of it.
 

@@ -81,7 +81,6 @@ def compare_sessions(
 
     Parameters
     ----------
-    tx : Reads
     a, b : UUID
         The earlier and the later one, as far as whoever asks is concerned.
     incident : Incident, optional

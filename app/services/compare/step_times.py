@@ -89,10 +89,6 @@ def mann_whitney(a: FloatArray, b: FloatArray) -> float:
     correction for ties and for continuity (Hollander and Wolfe, Nonparametric Statistical Methods,
     section 4.1).
 
-    Parameters
-    ----------
-    a, b : float array
-
     Examples
     --------
     >>> ages_m, ages_f = np.array([19., 22, 16, 29, 24]), np.array([20., 11, 17, 12])

@@ -38,7 +38,6 @@ def apply_fix(
 
     Parameters
     ----------
-    container : Container
     session_id : UUID
         Whose report recommends it.
     action : str
@@ -113,12 +112,8 @@ def note_applied(  # noqa: PLR0913 - what is known of it
 
     Parameters
     ----------
-    tx : UnitOfWork
     session_id : UUID
         Whose report recommends it.
-    job_id : int
-    report : Report
-    fix : Recommendation
     by : str or None
         None where the metadata of a later session show it.
     at : datetime, optional

@@ -41,7 +41,6 @@ def measure_fixes(tx: UnitOfWork, session_id: uuid.UUID, report: Report) -> None
     ----------
     tx : UnitOfWork
         That stores the report.
-    session_id : UUID
     report : Report
         Of this session.
     """

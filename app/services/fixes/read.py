@@ -73,7 +73,6 @@ def realized_fixes(  # noqa: PLR0913 - all that they are asked for
 
     Parameters
     ----------
-    tx : Reads
     job : str, optional
         Of this job only.
     session : UUID, optional

@@ -101,9 +101,6 @@ def fleet_view(  # noqa: PLR0913 - what an address may ask for
 
     Parameters
     ----------
-    tx : Reads
-    at : Moment
-    asked : FleetFilter
     sort : str
         See `app.services.fleet.standing.SORTS`.
     page, silent_page : int

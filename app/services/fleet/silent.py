@@ -33,9 +33,6 @@ def silent_after(
 
     Parameters
     ----------
-    tx : Reads
-    at : Moment
-    asked : FleetFilter
     after : Place or None
         Where the last one before these stands; None for the first ones.
     size : int

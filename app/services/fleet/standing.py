@@ -79,7 +79,6 @@ def standing(at: Moment, *, archived: bool) -> CTE:
 
     Parameters
     ----------
-    at : Moment
     archived : bool
         Those in the archive in place of all others; one that has sent since is in no archive.
     """

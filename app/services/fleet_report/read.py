@@ -162,7 +162,6 @@ def fleet_report(tx: Reads, since: datetime | None, until: datetime | None) -> F
 
     Parameters
     ----------
-    tx : Reads
     since : datetime or None
         A week before the end where there is none.
     until : datetime or None

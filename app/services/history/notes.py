@@ -62,10 +62,6 @@ def write_note(  # noqa: PLR0913 - what is said of it
 
     Parameters
     ----------
-    container : Container
-    job : str
-    words : str
-    kind : NoteKind
     at : datetime, optional
         When it happened; now where it is not said.
     by : str, optional
@@ -146,11 +142,8 @@ def notes_of(
 
     Parameters
     ----------
-    tx : Reads
-    job : str
     since, until : datetime, optional
         When what they tell of happened.
-    limit : int
     """
     query = (
         select(

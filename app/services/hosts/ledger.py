@@ -25,8 +25,6 @@ def write_readings(tx: UnitOfWork, session_id: uuid.UUID, report: Report | None)
 
     Parameters
     ----------
-    tx : UnitOfWork
-    session_id : UUID
     report : Report or None
         None where there is none any more.
     """

@@ -38,10 +38,6 @@ def list_hosts(  # noqa: PLR0913 - what an address may ask for
 
     Parameters
     ----------
-    tx : Reads
-    span : Span
-    asked : Asked
-    show : Show
     words : str
         Only those of which host, a job or a cause has each of these words.
     brief : bool

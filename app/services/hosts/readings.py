@@ -63,10 +63,6 @@ def readings_of(report: Report) -> tuple[Reading, ...]:
 
     Slow is a host whose workers a cause names that blames machines. A large slowdown of its own is
     not enough: a heavy stage has one wherever it runs.
-
-    Parameters
-    ----------
-    report : Report
     """
     if not report.fidelity.verdict:
         return ()

@@ -52,9 +52,6 @@ def note_repair(  # noqa: PLR0913 - what people say of a repair
 
     Parameters
     ----------
-    container : Container
-    host : str
-    what : str
     gpu : str, optional
         As the metadata of sessions name it.
     at : datetime, optional

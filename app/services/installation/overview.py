@@ -69,7 +69,6 @@ def overview(container: Container, tx: Reads) -> Overview:
 
     Parameters
     ----------
-    container : Container
     tx : Reads
         Of all projects.
     """

@@ -53,7 +53,6 @@ def store_part(objects: Objects | None, blobs: Placed | None) -> Part:
 
     Parameters
     ----------
-    objects : Objects or None
     blobs : Placed or None
         None where the database was not asked.
     """

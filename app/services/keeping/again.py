@@ -117,8 +117,6 @@ def analyze_many_again(container: Container, selection: Selection, limit: int) -
 
     Parameters
     ----------
-    container : Container
-    selection : Selection
     limit : int
         Of how many at most: they wait in the same queue as what comes in.
     """

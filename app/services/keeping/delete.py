@@ -37,7 +37,6 @@ def delete_session(container: Container, session_id: uuid.UUID) -> None:
     ----------
     container : Container
         Of its project.
-    session_id : UUID
 
     Raises
     ------
@@ -83,7 +82,6 @@ def delete_job(container: Container, job: str) -> None:
     ----------
     container : Container
         Of its project.
-    job : str
 
     Raises
     ------

@@ -50,7 +50,6 @@ def move_to_store(container: Container, tell: Callable[[Moved], None]) -> Moved:
 
     Parameters
     ----------
-    container : Container
     tell : callable
         Takes what was moved so far, after each blob.
 

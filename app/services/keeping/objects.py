@@ -54,7 +54,6 @@ def collect_objects(container: Container, kept: timedelta | None = None) -> int:
 
     Parameters
     ----------
-    container : Container
     kept : timedelta, optional
         For how long an object has to be there, and unreferenced; else what the settings say.
     """

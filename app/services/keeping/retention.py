@@ -83,7 +83,6 @@ def set_rules(container: Container, rules: RetentionRules) -> None:
     ----------
     container : Container
         Of the project.
-    rules : RetentionRules
     """
     with container.uow() as tx:
         before = rules_of(tx)

@@ -49,7 +49,6 @@ def find(tx: Reads, asked: str) -> list[Found]:
 
     Parameters
     ----------
-    tx : Reads
     asked : str
         Words in any order: parts of names; numbers of sessions; ids.
     """

@@ -41,7 +41,6 @@ def announce_attempt(container: Container, job: str, run_id: str, restart: int) 
 
     Parameters
     ----------
-    container : Container
     job : str
         Made if it is new.
     run_id : str

@@ -42,7 +42,6 @@ def recent_states(tx: Reads, since_s: float, after_us: int | None = None) -> lis
 
     Parameters
     ----------
-    tx : Reads
     since_s : float
         How long ago "lately" begins, in seconds of the database's clock.
     after_us : int, optional

@@ -52,7 +52,6 @@ def fleet(
 
     Parameters
     ----------
-    tx : Reads
     job : str, optional
         Only the job of this name, archived or not; none if there is no such job.
     per_job : int

@@ -74,8 +74,6 @@ def job_history(  # noqa: PLR0913 - what an address may ask for
 
     Parameters
     ----------
-    tx : Reads
-    job : str
     since, until : datetime, optional
         When they were received.
     sort : str

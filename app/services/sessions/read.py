@@ -153,10 +153,8 @@ def list_sessions(
 
     Parameters
     ----------
-    tx : Reads
     limit : int
         At most this number.
-    job : str, optional
     state : SessionState, optional
         Only those of this job, in this state.
     """

@@ -171,10 +171,8 @@ def receive_session(container: Container, job: str, body: Body) -> Receipt:
 
     Parameters
     ----------
-    container : Container
     job : str
         Name of the job; made if it is new.
-    body : Body
 
     Returns
     -------

@@ -115,10 +115,8 @@ def receive_chunk(
 
     Parameters
     ----------
-    container : Container
     path : ChunkPath
         Of names that `check_path` passed.
-    body : Body
     final : bool
         The producer's last one. Once every producer is complete, the session is sealed.
 

@@ -63,8 +63,6 @@ def heatmap(tx: Reads, session_id: uuid.UUID, step: int | None = None) -> NDArra
 
     Parameters
     ----------
-    tx : Reads
-    session_id : UUID
     step : int, optional
         A training step; without it the mean over the analyzed steps.
 

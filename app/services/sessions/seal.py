@@ -102,7 +102,6 @@ def seal_silent(tx: UnitOfWork, limit_s: float) -> int:
 
     Parameters
     ----------
-    tx : UnitOfWork
     limit_s : float
         Seconds after which silence is too long, whatever the pauses were.
     """

@@ -44,7 +44,6 @@ def execute(container: Container, keeper: LeaseKeeper, run_id: uuid.UUID) -> boo
 
     Parameters
     ----------
-    container : Container
     keeper : LeaseKeeper
         This process's.
     run_id : UUID

@@ -130,7 +130,6 @@ def lease_is_over(tx: UnitOfWork, lease_s: float) -> ColumnElement[bool]:
 
     Parameters
     ----------
-    tx : UnitOfWork
     lease_s : float
         Length of a lease.
     """
@@ -151,7 +150,6 @@ def expire(
 
     Parameters
     ----------
-    container : Container
     tx : UnitOfWork
         The sweeper's pass.
     seen : Claim

@@ -24,9 +24,6 @@ def check_room(tx: Reads, settings: Settings, project_id: int, quotas: tuple[Quo
 
     Parameters
     ----------
-    tx : Reads
-    settings : Settings
-    project_id : int
     quotas : tuple of Quota
         Of which something is needed; the others may be used up.
 
@@ -55,14 +52,10 @@ def count(  # noqa: PLR0913 - one of each
 
     Parameters
     ----------
-    tx : UnitOfWork
-    settings : Settings
-    project_id : int
     sessions : int
         New ones.
     size : int
         Bytes as they were sent.
-    operations : int
 
     Raises
     ------
@@ -96,9 +89,6 @@ def count_made(tx: UnitOfWork, settings: Settings, project_id: int, quota: Quota
 
     Parameters
     ----------
-    tx : UnitOfWork
-    settings : Settings
-    project_id : int
     quota : Quota
         Of what was made.
 
@@ -121,7 +111,6 @@ def recount(tx: UnitOfWork, project_id: int) -> None:
     ----------
     tx : UnitOfWork
         The one that takes them away, as the last that it does: the sum is exact whoever is killed.
-    project_id : int
     """
     # Whoever stores meanwhile has committed, and is summed up, or adds to the sum afterwards.
     hour = _wait_for_others(tx, project_id)

@@ -160,7 +160,6 @@ def use_of(tx: Reads, project_id: int, made: tuple[Quota, ...] = MADE) -> Use:
     ----------
     tx : Reads
         Of that project.
-    project_id : int
     made : tuple of Quota
         Of `MADE`, those that are counted; the others stay 0.
     """

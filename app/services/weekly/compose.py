@@ -31,7 +31,6 @@ def compose(
     ----------
     report : FleetReport
         Of the week.
-    note_id : UUID
     at : datetime
         When it is made.
     base_url : str

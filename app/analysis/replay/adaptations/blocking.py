@@ -82,7 +82,6 @@ def find_blocking(layout: Layout, graph: Graph) -> Blocking | None:
 
     Parameters
     ----------
-    layout : Layout
     graph : Graph
         What launches follow without it: where nothing could have been launched inside of a
         transfer, it held up nothing, and that nothing was shows nothing.

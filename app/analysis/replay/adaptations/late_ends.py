@@ -75,7 +75,6 @@ def end_with_receives(
 
     Parameters
     ----------
-    layout, graph : Layout, Graph
     regularly : float
         From this share on sends of a type on a stage end late.
     """

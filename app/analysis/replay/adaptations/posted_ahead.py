@@ -189,7 +189,6 @@ def _before(
 
     Parameters
     ----------
-    layout : Layout
     in_order : int64 array
         Computations stage by stage in the order of their launch.
     receive, compute : int

@@ -115,7 +115,6 @@ def adapt(draft: Draft, without: Collection[Name]) -> tuple[Draft, tuple[Adaptat
 
     Parameters
     ----------
-    draft : Draft
     without : collection of Name
         Adaptations that are switched off.
 
@@ -158,12 +157,10 @@ def _on_trial(
 
     Parameters
     ----------
-    draft : Draft
     structural : tuple of Adaptation
         Those made already.
     before : float or None
         The draft's discrepancy, where it is known.
-    glance : Glance
     without : collection of Name
     """
     made = list(structural)

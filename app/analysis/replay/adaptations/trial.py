@@ -29,8 +29,6 @@ def recorded_times(layout: Layout, graph: Graph, ends: FloatArray | None = None)
 
     Parameters
     ----------
-    layout : Layout
-    graph : Graph
     ends : float64 array, shape (pp, steps, dp), or None
         What `stage_ends` returns, where it is known.
     """

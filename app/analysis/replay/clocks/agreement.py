@@ -22,8 +22,6 @@ def clocks_apart_ns(layout: Layout, graph: Graph, offsets_ns: FloatArray | None 
 
     Parameters
     ----------
-    layout : Layout
-    graph : Graph
     offsets_ns : float64 array, shape (dp, pp), optional
         What has been taken out of the layout's times, and is to be counted.
     """

@@ -243,7 +243,6 @@ def _residuals(
 
     Parameters
     ----------
-    matches : Matches
     fit : _Fit
     part : int64 array, shape (ranks,)
         The lowest rank that each is connected with.

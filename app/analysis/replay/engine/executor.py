@@ -18,7 +18,6 @@ def executor_for(program: Program, operations: int) -> Executor:
 
     Parameters
     ----------
-    program : Program
     operations : int
         How many there are to replay.
     """

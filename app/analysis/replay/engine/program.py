@@ -41,7 +41,6 @@ def prepare(graph: Graph, stage: NDArray[np.int32], shortest_ns: FloatArray) -> 
 
     Parameters
     ----------
-    graph : Graph
     stage : int32 array, shape (nodes,)
         The pipeline stage of each node.
     shortest_ns : float64 array, shape (nodes,)

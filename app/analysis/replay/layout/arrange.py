@@ -45,7 +45,6 @@ def lay_out(trace: Trace, routes: Sequence[Route] = ()) -> LaidOut:
 
     Parameters
     ----------
-    trace : Trace
     routes : sequence of sequences of (stage, chunk)
         Virtual stages in the order of a forward, of each direction; empty where chunk follows
         chunk.

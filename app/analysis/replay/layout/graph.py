@@ -65,8 +65,6 @@ def with_edges(
 
     Parameters
     ----------
-    graph : Graph
-    layout : Layout
     added, removed : mapping of int to nodes
         What each node follows besides, and what it no longer follows.
 

@@ -65,7 +65,6 @@ def launch_scores(nodes: Nodes, starts: FloatArray) -> FloatArray:
 
     Parameters
     ----------
-    nodes : Nodes
     starts : float64 array, shape (nodes, steps, dp)
         NaN where an operation is missing.
     """

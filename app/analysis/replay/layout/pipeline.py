@@ -108,7 +108,6 @@ def transferred(stage: int, neighbors: Sequence[VirtualStage | None]) -> tuple[l
 
     Parameters
     ----------
-    stage : int
     neighbors : sequence
         The virtual stage on the other side of each computation; None where there is none.
 

@@ -69,11 +69,9 @@ def place(
 
     Parameters
     ----------
-    trace : Trace
     rows : StepRows
         Never more than `shape` of a lane and kind.
     shape : int64 array, shape (kinds,)
-    flow : Flow
     size : (steps, dp)
     """
     return _Placing(trace, rows, shape, flow, size).result()

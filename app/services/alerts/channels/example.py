@@ -78,7 +78,6 @@ def example(container: Container, receiver: str, now: datetime, url: str) -> Mes
 
     Parameters
     ----------
-    container : Container
     receiver : str
         Name of the channel.
     now : datetime

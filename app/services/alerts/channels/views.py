@@ -38,7 +38,6 @@ def undelivered(tx: Reads, channel: uuid.UUID | None = None) -> tuple[Sequence[U
 
     Parameters
     ----------
-    tx : Reads
     channel : UUID, optional
         Only to this one.
     """

@@ -42,7 +42,6 @@ def may_start(tx: Reads, channel: AlertChannel, few: int, waiting: int) -> tuple
 
     Parameters
     ----------
-    tx : Reads
     channel : AlertChannel
         Locked.
     few : int

@@ -62,10 +62,6 @@ def list_deliveries(
 
     Parameters
     ----------
-    tx : Reads
-    limit : int
-    channel : UUID, optional
-    state : DeliveryState, optional
     job : str, optional
         Only those.
     """

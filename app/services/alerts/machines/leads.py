@@ -51,7 +51,6 @@ def without_held(
         Which holds the job's group.
     incidents : iterable of Incident
         The job's open ones, as they were.
-    changes : sequence of IncidentChange
     """
     about = [*incidents, *(change.incident for change in changes)]
     hosts = {host_of(incident.where) for incident in about if incident.told} - {""}
@@ -110,7 +109,6 @@ def leave(tx: UnitOfWork, over: Sequence[Incident]) -> None:
     ----------
     tx : UnitOfWork
         Which holds their groups.
-    over : sequence of Incident
     """
     hosts = {host_of(incident.where) for incident in over} - {""}
     if not hosts:

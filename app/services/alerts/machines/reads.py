@@ -19,13 +19,7 @@ if TYPE_CHECKING:
 
 
 def inside_of_group(tx: Reads, group_id: uuid.UUID) -> dict[uuid.UUID, list[Inside]]:
-    """Return by incident of a job's group all that stand, or stood, inside of it.
-
-    Parameters
-    ----------
-    tx : Reads
-    group_id : UUID
-    """
+    """Return by incident of a job's group all that stand, or stood, inside of it."""
     lead = aliased(AlertIncident)
     rows = tx.session.execute(
         select(AlertOnHost.lead_id, AlertIncident, Job.name)
@@ -45,13 +39,7 @@ def inside_of_group(tx: Reads, group_id: uuid.UUID) -> dict[uuid.UUID, list[Insi
 
 
 def standing_inside(tx: Reads, group_id: uuid.UUID) -> frozenset[uuid.UUID]:
-    """Return the incidents of a group that another one speaks for.
-
-    Parameters
-    ----------
-    tx : Reads
-    group_id : UUID
-    """
+    """Return the incidents of a group that another one speaks for."""
     lead = aliased(AlertOnHost)
     return frozenset(
         tx.session.execute(

@@ -24,7 +24,6 @@ def stir(container: Container, lead_id: uuid.UUID) -> None:
     ----------
     container : Container
         Of the lead's project.
-    lead_id : UUID
     """
     with container.uow() as tx:
         group_id = tx.session.execute(

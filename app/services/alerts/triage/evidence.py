@@ -53,8 +53,6 @@ def evidence_of(tx: Reads, incident_id: uuid.UUID, *, with_report: bool = False)
 
     Parameters
     ----------
-    tx : Reads
-    incident_id : UUID
     with_report : bool
         Whether the report is to be read as well.
 
@@ -92,7 +90,6 @@ def evidence_zip(found: Evidence, words: str) -> bytes:
 
     Parameters
     ----------
-    found : Evidence
     words : str
         What the archive says in plain text.
     """

@@ -47,11 +47,9 @@ def assign_incidents(
 
     Parameters
     ----------
-    container : Container
     ids : collection of UUID
     to : str or None
         None: no assignee.
-    by : str, optional
 
     Raises
     ------

@@ -128,8 +128,6 @@ def prepared_session(
 
     Parameters
     ----------
-    container : Container
-    session_id : UUID
     without : collection of Name
         Adaptations of the dependency model that are switched off.
 

@@ -46,8 +46,6 @@ def lags_after_transfers(
 
     Parameters
     ----------
-    layout : Layout
-    graph : Graph
     ideal_ns : float64 array, shape (nodes,)
     besides : collection of (dp, pp)
         Workers that do not count, as their hosts are slow; then all other lanes tell.
