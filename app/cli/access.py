@@ -118,7 +118,7 @@ def print_users() -> None:
     for column in ("Name", "Signs in", "Roles", "Last sign-in", "State"):
         table.add_column(column)
     for person in people:
-        roles = (f"{role} of {project or 'all projects'}" for project, role in person.roles)
+        roles = (f"{one.role} of {one.project or 'all projects'}" for one in person.roles)
         seen = person.last_seen_at
         table.add_row(
             person.name,

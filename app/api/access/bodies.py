@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import uuid
-from datetime import datetime
 from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from app.access.principals import ActorKind, Right, Role
+from app.access.principals import Right, Role
 from app.api.alerts.bodies.incidents import IncidentBody
-from app.api.frame.answers import ReadBody
+from app.services.access.audit import Entry
+from app.services.access.people import PersonView
+from app.services.access.projects import ProjectView
+from app.services.access.tokens import TokenView
 
 Name = Annotated[str, Field(min_length=1, max_length=100)]
 
@@ -29,31 +30,17 @@ class NewTokenBody(BaseModel):
     owner: Name | None = Field(default=None, description="Without it, who makes it.")
 
 
-class TokenBody(ReadBody):
-    """A token without its secret; `begins` is what it starts with."""
-
-    name: str
-    begins: str
-    scopes: list[Right] = Field(validation_alias="rights")
-    project: str | None
-    owner: str
-    created_at: datetime
-    expires_at: datetime | None
-    last_used_at: datetime | None
-    valid: bool
-
-
 class MadeTokenBody(BaseModel):
     """A token that was just made: `secret` is shown this once."""
 
     secret: str
-    token: TokenBody
+    token: TokenView
 
 
 class TokenListBody(BaseModel):
     """Tokens by name."""
 
-    tokens: list[TokenBody]
+    tokens: list[TokenView]
 
 
 class RenewBody(BaseModel):
@@ -73,29 +60,10 @@ class RoleBody(BaseModel):
     project: Name | None = Field(default=None, description="Null: all projects.")
 
 
-class GivenRoleBody(BaseModel):
-    """A role of a user; for all projects where `project` is null."""
-
-    project: str | None
-    role: Role
-
-
-class PersonBody(BaseModel):
-    """A user; with a password of this server where `issuer` is null."""
-
-    id: uuid.UUID
-    name: str
-    issuer: str | None
-    roles: list[GivenRoleBody]
-    created_at: datetime
-    last_seen_at: datetime | None
-    disabled_at: datetime | None
-
-
 class PersonListBody(BaseModel):
     """People by name."""
 
-    people: list[PersonBody]
+    people: list[PersonView]
 
 
 class PersonChangeBody(BaseModel):
@@ -122,40 +90,16 @@ class MoveBody(BaseModel):
     project: Name
 
 
-class ProjectBody(ReadBody):
-    """A project and how much it has."""
-
-    name: str
-    created_at: datetime
-    jobs: int
-    members: int
-    tokens: int
-
-
 class ProjectListBody(BaseModel):
     """The projects that the caller may know of, by name."""
 
-    projects: list[ProjectBody]
-
-
-class EntryBody(ReadBody):
-    """An entry of the audit log."""
-
-    id: int
-    at: datetime
-    actor_kind: ActorKind
-    actor: str
-    action: str
-    subject: str
-    project: str | None
-    detail: str | None
-    count: int
+    projects: list[ProjectView]
 
 
 class EntryListBody(BaseModel):
     """Entries, the newest first; `before` of the next request is the last one's id."""
 
-    entries: list[EntryBody]
+    entries: list[Entry]
 
 
 class JoinedIncidentBody(IncidentBody):

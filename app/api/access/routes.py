@@ -9,23 +9,18 @@ from typing import Annotated, Final
 from fastapi import APIRouter, Path, Query, Response
 
 from app.api.access.bodies import (
-    EntryBody,
     EntryListBody,
-    GivenRoleBody,
     JoinedIncidentBody,
     JoinedIncidentListBody,
     MadeTokenBody,
     MoveBody,
     NewProjectBody,
     NewTokenBody,
-    PersonBody,
     PersonChangeBody,
     PersonListBody,
-    ProjectBody,
     ProjectListBody,
     RenewBody,
     RoleBody,
-    TokenBody,
     TokenListBody,
 )
 from app.api.alerts.bodies.incidents import incident_values
@@ -39,8 +34,14 @@ from app.services.access.people import (
     set_disabled,
     set_role,
 )
-from app.services.access.projects import create_project, list_projects
-from app.services.access.tokens import create_token, list_tokens, renew_token, revoke_token
+from app.services.access.projects import ProjectView, create_project, list_projects
+from app.services.access.tokens import (
+    TokenView,
+    create_token,
+    list_tokens,
+    renew_token,
+    revoke_token,
+)
 from app.services.alerts.everywhere import open_everywhere
 
 DEFAULT_LIMIT: Final = 100
@@ -69,7 +70,7 @@ def router() -> APIRouter:
     ) -> EntryListBody:
         with here.everywhere().reading() as tx:
             found = list_entries(tx, limit, before=before)
-        return EntryListBody(entries=[EntryBody.model_validate(entry) for entry in found])
+        return EntryListBody(entries=found)
 
     @routes.get("/access/incidents", summary="Open incidents of all projects, firing ones first")
     def get_incidents(
@@ -94,7 +95,7 @@ def _tokens(routes: APIRouter) -> None:
     def get_tokens(here: Here) -> TokenListBody:
         with here.everywhere().reading() as tx:
             found = list_tokens(tx)
-        return TokenListBody(tokens=[TokenBody.model_validate(token) for token in found])
+        return TokenListBody(tokens=found)
 
     @routes.post("/tokens", status_code=CREATED, summary="Make a token")
     def post_token(here: Here, body: NewTokenBody) -> MadeTokenBody:
@@ -107,7 +108,7 @@ def _tokens(routes: APIRouter) -> None:
             expires=None if body.expires_days is None else timedelta(days=body.expires_days),
             owner=body.owner,
         )
-        return MadeTokenBody(secret=made.secret, token=TokenBody.model_validate(made.view))
+        return MadeTokenBody(secret=made.secret, token=made.view)
 
     @routes.delete("/tokens/{name}", status_code=NO_CONTENT, summary="Revoke a token")
     def delete_token(here: Here, name: Annotated[str, Path(description="Its name.")]) -> Response:
@@ -118,10 +119,9 @@ def _tokens(routes: APIRouter) -> None:
     @routes.post("/tokens/{name}/renew", summary="Let a token be valid for longer")
     def post_renewal(
         here: Here, name: Annotated[str, Path(description="Its name.")], body: RenewBody
-    ) -> TokenBody:
+    ) -> TokenView:
         """Its secret stays. One that has expired stays so."""
-        renewed = renew_token(here.everywhere(), name, timedelta(days=body.expires_days))
-        return TokenBody.model_validate(renewed)
+        return renew_token(here.everywhere(), name, timedelta(days=body.expires_days))
 
 
 def _people(routes: APIRouter) -> None:
@@ -129,22 +129,7 @@ def _people(routes: APIRouter) -> None:
     def get_people(here: Here) -> PersonListBody:
         with here.everywhere().reading() as tx:
             found = list_people(tx)
-        return PersonListBody(
-            people=[
-                PersonBody(
-                    id=person.id,
-                    name=person.name,
-                    issuer=person.issuer,
-                    roles=[
-                        GivenRoleBody(project=project, role=role) for project, role in person.roles
-                    ],
-                    created_at=person.created_at,
-                    last_seen_at=person.last_seen_at,
-                    disabled_at=person.disabled_at,
-                )
-                for person in found
-            ]
-        )
+        return PersonListBody(people=found)
 
     @routes.patch(
         "/people/{person}", status_code=NO_CONTENT, summary="Disable a user, or enable them"
@@ -172,11 +157,11 @@ def _projects(routes: APIRouter) -> None:
     def get_projects(here: Here) -> ProjectListBody:
         with here.everywhere().reading() as tx:
             found = list_projects(tx, here.principal.projects)
-        return ProjectListBody(projects=[ProjectBody.model_validate(project) for project in found])
+        return ProjectListBody(projects=found)
 
     @routes.post("/projects", status_code=CREATED, summary="Make a project")
-    def post_project(here: Here, body: NewProjectBody) -> ProjectBody:
-        return ProjectBody.model_validate(create_project(here.everywhere(), body.name))
+    def post_project(here: Here, body: NewProjectBody) -> ProjectView:
+        return create_project(here.everywhere(), body.name)
 
     @routes.delete("/projects/{name}", status_code=ACCEPTED, summary="Delete a project")
     def remove_project(here: Here, name: Annotated[str, Path(description="Its name.")]) -> Response:

@@ -37,7 +37,7 @@ def _people(container: Container) -> Table:
         (
             (
                 *(one.id, one.name, one.issuer),
-                "; ".join(f"{role} of {project or 'all'}" for project, role in one.roles),
+                "; ".join(f"{given.role} of {given.project or 'all'}" for given in one.roles),
                 *(one.created_at, one.last_seen_at, one.disabled_at),
             )
             for one in found

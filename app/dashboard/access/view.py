@@ -165,7 +165,7 @@ def _people_title(people: Sequence[PersonView]) -> str:
 
 
 def _person(person: PersonView) -> PersonLine:
-    roles = [f"{role} of {project or 'all projects'}" for project, role in person.roles]
+    roles = [f"{one.role} of {one.project or 'all projects'}" for one in person.roles]
     return PersonLine(
         id=person.id,
         name=person.name,

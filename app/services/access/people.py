@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import uuid
 from dataclasses import dataclass
+from datetime import datetime
 from typing import TYPE_CHECKING, Final
 
 from argon2 import PasswordHasher
@@ -19,9 +20,6 @@ from app.services.access.audit import Action, record
 from app.services.access.projects import project_id_of
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from datetime import datetime
-
     from app.db.unit_of_work import Reads, UnitOfWork
     from app.services.container import Container
 
@@ -33,14 +31,21 @@ hasher: Final = PasswordHasher()
 
 
 @dataclass(frozen=True, slots=True)
+class GivenRole:
+    """A role of a user; for all projects where `project` is null."""
+
+    project: str | None
+    role: Role
+
+
+@dataclass(frozen=True, slots=True)
 class PersonView:
-    """A user, also a deleted one."""
+    """A user; with a password of this server where `issuer` is null."""
 
     id: uuid.UUID
     name: str
-    issuer: str | None  # the provider that vouches for them; None: a password of this server
-    # sequence of (str or None, Role): by project; None for all
-    roles: Sequence[tuple[str | None, Role]]
+    issuer: str | None  # the provider that vouches for them
+    roles: tuple[GivenRole, ...]
     created_at: datetime
     last_seen_at: datetime | None
     disabled_at: datetime | None
@@ -92,21 +97,21 @@ def create_person(
 
 def list_people(tx: Reads) -> list[PersonView]:
     """Return people by name; in a transaction of all projects."""
-    roles: dict[uuid.UUID, list[tuple[str | None, Role]]] = {}
+    roles: dict[uuid.UUID, list[GivenRole]] = {}
     given = (
         select(Membership.person_id, Project.name, Membership.role)
         .outerjoin(Project, Project.id == Membership.project_id)
         .order_by(Project.name.nulls_first())
     )
     for person_id, project, role in tx.session.execute(given):
-        roles.setdefault(person_id, []).append((project, Role(role)))
+        roles.setdefault(person_id, []).append(GivenRole(project, Role(role)))
     people = tx.session.execute(select(Person).order_by(Person.name, Person.issuer, Person.id))
     return [
         PersonView(
             id=row.id,
             name=row.name,
             issuer=row.issuer,
-            roles=roles.get(row.id, []),
+            roles=tuple(roles.get(row.id, ())),
             created_at=row.created_at,
             last_seen_at=row.last_seen_at,
             disabled_at=row.disabled_at,

@@ -6,8 +6,9 @@ import re
 import uuid
 from dataclasses import dataclass
 from datetime import datetime
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
+from pydantic import Field
 from sqlalchemy import func, select
 from sqlalchemy.dialects.postgresql import insert
 
@@ -16,6 +17,8 @@ from app.db.models.access import DEFAULT_PROJECT, Membership, Project, Token
 from app.db.models.alerts import AlertRule
 from app.db.models.sessions import Job
 from app.errors import ConflictError, Fault, InvalidAccessError, NotFoundError
+from app.lists.columns import Column
+from app.lists.listing import Listing, read
 from app.services.access.audit import Action, record
 
 if TYPE_CHECKING:
@@ -31,16 +34,33 @@ if TYPE_CHECKING:
 NAME: Final = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?")
 
 
+def _counted(rows: type[Any], what: ColumnElement[int], *where: ColumnElement[bool]) -> Column:
+    return Column(select(what).select_from(rows).where(*where).scalar_subquery())
+
+
 @dataclass(frozen=True, slots=True)
 class ProjectView:
     """A project, and how much it has."""
 
-    id: int
-    name: str
-    created_at: datetime
-    jobs: int
-    members: int
-    tokens: int
+    id: Annotated[int, Column(Project.id, csv="id"), Field(exclude=True)]
+    name: Annotated[str, Column(Project.name)]
+    created_at: Annotated[datetime, Column(Project.created_at)]
+    jobs: Annotated[int, _counted(Job, func.count(), Job.project_id == Project.id)]
+    members: Annotated[
+        int,
+        _counted(
+            Membership,
+            func.count(Membership.person_id.distinct()),
+            (Membership.project_id == Project.id) | Membership.project_id.is_(None),
+        ),
+    ]
+    tokens: Annotated[
+        int,
+        _counted(Token, func.count(), Token.project_id == Project.id, Token.revoked_at.is_(None)),
+    ]
+
+
+PROJECTS: Final = Listing(ProjectView, ties=(Project.name.expression,))
 
 
 def project_id_of(tx: Reads, name: str) -> int:
@@ -142,26 +162,5 @@ def list_projects(tx: Reads, known: Collection[int] | None = None) -> list[Proje
     known : collection of int, optional
         Only these.
     """
-    jobs = select(func.count()).select_from(Job).where(Job.project_id == Project.id)
-    members = (
-        select(func.count(func.distinct(Membership.person_id)))
-        .select_from(Membership)
-        .where((Membership.project_id == Project.id) | Membership.project_id.is_(None))
-    )
-    tokens = (
-        select(func.count())
-        .select_from(Token)
-        .where(Token.project_id == Project.id, Token.revoked_at.is_(None))
-    )
-    query = select(
-        Project.id,
-        Project.name,
-        Project.created_at,
-        jobs.scalar_subquery(),
-        members.scalar_subquery(),
-        tokens.scalar_subquery(),
-    )
-    query = query.where(Project.deleted_at.is_(None)).order_by(Project.name)
-    if known is not None:
-        query = query.where(Project.id.in_(known))
-    return [ProjectView(*row) for row in tx.session.execute(query)]
+    only = () if known is None else (Project.id.in_(known),)
+    return read(tx, PROJECTS, Project.deleted_at.is_(None), *only)

@@ -5,20 +5,25 @@ from __future__ import annotations
 import uuid
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
-from sqlalchemy import select
+from pydantic import Field
+from sqlalchemy import and_, func, or_, select
 from sqlalchemy.exc import IntegrityError
 
 from app.access.principals import IMPLIED, ActorKind, Principal, Right
 from app.access.tokens import SHOWN_CHARACTERS, digest, is_token, new_token
 from app.db.models.access import Project, Token
 from app.errors import ConflictError, Fault, InvalidAccessError, NotFoundError
+from app.lists.columns import Column
+from app.lists.listing import Listing, read
 from app.services.access.audit import Action, record
 from app.services.access.projects import project_id_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+
+    from sqlalchemy import ColumnElement
 
     from app.db.unit_of_work import Reads, UnitOfWork
     from app.services.container import Container
@@ -29,20 +34,37 @@ LONGEST: Final = timedelta(days=3650)
 
 @dataclass(frozen=True, slots=True)
 class TokenView:
-    """A token without its secret."""
+    """A token without its secret; `begins` is what it starts with."""
 
-    id: uuid.UUID
-    # name, begins, owner: `begins` is what it starts with
-    name: str
-    begins: str
-    owner: str
-    rights: frozenset[Right]
-    project: str | None  # None for all
-    created_at: datetime
-    expires_at: datetime | None
-    last_used_at: datetime | None
-    revoked_at: datetime | None
-    valid: bool  # neither revoked nor expired
+    id: Annotated[uuid.UUID, Column(Token.id, csv="id"), Field(exclude=True)]
+    name: Annotated[str, Column(Token.name)]
+    begins: Annotated[str, Column(Token.begins)]
+    owner: Annotated[str, Column(Token.owner)]
+    rights: Annotated[tuple[Right, ...], Column(Token.scopes), Field(serialization_alias="scopes")]
+    project: Annotated[str | None, Column(Project.name)]  # None for all
+    created_at: Annotated[datetime, Column(Token.created_at)]
+    expires_at: Annotated[datetime | None, Column(Token.expires_at)]
+    last_used_at: Annotated[datetime | None, Column(Token.last_used_at)]
+    revoked_at: Annotated[
+        datetime | None, Column(Token.revoked_at, csv="revoked_at"), Field(exclude=True)
+    ]
+    # Neither revoked nor expired.
+    valid: Annotated[
+        bool,
+        Column(
+            and_(
+                Token.revoked_at.is_(None),
+                or_(Token.expires_at.is_(None), Token.expires_at > func.now()),
+            )
+        ),
+    ]
+
+
+TOKENS: Final = Listing(
+    TokenView,
+    lambda query: query.outerjoin(Project, Project.id == Token.project_id),
+    ties=(Token.name.expression,),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +136,7 @@ def create_token(  # noqa: PLR0913 - what a token is made of
                 detail=f"scopes {', '.join(sorted(wanted))}",
                 project_id=project_id,
             )
-            view = _view(row, project, tx.now)
+            view = _view(tx, row)
     except IntegrityError as error:
         raise ConflictError(
             f"There is a token {name} already.",
@@ -126,15 +148,10 @@ def create_token(  # noqa: PLR0913 - what a token is made of
 
 def list_tokens(tx: Reads, *, project_id: int | None = None) -> list[TokenView]:
     """Return tokens that are not revoked, by name; with `project_id`, only its own."""
-    query = (
-        select(Token, Project.name)
-        .outerjoin(Project, Project.id == Token.project_id)
-        .where(Token.revoked_at.is_(None))
-        .order_by(Token.name)
-    )
+    where: list[ColumnElement[bool]] = [Token.revoked_at.is_(None)]
     if project_id is not None:
-        query = query.where(Token.project_id == project_id)
-    return [_view(row, project, tx.now) for row, project in tx.session.execute(query)]
+        where.append(Token.project_id == project_id)
+    return read(tx, TOKENS, *where)
 
 
 def revoke_token(container: Container, name: str) -> None:
@@ -178,8 +195,7 @@ def renew_token(container: Container, name: str, expires: timedelta) -> TokenVie
             detail=f"until {row.expires_at:%Y-%m-%d}",
             project_id=row.project_id,
         )
-        project = tx.session.get(Project, row.project_id) if row.project_id is not None else None
-        return _view(row, None if project is None else project.name, tx.now)
+        return _view(tx, row)
 
 
 def _unrevoked(tx: UnitOfWork, name: str) -> Token:
@@ -199,20 +215,9 @@ def principal_of(row: Token) -> Principal:
     return Principal(ActorKind.TOKEN, row.name, in_projects=((row.project_id, rights),))
 
 
-def _view(row: Token, project: str | None, now: datetime) -> TokenView:
-    return TokenView(
-        id=row.id,
-        name=row.name,
-        begins=row.begins,
-        owner=row.owner,
-        rights=frozenset(Right(scope) for scope in row.scopes),
-        project=project,
-        created_at=row.created_at,
-        expires_at=row.expires_at,
-        last_used_at=row.last_used_at,
-        revoked_at=row.revoked_at,
-        valid=row.revoked_at is None and (row.expires_at is None or row.expires_at > now),
-    )
+def _view(tx: Reads, row: Token) -> TokenView:
+    [view] = read(tx, TOKENS, Token.id == row.id)
+    return view
 
 
 def _check(
